@@ -1,0 +1,83 @@
+"""What the wrapper tells the daemon: one JSON file in the node directory. Paths may be any bytes (surrogateescape)."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcstage.plan.types import Dataset, Kind
+
+
+@dataclass(frozen=True)
+class DaemonSpec:
+    """Everything a daemon needs to know. Files it works with have fixed names below `node_dir`."""
+
+    run_id: str
+    host: str
+    node_dir: str
+    run_dir: str
+    mode: str
+    """runtime, upfront, direct or auto (then the daemon decides and says so in its part of the record)."""
+    datasets: list[Dataset]
+    order: str
+    """`manifest`, `given` (the lists among the `--data` arguments, in their order) or the path of a list of paths."""
+    budget_bytes: int | None = None
+    """None: 80 % of what is free."""
+    budget_inodes: int | None = None
+    copiers: int = 1
+    transfers: int = 32
+    """In flight per copier."""
+    max_rate_bytes_per_s: float | None = None
+    want_cap_s: float = 20.0
+    """The shim's bound; the daemon answers earlier."""
+    patience_s: float = 5.0
+    """A want that would take longer than this is answered DIRECT at once."""
+    nice: int = 5
+    lock_fd: int | None = None
+    listen_fd: int | None = None
+    """A bound, listening SOCK_SEQPACKET socket that the daemon inherits."""
+    leftovers: list[str] = field(default_factory=list)
+    """Node directories of dead jobs, renamed aside by the wrapper, to be deleted in the background."""
+    epochs: int | None = None
+    epoch_compute_s: float | None = None
+    readers: int | None = None
+    workload_sources: dict[str, str] = field(default_factory=dict)
+    drain_s: float = 8.0
+
+    def save(self, path: Path) -> None:
+        """Writes the spec; readable by its owner only."""
+        data = asdict(self)
+        data["datasets"] = [_dataset_out(d) for d in self.datasets]
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
+            json.dump(data, file)
+
+    @classmethod
+    def load(cls, path: Path) -> DaemonSpec:
+        """Reads what `save` wrote."""
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
+        data["datasets"] = [_dataset_in(d) for d in data["datasets"]]
+        return cls(**data)
+
+
+def _dataset_out(dataset: Dataset) -> dict[str, Any]:
+    return {
+        "name": dataset.name,
+        "kind": dataset.kind.value,
+        "root": os.fsdecode(dataset.root),
+        "aliases": [os.fsdecode(a) for a in dataset.aliases],
+        "arguments": list(dataset.arguments),
+    }
+
+
+def _dataset_in(data: dict[str, Any]) -> Dataset:
+    return Dataset(
+        name=data["name"],
+        kind=Kind(data["kind"]),
+        root=os.fsencode(data["root"]),
+        aliases=tuple(os.fsencode(a) for a in data["aliases"]),
+        arguments=tuple(data["arguments"]),
+    )

@@ -1,0 +1,126 @@
+"""The values that the plan is made of. Paths are bytes: a dataset may hold names that are not text."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Kind(Enum):
+    """What a `--data` argument named."""
+
+    DIRECTORY = "directory"
+    FILES = "files"
+    """Single files, globs and lists: `root` is the directory above all of them; only what they name is staged."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One dataset: what the user named with one or several `--data`. Roots of a job's datasets never nest."""
+
+    name: str
+    """Its directory below `store/`: unique, short, made of the index and the root's base name."""
+    kind: Kind
+    root: bytes
+    """Absolute, symlinks resolved once."""
+    aliases: tuple[bytes, ...]
+    """Other absolute spellings of the root that the program may use (as the user wrote it, made absolute)."""
+    arguments: tuple[str, ...]
+    """The `--data` arguments as the user wrote them."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file of the manifest."""
+
+    dataset: int
+    path: bytes
+    """Below the dataset's root."""
+    size_bytes: int
+    mtime_ns: int
+    mode: int
+    device: int
+    inode: int
+    is_link: bool
+    """A symbolic link at the source: its target's content is staged under its name."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """Who reads what, when. A wrong order costs time, never correctness."""
+
+    provenance: str
+    """`given` (a list or hpcstage.order), `manifest`; later also `sampler` and `trace`."""
+    ids: array[int]
+    """Type code "I"; every id at most once; ids that are missing are read later, in the manifest's order."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What the store may use of the node-local disk."""
+
+    size_bytes: int
+    inodes: int
+    why: str = ""
+    """Where the numbers come from, for people."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What the program will do with the dataset; None is unknown."""
+
+    files: int
+    size_bytes: int
+    epochs: int | None = None
+    epoch_compute_s: float | None = None
+    """Time of one epoch if reading took no time."""
+    startup_s: float = 0.0
+    """Time from the program's start to its first read."""
+    readers: int | None = None
+    """Processes that read ahead of the training (a loader's num_workers); 0: it reads when it needs, without prefetch."""
+    sources: dict[str, str] = field(default_factory=dict)
+    """Where each number comes from: `option`, `record of RUN`, `default`."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What source and local disk give, from a probe or an earlier record. None is unknown."""
+
+    source_bytes_per_s: float | None
+    """With as many transfers in flight as the copiers keep."""
+    source_files_per_s: float | None
+    """Likewise, bounded by latency for small files."""
+    reader_file_s: float | None
+    """One reader alone: seconds per file besides its bytes (open, first byte)."""
+    reader_bytes_per_s: float | None
+    """One reader alone, streaming."""
+    local_bytes_per_s: float | None
+    """Reading staged files."""
+    local_file_s: float | None
+    """Opening a staged file, per file."""
+    sources: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModeForecast:
+    """What one mode would take."""
+
+    mode: str
+    total_s: float
+    first_batch_s: float
+    first_epoch_s: float
+    later_epoch_s: float
+    formula: str
+    """The terms with their numbers, for people."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The four modes and the choice among them."""
+
+    modes: dict[str, ModeForecast]
+    choice: str
+    why: str
+    assumptions: tuple[str, ...]
+    """What had to be assumed because nobody said and nothing measured it."""

@@ -1,0 +1,165 @@
+"""A node's part of the record: what its daemon saw, as plain data. Written to the run directory as JSON.
+
+Owns the form; `daemon` fills it, `record.compose` draws the record from the parts. Seconds are relative to
+`started_unix_s`; unknown is None, never 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class Sample:
+    """One interval of about a second, seen from the daemon."""
+
+    start_s: float
+    length_s: float
+    copied_bytes: int = 0
+    """Read from the source by copiers."""
+    copied_files: int = 0
+    copy_open_ns: int = 0
+    copy_read_ns: int = 0
+    """Summed over transfers, as are the others."""
+    copy_write_ns: int = 0
+    busy: float = 0.0
+    """Mean number of transfers in flight."""
+    limited: bool = False
+    """The rate cap, the local disk or an empty queue kept transfers back: says nothing about the source."""
+    shim_opens: int = 0
+    """Opens for reading at the source by the program (from the page)."""
+    shim_open_ns: int = 0
+    shim_bytes: int = 0
+    shim_reads: int = 0
+    shim_read_ns: int = 0
+    hit_opens: int = 0
+    wants: int = 0
+    want_ns: int = 0
+    queued_files: int = 0
+    store_bytes: int = 0
+
+
+@dataclass
+class ProcessPart:
+    """One attached process: the head and the counters of its slot."""
+
+    pid: int
+    parent_pid: int
+    layer: str
+    python: str
+    attached_s: float
+    counters: dict[str, int]
+    """By the lower-case names of wire.Counter, zeros left out; `direct_<reason>` for the reasons."""
+    hist_open: dict[int, int] = field(default_factory=dict)
+    """Bucket (wire.bucket_of_ns) → count, opens at the source."""
+    hist_read: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass
+class DatasetPart:
+    """What happened to one dataset."""
+
+    name: str
+    root: str
+    arguments: list[str]
+    files: int | None = None
+    size_bytes: int | None = None
+    staged_files: int = 0
+    staged_bytes: int = 0
+
+
+@dataclass
+class NodePart:
+    """Everything that one daemon reports."""
+
+    host: str
+    mode: str
+    """What was done."""
+    mode_asked: str
+    mode_why: str
+    started_unix_s: float
+    ended_s: float | None = None
+    complete: bool = False
+    """The daemon ended in an orderly way; False: killed, the numbers end where it did."""
+    datasets: list[DatasetPart] = field(default_factory=list)
+    scan_s: float | None = None
+    staged_s: float | None = None
+    """When the last file was staged (from the start), if all were."""
+    totals: dict[str, float] = field(default_factory=dict)
+    """source_bytes, source_files, source_opens, source_reads, source_stats, source_listings: by daemon and copiers
+    alone (the shims' are in `processes`); want_ready, want_direct; failed, void, refused; copy_busy_s: time with at
+    least one transfer in flight."""
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    """Up to 20: {path, error, count, at_s}; the same error of many files counts up."""
+    hist_open: dict[int, int] = field(default_factory=dict)
+    """Copiers' opens at the source."""
+    hist_read: dict[int, int] = field(default_factory=dict)
+    budget: dict[str, Any] = field(default_factory=dict)
+    """size_bytes, inodes, why, used_bytes, used_inodes."""
+    order: dict[str, Any] = field(default_factory=dict)
+    """provenance, ids."""
+    forecast: dict[str, Any] | None = None
+    samples: list[Sample] = field(default_factory=list)
+    processes: list[ProcessPart] = field(default_factory=list)
+    missed_processes: list[dict[str, Any]] = field(default_factory=list)
+    """Python processes of the command that never attached: {pid, command}; up to 20."""
+    missed_count: int = 0
+    pressure: dict[str, float] = field(default_factory=dict)
+    """From the kernel over the run: io_some_s, io_full_s, cpu_some_s, memory_some_s; those that it offers."""
+    problems: list[dict[str, str]] = field(default_factory=list)
+    """{id, text, remedy}."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for json.dump (dictionary keys become text there)."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> NodePart:
+        """Reads what `to_json` gave; unknown keys of a newer version are dropped."""
+        known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
+        known["datasets"] = [DatasetPart(**d) for d in known.get("datasets", [])]
+        known["samples"] = [Sample(**d) for d in known.get("samples", [])]
+        known["processes"] = [_process(d) for d in known.get("processes", [])]
+        for name in ("hist_open", "hist_read"):
+            known[name] = {int(k): v for k, v in known.get(name, {}).items()}
+        return cls(**known)
+
+
+def _process(data: dict[str, Any]) -> ProcessPart:
+    part = ProcessPart(**data)
+    part.hist_open = {int(k): v for k, v in part.hist_open.items()}
+    part.hist_read = {int(k): v for k, v in part.hist_read.items()}
+    return part
+
+
+@dataclass
+class RunPart:
+    """What the wrapper knows of a run, for the record."""
+
+    run_id: str
+    command: list[str]
+    cwd: str
+    host: str
+    started_unix_s: float
+    """When the wrapper started."""
+    child_started_s: float | None = None
+    child_ended_s: float | None = None
+    ended_s: float | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    mode_asked: str = "runtime"
+    version: str = ""
+    python: str = ""
+    kernel: str = ""
+    scheduler: str = "none"
+    job_id: str | None = None
+    nodes: list[str] = field(default_factory=list)
+    local_dir: str | None = None
+    local_dir_why: str = ""
+    config: list[dict[str, Any]] = field(default_factory=list)
+    """{key, value, source}."""
+    child_cpu_s: float | None = None
+    """User and system time of the command and its reaped children."""
+    problems: list[dict[str, str]] = field(default_factory=list)
+    """{id, text, remedy}."""

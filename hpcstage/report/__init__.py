@@ -1,0 +1,1 @@
+"""Record in; terminal text and JSON out."""

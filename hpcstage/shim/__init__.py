@@ -1,0 +1,1 @@
+"""What lives in the training process. Its files are copied to a private directory; nothing here imports hpcstage."""

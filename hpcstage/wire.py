@@ -1,0 +1,199 @@
+"""What passes between a training process and the daemon of its node: datagrams and the shared page.
+
+Owns: the numbers. The shim repeats them (it imports nothing of hpcstage, and half of it is C); a test holds the
+two against each other. Everything is little-endian. Owns no socket and no mapping.
+
+A request is one SOCK_SEQPACKET datagram on a fresh connection to `<node directory>/sock`, a reply is one datagram:
+
+    request   u8 version, u8 kind, u16 flags, u32 pid, payload
+    reply     u8 version, u8 answer, u16 reason, u32 value
+
+WANT, WROTE and STATUS are answered; a want waits for its answer as long as the daemon decides, and never longer than
+the cap in the shim's configuration. ATTACH keeps its connection open: the daemon lives while one is open.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+
+VERSION = 1
+REQUEST = struct.Struct("<BBHI")
+REPLY = struct.Struct("<BBHI")
+MAX_DATAGRAM = 8192
+"""A request with the longest path (PATH_MAX is 4096) fits."""
+
+
+class Kind(IntEnum):
+    """What a request asks."""
+
+    HELLO = 1
+    """A process attached. Payload: u8 layer, u8 major, u8 minor. Reply value: its slot (python layer only)."""
+    WANT = 2
+    """Payload: absolute source path, as the program spelt it, bytes. Reply: READY or DIRECT with a Reason."""
+    ORDER = 3
+    """Payload: name of a file below orders/ that holds NUL-separated absolute source paths in reading order."""
+    WROTE = 4
+    """Payload: path. A write below a dataset begins: once answered (DONE) no stale copy of it is or will be visible."""
+    STATUS = 5
+    """No payload. Reply: DONE, value: the daemon's State."""
+    ATTACH = 6
+    """A wrapper. Payload: u32 pid of its child, or 0. Connection stays open; reply DONE at once. May be sent again on
+    the same connection when the child's pid is known (pid 0 before: upfront mode)."""
+    END = 7
+    """On an ATTACH connection: the child has ended. Payload: i32 exit status as of waitpid. Reply: LAST or OTHERS,
+    after the daemon stopped copying and wrote its part of the record (LAST) or at once (OTHERS)."""
+    STAGED = 8
+    """On an ATTACH connection: answered (DONE) when nothing is left to be copied or nothing more can be (upfront)."""
+
+
+class Answer(IntEnum):
+    """What a reply says."""
+
+    READY = 1
+    DIRECT = 2
+    DONE = 3
+    LAST = 4
+    OTHERS = 5
+    REFUSED = 6
+
+
+class Reason(IntEnum):
+    """Why an open goes to the source. Also the order of the `direct_*` counters below."""
+
+    NONE = 0
+    UNKNOWN = 1
+    """Not in the manifest (not a regular file at the scan, or came later)."""
+    LATER = 2
+    """Waiting would take longer than reading the source."""
+    FULL = 3
+    """The store has no room for it."""
+    FAILED = 4
+    """Copying it failed."""
+    VOID = 5
+    """It was written to during the run."""
+    SCANNING = 6
+    """The manifest is not complete yet."""
+    TIMEOUT = 7
+    """The daemon did not answer within the cap (counted by the shim)."""
+    NO_DAEMON = 8
+    """Nobody listens (counted by the shim)."""
+    SETTLED = 9
+    """The page says that wants are not answered any more, so none was sent (counted by the shim)."""
+    LOCAL_ERROR = 10
+    """The staged copy exists but could not be opened (counted by the shim)."""
+
+
+class Layer(IntEnum):
+    """How a process is redirected."""
+
+    NATIVE = 1
+    PYTHON = 2
+    DIRECT = 3
+
+
+class State(IntEnum):
+    """The daemon's state as the page shows it. Shims send wants in SCANNING and STAGING only."""
+
+    STARTING = 0
+    SCANNING = 1
+    STAGING = 2
+    SETTLED = 3
+    """All that will be staged is in the store: a miss goes to the source without asking."""
+    MEASURING = 4
+    """Mode direct: nothing is redirected, opens are only counted."""
+    ENDED = 5
+
+
+# ---- the page: `<node directory>/page`, one shared mapping ----
+#
+# header (4096 bytes):  0 u64 MAGIC   8 u32 version  12 u32 state  16 u32 slots  20 u32 slot bytes
+#                      24 u32 next native slot (atomic fetch-and-add by attaching processes; starts at 1)
+#                      28 u32 next python slot (given out by the daemon; starts at PYTHON_SLOTS_FROM)
+#                      32 u32 pid of the daemon  36 u32 reserved
+# then `slots` slots. Slot 0 is shared by all processes that found no slot left (atomic adds only).
+# A slot is written only by its process (all its threads: atomic adds), and outlives it.
+PAGE_MAGIC = int.from_bytes(b"hpcstg01", "little")
+PAGE_HEADER = struct.Struct("<QIIIIIIII")
+PAGE_HEADER_BYTES = 4096
+STATE_OFFSET = 12
+NEXT_NATIVE_OFFSET = 24
+SLOTS = 4096
+PYTHON_SLOTS_FROM = 3072
+SLOT_BYTES = 2048
+PAGE_BYTES = PAGE_HEADER_BYTES + SLOTS * SLOT_BYTES
+
+# slot:  0 u32 pid (0 = unused)  4 u32 layer  8 u32 python version (major << 8 | minor)  12 u32 parent pid
+#       16 u64 monotonic ns at attach  24..63 reserved  64 u64 counters[64]  576 u32 hist_open[96]  960 u32 hist_read[96]
+SLOT_HEAD = struct.Struct("<IIIIQ")
+COUNTERS_OFFSET = 64
+COUNTERS = 64
+HIST_OPEN_OFFSET = 576
+HIST_READ_OFFSET = 960
+HIST_BUCKETS = 96
+
+
+class Counter(IntEnum):
+    """Index of a u64 in a slot. `opens` are opens for reading of something below a dataset."""
+
+    HIT_OPENS = 0
+    HIT_OPEN_NS = 1
+    READY_OPENS = 2
+    """Misses that the daemon answered READY and that were then opened in the store."""
+    WANT_NS = 3
+    """Time spent waiting for answers to wants."""
+    WANTS = 4
+    SOURCE_OPENS = 5
+    """Opens for reading that went to the source, whatever the reason (the sum of DIRECT_* and mode direct's)."""
+    SOURCE_OPEN_NS = 6
+    WRITE_OPENS = 7
+    DROPPED = 8
+    """Staged copies dropped because of a write, rename, unlink, truncate or change of times or mode."""
+    OTHER_OPENS = 9
+    """Directories, O_PATH and the like: never redirected, not counted as opens."""
+    HIT_STATS = 10
+    SOURCE_STATS = 11
+    SOURCE_READS = 12
+    SOURCE_READ_BYTES = 13
+    SOURCE_READ_NS = 14
+    LOCAL_READS = 15
+    LOCAL_READ_BYTES = 16
+    LOCAL_READ_NS = 17
+    FAILED_OPENS = 18
+    """Opens below a dataset that failed at the source too (ENOENT and the like): the program got the source's error."""
+    LOADER_STEPS = 20
+    """Batches that PyTorch's loader handed out in this process."""
+    LOADER_WAIT_NS = 21
+    LOADER_FIRST_NS = 22
+    """Monotonic ns when the first batch was asked for."""
+    LOADER_LAST_NS = 23
+    """Monotonic ns when the last batch had been handed out."""
+    LOADER_WORKERS = 24
+    """Largest num_workers seen."""
+    LOADER_EPOCHS = 25
+    """Loader iterators that ran to their end."""
+    ERRORS = 26
+    """Failures inside the shim that were swallowed."""
+    ATTACH_NS = 27
+    EXIT_NS = 28
+    """Monotonic ns at an orderly exit; 0 if unknown."""
+    READS_MEASURED = 29
+    """1 where this layer measures reads (native); 0: SOURCE_READ_* and LOCAL_READ_* are unknown, not zero."""
+    DIRECT_BASE = 40
+    """40 + Reason: opens for reading that went to the source for that reason."""
+
+
+def bucket_of_ns(value_ns: int) -> int:
+    """The histogram bucket of a duration: four per octave, the first holds everything below 1024 ns."""
+    if value_ns < 1024:
+        return 0
+    top = value_ns.bit_length() - 1
+    return min(1 + 4 * (top - 10) + (value_ns >> (top - 2) & 3), HIST_BUCKETS - 1)
+
+
+def bucket_upper_ns(bucket: int) -> int:
+    """The upper edge of a bucket in ns (exclusive)."""
+    if bucket == 0:
+        return 1024
+    octave, quarter = divmod(bucket - 1, 4)
+    return (1 << (octave + 8)) * (5 + quarter)
