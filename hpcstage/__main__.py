@@ -1,0 +1,16 @@
+"""`python -m hpcstage` and the console script."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Runs the command line and exits with its code."""
+    from hpcstage.cli.main import run
+
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

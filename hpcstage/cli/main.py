@@ -1,0 +1,76 @@
+"""The command group: finds the command, turns errors into one line and an exit code. No logic.
+
+Commands are imported when they are used: `run` must reach the user's command within a quarter of a second.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import click
+
+from hpcstage import __version__
+from hpcstage.errors import HpcstageError
+
+COMMANDS = {
+    "run": "hpcstage.cli.run:run",
+    "plan": "hpcstage.cli.plan:plan",
+    "report": "hpcstage.cli.report:report",
+    "config": "hpcstage.cli.config:config",
+    "demo": "hpcstage.cli.demo:demo",
+}
+INTERRUPTED = 130
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands by name and imports only the one that is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All commands, in the order in which a user meets them."""
+        del ctx
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Imports one command."""
+        del ctx
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name].partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        return command if isinstance(command, click.Command) else None
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, "-V", "--version", prog_name="hpcstage")
+def cli() -> None:
+    """Make the disk inside each compute node work for your training job.
+
+    Put `hpcstage run --data DATASET --` in front of the command that trains.
+    """
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the command line; returns the exit code."""
+    try:
+        result = cli.main(args=list(arguments), prog_name="hpcstage", standalone_mode=False)
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.exceptions.Abort:
+        return INTERRUPTED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except click.ClickException as error:
+        return _say(error.format_message(), error.exit_code)
+    except HpcstageError as error:
+        return _say(error.line(), error.exit_code)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+    return result if isinstance(result, int) else 0
+
+
+def _say(message: str, code: int) -> int:
+    sys.stderr.write(f"hpcstage: {message}\n")
+    return code

@@ -1,0 +1,38 @@
+"""`hpcstage run`: the options, then the wrapper."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpcstage.cli.options import dataset_options, run_options
+
+
+@click.command(
+    "run",
+    context_settings={"allow_interspersed_args": False},
+    short_help="Run a command with its datasets staged to the node-local disk.",
+)
+@dataset_options
+@run_options
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
+def run(command: tuple[str, ...], **given: Any) -> int:  # noqa: ANN401  click hands over what was typed
+    """Run COMMAND while its datasets are copied to the node-local disk in the order in which it reads them.
+
+    \b
+    hpcstage run --data /lustre/imagenet/train -- python train.py --data /lustre/imagenet/train
+    hpcstage run --data @list.txt --mode upfront -- python train.py
+
+    The command's exit code is passed on. HPCSTAGE_DISABLE=1 makes this a plain exec of the command.
+    """
+    from hpcstage.launch.plain import passes_through, replace_with
+
+    if passes_through(os.environ):
+        return replace_with(command)
+    from hpcstage.config import load
+    from hpcstage.launch.run import run as launch
+
+    return launch(command, load(given, os.environ, Path.cwd()))

@@ -1,0 +1,98 @@
+"""The user's command: started with the caller's signal mask, told every signal once, waited for.
+
+Owns signals and the exit status. Does not know what the command is for.
+
+Signals that we forward are blocked in this process from before the command starts and are taken with
+sigtimedwait, so none can be lost or interrupt anything. Under Slurm's cgroup tracking only the direct process of a
+step is told about scancel or a time limit: what we do not pass on, the command never hears.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from collections.abc import Callable, Mapping, Sequence
+
+from hpcstage.launch.plain import exec_error
+
+FORWARDED = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGCONT,
+    signal.SIGWINCH,
+    signal.SIGALRM,
+    signal.SIGXCPU,
+)
+FATAL = frozenset(FORWARDED) - {signal.SIGCONT, signal.SIGWINCH}
+SI_KERNEL_FROM = 1
+"""si_code above 0: the kernel (a terminal) sent it to the whole process group, so the command has it already."""
+IGNORED_BY_PYTHON = [signal.SIGPIPE, signal.SIGXFSZ]
+
+
+class Signals:
+    """Blocks the forwarded signals for as long as it lives."""
+
+    def __init__(self) -> None:
+        self.waited = {*FORWARDED, signal.SIGCHLD}
+        self.before = signal.pthread_sigmask(signal.SIG_BLOCK, self.waited)
+
+    def take(self, timeout_s: float) -> signal.struct_siginfo | None:
+        """The next signal, or None after the timeout."""
+        return signal.sigtimedwait(self.waited, timeout_s)
+
+    def release(self) -> None:
+        """Puts the caller's mask back; what is pending is delivered."""
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.before)
+
+
+class Child:
+    """The running command."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], signals: Signals) -> None:
+        self.signals = signals
+        self.status: int | None = None
+        try:
+            self.pid = os.posix_spawnp(
+                command[0], list(command), dict(env), setsigmask=signals.before, setsigdef=IGNORED_BY_PYTHON
+            )
+        except OSError as error:
+            raise exec_error(command, error) from None
+
+    def wait(self, watch: Callable[[], None], interval_s: float = 1.0) -> int:
+        """Forwards signals until the command ends; returns its wait status. Calls `watch` now and then."""
+        while self.status is None:
+            info = self.signals.take(interval_s)
+            if info is not None and info.si_signo != signal.SIGCHLD:
+                self.forward(info)
+            self._reap()
+            watch()
+        return self.status
+
+    def forward(self, info: signal.struct_siginfo) -> None:
+        """Passes a signal on, unless a terminal has given it to the whole group."""
+        if info.si_code < SI_KERNEL_FROM and self.status is None:
+            os.kill(self.pid, info.si_signo)
+
+    def _reap(self) -> None:
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        if pid:
+            self.status = status
+
+
+def finish(status: int) -> int:
+    """The exit code for a wait status; dies of the command's signal if that is how it ended."""
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return code
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # its core file, not a second one of ours
+    number = -code
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    os.kill(os.getpid(), number)
+    return 128 + number

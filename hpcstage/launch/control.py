@@ -1,0 +1,129 @@
+"""The wrapper's side of its daemon: start it, attach, end, and make sure that it is gone.
+
+Every wait is bounded; a daemon that does not answer is ended by its pid, and the command is never held up by it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpcstage import wire
+
+ATTACH_TIMEOUT_S = 5.0
+
+
+class Control:
+    """An ATTACH connection, and the daemon's process if this wrapper started it."""
+
+    def __init__(self, sock: Path, process: subprocess.Popen[bytes] | None) -> None:
+        self.process = process
+        self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.connection.settimeout(ATTACH_TIMEOUT_S)
+        try:
+            self.connection.connect(os.fspath(sock))
+        except OSError:
+            self.connection.close()
+            raise
+
+    def attach(self, child_pid: int) -> None:
+        """Says that a wrapper is here, and which process it waits for. The answer is read later: nothing waits for it."""
+        with contextlib.suppress(OSError):
+            self._send(wire.Kind.ATTACH, child_pid.to_bytes(4, "little"))
+
+    def ask_staged(self) -> None:
+        """Asks to be told when nothing is left to copy."""
+        with contextlib.suppress(OSError):
+            self._send(wire.Kind.STAGED, b"")
+
+    def answer(self, timeout_s: float) -> int | None:
+        """The next answer; None if none came in time, 0 if the daemon is gone."""
+        readable, _, _ = select.select([self.connection], [], [], max(timeout_s, 0))
+        if not readable:
+            return None
+        try:
+            reply = self.connection.recv(wire.REPLY.size)
+        except OSError:
+            return 0
+        return wire.REPLY.unpack(reply)[1] if len(reply) == wire.REPLY.size else 0
+
+    def end(self, status: int, timeout_s: float) -> bool | None:
+        """Says that the command ended. True: this was the last wrapper and the record's part is written; None: no answer."""
+        try:
+            self._send(wire.Kind.END, status.to_bytes(4, "little", signed=True))
+        except OSError:
+            return None
+        deadline = time.monotonic() + timeout_s
+        while (left := deadline - time.monotonic()) > 0:
+            answer = self.answer(left)
+            if answer in (wire.Answer.LAST, wire.Answer.OTHERS):
+                return answer == wire.Answer.LAST
+            if not answer:
+                return None
+        return None
+
+    def gone(self, timeout_s: float) -> bool:
+        """Waits until the daemon has closed the connection, which it does after cleaning up."""
+        deadline = time.monotonic() + timeout_s
+        while (left := deadline - time.monotonic()) > 0:
+            if self.answer(left) == 0:
+                return True
+        return False
+
+    def dead(self) -> bool:
+        """Whether the daemon that this wrapper started has ended."""
+        return self.process is not None and self.process.poll() is not None
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """Closes the connection; the daemon that we started is waited for, then ended with all its copiers."""
+        self.connection.close()
+        if self.process is None:
+            return
+        try:
+            self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)  # its own session: itself and its copiers
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout_s)
+
+    def _send(self, kind: wire.Kind, payload: bytes) -> None:
+        self.connection.send(wire.REQUEST.pack(wire.VERSION, kind, 0, os.getpid()) + payload)
+
+
+def start_daemon(spec: Path, log: Path, env: Mapping[str, str], fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
+    """Starts `python -m hpcstage.daemon SPEC` in a session of its own; it inherits lock and socket."""
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-s", "-m", "hpcstage.daemon", os.fspath(spec)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=dict(env),
+            cwd="/",
+            pass_fds=fds,
+            start_new_session=True,
+        )
+    finally:
+        os.close(output)
+
+
+def listen(sock: Path, backlog: int = 1024) -> socket.socket:
+    """Binds and listens before the daemon runs: wants of the first moments queue instead of failing."""
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        server.bind(os.fspath(sock))
+        server.listen(backlog)
+    except OSError:
+        server.close()
+        raise
+    return server

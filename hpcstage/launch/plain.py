@@ -1,0 +1,30 @@
+"""Running the command without us: switched off, nested, or nothing else is possible."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from hpcstage.errors import CommandNotExecutable, CommandNotFound
+
+
+def passes_through(env: Mapping[str, str]) -> bool:
+    """Whether the user switched hpcstage off, or an outer `hpcstage run` already serves this command."""
+    return env.get("HPCSTAGE_DISABLE", "") not in ("", "0") or bool(env.get("HPCSTAGE_ACTIVE"))
+
+
+def replace_with(command: Sequence[str]) -> int:
+    """Becomes the command; returns only by raising."""
+    try:
+        os.execvp(command[0], list(command))  # noqa: S606  the user's own command
+    except OSError as error:
+        raise exec_error(command, error) from None
+    raise AssertionError
+
+
+def exec_error(command: Sequence[str], error: OSError) -> CommandNotFound | CommandNotExecutable:
+    """The error for a command that could not be started, with the exit code that shells use."""
+    what = f"cannot run {command[0]!r}: {error.strerror}"
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return CommandNotFound(what, "check the command after `--`")
+    return CommandNotExecutable(what, "check its permissions and its first line")

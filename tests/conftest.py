@@ -1,0 +1,159 @@
+"""What every test gets: a place on another file system, the real command line, and a hunt for what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+REPO = Path(__file__).resolve().parent.parent
+SHM = Path("/dev/shm")  # noqa: S108  tmpfs: a file system other than that of tmp_path
+GONE_S = 5.0
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 10.0, what: str = "condition") -> None:
+    """Polls until the condition holds; fails the test after the timeout."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come true in {timeout_s} s"
+        time.sleep(0.01)
+
+
+def _mounts() -> set[str]:
+    return {line.split()[1] for line in Path("/proc/self/mounts").read_text(errors="replace").splitlines()}
+
+
+def _leftovers() -> set[str]:
+    bases = [SHM, Path(tempfile.gettempdir())]
+    return {os.fspath(p) for base in bases for p in base.glob("hpcstage-*")}
+
+
+def _gone(before: set[int]) -> list[psutil.Process]:
+    alive = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if process.pid not in before and process.status() != psutil.STATUS_ZOMBIE:
+                alive.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    return alive
+
+
+@pytest.fixture(autouse=True)
+def leaks() -> Iterator[None]:
+    """Fails a test that leaves a process, a mount or a node directory behind."""
+    mounts, directories = _mounts(), _leftovers()
+    processes = {process.pid for process in psutil.Process().children(recursive=True)}
+    yield
+    deadline = time.monotonic() + GONE_S
+    while _gone(processes) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _gone(processes), f"processes left behind: {_gone(processes)}"
+    assert not _mounts() - mounts, f"mounts left behind: {_mounts() - mounts}"
+    assert not _leftovers() - directories, f"directories left behind: {_leftovers() - directories}"
+
+
+@pytest.fixture
+def local_dir() -> Iterator[Path]:
+    """A node-local directory on another file system than tmp_path."""
+    if not os.access(SHM, os.W_OK):
+        pytest.skip("needs a writable /dev/shm as a second file system")
+    path = Path(tempfile.mkdtemp(prefix="test-hpcstage-", dir=SHM))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+class Hpcstage:
+    """Runs the real command line in a clean environment."""
+
+    def __init__(self, cwd: Path, local_dir: Path) -> None:
+        self.cwd = cwd
+        self.local_dir = local_dir
+        scheduler = ("SLURM", "PBS", "SGE", "PE_", "JOB_ID", "HPCSTAGE", "XDG_")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(scheduler)}
+        self.env = {
+            **kept,
+            "PYTHONPATH": os.fspath(REPO),
+            "HPCSTAGE_LOCAL_DIR": os.fspath(local_dir),
+            "XDG_STATE_HOME": os.fspath(cwd / "state"),
+            "XDG_CONFIG_HOME": os.fspath(cwd / "config"),
+        }
+
+    def command(self, *arguments: str | bytes | os.PathLike[str]) -> list[str | bytes]:
+        """The command line for some arguments."""
+        return [sys.executable, "-m", "hpcstage", *(os.fspath(a) for a in arguments)]
+
+    def __call__(
+        self,
+        *arguments: str | bytes | os.PathLike[str],
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 60,
+        cwd: Path | None = None,
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Runs it to its end."""
+        return subprocess.run(
+            self.command(*arguments),
+            cwd=cwd or self.cwd,
+            env={**self.env, **(env or {})},
+            capture_output=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def start(
+        self, *arguments: str | bytes | os.PathLike[str], env: Mapping[str, str] | None = None, **popen: object
+    ) -> subprocess.Popen[bytes]:
+        """Starts it and returns at once."""
+        return subprocess.Popen(
+            self.command(*arguments),
+            cwd=self.cwd,
+            env={**self.env, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            **popen,  # type: ignore[call-overload]
+        )
+
+    def records(self) -> list[Path]:
+        """The records of all runs below the working directory, oldest first."""
+        return sorted(self.cwd.glob("hpcstage-runs/*/run.json"), key=lambda p: p.stat().st_mtime_ns)
+
+
+@pytest.fixture
+def hpcstage(tmp_path: Path, local_dir: Path) -> Hpcstage:
+    """The command line, with a working directory, state and configuration of its own."""
+    return Hpcstage(tmp_path, local_dir)
+
+
+@pytest.fixture
+def make_tree(tmp_path: Path) -> Callable[..., Path]:
+    """Makes a dataset of files with contents that follow from their names."""
+
+    def make(name: str = "data", files: int = 20, size_bytes: int = 10_000) -> Path:
+        root = tmp_path / name
+        for index in range(files):
+            path = root / f"class{index % 3}" / f"file{index:05d}.bin"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content(index, size_bytes))
+        return root
+
+    return make
+
+
+def content(index: int, size_bytes: int) -> bytes:
+    """Bytes that differ from file to file."""
+    block = index.to_bytes(4, "little") * 64
+    return (block * (size_bytes // len(block) + 1))[:size_bytes]
+
+
+def python_command(code: str, *arguments: str | os.PathLike[str]) -> Sequence[str]:
+    """A command that runs Python code."""
+    return [sys.executable, "-c", code, *(os.fspath(a) for a in arguments)]
