@@ -17,6 +17,8 @@ import pytest
 REPO = Path(__file__).resolve().parent.parent
 SHM = Path("/dev/shm")  # noqa: S108  tmpfs: a file system other than that of tmp_path
 GONE_S = 5.0
+MARK = "HPCSTAGE_TEST_SESSION"
+SESSION = f"{os.getpid()}-{time.monotonic_ns()}"
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 10.0, what: str = "condition") -> None:
@@ -31,34 +33,29 @@ def _mounts() -> set[str]:
     return {line.split()[1] for line in Path("/proc/self/mounts").read_text(errors="replace").splitlines()}
 
 
-def _leftovers() -> set[str]:
-    bases = [SHM, Path(tempfile.gettempdir())]
-    return {os.fspath(p) for base in bases for p in base.glob("hpcstage-*")}
-
-
-def _gone(before: set[int]) -> list[psutil.Process]:
-    alive = []
-    for process in psutil.Process().children(recursive=True):
+def _marked() -> list[psutil.Process]:
+    """Live processes that descend from this test session, wherever they were re-parented to."""
+    found = []
+    for process in psutil.process_iter():
         try:
-            if process.pid not in before and process.status() != psutil.STATUS_ZOMBIE:
-                alive.append(process)
-        except psutil.NoSuchProcess:
+            if process.pid != os.getpid() and process.environ().get(MARK) == SESSION:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue
-    return alive
+    return found
 
 
 @pytest.fixture(autouse=True)
-def leaks() -> Iterator[None]:
-    """Fails a test that leaves a process, a mount or a node directory behind."""
-    mounts, directories = _mounts(), _leftovers()
-    processes = {process.pid for process in psutil.Process().children(recursive=True)}
+def leaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fails a test that leaves a process or a mount behind."""
+    mounts = _mounts()
+    monkeypatch.setenv(MARK, SESSION)
     yield
     deadline = time.monotonic() + GONE_S
-    while _gone(processes) and time.monotonic() < deadline:
+    while (left := _marked()) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not _gone(processes), f"processes left behind: {_gone(processes)}"
+    assert not left, f"processes left behind: {left}"
     assert not _mounts() - mounts, f"mounts left behind: {_mounts() - mounts}"
-    assert not _leftovers() - directories, f"directories left behind: {_leftovers() - directories}"
 
 
 @pytest.fixture
@@ -68,7 +65,9 @@ def local_dir() -> Iterator[Path]:
         pytest.skip("needs a writable /dev/shm as a second file system")
     path = Path(tempfile.mkdtemp(prefix="test-hpcstage-", dir=SHM))
     yield path
+    left = [p for p in path.glob("hpcstage-*/*") if p.is_dir()]
     shutil.rmtree(path, ignore_errors=True)
+    assert not left, f"node directories left behind: {left}"
 
 
 class Hpcstage:
