@@ -1,0 +1,12 @@
+"""One typed tree of settings: CLI > environment > files > site > default; every value remembers where it came from.
+
+`model` declares the settings, `load` collects them, `files` reads YAML, `commented` writes the commented default.
+"""
+
+from __future__ import annotations
+
+from hpcstage.config.load import load
+from hpcstage.config.model import BY_KEY, SETTINGS, Config, Setting
+from hpcstage.config.parse import BudgetAsked
+
+__all__ = ["BY_KEY", "SETTINGS", "BudgetAsked", "Config", "Setting", "load"]

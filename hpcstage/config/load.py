@@ -1,0 +1,162 @@
+"""From option, variables and files to one `Config`: precedence, provenance, and errors that name key, origin and fix.
+
+Owns the order of precedence: option > environment > --config file > ./hpcstage.yaml > user's file > site's file >
+default. A site's file may lock keys; then nothing above it may say otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcstage.config import files
+from hpcstage.config.expand import expand
+from hpcstage.config.files import Written
+from hpcstage.config.model import BY_KEY, FIELD_OF, OTHER_VARIABLES, SETTINGS, Config, Setting
+from hpcstage.errors import ConfigError, UsageError
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What one source says."""
+
+    values: dict[str, Written]
+    by_shell: bool = False
+    """The shell has already replaced variables."""
+
+
+def load(cli: Mapping[str, Any], env: Mapping[str, str], cwd: Path, *, prefix: Path | None = None) -> Config:
+    """The configuration of this run.
+
+    `cli` has the options that were given, by key (None: not given), and `config` for `--config`. `prefix` is where
+    the package is installed (for `<prefix>/etc/hpcstage.yaml`). Raises UsageError or ConfigError.
+    """
+    found = [_from_options(cli), _from_environment(env)]
+    site = files.FileContent({}, {})
+    warnings = list(_misspelt_variables(env))
+    for place in files.places(cli.get("config"), env, cwd, prefix):
+        content = files.read(place, cwd)
+        if isinstance(content, files.FileContent):
+            _check_keys(content)
+            found.append(_Found({k: w for k, w in content.values.items() if w.value is not None}))
+            site = content if place.is_site else site
+        elif content:
+            warnings.append(content)
+    return _check(_merge(found, site, env, warnings))
+
+
+def _from_options(cli: Mapping[str, Any]) -> _Found:
+    given = {k: v for k, v in cli.items() if k in BY_KEY and v is not None and v != ()}
+    return _Found({k: Written(v, f"option {_flag(k, v)}") for k, v in given.items()}, by_shell=True)
+
+
+def _flag(key: str, value: object) -> str:
+    setting = BY_KEY[key]
+    return f"--no-{setting.flag[2:]}" if setting.is_switch and value is False else setting.flag
+
+
+def _from_environment(env: Mapping[str, str]) -> _Found:
+    values = {}
+    for setting in SETTINGS:
+        value: object = env.get(setting.env)
+        if not value:
+            continue
+        if setting.repeats:
+            value = [part for part in str(value).split(":") if part]
+        values[setting.key] = Written(value, f"environment {setting.env}")
+    return _Found(values)
+
+
+def _misspelt_variables(env: Mapping[str, str]) -> Iterable[str]:
+    known = {s.env for s in SETTINGS} | OTHER_VARIABLES
+    for name in sorted(env):
+        if name.startswith("HPCSTAGE_") and name not in known and (near := _nearest(name, known, 0.8)):
+            yield f"environment {name} is no setting; did you mean {near}?"
+
+
+def _nearest(name: str, known: Iterable[str], cutoff: float) -> str | None:
+    import difflib
+
+    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=cutoff)
+    return near[0] if near else None
+
+
+def _check_keys(content: files.FileContent) -> None:
+    for key, where in [*((k, w.where) for k, w in content.values.items()), *content.locked.items()]:
+        if key not in BY_KEY:
+            near = _nearest(key.replace("-", "_").lower(), BY_KEY, 0.4)
+            hint = f"did you mean {near!r}?" if near else "`hpcstage config show` lists all keys"
+            raise ConfigError(f"{where}: unknown key {key!r}", hint)
+
+
+def _merge(found: list[_Found], site: files.FileContent, env: Mapping[str, str], warnings: list[str]) -> Config:
+    values: dict[str, Any] = {}
+    raw: dict[str, object] = {}
+    origin: dict[str, str] = {}
+    for setting in SETTINGS:
+        said = [(f.values[setting.key], f.by_shell) for f in found if setting.key in f.values]
+        written, by_shell = said[0] if said else (Written(setting.default, "default"), True)
+        values[FIELD_OF[setting.key]] = _parsed(setting, written, by_shell, env)
+        raw[setting.key], origin[setting.key] = _plain(setting, values, written), written.where
+        if setting.key in site.locked and values[FIELD_OF[setting.key]] != _locked_value(setting, site, env):
+            raise _locked(setting, written, site)
+    return Config(**values, raw=raw, origin=origin, warnings=tuple(warnings))
+
+
+def _parsed(setting: Setting, written: Written, by_shell: bool, env: Mapping[str, str]) -> object:
+    value = written.value
+    try:
+        if setting.is_path and not by_shell:
+            value = [expand(v, env) if isinstance(v, str) else v for v in value] if isinstance(value, list) else value
+            value = expand(value, env) if isinstance(value, str) else value
+        return setting.parse(value)
+    except ValueError as error:
+        kind = UsageError if by_shell else ConfigError
+        raise kind(f"{setting.key} ({written.where}): {error}", _fix(setting, written.where)) from None
+
+
+def _fix(setting: Setting, where: str) -> str:
+    accepted = setting.metavar or "true|false"
+    if where.startswith("option"):
+        return f"use {setting.flag} {accepted}".strip()
+    if where.startswith("environment"):
+        return f"export {setting.env}={accepted}, or unset it"
+    return f"write `{setting.key}: {accepted}` there"
+
+
+def _plain(setting: Setting, values: Mapping[str, Any], written: Written) -> object:
+    if setting.repeats:
+        return list(values[FIELD_OF[setting.key]])
+    if setting.is_switch or setting.choices:
+        return values[FIELD_OF[setting.key]]
+    return written.value
+
+
+def _locked_value(setting: Setting, site: files.FileContent, env: Mapping[str, str]) -> object:
+    written = site.values.get(setting.key)
+    return setting.parse(setting.default) if written is None else _parsed(setting, written, False, env)
+
+
+def _locked(setting: Setting, written: Written, site: files.FileContent) -> ConfigError:
+    value = site.values[setting.key].value if setting.key in site.values else setting.default
+    return ConfigError(
+        f"{setting.key} ({written.where}): locked to {value} by {site.locked[setting.key]}",
+        "remove it, or ask the site",
+    )
+
+
+def _check(config: Config) -> Config:
+    if config.patience_s > config.want_cap_s:
+        raise ConfigError(
+            f"patience {config.raw['patience']} ({config.origin['patience']}) is longer than want_cap "
+            f"{config.raw['want_cap']} ({config.origin['want_cap']})",
+            f"use --patience {config.raw['want_cap']} or less",
+        )
+    if config.order == "given" and not any(d.startswith("@") for d in config.data):
+        raise UsageError(
+            f"order given ({config.origin['order']}) needs a list among the datasets",
+            "use --data @LIST, or --order FILE",
+        )
+    return config

@@ -1,0 +1,279 @@
+"""Every setting, declared once: options, variables, YAML keys, `config show` and the commented default follow from it.
+
+Owns names, defaults, kinds and help. Does not own where values come from (`load`) nor what is done with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from hpcstage.config import parse
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting. `default` is written as a user would write it and goes through the same parser."""
+
+    key: str
+    default: str | tuple[str, ...]
+    parse: parse.Parser
+    help: str
+    metavar: str = "TEXT"
+    group: str = "run"
+    """`dataset`, `disk`, `copy`, `workload` (taken by `run` and `plan`) or `run` (by `run` alone)."""
+    choices: tuple[str, ...] = ()
+    is_path: bool = False
+    """`$VAR` and `~` are replaced where the shell has not done it: in files and variables."""
+    repeats: bool = False
+    """The option may be given several times; YAML takes a list, the variable a list separated by colons."""
+    is_switch: bool = False
+    more: str = ""
+    """Further lines for the commented default."""
+
+    @property
+    def env(self) -> str:
+        """The variable that sets it."""
+        return f"HPCSTAGE_{self.key.upper()}"
+
+    @property
+    def flag(self) -> str:
+        """The option that sets it."""
+        return "--" + self.key.replace("_", "-")
+
+
+def _declare(key: str, default: str | tuple[str, ...], parser: parse.Parser, text: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - passed on to Setting
+    return {"setting": Setting(key, default, parser, text, **more)}
+
+
+def _choice(key: str, default: str, choices: tuple[str, ...], text: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - passed on to Setting
+    shown = "|".join(choices)
+    return _declare(key, default, parse.choice(*choices), text, metavar=shown, choices=choices, **more)
+
+
+@dataclass(frozen=True)
+class Config:
+    """What holds for this run. Field names carry units; `Setting.key` is what users write."""
+
+    data: tuple[str, ...] = field(
+        metadata=_declare(
+            "data",
+            (),
+            parse.texts,
+            "A dataset on the shared file system: directory, glob, file, or @LIST (a file with "
+            "one path per line, in the order they are read). Repeatable.",
+            metavar="PATH",
+            group="dataset",
+            is_path=True,
+            repeats=True,
+        )
+    )
+    mode: str = field(
+        metadata=_choice(
+            "mode",
+            "runtime",
+            ("runtime", "upfront", "direct", "auto"),
+            "runtime copies while the command runs, upfront "
+            "before it starts, direct only measures, auto lets the forecast decide.",
+        )
+    )
+    order: str = field(
+        metadata=_declare(
+            "order",
+            "auto",
+            parse.text(),
+            "In which order files are copied: manifest (by path), given (as in the @LIST), "
+            "auto (given if there is an @LIST, else manifest), or a file with one path per line.",
+            metavar="auto|manifest|given|FILE",
+            group="dataset",
+            is_path=True,
+        )
+    )
+    local_dir: str | None = field(
+        metadata=_declare(
+            "local_dir",
+            "auto",
+            parse.text("auto"),
+            "Node-local directory: a path, '$VAR', ram (/dev/shm), none (do not "
+            "stage), or auto (what the scheduler made for the job).",
+            metavar="DIR|$VAR|ram|none|auto",
+            group="disk",
+            more="auto takes the first that is set of T4TMPDIR, PBS_LOCALDIR, PBS_JOBFS, SGE_LOCALDIR, PJM_LOCALTMP,\n"
+            "SLURM_TMPDIR, LOCAL_SCRATCH, TMPDIR_LOCAL, FLUX_JOB_TMPDIR, TMPDIR; without a scheduler ${TMPDIR:-/tmp}.",
+        )
+    )
+    budget: str | None = field(
+        metadata=_declare(
+            "budget",
+            "auto",
+            lambda v: None if v == "auto" else (parse.budget(v), parse.scalar(v))[1],
+            "How much of the local disk may be used: bytes or a share of what is free, and inodes after a comma: "
+            "800GiB, 80%, 500GB,2000000. auto is 80%.",
+            metavar="SIZE|N%[,INODES]",
+            group="disk",
+        )
+    )
+    copiers: int | None = field(
+        metadata=_declare(
+            "copiers",
+            "auto",
+            parse.whole(1, 256, "auto"),
+            "Copy processes on a node; auto follows from the processors of the job.",
+            metavar="N|auto",
+            group="copy",
+        )
+    )
+    transfers: int = field(
+        metadata=_declare(
+            "transfers", "32", parse.whole(1, 1024), "Files in flight in each copy process.", metavar="N", group="copy"
+        )
+    )
+    max_rate_bytes_per_s: float | None = field(
+        metadata=_declare(
+            "max_rate",
+            "none",
+            parse.rate("none"),
+            "Upper limit on what is copied from the source per second, such as 500MB.",
+            metavar="SIZE|none",
+            group="copy",
+        )
+    )
+    run_dir: str | None = field(
+        metadata=_declare(
+            "run_dir",
+            "auto",
+            parse.text("auto"),
+            "Where plan, record and report of the run are written; auto is ./hpcstage-runs/RUN-ID.",
+            metavar="DIR|auto",
+            is_path=True,
+        )
+    )
+    strict: bool = field(
+        metadata=_declare(
+            "strict",
+            "false",
+            parse.flag,
+            "Exit with 125 before the command starts if staging cannot work; otherwise the command runs without it.",
+            is_switch=True,
+            metavar="",
+        )
+    )
+    intercept: str = field(
+        metadata=_choice(
+            "intercept",
+            "auto",
+            ("auto", "native", "python", "off"),
+            "How opens are led to the local copies: native (C "
+            "extension), python (patched functions), auto (the first that works), off.",
+        )
+    )
+    want_cap_s: float = field(
+        metadata=_declare(
+            "want_cap",
+            "20s",
+            parse.duration(0.001),
+            "The program never waits longer than this for one file to be copied; it then reads the source.",
+            metavar="DURATION",
+        )
+    )
+    patience_s: float = field(
+        metadata=_declare(
+            "patience",
+            "5s",
+            parse.duration(0),
+            "A file that would take longer than this to be copied is read from the source at once.",
+            metavar="DURATION",
+        )
+    )
+    nice: int = field(
+        metadata=_declare("nice", "5", parse.whole(0, 19), "Niceness of the copy processes.", metavar="0..19")
+    )
+    drain_s: float = field(
+        metadata=_declare(
+            "drain",
+            "8s",
+            parse.duration(0),
+            "How long the end of the run may take after the command has ended.",
+            metavar="DURATION",
+        )
+    )
+    epochs: int | None = field(
+        metadata=_declare(
+            "epochs",
+            "auto",
+            parse.whole(1, 1_000_000, "auto"),
+            "For the forecast: how often the command reads the "
+            "dataset; auto takes it from an earlier run of the same command.",
+            metavar="N|auto",
+            group="workload",
+        )
+    )
+    epoch_compute_s: float | None = field(
+        metadata=_declare(
+            "epoch_compute",
+            "auto",
+            parse.duration(0, "auto"),
+            "For the forecast: time of one epoch if reading took no time.",
+            metavar="DURATION|auto",
+            group="workload",
+        )
+    )
+    readers: int | None = field(
+        metadata=_declare(
+            "readers",
+            "auto",
+            parse.whole(0, 4096, "auto"),
+            "For the forecast: processes that read ahead of the training "
+            "(a loader's num_workers); 0 reads without prefetch.",
+            metavar="N|auto",
+            group="workload",
+        )
+    )
+    startup_s: float | None = field(
+        metadata=_declare(
+            "startup",
+            "auto",
+            parse.duration(0, "auto"),
+            "For the forecast: time from the start of the command to its first read.",
+            metavar="DURATION|auto",
+            group="workload",
+        )
+    )
+    raw: Mapping[str, object]
+    """By key: what was written, for people."""
+    origin: Mapping[str, str]
+    """By key: `option --mode`, `environment HPCSTAGE_MODE`, `./hpcstage.yaml:3`, `default`."""
+    warnings: tuple[str, ...] = ()
+    """Things that look like mistakes and do not stop a run."""
+
+    def rows(self) -> list[dict[str, object]]:
+        """Every value with its source, for `config show` and the record."""
+        return [{"key": s.key, "value": self.raw[s.key], "source": self.origin[s.key]} for s in SETTINGS]
+
+    def budget_asked(self) -> parse.BudgetAsked:
+        """The budget in numbers and shares."""
+        return parse.BudgetAsked() if self.budget is None else parse.budget(self.budget)
+
+    def order_asked(self) -> str:
+        """`manifest`, `given` or the path of a list: what `auto` means is settled here."""
+        if self.order != "auto":
+            return self.order.removeprefix("@")
+        return "given" if any(d.startswith("@") for d in self.data) else "manifest"
+
+    def copier_count(self, cpus: int) -> int:
+        """Copy processes on a node where the job has `cpus` processors."""
+        if self.copiers is not None:
+            return self.copiers
+        return 1 if cpus < 8 else 2 if cpus < 32 else 4
+
+
+_BY_FIELD: dict[str, Setting] = {f.name: f.metadata["setting"] for f in fields(Config) if "setting" in f.metadata}
+SETTINGS: tuple[Setting, ...] = tuple(_BY_FIELD.values())
+BY_KEY: dict[str, Setting] = {s.key: s for s in SETTINGS}
+FIELD_OF: dict[str, str] = {s.key: name for name, s in _BY_FIELD.items()}
+OTHER_VARIABLES = frozenset(
+    f"HPCSTAGE_{name}"
+    for name in ("CONFIG", "SITE_CONFIG", "ACTIVE", "DISABLE", "RUN_ID", "SOCKET", "NODE_DIR", "VERSION", "DEBUG")
+)
+"""Variables that are ours and no settings."""

@@ -1,0 +1,187 @@
+"""From what people write to values, one small parser per kind of setting. Pure; knows no key and no origin.
+
+Every parser takes what an option, a variable or a YAML scalar gave and raises ValueError with half a sentence that
+can follow `key (origin): `.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hpcstage.units import parse_duration, parse_size
+
+Parser = Callable[[object], object]
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+
+
+def scalar(value: object) -> str:
+    """One text or number, as text."""
+    if isinstance(value, str):
+        text = value.strip()
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        text = str(value)
+    else:
+        raise ValueError(f"{_spelt(value)} is not a single text or number")  # noqa: TRY004 - one error for callers
+    if not text or "\0" in text:
+        raise ValueError("an empty value" if not text else "a NUL byte in the value")
+    return text
+
+
+def text(word: str | None = None) -> Parser:
+    """Any text; `word` stands for None."""
+
+    def parse(value: object) -> str | None:
+        found = scalar(value)
+        return None if found == word else found
+
+    return parse
+
+
+def choice(*choices: str) -> Parser:
+    """One of the words. YAML turns a bare `on` or `off` into a truth value; that is undone here."""
+
+    def parse(value: object) -> str:
+        found = scalar(("off", "on")[value] if isinstance(value, bool) else value).lower()
+        if found not in choices:
+            raise ValueError(f"{found!r} is not one of {', '.join(choices)}")
+        return found
+
+    return parse
+
+
+def flag(value: object) -> bool:
+    """Yes or no."""
+    if isinstance(value, bool):
+        return value
+    found = scalar(value).lower()
+    if found not in _TRUE | _FALSE:
+        raise ValueError(f"{found!r} is neither true nor false")
+    return found in _TRUE
+
+
+def whole(minimum: int, maximum: int, word: str | None = None) -> Parser:
+    """A whole number between two bounds; `word` stands for None."""
+
+    def parse(value: object) -> int | None:
+        found = scalar(value)
+        if found == word:
+            return None
+        number = _integer(found)
+        if number is None or not minimum <= number <= maximum:
+            also = f" or {word}" if word else ""
+            raise ValueError(f"{found!r} is not a whole number from {minimum} to {maximum}{also}")
+        return number
+
+    return parse
+
+
+def rate(word: str) -> Parser:
+    """Bytes per second, more than 0: `500MB`, `2GiB/s`; `word` stands for None."""
+
+    def parse(value: object) -> float | None:
+        found = scalar(value)
+        return None if found == word else float(positive_size(found.removesuffix("/s")))
+
+    return parse
+
+
+def duration(minimum_s: float, word: str | None = None) -> Parser:
+    """Seconds; `word` stands for None."""
+
+    def parse(value: object) -> float | None:
+        found = scalar(value)
+        if found == word:
+            return None
+        seconds = parse_duration(found)
+        if not minimum_s <= seconds <= 1e9:
+            raise ValueError(f"{found!r} is not between {minimum_s:g}s and 1e9s")
+        return seconds
+
+    return parse
+
+
+def texts(value: object) -> tuple[str, ...]:
+    """One text or a list of texts."""
+    items = value if isinstance(value, (list, tuple)) else [value]
+    return tuple(scalar(item) for item in items)
+
+
+def positive_size(found: str) -> int:
+    """A size of more than 0 bytes."""
+    try:
+        size_bytes = parse_size(found)
+    except OverflowError:
+        raise ValueError(f"{found[:20]!r}... is too large for a size") from None
+    if size_bytes <= 0:
+        raise ValueError(f"{found!r} is not more than 0 bytes")
+    return size_bytes
+
+
+@dataclass(frozen=True)
+class BudgetAsked:
+    """What the user said about the budget: bytes or a share of what is free, and likewise inodes. None: not said."""
+
+    size_bytes: int | None = None
+    size_share: float | None = None
+    inodes: int | None = None
+    inodes_share: float | None = None
+
+    def resolve(self, free_bytes: int, free_inodes: int | None) -> tuple[int | None, int | None]:
+        """Bytes and inodes in numbers; None where nothing was said (or shares of inodes on a disk that has none)."""
+        size = self.size_bytes if self.size_share is None else int(free_bytes * self.size_share)
+        inodes = self.inodes
+        if self.inodes_share is not None and free_inodes is not None:
+            inodes = int(free_inodes * self.inodes_share)
+        return size, inodes
+
+
+def budget(value: object) -> BudgetAsked:
+    """`800GiB`, `80%`, `500GB,2000000`, `80%,50%`; `auto` leaves both to us."""
+    parts = [p.strip() for p in scalar(value).split(",")]
+    if len(parts) > 2:
+        raise ValueError(f"{scalar(value)!r} is not BYTES or BYTES,INODES (such as 800GiB, 80% or 500GB,2000000)")
+    share = _share(parts[0])
+    size = None if share is not None or parts[0] == "auto" else positive_size(parts[0])
+    inodes, inodes_share = _inodes(parts[1]) if len(parts) == 2 else (None, None)
+    return BudgetAsked(size, share, inodes, inodes_share)
+
+
+def _inodes(found: str) -> tuple[int | None, float | None]:
+    share = _share(found)
+    if share is not None or found == "auto":
+        return None, share
+    number = _integer(found)
+    if number is None or number <= 0:
+        raise ValueError(f"{found!r} is not a number of inodes above 0")
+    return number, None
+
+
+def _share(found: str) -> float | None:
+    if not found.endswith("%"):
+        return None
+    try:
+        share = float(found[:-1]) / 100
+    except ValueError:
+        share = -1.0
+    if not 0 < share <= 1:
+        raise ValueError(f"{found!r} is not a share between 0% and 100%")
+    return share
+
+
+def _integer(found: str) -> int | None:
+    # int() takes "1_000" and digits of other scripts as well; those are more often mistakes than meant.
+    digits = found[1:] if found[:1] in ("-", "+") else found
+    return int(found) if digits.isascii() and digits.isdigit() and len(digits) < 19 else None
+
+
+def _spelt(value: object) -> str:
+    if value is None:
+        return "an empty value"
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, (list, tuple)):
+        return "a list"
+    return repr(value).lower() if isinstance(value, bool) else f"{value!s} ({type(value).__name__}, quote it)"
