@@ -1,0 +1,101 @@
+"""Where am I? One `Job` from the environment; never runs a command and never fails.
+
+Owns how facts of scheduler, launcher and host name are put together. What each scheduler says is in `schedulers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from hpcstage.job import ranks as launcher
+from hpcstage.job.ranks import Ranks
+from hpcstage.job.schedulers import SCHEDULERS, Facts, ReadText
+from hpcstage.job.types import Job
+
+
+def read_file(path: str) -> str:
+    """The text of a host file."""
+    return Path(path).read_text(encoding="utf-8")
+
+
+def detect(
+    env: Mapping[str, str], *, hostname: str, read_text: ReadText = read_file, parent_pid: int | None = None
+) -> Job:
+    """The job that `env` belongs to.
+
+    `parent_pid` tells launches apart that have no name of their own: the ranks of a node share their parent.
+    """
+    facts = next((f for scheduler in SCHEDULERS if (f := scheduler(env, read_text))), Facts("none", ""))
+    ranks = launcher.from_launcher(env)
+    if ranks and facts.ranks and not ranks.launch:
+        # Under srun with PMI both speak, of the same launch. What srun does not say the library may know.
+        ranks = replace(ranks, launch=facts.ranks.launch, local_rank=_first(ranks.local_rank, facts.ranks.local_rank))
+    ranks = ranks or facts.ranks
+    name, nodes, index = _locate(facts, hostname)
+    return Job(
+        scheduler=facts.scheduler,
+        hostname=name,
+        nodes=nodes,
+        node_index=index,
+        job_id=facts.job_id or None,
+        array_task=facts.array_task,
+        step_id=facts.step_id,
+        rank=ranks.rank if ranks else None,
+        local_rank=ranks.local_rank if ranks else None,
+        ranks=ranks.ranks if ranks else None,
+        is_rank=ranks is not None,
+        submit_dir=facts.submit_dir,
+        end_time_unix_s=facts.end_time_unix_s,
+        cpus=facts.cpus,
+        run_key=_run_key(facts, ranks, parent_pid) if ranks else None,
+        notes=facts.notes,
+    )
+
+
+def _first(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one
+
+
+def _locate(facts: Facts, hostname: str) -> tuple[str, tuple[str, ...], int]:
+    """This node's name, the nodes with this one among them, its position."""
+    for name in (facts.node_name, hostname):
+        for index, node in enumerate(facts.nodes):
+            if name and _same_host(node, name):
+                return node, facts.nodes, index
+    index_said = facts.node_index
+    if index_said is not None and index_said < len(facts.nodes):
+        return facts.nodes[index_said], facts.nodes, index_said
+    own = facts.node_name or hostname
+    return own, (*facts.nodes, own), len(facts.nodes)
+
+
+def _same_host(one: str, other: str) -> bool:
+    return one == other or (one.partition(".")[0] == other.partition(".")[0] and ("." not in one or "." not in other))
+
+
+def _run_key(facts: Facts, ranks: Ranks, parent_pid: int | None) -> str | None:
+    if ranks.ranks == 1:
+        return None
+    launch = facts.step_id if ranks.launch == f"step-{facts.step_id}" else ranks.launch
+    if launch is None:
+        if parent_pid is None:
+            return None
+        launch = f"parent-{parent_pid}"
+    elif "torchelastic" in launch and parent_pid is not None:
+        # The default of --rdzv-id is "none": not unique.
+        launch = f"{launch}-{parent_pid}"
+    job = facts.job_id or "local"
+    again = f".r{facts.restarts}" if facts.restarts else ""
+    return _file_name(f"{facts.scheduler}-{job}.{launch}{again}")
+
+
+def _file_name(key: str) -> str:
+    """Safe as a part of a path; long or strange keys keep apart by a hash."""
+    plain = "".join(c if c.isascii() and (c.isalnum() or c in "-_.[]") else "_" for c in key)
+    if plain == key and len(key) <= 64:
+        return key
+    import hashlib
+
+    return f"{plain[:48]}-{hashlib.sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()[:12]}"

@@ -1,0 +1,171 @@
+"""One function per scheduler: its variables and host files to facts. Pure, but for the host file read by `read_text`.
+
+To add a scheduler, write a function like these and put it into `SCHEDULERS`; `environment` does the rest.
+Which variables exist where: see the captured environments in tests/job/environments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from hpcstage.job import nodelist
+from hpcstage.job.ranks import Ranks, number
+
+Env = Mapping[str, str]
+ReadText = Callable[[str], str]
+
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+"""Slurm's batch script, interactive and external steps have ids from here on: they are no launch."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a scheduler says; `environment` completes it with host name and launcher."""
+
+    scheduler: str
+    job_id: str
+    array_task: str | None = None
+    step_id: str | None = None
+    nodes: tuple[str, ...] = ()
+    node_name: str | None = None
+    node_index: int | None = None
+    ranks: Ranks | None = None
+    submit_dir: str | None = None
+    end_time_unix_s: float | None = None
+    cpus: int | None = None
+    restarts: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def slurm(env: Env, _read_text: ReadText) -> Facts | None:
+    """Slurm. In a batch script PROCID and LOCALID are 0 and NTASKS > 1: only a step id says `behind srun`."""
+    job_id = env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID")
+    if not job_id:
+        return None
+    step = number(env.get("SLURM_STEP_ID") or env.get("SLURM_STEPID"))
+    is_step = step is not None and step < _FIRST_SPECIAL_STEP
+    listed = env.get("SLURM_STEP_NODELIST") if is_step else None
+    nodes, notes = _expanded(listed or env.get("SLURM_JOB_NODELIST") or env.get("SLURM_NODELIST"))
+    end = number(env.get("SLURM_JOB_END_TIME"))
+    return Facts(
+        "slurm",
+        job_id,
+        array_task=env.get("SLURM_ARRAY_TASK_ID"),
+        step_id=str(step) if is_step else None,
+        nodes=nodes,
+        node_name=env.get("SLURMD_NODENAME"),
+        node_index=number(env.get("SLURM_NODEID")),
+        ranks=_slurm_ranks(env, f"step-{step}") if is_step else None,
+        submit_dir=env.get("SLURM_SUBMIT_DIR"),
+        end_time_unix_s=float(end) if end else None,
+        cpus=number(env.get("SLURM_CPUS_ON_NODE")),
+        restarts=number(env.get("SLURM_RESTART_COUNT")) or 0,
+        notes=notes,
+    )
+
+
+def _slurm_ranks(env: Env, launch: str) -> Ranks | None:
+    rank = number(env.get("SLURM_PROCID"))
+    if rank is None:
+        return None
+    ranks = number(env.get("SLURM_STEP_NUM_TASKS")) or number(env.get("SLURM_NTASKS"))
+    return Ranks(rank, number(env.get("SLURM_LOCALID")), ranks, launch)
+
+
+def pbs(env: Env, read_text: ReadText) -> Facts | None:
+    """PBS Professional, OpenPBS, Torque: `PBS_JOBID` is `123.server` or, of an array, `123[4].server`."""
+    job_id = env.get("PBS_JOBID")
+    if not job_id or not (env.get("PBS_ENVIRONMENT") or env.get("PBS_NODEFILE")):
+        return None
+    lines, notes = _host_file(env.get("PBS_NODEFILE"), read_text)
+    bracket = job_id.partition("[")[2].partition("]")[0]
+    return Facts(
+        "pbs",
+        job_id,
+        array_task=env.get("PBS_ARRAY_INDEX") or env.get("PBS_ARRAYID") or bracket or None,
+        nodes=tuple(dict.fromkeys(line[0] for line in lines)),
+        node_index=number(env.get("PBS_NODENUM")),
+        submit_dir=env.get("PBS_O_WORKDIR"),
+        cpus=number(env.get("NCPUS")) or number(env.get("PBS_NUM_PPN")),
+        notes=notes,
+    )
+
+
+def gridengine(env: Env, read_text: ReadText) -> Facts | None:
+    """Grid Engine in all its kinds. SGE_ROOT alone is set on login nodes as well; JOB_ID alone may be anybody's."""
+    job_id = env.get("JOB_ID")
+    if not job_id or not (env.get("SGE_ROOT") or env.get("SGE_O_WORKDIR") or env.get("SGE_TASK_ID")):
+        return None
+    lines, notes = _host_file(env.get("PE_HOSTFILE"), read_text)
+    task = number(env.get("SGE_TASK_ID"))
+    slots = {line[0]: n for line in lines if len(line) > 1 and (n := number(line[1]))}
+    return Facts(
+        "gridengine",
+        job_id,
+        array_task=str(task) if task is not None else None,
+        nodes=tuple(dict.fromkeys(line[0] for line in lines)),
+        submit_dir=env.get("SGE_O_WORKDIR"),
+        cpus=_own_slots(slots, env),
+        restarts=number(env.get("RESTARTED")) or 0,
+        notes=notes,
+    )
+
+
+def _own_slots(slots: Mapping[str, int], env: Env) -> int | None:
+    host = (env.get("HOSTNAME") or "").partition(".")[0]
+    for name, count in slots.items():
+        if host and name.partition(".")[0] == host:
+            return count
+    # NSLOTS counts all nodes; behind `qrsh -inherit` it is not to be trusted.
+    return number(env.get("NSLOTS")) if len(slots) <= 1 else None
+
+
+def pjm(env: Env, read_text: ReadText) -> Facts | None:
+    """Fujitsu's Technical Computing Suite (Fugaku, Flow, Wisteria)."""
+    job_id = env.get("PJM_JOBID")
+    if not job_id:
+        return None
+    lines, notes = _host_file(env.get("PJM_O_NODEINF"), read_text)
+    nodes = tuple(dict.fromkeys(line[0] for line in lines))
+    return Facts(
+        "pjm", job_id, array_task=env.get("PJM_BULKNUM"), nodes=nodes, submit_dir=env.get("PJM_O_WORKDIR"), notes=notes
+    )
+
+
+def lsf(env: Env, read_text: ReadText) -> Facts | None:
+    """LSF."""
+    job_id = env.get("LSB_JOBID")
+    if not job_id:
+        return None
+    lines, notes = _host_file(env.get("LSB_DJOB_HOSTFILE"), read_text)
+    task = number(env.get("LSB_JOBINDEX"))
+    nodes = tuple(dict.fromkeys(line[0] for line in lines))
+    return Facts("lsf", job_id, str(task) if task else None, nodes=nodes, submit_dir=env.get("LS_SUBCWD"), notes=notes)
+
+
+def flux(env: Env, _read_text: ReadText) -> Facts | None:
+    """Flux; its node list needs a command, which detection does not run."""
+    job_id = env.get("FLUX_JOB_ID")
+    return Facts("flux", job_id) if job_id else None
+
+
+SCHEDULERS: tuple[Callable[[Env, ReadText], Facts | None], ...] = (flux, slurm, pbs, gridengine, pjm, lsf)
+"""Flux first: it is often started inside a job of another scheduler, which then is not the one that counts."""
+
+
+def _expanded(text: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    try:
+        return (nodelist.expand(text) if text else ()), ()
+    except ValueError as error:
+        return (), (str(error),)
+
+
+def _host_file(path: str | None, read_text: ReadText) -> tuple[list[list[str]], tuple[str, ...]]:
+    """The words of each line, without empty lines."""
+    if not path:
+        return [], ()
+    try:
+        return [words for line in read_text(path).splitlines() if (words := line.split())], ()
+    except (OSError, UnicodeDecodeError) as error:
+        return [], (f"cannot read the list of hosts {path}: {error}",)
