@@ -1,0 +1,157 @@
+"""`hpcstage demo`: what hpcstage does, shown on a machine that has no parallel file system.
+
+Makes a small dataset, puts emulated slow storage under it, trains the same small network in three modes through the
+real command line, compares the weights, and shows the three reports side by side. Owns no figures: they are measured
+while the user watches, on emulated storage, and the output says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcstage.errors import HpcstageError
+
+MODES = ("direct", "upfront", "runtime")
+CLASSES = 10
+FILE_BYTES = 100_000
+EPOCHS = 2
+RUN_LIMIT_S = 120.0
+SOURCE_LATENCY_S = 0.001
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Where the program finds its slow source, and what makes it slow."""
+
+    data: Path
+    words: str
+    program_options: tuple[str, ...] = ()
+    run_options: tuple[str, ...] = ()
+
+
+def demo(say: Say, files: int = 500) -> int:
+    """Runs the demonstration; 0 if all three runs ended well with identical weights."""
+    _require_torch()
+    with contextlib.ExitStack() as stack:
+        work, local = _directories(stack)
+        say(f"making a dataset of {files} files of {FILE_BYTES // 1000} kB")
+        make_dataset(work / "data", files)
+        rate = _matched_rate(work, files)
+        storage = stack.enter_context(_slow_storage(work, rate))
+        say(f"source: {storage.words}")
+        records = []
+        for mode in MODES:
+            say(f"training two epochs with --mode {mode} ...")
+            records.append(_run(mode, storage, work, local))
+        return _show(records, [work / mode / "weights.pt" for mode in MODES], say)
+
+
+def make_dataset(root: Path, files: int) -> None:
+    """Files whose first bytes are an image that a small network can learn: a pattern of its class under noise."""
+    noise = random.Random(0)  # noqa: S311  data, not secrets
+    patterns = [noise.randbytes(FILE_BYTES) for _ in range(CLASSES)]
+    for index in range(files):
+        label = index % CLASSES
+        path = root / str(label) / f"{index:05d}.bin"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        half = noise.randbytes(FILE_BYTES)
+        path.write_bytes(bytes(a // 2 + b // 2 for a, b in zip(patterns[label][:4096], half, strict=False)) + half[4096:])
+
+
+def _require_torch() -> None:
+    import importlib.util
+
+    if importlib.util.find_spec("torch") is None:
+        raise HpcstageError("the demo trains with PyTorch, which is not installed", "pip install 'hpcstage[torch]'")
+
+
+def _directories(stack: contextlib.ExitStack) -> tuple[Path, Path]:
+    """A work directory, and a local directory on another file system where there is one."""
+    work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hpcstage-demo-")))
+    shm = Path("/dev/shm")  # noqa: S108  asked for by nobody else: the demo's own small files
+    base = shm if os.access(shm, os.W_OK) else work
+    local = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hpcstage-demo-", dir=base)))
+    return work, local
+
+
+def _program(data: Path, weights: Path, *options: str) -> list[str]:
+    train = Path(__file__).with_name("train.py")
+    return [sys.executable, os.fspath(train), "--data", os.fspath(data), "--weights", os.fspath(weights), *options]
+
+
+def _matched_rate(work: Path, files: int) -> float:
+    """The bandwidth at which reading an epoch takes about as long as computing it: where staging has most to hide."""
+    few, many = files // 10, files // 2
+    times = []
+    for count in (few, many):
+        start = time.monotonic()
+        command = _program(work / "data", work / "trial.pt", "--epochs", "1", "--files", str(count))
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=RUN_LIMIT_S)
+        times.append(time.monotonic() - start)
+    per_file_s = max((times[1] - times[0]) / (many - few), 0.002)
+    return FILE_BYTES / per_file_s
+
+
+@contextlib.contextmanager
+def _slow_storage(work: Path, rate: float) -> Iterator[Storage]:
+    from hpcstage.emulator import Slowfs, missing
+
+    reason = missing()
+    if reason:
+        yield Storage(
+            work / "data",
+            f"no FUSE here ({reason}): the program itself waits for what it reads from the source, "
+            f"and --max-rate holds the copiers, both at {rate / 1e6:.0f} MB/s",
+            program_options=("--slow-source", str(rate)),
+            run_options=("--max-rate", str(int(rate))),
+        )
+        return
+    with Slowfs(
+        work / "data", work / "source", bandwidth_bytes_per_s=rate, metadata_latency_s=SOURCE_LATENCY_S
+    ) as slowfs:
+        yield Storage(
+            slowfs.mountpoint,
+            f"emulated slow storage (FUSE), {rate / 1e6:.0f} MB/s, {SOURCE_LATENCY_S * 1000:.0f} ms per metadata operation",
+        )
+
+
+def _run(mode: str, storage: Storage, work: Path, local: Path) -> dict[str, Any]:
+    directory = work / mode
+    directory.mkdir()
+    ours = [sys.executable, "-m", "hpcstage", "run", "-q", "--mode", mode, "--data", os.fspath(storage.data)]
+    ours += ["--local-dir", os.fspath(local), "--run-dir", os.fspath(directory / "run"), *storage.run_options, "--"]
+    program = _program(storage.data, directory / "weights.pt", "--epochs", str(EPOCHS), *storage.program_options)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("HPCSTAGE_")}
+    done = subprocess.run([*ours, *program], check=False, env=env, capture_output=True, timeout=RUN_LIMIT_S)
+    if done.returncode != 0:
+        raise HpcstageError(f"the run in mode {mode} failed: {done.stderr.decode(errors='replace')[-500:]}")
+    (directory / "output").write_bytes(done.stdout)
+    record: dict[str, Any] = json.loads((directory / "run" / "run.json").read_text())
+    return record
+
+
+def _show(records: list[dict[str, Any]], weights: list[Path], say: Say) -> int:
+    from hpcstage.report.sidebyside import side_by_side
+
+    say("")
+    for line in side_by_side(records).splitlines():
+        say(line)
+    same = len({path.read_bytes() for path in weights}) == 1
+    outputs = {path.with_name("output").read_bytes() for path in weights}
+    say("")
+    say("weights and losses: identical in all three modes" if same and len(outputs) == 1 else "weights or losses DIFFER")
+    return 0 if same and len(outputs) == 1 else 1
+

@@ -1,0 +1,109 @@
+"""`hpcstage run`: from a configuration and a command to the command's exit code.
+
+Owns the sequence and the promise that the command runs whatever happens to us: any failure before it starts means
+that it runs without us (or, with `--strict`, that it does not run and the exit code is 125).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcstage.errors import HpcstageError, NotStarted, UsageError
+from hpcstage.launch import messages
+from hpcstage.launch.child import FATAL, Child, Signals, finish
+from hpcstage.launch.plain import replace_with
+from hpcstage.plan import datasets as plan_datasets
+
+if TYPE_CHECKING:
+    from hpcstage.config import Config
+    from hpcstage.launch.session import Session
+    from hpcstage.plan.datasets import Resolved
+
+
+
+def run(command: Sequence[str], config: Config) -> int:
+    """Runs the command with its datasets staged; returns its exit code."""
+    messages.set_verbosity(config.verbosity)
+    started = Clock()
+    resolved = _resolve(config)
+    signals = Signals()
+    try:
+        session = _open_session(command, config, resolved, started, signals)
+    except HpcstageError as error:
+        return _without_us(command, config, error, signals)
+    try:
+        return finish(_run(command, session, signals))
+    finally:
+        signals.release()
+
+
+class Clock:
+    """The start of the run on both clocks."""
+
+    def __init__(self) -> None:
+        self.unix_s = time.time()
+        self.monotonic_s = time.monotonic()
+
+    def elapsed_s(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.monotonic_s
+
+
+def _resolve(config: Config) -> Resolved:
+    if not config.data:
+        raise UsageError("no dataset named", "say --data DIRECTORY, or data: in hpcstage.yaml")
+    return plan_datasets.resolve(config.data, Path.cwd())
+
+
+def _open_session(
+    command: Sequence[str], config: Config, resolved: Resolved, started: Clock, signals: Signals
+) -> Session:
+    from hpcstage.launch.session import Session
+
+    try:
+        return Session.open(command, config, resolved, started, signals)
+    except OSError as error:
+        raise NotStarted(f"cannot prepare the run on {socket.gethostname()}: {error}") from None
+
+
+def _without_us(command: Sequence[str], config: Config, error: HpcstageError, signals: Signals) -> int:
+    signals.release()
+    if config.strict or isinstance(error, UsageError):
+        raise error
+    messages.warn(f"{error.line()}; running the command without staging")
+    return replace_with(command)
+
+
+def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
+    stopped_by = _wait_until_staged(session, signals)
+    if stopped_by is not None:
+        session.close(stopped_by)
+        return stopped_by
+    try:
+        child = Child(command, session.environment(os.environ), signals)
+    except HpcstageError:
+        session.close(None)
+        raise
+    session.started(child.pid)
+    status = child.wait(session.watch)
+    session.close(status)
+    return status
+
+
+def _wait_until_staged(session: Session, signals: Signals) -> int | None:
+    """In upfront mode waits for the copy; the wait status to end with if a signal says so, else None."""
+    if not session.waits_for_copy:
+        return None
+    session.control.ask_staged()
+    while session.control.answer(timeout_s=0.05) is None and not session.control.dead():
+        info = signals.take(0)
+        if info is not None and info.si_signo in FATAL:
+            return int(info.si_signo)
+    return None
+
+

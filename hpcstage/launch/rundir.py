@@ -1,0 +1,81 @@
+"""The run directory: where a run's results lie, its own part of the record, the record at the end.
+
+The run directory is on the source, `./hpcstage-runs/<run id>`, or where the user wants it. Where that cannot be
+written, results go to the user's state directory: a read-only working directory is no reason to fail.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hpcstage import __version__
+from hpcstage.record.part import NodePart, RunPart
+
+PART = "run.part.json"
+RECORD = "run.json"
+
+
+def unique_id(now_s: float, job_id: str | None) -> str:
+    """A run id that sorts by time: `20261121-031422-1f3a`, with the job's id behind it where there is one."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now_s))
+    name = f"{stamp}-{os.urandom(2).hex()}"
+    return f"{name}-{job_id}" if job_id else name
+
+
+def state_dir(env: dict[str, str]) -> Path:
+    """`$XDG_STATE_HOME/hpcstage`."""
+    base = env.get("XDG_STATE_HOME") or os.path.join(env.get("HOME") or "/", ".local", "state")  # noqa: PTH118
+    return Path(base) / "hpcstage"
+
+
+def make(wanted: str | None, cwd: Path, run_id: str, env: dict[str, str]) -> Path:
+    """Makes the run directory; falls back to the state directory. Raises OSError if nothing can be written."""
+    if wanted:
+        path = cwd / wanted
+        (path / "nodes").mkdir(parents=True, exist_ok=True)
+        return path
+    try:
+        path = cwd / "hpcstage-runs" / run_id
+        (path / "nodes").mkdir(parents=True, exist_ok=True)
+    except OSError:
+        path = state_dir(env) / "runs" / run_id
+        (path / "nodes").mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def describe_machine() -> dict[str, str]:
+    """Versions for the record."""
+    return {
+        "version": __version__,
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "kernel": platform.release(),
+    }
+
+
+def save_part(run_dir: Path, part: RunPart) -> None:
+    """Writes what the wrapper knows so far: a killed job still has a report."""
+    _write(run_dir / PART, asdict(part))
+
+
+def node_parts(run_dir: Path) -> list[NodePart]:
+    """What the daemons wrote; parts that cannot be read are left out and show as missing nodes."""
+    parts = []
+    for path in sorted((run_dir / "nodes").glob("*.json")):
+        try:
+            parts.append(NodePart.from_json(json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))))
+        except (OSError, ValueError, TypeError, KeyError):
+            continue
+    return parts
+
+
+def _write(path: Path, data: dict[str, Any]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(data), encoding="utf-8", errors="surrogateescape")
+    temporary.replace(path)

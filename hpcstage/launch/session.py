@@ -1,0 +1,232 @@
+"""One run on this node: its directories, its daemon, its record.
+
+Owns what is made before the command starts and what is done after it ended. Several wrappers of one launch on one
+node share a node directory: who takes its lock starts the daemon, the others only attach.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hpcstage
+from hpcstage import job as jobs
+from hpcstage import wire
+from hpcstage.daemon.spec import DaemonSpec
+from hpcstage.job import localdir, nodedir
+from hpcstage.launch import control, environment, messages, page, rundir, shimdir
+from hpcstage.record.part import RunPart
+
+if TYPE_CHECKING:
+    from hpcstage.config import Config
+    from hpcstage.job.localdir import LocalDir
+    from hpcstage.job.nodedir import NodeDir
+    from hpcstage.launch.child import Signals
+    from hpcstage.launch.run import Clock
+    from hpcstage.plan.datasets import Resolved
+
+REMOVAL_S = 60.0
+"""The daemon deletes the store before it goes; a million files take a while."""
+
+
+class Session:
+    """A prepared run: the daemon is up or coming up, the command may start."""
+
+    def __init__(self, config: Config, node: NodeDir, run_dir: Path, part: RunPart, clock: Clock) -> None:
+        self.config = config
+        self.node = node
+        self.run_dir = run_dir
+        self.part = part
+        self.clock = clock
+        self.control: control.Control
+        self.lost = False
+
+    @classmethod
+    def open(cls, command: Sequence[str], config: Config, resolved: Resolved, clock: Clock, signals: Signals) -> Session:
+        """Makes the directories and starts or joins the daemon."""
+        del signals  # blocked by now: nothing can interrupt half-way
+        job = jobs.detect(os.environ, hostname=socket.gethostname())
+        local = localdir.choose(config.local_dir, os.environ, job)
+        for warning in local.warnings:
+            messages.warn(warning)
+        messages.info(f"staging below {local.path} ({local.why})")
+        run_id = job.run_key or rundir.unique_id(clock.unix_s, job.job_id)
+        node = nodedir.create(local.path, run_id)
+        run_dir = rundir.make(config.run_dir, Path.cwd(), run_id, dict(os.environ))
+        part = _part(command, config, clock, run_id, job, local)
+        session = cls(config, node, run_dir, part, clock)
+        session._connect(resolved, local)
+        return session
+
+    @property
+    def waits_for_copy(self) -> bool:
+        """Upfront: the command starts when the copy is complete."""
+        return self.part.mode_asked == "upfront"
+
+    def environment(self, env: Mapping[str, str]) -> dict[str, str]:
+        """The command's environment."""
+        return environment.for_command(
+            env,
+            shim_dir=self.node.path / "shim",
+            node_dir=self.node.path,
+            run_dir=self.run_dir,
+            run_id=self.part.run_id,
+            sock=self.node.sock,
+        )
+
+    def started(self, pid: int) -> None:
+        """The command runs."""
+        self.part.child_started_s = self.clock.elapsed_s()
+        self.control.attach(pid)
+        with contextlib.suppress(OSError):
+            rundir.save_part(self.run_dir, self.part)
+
+    def watch(self) -> None:
+        """Called now and then while the command runs: a dead daemon is said once, and shims stop asking it."""
+        if self.lost or not self.control.dead():
+            return
+        self.lost = True
+        page.set_state(self.node.path / "page", wire.State.ENDED)
+        text = f"the staging daemon ended early; reads go to the source where they are not staged (log: {self._log()})"
+        messages.warn(text)
+        self.part.problems.append({"id": "daemon-died", "text": text, "remedy": "look at the daemon's log"})
+
+    def close(self, status: int | None) -> None:
+        """After the command: the daemon's part, the record, the short report, nothing left on the node."""
+        self.part.child_ended_s = self.clock.elapsed_s() if self.part.child_started_s is not None else None
+        self._take_status(status)
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        self.part.child_cpu_s = usage.ru_utime + usage.ru_stime
+        self.watch()
+        last = self.control.end(status or 0, self.config.drain_s)
+        if last is not False:
+            self._report(complete=last is True)
+        gone = self.control.gone(REMOVAL_S if last is not None else 0.0)
+        self.control.close()
+        if self.control.process is not None and not gone:
+            self._keep_log()
+            shutil.rmtree(self.node.path, ignore_errors=True)
+        self.node.close()
+
+    def _connect(self, resolved: Resolved, local: LocalDir) -> None:
+        if not self.node.owner:
+            self.control = control.join(self.node.sock)
+            return
+        try:
+            self._prepare_node(resolved)
+            self.control = self._start(resolved, local)
+        except OSError:
+            shutil.rmtree(self.node.path, ignore_errors=True)
+            self.node.close()
+            raise
+
+    def _prepare_node(self, resolved: Resolved) -> None:
+        for name in ("store", "incoming", "orders", "links"):
+            (self.node.path / name).mkdir(mode=0o700, exist_ok=True)
+        page.create(self.node.path / "page")
+        maps = []
+        for dataset in resolved.datasets:
+            store = os.fsencode(self.node.path / "store" / dataset.name)
+            maps += [(root, store) for root in dict.fromkeys((dataset.root, *dataset.aliases))]
+        shimdir.install(
+            self.node.path,
+            maps,
+            intercept=self.config.intercept,
+            mode="direct" if self.part.mode_asked == "direct" else "stage",
+            want_cap_s=self.config.want_cap_s,
+            sock=self.node.sock,
+        )
+
+    def _start(self, resolved: Resolved, local: LocalDir) -> control.Control:
+        listener = control.listen(self.node.sock)
+        try:
+            os.set_inheritable(listener.fileno(), True)
+            spec = self._spec(resolved, local, listener.fileno())
+            spec.save(self.node.path / "spec.json")
+            process = control.start_daemon(
+                self.node.path / "spec.json",
+                self._log(),
+                environment.for_daemon(os.environ, Path(hpcstage.__file__).parent.parent),
+                (listener.fileno(), self.node.lock_fd),
+            )
+            return control.Control(self.node.sock, process)
+        finally:
+            listener.close()
+
+    def _spec(self, resolved: Resolved, local: LocalDir, listen_fd: int) -> DaemonSpec:
+        config = self.config
+        budget_bytes, budget_inodes = config.budget_of(local.free_bytes, local.free_inodes)
+        return DaemonSpec(
+            run_id=self.part.run_id,
+            host=self.part.host,
+            node_dir=os.fspath(self.node.path),
+            run_dir=os.fspath(self.run_dir),
+            mode=self.part.mode_asked,
+            datasets=list(resolved.datasets),
+            arguments=list(config.data),
+            cwd=self.part.cwd,
+            order=config.order,
+            budget_bytes=budget_bytes,
+            budget_inodes=budget_inodes,
+            copiers=config.copiers,
+            transfers=config.transfers,
+            max_rate_bytes_per_s=config.max_rate_bytes_per_s,
+            want_cap_s=config.want_cap_s,
+            patience_s=config.patience_s,
+            nice=config.nice,
+            lock_fd=self.node.lock_fd,
+            listen_fd=listen_fd,
+            leftovers=[os.fspath(path) for path in self.node.leftovers],
+            epochs=config.epochs,
+            epoch_compute_s=config.epoch_compute_s,
+            readers=config.readers,
+            drain_s=config.drain_s,
+        )
+
+    def _log(self) -> Path:
+        return self.node.path / "daemon.log"
+
+    def _keep_log(self) -> None:
+        with contextlib.suppress(OSError):
+            shutil.copyfile(self._log(), self.run_dir / "nodes" / f"{self.part.host}.log")
+
+    def _take_status(self, status: int | None) -> None:
+        if status is None:
+            return
+        code = os.waitstatus_to_exitcode(status)
+        self.part.exit_code = code if code >= 0 else 128 - code
+        self.part.signal = -code if code < 0 else None
+
+    def _report(self, *, complete: bool) -> None:
+        """Composes the record and says the short form; whatever fails here is said and changes nothing else."""
+        from hpcstage.launch.result import write_record
+
+        self.part.ended_s = self.clock.elapsed_s()
+        if not complete and not self.lost:
+            text = f"the staging daemon did not answer within {self.config.drain_s:.0f} s of the command's end"
+            self.part.problems.append({"id": "daemon-silent", "text": text, "remedy": "look at nodes/*.log"})
+        write_record(self.run_dir, self.part)
+
+
+def _part(command: Sequence[str], config: Config, clock: Clock, run_id: str, job: jobs.Job, local: LocalDir) -> RunPart:
+    return RunPart(
+        run_id=run_id,
+        command=list(command),
+        cwd=os.fspath(Path.cwd()),
+        host=socket.gethostname(),
+        started_unix_s=clock.unix_s,
+        mode_asked=config.mode,
+        scheduler=job.scheduler,
+        job_id=job.job_id,
+        nodes=list(job.nodes),
+        local_dir=os.fspath(local.path),
+        local_dir_why=local.why,
+        config=config.rows(),
+        **rundir.describe_machine(),
+    )

@@ -1,0 +1,127 @@
+"""The command's exit code, its death by a signal, its streams and its signals pass through `hpcstage run` unchanged."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from conftest import Hpcstage, wait_for
+
+Tree = Callable[..., Path]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_all_256_exit_codes(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    data = make_tree(files=1)
+
+    def code_of(wanted: int) -> int:
+        return hpcstage("run", "-q", "--data", data, "--", "sh", "-c", f"exit {wanted}").returncode
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(code_of, range(256))) == list(range(256))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV, signal.SIGUSR1, signal.SIGPIPE])
+def test_death_by_a_signal(hpcstage: Hpcstage, make_tree: Tree, number: signal.Signals) -> None:
+    done = hpcstage("run", "--data", make_tree(files=1), "--", "sh", "-c", f"kill -{int(number)} $$")
+    assert done.returncode == -number
+
+
+def test_streams_are_untouched(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    code = "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read()[::-1]); sys.stderr.write('mine\\n')"
+    payload = bytes(range(256)) * 1000
+    command = hpcstage.command("run", "-q", "--data", make_tree(files=1), "--", sys.executable, "-c", code)
+    done = subprocess.run(command, cwd=hpcstage.cwd, env=hpcstage.env, input=payload, capture_output=True, timeout=60)
+    assert done.stdout == payload[::-1]
+    assert done.stderr == b"mine\n"
+
+
+def test_only_lines_with_our_name_on_stderr(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    done = hpcstage("run", "--data", make_tree(files=1), "--", "true")
+    lines = done.stderr.decode().splitlines()
+    assert done.returncode == 0
+    assert lines
+    assert all(line.startswith("hpcstage: ") for line in lines)
+    assert len(lines) <= 8
+
+
+@pytest.mark.parametrize(
+    ("command", "code"), [("no-such-command-anywhere", 127), ("/etc/passwd", 126), ("/nonexistent/dir/x", 127)]
+)
+def test_commands_that_cannot_start(hpcstage: Hpcstage, make_tree: Tree, command: str, code: int) -> None:
+    done = hpcstage("run", "--data", make_tree(files=1), "--", command)
+    assert done.returncode == code
+    assert command in done.stderr.decode()
+
+
+def test_arguments_of_the_command_are_not_ours(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    show = "import sys; print(sys.argv[1:])"
+    arguments = ["--mode", "x", "--help", "--", "-v", "--data", "y"]
+    done = hpcstage("run", "-q", "--data", make_tree(files=1), sys.executable, "-c", show, *arguments)
+    assert done.stdout.decode().strip() == str(arguments)
+
+
+def test_switched_off_is_a_plain_exec(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    show = "import os; print(os.getpid(), 'HPCSTAGE_ACTIVE' in os.environ, os.environ['PYTHONPATH'])"
+    process = hpcstage.start(
+        "run", "--data", make_tree(files=1), "--", sys.executable, "-c", show, env={"HPCSTAGE_DISABLE": "1"}
+    )
+    out, err = process.communicate(timeout=60)
+    assert out.decode().split() == [str(process.pid), "False", hpcstage.env["PYTHONPATH"]]
+    assert err == b""
+
+
+def test_nested_runs_pass_through(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    data = make_tree(files=1)
+    inner = [sys.executable, "-m", "hpcstage", "run", "--data", os.fspath(data), "--", "sh", "-c", "exit 7"]
+    done = hpcstage("run", "--data", data, "--", *inner)
+    assert done.returncode == 7
+    assert len(hpcstage.records()) == 1
+
+
+CATCHER = """
+import signal, sys, time
+wanted = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
+          signal.SIGCONT, signal.SIGWINCH, signal.SIGALRM, signal.SIGXCPU]
+signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+open(sys.argv[1], "w").close()
+seen = signal.sigtimedwait(wanted, 30)
+print(seen.si_signo, flush=True)
+again = signal.sigtimedwait(wanted, 0.2)
+print(again.si_signo if again else "once")
+"""
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
+        signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH, signal.SIGALRM, signal.SIGXCPU,
+    ],
+)  # fmt: skip
+def test_signals_reach_the_command_once(
+    hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, number: signal.Signals
+) -> None:
+    ready = tmp_path / "ready"
+    process = hpcstage.start(
+        "run", "-q", "--data", make_tree(files=1), "--", sys.executable, "-c", CATCHER, ready
+    )
+    wait_for(ready.exists, 30, "the command's start")
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=60)
+    assert out.decode().split() == [str(int(number)), "once"]
+    assert process.returncode == 0
+
+
+def test_the_command_starts_with_the_callers_signal_mask(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    show = "grep -E '^Sig(Blk|Ign)' /proc/self/status"
+    plain = subprocess.run(["sh", "-c", show], capture_output=True, check=True).stdout
+    done = hpcstage("run", "-q", "--data", make_tree(files=1), "--", "sh", "-c", show)
+    assert done.stdout == plain
