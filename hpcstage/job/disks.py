@@ -1,0 +1,136 @@
+"""What the kernel says about a directory: file system, free space, memory behind it. Owns no choice.
+
+File systems are told apart by the names in /proc/self/mountinfo: no ctypes, no command, a millisecond.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+_NETWORK = frozenset({
+    "lustre", "gpfs", "mmfs", "nfs", "nfs4", "beegfs", "beegfs_nodev", "ceph", "cifs", "smb3", "smbfs", "afs", "9p",
+    "panfs", "pvfs2", "orangefs", "gfs2", "ocfs2", "glusterfs", "wekafs", "quobyte", "virtiofs", "dvs", "llite",
+})  # fmt: skip
+_MEMORY = frozenset({"tmpfs", "ramfs"})
+_ESCAPES = {b"\\040": b" ", b"\\011": b"\t", b"\\012": b"\n", b"\\134": b"\\"}
+
+
+@dataclass(frozen=True)
+class Space:
+    """What is free on a file system for us; None: it does not count inodes."""
+
+    free_bytes: int
+    free_inodes: int | None
+    device: int
+    read_only: bool
+
+
+class Probe(Protocol):
+    """What the choice asks about the machine; tests answer for machines that they do not have."""
+
+    def kind(self, path: str) -> str | None:
+        """Name of the file system below `path`; None is unknown."""
+
+    def space(self, path: str) -> Space:
+        """Raises OSError."""
+
+    def memory_left(self) -> int | None:
+        """Bytes that the job may still take; None is unknown."""
+
+
+def is_network(kind: str | None) -> bool:
+    """Shared between nodes, or served by a process that may be anywhere (fuse, but for fuseblk: a local device)."""
+    return kind is not None and (kind in _NETWORK or kind == "fuse" or kind.startswith("fuse."))
+
+
+def is_memory(kind: str | None) -> bool:
+    """What is written there counts as the job's memory."""
+    return kind in _MEMORY
+
+
+class Machine:
+    """The real one."""
+
+    def kind(self, path: str) -> str | None:
+        """The file system of the mount point that holds `path`."""
+        try:
+            mounts = Path("/proc/self/mountinfo").read_bytes()
+        except OSError:
+            return None
+        return mount_kind(mounts, os.fsencode(os.path.realpath(path)))
+
+    def space(self, path: str) -> Space:
+        """What is free for an ordinary user."""
+        found = os.statvfs(path)
+        free_inodes = found.f_favail if found.f_files else None
+        device = os.stat(path).st_dev
+        return Space(found.f_bavail * found.f_frsize, free_inodes, device, bool(found.f_flag & os.ST_RDONLY))
+
+    def memory_left(self) -> int | None:
+        """The lower of what the node has available and what the job's control group leaves."""
+        found = [n for n in (_available(), *_group_left()) if n is not None]
+        return max(min(found), 0) if found else None
+
+
+def mount_kind(mountinfo: bytes, path: bytes) -> str | None:
+    """The type of the innermost mount above `path`; of two on one directory the later hides the other."""
+    best, kind = -1, None
+    for line in mountinfo.splitlines():
+        head, _, tail = line.partition(b" - ")
+        words = head.split(b" ")
+        if len(words) < 5 or not tail:
+            continue
+        point = words[4]
+        if b"\\" in point:
+            for escape, char in _ESCAPES.items():
+                point = point.replace(escape, char)
+        above = point if point.endswith(b"/") else point + b"/"
+        if len(point) >= best and (path + b"/").startswith(above):
+            best, kind = len(point), tail.split(b" ", 1)[0].decode("ascii", "replace")
+    return kind
+
+
+def _available() -> int | None:
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
+
+
+def _group_left() -> list[int]:
+    """For each memory control group above us that has a limit: limit less use (v2, v1)."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
+    left: list[int] = []
+    for line in lines:
+        _, controllers, name = (*line.split(":", 2), "", "")[:3]
+        if controllers == "":
+            left += _left_below(Path("/sys/fs/cgroup"), name, "memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            top = Path("/sys/fs/cgroup/memory")
+            left += _left_below(top, name, "memory.limit_in_bytes", "memory.usage_in_bytes")
+    return left
+
+
+def _left_below(top: Path, name: str, limit: str, usage: str) -> list[int]:
+    group = top / name.lstrip("/")
+    left = []
+    for directory in (group, *group.parents):
+        if not directory.is_relative_to(top):
+            break
+        try:
+            most = int((directory / limit).read_text(encoding="ascii"))
+            used = int((directory / usage).read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            # "max", or a level without the file.
+            continue
+        left.append(most - used)
+    return left

@@ -1,0 +1,179 @@
+"""Which node-local directory to use, and whether it can be used: the choice is printed once, with its reason.
+
+Owns candidates, their order and the checks. Creates nothing there (`nodedir` does), but tries a rename.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcstage.config.expand import expand
+from hpcstage.errors import LocalDiskProblem
+from hpcstage.job.disks import Machine, Probe, Space, is_memory, is_network
+from hpcstage.job.types import Job
+
+VARIABLES = (
+    "T4TMPDIR", "PBS_LOCALDIR", "PBS_JOBFS", "SGE_LOCALDIR", "PJM_LOCALTMP", "SLURM_TMPDIR", "LOCAL_SCRATCH",
+    "TMPDIR_LOCAL", "FLUX_JOB_TMPDIR", "TMPDIR",
+)  # fmt: skip
+RAM = "/dev/shm"  # noqa: S108 - named by the user with `ram`
+TMP = "/tmp"  # noqa: S108 - only without a scheduler
+_SHARED = frozenset({TMP, "/var/tmp", RAM})  # noqa: S108 - to be refused
+_MEMORY_SHARE = 2
+"""Of memory that is left, staging may take one part in this many: the training needs the rest."""
+_ASK = "ask the scheduler for local disk, or give --local-dir DIR, --local-dir ram or --local-dir none"
+
+
+@dataclass(frozen=True)
+class LocalDir:
+    """A directory that passed the checks."""
+
+    path: Path
+    why: str
+    warnings: tuple[str, ...]
+    is_memory: bool
+    free_bytes: int
+    """Of memory: the part of what is left that staging may take."""
+    free_inodes: int | None
+    """None: the file system does not count them."""
+    device: int
+    is_network: bool = False
+    """Other nodes see the same directory."""
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    path: str
+    why: str
+    explicit: bool
+    scheduled: bool
+
+
+def choose(setting: str | None, env: Mapping[str, str], job: Job, *, fs: Probe | None = None) -> LocalDir | None:
+    """The directory; None if the user wants none.
+
+    `setting` is the value of local_dir. Raises LocalDiskProblem, whose message names every candidate that failed.
+    """
+    probe = fs or Machine()
+    scheduled = job.scheduler != "none"
+    if setting == "none":
+        return None
+    if setting is not None:
+        return _explicit(setting, env, scheduled, probe)
+    skipped: list[str] = []
+    for candidate in _automatic(env, scheduled):
+        try:
+            return _checked(candidate, probe, tuple(skipped))
+        except _Unfit as error:
+            skipped.append(f"{candidate.why}: {error}")
+    reason = "; ".join(skipped) or f"none of {', '.join(VARIABLES)} is set"
+    raise LocalDiskProblem(f"no node-local directory: {reason}", _ASK)
+
+
+class _Unfit(Exception):
+    """This candidate cannot be used; the text says why."""
+
+
+def _explicit(setting: str, env: Mapping[str, str], scheduled: bool, probe: Probe) -> LocalDir:
+    try:
+        path = RAM if setting == "ram" else os.path.abspath(expand(setting, env))  # noqa: PTH100 - links stay as spelt
+        shown = setting if setting in ("ram", path) else f"{setting} ({path})"
+        return _checked(_Candidate(path, f"local_dir is {shown}", True, scheduled), probe, ())
+    except (_Unfit, ValueError) as error:
+        raise LocalDiskProblem(f"local directory {setting}: {error}", _ASK) from None
+
+
+def _automatic(env: Mapping[str, str], scheduled: bool) -> list[_Candidate]:
+    if not scheduled:
+        own = [_Candidate(env["TMPDIR"], f"$TMPDIR={env['TMPDIR']}", False, False)] if env.get("TMPDIR") else []
+        return [*own, _Candidate(TMP, f"no scheduler, {TMP}", False, False)]
+    return [_Candidate(env[name], f"${name}={env[name]}", False, True) for name in VARIABLES if env.get(name)]
+
+
+def _checked(candidate: _Candidate, probe: Probe, before: tuple[str, ...]) -> LocalDir:
+    path = candidate.path
+    if not candidate.explicit and candidate.scheduled and os.path.normpath(path) in _SHARED:
+        raise _Unfit("not made for this job, may be memory or shared; name it with --local-dir if it is right")
+    warnings = [*before, *_owner_warnings(candidate)]
+    kind = probe.kind(path)
+    if is_network(kind):
+        if not candidate.explicit:
+            raise _Unfit(f"is on {kind}, a network file system")
+        warnings.append(f"{path} is on {kind}, a network file system: staging there gains little")
+    space = _space(probe, path)
+    _try_rename(path)
+    free_bytes = space.free_bytes
+    if is_memory(kind):
+        left = probe.memory_left()
+        free_bytes = min(free_bytes, left // _MEMORY_SHARE) if left is not None else free_bytes // _MEMORY_SHARE
+        warnings.append(f"{path} is memory ({kind}): what is staged there counts as memory of the job")
+    elif not candidate.explicit and candidate.scheduled and _is_below_shared(path):
+        warnings.append(f"{candidate.why} is below a directory that all jobs share; --local-dir names another")
+    return LocalDir(
+        Path(path),
+        candidate.why,
+        tuple(warnings),
+        is_memory(kind),
+        free_bytes,
+        space.free_inodes,
+        space.device,
+        is_network(kind),
+    )
+
+
+def _is_below_shared(path: str) -> bool:
+    return any(os.path.normpath(path).startswith(f"{shared}/") for shared in _SHARED)
+
+
+def _owner_warnings(candidate: _Candidate) -> list[str]:
+    """Others must not be able to exchange what we make there: in a sticky directory, or in our own, they cannot."""
+    path = candidate.path
+    if not path.startswith("/"):
+        raise _Unfit("is not an absolute path")
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise _Unfit(error.strerror or "cannot be read") from None
+    if not stat.S_ISDIR(found.st_mode):
+        raise _Unfit("is not a directory")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise _Unfit("is not writable")
+    if found.st_mode & stat.S_ISVTX:
+        return []
+    trusted = found.st_uid in (0, os.geteuid())
+    if found.st_mode & stat.S_IWOTH or not trusted:
+        who = "everybody may write to it and it is not sticky" if trusted else f"it belongs to user {found.st_uid}"
+        if not candidate.explicit:
+            raise _Unfit(f"{who}: others could exchange staged files")
+        return [f"{path}: {who}: others could exchange staged files"]
+    if found.st_mode & stat.S_IWGRP and found.st_uid != os.geteuid():
+        return [f"{path}: its group may write to it and it is not sticky: the group could exchange staged files"]
+    return []
+
+
+def _space(probe: Probe, path: str) -> Space:
+    try:
+        space = probe.space(path)
+    except OSError as error:
+        raise _Unfit(error.strerror or "cannot be asked for free space") from None
+    if space.read_only:
+        raise _Unfit("is read-only")
+    if space.free_bytes <= 0 or space.free_inodes == 0:
+        raise _Unfit("is full" if space.free_bytes <= 0 else "has no inodes left")
+    return space
+
+
+def _try_rename(path: str) -> None:
+    """Publication is a rename: it must work here, and so must writing."""
+    try:
+        with tempfile.TemporaryDirectory(prefix=".hpcstage-", dir=path) as own:
+            first = Path(own) / "a"
+            first.write_bytes(b"x")
+            first.replace(Path(own) / "b")
+    except OSError as error:
+        raise _Unfit(f"a file cannot be made and renamed there: {error.strerror}") from None
