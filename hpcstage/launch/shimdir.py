@@ -1,0 +1,77 @@
+"""The directory that goes on PYTHONPATH: the shim's files, its configuration, and what its self-test reads.
+
+Owns the form of `config` as it is written (the shim reads it). It holds nothing but what is listed here, because
+whatever lies on PYTHONPATH can be imported by the program.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+SHIM = Path(__file__).resolve().parent.parent / "shim"
+NATIVE = "_hpcstage_native*.so"
+SELFTEST = b"hpcstage\n"
+
+
+def native_available() -> bool:
+    """Whether the C extension was built."""
+    return sys.platform == "linux" and any(SHIM.glob(NATIVE))
+
+
+def install(
+    node_dir: Path,
+    maps: Sequence[tuple[bytes, bytes]],
+    *,
+    intercept: str,
+    mode: str,
+    want_cap_s: float,
+    sock: Path | None = None,
+) -> Path:
+    """Makes `<node_dir>/shim` and returns it. `maps`: (root or alias, directory in the store). `mode` is `stage` or
+    `direct`, `intercept` one of auto, native, python and off, `sock` the socket if it is not `<node_dir>/sock`."""
+    shim = node_dir / "shim"
+    shim.mkdir(mode=0o700)
+    for source in _files():
+        shutil.copyfile(source, shim / source.name)
+    selftest = node_dir / "selftest" / "store"
+    selftest.mkdir(parents=True, mode=0o700)
+    (selftest / "probe").write_bytes(SELFTEST)
+    settings = _settings(node_dir, sock or node_dir / "sock", want_cap_s)
+    settings |= {"intercept": intercept, "mode": mode}
+    (shim / "config").write_bytes(_config(settings, maps))
+    return shim
+
+
+def _files() -> Iterator[Path]:
+    yield SHIM / "sitecustomize.py"
+    yield from sorted(SHIM.glob("_hpcstage_*.py"))
+    yield from sorted(SHIM.glob(NATIVE))
+
+
+def _settings(node_dir: Path, sock: Path, want_cap_s: float) -> dict[str, str | Path]:
+    return {
+        "version": "1",
+        "node_dir": node_dir,
+        "sock": sock,
+        "page": node_dir / "page",
+        "uid": str(os.geteuid()),
+        "want_cap_ms": str(round(want_cap_s * 1000)),
+        "selftest_source": node_dir / "selftest" / "source",
+        "selftest_store": node_dir / "selftest" / "store",
+    }
+
+
+def _config(settings: dict[str, str | Path], maps: Sequence[tuple[bytes, bytes]]) -> bytes:
+    lines = [f"{key} ".encode() + _quoted(os.fsencode(value)) for key, value in settings.items()]
+    lines += [b"map " + _quoted(source) + b"\t" + _quoted(store) for source, store in maps]
+    return b"".join(line + b"\n" for line in lines)
+
+
+def _quoted(value: bytes) -> bytes:
+    for char, code in ((b"%", b"%25"), (b"\n", b"%0A"), (b"\t", b"%09"), (b"\r", b"%0D")):
+        value = value.replace(char, code)
+    return value
