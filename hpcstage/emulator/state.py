@@ -1,0 +1,106 @@
+"""The emulator's state file: its settings, which may change while it is mounted, and its counters.
+
+Owns: the layout, as `struct state` in slowfs.c has it. A store of one aligned 64-bit integer is one instruction, so
+neither side takes a lock.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+NODES = 8
+_COUNTERS = 8
+_HEAD = 8
+_NODE = 4 + _COUNTERS
+_WORDS = _HEAD + NODES * _NODE
+_NS = 1e9
+_WEIGHT_ONE = 1000
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the storage is like. Zero means: no limit, no latency, no load."""
+
+    bandwidth_bytes_per_s: float = 0
+    """All nodes together."""
+    metadata_latency_s: float = 0
+    """Added to each look-up, open, listing, rename, ..."""
+    data_latency_s: float = 0
+    """Added to each read or write request, as the kernel sends them (up to 128 kB with its usual read-ahead)."""
+    metadata_per_s: float = 0
+    """All nodes together."""
+    load_weight: float = 0
+    """A virtual node that always has requests outstanding: 4 leaves one fifth to a real node of weight 1."""
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What one node asked of the storage since the state file was made."""
+
+    lookups: int
+    """FUSE LOOKUP and GETATTR."""
+    opens: int
+    listings: int
+    reads: int
+    read_bytes: int
+    writes: int
+    write_bytes: int
+    others: int
+
+    def __sub__(self, earlier: Counters) -> Counters:
+        return Counters(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)))
+
+
+class StateFile:
+    """One storage: the mounts that name its file share bandwidth and metadata rate."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        memory = Path("/dev/shm")
+        place = memory if os.access(memory, os.W_OK) else None
+        handle, name = tempfile.mkstemp(prefix="hpcstage-slowfs-", suffix=".state", dir=place)
+        self.path = Path(name)
+        os.ftruncate(handle, 8 * _WORDS)
+        self._map = mmap.mmap(handle, 8 * _WORDS)
+        os.close(handle)
+        self._words = memoryview(self._map).cast("q")
+        self.set(settings or Settings())
+
+    def set(self, settings: Settings) -> None:
+        """Takes effect with the next request; what is already waiting keeps its time."""
+        self.settings = settings
+        values = (
+            settings.bandwidth_bytes_per_s,
+            settings.metadata_latency_s * _NS,
+            settings.data_latency_s * _NS,
+            settings.metadata_per_s,
+            settings.load_weight * _WEIGHT_ONE,
+        )
+        for index, value in enumerate(values):
+            self._words[index] = round(value)
+
+    def set_weight(self, node: int, weight: float) -> None:
+        """What a node counts for when several have requests outstanding."""
+        self._words[_HEAD + node * _NODE + 1] = max(1, round(weight * _WEIGHT_ONE))
+
+    def server_pid(self, node: int) -> int:
+        """The process that serves this node's mount; 0 before it is mounted."""
+        return self._words[_HEAD + node * _NODE + 2]
+
+    def clear_server(self, node: int) -> None:
+        """Before a mount: nobody serves this node."""
+        self._words[_HEAD + node * _NODE + 2] = 0
+
+    def counters(self, node: int = 0) -> Counters:
+        """What this node has asked so far."""
+        start = _HEAD + node * _NODE + 4
+        return Counters(*self._words[start : start + _COUNTERS])
+
+    def close(self) -> None:
+        """Removes the file; servers that still run keep their mapping."""
+        self._words.release()
+        self._map.close()
+        self.path.unlink(missing_ok=True)
