@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 
 class Kind(Enum):
@@ -28,6 +30,27 @@ class Dataset:
     """Other absolute spellings of the root that the program may use (as the user wrote it, made absolute)."""
     arguments: tuple[str, ...]
     """The `--data` arguments as the user wrote them."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; bytes that are not text as surrogates."""
+        return {
+            "name": self.name,
+            "kind": self.kind.value,
+            "root": os.fsdecode(self.root),
+            "aliases": [os.fsdecode(alias) for alias in self.aliases],
+            "arguments": list(self.arguments),
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Dataset:
+        """Reads what `to_json` gave."""
+        return cls(
+            name=data["name"],
+            kind=Kind(data["kind"]),
+            root=os.fsencode(data["root"]),
+            aliases=tuple(os.fsencode(alias) for alias in data["aliases"]),
+            arguments=tuple(data["arguments"]),
+        )
 
 
 @dataclass(frozen=True)
@@ -78,7 +101,7 @@ class Workload:
     startup_s: float = 0.0
     """Time from the program's start to its first read."""
     readers: int | None = None
-    """Processes that read ahead of the training (a loader's num_workers); 0: it reads when it needs, without prefetch."""
+    """Processes that read ahead of the training (a loader's num_workers); 0: it reads when it needs."""
     sources: dict[str, str] = field(default_factory=dict)
     """Where each number comes from: `option`, `record of RUN`, `default`."""
 

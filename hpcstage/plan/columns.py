@@ -1,0 +1,89 @@
+"""Files found by a scan, as columns: a million of them in tens of megabytes, not one object each."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Iterator
+
+from hpcstage.plan.types import Entry
+
+LINK_FLAG = 1
+
+
+class Columns:
+    """Parallel arrays, one position per file."""
+
+    def __init__(self) -> None:
+        self.paths: list[bytes] = []
+        self.datasets = array("H")
+        self.sizes = array("Q")
+        self.mtimes = array("q")
+        self.modes = array("I")
+        self.devices = array("Q")
+        self.inodes = array("Q")
+        self.flags = array("H")
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def add(self, dataset: int, path: bytes, found: os.stat_result, *, is_link: bool) -> None:
+        """Appends a file."""
+        self.paths.append(path)
+        self.datasets.append(dataset)
+        self.sizes.append(found.st_size)
+        self.mtimes.append(found.st_mtime_ns)
+        self.modes.append(found.st_mode)
+        self.devices.append(found.st_dev)
+        self.inodes.append(found.st_ino)
+        self.flags.append(LINK_FLAG if is_link else 0)
+
+    def add_entry(self, entry: Entry) -> None:
+        """Appends a file that is at hand as a value."""
+        self.paths.append(entry.path)
+        self.datasets.append(entry.dataset)
+        self.sizes.append(entry.size_bytes)
+        self.mtimes.append(entry.mtime_ns)
+        self.modes.append(entry.mode)
+        self.devices.append(entry.device)
+        self.inodes.append(entry.inode)
+        self.flags.append(LINK_FLAG if entry.is_link else 0)
+
+    def extend(self, other: Columns) -> None:
+        """Appends all of another's files."""
+        self.paths.extend(other.paths)
+        for mine, theirs in zip(self.arrays(), other.arrays(), strict=True):
+            mine.extend(theirs)
+
+    def arrays(self) -> list[array[int]]:
+        """The numeric columns, always in the same sequence."""
+        return [self.sizes, self.mtimes, self.devices, self.inodes, self.modes, self.datasets, self.flags]
+
+    def sorted(self) -> Columns:
+        """A copy in the sequence (dataset, path), of files with the same place only the first found."""
+        result = Columns()
+        result.paths = []
+        chosen = self._positions()
+        paths = self.paths
+        result.paths = [paths[i] for i in chosen]
+        for mine, theirs in zip(result.arrays(), self.arrays(), strict=True):
+            mine.extend(map(theirs.__getitem__, chosen))
+        return result
+
+    def _positions(self) -> list[int]:
+        by_dataset: dict[int, list[int]] = {}
+        for position, dataset in enumerate(self.datasets):
+            by_dataset.setdefault(dataset, []).append(position)
+        chosen: list[int] = []
+        for dataset in sorted(by_dataset):
+            chosen.extend(self._distinct(by_dataset[dataset]))
+        return chosen
+
+    def _distinct(self, positions: list[int]) -> Iterator[int]:
+        paths = self.paths
+        positions.sort(key=paths.__getitem__)
+        before = None
+        for position in positions:
+            if paths[position] != before:
+                before = paths[position]
+                yield position

@@ -1,0 +1,113 @@
+"""The order: a sequence of ids from lists, from the manifest, or from a file.
+
+Owns `order.bin` and the turning of paths into ids. A wrong order costs time, never correctness, so unknown paths are
+counted and left out.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import zlib
+from array import array
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from hpcstage.errors import UsageError
+from hpcstage.plan.manifest import Manifest
+from hpcstage.plan.pathlist import PathList, read_list
+from hpcstage.plan.types import Order
+
+MANIFEST = "manifest"
+GIVEN = "given"
+_MAGIC = b"hpcstage order 1"
+_HEAD = struct.Struct("<16s32sIIQ")
+"""magic, provenance, CRC of the ids, unused, ids."""
+
+
+def build(manifest: Manifest, setting: str | None, *, lists: Sequence[PathList] = (), cwd: Path | None = None) -> Order:
+    """The order that a setting asks for: `manifest`, `given` or the path of a list; None: given if there are lists."""
+    return build_counting(manifest, setting, lists=lists, cwd=cwd)[0]
+
+
+def build_counting(
+    manifest: Manifest, setting: str | None, *, lists: Sequence[PathList] = (), cwd: Path | None = None
+) -> tuple[Order, int]:
+    """Like `build`, and how many of the given paths are not in the manifest."""
+    if setting not in (None, MANIFEST, GIVEN):
+        base = os.fsencode(cwd or Path.cwd())
+        name = setting.removeprefix("@")
+        lists = [read_list(f"@{name}", os.path.join(base, os.fsencode(name)), base)]
+    if setting == MANIFEST or not lists:
+        return Order(MANIFEST, array("I", range(len(manifest)))), 0
+    return from_paths(manifest, (path for item in lists for path in item.paths), GIVEN)
+
+
+def from_paths(manifest: Manifest, paths: Iterable[bytes], provenance: str) -> tuple[Order, int]:
+    """Ids of absolute paths, duplicates at their first place, a directory as its files; and how many are unknown."""
+    seen = bytearray(len(manifest))
+    ids = array("I")
+    unknown = 0
+    find = manifest.find_source
+    for path in paths:
+        found = find(path)
+        if found is not None:
+            if not seen[found]:
+                seen[found] = 1
+                ids.append(found)
+            continue
+        below = manifest.ids_below(path)
+        unknown += not below
+        for file_id in below:
+            if not seen[file_id]:
+                seen[file_id] = 1
+                ids.append(file_id)
+    return Order(provenance, ids), unknown
+
+
+def complete(order: Order, files: int) -> array[int]:
+    """All ids: the order's, then those that it leaves out, in the manifest's order."""
+    if len(order.ids) == files:
+        return order.ids
+    seen = bytearray(files)
+    for file_id in order.ids:
+        seen[file_id] = 1
+    return order.ids + array("I", (i for i in range(files) if not seen[i]))
+
+
+def save(order: Order, path: Path) -> None:
+    """Writes an order atomically."""
+    content = _little(order.ids).tobytes()
+    head = _HEAD.pack(_MAGIC, order.provenance.encode()[:32], zlib.crc32(content), 0, len(order.ids))
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(head + content)
+    temporary.replace(path)
+
+
+def load(path: Path, files: int | None = None) -> Order:
+    """Reads what `save` wrote; `files` of the manifest bound the ids. Raises UsageError if it is not an order."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"cannot read the order {path}: {error.strerror}", "name a run directory of hpcstage"
+        ) from error
+    ids = array("I")
+    if len(data) >= _HEAD.size:
+        magic, provenance, crc, _, count = _HEAD.unpack_from(data)
+        content = data[_HEAD.size :]
+        if magic == _MAGIC and len(content) == 4 * count and zlib.crc32(content) == crc:
+            ids.frombytes(content)
+            ids = _little(ids)
+            if files is None or not ids or max(ids) < files:
+                return Order(provenance.rstrip(b"\0").decode("utf-8", "replace"), ids)
+    raise UsageError(f"{path} is damaged or not an order of hpcstage for this manifest", "start a new run")
+
+
+def _little(ids: array[int]) -> array[int]:
+    if sys.byteorder == "little":
+        return ids
+    swapped = array("I", ids)
+    swapped.byteswap()
+    return swapped
