@@ -1,0 +1,274 @@
+"""Drives the queue with the pool: hands ids to copiers, takes their results, keeps what the record needs to know.
+
+Owns what a result means (published, try again, failed, no room) and the time with transfers in flight. `copy_all` runs
+it without a daemon. It answers nobody: `on_final` tells the server that an id came to its end.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import stat
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpcstage.daemon.copier import CopierSettings
+from hpcstage.daemon.copyfile import Status
+from hpcstage.daemon.messages import Result
+from hpcstage.daemon.pool import Pool
+from hpcstage.daemon.queue import FINAL, Place, Queue
+from hpcstage.daemon.stats import Totals
+from hpcstage.daemon.store import Store, budget
+from hpcstage.plan.manifest import Manifest
+from hpcstage.plan.types import Budget
+from hpcstage.wire import Reason
+
+MOST_TRIES = 3
+SMALL_BYTES = 256 << 10
+"""Below this mean size copiers get work ahead, so that they never wait for the daemon."""
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+BROKEN_DISK = frozenset({errno.EROFS, errno.ENOENT, errno.EIO, errno.ENODEV, errno.ESTALE, errno.EACCES, errno.EPERM})
+MOST_ERRORS = 20
+
+
+@dataclass
+class Errors:
+    """Failures by their text: the first path of each and a count."""
+
+    started: float
+    kinds: dict[str, dict[str, object]] = field(default_factory=dict)
+
+    def add(self, path: bytes, text: str, now: float) -> None:
+        """One more failure."""
+        known = self.kinds.get(text)
+        if known is not None:
+            known["count"] = int(str(known["count"])) + 1
+        elif len(self.kinds) < MOST_ERRORS:
+            name = os.fsencode(path).decode(errors="replace")
+            self.kinds[text] = {"path": name, "error": text, "count": 1, "at_s": round(now - self.started, 3)}
+
+
+@dataclass
+class Busy:
+    """Integrals over time of what is in flight, and of what kept it from being more."""
+
+    at: float
+    transfer_s: float = 0.0
+    busy_s: float = 0.0
+    limited_s: float = 0.0
+
+    def advance(self, now: float, flying: int, slots: int, *, capped: bool) -> None:
+        """The state held since the last call."""
+        passed_s = max(0.0, now - self.at)
+        self.at = now
+        self.transfer_s += passed_s * min(flying, slots)
+        if flying:
+            self.busy_s += passed_s
+        if capped or flying < slots:
+            self.limited_s += passed_s
+
+
+class Engine:
+    """Queue, pool and store together."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        queue: Queue,
+        pool: Pool,
+        store: Store,
+        *,
+        on_final: Callable[[int], None] = lambda _: None,
+        on_result: Callable[[Result], None] = lambda _: None,
+        is_wanted: Callable[[int], bool] = lambda _: False,
+    ) -> None:
+        self.manifest = manifest
+        self.queue = queue
+        self.pool = pool
+        self.store = store
+        self.stored_bytes = 0
+        self.stored_files = 0
+        self.last_stored = 0.0
+        now = time.monotonic()
+        self.errors = Errors(now)
+        self.busy = Busy(now)
+        self._on_final = on_final
+        self._on_result = on_result
+        self._is_wanted = is_wanted
+        self._tries: dict[int, int] = {}
+        self._barred: set[int] = set()
+        self._mean_bytes = manifest.total_bytes / max(len(manifest), 1)
+
+    # ---- handing out
+
+    def pump(self, now: float) -> None:
+        """Fills the copiers."""
+        slots = self.pool.slots
+        ahead = slots if self._mean_bytes < SMALL_BYTES else len(self.pool.members)
+        free = slots + ahead - self.pool.assigned
+        if free > 0 and not self.queue.closed:
+            for id_ in self.queue.next_transfers(free, now):
+                self.pool.assign(id_, urgent=self._is_wanted(id_))
+            self.pool.flush()
+        self.advance(now)
+
+    def advance(self, now: float) -> None:
+        """Brings the integrals up to now."""
+        capped = self.queue.wake_after(now) is not None
+        self.busy.advance(now, self.pool.assigned, self.pool.slots, capped=capped)
+
+    # ---- results
+
+    def receive(self, fd: int, now: float) -> None:
+        """Takes what a copier reports."""
+        self.advance(now)
+        for result in self.pool.receive(fd):
+            self._take(result, now)
+        if not self.pool.slots:
+            self.queue.close(Reason.FAILED)
+
+    def _take(self, result: Result, now: float) -> None:
+        if result.id in self._barred:
+            self._barred.discard(result.id)
+            self.store.unbar(result.id, self.manifest.store_path(result.id))
+        if result.status is Status.OK or (result.status is Status.EXISTS and self._is_complete(result.id)):
+            self._stored(result, now)
+        elif self.queue.place(result.id) is Place.VOID:
+            self.queue.failed(result.id, now)
+        elif result.status in {Status.CHANGED, Status.LOST} and self._again(result.id):
+            self.queue.requeue(result.id)
+            return
+        else:
+            self._failed(result, now)
+        self._on_result(result)
+        self._on_final(result.id)
+
+    def _stored(self, result: Result, now: float) -> None:
+        if self.queue.done(result.id, result.size_bytes, now):
+            self.stored_bytes += result.size_bytes
+            self.stored_files += 1
+            self.last_stored = now
+        else:
+            self.store.drop(result.id, self.manifest.store_path(result.id))
+
+    def _is_complete(self, id_: int) -> bool:
+        """A copier published the file and died before it said so."""
+        try:
+            return stat.S_ISREG(os.lstat(self.store.path(self.manifest.store_path(id_))).st_mode)
+        except OSError:
+            return False
+
+    def _again(self, id_: int) -> bool:
+        tries = self._tries[id_] = self._tries.get(id_, 1) + 1
+        return tries <= MOST_TRIES and self.pool.slots > 0 and not self.queue.closed
+
+    def _failed(self, result: Result, now: float) -> None:
+        local = result.status is Status.LOCAL_ERROR
+        self.queue.failed(result.id, now, no_room=local and result.errno in NO_ROOM)
+        if local and result.errno in BROKEN_DISK:
+            self.queue.close(Reason.FAILED)
+        self.errors.add(self.manifest.source_path(result.id), describe(result), now)
+
+    # ---- writes below a dataset
+
+    def void(self, ids: Iterable[int]) -> None:
+        """The files are written to: when this returns no copy of them is visible, or will ever be."""
+        ids = [id_ for id_ in ids if self.queue.place(id_) is not Place.VOID]
+        stored = [id_ for id_ in ids if self.queue.place(id_) is Place.STORED]
+        for id_ in self.queue.void(ids):
+            self.store.bar(id_, self.manifest.store_path(id_))
+            self._barred.add(id_)
+            self.pool.cancel(id_)
+        for id_ in stored:
+            self.store.drop(id_, self.manifest.store_path(id_))
+        for id_ in ids:
+            self._on_final(id_)
+
+
+def describe(result: Result) -> str:
+    """What went wrong, for people."""
+    if result.status is Status.SOURCE_ERROR:
+        return f"cannot read the source: {os.strerror(result.errno)}"
+    if result.status is Status.LOCAL_ERROR:
+        return f"cannot write the copy: {os.strerror(result.errno)}"
+    return {
+        Status.CHANGED: "the source changed while it was copied",
+        Status.NOT_REGULAR: "not a regular file any more",
+        Status.LOST: "its copier died",
+    }.get(result.status, f"not copied ({result.status.name.lower()})")
+
+
+@dataclass(frozen=True)
+class EngineResult:
+    """What `copy_all` did."""
+
+    files: int
+    size_bytes: int
+    failed: int
+    refused: int
+    seconds: float
+    """From the first assignment to the last result; forking the copiers is not in it."""
+    totals: Totals
+    errors: list[dict[str, object]]
+
+
+def copy_all(
+    manifest: Manifest,
+    ids: Sequence[int] | None,
+    node_dir: Path,
+    *,
+    copiers: int = 1,
+    transfers: int = 32,
+    max_rate_bytes_per_s: float | None = None,
+    limit: Budget | None = None,
+    native: bool = True,
+) -> EngineResult:
+    """Copies files into `node_dir/store` in the order of `ids` (None: all), without a daemon; returns when all ended."""
+    store = Store(node_dir)
+    store.make()
+    manifest.save(node_dir / "manifest.bin")
+    settings = CopierSettings(node_dir, node_dir / "manifest.bin", transfers, max_rate_bytes_per_s, native)
+    pool = Pool(settings, copiers)
+    try:
+        limit = limit or budget(node_dir, None, None)
+        queue = Queue(manifest.sizes, limit, ids or (), max_rate_bytes_per_s=max_rate_bytes_per_s)
+        if ids is not None:
+            _leave_out(queue, ids)
+        pool.open_manifest()
+        engine = Engine(manifest, queue, pool, store)
+        return _run(engine)
+    finally:
+        pool.close()
+
+
+def _leave_out(queue: Queue, ids: Sequence[int]) -> None:
+    wanted = set(ids)
+    queue.void(id_ for id_ in range(len(queue)) if id_ not in wanted)
+
+
+def _run(engine: Engine) -> EngineResult:
+    started = time.monotonic()
+    queue = engine.queue
+    engine.pump(started)
+    while not queue.settled:
+        wait_s = queue.wake_after(time.monotonic())
+        readable, _, _ = select.select(engine.pool.fds(), [], [], 1.0 if wait_s is None else min(wait_s, 1.0))
+        now = time.monotonic()
+        for fd in readable:
+            engine.receive(fd, now)
+        engine.pump(now)
+    return EngineResult(
+        files=engine.stored_files,
+        size_bytes=engine.stored_bytes,
+        failed=queue.count(Place.FAILED),
+        refused=queue.count(Place.REFUSED),
+        seconds=time.monotonic() - started,
+        totals=engine.pool.stats.totals(),
+        errors=list(engine.errors.kinds.values()),
+    )
+
+
+__all__ = ["FINAL", "Engine", "EngineResult", "copy_all"]

@@ -1,0 +1,329 @@
+"""What is copied next, and what a want is told: a pure state machine over the ids of a manifest.
+
+Owns the state of every id, the order, the budget, the rate cap and the estimates behind the bound of a wait. It owns
+no clock (callers pass `now`, monotonic seconds), no disk, no process and no connection. An id ends in exactly one of
+STORED, FAILED, VOID and REFUSED; nothing is ever evicted. A million ids cost 9 MB: a byte of state and eight of size.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+from hpcstage.daemon.rates import Bucket, Estimates
+from hpcstage.plan.types import Budget
+from hpcstage.wire import Reason
+
+BLOCK_BYTES = 4096
+LOOK_LIMIT = 4096
+"""Ids passed over in one call, so that a full store never holds up the event loop."""
+SHORTEST_WAIT_S = 0.25
+WAIT_FACTOR = 4.0
+_MOST_SEQUENCES = 8
+
+
+class Place(IntEnum):
+    """Where an id is."""
+
+    WAITING = 0
+    PROMOTED = 1
+    FLYING = 2
+    STORED = 3
+    FAILED = 4
+    VOID = 5
+    REFUSED = 6
+
+
+FINAL = frozenset({Place.STORED, Place.FAILED, Place.VOID, Place.REFUSED})
+_REASONS = {Place.FAILED: Reason.FAILED, Place.VOID: Reason.VOID, Place.REFUSED: Reason.FULL}
+
+
+class Verdict(Enum):
+    """What a want is told."""
+
+    READY = "ready"
+    WAIT = "wait"
+    DIRECT = "direct"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The answer to a want; `deadline` is set for WAIT, `reason` for DIRECT."""
+
+    verdict: Verdict
+    deadline: float = 0.0
+    reason: Reason = Reason.NONE
+
+
+READY = Decision(Verdict.READY)
+
+
+@dataclass
+class _Sequence:
+    """An order and how far it has been worked off."""
+
+    ids: Sequence[int]
+    cursor: int = 0
+
+
+class Queue:
+    """The state of all ids. Every call is O(1) amortised, but for `reorder` and `void`: O(ids given)."""
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        budget: Budget,
+        order: Sequence[int] = (),
+        *,
+        directories: int = 0,
+        max_rate_bytes_per_s: float | None = None,
+        patience_s: float = 5.0,
+        want_cap_s: float = 20.0,
+    ) -> None:
+        self._sizes = sizes
+        self._places = bytearray(len(sizes))
+        self._sequences = [_Sequence(range(len(sizes)))]
+        self._promoted: deque[int] = deque()
+        self._promoted_bytes = 0
+        self._flying: dict[int, float] = {}
+        self._reserved: dict[int, int] = {}
+        self._counts = Counter({Place.WAITING: len(sizes)})
+        self._closed = Reason.NONE
+        self._room_bytes = budget.size_bytes - directories * BLOCK_BYTES
+        self._room_inodes = budget.inodes - directories
+        self._used_directories = directories
+        self.used_bytes = 0
+        self.used_files = 0
+        self._bucket = Bucket(max_rate_bytes_per_s)
+        self.estimates = Estimates()
+        self._patience_s = patience_s
+        self._want_cap_s = want_cap_s
+        if len(order):
+            self.reorder(order)
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    # ---- what is where
+
+    def place(self, id_: int) -> Place:
+        """Where an id is now."""
+        place = Place(self._places[id_])
+        return Place.REFUSED if self._closed and place <= Place.PROMOTED else place
+
+    def count(self, place: Place) -> int:
+        """How many ids are there."""
+        waiting = self._counts[Place.WAITING] + self._counts[Place.PROMOTED]
+        if place <= Place.PROMOTED:
+            return 0 if self._closed else self._counts[place]
+        return self._counts[place] + (waiting if place is Place.REFUSED and self._closed else 0)
+
+    @property
+    def waiting(self) -> int:
+        """Ids that will still be handed out."""
+        return self.count(Place.WAITING) + self.count(Place.PROMOTED)
+
+    @property
+    def flying(self) -> int:
+        """Transfers handed out and not yet reported."""
+        return len(self._flying)
+
+    @property
+    def settled(self) -> bool:
+        """Nothing is in flight and nothing will be handed out any more."""
+        return not self._flying and not self.waiting
+
+    @property
+    def used_inodes(self) -> int:
+        """Files in the store or on their way, and the directories set aside for them."""
+        return self.used_files + self._used_directories
+
+    @property
+    def closed(self) -> Reason:
+        """Why nothing more is admitted; NONE while it is."""
+        return self._closed
+
+    def wake_after(self, now: float) -> float | None:
+        """Seconds until the rate cap admits the next transfer; None if it keeps nothing back."""
+        return self._bucket.delay_s(now) or None if self.waiting else None
+
+    # ---- handing out
+
+    def next_transfers(self, free: int, now: float) -> list[int]:
+        """Up to `free` ids to be copied now: wanted ones first, then in order. They are in flight from here on."""
+        chosen: list[int] = []
+        passed_over = 0
+        while len(chosen) < free and passed_over < LOOK_LIMIT and not self._closed and self._bucket.open(now):
+            id_ = self._pop()
+            if id_ is None:
+                break
+            if self._reserve(id_):
+                self._bucket.take(self._sizes[id_])
+                self._move(id_, Place.FLYING)
+                self._flying[id_] = now
+                chosen.append(id_)
+            else:
+                passed_over += 1
+                self._move(id_, Place.REFUSED)
+        return chosen
+
+    def _pop(self) -> int | None:
+        while self._promoted:
+            id_ = self._promoted.popleft()
+            if self._places[id_] == Place.PROMOTED:
+                self._promoted_bytes -= self._sizes[id_]
+                return id_
+        while self._sequences:
+            sequence = self._sequences[-1]
+            ids, places = sequence.ids, self._places
+            for position in range(sequence.cursor, len(ids)):
+                if places[ids[position]] == Place.WAITING:
+                    sequence.cursor = position + 1
+                    return ids[position]
+            self._sequences.pop()
+        return None
+
+    def _reserve(self, id_: int) -> bool:
+        blocks = blocks_bytes(self._sizes[id_])
+        if self._room_inodes <= 0 or self._room_bytes < BLOCK_BYTES:
+            self.close(Reason.FULL)
+        if blocks > self._room_bytes or self._room_inodes <= 0:
+            return False
+        self._charge(id_, blocks)
+        return True
+
+    def _charge(self, id_: int, blocks: int) -> None:
+        self._reserved[id_] = blocks
+        self._room_bytes -= blocks
+        self._room_inodes -= 1
+        self.used_bytes += blocks
+        self.used_files += 1
+
+    def _refund(self, blocks: int) -> None:
+        self._room_bytes += blocks
+        self._room_inodes += 1
+        self.used_bytes -= blocks
+        self.used_files -= 1
+
+    def _move(self, id_: int, to: Place) -> None:
+        self._counts[Place(self._places[id_])] -= 1
+        self._counts[to] += 1
+        self._places[id_] = to
+
+    # ---- wants
+
+    def want(self, id_: int, now: float) -> Decision:
+        """What the program that opens `id_` is told. A wait moves a waiting id to the front."""
+        place = self.place(id_)
+        if place is Place.STORED:
+            return READY
+        if place in FINAL:
+            reason = self._closed if self._places[id_] <= Place.PROMOTED else _REASONS[place]
+            return Decision(Verdict.DIRECT, reason=reason)
+        expected_s = self._expected_s(id_, place, now)
+        if expected_s > self._patience_s:
+            return Decision(Verdict.DIRECT, reason=Reason.LATER)
+        if place is Place.WAITING:
+            self._move(id_, Place.PROMOTED)
+            self._promoted.append(id_)
+            self._promoted_bytes += self._sizes[id_]
+        longest_s = min(max(SHORTEST_WAIT_S, WAIT_FACTOR * expected_s), self._want_cap_s / 2)
+        return Decision(Verdict.WAIT, deadline=now + longest_s)
+
+    def _expected_s(self, id_: int, place: Place, now: float) -> float:
+        alone_s = self.estimates.transfer_s(self._sizes[id_])
+        if place is Place.FLYING:
+            return max(alone_s - (now - self._flying[id_]), alone_s / 8)
+        ahead = self._promoted_bytes if place is Place.WAITING else self._promoted_bytes / 2
+        return alone_s + self.estimates.drain_s(ahead) + self._bucket.delay_s(now)
+
+    # ---- what became of a transfer
+
+    def done(self, id_: int, size_bytes: int, now: float) -> bool:
+        """A transfer was published with this size. False: it had become void, so the copy has to go."""
+        started = self._flying.pop(id_, None)
+        if started is None:
+            return self._places[id_] == Place.STORED
+        self.estimates.finished(size_bytes, now - started, now)
+        reserved = self._reserved.pop(id_)
+        self._refund(reserved)
+        if self._places[id_] != Place.FLYING:
+            return False
+        self._charge(id_, blocks_bytes(size_bytes))
+        del self._reserved[id_]
+        self._set_size(id_, size_bytes)
+        self._move(id_, Place.STORED)
+        return True
+
+    def failed(self, id_: int, now: float, *, no_room: bool = False) -> None:
+        """A transfer failed for good. With `no_room` (ENOSPC, EDQUOT) nothing more is admitted."""
+        del now
+        if no_room:
+            self.close(Reason.FULL)
+        if self._flying.pop(id_, None) is None:
+            return
+        self._refund(self._reserved.pop(id_))
+        if self._places[id_] == Place.FLYING:
+            self._move(id_, Place.REFUSED if no_room else Place.FAILED)
+
+    def requeue(self, id_: int) -> None:
+        """A transfer was lost (its copier died): it waits again, in front."""
+        if self._flying.pop(id_, None) is None:
+            return
+        self._refund(self._reserved.pop(id_))
+        if self._places[id_] == Place.FLYING:
+            self._move(id_, Place.PROMOTED)
+            self._promoted.appendleft(id_)
+            self._promoted_bytes += self._sizes[id_]
+
+    def void(self, ids: Iterable[int]) -> list[int]:
+        """The files were written to: they are never handed out again. Returns those that are in flight."""
+        flying = []
+        for id_ in ids:
+            place = Place(self._places[id_])
+            if place is Place.PROMOTED:
+                self._promoted_bytes -= self._sizes[id_]
+            elif place is Place.STORED:
+                self._refund(blocks_bytes(self._sizes[id_]))
+            elif place is Place.FLYING:
+                flying.append(id_)
+            self._move(id_, Place.VOID)
+        return flying
+
+    def _set_size(self, id_: int, size_bytes: int) -> None:
+        if self._sizes[id_] != size_bytes:
+            if not isinstance(self._sizes, array):
+                self._sizes = array("Q", self._sizes)
+            self._sizes[id_] = size_bytes
+
+    # ---- what is decided from outside
+
+    def reorder(self, order: Sequence[int]) -> None:
+        """Waiting ids are handed out in this order from here on; ids not mentioned keep their place behind."""
+        self._sequences.append(_Sequence(order))
+        if len(self._sequences) > _MOST_SEQUENCES:
+            self._flatten()
+
+    def _flatten(self) -> None:
+        seen = bytearray(len(self._places))
+        flat = array("I")
+        for sequence in reversed(self._sequences):
+            for position in range(sequence.cursor, len(sequence.ids)):
+                id_ = sequence.ids[position]
+                if not seen[id_] and self._places[id_] == Place.WAITING:
+                    seen[id_] = 1
+                    flat.append(id_)
+        self._sequences = [_Sequence(flat)]
+
+    def close(self, reason: Reason) -> None:
+        """Nothing more is admitted; what is in flight may finish. The first reason stays."""
+        if not self._closed:
+            self._closed = reason
+
+
+def blocks_bytes(size_bytes: int) -> int:
+    """What a file of this size takes on disk."""
+    return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES

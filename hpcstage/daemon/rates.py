@@ -1,0 +1,83 @@
+"""How long a transfer should take, from what the last ones took; and the cap on the rate. Pure: callers pass `now`."""
+
+from __future__ import annotations
+
+_SMALL_BYTES = 1 << 20
+_WEIGHT = 0.2
+_FIRST_FILE_S = 0.02
+_FIRST_STREAM_BYTES_PER_S = 50e6
+_WINDOW_S = 0.5
+
+
+class Bucket:
+    """A token bucket in bytes: a transfer starts while the balance is positive, and may take it below zero.
+
+    The debt keeps the long-run average at the rate whatever the sizes of the files.
+    """
+
+    def __init__(self, bytes_per_s: float | None, burst_s: float = 0.25) -> None:
+        self._rate = bytes_per_s
+        self._burst = (bytes_per_s or 0.0) * burst_s
+        self._balance = self._burst
+        self._at: float | None = None
+
+    def _refill(self, now: float) -> None:
+        if self._rate and self._at is not None:
+            self._balance = min(self._burst, self._balance + (now - self._at) * self._rate)
+        self._at = now
+
+    def open(self, now: float) -> bool:
+        """Whether a transfer may start."""
+        if not self._rate:
+            return True
+        self._refill(now)
+        return self._balance > 0
+
+    def take(self, size_bytes: int) -> None:
+        """A transfer of this size starts."""
+        if self._rate:
+            self._balance -= max(size_bytes, 1)
+
+    def delay_s(self, now: float) -> float:
+        """Seconds until a transfer may start; 0 if it may now."""
+        if not self._rate or self.open(now):
+            return 0.0
+        return (1 - self._balance) / self._rate
+
+
+class Estimates:
+    """Moving averages: seconds per small file, bytes per second of one large transfer and of all together."""
+
+    def __init__(self) -> None:
+        self.file_s = _FIRST_FILE_S
+        self.stream_bytes_per_s = _FIRST_STREAM_BYTES_PER_S
+        self.all_bytes_per_s = _FIRST_STREAM_BYTES_PER_S
+        self._window_start: float | None = None
+        self._window_bytes = 0
+
+    def transfer_s(self, size_bytes: int) -> float:
+        """What one transfer of this size should take."""
+        return self.file_s + max(size_bytes - _SMALL_BYTES, 0) / self.stream_bytes_per_s
+
+    def drain_s(self, size_bytes: float) -> float:
+        """What this many bytes take with all transfers together."""
+        return size_bytes / max(self.all_bytes_per_s, 1.0)
+
+    def finished(self, size_bytes: int, took_s: float, now: float) -> None:
+        """One transfer ended."""
+        if size_bytes <= _SMALL_BYTES:
+            self.file_s += _WEIGHT * (took_s - self.file_s)
+        else:
+            rate = size_bytes / max(took_s, 1e-6)
+            self.stream_bytes_per_s += _WEIGHT * (rate - self.stream_bytes_per_s)
+        self._count(size_bytes, now)
+
+    def _count(self, size_bytes: int, now: float) -> None:
+        if self._window_start is None:
+            self._window_start = now
+        self._window_bytes += size_bytes
+        length_s = now - self._window_start
+        if length_s >= _WINDOW_S:
+            rate = self._window_bytes / length_s
+            self.all_bytes_per_s += 0.5 * (rate - self.all_bytes_per_s)
+            self._window_start, self._window_bytes = now, 0

@@ -1,0 +1,144 @@
+"""The node directory's places, what the local disk has left, and removing copies and the whole directory.
+
+Owns names below the node directory and tombstones. Copies are published by the copiers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcstage.plan.types import Budget
+
+DEFAULT_SHARE = 0.8
+_REMOVERS = 8
+_NO_INODES = 1 << 62
+
+
+@dataclass(frozen=True)
+class Free:
+    """What is free for us on a file system."""
+
+    size_bytes: int
+    inodes: int
+
+
+def free(path: Path) -> Free:
+    """Of the file system that holds `path`. A file system that does not count inodes has enough of them."""
+    status = os.statvfs(path)
+    return Free(status.f_bavail * status.f_frsize, status.f_favail if status.f_files else _NO_INODES)
+
+
+def budget(path: Path, size_bytes: int | None, inodes: int | None) -> Budget:
+    """What the store may use: what was asked for, else a share of what is free."""
+    now = free(path)
+    reasons = []
+    if size_bytes is None:
+        size_bytes = int(now.size_bytes * DEFAULT_SHARE)
+        reasons.append(f"bytes: {DEFAULT_SHARE:.0%} of what is free")
+    if inodes is None:
+        inodes = int(now.inodes * DEFAULT_SHARE)
+        reasons.append(f"inodes: {DEFAULT_SHARE:.0%} of what is free")
+    return Budget(size_bytes, inodes, "; ".join(reasons) or "as asked for")
+
+
+class Store:
+    """The copies in a node directory."""
+
+    def __init__(self, node_dir: Path) -> None:
+        self.node_dir = node_dir
+        self.root = os.fsencode(node_dir / "store")
+
+    def make(self) -> None:
+        """The directories that copiers need; what a daemon before us left in `incoming` goes."""
+        shutil.rmtree(self.node_dir / "incoming", ignore_errors=True)
+        for name in ("store", "incoming", "links", "orders"):
+            (self.node_dir / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def path(self, store_path: bytes) -> bytes:
+        """Where a copy is."""
+        return self.root + b"/" + store_path
+
+    def drop(self, id_: int, store_path: bytes) -> None:
+        """Removes a copy that is not in flight."""
+        for path in (self.path(store_path), self._link(b"", id_)):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+    def bar(self, id_: int, store_path: bytes) -> bool:
+        """Puts a tombstone in the place of a copy that is in flight: from now on it cannot be published.
+
+        A tombstone is a dangling symbolic link with two names: opening it fails, so readers go to the source, and
+        lstat shows the second name, as it does for copies of the source's own symbolic links. False: no room for it.
+        """
+        path, second = self.path(store_path), self._link(b"void-", id_)
+        try:
+            self._tombstone(second)
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            while True:
+                try:
+                    os.link(second, path, follow_symlinks=False)
+                    return True
+                except FileExistsError:
+                    if os.path.islink(path):
+                        return True
+                    os.unlink(path)
+        except OSError:
+            return False
+
+    def unbar(self, id_: int, store_path: bytes) -> None:
+        """The transfer that was barred has ended: the tombstone goes."""
+        path = self.path(store_path)
+        with contextlib.suppress(OSError):
+            if os.path.islink(path):
+                os.unlink(path)
+        for prefix in (b"void-", b""):
+            with contextlib.suppress(OSError):
+                os.unlink(self._link(prefix, id_))
+
+    def _tombstone(self, path: bytes) -> None:
+        with contextlib.suppress(FileExistsError):
+            os.symlink(b"/nonexistent/hpcstage-void", path)
+
+    def _link(self, prefix: bytes, id_: int) -> bytes:
+        return os.fsencode(self.node_dir / "links") + b"/" + prefix + b"%d" % id_
+
+
+def remove_tree(path: Path, *, last: tuple[str, ...] = ()) -> None:
+    """Removes a directory with several threads; entries named in `last` go last. Errors are passed over."""
+    with ThreadPoolExecutor(_REMOVERS) as pool:
+        _empty(os.fsencode(path), pool, {os.fsencode(name) for name in last})
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _empty(path: bytes, pool: ThreadPoolExecutor, kept: set[bytes]) -> None:
+    """Walks without recursion limits: directories are listed here, files unlinked by the pool in batches."""
+    stack, directories = [path], []
+    while stack:
+        directory = stack.pop()
+        files: list[bytes] = []
+        with contextlib.suppress(OSError), os.scandir(directory) as entries:
+            for entry in entries:
+                if directory == path and entry.name in kept:
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    stack.append(entry.path)
+                    directories.append(entry.path)
+                else:
+                    files.append(entry.path)
+        for start in range(0, len(files), 256):
+            pool.submit(_unlink_all, files[start : start + 256])
+    pool.shutdown(wait=True)
+    for directory in reversed(directories):
+        with contextlib.suppress(OSError):
+            os.rmdir(directory)
+
+
+def _unlink_all(paths: list[bytes]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
