@@ -31,7 +31,7 @@ def order(paths: Iterable[str | bytes | os.PathLike[str]]) -> bool:
 def _write(directory: Path, paths: Iterable[str | bytes | os.PathLike[str]]) -> bytes:
     name = f"given-{os.getpid()}-{os.urandom(4).hex()}"
     temporary = directory / f".{name}"
-    temporary.write_bytes(b"\0".join(os.path.abspath(os.fsencode(path)) for path in paths))  # noqa: PTH100  bytes
+    temporary.write_bytes(b"\0".join(os.path.abspath(os.fsencode(path)) for path in paths))
     temporary.rename(directory / name)
     return name.encode()
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 REPO = Path(__file__).resolve().parent.parent
-SHM = Path("/dev/shm")  # noqa: S108  tmpfs: a file system other than that of tmp_path
+SHM = Path("/dev/shm")
 GONE_S = 5.0
 MARK = "HPCSTAGE_TEST_SESSION"
 SESSION = f"{os.getpid()}-{time.monotonic_ns()}"

@@ -68,7 +68,9 @@ def make_dataset(root: Path, files: int) -> None:
         path = root / str(label) / f"{index:05d}.bin"
         path.parent.mkdir(parents=True, exist_ok=True)
         half = noise.randbytes(FILE_BYTES)
-        path.write_bytes(bytes(a // 2 + b // 2 for a, b in zip(patterns[label][:4096], half, strict=False)) + half[4096:])
+        path.write_bytes(
+            bytes(a // 2 + b // 2 for a, b in zip(patterns[label][:4096], half, strict=False)) + half[4096:]
+        )
 
 
 def _require_torch() -> None:
@@ -124,7 +126,7 @@ def _slow_storage(work: Path, rate: float) -> Iterator[Storage]:
     ) as slowfs:
         yield Storage(
             slowfs.mountpoint,
-            f"emulated slow storage (FUSE), {rate / 1e6:.0f} MB/s, {SOURCE_LATENCY_S * 1000:.0f} ms per metadata operation",
+            f"emulated slow storage (FUSE): {rate / 1e6:.0f} MB/s, {SOURCE_LATENCY_S * 1000:.0f} ms per metadata operation",
         )
 
 
@@ -152,6 +154,7 @@ def _show(records: list[dict[str, Any]], weights: list[Path], say: Say) -> int:
     same = len({path.read_bytes() for path in weights}) == 1
     outputs = {path.with_name("output").read_bytes() for path in weights}
     say("")
-    say("weights and losses: identical in all three modes" if same and len(outputs) == 1 else "weights or losses DIFFER")
+    say(
+        "weights and losses: identical in all three modes" if same and len(outputs) == 1 else "weights or losses DIFFER"
+    )
     return 0 if same and len(outputs) == 1 else 1
-

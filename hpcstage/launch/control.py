@@ -26,6 +26,7 @@ class Control:
 
     def __init__(self, sock: Path, process: subprocess.Popen[bytes] | None) -> None:
         self.process = process
+        self.unread_attaches = 0
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.connection.settimeout(ATTACH_TIMEOUT_S)
         try:
@@ -35,14 +36,23 @@ class Control:
             raise
 
     def attach(self, child_pid: int) -> None:
-        """Says that a wrapper is here, and which process it waits for. The answer is read later: nothing waits for it."""
+        """Says that a wrapper is here and which process it waits for. Nothing waits for the answer."""
         with contextlib.suppress(OSError):
             self._send(wire.Kind.ATTACH, child_pid.to_bytes(4, "little"))
+            self.unread_attaches += 1
 
     def ask_staged(self) -> None:
         """Asks to be told when nothing is left to copy."""
         with contextlib.suppress(OSError):
             self._send(wire.Kind.STAGED, b"")
+
+    def staged(self, timeout_s: float) -> bool:
+        """Whether the answer to `ask_staged` came, or never will because the daemon is gone."""
+        answer = self.answer(timeout_s)
+        if answer == wire.Answer.DONE and self.unread_attaches:
+            self.unread_attaches -= 1
+            return False
+        return answer is not None
 
     def answer(self, timeout_s: float) -> int | None:
         """The next answer; None if none came in time, 0 if the daemon is gone."""
@@ -56,7 +66,7 @@ class Control:
         return wire.REPLY.unpack(reply)[1] if len(reply) == wire.REPLY.size else 0
 
     def end(self, status: int, timeout_s: float) -> bool | None:
-        """Says that the command ended. True: this was the last wrapper and the record's part is written; None: no answer."""
+        """Says that the command ended. True: the last wrapper, the node's part is written; None: no answer."""
         try:
             self._send(wire.Kind.END, status.to_bytes(4, "little", signed=True))
         except OSError:
@@ -97,6 +107,18 @@ class Control:
 
     def _send(self, kind: wire.Kind, payload: bytes) -> None:
         self.connection.send(wire.REQUEST.pack(wire.VERSION, kind, 0, os.getpid()) + payload)
+
+
+def join(sock: Path) -> Control:
+    """Attaches to the daemon that another wrapper of this launch is starting; it binds its socket last."""
+    deadline = time.monotonic() + ATTACH_TIMEOUT_S
+    while True:
+        try:
+            return Control(sock, None)
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 def start_daemon(spec: Path, log: Path, env: Mapping[str, str], fds: tuple[int, ...]) -> subprocess.Popen[bytes]:

@@ -11,7 +11,9 @@ from hpcstage import __version__
 MPI_PREFIXES = ("PMI_", "PMIX_", "OMPI_", "HYDRA_", "HYDI_", "MPIR_", "MPI_", "I_MPI_", "MV2_", "PALS_", "PRTE_")
 
 
-def for_command(env: Mapping[str, str], *, shim_dir: Path, node_dir: Path, run_dir: Path, run_id: str) -> dict[str, str]:
+def for_command(
+    env: Mapping[str, str], *, shim_dir: Path, node_dir: Path, run_dir: Path, run_id: str, sock: Path
+) -> dict[str, str]:
     """The caller's environment with the shim in front of PYTHONPATH and the names that tell where things are."""
     ours = {
         "HPCSTAGE_ACTIVE": run_id,
@@ -20,7 +22,7 @@ def for_command(env: Mapping[str, str], *, shim_dir: Path, node_dir: Path, run_d
         "HPCSTAGE_RUN_DIR": os.fspath(run_dir),
         "HPCSTAGE_NODE_DIR": os.fspath(node_dir),
         "HPCSTAGE_LOCAL_DIR": os.fspath(node_dir / "store"),
-        "HPCSTAGE_SOCKET": os.fspath(node_dir / "sock"),
+        "HPCSTAGE_SOCKET": os.fspath(sock),
         "PYTHONPATH": _prepend(os.fspath(shim_dir), env.get("PYTHONPATH", "")),
     }
     return {**env, **ours}

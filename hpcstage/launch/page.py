@@ -23,3 +23,15 @@ def create(path: Path) -> None:
         os.pwrite(fd, header, 0)
     finally:
         os.close(fd)
+
+
+def set_state(path: Path, state: wire.State) -> None:
+    """Sets the state in place of a daemon that has died. What cannot be written is no longer read either."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        os.pwrite(fd, int(state).to_bytes(4, "little"), wire.STATE_OFFSET)
+    finally:
+        os.close(fd)

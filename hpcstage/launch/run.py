@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from hpcstage.plan.datasets import Resolved
 
 
-
 def run(command: Sequence[str], config: Config) -> int:
     """Runs the command with its datasets staged; returns its exit code."""
     messages.set_verbosity(config.verbosity)
@@ -33,7 +32,7 @@ def run(command: Sequence[str], config: Config) -> int:
     resolved = _resolve(config)
     signals = Signals()
     try:
-        session = _open_session(command, config, resolved, started, signals)
+        session = _open_session(command, config, resolved, started)
     except HpcstageError as error:
         return _without_us(command, config, error, signals)
     try:
@@ -60,13 +59,11 @@ def _resolve(config: Config) -> Resolved:
     return plan_datasets.resolve(config.data, Path.cwd())
 
 
-def _open_session(
-    command: Sequence[str], config: Config, resolved: Resolved, started: Clock, signals: Signals
-) -> Session:
+def _open_session(command: Sequence[str], config: Config, resolved: Resolved, started: Clock) -> Session:
     from hpcstage.launch.session import Session
 
     try:
-        return Session.open(command, config, resolved, started, signals)
+        return Session.open(command, config, resolved, started)
     except OSError as error:
         raise NotStarted(f"cannot prepare the run on {socket.gethostname()}: {error}") from None
 
@@ -99,11 +96,10 @@ def _wait_until_staged(session: Session, signals: Signals) -> int | None:
     """In upfront mode waits for the copy; the wait status to end with if a signal says so, else None."""
     if not session.waits_for_copy:
         return None
+    session.control.attach(0)
     session.control.ask_staged()
-    while session.control.answer(timeout_s=0.05) is None and not session.control.dead():
+    while not session.control.staged(timeout_s=0.05) and not session.control.dead():
         info = signals.take(0)
         if info is not None and info.si_signo in FATAL:
             return int(info.si_signo)
     return None
-
-

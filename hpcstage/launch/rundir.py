@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hpcstage import __version__
 from hpcstage.record.part import NodePart, RunPart
 
 PART = "run.part.json"
@@ -31,7 +28,7 @@ def unique_id(now_s: float, job_id: str | None) -> str:
 
 def state_dir(env: dict[str, str]) -> Path:
     """`$XDG_STATE_HOME/hpcstage`."""
-    base = env.get("XDG_STATE_HOME") or os.path.join(env.get("HOME") or "/", ".local", "state")  # noqa: PTH118
+    base = env.get("XDG_STATE_HOME") or os.path.join(env.get("HOME") or "/", ".local", "state")
     return Path(base) / "hpcstage"
 
 
@@ -48,15 +45,6 @@ def make(wanted: str | None, cwd: Path, run_id: str, env: dict[str, str]) -> Pat
         path = state_dir(env) / "runs" / run_id
         (path / "nodes").mkdir(parents=True, exist_ok=True)
     return path
-
-
-def describe_machine() -> dict[str, str]:
-    """Versions for the record."""
-    return {
-        "version": __version__,
-        "python": ".".join(map(str, sys.version_info[:3])),
-        "kernel": platform.release(),
-    }
 
 
 def save_part(run_dir: Path, part: RunPart) -> None:

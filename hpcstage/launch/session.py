@@ -8,26 +8,29 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import resource
 import shutil
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hpcstage
+from hpcstage import __version__, wire
 from hpcstage import job as jobs
-from hpcstage import wire
 from hpcstage.daemon.spec import DaemonSpec
+from hpcstage.errors import NotStarted
 from hpcstage.job import localdir, nodedir
 from hpcstage.launch import control, environment, messages, page, rundir, shimdir
+from hpcstage.plan.datasets import already_local
 from hpcstage.record.part import RunPart
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
     from hpcstage.job.localdir import LocalDir
-    from hpcstage.job.nodedir import NodeDir
-    from hpcstage.launch.child import Signals
+    from hpcstage.job.nodedir import Claim, SockPath
     from hpcstage.launch.run import Clock
     from hpcstage.plan.datasets import Resolved
 
@@ -35,10 +38,27 @@ REMOVAL_S = 60.0
 """The daemon deletes the store before it goes; a million files take a while."""
 
 
+class Node:
+    """The node directory, and what must be let go of at the end."""
+
+    def __init__(self, claim: Claim, sock: SockPath) -> None:
+        self.path = claim.path
+        self.lock_fd = claim.lock_fd
+        self.leftovers = claim.leftovers
+        self.short = sock
+        self.sock = sock.path
+
+    def close(self) -> None:
+        """Lets go of the lock (the daemon has its own hold on it) and of a short name of the socket."""
+        if self.lock_fd is not None:
+            os.close(self.lock_fd)
+        nodedir.drop_short(self.short.short_dir)
+
+
 class Session:
     """A prepared run: the daemon is up or coming up, the command may start."""
 
-    def __init__(self, config: Config, node: NodeDir, run_dir: Path, part: RunPart, clock: Clock) -> None:
+    def __init__(self, config: Config, node: Node, run_dir: Path, part: RunPart, clock: Clock) -> None:
         self.config = config
         self.node = node
         self.run_dir = run_dir
@@ -48,20 +68,23 @@ class Session:
         self.lost = False
 
     @classmethod
-    def open(cls, command: Sequence[str], config: Config, resolved: Resolved, clock: Clock, signals: Signals) -> Session:
-        """Makes the directories and starts or joins the daemon."""
-        del signals  # blocked by now: nothing can interrupt half-way
-        job = jobs.detect(os.environ, hostname=socket.gethostname())
+    def open(cls, command: Sequence[str], config: Config, resolved: Resolved, clock: Clock) -> Session:
+        """Makes the directories and starts or joins the daemon. Signals are blocked: nothing interrupts half-way."""
+        host = socket.gethostname()
+        job = jobs.detect(os.environ, hostname=host, parent_pid=os.getppid())
         local = localdir.choose(config.local_dir, os.environ, job)
+        if local is None:
+            raise NotStarted("local_dir is none", "give --local-dir")
         for warning in local.warnings:
             messages.warn(warning)
         messages.info(f"staging below {local.path} ({local.why})")
         run_id = job.run_key or rundir.unique_id(clock.unix_s, job.job_id)
-        node = nodedir.create(local.path, run_id)
         run_dir = rundir.make(config.run_dir, Path.cwd(), run_id, dict(os.environ))
         part = _part(command, config, clock, run_id, job, local)
-        session = cls(config, node, run_dir, part, clock)
-        session._connect(resolved, local)
+        _check_datasets(resolved, local, part, strict=config.strict)
+        claim = nodedir.claim(local, run_id, host=host)
+        session = cls(config, Node(claim, nodedir.sock_path(claim.path, os.environ)), run_dir, part, clock)
+        session._connect(resolved, local, job)
         return session
 
     @property
@@ -114,13 +137,13 @@ class Session:
             shutil.rmtree(self.node.path, ignore_errors=True)
         self.node.close()
 
-    def _connect(self, resolved: Resolved, local: LocalDir) -> None:
-        if not self.node.owner:
+    def _connect(self, resolved: Resolved, local: LocalDir, job: jobs.Job) -> None:
+        if self.node.lock_fd is None:
             self.control = control.join(self.node.sock)
             return
         try:
             self._prepare_node(resolved)
-            self.control = self._start(resolved, local)
+            self.control = self._start(self._spec(resolved, local, job), self.node.lock_fd)
         except OSError:
             shutil.rmtree(self.node.path, ignore_errors=True)
             self.node.close()
@@ -143,25 +166,20 @@ class Session:
             sock=self.node.sock,
         )
 
-    def _start(self, resolved: Resolved, local: LocalDir) -> control.Control:
+    def _start(self, spec: DaemonSpec, lock_fd: int) -> control.Control:
         listener = control.listen(self.node.sock)
         try:
-            os.set_inheritable(listener.fileno(), True)
-            spec = self._spec(resolved, local, listener.fileno())
-            spec.save(self.node.path / "spec.json")
-            process = control.start_daemon(
-                self.node.path / "spec.json",
-                self._log(),
-                environment.for_daemon(os.environ, Path(hpcstage.__file__).parent.parent),
-                (listener.fileno(), self.node.lock_fd),
-            )
+            path = self.node.path / "spec.json"
+            replace(spec, listen_fd=listener.fileno(), lock_fd=lock_fd).save(path)
+            env = environment.for_daemon(os.environ, Path(hpcstage.__file__).parent.parent)
+            process = control.start_daemon(path, self._log(), env, (listener.fileno(), lock_fd))
             return control.Control(self.node.sock, process)
         finally:
             listener.close()
 
-    def _spec(self, resolved: Resolved, local: LocalDir, listen_fd: int) -> DaemonSpec:
+    def _spec(self, resolved: Resolved, local: LocalDir, job: jobs.Job) -> DaemonSpec:
         config = self.config
-        budget_bytes, budget_inodes = config.budget_of(local.free_bytes, local.free_inodes)
+        budget_bytes, budget_inodes = config.budget_asked().resolve(local.free_bytes, local.free_inodes)
         return DaemonSpec(
             run_id=self.part.run_id,
             host=self.part.host,
@@ -171,17 +189,15 @@ class Session:
             datasets=list(resolved.datasets),
             arguments=list(config.data),
             cwd=self.part.cwd,
-            order=config.order,
-            budget_bytes=budget_bytes,
+            order=config.order_asked(),
+            budget_bytes=budget_bytes if budget_bytes is not None or not local.is_memory else local.free_bytes,
             budget_inodes=budget_inodes,
-            copiers=config.copiers,
+            copiers=config.copier_count(job.cpus or os.cpu_count() or 1),
             transfers=config.transfers,
             max_rate_bytes_per_s=config.max_rate_bytes_per_s,
             want_cap_s=config.want_cap_s,
             patience_s=config.patience_s,
             nice=config.nice,
-            lock_fd=self.node.lock_fd,
-            listen_fd=listen_fd,
             leftovers=[os.fspath(path) for path in self.node.leftovers],
             epochs=config.epochs,
             epoch_compute_s=config.epoch_compute_s,
@@ -228,5 +244,18 @@ def _part(command: Sequence[str], config: Config, clock: Clock, run_id: str, job
         local_dir=os.fspath(local.path),
         local_dir_why=local.why,
         config=config.rows(),
-        **rundir.describe_machine(),
+        version=__version__,
+        python=platform.python_version(),
+        kernel=platform.release(),
     )
+
+
+def _check_datasets(resolved: Resolved, local: LocalDir, part: RunPart, *, strict: bool) -> None:
+    """A dataset on the local disk already has nothing to gain: it is read where it is."""
+    for notice in [*resolved.warnings, *already_local(resolved.datasets, local.device)]:
+        if notice.id == "already_local":
+            if strict:
+                raise NotStarted(notice.text, notice.remedy)
+            part.mode_asked = "direct"
+        messages.warn(f"{notice.text} ({notice.remedy})")
+        part.problems.append({"id": notice.id.replace("_", "-"), "text": notice.text, "remedy": notice.remedy})

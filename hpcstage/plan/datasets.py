@@ -94,7 +94,7 @@ def resolve(arguments: Sequence[str], cwd: Path, local_device: int | None = None
     parsed = [parse(argument, os.fsencode(cwd)) for argument in dict.fromkeys(arguments)]
     builder = _Builder(parsed)
     resolved = builder.build()
-    resolved.warnings.extend(_already_local(resolved.datasets, local_device))
+    resolved.warnings.extend(already_local(resolved.datasets, local_device))
     return resolved
 
 
@@ -298,7 +298,8 @@ def _select(item: Parsed, roots: Roots, selections: dict[int, Selection]) -> Non
         selection.files.append(os.path.join(below, name))
 
 
-def _already_local(datasets: Sequence[Dataset], local_device: int | None) -> list[Notice]:
+def already_local(datasets: Sequence[Dataset], local_device: int | None) -> list[Notice]:
+    """Datasets that lie on the node-local disk: copying them gains nothing."""
     if local_device is None:
         return []
     return [

@@ -55,9 +55,7 @@ def daemons_of(wrapper: subprocess.Popen[bytes]) -> list[psutil.Process]:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("victim", ["daemon", "copier"])
-def test_kill_a_process_of_ours_at_a_random_moment(
-    hpcstage: Hpcstage, make_tree: Tree, victim: str, seed: int
-) -> None:
+def test_kill_a_process_of_ours_at_a_random_moment(hpcstage: Hpcstage, make_tree: Tree, victim: str, seed: int) -> None:
     data = make_tree(files=150, size_bytes=40_000)
     process = start_slow(hpcstage, data)
     time.sleep(random.Random(seed).uniform(0, 0.5))  # the moment is the point, nothing waits for it
@@ -76,9 +74,7 @@ def test_kill_a_process_of_ours_at_a_random_moment(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_kill_the_wrapper_at_a_random_moment(
-    hpcstage: Hpcstage, make_tree: Tree, local_dir: Path, seed: int
-) -> None:
+def test_kill_the_wrapper_at_a_random_moment(hpcstage: Hpcstage, make_tree: Tree, local_dir: Path, seed: int) -> None:
     data = make_tree(files=100, size_bytes=40_000)
     process = start_slow(hpcstage, data)
     children = psutil.Process(process.pid).children()
@@ -123,10 +119,10 @@ def small_tmpfs(path: Path, options: str) -> Iterator[Path]:
 
 @pytest.mark.root
 @root_only
-@pytest.mark.parametrize("options", ["size=1500k", "size=100m,nr_inodes=60"])
+@pytest.mark.parametrize("options", ["size=11m", "size=100m,nr_inodes=60"])
 @pytest.mark.parametrize("mode", ["runtime", "upfront"])
 def test_a_full_local_disk(hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, options: str, mode: str) -> None:
-    data = make_tree(files=150, size_bytes=40_000)
+    data = make_tree(files=150, size_bytes=60_000)
     with small_tmpfs(tmp_path / "small", options) as small:
         done = hpcstage(
             "run", "--mode", mode, "--local-dir", small, "--budget", "100GB,1000000",
@@ -192,7 +188,16 @@ def test_a_tree_with_everything_in_it(hpcstage: Hpcstage, tmp_path: Path) -> Non
     (root / "deep" / "er").mkdir(parents=True)
     outside = tmp_path / "outside.bin"
     outside.write_bytes(content(99, 3000))
-    names = [b"plain", b"with space", b"new\nline", b"\xff\xfe invalid", b"tab\there", b"100%25", b"quote'\"", b".hidden"]
+    names = [
+        b"plain",
+        b"with space",
+        b"new\nline",
+        b"\xff\xfe invalid",
+        b"tab\there",
+        b"100%25",
+        b"quote'\"",
+        b".hidden",
+    ]
     for index, name in enumerate(names):
         Path(os.fsdecode(os.fsencode(root / "deep") + b"/" + name)).write_bytes(content(index, 5000 + index))
     (root / "empty").write_bytes(b"")

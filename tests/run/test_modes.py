@@ -103,9 +103,7 @@ def test_the_program_may_announce_its_order(hpcstage: Hpcstage, make_tree: Tree)
 def test_announcing_outside_of_a_run_does_nothing(hpcstage: Hpcstage, make_tree: Tree) -> None:
     data = make_tree(files=3)
     code = "import sys, hpcstage, pathlib; print(hpcstage.order(pathlib.Path(sys.argv[1]).rglob('*.bin')))"
-    done = hpcstage(
-        "run", "--data", data, "--", sys.executable, "-c", code, data, env={"HPCSTAGE_DISABLE": "1"}
-    )
+    done = hpcstage("run", "--data", data, "--", sys.executable, "-c", code, data, env={"HPCSTAGE_DISABLE": "1"})
     assert done.stdout.decode().strip() == "False"
 
 

@@ -38,7 +38,9 @@ def test_streams_are_untouched(hpcstage: Hpcstage, make_tree: Tree) -> None:
     code = "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read()[::-1]); sys.stderr.write('mine\\n')"
     payload = bytes(range(256)) * 1000
     command = hpcstage.command("run", "-q", "--data", make_tree(files=1), "--", sys.executable, "-c", code)
-    done = subprocess.run(command, cwd=hpcstage.cwd, env=hpcstage.env, input=payload, capture_output=True, timeout=60)
+    done = subprocess.run(
+        command, cwd=hpcstage.cwd, env=hpcstage.env, input=payload, capture_output=True, timeout=60, check=False
+    )
     assert done.stdout == payload[::-1]
     assert done.stderr == b"mine\n"
 
@@ -110,9 +112,7 @@ def test_signals_reach_the_command_once(
     hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, number: signal.Signals
 ) -> None:
     ready = tmp_path / "ready"
-    process = hpcstage.start(
-        "run", "-q", "--data", make_tree(files=1), "--", sys.executable, "-c", CATCHER, ready
-    )
+    process = hpcstage.start("run", "-q", "--data", make_tree(files=1), "--", sys.executable, "-c", CATCHER, ready)
     wait_for(ready.exists, 30, "the command's start")
     process.send_signal(number)
     out, _ = process.communicate(timeout=60)
