@@ -7,7 +7,7 @@ default. A site's file may lock keys; then nothing above it may say otherwise.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,8 @@ class _Found:
 def load(cli: Mapping[str, Any], env: Mapping[str, str], cwd: Path, *, prefix: Path | None = None) -> Config:
     """The configuration of this run.
 
-    `cli` has the options that were given, by key (None: not given), and `config` for `--config`. `prefix` is where
+    `cli` has the options that were given, by key (None: not given), `config` for `--config`, counts of `verbose` and
+    `quiet`; other names are left alone. `prefix` is where
     the package is installed (for `<prefix>/etc/hpcstage.yaml`). Raises UsageError or ConfigError.
     """
     found = [_from_options(cli), _from_environment(env)]
@@ -44,7 +45,8 @@ def load(cli: Mapping[str, Any], env: Mapping[str, str], cwd: Path, *, prefix: P
             site = content if place.is_site else site
         elif content:
             warnings.append(content)
-    return _check(_merge(found, site, env, warnings))
+    verbosity = int(cli.get("verbose") or 0) - int(cli.get("quiet") or 0)
+    return _check(_merge(found, site, env), verbosity, tuple(warnings))
 
 
 def _from_options(cli: Mapping[str, Any]) -> _Found:
@@ -91,7 +93,7 @@ def _check_keys(content: files.FileContent) -> None:
             raise ConfigError(f"{where}: unknown key {key!r}", hint)
 
 
-def _merge(found: list[_Found], site: files.FileContent, env: Mapping[str, str], warnings: list[str]) -> Config:
+def _merge(found: list[_Found], site: files.FileContent, env: Mapping[str, str]) -> Config:
     values: dict[str, Any] = {}
     raw: dict[str, object] = {}
     origin: dict[str, str] = {}
@@ -102,7 +104,7 @@ def _merge(found: list[_Found], site: files.FileContent, env: Mapping[str, str],
         raw[setting.key], origin[setting.key] = _plain(setting, values, written), written.where
         if setting.key in site.locked and values[FIELD_OF[setting.key]] != _locked_value(setting, site, env):
             raise _locked(setting, written, site)
-    return Config(**values, raw=raw, origin=origin, warnings=tuple(warnings))
+    return Config(**values, raw=raw, origin=origin)
 
 
 def _parsed(setting: Setting, written: Written, by_shell: bool, env: Mapping[str, str]) -> object:
@@ -147,16 +149,17 @@ def _locked(setting: Setting, written: Written, site: files.FileContent) -> Conf
     )
 
 
-def _check(config: Config) -> Config:
+def _check(config: Config, verbosity: int, warnings: tuple[str, ...]) -> Config:
+    """What needs several values at once."""
+    origin, raw = config.origin, config.raw
     if config.patience_s > config.want_cap_s:
-        raise ConfigError(
-            f"patience {config.raw['patience']} ({config.origin['patience']}) is longer than want_cap "
-            f"{config.raw['want_cap']} ({config.origin['want_cap']})",
-            f"use --patience {config.raw['want_cap']} or less",
-        )
-    if config.order == "given" and not any(d.startswith("@") for d in config.data):
-        raise UsageError(
-            f"order given ({config.origin['order']}) needs a list among the datasets",
-            "use --data @LIST, or --order FILE",
-        )
-    return config
+        what = f"patience {raw['patience']} ({origin['patience']}) is longer than want_cap {raw['want_cap']}"
+        raise ConfigError(f"{what} ({origin['want_cap']})", f"use --patience {raw['want_cap']} or less")
+    has_list = any(d.startswith("@") for d in config.data)
+    if config.order == "given" and config.data and not has_list:
+        what = f"order given ({origin['order']}) needs a list among the datasets"
+        raise UsageError(what, "use --data @LIST, or --order FILE")
+    order = config.order.removeprefix("@")
+    if order == "auto":
+        order = "given" if has_list else "manifest"
+    return replace(config, order=order, verbosity=verbosity, warnings=warnings)

@@ -90,6 +90,7 @@ class Config:
             is_path=True,
         )
     )
+    """`manifest`, `given` or the path of a list: what `auto` means is settled by `load`."""
     local_dir: str | None = field(
         metadata=_declare(
             "local_dir",
@@ -107,19 +108,19 @@ class Config:
         metadata=_declare(
             "budget",
             "auto",
-            lambda v: None if v == "auto" else (parse.budget(v), parse.scalar(v))[1],
+            parse.budget_text,
             "How much of the local disk may be used: bytes or a share of what is free, and inodes after a comma: "
             "800GiB, 80%, 500GB,2000000. auto is 80%.",
             metavar="SIZE|N%[,INODES]",
             group="disk",
         )
     )
-    copiers: int | None = field(
+    copiers: int = field(
         metadata=_declare(
             "copiers",
             "auto",
-            parse.whole(1, 256, "auto"),
-            "Copy processes on a node; auto follows from the processors of the job.",
+            parse.copiers,
+            "Copy processes on a node; auto is 1 below 8 processors, 2 below 32, else 4.",
             metavar="N|auto",
             group="copy",
         )
@@ -244,6 +245,8 @@ class Config:
     """By key: what was written, for people."""
     origin: Mapping[str, str]
     """By key: `option --mode`, `environment HPCSTAGE_MODE`, `./hpcstage.yaml:3`, `default`."""
+    verbosity: int = 0
+    """-1 for each -q, 1 for each -v."""
     warnings: tuple[str, ...] = ()
     """Things that look like mistakes and do not stop a run."""
 
@@ -251,21 +254,9 @@ class Config:
         """Every value with its source, for `config show` and the record."""
         return [{"key": s.key, "value": self.raw[s.key], "source": self.origin[s.key]} for s in SETTINGS]
 
-    def budget_asked(self) -> parse.BudgetAsked:
-        """The budget in numbers and shares."""
-        return parse.BudgetAsked() if self.budget is None else parse.budget(self.budget)
-
-    def order_asked(self) -> str:
-        """`manifest`, `given` or the path of a list: what `auto` means is settled here."""
-        if self.order != "auto":
-            return self.order.removeprefix("@")
-        return "given" if any(d.startswith("@") for d in self.data) else "manifest"
-
-    def copier_count(self, cpus: int) -> int:
-        """Copy processes on a node where the job has `cpus` processors."""
-        if self.copiers is not None:
-            return self.copiers
-        return 1 if cpus < 8 else 2 if cpus < 32 else 4
+    def budget_of(self, free_bytes: int, free_inodes: int | None) -> tuple[int | None, int | None]:
+        """The budget in bytes and inodes, shares taken of what is free; None where the user left it to us."""
+        return (None, None) if self.budget is None else parse.budget(self.budget).resolve(free_bytes, free_inodes)
 
 
 _BY_FIELD: dict[str, Setting] = {f.name: f.metadata["setting"] for f in fields(Config) if "setting" in f.metadata}

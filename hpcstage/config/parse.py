@@ -6,6 +6,7 @@ can follow `key (origin): `.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -78,6 +79,15 @@ def whole(minimum: int, maximum: int, word: str | None = None) -> Parser:
     return parse
 
 
+def copiers(value: object) -> int:
+    """A number of copy processes; `auto` follows from the processors that we may use."""
+    found = whole(1, 256, "auto")(value)
+    if isinstance(found, int):
+        return found
+    cpus = len(os.sched_getaffinity(0))
+    return 1 if cpus < 8 else 2 if cpus < 32 else 4
+
+
 def rate(word: str) -> Parser:
     """Bytes per second, more than 0: `500MB`, `2GiB/s`; `word` stands for None."""
 
@@ -147,6 +157,13 @@ def budget(value: object) -> BudgetAsked:
     size = None if share is not None or parts[0] == "auto" else positive_size(parts[0])
     inodes, inodes_share = _inodes(parts[1]) if len(parts) == 2 else (None, None)
     return BudgetAsked(size, share, inodes, inodes_share)
+
+
+def budget_text(value: object) -> str | None:
+    """A budget, checked and left as text: shares are taken of what is free when the disk is known."""
+    found = scalar(value)
+    budget(found)
+    return None if found == "auto" else found
 
 
 def _inodes(found: str) -> tuple[int | None, float | None]:

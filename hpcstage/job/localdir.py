@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,16 +54,17 @@ class _Candidate:
     scheduled: bool
 
 
-def choose(setting: str | None, env: Mapping[str, str], job: Job, *, fs: Probe | None = None) -> LocalDir | None:
-    """The directory; None if the user wants none.
+def choose(setting: str | None, env: Mapping[str, str], job: Job, *, fs: Probe | None = None) -> LocalDir:
+    """The directory to use on this node.
 
-    `setting` is the value of local_dir. Raises LocalDiskProblem, whose message names every candidate that failed.
+    `setting` is the value of local_dir; None or `auto`: what the scheduler made. Raises LocalDiskProblem, whose message
+    names every candidate that failed; for `none` as well: there is nothing to stage to.
     """
     probe = fs or Machine()
     scheduled = job.scheduler != "none"
     if setting == "none":
-        return None
-    if setting is not None:
+        raise LocalDiskProblem("no staging: local_dir is none")
+    if setting not in (None, "auto"):
         return _explicit(setting, env, scheduled, probe)
     skipped: list[str] = []
     for candidate in _automatic(env, scheduled):
@@ -81,7 +82,7 @@ class _Unfit(Exception):
 
 def _explicit(setting: str, env: Mapping[str, str], scheduled: bool, probe: Probe) -> LocalDir:
     try:
-        path = RAM if setting == "ram" else os.path.abspath(expand(setting, env))  # noqa: PTH100 - links stay as spelt
+        path = RAM if setting == "ram" else os.path.abspath(expand(setting, env))
         shown = setting if setting in ("ram", path) else f"{setting} ({path})"
         return _checked(_Candidate(path, f"local_dir is {shown}", True, scheduled), probe, ())
     except (_Unfit, ValueError) as error:
@@ -170,10 +171,16 @@ def _space(probe: Probe, path: str) -> Space:
 
 def _try_rename(path: str) -> None:
     """Publication is a rename: it must work here, and so must writing."""
+    own = Path(path) / f".hpcstage-{os.urandom(8).hex()}"
     try:
-        with tempfile.TemporaryDirectory(prefix=".hpcstage-", dir=path) as own:
-            first = Path(own) / "a"
-            first.write_bytes(b"x")
-            first.replace(Path(own) / "b")
+        own.mkdir(mode=0o700)
+        (own / "a").write_bytes(b"x")
+        (own / "a").replace(own / "b")
     except OSError as error:
         raise _Unfit(f"a file cannot be made and renamed there: {error.strerror}") from None
+    finally:
+        for name in ("a", "b"):
+            with suppress(OSError):
+                (own / name).unlink()
+        with suppress(OSError):
+            own.rmdir()

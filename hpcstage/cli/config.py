@@ -1,0 +1,40 @@
+"""`hpcstage config`: what holds, and why."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpcstage.cli.options import all_options
+
+
+@click.group("config", short_help="Show every setting, its value and where it comes from.")
+def config() -> None:
+    """Settings: option > HPCSTAGE_* variable > --config FILE > ./hpcstage.yaml > user's file > site's file > default."""
+
+
+@config.command("show")
+@click.option("--json", "as_json", is_flag=True, help="Print a list of {key, value, source}.")
+@all_options
+def show(as_json: bool, **given: Any) -> int:  # noqa: ANN401  click hands over what was typed
+    """Print every setting, its value and where it comes from; takes the options of `run`, to try them."""
+    from hpcstage.config import load
+    from hpcstage.config.show import as_table, as_text
+
+    found = load(given, os.environ, Path.cwd())
+    for warning in found.warnings:
+        click.echo(f"hpcstage: warning: {warning}", err=True)
+    click.echo(as_text(found) if as_json else as_table(found))
+    return 0
+
+
+@config.command("default")
+def default() -> int:
+    """Print a commented file with every setting, to start one's own from."""
+    from hpcstage.config.commented import commented_default
+
+    click.echo(commented_default(), nl=False)
+    return 0

@@ -1,0 +1,71 @@
+"""The options that commands share, made from the declarations of `hpcstage.config`. They only record what was given.
+
+A command that is decorated gets its values by key (None: not given), ready for `hpcstage.config.load`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import click
+
+from hpcstage.config import SETTINGS, Setting
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_SHARED = frozenset({"dataset", "disk", "copy", "workload"})
+
+
+def dataset_options(command: Command) -> Command:
+    """What `run` and `plan` take: datasets, order, local disk, copying, workload; and `common_options`."""
+    return _with((s for s in SETTINGS if s.group in _SHARED), common_options(command))
+
+
+def run_options(command: Command) -> Command:
+    """What `run` takes besides."""
+    return _with((s for s in SETTINGS if s.group not in _SHARED), command)
+
+
+def all_options(command: Command) -> Command:
+    """Every setting; and `common_options`."""
+    return _with(SETTINGS, common_options(command))
+
+
+def common_options(command: Command) -> Command:
+    """`--config`, `-v`, `-q`."""
+    command = click.option("-q", "--quiet", count=True, help="Say nothing but errors.")(command)
+    command = click.option("-v", "--verbose", count=True, help="Say more; twice: debug.")(command)
+    text = "Read settings from this YAML file (HPCSTAGE_CONFIG)."
+    return click.option("--config", metavar="FILE", help=text)(command)
+
+
+def _with(settings: Iterable[Setting], command: Command) -> Command:
+    for setting in reversed(list(settings)):
+        command = _option(setting)(command)
+    return command
+
+
+def _option(setting: Setting) -> Callable[[Command], Command]:
+    default = ", ".join(setting.default) if isinstance(setting.default, tuple) else setting.default
+    shown = f"{setting.help}  [{setting.env}; default: {default}]" if default else f"{setting.help}  [{setting.env}]"
+    if setting.is_switch:
+        return click.option(f"{setting.flag}/--no-{setting.flag[2:]}", setting.key, default=None, help=shown)
+    complete = _completer(setting.choices) if setting.choices else None
+    # The value stays text: `load` checks it in the same way wherever it comes from. No default: None is "not given".
+    return click.option(
+        setting.flag,
+        setting.key,
+        type=click.STRING,
+        metavar=setting.metavar,
+        multiple=setting.repeats,
+        shell_complete=complete,
+        help=shown,
+    )
+
+
+def _completer(choices: tuple[str, ...]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    def complete(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+        return [choice for choice in choices if choice.startswith(typed)]
+
+    return complete
