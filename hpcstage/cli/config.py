@@ -13,7 +13,10 @@ from hpcstage.cli.options import all_options
 
 @click.group("config", short_help="Show every setting, its value and where it comes from.")
 def config() -> None:
-    """Settings: option > HPCSTAGE_* variable > --config FILE > ./hpcstage.yaml > user's file > site's file > default."""
+    """Settings come from: option, HPCSTAGE_* variable, --config FILE, ./hpcstage.yaml, user's file, site's file, default.
+
+    The first that says something counts.
+    """
 
 
 @config.command("show")

@@ -155,11 +155,7 @@ def _check(config: Config, verbosity: int, warnings: tuple[str, ...]) -> Config:
     if config.patience_s > config.want_cap_s:
         what = f"patience {raw['patience']} ({origin['patience']}) is longer than want_cap {raw['want_cap']}"
         raise ConfigError(f"{what} ({origin['want_cap']})", f"use --patience {raw['want_cap']} or less")
-    has_list = any(d.startswith("@") for d in config.data)
-    if config.order == "given" and config.data and not has_list:
+    if config.order == "given" and config.data and not any(d.startswith("@") for d in config.data):
         what = f"order given ({origin['order']}) needs a list among the datasets"
         raise UsageError(what, "use --data @LIST, or --order FILE")
-    order = config.order.removeprefix("@")
-    if order == "auto":
-        order = "given" if has_list else "manifest"
-    return replace(config, order=order, verbosity=verbosity, warnings=warnings)
+    return replace(config, verbosity=verbosity, warnings=warnings)

@@ -90,7 +90,7 @@ class Config:
             is_path=True,
         )
     )
-    """`manifest`, `given` or the path of a list: what `auto` means is settled by `load`."""
+    """As written; see `order_asked`."""
     local_dir: str | None = field(
         metadata=_declare(
             "local_dir",
@@ -115,12 +115,12 @@ class Config:
             group="disk",
         )
     )
-    copiers: int = field(
+    copiers: int | None = field(
         metadata=_declare(
             "copiers",
             "auto",
-            parse.copiers,
-            "Copy processes on a node; auto is 1 below 8 processors, 2 below 32, else 4.",
+            parse.whole(1, 256, "auto"),
+            "Copy processes on a node; auto is 1 below 8 processors of the job, 2 below 32, else 4.of the job.",
             metavar="N|auto",
             group="copy",
         )
@@ -254,9 +254,21 @@ class Config:
         """Every value with its source, for `config show` and the record."""
         return [{"key": s.key, "value": self.raw[s.key], "source": self.origin[s.key]} for s in SETTINGS]
 
-    def budget_of(self, free_bytes: int, free_inodes: int | None) -> tuple[int | None, int | None]:
-        """The budget in bytes and inodes, shares taken of what is free; None where the user left it to us."""
-        return (None, None) if self.budget is None else parse.budget(self.budget).resolve(free_bytes, free_inodes)
+    def budget_asked(self) -> parse.BudgetAsked:
+        """The budget in numbers and shares."""
+        return parse.BudgetAsked() if self.budget is None else parse.budget(self.budget)
+
+    def order_asked(self) -> str:
+        """`manifest`, `given` or the path of a list: what `auto` means is settled here."""
+        if self.order != "auto":
+            return self.order.removeprefix("@")
+        return "given" if any(d.startswith("@") for d in self.data) else "manifest"
+
+    def copier_count(self, cpus: int) -> int:
+        """Copy processes on a node where the job has `cpus` processors."""
+        if self.copiers is not None:
+            return self.copiers
+        return 1 if cpus < 8 else 2 if cpus < 32 else 4
 
 
 _BY_FIELD: dict[str, Setting] = {f.name: f.metadata["setting"] for f in fields(Config) if "setting" in f.metadata}

@@ -6,7 +6,6 @@ can follow `key (origin): `.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -77,15 +76,6 @@ def whole(minimum: int, maximum: int, word: str | None = None) -> Parser:
         return number
 
     return parse
-
-
-def copiers(value: object) -> int:
-    """A number of copy processes; `auto` follows from the processors that we may use."""
-    found = whole(1, 256, "auto")(value)
-    if isinstance(found, int):
-        return found
-    cpus = len(os.sched_getaffinity(0))
-    return 1 if cpus < 8 else 2 if cpus < 32 else 4
 
 
 def rate(word: str) -> Parser:

@@ -54,16 +54,16 @@ class _Candidate:
     scheduled: bool
 
 
-def choose(setting: str | None, env: Mapping[str, str], job: Job, *, fs: Probe | None = None) -> LocalDir:
-    """The directory to use on this node.
+def choose(setting: str | None, env: Mapping[str, str], job: Job, *, fs: Probe | None = None) -> LocalDir | None:
+    """The directory to use on this node; None if the user wants none.
 
     `setting` is the value of local_dir; None or `auto`: what the scheduler made. Raises LocalDiskProblem, whose message
-    names every candidate that failed; for `none` as well: there is nothing to stage to.
+    names every candidate that failed.
     """
     probe = fs or Machine()
     scheduled = job.scheduler != "none"
     if setting == "none":
-        raise LocalDiskProblem("no staging: local_dir is none")
+        return None
     if setting not in (None, "auto"):
         return _explicit(setting, env, scheduled, probe)
     skipped: list[str] = []

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcstage.errors import LocalDiskProblem
+from hpcstage.job.localdir import LocalDir
 
 SUN_PATH_BYTES = 108
 """Size of sockaddr_un.sun_path with its final NUL."""
@@ -30,6 +31,17 @@ _RUN_ID = re.compile(r"[A-Za-z0-9_\[\]][A-Za-z0-9_.\[\]-]{0,99}")
 
 
 @dataclass(frozen=True)
+class Claim:
+    """A node directory. Whoever holds `lock_fd` (hands it on to the daemon) owns it."""
+
+    path: Path
+    lock_fd: int | None
+    """None: another wrapper of the same launch owns it; attach to its daemon."""
+    leftovers: tuple[Path, ...]
+    """Directories of dead jobs, renamed aside; to be deleted with `remove`."""
+
+
+@dataclass(frozen=True)
 class SockPath:
     """Where the socket of a node directory can be named in few enough bytes."""
 
@@ -38,50 +50,20 @@ class SockPath:
     """Made for it, to be removed with `drop_short`; None: the node directory's own name is short enough."""
 
 
-@dataclass(frozen=True)
-class NodeDir:
-    """A node directory, made by us or found in use by a wrapper of the same launch."""
-
-    path: Path
-    owner: bool
-    """False: another wrapper of the same launch has its lock; attach to its daemon."""
-    lock_fd: int
-    """Hand it on to the daemon: the lock lives as long as one of both has it open. -1: not the owner."""
-    leftovers: tuple[Path, ...]
-    """Directories of dead jobs, renamed aside; to be deleted with `remove`."""
-    sock: Path
-    """The socket's name, short enough to bind or connect to."""
-    short_dir: Path | None
-
-    def close(self) -> None:
-        """Lets go of the lock and of the short name; the directory itself stays."""
-        drop_short(self.short_dir)
-        if self.lock_fd >= 0:
-            with suppress(OSError):
-                os.close(self.lock_fd)
-
-
-def create(
-    local: Path, run_id: str, *, host: str = "", env: Mapping[str, str] | None = None, timeout_s: float = 5.0
-) -> NodeDir:
+def claim(local: LocalDir, run_id: str, *, host: str = "", timeout_s: float = 5.0) -> Claim:
     """Makes the node directory and takes its lock, or finds it taken by a wrapper of the same launch.
 
-    `host` keeps nodes apart where they see the same directory (`LocalDir.is_network`): locks may not reach from one
-    to the other there. Raises LocalDiskProblem.
+    `host` keeps nodes apart where they see the same directory. Raises LocalDiskProblem.
     """
     if not _RUN_ID.fullmatch(run_id) or run_id.startswith(_DEAD):
         raise ValueError(f"{run_id!r} cannot name a directory")
-    base = local / base_name(os.geteuid(), host)
+    base = local.path / base_name(os.geteuid(), host if local.is_network else "")
     try:
         with _base(base) as base_fd, _locked(base_fd, base, timeout_s):
-            aside = tuple(_put_aside(base, base_fd))
-            lock_fd = _make(base_fd, run_id)
-        sock = sock_path(base / run_id, os.environ if env is None else env)
+            leftovers = tuple(_put_aside(base, base_fd))
+            return Claim(base / run_id, _make(base_fd, run_id), leftovers)
     except OSError as error:
         raise LocalDiskProblem(f"cannot make {base / run_id}: {error.strerror or error}", "give --local-dir") from None
-    return NodeDir(
-        base / run_id, lock_fd is not None, -1 if lock_fd is None else lock_fd, aside, sock.path, sock.short_dir
-    )
 
 
 def base_name(uid: int, host: str = "") -> str:
