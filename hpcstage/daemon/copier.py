@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -215,19 +216,15 @@ def child_main(
         close_all_but({0, 1, 2, commands, results})
         Copier(settings, name, stats, first, results).run(commands)
         code = 0
+    except BaseException:  # noqa: BLE001  nothing may return into the daemon's frames
+        traceback.print_exc()
     finally:
         os._exit(code)
 
 
 def close_all_but(kept: set[int]) -> None:
     """A forked child must not hold its parent's sockets, pipes and locks."""
-    low = 0
-    for fd in sorted(kept):
-        os.closerange(low, fd)
-        low = fd + 1
-    os.closerange(low, max(low, max_fd()))
-
-
-def max_fd() -> int:
-    """One more than the highest descriptor in use."""
-    return max(map(int, os.listdir("/proc/self/fd")), default=1023) + 1
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd not in kept:
+            with contextlib.suppress(OSError):
+                os.close(fd)
