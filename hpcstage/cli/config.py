@@ -13,9 +13,9 @@ from hpcstage.cli.options import all_options
 
 @click.group("config", short_help="Show every setting, its value and where it comes from.")
 def config() -> None:
-    """Settings come from: option, HPCSTAGE_* variable, --config FILE, ./hpcstage.yaml, user's file, site's file, default.
+    """Settings: the first of these that says something counts.
 
-    The first that says something counts.
+    Option, HPCSTAGE_* variable, --config FILE, ./hpcstage.yaml, user's file, site's file, default.
     """
 
 

@@ -120,7 +120,7 @@ class Config:
             "copiers",
             "auto",
             parse.whole(1, 256, "auto"),
-            "Copy processes on a node; auto is 1 below 8 processors of the job, 2 below 32, else 4.of the job.",
+            "Copy processes on a node; auto is 1 below 8 processors of the job, 2 below 32, else 4.",
             metavar="N|auto",
             group="copy",
         )
