@@ -14,6 +14,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <signal.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -114,6 +116,8 @@ int main(int argc, char **argv)
         perror(argv[optind]);
         return 1;
     }
+    if (conf.loop) /* a load ends with whoever started it */
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
     threads = calloc((size_t)conf.threads, sizeof *threads);
     start = now_s();
     for (int i = 0; i < conf.threads; i++)
@@ -121,6 +125,7 @@ int main(int argc, char **argv)
             return 1;
     for (int i = 0; i < conf.threads; i++)
         pthread_join(threads[i], NULL);
-    printf("{\"files\": %ld, \"bytes\": %ld, \"seconds\": %.6f, \"failed\": %ld}\n", count, (long)bytes, now_s() - start, (long)failed);
+    printf("{\"files\": %ld, \"bytes\": %ld, \"seconds\": %.6f, \"failed\": %ld}\n", count, (long)bytes,
+           now_s() - start, (long)failed);
     return failed ? 1 : 0;
 }

@@ -20,7 +20,17 @@ from hpcstage.emulator.build import EmulatorUnavailable, build, unavailable
 from hpcstage.emulator.mounts import clean_stale, is_mounted, unmount
 from hpcstage.emulator.state import NODES, Counters, Settings, StateFile
 
-__all__ = ["NODES", "Counters", "EmulatorUnavailable", "Settings", "Slowfs", "StateFile", "clean_stale", "unavailable"]
+__all__ = [
+    "NODES",
+    "Counters",
+    "EmulatorUnavailable",
+    "Settings",
+    "Slowfs",
+    "StateFile",
+    "clean_stale",
+    "process_cpu_s",
+    "unavailable",
+]
 
 _START_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 3.0
@@ -92,10 +102,7 @@ class Slowfs:
 
     def cpu_s(self) -> float:
         """Processor time that the server has used so far."""
-        if not self._process:
-            return 0.0
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return process_cpu_s(self._process.pid) if self._process else 0.0
 
     @property
     def server_pid(self) -> int:
@@ -119,8 +126,8 @@ class Slowfs:
         if _may_allow_other():
             options += ",allow_other,default_permissions"
         self.state.clear_server(self._node)
-        log: IO[Any] = self._stack.enter_context(tempfile.TemporaryFile())
-        command = [binary, self.source, self.path, self.state.path, "-o", options]
+        log: IO[Any] = self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115  closed by the stack
+        command = [*map(os.fspath, (binary, self.source, self.path, self.state.path)), "-o", options]
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
@@ -135,6 +142,12 @@ class Slowfs:
                 said = log.read().decode(errors="replace").strip()[-300:]
                 raise EmulatorUnavailable(f"cannot mount {self.path}: {said or 'no answer'}", "is FUSE permitted here?")
             time.sleep(_POLL_S)
+
+
+def process_cpu_s(pid: int) -> float:
+    """User and system time of a live process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

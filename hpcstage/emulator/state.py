@@ -59,7 +59,7 @@ class StateFile:
     """One storage: the mounts that name its file share bandwidth and metadata rate."""
 
     def __init__(self, settings: Settings | None = None) -> None:
-        memory = Path("/dev/shm")
+        memory = Path("/dev/shm")  # noqa: S108  mkstemp makes the name
         place = memory if os.access(memory, os.W_OK) else None
         handle, name = tempfile.mkstemp(prefix="hpcstage-slowfs-", suffix=".state", dir=place)
         self.path = Path(name)

@@ -1,0 +1,103 @@
+"""Data sets, places for them, and caches that are cold: what the measured programs find.
+
+Owns: deterministic files, the directories of one benchmark run (removed at its end), the dropping of caches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from benchmarks.harness import Options
+
+_MEMORY = Path("/dev/shm")
+_DROP = Path("/proc/sys/vm/drop_caches")
+_STAMP_S = 1_600_000_000
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one benchmark run works."""
+
+    memory: Path
+    """In memory: what stands behind emulated storage, so that the machine's own disk plays no part in its times."""
+    disk: Path
+    """On the node-local disk."""
+
+
+@contextlib.contextmanager
+def place(options: Options) -> Iterator[Place]:
+    """Fresh directories; those that dead runs of this user left are removed first."""
+    memory = options.memory_dir or (_MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir()))
+    disk = options.work_dir or Path(tempfile.gettempdir())
+    made = [_fresh(base) for base in (memory, disk)]
+    try:
+        yield Place(*made)
+    finally:
+        for path in made:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def make_files(root: Path, count: int, size_bytes: int, *, spread: float = 0.2, seed: int = 7) -> list[str]:
+    """`count` files of random bytes directly below `root`, of size_bytes ± spread; gives the names, shuffled."""
+    root.mkdir(parents=True, exist_ok=True)
+    rng = random.Random(seed)
+    names = [f"sample{index:06d}.bin" for index in range(count)]
+    for name in names:
+        size = round(size_bytes * (1 + spread * (2 * rng.random() - 1)))
+        path = root / name
+        path.write_bytes(rng.randbytes(size))
+        os.utime(path, (_STAMP_S, _STAMP_S))
+    rng.shuffle(names)
+    return names
+
+
+def total_bytes(root: Path) -> int:
+    """The bytes of all files directly below `root`."""
+    return sum(entry.stat().st_size for entry in os.scandir(root) if entry.is_file())
+
+
+def write_list(path: Path, lines: Sequence[str]) -> Path:
+    """One line each."""
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def drop_files(paths: Sequence[Path]) -> None:
+    """Takes these files out of the page cache."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(fd)
+
+
+def drop_caches(paths: Sequence[Path] = ()) -> bool:
+    """Writes back and drops the machine's caches where that is permitted; else (False) only those of `paths`."""
+    os.sync()
+    try:
+        _DROP.write_text("3\n")
+    except OSError:
+        drop_files(paths)
+        return False
+    return True
+
+
+def _fresh(base: Path) -> Path:
+    prefix = f"hpcstage-bench-{os.geteuid()}-"
+    for old in base.glob(prefix + "*"):
+        pid = old.name[len(prefix) :].partition("-")[0]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)) and old.stat().st_uid == os.geteuid():
+            shutil.rmtree(old, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=base))
