@@ -123,6 +123,9 @@ class Rates:
     local_file_s: float | None
     """Opening a staged file, per file."""
     sources: dict[str, str] = field(default_factory=dict)
+    copy_bytes_per_s: float | None = None
+    """Source to local disk, with as many transfers in flight as the copiers keep; None: as fast as the source."""
+    copy_files_per_s: float | None = None
 
 
 @dataclass(frozen=True)
