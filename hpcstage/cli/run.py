@@ -19,7 +19,7 @@ from hpcstage.cli.options import dataset_options, run_options
 @dataset_options
 @run_options
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
-def run(command: tuple[str, ...], **given: Any) -> int:  # noqa: ANN401  click hands over what was typed
+def run(command: tuple[str, ...], verbose: int, quiet: int, **given: Any) -> int:  # noqa: ANN401  click hands over what was typed
     """Run COMMAND while its datasets are copied to the node-local disk in the order in which it reads them.
 
     \b
@@ -35,4 +35,4 @@ def run(command: tuple[str, ...], **given: Any) -> int:  # noqa: ANN401  click h
     from hpcstage.config import load
     from hpcstage.launch.run import run as launch
 
-    return launch(command, load(given, os.environ, Path.cwd()))
+    return launch(command, load(given, os.environ, Path.cwd()), verbose - quiet)

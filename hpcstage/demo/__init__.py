@@ -109,25 +109,30 @@ def _matched_rate(work: Path, files: int) -> float:
 
 @contextlib.contextmanager
 def _slow_storage(work: Path, rate: float) -> Iterator[Storage]:
-    from hpcstage.emulator import Slowfs, missing
+    from hpcstage.emulator import EmulatorUnavailable, Settings, Slowfs
 
-    reason = missing()
-    if reason:
-        yield Storage(
-            work / "data",
-            f"no FUSE here ({reason}): the program itself waits for what it reads from the source, "
-            f"and --max-rate holds the copiers, both at {rate / 1e6:.0f} MB/s",
-            program_options=("--slow-source", str(rate)),
-            run_options=("--max-rate", str(int(rate))),
-        )
+    settings = Settings(bandwidth_bytes_per_s=int(rate), metadata_latency_s=SOURCE_LATENCY_S)
+    slowfs = Slowfs(work / "data", settings)
+    try:
+        slowfs.start()
+    except EmulatorUnavailable as error:
+        yield _throttled(work, rate, error.what)
         return
-    with Slowfs(
-        work / "data", work / "source", bandwidth_bytes_per_s=rate, metadata_latency_s=SOURCE_LATENCY_S
-    ) as slowfs:
-        yield Storage(
-            slowfs.mountpoint,
-            f"emulated slow storage (FUSE): {rate / 1e6:.0f} MB/s, {SOURCE_LATENCY_S * 1000:.0f} ms per metadata operation",
-        )
+    try:
+        latency = f"{SOURCE_LATENCY_S * 1000:.0f} ms for each open or stat"
+        yield Storage(slowfs.path, f"slow storage emulated with FUSE: {rate / 1e6:.0f} MB/s, {latency}")
+    finally:
+        slowfs.stop()
+
+
+def _throttled(work: Path, rate: float, reason: str) -> Storage:
+    return Storage(
+        work / "data",
+        f"no FUSE here ({reason}): the program itself waits for what it reads from the source, "
+        f"and --max-rate holds the copiers, both at {rate / 1e6:.0f} MB/s",
+        program_options=("--slow-source", str(rate)),
+        run_options=("--max-rate", str(int(rate))),
+    )
 
 
 def _run(mode: str, storage: Storage, work: Path, local: Path) -> dict[str, Any]:

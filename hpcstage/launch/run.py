@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from hpcstage.plan.datasets import Resolved
 
 
-def run(command: Sequence[str], config: Config) -> int:
+def run(command: Sequence[str], config: Config, verbosity: int) -> int:
     """Runs the command with its datasets staged; returns its exit code."""
-    messages.set_verbosity(config.verbosity)
+    messages.set_verbosity(verbosity)
+    for warning in config.warnings:
+        messages.warn(warning)
     started = Clock()
     resolved = _resolve(config)
     signals = Signals()
