@@ -31,6 +31,8 @@ ALONE_SHARE = 0.3
 """Of the time limit; the copying takes up to half, reading back the rest."""
 COPY_SHARE = 0.5
 GRACE_S = 0.25
+THREAD_COST_S = 50e-6
+"""What a Python thread needs for a transfer besides waiting."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +73,18 @@ def probe(
         return ProbeResult(_rates(None, None, None), 0.0, ("no files to probe with",))
     with _workplace(local_dir) as place:
         alone = _measure(sample[0::2], None, 1, limit_s * ALONE_SHARE)
-        many = _measure(sample[1::2] or sample, place, transfers, limit_s * COPY_SHARE)
+        many = _measure(sample[1::2] or sample, place, _useful(alone, transfers), limit_s * COPY_SHARE)
         left_s = max(0.1, started + limit_s - time.monotonic())
         local = _read_back(many.copies, min(left_s, limit_s * (1 - ALONE_SHARE - COPY_SHARE)))
     notes = tuple(_notes(alone, many, local, place))
     return ProbeResult(_rates(alone, many, local), time.monotonic() - started, notes)
+
+
+def _useful(alone: _Measured, transfers: int) -> int:
+    """Threads that hide what one reader waits; where that is little, more of them would only get in each other's way."""
+    if not alone.files:
+        return transfers
+    return max(2, min(transfers, int((alone.open_s + alone.read_s) / alone.files / THREAD_COST_S)))
 
 
 # ---- the sample and where it goes
@@ -273,7 +282,15 @@ def _rates(alone: _Measured | None, many: _Measured | None, local: _Measured | N
         note(many, f"{many.in_flight} in flight", _parallel_rates(many))
     if local is not None and local.files:
         note(local, "copies read back", _alone_rates(local, "local"))
+    _not_slower_than_one(values)
     return Rates(**values, sources=sources)
+
+
+def _not_slower_than_one(values: dict[str, float | None]) -> None:
+    """Many transfers are never slower than one reader; where they seem so, it is this probe's threads."""
+    many, one = values["source_bytes_per_s"], values["reader_bytes_per_s"]
+    if many is not None and one is not None and many < one:
+        values["source_bytes_per_s"] = one
 
 
 def _alone_rates(found: _Measured, name: str) -> dict[str, float | None]:

@@ -1,0 +1,68 @@
+"""`hpcstage plan`: the options, then the plan of a run to come or of a past one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpcstage.cli.options import dataset_options
+from hpcstage.errors import UsageError
+
+if TYPE_CHECKING:
+    from hpcstage.plan.planfile import Plan
+
+
+@click.command("plan", short_help="Show what would be copied in which order, whether it fits and what it gains.")
+@dataset_options
+@click.option("--no-probe", is_flag=True, help="Do not measure the source and the local disk (up to 2 s).")
+@click.option("--limit", type=click.IntRange(min=0), help="Rows of the table (default 20; with --json: none).")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON; its files only with --limit.")
+@click.argument("run_dir", required=False, type=click.Path(path_type=Path))
+def plan(run_dir: Path | None, no_probe: bool, limit: int | None, as_json: bool, **given: Any) -> int:  # noqa: ANN401
+    """Show what a run would copy, in which order, whether it fits, and what each mode would take.
+
+    \b
+    hpcstage plan --data /lustre/imagenet/train --epochs 90 --epoch-compute 20m
+    hpcstage plan RUN_DIR            the plan of a past run
+
+    What is not given is taken from the record of an earlier run on the same datasets, or measured (see --no-probe).
+    """
+    found = _past(run_dir, given) if run_dir is not None else _coming(given, with_probe=not no_probe)
+    _print(found, limit, as_json=as_json)
+    return 0
+
+
+def _past(run_dir: Path, given: dict[str, Any]) -> Plan:
+    from hpcstage.plan.planfile import load
+
+    if given.get("data"):
+        raise UsageError("both a run directory and --data are given", "give one of them")
+    return load(run_dir)
+
+
+def _coming(given: dict[str, Any], *, with_probe: bool) -> Plan:
+    from hpcstage.config import load
+    from hpcstage.plan.preview import preview
+
+    config = load(given, os.environ, Path.cwd())
+    for warning in config.warnings:
+        sys.stderr.write(f"hpcstage: warning: {warning}\n")
+    return preview(config, os.environ, Path.cwd(), with_probe=with_probe)
+
+
+def _print(found: Plan, limit: int | None, *, as_json: bool) -> None:
+    import json
+
+    from hpcstage.report import plan_text
+
+    if as_json:
+        page = json.dumps(plan_text.to_json(found, limit), indent=1) + "\n"
+    else:
+        page = plan_text.text(found, plan_text.DEFAULT_LIMIT if limit is None else limit)
+    # Help texts and paths may hold what the terminal's encoding has not.
+    sys.stdout.buffer.write(page.encode(sys.stdout.encoding or "utf-8", "backslashreplace"))
+    sys.stdout.flush()

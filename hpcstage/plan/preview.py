@@ -1,0 +1,187 @@
+"""Makes a plan without running anything: scan, order, budget, probe, forecast.
+
+Owns where each input of the forecast comes from: an option, the record of an earlier run, the probe, or nothing
+(then `forecast` assumes something and says so). The daemon makes its plan of the same parts.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcstage.errors import HpcstageError, LocalDiskProblem, UsageError
+from hpcstage.plan import forecast, order, probe
+from hpcstage.plan.budget import fit
+from hpcstage.plan.datasets import resolve
+from hpcstage.plan.manifest import Manifest
+from hpcstage.plan.planfile import Plan, ScanSummary
+from hpcstage.plan.scan import scan
+from hpcstage.plan.types import Budget, Order, Rates, Workload
+
+if TYPE_CHECKING:
+    from hpcstage.config import Config
+    from hpcstage.job.localdir import LocalDir
+    from hpcstage.record.workload import Measured
+
+DEFAULT_SHARE = 0.8
+NO_LIMIT = 1 << 62
+NOTHING_KNOWN = Rates(None, None, None, None, None, None)
+
+
+@dataclass(frozen=True)
+class Disk:
+    """The node-local directory as far as a plan needs it."""
+
+    path: Path | None
+    text: str
+    budget: Budget | None
+    device: int | None = None
+
+
+def preview(config: Config, env: Mapping[str, str], cwd: Path, *, with_probe: bool) -> Plan:
+    """The plan of a run with this configuration. Raises UsageError for datasets that cannot be."""
+    disk = local_disk(config, env)
+    resolved = resolve(config.data, cwd, disk.device)
+    found = scan(resolved)
+    if not len(found.manifest):
+        raise UsageError("the datasets hold no file", "check --data")
+    wanted, unknown = order.build_counting(found.manifest, config.order_asked(), lists=resolved.lists, cwd=cwd)
+    notes = [f"{notice.text}; {notice.remedy}" for notice in resolved.warnings]
+    known = find_earlier(found.manifest, env)
+    workload = workload_of(config, found.manifest, known)
+    rates, probe_notes = _rates(config, found.manifest, wanted, disk, known, with_probe=with_probe)
+    notes.extend(probe_notes)
+    room = fit(found.manifest, order.complete(wanted, len(found.manifest)), disk.budget) if disk.budget else None
+    result = forecast.forecast(
+        workload,
+        rates,
+        fit=room.share if room else 1.0,
+        order_known=wanted.provenance != order.MANIFEST,
+        begin_s=found.seconds,
+        max_rate_bytes_per_s=config.max_rate_bytes_per_s,
+    )
+    return Plan(
+        manifest=found.manifest,
+        order=wanted,
+        scan=ScanSummary.of(found),
+        unknown=unknown,
+        local=disk.text,
+        budget=disk.budget,
+        fit=room,
+        workload=workload,
+        rates=rates,
+        forecast=result,
+        mode=result.choice,
+        notes=tuple(notes),
+    )
+
+
+# ---- the local disk
+
+
+def local_disk(config: Config, env: Mapping[str, str]) -> Disk:
+    """The directory that a run here would use. On a login node there may be none: then the budget is unknown."""
+    from hpcstage.job import detect, localdir
+
+    try:
+        local = localdir.choose(config.local_dir, env, detect(env, hostname=socket.gethostname()))
+    except LocalDiskProblem as error:
+        return Disk(None, f"none here: {error.what}", None)
+    if local is None:
+        return Disk(None, "none, as asked for", None)
+    return Disk(local.path, f"{local.path} ({local.why})", _budget(config, local), local.device)
+
+
+def _budget(config: Config, local: LocalDir) -> Budget:
+    size, inodes = config.budget_asked().resolve(local.free_bytes, local.free_inodes)
+    why = "as asked for"
+    if size is None:
+        # What is free of memory is already the part that staging may take.
+        share = 1.0 if local.is_memory else DEFAULT_SHARE
+        size = int(local.free_bytes * share)
+        why = "half of the free memory" if local.is_memory else f"{share:.0%} of what is free"
+    if inodes is None:
+        inodes = NO_LIMIT if local.free_inodes is None else int(local.free_inodes * DEFAULT_SHARE)
+    return Budget(size, inodes, why)
+
+
+# ---- the program
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What an earlier run with the same datasets tells."""
+
+    program: Measured
+    source_bytes_per_s: float | None
+
+
+def find_earlier(manifest: Manifest, env: Mapping[str, str]) -> Earlier | None:
+    """The last run that succeeded; a record that cannot be read is none."""
+    from hpcstage.record import files, index, workload
+
+    run_dir = index.find(None, [os.fsdecode(d.root) for d in manifest.datasets], env)
+    if run_dir is None:
+        return None
+    try:
+        record = files.load_run(run_dir)
+        return Earlier(workload.workload_of(record), record["contention"]["typical_bytes_per_s"])
+    except (HpcstageError, OSError, KeyError, TypeError, ValueError):
+        return None
+
+
+def workload_of(config: Config, manifest: Manifest, known: Earlier | None) -> Workload:
+    """Options first, then the earlier run."""
+    sources: dict[str, str] = {"files": "scan", "size_bytes": "scan"}
+    values: dict[str, float | None] = {}
+    for name, key in (("epochs", "epochs"), ("epoch_compute_s", "epoch_compute"), ("readers", "readers"),
+                      ("startup_s", "startup")):  # fmt: skip
+        values[name] = getattr(config, name)
+        if values[name] is not None:
+            sources[name] = config.origin[key]
+        elif known is not None and getattr(known.program, name) is not None:
+            values[name] = getattr(known.program, name)
+            sources[name] = known.program.source
+        else:
+            sources[name] = "default"
+    return Workload(
+        files=len(manifest),
+        size_bytes=manifest.total_bytes,
+        epochs=_whole(values["epochs"]),
+        epoch_compute_s=values["epoch_compute_s"],
+        startup_s=values["startup_s"] or 0.0,
+        readers=_whole(values["readers"]),
+        sources=sources,
+    )
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+# ---- the disks' rates
+
+
+def _rates(
+    config: Config,
+    manifest: Manifest,
+    wanted: Order,
+    disk: Disk,
+    known: Earlier | None,
+    *,
+    with_probe: bool,
+) -> tuple[Rates, tuple[str, ...]]:
+    if with_probe:
+        ids = wanted.ids or order.complete(wanted, len(manifest))
+        measured = probe.probe(manifest, ids, disk.path, transfers=config.transfers)
+        rates, notes = measured.rates, measured.notes
+    else:
+        rates, notes = NOTHING_KNOWN, ("no probe: rates are from an earlier run or assumed",)
+    if rates.source_bytes_per_s is None and known is not None and known.source_bytes_per_s is not None:
+        source = {**rates.sources, "source_bytes_per_s": known.program.source}
+        rates = replace(rates, source_bytes_per_s=known.source_bytes_per_s, sources=source)
+    return rates, notes
