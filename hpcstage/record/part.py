@@ -38,6 +38,10 @@ class Sample:
     want_ns: int = 0
     queued_files: int = 0
     store_bytes: int = 0
+    loader_wait_ns: int = 0
+    """Waits of PyTorch's loaders for their next batch, summed over processes (LOADER_WAIT_NS)."""
+    local_ns: int = 0
+    """The program's opens and reads of staged copies (HIT_OPEN_NS, LOCAL_READ_NS), summed over processes."""
 
 
 @dataclass
@@ -118,16 +122,20 @@ class NodePart:
     def from_json(cls, data: dict[str, Any]) -> NodePart:
         """Reads what `to_json` gave; unknown keys of a newer version are dropped."""
         known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
-        known["datasets"] = [DatasetPart(**d) for d in known.get("datasets", [])]
-        known["samples"] = [Sample(**d) for d in known.get("samples", [])]
+        known["datasets"] = [DatasetPart(**_known(DatasetPart, d)) for d in known.get("datasets", [])]
+        known["samples"] = [Sample(**_known(Sample, d)) for d in known.get("samples", [])]
         known["processes"] = [_process(d) for d in known.get("processes", [])]
         for name in ("hist_open", "hist_read"):
             known[name] = {int(k): v for k, v in known.get(name, {}).items()}
         return cls(**known)
 
 
+def _known(form: type[Any], data: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in data.items() if k in form.__dataclass_fields__}
+
+
 def _process(data: dict[str, Any]) -> ProcessPart:
-    part = ProcessPart(**data)
+    part = ProcessPart(**_known(ProcessPart, data))
     part.hist_open = {int(k): v for k, v in part.hist_open.items()}
     part.hist_read = {int(k): v for k, v in part.hist_read.items()}
     return part
@@ -161,5 +169,18 @@ class RunPart:
     """{key, value, source}."""
     child_cpu_s: float | None = None
     """User and system time of the command and its reaped children."""
+    child_pid: int | None = None
+    run_dir: str | None = None
+    roots: list[str] = field(default_factory=list)
+    """Roots of the datasets, known before any node has reported."""
     problems: list[dict[str, str]] = field(default_factory=list)
     """{id, text, remedy}."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for json.dump."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> RunPart:
+        """Reads what `to_json` gave; unknown keys of a newer version are dropped."""
+        return cls(**_known(cls, data))

@@ -1,0 +1,33 @@
+"""Notes: what a user should know about a run and do about it, worst first. Pure.
+
+Owns the order and the form. The rules are functions from the record to notes in `rules_*`; a new one is added to
+its module's list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from hpcstage.record.rule import Note, Severity
+from hpcstage.record.rules_storage import STORAGE_RULES
+from hpcstage.record.rules_time import TIME_RULES
+from hpcstage.record.rules_visible import VISIBLE_RULES
+
+RULES = [*VISIBLE_RULES, *STORAGE_RULES, *TIME_RULES]
+ERRORS = {"killed", "daemon_died", "no_part"}
+
+
+def notes_of(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """All notes that apply."""
+    notes = [*_of_problems(record["problems"]), *(note for rule in RULES for note in rule(record))]
+    ordered = sorted(notes, key=lambda note: list(Severity).index(note.severity))
+    return [{**asdict(note), "severity": note.severity.value} for note in ordered]
+
+
+def _of_problems(problems: Iterable[dict[str, str]]) -> list[Note]:
+    return [
+        Note(p["id"], Severity.ERROR if p["id"] in ERRORS else Severity.WARNING, p["text"], p["remedy"])
+        for p in problems
+    ]

@@ -1,0 +1,88 @@
+"""Rules about time: waits, contention, order, and whether staging was worth it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hpcstage.record.rule import Note, Severity, number, percent, stages
+from hpcstage.units import format_duration, format_rate
+
+GAINED = 0.02
+MUCH = 0.15
+OUT_OF_ORDER = 0.2
+LEAST_WALL_S = 5.0
+
+
+def contention(record: dict[str, Any]) -> Iterator[Note]:
+    """The source was slower than it can be."""
+    periods = record["contention"]["periods"]
+    if not periods:
+        return
+    length_s = sum(p["end_s"] - p["start_s"] for p in periods)
+    loss = sum((p["end_s"] - p["start_s"]) * p["loss"] for p in periods) / max(length_s, 1e-9)
+    best = record["contention"]["best_bytes_per_s"]
+    yield Note(
+        "contention",
+        Severity.INFO,
+        f"the source fell below its own best ({format_rate(best)}) for {format_duration(length_s)}, "
+        f"by {percent(loss)} on average",
+        "others read there too; staging before the rush, or in --mode runtime, hides it behind computing",
+    )
+
+
+def waits_for_source(record: dict[str, Any]) -> Iterator[Note]:
+    """Much of the time went into waiting for the source."""
+    split = record["time_split"]
+    if not split["wall_s"] or split["wait_source_s"] is None or split["wait_source_s"] < MUCH * split["wall_s"]:
+        return
+    share = percent(split["wait_source_s"] / split["wall_s"])
+    remedy = (
+        "the copiers did not keep ahead: more --copiers if the source can give more, else more epochs will repay it"
+        if stages(record)
+        else "run it with --mode runtime: from the second epoch on, reads are local"
+    )
+    yield Note("waits_for_source", Severity.INFO, f"the program waited for the source {share} of its time", remedy)
+
+
+def preprocessing(record: dict[str, Any]) -> Iterator[Note]:
+    """The loader is short of CPU, not of data."""
+    split = record["time_split"]
+    if split["wall_s"] and (split["preprocess_s"] or 0) > MUCH * split["wall_s"]:
+        yield Note(
+            "preprocessing",
+            Severity.INFO,
+            f"the loader's waits are {percent(split['preprocess_s'] / split['wall_s'])} of the time and not for files: "
+            "decoding and collating",
+            "more loader workers (num_workers) or cores; faster storage will not help",
+        )
+
+
+def order(record: dict[str, Any]) -> Iterator[Note]:
+    """The program did not read in the order of copying."""
+    opens, wanted = record["coverage"]["opens"], record["totals"]["wanted"]
+    if opens and wanted and stages(record) and wanted > OUT_OF_ORDER * opens:
+        provenance = record["order"]["provenance"] or "manifest"
+        yield Note(
+            "order",
+            Severity.INFO,
+            f"{number(wanted, 'open')} ({percent(wanted / opens)}) came before their copy; order: {provenance}",
+            "give the order in which the program reads: --data @list.txt, --order FILE, or hpcstage.order(paths) in it",
+        )
+
+
+def gained_nothing(record: dict[str, Any]) -> Iterator[Note]:
+    """The honest verdict."""
+    saved, wall = record["savings"]["vs_direct_s"], record["time_split"]["wall_s"]
+    if not stages(record) or saved is None or not wall or wall < LEAST_WALL_S or saved > GAINED * wall:
+        return
+    lost = f"lost {format_duration(-saved)}" if saved < -GAINED * wall else "gained nothing"
+    yield Note(
+        "gained_nothing",
+        Severity.INFO,
+        f"staging {lost} here against reading directly (estimate)",
+        "it pays with more epochs or a busier source; --mode auto decides from a forecast, --mode direct only measures",
+    )
+
+
+TIME_RULES = [waits_for_source, gained_nothing, contention, order, preprocessing]

@@ -1,0 +1,150 @@
+"""Rules about what could be seen and redirected. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hpcstage.record.rule import Note, Severity, number, percent, stages
+
+WORTH = 0.02
+"""Opens that were not swapped are worth a note from this share of all on."""
+
+REASONS = {
+    "unknown": (
+        "were not there when the dataset was scanned, or not regular files",
+        "files that the program makes itself need no staging; else put their directory into --data",
+    ),
+    "later": (
+        "would have waited for their copy longer than reading the source takes",
+        "give the reading order (--data @list.txt or --order FILE), or --mode upfront",
+    ),
+    "full": (
+        "found no room in the store",
+        "raise --budget or take a larger disk with --local-dir",
+    ),
+    "failed": (
+        "could not be copied",
+        "see the errors listed in `hpcstage report --json` under nodes",
+    ),
+    "void": (
+        "had been written to during the run",
+        "write outputs outside the dataset",
+    ),
+    "scanning": (
+        "came before the scan of the dataset had ended",
+        "name a smaller directory with --data, or a list (--data @list.txt), which needs no walk",
+    ),
+    "timeout": (
+        "got no answer from the daemon in time",
+        "leave the daemon some CPU time: one core less for loader workers",
+    ),
+    "no_daemon": (
+        "found no daemon",
+        "see daemon.log in the node directory",
+    ),
+    "settled": (
+        "came after staging had ended without them",
+        "raise --budget if the store was full; files that appear later are not staged",
+    ),
+    "local_error": (
+        "could not be read from the local disk",
+        "look at the health and the quota of the local disk",
+    ),
+    "unstated": (
+        "went to the source without a stated reason",
+        "run with -v and look at the processes listed in `hpcstage report --json`",
+    ),
+}  # fmt: skip
+
+
+def nothing_attached(record: dict[str, Any]) -> Iterator[Note]:
+    """No shim ran in any process."""
+    if record["coverage"]["processes_attached"] == 0:
+        yield Note(
+            "nothing_attached",
+            Severity.ERROR if stages(record) else Severity.WARNING,
+            "no Python process of the command attached: everything was read from the source, and nothing was measured",
+            "python -I, -E or -S, `env -i`, sudo and containers with a clean environment drop PYTHONPATH: pass it on; "
+            "programs that are not Python are not redirected",
+        )
+
+
+def nothing_opened(record: dict[str, Any]) -> Iterator[Note]:
+    """Shims ran, and saw nothing of the datasets."""
+    coverage = record["coverage"]
+    attached = (coverage["processes_attached"] or 0) - (coverage["processes_uncounted"] or 0)
+    if attached > 0 and coverage["opens"] == 0:
+        roots = ", ".join(d["root"] for d in record["datasets"][:2]) or "the datasets"
+        yield Note(
+            "nothing_opened",
+            Severity.WARNING,
+            f"no attached process opened a file below {roots}",
+            "check that --data names the paths that the program opens, and that they are regular files",
+        )
+
+
+def missed(record: dict[str, Any]) -> Iterator[Note]:
+    """Python processes without a shim."""
+    count = record["coverage"]["processes_missed"] or 0
+    if count and record["coverage"]["processes_attached"]:
+        examples = record["coverage"]["missed_examples"]
+        first = f", such as {str(examples[0].get('command', '?'))[:60]}" if examples else ""
+        yield Note(
+            "processes_missed",
+            Severity.WARNING,
+            f"{number(count, 'Python process', 'Python processes')} never attached{first}: they read the source",
+            "started with -I, -E or -S, or without PYTHONPATH in the environment?",
+        )
+
+
+def uncounted(record: dict[str, Any]) -> Iterator[Note]:
+    """Shims that switched themselves off."""
+    count = record["coverage"]["processes_uncounted"] or 0
+    if count:
+        yield Note(
+            "shim_off",
+            Severity.WARNING,
+            f"in {number(count, 'process', 'processes')} redirection failed its self-test: they read the source",
+            "try --intercept python; please report the platform",
+        )
+
+
+def python_layer(record: dict[str, Any]) -> Iterator[Note]:
+    """No compiler at installation: less is redirected and measured."""
+    layers = record["coverage"]["by_layer"]
+    if layers.get("python", {}).get("opens") and not layers.get("native", {}).get("opens"):
+        yield Note(
+            "python_layer",
+            Severity.INFO,
+            "Python layer only: files opened by C code were read from the source, and reads are not timed",
+            "reinstall hpcstage where a C compiler exists (x86-64 or aarch64, glibc), or drop --intercept python",
+        )
+
+
+def not_swapped(record: dict[str, Any]) -> Iterator[Note]:
+    """The main reasons for opens at the source."""
+    opens = record["coverage"]["opens"]
+    if not opens or not stages(record):
+        return
+    for name, count in sorted(record["coverage"]["reasons"].items(), key=lambda item: -item[1])[:2]:
+        if name in REASONS and count >= WORTH * opens:
+            what, remedy = REASONS[name]
+            severity = Severity.WARNING if count >= 0.2 * opens else Severity.INFO
+            text = f"{number(count, 'open')} ({percent(count / opens)}) {what}"
+            yield Note(f"direct_{name}", severity, text, remedy)
+
+
+def shim_errors(record: dict[str, Any]) -> Iterator[Note]:
+    """Failures that the shim swallowed."""
+    count = record["coverage"]["errors"] or 0
+    if count:
+        yield Note(
+            "shim_errors",
+            Severity.INFO,
+            f"the shim swallowed {number(count, 'failure')} of its own; these calls went to the source",
+            "results are not affected; please report it",
+        )
+
+
+VISIBLE_RULES = [nothing_attached, nothing_opened, missed, uncounted, python_layer, not_swapped, shim_errors]

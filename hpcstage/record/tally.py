@@ -1,0 +1,83 @@
+"""Sums over attached processes and nodes that know the difference between zero and unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from hpcstage.record.part import NodePart, ProcessPart
+
+UNSEEN_LAYER = "direct"
+"""A process of this layer attached but counts nothing: its self-tests failed."""
+
+
+def processes_of(nodes: Iterable[NodePart]) -> list[ProcessPart]:
+    """All attached processes."""
+    return [process for node in nodes for process in node.processes]
+
+
+def count(process: ProcessPart, name: str) -> int:
+    """A counter (zeros are left out in the part)."""
+    return process.counters.get(name, 0)
+
+
+def total(processes: Iterable[ProcessPart], name: str) -> int:
+    """A counter summed over processes."""
+    return sum(count(process, name) for process in processes)
+
+
+def opens_of(process: ProcessPart) -> int:
+    """Opens for reading below a dataset that succeeded."""
+    return swapped_of(process) + count(process, "source_opens")
+
+
+def swapped_of(process: ProcessPart) -> int:
+    """Opens that got the staged copy."""
+    return count(process, "hit_opens") + count(process, "ready_opens")
+
+
+def reads_known(process: ProcessPart) -> bool:
+    """Whether this process's reads were measured."""
+    return bool(count(process, "reads_measured")) and process.layer != UNSEEN_LAYER
+
+
+def source_reads(processes: Iterable[ProcessPart], name: str) -> int | None:
+    """A counter of reads at the source; None if a process that opened files there did not measure its reads."""
+    return _reads(processes, name, "source_opens")
+
+
+def local_reads(processes: Iterable[ProcessPart], name: str) -> int | None:
+    """A counter of reads of staged copies; None if a process that opened some did not measure its reads."""
+    return _reads(processes, name, "hit_opens", "ready_opens")
+
+
+def _reads(processes: Iterable[ProcessPart], name: str, *opens: str) -> int | None:
+    value = 0
+    for process in processes:
+        if process.layer == UNSEEN_LAYER:
+            return None
+        if any(count(process, o) for o in opens) and not reads_known(process):
+            return None
+        value += count(process, name)
+    return value
+
+
+def node_total(nodes: Sequence[NodePart], name: str) -> int | None:
+    """A total of the daemons; None if one of them does not know it, or there is none."""
+    values = [node.totals.get(name) for node in nodes]
+    if not values or None in values:
+        return None
+    return int(sum(value for value in values if value is not None))
+
+
+def add(*values: float | None) -> float | None:
+    """The sum, unknown if a part is."""
+    if any(value is None for value in values):
+        return None
+    return sum(value for value in values if value is not None)
+
+
+def ratio(part: float | None, whole: float | None) -> float | None:
+    """part / whole; None if either is unknown or the whole is nothing."""
+    if part is None or not whole:
+        return None
+    return part / whole

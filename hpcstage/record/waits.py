@@ -1,0 +1,105 @@
+"""What a loader's waits were for: the source, local disk, or neither. Pure.
+
+A batch is read by W processes (the loader's workers; the training process itself if it has none). While the training
+process waits for w seconds, W * w seconds of their work pass. If they were blocked for S seconds at the source and L
+seconds locally in that interval, min(w, (S + L) / W) of the wait is explained by reading and split in the proportion
+S : L; what is left, they must have spent on decoding and collating. The sum goes over the daemon's samples (about a
+second each), so that waits of the first epoch are not explained by reads of the second; where the samples do not
+hold the waits it goes over the whole run. Reading is named first: `preprocess_s` is the least it can have been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hpcstage.record import tally
+from hpcstage.record.part import NodePart, ProcessPart, Sample
+
+SAMPLED = 0.5
+"""The samples are used if they hold at least this share of the waits that the processes counted."""
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Shares of the waits; None: not measured. They add up to 1 or are all None."""
+
+    source: float | None
+    local: float | None
+    preprocess: float | None
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Summed over processes, in ns."""
+
+    wait_ns: float
+    source_ns: float
+    local_ns: float
+
+
+def blocked_ns(process: ProcessPart) -> tuple[int, int]:
+    """Time inside opens, wants and reads of source files, and of staged copies."""
+    source = sum(tally.count(process, n) for n in ("want_ns", "source_open_ns", "source_read_ns"))
+    local = sum(tally.count(process, n) for n in ("hit_open_ns", "local_read_ns"))
+    return source, local
+
+
+def shares_of(nodes: Sequence[NodePart], trainers: Sequence[ProcessPart], unmeasured: list[str]) -> Shares:
+    """How the waits of these training processes divide."""
+    families = [_family(p, node) for node in nodes for p in node.processes if tally.count(p, "loader_steps")]
+    members = [process for family in families for process in family]
+    waited = tally.total(trainers, "loader_wait_ns")
+    if not waited:
+        return Shares(0.0, 0.0, 0.0)
+    if not any(tally.opens_of(p) for p in members):
+        unmeasured.append("no opens were seen in the processes that read for the loader: its waits are not divided")
+        return Shares(None, None, None)
+    if not all(tally.reads_known(p) for p in members if tally.opens_of(p)):
+        unmeasured.append("this layer does not measure reads: the loader's waits are not divided")
+        return Shares(None, None, None)
+    readers = max(1.0, sum(_workers(t) for t in trainers) / len(trainers))
+    return _explain(_intervals(nodes, members, waited), readers)
+
+
+def _workers(trainer: ProcessPart) -> int:
+    return max(1, tally.count(trainer, "loader_workers"))
+
+
+def _family(trainer: ProcessPart, node: NodePart) -> list[ProcessPart]:
+    """A process and its descendants."""
+    pids, family = {trainer.pid}, [trainer]
+    rest = [p for p in node.processes if p is not trainer]
+    while True:
+        born = [p for p in rest if p.parent_pid in pids]
+        if not born:
+            return family
+        family += born
+        pids |= {p.pid for p in born}
+        rest = [p for p in rest if p not in born]
+
+
+def _intervals(nodes: Sequence[NodePart], members: Sequence[ProcessPart], waited_ns: int) -> list[Interval]:
+    sampled = [_of_sample(sample) for node in nodes for sample in node.samples]
+    if sum(interval.wait_ns for interval in sampled) >= SAMPLED * waited_ns:
+        return sampled
+    blocked = [blocked_ns(process) for process in members]
+    return [Interval(waited_ns, sum(s for s, _ in blocked), sum(local for _, local in blocked))]
+
+
+def _of_sample(sample: Sample) -> Interval:
+    source_ns = sample.want_ns + sample.shim_open_ns + sample.shim_read_ns
+    return Interval(max(0, sample.loader_wait_ns), max(0, source_ns), max(0, sample.local_ns))
+
+
+def _explain(intervals: Iterable[Interval], readers: float) -> Shares:
+    source = local = total = 0.0
+    for interval in intervals:
+        total += interval.wait_ns
+        reading = interval.source_ns + interval.local_ns
+        if reading <= 0:
+            continue
+        explained = min(interval.wait_ns, reading / readers)
+        source += explained * interval.source_ns / reading
+        local += explained * interval.local_ns / reading
+    return Shares(source / total, local / total, max(0.0, 1.0 - (source + local) / total))

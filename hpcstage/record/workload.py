@@ -1,0 +1,55 @@
+"""What an earlier record says about a command, for the forecast of its next run. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured; None is unknown. `source` names the run."""
+
+    epochs: int | None = None
+    epoch_compute_s: float | None = None
+    """Of one epoch, if reading took no time: computing and preprocessing."""
+    startup_s: float | None = None
+    readers: int | None = None
+    """Loader workers of one training process; 0: it reads without prefetch."""
+    source: str = ""
+    sources: dict[str, str] = field(default_factory=dict)
+    """For each number that is known, where it comes from."""
+
+
+def workload_of(record: Mapping[str, Any]) -> Measured:
+    """Epochs, compute time per epoch, time before the first read, and readers."""
+    source = f"record of {record['run']['id']}"
+    trainers = [p for node in record["nodes"] for p in node["processes"] if p["loader_steps"]]
+    split = record["time_split"]
+    readers = max((p["loader_workers"] for p in trainers), default=None)
+    epochs = _epochs_by_opens(record) or max((p["loader_epochs"] for p in trainers), default=0) or None
+    known: dict[str, Any] = {
+        "epochs": epochs,
+        "epoch_compute_s": _epoch_compute_s(split, epochs),
+        "startup_s": split["other_s"] if trainers and split["compute_s"] is not None else None,
+        "readers": readers,
+    }
+    sources = {name: source for name, value in known.items() if value is not None}
+    return Measured(**known, source=source, sources=sources)
+
+
+def _epochs_by_opens(record: Mapping[str, Any]) -> int | None:
+    """How often the datasets' files were opened, if a whole number of times (loaders count validation, too)."""
+    files = [dataset["files"] for dataset in record["datasets"]]
+    opens = record["coverage"]["opens"]
+    if not opens or not files or None in files or not sum(files):
+        return None
+    times = opens / sum(files)
+    return round(times) if times >= 0.9 and abs(times - round(times)) < 0.1 * times else None
+
+
+def _epoch_compute_s(split: Mapping[str, Any], epochs: int | None) -> float | None:
+    if not epochs or split["compute_s"] is None:
+        return None
+    return float((split["compute_s"] + (split["preprocess_s"] or 0.0)) / epochs)
