@@ -119,7 +119,7 @@ def _construct(loader: object, name: str) -> dict[str, Written]:
 
     assert isinstance(loader, yaml.SafeLoader)
     root = loader.get_single_node()
-    if root is None:
+    if root is None or root.tag == "tag:yaml.org,2002:null":
         return {}
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{name}:{root.start_mark.line + 1}: not a list of `key: value` lines")

@@ -152,6 +152,9 @@ def _locked(setting: Setting, written: Written, site: files.FileContent) -> Conf
 def _check(config: Config, verbosity: int, warnings: tuple[str, ...]) -> Config:
     """What needs several values at once."""
     origin, raw = config.origin, config.raw
+    if config.patience_s > config.want_cap_s and origin["patience"] == "default":
+        raw, origin = {**raw, "patience": raw["want_cap"]}, {**origin, "patience": "default, as want_cap is shorter"}
+        config = replace(config, patience_s=config.want_cap_s, raw=raw, origin=origin)
     if config.patience_s > config.want_cap_s:
         what = f"patience {raw['patience']} ({origin['patience']}) is longer than want_cap {raw['want_cap']}"
         raise ConfigError(f"{what} ({origin['want_cap']})", f"use --patience {raw['want_cap']} or less")

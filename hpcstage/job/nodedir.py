@@ -117,7 +117,7 @@ def drop_short(short_dir: Path | None) -> None:
 def _short_parent(env: Mapping[str, str]) -> str:
     runtime = env.get("XDG_RUNTIME_DIR", "")
     with suppress(OSError):
-        if runtime.startswith("/") and len(os.fsencode(runtime)) < 64 and _is_private(os.lstat(runtime)):
+        if runtime.startswith("/") and len(os.fsencode(runtime)) < 80 and _is_private(os.lstat(runtime)):
             return runtime
     return "/tmp"  # noqa: S108 - mkdtemp makes it safe, and it holds one link
 

@@ -1,0 +1,129 @@
+"""What is shipped: the commented default is in step, site examples load, job scripts are valid, start-up is quick."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import REPO, Hpcstage
+
+from hpcstage.config import SETTINGS, load
+from hpcstage.config.commented import commented_default
+
+CONFIGS = sorted((REPO / "configs").glob("*.yaml"))
+SCRIPTS = sorted((REPO / "jobscripts").glob("*.sh"))
+
+
+def test_there_is_something_to_check() -> None:
+    assert {p.name for p in CONFIGS} >= {"default.yaml", "tsubame4.yaml", "abci3.yaml", "slurm-tmpdir.yaml"}
+    assert {p.name for p in SCRIPTS} >= {"slurm.sh", "pbs.sh", "gridengine.sh"}
+
+
+def test_the_commented_default_is_in_step() -> None:
+    text = (REPO / "configs" / "default.yaml").read_text()
+    assert text == commented_default(), "run: python -m hpcstage.config.commented > configs/default.yaml"
+    assert all(len(line) <= 120 for line in text.splitlines())
+
+
+def test_the_default_uncommented_changes_nothing(tmp_path: Path) -> None:
+    text = re.sub(r"^#([a-z_]+:)", r"\1", commented_default(), flags=re.MULTILINE)
+    (tmp_path / "hpcstage.yaml").write_text(text)
+    written, plain = load({}, {}, tmp_path), load({}, {}, tmp_path / "empty")
+    assert all(written.origin[s.key].startswith("./hpcstage.yaml:") for s in SETTINGS)
+    for name in vars(plain):
+        if name not in ("raw", "origin"):
+            assert getattr(written, name) == getattr(plain, name), name
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.name)
+def test_every_shipped_file_loads_as_a_site_file(path: Path, tmp_path: Path) -> None:
+    config = load({}, {"HPCSTAGE_SITE_CONFIG": str(path)}, tmp_path)
+    assert config.warnings == ()
+    if path.name != "default.yaml":
+        assert str(path) in config.origin["local_dir"]
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: p.name)
+def test_every_job_script_is_valid_and_ends_in_exec(path: Path) -> None:
+    subprocess.run(["bash", "-n", path], check=True, timeout=10)
+    assert os.access(path, os.X_OK)
+    last = path.read_text().rstrip().splitlines()[-1]
+    assert last.startswith('exec hpcstage run --data "$DATA" -- ')
+
+
+def run_script(script: Path, tmp_path: Path, **env: str) -> list[str]:
+    """Runs a job script with a `hpcstage` that prints its arguments, and a virtual environment that does nothing."""
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").write_text("")
+    fake = tmp_path / "bin" / "hpcstage"
+    fake.parent.mkdir()
+    fake.write_text('#!/bin/sh\nprintf "%s\\n" "$PPID" "$@"\n')
+    fake.chmod(0o755)
+    env = {"PATH": f"{fake.parent}:{os.environ['PATH']}", **env}
+    with subprocess.Popen([script], cwd=tmp_path, env=env, stdout=subprocess.PIPE) as process:
+        out = process.communicate(timeout=10)[0].decode().splitlines()
+    assert process.returncode == 0
+    assert out[0] == str(os.getpid()), "the script's own process must become hpcstage"
+    return out[1:]
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: p.name)
+def test_every_job_script_becomes_hpcstage(path: Path, tmp_path: Path) -> None:
+    words = run_script(path, tmp_path, SLURM_SUBMIT_DIR=str(tmp_path), PBS_O_WORKDIR=str(tmp_path))
+    assert words[:2] == ["run", "--data"]
+    assert words[3:5] == ["--", "python"]
+
+
+def test_config_show_prints_every_value_and_its_source(hpcstage: Hpcstage) -> None:
+    (hpcstage.cwd / "hpcstage.yaml").write_text("schema: 1\nmode: upfront\n")
+    done = hpcstage("config", "show", "--budget", "80%", env={"HPCSTAGE_NICE": "7"})
+    assert done.returncode == 0, done.stderr
+    rows = {line.split()[0]: re.split(r"\s{2,}", line)[1:] for line in done.stdout.decode().splitlines()}
+    assert rows["mode"] == ["upfront", "./hpcstage.yaml:2"]
+    assert rows["budget"] == ["80%", "option --budget"]
+    assert rows["nice"] == ["7", "environment HPCSTAGE_NICE"]
+    assert rows["drain"] == ["8s", "default"]
+    assert set(rows) == {"key", *(s.key for s in SETTINGS)}
+
+
+def test_config_show_as_json(hpcstage: Hpcstage) -> None:
+    done = hpcstage("config", "show", "--json", "--data", "/a", "--data", "/b", "--no-strict")
+    rows = {row["key"]: row for row in json.loads(done.stdout)}
+    assert rows["data"]["value"] == ["/a", "/b"]
+    assert rows["strict"] == {"key": "strict", "value": False, "source": "option --no-strict"}
+
+
+def test_config_show_refuses_in_one_line(hpcstage: Hpcstage) -> None:
+    done = hpcstage("config", "show", "--mode", "fast")
+    assert done.returncode == 2
+    assert done.stdout == b""
+    assert done.stderr.decode().count("\n") == 1
+    assert b"option --mode" in done.stderr
+
+
+def test_config_default_prints_the_commented_default(hpcstage: Hpcstage) -> None:
+    assert hpcstage("config", "default").stdout.decode() == commented_default()
+
+
+def test_help_names_every_option_and_variable(hpcstage: Hpcstage) -> None:
+    text = hpcstage("config", "show", "--help").stdout.decode()
+    for setting in SETTINGS:
+        assert setting.flag in text
+        assert setting.env in "".join(text.split())
+
+
+def test_nothing_slow_is_imported_before_a_file_exists(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from hpcstage import config; import hpcstage.job.localdir\n"
+        "config.load({}, {}, Path(sys.argv[1]), prefix=Path(sys.argv[1]))\n"
+        "print(sorted({'yaml', 'rich', 'click', 'difflib', 'json', 'ctypes', 'subprocess'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", code, tmp_path]
+    env = {"PYTHONPATH": os.fspath(REPO), "PATH": os.environ["PATH"]}
+    done = subprocess.run(command, env=env, capture_output=True, check=True, timeout=20)
+    assert done.stdout.decode().strip() == "[]"
