@@ -10,13 +10,20 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 FLAGS = ["-std=gnu11", "-O2", "-fvisibility=hidden", "-fno-strict-aliasing", "-Wall", "-Wextra", "-Wno-unused-parameter"]
+LINK_FLAGS = ["-Wl,-z,now", "-Wl,-z,relro"]  # bound at load: a hook may run where the lazy binder must not
 SHIM = Path("hpcstage/shim")
 
 
 def extension(name: str, sources: list[str], depends: list[str] | None = None) -> Extension:
     """One extension for every Python from its limited API on, left out if it cannot be built."""
     return Extension(
-        name, sources, depends=depends or [], extra_compile_args=FLAGS, py_limited_api=True, optional=True
+        name,
+        sources,
+        depends=depends or [],
+        extra_compile_args=FLAGS,
+        extra_link_args=LINK_FLAGS,
+        py_limited_api=True,
+        optional=True,
     )
 
 

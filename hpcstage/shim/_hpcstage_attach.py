@@ -1,0 +1,144 @@
+"""Attaches the shim to this process: reads the configuration beside it and takes the first layer whose self-test passes.
+
+Owns the choice of the layer, and `active`: the counters of this process, for whoever measures more (the hook on
+PyTorch's loader). Imports little, because every Python below `hpcstage run` pays for it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+PROBE = b"hpcstage\n"
+LAYERS = {"auto": ("native", "python"), "native": ("native",), "python": ("python",)}
+
+active: Any = None
+"""count(counter, value), set, max, get, loader_step(begin_ns, end_ns, workers); None: not attached."""
+layer = "none"
+
+
+def attach(here: str) -> None:
+    """Attaches by the configuration in `here`. Raises where it cannot; the caller swallows that."""
+    global active, layer
+    if active is not None:
+        return
+    config = Config(here)
+    if config.uid != os.geteuid():
+        return
+    for name in LAYERS.get(config.intercept, ()):
+        active = _try(name, config)
+        if active is not None:
+            layer = name
+            break
+    else:
+        active = _count_only(config)
+        layer = "direct"
+    if active is not None:
+        _follow(active)
+
+
+class Config:
+    """The file `config`: lines of key and value, `map SOURCE<TAB>STORE` once per root and alias; bytes throughout."""
+
+    def __init__(self, here: str) -> None:
+        self.maps: list[tuple[bytes, bytes]] = []
+        values: dict[bytes, bytes] = {}
+        with open(os.path.join(here, "config"), "rb") as file:
+            for line in file.read().split(b"\n"):
+                key, _, value = line.partition(b" ")
+                if key == b"map":
+                    source, _, store = value.partition(b"\t")
+                    self.maps.append((_plain(source), _plain(store)))
+                elif key:
+                    values[key] = _plain(value)
+        if values[b"version"] != b"1":
+            raise ValueError("a configuration of another version")
+        self.intercept = values[b"intercept"].decode()
+        self.direct = values[b"mode"] == b"direct"
+        self.node_dir = values[b"node_dir"]
+        self.sock = values[b"sock"]
+        self.page = values[b"page"]
+        self.uid = int(values[b"uid"])
+        self.want_cap_ms = int(values[b"want_cap_ms"])
+        self.selftest = (values[b"selftest_source"], values[b"selftest_store"])
+        self.python_version = sys.version_info[0] << 8 | sys.version_info[1]
+
+
+def _plain(value: bytes) -> bytes:
+    if b"%" not in value:
+        return value
+    for code, char in ((b"%0A", b"\n"), (b"%09", b"\t"), (b"%0D", b"\r"), (b"%25", b"%")):
+        value = value.replace(code, char)
+    return value
+
+
+def _try(name: str, config: Config) -> Any:
+    try:
+        return _native(config) if name == "native" else _python(config)
+    except Exception:
+        return None
+
+
+def _native(config: Config) -> Any:
+    if "t" in getattr(sys, "abiflags", ""):
+        return None  # a free-threaded build has another ABI
+    import _hpcstage_native as native  # type: ignore[import-not-found]
+
+    maps = [(source, store, False) for source, store in config.maps]
+    maps.append((*config.selftest, True))
+    native.install(
+        maps,
+        config.sock,
+        config.page,
+        config.node_dir,
+        config.uid,
+        config.want_cap_ms,
+        config.direct,
+        config.python_version,
+    )
+    works = _selftest(config)
+    native.withdraw(works)
+    return native if works else None
+
+
+def _python(config: Config) -> Any:
+    import _hpcstage_python
+
+    return _hpcstage_python.install(config, _selftest)
+
+
+def _count_only(config: Config) -> Any:
+    import _hpcstage_slot
+    import _hpcstage_wire as wire
+
+    return _hpcstage_slot.Slot(config.page, wire.LAYER_DIRECT, config.python_version)
+
+
+def _selftest(config: Config) -> bool:
+    """Whether a file that is only in a store is found under its source's name, by open and by stat."""
+    name = config.selftest[0] + b"/probe"
+    try:
+        size = os.stat(name).st_size
+        fd = os.open(name, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return size == len(PROBE) and os.read(fd, len(PROBE) + 1) == PROBE
+    finally:
+        os.close(fd)
+
+
+def _follow(counters: Any) -> None:
+    """Children by fork get a slot of their own, the exit is noted, PyTorch's loader is measured once it is imported."""
+    import atexit
+
+    import _hpcstage_imports
+
+    counters.claim()
+    os.register_at_fork(after_in_child=counters.claim)
+    atexit.register(counters.finish)
+    _hpcstage_imports.after_import("torch.utils.data.dataloader", "_hpcstage_torch")

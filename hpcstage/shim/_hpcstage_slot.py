@@ -1,0 +1,144 @@
+"""This process's slot in the shared page, from Python: for the layers that work without the C extension.
+
+Owns giving out slots of the Python range: under a file lock on the page, so that it needs no daemon and no message,
+and works in a forked child. Without a page or a free slot the counts go to private memory.
+"""
+
+from __future__ import annotations
+
+import os
+from time import monotonic_ns
+
+import _hpcstage_wire as wire  # type: ignore[import-not-found]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+LOCK_TRIES = 20
+LOCK_PAUSE_S = 0.001
+
+
+class Slot:
+    """Counters of this process. `counters` and `hist_open` are views; a forked child gets new ones by `claim`."""
+
+    def __init__(self, page: bytes, layer: int, python_version: int) -> None:
+        self._page = page
+        self._layer = layer
+        self._python_version = python_version
+        self._map: Any = None
+        self._pid = 0
+        self.number = -1
+        private = memoryview(bytearray(wire.SLOT_BYTES))
+        self._view(private)
+        self.state: Any = memoryview(bytearray(4)).cast("I")
+
+    def _view(self, slot: Any) -> None:
+        end = wire.COUNTERS_OFFSET + 8 * wire.COUNTERS
+        hist_end = wire.HIST_OPEN_OFFSET + 4 * wire.HIST_BUCKETS
+        self._head = slot[: wire.COUNTERS_OFFSET]
+        self.counters: Any = slot[wire.COUNTERS_OFFSET : end].cast("Q")
+        self.hist_open: Any = slot[wire.HIST_OPEN_OFFSET : hist_end].cast("I")
+
+    def claim(self) -> None:
+        """Takes a slot for this process, once."""
+        if self._pid == os.getpid():
+            return
+        self._pid = os.getpid()
+        try:
+            self._claim()
+        except OSError:
+            self._view(memoryview(bytearray(wire.SLOT_BYTES)))
+
+    def _claim(self) -> None:
+        fd = os.open(self._page, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if self._map is None:
+                self._map = _map(fd)
+                self.state = self._map[wire.STATE_OFFSET : wire.STATE_OFFSET + 4].cast("I")
+            self.number = _next(fd, self._map)
+        finally:
+            os.close(fd)
+        begin = wire.PAGE_HEADER_BYTES + self.number * wire.SLOT_BYTES
+        self._view(self._map[begin : begin + wire.SLOT_BYTES])
+        head = self._head.cast("I")
+        head[1] = self._layer
+        head[2] = self._python_version
+        head[3] = os.getppid()
+        self._head.cast("Q")[2] = monotonic_ns()
+        head[0] = self._pid
+
+    def count(self, counter: int, value: int) -> None:
+        """Adds to a counter."""
+        self.counters[counter] += value
+
+    def set(self, counter: int, value: int) -> None:
+        """Sets a counter."""
+        self.counters[counter] = value
+
+    def max(self, counter: int, value: int) -> None:
+        """Raises a counter to a value."""
+        if self.counters[counter] < value:
+            self.counters[counter] = value
+
+    def get(self, counter: int) -> int:
+        """A counter's value."""
+        return int(self.counters[counter])
+
+    def loader_step(self, begin_ns: int, end_ns: int, workers: int) -> None:
+        """One batch was waited for."""
+        counters = self.counters
+        counters[wire.COUNTER_LOADER_STEPS] += 1
+        counters[wire.COUNTER_LOADER_WAIT_NS] += end_ns - begin_ns
+        if not counters[wire.COUNTER_LOADER_FIRST_NS]:
+            counters[wire.COUNTER_LOADER_FIRST_NS] = begin_ns
+        counters[wire.COUNTER_LOADER_LAST_NS] = end_ns
+        self.max(wire.COUNTER_LOADER_WORKERS, workers)
+
+    def source_open(self, took_ns: int, reason: int) -> None:
+        """An open for reading went to the source."""
+        counters = self.counters
+        counters[wire.COUNTER_SOURCE_OPENS] += 1
+        counters[wire.COUNTER_SOURCE_OPEN_NS] += took_ns
+        if reason:
+            counters[wire.COUNTER_DIRECT_BASE + reason] += 1
+        self.hist_open[wire.bucket_of_ns(took_ns)] += 1
+
+    def finish(self) -> None:
+        """Notes the time of an orderly exit."""
+        if self._pid == os.getpid():
+            self.counters[wire.COUNTER_EXIT_NS] = monotonic_ns()
+
+
+def _map(fd: int) -> Any:
+    import mmap
+
+    if os.fstat(fd).st_size < wire.PAGE_BYTES:
+        raise OSError("no page")
+    view = memoryview(mmap.mmap(fd, wire.PAGE_BYTES))
+    if bytes(view[:8]) != wire.PAGE_MAGIC or view[8] != wire.VERSION:
+        raise OSError("a page of another version")
+    return view
+
+
+def _next(fd: int, page: Any) -> int:
+    _lock(fd)  # until the descriptor is closed
+    word = page[wire.NEXT_PYTHON_OFFSET : wire.NEXT_PYTHON_OFFSET + 4].cast("I")
+    number = int(word[0])
+    if number >= wire.SLOTS:
+        raise OSError("no slot left")
+    word[0] = number + 1
+    return number
+
+
+def _lock(fd: int) -> None:
+    import fcntl
+    import time
+
+    for _ in range(LOCK_TRIES):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(LOCK_PAUSE_S)
+    raise OSError("the page stays locked")

@@ -1,0 +1,110 @@
+/* What the parts of the native layer share.
+ *
+ * Everything that a hook can reach obeys: no malloc, no locks, no stdio, no Python, errno kept. A hook may run in any
+ * thread, in a signal handler, between fork and exec.
+ */
+#ifndef HPCSTAGE_NATIVE_H
+#define HPCSTAGE_NATIVE_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <fcntl.h>
+#include <limits.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "_native_wire.h"
+
+#define MAPS_MAX 64
+
+/* ---- configuration: written once, before the first hook is installed ---- */
+struct map {
+    const char *source, *store;
+    size_t source_n, store_n;
+    int quiet; /* the self-test's: no counters, no wants */
+};
+
+struct config {
+    struct map maps[MAPS_MAX]; /* longest source first */
+    int maps_n;
+    char sock[108]; /* empty: the path does not fit, no daemon can be asked */
+    char node_dir[PATH_MAX - 64];
+    uint64_t want_cap_ns;
+    int direct;
+    uint32_t python_version;
+};
+extern struct config config;
+
+/* ---- paths ---- */
+enum kind {
+    OUTSIDE,
+    FILE_NAME, /* below a dataset; the name could be a file's */
+    DIR_NAME,  /* the root, or written with a slash at the end: no file */
+    UNSURE,    /* has a `..` that cannot be resolved lexically, or is too long */
+};
+
+struct place {
+    const struct map *map;
+    char local[PATH_MAX]; /* where its copy is or would be; the part after map->store_n is the path below the root */
+};
+
+int concerns(int dirfd, const char *path); /* cheap, no false negatives: 0 means OUTSIDE */
+enum kind locate(int dirfd, const char *path, struct place *at);
+enum kind locate_fd(int fd, struct place *at);        /* by the name of an open file at the source */
+enum kind locate_copy(int fd, struct place *at);      /* by the name of an open file in the store */
+void source_of(const struct place *at, char *out);    /* out: PATH_MAX */
+void cwd_changed(void);
+
+/* ---- page and counters ---- */
+int page_map(const char *path); /* 0, or an errno */
+uint32_t page_state(void);
+void slot_claim(void);  /* this process's slot; also after a fork */
+void slot_forget(void); /* in a forked child: the slot is claimed at the first count */
+void slot_finish(void);
+int slot_number(void);
+void count(int counter, uint64_t value);
+void counter_set(int counter, uint64_t value);
+void counter_max(int counter, uint64_t value);
+uint64_t counter_get(int counter);
+void count_source_open(uint64_t ns, int reason);
+void count_read(int kind, ssize_t bytes, uint64_t ns);
+uint64_t now_ns(void);
+unsigned bucket_of_ns(uint64_t value);
+
+/* ---- the daemon ---- */
+int want(const struct place *at); /* READY: -1, else the Reason to read the source for */
+void drop(const struct place *at); /* no copy of it is visible any more when this returns */
+
+/* ---- open files: which descriptors are dataset files ---- */
+enum { FD_OTHER = 0, FD_SOURCE = 1, FD_LOCAL = 2 };
+#define FDS 65536
+extern unsigned char fd_kinds[FDS];
+
+static inline int fd_kind(int fd) {
+    return (unsigned)fd < FDS ? fd_kinds[fd] : FD_OTHER;
+}
+
+static inline void fd_mark(int fd, int kind) {
+    if ((unsigned)fd < FDS && fd_kinds[fd] != kind)
+        fd_kinds[fd] = (unsigned char)kind;
+}
+
+/* ---- the hooks and the import tables ---- */
+struct hook {
+    const char *name;
+    void *function;
+};
+extern const struct hook hooks_open[], hooks_stat[], hooks_write[], hooks_read[], hooks_process[];
+
+int tables_install(void);
+void tables_refresh(void);
+void tables_forked(void);
+void tables_info(unsigned *objects, unsigned *slots);
+
+/* A module's originals are called through its own import table, which is never redirected: an interposer that was
+ * preloaded stays in the chain. Weak, so that a name that a libc lacks does not keep the module from loading. */
+#define WEAK __attribute__((weak))
+
+#endif

@@ -1,0 +1,280 @@
+/* Opens: read-only opens of regular files go to the copy if there is one; everything else goes to the source. */
+#include "_native.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+extern int __open_2(const char *, int) WEAK;
+extern int __open64_2(const char *, int) WEAK;
+extern int __openat_2(int, const char *, int) WEAK;
+extern int __openat64_2(int, const char *, int) WEAK;
+
+unsigned char fd_kinds[FDS];
+
+enum spelling { OPEN, OPEN64, OPENAT, OPENAT64, OPEN_2, OPEN64_2, OPENAT_2, OPENAT64_2, FOPEN, FOPEN64, CREAT, CREAT64 };
+
+struct call {
+    enum spelling spelling;
+    int dirfd;
+    const char *path;
+    int flags;
+    mode_t mode;
+    const char *fmode;
+};
+
+union result {
+    int fd;
+    FILE *file;
+};
+
+static union result original(const struct call *c, const char *path) {
+    union result r = {.file = NULL};
+    switch (c->spelling) {
+    case OPEN: r.fd = open(path, c->flags, c->mode); break;
+    case OPEN64: r.fd = open64(path, c->flags, c->mode); break;
+    case OPENAT: r.fd = openat(c->dirfd, path, c->flags, c->mode); break;
+    case OPENAT64: r.fd = openat64(c->dirfd, path, c->flags, c->mode); break;
+    case OPEN_2: r.fd = __open_2(path, c->flags); break;
+    case OPEN64_2: r.fd = __open64_2(path, c->flags); break;
+    case OPENAT_2: r.fd = __openat_2(c->dirfd, path, c->flags); break;
+    case OPENAT64_2: r.fd = __openat64_2(c->dirfd, path, c->flags); break;
+    case FOPEN: r.file = fopen(path, c->fmode); break;
+    case FOPEN64: r.file = fopen64(path, c->fmode); break;
+    case CREAT: r.fd = creat(path, c->mode); break;
+    case CREAT64: r.fd = creat64(path, c->mode); break;
+    }
+    return r;
+}
+
+static int is_stream(const struct call *c) {
+    return c->spelling == FOPEN || c->spelling == FOPEN64;
+}
+
+static int fd_of(const struct call *c, union result r) {
+    return is_stream(c) ? (r.file ? fileno_unlocked(r.file) : -1) : r.fd;
+}
+
+static void give_up(const struct call *c, union result r) {
+    if (is_stream(c))
+        fclose(r.file);
+    else
+        close(r.fd);
+}
+
+/* ---- reading ---- */
+enum outcome { OPENED, ABSENT, NOT_A_FILE, UNUSABLE };
+
+/* The copy must be a regular file: directories exist in the store too, and a partly staged one would list a subset.
+ * A copy with two names stands for a symbolic link, which O_NOFOLLOW must see. */
+static enum outcome open_copy(const struct call *c, const struct place *at, union result *r) {
+    struct stat info;
+    *r = original(c, at->local);
+    int fd = fd_of(c, *r);
+    if (fd < 0)
+        return errno == ENOENT || errno == ENOTDIR ? ABSENT : UNUSABLE;
+    if (fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && !((c->flags & O_NOFOLLOW) && info.st_nlink != 1)) {
+        fd_mark(fd, at->map->quiet ? FD_OTHER : FD_LOCAL);
+        return OPENED;
+    }
+    give_up(c, *r);
+    return NOT_A_FILE;
+}
+
+static union result open_source(const struct call *c, int reason, int counted) {
+    uint64_t begin = now_ns();
+    union result r = original(c, c->path);
+    uint64_t ns = now_ns() - begin;
+    int fd = fd_of(c, r), saved = errno;
+    if (fd >= 0) {
+        fd_mark(fd, counted ? FD_SOURCE : FD_OTHER);
+        if (counted)
+            count_source_open(ns, reason);
+    } else if (counted) {
+        count(COUNTER_FAILED_OPENS, 1);
+    }
+    errno = saved;
+    return r;
+}
+
+/* After a miss: -1 once the daemon has answered READY and the copy is open, else why the source is read. */
+static int ask_for_copy(const struct call *c, const struct place *at, union result *r) {
+    int reason = want(at);
+    if (reason >= 0)
+        return reason;
+    if (open_copy(c, at, r) != OPENED)
+        return REASON_LOCAL_ERROR;
+    count(COUNTER_READY_OPENS, 1);
+    return -1;
+}
+
+static union result open_for_reading(const struct call *c, const struct place *at) {
+    union result r;
+    int saved = errno, reason = REASON_NONE;
+    if (!at->map->quiet && (config.direct || page_state() == STATE_MEASURING))
+        return open_source(c, REASON_NONE, 1);
+    uint64_t begin = now_ns();
+    enum outcome outcome = open_copy(c, at, &r);
+    if (outcome == OPENED) {
+        if (!at->map->quiet) {
+            count(COUNTER_HIT_OPENS, 1);
+            count(COUNTER_HIT_OPEN_NS, now_ns() - begin);
+        }
+        errno = saved;
+        return r;
+    }
+    if (outcome == NOT_A_FILE && !at->map->quiet)
+        count(COUNTER_OTHER_OPENS, 1);
+    if (outcome == UNUSABLE)
+        reason = REASON_LOCAL_ERROR;
+    else if (outcome == ABSENT && !at->map->quiet)
+        reason = ask_for_copy(c, at, &r);
+    errno = saved;
+    return reason < 0 ? r : open_source(c, reason, outcome != NOT_A_FILE && !at->map->quiet);
+}
+
+/* ---- writing ---- */
+static int could_write(const struct call *c) {
+    int saved = errno;
+    int could = (c->flags & O_CREAT) || faccessat(c->dirfd, c->path, W_OK, AT_EACCESS) == 0 ||
+                (errno != EACCES && errno != EROFS && errno != EPERM);
+    errno = saved;
+    return could;
+}
+
+/* The name that was opened may lead to another file below a dataset, by a symbolic link or a `..`. */
+static void drop_what_was_opened(int fd, const struct place *named) {
+    struct place opened;
+    if (locate_fd(fd, &opened) == FILE_NAME && (!named || strcmp(named->local, opened.local) != 0))
+        drop(&opened);
+}
+
+static union result open_for_writing(const struct call *c, const struct place *at) {
+    int dropped = at && could_write(c);
+    if (dropped)
+        drop(at);
+    union result r = original(c, c->path);
+    int fd = fd_of(c, r);
+    if (fd < 0)
+        return r;
+    fd_mark(fd, FD_OTHER);
+    if (at && !dropped)
+        drop(at);
+    drop_what_was_opened(fd, at);
+    if (at)
+        count(COUNTER_WRITE_OPENS, 1);
+    return r;
+}
+
+/* ---- both ---- */
+static int writes(int flags) {
+    return !(flags & O_PATH) && ((flags & O_ACCMODE) != O_RDONLY || (flags & (O_TRUNC | O_CREAT | O_APPEND)));
+}
+
+static __attribute__((noinline)) union result open_below(const struct call *c) {
+    struct place at;
+    enum kind kind = locate(c->dirfd, c->path, &at);
+    if (kind == FILE_NAME && writes(c->flags))
+        return open_for_writing(c, &at);
+    if (kind == UNSURE && writes(c->flags))
+        return open_for_writing(c, NULL);
+    if (kind == FILE_NAME && !(c->flags & (O_DIRECTORY | O_PATH)))
+        return open_for_reading(c, &at);
+    if (kind != OUTSIDE)
+        count(COUNTER_OTHER_OPENS, 1);
+    union result r = original(c, c->path);
+    fd_mark(fd_of(c, r), FD_OTHER);
+    return r;
+}
+
+/* A `..` anywhere but at the front of a relative name hides where it leads: rare, and only writing through it matters. */
+static int hides_write(const struct call *c) {
+    return writes(c->flags) && c->path && strstr(c->path, "/../");
+}
+
+static inline union result route(const struct call *c) {
+    if (concerns(c->dirfd, c->path))
+        return open_below(c);
+    if (hides_write(c))
+        return open_for_writing(c, NULL);
+    union result r = original(c, c->path);
+    fd_mark(fd_of(c, r), FD_OTHER);
+    return r;
+}
+
+#define MODE(flags) \
+    mode_t mode = 0; \
+    if (flags & (O_CREAT | O_TMPFILE)) { \
+        va_list arguments; \
+        va_start(arguments, flags); \
+        mode = (mode_t)va_arg(arguments, int); \
+        va_end(arguments); \
+    }
+#define HOOK_OPEN(name, spelling) \
+    static int hook_##name(const char *path, int flags, ...) { \
+        MODE(flags) \
+        return route(&(struct call){spelling, AT_FDCWD, path, flags, mode, NULL}).fd; \
+    }
+#define HOOK_OPENAT(name, spelling) \
+    static int hook_##name(int dirfd, const char *path, int flags, ...) { \
+        MODE(flags) \
+        return route(&(struct call){spelling, dirfd, path, flags, mode, NULL}).fd; \
+    }
+#define HOOK_CREAT(name, spelling) \
+    static int hook_##name(const char *path, mode_t mode) { \
+        return route(&(struct call){spelling, AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC, mode, NULL}).fd; \
+    }
+#define HOOK_FOPEN(name, spelling) \
+    static FILE *hook_##name(const char *path, const char *fmode) { \
+        return route(&(struct call){spelling, AT_FDCWD, path, flags_of(fmode), 0, fmode}).file; \
+    }
+
+static int flags_of(const char *fmode) {
+    if (fmode[0] == 'r')
+        return strchr(fmode, '+') ? O_RDWR : O_RDONLY;
+    return fmode[0] == 'a' ? O_WRONLY | O_CREAT | O_APPEND : O_WRONLY | O_CREAT | O_TRUNC;
+}
+
+HOOK_OPEN(open, OPEN)
+HOOK_OPEN(open64, OPEN64)
+HOOK_OPENAT(openat, OPENAT)
+HOOK_OPENAT(openat64, OPENAT64)
+HOOK_OPEN(__open_2, OPEN_2)
+HOOK_OPEN(__open64_2, OPEN64_2)
+HOOK_OPENAT(__openat_2, OPENAT_2)
+HOOK_OPENAT(__openat64_2, OPENAT64_2)
+HOOK_CREAT(creat, CREAT)
+HOOK_CREAT(creat64, CREAT64)
+HOOK_FOPEN(fopen, FOPEN)
+HOOK_FOPEN(fopen64, FOPEN64)
+
+/* freopen closes the stream when the open fails, so there is no second try: it always goes to the source. */
+static __attribute__((noinline)) void before_freopen(const char *path, const char *fmode) {
+    struct place at;
+    if (path && flags_of(fmode) != O_RDONLY && locate(AT_FDCWD, path, &at) == FILE_NAME) {
+        drop(&at);
+        count(COUNTER_WRITE_OPENS, 1);
+    }
+}
+
+#define HOOK_FREOPEN(name) \
+    static FILE *hook_##name(const char *path, const char *fmode, FILE *stream) { \
+        if (concerns(AT_FDCWD, path)) \
+            before_freopen(path, fmode); \
+        fd_mark(fileno_unlocked(stream), FD_OTHER); \
+        FILE *file = name(path, fmode, stream); \
+        if (file) \
+            fd_mark(fileno_unlocked(file), FD_OTHER); \
+        return file; \
+    }
+HOOK_FREOPEN(freopen)
+HOOK_FREOPEN(freopen64)
+
+#define ENTRY(name) {#name, (void *)hook_##name},
+const struct hook hooks_open[] = {
+    ENTRY(open) ENTRY(open64) ENTRY(openat) ENTRY(openat64) ENTRY(__open_2) ENTRY(__open64_2) ENTRY(__openat_2)
+    ENTRY(__openat64_2) ENTRY(creat) ENTRY(creat64) ENTRY(fopen) ENTRY(fopen64) ENTRY(freopen) ENTRY(freopen64)
+    {NULL, NULL}};

@@ -1,0 +1,182 @@
+/* Bytes and time of reads from dataset files, by the marks that opens left on descriptors; and the calls that move or
+ * end a mark, change the working directory, or end the process. For other descriptors a hook costs one byte load.
+ *
+ * Pages read through mmap are not seen, nor what stdio reads for anything but fread.
+ */
+#include "_native.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/sendfile.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+extern ssize_t __read_chk(int, void *, size_t, size_t) WEAK;
+extern ssize_t __pread_chk(int, void *, size_t, off_t, size_t) WEAK;
+extern ssize_t __pread64_chk(int, void *, size_t, off64_t, size_t) WEAK;
+extern size_t __fread_chk(void *, size_t, size_t, size_t, FILE *) WEAK;
+extern int fcntl64(int, int, ...) WEAK;
+extern ssize_t copy_file_range(int, off64_t *, int, off64_t *, size_t, unsigned) WEAK;
+extern int close_range(unsigned, unsigned, int) WEAK;
+extern void closefrom(int) WEAK;
+extern int dup3(int, int, int) WEAK;
+
+#define TIMED(fd, call) \
+    int kind = fd_kind(fd); \
+    if (__builtin_expect(kind == FD_OTHER, 1)) \
+        return call; \
+    uint64_t begin = now_ns(); \
+    ssize_t bytes = call; \
+    count_read(kind, bytes, now_ns() - begin); \
+    return bytes;
+
+static ssize_t hook_read(int fd, void *out, size_t n) {
+    TIMED(fd, read(fd, out, n))
+}
+static ssize_t hook___read_chk(int fd, void *out, size_t n, size_t room) {
+    TIMED(fd, __read_chk(fd, out, n, room))
+}
+static ssize_t hook_pread(int fd, void *out, size_t n, off_t at) {
+    TIMED(fd, pread(fd, out, n, at))
+}
+static ssize_t hook_pread64(int fd, void *out, size_t n, off64_t at) {
+    TIMED(fd, pread64(fd, out, n, at))
+}
+static ssize_t hook___pread_chk(int fd, void *out, size_t n, off_t at, size_t room) {
+    TIMED(fd, __pread_chk(fd, out, n, at, room))
+}
+static ssize_t hook___pread64_chk(int fd, void *out, size_t n, off64_t at, size_t room) {
+    TIMED(fd, __pread64_chk(fd, out, n, at, room))
+}
+static ssize_t hook_readv(int fd, const struct iovec *parts, int n) {
+    TIMED(fd, readv(fd, parts, n))
+}
+static ssize_t hook_preadv(int fd, const struct iovec *parts, int n, off_t at) {
+    TIMED(fd, preadv(fd, parts, n, at))
+}
+static ssize_t hook_preadv64(int fd, const struct iovec *parts, int n, off64_t at) {
+    TIMED(fd, preadv64(fd, parts, n, at))
+}
+static ssize_t hook_sendfile(int to, int fd, off_t *at, size_t n) {
+    TIMED(fd, sendfile(to, fd, at, n))
+}
+static ssize_t hook_sendfile64(int to, int fd, off64_t *at, size_t n) {
+    TIMED(fd, sendfile64(to, fd, at, n))
+}
+static ssize_t hook_copy_file_range(int fd, off64_t *at, int to, off64_t *to_at, size_t n, unsigned flags) {
+    TIMED(fd, copy_file_range(fd, at, to, to_at, n, flags))
+}
+
+static size_t counted_fread(int kind, size_t size, size_t items, uint64_t begin) {
+    count_read(kind, (ssize_t)(size * items), now_ns() - begin);
+    return items;
+}
+static size_t hook_fread(void *out, size_t size, size_t n, FILE *file) {
+    int kind = fd_kind(fileno_unlocked(file));
+    if (kind == FD_OTHER)
+        return fread(out, size, n, file);
+    uint64_t begin = now_ns();
+    return counted_fread(kind, size, fread(out, size, n, file), begin);
+}
+static size_t hook___fread_chk(void *out, size_t room, size_t size, size_t n, FILE *file) {
+    int kind = fd_kind(fileno_unlocked(file));
+    if (kind == FD_OTHER)
+        return __fread_chk(out, room, size, n, file);
+    uint64_t begin = now_ns();
+    return counted_fread(kind, size, __fread_chk(out, room, size, n, file), begin);
+}
+
+/* ---- marks ---- */
+static int hook_close(int fd) {
+    fd_mark(fd, FD_OTHER);
+    return close(fd);
+}
+
+static int hook_fclose(FILE *file) {
+    fd_mark(fileno_unlocked(file), FD_OTHER);
+    return fclose(file);
+}
+
+static void unmark(unsigned first, unsigned last) {
+    if (first < FDS)
+        memset(fd_kinds + first, FD_OTHER, (last < FDS ? last + 1 : FDS) - first);
+}
+
+static int hook_close_range(unsigned first, unsigned last, int flags) {
+    int result = close_range(first, last, flags);
+    if (result == 0 && !flags && first <= last)
+        unmark(first, last);
+    return result;
+}
+
+static void hook_closefrom(int first) {
+    closefrom(first);
+    unmark(first < 0 ? 0 : (unsigned)first, FDS);
+}
+
+static int marked_like(int from, int to) {
+    fd_mark(to, fd_kind(from));
+    return to;
+}
+
+static int hook_dup(int fd) {
+    return marked_like(fd, dup(fd));
+}
+
+static int hook_dup2(int fd, int to) {
+    return marked_like(fd, dup2(fd, to));
+}
+
+static int hook_dup3(int fd, int to, int flags) {
+    return marked_like(fd, dup3(fd, to, flags));
+}
+
+#define HOOK_FCNTL(name) \
+    static int hook_##name(int fd, int command, ...) { \
+        va_list arguments; \
+        va_start(arguments, command); \
+        void *argument = va_arg(arguments, void *); \
+        va_end(arguments); \
+        int result = name(fd, command, argument); \
+        if (command == F_DUPFD || command == F_DUPFD_CLOEXEC) \
+            marked_like(fd, result); \
+        return result; \
+    }
+HOOK_FCNTL(fcntl)
+HOOK_FCNTL(fcntl64)
+
+#define ENTRY(name) {#name, (void *)hook_##name},
+const struct hook hooks_read[] = {
+    ENTRY(read) ENTRY(__read_chk) ENTRY(pread) ENTRY(pread64) ENTRY(__pread_chk) ENTRY(__pread64_chk) ENTRY(readv)
+    ENTRY(preadv) ENTRY(preadv64) ENTRY(sendfile) ENTRY(sendfile64) ENTRY(copy_file_range) ENTRY(fread)
+    ENTRY(__fread_chk) ENTRY(close) ENTRY(fclose) ENTRY(close_range) ENTRY(closefrom) ENTRY(dup) ENTRY(dup2)
+    ENTRY(dup3) ENTRY(fcntl) ENTRY(fcntl64) {NULL, NULL}};
+
+/* ---- the process ---- */
+static int hook_chdir(const char *path) {
+    int result = chdir(path);
+    if (result == 0)
+        cwd_changed();
+    return result;
+}
+
+static int hook_fchdir(int fd) {
+    int result = fchdir(fd);
+    if (result == 0)
+        cwd_changed();
+    return result;
+}
+
+static __attribute__((noreturn)) void hook__exit(int status) {
+    slot_finish();
+    _exit(status);
+}
+
+static __attribute__((noreturn)) void hook__Exit(int status) {
+    slot_finish();
+    _exit(status);
+}
+
+const struct hook hooks_process[] = {ENTRY(chdir) ENTRY(fchdir) ENTRY(_exit) ENTRY(_Exit) {NULL, NULL}};

@@ -1,0 +1,159 @@
+/* stat, lstat, statx, access: answered from the copy where there is one, so that they agree with what open gives. */
+#include "_native.h"
+
+#include <errno.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+extern int __xstat(int, const char *, struct stat *) WEAK;
+extern int __lxstat(int, const char *, struct stat *) WEAK;
+extern int __xstat64(int, const char *, struct stat64 *) WEAK;
+extern int __lxstat64(int, const char *, struct stat64 *) WEAK;
+extern int __fxstatat(int, int, const char *, struct stat *, int) WEAK;
+extern int __fxstatat64(int, int, const char *, struct stat64 *, int) WEAK;
+extern int stat(const char *, struct stat *) WEAK;
+extern int lstat(const char *, struct stat *) WEAK;
+extern int fstatat(int, const char *, struct stat *, int) WEAK;
+extern int stat64(const char *, struct stat64 *) WEAK;
+extern int lstat64(const char *, struct stat64 *) WEAK;
+extern int fstatat64(int, const char *, struct stat64 *, int) WEAK;
+_Static_assert(sizeof(struct stat) == sizeof(struct stat64), "one layout");
+
+/* Is there a place where a copy may answer? Counts what the source has to answer otherwise. */
+static int findable(int dirfd, const char *path, struct place *at) {
+    if (locate(dirfd, path, at) != FILE_NAME)
+        return 0;
+    if (at->map->quiet)
+        return 1;
+    if (!config.direct && page_state() != STATE_MEASURING)
+        return 1;
+    count(COUNTER_SOURCE_STATS, 1);
+    return 0;
+}
+
+static void counted(const struct place *at, int hit) {
+    if (!at->map->quiet)
+        count(hit ? COUNTER_HIT_STATS : COUNTER_SOURCE_STATS, 1);
+}
+
+/* A copy with a second name stands for a symbolic link at the source. */
+static int answers(const struct stat *s, int nofollow) {
+    return S_ISREG(s->st_mode) && !(nofollow && s->st_nlink != 1);
+}
+
+static __attribute__((noinline)) int stat_copy(int dirfd, const char *path, struct stat *out, int nofollow) {
+    struct place at;
+    struct stat info;
+    int saved = errno;
+    if (!findable(dirfd, path, &at))
+        return 0;
+    int hit = fstatat(AT_FDCWD, at.local, &info, AT_SYMLINK_NOFOLLOW) == 0 && answers(&info, nofollow);
+    errno = saved;
+    counted(&at, hit);
+    if (hit)
+        *out = info;
+    return hit;
+}
+
+#define HOOK_STAT(name, type, nofollow) \
+    static int hook_##name(const char *path, struct type *out) { \
+        if (concerns(AT_FDCWD, path) && stat_copy(AT_FDCWD, path, (struct stat *)out, nofollow)) \
+            return 0; \
+        return name(path, out); \
+    }
+#define HOOK_XSTAT(name, type, nofollow) \
+    static int hook_##name(int version, const char *path, struct type *out) { \
+        if (concerns(AT_FDCWD, path) && stat_copy(AT_FDCWD, path, (struct stat *)out, nofollow)) \
+            return 0; \
+        return name(version, path, out); \
+    }
+#define HOOK_STATAT(name, type) \
+    static int hook_##name(int dirfd, const char *path, struct type *out, int flags) { \
+        if (concerns(dirfd, path) && stat_copy(dirfd, path, (struct stat *)out, flags & AT_SYMLINK_NOFOLLOW)) \
+            return 0; \
+        return name(dirfd, path, out, flags); \
+    }
+#define HOOK_XSTATAT(name, type) \
+    static int hook_##name(int version, int dirfd, const char *path, struct type *out, int flags) { \
+        if (concerns(dirfd, path) && stat_copy(dirfd, path, (struct stat *)out, flags & AT_SYMLINK_NOFOLLOW)) \
+            return 0; \
+        return name(version, dirfd, path, out, flags); \
+    }
+HOOK_STAT(stat, stat, 0)
+HOOK_STAT(stat64, stat64, 0)
+HOOK_STAT(lstat, stat, 1)
+HOOK_STAT(lstat64, stat64, 1)
+HOOK_XSTAT(__xstat, stat, 0)
+HOOK_XSTAT(__xstat64, stat64, 0)
+HOOK_XSTAT(__lxstat, stat, 1)
+HOOK_XSTAT(__lxstat64, stat64, 1)
+HOOK_STATAT(fstatat, stat)
+HOOK_STATAT(fstatat64, stat64)
+HOOK_XSTATAT(__fxstatat, stat)
+HOOK_XSTATAT(__fxstatat64, stat64)
+
+#ifdef STATX_TYPE
+extern int statx(int, const char *, int, unsigned, struct statx *) WEAK;
+
+static __attribute__((noinline)) int statx_copy(int dirfd, const char *path, int flags, unsigned mask,
+                                                struct statx *out) {
+    struct place at;
+    struct statx info;
+    int saved = errno;
+    if (!findable(dirfd, path, &at))
+        return 0;
+    int hit = statx(AT_FDCWD, at.local, AT_SYMLINK_NOFOLLOW, mask | STATX_TYPE | STATX_NLINK, &info) == 0 &&
+              S_ISREG(info.stx_mode) && !((flags & AT_SYMLINK_NOFOLLOW) && info.stx_nlink != 1);
+    errno = saved;
+    counted(&at, hit);
+    if (hit)
+        *out = info;
+    return hit;
+}
+
+static int hook_statx(int dirfd, const char *path, int flags, unsigned mask, struct statx *out) {
+    if (concerns(dirfd, path) && statx_copy(dirfd, path, flags, mask, out))
+        return 0;
+    return statx(dirfd, path, flags, mask, out);
+}
+#endif
+
+/* Only "does it exist" and "can it be read" are asked of the copy: it carries our ownership, and writes go elsewhere. */
+static __attribute__((noinline)) int access_copy(int dirfd, const char *path, int mode, int flags) {
+    struct place at;
+    struct stat info;
+    int saved = errno;
+    if ((mode & (W_OK | X_OK)) || !findable(dirfd, path, &at))
+        return 0;
+    int hit = fstatat(AT_FDCWD, at.local, &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+              answers(&info, flags & AT_SYMLINK_NOFOLLOW) && (mode == F_OK || access(at.local, mode) == 0);
+    errno = saved;
+    counted(&at, hit);
+    return hit;
+}
+
+#define HOOK_ACCESS(name) \
+    static int hook_##name(const char *path, int mode) { \
+        if (concerns(AT_FDCWD, path) && access_copy(AT_FDCWD, path, mode, 0)) \
+            return 0; \
+        return name(path, mode); \
+    }
+HOOK_ACCESS(access)
+HOOK_ACCESS(euidaccess)
+HOOK_ACCESS(eaccess)
+
+static int hook_faccessat(int dirfd, const char *path, int mode, int flags) {
+    if (concerns(dirfd, path) && access_copy(dirfd, path, mode, flags))
+        return 0;
+    return faccessat(dirfd, path, mode, flags);
+}
+
+#define ENTRY(name) {#name, (void *)hook_##name},
+const struct hook hooks_stat[] = {
+    ENTRY(stat) ENTRY(stat64) ENTRY(lstat) ENTRY(lstat64) ENTRY(__xstat) ENTRY(__xstat64) ENTRY(__lxstat)
+    ENTRY(__lxstat64) ENTRY(fstatat) ENTRY(fstatat64) ENTRY(__fxstatat) ENTRY(__fxstatat64) ENTRY(access)
+    ENTRY(euidaccess) ENTRY(eaccess) ENTRY(faccessat)
+#ifdef STATX_TYPE
+    ENTRY(statx)
+#endif
+    {NULL, NULL}};

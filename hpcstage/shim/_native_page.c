@@ -1,0 +1,155 @@
+/* This process's slot in the shared page: counters, histograms, and the daemon's state word.
+ *
+ * A slot is given out by an atomic add on the header's next-slot word and is never taken back. Without a page (it
+ * cannot be mapped, or this is a test of the module alone) everything is counted in private memory.
+ */
+#include "_native.h"
+
+#include <errno.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+struct slot {
+    uint32_t pid, layer, python, parent;
+    uint64_t attach_ns, reserved[5], counters[COUNTERS];
+    uint32_t hist_open[HIST_BUCKETS], hist_read[HIST_BUCKETS];
+};
+_Static_assert(offsetof(struct slot, counters) == COUNTERS_OFFSET, "counters");
+_Static_assert(offsetof(struct slot, hist_open) == HIST_OPEN_OFFSET, "hist_open");
+_Static_assert(offsetof(struct slot, hist_read) == HIST_READ_OFFSET, "hist_read");
+
+static struct slot nowhere;
+static char *page;
+static struct slot *mine; /* NULL: to be claimed at the first count */
+
+uint64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+int page_map(const char *path) {
+    struct stat info;
+    int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0)
+        return errno;
+    void *at = MAP_FAILED;
+    int problem = EINVAL;
+    if (fstat(fd, &info) == 0 && info.st_size >= PAGE_BYTES) {
+        at = mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        problem = at == MAP_FAILED ? errno : 0;
+    }
+    close(fd);
+    if (problem)
+        return problem;
+    if (*(uint64_t *)at != PAGE_MAGIC || *(uint32_t *)((char *)at + 8) != VERSION) {
+        munmap(at, PAGE_BYTES);
+        return EPROTO;
+    }
+    page = at;
+    return 0;
+}
+
+uint32_t page_state(void) {
+    return page ? __atomic_load_n((uint32_t *)(page + STATE_OFFSET), __ATOMIC_RELAXED) : STATE_SETTLED;
+}
+
+static struct slot *slot_at(uint32_t index) {
+    return page ? (struct slot *)(page + PAGE_HEADER_BYTES + (size_t)index * SLOT_BYTES) : &nowhere;
+}
+
+static uint32_t next_index(void) {
+    uint32_t *next = (uint32_t *)(page + NEXT_NATIVE_OFFSET);
+    if (__atomic_load_n(next, __ATOMIC_RELAXED) >= PYTHON_SLOTS_FROM)
+        return 0;
+    uint32_t index = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED);
+    return index < PYTHON_SLOTS_FROM ? index : 0;
+}
+
+static struct slot *claim(void) {
+    struct slot *none = NULL, *slot = slot_at(page ? next_index() : 0);
+    if (!__atomic_compare_exchange_n(&mine, &none, slot, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        return none;
+    if (slot == slot_at(0))
+        return slot;
+    slot->layer = LAYER_NATIVE;
+    slot->python = config.python_version;
+    slot->parent = (uint32_t)getppid();
+    slot->attach_ns = now_ns();
+    slot->counters[COUNTER_READS_MEASURED] = 1;
+    __atomic_store_n(&slot->pid, (uint32_t)getpid(), __ATOMIC_RELEASE);
+    return slot;
+}
+
+static inline struct slot *my_slot(void) {
+    struct slot *slot = __atomic_load_n(&mine, __ATOMIC_RELAXED);
+    return slot ? slot : claim();
+}
+
+void slot_claim(void) {
+    my_slot();
+}
+
+void slot_forget(void) {
+    mine = NULL;
+}
+
+int slot_number(void) {
+    struct slot *slot = my_slot();
+    return page ? (int)(((char *)slot - page - PAGE_HEADER_BYTES) / SLOT_BYTES) : -1;
+}
+
+void slot_finish(void) {
+    struct slot *slot = __atomic_load_n(&mine, __ATOMIC_RELAXED);
+    /* the pid differs in a child between vfork and exec, and in the slot shared by all */
+    if (slot && slot->pid == (uint32_t)getpid())
+        counter_set(COUNTER_EXIT_NS, now_ns());
+}
+
+void count(int counter, uint64_t value) {
+    __atomic_fetch_add(&my_slot()->counters[counter], value, __ATOMIC_RELAXED);
+}
+
+void counter_set(int counter, uint64_t value) {
+    __atomic_store_n(&my_slot()->counters[counter], value, __ATOMIC_RELAXED);
+}
+
+void counter_max(int counter, uint64_t value) {
+    uint64_t *at = &my_slot()->counters[counter], old = __atomic_load_n(at, __ATOMIC_RELAXED);
+    while (old < value && !__atomic_compare_exchange_n(at, &old, value, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        ;
+}
+
+uint64_t counter_get(int counter) {
+    return __atomic_load_n(&my_slot()->counters[counter], __ATOMIC_RELAXED);
+}
+
+unsigned bucket_of_ns(uint64_t value) {
+    if (value < 1024)
+        return 0;
+    unsigned top = 63u - (unsigned)__builtin_clzll(value);
+    unsigned bucket = 1 + 4 * (top - 10) + (unsigned)(value >> (top - 2) & 3);
+    return bucket < HIST_BUCKETS ? bucket : HIST_BUCKETS - 1;
+}
+
+void count_source_open(uint64_t ns, int reason) {
+    struct slot *slot = my_slot();
+    count(COUNTER_SOURCE_OPENS, 1);
+    count(COUNTER_SOURCE_OPEN_NS, ns);
+    if (reason != REASON_NONE)
+        count(COUNTER_DIRECT_BASE + reason, 1);
+    __atomic_fetch_add(&slot->hist_open[bucket_of_ns(ns)], 1, __ATOMIC_RELAXED);
+}
+
+void count_read(int kind, ssize_t bytes, uint64_t ns) {
+    if (bytes <= 0)
+        return;
+    int base = kind == FD_SOURCE ? COUNTER_SOURCE_READS : COUNTER_LOCAL_READS;
+    count(base, 1);
+    count(base + 1, (uint64_t)bytes);
+    count(base + 2, ns);
+    if (kind == FD_SOURCE)
+        __atomic_fetch_add(&my_slot()->hist_read[bucket_of_ns(ns)], 1, __ATOMIC_RELAXED);
+}

@@ -1,0 +1,238 @@
+/* Path rules: is this name below a dataset, and where is its copy? Lexical only, and only where that is exact.
+ *
+ * Names are compared on component boundaries with `//` and `/./` skipped. `..` is resolved only at the front of a
+ * relative name, against a working directory that the kernel names without symbolic links; anywhere else the name is
+ * left alone.
+ */
+#include "_native.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+struct config config;
+
+/* The working directory: `seq` is odd while it is written. `near` says whether a relative name without leading `..`
+ * can be below a dataset; UNKNOWN makes every relative name ask the kernel. */
+enum { FAR, NEAR, UNKNOWN };
+static struct {
+    unsigned seq;
+    int near;
+    size_t n;
+    char path[PATH_MAX];
+} cwd = {0, UNKNOWN, 0, ""};
+
+/* The part of an absolute path behind a map's source (starts with '/' or is empty), or NULL. */
+static const char *below(const char *path, const struct map *map) {
+    const char *p = path, *s = map->source;
+    if (strncmp(p, s, map->source_n) == 0 && (p[map->source_n] == '/' || !p[map->source_n]))
+        return p + map->source_n;
+    while (*s) {
+        if (*s != '/') {
+            if (*p++ != *s++)
+                return NULL;
+            continue;
+        }
+        if (*p != '/')
+            return NULL;
+        for (;;) {
+            while (*p == '/')
+                p++;
+            if (p[0] != '.' || p[1] != '/')
+                break;
+            p++;
+        }
+        s++;
+    }
+    return *p == '/' || !*p ? p : NULL;
+}
+
+/* Appends the part below the root to the store's path, without empty and `.` components. */
+static enum kind append_rest(struct place *at, const char *p) {
+    char *begin = at->local + at->map->store_n, *out = begin;
+    const char *end = at->local + PATH_MAX - 1;
+    int closed = 0;
+    while (*p) {
+        while (*p == '/')
+            p++;
+        if (!*p || (p[0] == '.' && (p[1] == '/' || !p[1]))) {
+            closed = 1;
+            p += *p == '.';
+            continue;
+        }
+        if (p[0] == '.' && p[1] == '.' && (p[2] == '/' || !p[2]))
+            return UNSURE;
+        closed = 0;
+        if (out >= end)
+            return UNSURE;
+        *out++ = '/';
+        while (*p && *p != '/') {
+            if (out >= end)
+                return UNSURE;
+            *out++ = *p++;
+        }
+    }
+    *out = 0;
+    return closed || out == begin ? DIR_NAME : FILE_NAME;
+}
+
+static enum kind locate_absolute(const char *path, struct place *at) {
+    for (int i = 0; i < config.maps_n; i++) {
+        const struct map *map = &config.maps[i];
+        const char *rest = below(path, map);
+        if (!rest)
+            continue;
+        at->map = map;
+        memcpy(at->local, map->store, map->store_n);
+        return append_rest(at, rest);
+    }
+    return OUTSIDE;
+}
+
+/* base + '/' + relative, leading `.` and `..` taken off; base has no symbolic links. */
+static enum kind locate_from(char *base, size_t n, const char *path, struct place *at) {
+    if (base[0] != '/')
+        return OUTSIDE;
+    for (;;) {
+        while (*path == '/')
+            path++;
+        if (path[0] != '.')
+            break;
+        if (path[1] == '/' || !path[1]) {
+            path += 1;
+        } else if (path[1] == '.' && (path[2] == '/' || !path[2])) {
+            path += 2;
+            while (n > 0 && base[--n] != '/')
+                ;
+        } else {
+            break;
+        }
+    }
+    size_t rest = strlen(path);
+    if (n + 1 + rest >= PATH_MAX)
+        return OUTSIDE;
+    base[n] = '/';
+    memcpy(base + n + 1, path, rest + 1);
+    return locate_absolute(base, at);
+}
+
+static int near_datasets(const char *path, size_t n) {
+    struct place at;
+    if (path[0] != '/')
+        return FAR;
+    if (locate_absolute(path, &at) != OUTSIDE)
+        return NEAR;
+    for (int i = 0; i < config.maps_n; i++) {
+        const char *s = config.maps[i].source;
+        if (n == 1 || (strncmp(s, path, n) == 0 && s[n] == '/'))
+            return NEAR;
+    }
+    return FAR;
+}
+
+void cwd_changed(void) {
+    int saved = errno;
+    unsigned seq = __atomic_load_n(&cwd.seq, __ATOMIC_RELAXED);
+    if ((seq & 1) || !__atomic_compare_exchange_n(&cwd.seq, &seq, seq + 1, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
+        __atomic_store_n(&cwd.near, UNKNOWN, __ATOMIC_RELEASE);
+        return;
+    }
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    if (getcwd(cwd.path, sizeof cwd.path)) {
+        cwd.n = strlen(cwd.path);
+        cwd.near = near_datasets(cwd.path, cwd.n);
+    } else {
+        cwd.near = UNKNOWN;
+    }
+    __atomic_store_n(&cwd.seq, seq + 2, __ATOMIC_RELEASE);
+    errno = saved;
+}
+
+static size_t read_cwd(char *out) {
+    unsigned seq = __atomic_load_n(&cwd.seq, __ATOMIC_ACQUIRE);
+    size_t n = cwd.n;
+    if (!(seq & 1) && cwd.near != UNKNOWN && n < PATH_MAX) {
+        memcpy(out, cwd.path, n);
+        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        if (__atomic_load_n(&cwd.seq, __ATOMIC_RELAXED) == seq)
+            return n;
+    }
+    return getcwd(out, PATH_MAX) ? strlen(out) : 0;
+}
+
+/* What /proc says an open file is called; 0 if nothing or cut off. */
+static size_t name_of_fd(int fd, char *out) {
+    char link[32];
+    char *p = link + sizeof link - 1;
+    *p = 0;
+    unsigned value = (unsigned)fd;
+    do
+        *--p = (char)('0' + value % 10);
+    while (value /= 10);
+    p -= 14;
+    memcpy(p, "/proc/self/fd/", 14);
+    ssize_t n = readlink(p, out, PATH_MAX - 1);
+    if (n <= 0 || n >= PATH_MAX - 1)
+        return 0;
+    out[n] = 0;
+    return (size_t)n;
+}
+
+static __attribute__((noinline)) enum kind locate_relative(int dirfd, const char *path, struct place *at) {
+    char base[PATH_MAX];
+    int saved = errno;
+    size_t n = dirfd == AT_FDCWD ? read_cwd(base) : dirfd >= 0 ? name_of_fd(dirfd, base) : 0;
+    errno = saved;
+    return n ? locate_from(base, n, path, at) : OUTSIDE;
+}
+
+int concerns(int dirfd, const char *path) {
+    if (!path || !*path)
+        return 0;
+    if (*path == '/') {
+        for (int i = 0; i < config.maps_n; i++)
+            if (below(path, &config.maps[i]))
+                return 1;
+        return 0;
+    }
+    if (dirfd != AT_FDCWD)
+        return dirfd >= 0;
+    return __atomic_load_n(&cwd.near, __ATOMIC_RELAXED) != FAR || (path[0] == '.' && (path[1] == '.' || path[1] == '/'));
+}
+
+enum kind locate(int dirfd, const char *path, struct place *at) {
+    return *path == '/' ? locate_absolute(path, at) : locate_relative(dirfd, path, at);
+}
+
+enum kind locate_fd(int fd, struct place *at) {
+    char name[PATH_MAX];
+    int saved = errno;
+    size_t n = fd >= 0 ? name_of_fd(fd, name) : 0;
+    errno = saved;
+    return n && name[0] == '/' ? locate_absolute(name, at) : OUTSIDE;
+}
+
+enum kind locate_copy(int fd, struct place *at) {
+    int saved = errno;
+    size_t n = fd >= 0 ? name_of_fd(fd, at->local) : 0;
+    errno = saved;
+    for (int i = 0; n && i < config.maps_n; i++) {
+        const struct map *map = &config.maps[i];
+        if (n > map->store_n && at->local[map->store_n] == '/' && memcmp(at->local, map->store, map->store_n) == 0) {
+            at->map = map;
+            return FILE_NAME;
+        }
+    }
+    return OUTSIDE;
+}
+
+void source_of(const struct place *at, char *out) {
+    const char *rest = at->local + at->map->store_n;
+    size_t n = strlen(rest);
+    out[0] = 0;
+    if (at->map->source_n + n >= PATH_MAX)
+        return;
+    memcpy(out, at->map->source, at->map->source_n);
+    memcpy(out + at->map->source_n, rest, n + 1);
+}

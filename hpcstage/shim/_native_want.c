@@ -1,0 +1,164 @@
+/* The two questions to the daemon: WANT (it is not in the store) and WROTE (a write begins). Every wait is bounded. */
+#include "_native.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define WROTE_CAP_NS 1000000000ull
+#define HUNG_PAUSE_NS 5000000000ull /* after a time-out nobody of this process waits for so long */
+
+struct reply {
+    uint8_t version, answer;
+    uint16_t reason;
+    uint32_t value;
+};
+_Static_assert(sizeof(struct reply) == 8, "reply");
+
+static uint64_t hung_until_ns;
+
+static int wait_ms(uint64_t until_ns) {
+    uint64_t now = now_ns();
+    if (now >= until_ns)
+        return 0;
+    uint64_t ms = (until_ns - now + 999999) / 1000000;
+    return ms > INT_MAX ? INT_MAX : (int)ms;
+}
+
+/* 0, or the Reason. A full backlog means that the daemon lives and is busy: try again until the time is up. */
+static int reach(int fd, uint64_t until_ns) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    memcpy(address.sun_path, config.sock, sizeof config.sock);
+    while (connect(fd, (struct sockaddr *)&address, sizeof address) != 0) {
+        if (errno != EAGAIN && errno != EINTR)
+            return REASON_NO_DAEMON;
+        if (!wait_ms(until_ns))
+            return REASON_TIMEOUT;
+        poll(NULL, 0, 1);
+    }
+    return 0;
+}
+
+static int hear(int fd, uint64_t until_ns, struct reply *reply) {
+    for (;;) {
+        ssize_t n = recv(fd, reply, sizeof *reply, MSG_DONTWAIT);
+        if (n == (ssize_t)sizeof *reply && reply->version == VERSION)
+            return 0;
+        if (n >= 0 || (errno != EAGAIN && errno != EINTR))
+            return REASON_NO_DAEMON;
+        struct pollfd event = {.fd = fd, .events = POLLIN};
+        int ms = wait_ms(until_ns);
+        if (!ms)
+            return REASON_TIMEOUT;
+        poll(&event, 1, ms);
+    }
+}
+
+static size_t request(char *out, int kind, const struct place *at) {
+    const char *rest = at->local + at->map->store_n;
+    size_t n = strlen(rest);
+    uint32_t pid = (uint32_t)getpid();
+    out[0] = VERSION;
+    out[1] = (char)kind;
+    out[2] = out[3] = 0;
+    memcpy(out + 4, &pid, 4);
+    memcpy(out + 8, at->map->source, at->map->source_n);
+    memcpy(out + 8 + at->map->source_n, rest, n);
+    return 8 + at->map->source_n + n;
+}
+
+/* 0 and an answer, or the Reason why there is none. cap_ns 0: send only. */
+static int ask(int kind, const struct place *at, uint64_t cap_ns, struct reply *reply) {
+    char message[8 + PATH_MAX];
+    if (!config.sock[0] || at->map->source_n + strlen(at->local + at->map->store_n) + 8 > sizeof message)
+        return REASON_NO_DAEMON;
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return REASON_NO_DAEMON;
+    size_t n = request(message, kind, at);
+    uint64_t until_ns = now_ns() + cap_ns;
+    int problem = reach(fd, until_ns);
+    if (!problem && send(fd, message, n, MSG_NOSIGNAL) != (ssize_t)n)
+        problem = REASON_NO_DAEMON;
+    if (!problem && cap_ns)
+        problem = hear(fd, until_ns, reply);
+    close(fd);
+    return problem;
+}
+
+static int hung(void) {
+    return now_ns() < __atomic_load_n(&hung_until_ns, __ATOMIC_RELAXED);
+}
+
+static int answered(int problem) {
+    if (problem == REASON_TIMEOUT)
+        __atomic_store_n(&hung_until_ns, now_ns() + HUNG_PAUSE_NS, __ATOMIC_RELAXED);
+    return problem;
+}
+
+int want(const struct place *at) {
+    switch (page_state()) {
+    case STATE_SCANNING:
+    case STATE_STAGING:
+        break;
+    case STATE_STARTING:
+        return REASON_SCANNING;
+    case STATE_ENDED:
+        return REASON_NO_DAEMON;
+    default:
+        return REASON_SETTLED;
+    }
+    if (hung())
+        return REASON_TIMEOUT;
+    struct reply reply;
+    uint64_t begin = now_ns();
+    int problem = answered(ask(KIND_WANT, at, config.want_cap_ns, &reply));
+    count(COUNTER_WANTS, 1);
+    count(COUNTER_WANT_NS, now_ns() - begin);
+    if (problem)
+        return problem;
+    if (reply.answer == ANSWER_READY)
+        return -1;
+    return reply.reason < COUNTERS - COUNTER_DIRECT_BASE ? reply.reason : REASON_UNKNOWN;
+}
+
+/* Without the daemon: out of the store by our own hand. A directory is renamed aside as a whole. */
+static void discard(const char *local) {
+    if (unlink(local) == 0 || errno == ENOENT || errno == ENOTDIR)
+        return;
+    static unsigned serial;
+    char aside[PATH_MAX];
+    unsigned number = __atomic_fetch_add(&serial, 1, __ATOMIC_RELAXED);
+    size_t n = strlen(config.node_dir);
+    memcpy(aside, config.node_dir, n);
+    memcpy(aside + n, "/dropped-", 9);
+    n += 9;
+    uint64_t value = (uint64_t)getpid() << 32 | number;
+    for (int shift = 60; shift >= 0; shift -= 4)
+        aside[n++] = "0123456789abcdef"[value >> shift & 15];
+    aside[n] = 0;
+    if (rename(local, aside) != 0 && errno != ENOENT)
+        count(COUNTER_ERRORS, 1);
+}
+
+void drop(const struct place *at) {
+    int saved = errno;
+    struct reply reply = {0};
+    uint32_t state = page_state();
+    if (config.direct || state == STATE_MEASURING)
+        return;
+    int existed = access(at->local, F_OK) == 0;
+    int problem = REASON_NO_DAEMON;
+    if (state != STATE_ENDED && !hung())
+        problem = state == STATE_STARTING ? ask(KIND_WROTE, at, 0, &reply)
+                                          : answered(ask(KIND_WROTE, at, WROTE_CAP_NS, &reply));
+    if (problem || reply.answer != ANSWER_DONE)
+        discard(at->local);
+    if (existed)
+        count(COUNTER_DROPPED, 1);
+    errno = saved;
+}
