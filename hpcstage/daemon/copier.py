@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import signal
 import threading
 import time
 import traceback
@@ -21,6 +20,7 @@ from queue import SimpleQueue
 from hpcstage.daemon import copyfile
 from hpcstage.daemon.bigcopy import BigCopy, Pacer
 from hpcstage.daemon.copyfile import Job, Outcome, Status, Worker
+from hpcstage.daemon.forked import become_quiet, die_with_parent
 from hpcstage.daemon.messages import COMMAND, Op, pack_result
 from hpcstage.daemon.stats import CANCEL, StatsArea
 from hpcstage.plan.manifest import Manifest
@@ -204,27 +204,19 @@ class Copier:
 
 
 def child_main(
-    settings: CopierSettings, name: str, stats: StatsArea, first: int, commands: int, results: int
+    settings: CopierSettings, name: str, stats: StatsArea, first: int, pipes: tuple[int, int], parent: int
 ) -> None:
     """What the forked process does; it never returns."""
     code = 1
+    commands, results = pipes
     try:
         gc.freeze()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, signal.SIG_IGN)
+        die_with_parent(parent)
+        become_quiet({commands, results})
         os.chdir(settings.node_dir)
-        close_all_but({0, 1, 2, commands, results})
         Copier(settings, name, stats, first, results).run(commands)
         code = 0
     except BaseException:  # noqa: BLE001  nothing may return into the daemon's frames
         traceback.print_exc()
     finally:
         os._exit(code)
-
-
-def close_all_but(kept: set[int]) -> None:
-    """A forked child must not hold its parent's sockets, pipes and locks."""
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        if fd not in kept:
-            with contextlib.suppress(OSError):
-                os.close(fd)

@@ -99,9 +99,7 @@ class Worker:
 def copy(worker: Worker, job: Job, limit_bytes: int) -> Outcome:
     """Copies a file of at most `limit_bytes`; a larger one is left for a ranged copy (TOO_LARGE)."""
     if worker.native:
-        values = _copy.copy(
-            job.source, job.temporary, job.target, job.link, job.nofollow, limit_bytes, worker.address
-        )
+        values = _copy.copy(job.source, job.temporary, job.target, job.link, job.nofollow, limit_bytes, worker.address)
         return Outcome(Status(values[0]), *values[1:])
     return _copy_in_python(worker, job, limit_bytes)
 
@@ -147,7 +145,7 @@ def _copy_out(worker: Worker, job: Job, source: int, before: os.stat_result, out
 # ---- the pieces
 
 
-class local_errors(contextlib.AbstractContextManager[None]):  # noqa: N801  read as a statement
+class local_errors(contextlib.AbstractContextManager[None]):
     """Turns an OSError into a CopyError of the local disk."""
 
     status = Status.LOCAL_ERROR
@@ -157,7 +155,7 @@ class local_errors(contextlib.AbstractContextManager[None]):  # noqa: N801  read
             raise CopyError(self.status, value.errno or errno.EIO) from value
 
 
-class source_errors(local_errors):  # noqa: N801
+class source_errors(local_errors):
     """Turns an OSError into a CopyError of the source."""
 
     status = Status.SOURCE_ERROR

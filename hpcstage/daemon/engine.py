@@ -71,6 +71,16 @@ class Busy:
             self.limited_s += passed_s
 
 
+@dataclass
+class DatasetFacts:
+    """Counts of one dataset."""
+
+    files: int = 0
+    size_bytes: int = 0
+    staged_files: int = 0
+    staged_bytes: int = 0
+
+
 class Engine:
     """Queue, pool and store together."""
 
@@ -84,6 +94,7 @@ class Engine:
         on_final: Callable[[int], None] = lambda _: None,
         on_result: Callable[[Result], None] = lambda _: None,
         is_wanted: Callable[[int], bool] = lambda _: False,
+        run_started: float | None = None,
     ) -> None:
         self.manifest = manifest
         self.queue = queue
@@ -93,8 +104,10 @@ class Engine:
         self.stored_files = 0
         self.last_stored = 0.0
         now = time.monotonic()
-        self.errors = Errors(now)
-        self.busy = Busy(now)
+        started = now if run_started is None else run_started
+        self.errors = Errors(started)
+        self.busy = Busy(now, limited_s=now - started)
+        self.by_dataset = [_facts(manifest, index) for index in range(len(manifest.datasets))]
         self._on_final = on_final
         self._on_result = on_result
         self._is_wanted = is_wanted
@@ -151,6 +164,9 @@ class Engine:
             self.stored_bytes += result.size_bytes
             self.stored_files += 1
             self.last_stored = now
+            facts = self.by_dataset[self.manifest.dataset_of(result.id)]
+            facts.staged_files += 1
+            facts.staged_bytes += result.size_bytes
         else:
             self.store.drop(result.id, self.manifest.store_path(result.id))
 
@@ -186,6 +202,11 @@ class Engine:
             self.store.drop(id_, self.manifest.store_path(id_))
         for id_ in ids:
             self._on_final(id_)
+
+
+def _facts(manifest: Manifest, dataset: int) -> DatasetFacts:
+    ids = manifest.ids_of(dataset)
+    return DatasetFacts(len(ids), sum(manifest.sizes[ids.start : ids.stop]))
 
 
 def describe(result: Result) -> str:
@@ -226,7 +247,7 @@ def copy_all(
     limit: Budget | None = None,
     native: bool = True,
 ) -> EngineResult:
-    """Copies files into `node_dir/store` in the order of `ids` (None: all), without a daemon; returns when all ended."""
+    """Copies files into `node_dir/store` in the order of `ids` (None: all), without a daemon, until all ended."""
     store = Store(node_dir)
     store.make()
     manifest.save(node_dir / "manifest.bin")

@@ -1,4 +1,4 @@
-"""The copier processes of a node as the daemon sees them: forks them, hands out ids, collects results, replaces dead ones.
+"""The copier processes as the daemon sees them: forks them, hands out ids, collects results, replaces dead ones.
 
 Owns the pipes and who copies what. Which ids are copied, and what a result means, is the engine's business.
 """
@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import shutil
-import signal
 import time
 from dataclasses import dataclass, field
 
 from hpcstage.daemon.copier import CopierSettings, child_main
 from hpcstage.daemon.copyfile import Status
+from hpcstage.daemon.forked import reap
 from hpcstage.daemon.messages import COMMAND, RESULT, Op, Result, unpack_results
 from hpcstage.daemon.stats import StatsArea
 
@@ -139,14 +138,14 @@ class Pool:
         lost = [Result(id_, Status.LOST) for id_ in sorted(member.assigned)]
         for result in lost:
             del self._of_id[result.id]
-        self._end(member)
         self._outbox.pop(member.index, None)
-        shutil.rmtree(self.settings.node_dir / "incoming" / member.name, ignore_errors=True)
         if member.generation < MOST_RESTARTS:
-            fresh = Member(member.index, member.generation + 1)
-            self.members[member.index] = fresh
+            # Before the old pipe is closed: whoever watches descriptors must not see a number twice.
+            fresh = self.members[member.index] = Member(member.index, member.generation + 1)
             with contextlib.suppress(OSError):
                 self._fork(fresh)
+        self._end(member)
+        shutil.rmtree(self.settings.node_dir / "incoming" / member.name, ignore_errors=True)
         return lost
 
     # ---- processes
@@ -155,15 +154,15 @@ class Pool:
         command_in, command_out = os.pipe()
         result_in, result_out = os.pipe()
         try:
+            parent = os.getpid()
             pid = os.fork()
         except OSError:
             for fd in (command_in, command_out, result_in, result_out):
                 os.close(fd)
             raise
         if pid == 0:
-            child_main(
-                self.settings, member.name, self.stats, member.index * self.settings.threads, command_in, result_out
-            )
+            first = member.index * self.settings.threads
+            child_main(self.settings, member.name, self.stats, first, (command_in, result_out), parent)
         os.close(command_in)
         os.close(result_out)
         member.pid, member.commands, member.results = pid, command_out, result_in
@@ -191,23 +190,3 @@ class Pool:
         for member in alive:
             self._end(member, max(0.0, deadline - time.monotonic()))
         self._of_id.clear()
-
-
-def reap(pid: int, timeout_s: float) -> None:
-    """Waits for a child, then kills it. One that hangs in the kernel is left to it."""
-    with contextlib.suppress(OSError):
-        pidfd = os.pidfd_open(pid)
-        try:
-            select.select([pidfd], [], [], timeout_s)
-        finally:
-            os.close(pidfd)
-    with contextlib.suppress(OSError):
-        if os.waitpid(pid, os.WNOHANG)[0] == 0:
-            os.kill(pid, signal.SIGKILL)
-            _reap_killed(pid)
-
-
-def _reap_killed(pid: int, timeout_s: float = 1.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
-        time.sleep(0.002)

@@ -51,6 +51,10 @@ class Parked:
         if not tokens:
             del self._by_id[id_]
 
+    def waits_for(self, id_: int) -> bool:
+        """Whether somebody waits for it."""
+        return id_ in self._by_id
+
     def ids(self) -> list[int]:
         """Ids that somebody waits for."""
         return list(self._by_id)

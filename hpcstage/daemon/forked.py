@@ -1,0 +1,52 @@
+"""What every forked child of the daemon does first, and how the daemon lets go of one."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import time
+
+_PR_SET_PDEATHSIG = 1
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def die_with_parent(parent: int) -> None:
+    """The kernel kills this process when its parent ends."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def become_quiet(kept: set[int]) -> None:
+    """In a fork: no signal but KILL ends it, and no descriptor of the parent is held but standard ones and `kept`."""
+    signal.set_wakeup_fd(-1)
+    for number in _ENDING:
+        signal.signal(number, signal.SIG_IGN)
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd > 2 and fd not in kept:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+def reap(pid: int, timeout_s: float) -> None:
+    """Waits for a child, then kills it. One that hangs in the kernel is left to it."""
+    with contextlib.suppress(OSError):
+        pidfd = os.pidfd_open(pid)
+        try:
+            select.select([pidfd], [], [], timeout_s)
+        finally:
+            os.close(pidfd)
+    with contextlib.suppress(OSError):
+        if os.waitpid(pid, os.WNOHANG)[0] == 0:
+            os.kill(pid, signal.SIGKILL)
+            _reap_killed(pid)
+
+
+def _reap_killed(pid: int, timeout_s: float = 1.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
+        time.sleep(0.002)

@@ -1,0 +1,298 @@
+"""The staging daemon of a node: one event loop, from the scan to the removal of the node directory.
+
+Owns lifecycle, clock and signals. It lives while a wrapper is attached, or a child whose wrapper was killed runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import selectors
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from hpcstage.daemon import nodepart, store
+from hpcstage.daemon.copier import CopierSettings
+from hpcstage.daemon.engine import Busy
+from hpcstage.daemon.events import Events
+from hpcstage.daemon.helpers import Helpers
+from hpcstage.daemon.page import Page
+from hpcstage.daemon.pool import Pool
+from hpcstage.daemon.queue import Place
+from hpcstage.daemon.sampler import Reading, Sampler
+from hpcstage.daemon.scanning import MANIFEST_FILE
+from hpcstage.daemon.server import Reply, Server, allow_many_connections, open_listener
+from hpcstage.daemon.spec import DaemonSpec
+from hpcstage.daemon.staging import DIRECT_MODE, Staging
+from hpcstage.daemon.stats import Totals
+from hpcstage.daemon.wrappers import Wrappers
+from hpcstage.wire import Answer, Kind, Layer, Reason, State
+
+TICK_S = 1.0
+PART_EVERY_S = 10.0
+MISSED_EVERY_S = 2.0
+POOL_END_S = 1.0
+LEAST_WRITE_S = 2.0
+_PART = "part"
+
+
+class Daemon:
+    """One node's staging. `run` returns when the node directory is gone."""
+
+    def __init__(self, spec: DaemonSpec) -> None:
+        self.spec = spec
+        self.node_dir = Path(spec.node_dir)
+        self.started = time.monotonic()
+        self.selector = selectors.DefaultSelector()
+        self.page = Page(self.node_dir / "page")
+        self.helpers = Helpers()
+        self.events = Events(self.node_dir / "events")
+        store.Store(self.node_dir).make()
+        self.pool = self._fork_copiers()
+        self.server = Server(open_listener(f"{spec.node_dir}/sock", spec.listen_fd), self.selector, self)
+        self.staging = Staging(
+            spec, self.pool, self.helpers, self.events, self.server.answer, self.page.set_state, self.started
+        )
+        self.wrappers = Wrappers(self.selector, self._nobody_left)
+        self.sampler = Sampler(self._reading, self.started)
+        self.reporter = nodepart.Reporter(spec, self.staging, self.page, self.sampler, self.started)
+        self._watched: dict[int, str] = {}
+        self._next_tick = self.started + TICK_S
+        self._next_part = self.started
+        self._next_missed = self.started + MISSED_EVERY_S
+        self._ending = False
+        self._last_token: int | None = None
+
+    def _fork_copiers(self) -> Pool | None:
+        spec = self.spec
+        if spec.mode == DIRECT_MODE:
+            return None
+        settings = CopierSettings(
+            self.node_dir, self.node_dir / MANIFEST_FILE, spec.transfers, spec.max_rate_bytes_per_s
+        )
+        return Pool(settings, spec.copiers)
+
+    # ---- the loop
+
+    def run(self) -> None:
+        """Until nobody is left, then the end."""
+        self._take_signals()
+        self._sweep_leftovers()
+        self.staging.start()
+        while not self._ending:
+            self._watch()
+            for key, _ in self.selector.select(self._timeout()):
+                key.data()
+            now = time.monotonic()
+            self.staging.pump(now)
+            if now >= self._next_tick:
+                self._tick(now)
+        self._end()
+
+    def _timeout(self) -> float:
+        now = time.monotonic()
+        until_tick = self._next_tick - now
+        wake = self.staging.wake_after(now)
+        return max(0.0, until_tick if wake is None else min(wake, until_tick))
+
+    def _watch(self) -> None:
+        """Copiers and helpers come and go: the selector follows."""
+        wanted = dict.fromkeys(self.helpers.fds(), "helper")
+        if self.pool is not None:
+            wanted.update(dict.fromkeys(self.pool.fds(), "copier"))
+        if wanted == self._watched:
+            return
+        for fd in self._watched:
+            with contextlib.suppress(KeyError, ValueError, OSError):
+                self.selector.unregister(fd)
+        for fd, kind in wanted.items():
+            receive = self._helper_ready if kind == "helper" else self._copier_ready
+            self.selector.register(fd, selectors.EVENT_READ, lambda fd=fd, receive=receive: receive(fd))
+        self._watched = wanted
+
+    def _helper_ready(self, fd: int) -> None:
+        if fd in self.helpers.fds() and self.helpers.receive(fd):
+            self._forget(fd)
+
+    def _copier_ready(self, fd: int) -> None:
+        self.staging.receive(fd, time.monotonic())
+        if self.pool is not None and fd not in self.pool.fds():
+            self._forget(fd)
+
+    def _forget(self, fd: int) -> None:
+        """The descriptor is closed; its number may come again for something else."""
+        if self._watched.pop(fd, None) is not None:
+            with contextlib.suppress(KeyError, ValueError, OSError):
+                self.selector.unregister(fd)
+
+    def _tick(self, now: float) -> None:
+        self._next_tick = max(self._next_tick + TICK_S, now)
+        self.sampler.tick(now)
+        self.wrappers.poll(now)
+        if now >= self._next_missed:
+            self._next_missed = now + MISSED_EVERY_S
+            self.reporter.missed.look(self.wrappers.seen_children, self.page.pids())
+        if now >= self._next_part:
+            self._next_part = now + PART_EVERY_S
+            self._write_part(now, complete=False)
+
+    def _reading(self, now: float) -> Reading:
+        engine = self.staging.engine
+        sums = self.page.sums()
+        if engine is None:
+            return Reading(Totals(), sums, Busy(now, limited_s=now - self.started))
+        engine.advance(now)
+        return Reading(
+            engine.pool.stats.totals(),
+            sums,
+            replace(engine.busy),
+            queued_files=engine.queue.waiting,
+            store_bytes=engine.stored_bytes,
+        )
+
+    def _write_part(self, now: float, *, complete: bool) -> None:
+        part = self.reporter.part(now, complete=complete)
+        self.events.flush()
+        extra = ((self.node_dir / "events", "events"),) if complete else ()
+        run_dir, host = Path(self.spec.run_dir), self.spec.host
+        self.helpers.start(_PART, lambda: nodepart.write_part(part, run_dir, host, extra), self._part_written)
+
+    def _part_written(self, answer: bytes | None) -> None:
+        if answer is None:
+            log(f"the part of the record could not be written below {self.spec.run_dir}")
+
+    def _sweep_leftovers(self) -> None:
+        paths = [Path(path) for path in self.spec.leftovers]
+        if paths:
+            self.helpers.start("sweep", lambda: _remove_all(paths), lambda _: None)
+
+    # ---- signals
+
+    def _take_signals(self) -> None:
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        out, into = os.pipe()
+        os.set_blocking(out, False)
+        os.set_blocking(into, False)
+        signal.set_wakeup_fd(into, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, lambda *_: None)
+        faulthandler.register(signal.SIGUSR2, all_threads=True)
+        self.selector.register(out, selectors.EVENT_READ, lambda: self._signals(os.read(out, 64)))
+
+    def _signals(self, numbers: bytes) -> None:
+        if signal.SIGUSR1 in numbers:
+            log(self._status())
+        if signal.SIGTERM in numbers:
+            log("SIGTERM: copying stops; what is staged stays until the command ends")
+            self.staging.close(Reason.LATER)
+            self._write_part(time.monotonic(), complete=False)
+
+    def _status(self) -> str:
+        engine = self.staging.engine
+        text = f"{self.staging.state.name.lower()} after {time.monotonic() - self.started:.1f} s"
+        if engine is None:
+            return text
+        places = ", ".join(f"{place.name.lower()} {engine.queue.count(place)}" for place in Place)
+        return f"{text}: {places}; {engine.stored_bytes} bytes in the store"
+
+    # ---- requests
+
+    def request(self, token: int, kind: Kind, pid: int, payload: bytes) -> Reply | None:
+        """See server.Handler."""
+        del pid
+        now = time.monotonic()
+        if kind is Kind.WANT:
+            return self.staging.want(token, payload, now)
+        if kind is Kind.WROTE:
+            return self.staging.wrote(payload)
+        if kind is Kind.HELLO:
+            python = payload[:1] == bytes([Layer.PYTHON])
+            return Reply(Answer.DONE, value=self.page.allot_python_slot() if python else 0)
+        if kind is Kind.ORDER:
+            self.staging.order(os.fsdecode(payload))
+            return Reply(Answer.DONE)
+        if kind is Kind.STATUS:
+            return Reply(Answer.DONE, value=self.staging.state)
+        return self._from_wrapper(token, kind, payload)
+
+    def _from_wrapper(self, token: int, kind: Kind, payload: bytes) -> Reply | None:
+        if kind is Kind.ATTACH:
+            self.wrappers.attach(token, int.from_bytes(payload[:4], "little"))
+            return Reply(Answer.DONE, keep=True)
+        if kind is Kind.STAGED:
+            return self.staging.staged(token)
+        if not self.wrappers.end(token):
+            return Reply(Answer.OTHERS)
+        self._last_token = token
+        self._ending = True
+        return None
+
+    def dropped(self, token: int) -> None:
+        """See server.Handler."""
+        self.staging.dropped(token)
+        self.wrappers.dropped(token)
+
+    def _nobody_left(self) -> None:
+        self._ending = True
+
+    # ---- the end
+
+    def _end(self) -> None:
+        """Stops, reports, answers, cleans up; bounded but for the unlinking of the store."""
+        deadline = time.monotonic() + self.spec.drain_s
+        self.page.set_state(State.ENDED)
+        self.staging.answer_all(Reason.SETTLED)
+        if self.staging.engine is not None:
+            self.staging.engine.queue.close(Reason.LATER)
+        if self.pool is not None:
+            self.pool.close(POOL_END_S)
+        self._write_last_part(deadline)
+        self.helpers.close()
+        if self._last_token is not None:
+            self.server.answer(self._last_token, Reply(Answer.LAST, keep=True))
+        self.server.stop_listening()
+        store.remove_tree(self.node_dir, last=("lock",))
+        self.server.close_all()
+
+    def _write_last_part(self, deadline: float) -> None:
+        self.helpers.wait(_PART, max(0.0, deadline - LEAST_WRITE_S - time.monotonic()))
+        now = time.monotonic()
+        self.sampler.tick(now)
+        self._write_part(now, complete=True)
+        self.helpers.wait(_PART, max(0.1, deadline - time.monotonic()))
+
+
+def _remove_all(paths: list[Path]) -> bytes:
+    os.nice(19 - os.nice(0))
+    for path in paths:
+        store.remove_tree(path)
+    return b""
+
+
+def log(text: str) -> None:
+    """One line to daemon.log."""
+    stamp = time.strftime("%H:%M:%S")
+    print(f"{stamp} {text}", file=sys.stderr, flush=True)  # noqa: T201  standard error is daemon.log
+
+
+def main(arguments: list[str]) -> int:
+    """`python -m hpcstage.daemon SPEC`."""
+    spec = DaemonSpec.load(Path(arguments[0]))
+    if os.getsid(0) != os.getpid():
+        with contextlib.suppress(OSError):
+            os.setsid()
+    os.umask(0o077)
+    os.chdir("/")
+    with contextlib.suppress(OSError):
+        os.nice(spec.nice)
+    for fd in (spec.lock_fd, spec.listen_fd):
+        if fd is not None:
+            os.set_inheritable(fd, False)
+    allow_many_connections()
+    Daemon(spec).run()
+    return 0

@@ -1,0 +1,154 @@
+"""The daemon's part of the record, put together from what its rooms know; written beside the run's other parts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpcstage.daemon.engine import Engine
+from hpcstage.daemon.page import Page
+from hpcstage.daemon.proc import Missed, pressure
+from hpcstage.daemon.queue import Place
+from hpcstage.daemon.sampler import Sampler
+from hpcstage.daemon.spec import DaemonSpec
+from hpcstage.daemon.staging import Staging
+from hpcstage.record.part import DatasetPart, NodePart
+from hpcstage.units import format_size
+from hpcstage.wire import Reason
+
+
+class Reporter:
+    """Knows where everything is that a part consists of."""
+
+    def __init__(self, spec: DaemonSpec, staging: Staging, page: Page, sampler: Sampler, started: float) -> None:
+        self._spec = spec
+        self._staging = staging
+        self._page = page
+        self._sampler = sampler
+        self._started = started
+        self._started_unix_s = time.time() - (time.monotonic() - started)
+        self._pressure = pressure()
+        self.missed = Missed()
+
+    def part(self, now: float, *, complete: bool) -> NodePart:
+        """Everything up to now."""
+        staging, outlook = self._staging, self._staging.outlook
+        part = NodePart(
+            host=self._spec.host,
+            mode=outlook.mode if outlook.mode != "auto" else "runtime",
+            mode_asked=self._spec.mode,
+            mode_why=outlook.mode_why,
+            started_unix_s=self._started_unix_s,
+            ended_s=round(now - self._started, 6) if complete else None,
+            complete=complete,
+            datasets=self._datasets(),
+            scan_s=outlook.scanned.seconds if outlook.scanned else None,
+            staged_s=None if outlook.staged_at is None else round(outlook.staged_at - self._started, 6),
+            totals=self._totals(),
+            budget=self._budget(),
+            order={"provenance": outlook.provenance, "ids": staging.counts.get("ordered") or None},
+            forecast=outlook.scanned.forecast if outlook.scanned else None,
+            samples=self._sampler.samples,
+            processes=self._page.processes(self._started),
+            missed_processes=self.missed.listed(),
+            missed_count=len(self.missed),
+            pressure=self._pressure_since(),
+            problems=[*outlook.problems, *self._problems()],
+        )
+        if staging.engine is not None:
+            part.errors = list(staging.engine.errors.kinds.values())
+            part.hist_open, part.hist_read = staging.engine.pool.stats.histograms()
+        return part
+
+    def _datasets(self) -> list[DatasetPart]:
+        engine = self._staging.engine
+        parts = []
+        for index, dataset in enumerate(self._spec.datasets):
+            part = DatasetPart(
+                dataset.name, os.fsencode(dataset.root).decode(errors="replace"), list(dataset.arguments)
+            )
+            if engine is not None:
+                facts = engine.by_dataset[index]
+                part.files, part.size_bytes = facts.files, facts.size_bytes
+                part.staged_files, part.staged_bytes = facts.staged_files, facts.staged_bytes
+            parts.append(part)
+        return parts
+
+    def _totals(self) -> dict[str, float]:
+        staging = self._staging
+        totals: dict[str, float] = {
+            "want_ready": staging.counts["want_ready"],
+            "want_direct": staging.counts["want_direct"],
+        }
+        if staging.outlook.scanned is not None:
+            totals["source_stats"] = staging.outlook.scanned.stats
+            totals["source_listings"] = staging.outlook.scanned.listings
+        return totals if staging.engine is None else totals | _copied(staging.engine)
+
+    def _budget(self) -> dict[str, object]:
+        limit, engine = self._staging.outlook.budget, self._staging.engine
+        if limit is None or engine is None:
+            return {}
+        return {
+            "size_bytes": limit.size_bytes,
+            "inodes": limit.inodes,
+            "why": limit.why,
+            "used_bytes": engine.queue.used_bytes,
+            "used_inodes": engine.queue.used_inodes,
+        }
+
+    def _pressure_since(self) -> dict[str, float]:
+        now = pressure()
+        return {name: round(now[name] - since, 6) for name, since in self._pressure.items() if name in now}
+
+    def _problems(self) -> list[dict[str, str]]:
+        engine = self._staging.engine
+        if engine is None:
+            return []
+        problems = []
+        refused = engine.queue.count(Place.REFUSED)
+        if engine.queue.closed is Reason.FAILED:
+            text = "the local disk or all copiers failed: nothing more is staged, the program reads the source"
+            problems.append({"id": "local-failed", "text": text, "remedy": "look at errors in the record"})
+        elif refused and engine.queue.closed in (Reason.NONE, Reason.FULL):
+            left = engine.manifest.total_bytes - engine.stored_bytes
+            text = f"the local disk has no room for {refused} files (about {format_size(left)}): read from the source"
+            problems.append({"id": "store-full", "text": text, "remedy": "give --local-dir or a larger --budget"})
+        failed = engine.queue.count(Place.FAILED)
+        if failed:
+            text = f"{failed} files could not be copied: read from the source"
+            problems.append({"id": "copy-failed", "text": text, "remedy": "look at errors in the record"})
+        return problems
+
+
+def _copied(engine: Engine) -> dict[str, float]:
+    totals = engine.pool.stats.totals()
+    queue = engine.queue
+    return {
+        "source_bytes": totals.bytes,
+        "source_files": totals.files,
+        "source_opens": totals.opens,
+        "source_reads": totals.reads,
+        "failed": queue.count(Place.FAILED),
+        "void": queue.count(Place.VOID),
+        "refused": queue.count(Place.REFUSED),
+        "copy_busy_s": round(engine.busy.busy_s, 6),
+    }
+
+
+def write_part(part: NodePart, run_dir: Path, host: str, extra: Sequence[tuple[Path, str]] = ()) -> bytes:
+    """Writes the part atomically, and copies files beside it: (file, suffix). Runs in a helper: the source may hang."""
+    nodes = run_dir / "nodes"
+    nodes.mkdir(parents=True, exist_ok=True)
+    for path, suffix in extra:
+        if path.exists():
+            shutil.copyfile(path, nodes / f"{host}.{suffix}")
+    temporary = nodes / f".{host}.json.{os.getpid()}"
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(part.to_json(), file)
+    temporary.replace(nodes / f"{host}.json")
+    return b"written"

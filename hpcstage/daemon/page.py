@@ -1,0 +1,112 @@
+"""The shared page as the daemon uses it: sets the state, gives out slots of the python layer, reads all slots."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from hpcstage.record.part import ProcessPart
+from hpcstage.wire import (
+    COUNTERS,
+    COUNTERS_OFFSET,
+    HIST_BUCKETS,
+    HIST_OPEN_OFFSET,
+    HIST_READ_OFFSET,
+    NEXT_NATIVE_OFFSET,
+    PAGE_BYTES,
+    PAGE_HEADER_BYTES,
+    PYTHON_SLOTS_FROM,
+    SLOT_BYTES,
+    SLOT_HEAD,
+    SLOTS,
+    STATE_OFFSET,
+    Counter,
+    Layer,
+    Reason,
+    State,
+)
+
+_NEXT_PYTHON_OFFSET = NEXT_NATIVE_OFFSET + 4
+_PID_OFFSET = NEXT_NATIVE_OFFSET + 8
+_U32 = struct.Struct("<I")
+_COUNTERS = struct.Struct(f"<{COUNTERS}Q")
+_HIST = struct.Struct(f"<{HIST_BUCKETS}I")
+_NAMES = {int(c): c.name.lower() for c in Counter if c is not Counter.DIRECT_BASE} | {
+    Counter.DIRECT_BASE + reason: f"direct_{reason.name.lower()}" for reason in Reason
+}
+
+
+class Page:
+    """The mapping. Raises OSError or ValueError if there is no page of the right size."""
+
+    def __init__(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._map = mmap.mmap(fd, PAGE_BYTES)
+        finally:
+            os.close(fd)
+        self._put(_PID_OFFSET, os.getpid())
+
+    def set_state(self, state: State) -> None:
+        """What shims go by."""
+        self._put(STATE_OFFSET, state)
+
+    @property
+    def state(self) -> State:
+        """What shims see now."""
+        return State(self._get(STATE_OFFSET))
+
+    def allot_python_slot(self) -> int:
+        """A slot for a process of the python layer; 0, the shared one, when none is left."""
+        slot = self._get(_NEXT_PYTHON_OFFSET)
+        if slot >= SLOTS:
+            return 0
+        self._put(_NEXT_PYTHON_OFFSET, slot + 1)
+        return slot
+
+    def sums(self) -> list[int]:
+        """The counters summed over all slots."""
+        rows = [_COUNTERS.unpack_from(self._map, at + COUNTERS_OFFSET) for at in self._used()]
+        return [sum(column) for column in zip(*rows, strict=True)]
+
+    def pids(self) -> set[int]:
+        """Processes that attached."""
+        return {_U32.unpack_from(self._map, at)[0] for at in self._used()} - {0}
+
+    def processes(self, started_monotonic_s: float) -> list[ProcessPart]:
+        """All slots that were used, as they stand in the record."""
+        parts = (self._process(at, started_monotonic_s) for at in self._used())
+        return [part for part in parts if part.pid or part.counters]
+
+    def _process(self, at: int, started_s: float) -> ProcessPart:
+        pid, layer, version, parent, attach_ns = SLOT_HEAD.unpack_from(self._map, at)
+        values = _COUNTERS.unpack_from(self._map, at + COUNTERS_OFFSET)
+        return ProcessPart(
+            pid=pid,
+            parent_pid=parent,
+            layer=Layer(layer).name.lower() if layer in Layer._value2member_map_ else "unknown",
+            python=f"{version >> 8}.{version & 255}",
+            attached_s=round(attach_ns / 1e9 - started_s, 6) if attach_ns else 0.0,
+            counters={_NAMES.get(i, f"counter_{i}"): value for i, value in enumerate(values) if value},
+            hist_open=_histogram(_HIST.unpack_from(self._map, at + HIST_OPEN_OFFSET)),
+            hist_read=_histogram(_HIST.unpack_from(self._map, at + HIST_READ_OFFSET)),
+        )
+
+    def _used(self) -> Iterator[int]:
+        native = min(self._get(NEXT_NATIVE_OFFSET), PYTHON_SLOTS_FROM)
+        python = min(self._get(_NEXT_PYTHON_OFFSET), SLOTS)
+        for slot in (*range(native), *range(PYTHON_SLOTS_FROM, python)):
+            yield PAGE_HEADER_BYTES + slot * SLOT_BYTES
+
+    def _get(self, offset: int) -> int:
+        return int(_U32.unpack_from(self._map, offset)[0])
+
+    def _put(self, offset: int, value: int) -> None:
+        _U32.pack_into(self._map, offset, value)
+
+
+def _histogram(values: tuple[int, ...]) -> dict[int, int]:
+    return {bucket: count for bucket, count in enumerate(values) if count}

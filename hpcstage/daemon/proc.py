@@ -1,0 +1,93 @@
+"""What the kernel says: pressure, and the processes of the command. Unknown is left out, never 0."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_PRESSURES = (("io", "some"), ("io", "full"), ("cpu", "some"), ("memory", "some"))
+
+
+def pressure() -> dict[str, float]:
+    """Seconds since boot in which some or all tasks waited for something."""
+    found = {}
+    for resource, kind in _PRESSURES:
+        with contextlib.suppress(OSError, ValueError, StopIteration):
+            text = Path(f"/proc/pressure/{resource}").read_text()
+            line = next(line for line in text.splitlines() if line.startswith(kind))
+            found[f"{resource}_{kind}_s"] = int(line.rpartition("total=")[2]) / 1e6
+    return found
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """A process and all below it. Processes come and go meanwhile."""
+    waiting, seen = [pid], {os.getpid()}
+    while waiting:
+        current = waiting.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        yield current
+        with contextlib.suppress(OSError):
+            for task in os.listdir(f"/proc/{current}/task"):
+                with contextlib.suppress(OSError):
+                    text = Path(f"/proc/{current}/task/{task}/children").read_text()
+                    waiting.extend(map(int, text.split()))
+
+
+def age_s(pid: int) -> float | None:
+    """How long a process has existed."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        ticks = int(text.rpartition(")")[2].split()[19])
+        uptime_s = float(Path("/proc/uptime").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+    return uptime_s - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def is_python(pid: int) -> bool:
+    """Whether a process runs a Python interpreter."""
+    try:
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith(("python", "pypy"))
+    except OSError:
+        return False
+
+
+def command(pid: int) -> str:
+    """Its command line, shortened."""
+    try:
+        raw = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return ""
+    return raw.rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")[:200]
+
+
+class Missed:
+    """Python processes of the command that never attached."""
+
+    OLD_ENOUGH_S = 2.0
+    MOST_LISTED = 20
+
+    def __init__(self) -> None:
+        self._found: dict[int, str] = {}
+
+    def look(self, roots: set[int], attached: set[int]) -> None:
+        """One look at the processes below `roots`."""
+        for root in roots:
+            for pid in descendants(root):
+                if pid in self._found or pid in attached or not is_python(pid):
+                    continue
+                if (age_s(pid) or 0.0) >= self.OLD_ENOUGH_S:
+                    self._found[pid] = command(pid)
+        for pid in attached & self._found.keys():
+            del self._found[pid]
+
+    def listed(self) -> list[dict[str, object]]:
+        """The first of them."""
+        return [{"pid": pid, "command": text} for pid, text in [*self._found.items()][: self.MOST_LISTED]]
+
+    def __len__(self) -> int:
+        return len(self._found)

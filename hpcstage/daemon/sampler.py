@@ -1,0 +1,80 @@
+"""Once a second: what was copied, what the program did, how many transfers ran. Owns the differences only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hpcstage.daemon.engine import Busy
+from hpcstage.daemon.stats import Totals
+from hpcstage.record.part import Sample
+from hpcstage.wire import COUNTERS, Counter
+
+MOST_SAMPLES = 100_000
+LIMITED_SHARE = 0.25
+_NO_SUMS = [0] * COUNTERS
+
+
+@dataclass(frozen=True)
+class Reading:
+    """All counters at one moment."""
+
+    totals: Totals
+    sums: list[int]
+    busy: Busy
+    queued_files: int = 0
+    store_bytes: int = 0
+
+
+class Sampler:
+    """Turns readings into samples."""
+
+    def __init__(self, read: Callable[[float], Reading], started: float) -> None:
+        self.samples: list[Sample] = []
+        self._read = read
+        self._started = started
+        self._at = started
+        self._last = Reading(Totals(), _NO_SUMS, Busy(started))
+
+    def tick(self, now: float) -> None:
+        """Closes the interval since the last tick."""
+        length_s = now - self._at
+        if length_s <= 0 or len(self.samples) >= MOST_SAMPLES:
+            return
+        reading = self._read(now)
+        self.samples.append(_sample(self._last, reading, round(self._at - self._started, 4), round(length_s, 4)))
+        self._last, self._at = reading, now
+
+
+def _sample(last: Reading, now: Reading, start_s: float, length_s: float) -> Sample:
+    old, new = last.totals, now.totals
+
+    def shim(*counters: Counter) -> int:
+        return sum(now.sums[c] - last.sums[c] for c in counters)
+
+    sample = Sample(
+        start_s=start_s,
+        length_s=length_s,
+        copied_bytes=new.bytes - old.bytes,
+        copied_files=new.files - old.files,
+        copy_open_ns=new.open_ns - old.open_ns,
+        copy_read_ns=new.read_ns - old.read_ns,
+        copy_write_ns=new.write_ns - old.write_ns,
+        busy=round((now.busy.transfer_s - last.busy.transfer_s) / length_s, 3),
+        shim_opens=shim(Counter.SOURCE_OPENS),
+        shim_open_ns=shim(Counter.SOURCE_OPEN_NS),
+        shim_bytes=shim(Counter.SOURCE_READ_BYTES),
+        shim_reads=shim(Counter.SOURCE_READS),
+        shim_read_ns=shim(Counter.SOURCE_READ_NS),
+        hit_opens=shim(Counter.HIT_OPENS),
+        wants=shim(Counter.WANTS),
+        want_ns=shim(Counter.WANT_NS),
+        queued_files=now.queued_files,
+        store_bytes=now.store_bytes,
+        loader_wait_ns=shim(Counter.LOADER_WAIT_NS),
+        local_ns=shim(Counter.HIT_OPEN_NS, Counter.LOCAL_READ_NS),
+    )
+    held_back_s = now.busy.limited_s - last.busy.limited_s
+    local_bound = sample.copy_write_ns > sample.copy_read_ns + sample.copy_open_ns
+    sample.limited = held_back_s > LIMITED_SHARE * length_s or local_bound
+    return sample

@@ -1,0 +1,147 @@
+"""The scan and the look-up of announced orders, as work for forked helpers: they never hold up the event loop.
+
+Owns the files that they leave in the node directory. What is found is told in JSON; the arrays are read from the files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from array import array
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hpcstage.daemon.spec import DaemonSpec
+from hpcstage.daemon.store import budget
+from hpcstage.plan import order as orders
+from hpcstage.plan.datasets import Resolved, resolve
+from hpcstage.plan.manifest import Manifest
+from hpcstage.plan.scan import ScanResult, scan
+from hpcstage.plan.types import Budget, Order, Workload
+
+MANIFEST_FILE = "manifest.bin"
+ORDER_FILE = "order.bin"
+AUTO_MODE = "auto"
+PROBE_S = 1.0
+_LISTED_SKIPS = 20
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """What the scan found, without the files themselves."""
+
+    seconds: float
+    stats: int
+    listings: int
+    skipped: dict[str, int]
+    """Reason → how many files are left out."""
+    examples: list[str] = field(default_factory=list)
+    unknown_in_order: int = 0
+    forecast: dict[str, Any] | None = None
+    """Mode auto: the forecast, after a probe."""
+    probe_s: float = 0.0
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Scanned:
+        """What the helper wrote."""
+        values: dict[str, Any] = json.loads(data)
+        return cls(**values)
+
+
+def scan_into(spec: DaemonSpec) -> bytes:
+    """Scans, writes manifest and order into the node directory, returns a `Scanned` in JSON."""
+    node_dir = Path(spec.node_dir)
+    saved = node_dir / "resolved"
+    resolved = Resolved.load(saved) if saved.exists() else resolve(spec.arguments, Path(spec.cwd))
+    exclude = [os.fsencode(os.path.realpath(path)) for path in (spec.node_dir, spec.run_dir)]
+    result = scan(resolved, exclude=exclude)
+    result.manifest.save(node_dir / MANIFEST_FILE)
+    order, unknown = orders.build_counting(
+        result.manifest, spec.order or None, lists=resolved.lists, cwd=Path(spec.cwd)
+    )
+    orders.save(order, node_dir / ORDER_FILE)
+    scanned = _scanned(result, unknown)
+    if spec.mode == AUTO_MODE:
+        scanned = _with_forecast(scanned, result.manifest, order, spec)
+    return json.dumps(asdict(scanned)).encode()
+
+
+def _with_forecast(scanned: Scanned, manifest: Manifest, order: Order, spec: DaemonSpec) -> Scanned:
+    from hpcstage.plan.budget import fit
+    from hpcstage.plan.forecast import forecast
+    from hpcstage.plan.probe import probe
+
+    node_dir = Path(spec.node_dir)
+    measured = probe(manifest, order.ids, node_dir, transfers=spec.copiers * spec.transfers, limit_s=PROBE_S)
+    room = fit(manifest, orders.complete(order, len(manifest)), budget(node_dir, spec.budget_bytes, spec.budget_inodes))
+    workload = Workload(
+        files=len(manifest),
+        size_bytes=manifest.total_bytes,
+        epochs=spec.epochs,
+        epoch_compute_s=spec.epoch_compute_s,
+        readers=spec.readers,
+        sources=spec.workload_sources,
+    )
+    found = forecast(
+        workload,
+        measured.rates,
+        fit=room.share,
+        order_known=order.provenance != orders.MANIFEST,
+        begin_s=scanned.seconds + measured.seconds,
+        max_rate_bytes_per_s=spec.max_rate_bytes_per_s,
+    )
+    return replace(scanned, forecast=asdict(found), probe_s=measured.seconds)
+
+
+def save_plan(spec: DaemonSpec, scanned: Scanned, limit: Budget, mode: str) -> bytes:
+    """Writes what was decided to the run directory, where `hpcstage plan` finds it."""
+    from hpcstage.plan import planfile
+
+    manifest, order = load_scan(Path(spec.node_dir))
+    summary = planfile.ScanSummary(scanned.seconds, scanned.stats, scanned.listings, [], scanned.skipped)
+    known = None if scanned.forecast is None else planfile.forecast_from_json(scanned.forecast)
+    plan = planfile.Plan(
+        manifest,
+        order,
+        scan=summary,
+        unknown=scanned.unknown_in_order,
+        local=spec.node_dir,
+        budget=limit,
+        forecast=known,
+        mode=mode,
+    )
+    planfile.save(Path(spec.run_dir), plan)
+    return b""
+
+
+def _scanned(result: ScanResult, unknown: int) -> Scanned:
+    return Scanned(
+        seconds=result.seconds,
+        stats=result.stats,
+        listings=result.listings,
+        skipped=result.skipped_counts,
+        examples=[f"{path.decode(errors='replace')}: {why}" for path, why in result.skipped[:_LISTED_SKIPS]],
+        unknown_in_order=unknown,
+    )
+
+
+def load_scan(node_dir: Path) -> tuple[Manifest, Order]:
+    """What `scan_into` left."""
+    manifest = Manifest.open(node_dir / MANIFEST_FILE, verify=False)
+    return manifest, orders.load(node_dir / ORDER_FILE, len(manifest))
+
+
+def map_order(node_dir: Path, name: str) -> bytes:
+    """Turns an announced list of paths into ids, beside it. Returns how many ids and unknown paths, in JSON."""
+    manifest = Manifest.open(node_dir / MANIFEST_FILE, verify=False)
+    announced = node_dir / "orders" / name
+    paths = [path for path in announced.read_bytes().split(b"\0") if path]
+    order, unknown = orders.from_paths(manifest, paths, orders.GIVEN)
+    orders.save(order, announced.with_name(announced.name + ".ids"))
+    return json.dumps({"ids": len(order.ids), "unknown": unknown}).encode()
+
+
+def load_order(node_dir: Path, name: str, files: int) -> array[int]:
+    """What `map_order` left."""
+    return orders.load(node_dir / "orders" / (name + ".ids"), files).ids

@@ -1,0 +1,341 @@
+"""The staging of a node: scan, then copy, and meanwhile answer wants, orders and writes.
+
+Owns the states SCANNING, STAGING, SETTLED (or MEASURING) and the parked wants. It has no socket: the daemon gives it
+requests and tells it which descriptors are ready.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from array import array
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpcstage.daemon import scanning, store
+from hpcstage.daemon.copyfile import Status
+from hpcstage.daemon.engine import Engine
+from hpcstage.daemon.events import EventKind, Events
+from hpcstage.daemon.helpers import Helpers
+from hpcstage.daemon.messages import Result
+from hpcstage.daemon.pool import Pool
+from hpcstage.daemon.queue import FINAL, Place, Queue, Verdict
+from hpcstage.daemon.scanning import Scanned
+from hpcstage.daemon.server import Reply
+from hpcstage.daemon.spec import DaemonSpec
+from hpcstage.daemon.wants import Parked
+from hpcstage.plan.manifest import Manifest
+from hpcstage.plan.roots import tidy
+from hpcstage.plan.types import Budget, Order
+from hpcstage.wire import Answer, Reason, State
+
+DIRECT_MODE = "direct"
+SCAN_HELPER = "scan"
+
+
+@dataclass
+class Outlook:
+    """What is known about the staging besides the files."""
+
+    scanned: Scanned | None = None
+    scan_error: str = ""
+    budget: Budget | None = None
+    provenance: str = ""
+    mode: str = ""
+    mode_why: str = "asked for"
+    staged_at: float | None = None
+    problems: list[dict[str, str]] = field(default_factory=list)
+
+
+class Staging:
+    """See the module. `answer` sends a reply to a token; `on_state` shows the state to the shims."""
+
+    def __init__(
+        self,
+        spec: DaemonSpec,
+        pool: Pool | None,
+        helpers: Helpers,
+        events: Events,
+        answer: Callable[[int, Reply], None],
+        on_state: Callable[[State], None],
+        started: float,
+    ) -> None:
+        self.spec = spec
+        self.node_dir = Path(spec.node_dir)
+        self.store = store.Store(self.node_dir)
+        self.pool = pool
+        self.engine: Engine | None = None
+        self.state = State.STARTING
+        self.outlook = Outlook(mode=spec.mode)
+        self.counts: Counter[str] = Counter()
+        self._started = started
+        self._helpers = helpers
+        self._events = events
+        self._answer = answer
+        self._on_state = on_state
+        self._parked = Parked()
+        self._waiting_for_staged: list[int] = []
+        self._written: list[bytes] = []
+        """Written to before the manifest was there."""
+        self._orders: list[str] = []
+        self._closed_seen = Reason.NONE
+
+    # ---- states
+
+    def start(self) -> None:
+        """Begins with the scan; in mode direct there is nothing to do."""
+        if self.spec.mode == DIRECT_MODE or self.pool is None:
+            self._enter(State.MEASURING)
+            return
+        self._enter(State.SCANNING)
+        if self._helpers.start(SCAN_HELPER, lambda: scanning.scan_into(self.spec), self._scan_ended) is None:
+            self._give_up("the scan could not be started")
+
+    def _enter(self, state: State) -> None:
+        self.state = state
+        self._on_state(state)
+
+    def _give_up(self, why: str) -> None:
+        self.outlook.scan_error = why
+        remedy = "look at the daemon's log; the program reads the source"
+        self.outlook.problems.append({"id": "scan-failed", "text": why, "remedy": remedy})
+        self._settle()
+
+    def _scan_ended(self, data: bytes | None) -> None:
+        if self.state is not State.SCANNING:
+            return
+        if data is None:
+            self._give_up("the scan of the datasets failed")
+            return
+        self.outlook.scanned = Scanned.from_bytes(data)
+        manifest, order = scanning.load_scan(self.node_dir)
+        self._stage(manifest, order)
+
+    def _stage(self, manifest: Manifest, order: Order) -> None:
+        assert self.pool is not None
+        assert self.outlook.scanned is not None
+        spec = self.spec
+        limit = store.budget(self.node_dir, spec.budget_bytes, spec.budget_inodes)
+        self.outlook.budget, self.outlook.provenance = limit, order.provenance
+        self.counts["ordered"] = len(order.ids)
+        queue = Queue(
+            manifest.sizes,
+            limit,
+            order.ids,
+            directories=self.outlook.scanned.listings,
+            max_rate_bytes_per_s=spec.max_rate_bytes_per_s,
+            patience_s=spec.patience_s,
+            want_cap_s=spec.want_cap_s,
+        )
+        self.engine = Engine(
+            manifest,
+            queue,
+            self.pool,
+            self.store,
+            on_final=self._final,
+            on_result=self._record,
+            is_wanted=self._parked.waits_for,
+            run_started=self._started,
+        )
+        self.pool.open_manifest()
+        for path in self._written:
+            self._void(path)
+        self._enter(State.STAGING)
+        self._choose()
+        for name in self._orders:
+            self.order(name)
+        self.pump(time.monotonic())
+        self._save_plan(limit)
+
+    def _choose(self) -> None:
+        """Mode auto: what the forecast says; `upfront` is over by now, as the program already runs."""
+        if self.spec.mode != scanning.AUTO_MODE or self.outlook.scanned is None:
+            return
+        found = self.outlook.scanned.forecast or {}
+        self.outlook.mode = DIRECT_MODE if found.get("choice") == DIRECT_MODE else "runtime"
+        self.outlook.mode_why = str(found.get("why", "no forecast could be made"))
+        if self.outlook.mode == DIRECT_MODE and self.engine is not None:
+            self.engine.queue.close(Reason.LATER)
+
+    def _save_plan(self, limit: Budget) -> None:
+        scanned, mode = self.outlook.scanned, self.outlook.mode
+        if scanned is not None:
+            self._helpers.start("plan", lambda: scanning.save_plan(self.spec, scanned, limit, mode), lambda _: None)
+
+    def close(self, reason: Reason) -> None:
+        """Stops copying: what is in flight may finish, nothing more is begun."""
+        if self.engine is not None:
+            self.engine.queue.close(reason)
+            self.pump(time.monotonic())
+        elif self.state is State.SCANNING:
+            self._settle()
+
+    def _settle(self) -> None:
+        self._enter(State.SETTLED)
+        if self.engine is not None and not self.engine.queue.closed and not self.engine.queue.count(Place.REFUSED):
+            self.outlook.staged_at = self.engine.last_stored or time.monotonic()
+        for token in self._waiting_for_staged:
+            self._answer(token, Reply(Answer.DONE, keep=True))
+        self._waiting_for_staged.clear()
+
+    # ---- the clock and the copiers
+
+    def pump(self, now: float) -> None:
+        """Fills the copiers, answers wants that have waited long enough, notices the end."""
+        engine = self.engine
+        if engine is None:
+            return
+        engine.pump(now)
+        for token in self._parked.expire(now):
+            self._direct(token, Reason.LATER)
+        if engine.queue.closed is not self._closed_seen:
+            self._closed_seen = engine.queue.closed
+            for id_ in self._parked.ids():
+                if engine.queue.place(id_) in FINAL:
+                    self._final(id_)
+        if self.state is State.STAGING and engine.queue.settled:
+            self._settle()
+
+    def receive(self, fd: int, now: float) -> None:
+        """A copier has results."""
+        if self.engine is not None:
+            self.engine.receive(fd, now)
+            self.pump(now)
+
+    def wake_after(self, now: float) -> float | None:
+        """Seconds until `pump` has work by the clock."""
+        deadline = self._parked.next_deadline()
+        waits = [] if deadline is None else [max(0.0, deadline - now)]
+        if self.engine is not None and (capped := self.engine.queue.wake_after(now)) is not None:
+            waits.append(capped)
+        return min(waits, default=None)
+
+    def _record(self, result: Result) -> None:
+        kind = EventKind.COPIED if result.status is Status.OK else EventKind.FAILED
+        now = time.monotonic_ns()
+        times = (result.open_ns, result.read_ns, result.write_ns, max(0, now - result.started_ns))
+        self._events.add(
+            now,
+            result.id,
+            kind,
+            detail=result.status,
+            number=result.errno,
+            size_bytes=result.size_bytes,
+            times_ns=times,
+        )
+
+    # ---- wants
+
+    def want(self, token: int, path: bytes, now: float) -> Reply | None:
+        """The answer, or None: it comes when the copy is there, or when it has taken too long."""
+        engine = self.engine
+        if engine is None or self.state not in (State.STAGING, State.SETTLED):
+            return self._counted(Reason.SCANNING if self.state is State.SCANNING else Reason.SETTLED)
+        id_ = engine.manifest.find_source(path)
+        if id_ is None:
+            return self._counted(Reason.UNKNOWN)
+        decision = engine.queue.want(id_, now)
+        if decision.verdict is Verdict.READY:
+            return self._counted(Reason.NONE)
+        if decision.verdict is Verdict.DIRECT:
+            return self._counted(decision.reason)
+        self._parked.park(id_, token, decision.deadline)
+        if engine.queue.place(id_) is Place.FLYING:
+            engine.pool.hurry(id_)
+        else:
+            engine.pump(now)
+        return None
+
+    def _counted(self, reason: Reason) -> Reply:
+        if reason is Reason.NONE:
+            self.counts["want_ready"] += 1
+            return Reply(Answer.READY)
+        self.counts["want_direct"] += 1
+        return Reply(Answer.DIRECT, reason)
+
+    def _direct(self, token: int, reason: Reason) -> None:
+        self._answer(token, self._counted(reason))
+
+    def _final(self, id_: int) -> None:
+        tokens = self._parked.settle(id_)
+        if not tokens or self.engine is None:
+            return
+        decision = self.engine.queue.want(id_, time.monotonic())
+        reason = Reason.NONE if decision.verdict is Verdict.READY else decision.reason or Reason.LATER
+        for token in tokens:
+            self._answer(token, self._counted(reason))
+
+    def dropped(self, token: int) -> None:
+        """Who asked is gone."""
+        self._parked.drop(token)
+        if token in self._waiting_for_staged:
+            self._waiting_for_staged.remove(token)
+
+    def answer_all(self, reason: Reason) -> None:
+        """The end: nobody is left waiting."""
+        for id_ in self._parked.ids():
+            for token in self._parked.settle(id_):
+                self._direct(token, reason)
+
+    def staged(self, token: int) -> Reply | None:
+        """Answered when there is nothing more to copy."""
+        if self.state in (State.SETTLED, State.MEASURING, State.ENDED):
+            return Reply(Answer.DONE, keep=True)
+        self._waiting_for_staged.append(token)
+        return None
+
+    # ---- writes and orders
+
+    def wrote(self, path: bytes) -> Reply:
+        """A write begins: when this returns no stale copy is visible or will be."""
+        if self.state is State.SCANNING:
+            self._written.append(path)
+        else:
+            self._void(path)
+        return Reply(Answer.DONE)
+
+    def _void(self, path: bytes) -> None:
+        if self.engine is None:
+            return
+        manifest = self.engine.manifest
+        id_ = manifest.find_source(path)
+        ids = [id_] if id_ is not None else list(manifest.ids_below(path)) or _datasets_below(manifest, path)
+        self.counts["void"] += len(ids)
+        self.engine.void(ids)
+        self.pump(time.monotonic())
+
+    def order(self, name: str) -> None:
+        """A list of paths below orders/ is the order from here on."""
+        if "/" in name or name in {"", ".", ".."}:
+            return
+        if self.engine is None:
+            if self.state is State.SCANNING:
+                self._orders.append(name)
+            return
+        self._helpers.start(
+            f"order {name}",
+            lambda: scanning.map_order(self.node_dir, name),
+            lambda data: self._order_mapped(name, data),
+        )
+
+    def _order_mapped(self, name: str, data: bytes | None) -> None:
+        if data is None or self.engine is None:
+            return
+        ids: array[int] = scanning.load_order(self.node_dir, name, len(self.engine.manifest))
+        self.engine.queue.reorder(ids)
+        self.outlook.provenance = "given"
+        self.counts["ordered"] = int(json.loads(data)["ids"])
+        self.pump(time.monotonic())
+
+
+def _datasets_below(manifest: Manifest, path: bytes) -> list[int]:
+    """A directory above whole datasets was renamed or removed."""
+    prefix = tidy(path).rstrip(b"/") + b"/"
+    return [
+        id_
+        for index, dataset in enumerate(manifest.datasets)
+        if any(root.startswith(prefix) for root in (dataset.root, *dataset.aliases))
+        for id_ in manifest.ids_of(index)
+    ]
