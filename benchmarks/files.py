@@ -83,15 +83,13 @@ def drop_files(paths: Sequence[Path]) -> None:
                 os.close(fd)
 
 
-def drop_caches(paths: Sequence[Path] = ()) -> bool:
-    """Writes back and drops the machine's caches where that is permitted; else (False) only those of `paths`."""
+def drop_caches(paths: Sequence[Path]) -> None:
+    """Writes back and drops the machine's caches where that is permitted; else only those of `paths`."""
     os.sync()
     try:
         _DROP.write_text("3\n")
     except OSError:
         drop_files(paths)
-        return False
-    return True
 
 
 def _fresh(base: Path) -> Path:

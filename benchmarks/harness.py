@@ -21,6 +21,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 import hpcstage
 
@@ -69,6 +70,7 @@ class Options:
     json: Path | None = None
     check: bool = False
     only: tuple[str, ...] = ()
+    arms: tuple[str, ...] = ()
     reps: int | None = None
     fresh: bool = False
     work_dir: Path | None = None
@@ -94,6 +96,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made.add_argument(
         "--only", action="append", default=[], metavar="TEXT", help="only cells whose name has TEXT in it"
     )
+    made.add_argument("--arms", action="append", default=[], metavar="NAME", help="only these arms of the cells")
     made.add_argument("--reps", type=int, metavar="N", help="measure each arm N times")
     made.add_argument("--fresh", action="store_true", help="do not continue FILE: start it anew")
     made.add_argument("--work-dir", type=Path, metavar="DIR", help="on the local disk (default: $TMPDIR or /tmp)")
@@ -104,7 +107,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 def options_of(given: argparse.Namespace) -> Options:
     """The common part of a parsed command line."""
     names = {name: getattr(given, name) for name in Options.__dataclass_fields__}
-    return Options(**{**names, "only": tuple(given.only)})
+    return Options(**{**names, "only": tuple(given.only), "arms": tuple(given.arms)})
 
 
 @dataclass
@@ -136,9 +139,9 @@ class Bench:
 
     def measure(self, cell: str, arms: Mapping[str, Arm], rounds: int) -> None:
         """Each arm once per round, the first of a round changing; what the file already has is not measured again."""
-        names = list(arms)
+        names = [name for name in arms if not self.options.arms or name in self.options.arms]
         for number in range(rounds):
-            turn = number % len(names)
+            turn = number % max(1, len(names))
             for name in names[turn:] + names[:turn]:
                 if len(self.select(cell, name)) <= number:
                     self._one(cell, name, number, arms[name])
@@ -244,9 +247,9 @@ def worst(values: Sequence[float | None], pick: Callable[[list[float]], float]) 
 
 def render(sheet: Sheet) -> Table:
     """A table for the terminal."""
-    table = Table(title=sheet.title, title_justify="left", title_style="bold")
+    table = Table(title=Text(sheet.title), title_justify="left", title_style="bold")
     for index, column in enumerate(sheet.columns):
-        table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
+        table.add_column(Text(column), justify="left" if index == 0 else "right", overflow="fold")
     for row in sheet.rows:
         table.add_row(*(_cell(value) for value in row))
     return table

@@ -100,7 +100,7 @@ class Storage:
         return self._state.counters(_LOAD_NODE)
 
     def load_cpu_s(self) -> float:
-        """Processor time of the competing readers and of the server that answers them: what the load costs the machine."""
+        """Processor time of the competing readers and of their server: what the load costs the machine."""
         readers = process_cpu_s(self._readers.pid) if self._readers else 0.0
         return readers + (self._load_mount.cpu_s() if self._load and self._load.kind == "real" else 0.0)
 
