@@ -6,7 +6,7 @@ command, which is always passed on unchanged.
 
 from __future__ import annotations
 
-import socket
+import os
 
 
 class HpcstageError(Exception):
@@ -56,7 +56,7 @@ class LocalDiskProblem(NotStarted):
     """No usable node-local directory; the message carries the host."""
 
     def __init__(self, what: str, remedy: str = "") -> None:
-        super().__init__(f"{what} on {socket.gethostname()}", remedy)
+        super().__init__(f"{what} on {os.uname().nodename}", remedy)
 
 
 class CommandNotExecutable(HpcstageError):

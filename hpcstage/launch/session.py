@@ -12,6 +12,7 @@ import platform
 import resource
 import shutil
 import socket
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -75,10 +76,10 @@ class Session:
         local = localdir.choose(config.local_dir, os.environ, job)
         if local is None:
             raise NotStarted("local_dir is none", "give --local-dir")
-        for warning in local.warnings:
+        for warning in (*job.notes, *local.warnings):
             messages.warn(warning)
         messages.info(f"staging below {local.path} ({local.why})")
-        run_id = job.run_key or rundir.unique_id(clock.unix_s, job.job_id)
+        run_id = _shared_id(job.run_key, config) or rundir.unique_id(clock.unix_s, job.job_id)
         run_dir = rundir.make(config.run_dir, Path.cwd(), run_id, dict(os.environ))
         part = _part(command, config, clock, run_id, job, local)
         _check_datasets(resolved, local, part, strict=config.strict)
@@ -192,7 +193,7 @@ class Session:
             order=config.order_asked(),
             budget_bytes=budget_bytes if budget_bytes is not None or not local.is_memory else local.free_bytes,
             budget_inodes=budget_inodes,
-            copiers=config.copier_count(job.cpus or os.cpu_count() or 1),
+            copiers=config.copier_count(job.cpus or len(os.sched_getaffinity(0))),
             transfers=config.transfers,
             max_rate_bytes_per_s=config.max_rate_bytes_per_s,
             want_cap_s=config.want_cap_s,
@@ -228,6 +229,14 @@ class Session:
             text = f"the staging daemon did not answer within {self.config.drain_s:.0f} s of the command's end"
             self.part.problems.append({"id": "daemon-silent", "text": text, "remedy": "look at nodes/*.log"})
         write_record(self.run_dir, self.part)
+
+
+def _shared_id(run_key: str | None, config: Config) -> str | None:
+    """The id that all wrappers of one launch on a node find alone; two commands of one task must not share it."""
+    if run_key is None:
+        return None
+    asked = "\0".join([config.mode, config.order, *config.data])
+    return f"{run_key}-{zlib.crc32(os.fsencode(asked)):08x}"
 
 
 def _part(command: Sequence[str], config: Config, clock: Clock, run_id: str, job: jobs.Job, local: LocalDir) -> RunPart:
