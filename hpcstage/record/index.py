@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hpcstage.errors import NoResult
+
 NAME = "runs.jsonl"
 KEPT = 1000
 
@@ -39,6 +41,14 @@ def add(record: Mapping[str, Any], run_dir: Path, env: Mapping[str, str] = os.en
 def last(env: Mapping[str, str] = os.environ) -> Path | None:
     """The run directory of the last run that is still there."""
     return next((_run_dir(entry) for entry in _newest(env) if _run_dir(entry).is_dir()), None)
+
+
+def last_or_fail(env: Mapping[str, str] = os.environ) -> Path:
+    """As `last`; NoResult says what to do where there is none."""
+    found = last(env)
+    if found is None:
+        raise NoResult("no run found", "name a run directory: hpcstage report RUN_DIR")
+    return found
 
 
 def find(command: Sequence[str] | None, roots: Sequence[str], env: Mapping[str, str] = os.environ) -> Path | None:

@@ -27,7 +27,7 @@ def contention(record: dict[str, Any]) -> Iterator[Note]:
         Severity.INFO,
         f"the source fell below its own best ({format_rate(best)}) for {format_duration(length_s)}, "
         f"by {percent(loss)} on average",
-        "others read there too; staging before the rush, or in --mode runtime, hides it behind computing",
+        "not this job's doing, as far as it can see: other jobs, or the servers; the times are above",
     )
 
 

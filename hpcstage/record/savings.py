@@ -60,8 +60,8 @@ def _cannot(reason: str, formula: str = "") -> Estimate:
 
 # ---- against direct ----
 
-WITH_WORKERS = "max(compute + preprocessing, opens x time per file / readers) + other - wall - time before the command"
-WITHOUT = "compute + preprocessing + opens x time per file / readers + other - wall - time before the command"
+WITH_WORKERS = "max(compute + preprocessing, opens x time per file) + other - (time before the command + wall)"
+WITHOUT = "compute + preprocessing + opens x time per file + other - (time before the command + wall)"
 
 
 def _vs_direct(nodes: Sequence[NodePart], record: dict[str, Any], mode: str | None) -> Estimate:
@@ -74,26 +74,26 @@ def _vs_direct(nodes: Sequence[NodePart], record: dict[str, Any], mode: str | No
         return _cannot("no open below the datasets was seen")
     if split["compute_s"] is None or split["wait_source_s"] is None:
         return _cannot("the time split was not measured")
-    file_s, how = _time_per_file(nodes, record)
-    if file_s is None:
-        return _cannot(how)
-    return _direct_estimate(nodes, record, file_s, how)
-
-
-def _direct_estimate(nodes: Sequence[NodePart], record: dict[str, Any], file_s: float, how: str) -> Estimate:
-    split, opens = record["time_split"], record["coverage"]["opens"]
     trainers, readers, prefetch = _readers(tally.processes_of(nodes))
-    reading_s = opens / trainers * file_s / readers
+    pace = _pace(nodes, record, trainers * readers)
+    if pace is None:
+        return _cannot("how fast the program itself would have read the source is not known")
+    inputs = {"training_processes": trainers, "readers": readers, "file_s": pace[0], "file_s_from": pace[1]}
+    return _direct_estimate(nodes, record, prefetch, inputs)
+
+
+def _direct_estimate(
+    nodes: Sequence[NodePart], record: dict[str, Any], prefetch: bool, inputs: dict[str, Any]
+) -> Estimate:
+    split, opens = record["time_split"], record["coverage"]["opens"]
+    reading_s = opens * inputs["file_s"]
     work_s = split["compute_s"] + (split["preprocess_s"] or 0.0)
     without_s = max(work_s, reading_s) if prefetch else work_s + reading_s
-    now_s = split["wall_s"] + _before_s(split, nodes)
-    inputs = {
-        "compute_s": split["compute_s"], "preprocess_s": split["preprocess_s"], "other_s": split["other_s"],
-        "wall_s": split["wall_s"], "before_s": _before_s(split, nodes), "opens": opens, "file_s": file_s,
-        "file_s_from": how, "readers": readers, "training_processes": trainers,
-    }  # fmt: skip
-    saved_s = without_s + (split["other_s"] or 0.0) - now_s
-    return Estimate(saved_s, WITH_WORKERS if prefetch else WITHOUT, inputs)
+    before_s = _before_s(split, nodes)
+    saved_s = without_s + (split["other_s"] or 0.0) - split["wall_s"] - before_s
+    seconds = {key: split[key] for key in ("compute_s", "preprocess_s", "other_s", "wall_s")}
+    formula = WITH_WORKERS if prefetch else WITHOUT
+    return Estimate(saved_s, formula, {**seconds, "before_s": before_s, "opens": opens, **inputs})
 
 
 def _before_s(split: dict[str, Any], nodes: Sequence[NodePart]) -> float:
@@ -110,32 +110,35 @@ def _readers(processes: Sequence[ProcessPart]) -> tuple[int, int, bool]:
     return len(trainers), max(1, workers), workers > 0
 
 
-def _time_per_file(nodes: Sequence[NodePart], record: dict[str, Any]) -> tuple[float | None, str]:
-    """Seconds in which one reader gets one file from the source, and where that comes from."""
-    own = _own_time(tally.processes_of(nodes))
-    if own is not None:
-        return own, "the program's own opens and reads at the source"
-    return _copiers_time(nodes, record)
+def _pace(nodes: Sequence[NodePart], record: dict[str, Any], readers: int) -> tuple[float, str] | None:
+    """Seconds per file at the source for all readers together, and where that comes from: the least that is known.
+
+    What the program itself measured there was slowed down by the copiers; what the copiers measured says how fast the
+    source can be.
+    """
+    found = [p for p in (_own_pace(nodes, readers), _copiers_pace(nodes, record, readers)) if p is not None]
+    return min(found) if found else None
 
 
-def _own_time(processes: Sequence[ProcessPart]) -> float | None:
-    measured = [p for p in processes if tally.reads_known(p)]
+def _own_pace(nodes: Sequence[NodePart], readers: int) -> tuple[float, str] | None:
+    measured = [p for p in tally.processes_of(nodes) if tally.reads_known(p)]
     opens, reads = tally.total(measured, "source_opens"), tally.total(measured, "source_reads")
     if opens < ENOUGH_OPENS or not reads:
         return None
-    return (tally.total(measured, "source_open_ns") + tally.total(measured, "source_read_ns")) / opens / NS
+    spent_ns = tally.total(measured, "source_open_ns") + tally.total(measured, "source_read_ns")
+    return spent_ns / NS / opens / readers, "the program's own opens and reads at the source"
 
 
-def _copiers_time(nodes: Sequence[NodePart], record: dict[str, Any]) -> tuple[float | None, str]:
-    """From the copiers: half of their opens and reads took no longer than p50. Many in flight make each slower where
-    bandwidth is the limit, so the bytes are taken at the bandwidth of all of them together: never too slow."""
+def _copiers_pace(nodes: Sequence[NodePart], record: dict[str, Any], readers: int) -> tuple[float, str] | None:
+    """A reader opens as fast as half of the copiers' opens were, and gets bytes at their joint bandwidth if alone."""
     files, size = record["totals"]["copied_files"], record["totals"]["copied_bytes"]
-    opens = percentile_ns(merge(node.hist_open for node in nodes), 50)
-    best = record["contention"]["typical_bytes_per_s"]
-    if not files or size is None or opens is None:
-        return None, "how fast the program itself would have read the source is not known"
-    file_s = opens / NS + (size / files / best if best else 0.0)
-    return file_s, "median open of the copiers, bytes at the copiers' joint bandwidth: the least it would have been"
+    open_ns = percentile_ns(merge(node.hist_open for node in nodes), 50)
+    typical = record["contention"]["typical_bytes_per_s"]
+    if not files or size is None or open_ns is None:
+        return None
+    bytes_s = size / files / typical if typical else 0.0
+    how = "the copiers' median open and typical bandwidth: the least it would have been"
+    return max((open_ns / NS + bytes_s) / readers, bytes_s), how
 
 
 # ---- against upfront ----

@@ -1,0 +1,70 @@
+"""The end of a run in a few lines, for stderr. Record in, lines out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpcstage.report import text
+from hpcstage.report.sections import local_measure, local_share
+
+WIDTH = 110
+LINES = 5
+NOTES = 2
+WORTH_SAYING = ("error", "warning")
+
+
+def short(record: dict[str, Any]) -> list[str]:
+    """At most five lines: what was served locally, the time, the source, what it saved, what is off."""
+    notes = [_note(note) for note in record["notes"] if note["severity"] in WORTH_SAYING][:NOTES]
+    facts = [_served(record), _time(record["time_split"]), _source(record), _saved(record)]
+    told = [fact for fact in facts if fact][: LINES - len(notes)]
+    return [text.clip(line, WIDTH) for line in [*told, *notes]]
+
+
+def _served(record: dict[str, Any]) -> str:
+    coverage, run = record["coverage"], record["run"]
+    if not coverage["opens"]:
+        return f"{run['mode'] or run['mode_asked']}: no open below the datasets was seen"
+    share, measure = text.percent(local_share(record)), local_measure(record)
+    swapped = f"{text.count(coverage['swapped'])} of {text.count(coverage['opens'])} opens swapped"
+    return f"{run['mode']}: {share} of {measure} served locally, {swapped}"
+
+
+def _time(split: dict[str, Any]) -> str:
+    if split["wall_s"] is None:
+        return ""
+    if split["wait_source_s"] is None:
+        return f"wall {text.seconds(split['wall_s'])}; waits {text.UNKNOWN}"
+    return (
+        f"wall {text.seconds(split['wall_s'])}: compute {text.seconds(split['compute_s'])}, waiting for the source "
+        f"{text.seconds(split['wait_source_s'])}, for local {text.seconds(split['wait_local_s'])}, "
+        f"staging hidden {text.seconds(split['hidden_s'])}"
+    )
+
+
+def _source(record: dict[str, Any]) -> str:
+    part, totals = record["contention"], record["totals"]
+    read = f"source: {text.size(totals['source_bytes'])} read"
+    if part["best_bytes_per_s"] is None:
+        return read
+    levels = f", best {text.rate(part['best_bytes_per_s'])}, typical {text.rate(part['typical_bytes_per_s'])}"
+    slow_s = sum(p["end_s"] - p["start_s"] for p in part["periods"])
+    return read + levels + (f", contention for {text.seconds(slow_s)}" if slow_s else "")
+
+
+def _saved(record: dict[str, Any]) -> str:
+    part = record["savings"]
+    known = [
+        f"{text.seconds(part[f'vs_{name}_s'])} against {name}"
+        for name in ("direct", "upfront")
+        if part[f"vs_{name}_s"] is not None
+    ]
+    return f"saved (estimate): {', '.join(known)}" if known else ""
+
+
+def _note(note: dict[str, Any]) -> str:
+    return (
+        f"{note['severity']}: {note['text']} ({note['remedy']})"
+        if note["remedy"]
+        else f"{note['severity']}: {note['text']}"
+    )

@@ -1,0 +1,60 @@
+"""The report for a terminal: at most 40 lines of plain text. Record in, text out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpcstage.report import text
+from hpcstage.report.sections import SECTIONS
+from hpcstage.report.text import Style
+
+LINES = 40
+NOTES = 5
+NARROWEST = 60
+MARKS = {"error": "!!", "warning": "! ", "info": "- "}
+
+
+def render(record: dict[str, Any], *, width: int = 80, color: bool = False, unicode: bool = True) -> str:
+    """The whole report; colour and other characters than ASCII only where asked for."""
+    style = Style(max(width, NARROWEST), color, unicode)
+    record = record if unicode else _plain(record)
+    blocks = [section(record, style) for section in SECTIONS]
+    blocks.append(notes(record, style, LINES - sum(map(len, blocks))))
+    blocks = [block for block in blocks if block]
+    airy = sum(map(len, blocks)) + len(blocks) - 1 <= LINES
+    return ("\n\n" if airy else "\n").join("\n".join(block) for block in blocks)
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401  any JSON value
+    """The same value with all text in ASCII, before anything is laid out."""
+    if isinstance(value, str):
+        return text.plain(text.clean(value))
+    if isinstance(value, dict):
+        return {key: _plain(member) for key, member in value.items()}
+    return [_plain(member) for member in value] if isinstance(value, list) else value
+
+
+def notes(record: dict[str, Any], style: Style, room: int) -> list[str]:
+    """As many notes as there is room for, worst first: never one without its remedy."""
+    found = record["notes"]
+    if not found:
+        return []
+    lines: list[str] = []
+    shown = 0
+    for note in found[:NOTES]:
+        block = _note(note, style, lines=2 if len(found) <= 3 else 1)
+        if 1 + len(lines) + len(block) > room:
+            break
+        lines += block
+        shown += 1
+    more = f" ({len(found) - shown} more with --json)" if shown < len(found) else ""
+    return [style.bold(f"Notes{more}"), *lines]
+
+
+def _note(note: dict[str, Any], style: Style, *, lines: int) -> list[str]:
+    mark = MARKS.get(note["severity"], "- ")
+    paint = {"error": style.red, "warning": style.yellow}.get(note["severity"], str)
+    first, *rest = text.wrap(note["text"], style.width - 5, lines=lines) or [""]
+    told = [f"  {paint(mark)} {first}", *(f"     {line}" for line in rest)]
+    remedy = text.wrap(note["remedy"], style.width - 8, lines=lines)
+    return told + [f"     {'>' if index == 0 else ' '} {line}" for index, line in enumerate(remedy)]

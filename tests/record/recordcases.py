@@ -1,0 +1,135 @@
+"""Parts of runs as literals, for the tests of the record and of the report."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from hpcstage.record.part import DatasetPart, NodePart, ProcessPart, RunPart, Sample
+from hpcstage.wire import bucket_of_ns
+from sourcesim import Source, samples_of
+
+SECOND = 1_000_000_000
+START = 1_800_000_000.0
+
+
+def run_part(**changes: Any) -> RunPart:
+    values: dict[str, Any] = {
+        "run_id": "20261121-031422-1f3a",
+        "command": ["python", "train.py", "--data", "/lustre/imagenet/train", "--epochs", "2"],
+        "cwd": "/home/a/project",
+        "host": "node17",
+        "started_unix_s": START,
+        "child_started_s": 0.2,
+        "child_ended_s": 60.2,
+        "ended_s": 60.5,
+        "exit_code": 0,
+        "version": "0.1.0",
+        "python": "3.11.7",
+        "kernel": "6.1",
+        "scheduler": "slurm",
+        "job_id": "4711",
+        "local_dir": "/local/4711",
+        "local_dir_why": "$SLURM_TMPDIR",
+        "child_cpu_s": 55.0,
+        "child_pid": 100,
+        "run_dir": "/home/a/project/hpcstage-runs/20261121-031422-1f3a",
+    }
+    return RunPart(**(values | changes))
+
+
+def histogram(mean_ns: float, number: int, seed: int = 1) -> dict[int, int]:
+    rng = random.Random(seed)
+    result: dict[int, int] = {}
+    for _ in range(number):
+        bucket = bucket_of_ns(int(rng.lognormvariate(0, 0.4) * mean_ns))
+        result[bucket] = result.get(bucket, 0) + 1
+    return result
+
+
+def trainer(pid: int = 100, **changes: int) -> ProcessPart:
+    counters = {
+        "attach_ns": 5 * SECOND,
+        "exit_ns": 65 * SECOND,
+        "loader_steps": 400,
+        "loader_wait_ns": 12 * SECOND,
+        "loader_first_ns": 8 * SECOND,
+        "loader_last_ns": 64 * SECOND,
+        "loader_workers": 2,
+        "loader_epochs": 2,
+        "reads_measured": 1,
+    }
+    return ProcessPart(pid, 1, "native", "3.11", 0.1, counters | changes)
+
+
+def worker(pid: int, parent_pid: int = 100, **changes: int) -> ProcessPart:
+    counters = {
+        "attach_ns": 8 * SECOND,
+        "exit_ns": 64 * SECOND,
+        "hit_opens": 9_500,
+        "ready_opens": 300,
+        "source_opens": 200,
+        "direct_scanning": 150,
+        "direct_later": 50,
+        "wants": 350,
+        "hit_open_ns": SECOND // 4,
+        "want_ns": 6 * SECOND,
+        "source_open_ns": 1 * SECOND,
+        "source_read_ns": 2 * SECOND,
+        "source_reads": 400,
+        "source_read_bytes": 20_000_000,
+        "local_reads": 19_600,
+        "local_read_bytes": 980_000_000,
+        "local_read_ns": 1 * SECOND,
+        "hit_stats": 100,
+        "source_stats": 20,
+        "reads_measured": 1,
+    }
+    hists = {"hist_open": histogram(2e6, 200), "hist_read": histogram(8e6, 400)}
+    return ProcessPart(pid, parent_pid, "native", "3.11", 3.0, counters | changes, **hists)
+
+
+def samples(loaded: bool = True) -> list[Sample]:
+    def competitors(now_s: float) -> int:
+        return 24 if loaded and 12 <= now_s < 25 else 0
+
+    found = samples_of(Source(bytes_per_s=40e6), lambda _: 1e5, 40, competitors, noise=0.1, seed=4)
+    return found + [Sample(40.0 + second, 1.0, hit_opens=500) for second in range(20)]
+
+
+def node_part(**changes: Any) -> NodePart:
+    values: dict[str, Any] = {
+        "host": "node17",
+        "mode": "runtime",
+        "mode_asked": "runtime",
+        "mode_why": "asked for",
+        "started_unix_s": START + 0.1,
+        "ended_s": 60.3,
+        "complete": True,
+        "datasets": [
+            DatasetPart("0-train", "/lustre/imagenet/train", ["/lustre/imagenet/train"], 10_000, 10**9, 10_000, 10**9)
+        ],
+        "scan_s": 0.8,
+        "staged_s": 40.0,
+        "totals": {
+            "source_bytes": 980_000_000,
+            "source_files": 9_800,
+            "source_opens": 9_800,
+            "source_reads": 9_800,
+            "source_stats": 10_000,
+            "source_listings": 1_001,
+            "want_ready": 300,
+            "want_direct": 50,
+            "failed": 0,
+            "void": 0,
+            "refused": 0,
+            "copy_busy_s": 39.0,
+        },
+        "hist_open": histogram(2e6, 9_800, 2),
+        "hist_read": histogram(9e6, 9_800, 3),
+        "budget": {"size_bytes": 64 * 10**9, "inodes": 10**6, "why": "80 %", "used_bytes": 10**9, "used_inodes": 11_001},
+        "order": {"provenance": "given", "ids": 10_000},
+        "samples": samples(),
+        "processes": [trainer(), worker(101), worker(102)],
+    }
+    return NodePart(**(values | changes))
