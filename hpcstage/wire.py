@@ -109,7 +109,8 @@ class State(IntEnum):
 #
 # header (4096 bytes):  0 u64 MAGIC   8 u32 version  12 u32 state  16 u32 slots  20 u32 slot bytes
 #                      24 u32 next native slot (atomic fetch-and-add by attaching processes; starts at 1)
-#                      28 u32 next python slot (given out by the daemon; starts at PYTHON_SLOTS_FROM)
+#                      28 u32 next python slot (taken by attaching processes under flock on the page; starts at
+#                      PYTHON_SLOTS_FROM)
 #                      32 u32 pid of the daemon  36 u32 reserved
 # then `slots` slots. Slot 0 is shared by all processes that found no slot left (atomic adds only).
 # A slot is written only by its process (all its threads: atomic adds), and outlives it.
