@@ -20,7 +20,7 @@ from hpcstage.emulator.build import cached_binary, compile_c
 
 _HERE = Path(__file__).resolve().parent
 _ROOT = _HERE.parent
-TRAIN = _HERE / "train.py"
+TRAIN = _HERE / "workload" / "train.py"
 _FLATOUT = _HERE / "flatout.c"
 _LIMIT_S = 900.0
 _SCHEDULERS = ("SLURM", "PBS", "SGE", "PE_HOSTFILE", "JOB_ID", "PJM", "LSB", "FLUX", "HPCSTAGE")

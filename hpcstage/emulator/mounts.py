@@ -9,6 +9,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcstage.emulator.state import PREFIX, StateFile
+
 _MOUNTINFO = Path("/proc/self/mountinfo")
 _NAME = re.compile(r"hpcstage-slowfs-(\d+)-(\d+)-")
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
@@ -65,6 +67,10 @@ def clean_stale() -> list[Path]:
     stale = [m for m in mounts() if m.uid == os.geteuid() and not _alive(m.starter_pid)]
     for mount in stale:
         unmount(mount.path)
+    for path in StateFile.left_behind():
+        pid = path.name.removeprefix(PREFIX).partition("-")[0]
+        if pid.isdigit() and not _alive(int(pid)):
+            path.unlink(missing_ok=True)
     return [Path(os.fsdecode(m.path)) for m in stale]
 
 

@@ -19,6 +19,8 @@ _NODE = 4 + _COUNTERS
 _WORDS = _HEAD + NODES * _NODE
 _NS = 1e9
 _WEIGHT_ONE = 1000
+PREFIX = "hpcstage-slowfs-"
+_MEMORY = Path("/dev/shm")  # noqa: S108  mkstemp makes the names
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,8 @@ class StateFile:
     """One storage: the mounts that name its file share bandwidth and metadata rate."""
 
     def __init__(self, settings: Settings | None = None) -> None:
-        memory = Path("/dev/shm")  # noqa: S108  mkstemp makes the name
-        place = memory if os.access(memory, os.W_OK) else None
-        handle, name = tempfile.mkstemp(prefix="hpcstage-slowfs-", suffix=".state", dir=place)
+        place = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+        handle, name = tempfile.mkstemp(prefix=f"{PREFIX}{os.getpid()}-", suffix=".state", dir=place)
         self.path = Path(name)
         os.ftruncate(handle, 8 * _WORDS)
         self._map = mmap.mmap(handle, 8 * _WORDS)
@@ -98,6 +99,13 @@ class StateFile:
         """What this node has asked so far."""
         start = _HEAD + node * _NODE + 4
         return Counters(*self._words[start : start + _COUNTERS])
+
+    @staticmethod
+    def left_behind() -> list[Path]:
+        """All state files of this user, wherever they are made; the name begins with PREFIX and the maker's pid."""
+        places = {_MEMORY, Path(tempfile.gettempdir())}
+        found = [path for place in places for path in place.glob(f"{PREFIX}*.state")]
+        return [path for path in found if path.lstat().st_uid == os.geteuid()]
 
     def close(self) -> None:
         """Removes the file; servers that still run keep their mapping."""
