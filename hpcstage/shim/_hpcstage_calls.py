@@ -1,0 +1,378 @@
+"""The callables of the Python layer, and what they share.
+
+They are instances, not functions: a function that becomes a class attribute binds, a builtin does not. Each holds its
+original, answers `__wrapped__` with it, and pickles by its name.
+"""
+
+from __future__ import annotations
+
+import os
+import stat as stat_bits
+from time import monotonic_ns
+
+import _hpcstage_wire as wire  # type: ignore[import-not-found]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+READ_MODES = frozenset(("r", "rb", "br", "rt", "tr", "U", "rU", "Ur", "rbU"))
+NOT_REDIRECTED = (
+    os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | getattr(os, "O_DIRECTORY", 0)
+    | getattr(os, "O_PATH", 0)
+)  # fmt: skip
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_open = os.open
+_close = os.close
+_stat = os.stat
+_fstat = os.fstat
+_access = os.access
+_readlink = os.readlink
+_fsencode = os.fsencode
+BY_NAME = {"fchmod": os.chmod, "fchown": os.chown}
+CLOEXEC_READ = os.O_RDONLY | os.O_CLOEXEC
+
+
+class Context:
+    """What all callables of this process share. Quiet during the self-test: nothing is counted or asked."""
+
+    def __init__(self, config: Any, slot: Any, paths: Any, daemon: Any) -> None:
+        self.direct = config.direct
+        self.slot = slot
+        self.paths = paths
+        self.daemon = daemon
+        self.quiet = True
+
+    def measuring(self) -> bool:
+        """Mode direct: nothing is redirected, opens are only counted."""
+        return not self.quiet and (self.direct or self.slot.state[0] == wire.STATE_MEASURING)
+
+    def open_copy(self, place: Any, flags: int) -> tuple[int, int]:
+        """(descriptor of the copy, 0) or (-1, Reason); (-2, 0) if this is no regular file."""
+        if self.measuring():
+            return -1, wire.REASON_NONE
+        begin_ns = monotonic_ns()
+        try:
+            fd = _open(place.local, flags)
+        except (FileNotFoundError, NotADirectoryError):
+            return self._ask(place, flags)
+        except OSError:
+            return -1, wire.REASON_LOCAL_ERROR
+        if not _regular(fd, flags):
+            _close(fd)
+            return -2, 0
+        if not self.quiet:
+            counters = self.slot.counters
+            counters[wire.COUNTER_HIT_OPENS] += 1
+            counters[wire.COUNTER_HIT_OPEN_NS] += monotonic_ns() - begin_ns
+        return fd, 0
+
+    def _ask(self, place: Any, flags: int) -> tuple[int, int]:
+        reason = wire.REASON_NONE if self.quiet else self.daemon.want(_fsencode(place.source))
+        if reason >= 0:
+            return -1, reason
+        try:
+            fd = _open(place.local, flags)
+        except OSError:
+            return -1, wire.REASON_LOCAL_ERROR
+        self.slot.counters[wire.COUNTER_READY_OPENS] += 1
+        return fd, 0
+
+    def from_source(self, call: Callable[[], Any], reason: int) -> Any:
+        """Opens at the source, counted."""
+        begin_ns = monotonic_ns()
+        try:
+            result = call()
+        except OSError:
+            self.slot.counters[wire.COUNTER_FAILED_OPENS] += 1
+            raise
+        self.slot.source_open(monotonic_ns() - begin_ns, reason)
+        return result
+
+    def copy_of(self, name: Any) -> str | None:
+        """The copy's own name, for a library that opens by name; counted like an open."""
+        place = self.paths.find(name)
+        if place is None or place.is_dir_name:
+            return None
+        fd, reason = self.open_copy(place, CLOEXEC_READ)
+        if fd >= 0:
+            _close(fd)
+            return str(place.local)
+        if fd == -1:
+            self.slot.source_open(0, reason)
+        return None
+
+    def drop(self, name: Any, dir_fd: int | None = None) -> bool:
+        """Before a change of `name`. Whether it is below a dataset."""
+        place = self.paths.find(name, dir_fd)
+        if place is None:
+            return False
+        self.daemon.drop(_fsencode(place.source.rstrip("/")), _fsencode(place.local.rstrip("/")))
+        return True
+
+    def drop_opened(self, fd: int, name: Any) -> None:
+        """After an open for writing: the name may have led elsewhere below a dataset, by a link or a `..`."""
+        try:
+            opened = _readlink("/proc/self/fd/%d" % fd)
+        except OSError:
+            return
+        named = self.paths.find(name)
+        if self.paths.find(opened) and (named is None or named.source != opened):
+            self.drop(opened)
+
+    def source_of_fd(self, fd: int) -> Any:
+        """The source's name if the descriptor is a copy's, else the descriptor."""
+        try:
+            return self.paths.source_of(_readlink("/proc/self/fd/%d" % fd)) or fd
+        except (OSError, TypeError):
+            return fd
+
+    def count(self, counter: int) -> None:
+        """Adds one."""
+        if not self.quiet:
+            self.slot.counters[counter] += 1
+
+
+def _regular(fd: int, flags: int) -> bool:
+    info = _fstat(fd)
+    return stat_bits.S_ISREG(info.st_mode) and not (flags & os.O_NOFOLLOW and info.st_nlink != 1)
+
+
+class Call:
+    """One replaced function."""
+
+    def __init__(self, context: Context, original: Any) -> None:
+        self.context = context
+        self.original = original
+        self.__wrapped__ = original
+        self.__name__ = original.__name__
+        self.__qualname__ = original.__qualname__
+        self.__doc__ = original.__doc__
+        self.__self__ = original.__self__
+        self.__module__ = "os" if original.__module__ == "posix" else original.__module__
+        self.__text_signature__ = original.__text_signature__
+
+    def __reduce__(self) -> str:
+        return str(self.__name__)
+
+    def __repr__(self) -> str:
+        return repr(self.original)
+
+
+class Given:
+    """An opener that hands over a descriptor that is open already."""
+
+    __slots__ = ("fd", "taken")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.taken = False
+
+    def __call__(self, name: Any, flags: int) -> int:
+        self.taken = True
+        return self.fd
+
+
+class Open(Call):
+    """open, io.open. The file keeps the name that the program gave."""
+
+    def __call__(self, file: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> Any:
+        place = self.context.paths.find(file)
+        if place is None and not (type(file) is str and "/../" in file):
+            return self.original(file, mode, *args, **kwargs)
+        if kwargs.get("opener") is not None or len(args) > 5 or not isinstance(mode, str):
+            return self.original(file, mode, *args, **kwargs)  # its opener comes by os.open
+        if mode in READ_MODES or not set("wax+").intersection(mode):
+            return self._read(place, file, mode, args, kwargs)
+        return self._write(place, file, mode, args, kwargs)
+
+    def _read(self, place: Any, file: Any, mode: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if place is None or place.is_dir_name:
+            return self.original(file, mode, *args, **kwargs)
+        context = self.context
+        fd, reason = context.open_copy(place, CLOEXEC_READ)
+        if fd < 0:
+            if fd == -2:
+                context.count(wire.COUNTER_OTHER_OPENS)
+                return self.original(file, mode, *args, **kwargs)
+            return context.from_source(lambda: self.original(file, mode, *args, **kwargs), reason)
+        given = Given(fd)
+        try:
+            return self.original(file, mode, *args, opener=given, **kwargs)
+        except BaseException:
+            if not given.taken:
+                _close(fd)
+            raise
+
+    def _write(self, place: Any, file: Any, mode: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        context = self.context
+        creates = set("wax").intersection(mode)
+        dropped = place is not None and (bool(creates) or _access(file, os.W_OK)) and context.drop(file)
+        result = self.original(file, mode, *args, **kwargs)
+        if place is not None:
+            if not dropped:
+                context.drop(file)
+            context.count(wire.COUNTER_WRITE_OPENS)
+        context.drop_opened(result.fileno(), file)
+        return result
+
+
+class OsOpen(Call):
+    """os.open."""
+
+    def __call__(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        context = self.context
+        place = context.paths.find(path, dir_fd)
+        if place is None and not (flags & WRITES and type(path) is str and "/../" in path):
+            return int(self.original(path, flags, mode, dir_fd=dir_fd))
+        if flags & WRITES:
+            return self._write(place, path, flags, mode, dir_fd)
+        if place.is_dir_name or flags & NOT_REDIRECTED:
+            context.count(wire.COUNTER_OTHER_OPENS)
+            return int(self.original(path, flags, mode, dir_fd=dir_fd))
+        fd, reason = context.open_copy(place, flags | os.O_CLOEXEC)
+        if fd >= 0:
+            return fd
+        if fd == -2:
+            context.count(wire.COUNTER_OTHER_OPENS)
+        if fd == -2 or context.quiet:
+            return int(self.original(path, flags, mode, dir_fd=dir_fd))
+        return int(context.from_source(lambda: self.original(path, flags, mode, dir_fd=dir_fd), reason))
+
+    def _write(self, place: Any, path: Any, flags: int, mode: int, dir_fd: int | None) -> int:
+        context = self.context
+        dropped = (
+            place is not None
+            and (bool(flags & os.O_CREAT) or _access(path, os.W_OK, dir_fd=dir_fd))
+            and context.drop(path, dir_fd)
+        )
+        fd = int(self.original(path, flags, mode, dir_fd=dir_fd))
+        if place is not None:
+            if not dropped:
+                context.drop(path, dir_fd)
+            context.count(wire.COUNTER_WRITE_OPENS)
+        context.drop_opened(fd, path if dir_fd is None else "")
+        return fd
+
+
+class Stat(Call):
+    """os.stat."""
+
+    def __call__(self, path: Any, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> os.stat_result:
+        context = self.context
+        place = context.paths.find(path, dir_fd)
+        if place is not None and not place.is_dir_name:
+            found = _answer(context, place, follow_symlinks)
+            if found is not None:
+                return found
+        result: os.stat_result = self.original(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
+        return result
+
+
+class Lstat(Call):
+    """os.lstat."""
+
+    def __call__(self, path: Any, *, dir_fd: int | None = None) -> os.stat_result:
+        context = self.context
+        place = context.paths.find(path, dir_fd)
+        if place is not None and not place.is_dir_name:
+            found = _answer(context, place, follow_symlinks=False)
+            if found is not None:
+                return found
+        result: os.stat_result = self.original(path, dir_fd=dir_fd)
+        return result
+
+
+def _answer(context: Context, place: Any, follow_symlinks: bool) -> os.stat_result | None:
+    """The copy's stat, if there is one and it may answer: a second name marks a symbolic link at the source."""
+    info = None
+    if not context.measuring():
+        try:
+            info = _stat(place.local, follow_symlinks=False)
+        except OSError:
+            info = None
+    if info is not None and stat_bits.S_ISREG(info.st_mode) and (follow_symlinks or info.st_nlink == 1):
+        context.count(wire.COUNTER_HIT_STATS)
+        return info
+    context.count(wire.COUNTER_SOURCE_STATS)
+    return None
+
+
+class Access(Call):
+    """os.access: the copy is asked only whether it exists and can be read."""
+
+    def __call__(
+        self, path: Any, mode: int, *, dir_fd: int | None = None, effective_ids: bool = False, follow_symlinks: bool = True
+    ) -> bool:
+        context = self.context
+        place = None if mode & (os.W_OK | os.X_OK) else context.paths.find(path, dir_fd)
+        if place is not None and not place.is_dir_name and _answer(context, place, follow_symlinks) is not None:
+            return bool(_access(place.local, mode)) or self._ask(path, mode, dir_fd, effective_ids, follow_symlinks)
+        return self._ask(path, mode, dir_fd, effective_ids, follow_symlinks)
+
+    def _ask(self, path: Any, mode: int, dir_fd: int | None, effective_ids: bool, follow_symlinks: bool) -> bool:
+        return bool(
+            self.original(path, mode, dir_fd=dir_fd, effective_ids=effective_ids, follow_symlinks=follow_symlinks)
+        )
+
+
+class Change(Call):
+    """Functions that change what one name stands for: remove, truncate, chmod, utime. Through a descriptor of a copy
+    they change the source."""
+
+    def __call__(self, path: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(path, int):
+            path = self.context.source_of_fd(path)
+        self.context.drop(path, kwargs.get("dir_fd"))
+        return self.original(path, *args, **kwargs)
+
+
+class ChangeFd(Call):
+    """fchmod, fchown: through a descriptor of a copy they change the source."""
+
+    def __call__(self, fd: int, *args: Any) -> Any:
+        source = self.context.source_of_fd(fd)
+        if source == fd:
+            return self.original(fd, *args)
+        self.context.drop(source)
+        return BY_NAME[self.__name__](source, *args)
+
+
+class Rename(Call):
+    """rename, replace."""
+
+    def __call__(
+        self, src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
+    ) -> None:
+        self.context.drop(src, src_dir_fd)
+        self.context.drop(dst, dst_dir_fd)
+        self.original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+
+
+class Chdir(Call):
+    """chdir, fchdir."""
+
+    def __call__(self, path: Any) -> None:
+        self.original(path)
+        self.context.paths.cwd_changed()
+
+
+class Exit(Call):
+    """_exit: how forked workers end."""
+
+    def __call__(self, status: int) -> Any:
+        self.context.slot.finish()
+        return self.original(status)
+
+
+BY_KIND = (
+    (OsOpen, ("open",)),
+    (Stat, ("stat",)),
+    (Lstat, ("lstat",)),
+    (Access, ("access",)),
+    (Change, ("remove", "unlink", "truncate", "chmod", "utime")),
+    (ChangeFd, ("fchmod", "fchown")),
+    (Rename, ("rename", "replace")),
+    (Chdir, ("chdir", "fchdir")),
+    (Exit, ("_exit",)),
+)

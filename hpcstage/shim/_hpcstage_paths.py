@@ -1,0 +1,117 @@
+"""Path rules of the Python layer: is this name below a dataset, and where is its copy? The same rules as in C.
+
+Lexical only, and only where that is exact: `//` and `/./` are skipped, `..` is resolved only at the front of a relative
+name, against a working directory that the kernel names without symbolic links.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+FAR, NEAR = False, True
+_getcwd = os.getcwd
+_readlink = os.readlink
+_fspath = os.fspath
+_fsdecode = os.fsdecode
+
+
+class Place:
+    """A name below a dataset: `source` as the program spelt it (absolute), `local` its copy's place in the store."""
+
+    __slots__ = ("local", "root_n", "source")
+
+    def __init__(self, source: str, local: str, root_n: int) -> None:
+        self.source = source
+        self.local = local
+        self.root_n = root_n
+
+    @property
+    def is_dir_name(self) -> bool:
+        """The root, or written with a slash at the end: no file."""
+        return self.source.endswith("/") or len(self.source) == self.root_n
+
+
+class Paths:
+    """The maps of this process, and whether relative names can lead below one."""
+
+    def __init__(self, maps: list[tuple[bytes, bytes]]) -> None:
+        pairs = sorted(((os.fsdecode(s), os.fsdecode(d)) for s, d in maps), key=lambda m: -len(m[0]))
+        self._maps = [(source + "/", len(source), store) for source, store in pairs]
+        self._roots = tuple(source for source, _ in pairs)
+        self.prefixes = tuple(source + "/" for source, _ in pairs)
+        self.near = NEAR
+        self.cwd_changed()
+
+    def cwd_changed(self) -> None:
+        """After a change of directory."""
+        try:
+            here = _getcwd().rstrip("/") + "/"
+        except OSError:
+            self.near = NEAR
+            return
+        self.near = here.startswith(self.prefixes) or any(p.startswith(here) for p in self.prefixes)
+
+    def find(self, name: Any, dir_fd: int | None = None) -> Place | None:
+        """Where a name (str, bytes, PathLike; anything else is nobody's) leads, or None."""
+        if type(name) is not str:
+            name = self._text(name)
+            if name is None:
+                return None
+        if name[:1] != "/":
+            if not name or (dir_fd is None and not self.near and name[0] != "."):
+                return None
+            name = self._absolute(name, dir_fd)
+        elif name.startswith(self.prefixes):
+            if "//" not in name and "/." not in name:
+                return self._place(name)
+        elif "//" not in name and "/./" not in name and not name.startswith(self._roots):
+            return None
+        return self._place(_normal(name))
+
+    def source_of(self, local: str) -> str | None:
+        """The source of a copy, by the copy's own name."""
+        for prefix, _, store in self._maps:
+            if local.startswith(store + "/"):
+                return prefix[:-1] + local[len(store) :]
+        return None
+
+    def _text(self, name: Any) -> str | None:
+        if isinstance(name, int) or not (isinstance(name, (str, bytes)) or hasattr(name, "__fspath__")):
+            return None
+        try:
+            return _fsdecode(_fspath(name))
+        except Exception:
+            return None
+
+    def _place(self, name: str) -> Place | None:
+        for prefix, n, store in self._maps:
+            if name.startswith(prefix) or name == prefix[:-1]:
+                return Place(name, store + name[n:], n)
+        return None
+
+    def _absolute(self, name: str, dir_fd: int | None) -> str:
+        try:
+            base = _getcwd() if dir_fd is None else _readlink("/proc/self/fd/%d" % dir_fd)
+        except (OSError, TypeError):
+            return ""
+        while name[:1] in (".", "/"):
+            head, _, rest = name.partition("/")
+            if head == "..":
+                base = base.rpartition("/")[0]
+            elif head not in ("", "."):
+                break
+            name = rest
+        return base.rstrip("/") + "/" + name if base[:1] in ("", "/") else ""
+
+
+def _normal(name: str) -> str:
+    """Without empty and `.` components; empty if there is a `..`. A slash at the end stays."""
+    parts = name.split("/")
+    if ".." in parts:
+        return ""
+    closed = parts[-1] in ("", ".")
+    return "/" + "/".join([p for p in parts if p not in ("", ".")]) + ("/" if closed else "")

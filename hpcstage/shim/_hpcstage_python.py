@@ -1,0 +1,88 @@
+"""The Python layer: replaces open, io.open, os.open, os.stat and their relatives by objects that look in the store first.
+
+Used where the native layer cannot be. It sees what is opened from Python, not what C libraries open by themselves.
+Owns the order of things: every original is taken before anything is replaced, modules that took one earlier are swept.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import sys
+
+import _hpcstage_calls as calls  # type: ignore[import-not-found]
+import _hpcstage_paths as paths  # type: ignore[import-not-found]
+import _hpcstage_slot as slots  # type: ignore[import-not-found]
+import _hpcstage_want as wants  # type: ignore[import-not-found]
+import _hpcstage_wire as wire  # type: ignore[import-not-found]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+UNTOUCHED = ("posix", "_io", "importlib", "zipimport", "_frozen_importlib", "_frozen_importlib_external", "_imp")
+SETS = ("supports_dir_fd", "supports_fd", "supports_follow_symlinks", "supports_effective_ids", "supports_bytes_environ")
+
+
+def install(config: Any, selftest: Callable[[Any], bool]) -> Any:
+    """Replaces the functions; the slot of this process, or None (and all is as before) if the self-test fails."""
+    slot = slots.Slot(config.page, wire.LAYER_PYTHON, config.python_version)
+    context = calls.Context(config, slot, paths.Paths([config.selftest]), wants.Daemon(config, slot))
+    replaced = _replacements(context)
+    _sweep({id(old): new for old, new in replaced})
+    if not selftest(config):
+        _sweep({id(new): old for old, new in replaced})
+        return None
+    slot.claim()
+    context.paths = paths.Paths(config.maps)
+    context.quiet = False
+    _extend_sets(replaced)
+    _watch_libraries(context)
+    return slot
+
+
+def _replacements(context: Any) -> list[tuple[Any, Any]]:
+    pairs = [(builtins.open, calls.Open(context, builtins.open))]
+    for kind, names in calls.BY_KIND:
+        for name in names:
+            original = getattr(os, name, None)
+            if original is not None:
+                pairs.append((original, kind(context, original)))
+    assert io.open is builtins.open
+    return pairs
+
+
+def _sweep(table: dict[int, Any]) -> None:
+    """Replaces by identity in every module that holds an original, and in pathlib's accessor (up to 3.10)."""
+    for name, module in list(sys.modules.items()):
+        if name in UNTOUCHED or name.startswith(("_hpcstage", "importlib.")):
+            continue
+        space = getattr(module, "__dict__", None)
+        if isinstance(space, dict):
+            _swap(space, table, lambda key, value, target=module: setattr(target, key, value))
+    accessor = getattr(sys.modules.get("pathlib"), "_NormalAccessor", None)
+    if accessor is not None:
+        _swap(accessor.__dict__, table, lambda key, value: setattr(accessor, key, value))
+
+
+def _swap(space: Any, table: dict[int, Any], put: Callable[[str, Any], None]) -> None:
+    found = [(key, table[id(value)]) for key, value in list(space.items()) if id(value) in table]
+    for key, value in found:
+        put(key, value)
+
+
+def _extend_sets(replaced: list[tuple[Any, Any]]) -> None:
+    for name in SETS:
+        functions = getattr(os, name, None)
+        if isinstance(functions, set):
+            functions.update(new for old, new in replaced if old in functions)
+
+
+def _watch_libraries(context: Any) -> None:
+    import _hpcstage_imports
+    import _hpcstage_libraries
+
+    _hpcstage_libraries.context = context
+    for module in _hpcstage_libraries.READERS:
+        _hpcstage_imports.after_import(module, "_hpcstage_libraries")

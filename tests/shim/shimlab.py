@@ -1,0 +1,217 @@
+"""A node directory, a page, a source and a store for tests of the shim, and a responder in place of the daemon.
+
+The interpreters are real: every test starts one with PYTHONPATH as `hpcstage run` sets it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcstage import wire
+from hpcstage.launch import page, shimdir
+
+LAYERS = ("native", "python")
+PRELUDE = """
+import json, os, sys, _hpcstage_attach as attach
+SOURCE = sys.argv[1]
+def say(value): print(json.dumps(value))
+def src(*parts): return os.path.join(SOURCE, *parts)
+"""
+
+
+class Lab:
+    """One job's node as the shim sees it."""
+
+    def __init__(self, base: Path, layer: str = "native") -> None:
+        self.layer = layer
+        self.source = base / "the source"
+        self.node = base / "node"
+        self.store = self.node / "store" / "0-source"
+        self.sock = self.node / "sock"
+        self.source.mkdir(parents=True)
+        self.store.mkdir(parents=True)
+        page.create(self.node / "page")
+        self.state(wire.State.STAGING)
+
+    def state(self, state: wire.State) -> None:
+        """What the page says."""
+        self._poke(wire.STATE_OFFSET, int(state))
+
+    def _poke(self, offset: int, value: int) -> None:
+        with (self.node / "page").open("r+b") as file:
+            file.seek(offset)
+            file.write(struct.pack("<I", value))
+
+    def install(self, *, intercept: str | None = None, mode: str = "stage", want_cap_s: float = 2.0) -> Lab:
+        """Makes the shim's directory."""
+        maps = [(os.fsencode(self.source), os.fsencode(self.store))]
+        shimdir.install(self.node, maps, intercept=intercept or self.layer, mode=mode, want_cap_s=want_cap_s)
+        return self
+
+    def put(self, name: str | bytes, source: bytes | None = None, store: bytes | None = None) -> Path:
+        """Writes a file at the source, in the store, or both (then with the same times)."""
+        text = os.fsdecode(name)
+        for root, content in ((self.source, source), (self.store, store)):
+            path = root / text
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if content is not None:
+                path.write_bytes(content)
+        if source is not None and store is not None:
+            shutil.copystat(self.source / text, self.store / text)
+        return self.source / text
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """The environment of the command."""
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("HPCSTAGE", "PYTHON")) or k == MARK}
+        return {**kept, "PYTHONPATH": os.fspath(self.node / "shim"), **more}
+
+    def start(
+        self, code: str, *args: Any, python: str = sys.executable, flags: Sequence[str] = (), **popen: Any
+    ) -> subprocess.Popen[bytes]:
+        """Starts an interpreter on code that may use `say`, `src` and `attach`."""
+        env = popen.pop("env", None) or self.environment()
+        command = [python, *flags, "-c", PRELUDE + code, os.fspath(self.source), *map(os.fspath, args)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, **popen)
+
+    def run(self, code: str, *args: Any, timeout_s: float = 60, **popen: Any) -> Any:
+        """What the code said last; fails if it failed or wrote to stderr."""
+        process = self.start(code, *args, **popen)
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        finally:
+            process.kill()
+        assert process.returncode == 0, err.decode(errors="replace")
+        assert err == b"", err.decode(errors="replace")
+        lines = out.splitlines()
+        return json.loads(lines[-1]) if lines else None
+
+    def slots(self) -> list[dict[str, Any]]:
+        """The used slots: pid, layer, parent and counters by name."""
+        data = (self.node / "page").read_bytes()
+        header = wire.PAGE_HEADER.unpack_from(data)
+        numbers = [*range(min(header[5], wire.PYTHON_SLOTS_FROM)), *range(wire.PYTHON_SLOTS_FROM, header[6])]
+        slots = (_slot(data, wire.PAGE_HEADER_BYTES + n * wire.SLOT_BYTES) for n in numbers)
+        return [slot for slot in slots if slot["pid"] or slot["counters"]]
+
+    def counters(self) -> dict[str, int]:
+        """Summed over all slots, zeros left out."""
+        sums: dict[str, int] = {}
+        for slot in self.slots():
+            for name, value in slot["counters"].items():
+                sums[name] = sums.get(name, 0) + value
+        return sums
+
+
+MARK = "HPCSTAGE_TEST_SESSION"
+_NAMES = {
+    **{int(c): c.name.lower() for c in wire.Counter},
+    **{wire.Counter.DIRECT_BASE + r: f"direct_{r.name.lower()}" for r in wire.Reason if r},
+}
+
+
+def _slot(data: bytes, at: int) -> dict[str, Any]:
+    pid, layer, version, parent, attach_ns = wire.SLOT_HEAD.unpack_from(data, at)
+    values = struct.unpack_from(f"<{wire.COUNTERS}Q", data, at + wire.COUNTERS_OFFSET)
+    hist = struct.unpack_from(f"<{wire.HIST_BUCKETS}I", data, at + wire.HIST_OPEN_OFFSET)
+    counters = {_NAMES.get(i, str(i)): value for i, value in enumerate(values) if value}
+    return {
+        "pid": pid, "layer": layer, "python": (version >> 8, version & 255), "parent": parent, "attach_ns": attach_ns,
+        "counters": counters, "opens_in_histogram": sum(hist),
+    }  # fmt: skip
+
+
+Answers = Callable[[wire.Kind, bytes], "bytes | None"]
+
+
+def ready(kind: wire.Kind, path: bytes) -> bytes:
+    """WANT: READY. WROTE: DONE."""
+    answer = wire.Answer.READY if kind is wire.Kind.WANT else wire.Answer.DONE
+    return wire.REPLY.pack(wire.VERSION, answer, 0, 0)
+
+
+def direct(reason: wire.Reason) -> Answers:
+    """WANT: DIRECT for a reason. WROTE: DONE."""
+
+    def answer(kind: wire.Kind, path: bytes) -> bytes:
+        if kind is not wire.Kind.WANT:
+            return ready(kind, path)
+        return wire.REPLY.pack(wire.VERSION, wire.Answer.DIRECT, reason, 0)
+
+    return answer
+
+
+class Responder:
+    """Answers on the socket like a daemon; `asked` holds (kind, path). An answer of None is silence."""
+
+    def __init__(self, sock: Path, answers: Answers) -> None:
+        self.asked: list[tuple[wire.Kind, bytes]] = []
+        self._answers = answers
+        self._held: list[socket.socket] = []
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(os.fspath(sock))
+        self._listener.listen(64)
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            data = connection.recv(wire.MAX_DATAGRAM)
+            if not data:
+                connection.close()
+                continue
+            version, kind, _, pid = wire.REQUEST.unpack_from(data)
+            assert version == wire.VERSION
+            assert pid > 0
+            path = data[wire.REQUEST.size :]
+            reply = self._answers(wire.Kind(kind), path)
+            self.asked.append((wire.Kind(kind), path))
+            if reply is None:
+                self._held.append(connection)
+                continue
+            connection.send(reply)
+            connection.close()
+
+    def paths(self, kind: wire.Kind) -> list[bytes]:
+        """What was asked, of one kind."""
+        return [path for k, path in self.asked if k is kind]
+
+    def __enter__(self) -> Responder:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(5)
+        for connection in self._held:
+            connection.close()
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Polls until the condition holds; fails after the timeout."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"did not come true in {timeout_s} s"
+        time.sleep(0.005)
+
+
+def require(layer: str) -> None:
+    """Skips where the layer was not built."""
+    if layer == "native" and not shimdir.native_available():
+        pytest.skip("the C extension is not built (setup.py build_ext --inplace)")
