@@ -130,16 +130,20 @@ def test_a_full_local_disk(hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, 
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert done.stdout.decode().strip() == digest(data, 2)
-        assert not list(small.glob("hpcstage-*/*"))
+        assert not list(small.glob("hpcstage-*/*/"))
 
 
 @pytest.mark.root
 @root_only
-def test_a_local_disk_that_turns_read_only(hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path) -> None:
+def test_a_local_disk_that_others_fill_while_the_command_runs(
+    hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path
+) -> None:
     data = make_tree(files=150, size_bytes=40_000)
-    with small_tmpfs(tmp_path / "small", "size=100m") as small:
+    with small_tmpfs(tmp_path / "small", "size=20m") as small:
         process = start_slow(hpcstage, data, "--local-dir", str(small), "--max-rate", "3MB")
-        subprocess.run(["mount", "-o", "remount,ro", small], check=True)
+        with contextlib.suppress(OSError), (small / "filler").open("wb") as filler:
+            while True:
+                filler.write(bytes(65536))
         out, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
         assert out.decode().strip() == digest(data, 2)

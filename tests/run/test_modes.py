@@ -115,7 +115,7 @@ def test_two_runs_side_by_side_do_not_see_each_other(hpcstage: Hpcstage, make_tr
     assert outputs == {digest(data, 3)}
     assert [process.returncode for process in both] == [0, 0]
     records = [json.loads(path.read_text()) for path in hpcstage.records()]
-    assert len({record["run"]["run_id"] for record in records}) == 2
+    assert len({record["run"]["id"] for record in records}) == 2
     assert all(record["coverage"]["opens"] == 120 for record in records)
 
 

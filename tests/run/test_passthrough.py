@@ -121,7 +121,12 @@ def test_signals_reach_the_command_once(
 
 
 def test_the_command_starts_with_the_callers_signal_mask(hpcstage: Hpcstage, make_tree: Tree) -> None:
-    show = "grep -E '^Sig(Blk|Ign)' /proc/self/status"
-    plain = subprocess.run(["sh", "-c", show], capture_output=True, check=True).stdout
-    done = hpcstage("run", "-q", "--data", make_tree(files=1), "--", "sh", "-c", show)
-    assert done.stdout == plain
+    show = ["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"]
+    plain = subprocess.run(show, capture_output=True, check=True).stdout
+    done = hpcstage("run", "-q", "--data", make_tree(files=1), "--", *show)
+    assert masks(done.stdout) == masks(plain)
+
+
+def masks(status: bytes) -> list[int]:
+    """The signal masks, without 32 and 33: glibc's posix_spawn leaves these two of its own ignored."""
+    return [int(line.split()[1], 16) & ~(0b11 << 31) for line in status.splitlines()]
