@@ -211,8 +211,9 @@ static PyObject *py_copy(PyObject *self, PyObject *args) {
     struct job job = {0};
     long long limit;
     unsigned long long stats;
-    if (!PyArg_ParseTuple(args, "yyyzpLK", &job.source, &job.temporary, &job.target, &job.link, &job.nofollow, &limit,
-                          &stats))
+    Py_ssize_t link_length;
+    if (!PyArg_ParseTuple(args, "yyyz#pLK", &job.source, &job.temporary, &job.target, &job.link, &link_length,
+                          &job.nofollow, &limit, &stats))
         return NULL;
     job.limit = limit;
     job.stats = (volatile struct stats *)(uintptr_t)stats;

@@ -63,7 +63,7 @@ class BigCopy:
             self._close()
             copyfile.discard(self.job.temporary)
             return 0
-        return min(MOST_THREADS, -(-self._before.st_size // RANGE_BYTES))
+        return max(1, min(MOST_THREADS, -(-self._before.st_size // RANGE_BYTES)))
 
     def work(self, worker: Worker) -> bool:
         """Copies ranges until none is left. True for the one thread that has to report the outcome."""
@@ -83,7 +83,7 @@ class BigCopy:
 
     def _claim(self) -> int | None:
         with self._lock:
-            if self._finished or self._position >= self._before.st_size or self.outcome.status:
+            if self._finished or self._exhausted():
                 return None
             start = self._position
             self._position += RANGE_BYTES
@@ -94,10 +94,12 @@ class BigCopy:
         with self._lock:
             self.outcome.read_ns += part.read_ns
             self._inside -= 1
-            exhausted = self._position >= self._before.st_size or self.outcome.status != Status.OK
-            last = exhausted and not self._inside and not self._finished
+            last = self._exhausted() and not self._inside and not self._finished
             self._finished = self._finished or last
             return last
+
+    def _exhausted(self) -> bool:
+        return self._position >= max(self._before.st_size, 1) or self.outcome.status is not Status.OK
 
     def _fail(self, error: CopyError) -> None:
         if not self.outcome.status:
@@ -128,6 +130,8 @@ class BigCopy:
 
 def _preallocate(fd: int, size_bytes: int) -> None:
     """Takes the room at once where the file system can; a full disk then shows before anything is read."""
+    if not size_bytes:
+        return
     try:
         os.posix_fallocate(fd, 0, size_bytes)
     except OSError as error:

@@ -29,6 +29,7 @@ BIG_BYTES = 64 << 20
 """Larger files are copied by several threads."""
 LEAST_PACED_BYTES = 1 << 20
 PACED_BURST_S = 0.125
+MOST_LOGGED = 5
 STACK_BYTES = 256 << 10
 
 
@@ -70,6 +71,7 @@ class Copier:
         self._current: dict[int, int] = {}
         self._big: dict[int, BigCopy] = {}
         self._lock = threading.Lock()
+        self._logged = 0
         rate = settings.max_rate_bytes_per_s
         self._pace = None if rate is None else Pacer(rate)
 
@@ -151,17 +153,26 @@ class Copier:
         started_ns = time.monotonic_ns()
         try:
             job = self._job(id_)
-            outcome = copyfile.copy(worker, job, self._settings.limit_bytes)
+            limit_bytes = self._settings.limit_bytes
+            outcome = Outcome(status=Status.TOO_LARGE)
+            if self._manifest.size(id_) <= limit_bytes:
+                outcome = copyfile.copy(worker, job, limit_bytes)
             if outcome.status is Status.TOO_LARGE:
                 self._copy_big(worker, id_, job, started_ns)
                 return
         except Exception as error:  # noqa: BLE001  whatever goes wrong with one file ends that file's copy only
             outcome = Outcome(status=Status.LOCAL_ERROR, errno=getattr(error, "errno", 0) or 0)
+            self._log_error()
         finally:
             with self._lock:
                 self._current.pop(number, None)
                 self._stats.thread(self._first + number).words[CANCEL] = 0
         self._report(id_, outcome, started_ns)
+
+    def _log_error(self) -> None:
+        self._logged += 1
+        if self._logged <= MOST_LOGGED:
+            traceback.print_exc()
 
     def _job(self, id_: int) -> Job:
         entry = self._manifest.entry(id_)
@@ -213,6 +224,7 @@ def child_main(
         gc.freeze()
         die_with_parent(parent)
         become_quiet({commands, results})
+        os.umask(0o077)
         os.chdir(settings.node_dir)
         Copier(settings, name, stats, first, results).run(commands)
         code = 0

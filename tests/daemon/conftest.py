@@ -1,0 +1,188 @@
+"""A real daemon in a process of its own, and the client's side of its socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hpcstage import wire
+from hpcstage.daemon.spec import DaemonSpec
+from hpcstage.launch import page
+from hpcstage.plan.datasets import resolve
+from hpcstage.record.part import NodePart
+
+REPO = Path(__file__).resolve().parents[2]
+DEADLINE_S = 30.0
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = DEADLINE_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "did not come true in time"
+        time.sleep(0.005)
+
+
+class Client:
+    """Speaks to a daemon as shims and wrappers do."""
+
+    def __init__(self, sock: Path) -> None:
+        self.sock = sock
+
+    def connect(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.settimeout(DEADLINE_S)
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            try:
+                connection.connect(os.fspath(self.sock))
+                return connection
+            except (FileNotFoundError, ConnectionRefusedError):
+                assert time.monotonic() < deadline, "nobody listens"
+                time.sleep(0.005)
+
+    @staticmethod
+    def send(connection: socket.socket, kind: int, payload: bytes = b"") -> None:
+        connection.send(wire.REQUEST.pack(wire.VERSION, kind, 0, os.getpid()) + payload)
+
+    @staticmethod
+    def receive(connection: socket.socket) -> tuple[wire.Answer, wire.Reason, int]:
+        data = connection.recv(100)
+        assert data, "the daemon closed the connection without an answer"
+        _, answer, reason, value = wire.REPLY.unpack(data)
+        return wire.Answer(answer), wire.Reason(reason), value
+
+    def ask(self, kind: int, payload: bytes = b"", connection: socket.socket | None = None):
+        own = connection or self.connect()
+        try:
+            self.send(own, kind, payload)
+            return self.receive(own)
+        finally:
+            if connection is None:
+                own.close()
+
+    def want(self, path: Path | bytes) -> tuple[wire.Answer, wire.Reason]:
+        return self.ask(wire.Kind.WANT, os.fsencode(path))[:2]
+
+
+class DaemonProcess(Client):
+    """A daemon, and the wrapper that attached to it."""
+
+    def __init__(self, spec: DaemonSpec, env: dict[str, str] | None = None) -> None:
+        self.spec = spec
+        self.node_dir = Path(spec.node_dir)
+        self.run_dir = Path(spec.run_dir)
+        super().__init__(self.node_dir / "sock")
+        spec.save(self.node_dir / "spec.json")
+        self.log = (self.run_dir.parent / "daemon.log").open("ab")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "hpcstage.daemon", os.fspath(self.node_dir / "spec.json")],
+            env={**os.environ, "PYTHONPATH": os.fspath(REPO), **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=self.log,
+            stderr=self.log,
+            start_new_session=True,
+            pass_fds=[fd for fd in (spec.listen_fd, spec.lock_fd) if fd is not None],
+        )
+        self.wrapper: socket.socket | None = None
+
+    def attach(self, child_pid: int = 0) -> DaemonProcess:
+        self.wrapper = self.connect()
+        answer, _, _ = self.ask(wire.Kind.ATTACH, child_pid.to_bytes(4, "little"), self.wrapper)
+        assert answer is wire.Answer.DONE
+        return self
+
+    def staged(self) -> None:
+        assert self.ask(wire.Kind.STAGED, b"", self.wrapper)[0] is wire.Answer.DONE
+
+    def state(self) -> wire.State:
+        return wire.State(self.ask(wire.Kind.STATUS)[2])
+
+    def wait_for_scan(self) -> None:
+        wait_until(lambda: self.state() not in (wire.State.STARTING, wire.State.SCANNING))
+
+    def end(self) -> NodePart:
+        answer, _, _ = self.ask(wire.Kind.END, (0).to_bytes(4, "little"), self.wrapper)
+        assert answer is wire.Answer.LAST
+        assert self.wrapper.recv(10) == b"", "end of file once the node directory is gone"
+        assert not self.node_dir.exists()
+        assert self.process.wait(DEADLINE_S) == 0
+        return self.part()
+
+    def part(self) -> NodePart:
+        path = self.run_dir / "nodes" / f"{self.spec.host}.json"
+        return NodePart.from_json(json.loads(path.read_text()))
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def store(self, source: Path) -> Path:
+        """Where the copy of a source file is."""
+        dataset = self.spec.datasets[0]
+        below = os.path.relpath(os.fsencode(source), dataset.root)
+        return self.node_dir / "store" / dataset.name / os.fsdecode(below)
+
+    def log_text(self) -> str:
+        return (self.run_dir.parent / "daemon.log").read_text()
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+        self.process.wait(DEADLINE_S)
+        self.log.close()
+        if self.wrapper is not None:
+            self.wrapper.close()
+
+
+@pytest.fixture
+def start_daemon(tmp_path: Path, local_dir: Path) -> Iterator[Callable[..., DaemonProcess]]:
+    """Starts daemons on a dataset; `node_dir` may be given."""
+    started: list[DaemonProcess] = []
+
+    def start(source: Path | list[str], mode: str = "runtime", **options) -> DaemonProcess:
+        arguments = source if isinstance(source, list) else [os.fspath(source)]
+        number = len(started)
+        node_dir = Path(options.pop("node_dir", None) or local_dir / f"node{number}")
+        run_dir = tmp_path / f"run{number}"
+        node_dir.mkdir(mode=0o700, exist_ok=True)
+        run_dir.mkdir(exist_ok=True)
+        page.create(node_dir / "page")
+        env = options.pop("env", None)
+        spec = DaemonSpec(
+            run_id="test",
+            host="node",
+            node_dir=os.fspath(node_dir),
+            run_dir=os.fspath(run_dir),
+            mode=mode,
+            datasets=list(resolve(arguments, tmp_path).datasets),
+            arguments=arguments,
+            cwd=os.fspath(tmp_path),
+            order="given" if arguments[0].startswith("@") else "manifest",
+            transfers=8,
+        )
+        daemon = DaemonProcess(replace(spec, **options), env)
+        started.append(daemon)
+        return daemon
+
+    yield start
+    for daemon in started:
+        daemon.kill()
+        shutil.rmtree(daemon.node_dir, ignore_errors=True)
+
+
+def same(source: Path, copy: Path) -> bool:
+    """Content, size, modification time and permission bits are the source's."""
+    a, b = source.stat(), copy.stat()
+    facts = [(s.st_size, s.st_mtime_ns, s.st_mode & 0o777) for s in (a, b)]
+    return facts[0] == facts[1] and source.read_bytes() == copy.read_bytes()

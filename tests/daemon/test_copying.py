@@ -1,0 +1,263 @@
+"""The engine on real files: what is published is complete and as the source is; what cannot be copied is named."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import threading
+from array import array
+from pathlib import Path
+
+import pytest
+
+from hpcstage.daemon import bigcopy, copyfile
+from hpcstage.daemon.copier import CopierSettings
+from hpcstage.daemon.copyfile import Job, Outcome, Status, Worker
+from hpcstage.daemon.engine import copy_all
+from hpcstage.daemon.stats import StatsArea
+from hpcstage.plan.datasets import resolve
+from hpcstage.plan.manifest import Manifest
+from hpcstage.plan.scan import scan
+from hpcstage.plan.types import Budget
+
+native = pytest.mark.parametrize(
+    "native",
+    [
+        False,
+        pytest.param(True, marks=pytest.mark.skipif(copyfile._copy is None, reason="the C function was not built")),
+    ],
+    ids=["python", "c"],
+)
+
+
+def manifest_of(*arguments: Path) -> Manifest:
+    return scan(resolve([os.fspath(a) for a in arguments], Path("/"))).manifest
+
+
+def published(node_dir: Path) -> list[Path]:
+    return sorted(p for p in (node_dir / "store").rglob("*") if not p.is_dir())
+
+
+def identical(source: Path, copy: Path) -> bool:
+    a, b = source.stat(), copy.stat()
+    return (a.st_size, a.st_mtime_ns, a.st_mode & 0o777) == (b.st_size, b.st_mtime_ns, b.st_mode & 0o777) and (
+        source.read_bytes() == copy.read_bytes()
+    )
+
+
+@native
+def test_copies_are_as_the_source(tmp_path, local_dir, native):
+    root = tmp_path / "data"
+    names = [b"plain", b"with space", b"new\nline", b"not utf-8 \xff", b"deep/er/file", b"empty", b"exactly"]
+    for index, name in enumerate(names):
+        path = Path(os.fsdecode(os.fsencode(root) + b"/" + name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        size = {b"empty": 0, b"exactly": copyfile.CHUNK_BYTES}.get(name, 1000 * index + 1)
+        path.write_bytes(os.urandom(size))
+        path.chmod(0o400 + 0o44 * (index % 2))
+        os.utime(path, ns=(1, 1_600_000_000_123_456_789 + index))
+    manifest = manifest_of(root)
+    result = copy_all(manifest, None, local_dir, native=native)
+    assert result.files == len(names)
+    assert (result.failed, result.refused, result.errors) == (0, 0, [])
+    copies = published(local_dir)
+    assert len(copies) == len(names)
+    for copy in copies:
+        source = root / copy.relative_to(local_dir / "store" / manifest.datasets[0].name)
+        assert identical(source, copy)
+        assert copy.lstat().st_nlink == 1
+    assert result.totals.bytes == manifest.total_bytes
+    assert result.totals.opens == result.totals.files == len(names)
+    assert not list((local_dir / "incoming").rglob("*/*"))
+    assert stat.S_IMODE((local_dir / "store" / manifest.datasets[0].name).stat().st_mode) == 0o700
+
+
+@native
+def test_copies_of_links_have_a_second_name(tmp_path, local_dir, native):
+    root = tmp_path / "data"
+    root.mkdir()
+    (tmp_path / "elsewhere").write_bytes(b"far away")
+    (root / "target").write_bytes(b"content")
+    (root / "inside").symlink_to("target")
+    (root / "outside").symlink_to(tmp_path / "elsewhere")
+    manifest = manifest_of(root)
+    assert copy_all(manifest, None, local_dir, native=native).files == 3
+    store = local_dir / "store" / manifest.datasets[0].name
+    links = {name: (store / name).lstat() for name in ("target", "inside", "outside")}
+    assert {name: s.st_nlink for name, s in links.items()} == {"target": 1, "inside": 2, "outside": 2}
+    assert all(stat.S_ISREG(s.st_mode) for s in links.values())
+    assert (store / "outside").read_bytes() == b"far away"
+
+
+@native
+def test_what_vanished_or_became_something_else_is_named(tmp_path, local_dir, native):
+    root = tmp_path / "data"
+    root.mkdir()
+    for name in ("gone", "fifo", "socket", "link", "fine"):
+        (root / name).write_bytes(b"x" * 100)
+    manifest = manifest_of(root)
+    for name in ("gone", "fifo", "socket", "link"):
+        (root / name).unlink()
+    os.mkfifo(root / "fifo")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.fspath(root / "socket"))
+        (root / "link").symlink_to("fine")
+        result = copy_all(manifest, None, local_dir, native=native)
+    assert (result.files, result.failed) == (1, 4)
+    assert [p.name for p in published(local_dir)] == ["fine"]
+    texts = " ".join(str(e["error"]) for e in result.errors)
+    assert "No such file" in texts
+    assert "not a regular file" in texts
+
+
+@native
+def test_content_changed_after_the_scan_is_copied_as_it_is_now(tmp_path, local_dir, native):
+    root = tmp_path / "data"
+    root.mkdir()
+    (root / "file").write_bytes(b"old")
+    manifest = manifest_of(root)
+    (root / "file").write_bytes(b"new and longer")
+    result = copy_all(manifest, None, local_dir, native=native)
+    assert (result.files, result.size_bytes) == (1, 14)
+    assert identical(root / "file", published(local_dir)[0])
+
+
+@native
+@pytest.mark.parametrize("size", [40 << 20, 200 << 20], ids=["one thread", "ranges"])
+@pytest.mark.parametrize("change", ["touch", "shrink", "grow"])
+def test_a_source_that_changes_while_it_is_copied_is_not_published(tmp_path, local_dir, native, size, change):
+    root = tmp_path / "data"
+    root.mkdir()
+    path = root / "file"
+    path.touch()
+    os.truncate(path, size)
+    manifest = manifest_of(root)
+    stop = threading.Event()
+
+    def disturb() -> None:
+        sizes = {"touch": [size], "shrink": [size - 1, size // 2], "grow": [size + 1, size + 4096]}[change]
+        while not stop.is_set():
+            for current in sizes:
+                os.truncate(path, current)
+                os.utime(path)
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    try:
+        result = copy_all(manifest, None, local_dir, native=native, transfers=4)
+    finally:
+        stop.set()
+        thread.join()
+    assert (result.files, result.failed) == (0, 1)
+    assert "changed while it was copied" in str(result.errors[0]["error"])
+    assert published(local_dir) == []
+    assert not list((local_dir / "incoming").rglob("*/*"))
+
+
+def test_large_files_are_copied_in_ranges(tmp_path, local_dir):
+    root = tmp_path / "data"
+    root.mkdir()
+    for index in range(2):
+        (root / f"big{index}").write_bytes(os.urandom(1 << 20) * 80 + b"tail" * index)
+    manifest = manifest_of(root)
+    result = copy_all(manifest, None, local_dir, transfers=6)
+    assert result.files == 2
+    assert all(identical(root / copy.name, copy) for copy in published(local_dir))
+    assert result.totals.reads >= 160
+    assert result.totals.opens == 2
+
+
+def test_an_order_and_a_part(tmp_path, local_dir, make_tree):
+    manifest = manifest_of(make_tree(files=30))
+    result = copy_all(manifest, array("I", [7, 3, 11]), local_dir, transfers=2)
+    assert result.files == 3
+    assert len(published(local_dir)) == 3
+
+
+def test_budget_leaves_out_what_does_not_fit(local_dir, make_tree):
+    manifest = manifest_of(make_tree(files=30, size_bytes=4096))
+    result = copy_all(manifest, None, local_dir, limit=Budget(10 * 4096, 1000))
+    assert (result.files, result.refused) == (10, 20)
+    result = copy_all(manifest, None, local_dir / "other" if (local_dir / "other").mkdir() is None else local_dir,
+                      limit=Budget(1 << 40, 7))  # fmt: skip
+    assert (result.files, result.refused) == (7, 23)
+
+
+@native
+def test_the_rate_cap_holds(local_dir, make_tree, native):
+    manifest = manifest_of(make_tree(files=40, size_bytes=50_000))
+    result = copy_all(manifest, None, local_dir, max_rate_bytes_per_s=2e6, native=native)
+    assert result.files == 40
+    assert 0.6 < result.seconds < 2.5
+
+
+def test_a_large_file_keeps_to_the_rate_cap(tmp_path, local_dir):
+    root = tmp_path / "data"
+    root.mkdir()
+    (root / "file").write_bytes(bytes(6 << 20))
+    result = copy_all(manifest_of(root), None, local_dir, max_rate_bytes_per_s=5e6)
+    assert result.files == 1
+    assert result.seconds > 0.8
+
+
+@native
+def test_nothing_takes_the_place_of_what_is_there(tmp_path, local_dir, native):
+    worker = Worker(StatsArea(1).thread(0), native=native)
+    source, target = tmp_path / "source", local_dir / "target"
+    source.write_bytes(b"new")
+    target.write_bytes(b"there before")
+    job = Job(os.fsencode(source), os.fsencode(local_dir / "temporary"), os.fsencode(target))
+    assert copyfile.copy(worker, job, 1 << 20).status is Status.EXISTS
+    assert target.read_bytes() == b"there before"
+    assert not (local_dir / "temporary").exists()
+    os.unlink(target)
+    target.symlink_to("/nonexistent/tombstone")
+    assert copyfile.copy(worker, job, 1 << 20).status is Status.EXISTS
+    assert target.is_symlink()
+
+
+@native
+def test_a_cancelled_copy_leaves_nothing(tmp_path, local_dir, native):
+    stats = StatsArea(1).thread(0)
+    stats.words[7] = 1
+    (tmp_path / "source").write_bytes(bytes(100))
+    job = Job(os.fsencode(tmp_path / "source"), os.fsencode(local_dir / "t"), os.fsencode(local_dir / "target"))
+    assert copyfile.copy(Worker(stats, native=native), job, 1 << 20).status is Status.CANCELLED
+    assert os.listdir(local_dir) == []
+
+
+def test_both_ways_count_alike(tmp_path, local_dir):
+    if copyfile._copy is None:
+        pytest.skip("the C function was not built")
+    (tmp_path / "source").write_bytes(bytes(3_000_000))
+    area = StatsArea(2)
+    for index, native in enumerate((False, True)):
+        job = Job(
+            os.fsencode(tmp_path / "source"),
+            b"%s/t" % os.fsencode(local_dir),
+            b"%s/%d" % (os.fsencode(local_dir), index),
+        )
+        outcome = copyfile.copy(Worker(area.thread(index), native=native), job, 1 << 30)
+        assert outcome.status is Status.OK
+        assert outcome.size_bytes == 3_000_000
+    a, b = (area.thread(i).words.tolist() for i in range(2))
+    assert [a[i] for i in (0, 1, 3, 6)] == [b[i] for i in (0, 1, 3, 6)] == [3_000_000, 1, 3, 1]
+    opens, reads = area.histograms()
+    assert (sum(opens.values()), sum(reads.values())) == (2, 6)
+
+
+def test_a_big_copy_that_cannot_begin_says_why(tmp_path, local_dir):
+    worker = Worker(StatsArea(1).thread(0))
+    big = bigcopy.BigCopy(0, Job(b"/nonexistent/x", b"t", b"target"), None, 0)
+    assert big.open(worker) == 0
+    assert big.outcome.status is Status.SOURCE_ERROR
+    assert not big.work(worker)
+
+
+def test_limit_follows_the_rate_cap(tmp_path):
+    free = CopierSettings(tmp_path, tmp_path / "m", 1)
+    capped = CopierSettings(tmp_path, tmp_path / "m", 1, 1e6)
+    assert free.limit_bytes == 64 << 20
+    assert capped.limit_bytes == 1 << 20
+    assert Outcome().status is Status.OK

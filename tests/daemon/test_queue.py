@@ -1,0 +1,159 @@
+"""The queue's decisions one by one, with a clock of our own."""
+
+from __future__ import annotations
+
+import time
+from array import array
+
+import pytest
+
+from hpcstage.daemon.queue import LOOK_LIMIT, Place, Queue, Verdict
+from hpcstage.daemon.rates import Bucket
+from hpcstage.plan.types import Budget
+from hpcstage.wire import Reason
+
+PLENTY = Budget(1 << 60, 1 << 40)
+
+
+def queue(sizes, order=(), budget=PLENTY, **options):
+    return Queue(array("Q", sizes), budget, array("I", order), **options)
+
+
+def test_order_then_the_rest():
+    q = queue([10] * 5, [3, 1])
+    assert q.next_transfers(10, 0.0) == [3, 1, 0, 2, 4]
+    assert q.next_transfers(10, 0.0) == []
+    assert not q.settled
+
+
+def test_want_moves_to_the_front():
+    q = queue([10] * 5)
+    assert q.next_transfers(1, 0.0) == [0]
+    assert q.want(3, 0.0).verdict is Verdict.WAIT
+    assert q.want(2, 0.0).verdict is Verdict.WAIT
+    assert q.next_transfers(10, 0.0) == [3, 2, 1, 4]
+
+
+def test_stored_is_ready_and_void_never_comes_back():
+    q = queue([10, 10])
+    q.next_transfers(2, 0.0)
+    assert q.done(0, 10, 1.0)
+    assert q.want(0, 1.0).verdict is Verdict.READY
+    assert q.void([0, 1]) == [1]
+    assert q.want(0, 1.0).reason is Reason.VOID
+    assert not q.done(1, 10, 2.0), "published too late: the copy has to go"
+    assert q.place(1) is Place.VOID
+    assert q.used_bytes == 0
+    assert q.settled
+
+
+def test_reorder_keeps_the_place_of_the_others():
+    q = queue([10] * 6, [5, 4, 3, 2, 1, 0])
+    assert q.next_transfers(1, 0.0) == [5]
+    q.reorder(array("I", [0, 5, 2]))
+    assert q.next_transfers(9, 0.0) == [0, 2, 4, 3, 1]
+
+
+def test_many_reorders_stay_small():
+    q = queue([10] * 20)
+    for start in range(15):
+        q.reorder(array("I", [start]))
+    assert q.next_transfers(99, 0.0) == [*range(14, -1, -1), 15, 16, 17, 18, 19]
+
+
+def test_full_store_refuses_what_does_not_fit_and_goes_on():
+    q = queue([4096, 3 * 4096, 4096, 4096], budget=Budget(2 * 4096, 100))
+    assert q.next_transfers(9, 0.0) == [0, 2]
+    assert q.place(1) is Place.REFUSED
+    assert q.want(1, 0.0).reason is Reason.FULL
+    assert q.place(3) is Place.REFUSED
+    q.done(0, 4096, 1.0)
+    q.done(2, 4096, 1.0)
+    assert q.settled
+    assert q.want(0, 1.0).verdict is Verdict.READY, "what is there is served"
+
+
+def test_inodes_are_counted_with_directories():
+    q = queue([1] * 10, budget=Budget(1 << 40, 6), directories=2)
+    assert len(q.next_transfers(99, 0.0)) == 4
+    assert q.used_inodes == 6
+    assert q.count(Place.REFUSED) == 6
+
+
+def test_no_room_stops_admission():
+    q = queue([10] * 5)
+    q.next_transfers(2, 0.0)
+    q.failed(0, 1.0, no_room=True)
+    assert q.place(0) is Place.REFUSED
+    assert q.next_transfers(9, 1.0) == []
+    assert q.want(4, 1.0).reason is Reason.FULL
+    assert q.done(1, 10, 1.0)
+    assert q.settled
+
+
+def test_huge_file_is_later_and_stays_in_its_place():
+    q = queue([10, 10, 10**12], patience_s=5)
+    assert q.want(2, 0.0).reason is Reason.LATER
+    assert q.place(2) is Place.WAITING
+    assert q.next_transfers(9, 0.0) == [0, 1, 2]
+
+
+def test_deadline_follows_from_size_and_rate():
+    q = queue([100_000_000, 1000], want_cap_s=60, patience_s=20)
+    fast = q.want(1, 0.0).deadline
+    slow = q.want(0, 0.0).deadline
+    assert slow > 4
+    assert fast < slow
+
+
+def test_deadline_stays_below_half_the_cap():
+    q = queue([100_000_000], want_cap_s=4, patience_s=20)
+    assert q.want(0, 10.0).deadline == pytest.approx(12.0)
+
+
+def test_requeued_goes_first():
+    q = queue([10] * 4)
+    q.next_transfers(2, 0.0)
+    q.requeue(1)
+    assert q.next_transfers(9, 0.0) == [1, 2, 3]
+
+
+def test_rate_cap_holds_over_time():
+    q = queue([1000] * 1000, max_rate_bytes_per_s=10_000.0)
+    now, handed = 0.0, 0
+    while now < 20:
+        for id_ in q.next_transfers(50, now):
+            handed += 1
+            q.done(id_, 1000, now)
+        now += max(q.wake_after(now) or 0.0, 0.001)
+    assert handed * 1000 == pytest.approx(10_000 * 20, rel=0.05)
+
+
+def test_bucket_without_a_rate_is_open():
+    bucket = Bucket(None)
+    bucket.take(10**18)
+    assert bucket.open(0.0)
+    assert bucket.delay_s(0.0) == 0.0
+
+
+def test_passing_over_is_bounded():
+    q = queue([8 * 4096] * (3 * LOOK_LIMIT) + [1], budget=Budget(4 * 4096, 1 << 30))
+    rounds = 0
+    while not (chosen := q.next_transfers(1, 0.0)):
+        rounds += 1
+        assert q.waiting
+    assert chosen == [3 * LOOK_LIMIT]
+    assert rounds == 3
+
+
+def test_a_million_ids_quickly():
+    count = 1_000_000
+    start = time.process_time()
+    q = queue(array("Q", [100_000]) * count, array("I", range(count - 1, -1, -1)))
+    for _ in range(200):
+        for id_ in q.next_transfers(100, 0.0):
+            q.done(id_, 100_000, 0.1)
+    for id_ in range(0, 100_000, 5):
+        q.want(id_, 0.2)
+    assert time.process_time() - start < 3
+    assert q.count(Place.STORED) == 20_000

@@ -1,0 +1,177 @@
+"""The queue under arbitrary sequences of calls."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from hpcstage.daemon.queue import BLOCK_BYTES, FINAL, Place, Queue, Verdict, blocks_bytes
+from hpcstage.plan.types import Budget
+from hpcstage.wire import Reason
+
+SIZES = st.lists(st.integers(0, 5 * BLOCK_BYTES), min_size=1, max_size=30)
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """Drives a queue as an engine would, and keeps its own books."""
+
+    @initialize(
+        sizes=SIZES,
+        room=st.integers(0, 60),
+        inodes=st.integers(0, 40),
+        directories=st.integers(0, 3),
+        rate=st.one_of(st.none(), st.floats(100, 1e6)),
+        data=st.data(),
+    )
+    def start(self, sizes, room, inodes, directories, rate, data):
+        self.sizes = sizes
+        self.budget = Budget(room * BLOCK_BYTES, inodes)
+        order = data.draw(st.lists(st.sampled_from(range(len(sizes))), unique=True))
+        self.queue = Queue(
+            sizes, self.budget, order, directories=directories, max_rate_bytes_per_s=rate, patience_s=3.0, want_cap_s=8
+        )
+        self.now = 0.0
+        self.grown = False
+        self.flying: set[int] = set()
+        self.handed: list[int] = []
+        self.final: dict[int, Place] = {}
+        self.promoted: list[int] = []
+        self.plain = order + [i for i in range(len(sizes)) if i not in order]
+
+    def ids(self):
+        return st.sampled_from(range(len(self.sizes)))
+
+    @rule(seconds=st.floats(0, 2))
+    def pass_time(self, seconds):
+        self.now += seconds
+
+    @rule(free=st.integers(0, 8))
+    def hand_out(self, free):
+        chosen = self.queue.next_transfers(free, self.now)
+        assert len(chosen) <= free
+        assert not self.flying & set(chosen), "in flight twice"
+        assert len(set(chosen)) == len(chosen)
+        assert not set(chosen) & self.final.keys(), "handed out after its end"
+        wanted = [i for i in chosen if i in self.promoted]
+        assert chosen[: len(wanted)] == wanted, "wanted ones come first"
+        assert wanted == [i for i in self.promoted if i in wanted], "in the order of the wants"
+        rest = chosen[len(wanted) :]
+        assert rest == [i for i in self.plain if i in set(rest)], "order kept"
+        self.promoted = [i for i in self.promoted if self.queue.place(i) is Place.PROMOTED]
+        self.flying |= set(chosen)
+
+    @rule(data=st.data())
+    def want(self, data):
+        id_ = data.draw(self.ids())
+        before = self.queue.place(id_)
+        decision = self.queue.want(id_, self.now)
+        if before is Place.STORED:
+            assert decision.verdict is Verdict.READY
+        elif before in FINAL:
+            assert decision.verdict is Verdict.DIRECT
+            assert decision.reason is not Reason.NONE
+        else:
+            assert decision.verdict in (Verdict.WAIT, Verdict.DIRECT)
+            if decision.verdict is Verdict.WAIT:
+                assert self.now < decision.deadline <= self.now + 4.0
+                assert self.queue.place(id_) in (Place.PROMOTED, Place.FLYING)
+                if before is Place.WAITING:
+                    self.promoted.append(id_)
+            else:
+                assert decision.reason is Reason.LATER
+                assert self.queue.place(id_) is before, "stays in its place"
+
+    @precondition(lambda self: self.flying)
+    @rule(data=st.data(), size=st.integers(0, 5 * BLOCK_BYTES), same=st.booleans())
+    def done(self, data, size, same):
+        id_ = data.draw(st.sampled_from(sorted(self.flying)))
+        size = self.sizes[id_] if same else size
+        self.grown |= size > self.sizes[id_]
+        void = self.queue.place(id_) is Place.VOID
+        assert self.queue.done(id_, size, self.now) is not void
+        self.flying.discard(id_)
+        self.final[id_] = Place.VOID if void else Place.STORED
+
+    @precondition(lambda self: self.flying)
+    @rule(data=st.data(), no_room=st.booleans())
+    def failed(self, data, no_room):
+        id_ = data.draw(st.sampled_from(sorted(self.flying)))
+        self.queue.failed(id_, self.now, no_room=no_room)
+        self.flying.discard(id_)
+        assert self.queue.place(id_) in (Place.FAILED, Place.REFUSED, Place.VOID)
+        if no_room:
+            assert self.queue.next_transfers(5, self.now) == []
+
+    @precondition(lambda self: self.flying)
+    @rule(data=st.data())
+    def requeue(self, data):
+        id_ = data.draw(st.sampled_from(sorted(self.flying)))
+        void = self.queue.place(id_) is Place.VOID
+        self.queue.requeue(id_)
+        self.flying.discard(id_)
+        if not void:
+            self.promoted.insert(0, id_)
+
+    @rule(data=st.data())
+    def void(self, data):
+        ids = data.draw(st.lists(self.ids(), max_size=4, unique=True))
+        flying = self.queue.void(ids)
+        assert set(flying) <= self.flying
+        for id_ in ids:
+            assert self.queue.place(id_) is Place.VOID
+            self.final[id_] = Place.VOID
+        self.promoted = [i for i in self.promoted if i not in ids]
+
+    @rule(data=st.data())
+    def reorder(self, data):
+        order = data.draw(st.lists(self.ids(), max_size=10))
+        self.queue.reorder(order)
+        first = list(dict.fromkeys(order))
+        self.plain = first + [i for i in self.plain if i not in first]
+
+    @rule()
+    def finish(self):
+        """Whatever happened, the rest comes to an end."""
+        for _ in range(200):
+            self.now += 1000.0
+            self.flying |= set(self.queue.next_transfers(4, self.now))
+            for id_ in sorted(self.flying):
+                self.queue.done(id_, self.sizes[id_], self.now)
+            self.flying.clear()
+            if self.queue.settled:
+                break
+        assert self.queue.settled
+        assert all(self.queue.place(i) in FINAL for i in range(len(self.sizes)))
+        assert sum(self.queue.count(place) for place in FINAL) == len(self.sizes)
+        self.promoted = []
+        self.final.update({i: self.queue.place(i) for i in range(len(self.sizes))})
+
+    @invariant()
+    def counts_agree(self):
+        if not hasattr(self, "queue"):
+            return
+        places = [self.queue.place(i) for i in range(len(self.sizes))]
+        for place in Place:
+            assert self.queue.count(place) == places.count(place)
+        assert self.queue.flying == len(self.flying)
+        assert self.queue.waiting == places.count(Place.WAITING) + places.count(Place.PROMOTED)
+
+    @invariant()
+    def within_budget(self):
+        if hasattr(self, "queue") and self.queue.used_files and not self.grown:
+            assert self.queue.used_bytes <= self.budget.size_bytes
+            assert self.queue.used_inodes <= self.budget.inodes
+
+    @invariant()
+    def final_stays(self):
+        for id_, place in getattr(self, "final", {}).items():
+            assert self.queue.place(id_) in (place, Place.VOID)
+
+
+TestQueue = QueueMachine.TestCase
+TestQueue.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_blocks():
+    assert [blocks_bytes(n) for n in (0, 1, 4096, 4097)] == [0, 4096, 4096, 8192]
