@@ -81,7 +81,7 @@ def probe(
 
 
 def _useful(alone: _Measured, transfers: int) -> int:
-    """Threads that hide what one reader waits; where that is little, more of them would only get in each other's way."""
+    """Threads that hide what one reader waits; where that is little, more would only get in each other's way."""
     if not alone.files:
         return transfers
     return max(2, min(transfers, int((alone.open_s + alone.read_s) / alone.files / THREAD_COST_S)))

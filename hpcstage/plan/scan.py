@@ -14,7 +14,8 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from hpcstage.plan.columns import Columns
 from hpcstage.plan.datasets import Resolved
@@ -24,8 +25,10 @@ from hpcstage.plan.roots import Roots, join
 from hpcstage.plan.types import Kind
 
 BATCH = 128
-SLOW_OPERATION_S = 100e-6
-"""A batch whose calls took longer than this on average asks for one more thread."""
+SLOW_BATCH = 8
+FAST_OPERATION_S = 100e-6
+GROW_AFTER_S = 0.01
+"""Time beyond that of fast operations adds up, fast ones pay it back; at so much the threads are doubled."""
 SKIPPED_LIMIT = 100
 
 
@@ -88,6 +91,11 @@ class _Names:
     """None: unknown (a list)."""
     directory: _Directory | None
     """Where the names were listed."""
+
+    def part(self, start: int, stop: int) -> _Names:
+        """Some of the names."""
+        links = None if self.links is None else self.links[start:stop]
+        return replace(self, names=self.names[start:stop], links=links)
 
 
 _Task = _Directory | _Names
@@ -159,6 +167,7 @@ class _Walk:
         self._tasks: deque[_Task] = deque()
         self._feed: Iterator[_Task] = iter(())
         self._busy = 0
+        self._lost_s = 0.0
         self._changed = threading.Condition()
         self._tallies: list[_Tally] = []
         self._threads: list[threading.Thread] = []
@@ -205,7 +214,8 @@ class _Walk:
     def _work(self, tally: _Tally) -> None:
         try:
             while (task := self._take()) is not None:
-                self._finished(self._do(task, tally))
+                self._do(task, tally)
+                self._finished()
         except BaseException as error:  # noqa: BLE001  handed to the caller of scan
             with self._changed:
                 self._failure = error
@@ -224,15 +234,22 @@ class _Walk:
             self._changed.notify_all()
             return None
 
-    def _finished(self, operation_s: float) -> None:
+    def _finished(self) -> None:
         with self._changed:
             self._busy -= 1
             if self._busy == 0:
                 self._changed.notify_all()
-            if operation_s > SLOW_OPERATION_S and len(self._threads) < self._limit and self._failure is None:
-                # Doubling reaches the limit within five batches.
-                for _ in range(min(len(self._threads), self._limit - len(self._threads))):
-                    self._start_worker()
+
+    def _is_slow(self, operations: int, seconds: float) -> bool:
+        """Told what some operations took: doubles the threads where that was long, and not just a preempted moment."""
+        with self._changed:
+            self._lost_s = max(0.0, self._lost_s + seconds - operations * FAST_OPERATION_S)
+            if self._lost_s < GROW_AFTER_S or self._limit == 1:
+                return False
+            self._lost_s = 0.0
+            for _ in range(min(len(self._threads), self._limit - len(self._threads))):
+                self._start_worker()
+            return True
 
     def _push(self, task: _Task) -> None:
         with self._changed:
@@ -242,39 +259,45 @@ class _Walk:
                 self._tasks.append(task)
             self._changed.notify()
 
-    def _do(self, task: _Task, tally: _Tally) -> float:
-        """Works on a task; returns what one metadata operation took on average."""
+    def _do(self, task: _Task, tally: _Tally) -> None:
         root = self._roots[task.dataset]
+        started = time.monotonic()
         if isinstance(task, _Directory):
-            return _list(task, root, tally, self._push, self._exclude)
-        started, before = time.monotonic(), tally.stats
-        _look(task, root, tally, self._push)
-        return (time.monotonic() - started) / max(1, tally.stats - before)
+            entries = _list(task, root, tally, self._push, self._exclude)
+            self._is_slow(2 + entries, time.monotonic() - started)
+            return
+        done = 0
+        while done < len(task.names):
+            typical_s = _look(task, done, done + SLOW_BATCH, root, tally, self._push)
+            done += SLOW_BATCH
+            if self._is_slow(SLOW_BATCH, SLOW_BATCH * typical_s):
+                break
+        # Others take part in what is slow.
+        for start in range(done, len(task.names), SLOW_BATCH):
+            self._push(task.part(start, start + SLOW_BATCH))
 
 
 def _list(
     task: _Directory, root: bytes, tally: _Tally, push: Callable[[_Task], None], exclude: frozenset[bytes]
-) -> float:
+) -> int:
+    """Lists a directory; returns how many entries it has."""
     path = join(root, task.path)
     if path in exclude:
-        return 0.0
+        return 0
     tally.listings += 1
     tally.stats += 1
-    operation_s = 0.0
     try:
-        started = time.monotonic()
         itself = os.stat(path)
-        operation_s = time.monotonic() - started
         key = (itself.st_dev, itself.st_ino)
         if key in task.ancestors:
             tally.skip(path, "a symbolic link to a directory above it")
-            return operation_s
+            return 0
         here = _Directory(task.dataset, task.path, (*task.ancestors, key), task.pattern, task.positions)
         with os.scandir(path) as entries:
-            _sort_entries(entries, here, path, tally, push)
+            return _sort_entries(entries, here, path, tally, push)
     except OSError as error:
         tally.skip(path, f"directory: {error.strerror}")
-    return operation_s
+        return 0
 
 
 def _sort_entries(
@@ -283,10 +306,11 @@ def _sort_entries(
     path: bytes,
     tally: _Tally,
     push: Callable[[_Task], None],
-) -> None:
+) -> int:
     names: list[bytes] = []
     links: list[bool] = []
-    for entry in entries:
+    count = 0
+    for count, entry in enumerate(entries, 1):  # noqa: B007  the last one is the number of entries
         is_link = entry.is_symlink()
         if not is_link and entry.is_dir(follow_symlinks=False):
             _descend(here, entry.name, push)
@@ -302,6 +326,7 @@ def _sort_entries(
             tally.skip(path + b"/" + entry.name, "not a regular file")
     if names:
         push(_Names(here.dataset, here.path, names, links, here))
+    return count
 
 
 def _descend(here: _Directory, name: bytes, push: Callable[[_Task], None]) -> None:
@@ -311,11 +336,13 @@ def _descend(here: _Directory, name: bytes, push: Callable[[_Task], None]) -> No
         push(_Directory(here.dataset, below, here.ancestors, here.pattern, positions))
 
 
-def _look(task: _Names, root: bytes, tally: _Tally, push: Callable[[_Task], None]) -> None:
+def _look(task: _Names, start: int, stop: int, root: bytes, tally: _Tally, push: Callable[[_Task], None]) -> float:
+    """Looks at some of the names; returns the median time of a look, which a preempted moment does not change."""
     prefix = join(root, task.parent)
     prefix = prefix if prefix.endswith(b"/") else prefix + b"/"
     below = task.parent + b"/" if task.parent else b""
-    for position, name in enumerate(task.names):
+    times = [time.monotonic()]
+    for position, name in enumerate(task.names[start:stop], start):
         is_link = task.links[position] if task.links is not None else None
         try:
             found, is_link = _facts(prefix + name, is_link, tally)
@@ -323,6 +350,8 @@ def _look(task: _Names, root: bytes, tally: _Tally, push: Callable[[_Task], None
             if task.directory is None or _takes(task.directory, name):
                 tally.skip(prefix + name, _why(error, is_link=bool(is_link)))
             continue
+        finally:
+            times.append(time.monotonic())
         if stat.S_ISREG(found.st_mode):
             if not is_link or task.directory is None or _takes(task.directory, name):
                 tally.columns.add(task.dataset, below + name, found, is_link=is_link)
@@ -330,6 +359,7 @@ def _look(task: _Names, root: bytes, tally: _Tally, push: Callable[[_Task], None
             _follow(task, name, push)
         else:
             tally.skip(prefix + name, "not a regular file")
+    return sorted(after - before for before, after in pairwise(times))[(len(times) - 1) // 2]
 
 
 def _why(error: OSError, *, is_link: bool) -> str:

@@ -1,0 +1,105 @@
+"""Orders: from lists, from announced paths, completed, saved and loaded."""
+
+from __future__ import annotations
+
+import os
+import time
+from array import array
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcstage.errors import UsageError
+from hpcstage.plan import order
+from hpcstage.plan.columns import Columns
+from hpcstage.plan.manifest import Manifest
+from hpcstage.plan.pathlist import PathList
+from hpcstage.plan.types import Dataset, Entry, Kind, Order
+
+DATASET = Dataset("0-d", Kind.DIRECTORY, b"/d", (b"/alias",), ("/d",))
+
+
+def manifest_of(*names: bytes) -> Manifest:
+    return Manifest.build([DATASET], [Entry(0, n, 1, 0, 0o100644, 1, 1, False) for n in names])
+
+
+ABC = manifest_of(b"a", b"b", b"c", b"s/1", b"s/2")
+
+
+def test_settings():
+    lists = [PathList("@l", [b"/d/c", b"/d/a"]), PathList("@m", [b"/d/b", b"/d/c"])]
+    assert list(order.build(ABC, None).ids) == [0, 1, 2, 3, 4]
+    assert list(order.build(ABC, "manifest", lists=lists).ids) == [0, 1, 2, 3, 4]
+    assert list(order.build(ABC, None, lists=lists).ids) == [2, 0, 1]
+    assert order.build(ABC, "given", lists=lists) == Order("given", array("I", [2, 0, 1]))
+    assert order.build(ABC, "given").provenance == "manifest"
+
+
+@pytest.mark.parametrize("setting", ["list.txt", "@list.txt"])
+def test_a_list_as_setting_is_relative_to_the_directory(tmp_path: Path, setting: str):
+    (tmp_path / "list.txt").write_bytes(b"/d/b\n/d/nothing\n/alias/s\n/d/a\n/d/s/2\n")
+    found, unknown = order.build_counting(ABC, setting, cwd=tmp_path)
+    assert (found.provenance, list(found.ids), unknown) == ("given", [1, 3, 4, 0], 1)
+
+
+def test_missing_list_as_setting(tmp_path: Path):
+    with pytest.raises(UsageError, match="cannot read the list @nothing"):
+        order.build(ABC, "nothing", cwd=tmp_path)
+
+
+def test_from_paths_counts_what_is_unknown():
+    found, unknown = order.from_paths(ABC, [b"/d/c", b"/alias//c", b"/x", b"relative", b"/d/a"], "sampler")
+    assert (found, unknown) == (Order("sampler", array("I", [2, 0])), 2)
+
+
+@given(st.lists(st.integers(0, 19), unique=True))
+def test_complete_adds_the_rest_in_the_manifests_order(ids: list[int]):
+    whole = list(order.complete(Order("given", array("I", ids)), 20))
+    assert whole[: len(ids)] == ids
+    assert whole[len(ids) :] == sorted(set(range(20)) - set(ids))
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=50), st.sampled_from(["given", "manifest", "sampler", "trace"]))
+def test_saved_and_loaded(tmp_path_factory: pytest.TempPathFactory, ids: list[int], provenance: str):
+    path = tmp_path_factory.mktemp("o") / "order.bin"
+    order.save(Order(provenance, array("I", ids)), path)
+    assert order.load(path) == Order(provenance, array("I", ids))
+
+
+@pytest.mark.parametrize("damage", [b"", b"short", b"x" * 200])
+def test_foreign_order_is_one_clear_error(tmp_path: Path, damage: bytes):
+    (tmp_path / "o").write_bytes(damage)
+    with pytest.raises(UsageError, match="not an order"):
+        order.load(tmp_path / "o")
+    with pytest.raises(UsageError, match="cannot read the order"):
+        order.load(tmp_path / "missing")
+
+
+def test_order_of_another_manifest_or_cut_off(tmp_path: Path):
+    path = tmp_path / "o"
+    order.save(Order("given", array("I", [0, 9])), path)
+    assert len(order.load(path, 10).ids) == 2
+    with pytest.raises(UsageError):
+        order.load(path, 9)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(UsageError):
+        order.load(path)
+
+
+@pytest.mark.slow
+def test_a_million_paths(tmp_path: Path):
+    names = [b"n%03d/n%03d_%07d.jpg" % (i % 1000, i % 1000, i) for i in range(1_000_000)]
+    columns = Columns()
+    facts = os.stat(tmp_path)
+    for name in names:
+        columns.add(0, name, facts, is_link=False)
+    started = time.monotonic()
+    manifest = Manifest.build([DATASET], columns)
+    found, unknown = order.from_paths(manifest, [b"/d/" + name for name in names], "given")
+    order.save(found, tmp_path / "o")
+    order.load(tmp_path / "o", len(manifest))
+    assert time.monotonic() - started < 40
+    assert (len(found.ids), unknown) == (1_000_000, 0)
+    assert [manifest.path(i) for i in found.ids[:3]] == names[:3]
