@@ -76,11 +76,11 @@ def gained_nothing(record: dict[str, Any]) -> Iterator[Note]:
     saved, wall = record["savings"]["vs_direct_s"], record["time_split"]["wall_s"]
     if not stages(record) or saved is None or not wall or wall < LEAST_WALL_S or saved > GAINED * wall:
         return
-    lost = f"lost {format_duration(-saved)}" if saved < -GAINED * wall else "gained nothing"
+    lost = f"cost {format_duration(-saved)}" if saved < -GAINED * wall else "gained nothing"
     yield Note(
         "gained_nothing",
         Severity.INFO,
-        f"staging {lost} here against reading directly (estimate)",
+        f"by the estimate, staging {lost} here against reading directly",
         "it pays with more epochs or a busier source; --mode auto decides from a forecast, --mode direct only measures",
     )
 

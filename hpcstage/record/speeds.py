@@ -101,7 +101,7 @@ def even_sizes(points: Sequence[Point]) -> list[Point]:
     product a C (the size at which both halves are equal) is taken so that the best speeds of all sizes agree best.
     """
     sizes = _smooth_sizes(points)
-    if sizes is None or _spread(sizes) < SIZES_DIFFER:
+    if not sizes or _spread(sizes) < SIZES_DIFFER:
         return list(points)
     half = _half_size(_best_by_size([p.speed for p in points], sizes))
     middle = 1 + half / median(sizes)

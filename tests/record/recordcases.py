@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from typing import Any
 
@@ -89,6 +90,7 @@ def worker(pid: int, parent_pid: int = 100, **changes: int) -> ProcessPart:
     return ProcessPart(pid, parent_pid, "native", "3.11", 3.0, counters | changes, **hists)
 
 
+@functools.cache
 def samples(loaded: bool = True) -> list[Sample]:
     def competitors(now_s: float) -> int:
         return 24 if loaded and 12 <= now_s < 25 else 0

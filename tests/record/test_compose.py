@@ -1,0 +1,225 @@
+"""The record as a whole: its schema, what it says of missing parts, that unknown stays null."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import hpcstage.record
+from hpcstage.record.compose import compose
+from hpcstage.record.part import NodePart, ProcessPart, RunPart, Sample
+from hpcstage.record.totals import KEYS
+from hpcstage.wire import Counter, Reason
+from recordcases import SECOND, node_part, run_part, trainer, worker
+
+SCHEMA = json.loads((Path(hpcstage.record.__file__).parent / "schema.json").read_text())
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+KEPT = {
+    "totals": "source_bytes source_files source_ops peer_bytes local_bytes wanted direct_opens hit_opens",
+    "coverage": "opens swapped share by_layer processes_attached processes_missed",
+    "time_split": "wall_s compute_s wait_source_s wait_local_s hidden_s other_s",
+    "contention": "best_bytes_per_s typical_bytes_per_s periods latency_ms",
+    "order": "provenance kept_share lead",
+    "savings": "vs_direct_s vs_upfront_s method",
+}
+
+
+def valid(run: RunPart, nodes: list[NodePart]) -> dict[str, Any]:
+    record = compose(run, nodes)
+    VALIDATOR.validate(json.loads(json.dumps(record, allow_nan=False)))
+    return record
+
+
+def test_the_schema_is_a_schema_and_demands_the_kept_keys() -> None:
+    VALIDATOR.check_schema(SCHEMA)
+    top = "schema_version complete problems run environment config datasets nodes totals time_split coverage contention"
+    assert set(f"{top} order savings forecast series notes".split()) <= set(SCHEMA["required"])
+    for section, keys in KEPT.items():
+        assert set(keys.split()) <= set(SCHEMA["properties"][section]["required"])
+
+
+@pytest.mark.parametrize("mode", ["runtime", "upfront", "direct"])
+def test_a_whole_run(mode: str) -> None:
+    record = valid(run_part(), [node_part(mode=mode)])
+    assert record["complete"]
+    assert record["problems"] == []
+    assert record["totals"]["source_bytes"] == 980_000_000 + 2 * 20_000_000
+    assert record["totals"]["source_ops"] == 9_800 + 400 + 10_000 + 1_001 + 40
+    assert record["totals"]["source_reads"] == 9_800 + 800
+    assert record["totals"]["local_bytes"] == 2 * 980_000_000
+    assert record["totals"]["peer_bytes"] is None
+    assert record["coverage"]["opens"] == 20_000
+    assert record["coverage"]["swapped"] == 19_600
+    assert record["coverage"]["reasons"]["scanning"] == 300
+    assert sum(record["coverage"]["reasons"].values()) == 400
+
+
+def test_schema_refuses_a_zero_for_nothing_and_a_lost_key() -> None:
+    record = compose(run_part(), [node_part()])
+    for broken in ({**record, "totals": {}}, {k: v for k, v in record.items() if k != "notes"}):
+        assert not VALIDATOR.is_valid(broken)
+    assert not VALIDATOR.is_valid({**record, "time_split": {**record["time_split"], "compute_s": -1.0}})
+
+
+def test_without_any_node_everything_is_unknown() -> None:
+    record = valid(run_part(), [])
+    assert not record["complete"]
+    assert "no_part" in {p["id"] for p in record["problems"]}
+    assert set(record["totals"]) == set(KEYS)
+    assert set(record["totals"].values()) == {None}
+    assert record["coverage"]["opens"] is None
+    assert record["coverage"]["share"] is None
+    assert record["time_split"]["wall_s"] == pytest.approx(60.0)
+    assert record["time_split"]["compute_s"] is None
+    assert record["time_split"]["other_s"] == pytest.approx(60.0)
+    assert record["savings"]["vs_direct_s"] is None
+
+
+def test_a_killed_run_ends_with_its_last_sample() -> None:
+    run = run_part(exit_code=None, child_ended_s=None, ended_s=None)
+    record = valid(run, [node_part(complete=False, ended_s=None)])
+    assert not record["complete"]
+    assert {"killed", "daemon_died"} <= {p["id"] for p in record["problems"]}
+    assert record["time_split"]["wall_s"] == pytest.approx(0.1 + 60.0 - 0.2)
+    assert "not seen" in record["time_split"]["unmeasured"][0]
+
+
+def test_a_missing_node_is_named() -> None:
+    record = valid(run_part(nodes=["node17", "node18"]), [node_part()])
+    assert not record["complete"]
+    assert "node18" in record["problems"][0]["text"]
+
+
+def test_a_layer_that_measures_no_reads_makes_bytes_unknown_not_zero() -> None:
+    python = ProcessPart(7, 1, "python", "3.11", 0.0, {"source_opens": 10, "hit_opens": 20})
+    record = valid(run_part(), [node_part(processes=[python])])
+    assert record["totals"]["source_bytes"] is None
+    assert record["totals"]["local_bytes"] is None
+    assert record["totals"]["direct_opens"] == 10
+    assert record["totals"]["copied_bytes"] == 980_000_000
+    assert record["time_split"]["compute_s"] is None
+    assert record["time_split"]["unmeasured"]
+
+
+def test_a_process_whose_shim_is_off_counts_as_not_counted() -> None:
+    off = ProcessPart(7, 1, "direct", "3.11", 0.0, {})
+    record = valid(run_part(), [node_part(processes=[off])])
+    assert record["coverage"]["by_layer"]["direct"]["opens"] is None
+    assert record["coverage"]["processes_uncounted"] == 1
+    assert record["totals"]["source_bytes"] is None
+    assert "shim_off" in {note["id"] for note in record["notes"]}
+
+
+def test_a_daemon_that_lost_a_total_makes_it_unknown() -> None:
+    totals = {k: v for k, v in node_part().totals.items() if k != "source_stats"}
+    record = valid(run_part(), [node_part(totals=totals)])
+    assert record["totals"]["source_ops"] is None
+    assert record["totals"]["source_opens"] == 9_800 + 400
+
+
+def test_mode_direct_counts_opens_without_a_reason() -> None:
+    bare = worker(101, direct_scanning=0, direct_later=0, hit_opens=0, ready_opens=0)
+    record = valid(run_part(), [node_part(mode="direct", processes=[trainer(), bare])])
+    assert record["coverage"]["reasons"]["mode_direct"] == 200
+    assert record["coverage"]["share"] == 0.0
+
+
+def test_paths_that_are_no_text_survive_the_round_trip() -> None:
+    name = "/data/\udcff\n\x1b[31m"
+    record = valid(run_part(command=["python", name]), [node_part(errors=[{"path": name, "error": "EIO", "count": 2}])])
+    assert json.loads(json.dumps(record)) == record
+
+
+def test_several_nodes_are_added() -> None:
+    run = run_part(nodes=["node17", "node18"])
+    record = valid(run, [node_part(), node_part(host="node18")])
+    assert record["totals"]["hit_opens"] == 4 * 9_500
+    assert record["datasets"][0]["files"] == 10_000
+    assert record["datasets"][0]["staged_files"] == 20_000
+    assert record["time_split"]["wall_s"] == pytest.approx(60.0)
+    assert len(record["contention"]["periods"]) == 1
+    assert record["contention"]["periods"][0]["hosts"] == ["node17", "node18"]
+
+
+COUNTERS = [c.name.lower() for c in Counter if c is not Counter.DIRECT_BASE]
+COUNTERS += [f"direct_{reason.name.lower()}" for reason in Reason]
+values = st.integers(0, 2**63)
+processes = st.builds(
+    ProcessPart,
+    pid=st.integers(1, 6),
+    parent_pid=st.integers(1, 6),
+    layer=st.sampled_from(["native", "python", "direct"]),
+    python=st.just("3.11"),
+    attached_s=st.floats(0, 100),
+    counters=st.dictionaries(st.sampled_from(COUNTERS), values, max_size=12),
+    hist_open=st.dictionaries(st.integers(0, 95), st.integers(0, 1000), max_size=3),
+)
+big = st.integers(0, 10**15)
+arbitrary_samples = st.builds(
+    Sample,
+    start_s=st.floats(0, 1000),
+    length_s=st.floats(0.01, 5),
+    copied_bytes=big,
+    copied_files=st.integers(0, 10**6),
+    copy_open_ns=big,
+    copy_read_ns=big,
+    busy=st.floats(0, 64),
+    limited=st.booleans(),
+    shim_opens=big,
+    shim_open_ns=big,
+    shim_bytes=big,
+    shim_read_ns=big,
+    want_ns=big,
+    loader_wait_ns=big,
+    local_ns=big,
+)
+
+
+@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    found=st.lists(processes, max_size=5),
+    seen=st.lists(arbitrary_samples, max_size=12),
+    ended=st.one_of(st.none(), st.floats(0, 1e6)),
+    mode=st.sampled_from(["runtime", "upfront", "direct"]),
+)
+def test_any_counters_give_a_valid_record_that_adds_up(
+    found: list[ProcessPart], seen: list[Sample], ended: float | None, mode: str
+) -> None:
+    run = run_part(child_ended_s=ended, exit_code=None if ended is None else 0)
+    record = valid(run, [node_part(processes=found, samples=seen, mode=mode)])
+    split = record["time_split"]
+    parts = [split[k] for k in ("compute_s", "wait_source_s", "wait_local_s", "preprocess_s", "other_s")]
+    assert sum(p for p in parts if p is not None) == pytest.approx(split["wall_s"], abs=1e-6, rel=1e-9)
+    assert all(p is None or p >= 0 for p in parts)
+    assert split["hidden_s"] is None if not seen else 0 <= split["hidden_s"] <= split["wall_s"] + 1e-9
+    if record["coverage"]["opens"]:
+        assert record["coverage"]["swapped"] <= record["coverage"]["opens"]
+
+
+def test_seconds_of_the_trainer() -> None:
+    node = node_part(samples=[], processes=[trainer(loader_workers=0, **reading(4, 2))])
+    split = valid(run_part(), [node])["time_split"]
+    assert split["compute_s"] == pytest.approx(44)
+    assert split["wait_source_s"] == pytest.approx(4)
+    assert split["wait_local_s"] == pytest.approx(2)
+    assert split["preprocess_s"] == pytest.approx(6)
+    assert split["other_s"] == pytest.approx(4)
+    assert split["hidden_s"] is None
+
+
+def reading(source_s: int, local_s: int) -> dict[str, int]:
+    return {
+        "hit_opens": 10,
+        "source_opens": 10,
+        "source_reads": 10,
+        "source_open_ns": source_s * SECOND // 2,
+        "source_read_ns": source_s * SECOND // 2,
+        "local_reads": 10,
+        "local_read_ns": local_s * SECOND,
+    }
