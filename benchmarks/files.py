@@ -60,6 +60,13 @@ def make_files(root: Path, count: int, size_bytes: int, *, spread: float = 0.2, 
     return names
 
 
+def empty(path: Path) -> Path:
+    """A directory in which nothing is left from the sample before."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir()
+    return path
+
+
 def total_bytes(root: Path) -> int:
     """The bytes of all files directly below `root`."""
     return sum(entry.stat().st_size for entry in os.scandir(root) if entry.is_file())

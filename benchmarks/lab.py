@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.files import Place, make_files, total_bytes, write_list
+from benchmarks.files import Place, empty, make_files, total_bytes, write_list
 from benchmarks.harness import Arm, Bench, Options, worst
 from benchmarks.programs import Done, Training, hpcstage_command, read_flat_out, record, run
 from benchmarks.storage import Load, Storage
@@ -227,10 +227,7 @@ class Lab:
             self._is_warm = True
 
     def _empty(self, name: str) -> Path:
-        path = self.where.disk / name
-        shutil.rmtree(path, ignore_errors=True)
-        path.mkdir()
-        return path
+        return empty(self.where.disk / name)
 
     def _times(self) -> dict[str, Any]:
         loaded: dict[str, Any] = json.loads((self.where.disk / "timings.json").read_text(encoding="utf-8"))
@@ -252,7 +249,7 @@ def _from_record(run_dir: Path) -> dict[str, Any]:
     split = found.get("time_split") or {}
     coverage = found.get("coverage") or {}
     return {
-        "mode_done": (found.get("nodes") or [{}])[0].get("mode"),
+        "mode_done": (found.get("run") or {}).get("mode"),
         "recorded_source_bytes": totals.get("source_bytes"),
         "coverage": coverage.get("share"),
         "hidden_s": split.get("hidden_s"),

@@ -1,1 +1,1 @@
-"""The program that is measured. A directory of its own, as a script's directory is where Python looks for modules first."""
+"""The program that is measured, in a directory of its own: Python looks for modules first where the script is."""
