@@ -6,9 +6,10 @@ import functools
 import random
 from typing import Any
 
+from sourcesim import Source, samples_of
+
 from hpcstage.record.part import DatasetPart, NodePart, ProcessPart, RunPart, Sample
 from hpcstage.wire import bucket_of_ns
-from sourcesim import Source, samples_of
 
 SECOND = 1_000_000_000
 START = 1_800_000_000.0
@@ -129,7 +130,13 @@ def node_part(**changes: Any) -> NodePart:
         },
         "hist_open": histogram(2e6, 9_800, 2),
         "hist_read": histogram(9e6, 9_800, 3),
-        "budget": {"size_bytes": 64 * 10**9, "inodes": 10**6, "why": "80 %", "used_bytes": 10**9, "used_inodes": 11_001},
+        "budget": {
+            "size_bytes": 64 * 10**9,
+            "inodes": 10**6,
+            "why": "80 %",
+            "used_bytes": 10**9,
+            "used_inodes": 11_001,
+        },
         "order": {"provenance": "given", "ids": 10_000},
         "samples": samples(),
         "processes": [trainer(), worker(101), worker(102)],

@@ -96,5 +96,7 @@ def fluid(
             inside = max(0.0, min(end, second + 1) - max(start, second))
             factor -= loss * inside
         value = level * factor * max(0.05, rng.gauss(1, noise))
-        samples.append(Sample(float(second), 1.0, copied_bytes=int(value), copied_files=int(value / 1e3) + 1, busy=16.0))
+        samples.append(
+            Sample(float(second), 1.0, copied_bytes=int(value), copied_files=int(value / 1e3) + 1, busy=16.0)
+        )
     return samples

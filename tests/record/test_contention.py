@@ -8,13 +8,13 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recordcases import node_part, run_part
+from sourcesim import MB, Source, fluid, samples_of
 
 from hpcstage.record import detect
 from hpcstage.record.contention import contention_of
 from hpcstage.record.part import Sample
 from hpcstage.record.speeds import even_sizes, of_copies
-from recordcases import node_part, run_part
-from sourcesim import MB, Source, fluid, samples_of
 
 Schedule = list[tuple[float, float, float]]
 SIZES: dict[str, Callable[[int], float]] = {

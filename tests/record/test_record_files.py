@@ -1,0 +1,179 @@
+"""Records and the index on disk: atomic, readable again, clear about what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recordcases import node_part, run_part, trainer, worker
+
+from hpcstage.errors import NoResult
+from hpcstage.record import files, index
+from hpcstage.record.compose import compose
+from hpcstage.record.workload import workload_of
+
+
+def record_of(**run: Any) -> dict[str, Any]:
+    return compose(run_part(**run), [node_part()])
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    record = record_of(command=["python", "\udcff\n"])
+    files.save(record, tmp_path / "run.json")
+    assert files.load(tmp_path / "run.json") == record
+    assert files.load_run(tmp_path) == record
+    assert os.listdir(tmp_path) == ["run.json"]
+
+
+def test_a_failed_write_leaves_the_old_record(tmp_path: Path) -> None:
+    files.save(record_of(), tmp_path / "run.json")
+    before = (tmp_path / "run.json").read_bytes()
+    with pytest.raises(ValueError, match="JSON compliant"):
+        files.save({"schema_version": float("nan")}, tmp_path / "run.json")
+    assert (tmp_path / "run.json").read_bytes() == before
+    assert os.listdir(tmp_path) == ["run.json"]
+
+
+def test_every_truncation_is_named(tmp_path: Path) -> None:
+    files.save(record_of(), tmp_path / "run.json")
+    whole = (tmp_path / "run.json").read_bytes()
+    for length in range(0, len(whole) - 1, 1009):
+        (tmp_path / "run.json").write_bytes(whole[:length])
+        with pytest.raises(NoResult, match="cut off") as caught:
+            files.load(tmp_path / "run.json")
+        assert str(tmp_path) in caught.value.line()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[1, 2]", "not a record"),
+        (b'"x"', "not a record"),
+        (b'{"a": 1}', "not a record"),
+        (b'{"schema_version": 1, "time_split": {}}', "not a record"),
+        (b'{"schema_version": "2.3", "time_split": {}}', "schema version 2.3"),
+        (b"\xff\xfe\x00", "cut off"),
+        (b"[" * 100_000, "cut off"),
+    ],
+)
+def test_foreign_files(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "run.json").write_bytes(content)
+    with pytest.raises(NoResult, match=message):
+        files.load_run(tmp_path)
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(NoResult, match="does not exist"):
+        files.load_run(tmp_path / "run.json")
+    with pytest.raises(NoResult, match="holds no record"):
+        files.load_run(tmp_path)
+
+
+def test_a_later_minor_version_is_read(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({**record_of(), "schema_version": "1.7", "new": 1}))
+    assert files.load_run(tmp_path)["new"] == 1
+
+
+def parts(run_dir: Path, *, with_run: bool = True) -> None:
+    (run_dir / "nodes").mkdir()
+    node = node_part(complete=False).to_json() | {"of_a_newer_version": 1}
+    (run_dir / "nodes" / "node17.json").write_text(json.dumps(node))
+    if with_run:
+        run = run_part(exit_code=None, child_ended_s=None).to_json() | {"of_a_newer_version": 1}
+        (run_dir / "run.part.json").write_text(json.dumps(run))
+
+
+@pytest.mark.parametrize("with_run", [True, False])
+def test_a_killed_run_is_composed_from_its_parts(tmp_path: Path, with_run: bool) -> None:
+    parts(tmp_path, with_run=with_run)
+    record = files.load_run(tmp_path)
+    assert not record["complete"]
+    assert record["coverage"]["opens"] == 20_000
+    assert {"killed", "daemon_died"} <= {p["id"] for p in record["problems"]}
+
+
+@pytest.mark.parametrize("broken", [b"", b"{", b"[]", b'{"host": "x"}', b'{"samples": 3}'])
+def test_a_broken_part_shows_as_a_missing_node(tmp_path: Path, broken: bytes) -> None:
+    parts(tmp_path)
+    (tmp_path / "nodes" / "node17.json").write_bytes(broken)
+    assert "no_part" in {p["id"] for p in files.load_run(tmp_path)["problems"]}
+
+
+def test_a_broken_run_part_is_named(tmp_path: Path) -> None:
+    parts(tmp_path)
+    (tmp_path / "run.part.json").write_text("{}")
+    with pytest.raises(NoResult, match=r"run\.part\.json"):
+        files.load_run(tmp_path)
+
+
+# ---- the index ----
+
+
+def run_dir(base: Path, name: str) -> Path:
+    (base / name).mkdir(parents=True)
+    return base / name
+
+
+def test_last_and_find(tmp_path: Path) -> None:
+    env = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    assert index.last(env) is None
+    with pytest.raises(NoResult, match="no run"):
+        index.last_or_fail(env)
+    one, two, three = (run_dir(tmp_path, name) for name in ("one", "two", "three"))
+    index.add(record_of(), one, env)
+    index.add(record_of(command=["other"]), two, env)
+    index.add(record_of(exit_code=1), three, env)
+    roots = ["/lustre/imagenet/train"]
+    assert index.last(env) == three
+    assert index.find(run_part().command, roots, env) == one
+    assert index.find(None, roots, env) == two
+    assert index.find(None, ["/elsewhere"], env) is None
+    three.rmdir()
+    assert index.last(env) == two
+
+
+def test_the_index_stays_bounded_and_survives_garbage(tmp_path: Path) -> None:
+    env = {"XDG_STATE_HOME": str(tmp_path)}
+    target = run_dir(tmp_path, "run")
+    index.add(record_of(), target, env)
+    path = index.path_of(env)
+    path.write_bytes(path.read_bytes() + b"garbage\n[1]\n{}\n" + b'{"run_dir": "/gone"}\n' * 2 * index.KEPT)
+    assert index.last(env) == target
+    index.add(record_of(), target, env)
+    assert len(path.read_bytes().splitlines()) == index.KEPT
+    assert index.last(env) == target
+
+
+def test_an_unwritable_home_is_no_failure(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    env = {"XDG_STATE_HOME": str(tmp_path / "file")}
+    index.add(record_of(), tmp_path, env)
+    assert index.last(env) is None
+
+
+# ---- what the next run learns ----
+
+
+def test_workload_of_a_record() -> None:
+    measured = workload_of(record_of())
+    split = record_of()["time_split"]
+    assert measured.epochs == 2
+    assert measured.readers == 2
+    assert measured.epoch_compute_s == pytest.approx((split["compute_s"] + split["preprocess_s"]) / 2)
+    assert measured.startup_s == pytest.approx(split["other_s"])
+    assert measured.sources["epochs"] == "record of 20261121-031422-1f3a"
+
+
+def test_workload_says_nothing_that_was_not_measured() -> None:
+    measured = workload_of(compose(run_part(), []))
+    assert (measured.epochs, measured.epoch_compute_s, measured.startup_s, measured.readers) == (None,) * 4
+    assert measured.sources == {}
+
+
+def test_epochs_of_loaders_count_where_opens_do_not() -> None:
+    odd = worker(101, hit_opens=3_000, ready_opens=0, source_opens=0)
+    record = compose(run_part(), [node_part(processes=[trainer(loader_epochs=3), odd])])
+    assert workload_of(record).epochs == 3

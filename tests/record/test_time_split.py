@@ -1,0 +1,112 @@
+"""The time split: which wait is counted as what, and what is said where nothing was measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from recordcases import SECOND, node_part, run_part, trainer, worker
+
+from hpcstage.record.part import ProcessPart, Sample
+from hpcstage.record.timesplit import time_split
+
+
+def split_of(processes: list[ProcessPart], samples: list[Sample] | None = None, **run: Any) -> dict[str, Any]:
+    return time_split(run_part(**run), [node_part(processes=processes, samples=samples or [])])
+
+
+def reader(pid: int = 100, **counters: int) -> ProcessPart:
+    base = {"reads_measured": 1, "attach_ns": SECOND, "exit_ns": 51 * SECOND, "source_opens": 50, "source_reads": 50}
+    return ProcessPart(pid, 1, "native", "3.11", 0.0, base | counters)
+
+
+def test_reading_explains_waits_first_and_preprocessing_is_the_rest() -> None:
+    quiet = {"want_ns": 0, "source_open_ns": 0, "hit_open_ns": 0}
+    workers = [worker(p, **quiet, source_read_ns=3 * SECOND, local_read_ns=SECOND) for p in (101, 102)]
+    split = split_of([trainer(), *workers])
+    assert split["wait_source_s"] == pytest.approx(3)  # (6 + 2) / 2 workers explain 4 s of 12, three quarters of it
+    assert split["wait_local_s"] == pytest.approx(1)
+    assert split["preprocess_s"] == pytest.approx(8)
+
+
+def test_waits_of_the_first_epoch_are_not_explained_by_reads_of_the_second() -> None:
+    workers = [worker(p) for p in (101, 102)]
+    first = Sample(0.0, 1.0, loader_wait_ns=12 * SECOND, shim_read_ns=30 * SECOND, local_ns=0)
+    later = Sample(1.0, 1.0, loader_wait_ns=0, shim_read_ns=0, local_ns=90 * SECOND)
+    split = split_of([trainer(), *workers], [first, later])
+    assert split["wait_source_s"] == pytest.approx(12)
+    assert split["wait_local_s"] == 0
+    assert split["preprocess_s"] == pytest.approx(0)
+
+
+def test_processes_that_do_not_descend_from_the_trainer_explain_nothing() -> None:
+    stranger = worker(500, parent_pid=400)
+    split = split_of([trainer(), stranger])
+    assert split["wait_source_s"] is None
+    assert split["compute_s"] == pytest.approx(44)
+    assert "not divided" in split["unmeasured"][0]
+    assert split["other_s"] == pytest.approx(16)
+
+
+def test_grandchildren_count() -> None:
+    between = ProcessPart(200, 100, "native", "3.11", 0.0, {"reads_measured": 1})
+    split = split_of([trainer(loader_workers=1), between, worker(201, parent_pid=200)])
+    assert split["wait_source_s"] > 0
+
+
+def test_several_ranks_are_averaged() -> None:
+    ranks = [trainer(1, loader_wait_ns=10 * SECOND), trainer(2, loader_wait_ns=20 * SECOND)]
+    workers = [worker(11, parent_pid=1), worker(12, parent_pid=2)]
+    split = split_of([*ranks, *workers])
+    waits = [split[k] for k in ("wait_source_s", "wait_local_s", "preprocess_s")]
+    assert sum(waits) == pytest.approx(15)
+    assert split["compute_s"] == pytest.approx(56 - 15)
+    assert "2 training processes" in split["method"]
+
+
+def test_without_a_loader_the_main_process_is_measured() -> None:
+    main = reader(want_ns=2 * SECOND, source_open_ns=SECOND, source_read_ns=4 * SECOND, local_read_ns=3 * SECOND)
+    split = split_of([main, reader(300, source_opens=2)])
+    assert split["wait_source_s"] == pytest.approx(7)
+    assert split["wait_local_s"] == pytest.approx(3)
+    assert split["compute_s"] == pytest.approx(40)
+    assert split["other_s"] == pytest.approx(10)
+    assert split["preprocess_s"] is None
+    assert split["unmeasured"] == []
+
+
+def test_without_an_exit_the_process_lived_as_long_as_the_command() -> None:
+    split = split_of([reader(exit_ns=0, source_read_ns=20 * SECOND)])
+    assert split["compute_s"] == pytest.approx(40)
+    assert split["other_s"] == pytest.approx(0)
+
+
+def test_threads_that_wait_side_by_side_are_scaled_and_named() -> None:
+    split = split_of([reader(source_read_ns=400 * SECOND)])
+    assert split["wait_source_s"] == pytest.approx(50)
+    assert split["compute_s"] == pytest.approx(0)
+    assert "several threads" in split["unmeasured"][0]
+
+
+def test_mmap_is_named() -> None:
+    split = split_of([reader(source_reads=0)])
+    assert "mmap" in split["unmeasured"][0]
+
+
+def test_many_readers_without_a_loader() -> None:
+    split = split_of([reader(pid, source_read_ns=10 * SECOND) for pid in (1, 2, 3)])
+    assert split["wait_source_s"] == pytest.approx(10)
+    assert "3 processes read" in split["unmeasured"][0]
+
+
+def test_hidden_time_is_copying_less_waiting_within_the_command() -> None:
+    samples = [Sample(float(s), 1.0, busy=8.0) for s in range(20)]
+    split = split_of([reader(source_read_ns=5 * SECOND)], samples, child_started_s=10.1, child_ended_s=60.1)
+    assert split["hidden_s"] == pytest.approx(10 - 5)
+    assert split["before_s"] == pytest.approx(10.1)
+
+
+def test_nothing_attached() -> None:
+    split = split_of([])
+    assert split["other_s"] == split["wall_s"] == pytest.approx(60)
+    assert split["unmeasured"] == ["no process of the command attached"]
