@@ -30,7 +30,9 @@ MOST_TRIES = 3
 SMALL_BYTES = 256 << 10
 """Below this mean size copiers get work ahead, so that they never wait for the daemon."""
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
-BROKEN_DISK = frozenset({errno.EROFS, errno.ENOENT, errno.EIO, errno.ENODEV, errno.ESTALE, errno.EACCES, errno.EPERM})
+BROKEN_DISK = frozenset(
+    {errno.EROFS, errno.ENOENT, errno.EIO, errno.ENODEV, errno.ESTALE, errno.EACCES, errno.EPERM, errno.EXDEV}
+)
 MOST_ERRORS = 20
 
 

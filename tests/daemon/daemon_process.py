@@ -79,16 +79,17 @@ class Client:
 class DaemonProcess(Client):
     """A daemon, and the wrapper that attached to it."""
 
-    def __init__(self, spec: DaemonSpec, env: dict[str, str] | None = None) -> None:
+    def __init__(self, spec: DaemonSpec, log: Path) -> None:
         self.spec = spec
         self.node_dir = Path(spec.node_dir)
         self.run_dir = Path(spec.run_dir)
         super().__init__(self.node_dir / "sock")
         spec.save(self.node_dir / "spec.json")
-        self.log = (self.run_dir.parent / "daemon.log").open("ab")
+        self.log_path = log
+        self.log = log.open("ab")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "hpcstage.daemon", os.fspath(self.node_dir / "spec.json")],
-            env={**os.environ, "PYTHONPATH": os.fspath(REPO), **(env or {})},
+            env={**os.environ, "PYTHONPATH": os.fspath(REPO)},
             stdin=subprocess.DEVNULL,
             stdout=self.log,
             stderr=self.log,
@@ -134,7 +135,7 @@ class DaemonProcess(Client):
         return self.node_dir / "store" / dataset.name / os.fsdecode(below)
 
     def log_text(self) -> str:
-        return (self.run_dir.parent / "daemon.log").read_text()
+        return self.log_path.read_text()
 
     def kill(self) -> None:
         if self.process.poll() is None:
@@ -158,7 +159,6 @@ def start_daemon(tmp_path: Path, local_dir: Path) -> Iterator[Callable[..., Daem
         node_dir.mkdir(mode=0o700, exist_ok=True)
         run_dir.mkdir(exist_ok=True)
         page.create(node_dir / "page")
-        env = options.pop("env", None)
         spec = DaemonSpec(
             run_id="test",
             host="node",
@@ -171,7 +171,7 @@ def start_daemon(tmp_path: Path, local_dir: Path) -> Iterator[Callable[..., Daem
             order="given" if arguments[0].startswith("@") else "manifest",
             transfers=8,
         )
-        daemon = DaemonProcess(replace(spec, **options), env)
+        daemon = DaemonProcess(replace(spec, **options), tmp_path / f"daemon{number}.log")
         started.append(daemon)
         return daemon
 

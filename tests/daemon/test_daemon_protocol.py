@@ -1,0 +1,274 @@
+"""A real daemon process, asked over its socket."""
+# ruff: noqa: F811  fixtures are imported
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+
+import pytest
+from daemon_process import Client, same, start_daemon, wait_until  # noqa: F401
+
+from hpcstage import wire
+from hpcstage.daemon import events
+from hpcstage.plan import planfile
+from hpcstage.wire import Answer, Kind, Reason, State
+
+
+def files_of(root):
+    return sorted(p for p in root.rglob("*") if p.is_file())
+
+
+def test_a_whole_run(start_daemon, make_tree):
+    root = make_tree(files=50)
+    daemon = start_daemon(root).attach()
+    daemon.staged()
+    files = files_of(root)
+    assert all(same(path, daemon.store(path)) for path in files)
+    assert daemon.want(files[0]) == (Answer.READY, Reason.NONE)
+    assert daemon.want(root / "not there") == (Answer.DIRECT, Reason.UNKNOWN)
+    assert daemon.state() is State.SETTLED
+    part = daemon.end()
+    assert part.complete
+    assert (part.mode, part.mode_asked) == ("runtime", "runtime")
+    assert part.totals["source_bytes"] == part.datasets[0].size_bytes == part.datasets[0].staged_bytes == 500_000
+    assert part.totals["source_files"] == part.datasets[0].staged_files == 50
+    assert part.totals["want_ready"] == part.totals["want_direct"] == 1
+    assert part.staged_s is not None
+    assert sum(part.hist_open.values()) == 50
+    assert sum(s.copied_bytes for s in part.samples) == 500_000
+    assert part.problems == []
+    plan = planfile.load(daemon.run_dir)
+    assert len(plan.manifest) == 50
+    assert plan.mode == "runtime"
+    records, truncated = events.read(daemon.run_dir / "nodes" / "node.events")
+    assert [r[2] for r in records].count(events.EventKind.COPIED) == 50
+    assert not truncated
+
+
+def test_direct_mode_copies_nothing(start_daemon, make_tree):
+    root = make_tree()
+    daemon = start_daemon(root, "direct").attach()
+    assert daemon.state() is State.MEASURING
+    daemon.staged()
+    assert daemon.want(files_of(root)[0])[0] is Answer.DIRECT
+    assert daemon.children() == []
+    part = daemon.end()
+    assert part.mode == "direct"
+    assert "source_bytes" not in part.totals
+
+
+def test_auto_mode_says_why(start_daemon, make_tree):
+    daemon = start_daemon(make_tree(), "auto", epochs=50, readers=0).attach()
+    daemon.staged()
+    part = daemon.end()
+    assert part.mode_asked == "auto"
+    assert part.mode in ("runtime", "direct")
+    assert part.forecast is not None
+    assert part.mode_why == part.forecast["why"]
+
+
+def test_wants_are_answered_when_the_copy_is_there(start_daemon, make_tree):
+    """With a rate cap the last file of the order would come late; the want brings it to the front."""
+    root = make_tree(files=200, size_bytes=20_000)
+    daemon = start_daemon(root, max_rate_bytes_per_s=400_000.0).attach()
+    daemon.wait_for_scan()
+    last = files_of(root)[-1]
+    assert daemon.want(last) == (Answer.READY, Reason.NONE)
+    assert same(last, daemon.store(last))
+    assert daemon.state() is State.STAGING
+    daemon.end()
+
+
+def test_a_want_that_takes_too_long_is_answered_direct(start_daemon, make_tree):
+    root = make_tree(files=100, size_bytes=100_000)
+    daemon = start_daemon(root, max_rate_bytes_per_s=50_000.0, patience_s=0.5).attach()
+    daemon.wait_for_scan()
+    assert daemon.want(files_of(root)[-1]) == (Answer.DIRECT, Reason.LATER)
+    part = daemon.end()
+    assert any(sample.limited for sample in part.samples)
+
+
+def test_an_order_is_obeyed(start_daemon, make_tree):
+    root = make_tree(files=60, size_bytes=50_000)
+    daemon = start_daemon(root, max_rate_bytes_per_s=500_000.0, transfers=1).attach()
+    daemon.wait_for_scan()
+    wanted = files_of(root)[40:45]
+    announced = b"\0".join(os.fsencode(p) for p in wanted)
+    (daemon.node_dir / "orders" / "first").write_bytes(announced + b"\0/nonexistent\0")
+    assert daemon.ask(Kind.ORDER, b"first")[0] is Answer.DONE
+    wait_until(lambda: all(daemon.store(p).exists() for p in wanted))
+    assert sum(1 for p in files_of(root) if daemon.store(p).exists()) < 45
+    assert daemon.end().order["provenance"] == "given"
+
+
+def test_a_list_gives_the_order(start_daemon, make_tree, tmp_path):
+    root = make_tree(files=30)
+    names = [os.fspath(p) for p in reversed(files_of(root))]
+    (tmp_path / "list.txt").write_text("\n".join(names) + "\n")
+    daemon = start_daemon([f"@{tmp_path}/list.txt"], transfers=1).attach()
+    daemon.staged()
+    part = daemon.end()
+    assert part.order["provenance"] == "given"
+    records, _ = events.read(daemon.run_dir / "nodes" / "node.events")
+    ids = [r[1] for r in records]
+    assert ids == sorted(ids, reverse=True)
+
+
+def test_strange_requests_are_refused(start_daemon, make_tree):
+    daemon = start_daemon(make_tree()).attach()
+    for data in (b"x", b"", struct.pack("<BBHI", 9, 2, 0, 1), struct.pack("<BBHI", 1, 77, 0, 1)):
+        with daemon.connect() as connection:
+            if not data:
+                continue
+            connection.send(data)
+            assert daemon.receive(connection)[0] is Answer.REFUSED
+    assert daemon.ask(Kind.ORDER, b"../../etc/passwd")[0] is Answer.DONE
+    assert daemon.ask(Kind.ORDER, b"missing")[0] is Answer.DONE
+    daemon.staged()
+    daemon.end()
+
+
+def test_slots_of_the_python_layer(start_daemon, make_tree):
+    daemon = start_daemon(make_tree(), "direct").attach()
+    first = daemon.ask(Kind.HELLO, bytes([wire.Layer.PYTHON, 3, 11]))[2]
+    second = daemon.ask(Kind.HELLO, bytes([wire.Layer.PYTHON, 3, 11]))[2]
+    assert (first, second) == (wire.PYTHON_SLOTS_FROM, wire.PYTHON_SLOTS_FROM + 1)
+    assert daemon.ask(Kind.HELLO, bytes([wire.Layer.NATIVE, 3, 11]))[2] == 0
+    daemon.end()
+
+
+def test_what_the_page_says_is_in_the_part(start_daemon, make_tree):
+    daemon = start_daemon(make_tree(), "direct").attach()
+    at = wire.PAGE_HEADER_BYTES + wire.SLOT_BYTES
+    with (daemon.node_dir / "page").open("r+b") as page:
+        page.seek(wire.NEXT_NATIVE_OFFSET)
+        page.write(struct.pack("<I", 2))
+        page.seek(at)
+        page.write(wire.SLOT_HEAD.pack(4711, wire.Layer.NATIVE, 3 << 8 | 12, 1, 10**9))
+        for counter, value in ((wire.Counter.SOURCE_OPENS, 5), (wire.Counter.DIRECT_BASE + Reason.LATER, 2)):
+            page.seek(at + wire.COUNTERS_OFFSET + 8 * counter)
+            page.write(struct.pack("<Q", value))
+    part = daemon.end()
+    process = next(p for p in part.processes if p.pid == 4711)
+    assert (process.layer, process.python) == ("native", "3.12")
+    assert process.counters == {"source_opens": 5, "direct_later": 2}
+    assert sum(s.shim_opens for s in part.samples) == 5
+
+
+def test_two_wrappers_share_a_daemon(start_daemon, make_tree):
+    daemon = start_daemon(make_tree()).attach()
+    other = Client(daemon.sock)
+    with other.connect() as connection:
+        assert other.ask(Kind.ATTACH, bytes(4), connection)[0] is Answer.DONE
+        assert other.ask(Kind.END, bytes(4), connection)[0] is Answer.OTHERS
+    assert daemon.process.poll() is None
+    daemon.staged()
+    daemon.end()
+
+
+def test_lives_on_while_the_child_of_a_killed_wrapper_runs(start_daemon, make_tree):
+    daemon = start_daemon(make_tree())
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    try:
+        daemon.attach(child.pid)
+        daemon.wrapper.close()
+        assert daemon.want("/nowhere")[0] is Answer.DIRECT
+        assert daemon.process.poll() is None
+    finally:
+        child.communicate(b"\n")
+    assert daemon.process.wait(20) == 0
+    assert not daemon.node_dir.exists()
+    assert daemon.part().complete
+
+
+def test_ends_when_its_only_wrapper_is_gone(start_daemon, make_tree):
+    daemon = start_daemon(make_tree()).attach()
+    daemon.wrapper.close()
+    assert daemon.process.wait(20) == 0
+    assert not daemon.node_dir.exists()
+
+
+def test_term_stops_copying_and_goes_on_serving(start_daemon, make_tree):
+    root = make_tree(files=100, size_bytes=50_000)
+    daemon = start_daemon(root, max_rate_bytes_per_s=200_000.0).attach()
+    daemon.wait_for_scan()
+    first = files_of(root)[0]
+    wait_until(lambda: daemon.store(first).exists())
+    daemon.process.terminate()
+    wait_until(lambda: daemon.state() is State.SETTLED, 5)
+    wait_until(lambda: (daemon.run_dir / "nodes" / "node.json").exists(), 5)
+    assert daemon.want(first) == (Answer.READY, Reason.NONE)
+    assert daemon.want(files_of(root)[-1]) == (Answer.DIRECT, Reason.LATER)
+    daemon.end()
+
+
+def test_signals_that_only_ask(start_daemon, make_tree):
+    daemon = start_daemon(make_tree()).attach()
+    daemon.staged()
+    for name in ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"):
+        daemon.process.send_signal(getattr(__import__("signal"), name))
+    wait_until(lambda: "settled after" in daemon.log_text() and "Current thread" in daemon.log_text())
+    daemon.end()
+
+
+def test_an_inherited_socket_queues_wants_before_the_daemon_is_up(start_daemon, make_tree, local_dir):
+    root = make_tree()
+    node_dir = local_dir / "node0"
+    node_dir.mkdir()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(os.fspath(node_dir / "sock"))
+    listener.listen(16)
+    early = Client(node_dir / "sock").connect()
+    Client.send(early, Kind.WANT, os.fsencode(files_of(root)[0]))
+    daemon = start_daemon(root, node_dir=node_dir, listen_fd=listener.fileno())
+    listener.close()
+    daemon.attach()
+    assert Client.receive(early)[0] in (Answer.DIRECT, Answer.READY)
+    early.close()
+    daemon.end()
+
+
+@pytest.mark.root
+def test_another_user_is_refused(start_daemon, make_tree):
+    if os.getuid():
+        pytest.skip("needs root to become another user")
+    daemon = start_daemon(make_tree()).attach()
+    for path in (daemon.node_dir, daemon.node_dir.parent):
+        path.chmod(0o755)
+    daemon.sock.chmod(0o666)
+    code = (
+        "import os, socket, sys; os.setgid(65534); os.setuid(65534);"
+        "s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.connect(sys.argv[1]);"
+        "s.send(bytes.fromhex(sys.argv[2])); print(s.recv(100)[1])"
+    )
+    request = wire.REQUEST.pack(wire.VERSION, Kind.STATUS, 0, 1).hex()
+    done = subprocess.run(
+        ["/usr/bin/python3", "-c", code, os.fspath(daemon.sock), request], capture_output=True, text=True, timeout=20
+    )
+    assert done.stdout.strip() in (str(int(Answer.REFUSED)), ""), done
+    assert "ConnectionResetError" in done.stderr or done.returncode == 0, done
+    daemon.end()
+
+
+def test_missed_processes_are_told(start_daemon, make_tree):
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    try:
+        daemon = start_daemon(make_tree(), "direct").attach(child.pid)
+        path = daemon.run_dir / "nodes" / "node.json"
+        wait_until(lambda: path.exists())
+        wait_until(lambda: missed_in(daemon), 20)
+    finally:
+        child.communicate(b"\n")
+    part = daemon.end()
+    assert part.missed_count == 1
+    assert part.missed_processes[0]["pid"] == child.pid
+
+
+def missed_in(daemon):
+    """The part is written every ten seconds; TERM has it written now."""
+    daemon.process.terminate()
+    return daemon.part().missed_count

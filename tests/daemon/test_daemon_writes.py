@@ -1,0 +1,140 @@
+"""Writes below a dataset: once the daemon has answered, no stale copy is visible or ever appears."""
+# ruff: noqa: F811  fixtures are imported
+
+from __future__ import annotations
+
+import os
+import threading
+
+from daemon_process import same, start_daemon, wait_until  # noqa: F401
+
+from hpcstage.daemon.store import Store
+from hpcstage.wire import Answer, Kind, Reason, State
+
+
+def test_a_staged_copy_is_dropped(start_daemon, make_tree):
+    root = make_tree()
+    victim = root / "class0" / "file00000.bin"
+    daemon = start_daemon(root).attach()
+    daemon.staged()
+    assert daemon.store(victim).exists()
+    assert daemon.ask(Kind.WROTE, os.fsencode(victim))[0] is Answer.DONE
+    assert not daemon.store(victim).exists()
+    assert daemon.want(victim) == (Answer.DIRECT, Reason.VOID)
+    assert daemon.end().totals["void"] == 1
+
+
+def test_everything_below_a_renamed_directory_is_dropped(start_daemon, make_tree):
+    root = make_tree()
+    daemon = start_daemon(root).attach()
+    daemon.staged()
+    assert daemon.ask(Kind.WROTE, os.fsencode(root / "class1"))[0] is Answer.DONE
+    assert list(daemon.store(root / "class1").iterdir()) == []
+    assert len(list(daemon.store(root / "class0").iterdir())) == 7
+    assert daemon.ask(Kind.WROTE, os.fsencode(root.parent))[0] is Answer.DONE
+    assert not [p for p in daemon.store(root).rglob("*") if p.is_file()]
+    daemon.end()
+
+
+def test_a_write_during_the_scan_is_remembered(start_daemon, make_tree):
+    root = make_tree(files=500)
+    victim = root / "class0" / "file00000.bin"
+    daemon = start_daemon(root)
+    with daemon.connect() as early:
+        daemon.send(early, Kind.WROTE, os.fsencode(victim))
+        daemon.attach()
+        assert daemon.receive(early)[0] is Answer.DONE
+    daemon.staged()
+    assert not os.path.lexists(daemon.store(victim))
+    daemon.end()
+
+
+def test_a_copy_in_flight_never_appears(start_daemon, tmp_path):
+    """A slow large file, named by a write in the middle of its copy."""
+    root = tmp_path / "data"
+    root.mkdir()
+    (root / "big").write_bytes(os.urandom(1 << 20) * 4)
+    (root / "small").write_bytes(b"x")
+    daemon = start_daemon(root, max_rate_bytes_per_s=2e6).attach()
+    daemon.wait_for_scan()
+    wait_until(lambda: list((daemon.node_dir / "incoming").rglob("*/*")))
+    assert daemon.ask(Kind.WROTE, os.fsencode(root / "big"))[0] is Answer.DONE
+    assert not daemon.store(root / "big").exists()
+    daemon.staged()
+    assert not os.path.lexists(daemon.store(root / "big")), "the tombstone is gone, too"
+    assert not list((daemon.node_dir / "incoming").rglob("*/*"))
+    assert not list((daemon.node_dir / "links").iterdir())
+    assert daemon.store(root / "small").exists()
+    part = daemon.end()
+    assert part.totals["void"] == 1
+    assert part.totals["source_bytes"] < 4 << 20
+
+
+def test_who_waits_for_a_file_that_is_written_goes_to_the_source(start_daemon, tmp_path):
+    root = tmp_path / "data"
+    root.mkdir()
+    (root / "big").write_bytes(bytes(6 << 20))
+    daemon = start_daemon(root, max_rate_bytes_per_s=3e6).attach()
+    daemon.wait_for_scan()
+    with daemon.connect() as waiting:
+        daemon.send(waiting, Kind.WANT, os.fsencode(root / "big"))
+        assert daemon.ask(Kind.WROTE, os.fsencode(root / "big"))[0] is Answer.DONE
+        assert daemon.receive(waiting)[:2] == (Answer.DIRECT, Reason.VOID)
+    daemon.end()
+
+
+def test_writes_at_any_moment(start_daemon, make_tree):
+    """Every file is written to once while it may be waiting, in flight or staged: none is visible after the answer."""
+    root = make_tree(files=400, size_bytes=3000)
+    files = sorted(p for p in root.rglob("*") if p.is_file())
+    daemon = start_daemon(root).attach()
+    daemon.wait_for_scan()
+    seen: list[str] = []
+    written: list = []
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            for path in list(written):
+                if daemon.store(path).exists():
+                    seen.append(os.fspath(path))
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        for path in files[::-2]:
+            assert daemon.ask(Kind.WROTE, os.fsencode(path))[0] is Answer.DONE
+            written.append(path)
+        daemon.staged()
+    finally:
+        stop.set()
+        watcher.join()
+    assert seen == []
+    assert daemon.state() is State.SETTLED
+    kept = [p for p in files if p not in set(written)]
+    assert all(same(p, daemon.store(p)) for p in kept)
+    assert not [p for p in written if os.path.lexists(daemon.store(p))]
+    daemon.end()
+
+
+def test_a_tombstone_looks_like_a_link_of_the_source(tmp_path):
+    store = Store(tmp_path)
+    store.make()
+    assert store.bar(3, b"d/x/file")
+    path = store.path(b"d/x/file")
+    assert os.lstat(path).st_nlink == 2
+    assert not os.path.exists(path)
+    assert store.bar(3, b"d/x/file"), "twice does no harm"
+    store.unbar(3, b"d/x/file")
+    assert not os.path.lexists(path)
+    assert os.listdir(tmp_path / "links") == []
+
+
+def test_a_tombstone_takes_the_place_of_a_copy_that_was_faster(tmp_path):
+    store = Store(tmp_path)
+    store.make()
+    os.makedirs(store.path(b"d"))
+    with open(store.path(b"d/file"), "wb") as file:
+        file.write(b"stale")
+    assert store.bar(1, b"d/file")
+    assert not os.path.exists(store.path(b"d/file"))
