@@ -263,18 +263,21 @@ def _assume(workload: Workload, rates: Rates) -> tuple[Workload, Rates, list[str
 
 
 def _assume_rates(rates: Rates, workload: Workload, notes: list[str]) -> Rates:
-    if rates.reader_bytes_per_s is None:
+    if rates.reader_bytes_per_s is None and rates.reader_file_s is None:
         known = rates.source_bytes_per_s or ASSUMED_SOURCE_BYTES_PER_S
-        file_s = rates.reader_file_s if rates.reader_file_s is not None else ASSUMED_SOURCE_FILE_S
-        rates = replace(rates, reader_file_s=file_s, reader_bytes_per_s=known)
-        notes.append(f"one reader at the source: {known / 1e9:.3g} GB/s and {file_s * 1e3:.3g} ms per file")
-    if rates.source_bytes_per_s is None:
-        many = ASSUMED_IN_FLIGHT / max(rates.reader_file_s or 0.0, 1e-5)
-        rates = replace(rates, source_bytes_per_s=ASSUMED_SOURCE_BYTES_PER_S, source_files_per_s=many)
-        notes.append(f"source: {ASSUMED_SOURCE_BYTES_PER_S / 1e9:.3g} GB/s, {many:.0f} files/s in parallel")
-    if rates.local_bytes_per_s is None and workload.files:
-        rates = replace(rates, local_bytes_per_s=ASSUMED_LOCAL_BYTES_PER_S, local_file_s=ASSUMED_LOCAL_FILE_S)
+        rates = replace(rates, reader_file_s=ASSUMED_SOURCE_FILE_S, reader_bytes_per_s=known)
         notes.append(
-            f"local disk: {ASSUMED_LOCAL_BYTES_PER_S / 1e9:.3g} GB/s, {ASSUMED_LOCAL_FILE_S * 1e6:.0f} us per file"
+            f"one reader at the source: {known / 1e9:.3g} GB/s and {ASSUMED_SOURCE_FILE_S * 1e3:.3g} ms per file"
         )
+    if rates.source_bytes_per_s is None and workload.size_bytes:
+        rates = replace(rates, source_bytes_per_s=ASSUMED_SOURCE_BYTES_PER_S)
+        notes.append(f"source: {ASSUMED_SOURCE_BYTES_PER_S / 1e9:.3g} GB/s")
+    if rates.source_files_per_s is None:
+        many = ASSUMED_IN_FLIGHT / max(rates.reader_file_s or 0.0, 1e-5)
+        rates = replace(rates, source_files_per_s=many)
+        notes.append(f"source: {many:.0f} files/s in parallel")
+    if rates.local_bytes_per_s is None and rates.local_file_s is None:
+        rates = replace(rates, local_bytes_per_s=ASSUMED_LOCAL_BYTES_PER_S, local_file_s=ASSUMED_LOCAL_FILE_S)
+        speed = f"{ASSUMED_LOCAL_BYTES_PER_S / 1e9:.3g} GB/s, {ASSUMED_LOCAL_FILE_S * 1e6:.0f} us per file"
+        notes.append(f"local disk: {speed}")
     return rates

@@ -1,0 +1,185 @@
+"""`hpcstage plan` as a user runs it, and its files in a run directory."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcstage.errors import UsageError
+from hpcstage.plan import planfile
+from hpcstage.plan.budget import fit
+from hpcstage.plan.datasets import resolve
+from hpcstage.plan.forecast import forecast
+from hpcstage.plan.order import complete
+from hpcstage.plan.rows import rows
+from hpcstage.plan.scan import scan
+from hpcstage.plan.types import Budget, Order, Rates, Workload
+from hpcstage.report import plan_text
+
+RATES = Rates(1e6, 1e3, 0.01, 1e6, 1e9, 1e-4)
+
+
+def make_plan(root: Path, budget: Budget | None = None, ids: list[int] | None = None) -> planfile.Plan:
+    found = scan(resolve([str(root)], root))
+    order = Order("given" if ids else "manifest", array("I", ids or range(len(found.manifest))))
+    work = Workload(len(found.manifest), found.manifest.total_bytes, 2, 1.5, 0.0, 0, {"epochs": "option --epochs"})
+    room = budget and fit(found.manifest, complete(order, len(found.manifest)), budget)
+    return planfile.Plan(
+        manifest=found.manifest, order=order, scan=planfile.ScanSummary.of(found), local="/l (why)", budget=budget,
+        fit=room, workload=work, rates=RATES, forecast=forecast(work, RATES), mode="runtime", notes=("a note",),
+    )  # fmt: skip
+
+
+def test_plan_files_come_back(make_tree: Callable[..., Path], tmp_path: Path):
+    root = make_tree(files=10)
+    (root / "dangling \n").symlink_to("nothing")
+    plan = make_plan(root, Budget(10**9, 1000, "said"), [3, 1])
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    planfile.save(run_dir, plan)
+    assert sorted(os.listdir(run_dir)) == ["manifest.bin", "order.bin", "plan.json"]
+    loaded = planfile.load(run_dir)
+    assert plan_text.text(loaded) == plan_text.text(plan)
+    assert json.dumps(plan_text.to_json(loaded, 5)) == json.dumps(plan_text.to_json(plan, 5))
+    assert loaded.scan == plan.scan
+    assert (loaded.forecast, loaded.fit, loaded.workload, loaded.rates) == (
+        plan.forecast, plan.fit, plan.workload, plan.rates
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", "{}", '{"schema_version": 99}', '{"schema_version": 1}'])
+def test_damaged_plan_is_one_clear_error(make_tree: Callable[..., Path], tmp_path: Path, damage: str):
+    planfile.save(tmp_path, make_plan(make_tree(files=3)))
+    (tmp_path / "plan.json").write_text(damage)
+    with pytest.raises(UsageError):
+        planfile.load(tmp_path)
+
+
+def test_rows_are_cumulative_and_end_with_the_budget(make_tree: Callable[..., Path]):
+    root = make_tree(files=5, size_bytes=4096)
+    plan = make_plan(root, Budget(4096 * 6, 100), [4, 0])
+    table = list(rows(plan))
+    assert [row.file_id for row in table] == [4, 0, 1, 2, 3]
+    assert [row.cumulative_bytes for row in table] == [4096 * i for i in range(1, 6)]
+    # The dataset's directory, two classes and three files take a block each.
+    assert [row.staged for row in table] == [True, True, True, False, False]
+    assert table[0].expected_s == pytest.approx(plan.scan.seconds + 0.004096, rel=1e-6)  # type: ignore[union-attr]
+    assert table[4].expected_s is None
+
+
+def test_text_names_everything(make_tree: Callable[..., Path]):
+    root = make_tree(files=30)
+    text = plan_text.text(make_plan(root, Budget(50_000, 1000, "said"), [7, 2]), limit=3)
+    for words in (
+        f"{root.resolve()}: 30 files, 300 kB", "given, 2 files, then 28 that it does not name", "/l (why)",
+        "the rest is read from the source", "... and 27 more", "direct", "upfront", "runtime", "auto",
+        "choice   ", "2 epochs (option --epochs)", "note     a note", "source   1 MB/s, 1,000 files/s",
+    ):  # fmt: skip
+        assert words in text
+    assert text.splitlines()[0].startswith("dataset")
+
+
+def test_paths_that_are_no_text():
+    assert planfile.printable(b"a\xff\n\x1b[31m\xc3\xbc") == "a\\xff\\x0a\\x1b[31mü"
+    odd = b"\xff/x\n"
+    data = planfile.path_json(odd)
+    assert base64.b64decode(data["path_b64"]) == odd == planfile.path_from_json(data)
+    assert planfile.path_json("ü".encode()) == {"path": "ü"}
+
+
+# ---- the command line
+
+
+def run_json(hpcstage: Any, *arguments: str | Path) -> dict[str, Any]:
+    result = hpcstage("plan", "--json", *arguments)
+    assert result.returncode == 0, result.stderr
+    data: dict[str, Any] = json.loads(result.stdout)
+    return data
+
+
+def test_command_prints_table_budget_forecast_and_choice(hpcstage: Any, make_tree: Callable[..., Path]):
+    root = make_tree(files=25)
+    result = hpcstage(
+        "plan", "--data", root, "--epochs", "3", "--epoch-compute", "2s", "--readers", "0", "--limit", "2"
+    )
+    assert result.returncode == 0, result.stderr
+    text = result.stdout.decode()
+    for words in ("25 files, 250 kB", "all fits", "class0/file00000.bin", "and 23 more", "choice", "(option --epochs)",
+                  "probe: one reader", "startup 0 s"):  # fmt: skip
+        assert words in text
+    assert os.listdir(hpcstage.local_dir) == []
+
+
+def test_command_takes_the_order_of_a_list(hpcstage: Any, make_tree: Callable[..., Path]):
+    root = make_tree(files=4)
+    listed = hpcstage.cwd / "list"
+    names = [f"{root}/class1/file00001.bin", f"{root}/class0/file00003.bin", "gone"]
+    listed.write_text("\n".join(names))
+    data = run_json(hpcstage, "--data", root, "--data", f"@{listed}", "--no-probe", "--limit", "4")
+    assert data["order"] == {"provenance": "given", "ids": 2, "unknown": 1}
+    assert [e["path"] for e in data["entries"]][:2] == [os.path.realpath(n) for n in names[:2]]
+    assert data["forecast"]["choice"] in data["forecast"]["modes"]
+    assert data["workload"]["sources"]["epochs"] == "default"
+    assert any("no probe" in note for note in data["notes"])
+
+
+def test_json_has_no_entries_unless_asked(hpcstage: Any, make_tree: Callable[..., Path]):
+    assert "entries" not in run_json(hpcstage, "--data", make_tree(files=2), "--no-probe")
+
+
+def test_budget_is_checked(hpcstage: Any, make_tree: Callable[..., Path]):
+    data = run_json(hpcstage, "--data", make_tree(files=20), "--no-probe", "--budget", "100kB,10")
+    assert data["fit"]["fits"] is False
+    assert 0 < data["fit"]["files"] < 20
+    assert data["budget"]["inodes"] == 10
+
+
+def test_without_a_local_disk_a_plan_is_still_made(hpcstage: Any, make_tree: Callable[..., Path]):
+    data = run_json(hpcstage, "--data", make_tree(files=2), "--no-probe", "--local-dir", "none")
+    assert data["fit"] is None
+    assert data["local"].startswith("none")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--data", "missing"], "does not exist"),
+        (["--data", "d", "--data", "d/sub"], "overlap"),
+        (["--data", "empty"], "hold no file"),
+        (["nothing"], "no plan in nothing"),
+        ([], "no dataset"),
+        (["empty", "--data", "d"], "both a run directory and --data"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(hpcstage: Any, arguments: list[str], words: str):
+    (hpcstage.cwd / "d/sub").mkdir(parents=True)
+    (hpcstage.cwd / "empty").mkdir()
+    result = hpcstage("plan", *arguments)
+    error = result.stderr.decode()
+    assert (result.returncode, words in error, error.count("\n")) == (2, True, 1), error
+    assert result.stdout == b""
+
+
+def test_past_plan_from_its_run_directory(hpcstage: Any, make_tree: Callable[..., Path]):
+    run_dir = hpcstage.cwd / "run"
+    run_dir.mkdir()
+    plan = make_plan(make_tree(files=3))
+    planfile.save(run_dir, plan)
+    result = hpcstage("plan", "run")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.decode() == plan_text.text(plan)
+
+
+def test_odd_names_on_any_terminal(hpcstage: Any, make_tree: Callable[..., Path]):
+    root = make_tree(files=1)
+    (Path(os.fsdecode(os.fsencode(root) + b"/\xff\nb.bin"))).write_text("x")
+    result = hpcstage("plan", "--data", root, "--no-probe", env={"LC_ALL": "C", "PYTHONIOENCODING": "ascii"})
+    assert result.returncode == 0, result.stderr
+    assert b"\\xff\\x0ab.bin" in result.stdout
