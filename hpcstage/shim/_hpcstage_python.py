@@ -28,6 +28,7 @@ SETS = ("supports_dir_fd", "supports_fd", "supports_follow_symlinks", "supports_
 def install(config: Any, selftest: Callable[[Any], bool]) -> Any:
     """Replaces the functions; the slot of this process, or None (and all is as before) if the self-test fails."""
     slot = slots.Slot(config.page, wire.LAYER_PYTHON, config.python_version)
+    slot.open()
     context = calls.Context(config, slot, paths.Paths([config.selftest]), wants.Daemon(config, slot))
     replaced = _replacements(context)
     _sweep({id(old): new for old, new in replaced})

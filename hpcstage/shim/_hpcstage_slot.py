@@ -40,6 +40,16 @@ class Slot:
         self.counters: Any = slot[wire.COUNTERS_OFFSET : end].cast("Q")
         self.hist_open: Any = slot[wire.HIST_OPEN_OFFSET : hist_end].cast("I")
 
+    def open(self) -> None:
+        """Maps the page. Raises OSError if there is none."""
+        if self._map is None:
+            fd = os.open(self._page, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                self._map = _map(fd)
+            finally:
+                os.close(fd)
+            self.state = self._map[wire.STATE_OFFSET : wire.STATE_OFFSET + 4].cast("I")
+
     def claim(self) -> None:
         """Takes a slot for this process, once."""
         if self._pid == os.getpid():
@@ -51,11 +61,9 @@ class Slot:
             self._view(memoryview(bytearray(wire.SLOT_BYTES)))
 
     def _claim(self) -> None:
-        fd = os.open(self._page, os.O_RDWR | os.O_CLOEXEC)
+        self.open()
+        fd = os.open(self._page, os.O_RDWR | os.O_CLOEXEC)  # of our own: a lock belongs to what open gave
         try:
-            if self._map is None:
-                self._map = _map(fd)
-                self.state = self._map[wire.STATE_OFFSET : wire.STATE_OFFSET + 4].cast("I")
             self.number = _next(fd, self._map)
         finally:
             os.close(fd)

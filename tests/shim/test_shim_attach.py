@@ -1,0 +1,238 @@
+"""Getting into the interpreter: versions, flags, environments, the program's own sitecustomize, and failing open."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from shimlab import Lab
+
+from hpcstage import wire
+
+pytest_plugins = ("shimfixtures",)
+READ = "import _hpcstage_attach as a; say([a.layer, open(src('file')).read()])"
+VERSIONS = sorted(p.parent.parent.name for p in Path.home().glob(".pyenv/versions/*/bin/python"))
+SUPPORTED = [v for v in VERSIONS if tuple(map(int, v.split(".")[:2])) >= (3, 8)] + ["system"]
+
+
+def interpreter(version: str) -> str:
+    """The path of an interpreter, or a skip."""
+    path = "/usr/bin/python3" if version == "system" else f"{Path.home()}/.pyenv/versions/{version}/bin/python"
+    if not os.access(path, os.X_OK):
+        pytest.skip(f"no Python {version}")
+    return path
+
+
+def plain(lab: Lab, code: str, python: str = sys.executable, **popen: object) -> subprocess.CompletedProcess[bytes]:
+    """Runs code that knows nothing of the shim."""
+    env = popen.pop("env", None) or lab.environment()
+    command = [python, *popen.pop("flags", ()), "-c", code, os.fspath(lab.source)]
+    return subprocess.run(command, env=env, capture_output=True, timeout=60, check=False, **popen)
+
+
+@pytest.mark.parametrize("version", SUPPORTED)
+def test_versions(lab: Lab, version: str) -> None:
+    lab.put("file", b"source", b"copy..")
+    lab.put("remote", b"source")
+    lab.install()
+    code = """
+import _hpcstage_attach as a, gzip, bz2, zipfile, tarfile, shutil, pathlib, tempfile, io
+p = pathlib.Path(src("file"))
+out = [a.layer, open(p).read(), p.read_text(), p.open("rb").read().decode(), p.exists(), p.stat().st_ino == os.stat(p).st_ino,
+       sorted(x.name for x in pathlib.Path(SOURCE).iterdir()), len(list(pathlib.Path(SOURCE).rglob("*"))),
+       os.path.getsize(p), open(src("remote")).read(), p.is_file(), p.resolve() == p]
+p.write_text("new"); out.append(p.read_text()); p.chmod(0o600); p.rename(src("moved")); pathlib.Path(src("moved")).unlink()
+with tempfile.NamedTemporaryFile() as f: f.write(b"x")
+say(out)
+"""
+    assert lab.run(code, python=interpreter(version)) == [
+        lab.layer, "copy..", "copy..", "copy..", True, True, ["file", "remote"], 2, 6, "source", True, True, "new"
+    ]  # fmt: skip
+    assert lab.slots()[0]["layer"] == wire.Layer[lab.layer.upper()]
+    assert lab.slots()[0]["counters"]["exit_ns"] > lab.slots()[0]["attach_ns"] > 0
+
+
+@pytest.mark.parametrize("version", [v for v in VERSIONS if v not in SUPPORTED])
+def test_old_pythons_are_left_alone(lab: Lab, version: str, tmp_path: Path) -> None:
+    lab.put("file", b"source", b"copy..")
+    lab.install()
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("import sys; sys.own = 1\n")
+    env = lab.environment()
+    env["PYTHONPATH"] += os.pathsep + os.fspath(own)
+    code = "import sys; print(open(sys.argv[1] + '/file').read(), sys.own)"
+    done = plain(lab, code, interpreter(version), env=env)
+    assert (done.returncode, done.stdout.strip()) in [(0, b"source 1"), (0, b"('source', 1)")]
+    assert done.stderr == b""
+
+
+@pytest.mark.parametrize("flags", [["-I"], ["-S"], ["-E"]])
+def test_not_attached_and_no_harm(lab: Lab, flags: list[str]) -> None:
+    lab.put("file", b"source", b"copy..")
+    lab.install()
+    done = plain(lab, "import sys; print(open(sys.argv[1] + '/file').read())", flags=flags)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"source\n", b"")
+    assert lab.slots() == []
+
+
+@pytest.mark.parametrize("flags", [["-s"], ["-B", "-u"], ["-W", "error"], ["-O"], ["-X", "dev"], ["-bb"], ["-X", "utf8=0"]])
+def test_flags(lab: Lab, flags: list[str]) -> None:
+    lab.put("file", b"source", b"copy..")
+    lab.install()
+    code = "import _hpcstage_attach as a\nwith open(src('file')) as f: say([a.layer, f.read()])"
+    assert lab.run(code, flags=flags) == [lab.layer, "copy.."]
+
+
+def test_switched_off(lab: Lab, tmp_path: Path) -> None:
+    lab.put("file", b"source", b"copy..")
+    lab.install()
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.own = 1\n")
+    env = lab.environment(HPCSTAGE_DISABLE="1")
+    env["PYTHONPATH"] += os.pathsep + os.fspath(tmp_path)
+    code = "import sys; print(open(sys.argv[1] + '/file').read(), sys.own, '_hpcstage_attach' in sys.modules)"
+    assert plain(lab, code, env=env).stdout == b"source 1 False\n"
+    assert lab.slots() == []
+
+
+def test_off_only_counts_the_process(lab: Lab) -> None:
+    lab.put("file", b"source", b"copy..")
+    lab.install(intercept="off")
+    assert lab.run(READ) == ["direct", "source"]
+    assert [slot["layer"] for slot in lab.slots()] == [wire.Layer.DIRECT]
+
+
+def test_the_own_sitecustomize_runs(lab: Lab, tmp_path: Path) -> None:
+    lab.put("file", b"source", b"copy..")
+    lab.install()
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.own = (__name__, __file__, __spec__.name)\n")
+    env = lab.environment()
+    env["PYTHONPATH"] += os.pathsep + os.fspath(tmp_path)
+    code = "import sitecustomize; say([sys.own, sitecustomize.__file__, open(src('file')).read()])"
+    path = os.fspath(tmp_path / "sitecustomize.py")
+    assert lab.run(code, env=env) == [["sitecustomize", path, "sitecustomize"], path, "copy.."]
+
+
+def test_an_own_sitecustomize_that_fails_fails_as_before(lab: Lab, tmp_path: Path) -> None:
+    lab.install()
+    (tmp_path / "sitecustomize.py").write_text("raise RuntimeError('mine')\n")
+    env = lab.environment()
+    env["PYTHONPATH"] += os.pathsep + os.fspath(tmp_path)
+    done = plain(lab, "print(1)", env=env)
+    alone = plain(lab, "print(1)", env={**env, "PYTHONPATH": os.fspath(tmp_path)})
+    assert (done.returncode, done.stdout, done.stderr) == (alone.returncode, alone.stdout, alone.stderr)
+    assert b"mine" in done.stderr
+
+
+def test_only_private_names_are_on_the_path(lab: Lab) -> None:
+    lab.install()
+    names = {p.name for p in (lab.node / "shim").iterdir()}
+    assert all(name.startswith("_hpcstage_") or name in ("sitecustomize.py", "config") for name in names)
+    assert (lab.node / "shim").stat().st_mode & 0o777 == 0o700
+
+
+BROKEN = {
+    "empty": b"",
+    "garbage": bytes(range(256)),
+    "version": b"version 2\n",
+    "no uid": b"version 1\nintercept auto\nmode stage\n",
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_broken_configuration_fails_open(lab: Lab, how: str) -> None:
+    lab.put("file", b"source", b"copy..")
+    lab.install()
+    (lab.node / "shim" / "config").write_bytes(BROKEN[how])
+    done = plain(lab, "import sys; print(open(sys.argv[1] + '/file').read())")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"source\n", b"")
+
+
+@pytest.mark.parametrize("what", ["config", "page", "selftest", "user", "everything"])
+def test_missing_parts_fail_open(lab: Lab, what: str) -> None:
+    lab.put("file", b"source", b"copy..")
+    lab.install()
+    config = lab.node / "shim" / "config"
+    if what == "user":
+        config.write_bytes(config.read_bytes().replace(b"uid %d\n" % os.geteuid(), b"uid 12345\n"))
+    elif what == "selftest":
+        shutil.rmtree(lab.node / "selftest")
+    elif what == "everything":
+        shutil.rmtree(lab.node)
+    else:
+        ({"config": config, "page": lab.node / "page"}[what]).unlink()
+    done = plain(lab, "import sys; print(open(sys.argv[1] + '/file').read())")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"source\n", b"")
+
+
+@pytest.mark.parametrize("damage", ["short", "foreign"])
+def test_a_damaged_page_fails_open(lab: Lab, damage: str) -> None:
+    lab.put("file", b"source", b"copy..")
+    lab.install()
+    if damage == "short":
+        os.truncate(lab.node / "page", 5000)
+    else:
+        (lab.node / "page").write_bytes(b"x" * wire.PAGE_BYTES)
+    done = plain(lab, "import sys; print(open(sys.argv[1] + '/file').read())")
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_the_node_directory_vanishes_while_running(lab: Lab) -> None:
+    lab.put("file", b"source", b"copy..")
+    lab.install()
+    code = """
+import shutil, subprocess
+out = [open(src("file")).read()]
+shutil.rmtree(sys.argv[2])
+out += [open(src("file")).read(), os.stat(src("file")).st_size]
+with open(src("file"), "w") as f: f.write("new")
+out.append(open(src("file")).read())
+out.append(subprocess.run([sys.executable, "-c", "print(open(%r).read())" % src("file")], stdout=-1).stdout.decode())
+if os.fork() == 0: os._exit(open(src("file")).read() != "new")
+out.append(os.wait()[1])
+say(out)
+"""
+    assert lab.run(code, lab.node) == ["copy..", "source", 6, "new", "new\n", 0]
+
+
+def test_native_falls_back_to_python(python_lab: Lab) -> None:
+    lab = python_lab
+    lab.put("file", b"source", b"copy..")
+    lab.install(intercept="auto")
+    for path in (lab.node / "shim").glob("*.so"):
+        path.write_bytes(b"not a library")
+    assert lab.run(READ) == ["python", "copy.."]
+
+
+def test_imports_leave_no_trace(lab: Lab, tmp_path: Path) -> None:
+    package = tmp_path / "torch" / "utils" / "data"
+    package.mkdir(parents=True)
+    for path in (package, package.parent, package.parent.parent):
+        (path / "__init__.py").touch()
+    (package / "dataloader.py").write_text("class _BaseDataLoaderIter:\n    pass\n")
+    lab.install()
+    env = lab.environment()
+    env["PYTHONPATH"] += os.pathsep + os.fspath(tmp_path)
+    code = """
+before = [type(f).__name__ for f in sys.meta_path]
+import torch.utils.data.dataloader as m
+import importlib
+say([before[0], [type(f).__name__ for f in sys.meta_path].count("_Finder"), type(m.__loader__).__name__,
+     type(m.__spec__.loader).__name__, importlib.reload(m) is m])
+"""
+    assert lab.run(code, env=env) == ["_Finder", int(lab.layer == "python"), "SourceFileLoader", "SourceFileLoader", True]
+
+
+def test_an_import_that_fails_fails_as_before(lab: Lab) -> None:
+    lab.install()
+    code = """
+try: import torch.utils.data.dataloader
+except ModuleNotFoundError as e: say([e.name, type(e).__name__])
+else: say("there")
+"""
+    env = lab.environment()
+    assert lab.run(code, env=env) in (["torch", "ModuleNotFoundError"], "there")

@@ -1,0 +1,217 @@
+"""Processes and threads: fork, spawn, forkserver, subprocesses, workers of a loader, stress."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from shimlab import Lab, Responder, ready
+
+from hpcstage import wire
+
+pytest_plugins = ("shimfixtures",)
+
+
+def script(tmp_path: Path, text: str) -> Path:
+    """A program in a file, as multiprocessing's spawn needs it."""
+    path = tmp_path / "program.py"
+    path.write_text(text)
+    return path
+
+
+def run_script(lab: Lab, path: Path) -> None:
+    """Runs a program in a file on the lab's source; fails if it fails."""
+    code = "import runpy; sys.argv = [sys.argv[2], SOURCE]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    del code
+    import subprocess
+
+    command = [sys.executable, os.fspath(path), os.fspath(lab.source)]
+    done = subprocess.run(command, env=lab.environment(), capture_output=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (0, b""), done.stderr.decode()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_multiprocessing(lab: Lab, tmp_path: Path, method: str) -> None:
+    for index in range(4):
+        lab.put(f"f{index}", b"source", b"copy..")
+    lab.install()
+    program = script(tmp_path, f"""
+import multiprocessing, os, sys
+def read(index):
+    return open(sys.argv[1] + "/f%d" % index).read()
+if __name__ == "__main__":
+    context = multiprocessing.get_context({method!r})
+    with context.Pool(2) as pool:
+        assert pool.map(read, range(4), chunksize=1) == ["copy.."] * 4
+        pool.close(); pool.join()
+""")
+    run_script(lab, program)
+    slots = lab.slots()
+    pids = {slot["pid"] for slot in slots}
+    assert len(pids) == len(slots) >= 3
+    assert lab.counters()["hit_opens"] == 4
+    workers = [slot for slot in slots if slot["parent"] in pids]
+    assert len(workers) >= 2
+    assert all("exit_ns" in slot["counters"] for slot in slots if "hit_opens" in slot["counters"])
+
+
+def test_subprocesses(lab: Lab) -> None:
+    lab.put("file", b"source", b"copy..")
+    lab.install()
+    code = """
+import subprocess
+child = [sys.executable, "-c", "import sys; print(open(sys.argv[1]).read(), end='')", src("file")]
+out = [subprocess.run(child, stdout=-1).stdout.decode(), subprocess.run(["cat", src("file")], stdout=-1).stdout.decode(),
+       subprocess.run(child, stdout=-1, env={"PATH": "/bin"}).stdout.decode(), os.popen("cat '%s'" % src("file")).read()]
+for _ in range(20): subprocess.run(["true"], preexec_fn=os.getpid)
+say(out)
+"""
+    assert lab.run(code) == ["copy..", "source", "source", "source"]
+    slots = [slot for slot in lab.slots() if "hit_opens" in slot["counters"] or slot["parent"] == os.getpid()]
+    assert len(slots) == 2
+
+
+def test_children_that_only_exec_take_no_slot(native_lab: Lab) -> None:
+    native_lab.install()
+    native_lab.run("import subprocess\nfor _ in range(5): subprocess.run(['true'])\nfor _ in range(5): os.system('true')")
+    assert len(native_lab.slots()) == 1
+
+
+def test_slots_run_out(lab: Lab) -> None:
+    lab.put("file", b"source", b"copy..")
+    lab.install()
+    offset = wire.NEXT_NATIVE_OFFSET + (4 if lab.layer == "python" else 0)
+    lab._poke(offset, wire.SLOTS if lab.layer == "python" else wire.PYTHON_SLOTS_FROM - 1)
+    for _ in range(2):
+        assert lab.run("say(open(src('file')).read())") == "copy.."
+    if lab.layer == "native":
+        assert lab.counters()["hit_opens"] == 2
+
+
+def test_threads_and_forks(lab: Lab) -> None:
+    for index in range(50):
+        lab.put(f"f{index}", b"%06d" % index, b"%06d" % index if index % 2 else None)
+    lab.install()
+    code = """
+import threading, time, random
+until = time.monotonic() + 3
+wrong, done = [], []
+def reads(seed):
+    r, n = random.Random(seed), 0
+    while time.monotonic() < until:
+        i = r.randrange(50); n += 1
+        with open(src("f%d" % i)) as f:
+            if f.read() != "%06d" % i or f.name != src("f%d" % i): wrong.append(i)
+        if os.stat(src("f%d" % i)).st_size != 6: wrong.append(-i)
+    done.append(n)
+def imports():
+    import ctypes, decimal, sqlite3, ssl, hashlib, lzma, bz2, xml.parsers.expat, curses, zlib, audioop if False else zlib
+threads = [threading.Thread(target=reads, args=(s,)) for s in range(4)]
+for t in threads: t.start()
+import decimal, sqlite3, ssl, hashlib, lzma, bz2, pyexpat, _ctypes, _asyncio, _curses
+forks = 0
+while time.monotonic() < until:
+    pid = os.fork()
+    if pid == 0:
+        ok = all(open(src("f%d" % i)).read() == "%06d" % i for i in range(10))
+        os._exit(0 if ok else 9)
+    assert os.waitpid(pid, 0)[1] == 0
+    forks += 1
+for t in threads: t.join()
+say([wrong, sum(done), forks])
+"""
+    code = code.replace("def imports():\n    import ctypes, decimal, sqlite3, ssl, hashlib, lzma, bz2, "
+                        "xml.parsers.expat, curses, zlib, audioop if False else zlib\n", "")  # fmt: skip
+    env = lab.environment()
+    with Responder(lab.sock, ready):
+        wrong, reads, forks = lab.run(code, env=env, flags=["-W", "ignore"])
+    assert wrong == []
+    assert forks > 5
+    counters = lab.counters()
+    opens = counters["hit_opens"] + counters["source_opens"] + counters.get("ready_opens", 0)
+    if lab.layer == "native":
+        assert opens == reads + 10 * forks
+        assert counters["hit_stats"] + counters["source_stats"] == reads
+    assert len({slot["pid"] for slot in lab.slots()}) == forks + 1
+
+
+def test_dlopen_during_everything(native_lab: Lab) -> None:
+    lab = native_lab
+    lab.put("file", b"source", b"copy..")
+    lab.install()
+    code = """
+import threading, time, ctypes, ctypes.util, _ctypes, glob
+libraries = [p for p in glob.glob("/usr/lib/x86_64-linux-gnu/lib*.so.*") if os.path.getsize(p) < 400000
+             and not any(n in p for n in ("asan", "tsan", "ubsan", "lsan", "preload", "pcprofile", "SegFault", "memusage"))][:60]
+until = time.monotonic() + 3
+counts = [0, 0]
+def loads(offset):
+    while time.monotonic() < until:
+        for path in libraries[offset::2]:
+            try: handle = _ctypes.dlopen(path, 0)
+            except OSError: continue
+            try: _ctypes.dlsym(handle, "nothing")
+            except OSError: pass
+            _ctypes.dlclose(handle)
+            counts[0] += 1
+def reads():
+    while time.monotonic() < until:
+        with open(src("file")) as f: assert f.read() == "copy.."
+        counts[1] += 1
+threads = [threading.Thread(target=loads, args=(0,)), threading.Thread(target=loads, args=(1,)), threading.Thread(target=reads)]
+for t in threads: t.start()
+for t in threads: t.join()
+say(counts)
+"""
+    loaded, read = lab.run(code)
+    assert loaded > 100
+    assert lab.counters()["hit_opens"] == read > 100
+
+
+LOADER = """
+import hashlib, sys, torch
+class Files(torch.utils.data.Dataset):
+    def __init__(self, root): self.root = root
+    def __len__(self): return 12
+    def __getitem__(self, i):
+        with open("%s/f%d" % (self.root, i), "rb") as f: data = f.read()
+        return torch.tensor(list(data[:6])).float() + torch.rand(6)
+if __name__ == "__main__":
+    torch.manual_seed(3)
+    options = dict(multiprocessing_context=METHOD, num_workers=2) if METHOD else {}
+    loader = torch.utils.data.DataLoader(Files(sys.argv[1]), batch_size=4, shuffle=True, **options)
+    digest = hashlib.sha256()
+    for epoch in range(2):
+        for batch in loader: digest.update(batch.numpy().tobytes())
+    import inspect
+    assert str(inspect.signature(type(iter(loader)).__next__)) in ("(self) -> Any", "(self) -> 'Any'"), inspect.signature(type(iter(loader)).__next__)
+    open(sys.argv[2], "w").write(digest.hexdigest())
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("method", [None, "fork", "spawn", "forkserver"])
+def test_data_loader(lab: Lab, tmp_path: Path, method: str | None) -> None:
+    pytest.importorskip("torch")
+    import subprocess
+
+    for index in range(12):
+        lab.put(f"f{index}", b"%06d" % index, b"%06d" % index if index < 9 else None)
+    lab.install()
+    program = script(tmp_path, LOADER.replace("METHOD", repr(method)))
+    results = []
+    for name, env in (("with", lab.environment()), ("without", lab.environment(HPCSTAGE_DISABLE="1"))):
+        command = [sys.executable, os.fspath(program), os.fspath(lab.source), os.fspath(tmp_path / name)]
+        subprocess.run(command, env=env, timeout=100, check=True)
+        results.append((tmp_path / name).read_text())
+    assert results[0] == results[1]
+    counters = lab.counters()
+    assert counters["loader_steps"] == 6
+    assert counters["loader_epochs"] == 2
+    assert counters.get("loader_workers", 0) == (2 if method else 0)
+    assert counters["loader_wait_ns"] > 0
+    main = next(slot["counters"] for slot in lab.slots() if "loader_steps" in slot["counters"])
+    assert main["loader_last_ns"] - main["loader_first_ns"] >= main["loader_wait_ns"]
+    assert (counters["hit_opens"], counters["source_opens"]) == (18, 6)

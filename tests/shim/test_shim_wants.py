@@ -1,0 +1,254 @@
+"""Misses: one want, its answers, what is counted, and what happens when nobody answers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from shimlab import Lab, Responder, direct, ready
+
+from hpcstage import wire
+
+pytest_plugins = ("shimfixtures",)
+READ = "say(open(src('file')).read())"
+
+
+def test_ready_reads_the_copy(lab: Lab) -> None:
+    lab.put("file", b"source")
+    lab.install()
+
+    def stage(kind: wire.Kind, path: bytes) -> bytes:
+        (lab.store / "file").write_bytes(b"copy..")
+        return ready(kind, path)
+
+    with Responder(lab.sock, stage) as daemon:
+        assert lab.run(READ + ";" + READ) == "copy.."
+        assert daemon.asked == [(wire.Kind.WANT, os.fsencode(lab.source / "file"))]
+    counters = lab.counters()
+    assert (counters["wants"], counters["ready_opens"], counters["hit_opens"]) == (1, 1, 1)
+    assert counters["want_ns"] > 0
+    assert "source_opens" not in counters
+
+
+@pytest.mark.parametrize("reason", [r for r in wire.Reason if r.name in ("UNKNOWN", "LATER", "FULL", "FAILED", "VOID")])
+def test_direct_reads_the_source(lab: Lab, reason: wire.Reason) -> None:
+    lab.put("file", b"source")
+    lab.install()
+    with Responder(lab.sock, direct(reason)):
+        assert lab.run(READ) == "source"
+    counters = lab.counters()
+    assert counters[f"direct_{reason.name.lower()}"] == counters["source_opens"] == 1
+    assert counters["source_open_ns"] > 0
+    assert lab.slots()[0]["opens_in_histogram"] == 1
+
+
+def test_ready_without_a_copy_is_a_local_error(lab: Lab) -> None:
+    lab.put("file", b"source")
+    lab.install()
+    with Responder(lab.sock, ready):
+        assert lab.run(READ) == "source"
+    assert lab.counters()["direct_local_error"] == 1
+
+
+UNASKED = {"STARTING": "scanning", "SETTLED": "settled", "ENDED": "no_daemon"}
+
+
+@pytest.mark.parametrize("state", UNASKED)
+def test_no_want_in_other_states(lab: Lab, state: str) -> None:
+    lab.put("file", b"source")
+    lab.put("staged", b"source", b"copy..")
+    lab.install()
+    lab.state(wire.State[state])
+    with Responder(lab.sock, ready) as daemon:
+        assert lab.run("say([open(src(n)).read() for n in ('file', 'staged')])") == ["source", "copy.."]
+        assert daemon.asked == []
+    assert lab.counters()[f"direct_{UNASKED[state]}"] == 1
+
+
+@pytest.mark.parametrize("how", ["page", "config"])
+def test_direct_mode_only_counts(lab: Lab, how: str) -> None:
+    lab.put("file", b"source", b"copy..")
+    lab.install(mode="direct" if how == "config" else "stage")
+    lab.state(wire.State.MEASURING)
+    with Responder(lab.sock, ready) as daemon:
+        code = """
+with open(src("file"), "r+") as f: f.write("S")
+os.utime(src("file"))
+say([open(src("file")).read(), os.fstat(os.open(src("file"), os.O_RDONLY)).st_ino, os.stat(src("file")).st_ino])
+"""
+        inode = (lab.source / "file").stat().st_ino
+        assert lab.run(code) == ["Source", inode, inode]
+        assert daemon.asked == []
+    counters = lab.counters()
+    assert (counters["source_opens"], counters["write_opens"], counters["source_stats"]) == (2, 1, 1)
+    assert not any(name.startswith("direct_") for name in counters)
+    assert (lab.store / "file").exists()
+
+
+def test_nobody_listens(lab: Lab) -> None:
+    lab.put("file", b"source")
+    lab.install()
+    assert lab.run(READ) == "source"
+    lab.sock.touch()
+    assert lab.run(READ) == "source"
+    assert lab.counters()["direct_no_daemon"] == 2
+
+
+def test_a_hung_daemon_is_waited_for_once(lab: Lab) -> None:
+    for name in ("file", "b", "c"):
+        lab.put(name, b"source")
+    lab.install(want_cap_s=0.3)
+    with Responder(lab.sock, lambda kind, path: None) as daemon:
+        begin = time.monotonic()
+        assert lab.run("say([open(src(n)).read() for n in ('file', 'b', 'c')])") == ["source"] * 3
+        assert time.monotonic() - begin < 3
+        assert len(daemon.asked) == 1
+    counters = lab.counters()
+    assert (counters["direct_timeout"], counters["wants"]) == (3, 1)
+    assert counters["want_ns"] >= 290_000_000
+
+
+def test_a_daemon_that_dies_while_asked(lab: Lab) -> None:
+    lab.put("file", b"source")
+    lab.install(want_cap_s=20)
+    with Responder(lab.sock, lambda kind, path: None) as daemon:
+        process = lab.start(READ)
+        deadline = time.monotonic() + 10
+        while not daemon._held and time.monotonic() < deadline:
+            time.sleep(0.005)
+        daemon._held.pop().close()
+        out, _ = process.communicate(timeout=10)
+    assert out == b'"source"\n'
+    assert lab.counters()["direct_no_daemon"] == 1
+
+
+def test_garbage_for_an_answer(lab: Lab) -> None:
+    lab.put("file", b"source")
+    lab.install()
+    with Responder(lab.sock, lambda kind, path: b"\xff\x01"):
+        assert lab.run(READ) == "source"
+    with_reason = wire.REPLY.pack(wire.VERSION, wire.Answer.DIRECT, 999, 0)
+    lab.sock.unlink()
+    with Responder(lab.sock, lambda kind, path: with_reason):
+        assert lab.run(READ) == "source"
+    assert lab.counters()["source_opens"] == 2
+
+
+def test_a_copy_that_cannot_be_opened(lab: Lab) -> None:
+    lab.put("file", b"source", b"copy..")
+    (lab.store / "file").unlink()
+    (lab.store / "file").symlink_to("file")
+    lab.put("below", b"source")
+    (lab.store / "below").mkdir()
+    lab.install()
+    assert lab.run("say([open(src(n)).read() for n in ('file', 'below')])") == ["source", "source"] if (
+        lab.layer == "native"
+    ) else lab.run(READ) == "source"
+    assert lab.counters()["direct_local_error"] == 1
+
+
+def test_reads_are_measured_natively(native_lab: Lab) -> None:
+    lab = native_lab
+    lab.put("remote", b"s" * 300_000)
+    lab.put("staged", b"s" * 200_000, b"c" * 200_000)
+    lab.install()
+    code = """
+import shutil
+for name in ("remote", "staged"):
+    open(src(name), "rb").read()
+    fd = os.open(src(name), os.O_RDONLY); os.pread(fd, 1000, 5); os.readv(fd, [bytearray(10), bytearray(20)])
+    os.read(os.dup(fd), 100)
+    os.close(fd)
+os.read(os.open(os.devnull, os.O_RDONLY), 100)
+r, w = os.pipe(); os.write(w, b"1234"); os.read(r, 4)
+"""
+    lab.run(code)
+    counters = lab.counters()
+    assert counters["source_read_bytes"] == 300_000 + 1000 + 30 + 100
+    assert counters["local_read_bytes"] == 200_000 + 1000 + 30 + 100
+    assert counters["source_reads"] == counters["local_reads"] == 4
+    assert counters["source_read_ns"] > 0
+    assert counters["reads_measured"] == 1
+
+
+def test_a_socket_address_that_does_not_fit(lab: Lab, tmp_path: object) -> None:
+    lab.put("file", b"source")
+    lab.sock = lab.node / ("s" * 120)
+    lab.install()
+    config = lab.node / "shim" / "config"
+    config.write_bytes(config.read_bytes().replace(b"/sock\n", b"/" + b"s" * 120 + b"\n"))
+    assert lab.run(READ) == "source"
+    assert lab.counters()["direct_no_daemon"] == 1
+
+
+def test_a_fresh_write_before_the_daemon_waits_for_nobody(lab: Lab) -> None:
+    lab.put("file", b"source")
+    lab.install()
+    lab.state(wire.State.STARTING)
+    with Responder(lab.sock, lambda kind, path: None) as daemon:
+        begin = time.monotonic()
+        lab.run("open(src('file'), 'w').close()")
+        assert time.monotonic() - begin < 0.9
+        deadline = time.monotonic() + 5
+        while not daemon.asked and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert daemon.paths(wire.Kind.WROTE) == [os.fsencode(lab.source / "file")]
+
+
+def test_a_write_waits_for_the_daemon_a_second_at_most(lab: Lab) -> None:
+    lab.put("file", b"source", b"copy..")
+    lab.install()
+    with Responder(lab.sock, lambda kind, path: None):
+        begin = time.monotonic()
+        lab.run("open(src('file'), 'w').close(); open(src('file'), 'w').close()")
+        assert 0.9 < time.monotonic() - begin < 3
+    assert not (lab.store / "file").exists()
+
+
+def test_interrupted_by_a_signal_while_asked(lab: Lab) -> None:
+    lab.put("file", b"source")
+    lab.install(want_cap_s=20)
+    code = """
+import signal
+hits = []
+signal.signal(signal.SIGALRM, lambda *_: hits.append(1))
+signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+text = open(src("file")).read()
+signal.setitimer(signal.ITIMER_REAL, 0)
+say([text, len(hits) > 0])
+"""
+
+    def late(kind: wire.Kind, path: bytes) -> bytes:
+        time.sleep(0.2)  # the time it takes, not a synchronisation
+        (lab.store / "file").write_bytes(b"copy..")
+        return ready(kind, path)
+
+    with Responder(lab.sock, late):
+        assert lab.run(code) == ["copy..", True]
+
+
+def test_errno_is_kept(native_lab: Lab) -> None:
+    lab = native_lab
+    lab.put("staged", b"source", b"copy..")
+    lab.put("remote", b"source")
+    lab.install()
+    code = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+def after(call):
+    ctypes.set_errno(7); call(); return ctypes.get_errno()
+say([after(lambda: libc.getpid()), open(src("staged")).read()])
+"""
+    assert lab.run(code) == [7, "copy.."]
+
+
+def test_stdout_is_untouched(lab: Lab) -> None:
+    lab.put("file", b"source")
+    lab.install()
+    process = subprocess.run(
+        [sys.executable, "-c", "print('one')"], env=lab.environment(), capture_output=True, timeout=30, check=True
+    )
+    assert (process.stdout, process.stderr) == (b"one\n", b"")

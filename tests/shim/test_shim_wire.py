@@ -1,0 +1,143 @@
+"""The shim's own copies of the protocol's numbers, and what the launcher writes for it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from shimlab import Lab
+
+from hpcstage import wire
+from hpcstage.launch import page, shimdir
+
+pytest_plugins = ("shimfixtures",)
+HEADER = (shimdir.SHIM / "_native_wire.h").read_text()
+KINDS = {"KIND": wire.Kind, "ANSWER": wire.Answer, "REASON": wire.Reason, "LAYER": wire.Layer, "STATE": wire.State,
+         "COUNTER": wire.Counter}  # fmt: skip
+
+
+def module(name: str) -> object:
+    """A module of the shim, loaded as the shim does: by itself."""
+    sys.path.insert(0, os.fspath(shimdir.SHIM))
+    try:
+        spec = importlib.util.spec_from_file_location(name, shimdir.SHIM / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        loaded = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(loaded)
+        return loaded
+    finally:
+        sys.path.remove(os.fspath(shimdir.SHIM))
+
+
+def expected(name: str) -> int:
+    """The number that wire.py has under the shim's name for it."""
+    group, _, member = name.partition("_")
+    if name not in vars(wire) and group in KINDS:
+        return int(KINDS[group][member])
+    return int(getattr(wire, name))
+
+
+def test_the_header_agrees() -> None:
+    pairs = re.findall(r"X\((\w+), ([^)]+)\)", HEADER)
+    assert len(pairs) > 60
+    numbers = {name: sum(_product(term) for term in text.split("+")) for name, text in pairs}
+    assert numbers == {name: expected(name) for name in numbers}
+    magic = int(re.search(r"PAGE_MAGIC 0x(\w+)ull", HEADER)[1], 16)  # type: ignore[index]
+    assert magic == wire.PAGE_MAGIC
+
+
+def _product(term: str) -> int:
+    result = 1
+    for factor in term.split("*"):
+        result *= int(factor)
+    return result
+
+
+def test_the_header_has_all_counters() -> None:
+    assert {f"COUNTER_{c.name}" for c in wire.Counter} <= set(re.findall(r"X\((\w+),", HEADER))
+
+
+def test_the_python_module_agrees() -> None:
+    numbers = {k: v for k, v in vars(module("_hpcstage_wire")).items() if k.isupper() and isinstance(v, int)}
+    numbers.pop("TYPE_CHECKING", None)
+    assert numbers.pop("NEXT_PYTHON_OFFSET") == wire.NEXT_NATIVE_OFFSET + 4
+    assert numbers == {name: expected(name) for name in numbers}
+
+
+def test_the_extension_agrees(native_lab: Lab) -> None:
+    native_lab.install()
+    numbers = native_lab.run("import _hpcstage_native as n; say(n.wire())")
+    assert numbers == {name: expected(name) for name in numbers}
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_buckets_agree_in_python(value_ns: int) -> None:
+    assert BUCKET(value_ns) == wire.bucket_of_ns(value_ns)
+
+
+BUCKET = module("_hpcstage_wire").bucket_of_ns  # type: ignore[attr-defined]
+
+
+def test_buckets_agree_in_c(native_lab: Lab) -> None:
+    native_lab.install()
+    values = sorted({0, 1, *(2**n + d for n in range(9, 64) for d in (-1, 0, 1, 2**n // 4, 2**n // 2, 3 * 2**n // 4))})
+    code = "import _hpcstage_native as n; say([n.bucket_of_ns(int(v)) for v in sys.argv[2:]])"
+    assert native_lab.run(code, *map(str, values)) == [wire.bucket_of_ns(v) for v in values]
+
+
+def test_the_page(tmp_path: Path) -> None:
+    page.create(tmp_path / "page")
+    data = (tmp_path / "page").read_bytes()
+    assert len(data) == wire.PAGE_BYTES
+    assert wire.PAGE_HEADER.unpack_from(data) == (
+        wire.PAGE_MAGIC, wire.VERSION, wire.State.STARTING, wire.SLOTS, wire.SLOT_BYTES, 1, wire.PYTHON_SLOTS_FROM, 0, 0
+    )  # fmt: skip
+    assert (tmp_path / "page").stat().st_blocks * 512 >= wire.PAGE_BYTES
+    with pytest.raises(FileExistsError):
+        page.create(tmp_path / "page")
+
+
+@given(st.binary(min_size=1).filter(lambda b: b"\0" not in b))
+def test_configuration_values_survive(value: bytes) -> None:
+    quoted = shimdir._quoted(value)
+    assert not set(quoted) & set(b"\n\t\r")
+    assert ATTACH._plain(quoted) == value
+
+
+ATTACH = module("_hpcstage_attach")
+
+
+def test_roots_may_be_called_anything(lab: Lab, tmp_path: Path) -> None:
+    odd = tmp_path / os.fsdecode(b"a\tb\nc%41\xff d")
+    store = lab.node / "store" / os.fsdecode(b"1-\t\n%0A")
+    odd.mkdir()
+    store.mkdir()
+    (odd / "file").write_bytes(b"source")
+    (store / "file").write_bytes(b"copy..")
+    maps = [(os.fsencode(odd), os.fsencode(store))]
+    shimdir.install(lab.node, maps, intercept=lab.layer, mode="stage", want_cap_s=1)
+    name = os.fsencode(odd / "file").hex()
+    assert lab.run("say(open(bytes.fromhex(sys.argv[2])).read())", name) == "copy.."
+
+
+def test_several_maps_by_component(lab: Lab, tmp_path: Path) -> None:
+    maps = []
+    for index, name in enumerate(("data", "data2", "data/../alias", "da")):
+        (tmp_path / "r" / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "r" / name / "file").write_bytes(b"source")
+        store = lab.node / "store" / str(index)
+        store.mkdir()
+        (store / "file").write_bytes(b"copy %d" % index)
+        maps.append((os.path.normpath(os.fsencode(tmp_path / "r" / name)), os.fsencode(store)))
+    (tmp_path / "r/d").mkdir()
+    (tmp_path / "r/d/file").write_bytes(b"source")
+    shimdir.install(lab.node, maps, intercept=lab.layer, mode="stage", want_cap_s=1)
+    code = "say([open(os.path.join(sys.argv[2], n, 'file')).read() for n in ('data', 'data2', 'alias', 'da', 'd')])"
+    assert lab.run(code, tmp_path / "r") == ["copy 0", "copy 1", "copy 2", "copy 3", "source"]
