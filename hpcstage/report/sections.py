@@ -129,7 +129,7 @@ def time(record: dict[str, Any], style: Style) -> list[str]:
     cells = [_time_cell(f"{name:<15}", split[key], split["wall_s"]) for name, key in left]
     others = [_time_cell(f"{name:<19}", split[key], split["wall_s"]) for name, key in right]
     others.append(f"{'staging hidden':<19}{text.seconds(split['hidden_s']):>12}  overlaps")
-    lines = [f"  {one:<38}{other}".rstrip() for one, other in zip(cells, others, strict=True)]
+    lines = [f"  {one:<37}{other}".rstrip() for one, other in zip(cells, others, strict=True)]
     return [style.bold("Time"), *lines, *_unmeasured(split, style)]
 
 
@@ -145,7 +145,7 @@ def _unmeasured(split: dict[str, Any], style: Style) -> list[str]:
 def origin(record: dict[str, Any], style: Style) -> list[str]:
     """Bytes and opens by where they came from."""
     totals, coverage = record["totals"], record["coverage"]
-    ops = f"{text.count(totals['source_ops'])} source operations"
+    ops = f"{text.count(totals['source_ops'])} source ops"
     rows = [
         ("local disk", coverage["swapped"], totals["local_bytes"], "read by the program"),
         ("source", totals["direct_opens"], totals["direct_bytes"], "read by the program"),
@@ -185,7 +185,7 @@ def source(record: dict[str, Any], style: Style) -> list[str]:
     levels = f"  best {text.rate(part['best_bytes_per_s'])}, typical {text.rate(part['typical_bytes_per_s'])}"
     if part["best_bytes_per_s"] is None:
         levels = f"  bandwidth {text.UNKNOWN}: {part['method']}"
-    lines = [levels, "  p50 / p95 / p99: " + ", ".join(_latency(name, part["latency_ms"]) for name in ("open", "read"))]
+    lines = [levels, "  p50/p95/p99: " + ", ".join(_latency(name, part["latency_ms"]) for name in ("open", "read"))]
     lines += _over_time(record["series"], style) + _periods(part)
     return [style.bold("Source"), *(text.clip(line, style.width) for line in lines)]
 
@@ -194,7 +194,7 @@ def _latency(name: str, latency: dict[str, Any]) -> str:
     values = latency[name]
     if values["p50"] is None:
         return f"{name} {text.UNKNOWN}"
-    return f"{name} " + " / ".join(text.milliseconds(values[p]) for p in ("p50", "p95", "p99"))
+    return f"{name} " + "/".join(f"{values[p]:.3g}" for p in ("p50", "p95", "p99")) + " ms"
 
 
 def _over_time(series: dict[str, Any], style: Style) -> list[str]:

@@ -10,7 +10,8 @@ from hpcstage.report.text import Style
 
 LINES = 40
 NOTES = 5
-NARROWEST = 60
+NARROWEST = 80
+"""A narrower terminal breaks lines itself: figures are worth more than fitting."""
 MARKS = {"error": "!!", "warning": "! ", "info": "- "}
 
 

@@ -32,7 +32,7 @@ def samples_of(
     noise: float = 0.0,
     seed: int = 0,
 ) -> list[Sample]:
-    """Event by event: `in_flight` transfers of files (`sizes(k)` bytes) and `competitors(t)` readers of whole blocks."""
+    """Event by event: `in_flight` transfers of files of `sizes(k)` bytes, `competitors(t)` readers of whole blocks."""
     rng = random.Random(seed)
     bins = [Sample(float(second), 1.0, busy=in_flight) for second in range(int(seconds))]
     events: list[tuple[float, int, int, float, float]] = []  # time, tie, transfer (< 0: competitor), left, asked

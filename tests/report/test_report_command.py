@@ -1,0 +1,92 @@
+"""`hpcstage report` as a user calls it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from reportcases import CASES
+
+from hpcstage.record import files, index
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+def report(tmp_path: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[bytes]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("HPCSTAGE", "XDG_", "NO_COLOR"))}
+    state = {"XDG_STATE_HOME": str(tmp_path / "state"), "PYTHONPATH": str(REPO)}
+    command = [sys.executable, "-m", "hpcstage", "report", *arguments]
+    return subprocess.run(command, env=kept | state | env, capture_output=True, timeout=60, cwd=tmp_path, check=False)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    path = tmp_path / "hpcstage-runs" / "one"
+    path.mkdir(parents=True)
+    files.save(CASES["whole"](), path / "run.json")
+    return path
+
+
+def test_a_run_directory_and_its_file(tmp_path: Path, run_dir: Path) -> None:
+    by_directory, by_file = report(tmp_path, str(run_dir)), report(tmp_path, str(run_dir / "run.json"))
+    assert by_directory.returncode == by_file.returncode == 0
+    assert by_directory.stdout == by_file.stdout
+    assert b"mode runtime, exit code 0" in by_directory.stdout
+    assert b"\x1b" not in by_directory.stdout
+    assert by_directory.stderr == b""
+
+
+def test_the_last_run(tmp_path: Path, run_dir: Path) -> None:
+    index.add(CASES["whole"](), run_dir, {"XDG_STATE_HOME": str(tmp_path / "state")})
+    assert report(tmp_path).stdout == report(tmp_path, str(run_dir)).stdout
+    shutil.rmtree(run_dir)
+    gone = report(tmp_path)
+    assert gone.returncode == 1
+    assert b"no run found" in gone.stderr
+
+
+def test_json_is_the_record(tmp_path: Path, run_dir: Path) -> None:
+    assert json.loads(report(tmp_path, str(run_dir), "--json").stdout) == CASES["whole"]()
+
+
+def test_a_killed_run(tmp_path: Path) -> None:
+    (tmp_path / "nodes").mkdir()
+    node = CASES["killed"]()
+    assert not node["complete"]
+    from recordcases import node_part, run_part
+
+    (tmp_path / "nodes" / "node17.json").write_text(json.dumps(node_part(complete=False).to_json()))
+    (tmp_path / "run.part.json").write_text(json.dumps(run_part(exit_code=None, child_ended_s=None).to_json()))
+    shown = report(tmp_path, str(tmp_path))
+    assert shown.returncode == 0
+    assert b"INCOMPLETE" in shown.stdout
+
+
+def test_a_terminal_without_unicode(tmp_path: Path, run_dir: Path) -> None:
+    files.save(CASES["hostile"](), run_dir / "run.json")
+    shown = report(tmp_path, str(run_dir), PYTHONIOENCODING="ascii")
+    assert shown.returncode == 0
+    assert shown.stdout.isascii()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b'{"schema_version": "1.0"', b"[]", b'{"schema_version": "9.0", "time_split": {}}']
+)
+def test_bad_files_give_one_line_and_1(tmp_path: Path, run_dir: Path, content: bytes) -> None:
+    (run_dir / "run.json").write_bytes(content)
+    failed = report(tmp_path, str(run_dir))
+    assert failed.returncode == 1
+    assert failed.stdout == b""
+    assert failed.stderr.count(b"\n") == 1
+    assert b"run.json" in failed.stderr
+
+
+def test_usage(tmp_path: Path) -> None:
+    assert report(tmp_path, "--bogus").returncode == 2
+    assert report(tmp_path, "a", "b").returncode == 2
+    assert report(tmp_path, "missing").returncode == 1
