@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hpcstage.errors import UsageError
 from hpcstage.plan import order as orders
-from hpcstage.plan.budget import Fit
+from hpcstage.plan.budget import Fit, fit
 from hpcstage.plan.manifest import Manifest
 from hpcstage.plan.scan import ScanResult
 from hpcstage.plan.types import Budget, Forecast, ModeForecast, Order, Rates, Workload
@@ -74,7 +74,10 @@ def load(run_dir: Path) -> Plan:
     manifest = Manifest.open(run_dir / MANIFEST)
     order = orders.load(run_dir / ORDER, len(manifest))
     try:
-        return _plan(data, manifest, order)
+        plan = _plan(data, manifest, order)
+        if plan.fit is None and plan.budget is not None:
+            plan = replace(plan, fit=fit(manifest, orders.complete(order, len(manifest)), plan.budget))
+        return plan
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"{run_dir / PLAN} is damaged or of another version", "start a new run") from error
 

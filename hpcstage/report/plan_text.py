@@ -157,13 +157,12 @@ def _tail(plan: Plan) -> Iterator[str]:
 
 def _program(workload: Workload) -> Iterator[str]:
     values = {
-        "epochs": workload.epochs and f"{workload.epochs:,}",
+        "epochs": workload.epochs and (f"{workload.epochs:,} epochs" if workload.epochs > 1 else "1 epoch"),
         "epoch_compute_s": workload.epoch_compute_s is not None
         and f"compute {format_duration(workload.epoch_compute_s)} per epoch",
         "readers": workload.readers is not None and f"{workload.readers} readers ahead",
         "startup_s": workload.startup_s and f"startup {format_duration(workload.startup_s)}",
     }
-    values["epochs"] = values["epochs"] and f"{values['epochs']} epochs"
     known = [f"{value} ({workload.sources.get(name, 'default')})" for name, value in values.items() if value]
     if known:
         yield _line("program", ", ".join(known))

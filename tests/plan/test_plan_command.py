@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import python_command
 
 from hpcstage.errors import UsageError
 from hpcstage.plan import planfile
@@ -175,6 +176,20 @@ def test_past_plan_from_its_run_directory(hpcstage: Any, make_tree: Callable[...
     result = hpcstage("plan", "run")
     assert result.returncode == 0, result.stderr
     assert result.stdout.decode() == plan_text.text(plan)
+
+
+def test_what_a_run_did_and_what_its_record_tells_the_next(hpcstage: Any, make_tree: Callable[..., Path]):
+    root = make_tree(files=6)
+    code = "import sys; [open(f'{sys.argv[1]}/class{i % 3}/file{i:05d}.bin', 'rb').read() for i in range(6)]"
+    assert hpcstage("run", "--data", root, "--", *python_command(code, root)).returncode == 0
+    (record,) = hpcstage.records()
+    past = hpcstage("plan", record.parent)
+    assert past.returncode == 0, past.stderr
+    for words in ("6 files, 60 kB", "all fits", "class0/file00000.bin"):
+        assert words in past.stdout.decode()
+    sources = run_json(hpcstage, "--data", root, "--no-probe", "--readers", "1")["workload"]["sources"]
+    assert sources["readers"] == "option --readers"
+    assert sources["epochs"] in (f"record of {record.parent.name}", "default")
 
 
 def test_odd_names_on_any_terminal(hpcstage: Any, make_tree: Callable[..., Path]):
