@@ -95,9 +95,7 @@ def test_writes_at_any_moment(start_daemon, make_tree):
 
     def look() -> None:
         while not stop.is_set():
-            for path in list(written):
-                if daemon.store(path).exists():
-                    seen.append(os.fspath(path))
+            seen.extend(os.fspath(path) for path in written[:] if daemon.store(path).exists())
 
     watcher = threading.Thread(target=look)
     watcher.start()
