@@ -47,12 +47,12 @@ def parse(argument: str, cwd: bytes) -> Parsed:
     path = os.path.join(cwd, os.fsencode(argument))
     try:
         mode = os.stat(path).st_mode
-    except FileNotFoundError as error:
+    except FileNotFoundError:
         if _MAGIC.search(os.fsencode(argument)):
             return _glob(argument, path)
-        raise UsageError(f"--data {argument} does not exist", "check the path as seen from this node") from error
+        raise UsageError(f"--data {argument} does not exist", "check the path as seen from this node") from None
     except OSError as error:
-        raise UsageError(f"--data {argument} cannot be read: {error.strerror}", "check the permissions") from error
+        raise UsageError(f"--data {argument} cannot be read: {error.strerror}", "check the permissions") from None
     return _named(argument, path, mode)
 
 

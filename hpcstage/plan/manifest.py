@@ -86,7 +86,7 @@ class Manifest:
                 size = os.fstat(file.fileno()).st_size
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size >= _HEADER_BYTES else b""
         except OSError as error:
-            raise UsageError(f"cannot open the manifest {path}: {error.strerror}", _REMEDY) from error
+            raise UsageError(f"cannot open the manifest {path}: {error.strerror}", _REMEDY) from None
         return _opened(mapped, str(path), verify=verify)
 
     def save(self, path: Path) -> None:

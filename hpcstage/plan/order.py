@@ -92,7 +92,7 @@ def load(path: Path, files: int | None = None) -> Order:
     except OSError as error:
         raise UsageError(
             f"cannot read the order {path}: {error.strerror}", "name a run directory of hpcstage"
-        ) from error
+        ) from None
     ids = array("I")
     if len(data) >= _HEAD.size:
         magic, provenance, crc, _, count = _HEAD.unpack_from(data)

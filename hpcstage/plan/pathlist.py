@@ -32,7 +32,7 @@ def read_list(argument: str, file: bytes, cwd: bytes) -> PathList:
     except OSError as error:
         raise UsageError(
             f"cannot read the list {argument}: {error.strerror}", "give a readable file with one path per line after @"
-        ) from error
+        ) from None
     paths = absolute_paths(argument, data, cwd)
     if not paths:
         raise UsageError(f"the list {argument} names no file", "put one path per line into it")

@@ -86,7 +86,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"no plan in {path.parent}: {error.strerror}", "name the run directory of a run") from error
+        raise UsageError(f"no plan in {path.parent}: {error.strerror}", "name the run directory of a run") from None
     except ValueError as error:
         raise UsageError(f"{path} is not JSON", "start a new run") from error
     if not isinstance(data, dict) or data.get("schema_version") != SCHEMA_VERSION:

@@ -180,7 +180,14 @@ def test_past_plan_from_its_run_directory(hpcstage: Any, make_tree: Callable[...
 
 def test_what_a_run_did_and_what_its_record_tells_the_next(hpcstage: Any, make_tree: Callable[..., Path]):
     root = make_tree(files=6)
-    code = "import sys; [open(f'{sys.argv[1]}/class{i % 3}/file{i:05d}.bin', 'rb').read() for i in range(6)]"
+    code = """
+import os, sys, time
+for i in range(6):
+    open(f"{sys.argv[1]}/class{i % 3}/file{i:05d}.bin", "rb").read()
+deadline = time.monotonic() + 20
+while not os.path.exists(os.environ["HPCSTAGE_RUN_DIR"] + "/plan.json") and time.monotonic() < deadline:
+    time.sleep(0.01)
+"""
     assert hpcstage("run", "--data", root, "--", *python_command(code, root)).returncode == 0
     (record,) = hpcstage.records()
     past = hpcstage("plan", record.parent)
