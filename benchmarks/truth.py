@@ -7,6 +7,7 @@ nothing. The counters are compared over runs that read everything once.
 
 from __future__ import annotations
 
+import json
 import statistics
 import sys
 import threading
@@ -29,7 +30,6 @@ MOST_OFF_S = 2.0
 MOST_LOSS_ERROR = 0.15
 MOST_COUNT_ERROR = 0.01
 MOST_SPLIT_ERROR = 0.01
-MOST_WALL_ERROR_S = 0.5
 _PACED = """
 import pathlib, sys, time
 paths = pathlib.Path(sys.argv[1]).read_text().split("\\n")[:-1]
@@ -111,16 +111,20 @@ class Runs:
             listed = write_list(self.where.disk / "names", names)
             order = write_list(self.where.disk / "order", [str(storage.path / name) for name in names])
             words = Training(storage.path, listed, epochs=2, timings=timings).command()
+            given = str(storage.path) if mode == "upfront" else f"@{order}"
             before = storage.counters()
-            found, seconds = self._run(mode, f"@{order}", words)
+            found, seconds = self._run(mode, given, words)
             asked = storage.counters() - before
         totals = found["totals"]
+        own = json.loads(timings.read_text(encoding="utf-8"))
         return {
             "seconds": seconds,
             "bytes": [totals["source_bytes"], asked.read_bytes],
             "opens": [totals["source_opens"], asked.opens],
-            "operations": [totals["source_ops"], asked.opens + asked.listings + asked.lookups],
+            "operations": [_add(totals["source_opens"], totals["source_listings"]), asked.opens + asked.listings],
+            "look-ups": [_add(totals["source_stats"], totals["direct_stats"]), asked.lookups],
             "requests": [totals["source_reads"], asked.reads],
+            "own_s": own["end_s"] - own["start_s"],
             **_split(found),
         }
 
@@ -175,8 +179,12 @@ def _split(found: dict[str, Any]) -> dict[str, Any]:
         "split": split,
         "split_sum_s": sum(split.get(name) or 0.0 for name in parts),
         "split_wall_s": split["wall_s"],
-        "child_s": found["run"]["child_ended_s"] - found["run"]["child_started_s"],
     }
+
+
+def _add(count: int | None, more: int | None) -> int | None:
+    """Unknown if the first is; the second counts as none."""
+    return None if count is None else count + (more or 0)
 
 
 def figures(bench: Bench, chosen: Sequence[Schedule], modes: Sequence[str]) -> list[Figure]:
@@ -199,9 +207,12 @@ def figures(bench: Bench, chosen: Sequence[Schedule], modes: Sequence[str]) -> l
             made.append(at_most(f"counters, {mode}: {key} off by", _median(errors), MOST_COUNT_ERROR))
     everything = [s for s in bench.samples if s.get("split_wall_s")]
     sums = [abs(s["split_sum_s"] / s["split_wall_s"] - 1) for s in everything]
-    walls = [abs(s["split_wall_s"] - s["child_s"]) for s in everything]
+    # The command's wall time holds the program's own clock, and is held by that of the whole run.
+    walls = [
+        max(s["own_s"] - s["split_wall_s"], s["split_wall_s"] - s["seconds"]) for s in bench.samples if "own_s" in s
+    ]
     made.append(at_most("time split: sum off the wall time by", max(sums, default=None), MOST_SPLIT_ERROR))
-    made.append(at_most("time split: wall time off the command's by", max(walls, default=None), MOST_WALL_ERROR_S, "s"))
+    made.append(at_most("time split: wall time outside of what is possible by", max(walls, default=None), 0.0, "s"))
     return made
 
 
@@ -241,8 +252,8 @@ def tables(bench: Bench, chosen: Sequence[Schedule], modes: Sequence[str]) -> No
     counts: list[Row] = []
     for mode in modes:
         for s in bench.select("counters", mode)[:1]:
-            counts += [[f"{mode}, {key}", *s[key]] for key in ("bytes", "opens", "operations", "requests")]
-    note = "requests: of programs and copiers against those that the kernel made of them; not compared"
+            counts += [[f"{mode}, {key}", *s[key]] for key in ("bytes", "opens", "operations", "look-ups", "requests")]
+    note = "not compared: look-ups, of which the kernel makes its own at opens, and requests, as it splits what is read"
     bench.sheet("Counters", ["", "reported", "emulator"], counts, note)
 
 

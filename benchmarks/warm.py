@@ -1,0 +1,181 @@
+"""The warm path: later epochs against local files without hpcstage, the shim's cost per open, interpreter start.
+
+An open's cost is the difference between the same calls in a process behind `hpcstage run` and in one without it; on a
+hit the latter opens a local file at a path of the same depth. All arms alternate.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.files import Place, empty, make_files, place, write_list
+from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_most, holds, options_of, parser
+from benchmarks.programs import Training, hpcstage_command, record, run
+from benchmarks.storage import Storage
+from hpcstage.emulator import Settings
+
+MB = 1e6
+OPENS = Path(__file__).resolve().parent / "workload" / "opens.py"
+FILE_BYTES = 125_000
+SETTINGS = Settings(bandwidth_bytes_per_s=200 * MB, metadata_latency_s=0.001, data_latency_s=0.001)
+MOST_OF_LOCAL = 1.02
+MOST_START_MS = 15.0
+MOST_US = {("native", "outside"): 0.3, ("native", "below"): 0.5, ("python", "outside"): 1.5, ("python", "below"): 3.0}
+LAYERS = ("native", "python")
+CALLS = ("os_open", "file_open")
+ALONE = "without hpcstage"
+
+
+class Warm:
+    """The data, and the two experiments."""
+
+    def __init__(self, where: Place, options: Options) -> None:
+        self.where = where
+        self.quick = options.quick
+        self.data = where.memory / "data"
+        self.names = make_files(self.data, 60 if options.quick else 1000, FILE_BYTES)
+        self.listed = write_list(where.disk / "names", self.names)
+        self.order = write_list(where.disk / "order", [str(where.memory / "shared" / name) for name in self.names])
+        self.epochs = 3 if options.quick else 5
+
+    def epochs_arms(self, workers: int) -> dict[str, Arm]:
+        """Later epochs on local files, and on what hpcstage staged in the first."""
+        return {ALONE: lambda: self._local(workers), "runtime": lambda: self._runtime(workers)}
+
+    def open_arms(self) -> dict[str, Arm]:
+        """The same calls without hpcstage and in each layer."""
+        made: dict[str, Arm] = {ALONE: self._opens_alone}
+        for layer in LAYERS:
+            made[layer] = lambda layer=layer: self._opens(layer)  # type: ignore[misc]
+        return made
+
+    def _local(self, workers: int) -> dict[str, Any]:
+        local = self.where.disk / "copy"
+        shutil.copytree(self.data, local)
+        done = run(self._training(local, workers).command(), self.where.disk)
+        shutil.rmtree(local)
+        return {"seconds": done.seconds, **self._later()}
+
+    def _runtime(self, workers: int) -> dict[str, Any]:
+        with Storage(self.data, SETTINGS, self.where.memory) as storage:
+            words = self._training(storage.path, workers).command()
+            found, seconds = self._behind("runtime", (), words)
+        return {"seconds": seconds, **self._later(), "share": found["coverage"]["share"]}
+
+    def _opens_alone(self) -> dict[str, Any]:
+        store = empty(self.where.disk / "local") / "hpcstage-0" / "20260101-000000-abcdef" / "store" / "0-shared"
+        store.mkdir(parents=True)
+        shutil.copy(self.data / self.names[0], store)
+        done = run(self._open_words(store / self.names[0]), self.where.disk)
+        return dict(json.loads(done.stdout))
+
+    def _opens(self, layer: str) -> dict[str, Any]:
+        with Storage(self.data, SETTINGS, self.where.memory) as storage:
+            words = self._open_words(storage.path / self.names[0])
+            run_words = ("--intercept", layer)
+            found, _ = self._behind("upfront", run_words, words)
+            stdout = self._stdout
+        layers = found["coverage"]["by_layer"]
+        return {**json.loads(stdout), "layers": sorted(layers), "swapped": found["coverage"]["share"]}
+
+    def _open_words(self, below: Path) -> list[str]:
+        outside = self.where.disk / "outside.bin"
+        outside.write_bytes(b"x" * 100)
+        return [sys.executable, str(OPENS), str(outside), str(below), "3" if self.quick else "20"]
+
+    def _training(self, data: Path, workers: int) -> Training:
+        timings = self.where.disk / "timings.json"
+        return Training(data, self.listed, epochs=self.epochs, workers=workers, timings=timings)
+
+    def _behind(self, mode: str, options: tuple[str, ...], words: list[str]) -> tuple[dict[str, Any], float]:
+        local, run_dir = (empty(self.where.disk / name) for name in ("local", "run"))
+        done = run([*hpcstage_command(mode, run_dir, local, f"@{self.order}", options), *words], self.where.disk)
+        self._stdout = done.stdout
+        return record(run_dir), done.seconds
+
+    def _later(self) -> dict[str, float]:
+        times = json.loads((self.where.disk / "timings.json").read_text(encoding="utf-8"))
+        later = [end - start for start, end in times["epochs_s"]][1:]
+        return {"later_epoch_s": statistics.median(later)}
+
+
+def extra_us(bench: Bench, layer: str, path: str, call: str) -> float | None:
+    """What an open costs more in a layer than without hpcstage: the difference of medians."""
+    key = f"{path}_{call}_ns"
+    ours, alone = bench.median("opens", layer, key), bench.median("opens", ALONE, key)
+    return None if ours is None or alone is None else (ours - alone) / 1e3
+
+
+def start_ms(bench: Bench, arm: str) -> float | None:
+    """Of all interpreter starts of an arm."""
+    values = [value for sample in bench.select("opens", arm) for value in sample["start_ms"]]
+    return statistics.median(values) if values else None
+
+
+def figures(bench: Bench, options: Options) -> list[Figure]:
+    """Of item 2."""
+    made: list[Figure] = []
+    for cell in epoch_cells():
+        if options.wants(cell):
+            ratio = bench.ratio(cell, "runtime", ALONE, "later_epoch_s")
+            made.append(at_most(f"{cell}: later epochs / local files", ratio, MOST_OF_LOCAL))
+    if not options.wants("opens"):
+        return made
+    for (layer, path), limit in MOST_US.items():
+        worst = max((v for call in CALLS if (v := extra_us(bench, layer, path, call)) is not None), default=None)
+        where = "on a hit" if path == "below" else "outside the datasets"
+        made.append(at_most(f"{layer} layer: an open {where} costs", worst, limit, "us"))
+    for layer in LAYERS:
+        behind, alone = start_ms(bench, layer), start_ms(bench, ALONE)
+        more = None if behind is None or alone is None else behind - alone
+        made.append(at_most(f"{layer} layer: interpreter start costs", more, MOST_START_MS, "ms"))
+        used = [layer in s["layers"] for s in bench.select("opens", layer)]
+        made.append(holds(f"{layer} layer: was the one in use", all(used) if used else None))
+    return made
+
+
+def epoch_cells() -> dict[str, int]:
+    """Name → num_workers."""
+    return {"epochs, workers 2": 2, "epochs, workers 0": 0}
+
+
+def tables(bench: Bench) -> None:
+    """Medians."""
+    epochs: list[Row] = [
+        [cell, bench.median(cell, ALONE, "later_epoch_s"), bench.median(cell, "runtime", "later_epoch_s")]
+        for cell in epoch_cells()
+    ]
+    bench.sheet("An epoch from the second on [s]", ["", "local files, without hpcstage", "staged by hpcstage"], epochs)
+    rows: list[Row] = []
+    for path in ("outside", "below"):
+        for call in CALLS:
+            base = bench.median("opens", ALONE, f"{path}_{call}_ns")
+            alone = None if base is None else base / 1e3
+            rows.append([f"{path}, {call}", alone, *(extra_us(bench, layer, path, call) for layer in LAYERS)])
+    bench.sheet("Cost of an open and close [us]", ["", ALONE, *(f"+ {layer}" for layer in LAYERS)], rows)
+    starts: list[Row] = [[arm, start_ms(bench, arm)] for arm in (ALONE, *LAYERS)]
+    bench.sheet("python -c pass [ms]", ["", "median"], starts)
+
+
+def main() -> int:
+    """Measures, prints, checks."""
+    options = options_of(parser(__doc__).parse_args())
+    bench = Bench("warm", options)
+    with place(options) as where:
+        warm = Warm(where, options)
+        if options.wants("opens"):
+            bench.measure("opens", warm.open_arms(), options.rounds(7))
+        for cell, workers in epoch_cells().items():
+            if options.wants(cell):
+                bench.measure(cell, warm.epochs_arms(workers), options.rounds(5))
+    tables(bench)
+    return bench.finish(figures(bench, options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
