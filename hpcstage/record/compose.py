@@ -68,16 +68,22 @@ def _complete(run: RunPart, nodes: Sequence[NodePart]) -> bool:
 
 
 def _problems(run: RunPart, nodes: Sequence[NodePart]) -> list[dict[str, str]]:
-    found = [*run.problems, *(problem for node in nodes for problem in node.problems)]
+    told = [*run.problems, *(problem for node in nodes for problem in node.problems)]
+    names = {problem.get("id") for problem in told}
+    return _unique([*told, *(problem for problem in _own_problems(run, nodes) if problem["id"] not in names)])
+
+
+def _own_problems(run: RunPart, nodes: Sequence[NodePart]) -> list[dict[str, str]]:
+    found = []
     if not _ended(run):
         found.append(_problem("killed", "the wrapper did not see the end of the command", KILLED))
     missing = _missing_hosts(run, nodes)
     if missing:
-        found.append(_problem("no_part", f"no report from {_few(missing)}", NO_PART))
+        found.append(_problem("no-part", f"no report from {_few(missing)}", NO_PART))
     cut = [node.host for node in nodes if not node.complete]
     if cut:
-        found.append(_problem("daemon_died", f"the daemon on {_few(cut)} did not end in order", DIED))
-    return _unique(found)
+        found.append(_problem("daemon-died", f"the daemon on {_few(cut)} did not end in order", DIED))
+    return found
 
 
 KILLED = "the numbers end with the last thing noted; look for a wall time or memory limit of the job"

@@ -150,7 +150,7 @@ def _best_outside(points: Sequence[Point], periods: Sequence[Period], best: floa
         p.speed for p, (smooth, _) in zip(points, _smoothed(points), strict=True)
         if not _inside(p, periods) and smooth > BORDER * best
     ]  # fmt: skip
-    return median(near) if len(near) >= 2 else best
+    return max(median(near), BORDER * best) if len(near) >= 2 else best
 
 
 def _inside(point: Point, periods: Sequence[Period]) -> bool:

@@ -16,17 +16,20 @@ from hpcstage.record.rules_time import TIME_RULES
 from hpcstage.record.rules_visible import VISIBLE_RULES
 
 RULES = [*VISIBLE_RULES, *STORAGE_RULES, *TIME_RULES]
-ERRORS = {"killed", "daemon_died", "no_part"}
+ERRORS = {"killed", "daemon-died", "no-part", "scan-failed", "local-failed"}
 
 
 def notes_of(record: dict[str, Any]) -> list[dict[str, Any]]:
     """All notes that apply."""
-    notes = [*_of_problems(record["problems"]), *(note for rule in RULES for note in rule(record))]
+    found = [note for rule in RULES for note in rule(record)]
+    told = {note.id for note in found}
+    notes = [*(note for note in _of_problems(record["problems"]) if note.id not in told), *found]
     ordered = sorted(notes, key=lambda note: list(Severity).index(note.severity))
     return [{**asdict(note), "severity": note.severity.value} for note in ordered]
 
 
 def _of_problems(problems: Iterable[dict[str, str]]) -> list[Note]:
+    """Under their own names: what a rule says under the same name, it says better."""
     return [
         Note(p["id"], Severity.ERROR if p["id"] in ERRORS else Severity.WARNING, p["text"], p["remedy"])
         for p in problems

@@ -20,7 +20,7 @@ def store_full(record: dict[str, Any]) -> Iterator[Note]:
     missing = sum(sizes) - min(budgets)
     if missing > 0:
         yield Note(
-            "store_full",
+            "store-full",
             Severity.WARNING,
             f"the datasets hold {format_size(sum(sizes))}, the store {format_size(min(budgets))}: "
             f"{format_size(missing)} are read from the source in every epoch",
@@ -33,7 +33,7 @@ def in_memory(record: dict[str, Any]) -> Iterator[Note]:
     why = record["environment"]["local_dir_why"].lower()
     if stages(record) and any(word in why for word in MEMORY_WORDS):
         yield Note(
-            "local_is_memory",
+            "local-is-memory",
             Severity.WARNING,
             f"the local directory {record['environment']['local_dir']} is memory: staged files count as the job's own",
             "ask for the memory, lower --budget, or name a disk with --local-dir",
@@ -43,11 +43,11 @@ def in_memory(record: dict[str, Any]) -> Iterator[Note]:
 def copy_errors(record: dict[str, Any]) -> Iterator[Note]:
     """Files that could not be copied."""
     errors = [error for node in record["nodes"] for error in node["errors"]]
-    if errors:
-        count = sum(int(error.get("count", 1)) for error in errors)
+    count = sum(int(error.get("count", 1)) for error in errors)
+    if count:
         first = errors[0]
         yield Note(
-            "copy_errors",
+            "copy-failed",
             Severity.WARNING,
             f"{number(count, 'file')} could not be copied: {first.get('error', '?')}: {first.get('path', '?')}",
             "they were read from the source; the first errors are in `hpcstage report --json` under nodes",

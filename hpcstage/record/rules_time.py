@@ -42,7 +42,7 @@ def waits_for_source(record: dict[str, Any]) -> Iterator[Note]:
         if stages(record)
         else "run it with --mode runtime: from the second epoch on, reads are local"
     )
-    yield Note("waits_for_source", Severity.INFO, f"the program waited for the source {share} of its time", remedy)
+    yield Note("waits-for-source", Severity.INFO, f"the program waited for the source {share} of its time", remedy)
 
 
 def preprocessing(record: dict[str, Any]) -> Iterator[Note]:
@@ -78,7 +78,7 @@ def gained_nothing(record: dict[str, Any]) -> Iterator[Note]:
         return
     lost = f"cost {format_duration(-saved)}" if saved < -GAINED * wall else "gained nothing"
     yield Note(
-        "gained_nothing",
+        "gained-nothing",
         Severity.INFO,
         f"by the estimate, staging {lost} here against reading directly",
         "it pays with more epochs or a busier source; --mode auto decides from a forecast, --mode direct only measures",

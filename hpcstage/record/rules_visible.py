@@ -62,7 +62,7 @@ def nothing_attached(record: dict[str, Any]) -> Iterator[Note]:
     """No shim ran in any process."""
     if record["coverage"]["processes_attached"] == 0:
         yield Note(
-            "nothing_attached",
+            "nothing-attached",
             Severity.ERROR if stages(record) else Severity.WARNING,
             "no Python process of the command attached: everything was read from the source, and nothing was measured",
             "python -I, -E or -S, `env -i`, sudo and containers with a clean environment drop PYTHONPATH: pass it on; "
@@ -77,7 +77,7 @@ def nothing_opened(record: dict[str, Any]) -> Iterator[Note]:
     if attached > 0 and coverage["opens"] == 0:
         roots = ", ".join(d["root"] for d in record["datasets"][:2]) or "the datasets"
         yield Note(
-            "nothing_opened",
+            "nothing-opened",
             Severity.WARNING,
             f"no attached process opened a file below {roots}",
             "check that --data names the paths that the program opens, and that they are regular files",
@@ -91,7 +91,7 @@ def missed(record: dict[str, Any]) -> Iterator[Note]:
         examples = record["coverage"]["missed_examples"]
         first = f", such as {str(examples[0].get('command', '?'))[:60]}" if examples else ""
         yield Note(
-            "processes_missed",
+            "processes-missed",
             Severity.WARNING,
             f"{number(count, 'Python process', 'Python processes')} never attached{first}: they read the source",
             "started with -I, -E or -S, or without PYTHONPATH in the environment?",
@@ -103,7 +103,7 @@ def uncounted(record: dict[str, Any]) -> Iterator[Note]:
     count = record["coverage"]["processes_uncounted"] or 0
     if count:
         yield Note(
-            "shim_off",
+            "shim-off",
             Severity.WARNING,
             f"in {number(count, 'process', 'processes')} redirection failed its self-test: they read the source",
             "try --intercept python; please report the platform",
@@ -115,7 +115,7 @@ def python_layer(record: dict[str, Any]) -> Iterator[Note]:
     layers = record["coverage"]["by_layer"]
     if layers.get("python", {}).get("opens") and not layers.get("native", {}).get("opens"):
         yield Note(
-            "python_layer",
+            "python-layer",
             Severity.INFO,
             "Python layer only: files opened by C code were read from the source, and reads are not timed",
             "reinstall hpcstage where a C compiler exists (x86-64 or aarch64, glibc), or drop --intercept python",
@@ -132,7 +132,7 @@ def not_swapped(record: dict[str, Any]) -> Iterator[Note]:
             what, remedy = REASONS[name]
             severity = Severity.WARNING if count >= 0.2 * opens else Severity.INFO
             text = f"{number(count, 'open')} ({percent(count / opens)}) {what}"
-            yield Note(f"direct_{name}", severity, text, remedy)
+            yield Note(f"direct-{name.replace('_', '-')}", severity, text, remedy)
 
 
 def shim_errors(record: dict[str, Any]) -> Iterator[Note]:
@@ -140,7 +140,7 @@ def shim_errors(record: dict[str, Any]) -> Iterator[Note]:
     count = record["coverage"]["errors"] or 0
     if count:
         yield Note(
-            "shim_errors",
+            "shim-errors",
             Severity.INFO,
             f"the shim swallowed {number(count, 'failure')} of its own; these calls went to the source",
             "results are not affected; please report it",

@@ -61,10 +61,12 @@ def _reads(processes: Iterable[ProcessPart], name: str, *opens: str) -> int | No
     return value
 
 
-def node_total(nodes: Sequence[NodePart], name: str) -> int | None:
-    """A total of the daemons; None if one of them does not know it, or there is none."""
+def node_total(nodes: Sequence[NodePart], name: str, *, nobody: int | None = None) -> int | None:
+    """A total of the daemons; None if one of them does not know it, `nobody` if there is none."""
     values = [node.totals.get(name) for node in nodes]
-    if not values or None in values:
+    if not values:
+        return nobody
+    if None in values:
         return None
     return int(sum(value for value in values if value is not None))
 

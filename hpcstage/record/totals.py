@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hpcstage.record import tally
@@ -49,13 +49,23 @@ def totals_of(nodes: Sequence[NodePart]) -> dict[str, Any]:
 
 def _copied(nodes: Sequence[NodePart]) -> dict[str, int | None]:
     return {
-        "copied_bytes": tally.node_total(nodes, "source_bytes"),
-        "copied_files": tally.node_total(nodes, "source_files"),
-        "copied_opens": tally.node_total(nodes, "source_opens"),
-        "copied_reads": tally.node_total(nodes, "source_reads"),
-        "source_listings": tally.node_total(nodes, "source_listings"),
-        "source_stats": tally.node_total(nodes, "source_stats"),
+        **{f"copied_{name}": _total(nodes, f"source_{name}", _copied_nothing) for name in COPIED},
+        **{f"source_{name}": _total(nodes, f"source_{name}", _scanned_nothing) for name in ("listings", "stats")},
     }
+
+
+def _total(nodes: Sequence[NodePart], name: str, nothing: Callable[[NodePart], bool]) -> int | None:
+    """A daemon that had no reason to begin counting did nothing; where it had, a missing total is unknown."""
+    return tally.node_total([node for node in nodes if name in node.totals or not nothing(node)], name, nobody=0)
+
+
+def _copied_nothing(node: NodePart) -> bool:
+    idle = node.complete and not any(sample.copied_bytes or sample.busy for sample in node.samples)
+    return node.mode == "direct" or idle
+
+
+def _scanned_nothing(node: NodePart) -> bool:
+    return node.mode == "direct" and node.scan_s is None
 
 
 def _seconds(nodes: Sequence[NodePart], name: str) -> float | None:
@@ -63,6 +73,7 @@ def _seconds(nodes: Sequence[NodePart], name: str) -> float | None:
     return max(values) if values else None
 
 
+COPIED = ("bytes", "files", "opens", "reads")
 KEYS = (
     "source_bytes", "source_files", "source_ops", "source_opens", "source_reads", "peer_bytes", "local_bytes",
     "local_reads", "wanted", "want_ready", "want_direct", "hit_opens", "ready_opens", "failed", "void", "refused",

@@ -194,7 +194,8 @@ def _latency(name: str, latency: dict[str, Any]) -> str:
     values = latency[name]
     if values["p50"] is None:
         return f"{name} {text.UNKNOWN}"
-    return f"{name} " + "/".join(f"{values[p]:.3g}" for p in ("p50", "p95", "p99")) + " ms"
+    unit, factor = ("ms", 1) if (values["p99"] or 0) >= 1 else ("us", 1000)
+    return f"{name} " + "/".join(f"{(values[p] or 0) * factor:.3g}" for p in ("p50", "p95", "p99")) + f" {unit}"
 
 
 def _over_time(series: dict[str, Any], style: Style) -> list[str]:

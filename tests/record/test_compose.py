@@ -70,7 +70,7 @@ def test_schema_refuses_a_zero_for_nothing_and_a_lost_key() -> None:
 def test_without_any_node_everything_is_unknown() -> None:
     record = valid(run_part(), [])
     assert not record["complete"]
-    assert "no_part" in {p["id"] for p in record["problems"]}
+    assert "no-part" in {p["id"] for p in record["problems"]}
     assert set(record["totals"]) == set(KEYS)
     assert set(record["totals"].values()) == {None}
     assert record["coverage"]["opens"] is None
@@ -85,7 +85,7 @@ def test_a_killed_run_ends_with_its_last_sample() -> None:
     run = run_part(exit_code=None, child_ended_s=None, ended_s=None)
     record = valid(run, [node_part(complete=False, ended_s=None)])
     assert not record["complete"]
-    assert {"killed", "daemon_died"} <= {p["id"] for p in record["problems"]}
+    assert {"killed", "daemon-died"} <= {p["id"] for p in record["problems"]}
     assert record["time_split"]["wall_s"] == pytest.approx(0.1 + 60.0 - 0.2)
     assert "not seen" in record["time_split"]["unmeasured"][0]
 
@@ -113,7 +113,7 @@ def test_a_process_whose_shim_is_off_counts_as_not_counted() -> None:
     assert record["coverage"]["by_layer"]["direct"]["opens"] is None
     assert record["coverage"]["processes_uncounted"] == 1
     assert record["totals"]["source_bytes"] is None
-    assert "shim_off" in {note["id"] for note in record["notes"]}
+    assert "shim-off" in {note["id"] for note in record["notes"]}
 
 
 def test_a_daemon_that_lost_a_total_makes_it_unknown() -> None:
@@ -121,6 +121,25 @@ def test_a_daemon_that_lost_a_total_makes_it_unknown() -> None:
     record = valid(run_part(), [node_part(totals=totals)])
     assert record["totals"]["source_ops"] is None
     assert record["totals"]["source_opens"] == 9_800 + 400
+
+
+def test_in_mode_direct_the_daemon_copied_and_scanned_nothing() -> None:
+    record = valid(run_part(), [node_part(mode="direct", totals={}, scan_s=None, samples=[])])
+    assert record["totals"]["source_bytes"] == 2 * 20_000_000
+    assert record["totals"]["source_ops"] == 400 + 40
+    assert record["totals"]["copied_files"] == 0
+    ended_early = valid(run_part(), [node_part(totals={}, scan_s=None, samples=[])])
+    assert ended_early["totals"]["copied_bytes"] == 0
+    assert ended_early["totals"]["source_ops"] is None
+    killed = valid(run_part(), [node_part(totals={}, complete=False, samples=[])])
+    assert killed["totals"]["copied_bytes"] is None
+
+
+def test_what_others_told_is_not_told_again() -> None:
+    problem = {"id": "daemon-died", "text": "the daemon died", "remedy": "look"}
+    record = valid(run_part(problems=[problem]), [node_part(complete=False)])
+    assert record["problems"] == [problem]
+    assert [note["severity"] for note in record["notes"] if note["id"] == "daemon-died"] == ["error"]
 
 
 def test_mode_direct_counts_opens_without_a_reason() -> None:

@@ -92,14 +92,14 @@ def test_a_killed_run_is_composed_from_its_parts(tmp_path: Path, with_run: bool)
     record = files.load_run(tmp_path)
     assert not record["complete"]
     assert record["coverage"]["opens"] == 20_000
-    assert {"killed", "daemon_died"} <= {p["id"] for p in record["problems"]}
+    assert {"killed", "daemon-died"} <= {p["id"] for p in record["problems"]}
 
 
 @pytest.mark.parametrize("broken", [b"", b"{", b"[]", b'{"host": "x"}', b'{"samples": 3}'])
 def test_a_broken_part_shows_as_a_missing_node(tmp_path: Path, broken: bytes) -> None:
     parts(tmp_path)
     (tmp_path / "nodes" / "node17.json").write_bytes(broken)
-    assert "no_part" in {p["id"] for p in files.load_run(tmp_path)["problems"]}
+    assert "no-part" in {p["id"] for p in files.load_run(tmp_path)["problems"]}
 
 
 def test_a_broken_run_part_is_named(tmp_path: Path) -> None:

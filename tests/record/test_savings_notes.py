@@ -84,8 +84,8 @@ def test_worst_first() -> None:
     record = record_of(node)
     order = [note["severity"] for note in record["notes"]]
     assert order == sorted(order, key=["error", "warning", "info"].index)
-    assert ids(record)[0] == "daemon_died"
-    assert "processes_missed" in ids(record)
+    assert ids(record)[0] == "daemon-died"
+    assert "processes-missed" in ids(record)
     assert all(note["remedy"] for note in record["notes"])
 
 
@@ -96,16 +96,16 @@ def python_reader(**counters: int) -> ProcessPart:
 @pytest.mark.parametrize(
     ("changes", "note"),
     [
-        ({"processes": []}, "nothing_attached"),
-        ({"processes": [ProcessPart(5, 1, "native", "3.11", 0.0, {})]}, "nothing_opened"),
-        ({"processes": [python_reader()]}, "python_layer"),
-        ({"processes": [python_reader(source_opens=50, direct_full=50)]}, "direct_full"),
-        ({"processes": [python_reader(source_opens=50, direct_no_daemon=50)]}, "direct_no_daemon"),
+        ({"processes": []}, "nothing-attached"),
+        ({"processes": [ProcessPart(5, 1, "native", "3.11", 0.0, {})]}, "nothing-opened"),
+        ({"processes": [python_reader()]}, "python-layer"),
+        ({"processes": [python_reader(source_opens=50, direct_full=50)]}, "direct-full"),
+        ({"processes": [python_reader(source_opens=50, direct_no_daemon=50)]}, "direct-no-daemon"),
         ({"processes": [python_reader(wants=60)]}, "order"),
-        ({"processes": [python_reader(errors=3)]}, "shim_errors"),
+        ({"processes": [python_reader(errors=3)]}, "shim-errors"),
         ({"processes": [python_reader(dropped=3)]}, "dropped"),
-        ({"budget": {"size_bytes": 10**8}}, "store_full"),
-        ({"errors": [{"path": "/d/x", "error": "ESTALE", "count": 4}]}, "copy_errors"),
+        ({"budget": {"size_bytes": 10**8}}, "store-full"),
+        ({"errors": [{"path": "/d/x", "error": "ESTALE", "count": 4}]}, "copy-failed"),
         (
             {"datasets": [DatasetPart("0", "/d", [])], "problems": [{"id": "local", "text": "t", "remedy": "r"}]},
             "local",
@@ -118,15 +118,15 @@ def test_each_rule(changes: dict[str, Any], note: str) -> None:
 
 
 def test_memory_as_local_disk() -> None:
-    assert "local_is_memory" in ids(record_of(node_part(), local_dir_why="/dev/shm is tmpfs"))
+    assert "local-is-memory" in ids(record_of(node_part(), local_dir_why="/dev/shm is tmpfs"))
 
 
 def test_direct_mode_that_waits_is_told_to_stage() -> None:
     slow = worker(101, source_read_ns=100 * SECOND, hit_opens=0, ready_opens=0)
     record = record_of(node_part(mode="direct", processes=[trainer(loader_wait_ns=30 * SECOND), slow], samples=[]))
-    (note,) = [n for n in record["notes"] if n["id"] == "waits_for_source"]
+    (note,) = [n for n in record["notes"] if n["id"] == "waits-for-source"]
     assert "--mode runtime" in note["remedy"]
-    assert "gained_nothing" not in ids(record)
+    assert "gained-nothing" not in ids(record)
 
 
 def test_staging_that_gained_nothing_is_said() -> None:
@@ -134,4 +134,4 @@ def test_staging_that_gained_nothing_is_said() -> None:
     fast.processes = [trainer(loader_wait_ns=SECOND), worker(101, source_opens=0)]
     record = record_of(fast)
     assert record["savings"]["vs_direct_s"] < 1
-    assert "gained_nothing" in ids(record)
+    assert "gained-nothing" in ids(record)
