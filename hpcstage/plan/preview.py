@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 DEFAULT_SHARE = 0.8
 NO_LIMIT = 1 << 62
+DAEMON_START_S = 0.25
+"""From the start of the command to the start of the daemon's scan, on an idle node."""
 NOTHING_KNOWN = Rates(None, None, None, None, None, None)
 
 
@@ -61,7 +63,7 @@ def preview(config: Config, env: Mapping[str, str], cwd: Path, *, with_probe: bo
         rates,
         fit=room.share if room else 1.0,
         order_known=wanted.provenance != order.MANIFEST,
-        begin_s=found.seconds,
+        begin_s=DAEMON_START_S + found.seconds,
         max_rate_bytes_per_s=config.max_rate_bytes_per_s,
     )
     return Plan(
