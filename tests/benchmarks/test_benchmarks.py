@@ -1,0 +1,101 @@
+"""Each benchmark runs to its end with --quick and leaves a valid result; what it measures is not judged here."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import REPO
+
+from hpcstage.emulator import unavailable
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.fuse,
+    pytest.mark.compiler,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(unavailable() is not None, reason=f"emulator: {unavailable()}"),
+]
+needs_torch = [
+    pytest.mark.torch,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch"),
+]
+
+
+def quick(name: str, tmp_path: Path, *words: str, code: int = 0) -> dict[str, Any]:
+    result = tmp_path / f"{name}.json"
+    work = tmp_path / "work"
+    work.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--json", str(result), "--work-dir", str(work)]
+    done = subprocess.run(
+        [*command, *words], cwd=REPO, capture_output=True, text=True, timeout=380, check=False, env=os.environ.copy()
+    )
+    assert done.returncode == code, done.stderr
+    assert not list(work.iterdir()), "what it worked with is removed"
+    loaded: dict[str, Any] = json.loads(result.read_text())
+    assert loaded["benchmark"] == name
+    assert loaded["quick"] is True
+    assert loaded["environment"]["cpus"] > 0
+    assert loaded["samples"]
+    assert loaded["figures"]
+    assert all(isinstance(f["ok"], bool) for f in loaded["figures"])
+    assert "figures" not in done.stdout
+    return loaded
+
+
+def arms(result: dict[str, Any], cell: str) -> set[str]:
+    return {s["arm"] for s in result["samples"] if s["cell"] == cell}
+
+
+def test_slowfs(tmp_path: Path) -> None:
+    result = quick("slowfs", tmp_path)
+    assert {"unthrottled stream", "load real", "metadata 2 ms"} <= {s["cell"] for s in result["samples"]}
+
+
+def test_copy(tmp_path: Path) -> None:
+    result = quick("copy", tmp_path)
+    complete = {f["name"]: f["ok"] for f in result["figures"]}["every copy is complete"]
+    assert complete
+    assert {"hpcstage", "cp -r", "flat out"} <= arms(result, "400 x 100 kB, 2 ms")
+
+
+class TestTraining:
+    """Those that train."""
+
+    pytestmark = needs_torch
+
+    def test_staging_then_forecast(self, tmp_path: Path) -> None:
+        cell = "cnn x1 E1 high"
+        wanted = ("--only", cell, "--arms", "direct", "--arms", "upfront", "--arms", "runtime", "--arms", "compute")
+        staged = quick("staging", tmp_path, *wanted)
+        assert arms(staged, cell) == {"direct", "upfront", "runtime", "compute"}
+        same = [f["ok"] for f in staged["figures"] if f["name"].startswith("same losses")]
+        assert same == [True]
+        words = ("--only", cell, "--staging", str(tmp_path / "staging.json"))
+        foreseen = quick("forecast", tmp_path, *words)
+        plan = [s for s in foreseen["samples"] if s["arm"] == "plan"]
+        assert len(plan) == 1
+        assert min(plan[0][mode] for mode in ("direct", "upfront", "runtime")) > 0
+
+    def test_identity(self, tmp_path: Path) -> None:
+        result = quick("identity", tmp_path, "--only", "workers 2 fork", "--check")
+        assert all(f["ok"] for f in result["figures"])
+
+    def test_truth(self, tmp_path: Path) -> None:
+        result = quick("truth", tmp_path, "--only", "counters", "--only", "no load")
+        by_name = {f["name"]: f for f in result["figures"]}
+        assert by_name["counters, runtime: bytes off by"]["ok"]
+        assert by_name["no load: no contention reported"]["measured"] is not None
+
+    def test_warm(self, tmp_path: Path) -> None:
+        result = quick("warm", tmp_path, "--only", "opens")
+        assert arms(result, "opens") == {"without hpcstage", "native", "python"}
+
+    def test_check_fails_where_nothing_was_measured(self, tmp_path: Path) -> None:
+        quick("warm", tmp_path, "--only", "opens", "--arms", "native", "--check", code=1)

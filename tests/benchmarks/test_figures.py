@@ -1,0 +1,284 @@
+"""What each benchmark asks can be met and can fall short: figures from made-up samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import copy, forecast, identity, staging, truth, warm
+from benchmarks.files import Place
+from benchmarks.harness import Bench, Figure, Options
+from benchmarks.lab import Cell, Lab
+
+
+def bench_of(samples: dict[tuple[str, str], dict[str, Any]]) -> Bench:
+    bench = Bench("test", Options())
+    for (cell, arm), values in samples.items():
+        bench.add(cell, arm, values)
+    return bench
+
+
+def short(figures: list[Figure]) -> list[str]:
+    return [f.name for f in figures if not f.ok]
+
+
+# ---- staging
+
+HIGH, LOW, SERIAL = Cell(), Cell(load="low"), Cell(prefetch=False)
+
+
+def staged(**changed: float) -> dict[tuple[str, str], dict[str, Any]]:
+    seconds = {
+        "direct": 12.0,
+        "upfront": 20.0,
+        "runtime": 10.4,
+        "compute": 10.0,
+        "source": 9.0,
+        "local": 0.5,
+        **changed,
+    }
+    samples: dict[tuple[str, str], dict[str, Any]] = {
+        (HIGH.name, arm): {"seconds": value} for arm, value in seconds.items()
+    }
+    samples[HIGH.name, "compute"]["later_s"] = 8.0
+    for arm in ("direct", "upfront", "runtime"):
+        samples[HIGH.name, arm]["output"] = "weights abc"
+    samples |= {(LOW.name, arm): {"seconds": 10.0} for arm in ("direct", "runtime", "auto")}
+    samples |= {(SERIAL.name, "direct"): {"seconds": 25.0}, (SERIAL.name, "runtime"): {"seconds": 11.0}}
+    return samples
+
+
+def staging_figures(tmp_path: Path, samples: dict[tuple[str, str], dict[str, Any]]) -> list[Figure]:
+    bench = bench_of(samples)
+    lab = Lab(bench, Options(), Place(tmp_path, tmp_path))
+    staging.tables(lab, [HIGH, LOW, SERIAL])
+    return staging.figures(lab, [HIGH, LOW, SERIAL])
+
+
+def test_staging_met(tmp_path: Path) -> None:
+    assert short(staging_figures(tmp_path, staged())) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [
+        ({"upfront": 14.0}, "runtime less than upfront by"),
+        ({"direct": 10.0}, "runtime / direct"),
+        ({"runtime": 10.6}, "runtime / bound"),
+        ({"compute": 9.0}, "runtime / bound"),
+    ],
+)
+def test_staging_short(tmp_path: Path, changed: dict[str, float], name: str) -> None:
+    found = short(staging_figures(tmp_path, staged(**changed)))
+    assert len(found) == 1
+    assert name in found[0]
+
+
+def test_staging_never_worse_and_identity(tmp_path: Path) -> None:
+    samples = staged()
+    samples[LOW.name, "auto"] = {"seconds": 10.3}
+    samples[SERIAL.name, "runtime"] = {"seconds": 22.0}
+    samples[HIGH.name, "runtime"]["output"] = "weights other"
+    found = short(staging_figures(tmp_path, samples))
+    assert [name.partition(": ")[2] or name for name in found] == [
+        "runtime less than direct by",
+        "never worse, auto / direct",
+        "same losses and weights in all arms of a cell",
+    ]
+
+
+def test_bound_of_many_epochs(tmp_path: Path) -> None:
+    cell = Cell(epochs=10)
+    terms = {"compute": {"seconds": 10.0, "later_s": 8.0}, "source": {"seconds": 12.0}, "local": {"seconds": 1.0}}
+    bench = bench_of({(cell.name, arm): values for arm, values in terms.items()})
+    lab = Lab(bench, Options(), Place(tmp_path, tmp_path))
+    assert lab.bound(cell) == 12 + 9 * 8
+    assert lab.bound(Cell()) is None
+
+
+def test_staging_cells_cover_what_the_paper_varies() -> None:
+    cells = staging.cells(quick=False)
+    assert {c.net for c in cells} == {"cnn", "alexnet", "resnet"}
+    assert {c.size for c in cells} == {0.5, 1.0, 2.0}
+    assert {c.epochs for c in cells} == {1, 10}
+    assert {c.load for c in cells} == {"low", "high"}
+    assert len({c.name for c in cells}) == len(cells)
+
+
+# ---- copy
+
+
+def copied(**changed: float) -> Bench:
+    cell = copy.Cell(20_000, 100_000, "2 ms")
+    seconds = {
+        "hpcstage": 5.0,
+        "cp -r": 140.0,
+        "rsync -a": 180.0,
+        "tar pipe": 200.0,
+        "rclone copy": 30.0,
+        "flat out": 4.5,
+    }
+    samples = {(cell.name, a): {"seconds": s, "complete": True} for a, s in {**seconds, **changed}.items()}
+    return bench_of(samples)
+
+
+def test_copy() -> None:
+    cell = copy.Cell(20_000, 100_000, "2 ms")
+    assert short(copy.figures(copied(), [cell])) == []
+    assert len(short(copy.figures(copied(**{"rclone copy": 4.0}), [cell]))) == 1
+    assert len(short(copy.figures(copied(**{"cp -r": 90.0}), [cell]))) == 1
+    assert len(short(copy.figures(copied(**{"flat out": 3.9}), [cell]))) == 1
+    bench = copied()
+    bench.samples[0]["complete"] = False
+    assert short(copy.figures(bench, [cell])) == ["every copy is complete"]
+
+
+# ---- truth
+
+
+@pytest.mark.parametrize(
+    ("expected", "reported", "off_s"),
+    [
+        ([(10, 20)], [(11, 20.5)], 1.0),
+        ([(10, 20)], [(10, 17)], 3.0),
+        ([(10, 20), (30, 40)], [(10, 20)], None),
+        ([(10, 20)], [], None),
+        ([(10, 60)], [(10.5, 49.5)], 0.5),
+    ],
+)
+def test_times_off(expected: list[Any], reported: list[Any], off_s: float | None) -> None:
+    said = [{"start_s": start, "end_s": end, "loss": 0.5} for start, end in reported]
+    assert truth.times_off_s(expected, said, 50.0) == off_s
+
+
+def test_loss_error() -> None:
+    assert truth.loss_error([{"loss": 0.6}, {"loss": 0.75}], 0.75) == pytest.approx(0.2)
+    assert truth.loss_error([], 0.75) is None
+
+
+def truth_bench(**changed: Any) -> Bench:
+    schedule = {
+        "expected": [[10, 20]], "reported": [{"start_s": 10.5, "end_s": 20.5, "loss": 0.7}], "loss": 0.75,
+        "ended_s": 32, "split_sum_s": 32.0, "split_wall_s": 32.0,
+    }  # fmt: skip
+    counters = {
+        "bytes": [100_000, 100_100], "opens": [100, 100], "operations": [101, 101], "look-ups": [1, 2], "requests": [3, 4], "own_s": 3.0, "seconds": 4.0,
+        "split_sum_s": 3.5, "split_wall_s": 3.5,
+    }  # fmt: skip
+    merged = {**schedule, **{k: v for k, v in changed.items() if k in schedule}}
+    counted = {**counters, **{k: v for k, v in changed.items() if k in counters}}
+    return bench_of(
+        {
+            ("one period", "runtime"): merged,
+            ("no load", "runtime"): {**schedule, "reported": changed.get("quiet", [])},
+            ("counters", "direct"): counted,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "count"),
+    [
+        ({}, 0),
+        ({"reported": []}, 2),
+        ({"reported": [{"start_s": 13, "end_s": 20, "loss": 0.75}]}, 1),
+        ({"reported": [{"start_s": 10, "end_s": 20, "loss": 0.5}]}, 1),
+        ({"quiet": [{"start_s": 1, "end_s": 3, "loss": 0.3}]}, 1),
+        ({"bytes": [100_000, 102_000]}, 1),
+        ({"opens": [None, 100]}, 1),
+        ({"split_sum_s": 30.0}, 1),
+        ({"own_s": 3.6}, 1),
+        ({"seconds": 3.4}, 1),
+    ],
+)
+def test_truth(changed: dict[str, Any], count: int) -> None:
+    chosen = [s for s in truth.FULL if s.name in ("one period", "no load")]
+    bench = truth_bench(**changed)
+    truth.tables(bench, chosen, ["direct"])
+    assert len(short(truth.figures(bench, chosen, ["direct"]))) == count
+
+
+# ---- forecast
+
+
+def test_forecast() -> None:
+    cell = Cell()
+    samples: dict[tuple[str, str], dict[str, Any]] = {
+        (cell.name, "direct"): {"seconds": 12.0},
+        (cell.name, "upfront"): {"seconds": 20.0},
+        (cell.name, "runtime"): {"seconds": 10.0},
+        (cell.name, "plan"): {"choice": "runtime", "direct": 12.5, "upfront": 21.0, "runtime": 9.5},
+    }
+    assert short(forecast.figures(bench_of(samples), [cell])) == []
+    forecast.table(bench_of(samples), [cell])
+    samples[cell.name, "plan"]["choice"] = "direct"
+    samples[cell.name, "plan"]["upfront"] = 24.0
+    assert len(short(forecast.figures(bench_of(samples), [cell]))) == 2
+    del samples[cell.name, "plan"]
+    assert "all cells have a forecast" in short(forecast.figures(bench_of(samples), [cell]))
+
+
+# ---- warm
+
+
+def warm_bench(**changed: float) -> Bench:
+    base = {f"{p}_{c}_ns": 1000.0 for p in ("outside", "below") for c in warm.CALLS}
+    native = {**base, "start_ms": [20.0], "layers": ["native"], **{k: v for k, v in changed.items() if k in base}}
+    python = {
+        **{k: v + 900 for k, v in base.items()},
+        "start_ms": [25.0 + changed.get("start", 0)],
+        "layers": ["python"],
+    }
+    samples: dict[tuple[str, str], dict[str, Any]] = {
+        ("opens", warm.ALONE): {**base, "start_ms": [14.0]},
+        ("opens", "native"): native,
+        ("opens", "python"): python,
+    }
+    for cell in warm.epoch_cells():
+        samples[cell, warm.ALONE] = {"later_epoch_s": 5.0}
+        samples[cell, "runtime"] = {"later_epoch_s": 5.0 * changed.get("epochs", 1.01)}
+    return bench_of(samples)
+
+
+@pytest.mark.parametrize(
+    ("changed", "count"),
+    [
+        ({}, 0),
+        ({"outside_os_open_ns": 1400.0}, 1),
+        ({"below_file_open_ns": 1600.0}, 1),
+        ({"start": 10}, 1),
+        ({"epochs": 1.05}, 2),
+    ],
+)
+def test_warm(changed: dict[str, float], count: int) -> None:
+    bench = warm_bench(**changed)
+    warm.tables(bench)
+    assert len(short(warm.figures(bench, Options()))) == count
+
+
+def test_warm_without_measurements_is_short() -> None:
+    assert not any(f.ok for f in warm.figures(Bench("test", Options()), Options()))
+
+
+# ---- identity
+
+
+def test_identity() -> None:
+    loader = identity.LOADERS[0]
+    same = {
+        "stdout": "epoch 0 loss 1 0x1\nepoch 1 loss 1 0x1\nweights a\n",
+        "weights_sha256": "a",
+        "opens": 4,
+        "swapped": 4,
+    }
+    samples: dict[tuple[str, str], dict[str, Any]] = {
+        (loader.name, arm): dict(same) for arm in (identity.ALONE, *identity.MODES)
+    }
+    identity.table(bench_of(samples), [loader])
+    assert short(identity.figures(bench_of(samples), [loader])) == []
+    samples[loader.name, "runtime"]["weights_sha256"] = "b"
+    samples[loader.name, "upfront"]["swapped"] = 0
+    assert len(short(identity.figures(bench_of(samples), [loader]))) == 2
+    assert len(short(identity.figures(bench_of({}), [loader]))) == 6
