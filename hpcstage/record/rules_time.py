@@ -12,6 +12,12 @@ GAINED = 0.02
 MUCH = 0.15
 OUT_OF_ORDER = 0.2
 LEAST_WALL_S = 5.0
+WAITS = {
+    "runtime": "the copiers did not keep ahead: more --copiers if the source can give more, else later epochs repay it",
+    "upfront": "not all it reads was staged: see the opens that were not swapped",
+    "direct": "run it with --mode runtime: from the second epoch on, reads are local",
+    None: "see why no node reported",
+}
 
 
 def contention(record: dict[str, Any]) -> Iterator[Note]:
@@ -37,11 +43,7 @@ def waits_for_source(record: dict[str, Any]) -> Iterator[Note]:
     if not split["wall_s"] or split["wait_source_s"] is None or split["wait_source_s"] < MUCH * split["wall_s"]:
         return
     share = percent(split["wait_source_s"] / split["wall_s"])
-    remedy = (
-        "the copiers did not keep ahead: more --copiers if the source can give more, else more epochs will repay it"
-        if stages(record)
-        else "run it with --mode runtime: from the second epoch on, reads are local"
-    )
+    remedy = WAITS[record["run"]["mode"]]
     yield Note("waits-for-source", Severity.INFO, f"the program waited for the source {share} of its time", remedy)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from hpcstage.record import tally
 from hpcstage.record.part import NodePart, ProcessPart, RunPart, Sample
 from hpcstage.record.waits import Shares, blocked_ns, shares_of
-from hpcstage.record.window import Window, timeline, window_of
+from hpcstage.record.window import Window, shift_of, window_of
 
 NS = 1e9
 READER_SHARE = 0.5
@@ -173,16 +173,26 @@ def _mean_of(values: Sequence[float | None]) -> float | None:
 
 
 def _hidden_s(run: RunPart, nodes: Sequence[NodePart], window: Window, split: Split) -> float | None:
-    """Time with copies in flight while the command ran and did not wait for the source."""
-    samples = timeline(run, nodes)
-    if not samples:
+    """Time with copies in flight while the command ran and did not wait for the source; several nodes are averaged."""
+    copying = [_copying_s(node, window, shift_of(run, node)) for node in nodes if node.samples]
+    if not copying:
         return None
-    copying_s = sum(_copying_s(sample, window.overlap_s(start_s, sample.length_s)) for start_s, sample in samples)
-    copying_s /= max(1, len([node for node in nodes if node.samples]))
-    wall_s = window.wall_s or 0.0
     waited_s = split.wait_source_s or 0.0
-    return max(0.0, min(copying_s, wall_s) - waited_s)
+    return max(0.0, min(sum(copying) / len(copying), window.wall_s or 0.0) - waited_s)
 
 
-def _copying_s(sample: Sample, overlap_s: float) -> float:
-    return overlap_s * min(1.0, sample.busy)
+def _copying_s(node: NodePart, window: Window, shift_s: float) -> float:
+    """Within the command's life. A sample says how many were in flight on average, not when: the node's own sum of
+    times with any in flight, and the moment of the last file, correct what short bursts would add."""
+    inside_s = total_s = 0.0
+    for sample in node.samples:
+        length_s = _until(sample, node.staged_s)
+        share = min(1.0, sample.busy)
+        total_s += length_s * share
+        inside_s += window.overlap_s(shift_s + sample.start_s, length_s) * share
+    busy_s = node.totals.get("copy_busy_s")
+    return inside_s if busy_s is None or total_s <= busy_s else inside_s * max(0.0, busy_s) / total_s
+
+
+def _until(sample: Sample, end_s: float | None) -> float:
+    return sample.length_s if end_s is None else max(0.0, min(sample.length_s, end_s - sample.start_s))

@@ -236,7 +236,7 @@ def _estimate(name: str, part: dict[str, Any], style: Style) -> list[str]:
     label = f"  against {name:<8} "
     if part["saved_s"] is None:
         return [text.clip(f"{label} cannot be said: {part['reason']}", style.width)]
-    head = f"{label}{text.seconds(part['saved_s']):>9} = "
+    head = f"{label}{text.seconds(part['saved_s']):>10} = "
     lines = text.wrap(part["formula"], style.width - len(head), lines=2)
     return [head + lines[0], *(" " * len(head) + line for line in lines[1:])]
 

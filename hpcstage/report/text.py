@@ -159,7 +159,8 @@ def seconds(value: float | None) -> str:
     """A duration, or that it is not known."""
     if value is None:
         return UNKNOWN
-    text = format_duration(abs(value)) if abs(value) >= 0.001 else "0 s"
+    text = format_duration(abs(value)) if abs(value) >= 0.1 else f"{abs(value) * 1000:.3g} ms"
+    text = text if abs(value) >= 1e-6 else "0 s"
     return f"-{text}" if value < 0 and text != "0 s" else text
 
 

@@ -106,6 +106,13 @@ def test_hidden_time_is_copying_less_waiting_within_the_command() -> None:
     assert split["before_s"] == pytest.approx(10.1)
 
 
+def test_copies_before_the_command_and_short_bursts_hide_nothing() -> None:
+    burst = [Sample(0.0, 1.0, busy=8.0)]
+    node = node_part(processes=[reader()], samples=burst, staged_s=0.3, totals={"copy_busy_s": 0.2})
+    assert time_split(run_part(child_started_s=0.45), [node])["hidden_s"] == 0
+    assert time_split(run_part(child_started_s=0.0), [node])["hidden_s"] == pytest.approx(0.2)
+
+
 def test_nothing_attached() -> None:
     split = split_of([])
     assert split["other_s"] == split["wall_s"] == pytest.approx(60)

@@ -166,6 +166,7 @@ def test_numbers() -> None:
     assert text.percent(0.0) == "0 %"
     assert text.seconds(-3.0) == "-3 s"
     assert text.seconds(-1e-9) == "0 s"
+    assert text.seconds(0.0072) == "7.2 ms"
     assert text.milliseconds(0.05) == "50 us"
     assert text.milliseconds(2500) == "2.5 s"
     assert text.count(None) == text.size(None) == text.rate(None) == text.seconds(None) == "not measured"
