@@ -286,3 +286,14 @@ def test_mountinfo_line(line: bytes, path: bytes) -> None:
 )
 def test_lines_of_others_are_ignored(line: bytes) -> None:
     assert parse_line(line) is None
+
+
+def test_mount_command_ends_in_order(source: Path, mountpoint: Path) -> None:
+    words = [sys.executable, "-m", "benchmarks.slowfs", "mount", str(source), str(mountpoint), "--bandwidth", "50MB"]
+    with subprocess.Popen(words, cwd=REPO, stdout=subprocess.PIPE, text=True) as command:
+        assert command.stdout is not None
+        assert str(mountpoint) in command.stdout.readline()
+        assert (mountpoint / "folder" / "inner").read_text() == "inner"
+        command.terminate()
+        assert command.wait(20) == 0
+    assert not is_mounted(mountpoint)
