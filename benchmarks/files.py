@@ -9,6 +9,7 @@ import contextlib
 import os
 import random
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -39,9 +40,11 @@ def place(options: Options) -> Iterator[Place]:
     memory = options.memory_dir or (_MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir()))
     disk = options.work_dir or Path(tempfile.gettempdir())
     made = [_fresh(base) for base in (memory, disk)]
+    before = signal.signal(signal.SIGTERM, _end)
     try:
         yield Place(*made)
     finally:
+        signal.signal(signal.SIGTERM, before)
         for path in made:
             shutil.rmtree(path, ignore_errors=True)
 
@@ -97,6 +100,11 @@ def drop_caches(paths: Sequence[Path]) -> None:
         _DROP.write_text("3\n")
     except OSError:
         drop_files(paths)
+
+
+def _end(number: int, _: object) -> None:
+    """SIGTERM unwinds: what is running is ended, mounts and directories go."""
+    raise SystemExit(128 + number)
 
 
 def _fresh(base: Path) -> Path:

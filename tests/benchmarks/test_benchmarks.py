@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import REPO
+from conftest import REPO, wait_for
 
 from hpcstage.emulator import unavailable
+from hpcstage.emulator.mounts import mounts
 
 pytestmark = [
     pytest.mark.slow,
@@ -99,3 +100,16 @@ class TestTraining:
 
     def test_check_fails_where_nothing_was_measured(self, tmp_path: Path) -> None:
         quick("warm", tmp_path, "--only", "opens", "--arms", "native", "--check", code=1)
+
+
+def test_a_terminated_benchmark_leaves_nothing(tmp_path: Path) -> None:
+    memory, work = tmp_path / "memory", tmp_path / "disk"
+    memory.mkdir()
+    work.mkdir()
+    words = ["-m", "benchmarks.copy", "--quick", "--work-dir", str(work), "--memory-dir", str(memory), "--only", "2 ms"]
+    with subprocess.Popen([sys.executable, *words], cwd=REPO, stderr=subprocess.DEVNULL) as benchmark:
+        wait_for(lambda: any(os.fsdecode(m.path).startswith(str(memory)) for m in mounts()), 60, "a mount")
+        benchmark.terminate()
+        assert benchmark.wait(30) == 143
+    assert not list(memory.iterdir())
+    assert not list(work.iterdir())
