@@ -81,6 +81,7 @@ def _with_forecast(scanned: Scanned, manifest: Manifest, order: Order, spec: Dae
         epochs=spec.epochs,
         epoch_compute_s=spec.epoch_compute_s,
         readers=spec.readers,
+        startup_s=spec.startup_s or 0.0,
         sources=spec.workload_sources,
     )
     found = forecast(

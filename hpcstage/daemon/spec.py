@@ -47,6 +47,7 @@ class DaemonSpec:
     epochs: int | None = None
     epoch_compute_s: float | None = None
     readers: int | None = None
+    startup_s: float | None = None
     workload_sources: dict[str, str] = field(default_factory=dict)
     drain_s: float = 8.0
 

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hpcstage
 from hpcstage import __version__, wire
@@ -151,6 +151,7 @@ class Session:
             raise
 
     def _prepare_node(self, resolved: Resolved) -> None:
+        resolved.save(self.node.path / "resolved")  # a list may be readable only once
         for name in ("store", "incoming", "orders", "links"):
             (self.node.path / name).mkdir(mode=0o700, exist_ok=True)
         page.create(self.node.path / "page")
@@ -200,9 +201,7 @@ class Session:
             patience_s=config.patience_s,
             nice=config.nice,
             leftovers=[os.fspath(path) for path in self.node.leftovers],
-            epochs=config.epochs,
-            epoch_compute_s=config.epoch_compute_s,
-            readers=config.readers,
+            **_workload(config, resolved),
             drain_s=config.drain_s,
         )
 
@@ -229,6 +228,16 @@ class Session:
             text = f"the staging daemon did not answer within {self.config.drain_s:.0f} s of the command's end"
             self.part.problems.append({"id": "daemon-silent", "text": text, "remedy": "look at nodes/*.log"})
         write_record(self.run_dir, self.part)
+
+
+def _workload(config: Config, resolved: Resolved) -> dict[str, Any]:
+    """What the forecast of mode auto needs to know of the program: options first, then an earlier run."""
+    if config.mode != "auto":
+        return {}
+    from hpcstage.plan.preview import find_earlier, known_of_program
+
+    values, sources = known_of_program(config, find_earlier(resolved.datasets, os.environ))
+    return {**values, "workload_sources": sources}
 
 
 def _shared_id(run_key: str | None, config: Config) -> str | None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpcstage.errors import HpcstageError, LocalDiskProblem, UsageError
 from hpcstage.plan import forecast, order, probe
@@ -20,7 +20,7 @@ from hpcstage.plan.datasets import resolve
 from hpcstage.plan.manifest import Manifest
 from hpcstage.plan.planfile import Plan, ScanSummary
 from hpcstage.plan.scan import scan
-from hpcstage.plan.types import Budget, Order, Rates, Workload
+from hpcstage.plan.types import Budget, Dataset, Order, Rates, Workload
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
@@ -53,7 +53,7 @@ def preview(config: Config, env: Mapping[str, str], cwd: Path, *, with_probe: bo
         raise UsageError("the datasets hold no file", "check --data")
     wanted, unknown = order.build_counting(found.manifest, config.order_asked(), lists=resolved.lists, cwd=cwd)
     notes = [f"{notice.text}; {notice.remedy}" for notice in resolved.warnings]
-    known = find_earlier(found.manifest, env)
+    known = find_earlier(resolved.datasets, env)
     workload = workload_of(config, found.manifest, known)
     rates, probe_notes = _rates(config, found.manifest, wanted, disk, known, with_probe=with_probe)
     notes.extend(probe_notes)
@@ -122,11 +122,11 @@ class Earlier:
     source_bytes_per_s: float | None
 
 
-def find_earlier(manifest: Manifest, env: Mapping[str, str]) -> Earlier | None:
+def find_earlier(datasets: Sequence[Dataset], env: Mapping[str, str]) -> Earlier | None:
     """The last run that succeeded; a record that cannot be read is none."""
     from hpcstage.record import files, index, workload
 
-    run_dir = index.find(None, [os.fsdecode(d.root) for d in manifest.datasets], env)
+    run_dir = index.find(None, [os.fsdecode(d.root) for d in datasets], env)
     if run_dir is None:
         return None
     try:
@@ -136,10 +136,10 @@ def find_earlier(manifest: Manifest, env: Mapping[str, str]) -> Earlier | None:
         return None
 
 
-def workload_of(config: Config, manifest: Manifest, known: Earlier | None) -> Workload:
-    """Options first, then the earlier run."""
-    sources: dict[str, str] = {"files": "scan", "size_bytes": "scan"}
-    values: dict[str, float | None] = {}
+def known_of_program(config: Config, known: Earlier | None) -> tuple[dict[str, Any], dict[str, str]]:
+    """Epochs, compute, readers and start-up, and where each is from: options first, then the earlier run."""
+    sources: dict[str, str] = {}
+    values: dict[str, Any] = {}
     for name, key in (("epochs", "epochs"), ("epoch_compute_s", "epoch_compute"), ("readers", "readers"),
                       ("startup_s", "startup")):  # fmt: skip
         values[name] = getattr(config, name)
@@ -150,19 +150,21 @@ def workload_of(config: Config, manifest: Manifest, known: Earlier | None) -> Wo
             sources[name] = known.program.source
         else:
             sources[name] = "default"
+    return values, sources
+
+
+def workload_of(config: Config, manifest: Manifest, known: Earlier | None) -> Workload:
+    """Options first, then the earlier run."""
+    values, sources = known_of_program(config, known)
     return Workload(
         files=len(manifest),
         size_bytes=manifest.total_bytes,
-        epochs=_whole(values["epochs"]),
+        epochs=values["epochs"],
         epoch_compute_s=values["epoch_compute_s"],
         startup_s=values["startup_s"] or 0.0,
-        readers=_whole(values["readers"]),
-        sources=sources,
+        readers=values["readers"],
+        sources={"files": "scan", "size_bytes": "scan", **sources},
     )
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
 
 
 # ---- the disks' rates

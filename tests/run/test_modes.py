@@ -83,7 +83,7 @@ def test_a_list_gives_the_order(hpcstage: Hpcstage, make_tree: Tree, tmp_path: P
     listing = tmp_path / "list.txt"
     listing.write_text("\n".join(map(str, names)) + "\n")
     code = "import sys; print(sum(len(open(l.strip(), 'rb').read()) for l in open(sys.argv[1])))"
-    done = hpcstage("run", "--data", f"@{listing}", "--", sys.executable, "-c", code, listing)
+    done = hpcstage("run", "--mode", "upfront", "--data", f"@{listing}", "--", sys.executable, "-c", code, listing)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == 30 * 10_000
     assert last_record(hpcstage)["order"]["provenance"] == "given"
@@ -95,7 +95,7 @@ def test_the_program_may_announce_its_order(hpcstage: Hpcstage, make_tree: Tree)
         "import sys, hpcstage, pathlib; names = sorted(pathlib.Path(sys.argv[1]).rglob('*.bin'), reverse=True);"
         "print(hpcstage.order(names)); [n.read_bytes() for n in names]"
     )
-    done = hpcstage("run", "--data", data, "--", sys.executable, "-c", code, data)
+    done = hpcstage("run", "--mode", "upfront", "--data", data, "--", sys.executable, "-c", code, data)
     assert done.stdout.decode().strip() == "True", done.stderr
     assert last_record(hpcstage)["order"]["provenance"] == "given"
 
