@@ -11,6 +11,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,18 +35,25 @@ struct stats {
     uint32_t hist_open[HIST_BUCKETS], hist_read[HIST_BUCKETS];
 };
 
+struct facts {
+    int64_t size;
+    uint32_t mode;
+    struct timespec mtime, ctime;
+};
+
 struct job {
     const char *source, *temporary, *target, *link;
     int64_t limit;
-    int nofollow;
+    int nofollow, named;
     volatile struct stats *stats;
     int status, error;
     uint64_t open_ns, read_ns, write_ns;
-    struct stat before;
+    struct facts before;
 };
 
 static __thread char *buffer;
 static volatile int noatime = O_NOATIME;
+static volatile int nameless = 1;
 
 static uint64_t now_ns(void) {
     struct timespec t;
@@ -64,6 +72,22 @@ static int fail(struct job *job, int status) {
     job->status = status;
     job->error = errno;
     return -1;
+}
+
+/* Without the access time, which every read makes unknown: asking for it costs a request to the source. */
+static int get_facts(int fd, struct facts *facts) {
+    struct statx x;
+    if (statx(fd, "", AT_EMPTY_PATH, STATX_TYPE | STATX_MODE | STATX_SIZE | STATX_MTIME | STATX_CTIME, &x) == 0) {
+        facts->size = (int64_t)x.stx_size;
+        facts->mode = x.stx_mode;
+        facts->mtime = (struct timespec){x.stx_mtime.tv_sec, x.stx_mtime.tv_nsec};
+        facts->ctime = (struct timespec){x.stx_ctime.tv_sec, x.stx_ctime.tv_nsec};
+        return 0;
+    }
+    struct stat st;
+    if ((errno != ENOSYS && errno != EPERM) || fstat(fd, &st) < 0) return -1;
+    *facts = (struct facts){st.st_size, st.st_mode, st.st_mtim, st.st_ctim};
+    return 0;
 }
 
 static int open_source(struct job *job) {
@@ -107,7 +131,7 @@ static ssize_t read_some(struct job *job, int fd, size_t wanted) {
 }
 
 static int pump(struct job *job, int in, int out) {
-    int64_t left = job->before.st_size;
+    int64_t left = job->before.size;
     while (left > 0) {
         if (job->stats->cancel) return fail(job, CANCELLED);
         ssize_t n = read_some(job, in, (size_t)left);
@@ -122,10 +146,9 @@ static int pump(struct job *job, int in, int out) {
     return 0;
 }
 
-static int unchanged(const struct stat *a, const struct stat *b) {
-    return a->st_size == b->st_size && a->st_mtim.tv_sec == b->st_mtim.tv_sec &&
-           a->st_mtim.tv_nsec == b->st_mtim.tv_nsec && a->st_ctim.tv_sec == b->st_ctim.tv_sec &&
-           a->st_ctim.tv_nsec == b->st_ctim.tv_nsec;
+static int unchanged(const struct facts *a, const struct facts *b) {
+    return a->size == b->size && a->mtime.tv_sec == b->mtime.tv_sec && a->mtime.tv_nsec == b->mtime.tv_nsec &&
+           a->ctime.tv_sec == b->ctime.tv_sec && a->ctime.tv_nsec == b->ctime.tv_nsec;
 }
 
 static int make_parents(const char *path) {
@@ -151,10 +174,22 @@ static int move_once(const char *from, const char *to) {
     return 0;
 }
 
-static int publish(struct job *job) {
-    if (job->link && link(job->temporary, job->link) < 0) return fail(job, LOCAL_ERROR);
-    int moved = move_once(job->temporary, job->target);
-    if (moved < 0 && errno == ENOENT && make_parents(job->target) == 0) moved = move_once(job->temporary, job->target);
+/* Where there is no temporary name, the descriptor itself is linked. */
+static int link_open(int fd, const char *to) {
+    char self[40];
+    snprintf(self, sizeof self, "/proc/self/fd/%d", fd);
+    return linkat(AT_FDCWD, self, AT_FDCWD, to, AT_SYMLINK_FOLLOW);
+}
+
+static int give_name(struct job *job, int out) {
+    return job->named ? move_once(job->temporary, job->target) : link_open(out, job->target);
+}
+
+static int publish(struct job *job, int out) {
+    if (job->link && (job->named ? link(job->temporary, job->link) : link_open(out, job->link)) < 0)
+        return fail(job, LOCAL_ERROR);
+    int moved = give_name(job, out);
+    if (moved < 0 && errno == ENOENT && make_parents(job->target) == 0) moved = give_name(job, out);
     if (moved == 0) return 0;
     int error = errno;
     if (job->link) unlink(job->link);
@@ -162,27 +197,52 @@ static int publish(struct job *job) {
     return fail(job, error == EEXIST ? EXISTS : LOCAL_ERROR);
 }
 
+/* In the target's directory: the file system then places inode and blocks as if the file were written there. */
+static int open_nameless(struct job *job) {
+    char directory[PATH_MAX];
+    const char *slash = strrchr(job->target, '/');
+    size_t length = slash ? (size_t)(slash - job->target) : 0;
+    if (!length || length >= sizeof directory) return -1;
+    memcpy(directory, job->target, length);
+    directory[length] = 0;
+    int fd = open(directory, O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+    if (fd < 0 && errno == ENOENT && make_parents(job->target) == 0)
+        fd = open(directory, O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+    return fd;
+}
+
+static int create(struct job *job) {
+    if (nameless) {
+        int fd = open_nameless(job);
+        if (fd >= 0) return fd;
+        if (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL || errno == ENOSYS) nameless = 0;
+    }
+    job->named = 1;
+    return open(job->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+}
+
 static int finish(struct job *job, int in, int out) {
-    struct stat after;
-    if (fstat(in, &after) < 0) return fail(job, SOURCE_ERROR);
+    struct facts after;
+    if (get_facts(in, &after) < 0) return fail(job, SOURCE_ERROR);
     if (!unchanged(&job->before, &after)) return fail(job, CHANGED);
-    if (after.st_size >= DROP_BYTES) posix_fadvise(in, 0, 0, POSIX_FADV_DONTNEED);
-    struct timespec times[2] = {{0, UTIME_OMIT}, after.st_mtim};
-    if (fchmod(out, after.st_mode & 0777) < 0 || futimens(out, times) < 0) return fail(job, LOCAL_ERROR);
+    if (after.size >= DROP_BYTES) posix_fadvise(in, 0, 0, POSIX_FADV_DONTNEED);
+    struct timespec times[2] = {{0, UTIME_OMIT}, after.mtime};
+    if (fchmod(out, after.mode & 0777) < 0 || futimens(out, times) < 0) return fail(job, LOCAL_ERROR);
     return 0;
 }
 
 static int copy_out(struct job *job, int in) {
     uint64_t start = now_ns();
-    int out = open(job->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    int out = create(job);
     if (out < 0) return fail(job, LOCAL_ERROR);
     uint64_t read_before = now_ns();
     int result = pump(job, in, out);
     uint64_t pumped = now_ns();
     if (result == 0) result = finish(job, in, out);
-    if (close(out) < 0 && result == 0) result = fail(job, LOCAL_ERROR);
-    if (result == 0) result = publish(job);
-    if (result < 0) unlink(job->temporary);
+    if (job->named && close(out) < 0 && result == 0) result = fail(job, LOCAL_ERROR);
+    if (result == 0) result = publish(job, out);
+    if (!job->named) close(out);
+    else if (result < 0) unlink(job->temporary);
     job->write_ns += (read_before - start) + (now_ns() - pumped);
     return result;
 }
@@ -198,9 +258,9 @@ static void copy_file(struct job *job) {
         fail(job, SOURCE_ERROR);
         return;
     }
-    if (fstat(in, &job->before) < 0) fail(job, SOURCE_ERROR);
-    else if (!S_ISREG(job->before.st_mode)) fail(job, NOT_REGULAR);
-    else if (job->before.st_size > job->limit) fail(job, TOO_LARGE);
+    if (get_facts(in, &job->before) < 0) fail(job, SOURCE_ERROR);
+    else if (!S_ISREG(job->before.mode)) fail(job, NOT_REGULAR);
+    else if (job->before.size > job->limit) fail(job, TOO_LARGE);
     else if (copy_out(job, in) == 0) job->stats->files++;
     job->stats->write_ns += job->write_ns;
     close(in);
@@ -220,8 +280,8 @@ static PyObject *py_copy(PyObject *self, PyObject *args) {
     Py_BEGIN_ALLOW_THREADS
     copy_file(&job);
     Py_END_ALLOW_THREADS
-    long long mtime_ns = (long long)job.before.st_mtim.tv_sec * 1000000000 + job.before.st_mtim.tv_nsec;
-    return Py_BuildValue("iiLLKKK", job.status, job.status ? job.error : 0, (long long)job.before.st_size, mtime_ns,
+    long long mtime_ns = (long long)job.before.mtime.tv_sec * 1000000000 + job.before.mtime.tv_nsec;
+    return Py_BuildValue("iiLLKKK", job.status, job.status ? job.error : 0, (long long)job.before.size, mtime_ns,
                          (unsigned long long)job.open_ns, (unsigned long long)job.read_ns,
                          (unsigned long long)job.write_ns);
 }
@@ -236,4 +296,7 @@ static PyMethodDef methods[] = {
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_copy", "Copies files without the interpreter lock.", -1,
                                     methods, NULL, NULL, NULL, NULL};
 
-PyMODINIT_FUNC PyInit__copy(void) { return PyModule_Create(&module); }
+PyMODINIT_FUNC PyInit__copy(void) {
+    nameless = access("/proc/self/fd", X_OK) == 0;
+    return PyModule_Create(&module);
+}
