@@ -64,6 +64,7 @@ class Session:
         self.node = node
         self.run_dir = run_dir
         self.part = part
+        self.part.run_dir = os.fspath(run_dir)
         self.clock = clock
         self.control: control.Control
         self.lost = False
@@ -82,6 +83,7 @@ class Session:
         run_id = _shared_id(job.run_key, config) or rundir.unique_id(clock.unix_s, job.job_id)
         run_dir = rundir.make(config.run_dir, Path.cwd(), run_id, dict(os.environ))
         part = _part(command, config, clock, run_id, job, local)
+        part.roots = [os.fsdecode(dataset.root) for dataset in resolved.datasets]
         _check_datasets(resolved, local, part, strict=config.strict)
         claim = nodedir.claim(local, run_id, host=host)
         session = cls(config, Node(claim, nodedir.sock_path(claim.path, os.environ)), run_dir, part, clock)
@@ -107,6 +109,7 @@ class Session:
     def started(self, pid: int) -> None:
         """The command runs."""
         self.part.child_started_s = self.clock.elapsed_s()
+        self.part.child_pid = pid
         self.control.attach(pid)
         with contextlib.suppress(OSError):
             rundir.save_part(self.run_dir, self.part)

@@ -33,7 +33,7 @@ _VERSION = 1
 _ENDIAN_MARK = 0x01020304
 _NUMBERS = struct.Struct("=IIQQQQQ")
 """version, endian mark, files, index slots, bytes of paths, bytes of datasets, bytes of content."""
-_CRC = struct.Struct("=I4x")
+_CRC = struct.Struct("=Q")
 _HEADER_BYTES = len(_MAGIC) + _NUMBERS.size + _CRC.size
 _COLUMNS = "QqQQQIHH"
 """Widest first, so that every column is aligned."""
