@@ -39,7 +39,7 @@ def plan(lab: Lab, cell: Cell) -> dict[str, Any]:
 
 
 def arms(lab: Lab, cell: Cell) -> dict[str, Arm]:
-    """What must have been measured to compare with; ten epochs only of what `staging` measures."""
+    """What must have been measured to compare with."""
     made: dict[str, Arm] = {
         "direct": lambda: lab.direct(cell),
         "upfront": lambda: lab.hpcstage(cell, "upfront"),

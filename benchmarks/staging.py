@@ -49,10 +49,10 @@ def cells(quick: bool) -> list[Cell]:
 
 
 def rounds(cell: Cell) -> int:
-    """Medians of five; fewer where a sample takes minutes."""
+    """Medians of five; of three for the larger networks and the largest data; ten epochs take minutes per sample."""
     if cell.epochs > 1:
-        return 3 if cell.net == "cnn" else 1
-    return 3 if cell.size > 1 or (cell.load == "low" and cell.net != "cnn") else 5
+        return 2 if cell.net == "cnn" else 1
+    return 3 if cell.size > 1 or cell.net != "cnn" else 5
 
 
 def arms(lab: Lab, cell: Cell) -> dict[str, Arm]:
@@ -67,7 +67,7 @@ def arms(lab: Lab, cell: Cell) -> dict[str, Arm]:
         return made
     if cell.load == "low":
         return {**made, "auto": lambda: lab.auto(cell)}
-    if cell.epochs > 1 and cell.net != "cnn":
+    if cell.epochs > 1:
         del made["direct"]
     return {**made, **lab.terms(cell)}
 
