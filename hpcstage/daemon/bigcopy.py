@@ -42,6 +42,7 @@ class BigCopy:
         self.cancelled = False
         self._pace = pace
         self._lock = threading.Lock()
+        self._writing = threading.Lock()
         self._position = 0
         self._inside = 0
         self._finished = False
@@ -73,7 +74,7 @@ class BigCopy:
                 if self.cancelled:
                     raise CopyError(Status.CANCELLED)
                 length = min(RANGE_BYTES, self._before.st_size - start)
-                copyfile.copy_range(worker, self._source, self._target, start, length, part, self._pace)
+                copyfile.copy_range(worker, self._source, self._target, start, length, part, self._pace, self._writing)
             except CopyError as error:
                 self._fail(error)
             if self._leave(part):

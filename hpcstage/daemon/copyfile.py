@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
 from hpcstage.daemon.stats import ThreadStats
 
@@ -28,6 +29,7 @@ CHUNK_BYTES = 1 << 20
 DROP_BYTES = 1 << 20
 """Sources of this size and more are dropped from the page cache once copied: nobody here reads them again."""
 PERMISSIONS = 0o777
+_NO_LOCK = contextlib.nullcontext()
 
 
 class Status(IntEnum):
@@ -206,8 +208,10 @@ def copy_range(
     length: int,
     outcome: Outcome,
     pace: Callable[[int], None] | None = None,
+    writing: contextlib.AbstractContextManager[Any] = _NO_LOCK,
 ) -> None:
-    """Copies bytes `start` to `start + length`."""
+    """Copies bytes `start` to `start + length`. `writing` is held while writing: the kernel lets one thread write to
+    a file at a time and has the others spin."""
     position, end = start, start + length
     while position < end:
         if worker.stats.cancelled:
@@ -223,7 +227,8 @@ def copy_range(
         worker.stats.read(count, took)
         if not count:
             raise CopyError(Status.CHANGED)
-        _write_all(target, chunk[:count], position)
+        with writing:
+            _write_all(target, chunk[:count], position)
         position += count
 
 

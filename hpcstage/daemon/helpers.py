@@ -32,7 +32,9 @@ class _Helper:
 class Helpers:
     """Running helpers by the descriptor of their pipe."""
 
-    def __init__(self) -> None:
+    def __init__(self, umask: int = 0o077) -> None:
+        """`umask`: what helpers write is written for the user, as his umask says."""
+        self._umask = umask
         self._by_fd: dict[int, _Helper] = {}
 
     def start(self, name: str, work: Callable[[], bytes], on_end: Callable[[bytes | None], None]) -> int | None:
@@ -54,7 +56,7 @@ class Helpers:
             os.close(into)
             return None
         if pid == 0:
-            _child(work, into, parent)
+            _child(work, into, parent, self._umask)
         os.close(into)
         self._by_fd[out] = _Helper(name, pid, on_end)
         return out
@@ -101,12 +103,13 @@ class Helpers:
         self._by_fd.clear()
 
 
-def _child(work: Callable[[], bytes], into: int, parent: int) -> None:
+def _child(work: Callable[[], bytes], into: int, parent: int, umask: int) -> None:
     code = 1
     try:
         gc.freeze()
         die_with_parent(parent)
         become_quiet({into})
+        os.umask(umask)
         data = b"+" + work()
         while data:
             data = data[os.write(into, data) :]

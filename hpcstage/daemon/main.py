@@ -12,6 +12,8 @@ import selectors
 import signal
 import sys
 import time
+import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +29,7 @@ from hpcstage.daemon.sampler import Reading, Sampler
 from hpcstage.daemon.scanning import MANIFEST_FILE
 from hpcstage.daemon.server import Reply, Server, allow_many_connections, open_listener
 from hpcstage.daemon.spec import DaemonSpec
-from hpcstage.daemon.staging import DIRECT_MODE, Staging
+from hpcstage.daemon.staging import DIRECT_MODE, PLAN_HELPER, Staging
 from hpcstage.daemon.stats import Totals
 from hpcstage.daemon.wrappers import Wrappers
 from hpcstage.wire import Answer, Kind, Layer, Reason, State
@@ -36,6 +38,7 @@ TICK_S = 1.0
 PART_EVERY_S = 10.0
 MISSED_EVERY_S = 2.0
 POOL_END_S = 1.0
+MOST_MISTAKES = 100
 LEAST_WRITE_S = 2.0
 _PART = "part"
 
@@ -43,13 +46,13 @@ _PART = "part"
 class Daemon:
     """One node's staging. `run` returns when the node directory is gone."""
 
-    def __init__(self, spec: DaemonSpec) -> None:
+    def __init__(self, spec: DaemonSpec, umask: int) -> None:
         self.spec = spec
         self.node_dir = Path(spec.node_dir)
         self.started = time.monotonic()
         self.selector = selectors.DefaultSelector()
         self.page = Page(self.node_dir / "page")
-        self.helpers = Helpers()
+        self.helpers = Helpers(umask)
         self.events = Events(self.node_dir / "events")
         store.Store(self.node_dir).make()
         self.pool = self._fork_copiers()
@@ -65,6 +68,7 @@ class Daemon:
         self._next_part = self.started
         self._next_missed = self.started + MISSED_EVERY_S
         self._ending = False
+        self._mistakes = 0
         self._last_token: int | None = None
 
     def _fork_copiers(self) -> Pool | None:
@@ -86,12 +90,24 @@ class Daemon:
         while not self._ending:
             self._watch()
             for key, _ in self.selector.select(self._timeout()):
-                key.data()
-            now = time.monotonic()
-            self.staging.pump(now)
-            if now >= self._next_tick:
-                self._tick(now)
+                self._guarded(key.data)
+            self._guarded(self._by_the_clock)
         self._end()
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """A mistake of ours must not end the staging; many in a row do."""
+        try:
+            work()
+        except Exception:  # noqa: BLE001
+            traceback.print_exc()
+            self._mistakes += 1
+            self._ending = self._ending or self._mistakes > MOST_MISTAKES
+
+    def _by_the_clock(self) -> None:
+        now = time.monotonic()
+        self.staging.pump(now)
+        if now >= self._next_tick:
+            self._tick(now)
 
     def _timeout(self) -> float:
         now = time.monotonic()
@@ -260,7 +276,8 @@ class Daemon:
         self.server.close_all()
 
     def _write_last_part(self, deadline: float) -> None:
-        self.helpers.wait(_PART, max(0.0, deadline - LEAST_WRITE_S - time.monotonic()))
+        for name in (PLAN_HELPER, _PART):
+            self.helpers.wait(name, max(0.0, deadline - LEAST_WRITE_S - time.monotonic()))
         now = time.monotonic()
         self.sampler.tick(now)
         self._write_part(now, complete=True)
@@ -286,7 +303,7 @@ def main(arguments: list[str]) -> int:
     if os.getsid(0) != os.getpid():
         with contextlib.suppress(OSError):
             os.setsid()
-    os.umask(0o077)
+    umask = os.umask(0o077)
     os.chdir("/")
     with contextlib.suppress(OSError):
         os.nice(spec.nice)
@@ -294,5 +311,5 @@ def main(arguments: list[str]) -> int:
         if fd is not None:
             os.set_inheritable(fd, False)
     allow_many_connections()
-    Daemon(spec).run()
+    Daemon(spec, umask).run()
     return 0

@@ -95,11 +95,10 @@ def _with_forecast(scanned: Scanned, manifest: Manifest, order: Order, spec: Dae
     return replace(scanned, forecast=asdict(found), probe_s=measured.seconds)
 
 
-def save_plan(spec: DaemonSpec, scanned: Scanned, limit: Budget, mode: str) -> bytes:
+def save_plan(spec: DaemonSpec, manifest: Manifest, order: Order, scanned: Scanned, limit: Budget, mode: str) -> bytes:
     """Writes what was decided to the run directory, where `hpcstage plan` finds it."""
     from hpcstage.plan import planfile
 
-    manifest, order = load_scan(Path(spec.node_dir))
     summary = planfile.ScanSummary(scanned.seconds, scanned.stats, scanned.listings, [], scanned.skipped)
     known = None if scanned.forecast is None else planfile.forecast_from_json(scanned.forecast)
     plan = planfile.Plan(

@@ -11,6 +11,7 @@ import resource
 import selectors
 import socket
 import struct
+import traceback
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
@@ -101,7 +102,11 @@ class Server:
         version, kind, _, pid = REQUEST.unpack_from(data)
         if version != VERSION or kind not in Kind._value2member_map_:
             return Reply(Answer.REFUSED)
-        return self._handler.request(token, Kind(kind), pid, data[REQUEST.size :])
+        try:
+            return self._handler.request(token, Kind(kind), pid, data[REQUEST.size :])
+        except Exception:  # noqa: BLE001  one request must not end the staging of a node
+            traceback.print_exc()
+            return Reply(Answer.REFUSED)
 
     def _watch(self, token: int, connection: socket.socket) -> None:
         with contextlib.suppress(KeyError):

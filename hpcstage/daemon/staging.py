@@ -33,6 +33,7 @@ from hpcstage.wire import Answer, Reason, State
 
 DIRECT_MODE = "direct"
 SCAN_HELPER = "scan"
+PLAN_HELPER = "plan"
 
 
 @dataclass
@@ -147,7 +148,7 @@ class Staging:
         for name in self._orders:
             self.order(name)
         self.pump(time.monotonic())
-        self._save_plan(limit)
+        self._save_plan(manifest, order, limit)
 
     def _choose(self) -> None:
         """Mode auto: what the forecast says; `upfront` is over by now, as the program already runs."""
@@ -159,10 +160,14 @@ class Staging:
         if self.outlook.mode == DIRECT_MODE and self.engine is not None:
             self.engine.queue.close(Reason.LATER)
 
-    def _save_plan(self, limit: Budget) -> None:
+    def _save_plan(self, manifest: Manifest, order: Order, limit: Budget) -> None:
         scanned, mode = self.outlook.scanned, self.outlook.mode
         if scanned is not None:
-            self._helpers.start("plan", lambda: scanning.save_plan(self.spec, scanned, limit, mode), lambda _: None)
+            self._helpers.start(
+                PLAN_HELPER,
+                lambda: scanning.save_plan(self.spec, manifest, order, scanned, limit, mode),
+                lambda _: None,
+            )
 
     def close(self, reason: Reason) -> None:
         """Stops copying: what is in flight may finish, nothing more is begun."""
