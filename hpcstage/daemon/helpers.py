@@ -42,7 +42,7 @@ class Helpers:
 
         Returns the descriptor to watch; None if one of that name still runs or none can be started.
         """
-        if any(helper.name == name for helper in self._by_fd.values()):
+        if name in self.names():
             return None
         try:
             out, into = os.pipe()
@@ -79,9 +79,9 @@ class Helpers:
         helper.on_end(helper.data[1:] if helper.data[:1] == b"+" else None)
         return True
 
-    def running(self, name: str) -> bool:
-        """Whether one of that name runs."""
-        return any(helper.name == name for helper in self._by_fd.values())
+    def names(self) -> list[str]:
+        """Those that run."""
+        return [helper.name for helper in self._by_fd.values()]
 
     def wait(self, name: str, timeout_s: float) -> bool:
         """Waits for a helper; False if it did not end in time."""

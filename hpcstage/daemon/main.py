@@ -29,7 +29,7 @@ from hpcstage.daemon.sampler import Reading, Sampler
 from hpcstage.daemon.scanning import MANIFEST_FILE
 from hpcstage.daemon.server import Reply, Server, allow_many_connections, open_listener
 from hpcstage.daemon.spec import DaemonSpec
-from hpcstage.daemon.staging import DIRECT_MODE, PLAN_HELPER, Staging
+from hpcstage.daemon.staging import DIRECT_MODE, ORDER_HELPER, PLAN_HELPER, Staging
 from hpcstage.daemon.stats import Totals
 from hpcstage.daemon.wrappers import Wrappers
 from hpcstage.wire import Answer, Kind, Layer, Reason, State
@@ -276,7 +276,8 @@ class Daemon:
         self.server.close_all()
 
     def _write_last_part(self, deadline: float) -> None:
-        for name in (PLAN_HELPER, _PART):
+        announced = [name for name in self.helpers.names() if name.startswith(ORDER_HELPER)]
+        for name in (*announced, PLAN_HELPER, _PART):
             self.helpers.wait(name, max(0.0, deadline - LEAST_WRITE_S - time.monotonic()))
         now = time.monotonic()
         self.sampler.tick(now)

@@ -6,6 +6,7 @@ requests and tells it which descriptors are ready.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from array import array
@@ -34,6 +35,9 @@ from hpcstage.wire import Answer, Reason, State
 DIRECT_MODE = "direct"
 SCAN_HELPER = "scan"
 PLAN_HELPER = "plan"
+ORDER_HELPER = "order "
+SHORT_ORDER_BYTES = 256 << 10
+"""A few thousand paths: looked up in milliseconds, less than a fork."""
 
 
 @dataclass
@@ -319,8 +323,12 @@ class Staging:
             if self.state is State.SCANNING:
                 self._orders.append(name)
             return
+        with contextlib.suppress(OSError):
+            if (self.node_dir / "orders" / name).stat().st_size <= SHORT_ORDER_BYTES:
+                self._order_mapped(name, scanning.map_order(self.node_dir, name))
+                return
         self._helpers.start(
-            f"order {name}",
+            ORDER_HELPER + name,
             lambda: scanning.map_order(self.node_dir, name),
             lambda data: self._order_mapped(name, data),
         )
