@@ -9,7 +9,15 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-FLAGS = ["-std=gnu11", "-O2", "-fvisibility=hidden", "-fno-strict-aliasing", "-Wall", "-Wextra", "-Wno-unused-parameter"]
+FLAGS = [
+    "-std=gnu11",
+    "-O2",
+    "-fvisibility=hidden",
+    "-fno-strict-aliasing",
+    "-Wall",
+    "-Wextra",
+    "-Wno-unused-parameter",
+]
 LINK_FLAGS = ["-Wl,-z,now", "-Wl,-z,relro"]  # bound at load: a hook may run where the lazy binder must not
 SHIM = Path("hpcstage/shim")
 

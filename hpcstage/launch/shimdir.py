@@ -36,7 +36,8 @@ def install(
     shim = node_dir / "shim"
     shim.mkdir(mode=0o700)
     for source in _files():
-        shutil.copyfile(source, shim / source.name)
+        shutil.copy2(source, shim / source.name)
+    _copy_bytecode(shim)
     selftest = node_dir / "selftest" / "store"
     selftest.mkdir(parents=True, mode=0o700)
     (selftest / "probe").write_bytes(SELFTEST)
@@ -50,6 +51,16 @@ def _files() -> Iterator[Path]:
     yield SHIM / "sitecustomize.py"
     yield from sorted(SHIM.glob("_hpcstage_*.py"))
     yield from sorted(SHIM.glob(NATIVE))
+
+
+def _copy_bytecode(shim: Path) -> None:
+    """Saves each process the compilation where Python may not write bytecode. It fits by the times that were kept."""
+    compiled = list((SHIM / "__pycache__").glob("*.pyc"))
+    if compiled:
+        (shim / "__pycache__").mkdir(mode=0o700)
+    for source in compiled:
+        if not source.name.startswith("__init__."):
+            shutil.copy2(source, shim / "__pycache__" / source.name)
 
 
 def _settings(node_dir: Path, sock: Path, want_cap_s: float) -> dict[str, str | Path]:

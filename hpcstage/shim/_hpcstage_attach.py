@@ -1,4 +1,4 @@
-"""Attaches the shim to this process: reads the configuration beside it and takes the first layer whose self-test passes.
+"""Attaches the shim to this process: reads the configuration beside it and takes the first layer that works.
 
 Owns the choice of the layer, and `active`: the counters of this process, for whoever measures more (the hook on
 PyTorch's loader). Imports little, because every Python below `hpcstage run` pays for it.
@@ -106,14 +106,14 @@ def _native(config: Config) -> Any:
 
 
 def _python(config: Config) -> Any:
-    import _hpcstage_python
+    import _hpcstage_python  # type: ignore[import-not-found]
 
     return _hpcstage_python.install(config, _selftest)
 
 
 def _count_only(config: Config) -> Any:
-    import _hpcstage_slot
-    import _hpcstage_wire as wire
+    import _hpcstage_slot  # type: ignore[import-not-found]
+    import _hpcstage_wire as wire  # type: ignore[import-not-found]
 
     return _hpcstage_slot.Slot(config.page, wire.LAYER_DIRECT, config.python_version)
 
@@ -136,7 +136,7 @@ def _follow(counters: Any) -> None:
     """Children by fork get a slot of their own, the exit is noted, PyTorch's loader is measured once it is imported."""
     import atexit
 
-    import _hpcstage_imports
+    import _hpcstage_imports  # type: ignore[import-not-found]
 
     counters.claim()
     os.register_at_fork(after_in_child=counters.claim)

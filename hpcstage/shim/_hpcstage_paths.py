@@ -55,6 +55,13 @@ class Paths:
             return
         self.near = here.startswith(self.prefixes) or any(p.startswith(here) for p in self.prefixes)
 
+    def copy_name(self, name: str) -> str | None:
+        """The place of the copy of a plainly written absolute name below a dataset: the common case, fast."""
+        for prefix, n, store in self._maps:
+            if name.startswith(prefix):
+                return None if "//" in name or "/." in name or name[-1] == "/" else store + name[n:]
+        return None
+
     def find(self, name: Any, dir_fd: int | None = None) -> Place | None:
         """Where a name (str, bytes, PathLike; anything else is nobody's) leads, or None."""
         if type(name) is not str:

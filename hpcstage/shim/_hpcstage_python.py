@@ -1,4 +1,4 @@
-"""The Python layer: replaces open, io.open, os.open, os.stat and their relatives by objects that look in the store first.
+"""The Python layer: replaces open, os.open, os.stat and their relatives by objects that look in the store first.
 
 Used where the native layer cannot be. It sees what is opened from Python, not what C libraries open by themselves.
 Owns the order of things: every original is taken before anything is replaced, modules that took one earlier are swept.
@@ -22,7 +22,13 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
 UNTOUCHED = ("posix", "_io", "importlib", "zipimport", "_frozen_importlib", "_frozen_importlib_external", "_imp")
-SETS = ("supports_dir_fd", "supports_fd", "supports_follow_symlinks", "supports_effective_ids", "supports_bytes_environ")
+SETS = (
+    "supports_dir_fd",
+    "supports_fd",
+    "supports_follow_symlinks",
+    "supports_effective_ids",
+    "supports_bytes_environ",
+)
 
 
 def install(config: Any, selftest: Callable[[Any], bool]) -> Any:
@@ -36,8 +42,7 @@ def install(config: Any, selftest: Callable[[Any], bool]) -> Any:
         _sweep({id(new): old for old, new in replaced})
         return None
     slot.claim()
-    context.paths = paths.Paths(config.maps)
-    context.quiet = False
+    context.use(paths.Paths(config.maps), quiet=False)
     _extend_sets(replaced)
     _watch_libraries(context)
     return slot
@@ -61,16 +66,15 @@ def _sweep(table: dict[int, Any]) -> None:
             continue
         space = getattr(module, "__dict__", None)
         if isinstance(space, dict):
-            _swap(space, table, lambda key, value, target=module: setattr(target, key, value))
+            _swap(space, table, module)
     accessor = getattr(sys.modules.get("pathlib"), "_NormalAccessor", None)
     if accessor is not None:
-        _swap(accessor.__dict__, table, lambda key, value: setattr(accessor, key, value))
+        _swap(accessor.__dict__, table, accessor)
 
 
-def _swap(space: Any, table: dict[int, Any], put: Callable[[str, Any], None]) -> None:
-    found = [(key, table[id(value)]) for key, value in list(space.items()) if id(value) in table]
-    for key, value in found:
-        put(key, value)
+def _swap(space: Any, table: dict[int, Any], owner: Any) -> None:
+    for key, value in [(key, table[id(value)]) for key, value in list(space.items()) if id(value) in table]:
+        setattr(owner, key, value)
 
 
 def _extend_sets(replaced: list[tuple[Any, Any]]) -> None:
@@ -81,8 +85,8 @@ def _extend_sets(replaced: list[tuple[Any, Any]]) -> None:
 
 
 def _watch_libraries(context: Any) -> None:
-    import _hpcstage_imports
-    import _hpcstage_libraries
+    import _hpcstage_imports  # type: ignore[import-not-found]
+    import _hpcstage_libraries  # type: ignore[import-not-found]
 
     _hpcstage_libraries.context = context
     for module in _hpcstage_libraries.READERS:

@@ -86,8 +86,7 @@ class Slot:
 
     def max(self, counter: int, value: int) -> None:
         """Raises a counter to a value."""
-        if self.counters[counter] < value:
-            self.counters[counter] = value
+        self.counters[counter] = max(self.counters[counter], value)
 
     def get(self, counter: int) -> int:
         """A counter's value."""

@@ -37,10 +37,10 @@ class Daemon:
         state = self._slot.state[0]
         if state not in (wire.STATE_SCANNING, wire.STATE_STAGING):
             unasked = {wire.STATE_STARTING: wire.REASON_SCANNING, wire.STATE_ENDED: wire.REASON_NO_DAEMON}
-            return unasked.get(state, wire.REASON_SETTLED)
+            return int(unasked.get(state, wire.REASON_SETTLED))
         begin_ns = monotonic_ns()
         if begin_ns < self._hung_until_ns:
-            return wire.REASON_TIMEOUT
+            return int(wire.REASON_TIMEOUT)
         reply = self._ask(wire.KIND_WANT, source, self._cap_s)
         counters = self._slot.counters
         counters[wire.COUNTER_WANTS] += 1

@@ -12,9 +12,11 @@
 
 #include <dlfcn.h>
 #include <elf.h>
+#include <errno.h>
 #include <link.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #if defined(__x86_64__)
@@ -35,6 +37,8 @@
 #define OBJECTS 4096
 #define NAMES 512 /* power of two, well above the number of hooks */
 #define MATCHES 128
+#define WALK_WAITS 200 /* of 50 us */
+#define ROUNDS 8 /* others may load libraries without end */
 
 enum state { NEW = 1, DONE };
 
@@ -53,7 +57,8 @@ static struct {
     void *original; /* as this module is bound */
 } names[NAMES];
 static uintptr_t own_base;
-static unsigned long long last_adds, last_subs;
+static unsigned long long seen_adds, seen_subs; /* by the first pass */
+static unsigned long long done_adds, done_subs; /* by a whole walk */
 static int walking, again;
 
 __attribute__((visibility("hidden"))) void *hpcstage_real_dlsym;
@@ -273,8 +278,8 @@ static struct object *object_of(const struct dl_phdr_info *info) {
 static int first_pass(struct dl_phdr_info *info, size_t size, void *context) {
     if (objects_n >= OBJECTS - 1)
         return 1;
-    last_adds = info->dlpi_adds;
-    last_subs = info->dlpi_subs;
+    seen_adds = info->dlpi_adds;
+    seen_subs = info->dlpi_subs;
     struct object *o = object_of(info);
     if (o->state == DONE && o->probe && *o->probe != o->probe_function)
         o->state = NEW;
@@ -307,27 +312,46 @@ static void walk(void) {
     dladdr((void *)&config, &ignored);
     unsigned known = objects_n;
     dl_iterate_phdr(second_pass, &known);
+    done_adds = seen_adds;
+    done_subs = seen_subs;
 }
 
 static int changed(struct dl_phdr_info *info, size_t size, void *context) {
-    *(int *)context = info->dlpi_adds != last_adds || info->dlpi_subs != last_subs;
+    *(int *)context = info->dlpi_adds != done_adds || info->dlpi_subs != done_subs;
     return 1;
 }
 
-void tables_refresh(void) {
+static int news(void) {
     int news = 0;
     dl_iterate_phdr(changed, &news);
-    if (!news)
-        return;
-    do {
+    return news;
+}
+
+/* Another thread walks. It may have begun before our objects came, so ask for one more round, and give it the time: but
+ * not for ever, because it may wait for a lock of the loader that our caller holds. */
+static void wait_for_walk(void) {
+    const struct timespec pause = {0, 50000};
+    __atomic_store_n(&again, 1, __ATOMIC_RELEASE);
+    for (int i = 0; i < WALK_WAITS && __atomic_load_n(&walking, __ATOMIC_ACQUIRE); i++)
+        nanosleep(&pause, NULL);
+}
+
+void tables_refresh(void) {
+    int saved = errno;
+    for (int round = 0; round < ROUNDS && news(); round++) {
         if (__atomic_exchange_n(&walking, 1, __ATOMIC_ACQUIRE)) {
-            __atomic_store_n(&again, 1, __ATOMIC_RELEASE); /* whoever walks will see to it */
-            return;
+            wait_for_walk();
+            if (__atomic_load_n(&walking, __ATOMIC_ACQUIRE))
+                break;
+            continue;
         }
-        __atomic_store_n(&again, 0, __ATOMIC_RELAXED);
-        walk();
+        do {
+            __atomic_store_n(&again, 0, __ATOMIC_RELAXED);
+            walk();
+        } while (__atomic_load_n(&again, __ATOMIC_ACQUIRE));
         __atomic_store_n(&walking, 0, __ATOMIC_RELEASE);
-    } while (__atomic_load_n(&again, __ATOMIC_ACQUIRE));
+    }
+    errno = saved;
 }
 
 void hpcstage_dlsym_seen(void *handle) {

@@ -4,6 +4,8 @@ program would have had without us.
 Must be harmless in any Python from 2.7 on: plain syntax, nothing printed, no failure of ours let out.
 """
 
+# ruff: noqa: ANN001, ANN202  (Python 2 has no annotations)
+
 import os
 import sys
 
@@ -16,7 +18,7 @@ def _attach(here):
         import _hpcstage_attach  # type: ignore[import-not-found]
 
         _hpcstage_attach.attach(here)
-    except Exception:  # noqa: S110  the program goes on without us
+    except Exception:  # the program goes on without us
         pass
 
 
@@ -30,7 +32,7 @@ def _chain(here):
     if sys.version_info < (3, 4):
         _chain_old(here)
         return
-    from importlib.machinery import PathFinder
+    from _frozen_importlib_external import PathFinder  # importlib.machinery without what it imports
 
     spec = PathFinder.find_spec("sitecustomize", _others(here))
     if spec is None or spec.loader is None:
@@ -52,7 +54,7 @@ def _chain_old(here):
     except ImportError:
         return
     del sys.modules["sitecustomize"]
-    imp.load_module("sitecustomize", *found)
+    imp.load_module("sitecustomize", *found)  # type: ignore[arg-type, unused-ignore]
 
 
 _here = os.path.dirname(os.path.abspath(__file__))

@@ -215,3 +215,15 @@ def require(layer: str) -> None:
     """Skips where the layer was not built."""
     if layer == "native" and not shimdir.native_available():
         pytest.skip("the C extension is not built (setup.py build_ext --inplace)")
+
+
+def compile_library(directory: Path, name: str, source: str, *flags: str) -> Path:
+    """Compiles a small shared library, or skips."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    path = directory / f"lib{name}.so"
+    path.with_suffix(".c").write_text(source)
+    command = [compiler, "-shared", "-fPIC", *flags, "-o", os.fspath(path), os.fspath(path.with_suffix(".c"))]
+    subprocess.run(command, check=True, timeout=60)
+    return path

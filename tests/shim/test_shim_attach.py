@@ -12,6 +12,7 @@ import pytest
 from shimlab import Lab
 
 from hpcstage import wire
+from hpcstage.launch import shimdir
 
 pytest_plugins = ("shimfixtures",)
 READ = "import _hpcstage_attach as a; say([a.layer, open(src('file')).read()])"
@@ -42,10 +43,12 @@ def test_versions(lab: Lab, version: str) -> None:
     code = """
 import _hpcstage_attach as a, gzip, bz2, zipfile, tarfile, shutil, pathlib, tempfile, io
 p = pathlib.Path(src("file"))
-out = [a.layer, open(p).read(), p.read_text(), p.open("rb").read().decode(), p.exists(), p.stat().st_ino == os.stat(p).st_ino,
+out = [a.layer, open(p).read(), p.read_text(), p.open("rb").read().decode(), p.exists(),
+       p.stat().st_ino == os.stat(p).st_ino,
        sorted(x.name for x in pathlib.Path(SOURCE).iterdir()), len(list(pathlib.Path(SOURCE).rglob("*"))),
        os.path.getsize(p), open(src("remote")).read(), p.is_file(), p.resolve() == p]
-p.write_text("new"); out.append(p.read_text()); p.chmod(0o600); p.rename(src("moved")); pathlib.Path(src("moved")).unlink()
+p.write_text("new"); out.append(p.read_text())
+p.chmod(0o600); p.rename(src("moved")); pathlib.Path(src("moved")).unlink()
 with tempfile.NamedTemporaryFile() as f: f.write(b"x")
 say(out)
 """
@@ -80,7 +83,9 @@ def test_not_attached_and_no_harm(lab: Lab, flags: list[str]) -> None:
     assert lab.slots() == []
 
 
-@pytest.mark.parametrize("flags", [["-s"], ["-B", "-u"], ["-W", "error"], ["-O"], ["-X", "dev"], ["-bb"], ["-X", "utf8=0"]])
+@pytest.mark.parametrize(
+    "flags", [["-s"], ["-B", "-u"], ["-W", "error"], ["-O"], ["-X", "dev"], ["-bb"], ["-X", "utf8=0"]]
+)
 def test_flags(lab: Lab, flags: list[str]) -> None:
     lab.put("file", b"source", b"copy..")
     lab.install()
@@ -130,9 +135,22 @@ def test_an_own_sitecustomize_that_fails_fails_as_before(lab: Lab, tmp_path: Pat
 
 def test_only_private_names_are_on_the_path(lab: Lab) -> None:
     lab.install()
-    names = {p.name for p in (lab.node / "shim").iterdir()}
+    names = {p.name for p in (lab.node / "shim").iterdir()} - {"__pycache__"}
     assert all(name.startswith("_hpcstage_") or name in ("sitecustomize.py", "config") for name in names)
     assert (lab.node / "shim").stat().st_mode & 0o777 == 0o700
+
+
+def test_bytecode_of_the_package_is_used(lab: Lab) -> None:
+    import py_compile
+
+    source = shimdir.SHIM / "_hpcstage_attach.py"
+    compiled = py_compile.compile(os.fspath(source))
+    assert compiled is not None
+    lab.install()
+    copy = lab.node / "shim" / "__pycache__" / Path(compiled).name
+    before = copy.stat().st_mtime_ns
+    assert lab.run("say(attach.__cached__)") == os.fspath(copy)
+    assert copy.stat().st_mtime_ns == before
 
 
 BROKEN = {
@@ -224,7 +242,13 @@ import importlib
 say([before[0], [type(f).__name__ for f in sys.meta_path].count("_Finder"), type(m.__loader__).__name__,
      type(m.__spec__.loader).__name__, importlib.reload(m) is m])
 """
-    assert lab.run(code, env=env) == ["_Finder", int(lab.layer == "python"), "SourceFileLoader", "SourceFileLoader", True]
+    assert lab.run(code, env=env) == [
+        "_Finder",
+        int(lab.layer == "python"),
+        "SourceFileLoader",
+        "SourceFileLoader",
+        True,
+    ]
 
 
 def test_an_import_that_fails_fails_as_before(lab: Lab) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from shimlab import Lab, Responder, ready
+from shimlab import Lab, Responder, compile_library, ready
 
 from hpcstage import wire
 
@@ -23,10 +24,6 @@ def script(tmp_path: Path, text: str) -> Path:
 
 def run_script(lab: Lab, path: Path) -> None:
     """Runs a program in a file on the lab's source; fails if it fails."""
-    code = "import runpy; sys.argv = [sys.argv[2], SOURCE]; runpy.run_path(sys.argv[0], run_name='__main__')"
-    del code
-    import subprocess
-
     command = [sys.executable, os.fspath(path), os.fspath(lab.source)]
     done = subprocess.run(command, env=lab.environment(), capture_output=True, timeout=100, check=False)
     assert (done.returncode, done.stderr) == (0, b""), done.stderr.decode()
@@ -37,7 +34,9 @@ def test_multiprocessing(lab: Lab, tmp_path: Path, method: str) -> None:
     for index in range(4):
         lab.put(f"f{index}", b"source", b"copy..")
     lab.install()
-    program = script(tmp_path, f"""
+    program = script(
+        tmp_path,
+        f"""
 import multiprocessing, os, sys
 def read(index):
     return open(sys.argv[1] + "/f%d" % index).read()
@@ -46,7 +45,8 @@ if __name__ == "__main__":
     with context.Pool(2) as pool:
         assert pool.map(read, range(4), chunksize=1) == ["copy.."] * 4
         pool.close(); pool.join()
-""")
+""",
+    )
     run_script(lab, program)
     slots = lab.slots()
     pids = {slot["pid"] for slot in slots}
@@ -63,8 +63,9 @@ def test_subprocesses(lab: Lab) -> None:
     code = """
 import subprocess
 child = [sys.executable, "-c", "import sys; print(open(sys.argv[1]).read(), end='')", src("file")]
-out = [subprocess.run(child, stdout=-1).stdout.decode(), subprocess.run(["cat", src("file")], stdout=-1).stdout.decode(),
-       subprocess.run(child, stdout=-1, env={"PATH": "/bin"}).stdout.decode(), os.popen("cat '%s'" % src("file")).read()]
+def output(*args, **kwargs): return subprocess.run(*args, stdout=-1, **kwargs).stdout.decode()
+out = [output(child), output(["cat", src("file")]), output(child, env={"PATH": "/bin"}),
+       os.popen("cat '%s'" % src("file")).read()]
 for _ in range(20): subprocess.run(["true"], preexec_fn=os.getpid)
 say(out)
 """
@@ -75,7 +76,9 @@ say(out)
 
 def test_children_that_only_exec_take_no_slot(native_lab: Lab) -> None:
     native_lab.install()
-    native_lab.run("import subprocess\nfor _ in range(5): subprocess.run(['true'])\nfor _ in range(5): os.system('true')")
+    native_lab.run(
+        "import subprocess\nfor _ in range(5): subprocess.run(['true'])\nfor _ in range(5): os.system('true')"
+    )
     assert len(native_lab.slots()) == 1
 
 
@@ -106,8 +109,6 @@ def reads(seed):
             if f.read() != "%06d" % i or f.name != src("f%d" % i): wrong.append(i)
         if os.stat(src("f%d" % i)).st_size != 6: wrong.append(-i)
     done.append(n)
-def imports():
-    import ctypes, decimal, sqlite3, ssl, hashlib, lzma, bz2, xml.parsers.expat, curses, zlib, audioop if False else zlib
 threads = [threading.Thread(target=reads, args=(s,)) for s in range(4)]
 for t in threads: t.start()
 import decimal, sqlite3, ssl, hashlib, lzma, bz2, pyexpat, _ctypes, _asyncio, _curses
@@ -122,8 +123,6 @@ while time.monotonic() < until:
 for t in threads: t.join()
 say([wrong, sum(done), forks])
 """
-    code = code.replace("def imports():\n    import ctypes, decimal, sqlite3, ssl, hashlib, lzma, bz2, "
-                        "xml.parsers.expat, curses, zlib, audioop if False else zlib\n", "")  # fmt: skip
     env = lab.environment()
     with Responder(lab.sock, ready):
         wrong, reads, forks = lab.run(code, env=env, flags=["-W", "ignore"])
@@ -137,37 +136,56 @@ say([wrong, sum(done), forks])
     assert len({slot["pid"] for slot in lab.slots()}) == forks + 1
 
 
-def test_dlopen_during_everything(native_lab: Lab) -> None:
+READER_LIBRARY = r"""
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+static int (*const table[])(const char *, int, ...) = {open};
+static int take(int fd) { char b[8] = ""; if (fd < 0) return 1;
+  int bad = read(fd, b, 6) != 6 || memcmp(b, "copy 1", 6); close(fd); return bad; }
+int wrong(const char *p) { char b[8] = ""; FILE *f = fopen(p, "r");
+  int bad = !f || fread(b, 1, 6, f) != 6; if (f) fclose(f);
+  return take(table[0](p, O_RDONLY)) || take(open(p, O_RDONLY)) || bad || memcmp(b, "copy 1", 6); }
+"""
+LOADING_LIBRARY = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <unistd.h>
+static const char **paths, *name; static int n; static volatile int stop; static long loads, bad;
+static void *loads_and_closes(void *start) {
+  for (long i = (long)start; !stop; i++) { void *h = dlopen(paths[i % n], RTLD_NOW); if (!h) { bad++; continue; }
+    int (*wrong)(const char *) = dlsym(h, "wrong"); if (wrong(name)) __atomic_add_fetch(&bad, 1, 0);
+    __atomic_add_fetch(&loads, 1, 0); dlclose(h); }
+  return 0; }
+long run(const char *file, const char **list, int count, int ms, long *out) {
+  pthread_t t[4]; name = file; paths = list; n = count;
+  for (long i = 0; i < 4; i++) pthread_create(&t[i], 0, loads_and_closes, (void *)(i * 3));
+  usleep(ms * 1000); stop = 1; for (int i = 0; i < 4; i++) pthread_join(t[i], 0);
+  out[0] = loads; out[1] = bad; return 0; }
+"""
+
+
+@pytest.mark.compiler
+def test_libraries_come_and_go_in_all_threads(native_lab: Lab, tmp_path: Path) -> None:
+    """Objects that another thread is still loading must not be touched, and none may be missed."""
     lab = native_lab
-    lab.put("file", b"source", b"copy..")
+    lab.put("file", b"source", b"copy 1")
+    flags = (["-Wl,-z,lazy"], ["-Wl,-z,now", "-Wl,-z,relro"], ["-fno-plt"])
+    paths = [compile_library(tmp_path, f"r{i}", READER_LIBRARY, *flags[i % 3]) for i in range(12)]
+    loading = compile_library(tmp_path, "loading", LOADING_LIBRARY, "-pthread")
     lab.install()
     code = """
-import threading, time, ctypes, ctypes.util, _ctypes, glob
-libraries = [p for p in glob.glob("/usr/lib/x86_64-linux-gnu/lib*.so.*") if os.path.getsize(p) < 400000
-             and not any(n in p for n in ("asan", "tsan", "ubsan", "lsan", "preload", "pcprofile", "SegFault", "memusage"))][:60]
-until = time.monotonic() + 3
-counts = [0, 0]
-def loads(offset):
-    while time.monotonic() < until:
-        for path in libraries[offset::2]:
-            try: handle = _ctypes.dlopen(path, 0)
-            except OSError: continue
-            try: _ctypes.dlsym(handle, "nothing")
-            except OSError: pass
-            _ctypes.dlclose(handle)
-            counts[0] += 1
-def reads():
-    while time.monotonic() < until:
-        with open(src("file")) as f: assert f.read() == "copy.."
-        counts[1] += 1
-threads = [threading.Thread(target=loads, args=(0,)), threading.Thread(target=loads, args=(1,)), threading.Thread(target=reads)]
-for t in threads: t.start()
-for t in threads: t.join()
-say(counts)
+import ctypes
+paths = (ctypes.c_char_p * 12)(*map(os.fsencode, sys.argv[3:]))
+out = (ctypes.c_long * 2)()
+ctypes.CDLL(sys.argv[2]).run(os.fsencode(src("file")), paths, 12, 2000, out)
+say(list(out))
 """
-    loaded, read = lab.run(code)
-    assert loaded > 100
-    assert lab.counters()["hit_opens"] == read > 100
+    loads, wrong = lab.run(code, loading, *paths)
+    assert loads > 200
+    assert wrong == 0
 
 
 LOADER = """
@@ -186,7 +204,8 @@ if __name__ == "__main__":
     for epoch in range(2):
         for batch in loader: digest.update(batch.numpy().tobytes())
     import inspect
-    assert str(inspect.signature(type(iter(loader)).__next__)) in ("(self) -> Any", "(self) -> 'Any'"), inspect.signature(type(iter(loader)).__next__)
+    signature = str(inspect.signature(type(iter(loader)).__next__))
+    assert signature in ("(self) -> Any", "(self) -> 'Any'"), signature
     open(sys.argv[2], "w").write(digest.hexdigest())
 """
 
@@ -195,8 +214,6 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("method", [None, "fork", "spawn", "forkserver"])
 def test_data_loader(lab: Lab, tmp_path: Path, method: str | None) -> None:
     pytest.importorskip("torch")
-    import subprocess
-
     for index in range(12):
         lab.put(f"f{index}", b"%06d" % index, b"%06d" % index if index < 9 else None)
     lab.install()

@@ -96,7 +96,9 @@ def test_a_stat_asks_nobody(lab: Lab) -> None:
     lab.put("file", b"source")
     lab.install()
     with Responder(lab.sock, ready) as daemon:
-        lab.run("os.stat(src('file')); os.lstat(src('file')); os.access(src('file'), os.R_OK); os.path.exists(src('no'))")
+        lab.run(
+            "os.stat(src('file')); os.lstat(src('file')); os.access(src('file'), os.R_OK); os.path.exists(src('no'))"
+        )
         assert daemon.asked == []
     assert lab.counters()["source_stats"] == 4
 
@@ -244,7 +246,9 @@ say([open(src("link")).read(), os.path.islink(src("link")), os.readlink(src("lin
     assert lab.run(code) == ["copy..", True, "target", "ELOOP", True, True]
 
 
-@pytest.mark.parametrize("name", [b"new\nline", b"invalid \xff\xfe", b"sp ace", b"tab\t%41", b"..dots..", b".hidden", b"-"])
+@pytest.mark.parametrize(
+    "name", [b"new\nline", b"invalid \xff\xfe", b"sp ace", b"tab\t%41", b"..dots..", b".hidden", b"-"]
+)
 def test_odd_names(lab: Lab, name: bytes) -> None:
     lab.put(b"d/" + name, b"source", b"copy 1")
     lab.install()
@@ -279,7 +283,8 @@ def test_the_builtins_look_as_before(lab: Lab) -> None:
     lab.install()
     code = """
 import copy, inspect, io, pickle, shutil
-say([pickle.loads(pickle.dumps(open)) is open, open is io.open, str(inspect.signature(open))[:6], copy.deepcopy(open) is open,
+say([pickle.loads(pickle.dumps(open)) is open, open is io.open, str(inspect.signature(open))[:6],
+     copy.deepcopy(open) is open,
      os.open in os.supports_dir_fd, os.stat in os.supports_follow_symlinks, shutil.rmtree.avoids_symlink_attacks,
      open.__name__, os.stat.__name__, repr(open), pickle.loads(pickle.dumps(os.stat)) is os.stat])
 """

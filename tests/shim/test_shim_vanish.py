@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from shimlab import Lab
+from shimlab import Lab, compile_library
 
 pytest_plugins = ("shimfixtures",)
 
@@ -38,7 +38,8 @@ SAVE = """
 import sys, numpy, torch
 root = sys.argv[1] + "/"
 a = numpy.arange(1000, dtype=numpy.float32)
-numpy.save(root + "a.npy", a); numpy.savez(root + "a.npz", a=a); a.tofile(root + "a.raw"); numpy.savetxt(root + "a.txt", a)
+numpy.save(root + "a.npy", a); numpy.savez(root + "a.npz", a=a)
+a.tofile(root + "a.raw"); numpy.savetxt(root + "a.txt", a)
 torch.save({"a": torch.from_numpy(a)}, root + "a.pt")
 torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), root + "a.jit")
 """
@@ -52,7 +53,10 @@ LIBRARIES = {
     "torch.load": ("both", "torch.load(root + 'a.pt')['a'].sum()"),
     "torch.load mmap": ("native", "torch.load(root + 'a.pt', mmap=True)['a'].sum()"),
     "torch.from_file": ("both", "torch.from_file(root + 'a.raw', size=1000, dtype=torch.float32).sum()"),
-    "torch storage": ("native", "torch.UntypedStorage.from_file(root + 'a.raw', False, 4000).float().tolist() and 499500"),
+    "torch storage": (
+        "native",
+        "torch.UntypedStorage.from_file(root + 'a.raw', False, 4000).float().tolist() and 499500",
+    ),
     "torch.jit.load": ("native", "torch.jit.load(root + 'a.jit') and 499500"),
 }
 
@@ -91,7 +95,8 @@ C_READER = r"""
 #include <unistd.h>
 static char out[64];
 static int (*const table[])(const char *, int, ...) = {open};
-static const char *take(int fd) { memset(out, 0, sizeof out); if (read(fd, out, 63) < 0) out[0] = '!'; close(fd); return out; }
+static const char *take(int fd) { memset(out, 0, sizeof out);
+  if (read(fd, out, 63) < 0) out[0] = '!'; close(fd); return out; }
 const char *by_fopen(const char *p) { FILE *f = fopen(p, "r"); if (!f) return "!"; memset(out, 0, sizeof out);
   if (!fread(out, 1, 63, f)) out[0] = '!'; fclose(f); return out; }
 const char *by_open(const char *p) { return take(open(p, O_RDONLY)); }
@@ -100,23 +105,14 @@ const char *by_pointer(const char *p) { return take(table[0](p, O_RDONLY)); }
 const char *by_freopen(const char *p) { FILE *f = fopen("/dev/null", "r"); f = freopen(p, "r", f); if (!f) return "!";
   memset(out, 0, sizeof out); if (!fread(out, 1, 63, f)) out[0] = '!'; fclose(f); return out; }
 const char *dir_by_fopen(const char *p) { FILE *f = fopen(p, "r"); if (!f) return "!"; fclose(f); return "dir"; }
-const char *by_stat(const char *p) { struct stat s; struct statx x; if (stat(p, &s) || lstat(p, &s) || access(p, R_OK)) return "!";
-  if (statx(AT_FDCWD, p, 0, STATX_SIZE, &x)) return "!"; sprintf(out, "%ld %ld", (long)s.st_size, (long)x.stx_size); return out; }
-const char *by_creat(const char *p) { int fd = creat(p, 0600); return fd >= 0 && write(fd, "new", 3) == 3 && !close(fd) ? "ok" : "!"; }
+const char *by_stat(const char *p) { struct stat s; struct statx x;
+  if (stat(p, &s) || lstat(p, &s) || access(p, R_OK)) return "!";
+  if (statx(AT_FDCWD, p, 0, STATX_SIZE, &x)) return "!";
+  sprintf(out, "%ld %ld", (long)s.st_size, (long)x.stx_size); return out; }
+const char *by_creat(const char *p) { int fd = creat(p, 0600);
+  return fd >= 0 && write(fd, "new", 3) == 3 && !close(fd) ? "ok" : "!"; }
 const char *by_remove(const char *p) { return remove(p) ? "!" : "ok"; }
 """
-
-
-def build(tmp_path: Path, name: str, source: str, *flags: str) -> Path:
-    """Compiles a small shared library, or skips."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        pytest.skip("needs a C compiler")
-    path = tmp_path / f"lib{name}.so"
-    path.with_suffix(".c").write_text(source)
-    command = [compiler, "-shared", "-fPIC", *flags, "-o", os.fspath(path), os.fspath(path.with_suffix(".c"))]
-    subprocess.run(command, check=True, timeout=60)
-    return path
 
 
 CALL = """
@@ -140,15 +136,18 @@ BINDINGS = {
 @pytest.mark.parametrize("binding", BINDINGS)
 def test_c_libraries(native_lab: Lab, tmp_path: Path, binding: str) -> None:
     lab = native_lab
-    library = build(tmp_path, "reader", C_READER, *BINDINGS[binding])
+    library = compile_library(tmp_path, "reader", C_READER, *BINDINGS[binding])
     lab.put("d/file", b"source", b"copy 1")
     lab.install()
-    code = CALL + """
+    code = (
+        CALL
+        + """
 ways = ("by_fopen", "by_open", "by_openat", "by_pointer", "by_stat", "by_freopen")
 out = [call(w, src("d/file")) for w in ways] + [call("dir_by_fopen", src("d"))]
 out += [call("by_creat", src("d/file")), call("by_fopen", src("d/file")), call("by_remove", src("d/file"))]
 say(out)
 """
+    )
     assert lab.run(code, library) == ["copy 1"] * 4 + ["6 6", "source", "dir", "ok", "new", "ok"]
     assert lab.counters()["local_read_bytes"] == 24
     assert not (lab.store / "d/file").exists()
@@ -156,10 +155,12 @@ say(out)
 
 @pytest.mark.compiler
 def test_sealed_tables_are_sealed_again(native_lab: Lab, tmp_path: Path) -> None:
-    library = build(tmp_path, "reader", C_READER, "-O2", "-Wl,-z,now", "-Wl,-z,relro")
+    library = compile_library(tmp_path, "reader", C_READER, "-O2", "-Wl,-z,now", "-Wl,-z,relro")
     native_lab.put("d/file", b"source", b"copy 1")
     native_lab.install()
-    code = CALL + """
+    code = (
+        CALL
+        + """
 def protections():
     with open("/proc/self/maps") as f: lines = [l.split() for l in f if "/" in l]
     return {(l[5], l[1]) for l in lines if not any(x in l[5] for x in ("libreader", "_hpcstage"))}
@@ -168,15 +169,18 @@ call("by_open", src("d/file"))
 with open("/proc/self/maps") as f: rows = [l.split()[1] for l in f if "libreader" in l]
 say([rows.count("r--p") >= 2, rows.count("rw-p"), before == protections()])
 """
+    )
     assert native_lab.run(code, library) == [True, 1, True]
 
 
 @pytest.mark.compiler
 def test_a_library_that_is_closed_and_loaded_again(native_lab: Lab, tmp_path: Path) -> None:
-    library = build(tmp_path, "reader", C_READER, "-O2")
+    library = compile_library(tmp_path, "reader", C_READER, "-O2")
     native_lab.put("file", b"source", b"copy 1")
     native_lab.install()
-    code = CALL + """
+    code = (
+        CALL
+        + """
 import _ctypes
 out = []
 for _ in range(5):
@@ -185,6 +189,7 @@ for _ in range(5):
     library = ctypes.CDLL(sys.argv[2])
 say(out)
 """
+    )
     assert native_lab.run(code, library) == ["copy 1"] * 5
 
 
@@ -193,15 +198,16 @@ def test_origin_and_next_still_work(native_lab: Lab, tmp_path: Path) -> None:
     lab = native_lab
     inner = tmp_path / "inner"
     inner.mkdir()
-    build(inner, "hsinner", "int answer(void) { return 42; }")
-    outer = build(
+    compile_library(inner, "hsinner", "int answer(void) { return 42; }")
+    outer = compile_library(
         tmp_path,
         "outer",
         """
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
-int outer(void) { void *h = dlopen("libhsinner.so", RTLD_NOW); int (*f)(void) = h ? (int (*)(void))dlsym(h, "answer") : 0;
+int outer(void) { void *h = dlopen("libhsinner.so", RTLD_NOW);
+  int (*f)(void) = h ? (int (*)(void))dlsym(h, "answer") : 0;
   return f ? f() : -1; }
 int next(void) { return dlsym(RTLD_NEXT, "next") == 0 && dlsym(RTLD_DEFAULT, "getpid") != 0; }
 """,
@@ -214,7 +220,7 @@ int next(void) { return dlsym(RTLD_NEXT, "next") == 0 && dlsym(RTLD_DEFAULT, "ge
 @pytest.mark.compiler
 def test_a_preloaded_interposer_sees_the_copys_name(native_lab: Lab, tmp_path: Path) -> None:
     lab = native_lab
-    preload = build(
+    preload = compile_library(
         tmp_path,
         "interposer",
         """
@@ -227,7 +233,8 @@ def test_a_preloaded_interposer_sees_the_copys_name(native_lab: Lab, tmp_path: P
 int open64(const char *p, int flags, ...) {
   va_list a; va_start(a, flags); int mode = va_arg(a, int); va_end(a);
   int (*real)(const char *, int, ...) = dlsym(RTLD_NEXT, "open64");
-  if (strstr(p, "/d/file")) { int fd = real("LOG", O_WRONLY | O_CREAT | O_APPEND, 0600); write(fd, p, strlen(p)); write(fd, "\\n", 1); close(fd); }
+  if (strstr(p, "/d/file")) { int fd = real("LOG", O_WRONLY | O_CREAT | O_APPEND, 0600);
+    write(fd, p, strlen(p)); write(fd, "\\n", 1); close(fd); }
   return real(p, flags, mode);
 }
 """.replace("LOG", os.fspath(tmp_path / "log")),

@@ -144,9 +144,11 @@ def test_a_copy_that_cannot_be_opened(lab: Lab) -> None:
     lab.put("below", b"source")
     (lab.store / "below").mkdir()
     lab.install()
-    assert lab.run("say([open(src(n)).read() for n in ('file', 'below')])") == ["source", "source"] if (
-        lab.layer == "native"
-    ) else lab.run(READ) == "source"
+    assert (
+        lab.run("say([open(src(n)).read() for n in ('file', 'below')])") == ["source", "source"]
+        if (lab.layer == "native")
+        else lab.run(READ) == "source"
+    )
     assert lab.counters()["direct_local_error"] == 1
 
 
