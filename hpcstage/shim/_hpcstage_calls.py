@@ -142,15 +142,34 @@ class Context:
         self.daemon.drop(_fsencode(place.source.rstrip("/")), _fsencode(place.local.rstrip("/")))
         return True
 
-    def drop_opened(self, fd: int, name: Any) -> None:
-        """After an open for writing: the name may have led elsewhere below a dataset, by a link or a `..`."""
+    def drop_opened(self, fd: int, named: Any) -> None:
+        """After an open for writing: the name may have led elsewhere below a dataset by a symbolic link."""
         try:
             opened = _readlink("/proc/self/fd/%d" % fd)
         except OSError:
             return
-        named = self.paths.find(name)
-        if self.paths.find(opened) and (named is None or named.source != opened):
+        place = self.paths.find(opened)
+        if place is not None and place.local != named.local:
             self.drop(opened)
+
+    def could_write(self, name: Any, dir_fd: int | None, creates: bool) -> bool:
+        """Not a directory, which would take all below it along, and not a file that only looks written to."""
+        try:
+            mode = _stat(name, dir_fd=dir_fd).st_mode
+        except (OSError, ValueError):
+            return creates
+        return not stat_bits.S_ISDIR(mode) and bool(_access(name, os.W_OK, dir_fd=dir_fd))
+
+    def drop_file(self, name: Any, dir_fd: int | None = None) -> None:
+        """Before a change of a file; a directory's own mode and times mean nothing to the files in it."""
+        if self.paths.find(name, dir_fd) is None:
+            return
+        try:
+            if stat_bits.S_ISDIR(_stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
+                return
+        except (OSError, ValueError):
+            pass
+        self.drop(name, dir_fd)
 
     def source_of_fd(self, fd: int) -> Any:
         """The source's name if the descriptor is a copy's, else the descriptor."""
@@ -215,7 +234,7 @@ class Open(Call):
             elif file[:1] == "/" and "/." not in file and "//" not in file:
                 return self.original(file, mode, *args, **kwargs)
         place = context.paths.find(file)
-        if place is None and not (type(file) is str and "/../" in file):
+        if place is None:
             return self.original(file, mode, *args, **kwargs)
         if kwargs.get("opener") is not None or len(args) > 5 or not isinstance(mode, str):
             return self.original(file, mode, *args, **kwargs)  # its opener comes by os.open
@@ -235,7 +254,7 @@ class Open(Call):
             raise
 
     def _read(self, place: Any, file: Any, mode: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if place is None or place.is_dir_name:
+        if place.is_dir_name:
             return self.original(file, mode, *args, **kwargs)
         context = self.context
         fd, reason = context.open_copy(place, CLOEXEC_READ)
@@ -248,14 +267,12 @@ class Open(Call):
 
     def _write(self, place: Any, file: Any, mode: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         context = self.context
-        creates = set("wax").intersection(mode)
-        dropped = place is not None and (bool(creates) or _access(file, os.W_OK)) and context.drop(file)
+        dropped = context.could_write(file, None, bool(set("wax").intersection(mode))) and context.drop(file)
         result = self.original(file, mode, *args, **kwargs)
-        if place is not None:
-            if not dropped:
-                context.drop(file)
-            context.count(wire.COUNTER_WRITE_OPENS)
-        context.drop_opened(result.fileno(), file)
+        if not dropped:
+            context.drop(file)
+        context.count(wire.COUNTER_WRITE_OPENS)
+        context.drop_opened(result.fileno(), place)
         return result
 
 
@@ -272,9 +289,9 @@ class OsOpen(Call):
             elif path[:1] == "/" and "/." not in path and "//" not in path:
                 return int(self.original(path, flags, mode, dir_fd=dir_fd))
         place = context.paths.find(path, dir_fd)
-        if place is None and not (flags & WRITES and type(path) is str and "/../" in path):
+        if place is None:
             return int(self.original(path, flags, mode, dir_fd=dir_fd))
-        if flags & WRITES:
+        if flags & WRITES and flags & os.O_TMPFILE != os.O_TMPFILE:
             return self._write(place, path, flags, mode, dir_fd)
         if place.is_dir_name or flags & NOT_REDIRECTED:
             context.count(wire.COUNTER_OTHER_OPENS)
@@ -290,17 +307,12 @@ class OsOpen(Call):
 
     def _write(self, place: Any, path: Any, flags: int, mode: int, dir_fd: int | None) -> int:
         context = self.context
-        dropped = (
-            place is not None
-            and (bool(flags & os.O_CREAT) or _access(path, os.W_OK, dir_fd=dir_fd))
-            and context.drop(path, dir_fd)
-        )
+        dropped = context.could_write(path, dir_fd, bool(flags & os.O_CREAT)) and context.drop(path, dir_fd)
         fd = int(self.original(path, flags, mode, dir_fd=dir_fd))
-        if place is not None:
-            if not dropped:
-                context.drop(path, dir_fd)
-            context.count(wire.COUNTER_WRITE_OPENS)
-        context.drop_opened(fd, path if dir_fd is None else "")
+        if not dropped:
+            context.drop(path, dir_fd)
+        context.count(wire.COUNTER_WRITE_OPENS)
+        context.drop_opened(fd, place)
         return fd
 
 
@@ -378,7 +390,7 @@ class Change(Call):
     def __call__(self, path: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(path, int):
             path = self.context.source_of_fd(path)
-        self.context.drop(path, kwargs.get("dir_fd"))
+        self.context.drop_file(path, kwargs.get("dir_fd"))
         return self.original(path, *args, **kwargs)
 
 

@@ -1,7 +1,7 @@
 """Path rules of the Python layer: is this name below a dataset, and where is its copy? The same rules as in C.
 
-Lexical only, and only where that is exact: `//` and `/./` are skipped, `..` is resolved only at the front of a relative
-name, against a working directory that the kernel names without symbolic links.
+Lexical only, and only where that is exact: `//` and `/./` are skipped; `..` at the front of a relative name is taken off
+the working directory, which the kernel names without symbolic links; behind another component the kernel is asked.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 FAR, NEAR = False, True
+_open = os.open
+_close = os.close
 _getcwd = os.getcwd
 _readlink = os.readlink
 _fspath = os.fspath
@@ -75,8 +77,10 @@ class Paths:
         elif name.startswith(self.prefixes):
             if "//" not in name and "/." not in name:
                 return self._place(name)
-        elif "//" not in name and "/./" not in name and not name.startswith(self._roots):
+        elif "//" not in name and "/." not in name and not name.startswith(self._roots):
             return None
+        if "/.." in name:
+            name = _by_kernel(name)
         return self._place(_normal(name))
 
     def source_of(self, local: str) -> str | None:
@@ -115,10 +119,26 @@ class Paths:
         return base.rstrip("/") + "/" + name if base[:1] in ("", "/") else ""
 
 
-def _normal(name: str) -> str:
-    """Without empty and `.` components; empty if there is a `..`. A slash at the end stays."""
+def _by_kernel(name: str) -> str:
+    """The part up to the last `..` by the kernel's name for it, then the rest; empty if there is no such directory."""
     parts = name.split("/")
-    if ".." in parts:
+    if ".." not in parts:
+        return name
+    last = len(parts) - parts[::-1].index("..")
+    try:
+        fd = _open("/".join(parts[:last]), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (OSError, ValueError):
         return ""
+    try:
+        return "/".join([_readlink("/proc/self/fd/%d" % fd), *parts[last:]])
+    except OSError:
+        return ""
+    finally:
+        _close(fd)
+
+
+def _normal(name: str) -> str:
+    """Without empty and `.` components. A slash at the end stays."""
+    parts = name.split("/")
     closed = parts[-1] in ("", ".")
     return "/" + "/".join([p for p in parts if p not in ("", ".")]) + ("/" if closed else "")

@@ -42,7 +42,7 @@ enum kind {
     OUTSIDE,
     FILE_NAME, /* below a dataset; the name could be a file's */
     DIR_NAME,  /* the root, or written with a slash at the end: no file */
-    UNSURE,    /* has a `..` that cannot be resolved lexically, or is too long */
+    UNSURE,    /* below one, and too long for a name in the store */
 };
 
 struct place {
@@ -63,6 +63,7 @@ uint32_t page_state(void);
 void slot_claim(void);  /* this process's slot; also after a fork */
 void slot_forget(void); /* in a forked child: the slot is claimed at the first count */
 void slot_finish(void);
+int slot_is_mine(void); /* 0 in a child between vfork and exec */
 int slot_number(void);
 void count(int counter, uint64_t value);
 void counter_set(int counter, uint64_t value);
@@ -81,6 +82,7 @@ void drop(const struct place *at); /* no copy of it is visible any more when thi
 enum { FD_OTHER = 0, FD_SOURCE = 1, FD_LOCAL = 2 };
 #define FDS 65536
 extern unsigned char fd_kinds[FDS];
+extern __attribute__((visibility("hidden"))) int hpcstage_vforked; /* vfork has been called in this process */
 
 static inline int fd_kind(int fd) {
     return (unsigned)fd < FDS ? fd_kinds[fd] : FD_OTHER;

@@ -145,23 +145,27 @@ static union result open_for_reading(const struct call *c, const struct place *a
 }
 
 /* ---- writing ---- */
+
+/* Not a directory, which would take all below it along, and not a file that only looks written to. */
 static int could_write(const struct call *c) {
-    int saved = errno;
-    int could = (c->flags & O_CREAT) || faccessat(c->dirfd, c->path, W_OK, AT_EACCESS) == 0 ||
-                (errno != EACCES && errno != EROFS && errno != EPERM);
+    struct stat info;
+    int saved = errno, could = c->flags & O_CREAT;
+    if (fstatat(c->dirfd, c->path, &info, 0) == 0)
+        could = !S_ISDIR(info.st_mode) && (faccessat(c->dirfd, c->path, W_OK, AT_EACCESS) == 0 ||
+                                           (errno != EACCES && errno != EROFS && errno != EPERM));
     errno = saved;
     return could;
 }
 
-/* The name that was opened may lead to another file below a dataset, by a symbolic link or a `..`. */
+/* The name that was opened may lead to another file below a dataset by a symbolic link. */
 static void drop_what_was_opened(int fd, const struct place *named) {
     struct place opened;
-    if (locate_fd(fd, &opened) == FILE_NAME && (!named || strcmp(named->local, opened.local) != 0))
+    if (locate_fd(fd, &opened) == FILE_NAME && strcmp(named->local, opened.local) != 0)
         drop(&opened);
 }
 
 static union result open_for_writing(const struct call *c, const struct place *at) {
-    int dropped = at && could_write(c);
+    int dropped = could_write(c);
     if (dropped)
         drop(at);
     union result r = original(c, c->path);
@@ -169,17 +173,16 @@ static union result open_for_writing(const struct call *c, const struct place *a
     if (fd < 0)
         return r;
     fd_mark(fd, FD_OTHER);
-    if (at && !dropped)
+    if (!dropped)
         drop(at);
     drop_what_was_opened(fd, at);
-    if (at)
-        count(COUNTER_WRITE_OPENS, 1);
+    count(COUNTER_WRITE_OPENS, 1);
     return r;
 }
 
 /* ---- both ---- */
 static int writes(int flags) {
-    return !(flags & O_PATH) && ((flags & O_ACCMODE) != O_RDONLY || (flags & (O_TRUNC | O_CREAT | O_APPEND)));
+    return !(flags & O_PATH) && (flags & O_TMPFILE) != O_TMPFILE && ((flags & O_ACCMODE) != O_RDONLY || (flags & (O_TRUNC | O_CREAT | O_APPEND)));
 }
 
 static __attribute__((noinline)) union result open_below(const struct call *c) {
@@ -187,8 +190,6 @@ static __attribute__((noinline)) union result open_below(const struct call *c) {
     enum kind kind = locate(c->dirfd, c->path, &at);
     if (kind == FILE_NAME && writes(c->flags))
         return open_for_writing(c, &at);
-    if (kind == UNSURE && writes(c->flags))
-        return open_for_writing(c, NULL);
     if (kind == FILE_NAME && !(c->flags & (O_DIRECTORY | O_PATH)))
         return open_for_reading(c, &at);
     if (kind != OUTSIDE)
@@ -198,16 +199,9 @@ static __attribute__((noinline)) union result open_below(const struct call *c) {
     return r;
 }
 
-/* A `..` anywhere but at the front of a relative name hides where it leads: rare, and only writing through it matters. */
-static int hides_write(const struct call *c) {
-    return writes(c->flags) && c->path && strstr(c->path, "/../");
-}
-
 static inline union result route(const struct call *c) {
     if (concerns(c->dirfd, c->path))
         return open_below(c);
-    if (hides_write(c))
-        return open_for_writing(c, NULL);
     union result r = original(c, c->path);
     fd_mark(fd_of(c, r), FD_OTHER);
     return r;

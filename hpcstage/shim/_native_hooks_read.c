@@ -89,8 +89,16 @@ static size_t hook___fread_chk(void *out, size_t room, size_t size, size_t n, FI
 }
 
 /* ---- marks ---- */
+int hpcstage_vforked;
+
+/* A child between vfork and exec closes its own descriptors, but writes in its parent's memory. */
+static int only_borrowed(void) {
+    return hpcstage_vforked && !slot_is_mine();
+}
+
 static int hook_close(int fd) {
-    fd_mark(fd, FD_OTHER);
+    if (fd_kind(fd) != FD_OTHER && !only_borrowed())
+        fd_mark(fd, FD_OTHER);
     return close(fd);
 }
 
@@ -100,7 +108,7 @@ static int hook_fclose(FILE *file) {
 }
 
 static void unmark(unsigned first, unsigned last) {
-    if (first < FDS)
+    if (first < FDS && !only_borrowed())
         memset(fd_kinds + first, FD_OTHER, (last < FDS ? last + 1 : FDS) - first);
 }
 
@@ -117,7 +125,8 @@ static void hook_closefrom(int first) {
 }
 
 static int marked_like(int from, int to) {
-    fd_mark(to, fd_kind(from));
+    if (to >= 0 && fd_kind(to) != fd_kind(from) && !only_borrowed())
+        fd_mark(to, fd_kind(from));
     return to;
 }
 

@@ -10,16 +10,28 @@
 
 extern int renameat2(int, const char *, int, const char *, unsigned) WEAK;
 
-static __attribute__((noinline)) void drop_named(int dirfd, const char *path) {
+static __attribute__((noinline)) void drop_named(int dirfd, const char *path, int moves) {
     struct place at;
+    struct stat info;
     enum kind kind = locate(dirfd, path, &at);
-    if (kind == FILE_NAME || kind == DIR_NAME)
+    if (kind != FILE_NAME && kind != DIR_NAME)
+        return;
+    int saved = errno;
+    int directory = fstatat(dirfd, path, &info, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(info.st_mode);
+    errno = saved;
+    if (moves || !directory)
         drop(&at);
 }
 
+/* A directory's own mode and times mean nothing to the files in it. */
 static inline void before(int dirfd, const char *path) {
     if (concerns(dirfd, path))
-        drop_named(dirfd, path);
+        drop_named(dirfd, path, 0);
+}
+
+static inline void before_move(int dirfd, const char *path) {
+    if (concerns(dirfd, path))
+        drop_named(dirfd, path, 1);
 }
 
 static int hook_unlink(const char *path) {
@@ -39,20 +51,20 @@ static int hook_remove(const char *path) {
 }
 
 static int hook_rename(const char *from, const char *to) {
-    before(AT_FDCWD, from);
-    before(AT_FDCWD, to);
+    before_move(AT_FDCWD, from);
+    before_move(AT_FDCWD, to);
     return rename(from, to);
 }
 
 static int hook_renameat(int from_dirfd, const char *from, int to_dirfd, const char *to) {
-    before(from_dirfd, from);
-    before(to_dirfd, to);
+    before_move(from_dirfd, from);
+    before_move(to_dirfd, to);
     return renameat(from_dirfd, from, to_dirfd, to);
 }
 
 static int hook_renameat2(int from_dirfd, const char *from, int to_dirfd, const char *to, unsigned flags) {
-    before(from_dirfd, from);
-    before(to_dirfd, to);
+    before_move(from_dirfd, from);
+    before_move(to_dirfd, to);
     return renameat2(from_dirfd, from, to_dirfd, to, flags);
 }
 

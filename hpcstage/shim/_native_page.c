@@ -23,6 +23,7 @@ _Static_assert(offsetof(struct slot, hist_read) == HIST_READ_OFFSET, "hist_read"
 static struct slot nowhere;
 static char *page;
 static struct slot *mine; /* NULL: to be claimed at the first count */
+static pid_t owner;       /* of this memory: differs from getpid() only between vfork and exec */
 
 uint64_t now_ns(void) {
     struct timespec t;
@@ -49,6 +50,7 @@ int page_map(const char *path) {
         return EPROTO;
     }
     page = at;
+    owner = getpid();
     return 0;
 }
 
@@ -94,6 +96,7 @@ void slot_claim(void) {
 
 void slot_forget(void) {
     mine = NULL;
+    owner = getpid();
 }
 
 int slot_number(void) {
@@ -101,10 +104,12 @@ int slot_number(void) {
     return page ? (int)(((char *)slot - page - PAGE_HEADER_BYTES) / SLOT_BYTES) : -1;
 }
 
+int slot_is_mine(void) {
+    return owner == getpid();
+}
+
 void slot_finish(void) {
-    struct slot *slot = __atomic_load_n(&mine, __ATOMIC_RELAXED);
-    /* the pid differs in a child between vfork and exec, and in the slot shared by all */
-    if (slot && slot->pid == (uint32_t)getpid())
+    if (mine && mine != slot_at(0) && slot_is_mine())
         counter_set(COUNTER_EXIT_NS, now_ns());
 }
 

@@ -1,8 +1,8 @@
 /* Path rules: is this name below a dataset, and where is its copy? Lexical only, and only where that is exact.
  *
- * Names are compared on component boundaries with `//` and `/./` skipped. `..` is resolved only at the front of a
- * relative name, against a working directory that the kernel names without symbolic links; anywhere else the name is
- * left alone.
+ * Names are compared on component boundaries with `//` and `/./` skipped. `..` at the front of a relative name is taken
+ * off the working directory, which the kernel names without symbolic links; behind another component it may follow
+ * one, so the kernel is asked where that leads.
  */
 #include "_native.h"
 
@@ -77,7 +77,7 @@ static enum kind append_rest(struct place *at, const char *p) {
     return closed || out == begin ? DIR_NAME : FILE_NAME;
 }
 
-static enum kind locate_absolute(const char *path, struct place *at) {
+static enum kind locate_plain(const char *path, struct place *at) {
     for (int i = 0; i < config.maps_n; i++) {
         const struct map *map = &config.maps[i];
         const char *rest = below(path, map);
@@ -88,6 +88,40 @@ static enum kind locate_absolute(const char *path, struct place *at) {
         return append_rest(at, rest);
     }
     return OUTSIDE;
+}
+
+static enum kind locate_from(char *base, size_t n, const char *path, struct place *at);
+static size_t name_of_fd(int fd, char *out);
+
+/* The part up to the last `..` by the kernel's name for it, then the rest. */
+static __attribute__((noinline)) enum kind locate_by_kernel(const char *path, const char *rest, struct place *at) {
+    char base[PATH_MAX];
+    size_t n = (size_t)(rest - path);
+    int saved = errno;
+    if (n >= sizeof base)
+        return OUTSIDE;
+    memcpy(base, path, n);
+    base[n] = 0;
+    int fd = open(base, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    n = fd >= 0 ? name_of_fd(fd, base) : 0;
+    if (fd >= 0)
+        close(fd);
+    errno = saved;
+    return n ? locate_from(base, n, rest, at) : OUTSIDE;
+}
+
+/* Behind the last `..` component, or NULL. */
+static const char *behind_dots(const char *path) {
+    const char *found = NULL;
+    for (const char *p = path; (p = strstr(p, "/..")); p += 3)
+        if (p[3] == '/' || !p[3])
+            found = p + 3;
+    return found;
+}
+
+static enum kind locate_absolute(const char *path, struct place *at) {
+    const char *rest = behind_dots(path);
+    return rest ? locate_by_kernel(path, rest, at) : locate_plain(path, at);
 }
 
 /* base + '/' + relative, leading `.` and `..` taken off; base has no symbolic links. */
@@ -194,11 +228,12 @@ int concerns(int dirfd, const char *path) {
         for (int i = 0; i < config.maps_n; i++)
             if (below(path, &config.maps[i]))
                 return 1;
-        return 0;
+        return strstr(path, "/../") != NULL;
     }
     if (dirfd != AT_FDCWD)
         return dirfd >= 0;
-    return __atomic_load_n(&cwd.near, __ATOMIC_RELAXED) != FAR || (path[0] == '.' && (path[1] == '.' || path[1] == '/'));
+    return __atomic_load_n(&cwd.near, __ATOMIC_RELAXED) != FAR || (path[0] == '.' && (path[1] == '.' || path[1] == '/')) ||
+           strstr(path, "/../");
 }
 
 enum kind locate(int dirfd, const char *path, struct place *at) {

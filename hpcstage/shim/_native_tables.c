@@ -2,7 +2,7 @@
  *
  * New objects are found when someone looks up a symbol in one (dlsym: Python does for every extension module), because
  * dlopen itself must not be wrapped: it resolves $ORIGIN by its caller. dlsym is entered through a piece of assembly
- * that jumps on to the original, so that RTLD_NEXT still sees its true caller.
+ * that jumps on to the original, so that RTLD_NEXT still sees its true caller. So is vfork, which returns twice.
  *
  * A walk has two passes with a dladdr between them. dl_iterate_phdr shows objects that another thread's dlopen is still
  * relocating; touching those would corrupt them. dladdr waits for the loader's lock, so what the first pass saw is
@@ -64,6 +64,8 @@ static int walking, again;
 __attribute__((visibility("hidden"))) void *hpcstage_real_dlsym;
 __attribute__((visibility("hidden"))) void hpcstage_dlsym_seen(void *handle);
 __attribute__((visibility("hidden"))) void *hpcstage_dlsym(void *, const char *);
+__attribute__((visibility("hidden"))) void *hpcstage_real_vfork = (void *)vfork; /* a slot of our own table */
+__attribute__((visibility("hidden"))) int hpcstage_vfork(void);
 
 #if defined(__x86_64__)
 __asm__(".text\n.hidden hpcstage_dlsym\n.globl hpcstage_dlsym\n.type hpcstage_dlsym,@function\n"
@@ -71,7 +73,11 @@ __asm__(".text\n.hidden hpcstage_dlsym\n.globl hpcstage_dlsym\n.type hpcstage_dl
         "endbr64\npush %rdi\npush %rsi\nsub $8,%rsp\n"
         "call hpcstage_dlsym_seen\n"
         "add $8,%rsp\npop %rsi\npop %rdi\n"
-        "jmp *hpcstage_real_dlsym(%rip)\n.size hpcstage_dlsym,.-hpcstage_dlsym\n");
+        "jmp *hpcstage_real_dlsym(%rip)\n.size hpcstage_dlsym,.-hpcstage_dlsym\n"
+        ".hidden hpcstage_vfork\n.globl hpcstage_vfork\n.type hpcstage_vfork,@function\n"
+        "hpcstage_vfork:\n"
+        "endbr64\nmovl $1,hpcstage_vforked(%rip)\n"
+        "jmp *hpcstage_real_vfork(%rip)\n.size hpcstage_vfork,.-hpcstage_vfork\n");
 #else
 __asm__(".text\n.hidden hpcstage_dlsym\n.globl hpcstage_dlsym\n.type hpcstage_dlsym,%function\n"
         "hpcstage_dlsym:\n"
@@ -79,10 +85,15 @@ __asm__(".text\n.hidden hpcstage_dlsym\n.globl hpcstage_dlsym\n.type hpcstage_dl
         "bl hpcstage_dlsym_seen\n"
         "ldp x0,x1,[sp,#16]\nldp x29,x30,[sp],#32\n"
         "adrp x16,hpcstage_real_dlsym\nldr x16,[x16,:lo12:hpcstage_real_dlsym]\nbr x16\n"
-        ".size hpcstage_dlsym,.-hpcstage_dlsym\n");
+        ".size hpcstage_dlsym,.-hpcstage_dlsym\n"
+        ".hidden hpcstage_vfork\n.globl hpcstage_vfork\n.type hpcstage_vfork,%function\n"
+        "hpcstage_vfork:\n"
+        "hint #34\nadrp x16,hpcstage_vforked\nmov w17,#1\nstr w17,[x16,:lo12:hpcstage_vforked]\n"
+        "adrp x16,hpcstage_real_vfork\nldr x16,[x16,:lo12:hpcstage_real_vfork]\nbr x16\n"
+        ".size hpcstage_vfork,.-hpcstage_vfork\n");
 #endif
 
-static const struct hook hook_dlsym = {"dlsym", (void *)hpcstage_dlsym};
+static const struct hook hook_dlsym = {"dlsym", (void *)hpcstage_dlsym}, hook_vfork = {"vfork", (void *)hpcstage_vfork};
 
 static uint32_t hash_of(const char *name) {
     uint32_t h = 5381;
@@ -421,6 +432,7 @@ int tables_install(void) {
         for (const struct hook *hook = all[i]; hook->name; hook++)
             learn(hook);
     learn(&hook_dlsym);
+    learn(&hook_vfork);
     dl_iterate_phdr(main_program, &main);
     if (!dl_iterate_phdr(own_headers, &own) || !read_tables(&own, &t))
         return -1;

@@ -82,6 +82,20 @@ def test_children_that_only_exec_take_no_slot(native_lab: Lab) -> None:
     assert len(native_lab.slots()) == 1
 
 
+def test_a_vforked_child_leaves_the_marks_alone(native_lab: Lab) -> None:
+    lab = native_lab
+    lab.put("file", b"s" * 1000)
+    lab.install()
+    lab.run("""
+import subprocess
+fd = os.open(src("file"), os.O_RDONLY)
+subprocess.run(["true"], close_fds=True)
+subprocess.run(["true"], stdin=os.open(os.devnull, os.O_RDONLY), stdout=-1)
+os.read(fd, 1000)
+""")
+    assert lab.counters()["source_read_bytes"] == 1000
+
+
 def test_slots_run_out(lab: Lab) -> None:
     lab.put("file", b"source", b"copy..")
     lab.install()

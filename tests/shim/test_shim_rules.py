@@ -32,6 +32,10 @@ WAYS = {
     "relative": "[os.chdir(SOURCE), open('d/file', 'rb').read()][1]",
     "relative dot": "[os.chdir(SOURCE), open('./d//file', 'rb').read()][1]",
     "relative up": "[os.chdir(src('d')), open('../d/file', 'rb').read()][1]",
+    "inner up": "open(src('d/../d/file'), 'rb').read()",
+    "relative inner up": "[os.chdir(SOURCE), open('d/../d/../d/file', 'rb').read()][1]",
+    "outer up": "open('/usr/..' + name, 'rb').read()",
+    "pathlike up": "__import__('pathlib').Path(src('d'), '..', 'd', 'file').read_bytes()",
     "from above": "[os.chdir(os.path.dirname(SOURCE)), open(os.path.basename(SOURCE) + '/d/file', 'rb').read()][1]",
     "fchdir": "[os.fchdir(os.open(SOURCE, os.O_RDONLY)), open('d/file', 'rb').read()][1]",
     "linecache": "''.join(__import__('linecache').getlines(name)).strip().encode()",
@@ -153,6 +157,40 @@ def test_a_change_drops_the_copy(lab: Lab, way: str, answered: bool) -> None:
     assert lab.counters()["dropped"] >= 1
     assert not name.exists() or name.read_bytes() != b"copy.."
     assert stat.S_IMODE(name.stat().st_mode) == 0o600 if way == "chmod" else True
+
+
+def test_what_changes_no_file_drops_nothing(lab: Lab) -> None:
+    lab.put("d/file", b"source", b"copy..")
+    lab.install()
+    code = """
+import tempfile
+os.chmod(src("d"), 0o750); os.utime(src("d")); os.chmod(SOURCE, 0o750)
+os.mkdir(src("new")); os.rmdir(src("new")); os.listdir(src("d"))
+for call in (lambda: open(src("d"), "w"), lambda: os.open(src("d"), os.O_RDWR), lambda: os.unlink(src("d"))):
+    try: call()
+    except OSError: pass
+with tempfile.TemporaryFile(dir=src("d")): pass
+say(open(src("d/file")).read())
+"""
+    with Responder(lab.sock, ready) as daemon:
+        assert lab.run(code) == "copy.."
+        assert daemon.asked == []
+    assert "dropped" not in lab.counters()
+
+
+def test_dots_behind_a_link_lead_where_the_kernel_says(lab: Lab, tmp_path: Path) -> None:
+    lab.put("file", b"source", b"copy..")
+    lab.put("d/deep/x", b"source", b"copy..")
+    lab.put("d/file", b"deeper", b"copy d")
+    (tmp_path / "elsewhere/deep").mkdir(parents=True)
+    (tmp_path / "elsewhere/file").write_bytes(b"else")
+    (lab.source / "out").symlink_to(tmp_path / "elsewhere/deep")
+    (lab.source / "in").symlink_to("d/deep")
+    lab.install()
+    code = (
+        "say([open(src(n)).read() for n in ('out/../file', 'in/../file', 'd/../file', 'd/deep/../../d/deep/../file')])"
+    )
+    assert lab.run(code) == ["else", "copy d", "copy..", "copy d"]
 
 
 def test_a_changed_file_is_read_from_the_source(lab: Lab) -> None:
