@@ -1,7 +1,7 @@
 """Path rules of the Python layer: is this name below a dataset, and where is its copy? The same rules as in C.
 
-Lexical only, and only where that is exact: `//` and `/./` are skipped; `..` at the front of a relative name is taken off
-the working directory, which the kernel names without symbolic links; behind another component the kernel is asked.
+Lexical only, and only where that is exact: `//` and `/./` are skipped; `..` at the front of a relative name is taken
+off the working directory, which the kernel names without symbolic links; behind another component the kernel is asked.
 """
 
 from __future__ import annotations
