@@ -125,7 +125,8 @@ SLOT_BYTES = 2048
 PAGE_BYTES = PAGE_HEADER_BYTES + SLOTS * SLOT_BYTES
 
 # slot:  0 u32 pid (0 = unused)  4 u32 layer  8 u32 python version (major << 8 | minor)  12 u32 parent pid
-#       16 u64 monotonic ns at attach  24..63 reserved  64 u64 counters[64]  576 u32 hist_open[96]  960 u32 hist_read[96]
+#       16 u64 monotonic ns at attach  24..63 reserved  64 u64 counters[64]
+#       576 u32 hist_open[96]  960 u32 hist_read[96]
 SLOT_HEAD = struct.Struct("<IIIIQ")
 COUNTERS_OFFSET = 64
 COUNTERS = 64
