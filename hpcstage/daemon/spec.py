@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcstage.plan.types import Dataset, Kind
+from hpcstage.plan.types import Dataset
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class DaemonSpec:
     def save(self, path: Path) -> None:
         """Writes the spec; readable by its owner only."""
         data = asdict(self)
-        data["datasets"] = [_dataset_out(d) for d in self.datasets]
+        data["datasets"] = [dataset.to_json() for dataset in self.datasets]
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
             json.dump(data, file)
@@ -63,25 +63,5 @@ class DaemonSpec:
     def load(cls, path: Path) -> DaemonSpec:
         """Reads what `save` wrote."""
         data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
-        data["datasets"] = [_dataset_in(d) for d in data["datasets"]]
+        data["datasets"] = [Dataset.from_json(dataset) for dataset in data["datasets"]]
         return cls(**data)
-
-
-def _dataset_out(dataset: Dataset) -> dict[str, Any]:
-    return {
-        "name": dataset.name,
-        "kind": dataset.kind.value,
-        "root": os.fsdecode(dataset.root),
-        "aliases": [os.fsdecode(a) for a in dataset.aliases],
-        "arguments": list(dataset.arguments),
-    }
-
-
-def _dataset_in(data: dict[str, Any]) -> Dataset:
-    return Dataset(
-        name=data["name"],
-        kind=Kind(data["kind"]),
-        root=os.fsencode(data["root"]),
-        aliases=tuple(os.fsencode(a) for a in data["aliases"]),
-        arguments=tuple(data["arguments"]),
-    )
