@@ -202,16 +202,17 @@ def _regular(fd: int, flags: int) -> bool:
 class Call:
     """One replaced function."""
 
+    __name__: str
+
     def __init__(self, context: Context, original: Any) -> None:
         self.context = context
         self.original = original
         self.__wrapped__ = original
-        self.__name__ = original.__name__
-        self.__qualname__ = original.__qualname__
-        self.__doc__ = original.__doc__
-        self.__self__ = original.__self__
-        self.__module__ = "os" if original.__module__ == "posix" else original.__module__
-        self.__text_signature__ = original.__text_signature__
+        for name in ("__name__", "__qualname__", "__doc__", "__self__", "__module__", "__text_signature__"):
+            if hasattr(original, name):  # a tool that came first may have put a Python function there
+                setattr(self, name, getattr(original, name))
+        if self.__module__ == "posix":
+            self.__module__ = "os"
 
     def __reduce__(self) -> str:
         return str(self.__name__)
