@@ -297,12 +297,16 @@ static int fs_readdir(const char *path, void *buf, fuse_fill_dir_t fill, off_t o
                       enum fuse_readdir_flags flags)
 {
     struct dirent *entry;
+    struct stat kind = {0}; /* listings tell types, as those of Lustre and GPFS do */
 
     (void)path, (void)offset, (void)flags;
     rewinddir(HANDLE(fi)->dir);
-    while ((entry = readdir(HANDLE(fi)->dir)))
-        if (fill(buf, entry->d_name, NULL, 0, 0))
+    while ((entry = readdir(HANDLE(fi)->dir))) {
+        kind.st_mode = DTTOIF(entry->d_type);
+        kind.st_ino = entry->d_ino;
+        if (fill(buf, entry->d_name, &kind, 0, 0))
             return -ENOMEM;
+    }
     return 0;
 }
 

@@ -87,15 +87,12 @@ class _Names:
     dataset: int
     parent: bytes
     names: list[bytes]
-    links: list[bool] | None
-    """None: unknown (a list)."""
     directory: _Directory | None
     """Where the names were listed."""
 
     def part(self, start: int, stop: int) -> _Names:
         """Some of the names."""
-        links = None if self.links is None else self.links[start:stop]
-        return replace(self, names=self.names[start:stop], links=links)
+        return replace(self, names=self.names[start:stop])
 
 
 _Task = _Directory | _Names
@@ -133,7 +130,7 @@ def _first_tasks(resolved: Resolved) -> Iterator[_Task]:
             pattern = Pattern(text)
             yield _Directory(index, path, (), pattern, pattern.start)
         if selection.files:
-            yield _Names(index, b"", list(selection.files), None, None)
+            yield _Names(index, b"", list(selection.files), None)
     yield from _tasks_of_lists(resolved)
 
 
@@ -151,9 +148,9 @@ def _tasks_of_lists(resolved: Resolved) -> Iterator[_Task]:
             batch = batches.setdefault(place[0], [])
             batch.append(place[1])
             if len(batch) == BATCH:
-                yield _Names(place[0], b"", batches.pop(place[0]), None, None)
+                yield _Names(place[0], b"", batches.pop(place[0]), None)
         for index, batch in batches.items():
-            yield _Names(index, b"", batch, None, None)
+            yield _Names(index, b"", batch, None)
 
 
 class _Walk:
@@ -294,38 +291,25 @@ def _list(
             return 0
         here = _Directory(task.dataset, task.path, (*task.ancestors, key), task.pattern, task.positions)
         with os.scandir(path) as entries:
-            return _sort_entries(entries, here, path, tally, push)
+            return _sort_entries(entries, here, push)
     except OSError as error:
         tally.skip(path, f"directory: {error.strerror}")
         return 0
 
 
-def _sort_entries(
-    entries: Iterator[os.DirEntry[bytes]],
-    here: _Directory,
-    path: bytes,
-    tally: _Tally,
-    push: Callable[[_Task], None],
-) -> int:
+def _sort_entries(entries: Iterator[os.DirEntry[bytes]], here: _Directory, push: Callable[[_Task], None]) -> int:
+    # Types are not asked for here: where the file system does not list them, asking is one operation each, in a row.
     names: list[bytes] = []
-    links: list[bool] = []
     count = 0
     for count, entry in enumerate(entries, 1):  # noqa: B007  the last one is the number of entries
-        is_link = entry.is_symlink()
-        if not is_link and entry.is_dir(follow_symlinks=False):
-            _descend(here, entry.name, push)
-        elif is_link or entry.is_file(follow_symlinks=False):
-            if not is_link and not here.pattern.takes_file(here.positions, entry.name):
-                continue
-            names.append(entry.name)
-            links.append(is_link)
+        name = entry.name
+        if here.pattern.takes_file(here.positions, name) or here.pattern.into(here.positions, name):
+            names.append(name)
             if len(names) == BATCH:
-                push(_Names(here.dataset, here.path, names, links, here))
-                names, links = [], []
-        elif here.pattern.takes_file(here.positions, entry.name):
-            tally.skip(path + b"/" + entry.name, "not a regular file")
+                push(_Names(here.dataset, here.path, names, here))
+                names = []
     if names:
-        push(_Names(here.dataset, here.path, names, links, here))
+        push(_Names(here.dataset, here.path, names, here))
     return count
 
 
@@ -342,21 +326,26 @@ def _look(task: _Names, start: int, stop: int, root: bytes, tally: _Tally, push:
     prefix = prefix if prefix.endswith(b"/") else prefix + b"/"
     below = task.parent + b"/" if task.parent else b""
     times = [time.monotonic()]
-    for position, name in enumerate(task.names[start:stop], start):
-        is_link = task.links[position] if task.links is not None else None
+    for name in task.names[start:stop]:
+        is_link = False
         try:
-            found, is_link = _facts(prefix + name, is_link, tally)
+            tally.stats += 1
+            found = os.lstat(prefix + name)
+            if is_link := stat.S_ISLNK(found.st_mode):
+                tally.stats += 1
+                found = os.stat(prefix + name)
         except OSError as error:
             if task.directory is None or _takes(task.directory, name):
-                tally.skip(prefix + name, _why(error, is_link=bool(is_link)))
+                tally.skip(prefix + name, _why(error, is_link=is_link))
             continue
         finally:
             times.append(time.monotonic())
-        if stat.S_ISREG(found.st_mode):
-            if not is_link or task.directory is None or _takes(task.directory, name):
-                tally.columns.add(task.dataset, below + name, found, is_link=is_link)
-        elif stat.S_ISDIR(found.st_mode):
+        if stat.S_ISDIR(found.st_mode):
             _follow(task, name, push)
+        elif task.directory is not None and not _takes(task.directory, name):
+            continue
+        elif stat.S_ISREG(found.st_mode):
+            tally.columns.add(task.dataset, below + name, found, is_link=is_link)
         else:
             tally.skip(prefix + name, "not a regular file")
     return sorted(after - before for before, after in pairwise(times))[(len(times) - 1) // 2]
@@ -366,18 +355,6 @@ def _why(error: OSError, *, is_link: bool) -> str:
     if is_link and error.errno == errno.ENOENT:
         return "a dangling symbolic link"
     return error.strerror or "unreadable"
-
-
-def _facts(path: bytes, is_link: bool | None, tally: _Tally) -> tuple[os.stat_result, bool]:
-    tally.stats += 1
-    if is_link is False:
-        return os.lstat(path), False
-    if is_link is None:
-        found = os.lstat(path)
-        if not stat.S_ISLNK(found.st_mode):
-            return found, False
-        tally.stats += 1
-    return os.stat(path), True
 
 
 def _takes(directory: _Directory, name: bytes) -> bool:
