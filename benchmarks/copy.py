@@ -133,12 +133,12 @@ class Copies:
 
     @contextlib.contextmanager
     def _target(self) -> Iterator[Path]:
-        target = self.where.disk / "target"
+        target = self.where.local.renew() / "target"
         target.mkdir(mode=0o700)
         try:
             yield target
         finally:
-            shutil.rmtree(target)
+            self.where.local.end()
             self._drop([])
 
     def _whole(self, cell: Cell, target: Path) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.disk import FreshDisk, fresh_disk, unmount_below
 from benchmarks.harness import Options
 
 _MEMORY = Path("/dev/shm")
@@ -31,7 +32,9 @@ class Place:
     memory: Path
     """In memory: what stands behind emulated storage, so that the machine's own disk plays no part in its times."""
     disk: Path
-    """On the node-local disk."""
+    """On the machine's own disk."""
+    local: FreshDisk
+    """The node-local disk: new for each sample."""
 
 
 @contextlib.contextmanager
@@ -42,7 +45,8 @@ def place(options: Options) -> Iterator[Place]:
     made = [_fresh(base) for base in (memory, disk)]
     before = signal.signal(signal.SIGTERM, _end)
     try:
-        yield Place(*made)
+        with fresh_disk(made[1]) as local:
+            yield Place(made[0], made[1], local)
     finally:
         signal.signal(signal.SIGTERM, before)
         for path in made:
@@ -112,5 +116,6 @@ def _fresh(base: Path) -> Path:
     for old in base.glob(prefix + "*"):
         pid = old.name[len(prefix) :].partition("-")[0]
         if pid.isdigit() and not psutil.pid_exists(int(pid)) and old.stat().st_uid == os.geteuid():
+            unmount_below(old)
             shutil.rmtree(old, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=base))

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.files import empty, place
+from benchmarks.files import place
 from benchmarks.harness import Arm, Bench, Figure, Row, at_most, divide, holds, options_of, parser
 from benchmarks.lab import Cell, Lab
 from benchmarks.programs import run
@@ -27,7 +27,7 @@ QUICK = (Cell(), Cell(load="low"))
 
 def plan(lab: Lab, cell: Cell) -> dict[str, Any]:
     """What `hpcstage plan` says of a cell."""
-    local = empty(lab.where.disk / "local")
+    local = lab.where.local.renew()
     data = f"@{lab.data(cell.size).order}"
     words = [sys.executable, "-m", "hpcstage", "plan", "--json", "--data", data, "--local-dir", str(local)]
     with lab.storage(cell) as storage:

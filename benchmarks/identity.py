@@ -61,7 +61,7 @@ class Runs:
     def _run(self, loader: Loader, mode: str | None) -> dict[str, Any]:
         weights = self.where.disk / "weights.pt"
         weights.unlink(missing_ok=True)
-        local, run_dir = (empty(self.where.disk / name) for name in ("local", "run"))
+        local, run_dir = self.where.local.renew(), empty(self.where.disk / "run")
         training = Training(
             data=self.data,
             names=self.names,

@@ -130,25 +130,22 @@ class Lab:
 
     def hpcstage(self, cell: Cell, mode: str, options: tuple[str, ...] = ()) -> dict[str, Any]:
         """The same program behind `hpcstage run --mode ...`."""
-        local, run_dir = self._empty("local"), self._empty("run")
+        local, run_dir = self.where.local.renew(), self._empty("run")
         with self.storage(cell) as storage:
             storage.load_on()
             head = hpcstage_command(mode, run_dir, local, f"@{self.data(cell.size).order}", options)
             done = run([*head, *self.training(cell, storage.path).command()], self.where.disk)
             asked = storage.counters()
-        sample = {**self._sample(done), "source_read_bytes": asked.read_bytes, **_from_record(run_dir)}
-        shutil.rmtree(local)
-        return sample
+        return {**self._sample(done), "source_read_bytes": asked.read_bytes, **_from_record(run_dir)}
 
     def cp(self, cell: Cell) -> dict[str, Any]:
         """`cp -r`, then the program on the copy: what a job script does today."""
-        local = self._empty("local")
+        local = self.where.local.renew()
         with self.storage(cell) as storage:
             storage.load_on()
             copied = run(["cp", "-r", f"{storage.path}/.", local], self.where.disk)
             done = run(self.training(cell, local).command(), self.where.disk)
         sample = self._sample(done)
-        shutil.rmtree(local)
         return {**sample, "copy_s": copied.seconds, "seconds": copied.seconds + done.seconds}
 
     def auto(self, cell: Cell) -> dict[str, Any]:
@@ -197,10 +194,9 @@ class Lab:
 
     def local(self, cell: Cell) -> dict[str, Any]:
         """One reader reads a copy on the local disk, as the program does from the second epoch on."""
-        data, local = self.data(cell.size), self._empty("local")
+        data, local = self.data(cell.size), self.where.local.renew()
         shutil.copytree(data.path, local, dirs_exist_ok=True)
         result = read_flat_out([local / name for name in data.names.read_text().split()], self.where.memory, 1)
-        shutil.rmtree(local)
         return dict(result)
 
     def terms(self, cell: Cell) -> dict[str, Arm]:

@@ -129,7 +129,7 @@ class Runs:
         }
 
     def _run(self, mode: str, data: str, words: Sequence[str], around: Any = None) -> tuple[dict[str, Any], float]:  # noqa: ANN401
-        local, run_dir = (empty(self.where.disk / name) for name in ("local", "run"))
+        local, run_dir = self.where.local.renew(), empty(self.where.disk / "run")
         switch = around() if around else None
         try:
             done = run([*hpcstage_command(mode, run_dir, local, data), *words], self.where.disk)

@@ -68,7 +68,7 @@ class Warm:
         return {"seconds": seconds, **self._later(), "share": found["coverage"]["share"]}
 
     def _opens_alone(self) -> dict[str, Any]:
-        store = empty(self.where.disk / "local") / "hpcstage-0" / "20260101-000000-abcdef" / "store" / "0-shared"
+        store = self.where.local.renew() / "hpcstage-0" / "20260101-000000-abcdef" / "store" / "0-shared"
         store.mkdir(parents=True)
         shutil.copy(self.data / self.names[0], store)
         done = run(self._open_words(store / self.names[0]), self.where.disk)
@@ -93,7 +93,7 @@ class Warm:
         return Training(data, self.listed, epochs=self.epochs, workers=workers, timings=timings)
 
     def _behind(self, mode: str, options: tuple[str, ...], words: list[str]) -> tuple[dict[str, Any], float]:
-        local, run_dir = (empty(self.where.disk / name) for name in ("local", "run"))
+        local, run_dir = self.where.local.renew(), empty(self.where.disk / "run")
         done = run([*hpcstage_command(mode, run_dir, local, f"@{self.order}", options), *words], self.where.disk)
         self._stdout = done.stdout
         return record(run_dir), done.seconds
