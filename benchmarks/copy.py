@@ -171,6 +171,8 @@ def measure(bench: Bench, options: Options, copies: Copies) -> None:
         if not options.wants(cell.name):
             continue
         arms = copies.arms(cell)
+        if not options.quick:
+            arms["hpcstage"]()  # not counted: a machine's memory is slower when it is touched for the first time
         slow = SLOW if cell.source == "2 ms" and cell.is_small else ()
         bench.measure(
             cell.name, {n: a for n, a in arms.items() if n not in slow}, options.rounds(5 if cell.is_small else 3)
@@ -196,8 +198,9 @@ def figures(bench: Bench, chosen: list[Cell]) -> list[Figure]:
 
 
 def _of_flat_out(bench: Bench, cell: Cell) -> Figure:
-    share = divide(bench.median(cell.name, "flat out"), bench.median(cell.name, "hpcstage"))
-    return at_least(f"{cell.name}: share of what a C program reads flat out", share, LEAST_OF_FLAT_OUT)
+    """Without the scan: the C program is given the names."""
+    share = divide(bench.median(cell.name, "flat out"), bench.median(cell.name, "hpcstage", "copy_s"))
+    return at_least(f"{cell.name}: share of what a C program reads flat out, names given", share, LEAST_OF_FLAT_OUT)
 
 
 def tables(bench: Bench, chosen: list[Cell]) -> None:

@@ -26,7 +26,7 @@ HIGH_WEIGHT = 4.0
 FLIGHT = 32
 """Threads of the flat-out reader: as many as hpcstage keeps transfers in flight."""
 FILE_BYTES = 125_000
-X1_FILES = 2000
+X1_FILES = 5000
 QUICK_X1_FILES = 120
 LATENCY_S = 0.001
 SOURCE_TO_COMPUTE = 1.0

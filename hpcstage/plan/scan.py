@@ -101,7 +101,7 @@ _Task = _Directory | _Names
 def scan(
     resolved: Resolved,
     *,
-    threads: int = 32,
+    threads: int = 64,
     exclude: Sequence[bytes] = (),
     cancel: threading.Event | None = None,
 ) -> ScanResult:

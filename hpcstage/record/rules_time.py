@@ -65,11 +65,13 @@ def order(record: dict[str, Any]) -> Iterator[Note]:
     opens, wanted = record["coverage"]["opens"], record["totals"]["wanted"]
     if opens and wanted and stages(record) and wanted > OUT_OF_ORDER * opens:
         provenance = record["order"]["provenance"] or "manifest"
+        known = "the order is known, so the source is what limits: --copiers or --transfers may get more out of it"
+        unknown = "give the order in which the program reads: --data @list.txt, --order FILE, or hpcstage.order(paths)"
         yield Note(
             "order",
             Severity.INFO,
             f"{number(wanted, 'open')} ({percent(wanted / opens)}) came before their copy; order: {provenance}",
-            "give the order in which the program reads: --data @list.txt, --order FILE, or hpcstage.order(paths) in it",
+            known if provenance == "given" else unknown,
         )
 
 
