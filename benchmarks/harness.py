@@ -137,9 +137,9 @@ class Bench:
         self.sheets: list[Sheet] = []
         self.figures: list[Figure] = []
 
-    def measure(self, cell: str, arms: Mapping[str, Arm], rounds: int) -> None:
+    def measure(self, cell: str, arms: Mapping[str, Arm], rounds: int, *, needed: bool = False) -> None:
         """Each arm once per round, the first of a round changing; what the file already has is not measured again."""
-        names = [name for name in arms if not self.options.arms or name in self.options.arms]
+        names = [name for name in arms if needed or not self.options.arms or name in self.options.arms]
         for number in range(rounds):
             turn = number % max(1, len(names))
             for name in names[turn:] + names[:turn]:

@@ -180,7 +180,7 @@ class Lab:
         name = f"compute {cell.net} x{cell.size:g}" + ("" if cell.prefetch else " no-prefetch")
         self._warm_up()
         alone = Cell(cell.net, cell.size, 1, cell.load, cell.prefetch)
-        self.bench.measure(name, {"compute": lambda: self.compute(alone)}, self.options.rounds(3))
+        self.bench.measure(name, {"compute": lambda: self.compute(alone)}, self.options.rounds(3), needed=True)
         keys = ("seconds", "later_s", "startup_s")
         return {key: value for key in keys if (value := self.bench.median(name, "compute", key)) is not None}
 
