@@ -77,15 +77,16 @@ class Session:
         local = localdir.choose(config.local_dir, os.environ, job)
         if local is None:
             raise NotStarted("local_dir is none", "give --local-dir")
-        for warning in (*job.notes, *local.warnings):
-            messages.warn(warning)
-        messages.info(f"staging below {local.path} ({local.why})")
         run_id = _shared_id(job.run_key, config) or rundir.unique_id(clock.unix_s, job.job_id)
-        run_dir = rundir.make(config.run_dir, Path.cwd(), run_id, dict(os.environ))
         part = _part(command, config, clock, run_id, job, local)
         part.roots = [os.fsdecode(dataset.root) for dataset in resolved.datasets]
-        _check_datasets(resolved, local, part, strict=config.strict)
+        notices = _check_datasets(resolved, local, part, strict=config.strict)
+        run_dir = rundir.make(config.run_dir, Path.cwd(), run_id, dict(os.environ))
         claim = nodedir.claim(local, run_id, host=host)
+        if claim.lock_fd is not None:  # said once on a node, not by every rank
+            for warning in (*job.notes, *local.warnings, *notices):
+                messages.warn(warning)
+            messages.info(f"staging below {local.path} ({local.why})")
         session = cls(config, Node(claim, nodedir.sock_path(claim.path, os.environ)), run_dir, part, clock)
         session._connect(resolved, local, job)
         return session
@@ -142,14 +143,15 @@ class Session:
         self.node.close()
 
     def _connect(self, resolved: Resolved, local: LocalDir, job: jobs.Job) -> None:
-        if self.node.lock_fd is None:
-            self.control = control.join(self.node.sock)
-            return
         try:
+            if self.node.lock_fd is None:
+                self.control = control.join(self.node.sock)
+                return
             self._prepare_node(resolved)
             self.control = self._start(self._spec(resolved, local, job), self.node.lock_fd)
         except OSError:
-            shutil.rmtree(self.node.path, ignore_errors=True)
+            if self.node.lock_fd is not None:
+                shutil.rmtree(self.node.path, ignore_errors=True)
             self.node.close()
             raise
 
@@ -271,12 +273,14 @@ def _part(command: Sequence[str], config: Config, clock: Clock, run_id: str, job
     )
 
 
-def _check_datasets(resolved: Resolved, local: LocalDir, part: RunPart, *, strict: bool) -> None:
-    """A dataset on the local disk already has nothing to gain: it is read where it is."""
+def _check_datasets(resolved: Resolved, local: LocalDir, part: RunPart, *, strict: bool) -> list[str]:
+    """A dataset on the local disk already has nothing to gain: it is read where it is. Returns what to say."""
+    said = []
     for notice in [*resolved.warnings, *already_local(resolved.datasets, local.device)]:
         if notice.id == "already_local":
             if strict:
                 raise NotStarted(notice.text, notice.remedy)
             part.mode_asked = "direct"
-        messages.warn(f"{notice.text} ({notice.remedy})")
+        said.append(f"{notice.text} ({notice.remedy})")
         part.problems.append({"id": notice.id.replace("_", "-"), "text": notice.text, "remedy": notice.remedy})
+    return said
