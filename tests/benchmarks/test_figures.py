@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks import copy, forecast, identity, staging, truth, warm
+from benchmarks.disk import FreshDisk
 from benchmarks.files import Place
 from benchmarks.harness import Bench, Figure, Options
 from benchmarks.lab import Cell, Lab
@@ -52,7 +53,7 @@ def staged(**changed: float) -> dict[tuple[str, str], dict[str, Any]]:
 
 def staging_figures(tmp_path: Path, samples: dict[tuple[str, str], dict[str, Any]]) -> list[Figure]:
     bench = bench_of(samples)
-    lab = Lab(bench, Options(), Place(tmp_path, tmp_path))
+    lab = Lab(bench, Options(), Place(tmp_path, tmp_path, FreshDisk(tmp_path)))
     staging.tables(lab, [HIGH, LOW, SERIAL])
     return staging.figures(lab, [HIGH, LOW, SERIAL])
 
@@ -93,7 +94,7 @@ def test_bound_of_many_epochs(tmp_path: Path) -> None:
     cell = Cell(epochs=10)
     terms = {"compute": {"seconds": 10.0, "later_s": 8.0}, "source": {"seconds": 12.0}, "local": {"seconds": 1.0}}
     bench = bench_of({(cell.name, arm): values for arm, values in terms.items()})
-    lab = Lab(bench, Options(), Place(tmp_path, tmp_path))
+    lab = Lab(bench, Options(), Place(tmp_path, tmp_path, FreshDisk(tmp_path)))
     assert lab.bound(cell) == 12 + 9 * 8
     assert lab.bound(Cell()) is None
 
@@ -120,7 +121,7 @@ def copied(**changed: float) -> Bench:
         "rclone copy": 30.0,
         "flat out": 4.5,
     }
-    samples = {(cell.name, a): {"seconds": s, "complete": True} for a, s in {**seconds, **changed}.items()}
+    samples = {(cell.name, a): {"seconds": s, "copy_s": s, "complete": True} for a, s in {**seconds, **changed}.items()}
     return bench_of(samples)
 
 
