@@ -32,6 +32,8 @@ from hpcstage.daemon.spec import DaemonSpec
 from hpcstage.daemon.staging import DIRECT_MODE, ORDER_HELPER, PLAN_HELPER, Staging
 from hpcstage.daemon.stats import Totals
 from hpcstage.daemon.wrappers import Wrappers
+from hpcstage.errors import HpcstageError
+from hpcstage.job import nodedir
 from hpcstage.wire import Answer, Kind, Layer, Reason, State
 
 TICK_S = 1.0
@@ -272,8 +274,15 @@ class Daemon:
         if self._last_token is not None:
             self.server.answer(self._last_token, Reply(Answer.LAST, keep=True))
         self.server.stop_listening()
-        store.remove_tree(self.node_dir, last=("lock",))
+        store.remove_tree(self._out_of_sight(), last=("lock",))
         self.server.close_all()
+
+    def _out_of_sight(self) -> Path:
+        """A wrapper of the same launch that comes late must make its own directory, not join one that is going."""
+        try:
+            return nodedir.retire(self.node_dir)
+        except (OSError, HpcstageError):
+            return self.node_dir
 
     def _write_last_part(self, deadline: float) -> None:
         announced = [name for name in self.helpers.names() if name.startswith(ORDER_HELPER)]

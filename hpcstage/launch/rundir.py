@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hpcstage.record import index
 from hpcstage.record.part import NodePart, RunPart
 
 PART = "run.part.json"
@@ -26,12 +27,6 @@ def unique_id(now_s: float, job_id: str | None) -> str:
     return f"{name}-{job_id}" if job_id else name
 
 
-def state_dir(env: dict[str, str]) -> Path:
-    """`$XDG_STATE_HOME/hpcstage`."""
-    base = env.get("XDG_STATE_HOME") or os.path.join(env.get("HOME") or "/", ".local", "state")
-    return Path(base) / "hpcstage"
-
-
 def make(wanted: str | None, cwd: Path, run_id: str, env: dict[str, str]) -> Path:
     """Makes the run directory; falls back to the state directory. Raises OSError if nothing can be written."""
     if wanted:
@@ -42,7 +37,7 @@ def make(wanted: str | None, cwd: Path, run_id: str, env: dict[str, str]) -> Pat
         path = cwd / "hpcstage-runs" / run_id
         (path / "nodes").mkdir(parents=True, exist_ok=True)
     except OSError:
-        path = state_dir(env) / "runs" / run_id
+        path = index.state_dir(env) / "runs" / run_id
         (path / "nodes").mkdir(parents=True, exist_ok=True)
     return path
 

@@ -20,10 +20,15 @@ NAME = "runs.jsonl"
 KEPT = 1000
 
 
+def state_dir(env: Mapping[str, str]) -> Path:
+    """What is kept of a user's runs: `$XDG_STATE_HOME/hpcstage`."""
+    base = env.get("XDG_STATE_HOME") or os.path.join(env.get("HOME") or os.path.expanduser("~"), ".local", "state")
+    return Path(base) / "hpcstage"
+
+
 def path_of(env: Mapping[str, str]) -> Path:
     """Where the index lies."""
-    base = env.get("XDG_STATE_HOME") or os.path.join(env.get("HOME") or os.path.expanduser("~"), ".local", "state")
-    return Path(base) / "hpcstage" / NAME
+    return state_dir(env) / NAME
 
 
 def add(record: Mapping[str, Any], run_dir: Path, env: Mapping[str, str] = os.environ) -> None:
