@@ -3,6 +3,9 @@
  * Owns the whole way of one file: open, read, write under a temporary name, check that the source stayed as it was,
  * publish under the final name without replacing anything. copyfile.py has the same in Python and the meaning of the
  * statuses; stats.py has the layout of a thread's counters. Limited API, so one build serves every Python.
+ *
+ * Threads at the source are counted: what fits into a buffer is read, checked and closed before the first byte is
+ * written, and meanwhile another thread opens the next file. So the source always has as many requests as it may have.
  */
 #define _GNU_SOURCE
 #define Py_LIMITED_API 0x030a0000
@@ -12,6 +15,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <semaphore.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,6 +58,8 @@ struct job {
 static __thread char *buffer;
 static volatile int noatime = O_NOATIME;
 static volatile int nameless = 1;
+static sem_t turns;
+static volatile int limited;
 
 static uint64_t now_ns(void) {
     struct timespec t;
@@ -66,6 +72,15 @@ static int bucket_of_ns(uint64_t ns) {
     int top = 63 - __builtin_clzll(ns);
     int bucket = 1 + 4 * (top - 10) + (int)(ns >> (top - 2) & 3);
     return bucket < HIST_BUCKETS ? bucket : HIST_BUCKETS - 1;
+}
+
+static void take_turn(void) {
+    while (limited && sem_wait(&turns) < 0 && errno == EINTR)
+        ;
+}
+
+static void give_turn(void) {
+    if (limited) sem_post(&turns);
 }
 
 static int fail(struct job *job, int status) {
@@ -116,10 +131,10 @@ static int write_all(int fd, const char *data, size_t length) {
     return 0;
 }
 
-static ssize_t read_some(struct job *job, int fd, size_t wanted) {
+static ssize_t read_some(struct job *job, int fd, char *into, size_t wanted) {
     uint64_t start = now_ns();
     ssize_t n;
-    do n = read(fd, buffer, wanted < BUFFER_BYTES ? wanted : BUFFER_BYTES);
+    do n = read(fd, into, wanted);
     while (n < 0 && errno == EINTR);
     uint64_t took = now_ns() - start;
     job->read_ns += took;
@@ -130,13 +145,32 @@ static ssize_t read_some(struct job *job, int fd, size_t wanted) {
     return n;
 }
 
+static ssize_t read_next(struct job *job, int in, char *into, size_t wanted) {
+    if (job->stats->cancel) return fail(job, CANCELLED);
+    ssize_t n = read_some(job, in, into, wanted);
+    if (n < 0) return fail(job, SOURCE_ERROR);
+    return n ? n : fail(job, CHANGED);
+}
+
+static int read_whole(struct job *job, int in) {
+    size_t length = (size_t)job->before.size, have = 0;
+    while (have < length) {
+        ssize_t n = read_next(job, in, buffer + have, length - have);
+        if (n < 0) return -1;
+        have += (size_t)n;
+    }
+    return 0;
+}
+
+static int write_whole(struct job *job, int out) {
+    return write_all(out, buffer, (size_t)job->before.size) < 0 ? fail(job, LOCAL_ERROR) : 0;
+}
+
 static int pump(struct job *job, int in, int out) {
     int64_t left = job->before.size;
     while (left > 0) {
-        if (job->stats->cancel) return fail(job, CANCELLED);
-        ssize_t n = read_some(job, in, (size_t)left);
-        if (n < 0) return fail(job, SOURCE_ERROR);
-        if (n == 0) return fail(job, CHANGED);
+        ssize_t n = read_next(job, in, buffer, left < BUFFER_BYTES ? (size_t)left : BUFFER_BYTES);
+        if (n < 0) return -1;
         uint64_t start = now_ns();
         int written = write_all(out, buffer, (size_t)n);
         job->write_ns += now_ns() - start;
@@ -221,30 +255,39 @@ static int create(struct job *job) {
     return open(job->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
 }
 
-static int finish(struct job *job, int in, int out) {
+static int check(struct job *job, int in) {
     struct facts after;
     if (get_facts(in, &after) < 0) return fail(job, SOURCE_ERROR);
     if (!unchanged(&job->before, &after)) return fail(job, CHANGED);
     if (after.size >= DROP_BYTES) posix_fadvise(in, 0, 0, POSIX_FADV_DONTNEED);
-    struct timespec times[2] = {{0, UTIME_OMIT}, after.mtime};
-    if (fchmod(out, after.mode & 0777) < 0 || futimens(out, times) < 0) return fail(job, LOCAL_ERROR);
     return 0;
 }
 
+static int stamp(struct job *job, int out) {
+    struct timespec times[2] = {{0, UTIME_OMIT}, job->before.mtime};
+    return fchmod(out, job->before.mode & 0777) < 0 || futimens(out, times) < 0 ? fail(job, LOCAL_ERROR) : 0;
+}
+
+/* in: still to be read, or -1: the whole file is in the buffer. */
 static int copy_out(struct job *job, int in) {
-    uint64_t start = now_ns();
+    uint64_t start = now_ns(), read_before = job->read_ns;
     int out = create(job);
     if (out < 0) return fail(job, LOCAL_ERROR);
-    uint64_t read_before = now_ns();
-    int result = pump(job, in, out);
-    uint64_t pumped = now_ns();
-    if (result == 0) result = finish(job, in, out);
+    int result = in < 0 ? write_whole(job, out) : pump(job, in, out);
+    if (result == 0 && in >= 0) result = check(job, in);
+    if (result == 0) result = stamp(job, out);
     if (job->named && close(out) < 0 && result == 0) result = fail(job, LOCAL_ERROR);
     if (result == 0) result = publish(job, out);
     if (!job->named) close(out);
     else if (result < 0) unlink(job->temporary);
-    job->write_ns += (read_before - start) + (now_ns() - pumped);
+    job->write_ns = now_ns() - start - (job->read_ns - read_before);
     return result;
+}
+
+static int look(struct job *job, int in) {
+    if (get_facts(in, &job->before) < 0) return fail(job, SOURCE_ERROR);
+    if (!S_ISREG(job->before.mode)) return fail(job, NOT_REGULAR);
+    return job->before.size > job->limit ? fail(job, TOO_LARGE) : 0;
 }
 
 static void copy_file(struct job *job) {
@@ -253,17 +296,22 @@ static void copy_file(struct job *job) {
         fail(job, LOCAL_ERROR);
         return;
     }
+    take_turn();
     int in = open_source(job);
-    if (in < 0) {
-        fail(job, SOURCE_ERROR);
-        return;
+    int result = in < 0 ? fail(job, SOURCE_ERROR) : look(job, in);
+    if (result == 0 && job->before.size <= BUFFER_BYTES) {
+        result = read_whole(job, in) || check(job, in) ? -1 : 0;
+        close(in);
+        in = -1;
+        give_turn();
+        if (result == 0) result = copy_out(job, -1);
+    } else {
+        if (result == 0) result = copy_out(job, in);
+        if (in >= 0) close(in);
+        give_turn();
     }
-    if (get_facts(in, &job->before) < 0) fail(job, SOURCE_ERROR);
-    else if (!S_ISREG(job->before.mode)) fail(job, NOT_REGULAR);
-    else if (job->before.size > job->limit) fail(job, TOO_LARGE);
-    else if (copy_out(job, in) == 0) job->stats->files++;
+    if (result == 0) job->stats->files++;
     job->stats->write_ns += job->write_ns;
-    close(in);
 }
 
 static PyObject *py_copy(PyObject *self, PyObject *args) {
@@ -286,10 +334,37 @@ static PyObject *py_copy(PyObject *self, PyObject *args) {
                          (unsigned long long)job.write_ns);
 }
 
+static PyObject *py_limit(PyObject *self, PyObject *args) {
+    unsigned int threads;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "I", &threads)) return NULL;
+    limited = sem_init(&turns, 0, threads) == 0;
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_take_turn(PyObject *self, PyObject *none) {
+    (void)self;
+    (void)none;
+    Py_BEGIN_ALLOW_THREADS
+    take_turn();
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_give_turn(PyObject *self, PyObject *none) {
+    (void)self;
+    (void)none;
+    give_turn();
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
     {"copy", py_copy, METH_VARARGS,
      "copy(source, temporary, target, link, nofollow, limit, stats) -> (status, errno, size, mtime_ns, open_ns, "
      "read_ns, write_ns)"},
+    {"limit", py_limit, METH_VARARGS, "limit(threads): so many may be at the source at a time; call it before any is"},
+    {"take_turn", py_take_turn, METH_NOARGS, "Waits until another thread may go to the source."},
+    {"give_turn", py_give_turn, METH_NOARGS, "This thread is back."},
     {NULL, NULL, 0, NULL},
 };
 

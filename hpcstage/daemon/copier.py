@@ -39,10 +39,16 @@ class CopierSettings:
 
     node_dir: Path
     manifest: Path
-    threads: int
+    transfers: int
+    """How many files are read from the source at a time."""
     max_rate_bytes_per_s: float | None = None
     native: bool = True
     """Use the C function where it was built."""
+
+    @property
+    def threads(self) -> int:
+        """Half as many again where they take turns at the source: some write while the others read."""
+        return self.transfers + self.transfers // 2 if self.native and copyfile.HAS_TURNS else self.transfers
 
     @property
     def limit_bytes(self) -> int:
@@ -78,6 +84,7 @@ class Copier:
     def run(self, commands: int) -> None:
         """Obeys commands until the pipe closes."""
         os.makedirs(self._incoming, mode=0o700, exist_ok=True)
+        copyfile.limit_turns(self._settings.transfers)
         threading.stack_size(STACK_BYTES)
         for number in range(self._settings.threads):
             threading.Thread(target=self._thread, args=(number,), daemon=True).start()

@@ -13,7 +13,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -25,6 +25,8 @@ try:
 except ImportError:
     _copy = None
 
+HAS_TURNS = _copy is not None
+"""Whether threads can take turns at the source."""
 CHUNK_BYTES = 1 << 20
 DROP_BYTES = 1 << 20
 """Sources of this size and more are dropped from the page cache once copied: nobody here reads them again."""
@@ -96,6 +98,24 @@ class Worker:
         self.buffer = memoryview(bytearray(CHUNK_BYTES))
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.stats.block))
         self.native = self.native and _copy is not None
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Held while this thread asks the source for something; without the C function there are no more threads."""
+        if not self.native:
+            yield
+            return
+        _copy.take_turn()
+        try:
+            yield
+        finally:
+            _copy.give_turn()
+
+
+def limit_turns(transfers: int) -> None:
+    """So many threads of this process may be at the source at a time."""
+    if _copy is not None:
+        _copy.limit(transfers)
 
 
 def copy(worker: Worker, job: Job, limit_bytes: int) -> Outcome:
@@ -219,10 +239,10 @@ def copy_range(
         chunk = worker.buffer[: min(CHUNK_BYTES, end - position)]
         if pace is not None:
             pace(len(chunk))
-        began = time.monotonic_ns()
-        with source_errors():
+        with worker.turn(), source_errors():
+            began = time.monotonic_ns()
             count = os.preadv(source, [chunk], position)
-        took = time.monotonic_ns() - began
+            took = time.monotonic_ns() - began
         outcome.read_ns += took
         worker.stats.read(count, took)
         if not count:
