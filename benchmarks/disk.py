@@ -2,8 +2,8 @@
 
 ext4 looks for free inodes around those that were deleted in the last minutes, which costs a thousand new files more
 than their data; a benchmark that deletes and copies all the time would measure that. So each sample gets a new ext4 on
-a loop device, where that is permitted; elsewhere an empty directory. The device passes the page cache of the disk below:
-a disk has none, and keeping everything twice costs the processor as much as copying does.
+a loop device, where that is permitted; elsewhere an empty directory. The device goes past the page cache of the disk
+below it: keeping everything twice costs the processor about as much as copying does, and a disk does not do that.
 """
 
 from __future__ import annotations
