@@ -44,6 +44,7 @@ class CopierSettings:
     max_rate_bytes_per_s: float | None = None
     native: bool = True
     """Use the C function where it was built."""
+    nice: int = 0
 
     @property
     def threads(self) -> int:
@@ -85,9 +86,6 @@ class Copier:
         """Obeys commands until the pipe closes."""
         os.makedirs(self._incoming, mode=0o700, exist_ok=True)
         copyfile.limit_turns(self._settings.transfers)
-        threading.stack_size(STACK_BYTES)
-        for number in range(self._settings.threads):
-            threading.Thread(target=self._thread, args=(number,), daemon=True).start()
         rest = b""
         while data := os.read(commands, 65536):
             data = rest + data
@@ -114,11 +112,16 @@ class Copier:
             self._open_manifest()
 
     def _open_manifest(self) -> None:
+        with contextlib.suppress(OSError):
+            os.nice(self._settings.nice)  # threads that are started from here on inherit it
         self._manifest = Manifest.open(self._settings.manifest, verify=False)
         self._prefixes = [
             (dataset.root.rstrip(b"/") + b"/", b"store/" + os.fsencode(dataset.name) + b"/")
             for dataset in self._manifest.datasets
         ]
+        threading.stack_size(STACK_BYTES)
+        for number in range(self._settings.threads):
+            threading.Thread(target=self._thread, args=(number,), daemon=True).start()
 
     def _cancel(self, id_: int) -> None:
         with self._lock:

@@ -60,7 +60,7 @@ class Daemon:
         self.pool = self._fork_copiers()
         self.server = Server(open_listener(f"{spec.node_dir}/sock", spec.listen_fd), self.selector, self)
         self.staging = Staging(
-            spec, self.pool, self.helpers, self.events, self.server.answer, self.page.set_state, self.started
+            spec, self.pool, self.helpers, self.events, self.server.answer, self._state, self.started
         )
         self.wrappers = Wrappers(self.selector, self._nobody_left)
         self.sampler = Sampler(self._reading, self.started)
@@ -70,6 +70,7 @@ class Daemon:
         self._next_part = self.started
         self._next_missed = self.started + MISSED_EVERY_S
         self._ending = False
+        self._nice = False
         self._mistakes = 0
         self._last_token: int | None = None
 
@@ -78,9 +79,17 @@ class Daemon:
         if spec.mode == DIRECT_MODE:
             return None
         settings = CopierSettings(
-            self.node_dir, self.node_dir / MANIFEST_FILE, spec.transfers, spec.max_rate_bytes_per_s
+            self.node_dir, self.node_dir / MANIFEST_FILE, spec.transfers, spec.max_rate_bytes_per_s, nice=spec.nice
         )
         return Pool(settings, spec.copiers)
+
+    def _state(self, state: State) -> None:
+        """Steps back behind the program once the scan is over: nothing is staged before, so that is worth hurrying."""
+        if state is not State.SCANNING and not self._nice:
+            self._nice = True
+            with contextlib.suppress(OSError):
+                os.nice(self.spec.nice)
+        self.page.set_state(state)
 
     # ---- the loop
 
@@ -315,8 +324,6 @@ def main(arguments: list[str]) -> int:
             os.setsid()
     umask = os.umask(0o077)
     os.chdir("/")
-    with contextlib.suppress(OSError):
-        os.nice(spec.nice)
     for fd in (spec.lock_fd, spec.listen_fd):
         if fd is not None:
             os.set_inheritable(fd, False)

@@ -17,9 +17,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpcstage.errors import LocalDiskProblem
-from hpcstage.job.localdir import LocalDir
+
+if TYPE_CHECKING:
+    from hpcstage.job.localdir import LocalDir
 
 SUN_PATH_BYTES = 108
 """Size of sockaddr_un.sun_path with its final NUL."""
