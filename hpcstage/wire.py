@@ -32,7 +32,9 @@ class Kind(IntEnum):
     WANT = 2
     """Payload: absolute source path, as the program spelt it, bytes. Reply: READY or DIRECT with a Reason."""
     ORDER = 3
-    """Payload: name of a file below orders/ that holds NUL-separated absolute source paths in reading order."""
+    """Payload: name of a file below orders/ that holds NUL-separated absolute source paths in reading order. A name
+    that begins with SAMPLER_ORDER comes from a sampler (the beginning of an epoch whose EPOCH follows), others from
+    the program."""
     WROTE = 4
     """Payload: path. A write below a dataset begins: once answered (DONE) no stale copy of it is or will be visible."""
     STATUS = 5
@@ -45,6 +47,25 @@ class Kind(IntEnum):
     after the daemon stopped copying and wrote its part of the record (LAST) or at once (OTHERS)."""
     STAGED = 8
     """On an ATTACH connection: answered (DONE) when nothing is left to be copied or nothing more can be (upfront)."""
+    EPOCH = 9
+    """The indices that one of PyTorch's loaders will read, or the end of them. Payload: EPOCH, then NAME NUL TABLE NUL
+    FORMULA, each of which may be empty. Reply: DONE."""
+
+
+SAMPLER_ORDER = b"epoch-"
+EPOCH = struct.Struct("<IIHHI")
+"""u32 stream: number of the loader in its process, from 1. u32 epoch: how many epochs it has begun there before.
+u16 columns: files per sample in the table; 0: no table known. u16 flags. u32 key: the dataset's identity in the job.
+
+NAME: a file below orders/: u32 indices into the loader's dataset in reading order; the daemon deletes it.
+TABLE: a file below orders/: NUL-separated absolute source paths, `columns` per sample, an empty entry where there is
+none. It is kept, for several processes may name it.
+FORMULA: `distributed n=.. replicas=.. rank=.. shuffle=0|1 drop_last=0|1 seed=.. epoch=..`, from which later epochs
+follow.
+"""
+EPOCH_ENDED = 1
+"""Flag: the stream is over or was abandoned; NAME and TABLE are empty. Where FORMULA is not, the epoch was read to its
+end and the later ones will come; `epoch` is then the one that is over, as in the formula."""
 
 
 class Answer(IntEnum):
@@ -111,13 +132,14 @@ class State(IntEnum):
 #                      24 u32 next native slot (atomic fetch-and-add by attaching processes; starts at 1)
 #                      28 u32 next python slot (taken by attaching processes under flock on the page; starts at
 #                      PYTHON_SLOTS_FROM)
-#                      32 u32 pid of the daemon  36 u32 reserved
+#                      32 u32 pid of the daemon  36 u32 LOGGING: 1 while opens are to be logged (rings, below)
 # then `slots` slots. Slot 0 is shared by all processes that found no slot left (atomic adds only).
 # A slot is written only by its process (all its threads: atomic adds), and outlives it.
 PAGE_MAGIC = int.from_bytes(b"hpcstg01", "little")
 PAGE_HEADER = struct.Struct("<QIIIIIIII")
 PAGE_HEADER_BYTES = 4096
 STATE_OFFSET = 12
+LOGGING_OFFSET = 36
 NEXT_NATIVE_OFFSET = 24
 SLOTS = 4096
 PYTHON_SLOTS_FROM = 3072
@@ -183,6 +205,29 @@ class Counter(IntEnum):
     """1 where this layer measures reads (native); 0: SOURCE_READ_* and LOCAL_READ_* are unknown, not zero."""
     DIRECT_BASE = 40
     """40 + Reason: opens for reading that went to the source for that reason."""
+
+
+# ---- a ring: `<node directory>/opens/<slot number>.ring`, what one process opened and which sample it was for ----
+#
+# header (64 bytes):  0 u64 RING_MAGIC   8 u64 head: bytes ever written  16 u32 data bytes  20 u32 pid  24..63 reserved
+# then the data. A record is 8-aligned and never crosses the data's end (a PAD record fills the rest):
+#       0 u32 stamp: low 32 bits of its position + 1, written last: committed  4 u16 payload bytes  6 u8 type
+#       7 u8 detail  8 u64 monotonic ns  16 payload, padded to 8
+# Slot 0 has no ring. A writer never waits; a reader that is further behind than the data is long has lost records.
+RING_MAGIC = int.from_bytes(b"hpcring1", "little")
+RING_HEADER = struct.Struct("<QQII")
+RING_HEADER_BYTES = 64
+RING_HEAD_OFFSET = 8
+RING_DATA_BYTES = 262144
+RECORD = struct.Struct("<IHBBQ")
+RECORD_BYTES = 16
+RECORD_PAD = 0
+RECORD_OPEN = 1
+"""Detail: 0 the staged copy, 1 the source. Payload: the path below `store/`."""
+RECORD_INDEX = 2
+"""Payload: INDEX. The opens that follow are for this sample; -1: for none."""
+INDEX = struct.Struct("<Iq")
+"""u32 key of the dataset, as in EPOCH; i64 index."""
 
 
 def bucket_of_ns(value_ns: int) -> int:
