@@ -15,6 +15,7 @@ from hpcstage.wire import (
     HIST_BUCKETS,
     HIST_OPEN_OFFSET,
     HIST_READ_OFFSET,
+    LOGGING_OFFSET,
     NEXT_NATIVE_OFFSET,
     PAGE_BYTES,
     PAGE_HEADER_BYTES,
@@ -59,6 +60,15 @@ class Page:
         """What shims see now."""
         return State(self._get(STATE_OFFSET))
 
+    def set_logging(self, logging: bool) -> None:
+        """Whether processes log what they open (see `opens`)."""
+        self._put(LOGGING_OFFSET, int(logging))
+
+    def ended(self, slot: int) -> bool:
+        """Whether a slot's process has ended in an orderly way."""
+        at = PAGE_HEADER_BYTES + slot * SLOT_BYTES + COUNTERS_OFFSET
+        return slot < SLOTS and _COUNTERS.unpack_from(self._map, at)[Counter.EXIT_NS] != 0
+
     def allot_python_slot(self) -> int:
         """A slot for a process of the python layer; 0, the shared one, when none is left."""
         slot = self._get(_NEXT_PYTHON_OFFSET)
@@ -75,6 +85,16 @@ class Page:
     def pids(self) -> set[int]:
         """Processes that attached."""
         return {_U32.unpack_from(self._map, at)[0] for at in self._used()} - {0}
+
+    def family(self, slot: int) -> list[int]:
+        """The pid of a slot's process, of its parent, and of their parents as far as these attached."""
+        heads = [SLOT_HEAD.unpack_from(self._map, at) for at in self._used()]
+        parents = {head[0]: head[3] for head in heads if head[0]}
+        pid, _, _, parent, _ = SLOT_HEAD.unpack_from(self._map, PAGE_HEADER_BYTES + slot * SLOT_BYTES)
+        found = [pid, parent]
+        while (parent := parents.get(found[-1], 0)) and parent not in found:
+            found.append(parent)
+        return found
 
     def processes(self, started_monotonic_s: float) -> list[ProcessPart]:
         """All slots that were used, as they stand in the record."""

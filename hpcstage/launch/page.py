@@ -26,12 +26,14 @@ def create(path: Path) -> None:
 
 
 def set_state(path: Path, state: wire.State) -> None:
-    """Sets the state in place of a daemon that has died. What cannot be written is no longer read either."""
+    """Sets the state in place of a daemon that has died, and ends the logging. What cannot be written is no longer
+    read either."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     except OSError:
         return
     try:
         os.pwrite(fd, int(state).to_bytes(4, "little"), wire.STATE_OFFSET)
+        os.pwrite(fd, bytes(4), wire.LOGGING_OFFSET)
     finally:
         os.close(fd)

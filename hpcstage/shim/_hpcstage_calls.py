@@ -33,6 +33,8 @@ _readlink = os.readlink
 _fsencode = os.fsencode
 BY_NAME = {"fchmod": os.chmod, "fchown": os.chown}
 CLOEXEC_READ = os.O_RDONLY | os.O_CLOEXEC
+OPENED_LOCAL = 0
+OPENED_SOURCE = 1
 
 
 class Context:
@@ -64,9 +66,13 @@ class Context:
             fd = _open(local, flags)
         except OSError:
             return -1
-        counters = self.slot.counters
+        slot = self.slot
+        counters = slot.counters
         counters[0] += 1  # COUNTER_HIT_OPENS
-        counters[1] += monotonic_ns() - begin_ns  # COUNTER_HIT_OPEN_NS
+        end_ns = monotonic_ns()
+        counters[1] += end_ns - begin_ns  # COUNTER_HIT_OPEN_NS
+        if slot.logs[0]:
+            slot.log.opened(local, OPENED_LOCAL, end_ns)
         return fd
 
     def is_file(self, fd: int) -> bool:
@@ -97,6 +103,7 @@ class Context:
             counters = self.slot.counters
             counters[wire.COUNTER_HIT_OPENS] += 1
             counters[wire.COUNTER_HIT_OPEN_NS] += monotonic_ns() - begin_ns
+            self.log(place.local, OPENED_LOCAL)
         return fd, 0
 
     def _ask(self, place: Any, flags: int) -> tuple[int, int]:
@@ -108,9 +115,15 @@ class Context:
         except OSError:
             return -1, wire.REASON_LOCAL_ERROR
         self.slot.counters[wire.COUNTER_READY_OPENS] += 1
+        self.log(place.local, OPENED_LOCAL)
         return fd, 0
 
-    def from_source(self, call: Callable[[], Any], reason: int) -> Any:
+    def log(self, local: str, where: int) -> None:
+        """An open for reading has succeeded."""
+        if self.slot.logs[0] and not self.quiet:
+            self.slot.log.opened(local, where, monotonic_ns())
+
+    def from_source(self, place: Any, call: Callable[[], Any], reason: int) -> Any:
         """Opens at the source, counted."""
         begin_ns = monotonic_ns()
         try:
@@ -119,6 +132,7 @@ class Context:
             self.slot.counters[wire.COUNTER_FAILED_OPENS] += 1
             raise
         self.slot.source_open(monotonic_ns() - begin_ns, reason)
+        self.log(place.local, OPENED_SOURCE)
         return result
 
     def copy_of(self, name: Any) -> str | None:
@@ -132,6 +146,7 @@ class Context:
             return str(place.local)
         if fd == -1:
             self.slot.source_open(0, reason)
+            self.log(place.local, OPENED_SOURCE)
         return None
 
     def drop(self, name: Any, dir_fd: int | None = None) -> bool:
@@ -263,7 +278,7 @@ class Open(Call):
             if fd == -2:
                 context.count(wire.COUNTER_OTHER_OPENS)
                 return self.original(file, mode, *args, **kwargs)
-            return context.from_source(lambda: self.original(file, mode, *args, **kwargs), reason)
+            return context.from_source(place, lambda: self.original(file, mode, *args, **kwargs), reason)
         return self._on(fd, file, mode, args, kwargs)
 
     def _write(self, place: Any, file: Any, mode: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -304,7 +319,7 @@ class OsOpen(Call):
             context.count(wire.COUNTER_OTHER_OPENS)
         if fd == -2 or context.quiet:
             return int(self.original(path, flags, mode, dir_fd=dir_fd))
-        return int(context.from_source(lambda: self.original(path, flags, mode, dir_fd=dir_fd), reason))
+        return int(context.from_source(place, lambda: self.original(path, flags, mode, dir_fd=dir_fd), reason))
 
     def _write(self, place: Any, path: Any, flags: int, mode: int, dir_fd: int | None) -> int:
         context = self.context

@@ -19,9 +19,11 @@ static int installed;
 static int add_map(const char *source, Py_ssize_t source_n, const char *store, Py_ssize_t store_n, int quiet) {
     if (config.maps_n == MAPS_MAX || source_n < 2 || source_n >= PATH_MAX || store_n < 2 || store_n >= PATH_MAX - 256)
         return -1;
-    struct map map = {strdup(source), strdup(store), (size_t)source_n, (size_t)store_n, quiet};
+    struct map map = {strdup(source), strdup(store), (size_t)source_n, (size_t)store_n, 0, quiet};
     if (!map.source || !map.store)
         return -1;
+    const char *slash = strrchr(map.store, '/');
+    map.name_at = slash ? (size_t)(slash + 1 - map.store) : 0;
     int at = config.maps_n++;
     for (; at > 0 && config.maps[at - 1].source_n < map.source_n; at--)
         config.maps[at] = config.maps[at - 1];
@@ -48,6 +50,7 @@ static int add_maps(PyObject *maps) {
 static void forked(void) {
     tables_forked();
     slot_forget();
+    ring_forget();
 }
 
 static PyObject *refuse(const char *why) {
@@ -175,6 +178,21 @@ static PyObject *loader_step(PyObject *self, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(mark_doc, "mark(key, index)\n\nWhat this process opens from now on is for a sample of a dataset; -1: for none. "
+                       "Does nothing while opens are not logged, or if these are no such numbers.");
+
+static PyObject *mark(PyObject *self, PyObject *arguments) {
+    unsigned int key;
+    long long index;
+    if (logging()) {
+        if (PyArg_ParseTuple(arguments, "IL", &key, &index))
+            ring_mark(key, index);
+        else
+            PyErr_Clear();
+    }
+    Py_RETURN_NONE;
+}
+
 static PyObject *bucket(PyObject *self, PyObject *argument) {
     unsigned long long value = PyLong_AsUnsignedLongLong(argument);
     return PyErr_Occurred() ? NULL : PyLong_FromUnsignedLong(bucket_of_ns(value));
@@ -209,6 +227,7 @@ static PyMethodDef methods[] = {
     {"max", py_max, METH_VARARGS, "max(counter, value)\n\nRaises to."},
     {"get", py_get, METH_O, "get(counter) -> int"},
     {"loader_step", loader_step, METH_VARARGS, step_doc},
+    {"mark", mark, METH_VARARGS, mark_doc},
     {"bucket_of_ns", bucket, METH_O, "bucket_of_ns(value) -> int"},
     {"wire", wire, METH_NOARGS, "wire() -> dict of the protocol's numbers"},
     {NULL, NULL, 0, NULL}};

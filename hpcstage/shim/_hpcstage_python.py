@@ -13,6 +13,7 @@ import sys
 
 import _hpcstage_calls as calls  # type: ignore[import-not-found]
 import _hpcstage_paths as paths  # type: ignore[import-not-found]
+import _hpcstage_ring as ring  # type: ignore[import-not-found]
 import _hpcstage_slot as slots  # type: ignore[import-not-found]
 import _hpcstage_want as wants  # type: ignore[import-not-found]
 import _hpcstage_wire as wire  # type: ignore[import-not-found]
@@ -42,6 +43,7 @@ def install(config: Any, selftest: Callable[[Any], bool]) -> Any:
         _sweep({id(new): old for old, new in replaced})
         return None
     slot.claim()
+    slot.log_opens(lambda slot: ring.Log(config.node_dir, slot))
     context.use(paths.Paths(config.maps), quiet=False)
     _extend_sets(replaced)
     _watch_libraries(context)

@@ -29,6 +29,9 @@ class Slot:
         self._map: Any = None
         self._pid = 0
         self.number = -1
+        self.logs: Any = memoryview(bytearray(4)).cast("I")
+        self._make_log: Any = None
+        self.log: Any = None
         private = memoryview(bytearray(wire.SLOT_BYTES))
         self._view(private)
         self.state: Any = memoryview(bytearray(4)).cast("I")
@@ -50,15 +53,23 @@ class Slot:
                 os.close(fd)
             self.state = self._map[wire.STATE_OFFSET : wire.STATE_OFFSET + 4].cast("I")
 
+    def log_opens(self, make_log: Any) -> None:
+        """From now on `logs[0]` says whether to log opens, in what `make_log(slot)` makes for each process."""
+        self._make_log = make_log
+        self._begin_log()
+        self.logs = self._map[wire.LOGGING_OFFSET : wire.LOGGING_OFFSET + 4].cast("I")
+
     def claim(self) -> None:
         """Takes a slot for this process, once."""
         if self._pid == os.getpid():
             return
         self._pid = os.getpid()
+        self.number = -1
         try:
             self._claim()
         except OSError:
             self._view(memoryview(bytearray(wire.SLOT_BYTES)))
+        self._begin_log()
 
     def _claim(self) -> None:
         self.open()
@@ -75,6 +86,10 @@ class Slot:
         head[3] = os.getppid()
         self._head.cast("Q")[2] = monotonic_ns()
         head[0] = self._pid
+
+    def _begin_log(self) -> None:
+        if self._make_log is not None:
+            self.log = self._make_log(self)
 
     def count(self, counter: int, value: int) -> None:
         """Adds to a counter."""
@@ -110,6 +125,11 @@ class Slot:
         if reason:
             counters[wire.COUNTER_DIRECT_BASE + reason] += 1
         self.hist_open[wire.bucket_of_ns(took_ns)] += 1
+
+    def mark(self, key: int, index: int) -> None:
+        """What this process opens from now on is for a sample of a dataset; -1: for none."""
+        if self.logs[0]:
+            self.log.mark(key, index)
 
     def finish(self) -> None:
         """Notes the time of an orderly exit."""

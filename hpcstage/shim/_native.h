@@ -23,6 +23,7 @@
 struct map {
     const char *source, *store;
     size_t source_n, store_n;
+    size_t name_at; /* in `store`: where the dataset's name begins */
     int quiet; /* the self-test's: no counters, no wants */
 };
 
@@ -60,11 +61,13 @@ void cwd_changed(void);
 /* ---- page and counters ---- */
 int page_map(const char *path); /* 0, or an errno */
 uint32_t page_state(void);
+extern uint32_t *page_logging; /* never NULL */
 void slot_claim(void);  /* this process's slot; also after a fork */
 void slot_forget(void); /* in a forked child: the slot is claimed at the first count */
 void slot_finish(void);
 int slot_is_mine(void); /* 0 in a child between vfork and exec */
 int slot_number(void);
+uint32_t slot_pid(void);
 void count(int counter, uint64_t value);
 void counter_set(int counter, uint64_t value);
 void counter_max(int counter, uint64_t value);
@@ -73,6 +76,16 @@ void count_source_open(uint64_t ns, int reason);
 void count_read(int kind, ssize_t bytes, uint64_t ns);
 uint64_t now_ns(void);
 unsigned bucket_of_ns(uint64_t value);
+
+/* ---- the ring of opens ---- */
+enum { OPENED_LOCAL = 0, OPENED_SOURCE = 1 };
+void ring_opened(const struct place *at, int where, uint64_t ns); /* only while logging() */
+void ring_mark(uint32_t key, int64_t index);              /* the same */
+void ring_forget(void); /* in a forked child: it makes its own */
+
+static inline int logging(void) {
+    return __atomic_load_n(page_logging, __ATOMIC_RELAXED) != 0;
+}
 
 /* ---- the daemon ---- */
 int want(const struct place *at); /* READY: -1, else the Reason to read the source for */

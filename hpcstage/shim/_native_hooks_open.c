@@ -92,15 +92,18 @@ static enum outcome open_copy(const struct call *c, const struct place *at, unio
     return NOT_A_FILE;
 }
 
-static union result open_source(const struct call *c, int reason, int counted) {
+static union result open_source(const struct call *c, const struct place *at, int reason, int counted) {
     uint64_t begin = now_ns();
     union result r = original(c, c->path);
-    uint64_t ns = now_ns() - begin;
+    uint64_t end = now_ns();
     int fd = fd_of(c, r), saved = errno;
     if (fd >= 0) {
         fd_mark(fd, counted ? FD_SOURCE : FD_OTHER);
-        if (counted)
-            count_source_open(ns, reason);
+        if (counted) {
+            count_source_open(end - begin, reason);
+            if (logging())
+                ring_opened(at, OPENED_SOURCE, end);
+        }
     } else if (counted) {
         count(COUNTER_FAILED_OPENS, 1);
     }
@@ -116,6 +119,8 @@ static int ask_for_copy(const struct call *c, const struct place *at, union resu
     if (open_copy(c, at, r) != OPENED)
         return REASON_LOCAL_ERROR;
     count(COUNTER_READY_OPENS, 1);
+    if (logging())
+        ring_opened(at, OPENED_LOCAL, now_ns());
     return -1;
 }
 
@@ -123,13 +128,16 @@ static union result open_for_reading(const struct call *c, const struct place *a
     union result r;
     int saved = errno, reason = REASON_NONE;
     if (!at->map->quiet && (config.direct || page_state() == STATE_MEASURING))
-        return open_source(c, REASON_NONE, 1);
+        return open_source(c, at, REASON_NONE, 1);
     uint64_t begin = now_ns();
     enum outcome outcome = open_copy(c, at, &r);
     if (outcome == OPENED) {
         if (!at->map->quiet) {
+            uint64_t end = now_ns();
             count(COUNTER_HIT_OPENS, 1);
-            count(COUNTER_HIT_OPEN_NS, now_ns() - begin);
+            count(COUNTER_HIT_OPEN_NS, end - begin);
+            if (logging())
+                ring_opened(at, OPENED_LOCAL, end);
         }
         errno = saved;
         return r;
@@ -141,7 +149,7 @@ static union result open_for_reading(const struct call *c, const struct place *a
     else if (outcome == ABSENT && !at->map->quiet)
         reason = ask_for_copy(c, at, &r);
     errno = saved;
-    return reason < 0 ? r : open_source(c, reason, outcome != NOT_A_FILE && !at->map->quiet);
+    return reason < 0 ? r : open_source(c, at, reason, outcome != NOT_A_FILE && !at->map->quiet);
 }
 
 /* ---- writing ---- */

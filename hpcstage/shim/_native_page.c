@@ -22,6 +22,8 @@ _Static_assert(offsetof(struct slot, hist_read) == HIST_READ_OFFSET, "hist_read"
 
 static struct slot nowhere;
 static char *page;
+static uint32_t unlogged;
+uint32_t *page_logging = &unlogged;
 static struct slot *mine; /* NULL: to be claimed at the first count */
 static pid_t owner;       /* of this memory: differs from getpid() only between vfork and exec */
 
@@ -50,6 +52,7 @@ int page_map(const char *path) {
         return EPROTO;
     }
     page = at;
+    page_logging = (uint32_t *)(page + LOGGING_OFFSET);
     owner = getpid();
     return 0;
 }
@@ -102,6 +105,10 @@ void slot_forget(void) {
 int slot_number(void) {
     struct slot *slot = my_slot();
     return page ? (int)(((char *)slot - page - PAGE_HEADER_BYTES) / SLOT_BYTES) : -1;
+}
+
+uint32_t slot_pid(void) {
+    return my_slot()->pid;
 }
 
 int slot_is_mine(void) {

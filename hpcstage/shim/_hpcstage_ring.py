@@ -1,0 +1,151 @@
+"""The ring of opens, from Python: which dataset files this process opened, in order, and which sample they were for.
+
+The same form as the native layer's. One thread writes at a time; what another wants to log meanwhile (or a signal
+handler, in the middle of a record) is left for it. Nobody waits, and no failure leaves this module: then nothing is
+logged.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from _thread import allocate_lock
+from collections import deque
+from time import monotonic_ns
+
+import _hpcstage_wire as wire  # type: ignore[import-not-found]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+LEFT_OVER = 1024
+"""What waits at most for the thread that writes."""
+OPEN = wire.RECORD_OPEN
+HEADER = wire.RING_HEADER_BYTES
+DATA = wire.RING_DATA_BYTES
+FRAME = wire.RECORD_BYTES
+END = HEADER + DATA
+ROUNDED = FRAME + 7
+_kept: list[Any] = []
+"""Mappings stay: to let one go closes its descriptor, whose number may be that of a file of the program by then."""
+_open = os.open
+_close = os.close
+_unlink = os.unlink
+
+
+class Log:
+    """The log of one process. A forked child has one of its own, for its own slot."""
+
+    def __init__(self, node_dir: bytes, slot: Any) -> None:
+        self._path = b"%s/opens/%d.ring" % (node_dir, slot.number)
+        self._name_at = len(os.fsdecode(node_dir)) + len("/store/")
+        self._encoding = sys.getfilesystemencoding()
+        self._errors = sys.getfilesystemencodeerrors()
+        self._may_make = allocate_lock().acquire
+        self._late: deque[tuple[int, int, int, bytes]] = deque(maxlen=LEFT_OVER)
+        self._put: Any = self._make if slot.number > 0 else _nowhere
+
+    def opened(self, local: str, where: int, ns: int) -> None:
+        """A file was opened for reading; `local` is its place in the store, `where` 0 that copy, 1 the source."""
+        self._put(OPEN, where, ns, local[self._name_at :].encode(self._encoding, self._errors))
+
+    def mark(self, key: int, index: int) -> None:
+        """What is opened from now on is for a sample of a dataset; -1: for none."""
+        try:
+            payload = key.to_bytes(4, "little") + int(index).to_bytes(8, "little", signed=True)
+        except Exception:
+            return
+        self._put(wire.RECORD_INDEX, 0, monotonic_ns(), payload)
+
+    def _make(self, kind: int, where: int, ns: int, payload: bytes) -> None:
+        """At the first record. What other threads open meanwhile waits for it."""
+        if not self._may_make(False):
+            self._late.append((kind, where, ns, payload))
+            return
+        try:
+            self._put = Ring(self._path, self._late).put
+        except Exception:
+            self._put = _nowhere
+        self._put(kind, where, ns, payload)
+
+
+def _nowhere(kind: int, where: int, ns: int, payload: bytes) -> None:
+    """In place of a ring that there cannot be."""
+
+
+class Ring:
+    """The file. Raises OSError where it cannot be made."""
+
+    def __init__(self, path: bytes, late: deque[tuple[int, int, int, bytes]]) -> None:
+        """`late`: what waits to be written, now and later."""
+        import mmap
+        from struct import Struct
+
+        fd = _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, END)  # a hole on a disk that has filled up since would be SIGBUS
+            self._map = mmap.mmap(fd, END)
+        except BaseException:
+            _unlink(path)
+            raise
+        finally:
+            _close(fd)
+        _kept.append(self._map)
+        lock = allocate_lock()
+        self._acquire = lock.acquire
+        self._release = lock.release
+        self._late = late
+        view = memoryview(self._map)
+        self._stamps: Any = view.cast("I")
+        self._head: Any = view[wire.RING_HEAD_OFFSET : wire.RING_HEAD_OFFSET + 8].cast("Q")
+        self._behind_stamp = Struct("<HBBQ").pack
+        view[16:24] = DATA.to_bytes(4, "little") + os.getpid().to_bytes(4, "little")
+        view[:8] = wire.RING_MAGIC
+
+    def put(self, kind: int, where: int, ns: int, payload: bytes) -> None:
+        """One record. A thread's records stay in their order: what waits is written before what comes."""
+        if not self._acquire(False):
+            self._late.append((kind, where, ns, payload))
+            self._put_late()
+            return
+        try:
+            if self._late:
+                self._write_late()
+            self._write(kind, where, ns, payload)
+        finally:
+            self._release()
+        if self._late:
+            self._put_late()
+
+    def _put_late(self) -> None:
+        while self._late and self._acquire(False):
+            try:
+                self._write_late()
+            finally:
+                self._release()
+
+    def _write_late(self) -> None:
+        while self._late:
+            self._write(*self._late.popleft())
+
+    def _write(self, kind: int, where: int, ns: int, payload: bytes) -> None:
+        """The head says first that its place is taken, its stamp last that it is complete."""
+        n = len(payload)
+        at = self._head[0]
+        begin = at % DATA + HEADER
+        end = begin + FRAME + n
+        if end > END:
+            at = self._pad(at, begin)
+            begin, end = HEADER, HEADER + FRAME + n
+        self._head[0] = at + (ROUNDED + n & -8)
+        self._map[begin + 4 : end] = self._behind_stamp(n, kind, where, ns) + payload
+        self._stamps[begin >> 2] = at + 1 & 0xFFFFFFFF
+
+    def _pad(self, at: int, begin: int) -> int:
+        """Fills the rest of the data. Returns the position behind it."""
+        behind = int(at - begin + END)
+        self._head[0] = behind
+        self._map[begin + 4 : begin + 8] = bytes((0, 0, wire.RECORD_PAD, 0))
+        self._stamps[begin >> 2] = at + 1 & 0xFFFFFFFF
+        return behind

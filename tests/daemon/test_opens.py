@@ -1,0 +1,201 @@
+"""The parser of rings against the shim's Python writer, and what the reader does with files that are not right."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import struct
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpcstage import wire
+from hpcstage.daemon.opens import Lost, Marked, Opened, Opens, Ring, finder
+from hpcstage.daemon.ringlog import Damaged, Record, parse
+from hpcstage.launch import shimdir
+from hpcstage.plan.manifest import Manifest
+from hpcstage.plan.types import Dataset, Entry, Kind
+
+DATASETS = [
+    Dataset("0-data", Kind.DIRECTORY, b"/src/data", (), ("/src/data",)),
+    Dataset("1-more", Kind.DIRECTORY, b"/src/more", (), ("/src/more",)),
+]
+
+
+@contextlib.contextmanager
+def shim_modules() -> Iterator[Any]:
+    """The shim's module, imported as the shim does."""
+    sys.path.insert(0, os.fspath(shimdir.SHIM))
+    try:
+        import _hpcstage_ring
+
+        yield _hpcstage_ring
+    finally:
+        sys.path.remove(os.fspath(shimdir.SHIM))
+
+
+with shim_modules() as found:
+    Writer = found.Ring
+
+payloads = st.one_of(st.binary(max_size=200), st.integers(0, 4096).map(lambda n: b"p" * n), st.just(b"q" * 4096))
+records = st.tuples(st.sampled_from([1, 2, 3, 255]), st.integers(0, 255), st.integers(0, 2**64 - 1), payloads)
+batches = st.lists(st.lists(records, max_size=40), max_size=8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches, st.integers(0, 2**40), st.booleans())
+def test_what_is_written_is_read(written: list[list[Any]], begin: int, near_end: bool) -> None:
+    """From any position, so from any place in the data; also across 2**32, where the stamps begin again."""
+    at = begin * 8 if not near_end else (begin % 2**20 + 1) * wire.RING_DATA_BYTES - begin % 64 * 8
+    with tempfile.TemporaryDirectory() as directory:
+        path = f"{directory}/1.ring"
+        writer, ring = Writer(path.encode()), Ring(path)
+        writer._head[0] = ring.tail = at
+        for batch in written:
+            for record in batch:
+                writer.put(*record)
+            assert ring.read() == ([Record(*record) for record in batch], 0)
+        ring.close()
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=300), st.integers(0, 2**40))
+def test_any_bytes_are_parsed_or_damaged(chunk: bytes, at: int) -> None:
+    padded = chunk + bytes(-len(chunk) % 8)
+    with contextlib.suppress(Damaged):
+        assert parse(padded, at * 8).used_bytes <= len(padded)
+
+
+@settings(deadline=None)
+@given(st.lists(records, min_size=1, max_size=10), st.data())
+def test_an_incomplete_record_ends_it(written: list[Any], data: st.DataObject) -> None:
+    chunk, ends = b"", [0]
+    for kind, detail, ns, payload in written:
+        body = wire.RECORD.pack((len(chunk) + 1) % 2**32, len(payload), kind, detail, ns) + payload
+        chunk += body + bytes(-len(body) % 8)
+        ends.append(len(chunk))
+    gap = data.draw(st.integers(0, len(written) - 1))
+    holed = chunk[: ends[gap]] + bytes(4) + chunk[ends[gap] + 4 :]
+    assert parse(holed, 0) == ([Record(*r) for r in written[:gap]], ends[gap])
+    assert parse(chunk, 0) == ([Record(*r) for r in written], len(chunk))
+
+
+def record(at: int, size: int, kind: int = 1) -> bytes:
+    """The head of a record with nothing behind it."""
+    return wire.RECORD.pack(at + 1, size, kind, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [record(0, 100), record(0, 65535), record(0, 0, wire.RECORD_PAD)],
+    ids=["longer than what was reserved", "longest", "padding without an end"],
+)
+def test_damaged(chunk: bytes) -> None:
+    with pytest.raises(Damaged):
+        parse(chunk, 0)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Where rings are."""
+    (tmp_path / "opens").mkdir()
+    return tmp_path / "opens"
+
+
+def write(writer: Any, *indices: int) -> None:
+    """Marks of dataset 1."""
+    for index in indices:
+        writer.put(wire.RECORD_INDEX, 0, index + 1, wire.INDEX.pack(1, index))
+
+
+def nothing(path: bytes) -> None:
+    """No file is known."""
+
+
+def test_a_damaged_ring_goes_on_behind_the_damage(directory: Path) -> None:
+    writer = Writer(os.fsencode(directory / "3.ring"))
+    opens = Opens(directory, lambda _: False)
+    write(writer, 1, 2)
+    struct.pack_into("<H", writer._map, wire.RING_HEADER_BYTES + 4, 5000)
+    assert opens.poll(nothing) == [Lost(3, 64)]
+    write(writer, 3)
+    assert opens.poll(nothing) == [Marked(3, 4, 1, 3)]
+    opens.close()
+
+
+def test_foreign_files_are_left_alone(directory: Path) -> None:
+    (directory / "1.ring").write_bytes(b"")
+    (directory / "2.ring").write_bytes(b"x" * 300_000)
+    (directory / "3.ring").mkdir()
+    (directory / "4.ring").symlink_to("/etc/passwd")
+    (directory / "name.ring").write_bytes(b"")
+    (directory / "\u0663.ring").write_bytes(b"")
+    cut = Writer(os.fsencode(directory / "5.ring"))
+    write(cut, 1)
+    os.truncate(directory / "5.ring", 70)
+    opens = Opens(directory, lambda _: False)
+    assert opens.poll(nothing) == [Lost(5, 32)]
+    assert opens.poll(nothing) == []
+    opens.close()
+
+
+def test_a_missing_directory_is_no_events(tmp_path: Path) -> None:
+    opens = Opens(tmp_path / "nowhere", lambda _: False)
+    assert opens.poll(nothing) == []
+    assert opens.more is False
+
+
+def test_events_are_kept_until_there_is_a_manifest(directory: Path) -> None:
+    writer = Writer(os.fsencode(directory / "3.ring"))
+    opens = Opens(directory, lambda _: False)
+    write(writer, 1)
+    assert opens.poll(None) == []
+    writer.put(wire.RECORD_OPEN, 1, 7, b"0-data/b")
+    assert opens.poll(None) == []
+    writer.put(wire.RECORD_OPEN, 0, 8, b"0-data/unknown")
+    ids = {b"0-data/b": 5}
+    assert opens.poll(ids.get) == [Marked(3, 2, 1, 1), Opened(3, 7, 5, True)]
+    opens.close()
+
+
+def test_much_is_left_for_the_next_poll(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcstage.daemon.opens.POLL_BYTES", 100)
+    writers = [Writer(os.fsencode(directory / f"{slot}.ring")) for slot in (1, 2, 3)]
+    opens = Opens(directory, lambda _: False)
+    for writer in writers:
+        write(writer, 1, 2)
+    first = opens.poll(nothing)
+    assert opens.more is True
+    rest = opens.poll(nothing)
+    assert opens.more is False
+    assert len(first) == 4
+    assert len(rest) == 2
+    assert {event.slot for event in (*first, *rest)} == {1, 2, 3}
+    opens.close()
+
+
+def test_rings_beyond_the_most_wait(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcstage.daemon.opens.MOST_RINGS", 2)
+    for slot in (1, 2, 3):
+        write(Writer(os.fsencode(directory / f"{slot}.ring")), slot)
+    opens = Opens(directory, lambda _: True)
+    seen = [event.index for event in itertools.chain(*(opens.poll(nothing) for _ in range(4)))]
+    assert sorted(seen) == [1, 2, 3]
+    assert list(directory.iterdir()) == []
+
+
+def test_ids_by_the_manifest() -> None:
+    names = [(0, b"a"), (0, b"sub/b"), (1, b"a"), (1, b"\xff")]
+    manifest = Manifest.build(DATASETS, [Entry(n, name, 1, 2, 0o100644, 3, 4, False) for n, name in names])
+    find = finder(manifest)
+    for dataset, name in names:
+        assert find(os.fsencode(DATASETS[dataset].name) + b"/" + name) == manifest.find(dataset, name) is not None
+    for unknown in (b"", b"a", b"0-data", b"0-data/", b"0-data/sub", b"0-other/a", b"2-x/a", b"0-data/a/"):
+        assert find(unknown) is None

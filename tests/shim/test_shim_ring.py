@@ -1,0 +1,503 @@
+"""The ring of opens: what both layers write, as the daemon reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from shimlab import Lab, Responder, compile_library, direct, ready
+
+from hpcstage import wire
+from hpcstage.daemon.opens import Event, Lost, Marked, Opened, Opens
+from hpcstage.daemon.page import Page
+
+pytest_plugins = ("shimfixtures",)
+STEP = """
+mark = attach.active.mark
+def step(value=None):
+    print(json.dumps(value), flush=True)
+    sys.stdin.readline()
+"""
+
+
+class Logged:
+    """A lab whose processes log, and the daemon's reader of it."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.directory = lab.node / "opens"
+        self.directory.mkdir()
+        self.page = Page(lab.node / "page")
+        self.page.set_logging(True)
+        self.opens = Opens(self.directory, self.page.ended)
+        self.names: list[bytes] = []
+
+    def events(self) -> list[Event]:
+        """What came since."""
+        found = self.opens.poll(self._find)
+        while self.opens.more:
+            found += self.opens.poll(self._find)
+        return found
+
+    def _find(self, path: bytes) -> int:
+        self.names.append(path)
+        return len(self.names) - 1
+
+    def plain(self) -> list[object]:
+        """The same, short: ("name", at_source), (key, index), or "lost"."""
+        return [self._plain(event) for event in self.events()]
+
+    def _plain(self, event: Event) -> object:
+        if isinstance(event, Opened):
+            return os.fsdecode(self.names[event.file_id]).partition("/")[2], event.at_source
+        return (event.key, event.index) if isinstance(event, Marked) else "lost"
+
+    def rings(self) -> list[str]:
+        """The files."""
+        return sorted(os.listdir(self.directory))
+
+
+@pytest.fixture
+def logged(lab: Lab) -> Logged:
+    """Both layers."""
+    return Logged(lab)
+
+
+@pytest.fixture
+def native_logged(native_lab: Lab) -> Logged:
+    """The native layer."""
+    return Logged(native_lab)
+
+
+def talk(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
+    """The lines of a process that waits behind each of them until the next is asked for."""
+    assert process.stdout is not None
+    assert process.stdin is not None
+    while line := process.stdout.readline():
+        yield line
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    assert process.stderr is not None
+    assert process.wait(60) == 0, process.stderr.read().decode()
+    for pipe in (process.stdout, process.stdin, process.stderr):
+        pipe.close()
+
+
+def test_in_order(logged: Logged) -> None:
+    lab = logged.lab
+    lab.put("there", b"s", b"c")
+    lab.put("sub/deeper", b"s", b"c")
+    lab.put("remote", b"s")
+    lab.install()
+    with Responder(lab.sock, direct(wire.Reason.LATER)):
+        lab.run("""
+mark = attach.active.mark
+open(src("there")).close()
+mark(7, 3)
+os.close(os.open(src("sub") + "//./deeper", os.O_RDONLY))
+open(src("remote"), "rb").close()
+mark(2**32 - 1, 2**40)
+os.chdir(SOURCE); open("there").close(); os.stat("there"); os.listdir("sub"); open(os.devnull).close()
+try: open(src("none"))
+except FileNotFoundError: pass
+mark(7, -1)
+""")
+    assert logged.plain() == [
+        ("there", False), (7, 3), ("sub/deeper", False), ("remote", True), (2**32 - 1, 2**40), ("there", False), (7, -1)
+    ]  # fmt: skip
+
+
+def test_times_and_slots(logged: Logged) -> None:
+    lab = logged.lab
+    lab.put("file", b"s", b"c")
+    lab.install()
+    before, after = lab.run(
+        "from time import monotonic_ns as now\na = now(); open(src('file')).close(); say([a, now()])"
+    )
+    (event,) = logged.events()
+    assert isinstance(event, Opened)
+    assert before <= event.ns <= after
+    assert logged.names == [b"0-source/file"]
+    data = (logged.directory / f"{event.slot}.ring").read_bytes()
+    pid = wire.RING_HEADER.unpack_from(data)[3]
+    assert pid == lab.slots()[0]["pid"]
+    assert logged.opens.lost_bytes == logged.opens.gaps == 0
+
+
+def test_ready_is_logged_once(logged: Logged) -> None:
+    lab = logged.lab
+    lab.put("file", b"source")
+
+    def answer(kind: wire.Kind, path: bytes) -> bytes:
+        lab.put("file", store=b"copy..")
+        return ready(kind, path)
+
+    lab.install()
+    with Responder(lab.sock, answer):
+        assert lab.run("say(open(src('file')).read())") == "copy.."
+    assert logged.plain() == [("file", False)]
+
+
+@pytest.mark.compiler
+def test_libraries_in_c(native_logged: Logged, tmp_path: Path) -> None:
+    lab = native_logged.lab
+    lab.put("file", b"source", b"copy..")
+    lab.install()
+    library = compile_library(
+        tmp_path,
+        "reads",
+        """
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+int reads(const char *path) {
+    struct stat info;
+    FILE *file = fopen(path, "r");
+    int fd = openat(AT_FDCWD, path, O_RDONLY);
+    stat(path, &info);
+    return fclose(file) + close(fd);
+}
+""",
+    )
+    code = "import ctypes; say(ctypes.CDLL(sys.argv[2]).reads(os.fsencode(src('file'))))"
+    assert lab.run(code, library) == 0
+    assert native_logged.plain() == [("file", False)] * 2
+
+
+@pytest.mark.parametrize("turned", ["off", "on", "off again"])
+def test_switched_while_it_runs(logged: Logged, turned: str) -> None:
+    lab = logged.lab
+    lab.put("file", b"s", b"c")
+    lab.install()
+    logged.page.set_logging(turned == "off again")
+    once = "mark(1, %d)\nopen(src('file')).close()\nstep()\n"
+    lines = talk(lab.start(STEP + once % 2 + once % 3, stdin=subprocess.PIPE))
+    next(lines)
+    logged.page.set_logging(turned == "on")
+    assert len(list(lines)) == 1
+    first, second = [(1, 2), ("file", False)], [(1, 3), ("file", False)]
+    assert logged.plain() == {"off": [], "on": second, "off again": first}[turned]
+    assert len(logged.rings()) == (turned != "off")
+
+
+def test_marks_that_are_no_numbers_do_nothing(logged: Logged) -> None:
+    lab = logged.lab
+    lab.install()
+    lab.run("""
+mark = attach.active.mark
+for key, index in ((1, "name"), (None, 1), (1, 2**70), (1, (1, 2)), (1, None)): mark(key, index)
+class Index:
+    def __index__(self): return 5
+    def __int__(self): return 5
+mark(1, True); mark(1, Index())
+""")
+    assert logged.plain() == [(1, 1), (1, 5)]
+
+
+def test_marks_are_harmless_where_nothing_is_logged(lab: Lab) -> None:
+    lab.install(intercept="off")
+    Page(lab.node / "page").set_logging(True)
+    (lab.node / "opens").mkdir()
+    assert lab.run("attach.active.mark(1, 2); say(attach.active.mark('x', None))") is None
+    assert list((lab.node / "opens").iterdir()) == []
+
+
+def test_the_self_test_is_not_logged(logged: Logged) -> None:
+    logged.lab.install()
+    logged.lab.run("pass")
+    assert logged.rings() == []
+
+
+def test_long_names(logged: Logged) -> None:
+    lab = logged.lab
+    room = os.pathconf("/", "PC_PATH_MAX") - 2 - max(len(os.fspath(p)) for p in (lab.source, lab.store))
+    names = ["/".join(["d" * 99] * (n // 100)) + "/" + "f" * (n % 100 + 1) for n in range(1000, room - 2, 500)]
+    for name in names:
+        lab.put(name, b"s", b"c")
+    lab.put("a" * 255, b"s", b"c")
+    lab.put(b"\xff\xfe\n", b"s", b"c")
+    lab.install()
+    lab.run(
+        "for n in json.loads(sys.argv[2]): open(os.path.join(SOURCE, n)).close()\n"
+        "open(os.path.join(os.fsencode(SOURCE), b'\\xff\\xfe\\n')).close()",
+        json.dumps([*names, "a" * 255]),
+    )
+    odd = os.fsdecode(b"\xff\xfe\n")
+    assert logged.plain() == [(name, False) for name in (*names, "a" * 255, odd)]
+
+
+def test_many_laps(logged: Logged) -> None:
+    lab = logged.lab
+    names = [f"d{'x' * (7 * n % 200)}/{n}" for n in range(100)]
+    for name in names:
+        lab.put(name, b"s", b"c")
+    lab.install()
+    code = """
+names = json.loads(sys.argv[2])
+for lap in range(40):
+    for i, name in enumerate(names * 6):
+        mark(lap, i)
+        os.close(os.open(os.path.join(SOURCE, name), os.O_RDONLY))
+    step()
+"""
+    process = lab.start(STEP + code, json.dumps(names), stdin=subprocess.PIPE)
+    for lap, _ in enumerate(talk(process)):
+        expected: list[object] = []
+        for i, name in enumerate(names * 6):
+            expected += [(lap, i), (name, False)]
+        assert logged.plain() == expected
+    assert logged.opens.lost_bytes == 0
+
+
+def test_who_reads_too_late_has_lost_some(logged: Logged) -> None:
+    lab = logged.lab
+    lab.put("file", b"s", b"c")
+    lab.install()
+    code = """
+for i in range(9000): mark(1, i)
+step(); mark(2, 1); step()
+for i in range(8193): mark(3, i)
+step()
+"""
+    lines = talk(lab.start(STEP + code, stdin=subprocess.PIPE))
+    next(lines)
+    (lost,) = logged.events()
+    assert isinstance(lost, Lost)
+    assert lost.lost_bytes == 9000 * 32 == logged.opens.lost_bytes
+    next(lines)
+    assert logged.plain() == [(2, 1)]
+    next(lines)
+    assert logged.plain() == ["lost"]
+    assert logged.opens.gaps == 2
+    assert list(lines) == []
+
+
+def test_many_threads(logged: Logged) -> None:
+    lab = logged.lab
+    for index in range(8):
+        lab.put(f"f{index}", b"s", b"c")
+    lab.install()
+    code = """
+import threading
+def reads(thread):
+    go.wait()
+    for i in range(400):
+        os.close(os.open(src("f%d" % thread), os.O_RDONLY))
+        attach.active.mark(thread, i)
+sys.setswitchinterval(1e-6)
+attach.active.mark(99, 99)
+go = threading.Barrier(8)
+threads = [threading.Thread(target=reads, args=(n,)) for n in range(8)]
+for t in threads: t.start()
+for t in threads: t.join()
+"""
+    lab.run(code)
+    found = logged.plain()
+    assert found[0] == (99, 99)
+    for thread in range(8):
+        assert [e for e in found if isinstance(e, tuple) and e[0] == thread] == [(thread, i) for i in range(400)]
+        assert found.count((f"f{thread}", False)) == 400
+    assert len(found) == 1 + 8 * 800
+
+
+def test_read_while_it_is_written(logged: Logged) -> None:
+    lab = logged.lab
+    lab.put("file", b"s", b"c")
+    lab.install()
+    process = lab.start("""
+import threading
+sys.setswitchinterval(1e-6)
+def reads(thread):
+    for i in range(4000):
+        os.close(os.open(src("file"), os.O_RDONLY))
+        attach.active.mark(thread, i)
+attach.active.mark(99, 99)
+threads = [threading.Thread(target=reads, args=(n,)) for n in range(4)]
+for t in threads: t.start()
+for t in threads: t.join()
+""")
+    found = []
+    while process.poll() is None:
+        found += logged.plain()
+    assert process.communicate() == (b"", b"")
+    found += logged.plain()
+    assert set(found) - {(n, i) for n in range(4) for i in range(4000)} <= {("file", False), "lost", (99, 99)}
+    for thread in range(4):
+        marks = [e for e in found if isinstance(e, tuple) and e[0] == thread]
+        assert marks == sorted(set(marks))
+    assert logged.opens.gaps == found.count("lost")
+    missing = 32_001 - (len(found) - logged.opens.gaps)
+    assert missing == 0 if logged.opens.gaps == 0 else missing > 0
+
+
+def test_forked_children_have_their_own(logged: Logged) -> None:
+    lab = logged.lab
+    for name in ("parent", "child", "grandchild"):
+        lab.put(name, b"s", b"c")
+    lab.install()
+    lab.run("""
+open(src("parent")).close()
+if os.fork() == 0:
+    open(src("child")).close()
+    if os.fork() == 0:
+        open(src("grandchild")).close()
+        os._exit(0)
+    os.wait()
+    open(src("child")).close()
+    os._exit(0)
+os.wait()
+open(src("parent")).close()
+""")
+    by_slot: dict[int, list[bytes]] = {}
+    for event in logged.events():
+        assert isinstance(event, Opened)
+        by_slot.setdefault(event.slot, []).append(logged.names[event.file_id].partition(b"/")[2])
+    assert sorted(by_slot.values()) == [[b"child", b"child"], [b"grandchild"], [b"parent", b"parent"]]
+
+
+def test_a_new_program_has_a_new_one(logged: Logged) -> None:
+    lab = logged.lab
+    lab.put("before", b"s", b"c")
+    lab.put("after", b"s", b"c")
+    lab.install()
+    lab.run("""
+open(src("before")).close()
+os.execv(sys.executable, [sys.executable, "-c", "import sys; open(sys.argv[1]).close()", src("after")])
+""")
+    assert len(logged.rings()) == 2
+    assert sorted(map(str, logged.plain())) == ["('after', False)", "('before', False)"]
+
+
+def test_after_vfork(native_logged: Logged) -> None:
+    lab = native_logged.lab
+    lab.put("file", b"s", b"c")
+    lab.install()
+    lab.run("import subprocess\nfor i in range(3):\n subprocess.run(['true']); open(src('file')).close()")
+    assert native_logged.plain() == [("file", False)] * 3
+    assert len(native_logged.lab.slots()) == 1
+
+
+@pytest.mark.parametrize("obstacle", ["missing", "a file", "taken", "limit"])
+def test_no_ring_and_no_harm(logged: Logged, obstacle: str) -> None:
+    lab = logged.lab
+    lab.put("file", b"source", b"copy..")
+    lab.install()
+    first = wire.PYTHON_SLOTS_FROM if lab.layer == "python" else 1
+    if obstacle in ("missing", "a file"):
+        logged.directory.rmdir()
+    if obstacle == "a file":
+        logged.directory.touch()
+    if obstacle == "taken":
+        (logged.directory / f"{first}.ring").touch()
+    limit = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL if attach.layer == "native" else signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+"""
+    code = "for _ in range(3):\n attach.active.mark(1, 1); text = open(src('file')).read()\nsay(text)"
+    assert lab.run((limit if obstacle == "limit" else "") + code) == "copy.."
+    assert logged.plain() == []
+    assert lab.counters()["hit_opens"] == 3
+    if obstacle == "limit":
+        assert logged.rings() == []
+
+
+@pytest.mark.root
+def test_a_full_disk(logged: Logged) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    lab = logged.lab
+    lab.put("file", b"source", b"copy..")
+    lab.install()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "none", os.fspath(logged.directory)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("may not mount")
+    try:
+        assert lab.run("for _ in range(3): text = open(src('file')).read()\nsay(text)") == "copy.."
+        assert logged.rings() == []
+    finally:
+        subprocess.run(["umount", os.fspath(logged.directory)], check=True)
+
+
+def test_slots_that_ran_out_have_none(logged: Logged) -> None:
+    lab = logged.lab
+    lab.put("file", b"s", b"c")
+    lab.install()
+    offset = wire.NEXT_NATIVE_OFFSET + (4 if lab.layer == "python" else 0)
+    lab._poke(offset, wire.SLOTS if lab.layer == "python" else wire.PYTHON_SLOTS_FROM)
+    lab.run("open(src('file')).close(); attach.active.mark(1, 1)")
+    assert logged.rings() == []
+
+
+def test_rings_of_ended_processes_go(logged: Logged) -> None:
+    lab = logged.lab
+    lab.put("file", b"s", b"c")
+    lab.install()
+    lines = talk(lab.start(STEP + "open(src('file')).close()\nstep()", stdin=subprocess.PIPE))
+    next(lines)
+    assert len(logged.events()) == 1
+    assert logged.events() == []
+    assert len(logged.rings()) == 1
+    assert list(lines) == []
+    assert logged.events() == []
+    assert logged.rings() == []
+
+
+def test_the_rest_of_an_ended_process_is_read(logged: Logged) -> None:
+    lab = logged.lab
+    lab.put("file", b"s", b"c")
+    lab.install()
+    lab.run("open(src('file')).close()")
+    assert len(logged.events()) == 1
+    assert logged.events() == []
+    assert logged.rings() == []
+
+
+def test_a_killed_process_leaves_what_it_wrote(logged: Logged) -> None:
+    lab = logged.lab
+    lab.put("file", b"s", b"c")
+    lab.install()
+    process = lab.start("open(src('file')).close()\nos.kill(os.getpid(), 9)")
+    process.communicate(timeout=60)
+    assert logged.plain() == [("file", False)]
+    logged.opens.close()
+    assert logged.rings() == []
+
+
+def test_workers_of_a_loader(logged: Logged, tmp_path: Path) -> None:
+    lab = logged.lab
+    for index in range(20):
+        lab.put(f"f{index}", b"s", b"c")
+    lab.install()
+    program = tmp_path / "program.py"
+    program.write_text("""
+import multiprocessing, sys
+import _hpcstage_attach as attach
+def read(index):
+    attach.active.mark(5, index)
+    open(sys.argv[1] + "/f%d" % index).close()
+    attach.active.mark(5, -1)
+if __name__ == "__main__":
+    with multiprocessing.get_context("fork").Pool(3) as pool:
+        pool.map(read, range(20), chunksize=1)
+        pool.close(); pool.join()
+""")
+    done = subprocess.run(
+        [sys.executable, os.fspath(program), os.fspath(lab.source)],
+        env=lab.environment(), capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    seen: dict[bytes, int] = {}
+    current: dict[int, int] = {}
+    for event in logged.events():
+        if isinstance(event, Marked):
+            current[event.slot] = event.index
+        elif isinstance(event, Opened):
+            seen[logged.names[event.file_id].partition(b"/")[2]] = current[event.slot]
+    assert seen == {b"f%d" % index: index for index in range(20)}
