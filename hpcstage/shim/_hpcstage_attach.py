@@ -19,11 +19,13 @@ LAYERS = {"auto": ("native", "python"), "native": ("native",), "python": ("pytho
 active: Any = None
 """count(counter, value), set, max, get, loader_step(begin_ns, end_ns, workers); None: not attached."""
 layer = "none"
+settings: Any = None
+"""The configuration, once attached."""
 
 
 def attach(here: str) -> None:
     """Attaches by the configuration in `here`. Raises where it cannot; the caller swallows that."""
-    global active, layer
+    global active, layer, settings
     if active is not None:
         return
     config = Config(here)
@@ -38,6 +40,7 @@ def attach(here: str) -> None:
         active = _count_only(config)
         layer = "direct"
     if active is not None:
+        settings = config
         _follow(active)
 
 

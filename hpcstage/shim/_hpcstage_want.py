@@ -1,4 +1,4 @@
-"""The two questions to the daemon, from Python: WANT (it is not in the store) and WROTE (a write begins).
+"""Asks the daemon from Python: WANT (it is not in the store), WROTE (a write begins), and what others send by `ask`.
 
 Every wait is bounded. `_socket` (not `socket`, which imports much) is imported at the first question.
 """
@@ -79,23 +79,28 @@ class Daemon:
                 self._slot.counters[wire.COUNTER_ERRORS] += 1
 
     def _ask(self, kind: int, source: bytes, cap_s: float) -> Any:
-        """The reply, or the Reason why there is none. Cap 0: send only."""
-        from _socket import AF_UNIX, SOCK_SEQPACKET, socket, timeout
+        reply = ask(self._sock, kind, source, cap_s)
+        if reply == wire.REASON_TIMEOUT and cap_s:
+            self._hung_until_ns = monotonic_ns() + HUNG_PAUSE_NS
+        return reply
 
-        message = bytes((wire.VERSION, kind, 0, 0)) + os.getpid().to_bytes(4, "little") + source
+
+def ask(sock: bytes, kind: int, payload: bytes, cap_s: float) -> Any:
+    """One request: the reply, or the Reason why there is none. Cap 0: send only."""
+    from _socket import AF_UNIX, SOCK_SEQPACKET, socket, timeout
+
+    message = bytes((wire.VERSION, kind, 0, 0)) + os.getpid().to_bytes(4, "little") + payload
+    try:
+        connection = socket(AF_UNIX, SOCK_SEQPACKET)
         try:
-            connection = socket(AF_UNIX, SOCK_SEQPACKET)
-            try:
-                connection.settimeout(cap_s or 0.001)
-                connection.connect(self._sock)
-                connection.send(message)
-                reply = connection.recv(8) if cap_s else b""
-            finally:
-                connection.close()
-        except (timeout, BlockingIOError):
-            if cap_s:
-                self._hung_until_ns = monotonic_ns() + HUNG_PAUSE_NS
-            return wire.REASON_TIMEOUT
-        except OSError:
-            return wire.REASON_NO_DAEMON
-        return reply if len(reply) == 8 and reply[0] == wire.VERSION else wire.REASON_NO_DAEMON
+            connection.settimeout(cap_s or 0.001)
+            connection.connect(sock)
+            connection.send(message)
+            reply = connection.recv(8) if cap_s else b""
+        finally:
+            connection.close()
+    except (timeout, BlockingIOError):
+        return wire.REASON_TIMEOUT
+    except OSError:
+        return wire.REASON_NO_DAEMON
+    return reply if len(reply) == 8 and reply[0] == wire.VERSION else wire.REASON_NO_DAEMON

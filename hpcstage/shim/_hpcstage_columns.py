@@ -1,0 +1,191 @@
+"""Reads names out of the sequences that datasets keep them in: lists, arrays, data frames, Arrow-like columns.
+
+Owns the forms: which values are sequences that can be read without calling the program's own code, and where in their
+entries the names are. Does not know what the names belong to.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Sequence, Union
+
+    Reader = Callable[[Sequence[int]], list[Any]]
+    Place = Union[int, str, None]
+
+MAX_PLACES = 16
+MAX_NAME = 4096
+
+
+class Column:
+    """One name per sample: `place` says where in an entry (None: the entry is the name)."""
+
+    def __init__(self, read: Reader, place: Place) -> None:
+        self._read = read
+        self._place = place
+        self.prefix = ""
+        self.suffix = ""
+        self.tidy = False
+        """Whether names are spelt with dots that the daemon would not understand."""
+
+    def names(self, wanted: Sequence[int]) -> list[Any]:
+        """As the program has them: str, bytes, PathLike, or anything else where there is none."""
+        rows = self._read(wanted)
+        return rows if self._place is None else [row[self._place] for row in rows]
+
+    def take(self, wanted: Sequence[int]) -> list[str]:
+        """Absolute names of these samples; empty where there is none."""
+        names = self.names(wanted)
+        prefix, suffix = self.prefix, self.suffix
+        if not self.tidy:
+            try:
+                return [prefix + name + suffix for name in names] if prefix or suffix else _all_str(names)
+            except TypeError:
+                pass
+        return [self.whole(name) for name in names]
+
+    def whole(self, name: Any) -> str:
+        """One name, made absolute."""
+        text = as_text(name)
+        if not text:
+            return ""
+        path = text if text[0] == "/" else self.prefix + text
+        return os.path.normpath(path + self.suffix) if self.tidy else path + self.suffix
+
+
+def _all_str(names: list[Any]) -> list[str]:
+    "".join(names)  # raises TypeError at the first that is none
+    return names
+
+
+def as_text(name: Any) -> str:
+    """A name as text, or nothing if it is none."""
+    if not is_name(name):
+        return ""
+    text = os.fsdecode(name)
+    return "" if "\0" in text else text
+
+
+def is_name(value: Any) -> bool:
+    """Whether a value can be a file's name."""
+    if isinstance(value, (str, bytes)):
+        return 0 < len(value) < MAX_NAME
+    return isinstance(value, os.PathLike)
+
+
+def reader(value: Any) -> Reader | None:
+    """How to read the entries of a sequence, or None if it is not one that is known."""
+    if isinstance(value, (list, tuple)):
+        plain = type(value).__getitem__ in (list.__getitem__, tuple.__getitem__)
+        return _read_list(value) if plain else None
+    package = type(value).__module__.split(".")[0]
+    if package == "numpy" and getattr(value, "ndim", 0) in (1, 2) and value.dtype.kind in "USO":
+        return _read_array(value)
+    if package == "pandas" and hasattr(value, "iloc") and getattr(value, "ndim", 0) == 1:
+        return _read_array(value.iloc)
+    if callable(getattr(type(value), "to_pylist", None)) and callable(getattr(type(value), "take", None)):
+        return _read_arrow(value)
+    return None
+
+
+def _read_list(value: Any) -> Reader:
+    def read(wanted: Sequence[int]) -> list[Any]:
+        if isinstance(wanted, range):
+            return list(value[wanted.start : wanted.stop])
+        return [value[index] for index in wanted]
+
+    return read
+
+
+def _read_array(value: Any) -> Reader:
+    def read(wanted: Sequence[int]) -> list[Any]:
+        rows = value[wanted.start : wanted.stop] if isinstance(wanted, range) else value[list(wanted)]
+        return list(rows.tolist())
+
+    return read
+
+
+def _read_arrow(value: Any) -> Reader:
+    def read(wanted: Sequence[int]) -> list[Any]:
+        if isinstance(wanted, range):
+            return list(value.slice(wanted.start, len(wanted)).to_pylist())
+        return list(value.take(list(wanted)).to_pylist())
+
+    return read
+
+
+def columns_in(value: Any, rows: int, probes: Sequence[int]) -> list[Column]:
+    """The columns of names that a value holds: one, or one per place in its entries. The probes are where to look."""
+    found: list[Column] = []
+    for sequence in _sequences(value):
+        read = reader(sequence)
+        if read is not None and length(sequence) == rows:
+            found += [Column(read, place) for place in _places(read(list(probes)))]
+    return found
+
+
+def _sequences(value: Any) -> list[Any]:
+    """A value, or what it holds if it is a table or a dictionary of sequences."""
+    if type(value) is dict:
+        return list(value.values()) if len(value) <= MAX_PLACES else []
+    package = type(value).__module__.split(".")[0]
+    if package == "pandas" and getattr(value, "ndim", 0) == 2:
+        return [value.iloc[:, number] for number in range(min(value.shape[1], MAX_PLACES))]
+    if hasattr(type(value), "column_names") and callable(getattr(type(value), "column", None)):
+        return [value.column(name) for name in list(value.column_names)[:MAX_PLACES]]
+    return [value]
+
+
+def length(sequence: Any) -> int:
+    """Its length, or -1."""
+    try:
+        return len(sequence)
+    except Exception:  # a dataset need not have one
+        return -1
+
+
+def _places(entries: list[Any]) -> list[Place]:
+    """Where the names are: in the entries themselves, or at places of theirs."""
+    if all(is_name(entry) or entry is None for entry in entries):
+        return [None] if any(is_name(entry) for entry in entries) else []
+    first = entries[0]
+    places: list[Any] = []
+    if isinstance(first, dict) and all(isinstance(entry, dict) for entry in entries):
+        places = [key for key in first if all(key in entry for entry in entries)]
+    elif all(isinstance(entry, (list, tuple)) and len(entry) == len(first) for entry in entries):
+        places = list(range(len(first)))
+    return [place for place in places[:MAX_PLACES] if all(is_name(entry[place]) for entry in entries)]
+
+
+def integers(sequence: Any, wanted: Sequence[int]) -> list[int]:
+    """Some numbers of a list, range, array, tensor or Arrow-like column of numbers."""
+    if hasattr(type(sequence), "to_pylist"):
+        some = _read_arrow(sequence)(wanted)
+    elif isinstance(wanted, range):
+        some = sequence[wanted.start : wanted.stop]
+    elif isinstance(sequence, (list, tuple, range)):
+        some = [sequence[index] for index in wanted]
+    else:
+        some = sequence[list(wanted)]
+    return [int(number) for number in (some.tolist() if hasattr(some, "tolist") else some)]
+
+
+def are_integers(sequence: Any) -> bool:
+    """Whether it begins with one."""
+    try:
+        return length(sequence) > 0 and integers(sequence, range(1))[0] >= 0
+    except (TypeError, ValueError, IndexError, KeyError):
+        return False
+
+
+def torch_class(name: str) -> Any:
+    """A class of torch.utils.data, if it is loaded; else one that nothing is an instance of."""
+    module = sys.modules.get("torch.utils.data")
+    return getattr(module, name, _Nothing)
+
+
+class _Nothing:
+    pass

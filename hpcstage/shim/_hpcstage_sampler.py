@@ -1,0 +1,202 @@
+"""Learns what a loader's sampler will give in the coming epoch: runs it once and puts every random state back.
+
+Owns the table of samplers that may be run: those whose every step is known to be repeatable. Everything else is never
+iterated. Owns no loader and announces nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from itertools import islice
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Iterable
+
+LIMIT = 50_000_000
+"""Samples of an epoch. What is longer is not run ahead."""
+_TORCH = "torch.utils.data.sampler"
+_PLAIN = (_TORCH, "BatchSampler")
+_DISTRIBUTED = ("torch.utils.data.distributed", "DistributedSampler")
+_LIGHTNING = ("lightning.pytorch.overrides.distributed", "pytorch_lightning.overrides.distributed")
+_FABRIC = ("lightning.fabric.utilities.distributed", "lightning_fabric.utilities.distributed")
+_PASSES_ON = {(module, "_IndexBatchSamplerWrapper") for module in _LIGHTNING}
+"""Gives exactly what its inner batch sampler gives, and keeps its place in itself: the inner one is run."""
+_HOLDERS = {(module, "_DatasetSamplerWrapper") for module in _FABRIC}
+"""A sampler in the place of a distributed sampler's dataset."""
+
+# The class that defines __iter__, and what else of the sampler __iter__ uses: a subclass may have replaced that.
+KNOWN: dict[tuple[str, str], tuple[str, ...]] = {
+    ("builtins", "list"): (),
+    ("builtins", "tuple"): (),
+    ("builtins", "range"): (),
+    (_TORCH, "SequentialSampler"): (),
+    (_TORCH, "RandomSampler"): ("num_samples",),
+    (_TORCH, "SubsetRandomSampler"): (),
+    (_TORCH, "WeightedRandomSampler"): (),
+    _PLAIN: (),
+    _DISTRIBUTED: (),
+    ("accelerate.data_loader", "SeedableRandomSampler"): ("num_samples", "set_epoch"),
+    ("accelerate.data_loader", "BatchSamplerShard"): ("_iter_with_split", "_iter_with_no_split"),
+    ("accelerate.data_loader", "SkipBatchSampler"): (),
+    **dict.fromkeys(_PASSES_ON, ("__next__",)),
+    **{(module, "UnrepeatedDistributedSampler"): () for module in _LIGHTNING},
+    **{(module, "UnrepeatedDistributedSamplerWrapper"): () for module in _LIGHTNING},
+    **{(module, "DistributedSamplerWrapper"): () for module in _FABRIC},
+}
+_EAGER = {name for name in KNOWN if name[1].endswith("SamplerWrapper")} - _PASSES_ON
+"""Draw when `iter` is called, not when the first index is asked for: then it is too late to run them alike."""
+_INNER = ("sampler", "batch_sampler", "_sampler", "_batch_sampler")
+_SEQUENCES = ("builtins", "array", "numpy", "torch")
+
+
+def peek(sampler: Any, more_generators: Iterable[Any] = ()) -> array[int] | None:
+    """All indices that `iter(sampler)` would give now, or None. Raises what the sampler raises; nothing has changed
+    when it returns or raises."""
+    found = parts(sampler)
+    if found is None or _too_long(found) or _name(sampler, "__iter__") in _EAGER or not _drawn_on_cpu():
+        return None
+    states = _States(found, more_generators)
+    try:
+        return _collect(sampler)
+    finally:
+        states.put_back()
+
+
+def formula(sampler: Any) -> str:
+    """From what later epochs follow, where the sampler is a distributed one; else nothing."""
+    while _name(sampler, "__iter__") in _PASSES_ON:
+        sampler = sampler._batch_sampler
+    if _name(sampler, "__iter__") == _PLAIN:
+        sampler = sampler.sampler
+    if _name(sampler, "__iter__") != _DISTRIBUTED:
+        return ""
+    return "distributed n=%d replicas=%d rank=%d shuffle=%d drop_last=%d seed=%d epoch=%d" % (
+        len(sampler.dataset),
+        sampler.num_replicas,
+        sampler.rank,
+        bool(sampler.shuffle),
+        bool(sampler.drop_last),
+        sampler.seed,
+        sampler.epoch,
+    )
+
+
+def parts(sampler: Any) -> list[Any] | None:
+    """The sampler and all that it draws from, or None if one of them is not known."""
+    found: list[Any] = []
+    waiting = [sampler]
+    while waiting:
+        part = waiting.pop()
+        if any(part is other for other in found):
+            continue
+        if not _is_known(part):
+            return None
+        found.append(part)
+        waiting.extend(_inner(part))
+    return found
+
+
+def _is_known(part: Any) -> bool:
+    if _name(part, "__getitem__") in _HOLDERS:
+        return True
+    name = _name(part, "__iter__")
+    uses = KNOWN.get(name)
+    if uses is None:
+        return False
+    package = name[0].split(".")[0]
+    if any(_name(part, used)[0].split(".")[0] not in ("", package, "torch") for used in uses):
+        return False
+    indices = _space(part).get("indices", ())
+    return type(indices).__module__.split(".")[0] in _SEQUENCES
+
+
+def _name(part: Any, method: str) -> tuple[str, str]:
+    """Module and name of the class that defines a method."""
+    for cls in type(part).__mro__:
+        if method in cls.__dict__:
+            return cls.__module__, cls.__qualname__
+    return "", ""
+
+
+def _space(part: Any) -> dict[str, Any]:
+    space = getattr(part, "__dict__", None)
+    return space if isinstance(space, dict) else {}
+
+
+def _inner(part: Any) -> list[Any]:
+    space = _space(part)
+    inner = [space[name] for name in _INNER if space.get(name) is not None]
+    held = space.get("dataset")
+    return inner + [held] if _name(held, "__getitem__") in _HOLDERS else inner
+
+
+def _too_long(found: list[Any]) -> bool:
+    return any(len(part) > LIMIT for part in found if not _inner(part))
+
+
+def _drawn_on_cpu() -> bool:
+    """Where the default device is another, the seeds are drawn from that device's generator, which is not saved."""
+    return str(sys.modules["torch"].empty(0).device.type) == "cpu"
+
+
+def _collect(sampler: Any) -> array[int] | None:
+    while _name(sampler, "__iter__") in _PASSES_ON:
+        sampler = sampler._batch_sampler
+    if _name(sampler, "__iter__") == _PLAIN:
+        indices = array("I", islice(sampler.sampler, LIMIT + 1))
+        if sampler.drop_last:
+            del indices[len(indices) - len(indices) % sampler.batch_size :]
+        return indices if len(indices) <= LIMIT else None
+    indices = array("I")
+    for batch in sampler:
+        if isinstance(batch, (list, tuple)):
+            indices.extend(batch)
+        else:
+            indices.append(batch)
+        if len(indices) > LIMIT:
+            return None
+    return indices
+
+
+class _States:
+    """What running a known sampler can change, as it was: random states, and the samplers' attributes."""
+
+    def __init__(self, found: list[Any], more_generators: Iterable[Any]) -> None:
+        torch = sys.modules["torch"]
+        generators = [torch.default_generator, *more_generators]
+        for part in found:
+            generators += [value for value in _space(part).values() if isinstance(value, torch.Generator)]
+        unique = {id(generator): generator for generator in generators if generator is not None}
+        self._restores: list[Callable[[], Any]] = [
+            _restore(generator.set_state, generator.get_state()) for generator in unique.values()
+        ]
+        self._spaces = [(_space(part), dict(_space(part))) for part in found]
+        self._save_libraries()
+
+    def _save_libraries(self) -> None:
+        random: Any = sys.modules.get("random")
+        if random is not None:
+            self._restores.append(_restore(random.setstate, random.getstate()))
+        numpy: Any = sys.modules.get("numpy.random")
+        if numpy is not None:
+            state = numpy.get_state(legacy=False)
+            if state["bit_generator"] == "MT19937":  # another cannot be set
+                self._restores.append(_restore(numpy.set_state, state))
+
+    def put_back(self) -> None:
+        """Puts all of it back, whatever part of it fails."""
+        for space, before in self._spaces:
+            for name in [name for name in space if name not in before]:
+                space.pop(name, None)
+            space.update(before)
+        for restore in self._restores:
+            try:
+                restore()
+            except Exception:
+                continue
+
+
+def _restore(put: Callable[[Any], Any], state: Any) -> Callable[[], Any]:
+    return lambda: put(state)
