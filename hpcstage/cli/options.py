@@ -14,12 +14,34 @@ from hpcstage.config import SETTINGS, Setting
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+_SAMPLER: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+    (("--sampler",), {"type": click.Choice(["sequential", "random", "distributed"]),
+                      "help": "With --order sampler: PyTorch's sampler of the program to come; its exact order is "
+                              "computed. random is a DataLoader with shuffle=True and a generator of its own."}),
+    (("--seed",), {"type": int, "help": "Of the DistributedSampler, or of the loader's generator (default 0)."}),
+    (("--ranks",), {"type": click.IntRange(min=1), "help": "Training processes of the job (num_replicas)."}),
+    (("--rank",), {"metavar": "N[-M][,...]", "help": "Those on the node, such as 0-3 (default: all)."}),
+    (("--batch",), {"type": click.IntRange(min=1), "help": "The loader's batch_size; matters with --drop-last."}),
+    (("--drop-last",), {"is_flag": True, "help": "The loader has drop_last=True."}),
+    (("--sampler-drop-last",), {"is_flag": True, "help": "The DistributedSampler has drop_last=True."}),
+    (("--no-shuffle",), {"is_flag": True, "help": "The DistributedSampler has shuffle=False."}),
+    (("--persistent-workers",), {"is_flag": True, "help": "The loader has persistent_workers=True."}),
+)  # fmt: skip
+
+
 _SHARED = frozenset({"dataset", "disk", "copy", "workload"})
 
 
 def dataset_options(command: Command) -> Command:
     """What `run` and `plan` take: datasets, order, local disk, copying, workload; and `common_options`."""
     return _with((s for s in SETTINGS if s.group in _SHARED), common_options(command))
+
+
+def sampler_options(command: Command) -> Command:
+    """What `plan` takes to name the sampler of a program to come; `cli.samplers` reads them."""
+    for names, how in reversed(_SAMPLER):
+        command = click.option(*names, **how)(command)
+    return command
 
 
 def run_options(command: Command) -> Command:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcstage.cli.options import dataset_options
+from hpcstage.cli import samplers
+from hpcstage.cli.options import dataset_options, sampler_options
 from hpcstage.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 @click.command("plan", short_help="Show what would be copied in which order, whether it fits and what it gains.")
 @dataset_options
+@sampler_options
 @click.option("--no-probe", is_flag=True, help="Do not measure the source and the local disk (up to 2 s).")
 @click.option("--limit", type=click.IntRange(min=0), help="Rows of the table (default 20; with --json: none).")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON; its files only with --limit.")
@@ -27,6 +29,8 @@ def plan(run_dir: Path | None, no_probe: bool, limit: int | None, as_json: bool,
 
     \b
     hpcstage plan --data /lustre/imagenet/train --epochs 90 --epoch-compute 20m
+    hpcstage plan --data /lustre/imagenet/train --order trace        as the last run read
+    hpcstage plan --data /lustre/imagenet/train --order sampler --sampler distributed --seed 0 --epochs 3 --ranks 8
     hpcstage plan RUN_DIR            the plan of a past run
 
     What is not given is taken from the record of an earlier run on the same datasets, or measured (see --no-probe).
@@ -41,6 +45,8 @@ def _past(run_dir: Path, given: dict[str, Any]) -> Plan:
 
     if given.get("data"):
         raise UsageError("both a run directory and --data are given", "give one of them")
+    if samplers.asked(given, None) is not None:
+        raise UsageError("both a run directory and --sampler are given", "give --data with --sampler")
     return load(run_dir)
 
 
@@ -51,7 +57,8 @@ def _coming(given: dict[str, Any], *, with_probe: bool) -> Plan:
     config = load(given, os.environ, Path.cwd())
     for warning in config.warnings:
         sys.stderr.write(f"hpcstage: warning: {warning}\n")
-    return preview(config, os.environ, Path.cwd(), with_probe=with_probe)
+    sampler = samplers.asked(given, config.epochs)
+    return preview(config, os.environ, Path.cwd(), with_probe=with_probe, sampler=sampler)
 
 
 def _print(found: Plan, limit: int | None, *, as_json: bool) -> None:
@@ -59,10 +66,7 @@ def _print(found: Plan, limit: int | None, *, as_json: bool) -> None:
 
     from hpcstage.report import plan_text
 
-    if as_json:
-        page = json.dumps(plan_text.to_json(found, limit), indent=1) + "\n"
-    else:
-        page = plan_text.text(found, plan_text.DEFAULT_LIMIT if limit is None else limit)
+    page = json.dumps(plan_text.to_json(found, limit), indent=1) + "\n" if as_json else plan_text.text(found, limit)
     # Help texts and paths may hold what the terminal's encoding has not.
     sys.stdout.buffer.write(page.encode(sys.stdout.encoding or "utf-8", "backslashreplace"))
     sys.stdout.flush()

@@ -83,9 +83,10 @@ class Config:
             "order",
             "auto",
             parse.text(),
-            "In which order files are copied: manifest (by path), given (as in the @LIST), "
-            "auto (given if there is an @LIST, else manifest), or a file with one path per line.",
-            metavar="auto|manifest|given|FILE",
+            "In which order files are copied. auto is the best that is known: what the program's samplers announce, "
+            "else the @LIST, else the trace of the last run, else by path. Only one of them: sampler, given (the "
+            "@LIST), trace, manifest (by path), or a file with one path per line.",
+            metavar="auto|manifest|given|trace|sampler|FILE",
             group="dataset",
             is_path=True,
         )
@@ -259,10 +260,8 @@ class Config:
         return parse.BudgetAsked() if self.budget is None else parse.budget(self.budget)
 
     def order_asked(self) -> str:
-        """`manifest`, `given` or the path of a list: what `auto` means is settled here."""
-        if self.order != "auto":
-            return self.order.removeprefix("@")
-        return "given" if any(d.startswith("@") for d in self.data) else "manifest"
+        """`auto`, `manifest`, `given`, `trace`, `sampler` or the path of a list: `plan.order` says what each means."""
+        return self.order.removeprefix("@")
 
     def copier_count(self, cpus: int) -> int:
         """Copy processes on a node where the job has `cpus` processors."""

@@ -13,6 +13,7 @@ truncated or foreign file is one UsageError when it is opened, never a crash lat
 
 from __future__ import annotations
 
+import hashlib
 import json
 import mmap
 import os
@@ -188,6 +189,14 @@ class Manifest:
         if self._total_bytes is None:
             self._total_bytes = sum(self._sizes)
         return self._total_bytes
+
+    def paths_digest(self) -> str:
+        """Equal digests: the same ids for the same paths (below the same number of datasets). SHA-256, hexadecimal."""
+        paths = memoryview(self._buffer)[self._paths_at : self._paths_at + self._offsets[len(self)]]
+        found = hashlib.sha256()
+        for part in (self._offsets, self._of, paths):
+            found.update(part)
+        return found.hexdigest()
 
     def entries(self) -> Iterator[Entry]:
         """All files, by id."""

@@ -1,4 +1,4 @@
-"""The order: a sequence of ids from lists, from the manifest, or from a file.
+"""The order: a sequence of ids from lists, from the manifest, from a trace, or from a file.
 
 Owns `order.bin` and the turning of paths into ids. A wrong order costs time, never correctness, so unknown paths are
 counted and left out.
@@ -19,29 +19,64 @@ from hpcstage.plan.manifest import Manifest
 from hpcstage.plan.pathlist import PathList, read_list
 from hpcstage.plan.types import Order
 
-MANIFEST = "manifest"
-GIVEN = "given"
+AUTO, MANIFEST, GIVEN, TRACE, SAMPLER = "auto", "manifest", "given", "trace", "sampler"
+_FOLLOWING = (None, AUTO, SAMPLER)
 _MAGIC = b"hpcstage order 1"
 _HEAD = struct.Struct("<16s32sIIQ")
 """magic, provenance, CRC of the ids, unused, ids."""
 
 
-def build(manifest: Manifest, setting: str | None, *, lists: Sequence[PathList] = (), cwd: Path | None = None) -> Order:
-    """The order that a setting asks for: `manifest`, `given` or the path of a list; None: given if there are lists."""
-    return build_counting(manifest, setting, lists=lists, cwd=cwd)[0]
+def follows_samplers(setting: str | None) -> bool:
+    """Whether orders that samplers announce are followed: not where another order was asked for by name."""
+    return setting in _FOLLOWING
+
+
+def build(
+    manifest: Manifest,
+    setting: str | None,
+    *,
+    lists: Sequence[PathList] = (),
+    cwd: Path | None = None,
+    trace: Order | None = None,
+) -> Order:
+    """The order with which a run starts.
+
+    `setting` is `manifest`, `given`, `trace`, `sampler` (nothing is known until one announces its order: by path),
+    the path of a list, or `auto` (or None): the best that is there, which is a list, else a trace, else by path.
+    """
+    return build_counting(manifest, setting, lists=lists, cwd=cwd, trace=trace)[0]
 
 
 def build_counting(
-    manifest: Manifest, setting: str | None, *, lists: Sequence[PathList] = (), cwd: Path | None = None
+    manifest: Manifest,
+    setting: str | None,
+    *,
+    lists: Sequence[PathList] = (),
+    cwd: Path | None = None,
+    trace: Order | None = None,
 ) -> tuple[Order, int]:
     """Like `build`, and how many of the given paths are not in the manifest."""
-    if setting not in (None, MANIFEST, GIVEN):
+    if setting not in (None, AUTO, MANIFEST, GIVEN, TRACE, SAMPLER):
         base = os.fsencode(cwd or Path.cwd())
         name = setting.removeprefix("@")
         lists = [read_list(f"@{name}", os.path.join(base, os.fsencode(name)), base)]
-    if setting == MANIFEST or not lists:
-        return Order(MANIFEST, array("I", range(len(manifest)))), 0
-    return from_paths(manifest, (path for item in lists for path in item.paths), GIVEN)
+        setting = GIVEN
+    if lists and setting in (None, AUTO, GIVEN):
+        return from_paths(manifest, (path for item in lists for path in item.paths), GIVEN)
+    if trace is not None and setting in (None, AUTO, TRACE):
+        return trace, 0
+    return Order(MANIFEST, array("I", range(len(manifest)))), 0
+
+
+def from_ids(ids: Iterable[int], files: int, provenance: str) -> Order:
+    """An order of ids that may come several times (the first counts) or be none of the manifest's."""
+    seen = bytearray(files)
+    kept = array("I")
+    for file_id in ids:
+        if 0 <= file_id < files and not seen[file_id]:
+            seen[file_id] = 1
+            kept.append(file_id)
+    return Order(provenance, kept)
 
 
 def from_paths(manifest: Manifest, paths: Iterable[bytes], provenance: str) -> tuple[Order, int]:

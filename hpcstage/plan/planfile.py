@@ -9,14 +9,17 @@ import json
 import os
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcstage.errors import UsageError
 from hpcstage.plan import order as orders
 from hpcstage.plan.budget import Fit, fit
 from hpcstage.plan.manifest import Manifest
 from hpcstage.plan.scan import ScanResult
-from hpcstage.plan.types import Budget, Forecast, ModeForecast, Order, Rates, Workload
+from hpcstage.plan.types import Budget, Forecast, Kept, ModeForecast, Order, Rates, Workload
+
+if TYPE_CHECKING:
+    from hpcstage.plan.readings import Readings
 
 PLAN, MANIFEST, ORDER = "plan.json", "manifest.bin", "order.bin"
 SCHEMA_VERSION = 1
@@ -47,6 +50,12 @@ class Plan:
     scan: ScanSummary | None = None
     unknown: int = 0
     """Paths of the order's list that the manifest does not have."""
+    about: str = ""
+    """What there is to say of the order, for people."""
+    kept: Kept | None = None
+    """How well an earlier run of this command, or else on these datasets, kept to an announced order."""
+    readings: Readings | None = None
+    """Of a preview with a named sampler; not saved."""
     local: str | None = None
     """The local directory and why it was chosen."""
     budget: Budget | None = None
@@ -105,7 +114,7 @@ def summary(plan: Plan) -> dict[str, Any]:
         "files": len(plan.manifest),
         "size_bytes": plan.manifest.total_bytes,
         "scan": _scan_out(plan.scan),
-        "order": {"provenance": plan.order.provenance, "ids": len(plan.order.ids), "unknown": plan.unknown},
+        "order": _order_out(plan),
         "local": plan.local,
         "budget": plan.budget and asdict(plan.budget),
         "fit": plan.fit and asdict(plan.fit),
@@ -115,6 +124,11 @@ def summary(plan: Plan) -> dict[str, Any]:
         "mode": plan.mode,
         "notes": list(plan.notes),
     }
+
+
+def _order_out(plan: Plan) -> dict[str, Any]:
+    numbers = {"provenance": plan.order.provenance, "ids": len(plan.order.ids), "unknown": plan.unknown}
+    return {**numbers, "about": plan.about, "kept": plan.kept and asdict(plan.kept)}
 
 
 def _scan_out(scan: ScanSummary | None) -> dict[str, Any] | None:
@@ -132,6 +146,8 @@ def _plan(data: dict[str, Any], manifest: Manifest, order: Order) -> Plan:
         order=order,
         scan=scan and ScanSummary(scan["seconds"], scan["stats"], scan["listings"], _skipped_in(scan), scan["counts"]),
         unknown=data["order"]["unknown"],
+        about=data["order"].get("about", ""),
+        kept=_kept_in(data["order"].get("kept")),
         local=data["local"],
         budget=data["budget"] and Budget(**data["budget"]),
         fit=data["fit"] and Fit(**data["fit"]),
@@ -141,6 +157,10 @@ def _plan(data: dict[str, Any], manifest: Manifest, order: Order) -> Plan:
         mode=data["mode"],
         notes=tuple(data["notes"]),
     )
+
+
+def _kept_in(data: dict[str, Any] | None) -> Kept | None:
+    return Kept(data["provenance"], data["share"], data["run_id"]) if data else None
 
 
 def _skipped_in(scan: dict[str, Any]) -> list[tuple[bytes, str]]:

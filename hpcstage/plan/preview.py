@@ -17,14 +17,16 @@ from hpcstage.errors import HpcstageError, LocalDiskProblem, UsageError
 from hpcstage.plan import forecast, order, probe
 from hpcstage.plan.budget import fit
 from hpcstage.plan.datasets import resolve
+from hpcstage.plan.foresee import foresee
 from hpcstage.plan.manifest import Manifest
 from hpcstage.plan.planfile import Plan, ScanSummary
 from hpcstage.plan.scan import scan
-from hpcstage.plan.types import Budget, Dataset, Order, Rates, Workload
+from hpcstage.plan.types import Budget, Dataset, Kept, Order, Rates, Workload
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
     from hpcstage.job.localdir import LocalDir
+    from hpcstage.plan.readings import Asked
     from hpcstage.record.workload import Measured
 
 DEFAULT_SHARE = 0.8
@@ -44,14 +46,20 @@ class Disk:
     device: int | None = None
 
 
-def preview(config: Config, env: Mapping[str, str], cwd: Path, *, with_probe: bool) -> Plan:
-    """The plan of a run with this configuration. Raises UsageError for datasets that cannot be."""
+def preview(
+    config: Config, env: Mapping[str, str], cwd: Path, *, with_probe: bool, sampler: Asked | None = None
+) -> Plan:
+    """The plan of a run with this configuration. Raises UsageError for datasets that cannot be.
+
+    `sampler`: the sampler of the program to come, as the user named it; its readings are the order then.
+    """
     disk = local_disk(config, env)
     resolved = resolve(config.data, cwd, disk.device)
     found = scan(resolved)
     if not len(found.manifest):
         raise UsageError("the datasets hold no file", "check --data")
-    wanted, unknown = order.build_counting(found.manifest, config.order_asked(), lists=resolved.lists, cwd=cwd)
+    foreseen = foresee(config, found.manifest, resolved, env, cwd, sampler)
+    wanted = foreseen.order
     notes = [f"{notice.text}; {notice.remedy}" for notice in resolved.warnings]
     known = find_earlier(resolved.datasets, env)
     workload = workload_of(config, found.manifest, known)
@@ -70,7 +78,10 @@ def preview(config: Config, env: Mapping[str, str], cwd: Path, *, with_probe: bo
         manifest=found.manifest,
         order=wanted,
         scan=ScanSummary.of(found),
-        unknown=unknown,
+        unknown=foreseen.unknown,
+        about=foreseen.about,
+        kept=foreseen.kept or (known.kept if known is not None else None),
+        readings=foreseen.readings,
         local=disk.text,
         budget=disk.budget,
         fit=room,
@@ -120,6 +131,7 @@ class Earlier:
 
     program: Measured
     source_bytes_per_s: float | None
+    kept: Kept | None = None
 
 
 def find_earlier(datasets: Sequence[Dataset], env: Mapping[str, str]) -> Earlier | None:
@@ -131,9 +143,17 @@ def find_earlier(datasets: Sequence[Dataset], env: Mapping[str, str]) -> Earlier
         return None
     try:
         record = files.load_run(run_dir)
-        return Earlier(workload.workload_of(record), record["contention"]["typical_bytes_per_s"])
+        typical = record["contention"]["typical_bytes_per_s"]
+        return Earlier(workload.workload_of(record), typical, _kept(record))
     except (HpcstageError, OSError, KeyError, TypeError, ValueError):
         return None
+
+
+def _kept(record: Mapping[str, Any]) -> Kept | None:
+    found = record["order"]
+    if found["kept_share"] is None:
+        return None
+    return Kept(found["provenance"], float(found["kept_share"]), record["run"]["id"])
 
 
 def known_of_program(config: Config, known: Earlier | None) -> tuple[dict[str, Any], dict[str, str]]:

@@ -74,9 +74,19 @@ class Order:
     """Who reads what, when. A wrong order costs time, never correctness."""
 
     provenance: str
-    """`given` (a list or hpcstage.order), `manifest`; later also `sampler` and `trace`."""
+    """`given` (a list or hpcstage.order), `sampler` (of the running or a named one), `trace`, `manifest`."""
     ids: array[int]
     """Type code "I"; every id at most once; ids that are missing are read later, in the manifest's order."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How well a program kept to an order that was announced, in an earlier run."""
+
+    provenance: str | None
+    share: float
+    """Of the opens of announced files: those in the announced order."""
+    run_id: str
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from typing import Any
 
 from hpcstage.plan.planfile import Plan, path_json, printable, summary
 from hpcstage.plan.rows import Row, rows
-from hpcstage.plan.types import Rates, Workload
+from hpcstage.plan.types import Kept, Rates, Workload
+from hpcstage.report import readings_text
 from hpcstage.units import format_duration, format_rate, format_size
 
 DEFAULT_LIMIT = 20
@@ -20,9 +21,14 @@ _MODES = ("direct", "upfront", "runtime", "auto")
 UNKNOWN = "?"
 
 
-def text(plan: Plan, limit: int = DEFAULT_LIMIT) -> str:
-    """The whole page. `limit`: so many rows of the table."""
-    parts = [list(_head(plan)), list(_table(plan, limit)), list(_forecast(plan)), list(_tail(plan))]
+def text(plan: Plan, limit: int | None = None) -> str:
+    """The whole page. `limit`: so many rows of each table; None: a few, of a few epochs of a named sampler."""
+    rows_shown = DEFAULT_LIMIT if limit is None else limit
+    parts = [list(_head(plan)), list(_table(plan, rows_shown))]
+    if plan.readings is not None:
+        epochs = readings_text.DEFAULT_EPOCHS if limit is None else plan.readings.asked.epochs
+        parts.extend(readings_text.text(plan, plan.readings, rows_shown, epochs))
+    parts += [list(_forecast(plan)), list(_tail(plan))]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
@@ -31,6 +37,8 @@ def to_json(plan: Plan, limit: int | None = None) -> dict[str, Any]:
     data = summary(plan)
     if limit is not None:
         data["entries"] = [_row_json(plan, row) for row in islice(rows(plan), limit)]
+    if plan.readings is not None:
+        data["readings"] = readings_text.to_json(plan, plan.readings, limit)
     return data
 
 
@@ -60,6 +68,10 @@ def _head(plan: Plan) -> Iterator[str]:
         yield _line("scan", f"{format_duration(plan.scan.seconds)} ({operations})")
         yield from _skipped(plan)
     yield _line("order", _order(plan))
+    if plan.about and plan.order.provenance != "manifest":
+        yield _line("", plan.about)
+    if plan.kept is not None:
+        yield _line("", _kept(plan.kept))
     if plan.local is not None:
         yield _line("local", plan.local)
     yield _line("budget", _budget(plan))
@@ -84,12 +96,18 @@ def _skipped(plan: Plan) -> Iterator[str]:
 def _order(plan: Plan) -> str:
     found = plan.order.provenance
     if found == "manifest":
-        return "by path (no list was given); files that the program asks for earlier are fetched first"
+        why = plan.about or "no list was given"
+        return f"by path ({why}); files that the program asks for earlier are fetched first"
     listed, missing = len(plan.order.ids), len(plan.manifest) - len(plan.order.ids)
     line = f"{found}, {_files(listed)}"
     if missing:
         line += f", then {missing:,} that it does not name"
     return line + (f"; {plan.unknown:,} of its paths are not in the datasets" if plan.unknown else "")
+
+
+def _kept(kept: Kept) -> str:
+    order = f"an announced order ({kept.provenance})" if kept.provenance else "an announced order"
+    return f"{order} was kept by {kept.share:.0%} in the last run, {kept.run_id}"
 
 
 def _budget(plan: Plan) -> str:

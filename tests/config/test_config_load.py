@@ -125,7 +125,7 @@ def test_the_types_of_all_values(desk: Desk) -> None:
 
 def test_the_defaults(desk: Desk) -> None:
     config = desk.load({})
-    assert (config.mode, config.order, config.order_asked(), config.transfers) == ("runtime", "auto", "manifest", 32)
+    assert (config.mode, config.order, config.order_asked(), config.transfers) == ("runtime", "auto", "auto", 32)
     assert config.local_dir is config.budget is config.copiers is config.max_rate_bytes_per_s is config.run_dir is None
     assert (config.want_cap_s, config.patience_s, config.nice, config.drain_s) == (20, 5, 5, 8)
     assert config.budget_asked().resolve(10, 10) == (None, None)
@@ -141,9 +141,9 @@ def test_auto_takes_back_what_a_weaker_level_said(desk: Desk) -> None:
 
 
 def test_the_order(desk: Desk) -> None:
-    assert desk.load({"data": ("/a", "@b")}).order_asked() == "given"
-    assert desk.load({"data": ("/a",)}).order_asked() == "manifest"
-    assert desk.load({"data": ("@b",), "order": "manifest"}).order_asked() == "manifest"
+    assert desk.load({"data": ("/a", "@b")}).order_asked() == "auto"
+    for word in ("auto", "manifest", "given", "trace", "sampler"):
+        assert desk.load({"data": ("@b",), "order": word}).order_asked() == word
     assert desk.load({"data": ("/a",), "order": "@o.txt"}).order_asked() == "o.txt"
     assert "--data @LIST" in desk.refused({"data": ("/a",), "order": "given"})
 

@@ -37,6 +37,32 @@ def test_settings():
     assert order.build(ABC, "given").provenance == "manifest"
 
 
+def test_settings_with_a_trace():
+    lists = [PathList("@l", [b"/d/c", b"/d/a"])]
+    trace = Order("trace", array("I", [4, 1]))
+    for setting in (None, "auto", "trace"):
+        assert order.build(ABC, setting, trace=trace) == trace
+    for setting in ("manifest", "sampler", "given"):
+        assert order.build(ABC, setting, trace=trace).provenance == "manifest"
+    for setting in (None, "auto", "given"):
+        assert order.build(ABC, setting, lists=lists, trace=trace).provenance == "given"
+    assert order.build(ABC, "trace", lists=lists, trace=trace) == trace
+    assert order.build(ABC, "trace", lists=lists).provenance == "manifest"
+    assert order.build(ABC, "sampler", lists=lists).provenance == "manifest"
+
+
+def test_which_settings_follow_samplers():
+    assert [s for s in (None, "auto", "sampler", "manifest", "given", "trace", "x") if order.follows_samplers(s)] == [
+        None, "auto", "sampler",
+    ]  # fmt: skip
+
+
+@given(st.lists(st.integers(-1, 12)))
+def test_an_order_of_ids_has_each_once_and_none_unknown(ids: list[int]):
+    found = list(order.from_ids(ids, 10, "trace").ids)
+    assert found == list(dict.fromkeys(i for i in ids if 0 <= i < 10))
+
+
 @pytest.mark.parametrize("setting", ["list.txt", "@list.txt"])
 def test_a_list_as_setting_is_relative_to_the_directory(tmp_path: Path, setting: str):
     (tmp_path / "list.txt").write_bytes(b"/d/b\n/d/nothing\n/alias/s\n/d/a\n/d/s/2\n")
