@@ -22,6 +22,7 @@ from hpcstage.daemon.copier import CopierSettings
 from hpcstage.daemon.engine import Busy
 from hpcstage.daemon.events import Events
 from hpcstage.daemon.helpers import Helpers
+from hpcstage.daemon.ordering import ORDER_HELPER, TRACE_HELPER
 from hpcstage.daemon.page import Page
 from hpcstage.daemon.pool import Pool
 from hpcstage.daemon.queue import Place
@@ -29,8 +30,9 @@ from hpcstage.daemon.sampler import Reading, Sampler
 from hpcstage.daemon.scanning import MANIFEST_FILE
 from hpcstage.daemon.server import Reply, Server, allow_many_connections, open_listener
 from hpcstage.daemon.spec import DaemonSpec
-from hpcstage.daemon.staging import DIRECT_MODE, ORDER_HELPER, PLAN_HELPER, Staging
+from hpcstage.daemon.staging import DIRECT_MODE, PLAN_HELPER, Staging
 from hpcstage.daemon.stats import Totals
+from hpcstage.daemon.watch import Watch
 from hpcstage.daemon.wrappers import Wrappers
 from hpcstage.errors import HpcstageError
 from hpcstage.job import nodedir
@@ -59,8 +61,16 @@ class Daemon:
         store.Store(self.node_dir).make()
         self.pool = self._fork_copiers()
         self.server = Server(open_listener(f"{spec.node_dir}/sock", spec.listen_fd), self.selector, self)
+        self.watch = Watch(self.node_dir, self.page, self.started)
         self.staging = Staging(
-            spec, self.pool, self.helpers, self.events, self.server.answer, self._state, self.started
+            spec,
+            self.pool,
+            self.helpers,
+            self.events,
+            self.watch,
+            self.server.answer,
+            self._state,
+            self.started,
         )
         self.wrappers = Wrappers(self.selector, self._nobody_left)
         self.sampler = Sampler(self._reading, self.started)
@@ -117,6 +127,7 @@ class Daemon:
     def _by_the_clock(self) -> None:
         now = time.monotonic()
         self.staging.pump(now)
+        self.watch.look(now)
         if now >= self._next_tick:
             self._tick(now)
 
@@ -231,7 +242,6 @@ class Daemon:
 
     def request(self, token: int, kind: Kind, pid: int, payload: bytes) -> Reply | None:
         """See server.Handler."""
-        del pid
         now = time.monotonic()
         if kind is Kind.WANT:
             return self.staging.want(token, payload, now)
@@ -241,7 +251,10 @@ class Daemon:
             python = payload[:1] == bytes([Layer.PYTHON])
             return Reply(Answer.DONE, value=self.page.allot_python_slot() if python else 0)
         if kind is Kind.ORDER:
-            self.staging.order(os.fsdecode(payload))
+            self.staging.ordering.order(os.fsdecode(payload))
+            return Reply(Answer.DONE)
+        if kind is Kind.EPOCH:
+            self.staging.ordering.epoch(pid, payload)
             return Reply(Answer.DONE)
         if kind is Kind.STATUS:
             return Reply(Answer.DONE, value=self.staging.state)
@@ -274,6 +287,8 @@ class Daemon:
         deadline = time.monotonic() + self.spec.drain_s
         self.page.set_state(State.ENDED)
         self.staging.answer_all(Reason.SETTLED)
+        self.watch.stop()
+        self.staging.ordering.leave_trace()
         if self.staging.engine is not None:
             self.staging.engine.queue.close(Reason.LATER)
         if self.pool is not None:
@@ -295,7 +310,7 @@ class Daemon:
 
     def _write_last_part(self, deadline: float) -> None:
         announced = [name for name in self.helpers.names() if name.startswith(ORDER_HELPER)]
-        for name in (*announced, PLAN_HELPER, _PART):
+        for name in (*announced, TRACE_HELPER, PLAN_HELPER, _PART):
             self.helpers.wait(name, max(0.0, deadline - LEAST_WRITE_S - time.monotonic()))
         now = time.monotonic()
         self.sampler.tick(now)

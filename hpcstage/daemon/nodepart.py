@@ -50,7 +50,7 @@ class Reporter:
             staged_s=None if outlook.staged_at is None else round(outlook.staged_at - self._started, 6),
             totals=self._totals(),
             budget=self._budget(),
-            order={"provenance": outlook.provenance, "ids": staging.counts.get("ordered") or None},
+            order=self._order(),
             forecast=outlook.scanned.forecast if outlook.scanned else None,
             samples=self._sampler.samples,
             processes=self._page.processes(self._started),
@@ -100,6 +100,13 @@ class Reporter:
             "used_bytes": engine.queue.used_bytes,
             "used_inodes": engine.queue.used_inodes,
         }
+
+    def _order(self) -> dict[str, object]:
+        scanned = self._staging.outlook.scanned
+        found = self._staging.ordering.to_json()
+        if scanned is not None:
+            found |= {"trace_used": scanned.trace or None, "trace_unused_why": scanned.trace_why or None}
+        return found
 
     def _pressure_since(self) -> dict[str, float]:
         now = pressure()

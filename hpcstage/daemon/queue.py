@@ -67,6 +67,7 @@ class _Sequence:
 
     ids: Sequence[int]
     cursor: int = 0
+    name: str = ""
 
 
 class Queue:
@@ -125,6 +126,10 @@ class Queue:
     def waiting(self) -> int:
         """Ids that will still be handed out."""
         return self.count(Place.WAITING) + self.count(Place.PROMOTED)
+
+    def waits(self, id_: int) -> bool:
+        """Whether it is the order that decides when an id is handed out."""
+        return self._places[id_] == Place.WAITING and not self._closed
 
     @property
     def flying(self) -> int:
@@ -301,9 +306,14 @@ class Queue:
 
     # ---- what is decided from outside
 
-    def reorder(self, order: Sequence[int]) -> None:
-        """Waiting ids are handed out in this order from here on; ids not mentioned keep their place behind."""
-        self._sequences.append(_Sequence(order))
+    def reorder(self, order: Sequence[int], name: str = "") -> None:
+        """Waiting ids are handed out in this order from here on; ids not mentioned keep their place behind.
+
+        An order with a name takes the place of the last one of that name, which is forgotten.
+        """
+        if name:
+            self._sequences = [sequence for sequence in self._sequences if sequence.name != name]
+        self._sequences.append(_Sequence(order, name=name))
         if len(self._sequences) > _MOST_SEQUENCES:
             self._flatten()
 

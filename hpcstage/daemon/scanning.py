@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hpcstage.daemon import keepsake
 from hpcstage.daemon.spec import DaemonSpec
 from hpcstage.daemon.store import budget
 from hpcstage.plan import order as orders
@@ -41,6 +42,10 @@ class Scanned:
     forecast: dict[str, Any] | None = None
     """Mode auto: the forecast, after a probe."""
     probe_s: float = 0.0
+    trace: str = ""
+    """The run that left a trace of this command on these files."""
+    trace_why: str = ""
+    """Why there is none that can be used."""
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Scanned:
@@ -57,11 +62,18 @@ def scan_into(spec: DaemonSpec) -> bytes:
     exclude = [os.fsencode(os.path.realpath(path)) for path in (spec.node_dir, spec.run_dir)]
     result = scan(resolved, exclude=exclude)
     result.manifest.save(node_dir / MANIFEST_FILE)
+    left, why = keepsake.find(spec, result.manifest)
     order, unknown = orders.build_counting(
-        result.manifest, spec.order or None, lists=resolved.lists, cwd=Path(spec.cwd)
+        result.manifest,
+        spec.order or None,
+        lists=resolved.lists,
+        cwd=Path(spec.cwd),
+        trace=None if left is None else orders.from_ids(left.order, len(result.manifest), orders.TRACE),
     )
     orders.save(order, node_dir / ORDER_FILE)
-    scanned = _scanned(result, unknown)
+    if left is not None:
+        keepsake.save_learnt(node_dir, left)
+    scanned = replace(_scanned(result, unknown), trace=left.header.run_id if left else "", trace_why=why)
     if spec.mode == AUTO_MODE:
         scanned = _with_forecast(scanned, result.manifest, order, spec)
     return json.dumps(asdict(scanned)).encode()

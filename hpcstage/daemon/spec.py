@@ -26,7 +26,8 @@ class DaemonSpec:
     """All `--data` arguments: `plan.datasets.resolve(arguments, cwd)` gives the lists and globs again."""
     cwd: str
     order: str
-    """`manifest`, `given` (the lists among the `--data` arguments, in their order) or the path of a list of paths."""
+    """`auto`, `manifest`, `given` (the lists among the `--data` arguments, in their order), `trace`, `sampler`, or the
+    path of a list of paths: see `plan.order`."""
     budget_bytes: int | None = None
     """None: 80 % of what is free."""
     budget_inodes: int | None = None
@@ -50,6 +51,10 @@ class DaemonSpec:
     startup_s: float | None = None
     workload_sources: dict[str, str] = field(default_factory=dict)
     drain_s: float = 8.0
+    command: list[str] = field(default_factory=list)
+    """With the datasets' roots it names the trace."""
+    state_dir: str = ""
+    """The user's, where traces are kept; empty: none is read or written."""
 
     def save(self, path: Path) -> None:
         """Writes the spec; readable by its owner only."""

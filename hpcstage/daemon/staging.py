@@ -1,15 +1,12 @@
-"""The staging of a node: scan, then copy, and meanwhile answer wants, orders and writes.
+"""The staging of a node: scan, then copy, and meanwhile answer wants and writes.
 
-Owns the states SCANNING, STAGING, SETTLED (or MEASURING) and the parked wants. It has no socket: the daemon gives it
-requests and tells it which descriptors are ready.
+Owns the states SCANNING, STAGING, SETTLED (or MEASURING) and the parked wants; what is announced is `ordering`'s. It
+has no socket: the daemon gives it requests and tells it which descriptors are ready.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import time
-from array import array
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,12 +18,14 @@ from hpcstage.daemon.engine import Engine
 from hpcstage.daemon.events import EventKind, Events
 from hpcstage.daemon.helpers import Helpers
 from hpcstage.daemon.messages import Result
+from hpcstage.daemon.ordering import Ordering
 from hpcstage.daemon.pool import Pool
 from hpcstage.daemon.queue import FINAL, Place, Queue, Verdict
 from hpcstage.daemon.scanning import Scanned
 from hpcstage.daemon.server import Reply
 from hpcstage.daemon.spec import DaemonSpec
 from hpcstage.daemon.wants import Parked
+from hpcstage.daemon.watch import Watch
 from hpcstage.plan.manifest import Manifest
 from hpcstage.plan.roots import tidy
 from hpcstage.plan.types import Budget, Order
@@ -35,9 +34,6 @@ from hpcstage.wire import Answer, Reason, State
 DIRECT_MODE = "direct"
 SCAN_HELPER = "scan"
 PLAN_HELPER = "plan"
-ORDER_HELPER = "order "
-SHORT_ORDER_BYTES = 256 << 10
-"""A few thousand paths: looked up in milliseconds, less than a fork."""
 
 
 @dataclass
@@ -47,7 +43,6 @@ class Outlook:
     scanned: Scanned | None = None
     scan_error: str = ""
     budget: Budget | None = None
-    provenance: str = ""
     mode: str = ""
     mode_why: str = "asked for"
     staged_at: float | None = None
@@ -63,6 +58,7 @@ class Staging:
         pool: Pool | None,
         helpers: Helpers,
         events: Events,
+        watch: Watch,
         answer: Callable[[int, Reply], None],
         on_state: Callable[[State], None],
         started: float,
@@ -75,6 +71,8 @@ class Staging:
         self.state = State.STARTING
         self.outlook = Outlook(mode=spec.mode)
         self.counts: Counter[str] = Counter()
+        self.ordering = Ordering(spec, helpers, watch, lambda: self.pump(time.monotonic()))
+        self._watch = watch
         self._started = started
         self._helpers = helpers
         self._events = events
@@ -84,7 +82,6 @@ class Staging:
         self._waiting_for_staged: list[int] = []
         self._written: list[bytes] = []
         """Written to before the manifest was there."""
-        self._orders: list[str] = []
         self._closed_seen = Reason.NONE
 
     # ---- states
@@ -95,6 +92,7 @@ class Staging:
             self._enter(State.MEASURING)
             return
         self._enter(State.SCANNING)
+        self._watch.start()
         if self._helpers.start(SCAN_HELPER, lambda: scanning.scan_into(self.spec), self._scan_ended) is None:
             self._give_up("the scan could not be started")
 
@@ -123,8 +121,7 @@ class Staging:
         assert self.outlook.scanned is not None
         spec = self.spec
         limit = store.budget(self.node_dir, spec.budget_bytes, spec.budget_inodes)
-        self.outlook.budget, self.outlook.provenance = limit, order.provenance
-        self.counts["ordered"] = len(order.ids)
+        self.outlook.budget = limit
         queue = Queue(
             manifest.sizes,
             limit,
@@ -149,8 +146,7 @@ class Staging:
             self._void(path)
         self._enter(State.STAGING)
         self._choose()
-        for name in self._orders:
-            self.order(name)
+        self.ordering.open(manifest, queue, order)
         self.pump(time.monotonic())
         self._save_plan(manifest, order, limit)
 
@@ -217,6 +213,8 @@ class Staging:
         """Seconds until `pump` has work by the clock."""
         deadline = self._parked.next_deadline()
         waits = [] if deadline is None else [max(0.0, deadline - now)]
+        if (look := self._watch.look_after(now)) is not None:
+            waits.append(look)
         if self.engine is not None and (capped := self.engine.queue.wake_after(now)) is not None:
             waits.append(capped)
         return min(waits, default=None)
@@ -295,7 +293,7 @@ class Staging:
         self._waiting_for_staged.append(token)
         return None
 
-    # ---- writes and orders
+    # ---- writes
 
     def wrote(self, path: bytes) -> Reply:
         """A write begins: when this returns no stale copy is visible or will be."""
@@ -313,33 +311,6 @@ class Staging:
         ids = [id_] if id_ is not None else list(manifest.ids_below(path)) or _datasets_below(manifest, path)
         self.counts["void"] += len(ids)
         self.engine.void(ids)
-        self.pump(time.monotonic())
-
-    def order(self, name: str) -> None:
-        """A list of paths below orders/ is the order from here on."""
-        if "/" in name or name in {"", ".", ".."}:
-            return
-        if self.engine is None:
-            if self.state is State.SCANNING:
-                self._orders.append(name)
-            return
-        with contextlib.suppress(OSError):
-            if (self.node_dir / "orders" / name).stat().st_size <= SHORT_ORDER_BYTES:
-                self._order_mapped(name, scanning.map_order(self.node_dir, name))
-                return
-        self._helpers.start(
-            ORDER_HELPER + name,
-            lambda: scanning.map_order(self.node_dir, name),
-            lambda data: self._order_mapped(name, data),
-        )
-
-    def _order_mapped(self, name: str, data: bytes | None) -> None:
-        if data is None or self.engine is None:
-            return
-        ids: array[int] = scanning.load_order(self.node_dir, name, len(self.engine.manifest))
-        self.engine.queue.reorder(ids)
-        self.outlook.provenance = "given"
-        self.counts["ordered"] = int(json.loads(data)["ids"])
         self.pump(time.monotonic())
 
 

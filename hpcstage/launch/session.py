@@ -26,6 +26,7 @@ from hpcstage.errors import NotStarted
 from hpcstage.job import localdir, nodedir
 from hpcstage.launch import control, environment, messages, page, rundir, shimdir
 from hpcstage.plan.datasets import already_local
+from hpcstage.record.index import state_dir
 from hpcstage.record.part import RunPart
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ class Session:
 
     def _prepare_node(self, resolved: Resolved) -> None:
         resolved.save(self.node.path / "resolved")  # a list may be readable only once
-        for name in ("store", "incoming", "orders", "links"):
+        for name in ("store", "incoming", "orders", "opens", "links"):
             (self.node.path / name).mkdir(mode=0o700, exist_ok=True)
         page.create(self.node.path / "page")
         maps = []
@@ -208,6 +209,8 @@ class Session:
             leftovers=[os.fspath(path) for path in self.node.leftovers],
             **_workload(config, resolved),
             drain_s=config.drain_s,
+            command=self.part.command,
+            state_dir=os.path.abspath(state_dir(os.environ)),
         )
 
     def _log(self) -> Path:

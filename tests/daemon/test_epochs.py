@@ -1,0 +1,119 @@
+"""From announcements to ids: against plain definitions, and through the file by which a helper hands them over."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from array import array
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcstage.daemon import arrays, epochs
+from hpcstage.daemon.epochs import Job
+from hpcstage.daemon.learn import Listed, Table
+from hpcstage.daemon.streams import Stream, Who
+from hpcstage.plan.manifest import Manifest
+from hpcstage.plan.sampling import Distributed
+from hpcstage.plan.types import Dataset, Entry, Kind
+from hpcstage.wire import EPOCH, EPOCH_ENDED
+
+DATASET = Dataset("0-data", Kind.DIRECTORY, b"/src/data", (b"/alias",), ("/src/data",))
+FILES = 12
+MANIFEST = Manifest.build([DATASET], [Entry(0, b"f%02d" % i, 10, 1, 0o644, 1, i, False) for i in range(FILES)])
+CELLS = st.one_of(st.none(), st.integers(0, FILES - 1), st.just(99))
+TABLES = st.integers(1, 3).flatmap(lambda n: st.lists(st.lists(CELLS, min_size=n, max_size=n), min_size=1, max_size=8))
+
+
+def job_of(directory: Path, tables: list[list[list[int | None]]], orders: list[list[int]], **more) -> Job:
+    announced = []
+    for number, (table, order) in enumerate(zip(tables, orders, strict=True)):
+        names = [b"" if c is None else b"/alias/f%02d" % c for row in table for c in row]
+        (directory / f"t{number}").write_bytes(b"\0".join(names))
+        (directory / f"e{number}").write_bytes(array("I", order).tobytes())
+        payload = EPOCH.pack(number, 0, len(table[0]), 0, number) + b"e%d\0t%d\0" % (number, number)
+        announced.append(epochs.parse(1, payload))
+    rows = dict.fromkeys(announced)
+    return Job(MANIFEST, directory, announced, [], rows, lambda _: True, {}, **more)
+
+
+@given(st.lists(st.tuples(TABLES, st.lists(st.integers(0, 9), max_size=20)), max_size=3))
+def test_indices_become_ids(loaders):
+    with tempfile.TemporaryDirectory() as name:
+        outcome = epochs.work(job_of(Path(name), [t for t, _ in loaders], [o for _, o in loaders]))
+        epochs.save(outcome, Path(name) / "outcome")
+        loaded = epochs.load(Path(name) / "outcome")
+    for (table, order), mapped, again in zip(loaders, outcome.mapped, loaded.mapped, strict=True):
+        rows = [[c for c in (table[i] if i < len(table) else []) if c is not None and c < FILES] for i in order]
+        assert list(mapped.ids) == [id_ for row in rows for id_ in row]
+        assert mapped.unknown == sum(not row for row in rows)
+        assert (mapped.samples, mapped.distinct) == (len(order), len(set(order)))
+        assert list(again.ids) == list(mapped.ids)
+        assert list(again.where.places) == list(mapped.where.places)
+        assert (again.samples, again.distinct, again.unknown) == (mapped.samples, mapped.distinct, mapped.unknown)
+    assert set(outcome.order) == {id_ for mapped in outcome.mapped for id_ in mapped.ids}
+    assert list(loaded.order) == list(outcome.order)
+    assert {n: list(t.ids) for n, t in loaded.tables.items()} == {n: list(t.ids) for n, t in outcome.tables.items()}
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    job = job_of(tmp_path, [[[1]], [[2]], [[3]]], [[0], [0], [0]])
+    (tmp_path / "e0").unlink()
+    (tmp_path / "t1").unlink()
+    mapped = epochs.work(job).mapped
+    assert mapped[:2] == [None, None]
+    assert list(mapped[2].ids) == [3]
+
+
+def test_a_known_table_is_not_read_again(tmp_path):
+    job = job_of(tmp_path, [[[1]]], [[0]])
+    (tmp_path / "t0").unlink()
+    job.tables["t0"] = Table([5], 1)
+    assert list(epochs.work(job).mapped[0].ids) == [5]
+
+
+def test_what_is_learnt_takes_the_place_of_a_table(tmp_path):
+    job = job_of(tmp_path, [[[1]]], [[0, 1]])
+    job.rows = dict.fromkeys(job.announced, Listed([0, 2], [7, 8]))
+    mapped = epochs.work(job).mapped[0]
+    assert (list(mapped.ids), mapped.unknown) == ([7, 8], 1)
+
+
+def test_a_new_epoch_takes_the_place_of_the_loaders_last(tmp_path):
+    job = job_of(tmp_path, [[[1], [2]]], [[1, 0]])
+    job.streams = [Stream(job.announced[0].who, 0, [9]), Stream(Who(2, 1), 0, [4])]
+    assert list(epochs.work(job).order) == [4, 2, 1]
+
+
+def test_later_epochs_follow_from_formulas(tmp_path):
+    ranks = [Distributed(12, 3, rank, seed=1) for rank in (0, 1)]
+    rows = Table(range(12), 1)
+    streams = [Stream(Who(1, r.rank), 0, r.order(), formula=r.text(), rows=rows) for r in ranks]
+    streams.append(Stream(Who(2, 1), 0, [], formula="odd", rows=rows))
+    job = Job(MANIFEST, tmp_path, [], streams, {}, lambda _: True, {}, with_later=True)
+    read = [i for e in range(4) for pair in zip(*(r.later(e).order() for r in ranks), strict=True) for i in pair]
+    assert list(epochs.work(job).order) == list(dict.fromkeys(read))
+
+
+@given(st.binary(max_size=60))
+def test_any_request_is_understood_or_refused(payload):
+    found = epochs.parse(1, payload)
+    if found is not None:
+        assert all(not text or os.path.basename(text) == text for text in (found.name, found.table))
+
+
+def test_a_request():
+    found = epochs.parse(9, EPOCH.pack(2, 3, 4, EPOCH_ENDED, 5) + b"a\0b\0distributed n=1")
+    assert (found.who, found.epoch, found.columns, found.ended, found.key) == ((9, 2), 3, 4, True, 5)
+    assert (found.name, found.table, found.formula) == ("a", "b", "distributed n=1")
+
+
+@pytest.mark.parametrize("cut", [0, 2, 10, -4])
+def test_a_file_that_is_cut(tmp_path, cut):
+    path = tmp_path / "arrays"
+    arrays.save(path, {}, {"a": array("I", [1, 2, 3])})
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(ValueError, match=r"."):
+        arrays.load(path)

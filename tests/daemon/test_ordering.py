@@ -1,0 +1,380 @@
+"""What loaders announce, told to a real daemon: followed, judged by what is opened, and kept for the next run."""
+# ruff: noqa: F811  fixtures are imported
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+import sys
+import time
+from array import array
+from pathlib import Path
+
+import pytest
+from daemon_process import DaemonProcess, start_daemon, wait_until  # noqa: F401
+
+from hpcstage import wire
+from hpcstage.daemon import events
+from hpcstage.launch import shimdir
+from hpcstage.plan import trace
+from hpcstage.plan.sampling import Distributed
+from hpcstage.wire import Answer, Kind
+
+SLOW = {"max_rate_bytes_per_s": 500_000.0, "transfers": 1}
+KEY = 77
+
+
+def files_of(root: Path) -> list[Path]:
+    return sorted(p for p in root.rglob("*") if p.is_file())
+
+
+def place(daemon: DaemonProcess, name: str, data: bytes) -> None:
+    temporary = daemon.node_dir / "orders" / f".{name}"
+    temporary.write_bytes(data)
+    temporary.rename(temporary.with_name(name))
+
+
+class Program:
+    """A process with loaders, as the daemon sees it: its requests, its slot and its ring."""
+
+    def __init__(self, daemon: DaemonProcess, slot: int = 1) -> None:
+        sys.path.insert(0, os.fspath(shimdir.SHIM))
+        try:
+            from _hpcstage_ring import Ring
+        finally:
+            sys.path.remove(os.fspath(shimdir.SHIM))
+        self.daemon = daemon
+        self.epochs = 0
+        opens = daemon.node_dir / "opens"
+        opens.mkdir(exist_ok=True)
+        self.ring = Ring(os.fsencode(opens / f"{slot}.ring"))
+        with (daemon.node_dir / "page").open("r+b") as page:
+            page.seek(wire.NEXT_NATIVE_OFFSET)
+            page.write(struct.pack("<I", slot + 1))
+            page.seek(wire.PAGE_HEADER_BYTES + slot * wire.SLOT_BYTES)
+            page.write(wire.SLOT_HEAD.pack(os.getpid(), wire.Layer.NATIVE, 0, 0, 1))
+
+    def announce(self, indices, table=(), *, columns=1, stream=1, key=KEY, formula=""):
+        name = f"epoch-{stream}-{self.epochs}"
+        place(self.daemon, name, array("I", indices).tobytes())
+        table_name = ""
+        if table:
+            table_name = f"table-{len(table) // columns}-{columns}-{hash(tuple(table)) & 0xFFFF:08x}"
+            place(self.daemon, table_name, b"\0".join(os.fsencode(p) for p in table))
+        head = wire.EPOCH.pack(stream, self.epochs, columns if table else 0, 0, key)
+        self.epochs += 1
+        names = b"\0".join((name.encode(), table_name.encode(), formula.encode()))
+        assert self.daemon.ask(Kind.EPOCH, head + names)[0] is Answer.DONE
+
+    def ended(self, stream=1, formula=""):
+        head = wire.EPOCH.pack(stream, 0, 0, wire.EPOCH_ENDED, 0)
+        assert self.daemon.ask(Kind.EPOCH, head + b"\0\0" + formula.encode())[0] is Answer.DONE
+
+    def open(self, path: Path) -> None:
+        below = os.fsencode(self.daemon.store(path).relative_to(self.daemon.node_dir / "store"))
+        self.ring.put(wire.RECORD_OPEN, 1, time.monotonic_ns(), below)
+
+    def sample(self, index: int, *paths: Path, key: int = KEY) -> None:
+        self.ring.put(wire.RECORD_INDEX, 0, time.monotonic_ns(), wire.INDEX.pack(key, index))
+        for path in paths:
+            self.open(path)
+
+    def read(self, indices, table) -> None:
+        for index in indices:
+            self.sample(index, table[index])
+        self.sample(-1)
+
+
+def logging(daemon: DaemonProcess) -> int:
+    with (daemon.node_dir / "page").open("rb") as page:
+        page.seek(wire.LOGGING_OFFSET)
+        return struct.unpack("<I", page.read(4))[0]
+
+
+def copied(daemon: DaemonProcess) -> list[int]:
+    records, _ = events.read(daemon.run_dir / "nodes" / "node.events")
+    return [r[1] for r in records if r[2] == events.EventKind.COPIED]
+
+
+def begun(ids: list[int]) -> int:
+    """So many were copied by path, before anything was announced."""
+    return next((place for place, id_ in enumerate(ids) if place != id_), len(ids))
+
+
+def shuffled(count: int, seed: int = 0) -> list[int]:
+    order = list(range(count))
+    random.Random(seed).shuffle(order)
+    return order
+
+
+def test_a_samplers_order_is_followed(start_daemon, make_tree):
+    root = make_tree(files=60, size_bytes=20_000)
+    files, order = files_of(root), shuffled(60)
+    daemon = start_daemon(root, order="auto", **SLOW).attach()
+    daemon.wait_for_scan()
+    program = Program(daemon)
+    program.announce(order, files)
+    program.read(order, files)
+    daemon.staged()
+    part = daemon.end()
+    ids = copied(daemon)
+    assert begun(ids) < 30
+    assert ids[begun(ids) :] == [id_ for id_ in order if id_ not in ids[: begun(ids)]]
+    found = part.order
+    assert found["provenance"] == "sampler"
+    assert found["planned"] == "manifest"
+    assert found["followed"] is True
+    assert (found["announcements"], found["announced_files"], found["unknown_samples"]) == (1, 60, 0)
+    assert (found["kept_share"], found["announced_opens"], found["opened_files"]) == (1.0, 60, 60)
+    assert [(t["source"], t["agreed"]) for t in found["tables"]] == [("program", 32)]
+    assert found["lost_bytes"] == 0
+
+
+def test_a_long_epoch_with_repetitions(start_daemon, make_tree):
+    """Mapped in a helper, while others that come meanwhile wait for it."""
+    root = make_tree(files=60, size_bytes=20_000)
+    files = files_of(root)
+    daemon = start_daemon(root, order="auto", **SLOW).attach()
+    daemon.wait_for_scan()
+    program = Program(daemon)
+    draws = random.Random(5).choices(range(40), k=20_000)
+    program.announce(draws, files)
+    program.announce(range(40, 60), stream=2)
+    program.read(draws[:500], files)
+    daemon.staged()
+    part = daemon.end()
+    order = list(dict.fromkeys(draws))
+    ids = copied(daemon)
+    assert part.order["provenance"] == "sampler"
+    assert part.order["announcements"] == 2
+    assert [i for i in ids[begun(ids) :] if i < 40] == [i for i in order if i not in ids[: begun(ids)]]
+    assert (part.order["kept_share"], part.order["announced_opens"]) == (1.0, 500)
+
+
+@pytest.mark.parametrize("order", ["manifest", "given", "trace"])
+def test_an_order_that_was_asked_for_stays(start_daemon, make_tree, order):
+    """Announcements are counted and held against what is opened, so that orders can be compared."""
+    root = make_tree(files=40, size_bytes=20_000)
+    files = files_of(root)
+    daemon = start_daemon(root, order=order, **SLOW).attach()
+    daemon.wait_for_scan()
+    program = Program(daemon)
+    place(daemon, "epoch-1-head", b"\0".join(os.fsencode(p) for p in reversed(files)))
+    assert daemon.ask(Kind.ORDER, b"epoch-1-head")[0] is Answer.DONE
+    program.announce(range(39, -1, -1), files)
+    program.read(range(39, -1, -1), files)
+    daemon.staged()
+    part = daemon.end()
+    assert copied(daemon) == list(range(40))
+    assert part.order["provenance"] == "manifest"
+    assert part.order["followed"] is False
+    assert (part.order["announcements"], part.order["kept_share"]) == (1, 1.0)
+
+
+def test_what_the_program_gives_is_followed_in_any_case(start_daemon, make_tree):
+    root = make_tree(files=40, size_bytes=20_000)
+    daemon = start_daemon(root, order="manifest", **SLOW).attach()
+    daemon.wait_for_scan()
+    place(daemon, "given-1", b"\0".join(os.fsencode(p) for p in reversed(files_of(root))))
+    daemon.ask(Kind.ORDER, b"given-1")
+    daemon.staged()
+    part = daemon.end()
+    ids = copied(daemon)
+    assert ids[begun(ids) :] == [id_ for id_ in range(39, -1, -1) if id_ not in ids[: begun(ids)]]
+    assert part.order["provenance"] == "given"
+
+
+def test_an_announcement_before_the_scan_is_done(start_daemon, make_tree):
+    root = make_tree(files=30, size_bytes=20_000)
+    daemon = start_daemon(root, order="auto", **SLOW)
+    program = Program(daemon)
+    daemon.connect().close()
+    program.announce(shuffled(30), files_of(root))
+    program.read(shuffled(30), files_of(root))
+    daemon.attach().staged()
+    part = daemon.end()
+    assert part.order["provenance"] == "sampler"
+    assert part.order["kept_share"] == 1.0
+
+
+def test_without_a_table_the_second_epoch_is_known(start_daemon, make_tree):
+    root = make_tree(files=40, size_bytes=20_000)
+    files = files_of(root)
+    rows = [(files[i], files[20 + i]) for i in range(20)]
+    daemon = start_daemon(root, order="auto", max_rate_bytes_per_s=100_000.0, transfers=1).attach()
+    daemon.wait_for_scan()
+    program = Program(daemon)
+    first, second = shuffled(20, 1), shuffled(20, 2)
+    program.announce(first)
+    for index in first[:-1]:
+        program.sample(index, *rows[index])
+    program.sample(-1)
+    program.ended()
+    program.announce(second)
+    for index in second[:-1]:
+        program.sample(index, *rows[index])
+    part = daemon.end()
+    assert part.order["provenance"] == "sampler"
+    assert part.order["unknown_samples"] == 20 + 1, "one sample was never read"
+    assert part.order["kept_share"] == 1.0
+    assert part.order["announced_opens"] in (36, 38)
+    assert [t["source"] for t in part.order["tables"]] == ["opens"]
+
+
+def test_a_wrong_table_is_dropped(start_daemon, make_tree):
+    root = make_tree(files=60, size_bytes=20_000)
+    files = files_of(root)
+    daemon = start_daemon(root, order="auto", max_rate_bytes_per_s=100_000.0, transfers=1).attach()
+    daemon.wait_for_scan()
+    program = Program(daemon)
+    program.announce(range(60), files)
+    for _ in range(2):
+        program.read(range(60), [*files[30:], *files[:30]])
+    wait_until(lambda: logging(daemon) == 0)
+    part = daemon.end()
+    assert [t["source"] for t in part.order["tables"]] == ["wrong"]
+    assert part.order["provenance"] == "manifest"
+    assert part.order["kept_share"] < 1
+
+
+def test_logging_ends_when_all_is_known(start_daemon, make_tree):
+    root = make_tree(files=40)
+    files = files_of(root)
+    daemon = start_daemon(root, order="auto").attach()
+    daemon.wait_for_scan()
+    assert logging(daemon) == 1
+    program = Program(daemon)
+    program.announce(range(40), files)
+    program.read(range(39), files)
+    daemon.staged()
+    assert logging(daemon) == 1
+    program.sample(39, files[39])
+    program.read(range(39), files)
+    wait_until(lambda: logging(daemon) == 0)
+    assert not list((daemon.node_dir / "opens").iterdir())
+    assert daemon.end().order["opened_files"] == 40
+
+
+def test_nothing_is_logged_where_nothing_is_staged(start_daemon, make_tree):
+    daemon = start_daemon(make_tree(), "direct", order="auto").attach()
+    assert logging(daemon) == 0
+    program = Program(daemon)
+    program.announce(range(3))
+    program.ended()
+    assert daemon.end().order["announcements"] == 0
+
+
+def test_ranks_of_one_node(start_daemon, make_tree):
+    """Two ranks of four: later epochs bring files that the first does not."""
+    root = make_tree(files=80, size_bytes=20_000)
+    files = files_of(root)
+    daemon = start_daemon(root, order="auto", **SLOW).attach()
+    daemon.wait_for_scan()
+    program = Program(daemon)
+    ranks = [Distributed(80, 4, rank, seed=3) for rank in (0, 1)]
+    for stream, rank in enumerate(ranks, 1):
+        program.announce(rank.order(), files, stream=stream, formula=rank.text())
+    daemon.staged()
+    part = daemon.end()
+    ids = copied(daemon)
+    epochs = [{i for rank in ranks for i in rank.later(epoch).order()} for epoch in range(4)]
+    first = [next((epoch for epoch, read in enumerate(epochs) if i in read), 4) for i in ids[begun(ids) :]]
+    assert begun(ids) < 30
+    assert first == sorted(first)
+    assert part.order["announcements"] == 2
+
+
+def test_strange_announcements(start_daemon, make_tree):
+    daemon = start_daemon(make_tree(), order="auto").attach()
+    daemon.wait_for_scan()
+    head = wire.EPOCH.pack(1, 0, 1, 0, 0)
+    strange = [
+        b"",
+        head,
+        head + b"\0",
+        head + b"../x\0\0",
+        head + b"a\0../../etc/passwd\0",
+        head + b"missing\0missing\0",
+    ]
+    place(daemon, "odd", b"abc")
+    place(daemon, "large", array("I", [0xFFFFFFFF, 5]).tobytes())
+    place(daemon, "bad", b"\xff\0\0not a path")
+    strange += [head + b"missing\0missing\0", head + b"odd\0\0", head + b"large\0bad\0what?"]
+    for payload in strange:
+        assert daemon.ask(Kind.EPOCH, payload)[0] is Answer.DONE
+    daemon.staged()
+    part = daemon.end()
+    assert part.complete
+    assert part.order["provenance"] == "manifest"
+    assert "Traceback" not in daemon.log_text()
+
+
+# ---- the trace
+
+
+def run_once(start_daemon, root, state, order, opened, **options):
+    daemon = start_daemon(root, order=order, command=["train"], state_dir=os.fspath(state), **options).attach()
+    daemon.wait_for_scan()
+    program = Program(daemon)
+    opened(program)
+    daemon.staged()
+    return daemon.end(), copied(daemon)
+
+
+def test_the_next_run_begins_with_the_trace(start_daemon, make_tree, tmp_path):
+    root = make_tree(files=40)
+    files, order = files_of(root), shuffled(40)
+    state = tmp_path / "state"
+
+    def in_order(program):
+        program.announce(order)
+        program.read(order, files)
+
+    part, _ = run_once(start_daemon, root, state, "auto", in_order)
+    assert (part.order["trace_written"], part.order["trace_why"]) == (True, None)
+    assert part.order["trace_unused_why"] == trace.NONE_LEFT
+    part, ids = run_once(start_daemon, root, state, "auto", in_order, transfers=1)
+    assert part.order["planned"] == "trace"
+    assert part.order["trace_used"] == "test"
+    assert ids == order
+    assert part.order["provenance"] == "sampler", "the trace's table gives the files of the first epoch"
+    assert part.order["unknown_samples"] == 0
+    assert [t["source"] for t in part.order["tables"]] == ["trace"]
+    part, ids = run_once(start_daemon, root, state, "trace", lambda _: None, transfers=1)
+    assert ids == order
+    assert (part.order["trace_written"], part.order["trace_why"]) == (False, "no file was opened")
+    left = trace.load(next((state / trace.DIRECTORY).iterdir()))
+    assert list(left.order) == order
+    assert [list(table.ids) for table in left.tables] == [list(range(40))], "it is passed on"
+    assert left.header.kept_share == 1.0
+
+
+def test_a_run_that_was_broken_off_leaves_the_fuller_trace(start_daemon, make_tree, tmp_path):
+    root = make_tree(files=40)
+    files = files_of(root)
+    state = tmp_path / "state"
+    run_once(start_daemon, root, state, "auto", lambda program: program.read(range(40), files))
+    part, _ = run_once(start_daemon, root, state, "auto", lambda program: program.read(range(5), files))
+    assert part.order["trace_written"] is False
+    assert "40 files" in part.order["trace_why"]
+
+
+def test_a_trace_is_not_read_for_another_order(start_daemon, make_tree, tmp_path):
+    root = make_tree(files=40)
+    files = files_of(root)
+    state = tmp_path / "state"
+    run_once(start_daemon, root, state, "auto", lambda program: program.read(range(39, -1, -1), files))
+    part, ids = run_once(start_daemon, root, state, "manifest", lambda _: None, transfers=1)
+    assert part.order["trace_used"] is None
+    assert ids == list(range(40))
+
+
+def test_a_state_directory_that_cannot_be_written(start_daemon, make_tree, tmp_path):
+    root = make_tree(files=10)
+    state = tmp_path / "state"
+    state.write_text("a file")
+    part, _ = run_once(start_daemon, root, state, "auto", lambda program: program.open(files_of(root)[0]))
+    assert part.complete
+    assert part.order["trace_written"] is False
+    assert os.fspath(state) in part.order["trace_why"]
