@@ -14,6 +14,7 @@ from hpcstage.record import tally
 from hpcstage.record.contention import contention_of
 from hpcstage.record.coverage import coverage_of
 from hpcstage.record.notes import notes_of
+from hpcstage.record.order import order_of
 from hpcstage.record.part import DatasetPart, NodePart, ProcessPart, RunPart
 from hpcstage.record.savings import savings_of
 from hpcstage.record.series import series_of
@@ -42,7 +43,7 @@ def compose(run: RunPart, nodes: Sequence[NodePart]) -> dict[str, Any]:
         "time_split": time_split(run, nodes),
         "coverage": coverage_of(nodes),
         "contention": contention_of(run, nodes),
-        "order": _order(nodes),
+        "order": order_of(run, nodes),
     }
     record["savings"] = savings_of(run, nodes, record)
     record["forecast"] = nodes[0].forecast if nodes else None
@@ -204,9 +205,3 @@ def _process(process: ProcessPart) -> dict[str, Any]:
         "loader_epochs": tally.count(process, "loader_epochs"),
         "loader_workers": tally.count(process, "loader_workers"),
     }
-
-
-def _order(nodes: Sequence[NodePart]) -> dict[str, Any]:
-    """What the access order was; how much of it was kept, and how far ahead copies were, is null until measured."""
-    given = nodes[0].order if nodes else {}
-    return {"provenance": None, "kept_share": None, "lead": None, **given}

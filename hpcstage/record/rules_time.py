@@ -71,7 +71,7 @@ def order(record: dict[str, Any]) -> Iterator[Note]:
             "order",
             Severity.INFO,
             f"{number(wanted, 'open')} ({percent(wanted / opens)}) came before their copy; order: {provenance}",
-            known if provenance == "given" else unknown,
+            known if provenance in ("given", "sampler") else unknown,
         )
 
 
@@ -89,4 +89,23 @@ def gained_nothing(record: dict[str, Any]) -> Iterator[Note]:
     )
 
 
-TIME_RULES = [waits_for_source, gained_nothing, contention, order, preprocessing]
+def not_kept(record: dict[str, Any]) -> Iterator[Note]:
+    """Copies followed an announced order, and the program read in another."""
+    part = record["order"]
+    share = part["kept_share"]
+    if not part["followed"] or share is None or share >= KEPT or part["announced_opens"] < LEAST_OPENS:
+        return
+    if any(table["source"] == "wrong" for table in part["tables"]):
+        text = "the files of a dataset are not those that its attributes list, so the announced order did not hold"
+        remedy = "the next run knows them from this one's trace" if part["trace_written"] else GIVE_ORDER
+    else:
+        text = f"only {percent(share)} of the opens came in the order that the samplers announced"
+        remedy = f"{GIVE_ORDER}; --order manifest ignores what samplers announce"
+    yield Note("order-not-kept", Severity.WARNING, text, remedy)
+
+
+GIVE_ORDER = "hpcstage.order(paths) or --order FILE says what is read next"
+KEPT = 0.9
+LEAST_OPENS = 100
+"""Of fewer the order hardly matters."""
+TIME_RULES = [waits_for_source, gained_nothing, contention, order, not_kept, preprocessing]

@@ -30,6 +30,7 @@ def header(record: dict[str, Any], style: Style) -> list[str]:
     if run["mode_asked"] != run["mode"] and run["mode"]:
         lines.append(_row("mode", f"{run['mode']}, asked for {run['mode_asked']}: {run['mode_why']}", style))
     lines += [_row("staged", line, style) for line in _staged(record)]
+    lines += [_row(name, line, style) for name, line in zip(("order", ""), order(record), strict=False)]
     if not record["complete"]:
         lines.append(_row("INCOMPLETE", "numbers are missing; see the notes", style))
     return [style.bold(lines[0]), *lines[1:]]
@@ -50,9 +51,28 @@ def _staged(record: dict[str, Any]) -> list[str]:
     got = f"{text.count(_sum(datasets, 'staged_files'))} of {text.count(files)} files"
     took = [node["staged_s"] for node in record["nodes"] if node["staged_s"] is not None]
     ended = f", done at {clock(max(took))}" if took and len(took) == len(record["nodes"]) else ""
-    order = record["order"]["provenance"]
-    told = f", order: {order}" if order else ""
+    provenance = record["order"]["provenance"]
+    told = f", order: {provenance}" if provenance and not record["order"].get("announcements") else ""
     return [f"{got}, {text.size(_sum(datasets, 'staged_bytes'))} of {text.size(size)}{ended}{told}"]
+
+
+def order(record: dict[str, Any]) -> list[str]:
+    """What samplers announced and how it was kept; how far ahead of the program the copies were."""
+    part = record["order"]
+    count = part.get("announcements")
+    if not count:
+        return []
+    words = [str(part["provenance"]), f"{count:,} epoch{'s' * (count != 1)} announced"]
+    if not part["followed"]:
+        words[-1] += ", not followed"
+    if part["kept_share"] is not None:
+        words.append(f"{text.percent(part['kept_share'])} of opens as announced")
+    lead = part["lead"]
+    if lead is None or record["run"]["mode"] == "direct":
+        return [", ".join(words)]
+    seconds = "" if lead["median_s"] is None else f" ({text.seconds(lead['median_s'])})"
+    ahead = f"{text.count(lead['median_files'])} files{seconds} ahead of the program at the median"
+    return [", ".join(words), f"{ahead}, {text.count(lead['least_files'])} at the least"]
 
 
 def _sum(datasets: list[dict[str, Any]], key: str) -> float | None:

@@ -100,6 +100,31 @@ def samples(loaded: bool = True) -> list[Sample]:
     return found + [Sample(40.0 + second, 1.0, hit_opens=500) for second in range(20)]
 
 
+def announced(**changes: Any) -> dict[str, Any]:
+    """The order section of a node whose program's samplers announced what they read."""
+    lead = {"median_files": 412, "least_files": 0, "median_s": 3.1, "least_s": 0.2, "samples": [[1.0, 412, 3.1]]}
+    values: dict[str, Any] = {
+        "provenance": "sampler",
+        "planned": "manifest",
+        "ids": 10_000,
+        "announcements": 2,
+        "announced_files": 20_000,
+        "unknown_samples": 0,
+        "followed": True,
+        "kept_share": 1.0,
+        "announced_opens": 10_000,
+        "opened_files": 10_000,
+        "lost_bytes": 0,
+        "lead": lead,
+        "tables": [{"key": 1, "source": "program", "samples": 0, "judged": 32, "agreed": 32}],
+        "trace_used": None,
+        "trace_unused_why": "none",
+        "trace_written": True,
+        "trace_why": None,
+    }
+    return values | changes
+
+
 def node_part(**changes: Any) -> NodePart:
     values: dict[str, Any] = {
         "host": "node17",

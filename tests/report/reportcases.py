@@ -8,7 +8,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "record"))
 
-from recordcases import node_part, run_part, trainer, worker
+from recordcases import announced, node_part, run_part, trainer, worker
 
 from hpcstage.record.compose import compose
 from hpcstage.record.part import DatasetPart, ProcessPart
@@ -25,7 +25,7 @@ def hostile() -> dict[str, Any]:
         problems=[{"id": HOSTILE, "text": HOSTILE, "remedy": HOSTILE}] * 3,
         missed_processes=[{"pid": 1, "command": HOSTILE}],
         missed_count=1,
-        order={"provenance": HOSTILE},
+        order=announced(provenance=HOSTILE),
         complete=False,
     )
     return compose(
@@ -40,6 +40,8 @@ def python_layer() -> dict[str, Any]:
 
 CASES = {
     "whole": lambda: compose(run_part(), [node_part()]),
+    "announced": lambda: compose(run_part(), [node_part(order=announced())]),
+    "not kept": lambda: compose(run_part(), [node_part(order=announced(kept_share=0.04, lead=None))]),
     "upfront": lambda: compose(run_part(mode_asked="auto", child_started_s=40.0), [node_part(mode="upfront")]),
     "direct": lambda: compose(run_part(mode_asked="direct"), [node_part(mode="direct")]),
     "no node": lambda: compose(run_part(), []),

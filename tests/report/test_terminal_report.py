@@ -170,3 +170,16 @@ def test_numbers() -> None:
     assert text.milliseconds(0.05) == "50 us"
     assert text.milliseconds(2500) == "2.5 s"
     assert text.count(None) == text.size(None) == text.rate(None) == text.seconds(None) == "not measured"
+
+
+def test_what_samplers_announced() -> None:
+    shown = render(CASES["announced"]())
+    assert "order      sampler, 2 epochs announced, 100 % of opens as announced" in shown
+    assert "412 files (3.1 s) ahead of the program at the median, 0 at the least" in shown
+    assert "order: sampler" not in shown
+
+
+def test_an_order_that_was_not_kept_is_said_at_the_end_of_the_run() -> None:
+    record = CASES["not kept"]()
+    assert "sampler, 2 epochs announced, 4 % of opens as announced" in render(record)
+    assert any(line.startswith("warning: only 4 % of the opens came in the order") for line in short(record))
