@@ -67,7 +67,11 @@ class Data:
 class Lab:
     """Datasets, storage and arms of one benchmark run."""
 
-    def __init__(self, bench: Bench, options: Options, where: Place, load_kind: str = "real") -> None:
+    def __init__(
+        self, bench: Bench, options: Options, where: Place, load_kind: str = "real", order: str = "list"
+    ) -> None:
+        """`order`: `list`, the program's order is given; `sampler`, it shuffles and nobody tells."""
+        self.order = order
         self.bench = bench
         self.options = options
         self.where = where
@@ -117,6 +121,7 @@ class Lab:
             net=cell.net,
             prefetch=cell.prefetch,
             timings=self.where.disk / "timings.json",
+            shuffle=self.order == "sampler",
             **more,
         )
 
@@ -132,9 +137,11 @@ class Lab:
     def hpcstage(self, cell: Cell, mode: str, options: tuple[str, ...] = ()) -> dict[str, Any]:
         """The same program behind `hpcstage run --mode ...`."""
         local, run_dir = self.where.local.renew(), self._empty("run")
+        self._empty("state")  # no trace of the sample before
         with self.storage(cell) as storage:
             storage.load_on()
-            head = hpcstage_command(mode, run_dir, local, f"@{self.data(cell.size).order}", options)
+            given = f"@{self.data(cell.size).order}" if self.order == "list" else str(storage.path)
+            head = hpcstage_command(mode, run_dir, local, given, options)
             done = run([*head, *self.training(cell, storage.path).command()], self.where.disk)
             asked = storage.counters()
         return {**self._sample(done), "source_read_bytes": asked.read_bytes, **_from_record(run_dir)}
@@ -245,9 +252,12 @@ def _from_record(run_dir: Path) -> dict[str, Any]:
     totals: Mapping[str, Any] = found.get("totals") or {}
     split = found.get("time_split") or {}
     coverage = found.get("coverage") or {}
+    order = found.get("order") or {}
     return {
         "mode_done": (found.get("run") or {}).get("mode"),
         "recorded_source_bytes": totals.get("source_bytes"),
         "coverage": coverage.get("share"),
         "hidden_s": split.get("hidden_s"),
+        "order": order.get("provenance"),
+        "kept_share": order.get("kept_share"),
     }

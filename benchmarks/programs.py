@@ -49,6 +49,7 @@ class Training:
     prefetch: bool = True
     compute_only: bool = False
     passes: int = 1
+    shuffle: bool = False
     timings: Path | None = None
     weights: Path | None = None
 
@@ -58,6 +59,7 @@ class Training:
         words += ["--epochs", str(self.epochs), "--net", self.net, "--workers", str(self.workers)]
         words += ["--start-method", self.start_method, "--passes", str(self.passes)]
         words += ["--no-prefetch"] * (not self.prefetch) + ["--compute-only"] * self.compute_only
+        words += ["--shuffle"] * self.shuffle
         for option, path in (("--timings", self.timings), ("--weights", self.weights)):
             words += [option, str(path)] if path else []
         return words

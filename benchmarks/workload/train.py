@@ -105,6 +105,7 @@ def arguments() -> argparse.Namespace:
         "--no-prefetch", action="store_true", help="plain loop: read a batch, train on it, read the next"
     )
     parser.add_argument("--compute-only", action="store_true", help="read all files before the clock starts")
+    parser.add_argument("--shuffle", action="store_true", help="a new random order in each epoch, as training has it")
     parser.add_argument("--weights", help="file for the final weights")
     parser.add_argument("--timings", help="file for the times, JSON")
     return parser.parse_args()
@@ -138,10 +139,16 @@ class Clock:
 
 
 def batches(data: Files, options: argparse.Namespace) -> DataLoader[Sample]:
-    """PyTorch's loader in the given order; without workers it reads when the loop asks."""
+    """PyTorch's loader; without workers it reads when the loop asks."""
     workers = 0 if options.no_prefetch else options.workers
     context = options.start_method if workers else None
-    return DataLoader(data, batch_size=options.batch, num_workers=workers, multiprocessing_context=context)
+    return DataLoader(
+        data,
+        batch_size=options.batch,
+        shuffle=options.shuffle,
+        num_workers=workers,
+        multiprocessing_context=context,
+    )
 
 
 def train(net: nn.Sequential, loader: DataLoader[Sample], options: argparse.Namespace, clock: Clock) -> None:

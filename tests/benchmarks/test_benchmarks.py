@@ -84,6 +84,25 @@ class TestTraining:
         assert len(plan) == 1
         assert min(plan[0][mode] for mode in ("direct", "upfront", "runtime")) > 0
 
+    def test_staging_of_a_program_that_shuffles(self, tmp_path: Path) -> None:
+        cell = "cnn x1 E1 high"
+        wanted = ("--order", "sampler", "--only", cell, "--arms", "runtime", "--arms", "runtime, by name")
+        staged = quick("staging", tmp_path, *wanted)
+        orders = {s["arm"]: s["order"] for s in staged["samples"] if s["cell"] == cell}
+        assert orders == {"runtime": "sampler", "runtime, by name": "manifest"}
+        kept = [f["ok"] for f in staged["figures"] if f["name"].startswith("all opens")]
+        assert kept == [True]
+
+    def test_order(self, tmp_path: Path) -> None:
+        wanted = ("random, workers 2", "computed-names, workers 0", "unknown-sampler, workers 0")
+        words = [word for text in wanted for word in ("--only", text)]
+        quick("order", tmp_path, *words, "--check")
+
+    def test_order_of_a_long_list(self, tmp_path: Path) -> None:
+        result = quick("order", tmp_path, "--only", "samples")
+        announced = [f["ok"] for f in result["figures"] if f["name"].endswith("was announced")]
+        assert announced == [True]
+
     def test_identity(self, tmp_path: Path) -> None:
         result = quick("identity", tmp_path, "--only", "workers 2 fork", "--check")
         assert all(f["ok"] for f in result["figures"])
