@@ -33,6 +33,8 @@ ENOUGH_BESIDES = 100_000
 MOST_POLLS = 2
 MOST_POLLED = 10_000
 LAST_POLLS = 32
+LEAST_RECORD_BYTES = 32
+"""Of lost records only the bytes are known; their number must not be underrated, or logging would go on and on."""
 
 
 class Watch:
@@ -178,6 +180,7 @@ class Watch:
             if wrong is not None:
                 self.on_wrong(wrong)
         elif isinstance(item, Lost):
+            self.events += item.lost_bytes // LEAST_RECORD_BYTES
             learner.lost(item.slot)
 
     def _change(self, one: Announced) -> None:

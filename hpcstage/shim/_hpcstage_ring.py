@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
+from _collections import deque  # `collections` itself costs two milliseconds
 from _thread import allocate_lock
-from collections import deque
 from time import monotonic_ns
 
 import _hpcstage_wire as wire  # type: ignore[import-not-found]
