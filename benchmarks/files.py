@@ -6,6 +6,7 @@ Owns: deterministic files, the directories of one benchmark run (removed at its 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import random
 import shutil
@@ -23,6 +24,7 @@ from benchmarks.harness import Options
 _MEMORY = Path("/dev/shm")
 _DROP = Path("/proc/sys/vm/drop_caches")
 _STAMP_S = 1_600_000_000
+_POPULATE = getattr(mmap, "MAP_POPULATE", 0x8000)
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,14 @@ def make_files(root: Path, count: int, size_bytes: int, *, spread: float = 0.2, 
         os.utime(path, (_STAMP_S, _STAMP_S))
     rng.shuffle(names)
     return names
+
+
+def touch_memory(size_bytes: int) -> None:
+    """Takes memory once and gives it back: a virtual machine may have handed free memory to its host, and what comes
+    first then waits for it, page by page."""
+    size_bytes = min(size_bytes, psutil.virtual_memory().available // 2)
+    with contextlib.suppress(OSError):
+        mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _POPULATE).close()
 
 
 def empty(path: Path) -> Path:
