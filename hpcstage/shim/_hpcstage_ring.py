@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from _collections import deque  # `collections` itself costs two milliseconds
+from _collections import deque  # type: ignore[import-not-found]  # `collections` itself costs two milliseconds
 from _thread import allocate_lock
 from time import monotonic_ns
 
