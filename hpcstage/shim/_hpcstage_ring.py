@@ -77,7 +77,7 @@ def _nowhere(kind: int, where: int, ns: int, payload: bytes) -> None:
 class Ring:
     """The file. Raises OSError where it cannot be made."""
 
-    def __init__(self, path: bytes, late: deque[tuple[int, int, int, bytes]]) -> None:
+    def __init__(self, path: bytes, late: deque[tuple[int, int, int, bytes]] | None = None) -> None:
         """`late`: what waits to be written, now and later."""
         import mmap
         from struct import Struct
@@ -95,7 +95,7 @@ class Ring:
         lock = allocate_lock()
         self._acquire = lock.acquire
         self._release = lock.release
-        self._late = late
+        self._late: deque[tuple[int, int, int, bytes]] = deque(maxlen=LEFT_OVER) if late is None else late
         view = memoryview(self._map)
         self._stamps: Any = view.cast("I")
         self._head: Any = view[wire.RING_HEAD_OFFSET : wire.RING_HEAD_OFFSET + 8].cast("Q")
