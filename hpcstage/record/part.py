@@ -42,6 +42,10 @@ class Sample:
     """Waits of PyTorch's loaders for their next batch, summed over processes (LOADER_WAIT_NS)."""
     local_ns: int = 0
     """The program's opens and reads of staged copies (HIT_OPEN_NS, LOCAL_READ_NS), summed over processes."""
+    peer_bytes: int = 0
+    """Of staged files received from other nodes."""
+    sent_bytes: int = 0
+    """Of staged files sent to other nodes."""
 
 
 @dataclass
@@ -93,7 +97,8 @@ class NodePart:
     totals: dict[str, float] = field(default_factory=dict)
     """source_bytes, source_files, source_opens, source_reads, source_stats, source_listings: by daemon and copiers
     alone (the shims' are in `processes`); want_ready, want_direct; failed, void, refused; copy_busy_s: time with at
-    least one transfer in flight."""
+    least one transfer in flight. In a node group: peer_bytes, peer_files received from other nodes, sent_bytes,
+    sent_files sent to them."""
     errors: list[dict[str, Any]] = field(default_factory=list)
     """Up to 20: {path, error, count, at_s}; the same error of many files counts up."""
     hist_open: dict[int, int] = field(default_factory=dict)
@@ -114,7 +119,18 @@ class NodePart:
     pressure: dict[str, float] = field(default_factory=dict)
     """From the kernel over the run: io_some_s, io_full_s, cpu_some_s, memory_some_s; those that it offers."""
     problems: list[dict[str, str]] = field(default_factory=list)
-    """{id, text, remedy}."""
+    """{id, text, remedy}. `node-missing`: its daemon never came up (the part is the lead's); `group-missing`: it
+    staged without the group."""
+    node_index: int = 0
+    """Of the job's nodes; the first scans."""
+    node_count: int = 1
+    """So many nodes the job has."""
+    placement: str = "private"
+    """What was done: private, replicate or partition."""
+    placement_why: str = ""
+    group: dict[str, Any] = field(default_factory=dict)
+    """The node group, empty without one: generations (worlds of exchanges that this node was in), size (nodes in the
+    last), missing (indices of nodes that were not in it), why (the reason of the last end or absence)."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for json.dump (dictionary keys become text there)."""
