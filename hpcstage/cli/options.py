@@ -29,11 +29,11 @@ _SAMPLER: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
 )  # fmt: skip
 
 
-_SHARED = frozenset({"dataset", "disk", "copy", "workload"})
+_SHARED = frozenset({"dataset", "disk", "copy", "nodes", "workload"})
 
 
 def dataset_options(command: Command) -> Command:
-    """What `run` and `plan` take: datasets, order, local disk, copying, workload; and `common_options`."""
+    """What `run` and `plan` take: datasets, order, local disk, copying, nodes, workload; and `common_options`."""
     return _with((s for s in SETTINGS if s.group in _SHARED), common_options(command))
 
 

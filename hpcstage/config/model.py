@@ -22,7 +22,7 @@ class Setting:
     help: str
     metavar: str = "TEXT"
     group: str = "run"
-    """`dataset`, `disk`, `copy`, `workload` (taken by `run` and `plan`) or `run` (by `run` alone)."""
+    """`dataset`, `disk`, `copy`, `nodes`, `workload` (taken by `run` and `plan`) or `run` (by `run` alone)."""
     choices: tuple[str, ...] = ()
     is_path: bool = False
     """`$VAR` and `~` are replaced where the shell has not done it: in files and variables."""
@@ -139,6 +139,36 @@ class Config:
             "Upper limit on what is copied from the source per second, such as 500MB.",
             metavar="SIZE|none",
             group="copy",
+        )
+    )
+    placement: str = field(
+        metadata=_choice(
+            "placement",
+            "auto",
+            ("auto", "private", "replicate", "partition"),
+            "With several nodes: replicate (each file is read from the source by one node, and all nodes end with all "
+            "files), partition (each file is kept by one node, others ask it), private (each node for itself), auto "
+            "(replicate where every node has room for all, else partition).",
+            group="nodes",
+        )
+    )
+    nodes: int | None = field(
+        metadata=_declare(
+            "nodes",
+            "auto",
+            parse.whole(1, 4096, "auto"),
+            "Number of nodes; auto is what the scheduler gave the job. Without a scheduler N virtual nodes are made on "
+            "this machine, to try things out; plan shows what N nodes would do.",
+            metavar="N|auto",
+            group="nodes",
+        )
+    )
+    launcher: str = field(
+        metadata=_choice(
+            "launcher",
+            "auto",
+            ("auto", "srun", "pbsdsh", "qrsh", "mpiexec", "pjrsh", "none"),
+            "What starts hpcstage on the other nodes; auto is what the scheduler has, none leaves them alone.",
         )
     )
     run_dir: str | None = field(
