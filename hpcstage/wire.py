@@ -50,6 +50,9 @@ class Kind(IntEnum):
     EPOCH = 9
     """The indices that one of PyTorch's loaders will read, or the end of them. Payload: EPOCH, then NAME NUL TABLE NUL
     FORMULA, each of which may be empty. Reply: DONE."""
+    PEER = 10
+    """The node's exchange (a process of the node group). No payload. The connection carries the messages of
+    `group.link` from here on, both ways; the daemon's HELLO is the first. A newer one takes the place of an older."""
 
 
 SAMPLER_ORDER = b"epoch-"
