@@ -1,0 +1,291 @@
+"""What passes between a node's daemon and its exchange: one message per SOCK_SEQPACKET datagram, no pickles.
+
+Owns the messages and their bytes. Everything is little-endian; the first byte says which message it is. A node is
+named by its index among the nodes of the job, never by its rank in the MPI world, which may lack nodes. Owns no
+socket, knows neither MPI nor the daemon.
+
+The exchange connects to the node's socket and sends a request of the kind PEER (see `wire`) whose payload is GREETING;
+the daemon answers with Hello, or with a refusal in the form of the socket's replies, which `unpack` does not accept.
+From then on both send what is declared here. The end of the connection means that the group is gone.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass, fields, replace
+from enum import IntEnum
+from typing import Any, ClassVar, TypeVar, get_args
+
+GREETING = struct.Struct("<I")
+"""u32 generation: how often a group was started for this job before. Of two exchanges the later generation counts."""
+MAX_MESSAGE_BYTES = 32768
+MAX_IDS = 4096
+"""Ids in one message; `in_messages` splits longer lists."""
+CREDIT_FILES = 64
+CREDIT_BYTES = 64 << 20
+"""What a daemon may have asked one exchange for and not received (a single larger file always may be)."""
+MAX_HOST_BYTES = 255
+_NODE = struct.Struct("<IQQB")
+
+
+class LinkError(ValueError):
+    """What came is no message of ours."""
+
+
+class Why(IntEnum):
+    """Why an id does not come from a peer. NONE in an Offer: the file is in the store, send it."""
+
+    NONE = 0
+    FAILED = 1
+    """The node that fetches it could not read it from the source."""
+    VOID = 2
+    """It was written to during the run."""
+    FULL = 3
+    """There is no room for it: in the owner's store, or at the receiver."""
+    UNKNOWN = 4
+    """No such id, or the node has no manifest yet."""
+    LOST = 5
+    """It was offered, but its copy could not be read or is not as it was."""
+    LOCAL_ERROR = 6
+    """The receiver could not write or publish it."""
+    ABSENT = 7
+    """The node is not in the group."""
+    ENDED = 8
+    """The node's run has ended."""
+    EXISTS = 9
+    """Something has its name in the receiver's store: a copy that came another way, or a tombstone."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Daemon: which node this is, out of how many, and what its store may use. The answer to PEER."""
+
+    CODE: ClassVar[int] = 32
+    FORM: ClassVar[struct.Struct] = struct.Struct("<IIQQ")
+    index: int
+    nodes: int
+    budget_bytes: int
+    budget_inodes: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of the group."""
+
+    index: int
+    budget_bytes: int
+    budget_inodes: int
+    host: str
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Exchange: the group stands. A large one comes in several of these: `total` nodes, from position `first`."""
+
+    CODE: ClassVar[int] = 33
+    FORM: ClassVar[struct.Struct] = struct.Struct("<IIII")
+    generation: int
+    index: int
+    """This node's."""
+    total: int
+    first: int
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """manifest.bin and order.bin (0 bytes: there is none) lie in the node directory.
+
+    Daemon of node 0: send them to the others. Exchange of the others: they have come. Both may be said again.
+    """
+
+    CODE: ClassVar[int] = 34
+    FORM: ClassVar[struct.Struct] = struct.Struct("<QQQ")
+    manifest_bytes: int
+    order_bytes: int
+    listings: int
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Daemon: get these from that node. Each id is answered by one Got or in one Missed."""
+
+    CODE: ClassVar[int] = 35
+    FORM: ClassVar[struct.Struct] = struct.Struct("<I")
+    node: int
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Exchange: that node wants these from here. Each id is answered in one Offer."""
+
+    CODE: ClassVar[int] = 36
+    FORM: ClassVar[struct.Struct] = struct.Struct("<I")
+    node: int
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Daemon: these are in the store, send them to that node; or, with a reason, they never will be."""
+
+    CODE: ClassVar[int] = 37
+    FORM: ClassVar[struct.Struct] = struct.Struct("<II")
+    node: int
+    why: Why
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Missed:
+    """Exchange: these do not come from that node."""
+
+    CODE: ClassVar[int] = 38
+    FORM: ClassVar[struct.Struct] = struct.Struct("<II")
+    node: int
+    why: Why
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Got:
+    """Exchange: this came from that node and is published in the store; size and mtime are the copy's."""
+
+    CODE: ClassVar[int] = 39
+    FORM: ClassVar[struct.Struct] = struct.Struct("<IIQqQQQ")
+    node: int
+    id: int
+    size_bytes: int
+    mtime_ns: int
+    open_ns: int
+    """From the request to the first byte."""
+    read_ns: int
+    """From the first byte to the last."""
+    write_ns: int
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Exchange: so much went to that node since the last of these."""
+
+    CODE: ClassVar[int] = 40
+    FORM: ClassVar[struct.Struct] = struct.Struct("<IIQ")
+    node: int
+    files: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Gone:
+    """Exchange: that node has left the group; what it was asked for has been answered with Missed."""
+
+    CODE: ClassVar[int] = 41
+    FORM: ClassVar[struct.Struct] = struct.Struct("<I")
+    node: int
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Daemon: it has computed this version of the placement. claim-<version>.bin in the node directory has one bit per
+    id (bit id % 8 of byte id // 8) that it loses but has begun or stored."""
+
+    CODE: ClassVar[int] = 42
+    FORM: ClassVar[struct.Struct] = struct.Struct("<IQ")
+    version: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Switch:
+    """Exchange: all nodes change to this version; switch-<version>.bin in the node directory has the bits of all
+    claims: those ids keep their owner. 0 bytes: it failed, the version before stays."""
+
+    CODE: ClassVar[int] = 43
+    FORM: ClassVar[struct.Struct] = struct.Struct("<IQ")
+    version: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class End:
+    """Daemon: the run has ended, nothing more is asked or offered."""
+
+    CODE: ClassVar[int] = 44
+    FORM: ClassVar[struct.Struct] = struct.Struct("<")
+
+
+Message = Hello | Ready | Manifest | Fetch | Ask | Offer | Missed | Got | Sent | Gone | Claim | Switch | End
+_WITH_IDS = (Fetch, Ask, Offer, Missed)
+_CLASSES: dict[int, type[Message]] = {kind.CODE: kind for kind in get_args(Message)}
+_Listed = TypeVar("_Listed", Fetch, Ask, Offer, Missed)
+
+
+def pack(message: Message) -> bytes:
+    """The datagram."""
+    code = bytes((message.CODE,))
+    if isinstance(message, Ready):
+        return code + message.FORM.pack(*_fixed(message)) + _pack_nodes(message.nodes)
+    if isinstance(message, _WITH_IDS):
+        return code + message.FORM.pack(*_fixed(message)) + struct.pack(f"<{len(message.ids)}I", *message.ids)
+    return code + message.FORM.pack(*astuple(message))
+
+
+def unpack(data: bytes) -> Message:
+    """The message of a datagram. Raises LinkError."""
+    kind = _CLASSES.get(data[0]) if data else None
+    if kind is None:
+        raise LinkError(f"unknown message {data[:1].hex() or '(empty)'}")
+    size = 1 + kind.FORM.size
+    try:
+        values: list[Any] = list(kind.FORM.unpack(data[1:size]))
+        rest = data[size:]
+        if kind is Ready:
+            values.append(tuple(_unpack_nodes(rest)))
+        elif kind in _WITH_IDS:
+            values[1:] = map(Why, values[1:])
+            values.append(struct.unpack(f"<{len(rest) // 4}I", rest))
+        elif rest:
+            raise LinkError(f"{len(rest)} bytes too long")
+        return kind(*values)
+    except (struct.error, ValueError) as error:
+        raise LinkError(f"a damaged message of the kind {kind.__name__}: {error}") from None
+
+
+def in_messages(message: _Listed) -> Iterator[_Listed]:
+    """The same with at most MAX_IDS ids in each."""
+    for start in range(0, len(message.ids), MAX_IDS):
+        yield replace(message, ids=message.ids[start : start + MAX_IDS])
+
+
+def ready_messages(generation: int, index: int, nodes: Sequence[Node]) -> Iterator[Ready]:
+    """The whole group in messages that are short enough."""
+    per_message = (MAX_MESSAGE_BYTES - 64) // (_NODE.size + MAX_HOST_BYTES)
+    for first in range(0, len(nodes), per_message):
+        yield Ready(generation, index, len(nodes), first, tuple(nodes[first : first + per_message]))
+
+
+def _fixed(message: Ready | Fetch | Ask | Offer | Missed) -> list[int]:
+    """All values but the last."""
+    return [getattr(message, field.name) for field in fields(message)[:-1]]
+
+
+def _pack_nodes(nodes: Sequence[Node]) -> bytes:
+    packed = []
+    for node in nodes:
+        host = node.host.encode(errors="surrogateescape")[:MAX_HOST_BYTES]
+        packed.append(_NODE.pack(node.index, node.budget_bytes, node.budget_inodes, len(host)) + host)
+    return b"".join(packed)
+
+
+def _unpack_nodes(data: bytes) -> Iterator[Node]:
+    at = 0
+    while at < len(data):
+        index, budget_bytes, budget_inodes, length = _NODE.unpack_from(data, at)
+        at += _NODE.size
+        host = data[at : at + length]
+        if len(host) < length:
+            raise ValueError("a host's name is cut off")
+        yield Node(index, budget_bytes, budget_inodes, host.decode(errors="surrogateescape"))
+        at += length

@@ -1,0 +1,57 @@
+"""What an exchange is told: one JSON file, written by the lead, the same for all exchanges of a generation.
+
+An exchange finds its own entry by its rank in the MPI world. Paths may be any bytes (surrogateescape).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Member:
+    """Where an exchange finds its daemon. Which node of the job it is, the daemon says."""
+
+    host: str
+    """For messages to people."""
+    node_dir: str
+    sock: str
+    """The node's socket, by a name that is short enough to connect to."""
+
+
+@dataclass(frozen=True)
+class GroupSpec:
+    """One generation of the group."""
+
+    generation: int
+    members: list[Member]
+    """By rank."""
+    connect_s: float = 10.0
+    """How long an exchange tries to reach its daemon."""
+    goodbye_s: float = 30.0
+    """How long an exchange whose run has ended waits for the others before it goes all the same."""
+    silence_s: float = 60.0
+    """An exchange that hears nothing from its neighbour for so long ends the group."""
+
+    def own(self, rank: int) -> Member:
+        """The entry of a rank."""
+        return self.members[rank]
+
+    def save(self, path: Path) -> None:
+        """Writes the spec in one step; readable by its owner only."""
+        scratch = path.with_name(f".{path.name}.{os.getpid()}")
+        fd = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
+            json.dump(asdict(self), file)
+        scratch.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> GroupSpec:
+        """Reads what `save` wrote."""
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
+        data["members"] = [Member(**member) for member in data["members"]]
+        return cls(**data)

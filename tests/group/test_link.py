@@ -1,0 +1,101 @@
+"""The messages between daemon and exchange: what goes in comes out, and nothing else is taken for a message."""
+
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcstage.group import link
+from hpcstage.group.link import Node, Why
+
+U32 = st.integers(0, 2**32 - 1)
+U64 = st.integers(0, 2**64 - 1)
+I64 = st.integers(-(2**63), 2**63 - 1)
+IDS = st.lists(U32, max_size=50).map(tuple)
+WHY = st.sampled_from(Why)
+HOST = st.text(st.characters(codec="ascii"), max_size=60)
+NODE = st.builds(Node, U32, U64, U64, HOST)
+
+MESSAGES = st.one_of(
+    st.builds(link.Hello, U32, U32, U64, U64),
+    st.builds(link.Ready, U32, U32, U32, U32, st.lists(NODE, max_size=20).map(tuple)),
+    st.builds(link.Manifest, U64, U64, U64),
+    st.builds(link.Fetch, U32, IDS),
+    st.builds(link.Ask, U32, IDS),
+    st.builds(link.Offer, U32, WHY, IDS),
+    st.builds(link.Missed, U32, WHY, IDS),
+    st.builds(link.Got, U32, U32, U64, I64, U64, U64, U64),
+    st.builds(link.Sent, U32, U32, U64),
+    st.builds(link.Gone, U32),
+    st.builds(link.Claim, U32, U64),
+    st.builds(link.Switch, U32, U64),
+    st.builds(link.End),
+)
+
+
+@given(MESSAGES)
+def test_what_is_packed_is_unpacked(message):
+    assert link.unpack(link.pack(message)) == message
+
+
+@given(MESSAGES, st.data())
+def test_a_cut_message_is_refused_or_lists_less(message, data):
+    packed = link.pack(message)
+    cut = packed[: data.draw(st.integers(0, len(packed) - 1))]
+    try:
+        found = link.unpack(cut)
+    except link.LinkError:
+        return
+    assert type(found) is type(message)
+    assert link.pack(found) == cut
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_message_or_refused(data):
+    try:
+        found = link.unpack(data)
+    except link.LinkError:
+        return
+    assert link.pack(found) == data
+
+
+def test_every_message_has_a_code_of_its_own_that_no_reply_of_the_socket_begins_with():
+    from hpcstage import wire
+
+    codes = [kind.CODE for kind in get_args(link.Message)]
+    assert len(codes) == len(set(codes)) == 13
+    assert wire.VERSION not in codes
+
+
+def test_a_message_with_something_behind_it_is_refused():
+    with pytest.raises(link.LinkError, match="End: 1 bytes too long"):
+        link.unpack(link.pack(link.End()) + b"x")
+
+
+def test_an_unknown_reason_is_refused():
+    packed = bytearray(link.pack(link.Missed(1, Why.FULL, (1, 2))))
+    packed[5] = 200
+    with pytest.raises(link.LinkError, match="Missed"):
+        link.unpack(bytes(packed))
+
+
+@pytest.mark.parametrize("count", [0, 1, link.MAX_IDS, link.MAX_IDS + 1, 3 * link.MAX_IDS])
+def test_long_lists_go_in_several_messages(count):
+    whole = link.Offer(3, Why.NONE, tuple(range(count)))
+    parts = list(link.in_messages(whole))
+    assert all(len(link.pack(part)) <= link.MAX_MESSAGE_BYTES for part in parts)
+    assert [part.why for part in parts] == [Why.NONE] * len(parts)
+    assert sum((part.ids for part in parts), ()) == whole.ids
+
+
+@pytest.mark.parametrize("count", [1, 7, 4096])
+def test_large_groups_go_in_several_messages(count):
+    nodes = [Node(index, 10**15, 10**9, "n" * (index % 300)) for index in range(count)]
+    parts = list(link.ready_messages(2, 5, nodes))
+    packed = [link.pack(part) for part in parts]
+    assert max(map(len, packed)) <= link.MAX_MESSAGE_BYTES
+    found = [node for data in packed for node in link.unpack(data).nodes]
+    assert [node.index for node in found] == list(range(count))
+    assert all(node.host == "n" * min(node.index % 300, link.MAX_HOST_BYTES) for node in found)
+    assert {(part.generation, part.index, part.total) for part in parts} == {(2, 5, count)}
