@@ -1,0 +1,127 @@
+"""How to start processes on the other nodes of a job: command lines and environments. Pure; starts nothing.
+
+Owns what is known of srun, pbsdsh, qrsh, pjrsh and of MPI's own launchers. Every command line is given a program whose
+words hold no spaces and no shell characters (a script), since some launchers hand their words to a shell again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from hpcstage.job.types import Job
+
+BY_SCHEDULER = {"slurm": "srun", "pbs": "pbsdsh", "gridengine": "qrsh", "pjm": "pjrsh"}
+"""Others (LSF, Flux) are left to their MPI's launcher, which knows them."""
+NONE = "none"
+VIRTUAL = "virtual"
+"""All nodes are this machine."""
+
+_SRUN = ("srun", "--overlap", "--mem=0", "--export=ALL", "--cpu-bind=none", "--quiet")
+_SRUN_INPUT = (
+    "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASKS_PER_NODE", "SLURM_MEM_PER_", "SLURM_CPUS_PER_", "SLURM_GPUS",
+    "SLURM_TRES_PER_", "SLURM_THREADS_PER_CORE", "SLURM_DISTRIBUTION", "SLURM_CPU_BIND", "SLURM_MEM_BIND",
+    "SLURM_EXACT", "SLURM_EXCLUSIVE", "SLURM_HINT", "SLURM_OPEN_MODE", "SLURM_EXPORT_ENV", "SLURM_KILL_BAD_EXIT",
+    "SLURM_STEP", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_GTIDS", "SLURM_MPI_TYPE", "SRUN_",
+    "SLURM_ARBITRARY", "SLURM_HOSTFILE", "SLURM_LABELIO", "SLURM_STDINMODE", "SLURM_STDOUTMODE", "SLURM_STDERRMODE",
+)  # fmt: skip
+"""What srun takes as options, or what tells an MPI library that it is within a step."""
+_MPI = ("PMI_", "PMIX_", "OMPI_", "HYDRA_", "HYDI_", "MPIR_", "MPI_", "I_MPI_", "MV2_", "PALS_", "PRTE_", "FLUX_TASK_")
+
+
+class Mpi(Enum):
+    """Kinds of `mpiexec` by the options that they take."""
+
+    HYDRA = "hydra"
+    """MPICH, Intel MPI, MVAPICH."""
+    OPENMPI = "openmpi"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class PerNode:
+    """Command lines that start one process on each of some nodes."""
+
+    commands: tuple[tuple[str, ...], ...]
+    takes_stdin: bool
+    """The end of its standard input reaches the processes; otherwise they must find out in another way."""
+    exact: bool = True
+    """One process on each named node; False: on all nodes of the job, possibly several on one."""
+
+
+def choose(job: Job, asked: str = "auto") -> str:
+    """The launcher for this job: what the user asked for, else the scheduler's own."""
+    if asked != "auto":
+        return asked
+    return BY_SCHEDULER.get(job.scheduler, "mpiexec" if len(job.nodes) > 1 else NONE)
+
+
+def per_node(launcher: str, argv: Sequence[str], hosts: Sequence[str], mpi: Mpi = Mpi.UNKNOWN) -> PerNode:
+    """How to start `argv` once on each of `hosts`; no commands if nothing can."""
+    if not hosts or launcher in (NONE, VIRTUAL):
+        return PerNode((), takes_stdin=False)
+    if launcher == "srun":
+        return PerNode(((*_srun(hosts), "--mpi=none", "--kill-on-bad-exit=0", *argv),), takes_stdin=True)
+    if launcher == "pbsdsh":
+        # Its node numbers count lines of the node file at some sites and processors at others; all nodes are safe.
+        return PerNode((("pbsdsh", "--", *argv),), takes_stdin=False, exact=False)
+    if launcher == "qrsh":
+        return PerNode(tuple(("qrsh", "-inherit", host, *argv) for host in hosts), takes_stdin=True)
+    if launcher == "pjrsh":
+        return PerNode(tuple(("pjrsh", host, *argv) for host in hosts), takes_stdin=False)
+    return PerNode(((*_mpiexec("mpiexec", hosts, mpi), *argv),), takes_stdin=False)
+
+
+def mpi_world(
+    launcher: str, argv: Sequence[str], hosts: Sequence[str], mpi: Mpi, mpiexec: str | None
+) -> list[tuple[str, ...]]:
+    """Command lines for one MPI program with one process per node, the best first; the next is for where it fails."""
+    found = []
+    if launcher == "srun":
+        # MPICH speaks PMI-2 to srun, Open MPI PMIx; the wrong one starts programs of one process each.
+        kind = "pmix" if mpi is Mpi.OPENMPI else "pmi2"
+        found.append((*_srun(hosts), f"--mpi={kind}", "--kill-on-bad-exit=1", *argv))
+    if mpiexec is not None and launcher != NONE:
+        start = _virtual(mpiexec, len(hosts), mpi) if launcher == VIRTUAL else _mpiexec(mpiexec, hosts, mpi)
+        found.append((*start, *argv))
+    return found
+
+
+def kind_of_mpi(version_text: str) -> Mpi:
+    """What `mpiexec --version` says about itself."""
+    if "HYDRA" in version_text or "Intel(R) MPI" in version_text or "MPICH" in version_text:
+        return Mpi.HYDRA
+    if any(name in version_text for name in ("Open MPI", "OpenRTE", "Open RTE", "OpenMPI", "PRTE", "prterun")):
+        return Mpi.OPENMPI
+    return Mpi.UNKNOWN
+
+
+def scrubbed(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a launcher of ours: not that of a rank, and without options meant for the user's launcher."""
+    kept = {name: value for name, value in env.items() if not name.startswith((*_MPI, *_SRUN_INPUT))}
+    # Open MPI refuses root otherwise; others do not know these names.
+    return {**kept, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+def _srun(hosts: Sequence[str]) -> tuple[str, ...]:
+    count = len(hosts)
+    return (*_SRUN, f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={','.join(hosts)}")
+
+
+def _mpiexec(mpiexec: str, hosts: Sequence[str], mpi: Mpi) -> tuple[str, ...]:
+    count = str(len(hosts))
+    if mpi is Mpi.OPENMPI:
+        named = ",".join(f"{host}:1" for host in hosts)
+        return (mpiexec, "-n", count, "--map-by", "ppr:1:node", "--bind-to", "none", "--host", named)
+    if mpi is Mpi.HYDRA:
+        return (mpiexec, "-n", count, "-ppn", "1", "-hosts", ",".join(hosts))
+    return (mpiexec, "-n", count, "-host", ",".join(hosts))
+
+
+def _virtual(mpiexec: str, count: int, mpi: Mpi) -> tuple[str, ...]:
+    if mpi is Mpi.OPENMPI:
+        return (mpiexec, "-n", str(count), "--oversubscribe", "--bind-to", "none")
+    if mpi is Mpi.HYDRA:
+        return (mpiexec, "-launcher", "fork", "-n", str(count))
+    return (mpiexec, "-n", str(count))

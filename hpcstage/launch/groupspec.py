@@ -1,0 +1,141 @@
+"""What the wrapper tells the lead and the agents, and the lead tells the exchanges: JSON files in the run directory.
+
+Owns the forms and the names of files below `<run directory>/group/`. All nodes see that directory: it is on the shared
+file system.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+DIRECTORY = "group"
+SPEC = "spec.json"
+RESOLVED = "resolved"
+SCRIPT = "agent.sh"
+END = "end"
+"""Exists once the run is over, for agents whose standard input is not connected."""
+PULSE = "pulse"
+"""Written anew every PULSE_S by the lead, as long as it lives."""
+PULSE_S = 2.0
+
+
+@dataclass(frozen=True)
+class GroupSpec:
+    """The node group of a run, as its wrapper decided it."""
+
+    run_id: str
+    run_dir: str
+    hosts: list[str]
+    """By node index; names of virtual nodes end in `.v<index>`."""
+    launcher: str
+    """Of `job.launchers`: srun, pbsdsh, qrsh, pjrsh, mpiexec, virtual, none."""
+    starts_daemons: bool
+    """False behind a launcher: each node's wrappers start their own."""
+    exchanges: bool
+    """False where nothing is copied (mode direct) or nothing shared (placement private)."""
+    local_dir: str
+    """The first node's; the node directories of all nodes have the same name."""
+    daemon: dict[str, Any]
+    """A `DaemonSpec` with the first node's values."""
+    budget: str | None = None
+    copiers: int | None = None
+    intercept: str = "auto"
+    wait_s: float = 10.0
+    """Nodes that are not up by then are left out."""
+    drain_s: float = 8.0
+    own: dict[str, str] = field(default_factory=dict)
+    """node_dir and sock of the first node."""
+
+    @property
+    def virtual(self) -> bool:
+        """All nodes are this machine."""
+        return self.launcher == "virtual"
+
+    def node_name(self, index: int) -> str:
+        """The name of a node's directory below the base directory."""
+        return virtual_name(self.run_id, index) if self.virtual else self.run_id
+
+    def save(self, path: Path) -> None:
+        """Writes it; readable by its owner only."""
+        write_json(path, asdict(self))
+
+    @classmethod
+    def load(cls, path: Path) -> GroupSpec:
+        """Reads what `save` wrote."""
+        return cls(**read_json(path))
+
+
+@dataclass(frozen=True)
+class Member:
+    """A node whose daemon is up."""
+
+    index: int
+    host: str
+    node_dir: str
+    sock: str
+
+
+@dataclass(frozen=True)
+class WorldSpec:
+    """One MPI program of exchanges: `python -m hpcstage.group <this file>`, one process per member.
+
+    `own(rank, host)` says which member a process serves: by its rank where all are on one machine, else by its host.
+    """
+
+    generation: int
+    node_count: int
+    """Of the job, members or not."""
+    virtual: bool
+    members: list[Member]
+
+    def own(self, rank: int, host: str) -> Member | None:
+        """The member that the process with this rank on this host serves."""
+        if self.virtual:
+            return self.members[rank] if rank < len(self.members) else None
+        short = host.partition(".")[0]
+        return next((member for member in self.members if member.host.partition(".")[0] == short), None)
+
+    def save(self, path: Path) -> None:
+        """Writes it; readable by its owner only."""
+        write_json(path, asdict(self))
+
+    @classmethod
+    def load(cls, path: Path) -> WorldSpec:
+        """Reads what `save` wrote."""
+        data = read_json(path)
+        data["members"] = [Member(**member) for member in data["members"]]
+        return cls(**data)
+
+
+def virtual_name(run_id: str, index: int) -> str:
+    """The directory of a virtual node."""
+    return f"{run_id}.v{index}"
+
+
+def state_file(group_dir: Path, index: int) -> Path:
+    """Where an agent says how its node does."""
+    return group_dir / f"node-{index}.json"
+
+
+def world_file(group_dir: Path, generation: int) -> Path:
+    """What the exchanges of one generation are given."""
+    return group_dir / f"world-{generation}.json"
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """Atomically: readers on other nodes see all of it or nothing."""
+    temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
+        json.dump(data, file)
+    temporary.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads what `write_json` wrote."""
+    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
+    return data
