@@ -55,6 +55,13 @@ class DaemonSpec:
     """With the datasets' roots it names the trace."""
     state_dir: str = ""
     """The user's, where traces are kept; empty: none is read or written."""
+    node_index: int = 0
+    node_count: int = 1
+    """Of the job; with one node there is no group."""
+    placement: str = "auto"
+    """As asked: private, replicate, partition or auto."""
+    group_wait_s: float = 10.0
+    """So long a node waits for the others before it stages alone."""
 
     def save(self, path: Path) -> None:
         """Writes the spec; readable by its owner only."""

@@ -37,9 +37,12 @@ class GroupSpec:
     silence_s: float = 60.0
     """An exchange that hears nothing from its neighbour for so long ends the group."""
 
-    def own(self, rank: int) -> Member:
-        """The entry of a rank."""
-        return self.members[rank]
+    def own(self, rank: int, host: str = "") -> Member:
+        """The entry of a rank; of the host where that is another, since launchers order nodes as they like."""
+        found = self.members[rank]
+        if not host or _short(found.host) == _short(host):
+            return found
+        return next((member for member in self.members if _short(member.host) == _short(host)), found)
 
     def save(self, path: Path) -> None:
         """Writes the spec in one step; readable by its owner only."""
@@ -55,3 +58,7 @@ class GroupSpec:
         data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
         data["members"] = [Member(**member) for member in data["members"]]
         return cls(**data)
+
+
+def _short(host: str) -> str:
+    return host.partition(".")[0]

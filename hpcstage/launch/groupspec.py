@@ -1,6 +1,6 @@
-"""What the wrapper tells the lead and the agents, and the lead tells the exchanges: JSON files in the run directory.
+"""What the wrapper tells the lead and the agents of other nodes: JSON in the run directory.
 
-Owns the forms and the names of files below `<run directory>/group/`. All nodes see that directory: it is on the shared
+Owns the form, and the names of files below `<run directory>/group/`. All nodes see that directory: it is on the shared
 file system.
 """
 
@@ -24,7 +24,7 @@ PULSE_S = 2.0
 
 
 @dataclass(frozen=True)
-class GroupSpec:
+class LeadSpec:
     """The node group of a run, as its wrapper decided it."""
 
     run_id: str
@@ -64,51 +64,9 @@ class GroupSpec:
         write_json(path, asdict(self))
 
     @classmethod
-    def load(cls, path: Path) -> GroupSpec:
+    def load(cls, path: Path) -> LeadSpec:
         """Reads what `save` wrote."""
         return cls(**read_json(path))
-
-
-@dataclass(frozen=True)
-class Member:
-    """A node whose daemon is up."""
-
-    index: int
-    host: str
-    node_dir: str
-    sock: str
-
-
-@dataclass(frozen=True)
-class WorldSpec:
-    """One MPI program of exchanges: `python -m hpcstage.group <this file>`, one process per member.
-
-    `own(rank, host)` says which member a process serves: by its rank where all are on one machine, else by its host.
-    """
-
-    generation: int
-    node_count: int
-    """Of the job, members or not."""
-    virtual: bool
-    members: list[Member]
-
-    def own(self, rank: int, host: str) -> Member | None:
-        """The member that the process with this rank on this host serves."""
-        if self.virtual:
-            return self.members[rank] if rank < len(self.members) else None
-        short = host.partition(".")[0]
-        return next((member for member in self.members if member.host.partition(".")[0] == short), None)
-
-    def save(self, path: Path) -> None:
-        """Writes it; readable by its owner only."""
-        write_json(path, asdict(self))
-
-    @classmethod
-    def load(cls, path: Path) -> WorldSpec:
-        """Reads what `save` wrote."""
-        data = read_json(path)
-        data["members"] = [Member(**member) for member in data["members"]]
-        return cls(**data)
 
 
 def virtual_name(run_id: str, index: int) -> str:
