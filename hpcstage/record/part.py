@@ -1,12 +1,15 @@
 """A node's part of the record: what its daemon saw, as plain data. Written to the run directory as JSON.
 
 Owns the form; `daemon` fills it, `record.compose` draws the record from the parts. Seconds are relative to
-`started_unix_s`; unknown is None, never 0.
+`started_unix_s`; unknown is None, never 0. Samples are written by column, as there are thousands on each of many
+nodes; a column of nothing but its default is left out.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import repeat
 from typing import Any
 
 
@@ -134,18 +137,38 @@ class NodePart:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for json.dump (dictionary keys become text there)."""
-        return asdict(self)
+        return {**asdict(replace(self, samples=[])), "samples": _columns(self.samples)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> NodePart:
         """Reads what `to_json` gave; unknown keys of a newer version are dropped."""
         known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
         known["datasets"] = [DatasetPart(**_known(DatasetPart, d)) for d in known.get("datasets", [])]
-        known["samples"] = [Sample(**_known(Sample, d)) for d in known.get("samples", [])]
+        known["samples"] = _samples(known.get("samples", []))
         known["processes"] = [_process(d) for d in known.get("processes", [])]
         for name in ("hist_open", "hist_read"):
             known[name] = {int(k): v for k, v in known.get(name, {}).items()}
         return cls(**known)
+
+
+def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
+    columns = {name: [getattr(sample, name) for sample in samples] for name in Sample.__dataclass_fields__}
+    return {name: column for name, column in columns.items() if name in REQUIRED or any(column)}
+
+
+REQUIRED = ("start_s", "length_s")
+
+
+def _samples(data: dict[str, list[Any]] | list[dict[str, Any]]) -> list[Sample]:
+    """By column, or by row as earlier versions wrote them. Raises ValueError where columns differ in length."""
+    if not isinstance(data, dict):
+        return [Sample(**_known(Sample, row)) for row in data]
+    rows = len(data["start_s"]) if data else 0
+    columns: list[Iterable[Any]] = []
+    for name, form in Sample.__dataclass_fields__.items():
+        column = data[name] if name in REQUIRED or name in data else repeat(form.default, rows)
+        columns.append(column)
+    return [Sample(*row) for row in zip(*columns, strict=True)]
 
 
 def _known(form: type[Any], data: dict[str, Any]) -> dict[str, Any]:
