@@ -1,4 +1,6 @@
-"""What passes between a node's daemon and its exchange: one message per SOCK_SEQPACKET datagram, no pickles.
+"""What passes between a node's daemon and its exchange, in SOCK_SEQPACKET datagrams, without pickles.
+
+A datagram holds one message, or several of the kind Got (there may be many a second): receivers use `unpack_all`.
 
 Owns the messages and their bytes. Everything is little-endian; the first byte says which message it is. A node is
 named by its index among the nodes of the job, never by its rank in the MPI world, which may lack nodes. Owns no
@@ -251,6 +253,21 @@ def unpack(data: bytes) -> Message:
         return kind(*values)
     except (struct.error, ValueError) as error:
         raise LinkError(f"a damaged message of the kind {kind.__name__}: {error}") from None
+
+
+def unpack_all(data: bytes) -> list[Message]:
+    """The messages of a datagram. Raises LinkError."""
+    size = 1 + Got.FORM.size
+    if data[:1] != bytes((Got.CODE,)):
+        return [unpack(data)]
+    return [unpack(data[at : at + size]) for at in range(0, len(data), size)]
+
+
+def pack_all(messages: Sequence[Got]) -> Iterator[bytes]:
+    """The fewest datagrams."""
+    per_message = MAX_MESSAGE_BYTES // (1 + Got.FORM.size)
+    for first in range(0, len(messages), per_message):
+        yield b"".join(map(pack, messages[first : first + per_message]))
 
 
 def in_messages(message: _Listed) -> Iterator[_Listed]:

@@ -60,6 +60,25 @@ def test_any_bytes_are_a_message_or_refused(data):
     assert link.pack(found) == data
 
 
+@given(st.lists(st.builds(link.Got, U32, U32, U64, I64, U64, U64, U64), max_size=5), st.integers(1, 300))
+def test_many_files_go_in_one_datagram(messages, times):
+    datagrams = list(link.pack_all(messages * times))
+    assert all(len(data) <= link.MAX_MESSAGE_BYTES for data in datagrams)
+    assert [message for data in datagrams for message in link.unpack_all(data)] == messages * times
+
+
+@given(MESSAGES)
+def test_a_datagram_may_hold_one_message(message):
+    assert link.unpack_all(link.pack(message)) == [message]
+
+
+def test_an_empty_or_cut_datagram_is_refused():
+    got = link.pack(link.Got(1, 2, 3, 4, 5, 6, 7))
+    for data in (b"", got[:-1], got + got[:-1], got + link.pack(link.End())):
+        with pytest.raises(link.LinkError):
+            link.unpack_all(data)
+
+
 def test_every_message_has_a_code_of_its_own_that_no_reply_of_the_socket_begins_with():
     from hpcstage import wire
 
