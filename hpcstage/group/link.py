@@ -6,9 +6,9 @@ Owns the messages and their bytes. Everything is little-endian; the first byte s
 named by its index among the nodes of the job, never by its rank in the MPI world, which may lack nodes. Owns no
 socket, knows neither MPI nor the daemon.
 
-The exchange connects to the node's socket and sends a request of the kind PEER (see `wire`) whose payload is GREETING;
-the daemon answers with Hello, or with a refusal in the form of the socket's replies, which `unpack` does not accept.
-From then on both send what is declared here. The end of the connection means that the group is gone.
+The exchange connects to the node's socket and sends a request of the kind PEER (see `wire`); the daemon answers with
+Hello, or with a refusal in the form of the socket's replies, which `unpack` does not accept. From then on both send
+what is declared here. The end of the connection means that the group is gone.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from dataclasses import astuple, dataclass, fields, replace
 from enum import IntEnum
 from typing import Any, ClassVar, TypeVar, get_args
 
-GREETING = struct.Struct("<I")
-"""u32 generation: how often a group was started for this job before. Of two exchanges the later generation counts."""
 MAX_MESSAGE_BYTES = 32768
 MAX_IDS = 4096
 """Ids in one message; `in_messages` splits longer lists."""
@@ -258,8 +256,10 @@ def unpack(data: bytes) -> Message:
 def unpack_all(data: bytes) -> list[Message]:
     """The messages of a datagram. Raises LinkError."""
     size = 1 + Got.FORM.size
-    if data[:1] != bytes((Got.CODE,)):
+    if len(data) <= size or data[0] != Got.CODE:
         return [unpack(data)]
+    if set(data[::size]) != {Got.CODE}:
+        raise LinkError("a datagram of mixed messages")
     return [unpack(data[at : at + size]) for at in range(0, len(data), size)]
 
 
