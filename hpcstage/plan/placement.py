@@ -7,14 +7,23 @@ nodes times files.
     private    each node reads from the source what its own ranks read
     replicate  one node reads a file from the source; all nodes with room end with a copy
     partition  one node reads a file from the source and keeps it; others ask that node
+
+A budget counts whole blocks and one inode per file. What directories take is the caller's to subtract. Where not even
+all nodes together have room, some ids are placed nowhere: whoever needs one reads the source.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain, compress, zip_longest
+
+from hpcstage.plan import dealing
+from hpcstage.plan.rooms import NOBODY, Dealt, Owners, Rooms, Table, dealt_within, needed_bytes, rooms_of
+from hpcstage.units import format_size
 
 
 class Kind(str, Enum):
@@ -33,27 +42,52 @@ class Node:
     budget_inodes: int
 
 
+@dataclass(frozen=True)
+class Files:
+    """What a placement was made of."""
+
+    sizes: Sequence[int]
+    """In bytes, by id."""
+    nodes: tuple[Node, ...]
+    seed: int
+    copies_fit: bool
+    """Every node has room for all files."""
+
+
 class Placement:
     """A function of ids; made by `place` and `by_first_reader`."""
 
-    def __init__(self, kind: Kind, files: int, nodes: int, *, version: int = 0) -> None:
+    def __init__(self, kind: Kind, files: Files, owners: Owners, *, version: int = 0) -> None:
         """For `place`."""
         self.kind = kind
-        self.files = files
-        self.nodes = nodes
+        self.nodes = len(files.nodes)
         self.version = version
+        self.files = files
+        self._owners = owners
+        self._spans: dict[int, int] = {}
 
     def fetcher(self, file_id: int, asking: int = 0) -> int:
         """The only node that reads an id from the source; with PRIVATE, and of unplaced ids, the `asking` node."""
-        return asking if self.kind is Kind.PRIVATE else file_id % self.nodes
-
-    def keeps(self, file_id: int, node: int) -> bool:
-        """Whether a node holds an id for good."""
-        return self.kind is not Kind.PARTITION or self.fetcher(file_id) == node
+        if self.kind is Kind.PRIVATE:
+            return asking
+        owner = self._owners.owner(file_id)
+        return asking if owner == NOBODY else owner
 
     def unplaced(self, file_id: int) -> bool:
         """No node has room for it: whoever needs it reads the source, every time."""
-        return False
+        return self.kind is not Kind.PRIVATE and self._owners.owner(file_id) == NOBODY
+
+    def keeps(self, file_id: int, node: int) -> bool:
+        """Whether a node holds an id for good (with PRIVATE: as far as its own room goes)."""
+        if self.kind is Kind.PRIVATE:
+            return True
+        owner = self._owners.owner(file_id)
+        if self.kind is Kind.PARTITION or owner in (node, NOBODY):
+            return owner == node
+        if self.files.copies_fit:
+            return True
+        count = len(self.files.sizes)
+        return (file_id - count * node // self.nodes) % count < self._span(node)
 
     def own(self, node: int, order: Sequence[int], *, rotate: bool = True) -> array[int]:
         """The ids that a node fetches from the source, as they come in `order`.
@@ -61,36 +95,140 @@ class Placement:
         `rotate`: the node starts at its own place of the list, for lists that do not say what it reads first. False
         where they do (a sampler's order): then what is read first comes first.
         """
-        return array("I", (i for i in _from_place(order, node, self.nodes, rotate) if self.fetcher(i, node) == node))
+        if self.kind is Kind.PRIVATE:
+            return array("I", _turned(order, node, self.nodes, rotate))
+        ids = self._owners.ids_of(node)
+        if isinstance(order, range) and order == range(len(self.files.sizes)):
+            at = bisect_left(ids, len(order) * node // self.nodes) if rotate else 0
+            return ids[at:] + ids[:at]
+        return _chosen(_turned(order, node, self.nodes, rotate), self._mask(ids))
 
     def others(self, node: int, order: Sequence[int], *, rotate: bool = True) -> array[int]:
         """The ids that a node asks other nodes for on its own account: what it keeps and does not fetch."""
         if self.kind is not Kind.REPLICATE:
             return array("I")
-        return array("I", (i for i in _from_place(order, node, self.nodes, rotate) if self.fetcher(i, node) != node))
+        turned = _turned(order, node, self.nodes, rotate)
+        if self.files.copies_fit:
+            mask = self._mask(self._owners.ids_of(node)).translate(_INVERTED)
+            return _chosen(turned, mask)
+        owner = self._owners.owner
+        return array("I", (i for i in turned if owner(i) != node and self.keeps(i, node)))
+
+    def _mask(self, ids: Iterable[int]) -> bytearray:
+        mask = bytearray(len(self.files.sizes))
+        for file_id in ids:
+            mask[file_id] = 1
+        return mask
+
+    def _span(self, node: int) -> int:
+        """How many ids, from the node's place of the list on, find room on it besides those that it owns."""
+        if node not in self._spans:
+            self._spans[node] = self._measured_span(node)
+        return self._spans[node]
+
+    def _measured_span(self, node: int) -> int:
+        files = self.files
+        room = rooms_of([(files.nodes[node].budget_bytes, files.nodes[node].budget_inodes)])
+        own = self._owners.ids_of(node)
+        room.take(0, sum(dealing.blocks_of(map(files.sizes.__getitem__, own))), len(own))
+        count = len(files.sizes)
+        start = count * node // self.nodes
+        for position, file_id in enumerate(chain(range(start, count), range(start))):
+            if self._owners.owner(file_id) in (node, NOBODY):
+                continue
+            blocks = dealing.blocks(files.sizes[file_id])
+            if not room.has(0, blocks):
+                return position
+            room.take(0, blocks)
+        return count
 
 
 def place(kind: Kind, sizes: Sequence[int], nodes: Sequence[Node], seed: int = 0) -> Placement:
-    """Version 0: ids dealt to nodes by their number, within the budgets. `sizes`: bytes by id."""
-    del seed
-    return Placement(kind, len(sizes), len(nodes))
+    """Version 0: ids dealt to nodes, within the budgets. `sizes`: bytes by id, such as `Manifest.sizes`."""
+    if not nodes:
+        raise ValueError("a placement needs a node")
+    fits = kind is Kind.PRIVATE or _copies_fit(sizes, nodes)
+    files = Files(sizes, tuple(nodes), seed, fits)
+    if kind is Kind.PRIVATE or (kind is Kind.REPLICATE and fits):
+        return Placement(kind, files, Dealt(dealing.equal(len(sizes), len(nodes), seed), array("I"), array("H")))
+    return Placement(kind, files, dealt_within(sizes, _rooms(nodes), seed))
 
 
 def by_first_reader(placement: Placement, orders_of_nodes: Sequence[Sequence[int]]) -> Placement:
-    """Version 1: the node that reads an id first in the first epoch fetches it. One order per node."""
-    del orders_of_nodes
-    return placement
+    """Version 1: the node that reads an id first in the first epoch fetches it. One order per node.
+
+    What nobody reads, and what its first reader has no room for, stays with its owner of version 0 or, if that has
+    none left, goes to the node with the most room.
+    """
+    files = placement.files
+    if placement.kind is Kind.PRIVATE:
+        return placement
+    if len(orders_of_nodes) != placement.nodes:
+        raise ValueError(f"{len(orders_of_nodes)} orders for {placement.nodes} nodes")
+    owners = array("H", [NOBODY]) * len(files.sizes)
+    bounded = placement.kind is Kind.PARTITION or not files.copies_fit
+    rooms = _rooms(files.nodes) if bounded else None
+    readings = ((node, i) for row in zip_longest(*orders_of_nodes) for node, i in enumerate(row) if i is not None)
+    _give(owners, readings, files.sizes, rooms)
+    _give(owners, ((placement.fetcher(i), i) for i in _ownerless(owners)), files.sizes, rooms)
+    if rooms is not None:
+        left = _ownerless(owners)
+        for file_id, node in zip(left, rooms.fill(left, files.sizes), strict=True):
+            owners[file_id] = node
+    return Placement(placement.kind, files, Table(owners), version=placement.version + 1)
 
 
-def choose(size_bytes: int, files: int, nodes: Sequence[Node]) -> tuple[Kind, str]:
-    """What `auto` means for a dataset of `size_bytes` on disk and `files` inodes; and why, in one sentence."""
+def choose(size_bytes: int, files: int, nodes: Sequence[Node], *, grouped: bool = True) -> tuple[Kind, str]:
+    """What `auto` means for files that take `size_bytes` on a disk (see `needed_bytes`); and why, in one sentence."""
     if len(nodes) < 2:
         return Kind.PRIVATE, "there is one node"
+    if not grouped:
+        return Kind.PRIVATE, "the nodes cannot reach each other"
     if all(size_bytes <= n.budget_bytes and files <= n.budget_inodes for n in nodes):
         return Kind.REPLICATE, "every node has room for all files"
-    return Kind.PARTITION, "no node has room for all files"
+    together, inodes = sum(max(0, n.budget_bytes) for n in nodes), sum(max(0, n.budget_inodes) for n in nodes)
+    if size_bytes <= together and files <= inodes:
+        return Kind.PARTITION, "only all nodes together have room for all files"
+    short = (
+        f"{format_size(size_bytes)} and {files:,} inodes are needed, all nodes together have {format_size(together)}"
+    )
+    return Kind.PARTITION, f"{short} and {inodes:,}; the rest is read from the source"
 
 
-def _from_place(order: Sequence[int], node: int, nodes: int, rotate: bool) -> Sequence[int]:
+_INVERTED = bytes([1, 0]) + bytes(254)
+
+
+def _rooms(nodes: Iterable[Node]) -> Rooms:
+    return rooms_of((node.budget_bytes, node.budget_inodes) for node in nodes)
+
+
+def _copies_fit(sizes: Sequence[int], nodes: Sequence[Node]) -> bool:
+    if min(node.budget_inodes for node in nodes) < len(sizes):
+        return False
+    return needed_bytes(sizes) <= min(node.budget_bytes for node in nodes)
+
+
+def _turned(order: Sequence[int], node: int, nodes: int, rotate: bool) -> Iterable[int]:
     start = len(order) * node // nodes if rotate else 0
-    return order if start == 0 else [*order[start:], *order[:start]]
+    return chain(order[start:], order[:start]) if start else order
+
+
+def _chosen(order: Iterable[int], mask: bytearray) -> array[int]:
+    ids = order if isinstance(order, array) else array("I", order)
+    return array("I", compress(ids, map(mask.__getitem__, ids)))
+
+
+def _give(owners: array[int], readings: Iterable[tuple[int, int]], sizes: Sequence[int], rooms: Rooms | None) -> None:
+    for node, file_id in readings:
+        if owners[file_id] != NOBODY:
+            continue
+        if rooms is not None:
+            blocks = dealing.blocks(sizes[file_id])
+            if not rooms.has(node, blocks):
+                continue
+            rooms.take(node, blocks)
+        owners[file_id] = node
+
+
+def _ownerless(owners: array[int]) -> array[int]:
+    return array("I", [file_id for file_id, owner in enumerate(owners) if owner == NOBODY])

@@ -92,7 +92,7 @@ def test_levels_are_taken_key_by_key(desk: Desk) -> None:
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: s.key)
 def test_every_setting_can_come_from_option_variable_and_file(desk: Desk, setting: Any) -> None:
     values = {"data": "/x", "mode": "direct", "order": "o.txt", "local_dir": "ram", "budget": "1GB", "run_dir": "r"}
-    values |= {"strict": "true", "intercept": "python"}
+    values |= {"strict": "true", "intercept": "python", "placement": "partition", "launcher": "qrsh"}
     text = values.get(setting.key, "3")
     given = desk.load({setting.key: (text,) if setting.repeats else text})
     assert given.origin[setting.key] == f"option {setting.flag}"
@@ -111,6 +111,7 @@ def test_every_setting_can_come_from_option_variable_and_file(desk: Desk, settin
 def test_the_types_of_all_values(desk: Desk) -> None:
     desk.own.write_text(
         "data: [/a, '@b c']\nlocal_dir: ram\nbudget: 500GB,2000000\ncopiers: 3\nmax_rate: 2GiB/s\nstrict: yes\n"
+        "placement: partition\nnodes: 12\nlauncher: srun\n"
         "intercept: off\nwant_cap: 1m\npatience: 1.5\nepochs: 90\nepoch_compute: 5m\nreaders: 0\nstartup: 500ms\n"
     )
     config = desk.load({})
@@ -119,6 +120,7 @@ def test_the_types_of_all_values(desk: Desk) -> None:
     assert config.budget_asked().resolve(1, 1) == (500 * 10**9, 2000000)
     assert (config.copiers, config.copier_count(64), config.max_rate_bytes_per_s) == (3, 3, 2 * 1024**3)
     assert (config.strict, config.intercept) == (True, "off")
+    assert (config.placement, config.nodes, config.launcher) == ("partition", 12, "srun")
     assert (config.want_cap_s, config.patience_s, config.startup_s) == (60, 1.5, 0.5)
     assert (config.epochs, config.epoch_compute_s, config.readers) == (90, 300, 0)
 

@@ -1,0 +1,125 @@
+"""Deals ids to nodes: a pattern that any node can evaluate for one id or for all of its own, without a table.
+
+Owns the pattern. Budgets are in `rooms`, the meaning of an owner in `placement`.
+
+The ids are cut into blocks of as many as the pattern has slots. Each slot belongs to a node, and each block turns the
+pattern by another amount. So every node gets its part of every block, neighbours in a directory go to different nodes,
+and nothing that repeats in the list (an image, its label, an image, ...) falls to one node.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+from operator import add, floordiv
+
+BLOCK_BYTES = 4096
+_MOST_BLOCKS = 1 << 16
+_MOST_SLOTS = 1 << 16
+_SLOTS_PER_NODE = 64
+_MASK = (1 << 64) - 1
+
+
+class Deal:
+    """`files` ids over nodes with equal or weighted parts."""
+
+    def __init__(self, files: int, slots: array[int], nodes: int, seed: int) -> None:
+        """`slots`: a node each. For `equal` and `weighted`."""
+        self.files = files
+        self.nodes = nodes
+        self._span = len(slots)
+        self._slots = slots + slots
+        count = -(-files // self._span)
+        self._turns = array("I", (_mixed(block, seed) % self._span for block in range(count)))
+
+    def owner(self, file_id: int) -> int:
+        """The node that an id is dealt to."""
+        block, position = divmod(file_id, self._span)
+        return self._slots[position + self._turns[block]]
+
+    def ids_of(self, node: int) -> array[int]:
+        """What a node is dealt, ascending: takes as long as its part is large."""
+        span, turns = self._span, self._turns
+        firsts = range(0, len(turns) * span, span)
+        found: list[int] = []
+        for mine in (slot for slot in range(span) if self._slots[slot] == node):
+            found += [first + (mine - turn) % span for first, turn in zip(firsts, turns, strict=True)]
+        found.sort()
+        while found and found[-1] >= self.files:
+            found.pop()
+        return array("I", found)
+
+    def sums(self, values: Sequence[int]) -> list[int]:
+        """Per node: the sum of a value by id over what it is dealt."""
+        span = self._span
+        by_slot = [0] * span
+        for block, turn in enumerate(self._turns):
+            part = list(values[block * span : (block + 1) * span])
+            part += [0] * (span - len(part))
+            at = span - turn
+            by_slot = list(map(add, by_slot, part[at:] + part[:at]))
+        return self._by_node(by_slot)
+
+    def counts(self) -> list[int]:
+        """Per node: how many ids it is dealt."""
+        whole = self.files // self._span
+        by_slot = [whole] * self._span
+        for file_id in range(whole * self._span, self.files):
+            by_slot[(file_id % self._span + self._turns[whole]) % self._span] += 1
+        return self._by_node(by_slot)
+
+    def _by_node(self, by_slot: list[int]) -> list[int]:
+        total = [0] * self.nodes
+        for slot, value in enumerate(by_slot):
+            total[self._slots[slot]] += value
+        return total
+
+
+def equal(files: int, nodes: int, seed: int) -> Deal:
+    """Every node gets as many ids, within one pattern."""
+    rounds = max(1, -(-files // (nodes * _MOST_BLOCKS)))
+    slots = array("H")
+    for number in range(rounds):
+        slots.extend(_shuffled(list(range(nodes)), _mixed(number, seed + 1)))
+    return Deal(files, slots, nodes, seed)
+
+
+def weighted(files: int, weights: Sequence[int], seed: int) -> Deal:
+    """Every node gets ids in proportion to its weight; 0 gets none."""
+    nodes, total = len(weights), sum(weights)
+    if not total:
+        return equal(files, nodes, seed)
+    wanted = max(nodes, min(_SLOTS_PER_NODE * nodes, _MOST_SLOTS))
+    parts = [wanted * weight // total for weight in weights]
+    by_rest = sorted(range(nodes), key=lambda n: (-(wanted * weights[n] % total), n))
+    for node in by_rest[: wanted - sum(parts)]:
+        parts[node] += 1
+    slots = [node for node, part in enumerate(parts) for _ in range(part)]
+    return Deal(files, array("H", _shuffled(slots, _mixed(0, seed + 1))), nodes, seed)
+
+
+def blocks(size_bytes: int) -> int:
+    """What a file takes on a disk, in blocks of BLOCK_BYTES."""
+    return (size_bytes + BLOCK_BYTES - 1) // BLOCK_BYTES
+
+
+def blocks_of(sizes: Iterable[int]) -> Iterable[int]:
+    """`blocks` of each, without a loop of Python's."""
+    return map(floordiv, map(add, sizes, repeat(BLOCK_BYTES - 1)), repeat(BLOCK_BYTES))
+
+
+def _shuffled(items: list[int], seed: int) -> list[int]:
+    # Not the random module: its shuffle may change between versions of Python, and nodes must agree.
+    for last in range(len(items) - 1, 0, -1):
+        other = _mixed(last, seed) % (last + 1)
+        items[last], items[other] = items[other], items[last]
+    return items
+
+
+def _mixed(number: int, seed: int) -> int:
+    """A well mixed 64-bit number (the finaliser of splitmix64)."""
+    value = (number * 0x9E3779B97F4A7C15 + seed * 0xD1B54A32D192ED03 + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ value >> 30) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ value >> 27) * 0x94D049BB133111EB) & _MASK
+    return value ^ value >> 31

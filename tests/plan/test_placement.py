@@ -1,0 +1,210 @@
+"""Placement: who fetches and keeps what, for any sizes, budgets and numbers of nodes."""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpcstage.plan.placement import Kind, Node, Placement, by_first_reader, choose, place
+from hpcstage.plan.rooms import needed_bytes
+
+BLOCK = 4096
+ROOMY = Node(1 << 50, 1 << 40)
+SIZES = st.lists(st.integers(0, 40 * BLOCK), min_size=1, max_size=120)
+NODES = st.lists(st.builds(Node, st.integers(0, 800 * BLOCK), st.integers(0, 100)), min_size=1, max_size=9)
+SHARED = st.sampled_from([Kind.REPLICATE, Kind.PARTITION])
+
+
+def blocks(size: int) -> int:
+    return -(-size // BLOCK)
+
+
+def used(placement: Placement, sizes: list[int], node: int) -> tuple[int, int]:
+    kept = [i for i in range(len(sizes)) if placement.keeps(i, node)]
+    return sum(blocks(sizes[i]) for i in kept) * BLOCK, len(kept)
+
+
+def check(placement: Placement, sizes: list[int], nodes: list[Node]) -> None:
+    """What must hold of every shared placement."""
+    everything = range(len(sizes))
+    owns = [placement.own(n, everything) for n in range(len(nodes))]
+    placed = [i for i in everything if not placement.unplaced(i)]
+    assert sorted(itertools.chain(*owns)) == placed, "each placed id has exactly one fetcher"
+    for node, own in enumerate(owns):
+        assert all(placement.fetcher(i, asking) == node for i in own for asking in (0, len(nodes) - 1))
+        assert all(placement.keeps(i, node) for i in own), "who fetches keeps"
+        size, inodes = used(placement, sizes, node)
+        assert size <= nodes[node].budget_bytes
+        assert inodes <= nodes[node].budget_inodes
+    for i in everything:
+        if placement.unplaced(i):
+            assert [placement.fetcher(i, n) for n in range(len(nodes))] == list(range(len(nodes)))
+            assert not any(placement.keeps(i, n) for n in range(len(nodes)))
+    for node in range(len(nodes)):
+        kept = {i for i in everything if placement.keeps(i, node)}
+        wanted = sorted([*owns[node], *placement.others(node, everything)])
+        assert wanted == sorted(kept), "own and others are what is kept, each once"
+
+
+@given(kind=SHARED, sizes=SIZES, nodes=NODES, seed=st.integers(0, 1 << 64))
+@settings(deadline=None)
+def test_one_fetcher_and_no_budget_exceeded(kind: Kind, sizes: list[int], nodes: list[Node], seed: int) -> None:
+    check(place(kind, sizes, nodes, seed), sizes, nodes)
+
+
+@given(kind=SHARED, sizes=SIZES, nodes=NODES, seed=st.integers(0, 1 << 64), data=st.data())
+@settings(deadline=None)
+def test_first_reader_fetches(kind: Kind, sizes: list[int], nodes: list[Node], seed: int, data: st.DataObject) -> None:
+    orders = [data.draw(st.lists(st.integers(0, len(sizes) - 1), unique=True)) for _ in nodes]
+    before = place(kind, sizes, nodes, seed)
+    after = by_first_reader(before, orders)
+    check(after, sizes, nodes)
+    assert (after.kind, after.version) == (kind, 1)
+
+
+@given(sizes=SIZES, count=st.integers(1, 8), data=st.data())
+def test_first_reader_with_room(sizes: list[int], count: int, data: st.DataObject) -> None:
+    orders = [data.draw(st.lists(st.integers(0, len(sizes) - 1), unique=True)) for _ in range(count)]
+    before = place(Kind.PARTITION, sizes, [ROOMY] * count)
+    after = by_first_reader(before, orders)
+    for i in range(len(sizes)):
+        readers = [(order.index(i), node) for node, order in enumerate(orders) if i in order]
+        assert after.fetcher(i) == (min(readers)[1] if readers else before.fetcher(i))
+
+
+@given(kind=SHARED, sizes=SIZES, nodes=NODES, seed=st.integers(0, 1 << 64))
+@settings(deadline=None)
+def test_all_nodes_compute_the_same(kind: Kind, sizes: list[int], nodes: list[Node], seed: int) -> None:
+    one, other = place(kind, sizes, nodes, seed), place(kind, memoryview(array("Q", sizes)), nodes, seed)
+    for i, n in itertools.product(range(len(sizes)), range(len(nodes))):
+        assert one.fetcher(i, n) == other.fetcher(i, n)
+        assert one.keeps(i, n) == other.keeps(i, n)
+
+
+def test_the_deal_is_the_same_for_ever() -> None:
+    """Nodes of one job may run different Pythons: the numbers themselves are fixed."""
+    found = place(Kind.REPLICATE, [1] * 16, [ROOMY] * 4, seed=7)
+    assert [found.fetcher(i) for i in range(16)] == [2, 0, 1, 3, 0, 1, 3, 2, 2, 0, 1, 3, 0, 1, 3, 2]
+
+
+@given(sizes=SIZES, nodes=NODES)
+@settings(deadline=None)
+def test_nothing_is_left_out_where_a_node_has_room(sizes: list[int], nodes: list[Node]) -> None:
+    found = place(Kind.PARTITION, sizes, nodes)
+    left_out = [sizes[i] for i in range(len(sizes)) if found.unplaced(i)]
+    for number, node in enumerate(nodes):
+        size, inodes = used(found, sizes, number)
+        if inodes < node.budget_inodes:
+            assert all(size + blocks(s) * BLOCK > node.budget_bytes for s in left_out)
+
+
+def test_the_known_share() -> None:
+    sizes = [BLOCK] * 1000
+    found = place(Kind.PARTITION, sizes, [Node(100 * BLOCK, 1000)] * 3)
+    assert sum(not found.unplaced(i) for i in range(1000)) == 300
+    found = place(Kind.PARTITION, sizes, [Node(1000 * BLOCK, 50)] * 3)
+    assert sum(not found.unplaced(i) for i in range(1000)) == 150
+
+
+def test_smaller_nodes_get_smaller_parts() -> None:
+    nodes = [Node(100 * BLOCK, 10**6), Node(450 * BLOCK, 10**6), Node(1000 * BLOCK, 10**6)]
+    found = place(Kind.PARTITION, [BLOCK] * 1000, nodes)
+    counts = Counter(found.fetcher(i) for i in range(1000))
+    assert counts[0] <= 100
+    assert abs(counts[1] - counts[2]) <= 60
+    assert not any(found.unplaced(i) for i in range(1000))
+
+
+@pytest.mark.parametrize("count", [2, 3, 7, 64, 1024])
+def test_parts_are_equal_and_neighbours_apart(count: int) -> None:
+    files = 40 * count
+    found = place(Kind.REPLICATE, [1] * files, [ROOMY] * count)
+    owners = [found.fetcher(i) for i in range(files)]
+    assert set(Counter(owners).values()) == {40}
+    for start in range(0, files, count):
+        assert len(set(owners[start : start + count])) == count
+
+
+def test_what_repeats_in_the_list_does_not_fall_to_one_node() -> None:
+    sizes = [100 * BLOCK, 1] * 2000
+    found = place(Kind.PARTITION, sizes, [ROOMY] * 2)
+    large = Counter(found.fetcher(i) for i in range(0, 4000, 2))
+    assert 800 < large[0] < 1200
+
+
+def test_nodes_start_at_different_places() -> None:
+    found = place(Kind.REPLICATE, [1] * 4000, [ROOMY] * 4)
+    order = array("I", range(4000))
+    for node in range(4):
+        for ids in (found.own(node, order), found.others(node, order)):
+            assert node * 1000 <= ids[0] < node * 1000 + 20
+            assert sorted(ids) == sorted(set(ids))
+        assert found.own(node, order) == found.own(node, range(4000)), "a range is only faster"
+
+
+def test_an_order_that_is_known_is_kept() -> None:
+    found = place(Kind.REPLICATE, [1] * 100, [ROOMY] * 4)
+    order = array("I", reversed(range(100)))
+    for node in range(4):
+        own, others = found.own(node, order, rotate=False), found.others(node, order, rotate=False)
+        assert list(own) == sorted(own, reverse=True)
+        assert list(others) == sorted(others, reverse=True)
+        assert set(own) | set(others) == set(order)
+
+
+def test_partition_asks_for_nothing_on_its_own_account() -> None:
+    found = place(Kind.PARTITION, [1] * 100, [ROOMY] * 4)
+    assert not any(found.others(node, range(100)) for node in range(4))
+
+
+def test_private_nodes_read_for_themselves() -> None:
+    found = place(Kind.PRIVATE, [1] * 10, [ROOMY] * 3)
+    assert [found.fetcher(5, n) for n in range(3)] == [0, 1, 2]
+    assert sorted(found.own(1, range(10))) == list(range(10))
+    assert list(found.own(0, [3, 1], rotate=False)) == [3, 1]
+    assert not found.others(1, range(10))
+    assert not found.unplaced(3)
+    assert by_first_reader(found, [[], [], []]) is found
+
+
+def test_replicas_fill_what_room_there_is() -> None:
+    """Where copies of all do not fit, every id still has its owner, and nodes hold copies of others in what is left."""
+    sizes, nodes = [BLOCK] * 1000, [Node(600 * BLOCK, 10**6)] * 2
+    found = place(Kind.REPLICATE, sizes, nodes)
+    check(found, sizes, nodes)
+    assert [used(found, sizes, n)[1] for n in (0, 1)] == [600, 600]
+
+
+def test_a_file_larger_than_any_node() -> None:
+    found = place(Kind.PARTITION, [1, 10**9, 1], [Node(10**6, 10)] * 2)
+    assert [found.unplaced(i) for i in range(3)] == [False, True, False]
+
+
+def test_no_files_and_no_nodes() -> None:
+    assert not place(Kind.PARTITION, [], [ROOMY] * 3).own(1, range(0))
+    with pytest.raises(ValueError, match="needs a node"):
+        place(Kind.PARTITION, [1], [])
+    with pytest.raises(ValueError, match="1 orders for 2 nodes"):
+        by_first_reader(place(Kind.PARTITION, [1], [ROOMY] * 2), [[0]])
+
+
+def test_choice() -> None:
+    sizes = [10 * BLOCK] * 10
+    size = needed_bytes(sizes)
+    assert size == 100 * BLOCK
+
+    def chosen(*rooms: int, **more: bool) -> Kind:
+        return choose(size, 10, [Node(room * BLOCK, 10) for room in rooms], **more)[0]
+
+    assert chosen(100) is Kind.PRIVATE
+    assert chosen(100, 100) is Kind.REPLICATE
+    assert chosen(100, 100, grouped=False) is Kind.PRIVATE
+    assert chosen(100, 99) is Kind.PARTITION
+    assert choose(size, 11, [Node(size, 10)] * 2)[0] is Kind.PARTITION
+    assert "only all nodes together" in choose(size, 10, [Node(size // 2, 5)] * 2)[1]
+    assert "the rest is read from the source" in choose(size, 10, [Node(size // 3, 5)] * 2)[1]
