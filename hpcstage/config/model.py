@@ -295,9 +295,14 @@ class Config:
 
     def copier_count(self, cpus: int) -> int:
         """Copy processes on a node where the job has `cpus` processors."""
-        if self.copiers is not None:
-            return self.copiers
-        return 1 if cpus < 8 else 2 if cpus < 32 else 4
+        return copier_count(self.copiers, cpus)
+
+
+def copier_count(asked: int | None, cpus: int) -> int:
+    """Copy processes on a node where the job has `cpus` processors."""
+    if asked is not None:
+        return asked
+    return 1 if cpus < 8 else 2 if cpus < 32 else 4
 
 
 _BY_FIELD: dict[str, Setting] = {f.name: f.metadata["setting"] for f in fields(Config) if "setting" in f.metadata}

@@ -63,17 +63,22 @@ class DaemonSpec:
     group_wait_s: float = 10.0
     """So long a node waits for the others before it stages alone."""
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**asdict(self), "datasets": [dataset.to_json() for dataset in self.datasets]}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> DaemonSpec:
+        """Reads what `to_json` gave."""
+        return cls(**{**data, "datasets": [Dataset.from_json(dataset) for dataset in data["datasets"]]})
+
     def save(self, path: Path) -> None:
         """Writes the spec; readable by its owner only."""
-        data = asdict(self)
-        data["datasets"] = [dataset.to_json() for dataset in self.datasets]
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
-            json.dump(data, file)
+            json.dump(self.to_json(), file)
 
     @classmethod
     def load(cls, path: Path) -> DaemonSpec:
         """Reads what `save` wrote."""
-        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
-        data["datasets"] = [Dataset.from_json(dataset) for dataset in data["datasets"]]
-        return cls(**data)
+        return cls.from_json(json.loads(path.read_text(encoding="utf-8", errors="surrogateescape")))

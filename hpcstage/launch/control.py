@@ -65,20 +65,20 @@ class Control:
             return 0
         return wire.REPLY.unpack(reply)[1] if len(reply) == wire.REPLY.size else 0
 
-    def end(self, status: int, timeout_s: float) -> bool | None:
-        """Says that the command ended. True: the last wrapper, the node's part is written; None: no answer."""
-        try:
+    def tell_end(self, status: int) -> None:
+        """Says that the command ended, and does not wait."""
+        with contextlib.suppress(OSError):
             self._send(wire.Kind.END, status.to_bytes(4, "little", signed=True))
-        except OSError:
-            return None
+
+    def await_end(self, timeout_s: float) -> bool | None:
+        """After `tell_end`. True: the last wrapper, the node's part is written; None: no answer."""
         deadline = time.monotonic() + timeout_s
-        while (left := deadline - time.monotonic()) > 0:
-            answer = self.answer(left)
+        while True:
+            answer = self.answer(deadline - time.monotonic())
             if answer in (wire.Answer.LAST, wire.Answer.OTHERS):
                 return answer == wire.Answer.LAST
             if not answer:
                 return None
-        return None
 
     def gone(self, timeout_s: float) -> bool:
         """Waits until the daemon has closed the connection, which it does after cleaning up."""

@@ -47,6 +47,8 @@ class LeadSpec:
     wait_s: float = 10.0
     """Nodes that are not up by then are left out."""
     drain_s: float = 8.0
+    input_ends: bool = False
+    """The launcher passes the end of its standard input on to the agents."""
     own: dict[str, str] = field(default_factory=dict)
     """node_dir and sock of the first node."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from hpcstage.config import Config
     from hpcstage.launch.session import Session
     from hpcstage.plan.datasets import Resolved
+
+_WAIT_S = 0.05
 
 
 def run(command: Sequence[str], config: Config, verbosity: int) -> int:
@@ -79,7 +81,11 @@ def _without_us(command: Sequence[str], config: Config, error: HpcstageError, si
 
 
 def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
-    stopped_by = _wait_until_staged(session, signals)
+    stopped_by = _wait_until(session.nodes_up, signals)
+    if stopped_by is None and session.waits_for_copy:
+        session.control.attach(0)
+        session.control.ask_staged()
+        stopped_by = _wait_until(session.staged, signals)
     if stopped_by is not None:
         session.close(stopped_by)
         return stopped_by
@@ -94,13 +100,9 @@ def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
     return status
 
 
-def _wait_until_staged(session: Session, signals: Signals) -> int | None:
-    """In upfront mode waits for the copy; the wait status to end with if a signal says so, else None."""
-    if not session.waits_for_copy:
-        return None
-    session.control.attach(0)
-    session.control.ask_staged()
-    while not session.control.staged(timeout_s=0.05) and not session.control.dead():
+def _wait_until(done: Callable[[float], bool], signals: Signals) -> int | None:
+    """Waits, `done` a little at a time; the wait status to end with if a signal says so, else None."""
+    while not done(_WAIT_S):
         info = signals.take(0)
         if info is not None and info.si_signo in FATAL:
             return int(info.si_signo)

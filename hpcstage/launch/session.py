@@ -1,4 +1,4 @@
-"""One run on this node: its directories, its daemon, its record.
+"""One run on this node: its directories, its daemon, its group of nodes, its record.
 
 Owns what is made before the command starts and what is done after it ended. Several wrappers of one launch on one
 node share a node directory: who takes its lock starts the daemon, the others only attach.
@@ -8,65 +8,44 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import resource
 import shutil
 import socket
-import zlib
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import hpcstage
-from hpcstage import __version__, wire
 from hpcstage import job as jobs
+from hpcstage import wire
 from hpcstage.daemon.spec import DaemonSpec
 from hpcstage.errors import NotStarted
 from hpcstage.job import localdir, nodedir
-from hpcstage.launch import control, environment, messages, page, rundir, shimdir
-from hpcstage.plan.datasets import already_local
+from hpcstage.launch import control, environment, facts, grouping, hosted, messages, nodes, page, rundir
 from hpcstage.record.index import state_dir
-from hpcstage.record.part import RunPart
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
     from hpcstage.job.localdir import LocalDir
-    from hpcstage.job.nodedir import Claim, SockPath
+    from hpcstage.launch.grouping import Grouping
+    from hpcstage.launch.leadlink import LeadLink
     from hpcstage.launch.run import Clock
     from hpcstage.plan.datasets import Resolved
-
-REMOVAL_S = 60.0
-"""The daemon deletes the store before it goes; a million files take a while."""
-
-
-class Node:
-    """The node directory, and what must be let go of at the end."""
-
-    def __init__(self, claim: Claim, sock: SockPath) -> None:
-        self.path = claim.path
-        self.lock_fd = claim.lock_fd
-        self.leftovers = claim.leftovers
-        self.short = sock
-        self.sock = sock.path
-
-    def close(self) -> None:
-        """Lets go of the lock (the daemon has its own hold on it) and of a short name of the socket."""
-        if self.lock_fd is not None:
-            os.close(self.lock_fd)
-        nodedir.drop_short(self.short.short_dir)
+    from hpcstage.record.part import RunPart
 
 
 class Session:
     """A prepared run: the daemon is up or coming up, the command may start."""
 
-    def __init__(self, config: Config, node: Node, run_dir: Path, part: RunPart, clock: Clock) -> None:
+    def __init__(self, config: Config, node: nodes.Node, run_dir: Path, part: RunPart, clock: Clock) -> None:
         self.config = config
         self.node = node
         self.run_dir = run_dir
         self.part = part
         self.part.run_dir = os.fspath(run_dir)
         self.clock = clock
+        self.group: Grouping | None = None
+        self.lead: LeadLink | None = None
         self.control: control.Control
         self.lost = False
 
@@ -78,18 +57,19 @@ class Session:
         local = localdir.choose(config.local_dir, os.environ, job)
         if local is None:
             raise NotStarted("local_dir is none", "give --local-dir")
-        run_id = _shared_id(job.run_key, config) or rundir.unique_id(clock.unix_s, job.job_id)
-        part = _part(command, config, clock, run_id, job, local)
+        run_id = facts.shared_id(job.run_key, config) or rundir.unique_id(clock.unix_s, job.job_id)
+        part = facts.run_part(command, config, clock, run_id, job, local)
         part.roots = [os.fsdecode(dataset.root) for dataset in resolved.datasets]
-        notices = _check_datasets(resolved, local, part, strict=config.strict)
+        notices = facts.check_datasets(resolved, local, part, strict=config.strict)
+        group = grouping.find(config, job, local, host)
         run_dir = rundir.make(config.run_dir, Path.cwd(), run_id, dict(os.environ))
-        claim = nodedir.claim(local, run_id, host=host)
+        claim = nodedir.claim(local, group.node_name(run_id) if group else run_id, host=host)
         if claim.lock_fd is not None:  # said once on a node, not by every rank
             for warning in (*job.notes, *local.warnings, *notices):
                 messages.warn(warning)
             messages.info(f"staging below {local.path} ({local.why})")
-        session = cls(config, Node(claim, nodedir.sock_path(claim.path, os.environ)), run_dir, part, clock)
-        session._connect(resolved, local, job)
+        session = cls(config, nodes.Node(claim, nodedir.sock_path(claim.path, os.environ)), run_dir, part, clock)
+        session._connect(resolved, local, job, group)
         return session
 
     @property
@@ -108,89 +88,121 @@ class Session:
             sock=self.node.sock,
         )
 
+    def nodes_up(self, timeout_s: float) -> bool:
+        """Whether the other nodes are up, or are not waited for any longer."""
+        return self.lead is None or self.lead.ready(timeout_s)
+
+    def staged(self, timeout_s: float) -> bool:
+        """After `control.ask_staged`: whether all nodes hold what they will, or never will because they are gone."""
+        if self.control.process is not None and self.control.dead():
+            return True
+        if self.lead is not None and not self.lead.staged(0.0):
+            return False
+        return self.control.staged(timeout_s)
+
     def started(self, pid: int) -> None:
         """The command runs."""
         self.part.child_started_s = self.clock.elapsed_s()
         self.part.child_pid = pid
         self.control.attach(pid)
+        if self.lead is not None:
+            self.lead.tell(f"child {pid}")
         with contextlib.suppress(OSError):
             rundir.save_part(self.run_dir, self.part)
 
     def watch(self) -> None:
         """Called now and then while the command runs: a dead daemon is said once, and shims stop asking it."""
+        if self.lead is not None:
+            self.part.problems += self.lead.problems()
         if self.lost or not self.control.dead():
             return
         self.lost = True
+        if self.lead is not None:
+            self.lead.tell("dead")
         page.set_state(self.node.path / "page", wire.State.ENDED)
-        text = f"the staging daemon ended early; reads go to the source where they are not staged (log: {self._log()})"
+        log = self.node.log
+        text = f"the staging daemon ended early; reads go to the source where they are not staged (log: {log})"
         messages.warn(text)
         self.part.problems.append({"id": "daemon-died", "text": text, "remedy": "look at the daemon's log"})
 
     def close(self, status: int | None) -> None:
-        """After the command: the daemon's part, the record, the short report, nothing left on the node."""
+        """After the command: the daemons' parts, the record, the short report, nothing left on the nodes."""
+        deadline = time.monotonic() + self.config.drain_s
         self.part.child_ended_s = self.clock.elapsed_s() if self.part.child_started_s is not None else None
         self._take_status(status)
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
         self.part.child_cpu_s = usage.ru_utime + usage.ru_stime
         self.watch()
-        last = self.control.end(status or 0, self.config.drain_s)
-        if last is not False:
+        if self.lead is not None and self.group is not None and self.group.starts_daemons:
+            self.lead.end()
+        self.control.tell_end(status or 0)
+        last = self.control.await_end(self.config.drain_s)
+        if last is not False and self._is_first():
+            self._await_others(deadline)
             self._report(complete=last is True)
-        gone = self.control.gone(REMOVAL_S if last is not None else 0.0)
+        gone = self.control.gone(nodes.REMOVAL_S if last is not None else 0.0)
         self.control.close()
         if self.control.process is not None and not gone:
             self._keep_log()
             shutil.rmtree(self.node.path, ignore_errors=True)
+        if self.lead is not None:
+            self.lead.close(nodes.REMOVAL_S)
         self.node.close()
+        self._sweep()
 
-    def _connect(self, resolved: Resolved, local: LocalDir, job: jobs.Job) -> None:
+    def _is_first(self) -> bool:
+        """The first node's last wrapper writes the record."""
+        return self.group is None or self.group.index == 0
+
+    def _await_others(self, deadline: float) -> None:
+        """Their parts belong into the record; a node that takes longer is named in it."""
+        if self.group is None:
+            return
+        if self.lead is not None and self.group.starts_daemons:
+            self.lead.ended(max(0.0, deadline - time.monotonic()))
+            self.part.problems += self.lead.problems()
+        grouping.await_parts(self.run_dir, self.group.hosts, self.part.started_unix_s, deadline)
+        if any(problem["id"].startswith("group-") for problem in self.part.problems):
+            with contextlib.suppress(OSError):
+                shutil.copyfile(self.node.path / "lead.log", self.run_dir / "nodes" / "lead.log")
+
+    def _sweep(self) -> None:
+        """Virtual nodes whose lead died: their daemons have ended with the command, or are cleaned up after."""
+        if self.group is not None and self.group.virtual and self.lead is not None and self.lead.failed:
+            grouping.sweep_virtual(self.node.path, len(self.group.hosts), self.config.drain_s)
+
+    def _connect(self, resolved: Resolved, local: LocalDir, job: jobs.Job, group: Grouping | None) -> None:
+        self.group = group
+        if group is not None:
+            self.part.nodes = list(group.hosts)
         try:
             if self.node.lock_fd is None:
                 self.control = control.join(self.node.sock)
                 return
-            self._prepare_node(resolved)
-            self.control = self._start(self._spec(resolved, local, job), self.node.lock_fd)
+            spec = self._spec(resolved, local, job)
+            resolved.save(self.node.path / "resolved")  # a list may be readable only once
+            lead = grouping.lead_spec(self, spec, local, group) if group is not None else None
+            setup = nodes.ShimSetup(
+                resolved.datasets, self.config.intercept, spec.mode == "direct", self.config.want_cap_s
+            )
+            nodes.prepare(self.node, setup if lead is None else hosted.shims(lead, spec, self.node))
+            self.control = nodes.start_daemon(self.node, spec, os.environ)
+            if lead is not None and group is not None:
+                self.lead = grouping.begin(group, lead, self.node)
         except OSError:
             if self.node.lock_fd is not None:
                 shutil.rmtree(self.node.path, ignore_errors=True)
             self.node.close()
             raise
 
-    def _prepare_node(self, resolved: Resolved) -> None:
-        resolved.save(self.node.path / "resolved")  # a list may be readable only once
-        for name in ("store", "incoming", "orders", "opens", "links"):
-            (self.node.path / name).mkdir(mode=0o700, exist_ok=True)
-        page.create(self.node.path / "page")
-        maps = []
-        for dataset in resolved.datasets:
-            store = os.fsencode(self.node.path / "store" / dataset.name)
-            maps += [(root, store) for root in dict.fromkeys((dataset.root, *dataset.aliases))]
-        shimdir.install(
-            self.node.path,
-            maps,
-            intercept=self.config.intercept,
-            mode="direct" if self.part.mode_asked == "direct" else "stage",
-            want_cap_s=self.config.want_cap_s,
-            sock=self.node.sock,
-        )
-
-    def _start(self, spec: DaemonSpec, lock_fd: int) -> control.Control:
-        listener = control.listen(self.node.sock)
-        try:
-            path = self.node.path / "spec.json"
-            replace(spec, listen_fd=listener.fileno(), lock_fd=lock_fd).save(path)
-            env = environment.for_daemon(os.environ, Path(hpcstage.__file__).parent.parent)
-            process = control.start_daemon(path, self._log(), env, (listener.fileno(), lock_fd))
-            return control.Control(self.node.sock, process)
-        finally:
-            listener.close()
-
     def _spec(self, resolved: Resolved, local: LocalDir, job: jobs.Job) -> DaemonSpec:
-        config = self.config
-        budget_bytes, budget_inodes = config.budget_asked().resolve(local.free_bytes, local.free_inodes)
+        config, group = self.config, self.group
+        shares = len(group.hosts) if group is not None and group.virtual else 1
+        budget_bytes, budget_inodes = hosted.budget(config.budget, local, shares)
+        cpus = job.cpus or len(os.sched_getaffinity(0))
         return DaemonSpec(
             run_id=self.part.run_id,
-            host=self.part.host,
+            host=self.part.host if group is None else group.hosts[group.index],
             node_dir=os.fspath(self.node.path),
             run_dir=os.fspath(self.run_dir),
             mode=self.part.mode_asked,
@@ -198,27 +210,25 @@ class Session:
             arguments=list(config.data),
             cwd=self.part.cwd,
             order=config.order_asked(),
-            budget_bytes=budget_bytes if budget_bytes is not None or not local.is_memory else local.free_bytes,
+            budget_bytes=budget_bytes,
             budget_inodes=budget_inodes,
-            copiers=config.copier_count(job.cpus or len(os.sched_getaffinity(0))),
+            copiers=config.copier_count(max(1, cpus // shares)),
             transfers=config.transfers,
             max_rate_bytes_per_s=config.max_rate_bytes_per_s,
             want_cap_s=config.want_cap_s,
             patience_s=config.patience_s,
             nice=config.nice,
             leftovers=[os.fspath(path) for path in self.node.leftovers],
-            **_workload(config, resolved),
+            **facts.workload(config, resolved),
             drain_s=config.drain_s,
             command=self.part.command,
             state_dir=os.path.abspath(state_dir(os.environ)),
+            **grouping.in_group(config, group),
         )
-
-    def _log(self) -> Path:
-        return self.node.path / "daemon.log"
 
     def _keep_log(self) -> None:
         with contextlib.suppress(OSError):
-            shutil.copyfile(self._log(), self.run_dir / "nodes" / f"{self.part.host}.log")
+            shutil.copyfile(self.node.log, self.run_dir / "nodes" / f"{self.part.host}.log")
 
     def _take_status(self, status: int | None) -> None:
         if status is None:
@@ -236,54 +246,3 @@ class Session:
             text = f"the staging daemon did not answer within {self.config.drain_s:.0f} s of the command's end"
             self.part.problems.append({"id": "daemon-silent", "text": text, "remedy": "look at nodes/*.log"})
         write_record(self.run_dir, self.part)
-
-
-def _workload(config: Config, resolved: Resolved) -> dict[str, Any]:
-    """What the forecast of mode auto needs to know of the program: options first, then an earlier run."""
-    if config.mode != "auto":
-        return {}
-    from hpcstage.plan.preview import find_earlier, known_of_program
-
-    values, sources = known_of_program(config, find_earlier(resolved.datasets, os.environ))
-    return {**values, "workload_sources": sources}
-
-
-def _shared_id(run_key: str | None, config: Config) -> str | None:
-    """The id that all wrappers of one launch on a node find alone; two commands of one task must not share it."""
-    if run_key is None:
-        return None
-    asked = "\0".join([config.mode, config.order, *config.data])
-    return f"{run_key}-{zlib.crc32(os.fsencode(asked)):08x}"
-
-
-def _part(command: Sequence[str], config: Config, clock: Clock, run_id: str, job: jobs.Job, local: LocalDir) -> RunPart:
-    return RunPart(
-        run_id=run_id,
-        command=list(command),
-        cwd=os.fspath(Path.cwd()),
-        host=socket.gethostname(),
-        started_unix_s=clock.unix_s,
-        mode_asked=config.mode,
-        scheduler=job.scheduler,
-        job_id=job.job_id,
-        nodes=list(job.nodes),
-        local_dir=os.fspath(local.path),
-        local_dir_why=local.why,
-        config=config.rows(),
-        version=__version__,
-        python=platform.python_version(),
-        kernel=platform.release(),
-    )
-
-
-def _check_datasets(resolved: Resolved, local: LocalDir, part: RunPart, *, strict: bool) -> list[str]:
-    """A dataset on the local disk already has nothing to gain: it is read where it is. Returns what to say."""
-    said = []
-    for notice in [*resolved.warnings, *already_local(resolved.datasets, local.device)]:
-        if notice.id == "already_local":
-            if strict:
-                raise NotStarted(notice.text, notice.remedy)
-            part.mode_asked = "direct"
-        said.append(f"{notice.text} ({notice.remedy})")
-        part.problems.append({"id": notice.id.replace("_", "-"), "text": notice.text, "remedy": notice.remedy})
-    return said

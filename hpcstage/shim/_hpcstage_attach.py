@@ -31,6 +31,8 @@ def attach(here: str) -> None:
     config = Config(here)
     if config.uid != os.geteuid():
         return
+    if config.virtual:
+        config = _own_node(config)
     for name in LAYERS.get(config.intercept, ()):
         active = _try(name, config)
         if active is not None:
@@ -62,6 +64,8 @@ class Config:
             raise ValueError("a configuration of another version")
         self.intercept = values[b"intercept"].decode()
         self.direct = values[b"mode"] == b"direct"
+        self.virtual = values.get(b"virtual", b"")
+        self.nodes = int(values.get(b"nodes", b"1"))
         self.node_dir = values[b"node_dir"]
         self.sock = values[b"sock"]
         self.page = values[b"page"]
@@ -69,6 +73,19 @@ class Config:
         self.want_cap_ms = int(values[b"want_cap_ms"])
         self.selftest = (values[b"selftest_source"], values[b"selftest_store"])
         self.python_version = sys.version_info[0] << 8 | sys.version_info[1]
+
+
+def _own_node(config: Config) -> Config:
+    """Where several virtual nodes are on this machine: the configuration of the one that this process is on."""
+    import _hpcstage_rank  # type: ignore[import-not-found]
+
+    node = _hpcstage_rank.node_of(os.environ, config.nodes)
+    node_dir = config.virtual + str(node).encode()
+    if node_dir == config.node_dir:
+        return config
+    own = Config(os.fsdecode(node_dir + b"/shim"))
+    _hpcstage_rank.tell(os.environ, own.node_dir, own.sock)
+    return own
 
 
 def _plain(value: bytes) -> bytes:

@@ -1,0 +1,127 @@
+"""`python -m hpcstage.group.agent SPEC`: brings up one other node of a run and stays until the run is over.
+
+Started on each node by the scheduler's launcher. Owns this node's daemon, says how it does (a line for the lead where
+the launcher passes output on, a file where not), and goes when the lead does: launchers pass on an end of input, or
+the file `end` appears, or the lead's pulse stops.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from hpcstage import job as jobs
+from hpcstage.errors import HpcstageError
+from hpcstage.launch import groupspec
+from hpcstage.launch.groupspec import LeadSpec
+from hpcstage.launch.hosted import Hosted, bring_up
+
+LINE = "hpcstage-node "
+"""What a line for the lead begins with."""
+PULSE_LOST_S = 60.0
+"""Longer than any shared file system hides a change."""
+_LOOK_S = 1.0
+
+
+class Agent:
+    """One node's agent."""
+
+    def __init__(self, spec: Path) -> None:
+        self.lead = LeadSpec.load(spec)
+        self.directory = spec.parent
+        self.job = jobs.detect(os.environ, hostname=socket.gethostname())
+        self.index = index_of(self.lead.hosts, self.job.hostname)
+        self._stdin_open = True
+        self._pulse = (b"", time.monotonic())
+
+    def run(self) -> int:
+        """Until the run is over. 0 unless this node could not be brought up."""
+        if self.index is None or self.index == 0:
+            return 0  # a launcher that starts on all nodes: the first has its wrapper
+        try:
+            hosted = bring_up(self.lead, self.index, os.environ, self.job)
+        except (HpcstageError, OSError) as error:
+            self._say("missing", reason=error.line() if isinstance(error, HpcstageError) else str(error))
+            return 1
+        try:
+            self._say("ready", **hosted.member())
+            self._stay(hosted)
+        finally:
+            hosted.tell_end()
+            if hosted.ended(self.lead.drain_s):
+                self._say("ended")
+            hosted.close()
+        return 0
+
+    def _stay(self, hosted: Hosted) -> None:
+        asked = told = False
+        while not self._is_over():
+            if hosted.dead():
+                self._say("dead", reason="its daemon ended early")
+                return
+            if self.lead.daemon["mode"] == "upfront" and not told:
+                if not asked:
+                    hosted.ask_staged()
+                    asked = True
+                if hosted.staged():
+                    told = True
+                    self._say("staged", **hosted.member())
+            self._wait()
+
+    def _wait(self) -> None:
+        """A look at the input, which comes at once where it is connected, else a second."""
+        if not self._stdin_open:
+            time.sleep(_LOOK_S)
+        elif select.select([0], [], [], _LOOK_S)[0] and not os.read(0, 4096):
+            self._stdin_open = False
+
+    def _is_over(self) -> bool:
+        if (self.directory / groupspec.END).exists():
+            return True
+        if not self._stdin_open and self.lead.input_ends:
+            return True
+        return self._pulse_lost()
+
+    def _pulse_lost(self) -> bool:
+        try:
+            beat = (self.directory / groupspec.PULSE).read_bytes()
+        except OSError:
+            beat = b""
+        if beat != self._pulse[0]:
+            self._pulse = (beat, time.monotonic())
+        return time.monotonic() - self._pulse[1] > PULSE_LOST_S
+
+    def _say(self, state: str, **more: Any) -> None:  # noqa: ANN401  what JSON takes
+        data = {"run_id": self.lead.run_id, "index": self.index, "state": state, "pid": os.getpid(), **more}
+        assert self.index is not None
+        with contextlib.suppress(OSError):
+            groupspec.write_json(groupspec.state_file(self.directory, self.index), data)
+        with contextlib.suppress(OSError, ValueError):
+            print(LINE + json.dumps(data), flush=True)  # noqa: T201  for the lead
+
+
+def index_of(hosts: list[str], host: str) -> int | None:
+    """The node with this name, with or without its domain."""
+    short = host.partition(".")[0]
+    return next((index for index, name in enumerate(hosts) if name.partition(".")[0] == short), None)
+
+
+def main(arguments: list[str]) -> int:
+    """See the module."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)  # meant for the command; the end of the run is told in other ways
+    os.umask(0o077)
+    os.chdir("/")
+    return Agent(Path(arguments[0])).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

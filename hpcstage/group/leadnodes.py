@@ -1,0 +1,237 @@
+"""The lead's view of the nodes: brings them up, knows how each does, ends them.
+
+Owns the launch of agents, the virtual nodes' daemons, and the parts of the record of nodes that never came up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcstage import job as jobs
+from hpcstage.errors import HpcstageError
+from hpcstage.group import children
+from hpcstage.group.agent import LINE
+from hpcstage.group.spec import Member
+from hpcstage.job import launchers
+from hpcstage.launch import groupspec
+from hpcstage.launch.groupspec import LeadSpec
+from hpcstage.launch.hosted import Hosted, bring_up
+
+_FILES_EVERY_S = 0.2
+_KILL_S = 2.0
+
+
+@dataclass
+class NodeState:
+    """One node."""
+
+    host: str
+    state: str = "waiting"
+    """waiting, ready, staged, ended; missing or dead with a reason."""
+    reason: str = ""
+    member: Member | None = None
+
+    @property
+    def alive(self) -> bool:
+        """It has a daemon."""
+        return self.state in ("ready", "staged")
+
+
+class Nodes:
+    """All nodes of the run, by index. The first is the wrapper's."""
+
+    def __init__(self, spec: LeadSpec, directory: Path) -> None:
+        self.spec = spec
+        self.directory = directory
+        self.all = [NodeState(host) for host in spec.hosts]
+        self.all[0].member = Member(spec.hosts[0], spec.own["node_dir"], spec.own["sock"])
+        self.all[0].state = "ready"
+        self.hosted: dict[int, Hosted] = {}
+        self._launched: list[children.Output] = []
+        self._next_files = 0.0
+
+    def begin(self, mpi: launchers.Mpi) -> None:
+        """Starts what the wrapper did not. What fails at once is a missing node."""
+        if not self.spec.starts_daemons:
+            return
+        if self.spec.virtual:
+            self._host_all()
+            return
+        script = ("/bin/sh", os.fspath(self.directory / groupspec.SCRIPT))
+        plan = launchers.per_node(self.spec.launcher, script, self.spec.hosts[1:], mpi)
+        env = launchers.scrubbed(os.environ)
+        for command in plan.commands:
+            try:
+                self._launched.append(children.Output(command, env, self._heard, stdin=subprocess.PIPE))
+            except OSError as error:
+                self._give_up(f"{command[0]} cannot be started: {error.strerror}")
+                return
+        if not plan.commands:
+            self._give_up("no launcher is known for this job (--launcher names one)")
+
+    def _host_all(self) -> None:
+        job = jobs.detect(os.environ, hostname=socket.gethostname())
+        for index in range(1, len(self.all)):
+            try:
+                hosted = bring_up(self.spec, index, os.environ, job)
+            except (HpcstageError, OSError) as error:
+                reason = error.line() if isinstance(error, HpcstageError) else str(error)
+                self._set(index, "missing", reason)
+                continue
+            self.hosted[index] = hosted
+            self._set(index, "ready", member=Member(**hosted.member()))
+
+    # ---- how they do
+
+    def fds(self) -> dict[int, children.Output]:
+        """What to wait for."""
+        return {output.fd: output for output in self._launched if output.fd >= 0}
+
+    def look(self, now: float) -> None:
+        """Takes what is new."""
+        for index, hosted in self.hosted.items():
+            if self.all[index].alive and hosted.dead():
+                self._set(index, "dead", "its daemon ended early")
+        if not self.spec.virtual and now >= self._next_files:
+            self._next_files = now + (_FILES_EVERY_S if self.waiting else groupspec.PULSE_S)
+            self._read_files()
+        if self._launched and all(output.ended for output in self._launched):
+            self._give_up(next((output.last for output in self._launched if output.last), "its agent ended at once"))
+
+    @property
+    def waiting(self) -> list[int]:
+        """Nodes that may still come."""
+        return [index for index, node in enumerate(self.all) if node.state == "waiting"]
+
+    @property
+    def alive(self) -> list[int]:
+        """Nodes that can be in a group."""
+        return [index for index, node in enumerate(self.all) if node.alive]
+
+    def staged(self) -> bool:
+        """Upfront: whether all other nodes hold what they will."""
+        for index, hosted in self.hosted.items():
+            if self.all[index].state == "ready" and hosted.staged():
+                self.all[index].state = "staged"
+        return all(node.state not in ("waiting", "ready") for node in self.all[1:])
+
+    def ask_staged(self) -> None:
+        """See `staged`."""
+        for hosted in self.hosted.values():
+            hosted.ask_staged()
+
+    def attach(self, child_pid: int) -> None:
+        """The command runs; virtual nodes serve it to its end even if we die."""
+        for hosted in self.hosted.values():
+            hosted.attach(child_pid)
+
+    def first_is_dead(self) -> None:
+        """The wrapper says so."""
+        self._set(0, "dead", "its daemon ended early")
+
+    def give_up_waiting(self) -> None:
+        """Who has not come by now is left out."""
+        said = next((output.last for output in self._launched if output.last), "")
+        reason = f"no answer within {self.spec.wait_s:g} s" + (f" (last said: {said})" if said else "")
+        self._give_up(reason)
+
+    def _give_up(self, reason: str) -> None:
+        for index in self.waiting:
+            self._set(index, "missing", reason)
+
+    def _set(self, index: int, state: str, reason: str = "", member: Member | None = None) -> None:
+        node = self.all[index]
+        node.state, node.reason, node.member = state, reason, member or node.member
+
+    # ---- what agents say
+
+    def _heard(self, line: str) -> bool:
+        """A line of a launcher's output; True if it was an agent's word."""
+        at = line.find(LINE)
+        if at < 0:
+            return False
+        with contextlib.suppress(ValueError):
+            self._word(json.loads(line[at + len(LINE) :]))
+        return True
+
+    def _read_files(self) -> None:
+        # A change of ours in the directory makes network file systems look at it again.
+        with contextlib.suppress(OSError):
+            groupspec.write_json(self.directory / groupspec.PULSE, {"at": time.monotonic()})
+        for index, node in enumerate(self.all):
+            if index and node.state in ("waiting", "ready", "staged"):
+                with contextlib.suppress(OSError, ValueError):
+                    self._word(groupspec.read_json(groupspec.state_file(self.directory, index)))
+
+    def _word(self, data: dict[str, object]) -> None:
+        index, state = data.get("index"), data.get("state")
+        if data.get("run_id") != self.spec.run_id or not isinstance(index, int) or not 0 < index < len(self.all):
+            return
+        node = self.all[index]
+        if state not in ("ready", "staged", "missing", "dead", "ended") or node.state in ("dead", "ended"):
+            return
+        if state == "ready" and node.state == "staged":
+            return
+        if state in ("ready", "staged"):
+            member = Member(node.host, str(data.get("node_dir")), str(data.get("sock")))
+            self._set(index, str(state), member=member)
+        else:
+            self._set(index, str(state), str(data.get("reason") or ""))
+
+    # ---- the end
+
+    def tell_end(self) -> None:
+        """The run is over, everywhere."""
+        with contextlib.suppress(OSError):
+            (self.directory / groupspec.END).touch()
+        for hosted in self.hosted.values():
+            hosted.tell_end()
+        for output in self._launched:
+            output.close_stdin()
+
+    def ended(self, deadline: float) -> bool:
+        """Waits until all other nodes have written their parts, at most until the deadline."""
+        for index, hosted in self.hosted.items():
+            if self.all[index].alive and hosted.ended(max(0.0, deadline - time.monotonic())):
+                self._set(index, "ended")
+        while not self.spec.virtual and self._others_alive() and time.monotonic() < deadline:
+            children.wait_some(self.fds().values(), 0.05)
+            self._read_files()
+            if self._launched and all(output.ended for output in self._launched):
+                break
+        return not self._others_alive()
+
+    def _others_alive(self) -> bool:
+        return self.spec.starts_daemons and any(node.alive for node in self.all[1:])
+
+    def close(self, removal_s: float) -> None:
+        """Waits until the nodes are clean, then makes sure that nothing of ours runs."""
+        for hosted in self.hosted.values():
+            hosted.close(removal_s)
+        deadline = time.monotonic() + removal_s
+        while any(not output.ended for output in self._launched) and time.monotonic() < deadline:
+            children.wait_some(self.fds().values(), 0.1)
+        for output in self._launched:
+            output.kill(_KILL_S)
+
+
+def problem_of(node: NodeState) -> tuple[str, str, str]:
+    """What to say of a node that is not in the group: id, text, remedy."""
+    if node.state == "missing":
+        text = f"nothing is staged on {node.host}: {node.reason}"
+        return "node-missing", text, "its ranks read the source; look at the launcher's message, or give --launcher"
+    text = f"the staging daemon on {node.host} ended early: {node.reason}"
+    return "node-dead", text, "its ranks read the source; look at nodes/*.log"
+
+
+def hosts_of(nodes: Sequence[NodeState], indices: Sequence[int]) -> list[str]:
+    """Names by index."""
+    return [nodes[index].host for index in indices]

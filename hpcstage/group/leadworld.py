@@ -1,0 +1,127 @@
+"""The MPI program of exchanges: started on the nodes that are up, started anew when it dies, a bounded number of times.
+
+An MPI program dies as a whole. The daemons outlive it, and with the next generation say again what they hold.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcstage.group import children
+from hpcstage.group.spec import GroupSpec
+from hpcstage.job import launchers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hpcstage.group.spec import Member
+
+MOST_GENERATIONS = 6
+"""The first, and five more."""
+FIRST_PAUSE_S = 1.0
+SOON_S = 3.0
+"""A program that ends so soon was started in the wrong way: the next way is tried."""
+_KILL_S = 2.0
+_VERSION_S = 10.0
+
+
+class World:
+    """The exchanges of a run, generation after generation."""
+
+    def __init__(self, launcher: str, directory: Path) -> None:
+        self._launcher = launcher
+        self._directory = directory
+        self._way = 0
+        self._output: children.Output | None = None
+        self._began = 0.0
+        self.generation = -1
+        self.next_at = 0.0
+        self.why = ""
+        """Why the last one ended, or why there is none."""
+        self.over = False
+        """None will be started any more."""
+        self.mpiexec = find_mpiexec()
+        self.mpi = mpi_of(self.mpiexec)
+        if importlib.util.find_spec("mpi4py") is None:
+            self.over, self.why = True, "mpi4py is not installed (pip install 'hpcstage[mpi]')"
+        elif self.mpiexec is None and launcher != "srun":
+            self.over, self.why = True, "there is no mpiexec"
+
+    @property
+    def running(self) -> bool:
+        """An MPI program of ours runs."""
+        return self._output is not None
+
+    @property
+    def output(self) -> children.Output | None:
+        """The running program's."""
+        return self._output
+
+    def start(self, members: Sequence[Member], now: float) -> bool:
+        """Starts the next generation. False: it could not, and `why` says why."""
+        self.generation += 1
+        path = self._directory / f"world-{self.generation}.json"
+        program = (sys.executable, "-s", "-m", "hpcstage.group", os.fspath(path))
+        ways = launchers.mpi_world(self._launcher, program, [member.host for member in members], self.mpi, self.mpiexec)
+        try:
+            GroupSpec(self.generation, list(members)).save(path)
+            env = launchers.scrubbed(os.environ)
+            command = ways[min(self._way, len(ways) - 1)]
+            self._output = children.Output(command, env, lambda _line: False)
+        except (OSError, IndexError) as error:
+            self.over, self.why = True, f"the MPI program cannot be started: {error}"
+            return False
+        self._ways = len(ways)
+        self._began = now
+        return True
+
+    def look(self, now: float) -> bool:
+        """True: the program has just ended."""
+        output = self._output
+        if output is None or not output.ended:
+            return False
+        output.read()
+        code = output.returncode or 0
+        how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+        self.why = f"the MPI program ended with {how}" + (f": {output.last}" if output.last else "")
+        output.kill(_KILL_S)
+        self._output = None
+        if code != 0 and now - self._began < SOON_S:
+            self._way = min(self._way + 1, self._ways - 1)
+        if self.generation + 1 >= MOST_GENERATIONS:
+            self.over = True
+        self.next_at = now + FIRST_PAUSE_S * (self.generation + 1)
+        return True
+
+    def end(self, timeout_s: float) -> None:
+        """Lets the exchanges say goodbye, for so long; then they go."""
+        self.over = True
+        if self._output is not None:
+            self._output.wait(timeout_s)
+            self._output.kill(_KILL_S)
+            self._output = None
+
+
+def find_mpiexec() -> str | None:
+    """The one that belongs to this Python (a wheel's), else the site's."""
+    own = Path(sys.executable).parent / "mpiexec"
+    return os.fspath(own) if os.access(own, os.X_OK) else shutil.which("mpiexec") or shutil.which("mpirun")
+
+
+def mpi_of(mpiexec: str | None) -> launchers.Mpi:
+    """Its kind."""
+    if mpiexec is None:
+        return launchers.Mpi.UNKNOWN
+    try:
+        done = subprocess.run(
+            [mpiexec, "--version"], capture_output=True, text=True, errors="replace", timeout=_VERSION_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return launchers.Mpi.UNKNOWN
+    return launchers.kind_of_mpi(done.stdout + done.stderr)

@@ -1,0 +1,77 @@
+"""What is known of a run before it starts: its part of the record, its id, its datasets' notices."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcstage import __version__
+from hpcstage import job as jobs
+from hpcstage.errors import NotStarted
+from hpcstage.plan.datasets import already_local
+from hpcstage.record.part import RunPart
+
+if TYPE_CHECKING:
+    from hpcstage.config import Config
+    from hpcstage.job.localdir import LocalDir
+    from hpcstage.launch.run import Clock
+    from hpcstage.plan.datasets import Resolved
+
+
+def workload(config: Config, resolved: Resolved) -> dict[str, Any]:
+    """What the forecast of mode auto needs to know of the program: options first, then an earlier run."""
+    if config.mode != "auto":
+        return {}
+    from hpcstage.plan.preview import find_earlier, known_of_program
+
+    values, sources = known_of_program(config, find_earlier(resolved.datasets, os.environ))
+    return {**values, "workload_sources": sources}
+
+
+def shared_id(run_key: str | None, config: Config) -> str | None:
+    """The id that all wrappers of one launch on a node find alone; two commands of one task must not share it."""
+    if run_key is None:
+        return None
+    asked = "\0".join([config.mode, config.order, *config.data])
+    return f"{run_key}-{zlib.crc32(os.fsencode(asked)):08x}"
+
+
+def run_part(
+    command: Sequence[str], config: Config, clock: Clock, run_id: str, job: jobs.Job, local: LocalDir
+) -> RunPart:
+    """The wrapper's part of the record, as far as it is known before the start."""
+    return RunPart(
+        run_id=run_id,
+        command=list(command),
+        cwd=os.fspath(Path.cwd()),
+        host=socket.gethostname(),
+        started_unix_s=clock.unix_s,
+        mode_asked=config.mode,
+        scheduler=job.scheduler,
+        job_id=job.job_id,
+        nodes=list(job.nodes),
+        local_dir=os.fspath(local.path),
+        local_dir_why=local.why,
+        config=config.rows(),
+        version=__version__,
+        python=platform.python_version(),
+        kernel=platform.release(),
+    )
+
+
+def check_datasets(resolved: Resolved, local: LocalDir, part: RunPart, *, strict: bool) -> list[str]:
+    """A dataset on the local disk already has nothing to gain: it is read where it is. Returns what to say."""
+    said = []
+    for notice in [*resolved.warnings, *already_local(resolved.datasets, local.device)]:
+        if notice.id == "already_local":
+            if strict:
+                raise NotStarted(notice.text, notice.remedy)
+            part.mode_asked = "direct"
+        said.append(f"{notice.text} ({notice.remedy})")
+        part.problems.append({"id": notice.id.replace("_", "-"), "text": notice.text, "remedy": notice.remedy})
+    return said

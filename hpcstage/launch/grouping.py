@@ -1,0 +1,182 @@
+"""Several nodes: whether there are any, who starts what, and what the first wrapper tells the lead.
+
+In front of a launcher there is one wrapper, on the first node, and the lead brings the others up. Behind a launcher
+each node has its wrappers, which start its daemon; the lead of the first only connects them. Without a scheduler
+`--nodes N` makes virtual nodes on this machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcstage.job import launchers, nodedir
+from hpcstage.launch import environment, groupspec, messages, nodes
+from hpcstage.launch.groupspec import LeadSpec
+
+if TYPE_CHECKING:
+    from hpcstage.config import Config
+    from hpcstage.daemon.spec import DaemonSpec
+    from hpcstage.job import Job
+    from hpcstage.job.localdir import LocalDir
+    from hpcstage.launch.leadlink import LeadLink
+    from hpcstage.launch.session import Session
+
+GROUP_WAIT_S = 10.0
+_POLL_S = 0.05
+_INHERITED = ("PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "LC_ALL")
+"""What a Python of a module or a virtual environment needs on a node where the launcher passes nothing on."""
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """The nodes of a run as this wrapper knows them."""
+
+    hosts: list[str]
+    index: int
+    """This node's."""
+    launcher: str
+    starts_daemons: bool
+
+    @property
+    def virtual(self) -> bool:
+        """All nodes are this machine."""
+        return self.launcher == launchers.VIRTUAL
+
+    def node_name(self, run_id: str) -> str:
+        """The name of this node's directory."""
+        return groupspec.virtual_name(run_id, self.index) if self.virtual else run_id
+
+
+def find(config: Config, job: Job, local: LocalDir, host: str) -> Grouping | None:
+    """The nodes of this run; None: this node alone."""
+    if config.nodes == 1 or config.launcher == launchers.NONE:
+        return None
+    if job.scheduler == "none" and len(job.nodes) == 1:
+        if config.nodes is None or job.is_rank:
+            return None
+        hosts = [f"{host}.v{index}" for index in range(config.nodes)]
+        return Grouping(hosts, 0, launchers.VIRTUAL, starts_daemons=True)
+    if len(job.nodes) < 2:
+        return None
+    if local.is_network:
+        messages.warn(f"{local.path} is seen by all nodes: each node stages alone")
+        return None
+    launcher = launchers.choose(job, config.launcher)
+    if not job.is_rank:
+        return Grouping(_first(job), 0, launcher, starts_daemons=True)
+    if job.run_key is None or "parent-" in job.run_key:
+        return None  # the wrappers of other nodes cannot know that they belong together
+    return Grouping(list(job.nodes), job.node_index, launcher, starts_daemons=False)
+
+
+def _first(job: Job) -> list[str]:
+    own = job.nodes[job.node_index]
+    return [own, *(node for node in job.nodes if node != own)]
+
+
+def in_group(config: Config, group: Grouping | None) -> dict[str, Any]:
+    """What a daemon's spec says of the group."""
+    if group is None:
+        return {"placement": config.placement}
+    return {
+        "node_index": group.index,
+        "node_count": len(group.hosts),
+        "placement": config.placement,
+        "group_wait_s": GROUP_WAIT_S,
+    }
+
+
+def lead_spec(session: Session, spec: DaemonSpec, local: LocalDir, group: Grouping) -> LeadSpec:
+    """What the lead and the agents are told."""
+    config = session.config
+    return LeadSpec(
+        run_id=session.part.run_id,
+        run_dir=os.path.abspath(session.run_dir),
+        hosts=group.hosts,
+        launcher=group.launcher,
+        starts_daemons=group.starts_daemons,
+        exchanges=spec.mode != "direct" and config.placement != "private",
+        local_dir=os.fspath(local.path),
+        daemon=spec.to_json(),
+        budget=config.budget,
+        copiers=config.copiers,
+        intercept=config.intercept,
+        wait_s=GROUP_WAIT_S,
+        drain_s=config.drain_s,
+        input_ends=launchers.per_node(group.launcher, ["agent"], group.hosts[1:]).takes_stdin,
+        own={"node_dir": os.fspath(session.node.path), "sock": os.fspath(session.node.sock)},
+    )
+
+
+def begin(group: Grouping, lead: LeadSpec, node: nodes.Node) -> LeadLink | None:
+    """Says that this node is up, and on the first node starts the lead."""
+    from hpcstage.launch.leadlink import LeadLink
+
+    directory = Path(lead.run_dir) / groupspec.DIRECTORY
+    if group.starts_daemons:
+        shutil.rmtree(directory, ignore_errors=True)  # of an earlier run, where the user names the run directory
+    directory.mkdir(mode=0o700, exist_ok=True)
+    if not group.starts_daemons:
+        groupspec.write_json(
+            groupspec.state_file(directory, group.index),
+            {"run_id": lead.run_id, "state": "ready", "host": group.hosts[group.index], **lead.own},
+        )
+    if group.index != 0:
+        return None
+    lead.save(directory / groupspec.SPEC)
+    shutil.copyfile(node.path / "resolved", directory / groupspec.RESOLVED)
+    (directory / groupspec.SCRIPT).write_text(agent_script(directory, os.environ))
+    return LeadLink(directory / groupspec.SPEC, node.path / "lead.log", launchers.scrubbed(os.environ))
+
+
+def agent_script(directory: Path, env: Mapping[str, str]) -> str:
+    """A script for the shell of another node; it takes no arguments and needs nothing of the launcher."""
+    import sys
+
+    given = environment.for_daemon(env, nodes.package_parent())
+    kept = {name: given[name] for name in (*_INHERITED, "PYTHONPATH") if name in given}
+    lines = ["#!/bin/sh", "# Made by hpcstage run: brings up another node of the run."]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in kept.items()]
+    words = [sys.executable, "-s", "-m", "hpcstage.group.agent", os.fspath(directory / groupspec.SPEC)]
+    return "\n".join([*lines, "exec " + shlex.join(words), ""])
+
+
+def await_parts(run_dir: Path, hosts: Sequence[str], since_unix_s: float, deadline: float) -> bool:
+    """Until all nodes have written their last word, or the deadline."""
+    missing = set(hosts)
+    while True:
+        missing = {host for host in missing if not _is_final(run_dir / "nodes" / f"{host}.json", since_unix_s)}
+        if not missing or time.monotonic() >= deadline:
+            return not missing
+        time.sleep(_POLL_S)
+
+
+def _is_final(path: Path, since_unix_s: float) -> bool:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
+        if data["started_unix_s"] < since_unix_s - 60.0:
+            return False  # of an earlier run into the same directory; clocks of nodes differ a little
+        ended = bool(data["complete"])
+        return ended or any(problem.get("id") == "node-missing" for problem in data["problems"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
+
+
+def sweep_virtual(first: Path, count: int, timeout_s: float) -> None:
+    """Waits until the directories of virtual nodes are gone, and removes those whose daemons were killed."""
+    base, stem = first.parent, first.name[:-1]
+    deadline = time.monotonic() + timeout_s
+    while any((base / f"{stem}{index}").exists() for index in range(count)) and time.monotonic() < deadline:
+        with contextlib.suppress(Exception):
+            for path in nodedir.leftovers(base):
+                nodedir.remove(path)
+        time.sleep(_POLL_S)
