@@ -118,7 +118,6 @@ def main(arguments: list[str]) -> int:
     """See the module."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)  # meant for the command; the end of the run is told in other ways
-    os.umask(0o077)
     os.chdir("/")
     return Agent(Path(arguments[0])).run()
 
