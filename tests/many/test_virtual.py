@@ -1,0 +1,89 @@
+"""Virtual nodes: `--nodes N` on one machine, from the command line to the record."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import manylab
+import pytest
+from conftest import Hpcstage, wait_for
+
+Tree = Callable[..., Path]
+
+
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_each_rank_reads_on_its_node_and_all_read_the_same_as_without_us(
+    hpcstage: Hpcstage, make_tree: Tree, local_dir: Path, nodes: int
+) -> None:
+    data = make_tree(files=60)
+    done = hpcstage("run", "--nodes", str(nodes), "--data", data, "--", *manylab.reader_command(hpcstage.cwd, data, 6))
+    assert done.returncode == 0, done.stderr
+    digests, places = manylab.written(hpcstage.cwd, 6)
+    assert digests == manylab.expected(data, 6)
+    assert [place.rsplit(".", 1)[1] for place in places] == [f"v{rank * nodes // 6}" for rank in range(6)]
+    parts = manylab.parts_of(hpcstage)
+    assert [part["node_index"] for part in parts] == list(range(nodes))
+    assert all(part["complete"] and part["node_count"] == nodes for part in parts)
+    assert not list(local_dir.glob("hpcstage-*/*/"))
+    assert manylab.record_of(hpcstage)["complete"] is True
+
+
+def test_one_node_is_a_run_without_a_group(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    data = make_tree(files=10)
+    done = hpcstage("run", "--nodes", "1", "--data", data, "--", *manylab.reader_command(hpcstage.cwd, data, 2))
+    assert done.returncode == 0, done.stderr
+    assert manylab.written(hpcstage.cwd, 2)[0] == manylab.expected(data, 2)
+    assert [part["node_count"] for part in manylab.parts_of(hpcstage)] == [1]
+
+
+@pytest.mark.parametrize("mode", ["upfront", "direct", "auto"])
+def test_the_other_modes(hpcstage: Hpcstage, make_tree: Tree, local_dir: Path, mode: str) -> None:
+    data = make_tree(files=40)
+    done = hpcstage(
+        "run", "--mode", mode, "--nodes", "2", "--data", data, "--", *manylab.reader_command(hpcstage.cwd, data, 2)
+    )
+    assert done.returncode == 0, done.stderr
+    assert manylab.written(hpcstage.cwd, 2)[0] == manylab.expected(data, 2)
+    assert [part["complete"] for part in manylab.parts_of(hpcstage)] == [True, True]
+    assert not list(local_dir.glob("hpcstage-*/*/"))
+
+
+def test_exit_code_and_death_by_a_signal_pass_through(hpcstage: Hpcstage, make_tree: Tree, local_dir: Path) -> None:
+    data = make_tree(files=5)
+    run = ["run", "--nodes", "2", "--data", data, "--", "/bin/sh", "-c"]
+    assert hpcstage(*run, "exit 77").returncode == 77
+    assert hpcstage(*run, "kill -TERM $$").returncode == -signal.SIGTERM
+    assert not list(local_dir.glob("hpcstage-*/*/"))
+
+
+def test_a_signal_ends_the_command_and_all_nodes(hpcstage: Hpcstage, make_tree: Tree, local_dir: Path) -> None:
+    data = make_tree(files=200)
+    command = manylab.reader_command(hpcstage.cwd, data, 2, epochs=1000, pause_s=0.01)
+    process = hpcstage.start("run", "--nodes", "2", "--data", data, "--", *command)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"started\n"
+    ranks = manylab.below(process, str(hpcstage.cwd / "reader.py"))
+    process.send_signal(signal.SIGTERM)
+    try:
+        assert process.wait(timeout=30) == -signal.SIGTERM
+    finally:
+        manylab.kill(ranks)  # the launcher of this test does not pass signals on
+    process.communicate(timeout=30)
+    assert not list(local_dir.glob("hpcstage-*/*/"))
+    assert [part["complete"] for part in manylab.parts_of(hpcstage)] == [True, True]
+
+
+def test_a_second_run_and_a_first_do_not_see_each_other(hpcstage: Hpcstage, make_tree: Tree, local_dir: Path) -> None:
+    data = make_tree(files=30)
+    command = manylab.reader_command(hpcstage.cwd, data, 2, epochs=20, pause_s=0.005)
+    first = hpcstage.start("run", "--nodes", "2", "--data", data, "--", *command)
+    assert first.stdout is not None
+    assert first.stdout.readline() == b"started\n"
+    wait_for(lambda: len(list(local_dir.glob("hpcstage-*/*.v1/store"))) == 1)
+    second = hpcstage("run", "--nodes", "2", "--data", data, "--", "true")
+    assert second.returncode == 0, second.stderr
+    first.communicate(timeout=60)
+    assert first.returncode == 0
+    assert manylab.written(hpcstage.cwd, 2)[0] == manylab.expected(data, 2, 20)
