@@ -1,0 +1,91 @@
+"""What a user has on a cluster: a home and a project on the shared file system, a dataset, a training program.
+
+The virtual environment of the project is the one that the tests run in: the nodes see it under its own name.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from conftest import MARK, REPO, SESSION, content
+from nodeslab import HOME, SHARED, UID, Nodes
+
+NODES = 4
+FILES = 60
+FILE_BYTES = 20_000
+PROGRAMS = Path(__file__).parent / "programs"
+DATA = SHARED / "data" / "train"
+READABLE = [Path(sys.prefix), Path(sys.base_prefix), REPO]
+ACTIVATE = f"""
+export VIRTUAL_ENV={sys.prefix} PATH="{sys.prefix}/bin:$PATH" PYTHONPATH={REPO}
+export {MARK}={SESSION} XDG_STATE_HOME="$PWD/state" PYTHONDONTWRITEBYTECODE=1
+"""
+
+
+class Project:
+    """A project directory of the user, as the job scripts expect one. Paths without `outside` are those on nodes."""
+
+    def __init__(self, nodes: Nodes, name: str) -> None:
+        self.nodes = nodes
+        self.path = HOME / name
+        self.outside = outside(nodes, self.path)
+        (self.outside / ".venv" / "bin").mkdir(parents=True)
+        (self.outside / ".venv" / "bin" / "activate").write_text(ACTIVATE)
+        for source in (*PROGRAMS.iterdir(), *(REPO / "jobscripts").iterdir()):
+            if source.is_file():
+                shutil.copy2(source, self.outside / source.name)
+        subprocess.run(["chown", "-R", f"{UID}:{UID}", self.outside], check=True)
+
+    def run_dirs(self) -> list[Path]:
+        """The run directories of the project, oldest first, as seen from outside."""
+        return sorted(self.outside.glob("hpcstage-runs/*"))
+
+    def record(self) -> dict[str, Any]:
+        """The record of the project's only run."""
+        (run_dir,) = self.run_dirs()
+        return json.loads((run_dir / "run.json").read_text())  # type: ignore[no-any-return]
+
+    def report(self) -> str:
+        """What `hpcstage report` shows to the user of the last run."""
+        line = ". .venv/bin/activate && hpcstage report"
+        return self.nodes.run(1, "bash", "-c", line, user=True, cwd=self.path).stdout
+
+    def said(self, pattern: str) -> list[dict[str, Any]]:
+        """What the program's processes said, each in a file of its own, whose names match the pattern."""
+        return [
+            json.loads(line) for path in sorted(self.outside.glob(pattern)) for line in path.read_text().splitlines()
+        ]
+
+    def log(self) -> str:
+        """All that the project's jobs printed, for the message of a failing test."""
+        return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted(self.outside.glob("*.out")))
+
+
+def outside(nodes: Nodes, path: Path) -> Path:
+    """Where a path on the shared file system lies outside of the nodes."""
+    return nodes.shared / path.relative_to(SHARED)
+
+
+@functools.cache
+def digest(epochs: int = 1) -> str:
+    """What the training program prints if it has read the whole dataset right."""
+    total = hashlib.sha256()
+    for _ in range(epochs):
+        for index in sorted(range(FILES), key=lambda number: f"class{number % 3}/file{number:05d}"):
+            total.update(content(index, FILE_BYTES))
+    return total.hexdigest()
+
+
+def write_dataset(nodes: Nodes) -> None:
+    """Puts the dataset on the shared file system."""
+    for index in range(FILES):
+        path = outside(nodes, DATA) / f"class{index % 3}" / f"file{index:05d}.bin"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content(index, FILE_BYTES))
