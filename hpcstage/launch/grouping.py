@@ -128,7 +128,13 @@ def begin(group: Grouping, lead: LeadSpec, node: nodes.Node) -> LeadLink | None:
     if not group.starts_daemons:
         groupspec.write_json(
             groupspec.state_file(directory, group.index),
-            {"run_id": lead.run_id, "state": "ready", "host": group.hosts[group.index], **lead.own},
+            {
+                "run_id": lead.run_id,
+                "state": "ready",
+                "index": group.index,
+                "host": group.hosts[group.index],
+                **lead.own,
+            },
         )
     if group.index != 0:
         return None
