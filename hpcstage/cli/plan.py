@@ -31,7 +31,11 @@ def plan(run_dir: Path | None, no_probe: bool, limit: int | None, as_json: bool,
     hpcstage plan --data /lustre/imagenet/train --epochs 90 --epoch-compute 20m
     hpcstage plan --data /lustre/imagenet/train --order trace        as the last run read
     hpcstage plan --data /lustre/imagenet/train --order sampler --sampler distributed --seed 0 --epochs 3 --ranks 8
+    hpcstage plan --data /lustre/imagenet/train --nodes 64 --placement partition --epoch-compute 20s --epochs 90
     hpcstage plan RUN_DIR            the plan of a past run
+
+    With --nodes N (or in a job of several nodes) it also shows what each node fetches from the source, keeps and gets
+    from others, and what 1, 2, 4, ... N nodes would take under each placement.
 
     What is not given is taken from the record of an earlier run on the same datasets, or measured (see --no-probe).
     """

@@ -246,7 +246,7 @@ class Config:
             "epoch_compute",
             "auto",
             parse.duration(0, "auto"),
-            "For the forecast: time of one epoch if reading took no time.",
+            "For the forecast: time of one epoch on the job's nodes if reading took no time.",
             metavar="DURATION|auto",
             group="workload",
         )

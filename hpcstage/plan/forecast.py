@@ -1,4 +1,4 @@
-"""What the four modes would take: Yang and Cong's cost model for one node, in Higuchi et al.'s three ways. Pure.
+"""What the four modes would take: Yang and Cong's cost model, in Higuchi et al.'s three ways. Pure.
 
 Per epoch, with C the compute time, D the bytes and n the files of the dataset:
 
@@ -9,7 +9,9 @@ Per epoch, with C the compute time, D the bytes and n the files of the dataset:
     with store  (1 - a) of the storage term + a of the local term, a the staged share   (7, 8)
 
 Preprocessing (3, 4) is part of C: where the files lie does not change it. Of p nodes that share the source each reads
-its own p-th part at a p-th of the source's rates; `upfront` copies the whole dataset to each.
+its own p-th part at a p-th of the source's rates; `upfront` copies the whole dataset to each. Where nodes get files
+from each other, these come over each node's own link, beside the source: the larger of the two terms of (7) counts.
+Filling a replica goes on behind the training and is not waited for.
 
     direct   startup + E x epoch(a = 0)
     upfront  copy + startup + E x epoch(a)
@@ -19,8 +21,10 @@ its own p-th part at a p-th of the source's rates; `upfront` copies the whole da
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from hpcstage.plan.forecast_terms import Asked, Phases, Terms, phases
+from hpcstage.plan.sharing import Sharing
 from hpcstage.plan.types import Forecast, ModeForecast, Rates, Workload
 from hpcstage.units import format_duration as show
 
@@ -35,51 +39,8 @@ ASSUMED_SOURCE_FILE_S = 1e-3
 ASSUMED_IN_FLIGHT = 32
 ASSUMED_LOCAL_BYTES_PER_S = 2e9
 ASSUMED_LOCAL_FILE_S = 30e-6
+ASSUMED_PEER_BYTES_PER_S = 1e9
 _STEPS = 400
-
-
-@dataclass(frozen=True)
-class Terms:
-    """The numbers of the model, all known: seconds for one pass over the dataset."""
-
-    epochs: int
-    startup_s: float
-    begin_s: float
-    """From the start to the first copied file: the scan."""
-    compute_s: float
-    readers: int
-    source_alone_s: float
-    """One reader alone reads everything from the source."""
-    source_s: float
-    """Everything with as many transfers in flight as pay."""
-    local_alone_s: float
-    copy_s: float
-    """Copying what a node reads in an epoch."""
-    whole_copy_s: float
-    """Copying the dataset to a node."""
-    share: float
-    """Of the dataset that is staged."""
-    order_known: bool
-    files: int
-
-    def read_s(self, share: float) -> float:
-        """Reading once, a share of it from the local disk."""
-        alone = share * self.local_alone_s + (1 - share) * self.source_alone_s
-        if self.readers == 0:
-            return alone
-        return max(alone / self.readers, (1 - share) * self.source_s)
-
-    def epoch_s(self, share: float) -> float:
-        """Reading and computing once."""
-        read_s = self.read_s(share)
-        return self.compute_s + read_s if self.readers == 0 else max(self.compute_s, read_s)
-
-    def say_epoch(self, share: float) -> str:
-        """The epoch's formula with its numbers."""
-        where = "local" if share == 1 else "source" if share == 0 else f"{share:.0%} local, rest source"
-        read = f"{where} {show(self.read_s(share))}"
-        compute = f"compute {show(self.compute_s)}"
-        return f"({compute} + {read})" if self.readers == 0 else f"max({compute}, {read})"
 
 
 def forecast(
@@ -91,19 +52,29 @@ def forecast(
     begin_s: float = 0.0,
     max_rate_bytes_per_s: float | None = None,
     nodes: int = 1,
+    sharing: Sharing | None = None,
 ) -> Forecast:
-    """The four modes. `fit` is the share of the dataset that fits the budget; `begin_s` what the scan takes."""
-    workload, rates, assumptions = _assume(workload, rates)
+    """The four modes. `fit` is the share of the dataset that fits the budget; `begin_s` what the scan takes.
+
+    With several nodes `epoch_compute_s` is that of `nodes` together; `sharing` says what they get from each other
+    and takes the place of `fit`.
+    """
+    workload, rates, assumptions = _assume(workload, rates, nodes)
     if not order_known:
         assumptions.append("order: not known before the program reads; files that it asks for are fetched first")
     if (workload.epochs or 1) > 1:
         assumptions.append("page cache: does not keep the source's files from one epoch to the next")
-    terms = _terms(workload, rates, fit, begin_s, max_rate_bytes_per_s, nodes)
-    terms = replace(terms, order_known=order_known)
-    modes = {DIRECT: _direct(terms), UPFRONT: _upfront(terms), RUNTIME: _runtime(terms)}
-    choice, why = choose(terms, modes)
+    terms = phases(workload, rates, Asked(fit, order_known, begin_s, max_rate_bytes_per_s, nodes, sharing))
+    modes = {DIRECT: _direct(terms.first), UPFRONT: _upfront(terms.upfront), RUNTIME: _runtime(terms)}
+    choice, why = choose(terms.first, modes, from_nodes=terms.later.peers_s > 0)
     modes[AUTO] = replace(modes[choice], mode=AUTO, formula=f"as {choice}")
     return Forecast(modes, choice, why, tuple(assumptions))
+
+
+def source_pass_s(workload: Workload, rates: Rates, *, max_rate_bytes_per_s: float | None = None) -> float:
+    """Copying everything from the source once, with all transfers in flight: D / R."""
+    workload, rates, _ = _assume(workload, rates, 1)
+    return phases(workload, rates, Asked(max_rate_bytes_per_s=max_rate_bytes_per_s)).first.copy_s
 
 
 # ---- the modes
@@ -129,12 +100,13 @@ def _upfront(terms: Terms) -> ModeForecast:
     return ModeForecast(UPFRONT, before_s + terms.epochs * epoch_s, first_s, before_s + epoch_s, epoch_s, formula)
 
 
-def _runtime(terms: Terms) -> ModeForecast:
+def _runtime(phases: Phases) -> ModeForecast:
+    terms, later = phases.first, phases.later
     first_s, text = _first_epoch(terms)
-    later_s = terms.epoch_s(terms.share)
+    later_s = later.epoch_s(later.share)
     formula = text
     if terms.epochs > 1:
-        formula += f" + {terms.epochs - 1} x {terms.say_epoch(terms.share)}"
+        formula += f" + {terms.epochs - 1} x {later.say_epoch(later.share)}"
     first_batch_s = max(terms.startup_s, terms.begin_s) + terms.source_alone_s / terms.files
     return ModeForecast(RUNTIME, first_s + (terms.epochs - 1) * later_s, first_batch_s, first_s, later_s, formula)
 
@@ -173,7 +145,7 @@ def _unordered_s(terms: Terms) -> float:
 # ---- the choice
 
 
-def choose(terms: Terms, modes: dict[str, ModeForecast]) -> tuple[str, str]:
+def choose(terms: Terms, modes: dict[str, ModeForecast], *, from_nodes: bool = False) -> tuple[str, str]:
     """The fastest mode; near ties go to runtime, but with one epoch to direct. And why, in one sentence."""
     best = min(modes.values(), key=lambda m: m.total_s)
     direct, runtime = modes[DIRECT], modes[RUNTIME]
@@ -182,7 +154,7 @@ def choose(terms: Terms, modes: dict[str, ModeForecast]) -> tuple[str, str]:
     if terms.epochs == 1 and direct.total_s <= best.total_s * ONE_EPOCH_TIE:
         return DIRECT, _why_direct(terms)
     if runtime.total_s <= best.total_s * TIE:
-        return RUNTIME, _why_runtime(terms, direct, modes[UPFRONT], runtime)
+        return RUNTIME, _why_runtime(terms, modes, from_nodes)
     if best.mode == DIRECT:
         return DIRECT, "reading the source is fast enough, and copying would cost more than it saves"
     saved = show(runtime.total_s - best.total_s)
@@ -198,56 +170,24 @@ def _why_direct(terms: Terms) -> str:
     return "each file is read once, and reading it from the source is not slower"
 
 
-def _why_runtime(terms: Terms, direct: ModeForecast, upfront: ModeForecast, runtime: ModeForecast) -> str:
+def _why_runtime(terms: Terms, modes: dict[str, ModeForecast], from_nodes: bool) -> str:
+    runtime = modes[RUNTIME]
     gains = [
         f"{show(mode.total_s - runtime.total_s)} less than {mode.mode}"
-        for mode in (direct, upfront)
+        for mode in (modes[DIRECT], modes[UPFRONT])
         if mode.total_s > runtime.total_s * ONE_EPOCH_TIE
     ]
     reason = "the copying hides behind the first epoch"
     if terms.epochs > 1:
-        reason += f" and {terms.epochs - 1} later ones read locally"
+        where = "from the nodes' disks" if from_nodes else "locally"
+        reason += f" and {terms.epochs - 1} later ones read {where}"
     return f"{reason}: {' and '.join(gains)}" if gains else "all are alike, and it depends least on the source"
 
 
-# ---- terms and assumptions
+# ---- assumptions
 
 
-def _terms(
-    workload: Workload, rates: Rates, share: float, begin_s: float, max_rate_bytes_per_s: float | None, nodes: int
-) -> Terms:
-    files, size = max(1, workload.files) / nodes, workload.size_bytes / nodes
-    source_s = _pass_s(files, size, rates.source_files_per_s, rates.source_bytes_per_s) * nodes
-    copy_s = max(source_s, _pass_s(files, size, rates.copy_files_per_s, rates.copy_bytes_per_s) * nodes)
-    if max_rate_bytes_per_s:
-        copy_s = max(copy_s, size * nodes / max_rate_bytes_per_s)
-    alone_s = files * (rates.reader_file_s or 0.0) + _over(size, rates.reader_bytes_per_s)
-    return Terms(
-        epochs=workload.epochs or 1,
-        startup_s=workload.startup_s,
-        begin_s=begin_s,
-        compute_s=workload.epoch_compute_s or 0.0,
-        readers=workload.readers or 0,
-        source_alone_s=max(alone_s, source_s if nodes > 1 else 0.0),
-        source_s=source_s,
-        local_alone_s=files * (rates.local_file_s or 0.0) + _over(size, rates.local_bytes_per_s),
-        copy_s=copy_s,
-        whole_copy_s=copy_s * nodes,
-        share=min(1.0, max(0.0, share)),
-        order_known=True,
-        files=max(1, workload.files),
-    )
-
-
-def _pass_s(files: float, size: float, files_per_s: float | None, bytes_per_s: float | None) -> float:
-    return max(_over(files, files_per_s), _over(size, bytes_per_s))
-
-
-def _over(amount: float, rate: float | None) -> float:
-    return amount / rate if rate else 0.0
-
-
-def _assume(workload: Workload, rates: Rates) -> tuple[Workload, Rates, list[str]]:
+def _assume(workload: Workload, rates: Rates, nodes: int) -> tuple[Workload, Rates, list[str]]:
     """Fills in what nobody knows, and lists it."""
     notes: list[str] = []
     if workload.epochs is None:
@@ -259,7 +199,16 @@ def _assume(workload: Workload, rates: Rates) -> tuple[Workload, Rates, list[str
     if workload.readers is None:
         workload = replace(workload, readers=ASSUMED_READERS)
         notes.append("readers: 0, the program reads when it needs a file (say it with --readers)")
-    return workload, _assume_rates(rates, workload, notes), notes
+    rates = _assume_rates(rates, workload, notes)
+    return workload, _assume_shared(rates, notes) if nodes > 1 else rates, notes
+
+
+def _assume_shared(rates: Rates, notes: list[str]) -> Rates:
+    notes.append("source: all nodes together get no more than one node with all its transfers in flight")
+    if rates.peer_bytes_per_s is None:
+        rates = replace(rates, peer_bytes_per_s=ASSUMED_PEER_BYTES_PER_S)
+        notes.append(f"other nodes: {ASSUMED_PEER_BYTES_PER_S / 1e9:.3g} GB/s to each node")
+    return rates
 
 
 def _assume_rates(rates: Rates, workload: Workload, notes: list[str]) -> Rates:

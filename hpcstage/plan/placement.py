@@ -114,6 +114,15 @@ class Placement:
         owner = self._owners.owner
         return array("I", (i for i in turned if owner(i) != node and self.keeps(i, node)))
 
+    def owned(self) -> list[tuple[int, int]]:
+        """Per node: how many files it fetches, and their bytes (not with PRIVATE)."""
+        return self._owners.totals(self.files.sizes)
+
+    def kept(self, node: int) -> tuple[int, int]:
+        """How many files a node keeps, and their bytes; looks at every id."""
+        ids = [file_id for file_id in range(len(self.files.sizes)) if self.keeps(file_id, node)]
+        return len(ids), sum(map(self.files.sizes.__getitem__, ids))
+
     def _mask(self, ids: Iterable[int]) -> bytearray:
         mask = bytearray(len(self.files.sizes))
         for file_id in ids:
@@ -175,7 +184,7 @@ def by_first_reader(placement: Placement, orders_of_nodes: Sequence[Sequence[int
         left = _ownerless(owners)
         for file_id, node in zip(left, rooms.fill(left, files.sizes), strict=True):
             owners[file_id] = node
-    return Placement(placement.kind, files, Table(owners), version=placement.version + 1)
+    return Placement(placement.kind, files, Table(owners, placement.nodes), version=placement.version + 1)
 
 
 def choose(size_bytes: int, files: int, nodes: Sequence[Node], *, grouped: bool = True) -> tuple[Kind, str]:

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcstage.errors import UsageError
+from hpcstage.plan import nodesplan
 from hpcstage.plan import order as orders
 from hpcstage.plan.budget import Fit, fit
 from hpcstage.plan.manifest import Manifest
+from hpcstage.plan.nodesplan import NodesPlan
 from hpcstage.plan.scan import ScanResult
 from hpcstage.plan.types import Budget, Forecast, Kept, ModeForecast, Order, Rates, Workload
 
@@ -66,6 +68,8 @@ class Plan:
     mode: str | None = None
     """What a run did; of a preview the forecast's choice."""
     notes: tuple[str, ...] = ()
+    nodes: NodesPlan | None = None
+    """Of a job on several nodes."""
 
 
 def save(run_dir: Path, plan: Plan) -> None:
@@ -123,6 +127,7 @@ def summary(plan: Plan) -> dict[str, Any]:
         "forecast": plan.forecast and asdict(plan.forecast),
         "mode": plan.mode,
         "notes": list(plan.notes),
+        "nodes": plan.nodes and nodesplan.to_json(plan.nodes),
     }
 
 
@@ -156,6 +161,7 @@ def _plan(data: dict[str, Any], manifest: Manifest, order: Order) -> Plan:
         forecast=data["forecast"] and forecast_from_json(data["forecast"]),
         mode=data["mode"],
         notes=tuple(data["notes"]),
+        nodes=nodesplan.from_json(data["nodes"]) if data.get("nodes") else None,
     )
 
 

@@ -19,6 +19,8 @@ from hpcstage.plan.budget import fit
 from hpcstage.plan.datasets import resolve
 from hpcstage.plan.foresee import foresee
 from hpcstage.plan.manifest import Manifest
+from hpcstage.plan.nodesplan import Given, nodes_plan, sharing_of
+from hpcstage.plan.placement import Kind
 from hpcstage.plan.planfile import Plan, ScanSummary
 from hpcstage.plan.scan import scan
 from hpcstage.plan.types import Budget, Dataset, Kept, Order, Rates, Workload
@@ -26,6 +28,7 @@ from hpcstage.plan.types import Budget, Dataset, Kept, Order, Rates, Workload
 if TYPE_CHECKING:
     from hpcstage.config import Config
     from hpcstage.job.localdir import LocalDir
+    from hpcstage.job.types import Job
     from hpcstage.plan.readings import Asked
     from hpcstage.record.workload import Measured
 
@@ -62,17 +65,30 @@ def preview(
     wanted = foreseen.order
     notes = [f"{notice.text}; {notice.remedy}" for notice in resolved.warnings]
     known = find_earlier(resolved.datasets, env)
-    workload = workload_of(config, found.manifest, known)
+    nodes = config.nodes or len(_job(env).nodes) or 1
+    workload = workload_of(config, found.manifest, known, nodes)
     rates, probe_notes = _rates(config, found.manifest, wanted, disk, known, with_probe=with_probe)
     notes.extend(probe_notes)
     room = fit(found.manifest, order.complete(wanted, len(found.manifest)), disk.budget) if disk.budget else None
-    result = forecast.forecast(
-        workload,
-        rates,
-        fit=room.share if room else 1.0,
+    given = Given(
+        found.manifest.sizes,
+        disk.budget,
+        directories=room.needed_inodes - len(found.manifest) if room else 0,
+        asked=config.placement,
         order_known=wanted.provenance != order.MANIFEST,
         begin_s=DAEMON_START_S + found.seconds,
         max_rate_bytes_per_s=config.max_rate_bytes_per_s,
+    )
+    many = nodes_plan(given, workload, rates, nodes) if nodes > 1 else None
+    result = forecast.forecast(
+        workload.on(nodes),
+        rates,
+        fit=room.share if room else 1.0,
+        order_known=given.order_known,
+        begin_s=given.begin_s,
+        max_rate_bytes_per_s=config.max_rate_bytes_per_s,
+        nodes=nodes,
+        sharing=sharing_of(given, nodes, Kind(many.kind)) if many is not None else None,
     )
     return Plan(
         manifest=found.manifest,
@@ -90,6 +106,7 @@ def preview(
         forecast=result,
         mode=result.choice,
         notes=tuple(notes),
+        nodes=many,
     )
 
 
@@ -98,15 +115,21 @@ def preview(
 
 def local_disk(config: Config, env: Mapping[str, str]) -> Disk:
     """The directory that a run here would use. On a login node there may be none: then the budget is unknown."""
-    from hpcstage.job import detect, localdir
+    from hpcstage.job import localdir
 
     try:
-        local = localdir.choose(config.local_dir, env, detect(env, hostname=socket.gethostname()))
+        local = localdir.choose(config.local_dir, env, _job(env))
     except LocalDiskProblem as error:
         return Disk(None, f"none here: {error.what}", None)
     if local is None:
         return Disk(None, "none, as asked for", None)
     return Disk(local.path, f"{local.path} ({local.why})", _budget(config, local), local.device)
+
+
+def _job(env: Mapping[str, str]) -> Job:
+    from hpcstage.job import detect
+
+    return detect(env, hostname=socket.gethostname())
 
 
 def _budget(config: Config, local: LocalDir) -> Budget:
@@ -132,6 +155,7 @@ class Earlier:
     program: Measured
     source_bytes_per_s: float | None
     kept: Kept | None = None
+    nodes: int = 1
 
 
 def find_earlier(datasets: Sequence[Dataset], env: Mapping[str, str]) -> Earlier | None:
@@ -144,7 +168,7 @@ def find_earlier(datasets: Sequence[Dataset], env: Mapping[str, str]) -> Earlier
     try:
         record = files.load_run(run_dir)
         typical = record["contention"]["typical_bytes_per_s"]
-        return Earlier(workload.workload_of(record), typical, _kept(record))
+        return Earlier(workload.workload_of(record), typical, _kept(record), max(1, len(record["nodes"])))
     except (HpcstageError, OSError, KeyError, TypeError, ValueError):
         return None
 
@@ -173,9 +197,10 @@ def known_of_program(config: Config, known: Earlier | None) -> tuple[dict[str, A
     return values, sources
 
 
-def workload_of(config: Config, manifest: Manifest, known: Earlier | None) -> Workload:
-    """Options first, then the earlier run."""
+def workload_of(config: Config, manifest: Manifest, known: Earlier | None, nodes: int = 1) -> Workload:
+    """Options first, which are said of `nodes` nodes, then the earlier run, which had its own."""
     values, sources = known_of_program(config, known)
+    compute_nodes = known.nodes if known is not None and config.epoch_compute_s is None else nodes
     return Workload(
         files=len(manifest),
         size_bytes=manifest.total_bytes,
@@ -184,6 +209,7 @@ def workload_of(config: Config, manifest: Manifest, known: Earlier | None) -> Wo
         startup_s=values["startup_s"] or 0.0,
         readers=values["readers"],
         sources={"files": "scan", "size_bytes": "scan", **sources},
+        compute_nodes=compute_nodes,
     )
 
 

@@ -31,6 +31,9 @@ class Owners(Protocol):
     def ids_of(self, node: int) -> array[int]:
         """What a node owns, ascending."""
 
+    def totals(self, sizes: Sequence[int]) -> list[tuple[int, int]]:
+        """Per node: how many files it owns, and their bytes."""
+
 
 @dataclass
 class Rooms:
@@ -97,6 +100,18 @@ class Dealt:
         kept += [file_id for file_id, to in zip(self._ids, self._to, strict=True) if to == node]
         return array("I", sorted(kept))
 
+    def totals(self, sizes: Sequence[int]) -> list[tuple[int, int]]:
+        """Per node: how many files it owns, and their bytes."""
+        counts, total = self._deal.counts(), self._deal.sums(sizes)
+        for file_id, to in zip(self._ids, self._to, strict=True):
+            before = self._deal.owner(file_id)
+            counts[before] -= 1
+            total[before] -= sizes[file_id]
+            if to != NOBODY:
+                counts[to] += 1
+                total[to] += sizes[file_id]
+        return list(zip(counts, total, strict=True))
+
     def _is_odd(self, file_id: int) -> int:
         return self._odd[file_id >> 3] >> (file_id & 7) & 1
 
@@ -104,9 +119,10 @@ class Dealt:
 class Table:
     """An owner per id: two bytes each."""
 
-    def __init__(self, owners: array[int]) -> None:
+    def __init__(self, owners: array[int], nodes: int) -> None:
         """Type code "H"."""
         self._owners = owners
+        self._nodes = nodes
 
     def owner(self, file_id: int) -> int:
         """The node, or NOBODY."""
@@ -115,6 +131,15 @@ class Table:
     def ids_of(self, node: int) -> array[int]:
         """What a node owns, ascending."""
         return array("I", [file_id for file_id, owner in enumerate(self._owners) if owner == node])
+
+    def totals(self, sizes: Sequence[int]) -> list[tuple[int, int]]:
+        """Per node: how many files it owns, and their bytes."""
+        counts, total = [0] * self._nodes, [0] * self._nodes
+        for owner, size in zip(self._owners, sizes, strict=True):
+            if owner != NOBODY:
+                counts[owner] += 1
+                total[owner] += size
+        return list(zip(counts, total, strict=True))
 
 
 def needed_bytes(sizes: Sequence[int]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -107,13 +107,21 @@ class Workload:
     size_bytes: int
     epochs: int | None = None
     epoch_compute_s: float | None = None
-    """Time of one epoch if reading took no time."""
+    """Time of one epoch if reading took no time, on `compute_nodes` nodes together."""
     startup_s: float = 0.0
     """Time from the program's start to its first read."""
     readers: int | None = None
     """Processes that read ahead of the training (a loader's num_workers); 0: it reads when it needs."""
     sources: dict[str, str] = field(default_factory=dict)
     """Where each number comes from: `option`, `record of RUN`, `default`."""
+    compute_nodes: int = 1
+
+    def on(self, nodes: int) -> Workload:
+        """The same work on another number of nodes: computing scales."""
+        if self.epoch_compute_s is None:
+            return replace(self, compute_nodes=nodes)
+        scaled_s = self.epoch_compute_s * self.compute_nodes / nodes
+        return replace(self, epoch_compute_s=scaled_s, compute_nodes=nodes)
 
 
 @dataclass(frozen=True)
@@ -136,6 +144,10 @@ class Rates:
     copy_bytes_per_s: float | None = None
     """Source to local disk, with as many transfers in flight as the copiers keep; None: as fast as the source."""
     copy_files_per_s: float | None = None
+    peer_bytes_per_s: float | None = None
+    """From other nodes to one node."""
+    peer_file_s: float | None = None
+    """Asking another node for a file, besides its bytes."""
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ from typing import Any
 from hpcstage.plan.planfile import Plan, path_json, printable, summary
 from hpcstage.plan.rows import Row, rows
 from hpcstage.plan.types import Kept, Rates, Workload
-from hpcstage.report import readings_text
+from hpcstage.report import plan_nodes_text, readings_text
 from hpcstage.units import format_duration, format_rate, format_size
 
 DEFAULT_LIMIT = 20
+DEFAULT_NODES = 8
 NO_LIMIT = 1 << 60
 _MODES = ("direct", "upfront", "runtime", "auto")
 UNKNOWN = "?"
@@ -28,6 +29,8 @@ def text(plan: Plan, limit: int | None = None) -> str:
     if plan.readings is not None:
         epochs = readings_text.DEFAULT_EPOCHS if limit is None else plan.readings.asked.epochs
         parts.extend(readings_text.text(plan, plan.readings, rows_shown, epochs))
+    if plan.nodes is not None:
+        parts.extend(plan_nodes_text.text(plan.nodes, DEFAULT_NODES if limit is None else limit))
     parts += [list(_forecast(plan)), list(_tail(plan))]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
