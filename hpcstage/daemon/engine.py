@@ -17,6 +17,7 @@ from pathlib import Path
 
 from hpcstage.daemon.copier import CopierSettings
 from hpcstage.daemon.copyfile import Status
+from hpcstage.daemon.groupqueue import GroupQueue
 from hpcstage.daemon.messages import Result
 from hpcstage.daemon.pool import Pool
 from hpcstage.daemon.queue import FINAL, Place, Queue
@@ -128,6 +129,7 @@ class Engine:
             for id_ in self.queue.next_transfers(free, now):
                 self.pool.assign(id_, urgent=self._is_wanted(id_))
             self.pool.flush()
+        self.sweep()
         self.advance(now)
 
     def advance(self, now: float) -> None:
@@ -146,9 +148,7 @@ class Engine:
             self.queue.close(Reason.FAILED)
 
     def _take(self, result: Result, now: float) -> None:
-        if result.id in self._barred:
-            self._barred.discard(result.id)
-            self.store.unbar(result.id, self.manifest.store_path(result.id))
+        self._unbar(result.id)
         if result.status is Status.OK or (result.status is Status.EXISTS and self._is_complete(result.id)):
             self._stored(result, now)
         elif self.queue.place(result.id) is Place.VOID:
@@ -161,16 +161,25 @@ class Engine:
         self._on_result(result)
         self._on_final(result.id)
 
-    def _stored(self, result: Result, now: float) -> None:
+    def _unbar(self, id_: int) -> None:
+        if id_ in self._barred:
+            self._barred.discard(id_)
+            self.store.unbar(id_, self.manifest.store_path(id_))
+
+    def _stored(self, result: Result, now: float) -> bool:
         if self.queue.done(result.id, result.size_bytes, now):
-            self.stored_bytes += result.size_bytes
-            self.stored_files += 1
             self.last_stored = now
-            facts = self.by_dataset[self.manifest.dataset_of(result.id)]
-            facts.staged_files += 1
-            facts.staged_bytes += result.size_bytes
-        else:
-            self.store.drop(result.id, self.manifest.store_path(result.id))
+            self._count(result.id, 1, result.size_bytes)
+            return True
+        self.store.drop(result.id, self.manifest.store_path(result.id))
+        return False
+
+    def _count(self, id_: int, files: int, size_bytes: int) -> None:
+        self.stored_files += files
+        self.stored_bytes += size_bytes
+        facts = self.by_dataset[self.manifest.dataset_of(id_)]
+        facts.staged_files += files
+        facts.staged_bytes += size_bytes
 
     def _is_complete(self, id_: int) -> bool:
         """A copier published the file and died before it said so."""
@@ -189,6 +198,42 @@ class Engine:
         if local and result.errno in BROKEN_DISK:
             self.queue.close(Reason.FAILED)
         self.errors.add(self.manifest.source_path(result.id), describe(result), now)
+
+    # ---- copies from other nodes
+
+    def received(self, result: Result, now: float) -> bool:
+        """A copy came from another node. False: it is not needed."""
+        queue = self.queue
+        assert isinstance(queue, GroupQueue)
+        self._unbar(result.id)
+        taken = self._stored(result, now) if queue.is_asked_for(result.id) else self._late(queue, result)
+        self._on_final(result.id)
+        return taken
+
+    def _late(self, queue: GroupQueue, result: Result) -> bool:
+        """What was given up came all the same. A transfer that is in flight finds it."""
+        place = queue.place(result.id)
+        if place in (Place.STORED, Place.FLYING):
+            return False
+        if queue.came_late(result.id, result.size_bytes):
+            self._count(result.id, 1, result.size_bytes)
+            return True
+        self.store.drop(result.id, self.manifest.store_path(result.id))
+        return False
+
+    def not_received(self, id_: int) -> None:
+        """A copy will not come from another node."""
+        self._unbar(id_)
+
+    def sweep(self) -> None:
+        """Removes the transit copies that had to make room."""
+        if not isinstance(self.queue, GroupQueue):
+            return
+        dropped = self.queue.transit.dropped
+        for id_ in dropped:
+            self.store.drop(id_, self.manifest.store_path(id_))
+            self._count(id_, -1, -self.queue.size(id_))
+        dropped.clear()
 
     # ---- writes below a dataset
 

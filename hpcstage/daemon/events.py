@@ -24,6 +24,8 @@ class EventKind(IntEnum):
     WANT_READY = 3
     WANT_DIRECT = 4
     VOID = 5
+    RECEIVED = 6
+    """From another node."""
     TRUNCATED = 255
     """The last record of a file that reached its cap."""
 

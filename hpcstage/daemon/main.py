@@ -71,6 +71,7 @@ class Daemon:
             self.server.answer,
             self._state,
             self.started,
+            self.selector,
         )
         self.wrappers = Wrappers(self.selector, self._nobody_left)
         self.sampler = Sampler(self._reading, self.started)
@@ -89,7 +90,7 @@ class Daemon:
         if spec.mode == DIRECT_MODE:
             return None
         settings = CopierSettings(
-            self.node_dir, self.node_dir / MANIFEST_FILE, spec.transfers, spec.max_rate_bytes_per_s, nice=spec.nice
+            self.node_dir, self.node_dir / MANIFEST_FILE, spec.transfers, spec.own_rate_bytes_per_s, nice=spec.nice
         )
         return Pool(settings, spec.copiers)
 
@@ -184,12 +185,15 @@ class Daemon:
         if engine is None:
             return Reading(Totals(), sums, Busy(now, limited_s=now - self.started))
         engine.advance(now)
+        peers = self.staging.peers
         return Reading(
             engine.pool.stats.totals(),
             sums,
             replace(engine.busy),
             queued_files=engine.queue.waiting,
             store_bytes=engine.stored_bytes,
+            peer_bytes=0 if peers is None else peers.counts["peer_bytes"],
+            sent_bytes=0 if peers is None else peers.counts["sent_bytes"],
         )
 
     def _write_part(self, now: float, *, complete: bool) -> None:
@@ -256,9 +260,19 @@ class Daemon:
         if kind is Kind.EPOCH:
             self.staging.ordering.epoch(pid, payload)
             return Reply(Answer.DONE)
+        if kind is Kind.PEER:
+            return self._from_exchange(token)
         if kind is Kind.STATUS:
             return Reply(Answer.DONE, value=self.staging.state)
         return self._from_wrapper(token, kind, payload)
+
+    def _from_exchange(self, token: int) -> Reply | None:
+        group = self.staging.group
+        connection = None if group is None or self._ending else self.server.hand_over(token)
+        if group is None or connection is None:
+            return Reply(Answer.REFUSED)
+        group.attach(connection)
+        return None
 
     def _from_wrapper(self, token: int, kind: Kind, payload: bytes) -> Reply | None:
         if kind is Kind.ATTACH:
@@ -288,7 +302,10 @@ class Daemon:
         self.page.set_state(State.ENDED)
         self.staging.answer_all(Reason.SETTLED)
         self.watch.stop()
-        self.staging.ordering.leave_trace()
+        if self.staging.group is not None:
+            self.staging.group.close()
+        if self.spec.node_index == 0:  # the trace is one per command, not per node
+            self.staging.ordering.leave_trace()
         if self.staging.engine is not None:
             self.staging.engine.queue.close(Reason.LATER)
         if self.pool is not None:

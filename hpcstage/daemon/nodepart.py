@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from hpcstage.daemon.staging import Staging
 from hpcstage.record.part import DatasetPart, NodePart
 from hpcstage.units import format_size
 from hpcstage.wire import Reason
+
+PEER_COUNTS = ("peer_bytes", "peer_files", "sent_bytes", "sent_files")
 
 
 class Reporter:
@@ -58,7 +61,12 @@ class Reporter:
             missed_count=len(self.missed),
             pressure=self._pressure_since(),
             problems=[*outlook.problems, *self._problems()],
+            node_index=self._spec.node_index,
+            node_count=self._spec.node_count,
         )
+        if staging.group is not None:
+            part.placement, part.placement_why = staging.group.placement
+            part.group = staging.group.to_json()
         if staging.engine is not None:
             part.errors = list(staging.engine.errors.kinds.values())
             part.hist_open, part.hist_read = staging.engine.pool.stats.histograms()
@@ -87,6 +95,9 @@ class Reporter:
         if staging.outlook.scanned is not None:
             totals["source_stats"] = staging.outlook.scanned.stats
             totals["source_listings"] = staging.outlook.scanned.listings
+        if staging.group is not None:
+            counts = Counter[str]() if staging.group.peers is None else staging.group.peers.counts
+            totals |= {name: counts[name] for name in PEER_COUNTS}
         return totals if staging.engine is None else totals | _copied(staging.engine)
 
     def _budget(self) -> dict[str, object]:

@@ -3,6 +3,7 @@
 Owns the state of every id, the order, the budget, the rate cap and the estimates behind the bound of a wait. It owns
 no clock (callers pass `now`, monotonic seconds), no disk, no process and no connection. An id ends in exactly one of
 STORED, FAILED, VOID and REFUSED; nothing is ever evicted. A million ids cost 9 MB: a byte of state and eight of size.
+Ids that come from other nodes are `groupqueue`'s.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class Place(IntEnum):
     FAILED = 4
     VOID = 5
     REFUSED = 6
+    AWAY = 7
+    """Another node keeps it; it comes here when it is wanted. Only in a node group."""
 
 
 FINAL = frozenset({Place.STORED, Place.FAILED, Place.VOID, Place.REFUSED})
@@ -62,12 +65,21 @@ READY = Decision(Verdict.READY)
 
 
 @dataclass
-class _Sequence:
+class OrderedIds:
     """An order and how far it has been worked off."""
 
     ids: Sequence[int]
     cursor: int = 0
     name: str = ""
+    far: int = 0
+    """Likewise for what comes from other nodes."""
+
+    def pass_to(self, position: int, *, far: bool) -> None:
+        """So far nothing is left."""
+        if far:
+            self.far = position
+        else:
+            self.cursor = position
 
 
 class Queue:
@@ -86,7 +98,7 @@ class Queue:
     ) -> None:
         self._sizes = sizes
         self._places = bytearray(len(sizes))
-        self._sequences = [_Sequence(range(len(sizes)))]
+        self._sequences = [OrderedIds(range(len(sizes)))]
         self._promoted: deque[int] = deque()
         self._promoted_bytes = 0
         self._flying: dict[int, float] = {}
@@ -176,11 +188,18 @@ class Queue:
         return chosen
 
     def _pop(self) -> int | None:
+        id_ = self._pop_promoted()
+        return self._pop_in_order() if id_ is None else id_
+
+    def _pop_promoted(self) -> int | None:
         while self._promoted:
             id_ = self._promoted.popleft()
             if self._places[id_] == Place.PROMOTED:
                 self._promoted_bytes -= self._sizes[id_]
                 return id_
+        return None
+
+    def _pop_in_order(self) -> int | None:
         while self._sequences:
             sequence = self._sequences[-1]
             ids, places = sequence.ids, self._places
@@ -207,7 +226,8 @@ class Queue:
         self.used_bytes += blocks
         self.used_files += 1
 
-    def _refund(self, blocks: int) -> None:
+    def _refund(self, id_: int, blocks: int) -> None:
+        del id_
         self._room_bytes += blocks
         self._room_inodes += 1
         self.used_bytes -= blocks
@@ -252,9 +272,8 @@ class Queue:
         started = self._flying.pop(id_, None)
         if started is None:
             return self._places[id_] == Place.STORED
-        self.estimates.finished(size_bytes, now - started, now)
-        reserved = self._reserved.pop(id_)
-        self._refund(reserved)
+        self._took(id_, size_bytes, now - started, now)
+        self._refund(id_, self._reserved.pop(id_))
         if self._places[id_] != Place.FLYING:
             return False
         self._charge(id_, blocks_bytes(size_bytes))
@@ -263,6 +282,10 @@ class Queue:
         self._move(id_, Place.STORED)
         return True
 
+    def _took(self, id_: int, size_bytes: int, took_s: float, now: float) -> None:
+        del id_
+        self.estimates.finished(size_bytes, took_s, now)
+
     def failed(self, id_: int, now: float, *, no_room: bool = False) -> None:
         """A transfer failed for good. With `no_room` (ENOSPC, EDQUOT) nothing more is admitted."""
         del now
@@ -270,7 +293,7 @@ class Queue:
             self.close(Reason.FULL)
         if self._flying.pop(id_, None) is None:
             return
-        self._refund(self._reserved.pop(id_))
+        self._refund(id_, self._reserved.pop(id_))
         if self._places[id_] == Place.FLYING:
             self._move(id_, Place.REFUSED if no_room else Place.FAILED)
 
@@ -278,7 +301,7 @@ class Queue:
         """A transfer was lost (its copier died): it waits again, in front."""
         if self._flying.pop(id_, None) is None:
             return
-        self._refund(self._reserved.pop(id_))
+        self._refund(id_, self._reserved.pop(id_))
         if self._places[id_] == Place.FLYING:
             self._move(id_, Place.PROMOTED)
             self._promoted.appendleft(id_)
@@ -292,7 +315,7 @@ class Queue:
             if place is Place.PROMOTED:
                 self._promoted_bytes -= self._sizes[id_]
             elif place is Place.STORED:
-                self._refund(blocks_bytes(self._sizes[id_]))
+                self._refund(id_, blocks_bytes(self._sizes[id_]))
             elif place is Place.FLYING:
                 flying.append(id_)
             self._move(id_, Place.VOID)
@@ -313,7 +336,7 @@ class Queue:
         """
         if name:
             self._sequences = [sequence for sequence in self._sequences if sequence.name != name]
-        self._sequences.append(_Sequence(order, name=name))
+        self._sequences.append(OrderedIds(order, name=name))
         if len(self._sequences) > _MOST_SEQUENCES:
             self._flatten()
 
@@ -326,7 +349,7 @@ class Queue:
                 if not seen[id_] and self._places[id_] == Place.WAITING:
                     seen[id_] = 1
                     flat.append(id_)
-        self._sequences = [_Sequence(flat)]
+        self._sequences = [OrderedIds(flat)]
 
     def close(self, reason: Reason) -> None:
         """Nothing more is admitted; what is in flight may finish. The first reason stays."""

@@ -24,6 +24,8 @@ class Reading:
     busy: Busy
     queued_files: int = 0
     store_bytes: int = 0
+    peer_bytes: int = 0
+    sent_bytes: int = 0
 
 
 class Sampler:
@@ -71,6 +73,8 @@ def _sample(last: Reading, now: Reading, start_s: float, length_s: float) -> Sam
         want_ns=shim(Counter.WANT_NS),
         queued_files=now.queued_files,
         store_bytes=now.store_bytes,
+        peer_bytes=now.peer_bytes - last.peer_bytes,
+        sent_bytes=now.sent_bytes - last.sent_bytes,
         loader_wait_ns=shim(Counter.LOADER_WAIT_NS),
         local_ns=shim(Counter.HIT_OPEN_NS, Counter.LOCAL_READ_NS),
     )

@@ -127,6 +127,14 @@ def save_plan(spec: DaemonSpec, manifest: Manifest, order: Order, scanned: Scann
     return b""
 
 
+def decided(run_dir: Path) -> bytes:
+    """Mode auto on the other nodes: the forecast of the first one, in JSON."""
+    from hpcstage.plan import planfile
+
+    data = json.loads((run_dir / planfile.PLAN).read_text(encoding="utf-8"))
+    return json.dumps(data["forecast"]).encode()
+
+
 def _scanned(result: ScanResult, unknown: int) -> Scanned:
     return Scanned(
         seconds=result.seconds,

@@ -109,6 +109,8 @@ class Server:
             return Reply(Answer.REFUSED)
 
     def _watch(self, token: int, connection: socket.socket) -> None:
+        if token not in self._connections:
+            return
         with contextlib.suppress(KeyError):
             self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(token))
 
@@ -123,6 +125,14 @@ class Server:
             self._watch(token, connection)
         else:
             self.close(token)
+
+    def hand_over(self, token: int) -> socket.socket | None:
+        """Somebody else reads this connection from here on, and closes it."""
+        connection = self._connections.pop(token, None)
+        if connection is not None:
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(connection)
+        return connection
 
     def close(self, token: int) -> None:
         """Ends a connection."""

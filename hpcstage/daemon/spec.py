@@ -72,6 +72,11 @@ class DaemonSpec:
         """Reads what `to_json` gave."""
         return cls(**{**data, "datasets": [Dataset.from_json(dataset) for dataset in data["datasets"]]})
 
+    @property
+    def own_rate_bytes_per_s(self) -> float | None:
+        """This node's part of the job's cap: the sum over all nodes never exceeds it, whoever is there."""
+        return None if self.max_rate_bytes_per_s is None else self.max_rate_bytes_per_s / self.node_count
+
     def save(self, path: Path) -> None:
         """Writes the spec; readable by its owner only."""
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

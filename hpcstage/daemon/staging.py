@@ -6,19 +6,25 @@ has no socket: the daemon gives it requests and tells it which descriptors are r
 
 from __future__ import annotations
 
+import json
+import selectors
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from hpcstage.daemon import scanning, store
 from hpcstage.daemon.copyfile import Status
 from hpcstage.daemon.engine import Engine
 from hpcstage.daemon.events import EventKind, Events
+from hpcstage.daemon.groupqueue import GroupQueue
 from hpcstage.daemon.helpers import Helpers
 from hpcstage.daemon.messages import Result
+from hpcstage.daemon.nodegroup import NodeGroup
 from hpcstage.daemon.ordering import Ordering
+from hpcstage.daemon.peers import Peers
 from hpcstage.daemon.pool import Pool
 from hpcstage.daemon.queue import FINAL, Place, Queue, Verdict
 from hpcstage.daemon.scanning import Scanned
@@ -34,6 +40,7 @@ from hpcstage.wire import Answer, Reason, State
 DIRECT_MODE = "direct"
 SCAN_HELPER = "scan"
 PLAN_HELPER = "plan"
+MODE_HELPER = "mode"
 
 
 @dataclass
@@ -62,6 +69,7 @@ class Staging:
         answer: Callable[[int, Reply], None],
         on_state: Callable[[State], None],
         started: float,
+        selector: selectors.BaseSelector,
     ) -> None:
         self.spec = spec
         self.node_dir = Path(spec.node_dir)
@@ -83,6 +91,9 @@ class Staging:
         self._written: list[bytes] = []
         """Written to before the manifest was there."""
         self._closed_seen = Reason.NONE
+        self._decided: bytes | None = None
+        """Mode auto: what the first node found, in JSON."""
+        self.group = NodeGroup(spec, selector, self, started) if spec.node_count > 1 else None
 
     # ---- states
 
@@ -93,6 +104,11 @@ class Staging:
             return
         self._enter(State.SCANNING)
         self._watch.start()
+        if self.group is None or not self.group.is_waiting():
+            self.scan()
+
+    def scan(self) -> None:
+        """This node makes the manifest."""
         if self._helpers.start(SCAN_HELPER, lambda: scanning.scan_into(self.spec), self._scan_ended) is None:
             self._give_up("the scan could not be started")
 
@@ -114,23 +130,47 @@ class Staging:
             return
         self.outlook.scanned = Scanned.from_bytes(data)
         manifest, order = scanning.load_scan(self.node_dir)
-        self._stage(manifest, order)
+        self._stage(manifest, order, self.outlook.scanned.listings)
 
-    def _stage(self, manifest: Manifest, order: Order) -> None:
-        assert self.pool is not None
-        assert self.outlook.scanned is not None
+    def stage_received(self, directories: int) -> None:
+        """Another node has scanned: manifest and order lie in the node directory."""
+        if self.spec.mode == scanning.AUTO_MODE:
+            work = partial(scanning.decided, Path(self.spec.run_dir))
+            if self._helpers.start(MODE_HELPER, work, partial(self._stage_decided, directories)) is not None:
+                return
+        self._stage_decided(directories, None)
+
+    def _stage_decided(self, directories: int, decided: bytes | None) -> None:
+        if self.state is not State.SCANNING:
+            return
+        manifest, order = scanning.load_scan(self.node_dir)
+        self._decided = decided
+        self._stage(manifest, order, directories)
+
+    def problem(self, id_: str, text: str, remedy: str) -> None:
+        """For the record."""
+        self.outlook.problems.append({"id": id_, "text": text, "remedy": remedy})
+
+    def _queue(self, manifest: Manifest, order: Order, directories: int) -> Queue:
         spec = self.spec
-        limit = store.budget(self.node_dir, spec.budget_bytes, spec.budget_inodes)
+        if self.group is None:
+            limit = store.budget(self.node_dir, spec.budget_bytes, spec.budget_inodes)
+        else:
+            limit = self.group.limit
         self.outlook.budget = limit
-        queue = Queue(
+        return (Queue if self.group is None else GroupQueue)(
             manifest.sizes,
             limit,
             order.ids,
-            directories=self.outlook.scanned.listings,
-            max_rate_bytes_per_s=spec.max_rate_bytes_per_s,
+            directories=directories,
+            max_rate_bytes_per_s=spec.own_rate_bytes_per_s,
             patience_s=spec.patience_s,
             want_cap_s=spec.want_cap_s,
         )
+
+    def _stage(self, manifest: Manifest, order: Order, directories: int) -> None:
+        assert self.pool is not None
+        queue = self._queue(manifest, order, directories)
         self.engine = Engine(
             manifest,
             queue,
@@ -146,28 +186,40 @@ class Staging:
             self._void(path)
         self._enter(State.STAGING)
         self._choose()
+        if self.group is not None:
+            self.group.opened(self.engine, directories, order.provenance, self._parked.waits_for, self._received)
         self.ordering.open(manifest, queue, order)
         self.pump(time.monotonic())
-        self._save_plan(manifest, order, limit)
+        if self.spec.node_index == 0:
+            self._save_plan(manifest, order)
+        else:
+            self._announce()
 
     def _choose(self) -> None:
         """Mode auto: what the forecast says; `upfront` is over by now, as the program already runs."""
-        if self.spec.mode != scanning.AUTO_MODE or self.outlook.scanned is None:
+        if self.spec.mode != scanning.AUTO_MODE:
             return
-        found = self.outlook.scanned.forecast or {}
+        scanned = self.outlook.scanned
+        found = (scanned.forecast if scanned else json.loads(self._decided or b"{}")) or {}
         self.outlook.mode = DIRECT_MODE if found.get("choice") == DIRECT_MODE else "runtime"
         self.outlook.mode_why = str(found.get("why", "no forecast could be made"))
         if self.outlook.mode == DIRECT_MODE and self.engine is not None:
             self.engine.queue.close(Reason.LATER)
 
-    def _save_plan(self, manifest: Manifest, order: Order, limit: Budget) -> None:
-        scanned, mode = self.outlook.scanned, self.outlook.mode
-        if scanned is not None:
+    def _save_plan(self, manifest: Manifest, order: Order) -> None:
+        scanned, mode, limit = self.outlook.scanned, self.outlook.mode, self.outlook.budget
+        if scanned is not None and limit is not None:
             self._helpers.start(
                 PLAN_HELPER,
                 lambda: scanning.save_plan(self.spec, manifest, order, scanned, limit, mode),
-                lambda _: None,
+                lambda _: self._announce(),
             )
+        if self.spec.mode != scanning.AUTO_MODE:  # what was decided is read from the plan by the other nodes
+            self._announce()
+
+    def _announce(self) -> None:
+        if self.group is not None:
+            self.group.announce()
 
     def close(self, reason: Reason) -> None:
         """Stops copying: what is in flight may finish, nothing more is begun."""
@@ -179,8 +231,12 @@ class Staging:
 
     def _settle(self) -> None:
         self._enter(State.SETTLED)
+        self._complete()
+
+    def _complete(self) -> None:
+        """Everything that comes of itself is here."""
         if self.engine is not None and not self.engine.queue.closed and not self.engine.queue.count(Place.REFUSED):
-            self.outlook.staged_at = self.engine.last_stored or time.monotonic()
+            self.outlook.staged_at = self.outlook.staged_at or self.engine.last_stored or time.monotonic()
         for token in self._waiting_for_staged:
             self._answer(token, Reply(Answer.DONE, keep=True))
         self._waiting_for_staged.clear()
@@ -189,19 +245,38 @@ class Staging:
 
     def pump(self, now: float) -> None:
         """Fills the copiers, answers wants that have waited long enough, notices the end."""
+        if self.group is not None:
+            self.group.poll(now)
         engine = self.engine
         if engine is None:
             return
         engine.pump(now)
-        for token in self._parked.expire(now):
+        for token, id_ in self._parked.expire(now):
             self._direct(token, Reason.LATER)
+            if self.peers is not None:
+                self.peers.timed_out(id_)
         if engine.queue.closed is not self._closed_seen:
             self._closed_seen = engine.queue.closed
             for id_ in self._parked.ids():
                 if engine.queue.place(id_) in FINAL:
                     self._final(id_)
+            if self.peers is not None:
+                self.peers.refused()
+        if self.peers is not None:
+            self.peers.pump(now)
         if self.state is State.STAGING and engine.queue.settled:
+            self._settled(engine)
+
+    def _settled(self, engine: Engine) -> None:
+        if engine.queue.count(Place.AWAY) and not engine.queue.closed:
+            self._complete()  # wants for what other nodes keep are still answered
+        else:
             self._settle()
+
+    @property
+    def peers(self) -> Peers | None:
+        """What passes between this node and others."""
+        return None if self.group is None else self.group.peers
 
     def receive(self, fd: int, now: float) -> None:
         """A copier has results."""
@@ -215,12 +290,19 @@ class Staging:
         waits = [] if deadline is None else [max(0.0, deadline - now)]
         if (look := self._watch.look_after(now)) is not None:
             waits.append(look)
+        if self.group is not None and (group := self.group.wake_after(now)) is not None:
+            waits.append(group)
         if self.engine is not None and (capped := self.engine.queue.wake_after(now)) is not None:
             waits.append(capped)
         return min(waits, default=None)
 
     def _record(self, result: Result) -> None:
-        kind = EventKind.COPIED if result.status is Status.OK else EventKind.FAILED
+        self._event(result, EventKind.COPIED if result.status is Status.OK else EventKind.FAILED)
+
+    def _received(self, result: Result) -> None:
+        self._event(result, EventKind.RECEIVED)
+
+    def _event(self, result: Result, kind: EventKind) -> None:
         now = time.monotonic_ns()
         times = (result.open_ns, result.read_ns, result.write_ns, max(0, now - result.started_ns))
         self._events.add(
@@ -253,6 +335,8 @@ class Staging:
             engine.pool.hurry(id_)
         else:
             engine.pump(now)
+            if self.peers is not None:
+                self.peers.pump(now)
         return None
 
     def _counted(self, reason: Reason) -> Reply:
@@ -266,6 +350,8 @@ class Staging:
         self._answer(token, self._counted(reason))
 
     def _final(self, id_: int) -> None:
+        if self.peers is not None:
+            self.peers.final(id_)
         tokens = self._parked.settle(id_)
         if not tokens or self.engine is None:
             return
@@ -288,7 +374,8 @@ class Staging:
 
     def staged(self, token: int) -> Reply | None:
         """Answered when there is nothing more to copy."""
-        if self.state in (State.SETTLED, State.MEASURING, State.ENDED):
+        here = self.engine is not None and self.engine.queue.settled
+        if here or self.state in (State.SETTLED, State.MEASURING, State.ENDED):
             return Reply(Answer.DONE, keep=True)
         self._waiting_for_staged.append(token)
         return None

@@ -31,14 +31,14 @@ class Parked:
             del self._of_token[token]
         return tokens
 
-    def expire(self, now: float) -> list[int]:
-        """Tokens whose deadline has passed."""
+    def expire(self, now: float) -> list[tuple[int, int]]:
+        """Tokens whose deadline has passed, and what they waited for."""
         expired = []
         while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][1] not in self._of_token):
             _, token = heappop(self._deadlines)
             if token in self._of_token:
+                expired.append((token, self._of_token[token]))
                 self.drop(token)
-                expired.append(token)
         return expired
 
     def drop(self, token: int) -> None:

@@ -22,11 +22,11 @@ def test_every_want_is_answered_once(wants, steps):
         if step == "settle":
             answered += parked.settle(number % 6)
         elif step == "expire":
-            answered += parked.expire(number / 3)
+            answered += [token for token, _ in parked.expire(number / 3)]
         elif number not in answered:
             parked.drop(number)
             dropped.add(number)
-    answered += parked.expire(float("inf"))
+    answered += [token for token, _ in parked.expire(float("inf"))]
     assert len(answered) == len(set(answered))
     assert set(answered) | (dropped & set(range(len(wants)))) == set(range(len(wants)))
     assert len(parked) == 0
@@ -40,7 +40,7 @@ def test_order_and_deadline():
     parked.park(7, 2, 4.0)
     parked.park(8, 3, 1.0)
     assert parked.next_deadline() == 1.0
-    assert parked.expire(2.0) == [3]
+    assert parked.expire(2.0) == [(3, 8)]
     assert parked.waits_for(7)
     assert parked.settle(7) == [1, 2]
     assert parked.settle(7) == []

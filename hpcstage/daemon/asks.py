@@ -1,0 +1,191 @@
+"""Who was asked for what, by this node and of it: credits, answers, and nodes that do not answer. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+SILENT_S = 300.0
+"""A node that answers nothing for so long is not waited for any more. Its source may be slow, so this is long."""
+MOST_LATE = 3
+"""So many waits of the program that ended without an answer, and a node is left alone until it answers again."""
+
+
+UNREADY_S = 30.0
+"""A node that has no manifest for so long will not have one."""
+FIRST_RETRY_S, LAST_RETRY_S = 0.05, 2.0
+
+
+@dataclass
+class _Owner:
+    asked: dict[int, float] = field(default_factory=dict)
+    """When, by id."""
+    heard: float = 0.0
+    late: int = 0
+    unready_since: float | None = None
+
+    def lives(self, now: float) -> None:
+        self.heard, self.late, self.unready_since = now, 0, None
+
+    def is_trusted(self, now: float) -> bool:
+        unready = self.unready_since is not None and now - self.unready_since > UNREADY_S
+        return self.late < MOST_LATE and not unready
+
+
+class Requests:
+    """What this node asked others for."""
+
+    def __init__(self, files: int, size_bytes: int) -> None:
+        """At most so many files and bytes asked for and not received."""
+        self._most_files = files
+        self._most_bytes = size_bytes
+        self._owners: dict[int, _Owner] = {}
+        self._of: dict[int, tuple[int, int]] = {}
+        self._bytes = 0
+        self._again: list[tuple[float, int, int]] = []
+        """When, id, node: to be asked for once more."""
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    @property
+    def free_files(self) -> int:
+        """So many more may be asked for."""
+        return self._most_files - len(self._of)
+
+    @property
+    def free_bytes(self) -> int:
+        """So many bytes more."""
+        return self._most_bytes - self._bytes
+
+    def asked(self, id_: int, owner: int, size_bytes: int, now: float) -> None:
+        """A request goes out."""
+        self._of[id_] = owner, size_bytes
+        self._bytes += size_bytes
+        self._owner(owner).asked[id_] = now
+
+    def answered(self, id_: int, now: float) -> bool:
+        """An answer came. False: it was not expected any more."""
+        owner = self._end(id_)
+        if owner is not None:
+            owner.lives(now)
+        return owner is not None
+
+    def unready(self, id_: int, now: float) -> bool:
+        """That node has no manifest yet. True: the id will be asked for again (`due`)."""
+        if id_ not in self._of:
+            return False
+        number = self._of[id_][0]
+        owner = self._owner(number)
+        if owner.unready_since is None:
+            owner.unready_since = now
+        if not owner.is_trusted(now):
+            self._end(id_)
+            return False
+        pause_s = min(LAST_RETRY_S, max(FIRST_RETRY_S, (now - owner.unready_since) / 2))
+        heappush(self._again, (now + pause_s, id_, number))
+        return True
+
+    def due(self, now: float) -> dict[int, list[int]]:
+        """What is to be asked for again, by node."""
+        found: dict[int, list[int]] = {}
+        while self._again and self._again[0][0] <= now:
+            _, id_, number = heappop(self._again)
+            if id_ in self._of and self._of[id_][0] == number:
+                found.setdefault(number, []).append(id_)
+        return found
+
+    def wake_after(self, now: float) -> float | None:
+        """Seconds until `due` has something."""
+        return max(0.0, self._again[0][0] - now) if self._again else None
+
+    def heard(self, owner: int, now: float) -> None:
+        """A node lives, whatever it said."""
+        self._owner(owner).lives(now)
+
+    def late(self, id_: int) -> None:
+        """Somebody waited for an id in vain."""
+        if id_ in self._of:
+            self._owner(self._of[id_][0]).late += 1
+
+    def trusts(self, owner: int, now: float) -> bool:
+        """Whether it is worth asking that node."""
+        return self._owner(owner).is_trusted(now)
+
+    def give_up(self, now: float) -> list[int]:
+        """Ids that are not waited for any more, because their node is silent."""
+        gone = []
+        for owner in self._owners.values():
+            if owner.asked and now - max(owner.heard, next(iter(owner.asked.values()))) > SILENT_S:
+                owner.late = MOST_LATE
+                gone += list(owner.asked)
+        for id_ in gone:
+            self._end(id_)
+        return gone
+
+    def ids(self) -> list[int]:
+        """All that was asked for."""
+        return list(self._of)
+
+    def clear(self) -> None:
+        """Nobody can answer any more."""
+        self._owners.clear()
+        self._again.clear()
+        self._of.clear()
+        self._bytes = 0
+
+    def _owner(self, owner: int) -> _Owner:
+        return self._owners.setdefault(owner, _Owner())
+
+    def _end(self, id_: int) -> _Owner | None:
+        if id_ not in self._of:
+            return None
+        number, size_bytes = self._of.pop(id_)
+        self._bytes -= size_bytes
+        owner = self._owner(number)
+        del owner.asked[id_]
+        return owner
+
+
+class Askers:
+    """What others asked this node for and were not told yet."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[int, list[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def add(self, id_: int, node: int) -> None:
+        """A node waits for an id."""
+        nodes = self._nodes.setdefault(id_, [])
+        if node not in nodes:
+            nodes.append(node)
+
+    def settle(self, id_: int) -> list[int]:
+        """The id reached its end: who is to be told."""
+        return self._nodes.pop(id_, [])
+
+    def ids(self) -> list[int]:
+        """All that somebody waits for."""
+        return list(self._nodes)
+
+    def drop(self, node: int) -> None:
+        """A node is gone."""
+        for id_ in [id_ for id_, nodes in self._nodes.items() if node in nodes]:
+            self._nodes[id_].remove(node)
+            if not self._nodes[id_]:
+                del self._nodes[id_]
+
+    def clear(self) -> None:
+        """All are gone."""
+        self._nodes.clear()
+
+
+def by_owner(ids: Iterable[int], owners: Iterable[int]) -> dict[int, list[int]]:
+    """Ids by their nodes, in their order."""
+    found: dict[int, list[int]] = {}
+    for id_, owner in zip(ids, owners, strict=True):
+        found.setdefault(owner, []).append(id_)
+    return found
