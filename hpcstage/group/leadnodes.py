@@ -104,6 +104,8 @@ class Nodes:
             self._next_files = now + (_FILES_EVERY_S if self.waiting else groupspec.PULSE_S)
             self._read_files()
         if self._launched and all(output.ended for output in self._launched):
+            for output in self._launched:
+                output.read()
             self._give_up(next((output.last for output in self._launched if output.last), "its agent ended at once"))
 
     @property

@@ -1,0 +1,134 @@
+"""Nodes that a scheduler's launcher reaches, in front of it and behind it, with stand-ins for the launchers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import manylab
+import pytest
+from conftest import Hpcstage
+from fakecluster import FakeCluster
+
+Tree = Callable[..., Path]
+pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root for nodes of their own")]
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    """Three nodes, whose disks are on another file system than the data."""
+    with tempfile.TemporaryDirectory(prefix="test-hpcstage-", dir="/dev/shm") as base:
+        made = FakeCluster(Path(base), 3)
+        yield made
+        assert not made.left()
+
+
+class Job:
+    """A job's script on the first node."""
+
+    def __init__(self, hpcstage: Hpcstage, cluster: FakeCluster, scheduler: str) -> None:
+        self.hpcstage = hpcstage
+        self.cluster = cluster
+        kept = {name: value for name, value in hpcstage.env.items() if name != "HPCSTAGE_LOCAL_DIR"}
+        self.env = {**kept, **cluster.job(scheduler)}
+
+    def command(self, words: list[str]) -> list[str]:
+        """A script's line."""
+        return self.cluster.on(self.cluster.nodes[0], words)
+
+    def run(self, words: list[str], **env: str) -> subprocess.CompletedProcess[bytes]:
+        """The script, to its end."""
+        return subprocess.run(
+            self.command(words),
+            env={**self.env, **env},
+            cwd=self.hpcstage.cwd,
+            capture_output=True,
+            timeout=90,
+            check=False,
+        )
+
+
+def in_front(hpcstage: Hpcstage, data: Path, launcher: list[str], *options: str, epochs: int = 2) -> list[str]:
+    _, reader = manylab.write_programs(hpcstage.cwd)
+    program = [*launcher, str(reader), str(data), str(epochs), "0.002"]
+    return [sys.executable, "-m", "hpcstage", "run", *options, "--data", str(data), "--", *program]
+
+
+def test_in_front_of_srun(hpcstage: Hpcstage, make_tree: Tree, cluster: FakeCluster) -> None:
+    data = make_tree(files=60)
+    done = Job(hpcstage, cluster, "slurm").run(in_front(hpcstage, data, ["srun", sys.executable]))
+    assert done.returncode == 0, done.stderr
+    digests, places = manylab.written(hpcstage.cwd, 6)
+    assert digests == manylab.expected(data, 6)
+    assert len(set(places)) == 1, "the node directory has one name on all nodes"
+    parts = manylab.parts_of(hpcstage)
+    assert [part["host"] for part in parts] == cluster.nodes
+    assert all(part["complete"] for part in parts)
+    assert all(part["processes"] for part in parts), "ranks of all nodes attached on their node"
+    assert b"not connected" not in done.stderr
+
+
+def test_behind_srun(hpcstage: Hpcstage, make_tree: Tree, cluster: FakeCluster) -> None:
+    data = make_tree(files=60)
+    _, reader = manylab.write_programs(hpcstage.cwd)
+    words = ["srun", *hpcstage.command("run", "--data", data, "--", sys.executable, reader, data, "2", "0.002")]
+    done = Job(hpcstage, cluster, "slurm").run([os.fsdecode(word) for word in words])
+    assert done.returncode == 0, done.stderr
+    assert manylab.written(hpcstage.cwd, 6)[0] == manylab.expected(data, 6)
+    parts = manylab.parts_of(hpcstage)
+    assert [part["host"] for part in parts] == cluster.nodes
+    assert all(part["complete"] for part in parts)
+    assert len(hpcstage.records()) == 1
+
+
+@pytest.mark.parametrize("scheduler", ["pbs", "gridengine"])
+def test_in_front_under_other_schedulers(
+    hpcstage: Hpcstage, make_tree: Tree, cluster: FakeCluster, scheduler: str
+) -> None:
+    """The nodes come up; MPI across them needs the real scheduler, so without it each stages alone, and it is said."""
+    data = make_tree(files=30)
+    ranks, _ = manylab.write_programs(hpcstage.cwd)
+    done = Job(hpcstage, cluster, scheduler).run(in_front(hpcstage, data, [sys.executable, str(ranks), "2"]))
+    assert done.returncode == 0, done.stderr
+    assert manylab.written(hpcstage.cwd, 2)[0] == manylab.expected(data, 2)
+    parts = manylab.parts_of(hpcstage)
+    assert [part["host"] for part in parts] == cluster.nodes
+    assert all(part["complete"] for part in parts)
+
+
+def test_a_node_that_does_not_come_up_is_named_with_its_reason(
+    hpcstage: Hpcstage, make_tree: Tree, cluster: FakeCluster
+) -> None:
+    data = make_tree(files=30)
+    lost = cluster.disk("node3")
+    lost.chmod(0o700)
+    (lost / f"hpcstage-{os.geteuid()}").symlink_to("/nowhere")
+    try:
+        done = Job(hpcstage, cluster, "slurm").run(in_front(hpcstage, data, ["srun", sys.executable]))
+    finally:
+        (lost / f"hpcstage-{os.geteuid()}").unlink()
+    assert done.returncode == 0, done.stderr
+    assert manylab.written(hpcstage.cwd, 6)[0] == manylab.expected(data, 6)
+    (missing,) = [part for part in manylab.parts_of(hpcstage) if part["host"] == "node3"]
+    (problem,) = missing["problems"]
+    assert problem["id"] == "node-missing"
+    assert "symbolic link" in problem["text"]
+    assert "node3" in done.stderr.decode()
+
+
+def test_a_launcher_that_fails_leaves_the_first_node_staging(
+    hpcstage: Hpcstage, make_tree: Tree, cluster: FakeCluster
+) -> None:
+    data = make_tree(files=30)
+    (cluster.base / "bin" / "pbsdsh").write_text("#!/bin/sh\necho 'pbsdsh: task failed to start' >&2\nexit 1\n")
+    ranks, _ = manylab.write_programs(hpcstage.cwd)
+    done = Job(hpcstage, cluster, "pbs").run(in_front(hpcstage, data, [sys.executable, str(ranks), "2"]))
+    assert done.returncode == 0, done.stderr
+    assert manylab.written(hpcstage.cwd, 2)[0] == manylab.expected(data, 2)
+    assert "task failed to start" in done.stderr.decode()
+    parts = manylab.parts_of(hpcstage)
+    assert [part["complete"] for part in parts] == [True, False, False]
