@@ -270,8 +270,10 @@ class GroupQueue(Queue):
         place = self.place(id_)
         if place in FINAL:
             return super().want(id_, now)
-        if not self.linked and id_ not in self._far_flying:
+        if not self.linked and self.is_far(id_) and id_ not in self._far_flying:
             self._localise(id_)
+            if place is Place.PROMOTED:
+                self._promoted.append(id_)
         if place is not Place.AWAY:
             return self._want_far(id_, now) if self.is_far(id_) else super().want(id_, now)
         if self._closed:

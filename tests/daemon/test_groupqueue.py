@@ -1,0 +1,178 @@
+"""What the queue of a node in a group decides, one by one."""
+
+from __future__ import annotations
+
+import time
+from array import array
+
+from hpcstage.daemon.groupqueue import GroupQueue, Share
+from hpcstage.daemon.queue import Place, Verdict
+from hpcstage.daemon.transit import Transit, share_of
+from hpcstage.plan.types import Budget
+from hpcstage.wire import Reason
+
+PLENTY = Budget(1 << 60, 1 << 40)
+MANY = 1 << 50
+
+
+def queue(sizes, share, budget=PLENTY, *, linked=True):
+    q = GroupQueue(array("Q", sizes), budget)
+    q.divide(share)
+    q.linked = linked
+    return q
+
+
+def test_each_kind_in_its_order_and_wants_first():
+    q = queue([10] * 8, Share([0, 2, 4, 6]))
+    q.reorder([7, 6, 5])
+    assert q.want(3, 0.0).verdict is Verdict.WAIT
+    assert q.want(4, 0.0).verdict is Verdict.WAIT
+    assert q.next_transfers(9, 0.0) == [4, 6, 0, 2]
+    assert q.next_requests(9, MANY, 0.0) == [3, 7, 5, 1]
+    assert not q.settled
+
+
+def test_what_others_ask_for_takes_turns_with_the_order():
+    q = queue([10] * 9, Share(range(9)))
+    q.turns = 2
+    for id_ in (8, 7, 6, 5):
+        assert q.asked(id_) is Verdict.WAIT
+    assert q.want(3, 0.0).verdict is Verdict.WAIT
+    assert q.next_transfers(9, 0.0) == [3, 8, 7, 0, 6, 5, 1, 2, 4]
+
+
+def test_asked_for_what_is_here_and_what_never_will_be():
+    q = queue([10] * 4, Share([0, 1]))
+    assert q.next_transfers(1, 0.0) == [0]
+    q.done(0, 10, 1.0)
+    assert q.asked(0) is Verdict.READY
+    assert q.asked(2) is Verdict.DIRECT, "another node's: two nodes would wait for each other"
+    q.void([1])
+    assert q.asked(1) is Verdict.DIRECT
+    q.close(Reason.FULL)
+    assert q.asked(3) is Verdict.DIRECT
+
+
+def test_credits():
+    q = queue([100, 200, 5000, 1], Share([]))
+    assert q.next_requests(9, 1000, 0.0) == [0, 1]
+    assert q.next_requests(9, 1000, 0.0) == [], "too large while others are on their way"
+    assert q.done(0, 100, 1.0)
+    assert q.done(1, 200, 1.0)
+    assert q.next_requests(9, 1000, 1.0) == [2], "alone it may go"
+
+
+def test_missed_comes_from_the_source_next():
+    q = queue([10] * 6, Share([0, 1]))
+    assert q.next_requests(2, MANY, 0.0) == [2, 3]
+    q.missed(3, wanted=False)
+    assert q.next_transfers(9, 0.0) == [3, 0, 1]
+
+
+def test_without_a_link_wants_come_from_the_source_and_the_rest_waits():
+    q = queue([10] * 4, Share([0]), linked=False)
+    assert q.next_transfers(9, 0.0) == [0]
+    assert q.next_requests(9, MANY, 0.0) == []
+    assert q.want(2, 0.0).verdict is Verdict.WAIT
+    assert q.next_transfers(9, 0.0) == [2]
+    assert not q.settled
+    q.adopt()
+    assert q.next_transfers(9, 0.0) == [1, 3]
+
+
+def test_the_end_of_the_link():
+    q = queue([10] * 6, Share([0]))
+    assert q.next_requests(3, MANY, 0.0) == [1, 2, 3]
+    assert q.want(5, 0.0).verdict is Verdict.WAIT
+    q.unlink(lambda id_: id_ == 2)
+    assert q.next_transfers(9, 0.0) == [2, 5, 0] or q.next_transfers(9, 0.0) == []
+    q.linked = True
+    assert q.next_requests(9, MANY, 1.0) == [1, 3, 4], "asked for again, first of all"
+
+
+def test_partition_keeps_its_own_and_lets_the_rest_pass_through():
+    transit = Budget(2 * 4096, 10)
+    q = queue([4096] * 6, Share([0, 1], transit=transit), Budget(4 * 4096, 100))
+    assert q.next_transfers(9, 0.0) == [0, 1]
+    assert q.next_requests(9, MANY, 0.0) == [], "on demand only"
+    for id_ in (0, 1):
+        q.done(id_, 4096, 0.0)
+    assert q.settled
+    assert q.count(Place.AWAY) == 4
+    for id_ in (2, 3, 4):
+        assert q.want(id_, 1.0).verdict is Verdict.WAIT
+        assert q.next_requests(9, MANY, 1.0) == [id_]
+        assert q.done(id_, 4096, 1.0)
+    assert q.transit.dropped == [2]
+    assert q.place(2) is Place.AWAY
+    assert q.place(0) is q.place(3) is q.place(4) is Place.STORED
+    assert q.used_bytes == 4 * 4096
+
+
+def test_a_full_store_does_not_end_what_passes_through():
+    q = queue([4096] * 6, Share([0, 1, 2], transit=Budget(4096, 10)), Budget(3 * 4096, 100))
+    assert q.next_transfers(9, 0.0) == [0, 1]
+    assert q.place(2) is Place.REFUSED
+    assert q.want(4, 0.0).verdict is Verdict.WAIT
+    assert q.next_requests(9, MANY, 0.0) == [4]
+
+
+def test_what_is_larger_than_the_share_is_read_directly():
+    q = queue([4096, 3 * 4096], Share([0], transit=Budget(4096, 10)))
+    assert q.want(1, 0.0).reason is Reason.FULL
+    assert q.place(1) is Place.AWAY
+
+
+def test_unplaced_files_are_read_directly():
+    q = queue([10] * 3, Share([0], unplaced=[2], transit=Budget(4096, 10)))
+    assert q.place(2) is Place.REFUSED
+    assert q.want(2, 0.0).reason is Reason.FULL
+
+
+def test_nodes_begin_at_their_place():
+    q = GroupQueue(array("Q", [10] * 8), PLENTY, array("I", range(8)))
+    q.start_at(4)
+    q.divide(Share([0, 2, 4, 6]))
+    q.linked = True
+    assert q.next_transfers(9, 0.0) == [4, 6, 0, 2]
+    assert q.next_requests(9, MANY, 0.0) == [5, 7, 1, 3]
+
+
+def test_dealt_anew_keeps_what_is_here():
+    q = queue([10] * 4, Share([0, 1]))
+    q.next_transfers(2, 0.0)
+    q.done(0, 10, 1.0)
+    q.divide(Share([2, 3]))
+    assert q.place(0) is Place.STORED
+    assert not q.is_far(1), "it is being copied"
+    assert q.next_requests(9, MANY, 1.0) == []
+    assert q.next_transfers(9, 1.0) == [2, 3]
+
+
+def test_transit_share():
+    assert share_of(Budget(100 << 30, 10**6)).size_bytes == 10 << 30
+    assert share_of(Budget(512 << 20, 10**6)).size_bytes == 64 << 20
+    assert share_of(Budget(8 << 20, 100)) == Budget(2 << 20, 25)
+    transit = Transit(100, 2)
+    transit.take(1, 60)
+    assert not transit.fits(60)
+    transit.landed(1)
+    assert transit.fits(60)
+    transit.take(2, 60)
+    assert transit.surplus() == 1
+    assert transit.give_back(1)
+    assert transit.surplus() is None
+    assert not transit.give_back(1)
+
+
+def test_a_million_ids_quickly():
+    count = 1_000_000
+    start = time.process_time()
+    q = GroupQueue(array("Q", [100_000]) * count, PLENTY)
+    q.divide(Share(array("I", range(0, count, 4))))
+    q.linked = True
+    for _ in range(200):
+        for id_ in (*q.next_transfers(100, 0.0), *q.next_requests(100, MANY, 0.0)):
+            q.done(id_, 100_000, 0.1)
+    assert time.process_time() - start < 4
+    assert q.count(Place.STORED) == 40_000
