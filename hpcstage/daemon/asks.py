@@ -15,6 +15,9 @@ MOST_LATE = 3
 UNREADY_S = 30.0
 """A node that has no manifest for so long will not have one."""
 FIRST_RETRY_S, LAST_RETRY_S = 0.05, 2.0
+LONG_S = 0.5
+"""Answers that take longer say that requests queue up at other nodes, where what a program waits for queues too."""
+LEAST_FILES, FIRST_FILES = 4, 16
 
 
 @dataclass
@@ -39,6 +42,8 @@ class Requests:
     def __init__(self, files: int, size_bytes: int) -> None:
         """At most so many files and bytes asked for and not received."""
         self._most_files = files
+        self._window = float(min(files, FIRST_FILES))
+        """So many are out at a time: fewer when answers take long."""
         self._most_bytes = size_bytes
         self._owners: dict[int, _Owner] = {}
         self._of: dict[int, tuple[int, int]] = {}
@@ -52,7 +57,7 @@ class Requests:
     @property
     def free_files(self) -> int:
         """So many more may be asked for."""
-        return self._most_files - len(self._of)
+        return max(0, int(self._window) - len(self._of))
 
     @property
     def free_bytes(self) -> int:
@@ -67,10 +72,16 @@ class Requests:
 
     def answered(self, id_: int, now: float) -> bool:
         """An answer came. False: it was not expected any more."""
-        owner = self._end(id_)
-        if owner is not None:
-            owner.lives(now)
-        return owner is not None
+        if id_ not in self._of:
+            return False
+        owner = self._owner(self._of[id_][0])
+        owner.lives(now)
+        if now - owner.asked[id_] > LONG_S:
+            self._window = max(LEAST_FILES, self._window * 0.9)
+        else:
+            self._window = min(self._most_files, self._window + 1)
+        self._end(id_)
+        return True
 
     def unready(self, id_: int, now: float) -> bool:
         """That node has no manifest yet. True: the id will be asked for again (`due`)."""

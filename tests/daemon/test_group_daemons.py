@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from daemon_process import same, start_daemon  # noqa: F401
+from daemon_process import same, start_daemon, wait_until  # noqa: F401
 from group_process import nodes, total  # noqa: F401
 
-from hpcstage.wire import Answer, Reason, State
+from hpcstage.group import link
+from hpcstage.wire import Answer, Kind, Reason, State
 
 
 def files_of(root):
@@ -32,3 +33,97 @@ def test_replicate_reads_each_file_once(nodes, make_tree):
     assert all(part.datasets[0].staged_bytes == 120 * 20_000 for part in parts)
     assert [part.problems for part in parts] == [[], [], []]
     assert [part.totals.get("source_listings", 0) > 0 for part in parts] == [True, False, False]
+
+
+def test_partition_keeps_one_copy_and_serves_wants(nodes, make_tree):
+    root = make_tree(files=60, size_bytes=50_000)
+    files = files_of(root)
+    budget = 60 * 53_248 // 2
+    daemons = nodes.up(root, 3, placement="auto", budget_bytes=budget, budget_inodes=10_000)
+    nodes.staged()
+    copies = [[path for path in files if daemon.store(path).exists()] for daemon in daemons]
+    assert sorted(path for own in copies for path in own) == files, "each file is on one node"
+    for daemon, own in zip(daemons, copies, strict=True):
+        assert daemon.state() is State.STAGING, "wants for what other nodes keep are answered"
+        for path in files:
+            assert daemon.want(path) == (Answer.READY, Reason.NONE)
+            assert same(path, daemon.store(path))
+        here = sum(daemon.store(path).exists() for path in files)
+        assert len(own) < here < len(files), "what passed through made room for what came after"
+    parts = nodes.end()
+    assert nodes.worlds[0].end() == 0
+    assert total(parts, "source_bytes") == 60 * 50_000
+    assert total(parts, "peer_files") == 120
+    assert [part.placement for part in parts] == ["partition"] * 3
+    assert all(part.budget["used_bytes"] <= budget for part in parts)
+    assert all(part.problems == [] for part in parts)
+
+
+def test_wants_for_what_others_read_come_first(nodes, make_tree):
+    """With a rate cap the last files would come late."""
+    root = make_tree(files=300, size_bytes=20_000)
+    daemons = nodes.up(root, 2, placement="replicate", max_rate_bytes_per_s=800_000.0)
+    for daemon in daemons:
+        daemon.wait_for_scan()
+    wait_until(lambda: any(daemons[1].store(path).exists() for path in files_of(root)))
+    for path in files_of(root)[-6:]:
+        for daemon in daemons:
+            assert daemon.want(path) == (Answer.READY, Reason.NONE)
+    assert all(daemon.state() is State.STAGING for daemon in daemons)
+    parts = nodes.end()
+    assert total(parts, "source_files") < 300
+
+
+def test_without_a_group_every_node_stages_alone(nodes, make_tree):
+    root = make_tree(files=30)
+    daemons = nodes.up(root, 2, group=False, group_wait_s=1.0)
+    nodes.staged()
+    for daemon in daemons:
+        assert all(same(path, daemon.store(path)) for path in files_of(root))
+    parts = nodes.end()
+    for index, part in enumerate(parts):
+        assert part.placement == "private"
+        assert [problem["id"] for problem in part.problems] == ["group-missing"]
+        assert f"node{index}" in part.problems[0]["text"]
+        assert "no exchange has connected" in part.problems[0]["text"]
+        assert part.group == {"generations": 0, "size": 1, "missing": [1 - index], "why": part.group["why"]}
+        assert part.totals["source_files"] == 30
+
+
+def test_a_node_that_never_came_up_is_dealt_to_the_others(nodes, make_tree):
+    root = make_tree(files=90)
+    daemons = nodes.up(root, 3, group=False, placement="replicate", each={2: {"group_wait_s": 0.5}})
+    nodes.world(daemons[:2])
+    for daemon in daemons[:2]:
+        daemon.staged()
+    parts = [daemon.end() for daemon in daemons[:2]]
+    assert total(parts, "source_files") == 90
+    assert [part.group["missing"] for part in parts] == [[2], [2]]
+    daemons[2].end()
+
+
+def test_the_rate_cap_is_the_jobs(nodes, make_tree):
+    root = make_tree(files=100, size_bytes=50_000)
+    daemons = nodes.up(root, 2, placement="replicate", max_rate_bytes_per_s=2_000_000.0)
+    nodes.staged()
+    parts = nodes.end()
+    spans = [(part.started_unix_s, part.started_unix_s + part.staged_s) for part in parts]
+    assert max(end for _, end in spans) - min(start for start, _ in spans) > 100 * 50_000 / 2_000_000 * 0.8
+    assert total(parts, "source_files") == 100
+    assert len(daemons) == 2
+
+
+def test_strangers_at_the_link(nodes, make_tree):
+    """A daemon without a group refuses exchanges; one with a group survives nonsense from one."""
+    root = make_tree(files=10)
+    alone = nodes.up(root, 1, group=False)[0]
+    assert alone.ask(Kind.PEER)[0] is Answer.REFUSED
+    daemon = nodes._start(root, host="other", node_index=0, node_count=2, group_wait_s=0.5).attach()
+    with daemon.connect() as exchange:
+        daemon.send(exchange, Kind.PEER)
+        hello = link.unpack(exchange.recv(1000))
+        assert (hello.index, hello.nodes) == (0, 2)
+        exchange.send(b"\xff nonsense")
+        assert exchange.recv(1000) == b"", "the daemon hangs up"
+    daemon.staged()
+    assert "strange" in daemon.end().group["why"]

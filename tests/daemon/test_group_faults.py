@@ -1,0 +1,153 @@
+"""Daemons and exchanges that are killed at any moment: what is left goes on, and no partial file is ever visible."""
+# ruff: noqa: F811  fixtures are imported
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+
+import psutil
+import pytest
+from daemon_process import same, start_daemon, wait_until  # noqa: F401
+from group_process import nodes, total  # noqa: F401
+
+from hpcstage.wire import Answer, Reason
+
+
+def files_of(root):
+    return sorted(p for p in root.rglob("*") if p.is_file())
+
+
+def copies(daemon, root):
+    return sum(daemon.store(path).exists() for path in files_of(root))
+
+
+def exchanges(world):
+    found = []
+    for process in psutil.Process(world.process.pid).children(recursive=True):
+        line = process.cmdline()
+        if "hpcstage.group" in line and "mpiexec" not in line[0]:
+            found.append(process)
+    return found
+
+
+def test_a_new_group_goes_on_where_the_last_ended(nodes, make_tree):
+    root = make_tree(files=200, size_bytes=20_000)
+    daemons = nodes.up(root, 3, placement="replicate", max_rate_bytes_per_s=3_000_000.0)
+    wait_until(lambda: copies(daemons[1], root) > 20)
+    nodes.worlds[0].kill()
+    nodes.world()
+    nodes.staged()
+    for daemon in daemons:
+        assert all(same(path, daemon.store(path)) for path in files_of(root))
+    parts = nodes.end()
+    assert nodes.worlds[1].end() == 0
+    assert total(parts, "source_files") <= 203, "in between nothing was wanted, so nothing was read twice"
+    assert [part.group["generations"] for part in parts] == [2, 2, 2]
+    assert [part.problems for part in parts] == [[], [], []]
+
+
+def test_without_a_new_group_the_rest_comes_from_the_source(nodes, make_tree):
+    root = make_tree(files=200, size_bytes=20_000)
+    daemons = nodes.up(root, 2, placement="replicate", max_rate_bytes_per_s=3_000_000.0, group_wait_s=1.5)
+    wait_until(lambda: copies(daemons[1], root) > 20)
+    nodes.worlds[0].kill()
+    last = files_of(root)[-1]
+    for daemon in daemons:
+        assert daemon.want(last) == (Answer.READY, Reason.NONE), "what is wanted does not wait for a group"
+    nodes.staged()
+    parts = nodes.end()
+    assert total(parts, "source_files") > 200
+    assert all([problem["id"] for problem in part.problems] == ["group-missing"] for part in parts)
+
+
+def test_a_dead_daemon_costs_its_share_and_nothing_else(nodes, make_tree):
+    root = make_tree(files=200, size_bytes=20_000)
+    daemons = nodes.up(root, 3, placement="replicate", max_rate_bytes_per_s=3_000_000.0)
+    wait_until(lambda: copies(daemons[1], root) > 20)
+    daemons[1].kill()
+    assert nodes.worlds[0].end() != 0, "the group falls apart"
+    left = [daemons[0], daemons[2]]
+    nodes.world(left)
+    for daemon in left:
+        daemon.staged()
+        assert all(same(path, daemon.store(path)) for path in files_of(root))
+    parts = [daemon.end() for daemon in left]
+    assert [part.group["missing"] for part in parts] == [[1], [1]]
+    assert total(parts, "source_files") <= 200
+
+
+def test_partition_after_a_loss(nodes, make_tree):
+    root = make_tree(files=60, size_bytes=50_000)
+    daemons = nodes.up(root, 3, placement="partition", budget_bytes=60 * 53_248, budget_inodes=10_000)
+    nodes.staged()
+    daemons[0].kill()
+    assert nodes.worlds[0].end() != 0
+    nodes.world(daemons[1:])
+    for daemon in daemons[1:]:
+        for path in files_of(root):
+            assert daemon.want(path) == (Answer.READY, Reason.NONE)
+            assert same(path, daemon.store(path))
+    parts = nodes.end()
+    assert len(parts) == 2
+
+
+def test_an_exchange_that_hangs(nodes, make_tree):
+    """Wants are answered in time, and the program is sent to the source after a few that were not."""
+    root = make_tree(files=400, size_bytes=20_000)
+    daemons = nodes.up(root, 2, placement="replicate", max_rate_bytes_per_s=400_000.0)
+    for daemon in daemons:
+        daemon.wait_for_scan()
+    wait_until(lambda: copies(daemons[1], root) > 4)
+    victims = exchanges(nodes.worlds[0])
+    for process in victims:
+        process.send_signal(signal.SIGSTOP)
+    try:
+        answers = [daemons[0].want(path)[0] for path in files_of(root)[-16:]]
+        assert answers[-3:] == [Answer.READY] * 3, "the node reads them itself"
+    finally:
+        for process in victims:
+            process.send_signal(signal.SIGCONT)
+    nodes.end()
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("HPCSTAGE_TEST_KILLS", "4"))))
+def test_kill_9_at_random_moments(nodes, make_tree, seed):
+    """Whatever is killed, those that live end with whole files, and answer every want."""
+    dice = random.Random(seed)
+    root = make_tree(files=150, size_bytes=dice.choice([500, 20_000]))
+    placement = dice.choice(["replicate", "partition"])
+    daemons = nodes.up(root, 3, placement=placement, max_rate_bytes_per_s=3_000_000.0, group_wait_s=1.0)
+    paths = files_of(root)
+    for _ in range(dice.randint(0, 60)):
+        path = dice.choice(paths)
+        daemon = dice.choice(daemons)
+        if daemon.want(path)[0] is Answer.READY:
+            assert same(path, daemon.store(path))
+    alive = list(daemons)
+    victim = dice.choice(["exchange", "mpiexec", "daemon"])
+    if victim == "daemon":
+        alive.remove(gone := dice.choice(daemons))
+        gone.kill()
+    elif victim == "exchange":
+        for process in dice.sample(found, 1) if (found := exchanges(nodes.worlds[0])) else []:
+            process.kill()
+    else:
+        nodes.worlds[0].process.kill()
+    nodes.worlds[0].end()
+    if dice.random() < 0.7:
+        nodes.world(alive)
+    for _ in range(60):
+        path = dice.choice(paths)
+        daemon = dice.choice(alive)
+        if daemon.want(path)[0] is Answer.READY:
+            assert same(path, daemon.store(path))
+    for daemon in alive:
+        daemon.staged()
+        here = [path for path in paths if daemon.store(path).exists()]
+        assert all(same(path, daemon.store(path)) for path in here)
+        assert placement == "partition" or len(here) == len(paths)
+        assert not list((daemon.node_dir / "incoming").glob("[0-9]*/*"))
+    for daemon in alive:
+        daemon.end()
