@@ -34,6 +34,7 @@ class GroupSpec:
     """How long an exchange tries to reach its daemon."""
     goodbye_s: float = 30.0
     """How long an exchange whose run has ended waits for the others before it goes all the same."""
+    nice: int = 5
     silence_s: float = 60.0
     """An exchange that hears nothing from its neighbour for so long ends the group."""
 

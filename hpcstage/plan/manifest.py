@@ -127,6 +127,10 @@ class Manifest:
         """In bytes, at the scan."""
         return self._sizes[file_id]
 
+    def is_link(self, file_id: int) -> bool:
+        """Whether it is a symbolic link at the source."""
+        return bool(self._flags[file_id] & LINK_FLAG)
+
     def source_path(self, file_id: int) -> bytes:
         """The absolute path at the source."""
         return join(self.datasets[self._of[file_id]].root, self.path(file_id))

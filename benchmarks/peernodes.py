@@ -1,0 +1,253 @@
+"""Nodes for exchanges to serve: real stores, and the daemon's side of the real link, without a daemon.
+
+Owns node directories, the socket that an exchange connects to, and the simplest daemon there can be: it offers what is
+in its store at once, and asks for what it is told to ask for, within the link's credits. Starts the exchanges by
+mpiexec, as the lead does.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from hpcstage.daemon.store import Store
+from hpcstage.group import link
+from hpcstage.group.link import Why
+from hpcstage.group.spec import GroupSpec, Member
+from hpcstage.plan.manifest import Manifest
+from hpcstage.plan.types import Dataset, Entry, Kind
+from hpcstage.wire import REQUEST
+from hpcstage.wire import Kind as Request
+
+MPIEXEC = Path(sys.executable).with_name("mpiexec")
+REPO = Path(__file__).resolve().parent.parent
+_DATASET = "0-data"
+_BACKLOG = 16
+
+
+def manifest_of(
+    sizes: Sequence[int], *, links: Sequence[int] = (), mtime_ns: int = 1_600_000_000_123_456_789
+) -> Manifest:
+    """Files of these sizes in folders of 1,000."""
+    dataset = Dataset(_DATASET, Kind.DIRECTORY, b"/nonexistent/data", (), ("/nonexistent/data",))
+    entries = [
+        Entry(0, b"%05d/f%07d" % (id_ // 1000, id_), size, mtime_ns + id_, 0o644, 1, id_ + 1, id_ in links)
+        for id_, size in enumerate(sizes)
+    ]
+    return Manifest.build([dataset], entries)
+
+
+class Node:
+    """One node: its directory, its end of the link, and what it knows."""
+
+    def __init__(self, path: Path, index: int, count: int, manifest: Manifest | None) -> None:
+        self.path = path
+        self.index = index
+        self.count = count
+        path.mkdir(parents=True)
+        Store(path).make()
+        self.manifest = manifest
+        if manifest is not None:
+            manifest.save(path / "manifest.bin")
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.listener.bind(os.fspath(path / "sock"))
+        self.listener.listen(_BACKLOG)
+        self.connection: socket.socket | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Nothing has been said yet."""
+        self.ready: list[link.Ready] = []
+        self.handed: list[link.Manifest] = []
+        self.asked: list[link.Ask] = []
+        self.got: dict[int, link.Got] = {}
+        self.missed: dict[int, link.Missed] = {}
+        self.sent_files = self.sent_bytes = 0
+        self.closed = False
+        self.answers = True
+        """Whether asks are answered at once with what is in the store."""
+        self._todo: dict[int, deque[int]] = {}
+        self._pending: dict[int, int] = {}
+        self._pending_bytes: dict[int, int] = {}
+
+    # ---- the store
+
+    def file(self, id_: int) -> Path:
+        """Where a staged copy is."""
+        assert self.manifest is not None
+        return self.path / "store" / os.fsdecode(self.manifest.store_path(id_))
+
+    def stage(self, id_: int, data: bytes) -> None:
+        """Puts a copy in place, as if it had been staged."""
+        assert self.manifest is not None
+        path = self.file(id_)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        entry = self.manifest.entry(id_)
+        os.chmod(path, entry.mode)
+        os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
+
+    # ---- the link
+
+    @property
+    def is_ready(self) -> bool:
+        """The exchange has said that the whole group stands."""
+        return bool(self.ready) and sum(len(part.nodes) for part in self.ready) == self.ready[0].total
+
+    @property
+    def outstanding(self) -> int:
+        """Ids that were wanted and are not here."""
+        return len(self._pending) + sum(map(len, self._todo.values()))
+
+    def accept(self) -> None:
+        """The exchange has connected."""
+        connection, _ = self.listener.accept()
+        connection.settimeout(10.0)
+        assert REQUEST.unpack_from(connection.recv(8192))[1] == Request.PEER
+        self.connection = connection
+        self.send(link.Hello(self.index, self.count, 1 << 40, 1 << 20))
+
+    def send(self, message: link.Message) -> None:
+        """To the exchange."""
+        if self.connection is not None and not self.closed:
+            try:
+                self.connection.send(link.pack(message), socket.MSG_NOSIGNAL)
+            except OSError:
+                self.closed = True
+
+    def want(self, node: int, ids: Sequence[int]) -> None:
+        """Asks for these, as many at a time as the credits allow."""
+        self._todo.setdefault(node, deque()).extend(ids)
+        self._refill(node)
+
+    def _refill(self, node: int) -> None:
+        todo = self._todo.get(node)
+        pending_bytes = self._pending_bytes.get(node, 0)
+        pending = sum(1 for other in self._pending.values() if other == node) if todo else 0
+        if not todo or pending > link.CREDIT_FILES // 2:
+            return
+        batch = []
+        assert self.manifest is not None
+        while todo and pending + len(batch) < link.CREDIT_FILES:
+            size = self.manifest.size(todo[0])
+            if pending_bytes and pending_bytes + size > link.CREDIT_BYTES:
+                break
+            batch.append(todo.popleft())
+            pending_bytes += size
+        self._pending.update(dict.fromkeys(batch, node))
+        self._pending_bytes[node] = pending_bytes
+        if batch:
+            self.send(link.Fetch(node, tuple(batch)))
+
+    def _settle(self, node: int, ids: Sequence[int]) -> None:
+        assert self.manifest is not None
+        for id_ in ids:
+            if self._pending.pop(id_, None) is not None:
+                self._pending_bytes[node] -= self.manifest.size(id_)
+
+    def receive(self) -> None:
+        """One datagram."""
+        assert self.connection is not None
+        try:
+            data = self.connection.recv(link.MAX_MESSAGE_BYTES)
+        except OSError:
+            data = b""
+        if not data:
+            self.closed = True
+            self.connection.close()
+            return
+        messages = link.unpack_all(data)
+        for message in messages:
+            self._heard(message)
+        for node in list(self._todo):
+            self._refill(node)
+
+    def _heard(self, message: link.Message) -> None:
+        if isinstance(message, link.Got):
+            self.got[message.id] = message
+            self._settle(message.node, [message.id])
+        elif isinstance(message, link.Missed):
+            self.missed.update(dict.fromkeys(message.ids, message))
+            self._settle(message.node, message.ids)
+        elif isinstance(message, link.Ask):
+            self.asked.append(message)
+            if self.answers:
+                self.offer(message)
+        elif isinstance(message, link.Sent):
+            self.sent_files += message.files
+            self.sent_bytes += message.size_bytes
+        elif isinstance(message, link.Ready):
+            self.ready.append(message)
+        elif isinstance(message, link.Manifest):
+            self.handed.append(message)
+            self.manifest = Manifest.open(self.path / "manifest.bin")
+
+    def offer(self, message: link.Ask) -> None:
+        """Answers an ask with what is in the store."""
+        here = [id_ for id_ in message.ids if self.file(id_).exists()]
+        for why, ids in ((Why.NONE, here), (Why.FAILED, sorted(set(message.ids) - set(here)))):
+            if ids:
+                self.send(link.Offer(message.node, why, tuple(ids)))
+
+    def end(self) -> None:
+        """As a daemon does at the end of a run."""
+        self.send(link.End())
+        if self.connection is not None:
+            self.connection.close()
+        self.closed = True
+
+    def remove(self) -> None:
+        """The node directory goes."""
+        self.listener.close()
+        if self.connection is not None:
+            self.connection.close()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def serve(nodes: Sequence[Node], until: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    """Plays the daemons of these nodes until the condition holds. Raises TimeoutError."""
+    deadline = time.monotonic() + timeout_s
+    while not until():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not in {timeout_s:g} s: {[(len(n.got), len(n.missed), n.outstanding) for n in nodes]}")
+        listeners = {node.listener: node for node in nodes}
+        links = {node.connection: node for node in nodes if node.connection is not None and not node.closed}
+        readable, _, _ = select.select([*listeners, *links], [], [], 0.05)
+        for ready in readable:
+            if ready in links:
+                links[ready].receive()
+            else:
+                listeners[ready].accept()
+
+
+def launch(
+    nodes: Sequence[Node],
+    directory: Path,
+    *,
+    generation: int = 0,
+    env: Mapping[str, str] | None = None,
+    arguments: Sequence[str] = (),
+    log: Path | None = None,
+    **times: float,
+) -> subprocess.Popen[bytes]:
+    """Starts one exchange per node by mpiexec."""
+    members = [Member("localhost", os.fspath(node.path), os.fspath(node.path / "sock")) for node in nodes]
+    spec = directory / f"group-{generation}.json"
+    GroupSpec(generation, members, **times).save(spec)  # type: ignore[arg-type]
+    with open(log or os.devnull, "ab") as output:
+        return subprocess.Popen(
+            [MPIEXEC, "-n", str(len(nodes)), *arguments, sys.executable, "-m", "hpcstage.group", spec],
+            env={**os.environ, "PYTHONPATH": os.fspath(REPO), **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
