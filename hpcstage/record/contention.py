@@ -3,8 +3,12 @@
 What is looked at: the bandwidth of each interval in which the copiers kept transfers in flight and nothing of ours held
 them back; in mode direct, the bandwidth that the program saw while it was inside its own reads. What is asked of a
 period before it is reported: a mean of less than `FALLEN` x the best level, for `LEAST_S`, and far outside the noise
-that the series shows from one interval to the next. Nothing is known about the cause: other jobs, other nodes of this
-one, or a recovering server look the same from here.
+that the series shows from one interval to the next. With one node nothing is known about the cause: other jobs, a
+recovering server, or this node's own link look the same from there. With several, `joint` tells the source from a node.
+
+The nodes' samples are brought to one time axis by the clock that each had when its daemon started. What the run's own
+span proves to be wrong is put right (`roster.clock_error_s`); smaller errors of clocks are not seen, and blur the ends
+of periods by as much.
 """
 
 from __future__ import annotations
@@ -13,89 +17,105 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcstage.record import detect
+from hpcstage.record.digest import Digest
 from hpcstage.record.histogram import merge, percentiles_ms
-from hpcstage.record.part import NodePart, RunPart, Sample
-from hpcstage.record.speeds import Point, even_sizes, of_copies, of_reads
-from hpcstage.record.tally import processes_of
-from hpcstage.record.window import shift_of
+from hpcstage.record.joint import Joint, Shared, joint_of
+from hpcstage.record.part import NodePart
+from hpcstage.record.speeds import LEAST_POINTS, even_sizes, of_samples
 
-LEAST_POINTS = 5
+NAMED = 16
+"""So many nodes of a period are named."""
+LISTED = 64
 NOTHING = "too few intervals say something about the source"
 METHOD = {
     "copies": "bandwidth of the copiers in intervals with transfers in flight and nothing of ours holding them back",
     "reads": "bytes per second inside the program's own reads, times the readers that were reading at once",
 }
+ALIGNED = "; all nodes together, by the clock of each; a single node against the others at the same moment"
+
+Section = dict[str, Any]
 
 
-def contention_of(run: RunPart, nodes: Sequence[NodePart]) -> dict[str, Any]:
-    """The contention section; times on the run's axis."""
-    found = [_of_node(node, shift_of(run, node)) for node in nodes]
-    known = [f for f in found if f is not None]
-    return {
-        "best_bytes_per_s": _sum([f["best"] for f in known]),
-        "typical_bytes_per_s": _sum([f["typical"] for f in known]),
-        "periods": _joined([period for f in known for period in f["periods"]]),
-        "observed_s": max((f["observed_s"] for f in known), default=0.0) if nodes else None,
-        "measured_on": known[0]["on"] if known else None,
-        "method": METHOD[known[0]["on"]] if known else NOTHING,
-        "latency_ms": latency_of(nodes),
-    }
+def contention_of(nodes: Sequence[Digest], alone: NodePart | None) -> Section:
+    """The contention section; times on the run's axis. `alone`: the whole part of the only node that reported."""
+    latency = {"latency_ms": latency_of(nodes)}
+    if alone is not None:
+        return _of_node(alone, nodes[0]) | latency
+    tracked = [node for node in nodes if node.track is not None]
+    on = _most(tracked)
+    tracked = [node for node in tracked if node.track is not None and node.track.on == on]
+    if on is None:
+        return {**_nothing(), "observed_s": 0.0 if nodes else None} | latency
+    found = joint_of([node.track for node in tracked if node.track is not None])
+    for node, pace in zip(tracked, found.pace, strict=True):
+        node.relative_pace = pace
+    return _of_nodes(tracked, on, found) | latency
 
 
-def latency_of(nodes: Sequence[NodePart]) -> dict[str, Any]:
+def latency_of(nodes: Sequence[Digest]) -> Section:
     """Percentiles of opens and reads at the source, copiers' and program's together; the plain keys are the opens'."""
-    processes = processes_of(nodes)
-    opens = percentiles_ms(merge([n.hist_open for n in nodes] + [p.hist_open for p in processes]))
-    reads = percentiles_ms(merge([n.hist_read for n in nodes] + [p.hist_read for p in processes]))
+    opens = percentiles_ms(merge(node.hist_open for node in nodes))
+    reads = percentiles_ms(merge(node.hist_read for node in nodes))
     return {**opens, "open": opens, "read": reads}
 
 
-def _of_node(node: NodePart, shift_s: float) -> dict[str, Any] | None:
-    on, points = _points(node.samples)
-    if len(points) < LEAST_POINTS:
-        return None
-    points = even_sizes(points)
-    result = detect.find(points)
-    if result is None:
-        return None
-    periods = [
-        {"start_s": p.start_s + shift_s, "end_s": p.end_s + shift_s, "loss": p.loss, "host": node.host}
-        for p in result.periods
-    ]
-    observed_s = sum(point.length_s for point in points)
-    return {"on": on, "best": result.best, "typical": result.typical, "periods": periods, "observed_s": observed_s}
-
-
-def _points(samples: Sequence[Sample]) -> tuple[str, list[Point]]:
-    """The copiers' intervals, or the program's where the copiers had little to do."""
-    copies = of_copies(samples)
-    reads = of_reads(samples)
-    if len(copies) >= LEAST_POINTS and 4 * len(copies) >= len(reads):
-        return "copies", copies
-    return "reads", reads
-
-
-def _sum(values: Sequence[float]) -> float | None:
-    return sum(values) if values else None
-
-
-def _joined(periods: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """In order; periods of several nodes that overlap become one, their losses averaged over time."""
-    result: list[dict[str, Any]] = []
-    for period in sorted(periods, key=lambda p: float(p["start_s"])):
-        if result and period["start_s"] < result[-1]["end_s"] and period["host"] not in result[-1]["hosts"]:
-            result[-1] = _union(result[-1], period)
-        else:
-            result.append({**{k: v for k, v in period.items() if k != "host"}, "hosts": [period["host"]]})
-    return result
-
-
-def _union(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    lengths = [p["end_s"] - p["start_s"] for p in (one, other)]
-    loss = (one["loss"] * lengths[0] + other["loss"] * lengths[1]) / max(sum(lengths), 1e-9)
+def _nothing() -> Section:
     return {
-        "start_s": min(one["start_s"], other["start_s"]),
-        "end_s": max(one["end_s"], other["end_s"]),
-        "loss": loss,
-        "hosts": [*one["hosts"], other["host"]],
+        "best_bytes_per_s": None,
+        "typical_bytes_per_s": None,
+        "periods": [],
+        "own_periods": None,
+        "own_periods_hidden": 0,
+        "observed_s": 0.0,
+        "measured_on": None,
+        "method": NOTHING,
     }
+
+
+def _of_node(part: NodePart, node: Digest) -> Section:
+    """One node cannot tell whether others were slow at the same time: `own_periods` stays unknown."""
+    on, points = of_samples(part.samples)
+    points = even_sizes(points)
+    result = detect.find(points) if len(points) >= LEAST_POINTS else None
+    if result is None:
+        return _nothing()
+    hosts = {"hosts": [node.name], "nodes": 1, "nodes_observed": 1}
+    return _nothing() | {
+        "best_bytes_per_s": result.best,
+        "typical_bytes_per_s": result.typical,
+        "periods": [_period(p, node.shift_s) | hosts for p in result.periods],
+        "observed_s": sum(point.length_s for point in points),
+        "measured_on": on,
+        "method": METHOD[on],
+    }
+
+
+def _of_nodes(nodes: Sequence[Digest], on: str, found: Joint) -> Section:
+    own = [_period(period, 0.0) | {"host": nodes[at].name} for at, periods in found.own.items() for period in periods]
+    own.sort(key=lambda p: (p["start_s"] - p["end_s"]) * p["loss"])
+    return _nothing() | {
+        "best_bytes_per_s": found.best,
+        "typical_bytes_per_s": found.typical,
+        "periods": [_shared(period, nodes) for period in found.shared],
+        "own_periods": own[:LISTED] if len(nodes) > 1 else None,
+        "own_periods_hidden": max(0, len(own) - LISTED),
+        "observed_s": found.observed_s,
+        "measured_on": on,
+        "method": METHOD[on] + ALIGNED,
+    }
+
+
+def _shared(shared: Shared, nodes: Sequence[Digest]) -> Section:
+    hosts = [nodes[at].name for at in shared.fallen[:NAMED]]
+    counts = {"nodes": len(shared.fallen), "nodes_observed": shared.observed}
+    return {**_period(shared.period, 0.0), "hosts": hosts, **counts}
+
+
+def _period(period: detect.Period, shift_s: float) -> Section:
+    return {"start_s": period.start_s + shift_s, "end_s": period.end_s + shift_s, "loss": period.loss}
+
+
+def _most(nodes: Sequence[Digest]) -> str | None:
+    """What most nodes were measured on."""
+    kinds = [node.track.on for node in nodes if node.track is not None]
+    return max(sorted(set(kinds)), key=kinds.count, default=None)

@@ -12,29 +12,73 @@ from hpcstage.wire import Reason
 EXAMPLES = 5
 REASONS = [reason.name.lower() for reason in Reason if reason is not Reason.NONE]
 
+Coverage = dict[str, Any]
 
-def coverage_of(nodes: Sequence[NodePart]) -> dict[str, Any]:
-    """The coverage section."""
-    processes = tally.processes_of(nodes)
-    known = bool(nodes)
+
+def coverage_of(node: NodePart) -> Coverage:
+    """Of one node."""
+    processes = node.processes
     opens = sum(tally.opens_of(p) for p in processes)
     swapped = sum(tally.swapped_of(p) for p in processes)
     return {
-        "opens": opens if known else None,
-        "swapped": swapped if known else None,
+        "opens": opens,
+        "swapped": swapped,
         "share": tally.ratio(swapped, opens),
         "by_layer": _by_layer(processes),
-        "reasons": _reasons(nodes),
-        "failed_opens": tally.total(processes, "failed_opens") if known else None,
-        "write_opens": tally.total(processes, "write_opens") if known else None,
-        "dropped": tally.total(processes, "dropped") if known else None,
-        "stats": _stats(processes) if known else None,
-        "processes_attached": len(processes) if known else None,
-        "processes_missed": sum(node.missed_count for node in nodes) if known else None,
-        "processes_uncounted": sum(p.layer == tally.UNSEEN_LAYER for p in processes) if known else None,
-        "missed_examples": [missed for node in nodes for missed in node.missed_processes][:EXAMPLES],
-        "errors": tally.total(processes, "errors") if known else None,
+        "reasons": _reasons(node),
+        "failed_opens": tally.total(processes, "failed_opens"),
+        "write_opens": tally.total(processes, "write_opens"),
+        "dropped": tally.total(processes, "dropped"),
+        "stats": _stats(processes),
+        "processes_attached": len(processes),
+        "processes_missed": node.missed_count,
+        "processes_uncounted": sum(p.layer == tally.UNSEEN_LAYER for p in processes),
+        "missed_examples": node.missed_processes[:EXAMPLES],
+        "errors": tally.total(processes, "errors"),
     }
+
+
+def added(nodes: Sequence[Coverage]) -> Coverage:
+    """The section: of all nodes that reported."""
+    if not nodes:
+        return {**dict.fromkeys(KEYS), "by_layer": {}, "reasons": _shown({}), "missed_examples": []}
+    result: Coverage = {name: sum(node[name] for node in nodes) for name in COUNTS}
+    result["share"] = tally.ratio(result["swapped"], result["opens"])
+    layers = sorted({layer for node in nodes for layer in node["by_layer"]})
+    result["by_layer"] = {layer: _added_layer([n["by_layer"].get(layer) for n in nodes]) for layer in layers}
+    reasons = _sums([node["reasons"] for node in nodes])
+    result["reasons"] = _shown(reasons)
+    result["stats"] = _sums([node["stats"] for node in nodes])
+    result["missed_examples"] = [missed for node in nodes for missed in node["missed_examples"]][:EXAMPLES]
+    return result
+
+
+COUNTS = (
+    "opens", "swapped", "failed_opens", "write_opens", "dropped", "processes_attached", "processes_missed",
+    "processes_uncounted", "errors",
+)  # fmt: skip
+KEYS = (*COUNTS, "share", "stats")
+
+
+def _sums(tables: Sequence[dict[str, int]]) -> dict[str, int]:
+    result: dict[str, int] = {}
+    for table in tables:
+        for name, value in table.items():
+            result[name] = result.get(name, 0) + value
+    return result
+
+
+def _added_layer(layers: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
+    found = [layer for layer in layers if layer is not None]
+    opens, swapped = (tally.add(*(layer[name] for layer in found)) for name in ("opens", "swapped"))
+    processes = sum(layer["processes"] for layer in found)
+    return {"processes": processes, "opens": opens, "swapped": swapped, "share": tally.ratio(swapped, opens)}
+
+
+def _shown(reasons: dict[str, int]) -> dict[str, int]:
+    """All that are known, and others where they occurred."""
+    table = dict.fromkeys(REASONS, 0) | reasons
+    return {name: value for name, value in table.items() if value or name in REASONS}
 
 
 def _by_layer(processes: Sequence[ProcessPart]) -> dict[str, Any]:
@@ -49,18 +93,17 @@ def _layer(processes: Sequence[ProcessPart]) -> dict[str, Any]:
     return {"processes": len(processes), "opens": opens, "swapped": swapped, "share": tally.ratio(swapped, opens)}
 
 
-def _reasons(nodes: Sequence[NodePart]) -> dict[str, int]:
+def _reasons(node: NodePart) -> dict[str, int]:
     """Why opens went to the source; what has no reason of its own is mode direct's, or `unstated`."""
     result = dict.fromkeys(REASONS, 0)
     result |= {"mode_direct": 0, "unstated": 0}
-    for node in nodes:
-        rest = "mode_direct" if node.mode == "direct" else "unstated"
-        for process in node.processes:
-            given = {name: tally.count(process, f"direct_{name}") for name in REASONS}
-            for name, value in given.items():
-                result[name] += value
-            result[rest] += max(0, tally.count(process, "source_opens") - sum(given.values()))
-    return {name: value for name, value in result.items() if value or name in REASONS}
+    rest = "mode_direct" if node.mode == "direct" else "unstated"
+    for process in node.processes:
+        given = {name: tally.count(process, f"direct_{name}") for name in REASONS}
+        for name, value in given.items():
+            result[name] += value
+        result[rest] += max(0, tally.count(process, "source_opens") - sum(given.values()))
+    return result
 
 
 def _stats(processes: Sequence[ProcessPart]) -> dict[str, int]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hpcstage.record.part import NodePart, RunPart
-from hpcstage.record.window import shift_of
+from hpcstage.record.digest import Digest
 
 SUMMED = (
     "announcements",
@@ -23,13 +22,13 @@ OF_FIRST = ("provenance", "planned", "ids", "followed", "trace_used", "trace_unu
 """The same on all nodes, but for what only one of them can say of the trace."""
 
 
-def order_of(run: RunPart, nodes: Sequence[NodePart]) -> dict[str, Any]:
+def order_of(nodes: Sequence[Digest]) -> dict[str, Any]:
     """The section. Unknown is null: `kept_share` and `lead` where nothing was announced, or seen to be opened."""
-    parts = [node.order for node in nodes]
+    parts = [node.part.order for node in nodes]
     found: dict[str, Any] = {name: _first(parts, name) for name in OF_FIRST}
     found |= {name: _sum(parts, name) for name in SUMMED}
     found["kept_share"] = _kept_share(parts)
-    found["lead"] = _lead(run, nodes)
+    found["lead"] = _lead(nodes)
     found["tables"] = [table for part in parts[:1] for table in part.get("tables") or []]
     return found
 
@@ -49,12 +48,11 @@ def _kept_share(parts: Sequence[dict[str, Any]]) -> float | None:
     return sum(share * count for share, count in known) / opens if opens else None
 
 
-def _lead(run: RunPart, nodes: Sequence[NodePart]) -> dict[str, Any] | None:
+def _lead(nodes: Sequence[Digest]) -> dict[str, Any] | None:
     """That of the node which was least ahead, as a job waits for its slowest node."""
-    known = [(node, node.order["lead"]) for node in nodes if node.order.get("lead")]
+    known = [(node, node.part.order["lead"]) for node in nodes if node.part.order.get("lead")]
     if not known:
         return None
     node, lead = min(known, key=lambda pair: (pair[1]["median_files"], pair[1]["least_files"]))
-    shift = shift_of(run, node)
-    samples = [[round(at_s + shift, 3), files, seconds] for at_s, files, seconds in lead["samples"]]
-    return {**lead, "samples": samples, "host": node.host}
+    samples = [[round(at_s + node.shift_s, 3), files, seconds] for at_s, files, seconds in lead["samples"]]
+    return {**lead, "samples": samples, "host": node.name}

@@ -2,6 +2,9 @@
 
 Both answer "and if the same command had run the other way?" from what this run measured. They assume that the program
 computes as fast as it did, and, against `direct`, that no file would have come from the node's page cache.
+
+Of several nodes: opens, readers and bandwidth are those of all nodes, so that time per file is the job's; staging ends
+with the last node; what the command waited is what it waited on the node that waited longest.
 """
 
 from __future__ import annotations
@@ -10,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcstage.record import tally
+from hpcstage.record.digest import Digest
 from hpcstage.record.histogram import merge, percentile_ns
-from hpcstage.record.part import NodePart, ProcessPart, RunPart
-from hpcstage.record.window import shift_of
+from hpcstage.record.part import RunPart
+from hpcstage.record.roster import State
 
 NS = 1e9
 ENOUGH_OPENS = 20
@@ -35,9 +38,9 @@ class Estimate:
         return {"saved_s": self.saved_s, "formula": self.formula, "inputs": self.inputs, "reason": self.reason}
 
 
-def savings_of(run: RunPart, nodes: Sequence[NodePart], record: dict[str, Any]) -> dict[str, Any]:
+def savings_of(run: RunPart, nodes: Sequence[Digest], record: dict[str, Any]) -> dict[str, Any]:
     """The savings section, from the sections that are there already."""
-    mode = nodes[0].mode if nodes else None
+    mode = nodes[0].part.mode if nodes else None
     direct = _vs_direct(nodes, record, mode)
     upfront = _vs_upfront(run, nodes, record, mode)
     return {
@@ -64,7 +67,7 @@ WITH_WORKERS = "max(compute + preprocessing, opens x time per file) + other - (t
 WITHOUT = "compute + preprocessing + opens x time per file + other - (time before the command + wall)"
 
 
-def _vs_direct(nodes: Sequence[NodePart], record: dict[str, Any], mode: str | None) -> Estimate:
+def _vs_direct(nodes: Sequence[Digest], record: dict[str, Any], mode: str | None) -> Estimate:
     split, opens = record["time_split"], record["coverage"]["opens"]
     if mode is None:
         return _cannot("no node reported")
@@ -74,7 +77,7 @@ def _vs_direct(nodes: Sequence[NodePart], record: dict[str, Any], mode: str | No
         return _cannot("no open below the datasets was seen")
     if split["compute_s"] is None or split["wait_source_s"] is None:
         return _cannot("the time split was not measured")
-    trainers, readers, prefetch = _readers(tally.processes_of(nodes))
+    trainers, readers, prefetch = _readers(nodes)
     pace = _pace(nodes, record, trainers * readers)
     if pace is None:
         return _cannot("how fast the program itself would have read the source is not known")
@@ -83,7 +86,7 @@ def _vs_direct(nodes: Sequence[NodePart], record: dict[str, Any], mode: str | No
 
 
 def _direct_estimate(
-    nodes: Sequence[NodePart], record: dict[str, Any], prefetch: bool, inputs: dict[str, Any]
+    nodes: Sequence[Digest], record: dict[str, Any], prefetch: bool, inputs: dict[str, Any]
 ) -> Estimate:
     split, opens = record["time_split"], record["coverage"]["opens"]
     reading_s = opens * inputs["file_s"]
@@ -96,21 +99,21 @@ def _direct_estimate(
     return Estimate(saved_s, formula, {**seconds, "before_s": before_s, "opens": opens, **inputs})
 
 
-def _before_s(split: dict[str, Any], nodes: Sequence[NodePart]) -> float:
+def _before_s(split: dict[str, Any], nodes: Sequence[Digest]) -> float:
     """Staging before the command: only upfront makes it wait."""
-    return float(split["before_s"] or 0.0) if nodes[0].mode == "upfront" else 0.0
+    return float(split["before_s"] or 0.0) if nodes[0].part.mode == "upfront" else 0.0
 
 
-def _readers(processes: Sequence[ProcessPart]) -> tuple[int, int, bool]:
+def _readers(nodes: Sequence[Digest]) -> tuple[int, int, bool]:
     """Training processes, files that one of them reads at once, and whether it reads ahead."""
-    trainers = [p for p in processes if tally.count(p, "loader_steps")]
+    trainers = sum(node.pace.trainers for node in nodes)
     if not trainers:
         return 1, 1, False
-    workers = max(tally.count(p, "loader_workers") for p in trainers)
-    return len(trainers), max(1, workers), workers > 0
+    workers = max(node.pace.workers for node in nodes)
+    return trainers, max(1, workers), workers > 0
 
 
-def _pace(nodes: Sequence[NodePart], record: dict[str, Any], readers: int) -> tuple[float, str] | None:
+def _pace(nodes: Sequence[Digest], record: dict[str, Any], readers: int) -> tuple[float, str] | None:
     """Seconds per file at the source for all readers together, and where that comes from: the least that is known.
 
     What the program itself measured there was slowed down by the copiers; what the copiers measured says how fast the
@@ -120,19 +123,18 @@ def _pace(nodes: Sequence[NodePart], record: dict[str, Any], readers: int) -> tu
     return min(found) if found else None
 
 
-def _own_pace(nodes: Sequence[NodePart], readers: int) -> tuple[float, str] | None:
-    measured = [p for p in tally.processes_of(nodes) if tally.reads_known(p)]
-    opens, reads = tally.total(measured, "source_opens"), tally.total(measured, "source_reads")
+def _own_pace(nodes: Sequence[Digest], readers: int) -> tuple[float, str] | None:
+    opens, reads = sum(node.pace.opens for node in nodes), sum(node.pace.reads for node in nodes)
     if opens < ENOUGH_OPENS or not reads:
         return None
-    spent_ns = tally.total(measured, "source_open_ns") + tally.total(measured, "source_read_ns")
+    spent_ns = sum(node.pace.spent_ns for node in nodes)
     return spent_ns / NS / opens / readers, "the program's own opens and reads at the source"
 
 
-def _copiers_pace(nodes: Sequence[NodePart], record: dict[str, Any], readers: int) -> tuple[float, str] | None:
+def _copiers_pace(nodes: Sequence[Digest], record: dict[str, Any], readers: int) -> tuple[float, str] | None:
     """A reader opens as fast as half of the copiers' opens were, and gets bytes at their joint bandwidth if alone."""
     files, size = record["totals"]["copied_files"], record["totals"]["copied_bytes"]
-    open_ns = percentile_ns(merge(node.hist_open for node in nodes), 50)
+    open_ns = percentile_ns(merge(node.part.hist_open for node in nodes), 50)
     typical = record["contention"]["typical_bytes_per_s"]
     if not files or size is None or open_ns is None:
         return None
@@ -144,33 +146,33 @@ def _copiers_pace(nodes: Sequence[NodePart], record: dict[str, Any], readers: in
 # ---- against upfront ----
 
 UPFRONT = "time that staging took - time that the program waited for the source"
+SEVERAL = "time that staging took on all nodes - time that the program waited for the source on the slowest"
 
 
-def _vs_upfront(run: RunPart, nodes: Sequence[NodePart], record: dict[str, Any], mode: str | None) -> Estimate:
+def _vs_upfront(run: RunPart, nodes: Sequence[Digest], record: dict[str, Any], mode: str | None) -> Estimate:
     split = record["time_split"]
+    formula = SEVERAL if split["slowest"] else UPFRONT
     if mode is None:
         return _cannot("no node reported")
     if mode == "upfront":
         return _cannot("this run staged upfront")
     if mode == "direct":
         return _cannot("this run staged nothing, so what staging takes is not known")
-    if split["wait_source_s"] is None:
-        return _cannot("waits for the source were not measured", UPFRONT)
-    staging_s = _staging_s(nodes)
+    wait_s = (split["slowest"] or split)["wait_source_s"]
+    if wait_s is None:
+        return _cannot("waits for the source were not measured", formula)
+    staging_s = _staging_s(run, nodes)
     if staging_s is None:
-        return _cannot("staging did not end within the run", UPFRONT)
-    return _upfront_estimate(staging_s, run, nodes, split)
+        return _cannot("staging did not end within the run", formula)
+    return Estimate(staging_s - wait_s, formula, {"staging_s": staging_s, "wait_source_s": wait_s})
 
 
-def _staging_s(nodes: Sequence[NodePart]) -> float | None:
-    """From the daemon's start to the last file; all nodes stage at once."""
-    ends = [node.staged_s for node in nodes]
+def _staging_s(run: RunPart, nodes: Sequence[Digest]) -> float | None:
+    """From the command's start, or the daemon's, to the last file; all nodes stage at once. Dead ones are left out."""
+    alive = [node for node in nodes if node.state is State.OK] or nodes
+    ends = [node.part.staged_s for node in alive]
     known = [end for end in ends if end is not None]
-    return max(known) if known and len(known) == len(ends) else None
-
-
-def _upfront_estimate(staging_s: float, run: RunPart, nodes: Sequence[NodePart], split: dict[str, Any]) -> Estimate:
-    lead_s = max(0.0, (run.child_started_s or 0.0) - min(shift_of(run, node) for node in nodes))
-    staging_s = max(0.0, staging_s - lead_s)
-    inputs = {"staging_s": staging_s, "wait_source_s": split["wait_source_s"]}
-    return Estimate(staging_s - split["wait_source_s"], UPFRONT, inputs)
+    if not known or len(known) < len(ends):
+        return None
+    lead_s = max(0.0, (run.child_started_s or 0.0) - min(node.shift_s for node in alive))
+    return max(0.0, max(known) - lead_s)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
-from hpcstage.record.part import NodePart, RunPart, Sample
+from hpcstage.record.cells import Cells
+from hpcstage.record.part import NodePart, Sample
 from hpcstage.record.window import timeline
 
 POINTS = 240
@@ -15,9 +17,12 @@ NS_PER_MS = 1e6
 Placed = tuple[float, Sample]
 
 
-def series_of(run: RunPart, nodes: Sequence[NodePart]) -> dict[str, Any]:
-    """The series section."""
-    placed = timeline(run, nodes)
+Series = dict[str, Any]
+
+
+def series_of(node: NodePart | None, shift_s: float) -> Series:
+    """The series section of one node, or of none."""
+    placed = timeline(node, shift_s) if node else []
     groups = _grouped(placed, POINTS)
     return {
         "interval_s": _width(placed, POINTS),
@@ -25,6 +30,7 @@ def series_of(run: RunPart, nodes: Sequence[NodePart]) -> dict[str, Any]:
         "source_bytes_per_s": [_rate(g, ("copied_bytes", "shim_bytes")) for g in groups],
         "copied_bytes_per_s": [_rate(g, ("copied_bytes",)) for g in groups],
         "direct_bytes_per_s": [_rate(g, ("shim_bytes",)) for g in groups],
+        "peer_bytes_per_s": [_rate(g, ("peer_bytes",)) for g in groups],
         "hit_opens_per_s": [_rate(g, ("hit_opens",)) for g in groups],
         "wants_per_s": [_rate(g, ("wants",)) for g in groups],
         "queued_files": [_last(g, "queued_files") for g in groups],
@@ -37,10 +43,10 @@ def series_of(run: RunPart, nodes: Sequence[NodePart]) -> dict[str, Any]:
 def _width(placed: Sequence[Placed], points: int) -> float | None:
     if not placed:
         return None
-    return max((placed[-1][0] + placed[-1][1].length_s - placed[0][0]) / points, _nodes_width(placed))
+    return max((placed[-1][0] + placed[-1][1].length_s - placed[0][0]) / points, _longest(placed))
 
 
-def _nodes_width(placed: Sequence[Placed]) -> float:
+def _longest(placed: Sequence[Placed]) -> float:
     return max(sample.length_s for _, sample in placed)
 
 
@@ -61,7 +67,7 @@ Group = tuple[float, list[Placed]]
 
 
 def _span_s(group: Group) -> float:
-    """Time that the group's samples cover; several nodes' overlap."""
+    """Time that the group's samples cover."""
     starts = [start_s for start_s, _ in group[1]]
     ends = [start_s + sample.length_s for start_s, sample in group[1]]
     return max(max(ends) - min(starts), 1e-9)
@@ -97,3 +103,74 @@ def _mean_ms(group: Group, times: Sequence[str], counts: Sequence[str]) -> float
 
 def _sum(group: Group, names: Sequence[str]) -> float:
     return float(sum(getattr(sample, name) for _, sample in group[1] for name in names))
+
+
+# ---- several nodes ----
+
+ADDED = ("copied_bytes", "shim_bytes", "peer_bytes", "hit_opens", "wants")
+HELD = ("queued_files", "store_bytes", "busy")
+"""Levels, not flows: their means over time are added over the nodes."""
+TIMES = ("copy_open_ns", "shim_open_ns", "copied_files", "shim_opens", "copy_read_ns", "shim_read_ns", "shim_reads")
+_ADDED, _HELD, _TIMES = attrgetter(*ADDED), attrgetter(*HELD), attrgetter(*TIMES)
+
+
+class Together:
+    """The sums of all nodes on one axis; each node is added once."""
+
+    def __init__(self) -> None:
+        self._cells = Cells(len(ADDED) + len(HELD) + len(TIMES), POINTS)
+
+    def add(self, node: NodePart, shift_s: float) -> None:
+        """A node's samples."""
+        for sample in node.samples:
+            length_s = sample.length_s
+            held = [value * length_s for value in _HELD(sample)]
+            self._cells.add(sample.start_s + shift_s, length_s, (*_ADDED(sample), *held, *_TIMES(sample)))
+
+    def section(self) -> Series:
+        """The series section: flows and levels of all nodes together."""
+        length_s = self._cells.length_s
+        rows = [self._cells.rows[cell] for cell in sorted(self._cells.rows)]
+        columns = dict(zip((*ADDED, *HELD), zip(*rows, strict=True), strict=False)) if rows else {}
+        rates = {name: [value / length_s for value in columns.get(name, ())] for name in (*ADDED, *HELD)}
+        both = [a + b for a, b in zip(rates["copied_bytes"], rates["shim_bytes"], strict=True)]
+        return {
+            "interval_s": length_s if rows else None,
+            "start_s": [cell * length_s for cell in sorted(self._cells.rows)],
+            "source_bytes_per_s": both,
+            **{f"{name}_per_s": rates[of] for name, of in FLOWS.items()},
+            "queued_files": [int(value) for value in rates["queued_files"]],
+            "store_bytes": [int(value) for value in rates["store_bytes"]],
+            "busy": rates["busy"],
+            "latency": self._latency(),
+        }
+
+    def _latency(self) -> dict[str, list[float | None]]:
+        cells = sorted(self._cells.rows)
+        step = max(1, -(-len(cells) // LATENCY_POINTS))
+        groups = [cells[at : at + step] for at in range(0, len(cells), step)]
+        sums = [self._times(group) for group in groups]
+        return {
+            "start_s": [group[0] * self._cells.length_s for group in groups],
+            "open_ms": [_ms(s, ("copy_open_ns", "shim_open_ns"), ("copied_files", "shim_opens")) for s in sums],
+            "copy_read_ms": [_ms(s, ("copy_read_ns",), ("copied_files",)) for s in sums],
+            "direct_read_ms": [_ms(s, ("shim_read_ns",), ("shim_reads",)) for s in sums],
+        }
+
+    def _times(self, cells: Sequence[int]) -> dict[str, float]:
+        rows = (self._cells.rows[cell][-len(TIMES) :] for cell in cells)
+        return dict(zip(TIMES, map(sum, zip(*rows, strict=True)), strict=True))
+
+
+FLOWS = {
+    "copied_bytes": "copied_bytes",
+    "direct_bytes": "shim_bytes",
+    "peer_bytes": "peer_bytes",
+    "hit_opens": "hit_opens",
+    "wants": "wants",
+}
+
+
+def _ms(sums: Mapping[str, float], times: Sequence[str], counts: Sequence[str]) -> float | None:
+    number = sum(sums[name] for name in counts)
+    return sum(sums[name] for name in times) / number / NS_PER_MS if number > 0 else None

@@ -11,6 +11,8 @@ from hpcstage.record.part import Sample
 
 NS = 1e9
 SHORTEST_S = 0.2
+LEAST_POINTS = 5
+"""Fewer say nothing."""
 FEW = 0.5
 """Below this share of the typical number in flight an interval's speed is raised to what that number would give."""
 CACHED_BYTES_PER_S = 1.2e9
@@ -44,6 +46,15 @@ class Point:
     def end_s(self) -> float:
         """Where the interval ends."""
         return self.start_s + self.length_s
+
+
+def of_samples(samples: Sequence[Sample]) -> tuple[str, list[Point]]:
+    """The copiers' intervals, or the program's where the copiers had little to do; and which: `copies`, `reads`."""
+    copies = of_copies(samples)
+    reads = of_reads(samples)
+    if len(copies) >= LEAST_POINTS and 4 * len(copies) >= len(reads):
+        return "copies", copies
+    return "reads", reads
 
 
 def of_copies(samples: Sequence[Sample]) -> list[Point]:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from hpcstage.record.part import NodePart, ProcessPart
+from hpcstage.record.part import ProcessPart
 
 UNSEEN_LAYER = "direct"
 """A process of this layer attached but counts nothing: its self-tests failed."""
-
-
-def processes_of(nodes: Iterable[NodePart]) -> list[ProcessPart]:
-    """All attached processes."""
-    return [process for node in nodes for process in node.processes]
 
 
 def count(process: ProcessPart, name: str) -> int:
@@ -59,16 +54,6 @@ def _reads(processes: Iterable[ProcessPart], name: str, *opens: str) -> int | No
             return None
         value += count(process, name)
     return value
-
-
-def node_total(nodes: Sequence[NodePart], name: str, *, nobody: int | None = None) -> int | None:
-    """A total of the daemons; None if one of them does not know it, `nobody` if there is none."""
-    values = [node.totals.get(name) for node in nodes]
-    if not values:
-        return nobody
-    if None in values:
-        return None
-    return int(sum(value for value in values if value is not None))
 
 
 def add(*values: float | None) -> float | None:

@@ -1,4 +1,8 @@
-"""Totals: bytes, files and operations by origin, the daemons' and the shims' parts added. Pure."""
+"""Totals: bytes, files and operations by origin, the daemons' and the shims' parts added. Pure.
+
+Those of the job are the sums over the nodes that reported: a byte that two nodes read from the source counts twice
+there, since the source gave it twice. What one node does not know, the sum does not know.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,13 @@ from typing import Any
 from hpcstage.record import tally
 from hpcstage.record.part import NodePart
 
+Totals = dict[str, Any]
 
-def totals_of(nodes: Sequence[NodePart]) -> dict[str, Any]:
-    """The totals section. `copied_*` are the copiers' share, `direct_*` the program's own at the source."""
-    if not nodes:
-        return dict.fromkeys(KEYS)
-    processes = tally.processes_of(nodes)
-    copied = _copied(nodes)
+
+def totals_of(node: NodePart) -> Totals:
+    """Of one node. `copied_*` are the copiers' share, `direct_*` the program's own at the source."""
+    processes = node.processes
+    copied = _copied(node)
     direct = {
         "direct_opens": tally.total(processes, "source_opens"),
         "direct_stats": tally.total(processes, "source_stats"),
@@ -30,33 +34,45 @@ def totals_of(nodes: Sequence[NodePart]) -> dict[str, Any]:
         ),
         "source_opens": source_opens,
         "source_reads": tally.add(copied["copied_reads"], direct["direct_reads"]),
-        "peer_bytes": None,
+        **{name: _whole(node.totals.get(name)) for name in PEERS},
         "local_bytes": tally.local_reads(processes, "local_read_bytes"),
         "local_reads": tally.local_reads(processes, "local_reads"),
         "wanted": tally.total(processes, "wants"),
-        "want_ready": tally.node_total(nodes, "want_ready"),
-        "want_direct": tally.node_total(nodes, "want_direct"),
+        "want_ready": _whole(node.totals.get("want_ready")),
+        "want_direct": _whole(node.totals.get("want_direct")),
         "hit_opens": tally.total(processes, "hit_opens"),
         "ready_opens": tally.total(processes, "ready_opens"),
-        "failed": tally.node_total(nodes, "failed"),
-        "void": tally.node_total(nodes, "void"),
-        "refused": tally.node_total(nodes, "refused"),
-        "copy_busy_s": _seconds(nodes, "copy_busy_s"),
+        "failed": _whole(node.totals.get("failed")),
+        "void": _whole(node.totals.get("void")),
+        "refused": _whole(node.totals.get("refused")),
+        "copy_busy_s": node.totals.get("copy_busy_s"),
         **copied,
         **direct,
     }
 
 
-def _copied(nodes: Sequence[NodePart]) -> dict[str, int | None]:
+def summed(nodes: Sequence[tuple[NodePart, Totals]]) -> Totals:
+    """Of the job. Nodes that had no group exchanged nothing; if none had, `peer_*` and `sent_*` are unknown."""
+    if not nodes:
+        return dict.fromkeys(KEYS)
+    result = {name: tally.add(*(totals[name] for _, totals in nodes)) for name in KEYS}
+    busy = [totals["copy_busy_s"] for _, totals in nodes if totals["copy_busy_s"] is not None]
+    result["copy_busy_s"] = max(busy, default=None)
+    shared = [totals for node, totals in nodes if node.group or any(totals[name] is not None for name in PEERS)]
+    result |= {name: tally.add(*(totals[name] for totals in shared)) if shared else None for name in PEERS}
+    return result
+
+
+def _copied(node: NodePart) -> dict[str, int | None]:
     return {
-        **{f"copied_{name}": _total(nodes, f"source_{name}", _copied_nothing) for name in COPIED},
-        **{f"source_{name}": _total(nodes, f"source_{name}", _scanned_nothing) for name in ("listings", "stats")},
+        **{f"copied_{name}": _total(node, f"source_{name}", _copied_nothing) for name in COPIED},
+        **{f"source_{name}": _total(node, f"source_{name}", _scanned_nothing) for name in ("listings", "stats")},
     }
 
 
-def _total(nodes: Sequence[NodePart], name: str, nothing: Callable[[NodePart], bool]) -> int | None:
+def _total(node: NodePart, name: str, nothing: Callable[[NodePart], bool]) -> int | None:
     """A daemon that had no reason to begin counting did nothing; where it had, a missing total is unknown."""
-    return tally.node_total([node for node in nodes if name in node.totals or not nothing(node)], name, nobody=0)
+    return 0 if name not in node.totals and nothing(node) else _whole(node.totals.get(name))
 
 
 def _copied_nothing(node: NodePart) -> bool:
@@ -65,17 +81,18 @@ def _copied_nothing(node: NodePart) -> bool:
 
 
 def _scanned_nothing(node: NodePart) -> bool:
-    return node.mode == "direct" and node.scan_s is None
+    """In mode direct, or where another node scanned for the group."""
+    return node.scan_s is None and (node.mode == "direct" or bool(node.group and node.node_index))
 
 
-def _seconds(nodes: Sequence[NodePart], name: str) -> float | None:
-    values = [node.totals[name] for node in nodes if name in node.totals]
-    return max(values) if values else None
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
 
 
+PEERS = ("peer_bytes", "peer_files", "sent_bytes", "sent_files")
 COPIED = ("bytes", "files", "opens", "reads")
 KEYS = (
-    "source_bytes", "source_files", "source_ops", "source_opens", "source_reads", "peer_bytes", "local_bytes",
+    "source_bytes", "source_files", "source_ops", "source_opens", "source_reads", *PEERS, "local_bytes",
     "local_reads", "wanted", "want_ready", "want_direct", "hit_opens", "ready_opens", "failed", "void", "refused",
     "copy_busy_s", "copied_bytes", "copied_files", "copied_opens", "copied_reads", "source_listings", "source_stats",
     "direct_opens", "direct_stats", "direct_bytes", "direct_reads",

@@ -5,7 +5,8 @@ process waits for w seconds, W * w seconds of their work pass. If they were bloc
 seconds locally in that interval, min(w, (S + L) / W) of the wait is explained by reading and split in the proportion
 S : L; what is left, they must have spent on decoding and collating. The sum goes over the daemon's samples (about a
 second each), so that waits of the first epoch are not explained by reads of the second; where the samples do not
-hold the waits it goes over the whole run. Reading is named first: `preprocess_s` is the least it can have been.
+hold the waits it goes over the whole run. Each node's waits are divided by what it read itself. Reading is named
+first: `preprocess_s` is the least it can have been.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ def blocked_ns(process: ProcessPart) -> tuple[int, int]:
     return source, local
 
 
-def shares_of(nodes: Sequence[NodePart], trainers: Sequence[ProcessPart], unmeasured: list[str]) -> Shares:
-    """How the waits of these training processes divide."""
-    families = [_family(p, node) for node in nodes for p in node.processes if tally.count(p, "loader_steps")]
+def shares_of(node: NodePart, trainers: Sequence[ProcessPart], unmeasured: list[str]) -> Shares:
+    """How the waits of a node's training processes divide."""
+    families = [_family(trainer, node) for trainer in trainers]
     members = [process for family in families for process in family]
     waited = tally.total(trainers, "loader_wait_ns")
     if not waited:
@@ -59,7 +60,7 @@ def shares_of(nodes: Sequence[NodePart], trainers: Sequence[ProcessPart], unmeas
         unmeasured.append("this layer does not measure reads: the loader's waits are not divided")
         return Shares(None, None, None)
     readers = max(1.0, sum(_workers(t) for t in trainers) / len(trainers))
-    return _explain(_intervals(nodes, members, waited), readers)
+    return _explain(_intervals(node, members, waited), readers)
 
 
 def _workers(trainer: ProcessPart) -> int:
@@ -79,8 +80,8 @@ def _family(trainer: ProcessPart, node: NodePart) -> list[ProcessPart]:
         rest = [p for p in rest if p not in born]
 
 
-def _intervals(nodes: Sequence[NodePart], members: Sequence[ProcessPart], waited_ns: int) -> list[Interval]:
-    sampled = [_of_sample(sample) for node in nodes for sample in node.samples]
+def _intervals(node: NodePart, members: Sequence[ProcessPart], waited_ns: int) -> list[Interval]:
+    sampled = [_of_sample(sample) for sample in node.samples if sample.loader_wait_ns > 0]
     if sum(interval.wait_ns for interval in sampled) >= SAMPLED * waited_ns:
         return sampled
     blocked = [blocked_ns(process) for process in members]
@@ -89,7 +90,7 @@ def _intervals(nodes: Sequence[NodePart], members: Sequence[ProcessPart], waited
 
 def _of_sample(sample: Sample) -> Interval:
     source_ns = sample.want_ns + sample.shim_open_ns + sample.shim_read_ns
-    return Interval(max(0, sample.loader_wait_ns), max(0, source_ns), max(0, sample.local_ns))
+    return Interval(sample.loader_wait_ns, max(0, source_ns), max(0, sample.local_ns))
 
 
 def _explain(intervals: Iterable[Interval], readers: float) -> Shares:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hpcstage.record.part import NodePart, RunPart, Sample
+
+if TYPE_CHECKING:
+    from hpcstage.record.digest import Digest
 
 
 @dataclass(frozen=True)
@@ -30,26 +34,47 @@ class Window:
         return max(0.0, end_s - max(start_s, self.start_s))
 
 
-def shift_of(run: RunPart, node: NodePart) -> float:
-    """What to add to a node's times."""
-    return node.started_unix_s - run.started_unix_s
+def command_of(run: RunPart) -> Window:
+    """When the command ran, as far as the wrapper saw it."""
+    return Window(run.child_started_s or 0.0, run.child_ended_s, run.child_ended_s is not None)
 
 
-def window_of(run: RunPart, nodes: Sequence[NodePart]) -> Window:
-    """When the command ran."""
-    start_s = run.child_started_s or 0.0
-    if run.child_ended_s is not None:
-        return Window(start_s, run.child_ended_s, end_seen=True)
-    last = [_last_s(run, node) for node in nodes]
-    return Window(start_s, max(last) if last else None, end_seen=False)
+def window_of(run: RunPart, nodes: Sequence[Digest]) -> Window:
+    """When the command ran; where its end was not seen, up to the last thing that any node noted."""
+    window = command_of(run)
+    if window.end_seen:
+        return window
+    return Window(window.start_s, max((node.shift_s + node.last_s for node in nodes), default=None), end_seen=False)
 
 
-def _last_s(run: RunPart, node: NodePart) -> float:
-    ends = [node.ended_s or 0.0, *(sample.start_s + sample.length_s for sample in node.samples[-1:])]
-    return shift_of(run, node) + max(ends)
+def last_of(node: NodePart) -> float:
+    """The last thing that a node noted, on its own axis."""
+    return max(node.ended_s or 0.0, *(sample.start_s + sample.length_s for sample in node.samples[-1:]), 0.0)
 
 
-def timeline(run: RunPart, nodes: Sequence[NodePart]) -> list[tuple[float, Sample]]:
-    """All samples with their start on the run's time axis, in order."""
-    found = [(shift_of(run, node) + sample.start_s, sample) for node in nodes for sample in node.samples]
-    return sorted(found, key=lambda pair: pair[0])
+def copying_s(node: NodePart, window: Window, shift_s: float) -> float | None:
+    """Time with copies in flight within the command's life; None without samples.
+
+    A sample says how many were in flight on average, not when: the node's own sum of times with any in flight, and the
+    moment of the last file, correct what short bursts would add.
+    """
+    if not node.samples:
+        return None
+    inside_s = total_s = 0.0
+    for sample in node.samples:
+        if sample.busy > 0:
+            length_s = _until(sample, node.staged_s)
+            share = min(1.0, sample.busy)
+            total_s += length_s * share
+            inside_s += window.overlap_s(shift_s + sample.start_s, length_s) * share
+    busy_s = node.totals.get("copy_busy_s")
+    return inside_s if busy_s is None or total_s <= busy_s else inside_s * max(0.0, busy_s) / total_s
+
+
+def _until(sample: Sample, end_s: float | None) -> float:
+    return sample.length_s if end_s is None else max(0.0, min(sample.length_s, end_s - sample.start_s))
+
+
+def timeline(node: NodePart, shift_s: float) -> list[tuple[float, Sample]]:
+    """A node's samples with their start on the run's time axis, in order."""
+    return sorted(((shift_s + sample.start_s, sample) for sample in node.samples), key=lambda pair: pair[0])

@@ -12,7 +12,7 @@ from recordcases import node_part, run_part
 from sourcesim import MB, Source, fluid, samples_of
 
 from hpcstage.record import detect
-from hpcstage.record.contention import contention_of
+from hpcstage.record.compose import compose
 from hpcstage.record.part import Sample
 from hpcstage.record.speeds import even_sizes, of_copies
 
@@ -148,11 +148,11 @@ def test_a_long_run_is_fast_and_finds_its_load() -> None:
 
 
 def test_too_little_to_say_anything() -> None:
-    section = contention_of(run_part(), [node_part(samples=steady(3))])
+    section = compose(run_part(), [node_part(samples=steady(3))])["contention"]
     assert section["best_bytes_per_s"] is None
     assert section["typical_bytes_per_s"] is None
     assert section["periods"] == []
-    assert contention_of(run_part(), [])["latency_ms"]["open"]["p50"] is None
+    assert compose(run_part(), [])["contention"]["latency_ms"]["open"]["p50"] is None
 
 
 def direct(seconds: int, factor: Callable[[int], float], rate: float = 50 * MB) -> list[Sample]:
@@ -172,7 +172,7 @@ def direct(seconds: int, factor: Callable[[int], float], rate: float = 50 * MB) 
 
 def test_mode_direct_is_judged_by_the_programs_own_reads() -> None:
     samples = direct(60, lambda s: 0.4 if 20 <= s < 35 else 1.0)
-    section = contention_of(run_part(), [node_part(mode="direct", samples=samples)])
+    section = compose(run_part(), [node_part(mode="direct", samples=samples)])["contention"]
     assert section["measured_on"] == "reads"
     (period,) = section["periods"]
     assert period["start_s"] == pytest.approx(20.1)
@@ -182,7 +182,7 @@ def test_mode_direct_is_judged_by_the_programs_own_reads() -> None:
 
 def test_reads_from_the_page_cache_say_nothing_about_the_source() -> None:
     samples = direct(60, lambda s: 1.0 if s < 30 else 100.0)
-    section = contention_of(run_part(), [node_part(mode="direct", samples=samples)])
+    section = compose(run_part(), [node_part(mode="direct", samples=samples)])["contention"]
     assert section["periods"] == []
     assert section["best_bytes_per_s"] == pytest.approx(50 * MB, rel=0.1)
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from recordcases import SECOND, node_part, run_part, trainer, worker
 
+from hpcstage.record.compose import compose
 from hpcstage.record.part import ProcessPart, Sample
-from hpcstage.record.timesplit import time_split
 
 
 def split_of(processes: list[ProcessPart], samples: list[Sample] | None = None, **run: Any) -> dict[str, Any]:
-    return time_split(run_part(**run), [node_part(processes=processes, samples=samples or [])])
+    return compose(run_part(**run), [node_part(processes=processes, samples=samples or [])])["time_split"]
 
 
 def reader(pid: int = 100, **counters: int) -> ProcessPart:
@@ -109,8 +109,8 @@ def test_hidden_time_is_copying_less_waiting_within_the_command() -> None:
 def test_copies_before_the_command_and_short_bursts_hide_nothing() -> None:
     burst = [Sample(0.0, 1.0, busy=8.0)]
     node = node_part(processes=[reader()], samples=burst, staged_s=0.3, totals={"copy_busy_s": 0.2})
-    assert time_split(run_part(child_started_s=0.45), [node])["hidden_s"] == 0
-    assert time_split(run_part(child_started_s=0.0), [node])["hidden_s"] == pytest.approx(0.2)
+    assert compose(run_part(child_started_s=0.45), [node])["time_split"]["hidden_s"] == 0
+    assert compose(run_part(child_started_s=0.0), [node])["time_split"]["hidden_s"] == pytest.approx(0.2)
 
 
 def test_nothing_attached() -> None:
