@@ -13,24 +13,19 @@
 #include <Python.h>
 
 #include <errno.h>
-#include <fcntl.h>
-#include <limits.h>
 #include <semaphore.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "_publish.h"
 
 #define BUFFER_BYTES (1 << 20)
 #define DROP_BYTES (1 << 20)
 #define HIST_BUCKETS 96
-#ifndef RENAME_NOREPLACE
-#define RENAME_NOREPLACE 1
-#endif
 
 enum { OK, SOURCE_ERROR, LOCAL_ERROR, CHANGED, NOT_REGULAR, TOO_LARGE, CANCELLED, EXISTS };
 
@@ -57,7 +52,6 @@ struct job {
 
 static __thread char *buffer;
 static volatile int noatime = O_NOATIME;
-static volatile int nameless = 1;
 static sem_t turns;
 static volatile int limited;
 
@@ -120,17 +114,6 @@ static int open_source(struct job *job) {
     return fd;
 }
 
-static int write_all(int fd, const char *data, size_t length) {
-    while (length) {
-        ssize_t n = write(fd, data, length);
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return -1;
-        data += n;
-        length -= (size_t)n;
-    }
-    return 0;
-}
-
 static ssize_t read_some(struct job *job, int fd, char *into, size_t wanted) {
     uint64_t start = now_ns();
     ssize_t n;
@@ -185,74 +168,9 @@ static int unchanged(const struct facts *a, const struct facts *b) {
            a->ctime.tv_sec == b->ctime.tv_sec && a->ctime.tv_nsec == b->ctime.tv_nsec;
 }
 
-static int make_parents(const char *path) {
-    char *copy = strdup(path);
-    if (!copy) return -1;
-    int result = 0;
-    for (char *slash = strchr(copy + 1, '/'); slash && !result; slash = strchr(slash + 1, '/')) {
-        *slash = 0;
-        if (mkdir(copy, 0700) < 0 && errno != EEXIST) result = -1;
-        *slash = '/';
-    }
-    free(copy);
-    return result;
-}
-
-static int move_once(const char *from, const char *to) {
-#ifdef SYS_renameat2
-    if (syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE) == 0) return 0;
-    if (errno != EINVAL && errno != ENOSYS) return -1;
-#endif
-    if (link(from, to) < 0) return -1;
-    unlink(from);
-    return 0;
-}
-
-/* Where there is no temporary name, the descriptor itself is linked. */
-static int link_open(int fd, const char *to) {
-    char self[40];
-    snprintf(self, sizeof self, "/proc/self/fd/%d", fd);
-    return linkat(AT_FDCWD, self, AT_FDCWD, to, AT_SYMLINK_FOLLOW);
-}
-
-static int give_name(struct job *job, int out) {
-    return job->named ? move_once(job->temporary, job->target) : link_open(out, job->target);
-}
-
 static int publish(struct job *job, int out) {
-    if (job->link && (job->named ? link(job->temporary, job->link) : link_open(out, job->link)) < 0)
-        return fail(job, LOCAL_ERROR);
-    int moved = give_name(job, out);
-    if (moved < 0 && errno == ENOENT && make_parents(job->target) == 0) moved = give_name(job, out);
-    if (moved == 0) return 0;
-    int error = errno;
-    if (job->link) unlink(job->link);
-    errno = error;
-    return fail(job, error == EEXIST ? EXISTS : LOCAL_ERROR);
-}
-
-/* In the target's directory: the file system then places inode and blocks as if the file were written there. */
-static int open_nameless(struct job *job) {
-    char directory[PATH_MAX];
-    const char *slash = strrchr(job->target, '/');
-    size_t length = slash ? (size_t)(slash - job->target) : 0;
-    if (!length || length >= sizeof directory) return -1;
-    memcpy(directory, job->target, length);
-    directory[length] = 0;
-    int fd = open(directory, O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
-    if (fd < 0 && errno == ENOENT && make_parents(job->target) == 0)
-        fd = open(directory, O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
-    return fd;
-}
-
-static int create(struct job *job) {
-    if (nameless) {
-        int fd = open_nameless(job);
-        if (fd >= 0) return fd;
-        if (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL || errno == ENOSYS) nameless = 0;
-    }
-    job->named = 1;
-    return open(job->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (publish_copy(out, job->named, job->temporary, job->target, job->link) == 0) return 0;
+    return fail(job, errno == EEXIST ? EXISTS : LOCAL_ERROR);
 }
 
 static int check(struct job *job, int in) {
@@ -264,14 +182,13 @@ static int check(struct job *job, int in) {
 }
 
 static int stamp(struct job *job, int out) {
-    struct timespec times[2] = {{0, UTIME_OMIT}, job->before.mtime};
-    return fchmod(out, job->before.mode & 0777) < 0 || futimens(out, times) < 0 ? fail(job, LOCAL_ERROR) : 0;
+    return stamp_copy(out, job->before.mode, job->before.mtime) < 0 ? fail(job, LOCAL_ERROR) : 0;
 }
 
 /* in: still to be read, or -1: the whole file is in the buffer. */
 static int copy_out(struct job *job, int in) {
     uint64_t start = now_ns(), read_before = job->read_ns;
-    int out = create(job);
+    int out = create_copy(job->temporary, job->target, &job->named);
     if (out < 0) return fail(job, LOCAL_ERROR);
     int result = in < 0 ? write_whole(job, out) : pump(job, in, out);
     if (result == 0 && in >= 0) result = check(job, in);

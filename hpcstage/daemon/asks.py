@@ -115,10 +115,16 @@ class Requests:
         """A node lives, whatever it said."""
         self._owner(owner).lives(now)
 
-    def late(self, id_: int) -> None:
-        """Somebody waited for an id in vain."""
-        if id_ in self._of:
-            self._owner(self._of[id_][0]).late += 1
+    def late(self, id_: int, now: float) -> list[int]:
+        """Somebody waited for an id in vain. Returns what is given up for it."""
+        if id_ not in self._of:
+            return []
+        owner = self._owner(self._of[id_][0])
+        owner.late += 1
+        gone = [] if owner.is_trusted(now) else list(owner.asked)
+        for lost in gone:
+            self._end(lost)
+        return gone
 
     def trusts(self, owner: int, now: float) -> bool:
         """Whether it is worth asking that node."""

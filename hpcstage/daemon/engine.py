@@ -225,6 +225,14 @@ class Engine:
         """A copy will not come from another node."""
         self._unbar(id_)
 
+    def was_read(self, id_: int) -> bool:
+        """Whether anybody has read a copy, or it is gone. Its time of last access is the source's until then."""
+        try:
+            status = os.lstat(self.store.path(self.manifest.store_path(id_)))
+        except OSError:
+            return True
+        return status.st_atime_ns > status.st_mtime_ns
+
     def sweep(self) -> None:
         """Removes the transit copies that had to make room."""
         if not isinstance(self.queue, GroupQueue):

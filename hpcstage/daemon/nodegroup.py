@@ -56,7 +56,7 @@ class Stage(Protocol):
 class NodeGroup:
     """See the module. Only where a job has more than one node."""
 
-    def __init__(self, spec: DaemonSpec, selector: selectors.BaseSelector, stage: Stage, started: float) -> None:
+    def __init__(self, spec: DaemonSpec, selector: selectors.BaseSelector, stage: Stage) -> None:
         self.peers: Peers | None = None
         self.members: Members | None = None
         self.generations = 0
@@ -75,7 +75,7 @@ class NodeGroup:
         """Of the manifest that is staged."""
         self._manifest: Manifest | None = None
         self._directories = 0
-        self._scan_at: float | None = started + spec.group_wait_s
+        self._scan_at: float | None = None
         """When this node stops waiting for a manifest."""
         self._adopt_at: float | None = None
         """When it stops waiting for a group."""
@@ -226,8 +226,8 @@ class NodeGroup:
 
     def is_waiting(self) -> bool:
         """At the start: whether the manifest comes from another node."""
-        if self.index == 0:
-            self._scan_at = None
+        if self.index != 0:
+            self._scan_at = time.monotonic() + self._spec.group_wait_s
         return self._scan_at is not None
 
     # ---- staging

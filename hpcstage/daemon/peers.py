@@ -16,14 +16,17 @@ from collections.abc import Callable
 from hpcstage.daemon.asks import Askers, Requests, by_owner
 from hpcstage.daemon.copyfile import Status
 from hpcstage.daemon.engine import Engine
-from hpcstage.daemon.groupqueue import GroupQueue, Share
+from hpcstage.daemon.groupqueue import GroupQueue
 from hpcstage.daemon.messages import Result
 from hpcstage.daemon.queue import Place, Verdict
 from hpcstage.daemon.routes import Routes
+from hpcstage.daemon.sharedqueue import Share
 from hpcstage.group import link
 from hpcstage.group.link import Why
 from hpcstage.plan.types import Budget
 
+LOOK_EVERY_S = 0.1
+MOST_LOOKS = 512
 _WHY = {Place.VOID: Why.VOID, Place.FAILED: Why.FAILED}
 Send = Callable[[link.Message], None]
 
@@ -46,6 +49,7 @@ class Peers:
         self._is_wanted = is_wanted
         self._on_received = on_received
         self._send: Send | None = None
+        self._next_look = 0.0
         self._requests = Requests(link.CREDIT_FILES, link.CREDIT_BYTES)
         self._askers = Askers()
         self._offers: dict[tuple[int, Why], list[int]] = {}
@@ -104,6 +108,7 @@ class Peers:
             return
         for id_ in self._requests.give_up(now):
             self._queue.missed(id_, wanted=self._is_wanted(id_), doubtful=True)
+        self._look(now)
         requests = self._requests
         ids = self._queue.next_requests(requests.free_files, requests.free_bytes, now)
         self._engine.sweep()
@@ -113,9 +118,21 @@ class Peers:
             self._fetch(owner, own)
         self._flush_offers()
 
+    def _look(self, now: float) -> None:
+        """Which copies that came ahead of the program it has read: that makes room for more."""
+        if not self._queue.is_stalled or now < self._next_look:
+            return
+        self._next_look = now + LOOK_EVERY_S
+        transit = self._queue.transit
+        transit.read([id_ for id_ in transit.oldest_unread(MOST_LOOKS) if self._engine.was_read(id_)])
+
     def wake_after(self, now: float) -> float | None:
         """Seconds until `pump` has work by the clock."""
-        return self._requests.wake_after(now)
+        again = self._requests.wake_after(now)
+        if self._send is None or not self._queue.is_stalled:
+            return again
+        look = max(0.0, self._next_look - now)
+        return look if again is None else min(look, again)
 
     def _ask(self, owner: int, ids: list[int], now: float) -> None:
         assert self.routes is not None
@@ -132,9 +149,10 @@ class Peers:
         for message in link.in_messages(link.Fetch(owner, tuple(ids))):
             self._send(message)
 
-    def timed_out(self, id_: int) -> None:
+    def timed_out(self, id_: int, now: float) -> None:
         """The program has waited for an id in vain."""
-        self._requests.late(id_)
+        for given_up in self._requests.late(id_, now):
+            self._queue.missed(given_up, wanted=self._is_wanted(given_up), doubtful=True)
 
     def got(self, message: link.Got, now: float) -> None:
         """A copy has come."""

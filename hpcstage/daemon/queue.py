@@ -73,6 +73,8 @@ class OrderedIds:
     name: str = ""
     far: int = 0
     """Likewise for what comes from other nodes."""
+    ahead: int = 0
+    """Likewise for what is asked of them on demand, ahead of the demand."""
 
     def pass_to(self, position: int, *, far: bool) -> None:
         """So far nothing is left."""

@@ -33,6 +33,7 @@ from hpcstage.daemon.spec import DaemonSpec
 from hpcstage.daemon.wants import Parked
 from hpcstage.daemon.watch import Watch
 from hpcstage.plan.manifest import Manifest
+from hpcstage.plan.placement import Kind
 from hpcstage.plan.roots import tidy
 from hpcstage.plan.types import Budget, Order
 from hpcstage.wire import Answer, Reason, State
@@ -93,7 +94,8 @@ class Staging:
         self._closed_seen = Reason.NONE
         self._decided: bytes | None = None
         """Mode auto: what the first node found, in JSON."""
-        self.group = NodeGroup(spec, selector, self, started) if spec.node_count > 1 else None
+        shares = spec.node_count > 1 and spec.placement != Kind.PRIVATE.value
+        self.group = NodeGroup(spec, selector, self) if shares else None
 
     # ---- states
 
@@ -254,7 +256,7 @@ class Staging:
         for token, id_ in self._parked.expire(now):
             self._direct(token, Reason.LATER)
             if self.peers is not None:
-                self.peers.timed_out(id_)
+                self.peers.timed_out(id_, now)
         if engine.queue.closed is not self._closed_seen:
             self._closed_seen = engine.queue.closed
             for id_ in self._parked.ids():

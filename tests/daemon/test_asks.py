@@ -64,9 +64,11 @@ def test_waits_in_vain_end_the_trust():
     for id_ in range(MOST_LATE):
         assert out.trusts(5, 0.0)
         out.asked(id_, 5, 10, 0.0)
-        out.late(id_)
+        gone = out.late(id_, 1.0)
+    assert gone == list(range(MOST_LATE)), "what it was asked for is given up"
     assert not out.trusts(5, 1.0)
-    assert out.answered(0, 2.0)
+    assert not out.answered(0, 2.0)
+    out.heard(5, 2.0)
     assert out.trusts(5, 2.0)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from array import array
 
-from hpcstage.daemon.groupqueue import GroupQueue, Share
+from hpcstage.daemon.groupqueue import GroupQueue
 from hpcstage.daemon.queue import Place, Verdict
+from hpcstage.daemon.sharedqueue import Share
 from hpcstage.daemon.transit import Transit, share_of
 from hpcstage.plan.types import Budget
 from hpcstage.wire import Reason
@@ -156,13 +157,35 @@ def test_transit_share():
     transit = Transit(100, 2)
     transit.take(1, 60)
     assert not transit.fits(60)
-    transit.landed(1)
+    transit.landed(1, ahead=False)
     assert transit.fits(60)
     transit.take(2, 60)
     assert transit.surplus() == 1
     assert transit.give_back(1)
     assert transit.surplus() is None
     assert not transit.give_back(1)
+
+
+def test_ahead_of_a_program_that_said_what_it_reads():
+    q = queue([4096] * 10, Share([0], transit=Budget(3 * 4096, 10)))
+    q.next_transfers(9, 0.0)
+    q.done(0, 4096, 0.0)
+    assert q.waits(5)
+    q.reorder([5, 4, 3, 2, 1, 0], "announced")
+    assert q.next_requests(2, MANY, 0.0) == [5, 4]
+    assert q.next_requests(9, MANY, 0.0) == [3]
+    assert q.is_stalled
+    for id_ in (5, 4, 3):
+        q.done(id_, 4096, 1.0)
+    assert q.next_requests(9, MANY, 1.0) == [], "none of them was read"
+    assert q.transit.oldest_unread(9) == [5, 4, 3]
+    q.transit.read([5])
+    assert q.next_requests(9, MANY, 1.0) == [2]
+    assert q.transit.dropped == [5]
+    assert q.want(9, 1.0).verdict is Verdict.WAIT
+    assert q.next_requests(9, MANY, 1.0) == [9], "what is wanted goes before what is ahead"
+    assert q.place(4) is Place.AWAY
+    assert not q.next_requests(9, MANY, 1.0)
 
 
 def test_a_million_ids_quickly():

@@ -6,8 +6,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hpcstage.daemon.groupqueue import GroupQueue, Share
+from hpcstage.daemon.groupqueue import GroupQueue
 from hpcstage.daemon.queue import BLOCK_BYTES, FINAL, Place, Verdict, blocks_bytes
+from hpcstage.daemon.sharedqueue import Share
 from hpcstage.plan.types import Budget
 from hpcstage.wire import Reason
 
@@ -83,6 +84,7 @@ class GroupQueueMachine(RuleBasedStateMachine):
             assert not self.queue.is_far(id_), "what another node reads"
             assert id_ not in self.ended
         self.near |= set(chosen)
+        self.check_dropped()
 
     @rule(files=st.integers(0, 6), blocks=st.integers(0, 12))
     def request(self, files, blocks):
