@@ -6,16 +6,20 @@ A test that uses a project fails if it leaves a process of the user anywhere on 
 from __future__ import annotations
 
 import itertools
+import signal
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
-from clusterproject import NODES, READABLE, Project, write_dataset
+from clusterproject import NODES, READABLE, Project, batch, behind, processes_of, write_dataset
 from gridlab import GridEngine
-from nodeslab import UID, Nodes, NoNodes, until
+from nodeslab import Nodes, NoNodes, until
 from slurmlab import Slurm
 
 GONE_S = 10.0
 _numbers = itertools.count(1)
+_slow: set[str] = set()
+"""Names of projects whose jobs outlive a test."""
 
 
 def _nodes(tmp_path_factory: pytest.TempPathFactory, name: str) -> Nodes:
@@ -57,6 +61,35 @@ def gridengine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GridEngine]
         nodes.down()
 
 
+@dataclass(frozen=True)
+class Limited:
+    """Jobs that run into a time limit of a minute, the shortest that Slurm knows: tests ask for them last."""
+
+    warned: tuple[Project, int]
+    """One node, `--signal=B:USR1@20`."""
+    ranks_warned: tuple[Project, int]
+    """Ranks behind srun on two nodes, `--signal=USR1@20`."""
+    unwarned: tuple[Project, int]
+    """One node, nothing but the limit."""
+
+
+@pytest.fixture(scope="session")
+def limited(slurm: Slurm) -> Limited:
+    """Submitted before anything else and left to run beside the other tests."""
+
+    def submit(name: str, script: str, *options: str) -> tuple[Project, int]:
+        own = Project(slurm.nodes, name)
+        _slow.add(name)
+        return own, slurm.submit("--time=1", *options, env=own.env, cwd=own.path, script=script)
+
+    leave_on_usr1 = f"--patient --leave-on {int(signal.SIGUSR1)}"
+    return Limited(
+        submit("warned", batch(leave_on_usr1), "--signal=B:USR1@20"),
+        submit("ranks-warned", behind(leave_on_usr1), "--signal=USR1@20", "--nodes=2", "--ntasks-per-node=2"),
+        submit("unwarned", batch("--patient")),
+    )
+
+
 @pytest.fixture
 def project(request: pytest.FixtureRequest) -> Iterator[Project]:
     """A project on the cluster that the test uses; afterwards no process of the user may be left on any node."""
@@ -64,4 +97,4 @@ def project(request: pytest.FixtureRequest) -> Iterator[Project]:
     nodes = request.getfixturevalue(name).nodes
     own = Project(nodes, f"{name}{next(_numbers)}")
     yield own
-    until(lambda: not nodes.processes(uid=UID), GONE_S, f"the end of all processes of the user ({name})")
+    until(lambda: not processes_of(nodes, but=_slow), GONE_S, f"the end of all processes of {own.name}")

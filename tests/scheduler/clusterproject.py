@@ -5,6 +5,7 @@ The virtual environment of the project is the one that the tests run in: the nod
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -14,7 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from conftest import MARK, REPO, SESSION, content
+import psutil
+from conftest import REPO, content
 from nodeslab import HOME, SHARED, UID, Nodes
 
 NODES = 4
@@ -25,7 +27,14 @@ DATA = SHARED / "data" / "train"
 READABLE = [Path(sys.prefix), Path(sys.base_prefix), REPO]
 ACTIVATE = f"""
 export VIRTUAL_ENV={sys.prefix} PATH="{sys.prefix}/bin:$PATH" PYTHONPATH={REPO}
-export {MARK}={SESSION} XDG_STATE_HOME="$PWD/state" PYTHONDONTWRITEBYTECODE=1
+export PYTHONDONTWRITEBYTECODE=1
+"""
+PROJECT = "HPCSTAGE_TEST_PROJECT"
+"""A variable that tells whose a process is."""
+SCRIPT = """#!/bin/bash
+set -eu
+. .venv/bin/activate
+exec {launcher}hpcstage run --data {data} -- python train.py --data {data} {options}
 """
 
 
@@ -34,7 +43,9 @@ class Project:
 
     def __init__(self, nodes: Nodes, name: str) -> None:
         self.nodes = nodes
+        self.name = name
         self.path = HOME / name
+        self.env = {PROJECT: name, "XDG_STATE_HOME": f"{self.path}/state"}
         self.outside = outside(nodes, self.path)
         (self.outside / ".venv" / "bin").mkdir(parents=True)
         (self.outside / ".venv" / "bin" / "activate").write_text(ACTIVATE)
@@ -55,7 +66,7 @@ class Project:
     def report(self) -> str:
         """What `hpcstage report` shows to the user of the last run."""
         line = ". .venv/bin/activate && hpcstage report"
-        return self.nodes.run(1, "bash", "-c", line, user=True, cwd=self.path).stdout
+        return self.nodes.run(1, "bash", "-c", line, user=True, cwd=self.path, env=self.env).stdout
 
     def said(self, pattern: str) -> list[dict[str, Any]]:
         """What the program's processes said, each in a file of its own, whose names match the pattern."""
@@ -66,6 +77,26 @@ class Project:
     def log(self) -> str:
         """All that the project's jobs printed, for the message of a failing test."""
         return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted(self.outside.glob("*.out")))
+
+
+def batch(options: str = "") -> str:
+    """A batch script with hpcstage as its own process."""
+    return SCRIPT.format(launcher="", data=DATA, options=options)
+
+
+def behind(options: str = "") -> str:
+    """A batch script with hpcstage behind srun, once per rank."""
+    return SCRIPT.format(launcher="srun ", data=DATA, options=options)
+
+
+def processes_of(nodes: Nodes, *, but: set[str]) -> list[psutil.Process]:
+    """The user's processes on all nodes, without those of some projects."""
+    found = []
+    for process in nodes.processes(uid=UID):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.environ().get(PROJECT) not in but:
+                found.append(process)
+    return found
 
 
 def outside(nodes: Nodes, path: Path) -> Path:

@@ -122,6 +122,17 @@ class GridEngine:
         until(lambda: bool(self._account(job)), 20, f"the accounting of job {job}")
         return self._account(job)
 
+    def wait_array(self, job: int, tasks: int, timeout_s: float = JOB_S) -> dict[int, int]:
+        """Waits until all tasks of an array job are over; their exit codes."""
+        until(lambda: len(self._codes(job)) == tasks, timeout_s, f"the accounting of array {job}")
+        return self._codes(job)
+
+    def _codes(self, job: int) -> dict[int, int]:
+        text = self.nodes.run(1, "qacct", "-j", str(job), env=ENV, check=False).stdout
+        found = re.findall(r"^taskid +(\d+)|^exit_status +(\d+)", text, re.MULTILINE)
+        tasks, codes = [int(task) for task, _ in found if task], [int(code) for _, code in found if code]
+        return dict(zip(tasks, codes, strict=True))
+
     def left_by(self, job: int) -> dict[str, str]:
         """What the job left in TMPDIR of its first node, as the epilog noted it."""
         found = self.nodes.shared.glob(f"{LEFT.name}/{job}.*")

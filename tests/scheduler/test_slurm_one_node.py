@@ -5,44 +5,31 @@ from __future__ import annotations
 import re
 
 import pytest
-from clusterproject import DATA, FILES, NODES, Project, digest
+from clusterproject import DATA, FILES, NODES, Project, batch, behind, digest
 from slurmlab import Slurm
 
 pytest_plugins = ("clusterfixtures",)
-
-BATCH = """#!/bin/bash
-set -eu
-. .venv/bin/activate
-exec hpcstage run --data {data} -- python train.py --data {data} {options}
-"""
-BEHIND = """#!/bin/bash
-set -eu
-. .venv/bin/activate
-exec srun hpcstage run --data {data} -- python train.py --data {data} {options}
-"""
-
-
-def batch(form: str = BATCH, options: str = "") -> str:
-    return form.format(data=DATA, options=options)
+pytestmark = pytest.mark.usefixtures("limited")
 
 
 def test_a_batch_job_is_staged_and_leaves_nothing(slurm: Slurm, project: Project) -> None:
-    job = slurm.submit(env={}, cwd=project.path, script=batch(options="--epochs 2"))
+    job = slurm.submit(env={**project.env, "HPCSTAGE_MODE": "upfront"}, cwd=project.path, script=batch("--epochs 2"))
     done = slurm.wait(job)
     assert done["JobState"] == "COMPLETED", project.log()
     assert [said["digest"] for said in project.said("rank-*.said")] == [digest(2)]
     record = project.record()
     assert record["complete"] is True, record["problems"]
-    assert record["run"]["scheduler"] == "slurm"
-    assert record["run"]["job_id"] == str(job)
-    assert f"/job.{job}" in record["run"]["local_dir"]
+    where = record["environment"]
+    assert (where["scheduler"], where["job_id"]) == ("slurm", str(job))
+    assert where["local_dir"].endswith(f"/job.{job}")
     assert slurm.left_by(job) == {done["NodeList"]: ""}
+    assert record["totals"]["local_bytes"] == 2 * record["totals"]["copied_bytes"] > 0
     assert f"staged     {FILES} of {FILES} files" in project.report()
 
 
 def test_exit_codes_reach_slurm(slurm: Slurm, project: Project) -> None:
-    form = batch(options="--exit $SLURM_ARRAY_TASK_ID")
-    job = slurm.submit("--array=0,1,7,125,255", env={}, cwd=project.path, script=form)
+    form = batch("--exit $SLURM_ARRAY_TASK_ID")
+    job = slurm.submit("--array=0,1,7,125,255", env=project.env, cwd=project.path, script=form)
     slurm.wait_array(job)
     codes = {task: slurm.job(f"{job}_{task}")["ExitCode"] for task in (0, 1, 7, 125, 255)}
     assert codes == {task: f"{task}:0" for task in codes}, project.log()
@@ -51,7 +38,7 @@ def test_exit_codes_reach_slurm(slurm: Slurm, project: Project) -> None:
 
 def test_a_command_that_dies_of_a_signal(slurm: Slurm, project: Project) -> None:
     script = f"#!/bin/bash\n. .venv/bin/activate\nexec hpcstage run --data {DATA} -- sh -c 'kill -KILL $$'\n"
-    job = slurm.submit(env={}, cwd=project.path, script=script)
+    job = slurm.submit(env=project.env, cwd=project.path, script=script)
     assert slurm.wait(job)["ExitCode"] == "0:9", project.log()
     assert project.record()["run"]["signal"] == 9
     assert set(slurm.left_by(job).values()) == {""}
@@ -61,7 +48,7 @@ def test_a_command_that_dies_of_a_signal(slurm: Slurm, project: Project) -> None
 def test_ranks_behind_srun_share_a_daemon_on_each_node(slurm: Slurm, project: Project, ranks_on_a_node: int) -> None:
     ranks = NODES * ranks_on_a_node
     shape = [f"--nodes={NODES}", f"--ntasks-per-node={ranks_on_a_node}"]
-    job = slurm.submit(*shape, env={}, cwd=project.path, script=batch(BEHIND))
+    job = slurm.submit(*shape, env=project.env, cwd=project.path, script=behind())
     assert slurm.wait(job)["JobState"] == "COMPLETED", project.log()
     said = project.said("rank-*.said")
     assert {line["digest"] for line in said} == {digest()}
@@ -75,7 +62,7 @@ def test_ranks_behind_srun_share_a_daemon_on_each_node(slurm: Slurm, project: Pr
 
 
 def test_the_highest_exit_code_of_ranks(slurm: Slurm, project: Project) -> None:
-    script = batch(BEHIND, "--exit $SLURM_NTASKS")
-    job = slurm.submit("--nodes=2", "--ntasks-per-node=2", env={}, cwd=project.path, script=script)
+    script = behind("--exit $SLURM_NTASKS")
+    job = slurm.submit("--nodes=2", "--ntasks-per-node=2", env=project.env, cwd=project.path, script=script)
     assert slurm.wait(job)["ExitCode"] == "4:0", project.log()
     assert len(re.findall("hpcstage report|report:", project.report())) == 1

@@ -1,7 +1,8 @@
 """A training program without a framework: reads the dataset, says what it read, where, and which signals it got.
 
 With --patient it goes on until it is told to leave: TERM, and any signal named with --leave-on, makes it leave with
-code 40 + the signal's number, as a program does that saves a checkpoint. What it says goes to files named `rank-N.said`.
+code 40 + the signal's number, as a program does that saves a checkpoint; --stubborn makes it ignore all of
+them. What it says goes to files named `rank-N.said`.
 """
 
 from __future__ import annotations
@@ -62,11 +63,13 @@ def main() -> int:
     parser.add_argument("--exit", type=int, default=0)
     parser.add_argument("--patient", action="store_true")
     parser.add_argument("--leave-on", type=int, action="append", default=[int(signal.SIGTERM)])
+    parser.add_argument("--stubborn", action="store_true")
     given = parser.parse_args()
     if given.patient:
         signal.pthread_sigmask(signal.SIG_BLOCK, TOLD)
     say(digest=read(given.data, given.epochs), node_dir=os.environ.get("HPCSTAGE_NODE_DIR"))
-    return wait_to_be_told(set(given.leave_on), 120) if given.patient else given.exit
+    leave_on = set() if given.stubborn else set(given.leave_on)
+    return wait_to_be_told(leave_on, 120) if given.patient else given.exit
 
 
 if __name__ == "__main__":

@@ -1,0 +1,87 @@
+"""hpcstage under a real Grid Engine: batch jobs of one node, exit codes, qdel, soft and hard limits."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from clusterproject import FILES, Project, batch, digest
+from gridlab import GridEngine
+from nodeslab import until
+
+pytest_plugins = ("clusterfixtures",)
+
+OPTIONS = ("-cwd", "-j", "y", "-S", "/bin/bash", "-o", "job.out")
+
+
+def heard(project: Project) -> list[int]:
+    """The signals that the command got, but for CONT."""
+    return [line["signal"] for line in project.said("rank-0.said") if line.get("signal") not in (None, signal.SIGCONT)]
+
+
+def start_patient(cluster: GridEngine, project: Project, *options: str, words: str = "--patient") -> int:
+    """A job that has read its dataset and waits for a signal."""
+    job = cluster.submit(*OPTIONS, *options, env=project.env, cwd=project.path, script=batch(words))
+    until(lambda: any("digest" in line for line in project.said("rank-0.said")), 30, "the command's reading")
+    return job
+
+
+def test_a_batch_job_is_staged_and_leaves_nothing(gridengine: GridEngine, project: Project) -> None:
+    env = {**project.env, "HPCSTAGE_MODE": "upfront"}
+    job = gridengine.submit(*OPTIONS, env=env, cwd=project.path, script=batch("--epochs 2"))
+    done = gridengine.wait(job)
+    assert done["exit_status"] == "0", project.log()
+    assert [said["digest"] for said in project.said("rank-*.said")] == [digest(2)]
+    record = project.record()
+    assert record["complete"] is True, record["problems"]
+    where = record["environment"]
+    assert (where["scheduler"], where["job_id"]) == ("gridengine", str(job))
+    assert where["local_dir"].endswith(f"/{job}.1.all.q")
+    assert gridengine.left_by(job) == {done["hostname"]: ""}
+    assert f"staged     {FILES} of {FILES} files" in project.report()
+
+
+def test_exit_codes_reach_grid_engine(gridengine: GridEngine, project: Project) -> None:
+    script = batch("--exit $((SGE_TASK_ID * 20))")
+    job = gridengine.submit(*OPTIONS, "-t", "1-3", env=project.env, cwd=project.path, script=script)
+    codes = gridengine.wait_array(job, tasks=3)
+    assert codes == {1: 20, 2: 40, 3: 60}, project.log()
+    assert len(project.run_dirs()) == 3
+
+
+def test_qdel_with_notify_lets_the_command_save(gridengine: GridEngine, project: Project) -> None:
+    job = start_patient(gridengine, project, "-notify", words=f"--patient --leave-on {int(signal.SIGUSR2)}")
+    gridengine.cancel(job)
+    done = gridengine.wait(job)
+    assert heard(project) == [signal.SIGUSR2], project.log()
+    record = project.record()
+    assert record["complete"] is True, record["problems"]
+    assert record["run"]["exit_code"] == 40 + signal.SIGUSR2
+    assert gridengine.left_by(job) == {done["hostname"]: ""}
+
+
+def test_qdel_without_notify_kills_and_leaves_a_report(gridengine: GridEngine, project: Project) -> None:
+    job = start_patient(gridengine, project)
+    gridengine.cancel(job)
+    gridengine.wait(job)
+    assert heard(project) == []
+    assert "incomplete" in project.report()
+
+
+def test_the_soft_limit_is_a_warning(gridengine: GridEngine, project: Project) -> None:
+    words = f"--patient --leave-on {int(signal.SIGUSR1)}"
+    job = start_patient(gridengine, project, "-l", "s_rt=00:00:05,h_rt=00:01:00", words=words)
+    done = gridengine.wait(job)
+    assert heard(project) == [signal.SIGUSR1], project.log()
+    assert done["exit_status"] == str(40 + signal.SIGUSR1)
+    assert project.record()["complete"] is True
+    assert gridengine.left_by(job) == {done["hostname"]: ""}
+
+
+@pytest.mark.parametrize("notify", [True, False])
+def test_the_hard_limit(gridengine: GridEngine, project: Project, notify: bool) -> None:
+    words = f"--patient --leave-on {int(signal.SIGUSR2)}"
+    job = start_patient(gridengine, project, *["-notify"][: int(notify)], "-l", "h_rt=00:00:06", words=words)
+    gridengine.wait(job)
+    assert heard(project) == [signal.SIGUSR2] * notify, project.log()
+    assert project.report()
