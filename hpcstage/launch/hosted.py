@@ -123,9 +123,7 @@ def shims(lead: LeadSpec, spec: DaemonSpec, node: nodes.Node) -> nodes.ShimSetup
     return nodes.ShimSetup(spec.datasets, lead.intercept, spec.mode == "direct", spec.want_cap_s, virtual)
 
 
-def _spec(
-    lead: LeadSpec, index: int, template: DaemonSpec, node: nodes.Node, local: LocalDir, job: Job
-) -> DaemonSpec:
+def _spec(lead: LeadSpec, index: int, template: DaemonSpec, node: nodes.Node, local: LocalDir, job: Job) -> DaemonSpec:
     size, inodes = budget(lead.budget, local, len(lead.hosts) if lead.virtual else 1)
     cpus = job.cpus or len(os.sched_getaffinity(0))
     return replace(

@@ -22,6 +22,7 @@ from hpcstage.daemon.spec import DaemonSpec
 from hpcstage.errors import NotStarted
 from hpcstage.job import localdir, nodedir
 from hpcstage.launch import control, environment, facts, grouping, hosted, messages, nodes, page, rundir
+from hpcstage.record import index
 from hpcstage.record.index import state_dir
 
 if TYPE_CHECKING:
@@ -109,6 +110,8 @@ class Session:
             self.lead.tell(f"child {pid}")
         with contextlib.suppress(OSError):
             rundir.save_part(self.run_dir, self.part)
+            if self._is_first() and self.node.lock_fd is not None:
+                index.begin(self.part, self.run_dir)
 
     def watch(self) -> None:
         """Called now and then while the command runs: a dead daemon is said once, and shims stop asking it."""

@@ -38,7 +38,14 @@ def test_srun_starts_one_step_with_one_task_per_node_beside_the_users() -> None:
     (command,) = plan.commands
     assert plan.takes_stdin
     assert command[-2:] == SCRIPT
-    for word in ("--overlap", "--mem=0", "--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--nodelist=node2,node3,node4"):
+    for word in (
+        "--overlap",
+        "--mem=0",
+        "--nodes=3",
+        "--ntasks=3",
+        "--ntasks-per-node=1",
+        "--nodelist=node2,node3,node4",
+    ):
         assert word in command
 
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-LIBRARY = '''
+LIBRARY = """
 import ctypes, os, subprocess, sys
 BASE = {base!r}
 LOCAL = BASE + "/local"
@@ -33,7 +33,7 @@ def start(node, argv, env, stdin=None):
 
 def wait(started):
     sys.exit(max(process.wait() for process in started))
-'''
+"""
 
 ONNODE = """
 import fakelib, os, sys

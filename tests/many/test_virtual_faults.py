@@ -1,0 +1,90 @@
+"""Any process of ours killed at a random moment, on several nodes: the program reads the same and ends in order."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import manylab
+import psutil
+import pytest
+from conftest import Hpcstage, wait_for
+
+Tree = Callable[..., Path]
+
+
+def victims(hpcstage: Hpcstage, wrapper: int, kind: str, node: int) -> list[psutil.Process]:
+    """Processes of one kind, or all of a virtual node."""
+    found = []
+    for child in psutil.Process(wrapper).children(recursive=True):
+        words = child.cmdline()
+        of_node = any(word.endswith(f".v{node}/spec.json") for word in words)
+        exchange = "hpcstage.group" in words and child.environ().get("PMI_RANK") == str(node)
+        is_mpi = bool(words) and Path(words[0]).name.startswith("mpiexec")
+        if (
+            (kind in ("daemon", "node") and of_node)
+            or (kind in ("exchange", "node") and exchange)
+            or (kind == "mpi" and is_mpi)
+            or (kind == "lead" and "hpcstage.group.lead" in words)
+        ):
+            found.append(child)
+    found.sort(key=lambda process: process.create_time())
+    return found[:1] if kind == "daemon" else found
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("kind", "node"),
+    [("daemon", 0), ("daemon", 1), ("mpi", 0), ("exchange", 1), ("node", 0), ("node", 1), ("lead", 0)],
+)
+def test_the_program_does_not_notice(
+    hpcstage: Hpcstage, make_tree: Tree, local_dir: Path, kind: str, node: int
+) -> None:
+    data = make_tree(files=120, size_bytes=40_000)
+    command = manylab.reader_command(hpcstage.cwd, data, 4, epochs=3, pause_s=0.01)
+    process = hpcstage.start("run", "--nodes", "2", "--data", data, "--", *command)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"started\n"
+    ours = psutil.Process(process.pid).children(recursive=True)
+    time.sleep(random.Random(f"{kind}{node}").uniform(0, 1))  # the moment is the point, nothing waits for it
+    manylab.kill(victims(hpcstage, process.pid, kind, node))
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert manylab.written(hpcstage.cwd, 4)[0] == manylab.expected(data, 4, 3)
+    assert not psutil.wait_procs(ours, timeout=10)[1]
+    wait_for(lambda: not list(local_dir.glob("hpcstage-*/*/")), 10, "the removal of node directories")
+    json.loads(hpcstage.records()[-1].read_text())
+
+
+@pytest.mark.timeout(120)
+def test_the_wrapper_is_killed(hpcstage: Hpcstage, make_tree: Tree, local_dir: Path) -> None:
+    data = make_tree(files=60)
+    command = manylab.reader_command(hpcstage.cwd, data, 2, epochs=3, pause_s=0.01)
+    process = hpcstage.start("run", "--nodes", "2", "--data", data, "--", *command)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"started\n"
+    ours = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.communicate(timeout=60)
+    assert not psutil.wait_procs(ours, timeout=30)[1]
+    assert manylab.written(hpcstage.cwd, 2)[0] == manylab.expected(data, 2, 3)
+    wait_for(lambda: not list(local_dir.glob("hpcstage-*/*/")), 30, "the removal of node directories")
+
+
+@pytest.mark.timeout(120)
+def test_a_world_that_dies_is_started_anew(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    data = make_tree(files=60)
+    command = manylab.reader_command(hpcstage.cwd, data, 2, epochs=10, pause_s=0.01)
+    process = hpcstage.start("run", "--nodes", "2", "--data", data, "--", *command)
+    wait_for(lambda: len(manylab.below(process, "hpcstage.group")) >= 2, 30, "the exchanges")
+    first = {one.pid for one in manylab.below(process, "hpcstage.group")}
+    manylab.kill(victims(hpcstage, process.pid, "mpi", 0))
+    again = lambda: {one.pid for one in manylab.below(process, "hpcstage.group")} - first  # noqa: E731
+    wait_for(lambda: len(again()) >= 2, 30, "new exchanges")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert manylab.written(hpcstage.cwd, 2)[0] == manylab.expected(data, 2, 10)
+    assert max(part["group"]["generations"] for part in manylab.parts_of(hpcstage)) >= 2

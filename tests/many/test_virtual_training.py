@@ -1,0 +1,51 @@
+"""A real training on virtual nodes: PyTorch, torchrun, gloo, DistributedSampler. Same weights as without hpcstage."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import manylab
+import pytest
+from conftest import Hpcstage
+
+Tree = Callable[..., Path]
+PROGRAM = Path(__file__).parent / "train_ddp.py"
+torch = pytest.importorskip("torch")
+
+
+def command(data: Path, out: Path, *, ranks: int = 2, epochs: int = 2, workers: int = 0) -> list[str]:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return [*torchrun, str(PROGRAM), str(data), str(epochs), str(workers), str(out)]
+
+
+def assert_same(one: Path, other: Path) -> None:
+    first, second = torch.load(one), torch.load(other)
+    assert first["losses"] == second["losses"]
+    assert first["weights"].keys() == second["weights"].keys()
+    assert all(torch.equal(first["weights"][name], second["weights"][name]) for name in first["weights"])
+
+
+@pytest.mark.parametrize("placement", ["replicate", "partition", "private"])
+def test_the_same_weights_and_each_file_read_once(
+    hpcstage: Hpcstage, make_tree: Tree, local_dir: Path, placement: str
+) -> None:
+    data = make_tree(files=96, size_bytes=20_000)
+    plain, staged = hpcstage.cwd / "plain.pt", hpcstage.cwd / "staged.pt"
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run(command(data, plain), env=env, check=True, capture_output=True, timeout=120)
+    done = hpcstage(
+        "run", "--nodes", "2", "--placement", placement, "--data", data, "--", *command(data, staged),
+        env={"OMP_NUM_THREADS": "1"}, timeout_s=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert_same(plain, staged)
+    parts = manylab.parts_of(hpcstage)
+    assert len(parts) == 2
+    if placement != "private":
+        assert sum(part["totals"]["source_bytes"] for part in parts) == 96 * 20_000
+        assert not any(process["counters"].get("source_opens", 0) for part in parts for process in part["processes"])
+    assert not list(local_dir.glob("hpcstage-*/*/"))
