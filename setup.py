@@ -1,6 +1,6 @@
 """Builds the C extensions where a compiler is at hand. Owns nothing else: the metadata is in pyproject.toml.
 
-Both extensions are optional: without a compiler the package installs without them, and their Python forms are used.
+All extensions are optional: without a compiler the package installs without them, and their Python forms are used.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ FLAGS = [
 ]
 LINK_FLAGS = ["-Wl,-z,now", "-Wl,-z,relro"]  # bound at load: a hook may run where the lazy binder must not
 SHIM = Path("hpcstage/shim")
+PUBLISH = "hpcstage/daemon/_publish.h"
 
 
 def extension(name: str, sources: list[str], depends: list[str] | None = None) -> Extension:
@@ -42,6 +43,7 @@ setup(
             sorted(str(p) for p in SHIM.glob("*.c")),
             sorted(str(p) for p in SHIM.glob("*.h")),
         ),
-        extension("hpcstage.daemon._copy", ["hpcstage/daemon/_copy.c"]),
+        extension("hpcstage.daemon._copy", ["hpcstage/daemon/_copy.c"], [PUBLISH]),
+        extension("hpcstage.group._files", ["hpcstage/group/_files.c"], [PUBLISH]),
     ]
 )

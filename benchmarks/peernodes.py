@@ -72,6 +72,8 @@ class Node:
         self.missed: dict[int, link.Missed] = {}
         self.sent_files = self.sent_bytes = 0
         self.closed = False
+        self.lost = False
+        """The exchange has gone without being told to."""
         self.answers = True
         """Whether asks are answered at once with what is in the store."""
         self._todo: dict[int, deque[int]] = {}
@@ -161,7 +163,7 @@ class Node:
         except OSError:
             data = b""
         if not data:
-            self.closed = True
+            self.closed = self.lost = True
             self.connection.close()
             return
         messages = link.unpack_all(data)
@@ -213,9 +215,11 @@ class Node:
 
 
 def serve(nodes: Sequence[Node], until: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """Plays the daemons of these nodes until the condition holds. Raises TimeoutError."""
+    """Plays the daemons of these nodes until the condition holds. Raises TimeoutError, or ConnectionError."""
     deadline = time.monotonic() + timeout_s
     while not until():
+        if any(node.lost for node in nodes):
+            raise ConnectionError("an exchange has gone")
         if time.monotonic() > deadline:
             raise TimeoutError(f"not in {timeout_s:g} s: {[(len(n.got), len(n.missed), n.outstanding) for n in nodes]}")
         listeners = {node.listener: node for node in nodes}

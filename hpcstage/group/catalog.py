@@ -36,6 +36,10 @@ class Catalog:
         manifest = self._manifest
         return self._stores[manifest.dataset_of(id_)] + manifest.path(id_)
 
+    def size(self, id_: int) -> int:
+        """At the scan, in bytes."""
+        return self._manifest.size(id_)
+
     def job(self, id_: int) -> Job:
         """How it is published: copies of symbolic links get a second name."""
         link = b"links/%d" % id_ if self._manifest.is_link(id_) else None

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 
 from hpcstage.daemon import copyfile
 from hpcstage.daemon.copyfile import CopyError, Job, Status
+from hpcstage.group import files
 from hpcstage.group.catalog import Catalog
 from hpcstage.group.frames import Row
 from hpcstage.group.link import Why
+from hpcstage.group.pool import Buffer
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
@@ -50,9 +52,24 @@ class Incoming:
     def __init__(self) -> None:
         self._parts: dict[int, _Part] = {}
 
-    def store(self, view: memoryview, rows: Sequence[Row], catalog: Catalog) -> list[Stored]:
+    def store(self, buffer: Buffer, rows: Sequence[Row], catalog: Catalog) -> list[Stored]:
         """Writes the rows of a bundle. Returns the files that ended."""
-        return [stored for row in rows if (stored := self._row(view, row, catalog)) is not None]
+        whole = [row for row in rows if row.is_whole]
+        self.drop([row.id for row in whole])
+        jobs = [catalog.job(row.id) for row in whole]
+        written = files.write_files(
+            [
+                (row.at, row.length, row.mode, row.mtime_ns, job.temporary, job.target, job.link)
+                for row, job in zip(whole, jobs, strict=True)
+            ],
+            buffer,
+        )
+        stored = [
+            Stored(row.id, _why_of(error), row.size_bytes, row.mtime_ns, begun_ns, write_ns)
+            for row, (error, begun_ns, write_ns) in zip(whole, written, strict=True)
+        ]
+        parts = (self._row(buffer.view, row, catalog) for row in rows if not row.is_whole)
+        return stored + [ended for ended in parts if ended is not None]
 
     def drop(self, ids: Sequence[int]) -> None:
         """Nothing more comes of these."""
@@ -65,13 +82,13 @@ class Incoming:
         began_ns = time.monotonic_ns()
         try:
             part = self._part(row, catalog, began_ns)
-            _write(part.fd, view[row.at : row.at + row.length], row.start)
+            files.write_from(part.fd, view[row.at : row.at + row.length], row.start)
             part.received += row.length
             if part.received < row.size_bytes:
                 part.write_ns += time.monotonic_ns() - began_ns
                 return None
             del self._parts[row.id]
-            _publish(part, row)
+            files.publish(part.fd, part.job, row.size_bytes, row.mode, row.mtime_ns)
         except CopyError as error:
             self.drop([row.id])
             return Stored(row.id, _why(error))
@@ -91,37 +108,19 @@ class Incoming:
         return part
 
 
-def _write(fd: int, data: memoryview, position: int) -> None:
-    with copyfile.local_errors():
-        while data:
-            count = os.pwrite(fd, data, position)
-            data, position = data[count:], position + count
-
-
-def _publish(part: _Part, row: Row) -> None:
-    try:
-        with copyfile.local_errors():
-            try:
-                os.fchmod(part.fd, row.mode & copyfile.PERMISSIONS)
-                os.utime(part.fd, ns=(row.mtime_ns, row.mtime_ns))
-                if os.fstat(part.fd).st_size != row.size_bytes:
-                    raise CopyError(Status.CHANGED)
-            finally:
-                os.close(part.fd)
-        copyfile.publish(part.job)
-    except CopyError:
-        copyfile.discard(part.job.temporary)
-        raise
-
-
 def _abandon(part: _Part) -> None:
     os.close(part.fd)
     copyfile.discard(part.job.temporary)
 
 
 def _why(error: CopyError) -> Why:
-    if error.status is Status.EXISTS:
+    return Why.LOST if error.status is Status.CHANGED else _why_of(error.errno or errno.EIO)
+
+
+def _why_of(number: int) -> Why:
+    """For an error of the local disk."""
+    if number == errno.EEXIST:
         return Why.EXISTS
-    if error.status is Status.CHANGED:
-        return Why.LOST
-    return Why.FULL if error.errno in _NO_ROOM else Why.LOCAL_ERROR
+    if number in _NO_ROOM:
+        return Why.FULL
+    return Why.LOCAL_ERROR if number else Why.NONE

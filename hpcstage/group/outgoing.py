@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import stat
 from collections import deque
 from dataclasses import dataclass, field
 
+from hpcstage.group import files
 from hpcstage.group.catalog import Catalog
+from hpcstage.group.files import Found
 from hpcstage.group.frames import MAX_ROWS, PIECE_BYTES, Row, close_bundle
-
-_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+from hpcstage.group.pool import Buffer
 
 
 @dataclass
@@ -52,19 +51,16 @@ class Outgoing:
         """Whether anything is left to be put into bundles."""
         return bool(self.ids) or self._open is not None
 
-    def fill(self, view: memoryview, catalog: Catalog) -> Filled:
-        """The next bundle: as many files as find room, or a piece of a large one."""
+    def fill(self, buffer: Buffer, catalog: Catalog) -> Filled:
+        """The next bundle: as many files as find room, or a piece of a larger one."""
         filled = Filled()
-        at = 0
-        while len(filled.rows) < MAX_ROWS and at < PIECE_BYTES:
-            if self._open is None and not self._begin(catalog, filled):
-                break
-            if self._open is not None:
-                if at and at + self._open.size_bytes > PIECE_BYTES:
-                    break
-                at += self._read(view, at, filled)
+        if self._open is None:
+            self._fill_small(buffer, catalog, filled)
+        if self._open is not None:
+            self._piece(buffer, filled)
         if filled.rows:
-            filled.length = close_bundle(view, at, filled.rows, catalog.fingerprint)
+            last = filled.rows[-1]
+            filled.length = close_bundle(buffer.view, last.at + last.length, filled.rows, catalog.fingerprint)
         return filled
 
     def close(self) -> None:
@@ -73,46 +69,53 @@ class Outgoing:
             os.close(self._open.fd)
             self._open = None
 
-    def _begin(self, catalog: Catalog, filled: Filled) -> bool:
-        """Opens the next file. False: there is none."""
-        try:
+    def _fill_small(self, buffer: Buffer, catalog: Catalog, filled: Filled) -> None:
+        """Reads whole files until one finds no room; if it is the first, it goes in pieces."""
+        at = 0
+        while at < PIECE_BYTES and (ids := self._take(catalog, filled, PIECE_BYTES - at)):
+            found = files.read_files([catalog.staged(id_) for id_ in ids], buffer, at, PIECE_BYTES)
+            for id_, (what, size, mode, mtime_ns, place) in zip(ids, found, strict=False):
+                if what == Found.WHOLE:
+                    filled.rows.append(Row(id_, mode, size, 0, size, place, mtime_ns))
+                    at = place + size
+                elif what == Found.LOST:
+                    filled.lost.append(id_)
+            if found[-1][0] == Found.NO_ROOM:
+                self.ids.extendleft(reversed(ids[len(found) - 1 :]))
+                if not filled.rows:
+                    self._begin(self.ids.popleft(), catalog, filled)
+                return
+
+    def _take(self, catalog: Catalog, filled: Filled, room: int) -> list[int]:
+        """The next ids that should find room, and the one after them."""
+        ids: list[int] = []
+        while self.ids and room > 0 and len(ids) + len(filled.rows) < MAX_ROWS:
             id_ = self.ids.popleft()
-        except IndexError:
-            return False
-        if id_ not in catalog:
-            filled.unknown.append(id_)
-            return True
+            if id_ in catalog:
+                ids.append(id_)
+                room -= catalog.size(id_)
+            else:
+                filled.unknown.append(id_)
+        return ids
+
+    def _begin(self, id_: int, catalog: Catalog, filled: Filled) -> None:
         try:
-            fd = os.open(catalog.staged(id_), _FLAGS)
+            fd, found = files.open_given(catalog.staged(id_))
         except OSError:
             filled.lost.append(id_)
-            return True
-        found = os.fstat(fd)
-        if stat.S_ISREG(found.st_mode):
-            self._open = _Open(id_, fd, found.st_size, found.st_mode & 0o777, found.st_mtime_ns)
-        else:
-            os.close(fd)
-            filled.lost.append(id_)
-        return True
+            return
+        self._open = _Open(id_, fd, found.st_size, found.st_mode & 0o777, found.st_mtime_ns)
 
-    def _read(self, view: memoryview, at: int, filled: Filled) -> int:
-        """Puts what is left of the open file, or a piece of it, into the bundle. Returns how many bytes."""
+    def _piece(self, buffer: Buffer, filled: Filled) -> None:
+        """Puts the next piece of the open file into the bundle."""
         file = self._open
         assert file is not None
-        wanted = min(file.size_bytes - file.position, PIECE_BYTES - at)
-        count = 0
-        with contextlib.suppress(OSError):
-            while count < wanted:
-                more = os.preadv(file.fd, [view[at + count : at + wanted]], file.position + count)
-                if not more:
-                    break
-                count += more
-        if count < wanted:
+        length = min(file.size_bytes - file.position, PIECE_BYTES)
+        if not files.read_into(file.fd, buffer.view[:length], file.position):
             filled.lost.append(file.id)
             self.close()
-            return 0
-        filled.rows.append(Row(file.id, file.mode, file.size_bytes, file.position, count, at, file.mtime_ns))
-        file.position += count
+            return
+        filled.rows.append(Row(file.id, file.mode, file.size_bytes, file.position, length, 0, file.mtime_ns))
+        file.position += length
         if file.position == file.size_bytes:
             self.close()
-        return count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 
 from hpcstage.group.frames import BUFFER_BYTES
@@ -12,6 +13,7 @@ class Buffer:
     """One buffer; `users` counts who still needs what is in it."""
 
     view: memoryview
+    address: int = 0
     users: int = 0
 
 
@@ -39,7 +41,7 @@ class Pool:
             if self._made == self._most:
                 raise LookupError("no buffer is free")
             self._made += 1
-            self._free.append(Buffer(memoryview(bytearray(BUFFER_BYTES))))
+            self._free.append(_make())
         buffer = self._free.pop()
         buffer.users = users
         return buffer
@@ -49,3 +51,8 @@ class Pool:
         buffer.users -= 1
         if not buffer.users:
             self._free.append(buffer)
+
+
+def _make() -> Buffer:
+    view = memoryview(bytearray(BUFFER_BYTES))
+    return Buffer(view, ctypes.addressof(ctypes.c_char.from_buffer(view)))

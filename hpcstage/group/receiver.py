@@ -75,7 +75,7 @@ class Receiver:
             self._pool.give(buffer)
             self._stored(mail.source, results)
 
-        self._lane.submit(lambda: self._incoming.store(mail.data, rows, catalog), stored)
+        self._lane.submit(lambda: self._incoming.store(buffer, rows, catalog), stored)
 
     def _is_awaited(self, source: int, id_: int) -> bool:
         awaited = self._awaited.get(id_)

@@ -95,7 +95,7 @@ class Sender:
             line.filling -= 1
             self._filled(to, line, buffer, result)
 
-        self._lane.submit(lambda: line.outgoing.fill(buffer.view, catalog), filled)
+        self._lane.submit(lambda: line.outgoing.fill(buffer, catalog), filled)
 
     def _filled(self, to: int, line: _Lines, buffer: Buffer, result: Filled) -> None:
         self.refuse(to, Why.LOST, result.lost)

@@ -202,13 +202,14 @@ def test_what_cannot_come_is_said_with_the_reason(group):
     one.stage(4, 0)
     one.start().ready()
     one.nodes[1].want(0, [0, 1, 2, 3, 4])
-    one.nodes[1].send(link.Fetch(7, (0,)))
+    one.nodes[1].send(link.Fetch(7, (5,)))
     one.nodes[1].send(link.Fetch(0, (99,)))
-    serve(one.nodes, lambda: {*one.nodes[1].got, *one.nodes[1].missed} >= {0, 1, 2, 3, 4, 99})
-    assert {id_: missed.why for id_, missed in one.nodes[1].missed.items() if id_ in {1, 2, 3, 99}} == {
+    serve(one.nodes, lambda: {*one.nodes[1].got, *one.nodes[1].missed} >= {0, 1, 2, 3, 4, 5, 99})
+    assert {id_: missed.why for id_, missed in one.nodes[1].missed.items() if id_ in {1, 2, 3, 5, 99}} == {
         1: Why.LOST,
         2: Why.FAILED,
         3: Why.EXISTS,
+        5: Why.ABSENT,
         99: Why.UNKNOWN,
     }
     assert 4 in one.nodes[1].got
