@@ -84,28 +84,35 @@ class Requests:
         return True
 
     def unready(self, id_: int, now: float) -> bool:
-        """That node has no manifest yet. True: the id will be asked for again (`due`)."""
+        """That node cannot say yet. True: the id will be asked for again (`due`)."""
         if id_ not in self._of:
             return False
         number = self._of[id_][0]
         owner = self._owner(number)
         if owner.unready_since is None:
             owner.unready_since = now
-        if not owner.is_trusted(now):
+        waited_s = now - owner.asked[id_]
+        if waited_s > UNREADY_S or not owner.is_trusted(now):
             self._end(id_)
             return False
-        pause_s = min(LAST_RETRY_S, max(FIRST_RETRY_S, (now - owner.unready_since) / 2))
+        pause_s = min(LAST_RETRY_S, max(FIRST_RETRY_S, waited_s / 2))
         heappush(self._again, (now + pause_s, id_, number))
         return True
 
-    def due(self, now: float) -> dict[int, list[int]]:
-        """What is to be asked for again, by node."""
-        found: dict[int, list[int]] = {}
+    def due(self, now: float) -> list[int]:
+        """What is to be asked for again, maybe of another node (`move`)."""
+        found = []
         while self._again and self._again[0][0] <= now:
             _, id_, number = heappop(self._again)
             if id_ in self._of and self._of[id_][0] == number:
-                found.setdefault(number, []).append(id_)
+                found.append(id_)
         return found
+
+    def move(self, id_: int, owner: int) -> None:
+        """An id is asked of another node."""
+        before, size_bytes = self._of[id_]
+        self._owner(owner).asked[id_] = self._owner(before).asked.pop(id_)
+        self._of[id_] = owner, size_bytes
 
     def wake_after(self, now: float) -> float | None:
         """Seconds until `due` has something."""

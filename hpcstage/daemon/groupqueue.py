@@ -148,6 +148,10 @@ class GroupQueue(SharedQueue):
             sequence.ahead = len(ids)
         return None
 
+    def hasten(self, id_: int) -> None:
+        """Somebody else waits for it: it is asked for next."""
+        self._far_held.append(id_)
+
     def _fits_now(self, id_: int) -> bool:
         """False for what has to wait until transit copies in flight have come."""
         blocks = blocks_bytes(self._sizes[id_])
@@ -176,7 +180,7 @@ class GroupQueue(SharedQueue):
         super().failed(id_, now, no_room=no_room)
 
     def missed(self, id_: int, *, wanted: bool, doubtful: bool = False) -> None:
-        """What was asked for does not come: this node reads it from the source, at once if it is `wanted` or kept.
+        """What was asked for does not come: this node reads it from the source, next if it is `wanted`.
 
         `doubtful`: it may come all the same.
         """
@@ -185,10 +189,11 @@ class GroupQueue(SharedQueue):
         if doubtful:
             self._doubtful.add(id_)
         self._localise(id_)
-        if wanted or not self._flags[id_] & PASSING:
+        if wanted:
             self.requeue(id_)
         else:
             self._put_back(id_)
+            self._released.append(id_)
 
     def _put_back(self, id_: int) -> None:
         self._ahead.pop(id_, None)

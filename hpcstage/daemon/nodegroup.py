@@ -17,13 +17,16 @@ from typing import Any, Protocol
 
 from hpcstage.daemon import store
 from hpcstage.daemon.engine import Engine
+from hpcstage.daemon.firstreader import FirstReader
 from hpcstage.daemon.groupqueue import GroupQueue
+from hpcstage.daemon.helpers import Helpers
 from hpcstage.daemon.messages import Result
 from hpcstage.daemon.peerlink import PeerLink, note
 from hpcstage.daemon.peers import Peers
 from hpcstage.daemon.routes import Members, Routes, make, transit_of
 from hpcstage.daemon.scanning import MANIFEST_FILE, ORDER_FILE
 from hpcstage.daemon.spec import DaemonSpec
+from hpcstage.daemon.watch import Watch
 from hpcstage.group import link
 from hpcstage.plan import order as orders
 from hpcstage.plan.manifest import Manifest
@@ -66,6 +69,7 @@ class NodeGroup:
         self._spec = spec
         self._selector = selector
         self._stage = stage
+        self._first_reader: FirstReader | None = None
         self._link: PeerLink | None = None
         self._ready: dict[int, Budget] = {}
         self._early: list[link.Ask] = []
@@ -89,6 +93,18 @@ class NodeGroup:
     def index(self) -> int:
         """Of this node."""
         return self._spec.node_index
+
+    def learn(self, helpers: Helpers, watch: Watch) -> None:
+        """Who reads first is taken from what loaders announce."""
+        spec = self._spec
+        self._first_reader = FirstReader(
+            helpers,
+            Path(spec.node_dir),
+            (spec.node_index, spec.node_count),
+            lambda key: watch.dataset(key).rows,
+            lambda _: self._switch(),
+        )
+        watch.on_mapped = self._first_reader.announced
 
     # ---- the link
 
@@ -185,6 +201,7 @@ class NodeGroup:
         if self.joined and self.peers is not None:
             self.peers.gone(node)
             self._divide()
+            self._switch()
 
     # ---- the manifest
 
@@ -268,6 +285,7 @@ class NodeGroup:
         self._divide()
         self._adopt_at = None
         self.peers.connect(self._link.send)
+        self._switch()
         early, self._early = self._early, []
         for message in early:
             self.peers.asked(message, time.monotonic())
@@ -280,10 +298,18 @@ class NodeGroup:
         self._routes = make(self._spec.placement, self._manifest.sizes, self._directories, members, self.index)
         self.peers.divide(self._routes, transit_of(members, self.index, self._directories))
 
+    def _switch(self) -> None:
+        later = None if self._first_reader is None else self._first_reader.known
+        if later is not None and self.joined and self.peers is not None:
+            self.peers.switch(later)
+            note("files are read by their first readers")
+
     # ---- the clock
 
     def poll(self, now: float) -> None:
         """Ends waits that have lasted too long."""
+        if self._first_reader is not None and self.joined:
+            self._first_reader.poll(self._routes)
         if self._scan_at is not None and now >= self._scan_at:
             self._scan_at = None
             self._alone(f"{self.why}; waited {self._spec.group_wait_s:g} s" if self._link is None else "no manifest")

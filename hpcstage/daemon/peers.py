@@ -18,16 +18,22 @@ from hpcstage.daemon.copyfile import Status
 from hpcstage.daemon.engine import Engine
 from hpcstage.daemon.groupqueue import GroupQueue
 from hpcstage.daemon.messages import Result
-from hpcstage.daemon.queue import Place, Verdict
+from hpcstage.daemon.queue import FINAL, Place, Verdict
 from hpcstage.daemon.routes import Routes
 from hpcstage.daemon.sharedqueue import Share
 from hpcstage.group import link
 from hpcstage.group.link import Why
+from hpcstage.plan.placement import Placement
 from hpcstage.plan.types import Budget
 
 LOOK_EVERY_S = 0.1
 MOST_LOOKS = 512
-_WHY = {Place.VOID: Why.VOID, Place.FAILED: Why.FAILED}
+_WHY: dict[Place | None, Why] = {
+    Place.STORED: Why.NONE,
+    Place.VOID: Why.VOID,
+    Place.FAILED: Why.FAILED,
+    Place.REFUSED: Why.FULL,
+}
 Send = Callable[[link.Message], None]
 
 
@@ -76,6 +82,16 @@ class Peers:
         """Whether files are yet to come from other nodes."""
         return self._queue.waiting > self._queue.near_waiting or self._queue.count(Place.AWAY) > 0
 
+    def switch(self, later: Placement) -> None:
+        """Version 1: what this node has not begun and another reads first is that node's from here on."""
+        routes = self.routes
+        if routes is None or not routes.shares_all or routes.later is not None:
+            return
+        routes.later = later
+        lost = [id_ for id_ in routes.own(range(len(self._queue))) if routes.owner(id_) != routes.node]
+        self._queue.hand_over(lost, frozenset(self._askers.ids()))
+        self._queue.turns = 1
+
     def connect(self, send: Send) -> None:
         """Other nodes can be asked."""
         self._send = send
@@ -112,9 +128,12 @@ class Peers:
         requests = self._requests
         ids = self._queue.next_requests(requests.free_files, requests.free_bytes, now)
         self._engine.sweep()
-        for owner, own in by_owner(ids, map(self.routes.fetcher, ids)).items():
+        for owner, own in by_owner(ids, map(self.routes.asked, ids)).items():
             self._ask(owner, own, now)
-        for owner, own in requests.due(now).items():
+        again = requests.due(now)
+        for owner, own in by_owner(again, map(self.routes.asked, again)).items():
+            for id_ in own:
+                requests.move(id_, owner)
             self._fetch(owner, own)
         self._flush_offers()
 
@@ -209,11 +228,20 @@ class Peers:
         """Another node wants files."""
         self._requests.heard(message.node, now)
         for id_ in message.ids:
-            verdict = Verdict.DIRECT if id_ >= len(self._queue) else self._queue.asked(id_)
-            if verdict is Verdict.WAIT:
+            if id_ < len(self._queue) and (self._queue.asked(id_) is Verdict.WAIT or self._expects(id_)):
                 self._askers.add(id_, message.node)
             else:
                 self._offer(id_, message.node)
+
+    def _expects(self, id_: int) -> bool:
+        """Whether this node will read it, once it has heard of the one that may have begun it."""
+        queue, routes = self._queue, self.routes
+        if routes is None or queue.closed or not queue.is_far(id_) or queue.place(id_) in FINAL:
+            return False
+        if routes.later is None or routes.owner(id_) != routes.node:
+            return False
+        queue.hasten(id_)
+        return True
 
     def final(self, id_: int) -> None:
         """An id came to its end here: those who asked are told."""
@@ -227,15 +255,15 @@ class Peers:
                 self.final(id_)
 
     def _offer(self, id_: int, node: int) -> None:
-        self._offers.setdefault((node, self._why(id_)), []).append(id_)
+        self._offers.setdefault((node, self._why(id_, node)), []).append(id_)
 
-    def _why(self, id_: int) -> Why:
-        if id_ >= len(self._queue):
-            return Why.UNKNOWN
-        place = self._queue.place(id_)
-        if place is Place.STORED:
-            return Why.NONE
-        return _WHY.get(place, Why.FULL if place is Place.REFUSED else Why.UNKNOWN)
+    def _why(self, id_: int, node: int) -> Why:
+        place = self._queue.place(id_) if id_ < len(self._queue) else None
+        if place in _WHY:
+            return _WHY[place]
+        # Another node reads it: the one that asks, or it is asked once more when it knows as much as this one.
+        owns = place is not None and self.routes is not None and self.routes.owner(id_) == node
+        return Why.ABSENT if owns else Why.UNKNOWN
 
     def _flush_offers(self) -> None:
         if self._send is None or not self._offers:

@@ -53,6 +53,8 @@ class Routes:
 
     def __init__(self, placement: Placement, members: Members, node: int, why: str) -> None:
         self.placement = placement
+        self.later: Placement | None = None
+        """Version 1. What a node has begun by version 0 it still gives: its new owner asks there first."""
         self.members = members
         self.node = node
         self.why = why
@@ -69,9 +71,25 @@ class Routes:
         """Whether every node ends with every file (with `private`: as far as there is room)."""
         return self.kind is Kind.PRIVATE or (self.kind is Kind.REPLICATE and self.placement.files.copies_fit)
 
+    @property
+    def shares_all(self) -> bool:
+        """Whether every node ends with every file, and each is read from the source by one."""
+        return self.keeps_all and self.kind is Kind.REPLICATE
+
     def fetcher(self, id_: int) -> int:
-        """The node that reads an id from the source."""
-        node = self.placement.fetcher(id_, self.node)
+        """The node that reads an id from the source, by version 0."""
+        return self._present_node(id_, self.placement.fetcher(id_, self.node))
+
+    def owner(self, id_: int) -> int:
+        """The node that reads an id from the source, by the version that counts."""
+        return self._present_node(id_, (self.later or self.placement).fetcher(id_, self.node))
+
+    def asked(self, id_: int) -> int:
+        """The node to ask for what this one does not read: what it would now read, the one that may have begun it."""
+        owner = self.owner(id_)
+        return self.fetcher(id_) if owner == self.node else owner
+
+    def _present_node(self, id_: int, node: int) -> int:
         if node not in self._missing:
             return node
         return self._present[(id_ * _SPREAD >> 8) % len(self._present)]

@@ -10,7 +10,7 @@ other nodes asked for and those of its own order take turns.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from hpcstage.daemon.queue import FINAL, OrderedIds, Place, Queue, Verdict, blocks_bytes
@@ -68,6 +68,8 @@ class SharedQueue(Queue):
         """Asked for, and whether somebody waited for it then."""
         self._ahead: dict[int, bool] = {}
         """Transit copies that were asked for and nobody waited for."""
+        self._released: deque[int] = deque()
+        """Asked for in vain: before the order goes on."""
         self._asked: deque[int] = deque()
         self._turn = 0
 
@@ -119,6 +121,15 @@ class SharedQueue(Queue):
         for id_ in share.unplaced:
             if self._places[id_] == Place.AWAY:
                 self._move(id_, Place.REFUSED)
+
+    def hand_over(self, ids: Iterable[int], busy: Container[int]) -> None:
+        """Other nodes read these, but for what is begun or in `busy`."""
+        for id_ in ids:
+            if self._places[id_] == Place.WAITING and not self.is_far(id_) and id_ not in busy:
+                self._flags[id_] |= REMOTE
+                self._far_waiting += 1
+        for sequence in self._sequences:
+            sequence.far = 0
 
     def adopt(self) -> None:
         """There are no other nodes: everything comes from the source, as far as there is room."""
@@ -179,6 +190,10 @@ class SharedQueue(Queue):
         return None
 
     def _pop_in_order(self) -> int | None:
+        while self._released:
+            id_ = self._released.popleft()
+            if self._places[id_] == Place.WAITING and not self.is_far(id_):
+                return id_
         return self._next_of(0) if self.near_waiting else None
 
     def _next_of(self, kind: int) -> int | None:

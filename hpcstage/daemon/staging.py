@@ -96,6 +96,8 @@ class Staging:
         """Mode auto: what the first node found, in JSON."""
         shares = spec.node_count > 1 and spec.placement != Kind.PRIVATE.value
         self.group = NodeGroup(spec, selector, self) if shares else None
+        if self.group is not None:
+            self.group.learn(helpers, watch)
 
     # ---- states
 

@@ -42,6 +42,8 @@ class Watch:
 
     def __init__(self, node_dir: Path, page: Page, started: float) -> None:
         self.on_wrong: Callable[[int], object] = bool
+        self.on_mapped: Callable[[Announced], object] = bool
+        """Is told of announcements whose ids are known."""
         self.learner: Learner | None = None
         self.keeping = Keeping(self._family)
         self.events = 0
@@ -96,6 +98,8 @@ class Watch:
 
     def mapped(self, one: Announced, mapped: Mapped | None) -> None:
         """The ids of an announcement are known, or will not be."""
+        if mapped is not None:
+            self.on_mapped(one)
         if one in self._awaited:
             self._mapped[one] = mapped
 

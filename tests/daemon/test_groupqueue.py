@@ -66,8 +66,22 @@ def test_credits():
 def test_missed_comes_from_the_source_next():
     q = queue([10] * 6, Share([0, 1]))
     assert q.next_requests(2, MANY, 0.0) == [2, 3]
+    assert q.asked(1) is Verdict.WAIT
     q.missed(3, wanted=False)
-    assert q.next_transfers(9, 0.0) == [3, 0, 1]
+    assert q.want(2, 0.0).verdict is Verdict.WAIT
+    q.missed(2, wanted=True)
+    assert q.next_transfers(9, 0.0) == [2, 1, 3, 0]
+
+
+def test_handed_over_to_its_first_reader():
+    q = queue([10] * 6, Share([0, 1, 2, 3]))
+    assert q.next_transfers(1, 0.0) == [0]
+    assert q.next_requests(9, MANY, 0.0) == [4, 5]
+    q.hand_over([0, 1, 2], busy={2})
+    assert [q.is_far(id_) for id_ in range(4)] == [False, True, False, False]
+    assert q.asked(1) is Verdict.DIRECT
+    assert q.next_requests(9, MANY, 0.0) == [1]
+    assert q.next_transfers(9, 0.0) == [2, 3]
 
 
 def test_without_a_link_wants_come_from_the_source_and_the_rest_waits():

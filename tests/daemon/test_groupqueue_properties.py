@@ -52,6 +52,12 @@ class GroupQueueMachine(RuleBasedStateMachine):
         for id_ in self.far:
             assert self.queue.is_asked_for(id_), "a request is not forgotten when files are dealt anew"
 
+    @rule(data=st.data())
+    def hand_over(self, data):
+        before = [self.queue.place(i) for i in range(len(self.sizes))]
+        self.queue.hand_over(self.some(data), self.wanted)
+        assert before == [self.queue.place(i) for i in range(len(self.sizes))]
+
     @rule()
     def adopt(self):
         self.unlink()
@@ -152,8 +158,8 @@ class GroupQueueMachine(RuleBasedStateMachine):
         self.queue.missed(id_, wanted=id_ in self.wanted, doubtful=doubtful)
         self.far.discard(id_)
         assert not self.queue.is_far(id_), "a remote id that was refused becomes local"
-        expected = Place.PROMOTED if id_ in self.wanted else (Place.PROMOTED, Place.AWAY)
-        assert void or self.queue.place(id_) in (expected if isinstance(expected, tuple) else (expected,))
+        expected = {Place.PROMOTED} if id_ in self.wanted else {Place.WAITING, Place.AWAY, Place.REFUSED}
+        assert void or self.queue.place(id_) in expected | {Place.REFUSED}
 
     @rule(data=st.data(), size=st.integers(0, 3 * BLOCK_BYTES))
     def came_late(self, data, size):
