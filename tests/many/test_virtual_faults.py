@@ -75,16 +75,17 @@ def test_the_wrapper_is_killed(hpcstage: Hpcstage, make_tree: Tree, local_dir: P
 
 
 @pytest.mark.timeout(120)
-def test_a_world_that_dies_is_started_anew(hpcstage: Hpcstage, make_tree: Tree) -> None:
+def test_a_world_that_dies_is_started_anew(hpcstage: Hpcstage, make_tree: Tree, local_dir: Path) -> None:
     data = make_tree(files=60)
-    command = manylab.reader_command(hpcstage.cwd, data, 2, epochs=10, pause_s=0.01)
-    process = hpcstage.start("run", "--nodes", "2", "--data", data, "--", *command)
-    wait_for(lambda: len(manylab.below(process, "hpcstage.group")) >= 2, 30, "the exchanges")
+    command = manylab.reader_command(hpcstage.cwd, data, 2, epochs=30, pause_s=0.01)
+    process = hpcstage.start("run", "--nodes", "2", "--placement", "replicate", "--data", data, "--", *command)
+    whole = lambda: [len(list(local_dir.glob(f"hpcstage-*/*.v{k}/store/**/*.bin"))) for k in (0, 1)]  # noqa: E731
+    wait_for(lambda: whole() == [60, 60], 30, "all files on both nodes")
     first = {one.pid for one in manylab.below(process, "hpcstage.group")}
     manylab.kill(victims(hpcstage, process.pid, "mpi", 0))
     again = lambda: {one.pid for one in manylab.below(process, "hpcstage.group")} - first  # noqa: E731
     wait_for(lambda: len(again()) >= 2, 30, "new exchanges")
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
-    assert manylab.written(hpcstage.cwd, 2)[0] == manylab.expected(data, 2, 10)
-    assert max(part["group"]["generations"] for part in manylab.parts_of(hpcstage)) >= 2
+    assert manylab.written(hpcstage.cwd, 2)[0] == manylab.expected(data, 2, 30)
+    assert [part["group"]["generations"] for part in manylab.parts_of(hpcstage)] == [2, 2]
