@@ -1,0 +1,139 @@
+"""What planning for many files on many nodes costs: time, memory, and how they grow. A part of `benchmarks.scale`.
+
+`python -m benchmarks.planning FILES NODES KIND` plans once and prints what that took: each plan is measured in a
+process of its own, so that its peak of memory is the plan's. KIND is replicate, partition (all nodes
+together have twice the room that is needed) or half (only half of the files has room). Seconds are processor time:
+place_s, own_s and others_s are what each node does; command_s is what `hpcstage plan --nodes` adds to a plan.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import subprocess
+import sys
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from benchmarks.harness import Bench, Figure, Options, at_most, divide
+from hpcstage.plan.nodesplan import Given, nodes_plan
+from hpcstage.plan.placement import Kind, Node, place
+from hpcstage.plan.types import Budget, Rates, Workload
+
+NODE = 3
+DISTINCT_SIZES = 100_000
+MILLION = 10**6
+MOST_GROWTH = 1.3
+MOST_PLAN_S = 20.0
+MOST_PLAN_BYTES = 300e6
+PLANS = ((1, 1024), (2, 1024), (4, 1024), (10, 1024), (2, 16), (2, 128), (2, 4096))
+QUICK_PLANS = ((1, 1024), (2, 1024), (1, 64))
+KINDS = ("replicate", "partition", "half")
+T = TypeVar("T")
+
+
+def plans(options: Options) -> list[tuple[str, int, int, str]]:
+    """Cells of planning: name, files, nodes, kind."""
+    pairs = QUICK_PLANS if options.quick else PLANS
+    return [
+        (f"plan, {kind}, {million} M files, {nodes} nodes", million * MILLION, nodes, kind)
+        for kind in KINDS for million, nodes in pairs
+    ]  # fmt: skip
+
+
+def plan_apart(files: int, nodes: int, kind: str) -> dict[str, Any]:
+    """Plans in a process of its own; its seconds are processor time."""
+    words = [sys.executable, "-m", "benchmarks.planning", str(files), str(nodes), kind]
+    done = subprocess.run(words, check=True, capture_output=True, timeout=600)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def figures(bench: Bench) -> list[Figure]:
+    """Seconds, memory, and growth over files and over nodes."""
+    made: list[Figure] = []
+    for name, files, _, _ in plans(bench.options):
+        if files == 10 * MILLION:
+            made.append(at_most(f"{name}: seconds", bench.median(name, "planned"), MOST_PLAN_S, "s"))
+            memory = bench.median(name, "planned", "memory_bytes")
+            made.append(at_most(f"{name}: memory besides the manifest", memory, MOST_PLAN_BYTES, "bytes"))
+    for kind in KINDS:
+        cells = [cell for cell in plans(bench.options) if cell[3] == kind]
+        by_files = sorted((cell for cell in cells if cell[2] == 1024), key=lambda cell: cell[1])
+        fixed = by_files[0][1] if bench.options.quick else 2 * MILLION
+        by_nodes = sorted((cell for cell in cells if cell[1] == fixed), key=lambda cell: cell[2])
+        made.append(_growth(bench, f"planning, {kind}: growth over files / linear", by_files, 1))
+        made.append(_growth(bench, f"planning, {kind}: growth over nodes / linear", by_nodes, 2))
+    return made
+
+
+def _growth(bench: Bench, name: str, cells: Sequence[tuple[str, int, int, str]], over: int) -> Figure:
+    """The last cell's time over the first's, divided by how much larger it is."""
+    first, last = cells[0], cells[-1]
+    ratio = divide(bench.median(last[0], "planned"), bench.median(first[0], "planned"))
+    times = int(last[over]) / int(first[over])
+    return at_most(name, None if ratio is None else ratio / times, MOST_GROWTH)
+
+
+def table(bench: Bench) -> None:
+    """Where the time goes."""
+    keys = ("seconds", "place_s", "own_s", "others_s", "command_s", "memory_bytes")
+    rows = [[name, *(bench.median(name, "planned", key) for key in keys)] for name, *_ in plans(bench.options)]
+    bench.sheet("Planning on one node (processor time, memory besides the sizes)", ["", *keys], rows)
+
+
+def measure(bench: Bench) -> None:
+    """All cells that are asked for."""
+    for name, files, nodes, kind in plans(bench.options):
+        if bench.options.wants(name):
+            bench.measure(name, {"planned": _arm(files, nodes, kind)}, bench.options.rounds(3))
+
+
+def _arm(files: int, nodes: int, kind: str) -> Callable[[], dict[str, Any]]:
+    return lambda: plan_apart(files, nodes, kind)
+
+
+# ---- one plan
+
+
+def main() -> None:
+    """Prints JSON."""
+    files, nodes, kind = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    dice = random.Random(1)
+    some = array("Q", (int(dice.lognormvariate(11.5, 0.6)) for _ in range(min(files, DISTINCT_SIZES))))
+    sizes = memoryview(some * (files // len(some) + 1))[:files]
+    on_disk = sum(sizes) + 2048 * files
+    share = {"replicate": 1.1 * nodes, "partition": 2.0, "half": 0.5}[kind]
+    room = Node(int(share * on_disk / nodes), 1 << 40)
+    asked = Kind.REPLICATE if kind == "replicate" else Kind.PARTITION
+    before, started_s = _memory(), time.process_time()
+    took: dict[str, float] = {}
+    placement = _timed(took, "place_s", lambda: place(asked, sizes, [room] * nodes))
+    order = array("I", range(files))
+    mine = min(NODE, nodes - 1)
+    _timed(took, "own_s", lambda: placement.own(mine, order))
+    _timed(took, "others_s", lambda: placement.others(mine, order))
+    given = Given(sizes, Budget(room.budget_bytes, room.budget_inodes), 0, asked.value)
+    work = Workload(files, sum(sizes), epochs=90, epoch_compute_s=60.0, readers=4)
+    rates = Rates(None, None, None, None, None, None)
+    shown = _timed(took, "command_s", lambda: nodes_plan(given, work, rates, nodes))
+    found = {"seconds": time.process_time() - started_s, **took, "memory_bytes": _memory() - before}
+    print(json.dumps({**found, "unplaced_files": shown.unplaced_files}))
+
+
+def _timed(took: dict[str, float], name: str, run: Callable[[], T]) -> T:
+    started_s = time.process_time()
+    value = run()
+    took[name] = time.process_time() - started_s
+    return value
+
+
+def _memory() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,272 @@
+"""Many nodes on paper: a simulation of 8 to 4096 nodes that share one source, and what planning for them costs.
+
+The simulation (`benchmarks.simulated`) uses the placement that real nodes compute, and is checked against the closed
+forms of the cost model: epochs, hit rates and bytes from the source. --measured FILE also runs it for the nodes of a
+result of `benchmarks.nodes` and compares. Planning is measured in processes of its own, over files and over nodes.
+
+FILE: samples with `nodes`, `placement` (or `direct`), `epochs_s`, `source_bytes`, `dataset_bytes`, and, in the sample
+or among the result's parameters, `files`, `source_bytes_per_s`, `link_bytes_per_s` and `compute_s` (an epoch's, on
+one node); other numbers of the simulation where they are there (`batch`, `ahead`, `known`, `source_file_s`, ...).
+Samples without what is needed are passed over.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks import planning
+from benchmarks.harness import Arm, Bench, Figure, Row, at_most, divide, holds, options_of, parser, worst
+from benchmarks.simulated import DIRECT, Machine, Simulation, Work
+from hpcstage.plan import equations
+from hpcstage.plan.placement import Kind
+from hpcstage.plan.sharing import Sharing, alike
+
+# 150 GB of images, a node that trains them in 8 minutes, a source that 16 such nodes saturate, fast links between them.
+FAST = Machine(source_bytes_per_s=5e9, link_bytes_per_s=10e9)
+# The same with links that carry less than a node trains: others are asked in vain faster than they can send.
+SLOW_LINKS = replace(FAST, link_bytes_per_s=0.2e9)
+DATASET_BYTES = 150 * 10**9
+COMPUTE_S = 480.0
+EPOCHS = 3
+FILES = 1 << 16
+QUICK_FILES = 1 << 14
+MOST_COPIES = 1 << 22
+LEAST_FILES_PER_NODE = 16
+NODES = tuple(1 << exponent for exponent in range(3, 13))
+QUICK_NODES = (8, 32, 128)
+MOST_ERROR = 0.1
+MOST_ERROR_UNKNOWN = 0.3
+"""The model leaves out that files which are asked for queue behind others at the source."""
+MOST_SOURCE = 1.001
+
+
+# ---- the simulation
+
+
+def works(quick: bool) -> dict[str, tuple[Work, Machine]]:
+    """What is simulated, by the name of the cell."""
+    found: dict[str, tuple[Work, Machine]] = {}
+    for nodes in QUICK_NODES if quick else NODES:
+        for kind in (DIRECT, *(kind.value for kind in Kind)):
+            files = QUICK_FILES if quick else FILES
+            if kind == Kind.REPLICATE.value:
+                files = min(files, MOST_COPIES // nodes)
+            if files < LEAST_FILES_PER_NODE * nodes:
+                continue
+            work = Work(nodes, kind, files, DATASET_BYTES // files, EPOCHS, COMPUTE_S)
+            found[f"{kind}, {nodes} nodes"] = (work, FAST)
+            if kind == Kind.PARTITION.value:
+                found[f"{kind}, {nodes} nodes, slow links"] = (work, SLOW_LINKS)
+                found[f"{kind}, {nodes} nodes, steps in lockstep"] = (replace(work, lockstep=True), FAST)
+                found[f"{kind}, {nodes} nodes, order unknown"] = (replace(work, known=False), FAST)
+                found[f"{kind}, {nodes} nodes, room for half"] = (replace(work, room=0.5 / nodes), FAST)
+    return found
+
+
+def simulate(work: Work, machine: Machine) -> dict[str, Any]:
+    """One run, as a sample."""
+    return {"nodes": work.nodes, **asdict(Simulation(work, machine).run())}
+
+
+def sharing(work: Work) -> Sharing:
+    """What the model says that nodes hold."""
+    return alike(Kind(work.kind), work.nodes, work.room)
+
+
+def expected_epochs(work: Work, machine: Machine) -> tuple[float, float]:
+    """The first epoch and the mean of the later ones: the largest of computing (1), source (2) and links (7)."""
+    compute_s = equations.training_s(work.dataset_bytes, work.nodes, work.dataset_bytes / work.compute_s)
+    source_s = equations.source_s(work.dataset_bytes, machine.source_bytes_per_s)
+    links_s = work.dataset_bytes / (work.nodes * machine.link_bytes_per_s) * busiest(work)
+    if work.kind == DIRECT:
+        return max(compute_s, source_s), max(compute_s, source_s)
+    shared = sharing(work)
+    first = shared.hits(1)
+    first_s = max(compute_s, source_s, links_s * first.peers)
+    later = [shared.hits(epoch) for epoch in range(2, work.epochs + 1)]
+    later_s = [max(compute_s, source_s * hits.source, links_s * hits.peers) for hits in later]
+    return first_s, sum(later_s) / max(1, len(later_s))
+
+
+def busiest(work: Work) -> float:
+    """What the busiest of p nodes is asked for, over the mean m: balls in bins, 1 + sqrt(2 ln(p) / m)."""
+    return 1 + math.sqrt(2 * math.log(work.nodes) * work.nodes / work.files)
+
+
+def expected_source(work: Work) -> float:
+    """Bytes from the source, in datasets."""
+    return work.epochs if work.kind == DIRECT else sharing(work).source_share(work.epochs)
+
+
+def later_s(sample: Mapping[str, Any]) -> float:
+    """The mean of the epochs after the first."""
+    return float(sum(sample["epoch_s"][1:]) / (len(sample["epoch_s"]) - 1))
+
+
+def off_by(found: float | None, said: float | None) -> float | None:
+    """A relative error."""
+    ratio = divide(found, said)
+    return None if ratio is None else abs(ratio - 1)
+
+
+def model_figures(bench: Bench, chosen: Mapping[str, tuple[Work, Machine]]) -> list[Figure]:
+    """Simulation against closed forms, cell by cell."""
+    made: list[Figure] = []
+    for name, (work, machine) in chosen.items():
+        sample = _sample(bench, name)
+        if sample is None:
+            made.append(holds(f"{name}: simulated", None))
+            continue
+        first, later = expected_epochs(work, machine)
+        limit = MOST_ERROR if work.known else MOST_ERROR_UNKNOWN
+        made.append(at_most(f"{name}: first epoch off by", off_by(sample["epoch_s"][0], first), limit))
+        made.append(at_most(f"{name}: later epochs off by", off_by(later_s(sample), later), MOST_ERROR))
+        source = sample["source_bytes"] / work.dataset_bytes
+        if work.kind in (Kind.REPLICATE.value, Kind.PARTITION.value) and work.room == 1:
+            made.append(at_most(f"{name}: source bytes / dataset", source, MOST_SOURCE))
+        else:
+            made.append(at_most(f"{name}: source bytes off by", off_by(source, expected_source(work)), MOST_ERROR))
+        if work.kind != DIRECT:
+            made.append(at_most(f"{name}: hit rates of the last epoch off by", _missed_hits(work, sample), 0.02))
+    return made
+
+
+def _missed_hits(work: Work, sample: Mapping[str, Any]) -> float:
+    """The largest difference to the model; a replica that is still being filled counts as one that is full."""
+    said = sharing(work).hits(work.epochs)
+    here, there = sample["local"][-1], sample["peers"][-1]
+    if work.kind == Kind.REPLICATE.value:
+        here, there = here + there, 0.0
+    return float(max(abs(here - said.local), abs(there - said.peers), abs(sample["source"][-1] - said.source)))
+
+
+def message_figures(bench: Bench, chosen: Mapping[str, tuple[Work, Machine]]) -> list[Figure]:
+    """Messages per file stay, and no node has more than its part of them."""
+    sent = {
+        name: (work, sample) for name, (work, _) in chosen.items()
+        if work.kind == Kind.PARTITION.value and (sample := _sample(bench, name)) is not None
+    }  # fmt: skip
+    per_file = [s["messages"] / (work.files * work.epochs) for work, s in sent.values()]
+    parts = [s["most_messages"] * work.nodes / (2 * s["messages"]) for work, s in sent.values() if s["messages"]]
+    copies = [
+        s["most_messages"] / (4 * work.files) for name, (work, _) in chosen.items()
+        if work.kind == Kind.REPLICATE.value and (s := _sample(bench, name)) is not None
+    ]  # fmt: skip
+    return [
+        at_most("partition: messages per file that is read, any number of nodes", worst(per_file, max), 2.0),
+        at_most("partition: messages of the busiest node / mean", worst(parts, max), 2.5),
+        at_most("replicate: messages of the busiest node per file and copy", worst(copies, max), 1.1),
+    ]
+
+
+def simulation_tables(bench: Bench, chosen: Mapping[str, tuple[Work, Machine]]) -> None:
+    """Source load, peer load, time per epoch."""
+    rows: list[Row] = []
+    for name, (work, machine) in chosen.items():
+        sample = _sample(bench, name)
+        if sample is None:
+            continue
+        first, later = expected_epochs(work, machine)
+        total_s = sum(sample["epoch_s"])
+        source_busy = sample["source_bytes"] / machine.source_bytes_per_s / total_s
+        peers_busy = sample["most_sent_bytes"] / machine.link_bytes_per_s / total_s
+        rows.append([
+            name, sample["epoch_s"][0], first, later_s(sample), later, sample["source_bytes"] / work.dataset_bytes,
+            sample["peer_bytes"] / work.dataset_bytes, source_busy, peers_busy, sample["local"][-1],
+            sample["messages"], sample["most_messages"],
+        ])  # fmt: skip
+    columns = ["", "epoch 1 [s]", "model", "later [s]", "model", "source bytes / dataset", "peer bytes / dataset",
+               "source busy", "busiest link", "local, last epoch", "messages", "busiest node"]  # fmt: skip
+    note = "150 GB; one node computes an epoch in 480 s; the source gives 5 GB/s; links 10 GB/s (slow: 0.2 GB/s)."
+    bench.sheet("Simulated jobs", columns, rows, note)
+
+
+def _sample(bench: Bench, cell: str) -> dict[str, Any] | None:
+    found = bench.select(cell, "simulated")
+    return found[0] if found else None
+
+
+# ---- the start
+
+
+def start_table(nodes: Sequence[int]) -> list[Row]:
+    """What a start sends: an all-gather of what nodes have room for, the manifest down a tree of two below each."""
+    return [[n, math.ceil(math.log2(n)), n - 1, 3, (n + 1).bit_length() - 1] for n in nodes]
+
+
+# ---- against measured nodes
+
+
+def measured(path: Path) -> list[tuple[str, Work, Machine, dict[str, Any]]]:
+    """The samples of a result of `benchmarks.nodes` that say what is needed."""
+    result = json.loads(path.read_text(encoding="utf-8"))
+    found: list[tuple[str, Work, Machine, dict[str, Any]]] = []
+    for sample in result["samples"]:
+        known = {**result.get("parameters", {}), **sample}
+        needed = ("nodes", "placement", "epochs_s", "source_bytes", "dataset_bytes", "files", "source_bytes_per_s",
+                  "link_bytes_per_s", "compute_s")  # fmt: skip
+        if any(known.get(key) is None for key in needed):
+            continue
+        machine = Machine(known["source_bytes_per_s"], known["link_bytes_per_s"])
+        size = int(known["dataset_bytes"] / known["files"])
+        work = Work(
+            known["nodes"], known["placement"], known["files"], size, len(known["epochs_s"]), known["compute_s"]
+        )
+        found.append((f"measured {len(found) + 1}: {known['placement']}, {known['nodes']} nodes", work, machine, known))
+    return found
+
+
+def measured_figures(bench: Bench, cells: Sequence[tuple[str, Work, Machine, dict[str, Any]]]) -> list[Figure]:
+    """Epochs and source bytes, simulated against measured."""
+    made = [holds("the measured result has samples that can be compared", bool(cells))]
+    rows: list[Row] = []
+    for name, work, _, known in cells:
+        sample = _sample(bench, name)
+        found = None if sample is None else float(sum(sample["epoch_s"]))
+        was = sum(known["epochs_s"])
+        said = None if sample is None else float(sample["source_bytes"] / work.dataset_bytes)
+        source = known["source_bytes"] / known["dataset_bytes"]
+        made.append(at_most(f"{name}: epochs off by", off_by(found, was), 0.25))
+        made.append(at_most(f"{name}: source bytes off by", off_by(said, source), MOST_ERROR))
+        rows.append([name, found, was, said, source])
+    columns = ["", "epochs simulated [s]", "measured", "source bytes / dataset", "measured"]
+    bench.sheet("Simulated against measured", columns, rows)
+    return made
+
+
+def main() -> int:
+    """Runs it."""
+    made = parser(__doc__)
+    made.add_argument("--measured", type=Path, metavar="FILE", help="compare with a result of benchmarks.nodes")
+    given = made.parse_args()
+    options = options_of(given)
+    bench = Bench("scale", options)
+    chosen = {name: cell for name, cell in works(options.quick).items() if options.wants(name)}
+    cells = measured(given.measured) if given.measured else []
+    for name, (work, machine) in [*chosen.items(), *((name, (work, machine)) for name, work, machine, _ in cells)]:
+        bench.measure(name, {"simulated": _simulating(work, machine)}, 1)
+    planning.measure(bench)
+    simulation_tables(bench, chosen)
+    columns = ["nodes", "all-gather: rounds per node", "manifest: messages in all", "most of one node", "depth"]
+    bench.sheet("Messages at the start", columns, start_table(QUICK_NODES if options.quick else NODES))
+    figures = [*model_figures(bench, chosen), *message_figures(bench, chosen)]
+    if not options.only or any("plan" in text for text in options.only):
+        planning.table(bench)
+        figures += planning.figures(bench)
+    if given.measured:
+        figures += measured_figures(bench, cells)
+    return bench.finish(figures)
+
+
+def _simulating(work: Work, machine: Machine) -> Arm:
+    return lambda: simulate(work, machine)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,197 @@
+"""The simulation of many nodes: what it must give by hand, and that its figures can fall short."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import REPO
+
+from benchmarks import planning, scale
+from benchmarks.harness import Bench, Options
+from benchmarks.simulated import DIRECT, Machine, Outcome, Simulation, Work
+
+MACHINE = Machine(source_bytes_per_s=1e6, link_bytes_per_s=1e7, source_file_s=0.0, link_file_s=0.0)
+WORK = Work(nodes=4, kind="partition", files=1024, file_bytes=4096, epochs=3, compute_s=0.4, batch=4)
+
+
+def run(**changed: Any) -> Outcome:
+    return Simulation(replace(WORK, **changed), MACHINE).run()
+
+
+def test_direct_is_bound_by_the_source_or_by_computing() -> None:
+    source_s = 1024 * 4096 / 1e6
+    found = run(kind=DIRECT)
+    assert found.epoch_s == pytest.approx([source_s] * 3, rel=0.02)
+    assert found.source_bytes == 3 * 1024 * 4096
+    assert (found.peer_bytes, found.messages) == (0, 0)
+    assert run(kind=DIRECT, compute_s=80.0).epoch_s == pytest.approx([20] * 3, rel=0.03)
+
+
+@pytest.mark.parametrize("lockstep", [False, True])
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("kind", ["partition", "replicate"])
+def test_each_byte_leaves_the_source_once(kind: str, known: bool, lockstep: bool) -> None:
+    found = run(kind=kind, known=known, lockstep=lockstep)
+    assert found.source_bytes == 1024 * 4096
+    assert found.epoch_s[0] >= 1024 * 4096 / 1e6
+    assert max(found.epoch_s[1:]) < 0.2
+    assert min(found.epoch_s[1:]) >= 0.1 * 0.999
+    assert [a + b + c for a, b, c in zip(found.local, found.peers, found.source, strict=True)] == pytest.approx([1] * 3)
+
+
+def test_partition_asks_others_and_replicate_fills_up() -> None:
+    found = run()
+    assert found.peers == pytest.approx([0.75] * 3, abs=0.05)
+    assert found.messages == 2 * found.peer_bytes / 4096
+    filled = run(kind="replicate")
+    assert filled.peer_bytes == 3 * 1024 * 4096
+    assert filled.local[-1] == 1
+
+
+def test_private_keeps_what_it_read() -> None:
+    found = run(kind="private")
+    assert found.local == pytest.approx([0, 0.25, 1 - 0.75**2], abs=0.04)
+    assert run(kind="private", room=0.1).local[-1] == pytest.approx(0.1, abs=0.03)
+
+
+def test_what_is_placed_nowhere_comes_from_the_source_each_time() -> None:
+    found = run(room=0.125)
+    assert found.source == pytest.approx([0.5] * 3, abs=0.02)
+    assert found.source_bytes == pytest.approx(1024 * 4096 * (0.5 + 3 * 0.5), rel=0.02)
+
+
+def test_uneven_numbers_end() -> None:
+    for nodes in (1, 3, 7):
+        for lockstep in (False, True):
+            found = run(nodes=nodes, files=100, lockstep=lockstep)
+            assert len(found.epoch_s) == 3
+            assert found.source_bytes == 100 * 4096
+
+
+# ---- figures
+
+
+def bench_of(works: dict[str, tuple[Work, Machine]]) -> Bench:
+    bench = Bench("scale", Options(quick=True))
+    for name, (work, machine) in works.items():
+        bench.add(name, "simulated", scale.simulate(work, machine))
+    return bench
+
+
+def small() -> dict[str, tuple[Work, Machine]]:
+    work = replace(WORK, files=1 << 14, compute_s=40.0)
+    return {kind: (replace(work, kind=kind), MACHINE) for kind in (DIRECT, "private", "replicate", "partition")}
+
+
+def short(bench: Bench, works: dict[str, tuple[Work, Machine]]) -> list[str]:
+    figures = [*scale.model_figures(bench, works), *scale.message_figures(bench, works)]
+    scale.simulation_tables(bench, works)
+    return [figure.name for figure in figures if not figure.ok]
+
+
+def test_figures_are_met() -> None:
+    assert short(bench_of(small()), small()) == []
+
+
+@pytest.mark.parametrize(
+    ("cell", "key", "value", "name"),
+    [
+        (DIRECT, "epoch_s", [1.0, 67.2, 67.2], "direct: first epoch off by"),
+        ("partition", "epoch_s", [67.2, 1.0, 1.0], "partition: later epochs off by"),
+        ("partition", "source_bytes", 3 * 4096 << 14, "partition: source bytes / dataset"),
+        ("private", "local", [0, 0, 0], "private: hit rates of the last epoch off by"),
+        ("partition", "messages", 10**6, "partition: messages per file that is read, any number of nodes"),
+        ("replicate", "most_messages", 10**6, "replicate: messages of the busiest node per file and copy"),
+    ],
+)
+def test_figures_can_fall_short(cell: str, key: str, value: Any, name: str) -> None:
+    bench = bench_of(small())
+    bench.select(cell, "simulated")[0][key] = value
+    assert name in short(bench, small())
+
+
+def test_what_was_not_simulated_falls_short() -> None:
+    bench = Bench("scale", Options(quick=True))
+    assert "direct: simulated" in short(bench, small())
+
+
+def test_all_numbers_of_nodes_are_simulated() -> None:
+    names = scale.works(quick=False)
+    assert all(f"partition, {nodes} nodes" in names for nodes in (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096))
+
+
+# ---- measured nodes
+
+
+def result(tmp_path: Path, *samples: dict[str, Any]) -> Path:
+    path = tmp_path / "nodes.json"
+    shared = {"files": 1024, "dataset_bytes": 1024 * 4096, "source_bytes_per_s": 1e6, "link_bytes_per_s": 1e7}
+    parameters = {**shared, "compute_s": 0.4, "batch": 4}
+    path.write_text(json.dumps({"parameters": parameters, "samples": list(samples)}))
+    return path
+
+
+def measured_short(path: Path) -> list[str]:
+    cells = scale.measured(path)
+    bench = bench_of({name: (work, machine) for name, work, machine, _ in cells})
+    return [figure.name for figure in scale.measured_figures(bench, cells) if not figure.ok]
+
+
+def test_measured_nodes_are_compared(tmp_path: Path) -> None:
+    good = {"nodes": 4, "placement": "partition", "epochs_s": [4.2, 0.12], "source_bytes": 1024 * 4096}
+    assert measured_short(result(tmp_path, good, {"nodes": 2})) == []
+    assert measured_short(result(tmp_path, {**good, "epochs_s": [9.0, 9.0]})) == [
+        "measured 1: partition, 4 nodes: epochs off by"
+    ]
+    assert measured_short(result(tmp_path, {**good, "source_bytes": 10**9})) == [
+        "measured 1: partition, 4 nodes: source bytes off by"
+    ]
+    assert measured_short(result(tmp_path)) == ["the measured result has samples that can be compared"]
+
+
+# ---- planning
+
+
+def planned(seconds: float, memory: float = 1e8) -> Bench:
+    bench = Bench("scale", Options())
+    for name, files, nodes, _ in planning.plans(Options()):
+        bench.add(name, "planned", {"seconds": seconds * files / 10**7 * max(1, nodes / 1024), "memory_bytes": memory})
+    return bench
+
+
+def test_planning_figures() -> None:
+    def names(bench: Bench) -> list[str]:
+        planning.table(bench)
+        return [figure.name for figure in planning.figures(bench) if not figure.ok]
+
+    assert names(planned(10.0)) == []
+    assert len(names(planned(30.0))) == 3
+    assert len(names(planned(10.0, memory=1e9))) == 3
+    slow = planned(1.0)
+    slow.select("plan, half, 10 M files, 1024 nodes", "planned")[0]["seconds"] = 15.0
+    assert names(slow) == ["planning, half: growth over files / linear"]
+    assert len(names(Bench("scale", Options()))) == 12
+
+
+@pytest.mark.parametrize("kind", planning.KINDS)
+def test_a_plan_is_measured(kind: str) -> None:
+    words = [sys.executable, "-m", "benchmarks.planning", "20000", "16", kind]
+    done = subprocess.run(words, check=True, capture_output=True, timeout=60, cwd=REPO)
+    found = json.loads(done.stdout)
+    assert found["seconds"] > 0
+    assert found["unplaced_files"] == (0 if kind != "half" else pytest.approx(10000, rel=0.1))
+
+
+def test_command(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "benchmarks.scale", "--quick", "--check", "--json", tmp_path / "out.json"]
+    words += ["--only", "partition, 8 nodes"]
+    done = subprocess.run(words, check=False, capture_output=True, timeout=100, cwd=REPO)
+    assert done.returncode == 1, "figures of what was left out count as short"
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert {sample["cell"] for sample in found["samples"]} >= {"partition, 8 nodes", "partition, 8 nodes, slow links"}
