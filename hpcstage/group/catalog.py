@@ -40,10 +40,14 @@ class Catalog:
         """At the scan, in bytes."""
         return self._manifest.size(id_)
 
-    def job(self, id_: int) -> Job:
-        """How it is published: copies of symbolic links get a second name."""
+    def names(self, id_: int) -> tuple[bytes, bytes, bytes | None]:
+        """Temporary, final and second name of what is published: copies of symbolic links have a second one."""
         link = b"links/%d" % id_ if self._manifest.is_link(id_) else None
-        return Job(b"", self._incoming + b"%d" % id_, self.staged(id_), link)
+        return self._incoming + b"%d" % id_, self.staged(id_), link
+
+    def job(self, id_: int) -> Job:
+        """The same, for `copyfile`."""
+        return Job(b"", *self.names(id_))
 
 
 def fingerprint(path: Path) -> int:

@@ -13,7 +13,6 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from hpcstage.errors import UsageError
 from hpcstage.group import link
@@ -32,7 +31,7 @@ from hpcstage.group.spread import Spread
 BUFFERS = 16
 """Of 1 MiB, for each direction."""
 LEAST_SLEEP_S = 50e-6
-MOST_SLEEP_S = 5e-3
+MOST_SLEEP_S = 10e-3
 SLEEP_SHARE = 1 / 8
 """Of the time since something happened last: what comes then is late by at most so much of it."""
 
@@ -65,30 +64,25 @@ class Exchange:
         self._parent = os.pidfd_open(os.getppid())
         self._moved = self._heard = time.monotonic()
         self._beat_due = self._moved
+        self._at_rest = False
         self.ended = False
         """The daemon has said End."""
 
     def step(self) -> None:
-        """Does what there is to do, or sleeps."""
-        moved = False
-        if not self.ended:
-            for message in self._daemon.receive():
-                self._obey(message)
-                moved = True
-        moved |= self._post.poll()
+        """Waits a little if nothing happened in the step before, and does what there is to do."""
+        now = time.monotonic()
+        moved = self._wait(now) | self._post.poll()
         for mail in self._post.take():
             self._mail(mail)
             moved = True
         moved |= self._reading.collect() | self._writing.collect() | self._spread.pump()
         if self._catalog is not None:
             moved |= self._sender.pump(self._catalog)
-        self._report()
-        now = time.monotonic()
-        self._beat(now)
+        self._at_rest = not moved
         if moved:
             self._moved = now
-        else:
-            self._sleep(now)
+            self._report()
+        self._beat(now)
 
     @property
     def is_quiet(self) -> bool:
@@ -209,21 +203,26 @@ class Exchange:
             neighbour = self._nodes[self._position - 1]
             raise Silence(f"nothing was heard of node {neighbour} for {self._silence_s:g} s")
 
-    # ---- sleep
+    # ---- waiting
 
-    def _sleep(self, now: float) -> None:
-        timeout = min(MOST_SLEEP_S, max(LEAST_SLEEP_S, (now - self._moved) * SLEEP_SHARE))
-        reading: list[Any] = [self._wake, self._parent]
-        if not self.ended:
-            reading.append(self._daemon)
-        writing = [self._daemon] if self._daemon.has_unsent and not self.ended else []
-        readable, _, _ = select.select(reading, writing, [], timeout)
-        if self._wake in readable:
-            self._wake.clear()
+    def _wait(self, now: float) -> bool:
+        """For the daemon, our threads, or as long as messages of others may be late. Obeys the daemon."""
+        timeout = min(MOST_SLEEP_S, max(LEAST_SLEEP_S, (now - self._moved) * SLEEP_SHARE)) if self._at_rest else 0.0
+        link_open = () if self.ended else (self._daemon,)
+        unsent = link_open if self._daemon.has_unsent else ()
+        readable, _, _ = select.select((*link_open, self._wake, self._parent), unsent, (), timeout)
+        if unsent:
+            self._daemon.flush()
+        if not readable:
+            return False
         if self._parent in readable:
             raise Silence("who started it has gone")
-        if writing:
-            self._daemon.flush()
+        if self._wake in readable:
+            self._wake.clear()
+        if self._daemon in readable:
+            for message in self._daemon.receive():
+                self._obey(message)
+        return True
 
 
 def _fresh_incoming() -> str:

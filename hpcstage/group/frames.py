@@ -15,6 +15,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from hpcstage.group.link import Why
 
@@ -80,8 +81,7 @@ class Control:
             raise FrameError(f"a damaged control message: {error}") from None
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """`length` bytes from `start` in a file of `size_bytes`; they lie `at` in the bundle."""
 
     id: int
@@ -92,11 +92,6 @@ class Row:
     at: int
     mtime_ns: int
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether nothing of the file is missing."""
-        return self.length == self.size_bytes
-
 
 def close_bundle(
     buffer: memoryview, data_bytes: int, rows: Sequence[Row], fingerprint: int, place: Place = Place.STORE
@@ -104,7 +99,7 @@ def close_bundle(
     """Writes the table behind the bytes. Returns the length of the bundle."""
     at = data_bytes
     for row in rows:
-        ROW.pack_into(buffer, at, row.id, row.mode, row.size_bytes, row.start, row.length, row.at, row.mtime_ns)
+        ROW.pack_into(buffer, at, *row)
         at += ROW.size
     TAIL.pack_into(buffer, at, len(rows), place, fingerprint)
     return at + TAIL.size
@@ -126,12 +121,12 @@ def open_bundle(data: memoryview) -> Bundle:
         end = len(data) - TAIL.size - count * ROW.size
         if count > MAX_ROWS or end < 0:
             raise FrameError("the table is larger than the bundle")
-        rows = tuple(Row(*values) for values in ROW.iter_unpack(data[end : end + count * ROW.size]))
+        rows = tuple(map(Row._make, ROW.iter_unpack(data[end : end + count * ROW.size])))
         at = 0
-        for row in rows:
-            if row.at != at or row.start + row.length > row.size_bytes:
-                raise FrameError(f"the row of id {row.id} is wrong")
-            at += row.length
+        for id_, _, size_bytes, start, length, lies_at, _ in rows:
+            if lies_at != at or start + length > size_bytes:
+                raise FrameError(f"the row of id {id_} is wrong")
+            at += length
         if at != end:
             raise FrameError("the rows do not fill it")
         return Bundle(Place(place), fingerprint, rows)

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpcstage.daemon import copyfile
 from hpcstage.daemon.copyfile import CopyError, Job, Status
@@ -23,8 +24,7 @@ from hpcstage.group.pool import Buffer
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
-@dataclass
-class Stored:
+class Stored(NamedTuple):
     """What became of a file: published (`why` NONE), or not."""
 
     id: int
@@ -54,22 +54,19 @@ class Incoming:
 
     def store(self, buffer: Buffer, rows: Sequence[Row], catalog: Catalog) -> list[Stored]:
         """Writes the rows of a bundle. Returns the files that ended."""
-        whole = [row for row in rows if row.is_whole]
-        self.drop([row.id for row in whole])
-        jobs = [catalog.job(row.id) for row in whole]
-        written = files.write_files(
-            [
-                (row.at, row.length, row.mode, row.mtime_ns, job.temporary, job.target, job.link)
-                for row, job in zip(whole, jobs, strict=True)
-            ],
-            buffer,
-        )
+        whole = [row for row in rows if row.length == row.size_bytes]
+        if self._parts:
+            self.drop([row.id for row in whole])
+        gotten = [(row.at, row.length, row.mode, row.mtime_ns, *catalog.names(row.id)) for row in whole]
+        written = files.write_files(gotten, buffer)
         stored = [
             Stored(row.id, _why_of(error), row.size_bytes, row.mtime_ns, begun_ns, write_ns)
             for row, (error, begun_ns, write_ns) in zip(whole, written, strict=True)
         ]
-        parts = (self._row(buffer.view, row, catalog) for row in rows if not row.is_whole)
-        return stored + [ended for ended in parts if ended is not None]
+        if len(whole) < len(rows):
+            parts = (self._row(buffer.view, row, catalog) for row in rows if row.length < row.size_bytes)
+            stored += [ended for ended in parts if ended is not None]
+        return stored
 
     def drop(self, ids: Sequence[int]) -> None:
         """Nothing more comes of these."""
@@ -119,8 +116,8 @@ def _why(error: CopyError) -> Why:
 
 def _why_of(number: int) -> Why:
     """For an error of the local disk."""
+    if not number:
+        return Why.NONE
     if number == errno.EEXIST:
         return Why.EXISTS
-    if number in _NO_ROOM:
-        return Why.FULL
-    return Why.LOCAL_ERROR if number else Why.NONE
+    return Why.FULL if number in _NO_ROOM else Why.LOCAL_ERROR

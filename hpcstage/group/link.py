@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from typing import Any, ClassVar, TypeVar, get_args
 
@@ -219,6 +219,7 @@ class End:
 Message = Hello | Ready | Manifest | Fetch | Ask | Offer | Missed | Got | Sent | Gone | Claim | Switch | End
 _WITH_IDS = (Fetch, Ask, Offer, Missed)
 _CLASSES: dict[int, type[Message]] = {kind.CODE: kind for kind in get_args(Message)}
+_NAMES = {kind: [field.name for field in fields(kind)] for kind in get_args(Message)}
 _Listed = TypeVar("_Listed", Fetch, Ask, Offer, Missed)
 
 
@@ -229,7 +230,7 @@ def pack(message: Message) -> bytes:
         return code + message.FORM.pack(*_fixed(message)) + _pack_nodes(message.nodes)
     if isinstance(message, _WITH_IDS):
         return code + message.FORM.pack(*_fixed(message)) + struct.pack(f"<{len(message.ids)}I", *message.ids)
-    return code + message.FORM.pack(*astuple(message))
+    return code + message.FORM.pack(*[getattr(message, name) for name in _NAMES[type(message)]])
 
 
 def unpack(data: bytes) -> Message:
@@ -285,7 +286,7 @@ def ready_messages(generation: int, index: int, nodes: Sequence[Node]) -> Iterat
 
 def _fixed(message: Ready | Fetch | Ask | Offer | Missed) -> list[int]:
     """All values but the last."""
-    return [getattr(message, field.name) for field in fields(message)[:-1]]
+    return [getattr(message, name) for name in _NAMES[type(message)][:-1]]
 
 
 def _pack_nodes(nodes: Sequence[Node]) -> bytes:

@@ -66,7 +66,8 @@ class Receiver:
         """Has the rows written that are awaited from their sender; gives the buffer back then."""
         assert mail.buffer is not None
         buffer = mail.buffer
-        rows = [row for row in bundle.rows if self._is_awaited(mail.source, row.id)]
+        awaited, source = self._awaited, mail.source
+        rows = [row for row in bundle.rows if row.id in awaited and awaited[row.id].source == source]
         if bundle.fingerprint != catalog.fingerprint or not rows:
             self._pool.give(buffer)
             return
