@@ -112,4 +112,6 @@ def wait_some(outputs: Iterable[Output], timeout_s: float) -> None:
 
 
 def _die_with_parent() -> None:
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_DFL)  # what the lead ignores its children must not
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

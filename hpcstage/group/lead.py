@@ -164,6 +164,7 @@ def main(arguments: list[str]) -> int:
     """See the module."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)  # they are the command's; the wrapper says when to end
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the wrapper's blocks signals, and children would inherit that
     spec = Path(arguments[0])
     Lead(LeadSpec.load(spec), spec.parent).run()
     return 0

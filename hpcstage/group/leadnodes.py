@@ -106,7 +106,10 @@ class Nodes:
         if self._launched and all(output.ended for output in self._launched):
             for output in self._launched:
                 output.read()
-            self._give_up(next((output.last for output in self._launched if output.last), "its agent ended at once"))
+            reason = next((output.last for output in self._launched if output.last), "its agent ended")
+            self._give_up(reason)
+            for index in self.alive[1:]:
+                self._set(index, "dead", reason)
 
     @property
     def waiting(self) -> list[int]:
@@ -115,7 +118,7 @@ class Nodes:
 
     @property
     def alive(self) -> list[int]:
-        """Nodes that can be in a group."""
+        """Nodes that can be in a group, in order."""
         return [index for index, node in enumerate(self.all) if node.alive]
 
     def staged(self) -> bool:

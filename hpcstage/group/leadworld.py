@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ MOST_GENERATIONS = 6
 FIRST_PAUSE_S = 1.0
 SOON_S = 3.0
 """A program that ends so soon was started in the wrong way: the next way is tried."""
+LEAST_GOODBYE_S = 0.2
 _KILL_S = 2.0
 _VERSION_S = 10.0
 
@@ -103,7 +105,8 @@ class World:
         """Lets the exchanges say goodbye, for so long; then they go."""
         self.over = True
         if self._output is not None:
-            self._output.wait(timeout_s)
+            # One that began a moment ago is still looking for daemons that have gone.
+            self._output.wait(min(timeout_s, max(LEAST_GOODBYE_S, (time.monotonic() - self._began) / 2)))
             self._output.kill(_KILL_S)
             self._output = None
 

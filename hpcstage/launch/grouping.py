@@ -65,6 +65,8 @@ def find(config: Config, job: Job, local: LocalDir, host: str) -> Grouping | Non
             return None
         hosts = [f"{host}.v{index}" for index in range(config.nodes)]
         return Grouping(hosts, 0, launchers.VIRTUAL, starts_daemons=True)
+    if config.nodes not in (None, len(job.nodes)):
+        messages.warn(f"nodes is {config.nodes}, the scheduler gave {len(job.nodes)}: all of these are used")
     if len(job.nodes) < 2:
         return None
     if local.is_network:

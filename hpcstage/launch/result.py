@@ -16,7 +16,7 @@ def write_record(run_dir: Path, part: RunPart) -> None:
     """Whatever fails here is said; the command's exit code stays what it is."""
     try:
         rundir.save_part(run_dir, part)
-        record = compose(part, rundir.node_parts(run_dir))
+        record = compose(part, files.node_parts(run_dir))
         files.save(record, run_dir / rundir.RECORD)
     except OSError as error:
         messages.warn(f"cannot write the report of this run to {run_dir}: {error.strerror}")

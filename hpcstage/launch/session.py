@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hpcstage.config import Config
     from hpcstage.job.localdir import LocalDir
     from hpcstage.launch.grouping import Grouping
+    from hpcstage.launch.groupspec import LeadSpec
     from hpcstage.launch.leadlink import LeadLink
     from hpcstage.launch.run import Clock
     from hpcstage.plan.datasets import Resolved
@@ -190,13 +191,21 @@ class Session:
             )
             nodes.prepare(self.node, setup if lead is None else hosted.shims(lead, spec, self.node))
             self.control = nodes.start_daemon(self.node, spec, os.environ)
-            if lead is not None and group is not None:
-                self.lead = grouping.begin(group, lead, self.node)
         except OSError:
             if self.node.lock_fd is not None:
                 shutil.rmtree(self.node.path, ignore_errors=True)
             self.node.close()
             raise
+        if lead is not None and group is not None:
+            self._begin_group(group, lead)
+
+    def _begin_group(self, group: Grouping, lead: LeadSpec) -> None:
+        try:
+            self.lead = grouping.begin(group, lead, self.node)
+        except OSError as error:
+            text = f"the other nodes are left alone: {error}"
+            messages.warn(text)
+            self.part.problems.append({"id": "group-lost", "text": text, "remedy": "look at the run directory"})
 
     def _spec(self, resolved: Resolved, local: LocalDir, job: jobs.Job) -> DaemonSpec:
         config, group = self.config, self.group

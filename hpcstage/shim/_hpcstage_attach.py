@@ -33,6 +33,8 @@ def attach(here: str) -> None:
         return
     if config.virtual:
         config = _own_node(config)
+    elif os.environ.get("HPCSTAGE_SOCKET", config.sock) not in (config.sock, os.fsdecode(config.sock)):
+        os.environ["HPCSTAGE_SOCKET"] = os.fsdecode(config.sock)  # of the first node, where its name may be another
     for name in LAYERS.get(config.intercept, ()):
         active = _try(name, config)
         if active is not None:
