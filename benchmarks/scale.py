@@ -1,18 +1,12 @@
 """Many nodes on paper: a simulation of 8 to 4096 nodes that share one source, and what planning for them costs.
 
 The simulation (`benchmarks.simulated`) uses the placement that real nodes compute, and is checked against the closed
-forms of the cost model: epochs, hit rates and bytes from the source. --measured FILE also runs it for the nodes of a
+forms of the cost model: epochs, hit rates and bytes from the source. --measured FILE also simulates the samples of a
 result of `benchmarks.nodes` and compares. Planning is measured in processes of its own, over files and over nodes.
-
-FILE: samples with `nodes`, `placement` (or `direct`), `epochs_s`, `source_bytes`, `dataset_bytes`, and, in the sample
-or among the result's parameters, `files`, `source_bytes_per_s`, `link_bytes_per_s` and `compute_s` (an epoch's, on
-one node); other numbers of the simulation where they are there (`batch`, `ahead`, `known`, `source_file_s`, ...).
-Samples without what is needed are passed over.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import planning
+from benchmarks import measured, planning
 from benchmarks.harness import Arm, Bench, Figure, Row, at_most, divide, holds, options_of, parser, worst
 from benchmarks.simulated import DIRECT, Machine, Simulation, Work
 from hpcstage.plan import equations
@@ -200,46 +194,6 @@ def start_table(nodes: Sequence[int]) -> list[Row]:
     return [[n, math.ceil(math.log2(n)), n - 1, 3, (n + 1).bit_length() - 1] for n in nodes]
 
 
-# ---- against measured nodes
-
-
-def measured(path: Path) -> list[tuple[str, Work, Machine, dict[str, Any]]]:
-    """The samples of a result of `benchmarks.nodes` that say what is needed."""
-    result = json.loads(path.read_text(encoding="utf-8"))
-    found: list[tuple[str, Work, Machine, dict[str, Any]]] = []
-    for sample in result["samples"]:
-        known = {**result.get("parameters", {}), **sample}
-        needed = ("nodes", "placement", "epochs_s", "source_bytes", "dataset_bytes", "files", "source_bytes_per_s",
-                  "link_bytes_per_s", "compute_s")  # fmt: skip
-        if any(known.get(key) is None for key in needed):
-            continue
-        machine = Machine(known["source_bytes_per_s"], known["link_bytes_per_s"])
-        size = int(known["dataset_bytes"] / known["files"])
-        work = Work(
-            known["nodes"], known["placement"], known["files"], size, len(known["epochs_s"]), known["compute_s"]
-        )
-        found.append((f"measured {len(found) + 1}: {known['placement']}, {known['nodes']} nodes", work, machine, known))
-    return found
-
-
-def measured_figures(bench: Bench, cells: Sequence[tuple[str, Work, Machine, dict[str, Any]]]) -> list[Figure]:
-    """Epochs and source bytes, simulated against measured."""
-    made = [holds("the measured result has samples that can be compared", bool(cells))]
-    rows: list[Row] = []
-    for name, work, _, known in cells:
-        sample = _sample(bench, name)
-        found = None if sample is None else float(sum(sample["epoch_s"]))
-        was = sum(known["epochs_s"])
-        said = None if sample is None else float(sample["source_bytes"] / work.dataset_bytes)
-        source = known["source_bytes"] / known["dataset_bytes"]
-        made.append(at_most(f"{name}: epochs off by", off_by(found, was), 0.25))
-        made.append(at_most(f"{name}: source bytes off by", off_by(said, source), MOST_ERROR))
-        rows.append([name, found, was, said, source])
-    columns = ["", "epochs simulated [s]", "measured", "source bytes / dataset", "measured"]
-    bench.sheet("Simulated against measured", columns, rows)
-    return made
-
-
 def main() -> int:
     """Runs it."""
     made = parser(__doc__)
@@ -248,8 +202,8 @@ def main() -> int:
     options = options_of(given)
     bench = Bench("scale", options)
     chosen = {name: cell for name, cell in works(options.quick).items() if options.wants(name)}
-    cells = measured(given.measured) if given.measured else []
-    for name, (work, machine) in [*chosen.items(), *((name, (work, machine)) for name, work, machine, _ in cells)]:
+    cells = measured.read(given.measured) if given.measured else []
+    for name, (work, machine) in [*chosen.items(), *((cell.name, (cell.work, cell.machine)) for cell in cells)]:
         bench.measure(name, {"simulated": _simulating(work, machine)}, 1)
     planning.measure(bench)
     simulation_tables(bench, chosen)
@@ -260,7 +214,7 @@ def main() -> int:
         planning.table(bench)
         figures += planning.figures(bench)
     if given.measured:
-        figures += measured_figures(bench, cells)
+        figures += measured.figures(bench, cells)
     return bench.finish(figures)
 
 

@@ -41,6 +41,7 @@ class Simulation(Moving):
         ]
         self._steps = max(len(missing) for missing in self._missing)
         self._asked, self._step = [0] * work.nodes, [0] * work.nodes
+        self._open, self._issuing = [0] * work.nodes, [False] * work.nodes
         self._busy = [False] * work.nodes
         self._ready, self._ended = -1, 0
         self._found = [0, 0, 0]
@@ -64,13 +65,21 @@ class Simulation(Moving):
 
     def _advance(self, node: int) -> None:
         """Readers ask for what they may be ahead; training goes on if it can."""
-        mine = self._reading[node]
-        limit = min(len(mine), self._step[node] * self.work.batch + self.work.ahead)
-        while self._asked[node] < limit:
-            self._asked[node] += 1
-            self._read(node, mine[self._asked[node] - 1])
+        self._issue(node)
         if not self.work.lockstep:
             self._begin_step(node)
+
+    def _issue(self, node: int) -> None:
+        if self._issuing[node]:
+            return
+        self._issuing[node] = True
+        mine = self._reading[node]
+        limit = min(len(mine), self._step[node] * self.work.batch + self.work.ahead)
+        while self._asked[node] < limit and self._open[node] < self.work.readers:
+            self._asked[node] += 1
+            self._open[node] += 1
+            self._read(node, mine[self._asked[node] - 1])
+        self._issuing[node] = False
 
     def _begin_step(self, node: int) -> None:
         step, missing = self._step[node], self._missing[node]
@@ -115,6 +124,8 @@ class Simulation(Moving):
         node, step = self._reader[file_id], self._step_of[file_id]
         missing = self._missing[node]
         missing[step] -= 1
+        self._open[node] -= 1
+        self._issue(node)
         if missing[step] or step != self._step[node]:
             return
         if not self.work.lockstep:

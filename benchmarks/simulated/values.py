@@ -35,6 +35,8 @@ class Work:
     """Files of a step on each node."""
     ahead: int = 32
     """Files that a node's readers may be ahead of the training."""
+    readers: int = 1 << 30
+    """Files that a node reads at a time."""
     room: float = 1.0
     """What a node has room for, in datasets."""
     known: bool = True
