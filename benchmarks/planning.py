@@ -89,7 +89,7 @@ def measure(bench: Bench) -> None:
     """All cells that are asked for."""
     for name, files, nodes, kind in plans(bench.options):
         if bench.options.wants(name):
-            bench.measure(name, {"planned": _arm(files, nodes, kind)}, bench.options.rounds(3))
+            bench.measure(name, {"planned": _arm(files, nodes, kind)}, bench.options.rounds(1))
 
 
 def _arm(files: int, nodes: int, kind: str) -> Callable[[], dict[str, Any]]:
