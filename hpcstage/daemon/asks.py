@@ -122,11 +122,9 @@ class Requests:
         """A node lives, whatever it said."""
         self._owner(owner).lives(now)
 
-    def late(self, id_: int, now: float) -> list[int]:
-        """Somebody waited for an id in vain. Returns what is given up for it."""
-        if id_ not in self._of:
-            return []
-        owner = self._owner(self._of[id_][0])
+    def late(self, node: int, now: float) -> list[int]:
+        """Somebody waited for that node in vain. Returns what is given up for it."""
+        owner = self._owner(node)
         owner.late += 1
         gone = [] if owner.is_trusted(now) else list(owner.asked)
         for lost in gone:

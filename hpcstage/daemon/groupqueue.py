@@ -45,6 +45,11 @@ class GroupQueue(SharedQueue):
         """Ids that were asked for and have not come."""
         return len(self._far_flying)
 
+    @property
+    def far_wanted(self) -> int:
+        """About so many wants are to be passed on."""
+        return len(self._far_promoted)
+
     def _resettle(self) -> None:
         super()._resettle()
         self._far_held.clear()

@@ -28,6 +28,8 @@ from hpcstage.plan.types import Budget
 
 LOOK_EVERY_S = 0.1
 MOST_LOOKS = 512
+MOST_WANTED, WANTED_BYTES = 16, 16 << 20
+"""Beside the credits."""
 _WHY: dict[Place | None, Why] = {
     Place.STORED: Why.NONE,
     Place.VOID: Why.VOID,
@@ -126,7 +128,9 @@ class Peers:
             self._queue.missed(id_, wanted=self._is_wanted(id_), doubtful=True)
         self._look(now)
         requests = self._requests
-        ids = self._queue.next_requests(requests.free_files, requests.free_bytes, now)
+        wanted = min(self._queue.far_wanted, MOST_WANTED)  # does not wait for what is asked for ahead
+        files, size_bytes = max(requests.free_files, wanted), max(requests.free_bytes, WANTED_BYTES if wanted else 0)
+        ids = self._queue.next_requests(files, size_bytes, now)
         self._engine.sweep()
         for owner, own in by_owner(ids, map(self.routes.asked, ids)).items():
             self._ask(owner, own, now)
@@ -170,7 +174,9 @@ class Peers:
 
     def timed_out(self, id_: int, now: float) -> None:
         """The program has waited for an id in vain."""
-        for given_up in self._requests.late(id_, now):
+        if self._send is None or self.routes is None or not self._queue.is_far(id_):
+            return
+        for given_up in self._requests.late(self.routes.asked(id_), now):
             self._queue.missed(given_up, wanted=self._is_wanted(given_up), doubtful=True)
 
     def got(self, message: link.Got, now: float) -> None:

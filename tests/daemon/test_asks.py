@@ -64,7 +64,7 @@ def test_waits_in_vain_end_the_trust():
     for id_ in range(MOST_LATE):
         assert out.trusts(5, 0.0)
         out.asked(id_, 5, 10, 0.0)
-        gone = out.late(id_, 1.0)
+        gone = out.late(5, 1.0)
     assert gone == list(range(MOST_LATE)), "what it was asked for is given up"
     assert not out.trusts(5, 1.0)
     assert not out.answered(0, 2.0)
