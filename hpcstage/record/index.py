@@ -10,11 +10,15 @@ import contextlib
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcstage.errors import NoResult
+
+if TYPE_CHECKING:
+    from hpcstage.record.part import RunPart
 
 NAME = "runs.jsonl"
 KEPT = 1000
@@ -31,8 +35,16 @@ def path_of(env: Mapping[str, str]) -> Path:
     return state_dir(env) / NAME
 
 
+def begin(part: RunPart, run_dir: Path, env: Mapping[str, str] = os.environ) -> None:
+    """Appends a run that has just started: if it is killed, its report can be found all the same. Never fails."""
+    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(part.started_unix_s))
+    run = {"id": part.run_id, "command": part.command, "cwd": part.cwd, "started_utc": started}
+    datasets = [{"root": root} for root in part.roots]
+    add({"run": {**run, "exit_code": None, "mode": None}, "datasets": datasets}, run_dir, env)
+
+
 def add(record: Mapping[str, Any], run_dir: Path, env: Mapping[str, str] = os.environ) -> None:
-    """Appends a run. Never fails."""
+    """Appends a run that has ended. Never fails."""
     with contextlib.suppress(OSError):
         path = path_of(env)
         path.parent.mkdir(parents=True, exist_ok=True)

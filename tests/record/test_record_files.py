@@ -135,6 +135,15 @@ def test_last_and_find(tmp_path: Path) -> None:
     assert index.last(env) == two
 
 
+def test_a_run_that_was_killed_is_found_but_is_no_earlier_run(tmp_path: Path) -> None:
+    env, run_dir = {"XDG_STATE_HOME": str(tmp_path / "state")}, tmp_path / "run"
+    run_dir.mkdir()
+    part = run_part()
+    index.begin(part, run_dir, env)
+    assert index.last(env) == run_dir
+    assert index.find(part.command, part.roots, env) is None
+
+
 def test_the_index_stays_bounded_and_survives_garbage(tmp_path: Path) -> None:
     env = {"XDG_STATE_HOME": str(tmp_path)}
     target = run_dir(tmp_path, "run")
