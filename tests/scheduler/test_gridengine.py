@@ -65,7 +65,7 @@ def test_qdel_without_notify_kills_and_leaves_a_report(gridengine: GridEngine, p
     gridengine.cancel(job)
     gridengine.wait(job)
     assert heard(project) == []
-    assert "incomplete" in project.report()
+    assert "end not seen" in project.report()
 
 
 def test_the_soft_limit_is_a_warning(gridengine: GridEngine, project: Project) -> None:

@@ -76,7 +76,7 @@ def test_a_command_that_ignores_everything_is_killed_and_has_a_report(slurm: Slu
     slurm.cancel(job)
     assert slurm.wait(job, KILL_WAIT_S + 20)["JobState"] == "CANCELLED"
     assert signals(project) == {0: [signal.SIGTERM]}
-    assert "incomplete" in project.report()
+    assert "end not seen" in project.report()
 
 
 def test_a_warning_before_the_time_limit(slurm: Slurm, limited: Limited) -> None:
