@@ -19,16 +19,19 @@ from pathlib import Path
 from typing import Any
 
 from hpcstage import job as jobs
+from hpcstage.daemon.spec import DaemonSpec
 from hpcstage.errors import HpcstageError
 from hpcstage.launch import groupspec
 from hpcstage.launch.groupspec import LeadSpec
-from hpcstage.launch.hosted import Hosted, bring_up
+from hpcstage.launch.hosted import Hosted, Taken, bring_up
 
 LINE = "hpcstage-node "
 """What a line for the lead begins with."""
 PULSE_LOST_S = 60.0
 """Longer than any shared file system hides a change."""
+OTHERS_SPEC_S = 5.0
 _LOOK_S = 1.0
+_POLL_S = 0.02
 
 
 class Agent:
@@ -49,6 +52,8 @@ class Agent:
         try:
             hosted = bring_up(self.lead, self.index, os.environ, self.job)
         except (HpcstageError, OSError) as error:
+            if isinstance(error, Taken) and self._is_served(error.path):
+                return 0
             self._say("missing", reason=error.line() if isinstance(error, HpcstageError) else str(error))
             return 1
         try:
@@ -60,6 +65,15 @@ class Agent:
                 self._say("ended")
             hosted.close()
         return 0
+
+    def _is_served(self, node_dir: Path) -> bool:
+        """Whether another agent was first on this node: some launchers start one for each processor."""
+        deadline = time.monotonic() + OTHERS_SPEC_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError, ValueError):
+                return bool(DaemonSpec.load(node_dir / "spec.json").node_index == self.index)
+            time.sleep(_POLL_S)
+        return False
 
     def _stay(self, hosted: Hosted) -> None:
         asked = told = False

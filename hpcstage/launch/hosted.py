@@ -33,6 +33,14 @@ AUTO_SHARE = 0.8
 KEEP_LOG_BYTES = 1 << 20
 
 
+class Taken(NotStarted):
+    """The node directory has an owner: another agent on this node, or another node that sees the same disk."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} is in use by another node", "nodes must not share their local directory")
+        self.path = path
+
+
 class Hosted:
     """A node whose daemon runs."""
 
@@ -101,7 +109,7 @@ def bring_up(lead: LeadSpec, index: int, env: Mapping[str, str], job: Job) -> Ho
     node = nodes.Node(claim, nodedir.sock_path(claim.path, env))
     if node.lock_fd is None:
         node.close()
-        raise NotStarted(f"{claim.path} is in use by another node", "nodes must not share their local directory")
+        raise Taken(claim.path)
     try:
         template = DaemonSpec.from_json(lead.daemon)
         shutil.copyfile(Path(lead.run_dir) / groupspec.DIRECTORY / groupspec.RESOLVED, node.path / "resolved")

@@ -98,6 +98,8 @@ def test_in_front_under_other_schedulers(
     parts = manylab.parts_of(hpcstage)
     assert [part["host"] for part in parts] == cluster.nodes
     assert all(part["complete"] for part in parts)
+    problems = {problem["id"] for problem in manylab.record_of(hpcstage)["problems"]}
+    assert "node-missing" not in problems, "two agents on a node are one node"
 
 
 def test_a_node_that_does_not_come_up_is_named_with_its_reason(
