@@ -1,0 +1,111 @@
+"""Which nodes a run has and who starts what, from captured environments; and the script that agents are started by."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from conftest import REPO, SHM
+
+from hpcstage.config import Config, load
+from hpcstage.job import Job, detect
+from hpcstage.job.localdir import LocalDir
+from hpcstage.launch import grouping
+
+ENVIRONMENTS = REPO / "tests" / "job" / "environments"
+LOCAL = LocalDir(SHM, "", (), False, 10**9, 10**6, 1)
+SHARED = LocalDir(SHM, "", (), False, 10**9, 10**6, 1, is_network=True)
+
+
+def job(name: str, **changes: str) -> Job:
+    lines = (ENVIRONMENTS / f"{name}.env").read_text().splitlines()
+    env = {**dict(line.split("=", 1) for line in lines if not line.startswith("#")), **changes}
+    hosts = ENVIRONMENTS / f"{name}.hosts"
+    return detect(env, hostname=env.get("HOSTNAME", "here"), read_text=lambda _: hosts.read_text(), parent_pid=99)
+
+
+def config(tmp_path: Path, **given: str) -> Config:
+    return load({"data": (str(tmp_path),), **given}, {}, tmp_path)
+
+
+def test_in_front_of_srun_the_lead_starts_the_daemons(tmp_path: Path) -> None:
+    found = grouping.find(config(tmp_path), job("slurm-batch"), LOCAL, "node1")
+    assert found == grouping.Grouping(["node1", "node2", "node3", "node4"], 0, "srun", starts_daemons=True)
+    assert found.node_name("run") == "run"
+
+
+def test_behind_srun_each_node_starts_its_own(tmp_path: Path) -> None:
+    found = grouping.find(config(tmp_path), job("slurm-srun"), LOCAL, "node3")
+    assert found == grouping.Grouping(["node1", "node2", "node3", "node4"], 2, "srun", starts_daemons=False)
+
+
+def test_the_node_of_the_script_comes_first_whatever_the_list_says(tmp_path: Path) -> None:
+    found = grouping.find(config(tmp_path), job("gridengine-pe", HOSTNAME="node1"), LOCAL, "node1")
+    assert found is not None
+    assert found.hosts == ["node1", "node3", "node2"]
+    assert (found.index, found.launcher) == (0, "qrsh")
+
+
+def test_pbs(tmp_path: Path) -> None:
+    found = grouping.find(config(tmp_path), job("openpbs"), LOCAL, "node1")
+    assert found is not None
+    assert found.launcher == "pbsdsh"
+    assert len(found.hosts) == len(set(found.hosts)) > 1
+
+
+def test_without_a_scheduler_nodes_are_virtual_and_only_if_asked_for(tmp_path: Path) -> None:
+    assert grouping.find(config(tmp_path), job("none"), LOCAL, "here") is None
+    found = grouping.find(config(tmp_path, nodes="3"), job("none"), LOCAL, "here")
+    assert found is not None
+    assert found.virtual
+    assert found.hosts == ["here.v0", "here.v1", "here.v2"]
+    assert found.node_name("run") == "run.v0"
+
+
+@pytest.mark.parametrize("given", [{"nodes": "1"}, {"launcher": "none"}])
+def test_the_user_may_have_one_node_only(tmp_path: Path, given: dict[str, str]) -> None:
+    assert grouping.find(config(tmp_path, **given), job("slurm-batch"), LOCAL, "node1") is None
+
+
+def test_nodes_that_share_their_local_directory_stage_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert grouping.find(config(tmp_path), job("slurm-batch"), SHARED, "node1") is None
+    assert "stages alone" in capsys.readouterr().err
+
+
+def test_ranks_that_have_no_name_in_common_stay_alone(tmp_path: Path) -> None:
+    behind = job("openpbs", PMI_RANK="1", PMI_SIZE="4")
+    assert behind.is_rank
+    assert grouping.find(config(tmp_path), behind, LOCAL, "node1") is None
+
+
+def test_the_agents_script_keeps_names_with_spaces_and_quotes(tmp_path: Path) -> None:
+    odd = tmp_path / "it's a place"
+    odd.mkdir()
+    script = odd / "agent.sh"
+    script.write_text(grouping.agent_script(odd, {"PATH": "/a b:/c", "LD_LIBRARY_PATH": "x'y", "SECRET": "no"}))
+    text = script.read_text()
+    assert "SECRET" not in text
+    shown = text.replace("exec ", 'printf "%s\\n" "$PATH" "$LD_LIBRARY_PATH" ')
+    done = subprocess.run(["/bin/sh", "-c", shown], capture_output=True, text=True, check=True, env={})
+    path, libraries, *words = done.stdout.splitlines()
+    assert (path, libraries) == ("/a b:/c", "x'y")
+    assert words[-1] == os.fspath(odd / "spec.json")
+
+
+def test_the_end_waits_for_parts_of_this_run_only(tmp_path: Path) -> None:
+    nodes = tmp_path / "nodes"
+    nodes.mkdir()
+    now = time.time()
+    part = {"started_unix_s": now, "complete": True, "problems": []}
+    (nodes / "a.json").write_text(json.dumps(part))
+    (nodes / "b.json").write_text(json.dumps({**part, "started_unix_s": now - 3600}))
+    soon = time.monotonic() + 0.1
+    assert grouping.await_parts(tmp_path, ["a"], now, soon)
+    assert not grouping.await_parts(tmp_path, ["a", "b"], now, soon)
+    missing = {**part, "complete": False, "problems": [{"id": "node-missing"}]}
+    (nodes / "b.json").write_text(json.dumps(missing))
+    assert grouping.await_parts(tmp_path, ["a", "b"], now, soon)
