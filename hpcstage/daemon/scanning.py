@@ -82,11 +82,13 @@ def scan_into(spec: DaemonSpec) -> bytes:
 def _with_forecast(scanned: Scanned, manifest: Manifest, order: Order, spec: DaemonSpec) -> Scanned:
     from hpcstage.plan.budget import fit
     from hpcstage.plan.forecast import forecast
+    from hpcstage.plan.nodesplan import Given, outlook
     from hpcstage.plan.probe import probe
 
     node_dir = Path(spec.node_dir)
     measured = probe(manifest, order.ids, node_dir, transfers=spec.copiers * spec.transfers, limit_s=PROBE_S)
-    room = fit(manifest, orders.complete(order, len(manifest)), budget(node_dir, spec.budget_bytes, spec.budget_inodes))
+    limit = budget(node_dir, spec.budget_bytes, spec.budget_inodes)
+    room = fit(manifest, orders.complete(order, len(manifest)), limit)
     workload = Workload(
         files=len(manifest),
         size_bytes=manifest.total_bytes,
@@ -103,6 +105,10 @@ def _with_forecast(scanned: Scanned, manifest: Manifest, order: Order, spec: Dae
         order_known=order.provenance != orders.MANIFEST,
         begin_s=scanned.seconds + measured.seconds,
         max_rate_bytes_per_s=spec.max_rate_bytes_per_s,
+        nodes=spec.node_count,
+        sharing=outlook(
+            Given(manifest.sizes, limit, room.needed_inodes - len(manifest), spec.placement), spec.node_count
+        ),
     )
     return replace(scanned, forecast=asdict(found), probe_s=measured.seconds)
 

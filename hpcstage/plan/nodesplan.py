@@ -132,6 +132,15 @@ def sharing_of(given: Given, nodes: int, kind: Kind) -> Sharing:
     return alike(kind, nodes, _share(_room(given, needed), needed, len(given.sizes)))
 
 
+def outlook(given: Given, nodes: int) -> Sharing | None:
+    """What alike nodes would keep under the placement that is asked for; None: there is one node."""
+    if nodes < 2:
+        return None
+    needed = needed_bytes(given.sizes)
+    room = _room(given, needed)
+    return alike(_kind(given, needed, [room] * nodes)[0], nodes, _share(room, needed, len(given.sizes)))
+
+
 def counted(nodes: int) -> list[int]:
     """1, 2, 4, ... and `nodes`."""
     powers = [1 << exponent for exponent in range(nodes.bit_length()) if 1 << exponent < nodes]
