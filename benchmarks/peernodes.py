@@ -60,11 +60,11 @@ class Node:
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.listener.bind(os.fspath(path / "sock"))
         self.listener.listen(_BACKLOG)
-        self.connection: socket.socket | None = None
         self.reset()
 
     def reset(self) -> None:
         """Nothing has been said yet."""
+        self.connection: socket.socket | None = None
         self.ready: list[link.Ready] = []
         self.handed: list[link.Manifest] = []
         self.asked: list[link.Ask] = []
@@ -214,11 +214,12 @@ class Node:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def serve(nodes: Sequence[Node], until: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """Plays the daemons of these nodes until the condition holds. Raises TimeoutError, or ConnectionError."""
+def serve(nodes: Sequence[Node], until: Callable[[], bool], timeout_s: float = 30.0, *, may_lose: bool = False) -> None:
+    """Plays the daemons of these nodes until the condition holds. Raises TimeoutError, or ConnectionError if an
+    exchange goes that may not."""
     deadline = time.monotonic() + timeout_s
     while not until():
-        if any(node.lost for node in nodes):
+        if not may_lose and any(node.lost for node in nodes):
             raise ConnectionError("an exchange has gone")
         if time.monotonic() > deadline:
             raise TimeoutError(f"not in {timeout_s:g} s: {[(len(n.got), len(n.missed), n.outstanding) for n in nodes]}")

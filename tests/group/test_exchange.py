@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import random
 import subprocess
-from pathlib import Path
 
-import psutil
 import pytest
 
 pytest.importorskip("mpi4py", reason="needs mpi4py")
 
-from benchmarks.peernodes import MPIEXEC, Node, launch, manifest_of, serve
+from group_nodes import Group
+
+from benchmarks.peernodes import MPIEXEC, Node, manifest_of, serve
 from hpcstage.group import link
 from hpcstage.group.link import Why
 
@@ -23,67 +22,17 @@ MB = 1 << 20
 SIZES = [0, 1, 4095, 100_000, MB - 1, MB, MB + 1, 3 * MB + 7, *[1000 + i for i in range(300)], 9 * MB]
 
 
-class Group:
-    """Nodes and their exchanges."""
-
-    def __init__(self, directory: Path, count: int, sizes=SIZES, *, handed=False, links=()) -> None:
-        self.directory = directory
-        self.manifest = manifest_of(sizes, links=links)
-        self.nodes = [
-            Node(directory / f"v{index}", index, count, None if handed and index else self.manifest)
-            for index in range(count)
-        ]
-        self.log = directory / "log"
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self, nodes=None, **options) -> Group:
-        self.process = launch(nodes or self.nodes, self.directory, log=self.log, **options)
-        return self
-
-    def ready(self) -> Group:
-        serve(self.nodes, lambda: all(node.is_ready for node in self.nodes))
-        return self
-
-    def stage(self, id_: int, node: int) -> bytes:
-        data = random.Random(id_).randbytes(self.manifest.size(id_))
-        self.nodes[node].stage(id_, data)
-        return data
-
-    def exchanges(self) -> list[psutil.Process]:
-        found = psutil.Process(self.process.pid).children(recursive=True)
-        return [child for child in found if "hpcstage.group" in child.cmdline() and "mpiexec" not in child.name()]
-
-    def end(self) -> int:
-        for node in self.nodes:
-            node.end()
-        return self.wait()
-
-    def wait(self) -> int:
-        try:
-            return self.process.wait(15)
-        finally:
-            if self.process.poll() is None:
-                self.process.kill()
-
-    def text(self) -> str:
-        return self.log.read_text()
-
-
 @pytest.fixture
 def group(local_dir):
     made: list[Group] = []
 
-    def make(*args, **options) -> Group:
-        made.append(Group(local_dir / f"g{len(made)}", *args, **options))
+    def make(count, sizes=SIZES, **options) -> Group:
+        made.append(Group(local_dir / f"g{len(made)}", count, sizes, **options))
         return made[-1]
 
     yield make
     for one in made:
-        for node in one.nodes:
-            node.remove()
-        if one.process is not None and one.process.poll() is None:
-            one.process.kill()
-            one.process.wait()
+        one.remove()
 
 
 def check(group: Group, node: Node, id_: int, data: bytes) -> None:

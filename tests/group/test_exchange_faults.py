@@ -1,0 +1,190 @@
+"""Exchanges, launchers and daemons killed at random moments: all exchanges go, nothing partial is ever visible, and the
+next generation goes on with what has come."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+
+import psutil
+import pytest
+
+pytest.importorskip("mpi4py", reason="needs mpi4py")
+
+from conftest import wait_for
+from group_nodes import Group
+
+from benchmarks.peernodes import MPIEXEC, serve
+from hpcstage.group import link
+from hpcstage.group.link import Why
+
+if not MPIEXEC.exists():
+    pytest.skip("needs the mpiexec of mpi4py's MPI", allow_module_level=True)
+
+MB = 1 << 20
+GONE_S = 5.0
+SIZES = [random.Random(1).choice([700, 30_000, 130_000, 2 * MB, 5 * MB]) + i for i in range(240)]
+
+
+@pytest.fixture
+def group(local_dir):
+    made: list[Group] = []
+
+    def make(*args, **options) -> Group:
+        made.append(Group(local_dir / f"g{len(made)}", *args, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.remove()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A tmpfs of 6 MiB."""
+    if os.getuid():
+        pytest.skip("needs root to mount")
+    path = tmp_path / "small"
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", path], check=True)
+    yield path
+    subprocess.run(["umount", "-l", path], check=True)
+
+
+def all_gone(processes) -> bool:
+    return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
+
+
+def check_stores(one: Group, data: dict[int, bytes]) -> None:
+    """What has a name is whole; what was said to have come is there."""
+    for node in one.nodes:
+        for id_, content in data.items():
+            path = node.file(id_)
+            if path.exists():
+                assert path.read_bytes() == content, f"{path} is not whole"
+        assert all(node.file(id_).exists() for id_ in node.got)
+
+
+def want_all(one: Group, owner: dict[int, int]) -> None:
+    for node in one.nodes:
+        for other in range(len(one.nodes)):
+            missing = [id_ for id_ in owner if owner[id_] == other and not node.file(id_).exists()]
+            if other != node.index and missing:
+                node.want(other, missing)
+
+
+def kill(one: Group, victim: str, rng: random.Random) -> None:
+    if victim == "daemon":
+        node = rng.choice(one.nodes)
+        node.connection.close()
+        node.closed = True
+    elif victim == "mpiexec":
+        one.process.kill()
+    else:
+        name = "hpcstage.group" if victim == "exchange" else "hydra_pmi_proxy"
+        found = [
+            p for p in psutil.Process(one.process.pid).children(recursive=True) if name in " ".join(p.cmdline()[:4])
+        ]
+        rng.choice(found).kill()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("victim", ["exchange", "mpiexec", "proxy", "daemon"])
+def test_whatever_dies_ends_the_group_and_the_next_one_goes_on(group, victim, seed):
+    rng = random.Random(f"{victim} {seed}")
+    one = group(3, SIZES)
+    owner = {id_: id_ % 3 for id_ in range(len(SIZES))}
+    data = {id_: one.stage(id_, by) for id_, by in owner.items()}
+    one.start().ready()
+    processes = psutil.Process(one.process.pid).children(recursive=True)
+    assert len(one.exchanges()) == 3
+    want_all(one, owner)
+    moment = time.monotonic() + rng.uniform(0.0, 0.25)
+    serve(one.nodes, lambda: time.monotonic() > moment)
+    kill(one, victim, rng)
+    serve(one.nodes, lambda: all(node.closed for node in one.nodes), GONE_S, may_lose=True)
+    wait_for(lambda: all_gone(processes), GONE_S, "the end of all processes")
+    one.process.wait(GONE_S)
+    check_stores(one, data)
+    for node in one.nodes:
+        node.reset()
+    one.start(generation=1).ready()
+    assert {part.generation for node in one.nodes for part in node.ready} == {1}
+    want_all(one, owner)
+    serve(one.nodes, lambda: not any(node.outstanding for node in one.nodes))
+    check_stores(one, data)
+    assert all(node.file(id_).exists() for node in one.nodes for id_ in owner)
+    assert one.end() == 0, one.text()
+    assert not any(names for node in one.nodes for _, _, names in os.walk(node.path / "incoming"))
+
+
+def test_an_exchange_that_hangs_ends_the_group(group):
+    one = group(3, [1]).start(silence_s=1.0).ready()
+    stopped = one.exchanges()[0]
+    others = one.exchanges()[1:]
+    stopped.send_signal(signal.SIGSTOP)
+    try:
+        serve(one.nodes, lambda: sum(node.lost for node in one.nodes) >= 2, 10, may_lose=True)
+    finally:
+        stopped.send_signal(signal.SIGCONT)
+    assert one.wait() != 0
+    wait_for(lambda: all_gone([stopped, *others]), GONE_S, "the end of all processes")
+    assert "nothing was heard of node" in one.text()
+
+
+def test_an_interrupt_from_a_terminal_does_not_end_exchanges(group):
+    one = group(2, [100])
+    data = one.stage(0, 0)
+    one.start().ready()
+    for exchange in one.exchanges():
+        exchange.send_signal(signal.SIGINT)
+    one.nodes[1].want(0, [0])
+    serve(one.nodes, lambda: 0 in one.nodes[1].got)
+    assert one.nodes[1].file(0).read_bytes() == data
+    assert one.end() == 0
+
+
+def test_a_daemon_that_says_nonsense_ends_the_group(group):
+    one = group(2, [1]).start().ready()
+    one.nodes[0].connection.send(b"\xffnonsense")
+    serve(one.nodes, lambda: all(node.lost for node in one.nodes), GONE_S, may_lose=True)
+    assert one.wait() != 0
+    assert "says what makes no sense" in one.text()
+
+
+@pytest.mark.root
+def test_a_full_disk_costs_the_copies_and_nothing_else(small_disk, group):
+    sizes = [MB] * 12 + [100]
+    one = group(2, sizes, places={1: small_disk})
+    for id_ in range(len(sizes)):
+        one.stage(id_, 0)
+    one.start().ready()
+    one.nodes[1].want(0, range(len(sizes)))
+    serve(one.nodes, lambda: not one.nodes[1].outstanding)
+    node = one.nodes[1]
+    assert node.got
+    assert {missed.why for missed in node.missed.values()} == {Why.FULL}
+    assert len(node.got) + len(node.missed) == len(sizes)
+    for id_ in node.missed:
+        assert not node.file(id_).exists()
+    assert isinstance(node.got[next(iter(node.got))], link.Got)
+    assert one.end() == 0, one.text()
+
+
+@pytest.mark.slow
+def test_at_rest_an_exchange_takes_less_than_two_percent_of_a_core(group):
+    one = group(2, [100]).start().ready()
+    exchanges = one.exchanges()
+    settled = time.monotonic() + 1.0
+    serve(one.nodes, lambda: time.monotonic() > settled)
+    before = [sum(p.cpu_times()[:2]) for p in exchanges]
+    start = time.monotonic()
+    serve(one.nodes, lambda: time.monotonic() > start + 4.0)
+    took = time.monotonic() - start
+    shares = [(sum(p.cpu_times()[:2]) - b) / took for p, b in zip(exchanges, before, strict=True)]
+    assert len(shares) == 2
+    assert max(shares) < 0.02
+    assert one.end() == 0
