@@ -43,6 +43,8 @@ class Agent:
         self.job = jobs.detect(os.environ, hostname=socket.gethostname())
         self.index = index_of(self.lead.hosts, self.job.hostname)
         self._stdin_open = True
+        self._joined = False
+        self._started = time.monotonic()
         self._pulse = (b"", time.monotonic())
 
     def run(self) -> int:
@@ -78,6 +80,9 @@ class Agent:
     def _stay(self, hosted: Hosted) -> None:
         asked = told = False
         while not self._is_over():
+            if not self._joined and hosted.is_staging():
+                self._joined = True
+                self._say("joined", **hosted.member())
             if hosted.dead():
                 self._say("dead", reason="its daemon ended early")
                 return
@@ -91,10 +96,12 @@ class Agent:
             self._wait()
 
     def _wait(self) -> None:
-        """A look at the input, which comes at once where it is connected, else a second."""
+        """Until the input ends, where it is connected, but a second at most; less while the command is held back."""
+        is_urgent = not self._joined and time.monotonic() - self._started < self.lead.join_s
+        wait_s = _POLL_S if is_urgent else _LOOK_S
         if not self._stdin_open:
-            time.sleep(_LOOK_S)
-        elif select.select([0], [], [], _LOOK_S)[0] and not os.read(0, 4096):
+            time.sleep(wait_s)
+        elif select.select([0], [], [], wait_s)[0] and not os.read(0, 4096):
             self._stdin_open = False
 
     def _is_over(self) -> bool:

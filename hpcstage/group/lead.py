@@ -22,6 +22,7 @@ from hpcstage.launch.nodes import REMOVAL_S
 from hpcstage.record.part import NodePart
 
 _LOOK_S = 0.2
+_SOON_S = 0.02
 _GOODBYE_S = 2.0
 
 
@@ -35,7 +36,8 @@ class Lead:
         self.nodes = Nodes(spec, directory)
         self.world = World(spec.launcher, directory)
         self.ending = False
-        self._ready_said = False
+        self._ready_at: float | None = None
+        self._joined = False
         self._staged_asked = False
         self._said: set[int] = set()
         self._buffer = b""
@@ -57,7 +59,7 @@ class Lead:
         outputs = self.nodes.fds()
         if self.world.output is not None and self.world.output.fd >= 0:
             outputs[self.world.output.fd] = self.world.output
-        for fd in select.select([0, *outputs], [], [], _LOOK_S)[0]:
+        for fd in select.select([0, *outputs], [], [], _LOOK_S if self._joined else _SOON_S)[0]:
             if fd == 0:
                 self._hear()
             else:
@@ -91,12 +93,20 @@ class Lead:
                 say("problem", "\t".join(problem_of(node)).replace("\n", " "))
                 if node.state == "missing":
                     self._write_missing(index, node)
-        if not self.nodes.waiting and not self._ready_said:
-            self._ready_said = True
-            say("ready", str(len(self.nodes.alive)))
+        if not self.nodes.waiting and self._ready_at is None:
+            self._ready_at = now
+            log(f"{len(self.nodes.alive)} of {len(self.nodes.all)} nodes are up")
+        if not self._joined and self._ready_at is not None and self._may_start(now - self._ready_at):
+            self._joined = True
+            say("joined")
         if self._staged_asked and not self.nodes.waiting and self.nodes.staged():
             self._staged_asked = False
             say("staged")
+
+    def _may_start(self, waited_s: float) -> bool:
+        """What is opened before the nodes know the files is read from the source by each of them, so it pays to wait
+        a little: the nodes are connected sooner than most programs read."""
+        return not self.spec.exchanges or self.world.over or waited_s > self.spec.join_s or self.nodes.joined()
 
     def _write_missing(self, index: int, node: NodeState) -> None:
         """The record has a part for every node."""

@@ -38,6 +38,8 @@ class NodeState:
     """waiting, ready, staged, ended; missing or dead with a reason."""
     reason: str = ""
     member: Member | None = None
+    joined: bool = False
+    """Its daemon knows the files."""
 
     @property
     def alive(self) -> bool:
@@ -121,6 +123,12 @@ class Nodes:
         """Nodes that can be in a group, in order."""
         return [index for index, node in enumerate(self.all) if node.alive]
 
+    def joined(self) -> bool:
+        """Whether the daemons of all other nodes know the files."""
+        for index, hosted in self.hosted.items():
+            self.all[index].joined = self.all[index].joined or hosted.is_staging()
+        return all(node.joined for node in self.all[1:] if node.alive)
+
     def staged(self) -> bool:
         """Upfront: whether all other nodes hold what they will."""
         for index, hosted in self.hosted.items():
@@ -181,13 +189,14 @@ class Nodes:
         if data.get("run_id") != self.spec.run_id or not isinstance(index, int) or not 0 < index < len(self.all):
             return
         node = self.all[index]
-        if state not in ("ready", "staged", "missing", "dead", "ended") or node.state in ("dead", "ended"):
+        if state not in ("ready", "joined", "staged", "missing", "dead", "ended") or node.state in ("dead", "ended"):
             return
-        if state == "ready" and node.state == "staged":
+        node.joined = node.joined or state in ("joined", "staged")
+        if state in ("ready", "joined") and node.state == "staged":
             return
-        if state in ("ready", "staged"):
+        if state in ("ready", "joined", "staged"):
             member = Member(node.host, str(data.get("node_dir")), str(data.get("sock")))
-            self._set(index, str(state), member=member)
+            self._set(index, "staged" if state == "staged" else "ready", member=member)
         else:
             self._set(index, str(state), str(data.get("reason") or ""))
 

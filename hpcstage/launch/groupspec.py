@@ -47,6 +47,8 @@ class LeadSpec:
     wait_s: float = 10.0
     """Nodes that are not up by then are left out."""
     drain_s: float = 8.0
+    join_s: float = 2.0
+    """The command is held back for so long at most until all nodes know the files."""
     input_ends: bool = False
     """The launcher passes the end of its standard input on to the agents."""
     own: dict[str, str] = field(default_factory=dict)

@@ -56,6 +56,10 @@ class Hosted:
         """What an exchange must know to find this node."""
         return {"host": self.host, "node_dir": os.fspath(self.node.path), "sock": os.fspath(self.node.sock)}
 
+    def is_staging(self) -> bool:
+        """Whether its daemon knows the files."""
+        return page.is_staging(self.node.path / "page")
+
     def attach(self, child_pid: int) -> None:
         """The command runs, on this machine: if we die, the daemon serves it to its end."""
         self._control.attach(child_pid)

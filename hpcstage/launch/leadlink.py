@@ -1,7 +1,7 @@
 """The wrapper's side of the lead: start it, hear what it says, end it. Nothing here may hold up the command.
 
 The lead takes lines on its standard input (`child PID`, `staged?`, `end`; its end means the same as `end`) and gives
-lines: `ready N`, `staged`, `ended`, and `problem ID<TAB>TEXT<TAB>REMEDY`.
+lines: `joined`, `staged`, `ended`, and `problem ID<TAB>TEXT<TAB>REMEDY`.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class LeadLink:
             os.close(output)
 
     def ready(self, timeout_s: float) -> bool:
-        """Whether all nodes are up or given up."""
-        return self._hear("ready", timeout_s) or time.monotonic() - self._started > READY_S
+        """Whether all nodes are up and know the files, or are given up."""
+        return self._hear("joined", timeout_s) or time.monotonic() - self._started > READY_S
 
     def staged(self, timeout_s: float) -> bool:
         """Whether the other nodes hold what they will."""

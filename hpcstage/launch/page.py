@@ -6,6 +6,7 @@ Owns its creation. What lies where is in `wire`; the daemon writes the state, ev
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from hpcstage import wire
@@ -23,6 +24,23 @@ def create(path: Path) -> None:
         os.pwrite(fd, header, 0)
     finally:
         os.close(fd)
+
+
+def is_staging(path: Path) -> bool:
+    """Whether the daemon knows the files, or never will; then opens are answered as they will be later."""
+    try:
+        with path.open("rb") as file:
+            file.seek(wire.STATE_OFFSET)
+            return int.from_bytes(file.read(4), "little") >= wire.State.STAGING
+    except OSError:
+        return True
+
+
+def waits_until_staging(path: Path, timeout_s: float) -> bool:
+    """The same, after a while if it is not so yet."""
+    if not is_staging(path):
+        time.sleep(timeout_s)
+    return is_staging(path)
 
 
 def set_state(path: Path, state: wire.State) -> None:

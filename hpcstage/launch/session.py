@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from hpcstage.plan.datasets import Resolved
     from hpcstage.record.part import RunPart
 
+JOIN_S = 3.0
+"""Behind a launcher: from the start of this wrapper, until the nodes have found each other."""
+
 
 class Session:
     """A prepared run: the daemon is up or coming up, the command may start."""
@@ -91,8 +94,12 @@ class Session:
         )
 
     def nodes_up(self, timeout_s: float) -> bool:
-        """Whether the other nodes are up, or are not waited for any longer."""
-        return self.lead is None or self.lead.ready(timeout_s)
+        """Whether the other nodes are up and all know the files, or are not waited for any longer."""
+        if self.group is None:
+            return True
+        if self.group.starts_daemons:
+            return self.lead is None or self.lead.ready(timeout_s)
+        return self.clock.elapsed_s() > JOIN_S or page.waits_until_staging(self.node.path / "page", timeout_s)
 
     def staged(self, timeout_s: float) -> bool:
         """After `control.ask_staged`: whether all nodes hold what they will, or never will because they are gone."""

@@ -87,3 +87,23 @@ def test_a_second_run_and_a_first_do_not_see_each_other(hpcstage: Hpcstage, make
     first.communicate(timeout=60)
     assert first.returncode == 0
     assert manylab.written(hpcstage.cwd, 2)[0] == manylab.expected(data, 2, 20)
+
+
+@pytest.mark.parametrize(("placement", "times"), [("replicate", 1), ("partition", 1), ("private", 3)])
+def test_how_often_the_source_is_read_even_by_a_program_that_begins_at_once(
+    hpcstage: Hpcstage, make_tree: Tree, placement: str, times: int
+) -> None:
+    data = make_tree(files=60)
+    command = manylab.reader_command(hpcstage.cwd, data, 3, epochs=3, pause_s=0.01)
+    done = hpcstage("run", "--nodes", "3", "--placement", placement, "--data", data, "--", *command)
+    assert done.returncode == 0, done.stderr
+    assert manylab.written(hpcstage.cwd, 3)[0] == manylab.expected(data, 3, 3)
+    parts = manylab.parts_of(hpcstage)
+    assert {part["placement"] for part in parts} == {placement}
+    opens = [process["counters"].get("source_opens", 0) for part in parts for process in part["processes"]]
+    read = sum(part["totals"]["source_bytes"] for part in parts)
+    if placement == "private":
+        assert read <= times * 60 * 10_000
+    else:
+        assert sum(opens) == 0
+        assert read == times * 60 * 10_000
