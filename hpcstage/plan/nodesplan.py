@@ -18,6 +18,8 @@ from hpcstage.plan.sharing import Hits, Sharing, alike
 from hpcstage.plan.types import Budget, Forecast, Rates, Workload
 
 AUTO = "auto"
+MOST_LOOKED_AT = 4_000_000
+"""Ids, where each node must be looked at by itself."""
 
 
 @dataclass(frozen=True)
@@ -156,15 +158,26 @@ def parts_of(placement: Placement) -> tuple[tuple[Part, ...], int, int]:
         return tuple(Part(node, *alone, *alone, 0, 0) for node in range(count)), 0, 0
     owned = placement.owned()
     placed_files, placed_bytes = sum(files for files, _ in owned), sum(size for _, size in owned)
+    copies = _copies(placement, owned, placed_files, placed_bytes)
     parts = []
     for node, own in enumerate(owned):
         if placement.kind is Kind.PARTITION:
-            others = _others_read(own, placed_files, placed_bytes, count)
-            parts.append(Part(node, *own, *own, *others))
-            continue
-        kept = (placed_files, placed_bytes) if placement.files.copies_fit else placement.kept(node)
-        parts.append(Part(node, *own, *kept, kept[0] - own[0], kept[1] - own[1]))
+            parts.append(Part(node, *own, *own, *_others_read(own, placed_files, placed_bytes, count)))
+        else:
+            files, size = copies[node % len(copies)]
+            parts.append(Part(node, *own, own[0] + files, own[1] + size, files, size))
     return tuple(parts), total_files - placed_files, total_bytes - placed_bytes
+
+
+def _copies(placement: Placement, owned: Sequence[tuple[int, int]], files: int, size: int) -> list[tuple[int, int]]:
+    """With replicate: what each node holds of others; of some nodes for all, where looking at each takes long."""
+    if placement.kind is not Kind.REPLICATE:
+        return []
+    if placement.files.copies_fit:
+        return [(files - own[0], size - own[1]) for own in owned]
+    looked_at = max(1, min(placement.nodes, MOST_LOOKED_AT // max(1, files)))
+    spans = [placement.span(node) for node in range(looked_at)]
+    return [(span.files, span.size_bytes) for span in spans]
 
 
 def _others_read(own: tuple[int, int], files: int, size: int, nodes: int) -> tuple[int, int]:

@@ -54,6 +54,16 @@ class Files:
     """Every node has room for all files."""
 
 
+@dataclass(frozen=True)
+class Span:
+    """Copies of what others own: from the node's place of the list on."""
+
+    ids: int
+    """The span's length; the node's own and unplaced ids in it are no copies."""
+    files: int
+    size_bytes: int
+
+
 class Placement:
     """A function of ids; made by `place` and `by_first_reader`."""
 
@@ -64,7 +74,7 @@ class Placement:
         self.version = version
         self.files = files
         self._owners = owners
-        self._spans: dict[int, int] = {}
+        self._spans: dict[int, Span] = {}
 
     def fetcher(self, file_id: int, asking: int = 0) -> int:
         """The only node that reads an id from the source; with PRIVATE, and of unplaced ids, the `asking` node."""
@@ -87,7 +97,7 @@ class Placement:
         if self.files.copies_fit:
             return True
         count = len(self.files.sizes)
-        return (file_id - count * node // self.nodes) % count < self._span(node)
+        return (file_id - count * node // self.nodes) % count < self.span(node).ids
 
     def own(self, node: int, order: Sequence[int], *, rotate: bool = True) -> array[int]:
         """The ids that a node fetches from the source, as they come in `order`.
@@ -118,38 +128,34 @@ class Placement:
         """Per node: how many files it fetches, and their bytes (not with PRIVATE)."""
         return self._owners.totals(self.files.sizes)
 
-    def kept(self, node: int) -> tuple[int, int]:
-        """How many files a node keeps, and their bytes; looks at every id."""
-        ids = [file_id for file_id in range(len(self.files.sizes)) if self.keeps(file_id, node)]
-        return len(ids), sum(map(self.files.sizes.__getitem__, ids))
-
     def _mask(self, ids: Iterable[int]) -> bytearray:
         mask = bytearray(len(self.files.sizes))
         for file_id in ids:
             mask[file_id] = 1
         return mask
 
-    def _span(self, node: int) -> int:
-        """How many ids, from the node's place of the list on, find room on it besides those that it owns."""
+    def span(self, node: int) -> Span:
+        """With REPLICATE where not all copies fit: what a node holds of others. Takes as long as that is much."""
         if node not in self._spans:
             self._spans[node] = self._measured_span(node)
         return self._spans[node]
 
-    def _measured_span(self, node: int) -> int:
+    def _measured_span(self, node: int) -> Span:
         files = self.files
         room = rooms_of([(files.nodes[node].budget_bytes, files.nodes[node].budget_inodes)])
         own = self._owners.ids_of(node)
         room.take(0, sum(dealing.blocks_of(map(files.sizes.__getitem__, own))), len(own))
-        count = len(files.sizes)
+        count, held, size = len(files.sizes), 0, 0
         start = count * node // self.nodes
         for position, file_id in enumerate(chain(range(start, count), range(start))):
             if self._owners.owner(file_id) in (node, NOBODY):
                 continue
             blocks = dealing.blocks(files.sizes[file_id])
             if not room.has(0, blocks):
-                return position
+                return Span(position, held, size)
             room.take(0, blocks)
-        return count
+            held, size = held + 1, size + files.sizes[file_id]
+        return Span(count, held, size)
 
 
 def place(kind: Kind, sizes: Sequence[int], nodes: Sequence[Node], seed: int = 0) -> Placement:
