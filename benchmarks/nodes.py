@@ -121,7 +121,7 @@ def served(run_dir: Path) -> dict[str, Any]:
 
 
 def _sum(rows: Sequence[dict[str, Any]], key: str) -> float:
-    return sum(row.get(key, 0) for row in rows)
+    return float(sum(row.get(key, 0) for row in rows))
 
 
 def _mean(values: Sequence[float]) -> float | None:

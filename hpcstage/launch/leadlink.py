@@ -18,6 +18,7 @@ from pathlib import Path
 
 from hpcstage.launch import environment, messages, nodes
 
+KILLED_S = 5.0
 READY_S = 20.0
 """The lead gives up earlier on nodes that do not come."""
 
@@ -98,11 +99,12 @@ class LeadLink:
         """Ends the lead, and makes sure that it is gone."""
         if not self._ending:
             self.end()
-        for give_up in (lambda: None, self._kill):
-            give_up()
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout_s)
-                break
+                self._process.wait(KILLED_S)
         if self._process.stdout is not None:
             self._process.stdout.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,16 @@ def victims(hpcstage: Hpcstage, wrapper: int, kind: str, node: int) -> list[psut
             found.append(child)
     found.sort(key=lambda process: process.create_time())
     return found[:1] if kind == "daemon" else found
+
+
+def stored(local_dir: Path) -> list[int]:
+    """Files in the stores of two virtual nodes."""
+    return [len(list(local_dir.glob(f"hpcstage-*/*.v{node}/store/**/*.bin"))) for node in (0, 1)]
+
+
+def exchanges(process: subprocess.Popen[bytes]) -> set[int]:
+    """Pids."""
+    return {one.pid for one in manylab.below(process, "hpcstage.group")}
 
 
 @pytest.mark.timeout(120)
@@ -79,12 +90,10 @@ def test_a_world_that_dies_is_started_anew(hpcstage: Hpcstage, make_tree: Tree, 
     data = make_tree(files=60)
     command = manylab.reader_command(hpcstage.cwd, data, 2, epochs=30, pause_s=0.01)
     process = hpcstage.start("run", "--nodes", "2", "--placement", "replicate", "--data", data, "--", *command)
-    whole = lambda: [len(list(local_dir.glob(f"hpcstage-*/*.v{k}/store/**/*.bin"))) for k in (0, 1)]  # noqa: E731
-    wait_for(lambda: whole() == [60, 60], 30, "all files on both nodes")
-    first = {one.pid for one in manylab.below(process, "hpcstage.group")}
+    wait_for(lambda: stored(local_dir) == [60, 60], 30, "all files on both nodes")
+    first = exchanges(process)
     manylab.kill(victims(hpcstage, process.pid, "mpi", 0))
-    again = lambda: {one.pid for one in manylab.below(process, "hpcstage.group")} - first  # noqa: E731
-    wait_for(lambda: len(again()) >= 2, 30, "new exchanges")
+    wait_for(lambda: len(exchanges(process) - first) >= 2, 30, "new exchanges")
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert manylab.written(hpcstage.cwd, 2)[0] == manylab.expected(data, 2, 30)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,7 +39,7 @@ def main(root: Path, epochs: int, workers: int, out: Path) -> None:
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     dataset = Files(root)
-    sampler = DistributedSampler(dataset, seed=7)
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset, seed=7)
     loader = DataLoader(dataset, batch_size=8, sampler=sampler, num_workers=workers)
     losses = []
     for epoch in range(epochs):
@@ -46,7 +47,7 @@ def main(root: Path, epochs: int, workers: int, out: Path) -> None:
         for inputs, labels in loader:
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(inputs), labels)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             losses.append(loss.item())
     if dist.get_rank() == 0:
