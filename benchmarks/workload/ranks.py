@@ -71,7 +71,7 @@ def train(given: argparse.Namespace) -> None:
         for inputs, labels in loader:
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(inputs), labels)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()  # type: ignore[no-untyped-call, unused-ignore]
             optimizer.step()
             digest.update(loss.detach().numpy().tobytes())
             time.sleep(given.step_s)
