@@ -7,19 +7,19 @@ waits in vain scans and stages alone. What is asked of other nodes then is `peer
 
 from __future__ import annotations
 
-import os
 import selectors
 import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from hpcstage.daemon import store
 from hpcstage.daemon.engine import Engine
 from hpcstage.daemon.firstreader import FirstReader
 from hpcstage.daemon.groupqueue import GroupQueue
 from hpcstage.daemon.helpers import Helpers
+from hpcstage.daemon.membership import Membership, Stage, Staged, size_of
 from hpcstage.daemon.messages import Result
 from hpcstage.daemon.peerlink import PeerLink, note
 from hpcstage.daemon.peers import Peers
@@ -29,31 +29,11 @@ from hpcstage.daemon.spec import DaemonSpec
 from hpcstage.daemon.watch import Watch
 from hpcstage.group import link
 from hpcstage.plan import order as orders
-from hpcstage.plan.manifest import Manifest
 from hpcstage.plan.placement import Kind
-from hpcstage.plan.types import Budget
 
 MANIFEST_WAIT_S = 600.0
 """With a group that stands: its first node scans, and a scan of a million files takes long."""
-_HEAD_BYTES = 96
-"""Of a manifest's file: counts and a checksum."""
 MOST_EARLY = 1024
-
-
-class Stage(Protocol):
-    """What the staging does when it is told."""
-
-    def scan(self) -> None:
-        """This node makes the manifest."""
-
-    def stage_received(self, directories: int) -> None:
-        """The manifest of another node lies in the node directory."""
-
-    def problem(self, id_: str, text: str, remedy: str) -> None:
-        """For the record."""
-
-    def pump(self, now: float) -> None:
-        """There may be something to do."""
 
 
 class NodeGroup:
@@ -61,23 +41,18 @@ class NodeGroup:
 
     def __init__(self, spec: DaemonSpec, selector: selectors.BaseSelector, stage: Stage) -> None:
         self.peers: Peers | None = None
-        self.members: Members | None = None
-        self.generations = 0
-        self.why = "no exchange has connected"
         self.limit = store.budget(Path(spec.node_dir), spec.budget_bytes, spec.budget_inodes)
         """The same for all generations, whatever has been staged since."""
         self._spec = spec
         self._selector = selector
         self._stage = stage
+        self._nodes = Membership(spec.node_index, spec.node_count)
         self._first_reader: FirstReader | None = None
         self._link: PeerLink | None = None
-        self._ready: dict[int, Budget] = {}
         self._early: list[link.Ask] = []
         self._routes: Routes | None = None
         """In the group, or when it was left."""
-        self._head = b""
-        """Of the manifest that is staged."""
-        self._manifest: Manifest | None = None
+        self._staged: Staged | None = None
         self._directories = 0
         self._scan_at: float | None = None
         """When this node stops waiting for a manifest."""
@@ -88,11 +63,6 @@ class NodeGroup:
         self._stranger = False
         """This node staged alone and has another manifest than the group."""
         self._said = False
-
-    @property
-    def index(self) -> int:
-        """Of this node."""
-        return self._spec.node_index
 
     def learn(self, helpers: Helpers, watch: Watch) -> None:
         """Who reads first is taken from what loaders announce."""
@@ -113,24 +83,24 @@ class NodeGroup:
         if self._link is not None:
             self._link.close()
             self._ended("a new group was started")
-        self._ready = {}
+        self._nodes.begin()
         self._link = PeerLink(connection, self._selector, self._message, self._ended)
-        limit = self.limit
-        self._link.send(link.Hello(self.index, self._spec.node_count, limit.size_bytes, limit.inodes))
+        spec, limit = self._spec, self.limit
+        self._link.send(link.Hello(spec.node_index, spec.node_count, limit.size_bytes, limit.inodes))
 
     def _message(self, message: link.Message) -> None:
         now = time.monotonic()
         if isinstance(message, link.Ready):
-            self._on_ready(message, now)
+            if self._nodes.take(message):
+                self._stands(message.generation, now)
         elif isinstance(message, link.Manifest):
             self._on_manifest(message)
         elif isinstance(message, link.Gone):
-            self._on_gone(message.node)
+            self._gone(message.node)
         elif isinstance(message, link.Ask) and not self.joined:
             self._ask_early(message)
         elif self.peers is not None:
             _tell(self.peers, message, now)
-        self._stage.pump(now)
 
     def _ask_early(self, message: link.Ask) -> None:
         if self._stranger or len(self._early) >= MOST_EARLY:
@@ -145,18 +115,15 @@ class NodeGroup:
     def _ended(self, why: str) -> None:
         now = time.monotonic()
         note(why)
-        self.why = why
-        joined = self.joined
+        self._nodes.end(why)
         self._link = None
-        self.members = None
         self._early.clear()
-        if self.peers is not None and joined:
-            self.peers.disconnect(now)
         if self.peers is not None:
+            if self.peers.connected:
+                self.peers.disconnect(now)
             self._adopt_at = self._adopt_at or now + self._spec.group_wait_s
         if self._scan_at is not None:
             self._scan_at = now + self._spec.group_wait_s
-        self._stage.pump(now)
 
     def close(self) -> None:
         """The run has ended."""
@@ -171,39 +138,32 @@ class NodeGroup:
         """Whether this node asks others and is asked."""
         return self.peers is not None and self.peers.connected
 
-    @property
-    def leads(self) -> bool:
-        """Whether the others wait for this node's manifest."""
-        return self.index == (0 if self.members is None else self.members.present[0])
-
-    def _on_ready(self, message: link.Ready, now: float) -> None:
-        self._ready |= {node.index: Budget(node.budget_bytes, node.budget_inodes) for node in message.nodes}
-        if len(self._ready) < message.total or self.index not in self._ready:
-            return
-        self.members = Members(self._spec.node_count, dict(self._ready))
-        self.generations += 1
+    def _stands(self, generation: int, now: float) -> None:
+        members = self._nodes.members
+        assert members is not None
         self._stranger = False
-        note(f"group {message.generation} stands: {len(self._ready)} of {self._spec.node_count} nodes")
-        if self.leads:
-            if self._scan_at is not None and self.index != 0:
+        note(f"group {generation} stands: {len(members.budgets)} of {members.nodes} nodes")
+        if self._nodes.leads:
+            if self._scan_at is not None:
                 self._scan_at = None
                 self._stage.scan()
             self._announce()
         elif self._scan_at is not None:
             self._scan_at = now + MANIFEST_WAIT_S
 
-    def _on_gone(self, node: int) -> None:
-        if self.members is None or node not in self.members.budgets:
-            return
-        self.why = f"node {node} has left the group"
-        budgets = {index: budget for index, budget in self.members.budgets.items() if index != node}
-        self.members = Members(self._spec.node_count, budgets)
-        if self.joined and self.peers is not None:
+    def _gone(self, node: int) -> None:
+        if self._nodes.lose(node) and self.joined and self.peers is not None and self._nodes.members is not None:
             self.peers.gone(node)
-            self._divide()
+            self._divide(self._nodes.members)
             self._switch()
 
     # ---- the manifest
+
+    def is_waiting(self) -> bool:
+        """At the start: whether the manifest comes from another node."""
+        if self._spec.node_index != 0:
+            self._scan_at = time.monotonic() + self._spec.group_wait_s
+        return self._scan_at is not None
 
     def announce(self) -> None:
         """The manifest of this node and what was decided on it are written."""
@@ -211,41 +171,27 @@ class NodeGroup:
         self._announce()
 
     def _announce(self) -> None:
-        if not (self._announces and self.leads and self._link is not None and self.members is not None):
-            return
-        node_dir = Path(self._spec.node_dir)
-        self._link.send(link.Manifest(_size(node_dir / MANIFEST_FILE), _size(node_dir / ORDER_FILE), self._directories))
-        self._join()
+        if self._announces and self._nodes.leads and self._link is not None and self._nodes.members is not None:
+            node_dir = Path(self._spec.node_dir)
+            sizes = size_of(node_dir / MANIFEST_FILE), size_of(node_dir / ORDER_FILE)
+            self._link.send(link.Manifest(*sizes, self._directories))
+            self._join()
 
     def _on_manifest(self, message: link.Manifest) -> None:
-        if self.leads or self.members is None:
+        if self._nodes.leads or self._nodes.members is None:
             return
-        if self.peers is None:
+        if self._staged is None:
             if self._scan_at is not None:
                 self._scan_at = None
                 self._stage.stage_received(message.listings)
-        elif self._is_ours():
+        elif self._staged.is_groups():
             self._join()
         else:
             self._stranger = True
-            self.why = "this node found other files than the first one"
+            self._nodes.why = "this node found other files than the first one"
             for early in self._early:
                 self._refuse(early)
             self._early.clear()
-
-    def _is_ours(self) -> bool:
-        """Whether the group's manifest names the files that are staged here, under the same ids."""
-        path = Path(self._spec.node_dir) / MANIFEST_FILE
-        if _head(path) == self._head:
-            return True
-        theirs, ours = Manifest.open(path, verify=False), self._manifest
-        return ours is not None and theirs.paths_digest() == ours.paths_digest() and theirs.sizes == ours.sizes
-
-    def is_waiting(self) -> bool:
-        """At the start: whether the manifest comes from another node."""
-        if self.index != 0:
-            self._scan_at = time.monotonic() + self._spec.group_wait_s
-        return self._scan_at is not None
 
     # ---- staging
 
@@ -258,31 +204,26 @@ class NodeGroup:
         on_received: Callable[[Result], None],
     ) -> None:
         """Staging begins with the manifest in the node directory."""
-        queue = engine.queue
+        queue, nodes = engine.queue, self._nodes
         assert isinstance(queue, GroupQueue)
-        self._head = _head(Path(self._spec.node_dir) / MANIFEST_FILE)
-        self._manifest = engine.manifest
+        self._staged = Staged(Path(self._spec.node_dir) / MANIFEST_FILE, engine.manifest)
         self._directories = directories
         self.peers = Peers(engine, queue, is_wanted, on_received)
         if provenance == orders.MANIFEST:
-            queue.start_at(len(queue) * self.index // self._spec.node_count)
-        if self.members is not None and not self.leads:
+            queue.start_at(len(queue) * nodes.index // nodes.nodes)
+        if nodes.members is not None and not nodes.leads:
             self._join()
         elif self._said:
             self.peers.adopt()
         else:
-            self._suppose()
-
-    def _suppose(self) -> None:
-        """Before the group stands: as if all nodes were there and like this one."""
-        count = self._spec.node_count
-        self._divide(Members(count, dict.fromkeys(range(count), self.limit)))
-        self._adopt_at = time.monotonic() + self._spec.group_wait_s
+            self._divide(nodes.supposed(self.limit))
+            self._adopt_at = time.monotonic() + self._spec.group_wait_s
 
     def _join(self) -> None:
-        if self.peers is None or self._link is None or self.members is None:
+        members = self._nodes.members
+        if self.peers is None or self._link is None or members is None:
             return
-        self._divide()
+        self._divide(members)
         self._adopt_at = None
         self.peers.connect(self._link.send)
         self._switch()
@@ -290,13 +231,12 @@ class NodeGroup:
         for message in early:
             self.peers.asked(message, time.monotonic())
 
-    def _divide(self, members: Members | None = None) -> None:
-        members = members or self.members
+    def _divide(self, members: Members) -> None:
         assert self.peers is not None
-        assert self._manifest is not None
-        assert members is not None
-        self._routes = make(self._spec.placement, self._manifest.sizes, self._directories, members, self.index)
-        self.peers.divide(self._routes, transit_of(members, self.index, self._directories))
+        assert self._staged is not None
+        index, sizes = self._nodes.index, self._staged.manifest.sizes
+        self._routes = make(self._spec.placement, sizes, self._directories, members, index)
+        self.peers.divide(self._routes, transit_of(members, index, self._directories))
 
     def _switch(self) -> None:
         later = None if self._first_reader is None else self._first_reader.known
@@ -312,21 +252,22 @@ class NodeGroup:
             self._first_reader.poll(self._routes)
         if self._scan_at is not None and now >= self._scan_at:
             self._scan_at = None
-            self._alone(f"{self.why}; waited {self._spec.group_wait_s:g} s" if self._link is None else "no manifest")
+            why = f"{self._nodes.why}; waited {self._spec.group_wait_s:g} s"
+            self._alone(why if self._link is None else f"no manifest came in {MANIFEST_WAIT_S:g} s")
             self._stage.scan()
         if self._adopt_at is not None and now >= self._adopt_at and self.peers is not None:
             self._adopt_at = None
             if self.peers.is_missing_something:
-                self._alone(self.why)
-            self._routes = None
+                self._alone(self._nodes.why)
+                self._routes = None
             self.peers.adopt()
 
     def _alone(self, why: str) -> None:
         note(f"staging alone: {why}")
-        self.why = why
+        self._nodes.why = why
         if not self._said:
             self._said = True
-            text = f"node {self._spec.host} (number {self.index}) staged without the others: {why}"
+            text = f"node {self._spec.host} (number {self._nodes.index}) staged without the others: {why}"
             self._stage.problem("group-missing", text, "look at this node's log and at the lead's")
 
     def wake_after(self, now: float) -> float | None:
@@ -341,16 +282,13 @@ class NodeGroup:
     @property
     def placement(self) -> tuple[str, str]:
         """What was done, and why."""
-        routes = self._routes
-        return (Kind.PRIVATE.value, self.why) if routes is None else (routes.kind.value, routes.why)
+        if self._routes is None or not self._nodes.generations:
+            return Kind.PRIVATE.value, self._nodes.why
+        return self._routes.kind.value, self._routes.why
 
     def to_json(self) -> dict[str, Any]:
         """See NodePart.group."""
-        members = self._routes.members if self._routes is not None and self.generations else None
-        size = 1 if members is None else len(members.present)
-        there = {self.index} if members is None else set(members.present)
-        missing = [index for index in range(self._spec.node_count) if index not in there]
-        return {"generations": self.generations, "size": size, "missing": missing, "why": self.why}
+        return self._nodes.to_json(None if self._routes is None else self._routes.members)
 
 
 def _tell(peers: Peers, message: link.Message, now: float) -> None:
@@ -362,15 +300,3 @@ def _tell(peers: Peers, message: link.Message, now: float) -> None:
         peers.missed(message, now)
     elif isinstance(message, link.Sent):
         peers.sent(message)
-
-
-def _size(path: Path) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
-
-
-def _head(path: Path) -> bytes:
-    with open(path, "rb") as file:
-        return file.read(_HEAD_BYTES)
