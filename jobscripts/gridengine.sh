@@ -1,5 +1,6 @@
 #!/bin/bash
 # One node under Grid Engine (Altair, Univa, Son of Grid Engine). Submit with: qsub jobscripts/gridengine.sh
+# Another dataset or number of epochs: qsub -v DATA=/gs/bs/GROUP/other,EPOCHS=5 jobscripts/gridengine.sh
 # Written for TSUBAME4.0 (Altair Grid Engine): there  qsub -g GROUP jobscripts/gridengine.sh
 
 #$ -N train
@@ -23,7 +24,7 @@
 set -euo pipefail
 source .venv/bin/activate
 
-DATA=/gs/bs/GROUP/imagenet/train
+DATA=${DATA:-/gs/bs/GROUP/imagenet/train}
 
 # `exec`: the shell would be ended by USR2 before it could pass anything on.
-exec hpcstage run --data "$DATA" -- python train.py --data "$DATA" --epochs 90
+exec hpcstage run --data "$DATA" -- python train.py --data "$DATA" --epochs "${EPOCHS:-90}"

@@ -1,5 +1,6 @@
 #!/bin/bash
 # One node under PBS Professional or OpenPBS. Submit with: qsub jobscripts/pbs.sh
+# Another dataset or number of epochs: qsub -v DATA=/lustre/other,EPOCHS=5 jobscripts/pbs.sh
 
 #PBS -N train
 #PBS -l select=1:ncpus=16:ngpus=1
@@ -20,9 +21,9 @@ set -euo pipefail
 cd "$PBS_O_WORKDIR"
 source .venv/bin/activate
 
-DATA=/lustre/imagenet/train
+DATA=${DATA:-/lustre/imagenet/train}
 
 # At qdel and at the end of the wall time PBS sends TERM to every process of the job, so the command gets it from PBS as
 # well; hpcstage passes each signal on once. KILL follows after the server's kill_delay. `exec` leaves no shell behind
 # that TERM would end before the command has saved its state.
-exec hpcstage run --data "$DATA" -- python train.py --data "$DATA" --epochs 90
+exec hpcstage run --data "$DATA" -- python train.py --data "$DATA" --epochs "${EPOCHS:-90}"

@@ -1,5 +1,6 @@
 #!/bin/bash
 # One node under Slurm. Submit with: sbatch jobscripts/slurm.sh
+# Another dataset or number of epochs: DATA=/lustre/other EPOCHS=5 sbatch jobscripts/slurm.sh
 
 #SBATCH --job-name=train
 #SBATCH --nodes=1
@@ -17,20 +18,18 @@
 # A warning before the time is up, for programs that save a checkpoint on a signal (one that does not handle USR1 is
 # ended by it, so this line is for you to switch on). `B:` sends it to this script's own process and to that alone; since
 # `exec` below makes that process hpcstage, the signal arrives there and is passed on to the command. Without `B:` it
-# would reach job steps (srun) only.
+# would reach job steps (srun) only. Slurm may send it up to a minute earlier than asked.
 ##SBATCH --signal=B:USR1@300
 
 set -euo pipefail
 cd "$SLURM_SUBMIT_DIR"
 source .venv/bin/activate
 
-DATA=/lustre/imagenet/train
+DATA=${DATA:-/lustre/imagenet/train}
 
 # `exec` as the last line is important: with it, scancel and the time limit reach hpcstage itself, which stops copying,
 # passes the signal on to the command and writes its record. Without it bash gets TERM, waits for nothing, and the
 # command is killed about a second later with no warning. After TERM, KillWait (30 s by default) is left.
 #
-# With `srun` in the command, put hpcstage in front (one wrapper) or behind (one per rank, one daemon per node):
-#   exec hpcstage run --data "$DATA" -- srun python train.py --data "$DATA"
-#   exec srun hpcstage run --data "$DATA" -- python train.py --data "$DATA"
-exec hpcstage run --data "$DATA" -- python train.py --data "$DATA" --epochs 90
+# Several nodes: slurm-srun.sh, slurm-srun-behind.sh, slurm-torchrun.sh. Many small jobs: slurm-array.sh.
+exec hpcstage run --data "$DATA" -- python train.py --data "$DATA" --epochs "${EPOCHS:-90}"

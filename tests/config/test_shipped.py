@@ -20,7 +20,13 @@ SCRIPTS = sorted((REPO / "jobscripts").glob("*.sh"))
 
 
 def test_there_is_something_to_check() -> None:
-    assert {p.name for p in CONFIGS} >= {"default.yaml", "tsubame4.yaml", "abci3.yaml", "lassen.yaml", "slurm-tmpdir.yaml"}
+    assert {p.name for p in CONFIGS} >= {
+        "default.yaml",
+        "tsubame4.yaml",
+        "abci3.yaml",
+        "lassen.yaml",
+        "slurm-tmpdir.yaml",
+    }
     assert {p.name for p in SCRIPTS} >= {"slurm.sh", "pbs.sh", "gridengine.sh"}
 
 

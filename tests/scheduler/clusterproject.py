@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,11 +18,12 @@ from typing import Any
 
 import psutil
 from conftest import REPO, content
-from nodeslab import HOME, SHARED, UID, Nodes
+from nodeslab import HOME, SHARED, UID, Nodes, until
 
 NODES = 4
 FILES = 60
 FILE_BYTES = 20_000
+DATA_BYTES = FILES * FILE_BYTES
 PROGRAMS = Path(__file__).parent / "programs"
 DATA = SHARED / "data" / "train"
 READABLE = [Path(sys.prefix), Path(sys.base_prefix), REPO]
@@ -34,7 +36,7 @@ PROJECT = "HPCSTAGE_TEST_PROJECT"
 SCRIPT = """#!/bin/bash
 set -eu
 . .venv/bin/activate
-exec {launcher}hpcstage run --data {data} -- python train.py --data {data} {options}
+exec {behind}hpcstage run --data {data} -- {front}python train.py --data {data} {options}
 """
 
 
@@ -81,12 +83,31 @@ class Project:
 
 def batch(options: str = "") -> str:
     """A batch script with hpcstage as its own process."""
-    return SCRIPT.format(launcher="", data=DATA, options=options)
+    return SCRIPT.format(behind="", front="", data=DATA, options=options)
 
 
 def behind(options: str = "") -> str:
     """A batch script with hpcstage behind srun, once per rank."""
-    return SCRIPT.format(launcher="srun ", data=DATA, options=options)
+    return SCRIPT.format(behind="srun ", front="", data=DATA, options=options)
+
+
+def front(options: str = "") -> str:
+    """A batch script with one hpcstage in front of srun."""
+    return SCRIPT.format(behind="", front="srun ", data=DATA, options=options)
+
+
+def ranks_wait(project: Project, ranks: int = 1) -> None:
+    """Until all ranks have read the dataset and wait for a signal."""
+    until(lambda: sum("digest" in line for line in project.said("rank-*.said")) == ranks, 30, f"{ranks} ranks")
+
+
+def heard(project: Project) -> dict[int, list[int]]:
+    """The signals that each rank got, but for CONT, which schedulers send along."""
+    numbers: dict[int, list[int]] = {}
+    for line in project.said("rank-*.said"):
+        if line.get("signal") not in (None, signal.SIGCONT):
+            numbers.setdefault(line["rank"], []).append(line["signal"])
+    return numbers
 
 
 def processes_of(nodes: Nodes, *, but: set[str]) -> list[psutil.Process]:

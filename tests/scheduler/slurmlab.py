@@ -16,7 +16,7 @@ from nodeslab import LOCAL, SHARED, Nodes, NoNodes, until
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")
 KILL_WAIT_S = 5
-CPUS = 16
+CPUS = 64
 DIR = SHARED / "slurm"
 LEFT = SHARED / "left"
 FREEZER = Path("/sys/fs/cgroup/freezer")
@@ -54,7 +54,7 @@ PrologFlags=Alloc
 Prolog={DIR}/prolog.sh
 Epilog={DIR}/epilog.sh
 TaskProlog={DIR}/taskprolog.sh
-NodeName=@PREFIX@[1-@COUNT@] CPUs={CPUS} RealMemory=64000 Gres=gpu:4 State=UNKNOWN
+NodeName=@PREFIX@[1-@COUNT@] CPUs={CPUS} RealMemory=256000 Gres=gpu:4 State=UNKNOWN
 PartitionName=batch Nodes=@PREFIX@[1-@COUNT@] Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4
 """
 CGROUPS = """

@@ -5,24 +5,18 @@ from __future__ import annotations
 import signal
 
 import pytest
-from clusterproject import FILES, Project, batch, digest
+from clusterproject import FILES, Project, batch, digest, heard, ranks_wait
 from gridlab import GridEngine
-from nodeslab import until
 
 pytest_plugins = ("clusterfixtures",)
 
 OPTIONS = ("-cwd", "-j", "y", "-S", "/bin/bash", "-o", "job.out")
 
 
-def heard(project: Project) -> list[int]:
-    """The signals that the command got, but for CONT."""
-    return [line["signal"] for line in project.said("rank-0.said") if line.get("signal") not in (None, signal.SIGCONT)]
-
-
 def start_patient(cluster: GridEngine, project: Project, *options: str, words: str = "--patient") -> int:
     """A job that has read its dataset and waits for a signal."""
     job = cluster.submit(*OPTIONS, *options, env=project.env, cwd=project.path, script=batch(words))
-    until(lambda: any("digest" in line for line in project.said("rank-0.said")), 30, "the command's reading")
+    ranks_wait(project)
     return job
 
 
@@ -53,7 +47,7 @@ def test_qdel_with_notify_lets_the_command_save(gridengine: GridEngine, project:
     job = start_patient(gridengine, project, "-notify", words=f"--patient --leave-on {int(signal.SIGUSR2)}")
     gridengine.cancel(job)
     done = gridengine.wait(job)
-    assert heard(project) == [signal.SIGUSR2], project.log()
+    assert heard(project) == {0: [signal.SIGUSR2]}, project.log()
     record = project.record()
     assert record["complete"] is True, record["problems"]
     assert record["run"]["exit_code"] == 40 + signal.SIGUSR2
@@ -64,7 +58,7 @@ def test_qdel_without_notify_kills_and_leaves_a_report(gridengine: GridEngine, p
     job = start_patient(gridengine, project)
     gridengine.cancel(job)
     gridengine.wait(job)
-    assert heard(project) == []
+    assert heard(project) == {}
     assert "end not seen" in project.report()
 
 
@@ -72,7 +66,7 @@ def test_the_soft_limit_is_a_warning(gridengine: GridEngine, project: Project) -
     words = f"--patient --leave-on {int(signal.SIGUSR1)}"
     job = start_patient(gridengine, project, "-l", "s_rt=00:00:05,h_rt=00:01:00", words=words)
     done = gridengine.wait(job)
-    assert heard(project) == [signal.SIGUSR1], project.log()
+    assert heard(project) == {0: [signal.SIGUSR1]}, project.log()
     assert done["exit_status"] == str(40 + signal.SIGUSR1)
     assert project.record()["complete"] is True
     assert gridengine.left_by(job) == {done["hostname"]: ""}
@@ -83,5 +77,5 @@ def test_the_hard_limit(gridengine: GridEngine, project: Project, notify: bool) 
     words = f"--patient --leave-on {int(signal.SIGUSR2)}"
     job = start_patient(gridengine, project, *["-notify"][: int(notify)], "-l", "h_rt=00:00:06", words=words)
     gridengine.wait(job)
-    assert heard(project) == [signal.SIGUSR2] * notify, project.log()
+    assert heard(project) == ({0: [signal.SIGUSR2]} if notify else {}), project.log()
     assert project.report()

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 from clusterfixtures import Limited
-from clusterproject import Project, batch, behind
+from clusterproject import Project, batch, behind, heard, ranks_wait
 from nodeslab import until
 from slurmlab import KILL_WAIT_S, Slurm
 
@@ -17,27 +17,13 @@ LEFT_ON_TERM = 40 + signal.SIGTERM
 LEFT_ON_USR1 = 40 + signal.SIGUSR1
 
 
-def reading_is_done(project: Project, ranks: int = 1) -> None:
-    """Waits until all ranks have read the dataset and wait for a signal."""
-    until(lambda: sum("digest" in line for line in project.said("rank-*.said")) == ranks, 30, f"{ranks} ranks")
-
-
-def signals(project: Project) -> dict[int, list[int]]:
-    """The signals that each rank got, but for CONT, which Slurm sends along."""
-    heard: dict[int, list[int]] = {}
-    for line in project.said("rank-*.said"):
-        if line.get("signal") not in (None, signal.SIGCONT):
-            heard.setdefault(line["rank"], []).append(line["signal"])
-    return heard
-
-
 def test_scancel_lets_the_command_save_and_leaves_nothing(slurm: Slurm, project: Project) -> None:
     job = slurm.submit(env=project.env, cwd=project.path, script=batch("--patient"))
-    reading_is_done(project)
+    ranks_wait(project)
     slurm.cancel(job)
     done = slurm.wait(job)
     assert done["JobState"] == "CANCELLED", project.log()
-    assert signals(project) == {0: [signal.SIGTERM]}
+    assert heard(project) == {0: [signal.SIGTERM]}
     record = project.record()
     assert record["complete"] is True, record["problems"]
     assert record["run"]["exit_code"] == LEFT_ON_TERM
@@ -47,10 +33,10 @@ def test_scancel_lets_the_command_save_and_leaves_nothing(slurm: Slurm, project:
 def test_scancel_reaches_every_rank_behind_srun(slurm: Slurm, project: Project) -> None:
     shape = ["--nodes=2", "--ntasks-per-node=2"]
     job = slurm.submit(*shape, env=project.env, cwd=project.path, script=behind("--patient"))
-    reading_is_done(project, ranks=4)
+    ranks_wait(project, 4)
     slurm.cancel(job)
     assert slurm.wait(job)["JobState"] == "CANCELLED", project.log()
-    assert signals(project) == {rank: [signal.SIGTERM] for rank in range(4)}
+    assert heard(project) == {rank: [signal.SIGTERM] for rank in range(4)}
     record = project.record()
     assert record["complete"] is True, record["problems"]
     assert set(slurm.left_by(job).values()) == {""}
@@ -59,23 +45,23 @@ def test_scancel_reaches_every_rank_behind_srun(slurm: Slurm, project: Project) 
 def test_a_signal_for_the_batch_script(slurm: Slurm, project: Project) -> None:
     script = batch(f"--patient --leave-on {int(signal.SIGUSR2)}")
     job = slurm.submit(env=project.env, cwd=project.path, script=script)
-    reading_is_done(project)
+    ranks_wait(project)
     slurm.cancel(job, "--batch", "--signal=USR1")
-    until(lambda: signals(project) == {0: [signal.SIGUSR1]}, 10, "USR1")
+    until(lambda: heard(project) == {0: [signal.SIGUSR1]}, 10, "USR1")
     slurm.cancel(job, "--batch", "--signal=USR2")
     done = slurm.wait(job)
     assert done["ExitCode"] == f"{40 + signal.SIGUSR2}:0", project.log()
-    assert signals(project) == {0: [signal.SIGUSR1, signal.SIGUSR2]}
+    assert heard(project) == {0: [signal.SIGUSR1, signal.SIGUSR2]}
     assert project.record()["complete"] is True
     assert slurm.left_by(job) == {done["NodeList"]: ""}
 
 
 def test_a_command_that_ignores_everything_is_killed_and_has_a_report(slurm: Slurm, project: Project) -> None:
     job = slurm.submit(env=project.env, cwd=project.path, script=batch("--patient --stubborn"))
-    reading_is_done(project)
+    ranks_wait(project)
     slurm.cancel(job)
     assert slurm.wait(job, KILL_WAIT_S + 20)["JobState"] == "CANCELLED"
-    assert signals(project) == {0: [signal.SIGTERM]}
+    assert heard(project) == {0: [signal.SIGTERM]}
     assert "end not seen" in project.report()
 
 
@@ -83,7 +69,7 @@ def test_a_warning_before_the_time_limit(slurm: Slurm, limited: Limited) -> None
     project, job = limited.warned
     done = slurm.wait(job, 100)
     assert done["ExitCode"] == f"{LEFT_ON_USR1}:0", project.log()
-    assert signals(project) == {0: [signal.SIGUSR1]}
+    assert heard(project) == {0: [signal.SIGUSR1]}
     assert project.record()["complete"] is True
     assert slurm.left_by(job) == {done["NodeList"]: ""}
 
@@ -92,7 +78,7 @@ def test_a_warning_for_ranks_behind_srun(slurm: Slurm, limited: Limited) -> None
     project, job = limited.ranks_warned
     done = slurm.wait(job, 100)
     assert done["ExitCode"] == f"{LEFT_ON_USR1}:0", project.log()
-    assert signals(project) == {rank: [signal.SIGUSR1] for rank in range(4)}
+    assert heard(project) == {rank: [signal.SIGUSR1] for rank in range(4)}
     assert project.record()["complete"] is True
     assert set(slurm.left_by(job).values()) == {""}
 
@@ -102,7 +88,7 @@ def test_the_time_limit(slurm: Slurm, limited: Limited) -> None:
     project, job = limited.unwarned
     done = slurm.wait(job, 110)
     assert done["JobState"] == "TIMEOUT", project.log()
-    assert signals(project) == {0: [signal.SIGTERM]}
+    assert heard(project) == {0: [signal.SIGTERM]}
     record = project.record()
     assert record["complete"] is True, record["problems"]
     assert record["run"]["exit_code"] == LEFT_ON_TERM

@@ -60,6 +60,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", required=True)
     parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--seed", type=int)
     parser.add_argument("--exit", type=int, default=0)
     parser.add_argument("--patient", action="store_true")
     parser.add_argument("--leave-on", type=int, action="append", default=[int(signal.SIGTERM)])
@@ -67,7 +68,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.patient:
         signal.pthread_sigmask(signal.SIG_BLOCK, TOLD)
-    say(digest=read(given.data, given.epochs), node_dir=os.environ.get("HPCSTAGE_NODE_DIR"))
+    say(digest=read(given.data, given.epochs), seed=given.seed, node_dir=os.environ.get("HPCSTAGE_NODE_DIR"))
     leave_on = set() if given.stubborn else set(given.leave_on)
     return wait_to_be_told(leave_on, 120) if given.patient else given.exit
 

@@ -1,0 +1,31 @@
+#!/bin/bash
+# Several nodes under Slurm, one process per GPU, hpcstage in front of srun: sbatch jobscripts/slurm-srun.sh
+# Another dataset or number of epochs: DATA=/lustre/other EPOCHS=5 sbatch jobscripts/slurm-srun.sh
+
+#SBATCH --job-name=train
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=16
+#SBATCH --gres=gpu:4
+#SBATCH --time=12:00:00
+
+# Local disk: see slurm.sh. Every node of the job needs it under the same variable.
+
+# A warning before the time is up (see slurm.sh). hpcstage gets it and passes it on to srun, which does not pass on USR1
+# to its tasks by itself; for a program that saves a checkpoint on a signal take slurm-srun-behind.sh.
+
+set -euo pipefail
+cd "$SLURM_SUBMIT_DIR"
+source .venv/bin/activate
+
+DATA=${DATA:-/lustre/imagenet/train}
+
+# Where the processes of PyTorch find each other. train.py takes its rank from SLURM_PROCID, its GPU from SLURM_LOCALID.
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+export MASTER_ADDR MASTER_PORT="${MASTER_PORT:-29500}" WORLD_SIZE="$SLURM_NTASKS"
+
+# In front of srun there is one hpcstage, on the first node. It brings the other nodes up with a step of its own
+# (`srun --overlap`), which takes no processors and no memory away from yours; the nodes pass files on to each other, so
+# that each is read from the shared file system once for the whole job. How they share is --placement (auto: every node
+# ends with everything if it has the room). A node that cannot be brought up reads the source, and the report names it.
+exec hpcstage run --data "$DATA" -- srun python train.py --data "$DATA" --epochs "${EPOCHS:-90}"

@@ -1,0 +1,76 @@
+"""The shipped job scripts, unchanged, on a real Slurm and a real Grid Engine.
+
+Only the environment says which dataset and how many epochs, as the scripts' first lines say. What the scripts ask for
+(GPUs, processors, TSUBAME's resource types) the clusters have, in name.
+"""
+
+from __future__ import annotations
+
+import pytest
+from clusterproject import DATA, DATA_BYTES, NODES, Project, digest
+from gridlab import GridEngine
+from slurmlab import Slurm
+
+pytest_plugins = ("clusterfixtures",)
+
+GIVEN = {"DATA": str(DATA), "EPOCHS": "2", "GPUS": "2"}
+
+
+def checked(project: Project, ranks: int, hosts: int) -> None:
+    """All ranks read everything right; the run's record is whole and names all nodes."""
+    said = project.said("rank-*.said")
+    assert [line["digest"] for line in said] == [digest(2)] * ranks, project.log()
+    assert len({line["host"] for line in said}) == hosts
+    record = project.record()
+    assert record["complete"] is True, record["problems"]
+    assert len(record["nodes"]) == hosts
+    assert record["run"]["exit_code"] == 0
+
+
+@pytest.mark.parametrize(
+    ("script", "ranks", "hosts"),
+    [("slurm", 1, 1), ("slurm-srun", 16, NODES), ("slurm-srun-behind", 16, NODES)],
+)
+def test_slurm(slurm: Slurm, project: Project, script: str, ranks: int, hosts: int) -> None:
+    job = slurm.submit(f"{script}.sh", env={**project.env, **GIVEN}, cwd=project.path)
+    assert slurm.wait(job)["JobState"] == "COMPLETED", project.log()
+    checked(project, ranks, hosts)
+    assert set(slurm.left_by(job).values()) == {""}
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_slurm_torchrun(slurm: Slurm, project: Project) -> None:
+    pytest.importorskip("torch")
+    job = slurm.submit("slurm-torchrun.sh", env={**project.env, **GIVEN}, cwd=project.path)
+    assert slurm.wait(job, 110)["JobState"] == "COMPLETED", project.log()
+    checked(project, 2 * NODES, NODES)
+    assert set(slurm.left_by(job).values()) == {""}
+
+
+def test_slurm_array(slurm: Slurm, project: Project) -> None:
+    job = slurm.submit("slurm-array.sh", env={**project.env, **GIVEN}, cwd=project.path)
+    slurm.wait_array(job)
+    assert {slurm.job(f"{job}_{task}")["ExitCode"] for task in range(4)} == {"0:0"}, project.log()
+    said = project.said("rank-0.said")
+    assert {(line["digest"], line["seed"]) for line in said} == {(digest(2), seed) for seed in range(4)}
+    assert len(project.run_dirs()) == 4
+
+
+def test_gridengine(gridengine: GridEngine, project: Project) -> None:
+    job = gridengine.submit("gridengine.sh", env={**project.env, **GIVEN}, cwd=project.path)
+    done = gridengine.wait(job)
+    assert done["exit_status"] == "0", project.log()
+    checked(project, 1, 1)
+    assert gridengine.left_by(job) == {done["hostname"]: ""}
+
+
+def test_gridengine_mpirun(gridengine: GridEngine, project: Project) -> None:
+    pytest.importorskip("mpi4py")
+    given = {**project.env, **GIVEN, "PER_NODE": "-ppn 2", "RANKS": "8", "HPCSTAGE_MODE": "upfront"}
+    job = gridengine.submit("-pe", "mpi", "8", "gridengine-mpirun.sh", env=given, cwd=project.path)
+    assert gridengine.wait(job)["exit_status"] == "0", project.log()
+    checked(project, 8, NODES)
+    totals = project.record()["totals"]
+    assert totals["source_bytes"] + totals["copied_bytes"] == DATA_BYTES, project.report()
+    assert set(gridengine.left_by(job).values()) == {""}

@@ -1,0 +1,70 @@
+"""Several nodes of a real Slurm: one hpcstage in front of srun brings the others up; signals; nodes that fail."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from clusterproject import DATA_BYTES, NODES, Project, digest, front, heard, ranks_wait
+from slurmlab import Slurm
+
+pytest_plugins = ("clusterfixtures",)
+pytestmark = pytest.mark.usefixtures("limited")
+
+
+def checked_record(slurm: Slurm, project: Project, job: int, nodes: int = NODES) -> dict[str, object]:
+    """The record of a run on several nodes, all of which took part and are clean."""
+    record = project.record()
+    assert record["complete"] is True, record["problems"]
+    assert sorted(node["host"] for node in record["nodes"]) == slurm.nodes.names[:nodes]
+    assert slurm.left_by(job) == dict.fromkeys(slurm.nodes.names[:nodes], "")
+    return record
+
+
+@pytest.mark.parametrize("placement", ["replicate", "partition"])
+def test_in_front_of_srun_every_byte_leaves_the_source_once(slurm: Slurm, project: Project, placement: str) -> None:
+    env = {**project.env, "HPCSTAGE_MODE": "upfront", "HPCSTAGE_PLACEMENT": placement}
+    shape = [f"--nodes={NODES}", "--ntasks-per-node=2"]
+    job = slurm.submit(*shape, env=env, cwd=project.path, script=front("--epochs 2"))
+    assert slurm.wait(job)["JobState"] == "COMPLETED", project.log()
+    said = project.said("rank-*.said")
+    assert {line["digest"] for line in said} == {digest(2)}
+    assert {line["host"] for line in said} == set(slurm.nodes.names)
+    assert len(said) == 2 * NODES
+    totals = checked_record(slurm, project, job)["totals"]
+    assert totals["source_bytes"] + totals["copied_bytes"] == DATA_BYTES, project.report()
+    if placement == "replicate":
+        assert totals["peer_bytes"] == (NODES - 1) * DATA_BYTES
+
+
+def test_in_front_of_srun_while_the_program_runs(slurm: Slurm, project: Project) -> None:
+    job = slurm.submit("--nodes=2", "--ntasks-per-node=1", env=project.env, cwd=project.path, script=front())
+    assert slurm.wait(job)["JobState"] == "COMPLETED", project.log()
+    assert [line["digest"] for line in project.said("rank-*.said")] == [digest()] * 2
+    checked_record(slurm, project, job, nodes=2)
+
+
+def test_scancel_in_front_of_srun(slurm: Slurm, project: Project) -> None:
+    script = front("--patient")
+    job = slurm.submit("--nodes=2", "--ntasks-per-node=2", env=project.env, cwd=project.path, script=script)
+    ranks_wait(project, 4)
+    slurm.cancel(job)
+    assert slurm.wait(job)["JobState"] == "CANCELLED", project.log()
+    assert {rank: set(numbers) for rank, numbers in heard(project).items()} == dict.fromkeys(range(4), {signal.SIGTERM})
+    checked_record(slurm, project, job, nodes=2)
+
+
+def test_a_warning_in_front_of_srun_reaches_every_rank(slurm: Slurm, project: Project) -> None:
+    script = front(f"--patient --leave-on {int(signal.SIGUSR1)}")
+    job = slurm.submit("--nodes=2", "--ntasks-per-node=2", env=project.env, cwd=project.path, script=script)
+    ranks_wait(project, 4)
+    slurm.cancel(job, "--batch", "--signal=USR1")
+    assert slurm.wait(job)["ExitCode"] == f"{40 + signal.SIGUSR1}:0", project.log()
+    assert heard(project) == dict.fromkeys(range(4), [signal.SIGUSR1])
+    checked_record(slurm, project, job, nodes=2)
+
+
+def test_the_exit_code_in_front_of_srun(slurm: Slurm, project: Project) -> None:
+    job = slurm.submit("--nodes=2", env=project.env, cwd=project.path, script=front("--exit 7"))
+    assert slurm.wait(job)["ExitCode"] == "7:0", project.log()
+    checked_record(slurm, project, job, nodes=2)
