@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from hpcstage.plan.datasets import Resolved
     from hpcstage.record.part import RunPart
 
+LATE_PARTS_S = 0.5
 JOIN_S = 3.0
 """Behind a launcher: from the start of this wrapper, until the nodes have found each other."""
 
@@ -170,7 +171,8 @@ class Session:
         if self.group is None:
             return
         if self.lead is not None and self.group.starts_daemons:
-            self.lead.ended(max(0.0, deadline - time.monotonic()))
+            if self.lead.ended(max(0.0, deadline - time.monotonic())) and not self.lead.failed:
+                deadline = min(deadline, time.monotonic() + LATE_PARTS_S)  # what is not there by then will not come
             self.part.problems += self.lead.problems()
         grouping.await_parts(self.run_dir, self.group.hosts, self.part.started_unix_s, deadline)
         if any(problem["id"].startswith("group-") for problem in self.part.problems):
