@@ -13,11 +13,12 @@ import select
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from hpcstage.group.leadnodes import Nodes, NodeState, hosts_of, problem_of
 from hpcstage.group.leadworld import World
-from hpcstage.launch.groupspec import LeadSpec
+from hpcstage.launch.groupspec import SPEC, LeadSpec
 from hpcstage.launch.nodes import REMOVAL_S
 from hpcstage.record.part import NodePart
 
@@ -30,11 +31,14 @@ class Lead:
     """See the module."""
 
     def __init__(self, spec: LeadSpec, directory: Path) -> None:
-        self.spec = spec
         self.started = time.monotonic()
         self.started_unix_s = time.time()
-        self.nodes = Nodes(spec, directory)
         self.world = World(spec.launcher, directory)
+        if self.world.over:  # nobody will come: the nodes need not wait for each other
+            spec = replace(spec, daemon={**spec.daemon, "group_wait_s": 0.0})
+            spec.save(directory / SPEC)
+        self.spec = spec
+        self.nodes = Nodes(spec, directory)
         self.ending = False
         self._ready_at: float | None = None
         self._joined = False

@@ -23,6 +23,7 @@ pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.skipif(unavailable() is not None, reason=f"emulator: {unavailable()}"),
 ]
+needs_mpi = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="needs mpi4py and an MPI")
 needs_torch = [
     pytest.mark.torch,
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch"),
@@ -112,6 +113,16 @@ class TestTraining:
         by_name = {f["name"]: f for f in result["figures"]}
         assert by_name["counters, runtime: bytes off by"]["ok"]
         assert by_name["no load: no contention reported"]["measured"] is not None
+
+    @needs_mpi
+    def test_nodes(self, tmp_path: Path) -> None:
+        result = quick("nodes", tmp_path, "--check")
+        assert arms(result, "N2 E2") == {"direct", "private", "replicate", "partition"}
+
+    @needs_mpi
+    def test_faults(self, tmp_path: Path) -> None:
+        result = quick("faults", tmp_path, "--check")
+        assert {sample["victim"] for sample in result["samples"] if sample["cell"] == "tries"} >= {"daemon", "node"}
 
     def test_warm(self, tmp_path: Path) -> None:
         result = quick("warm", tmp_path, "--only", "opens")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -12,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 from conftest import Hpcstage
+
+needs_mpi = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="needs mpi4py and an MPI")
 
 READER = """
 import hashlib, os, sys, time

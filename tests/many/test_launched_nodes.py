@@ -15,7 +15,11 @@ from conftest import Hpcstage
 from fakecluster import FakeCluster
 
 Tree = Callable[..., Path]
-pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root for nodes of their own")]
+pytestmark = [
+    manylab.needs_mpi,
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root for nodes of their own"),
+]
 
 
 @pytest.fixture

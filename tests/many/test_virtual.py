@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -89,6 +90,7 @@ def test_a_second_run_and_a_first_do_not_see_each_other(hpcstage: Hpcstage, make
     assert manylab.written(hpcstage.cwd, 2)[0] == manylab.expected(data, 2, 20)
 
 
+@manylab.needs_mpi
 @pytest.mark.parametrize(("placement", "times"), [("replicate", 1), ("partition", 1), ("private", 3)])
 def test_how_often_the_source_is_read_even_by_a_program_that_begins_at_once(
     hpcstage: Hpcstage, make_tree: Tree, placement: str, times: int
@@ -107,3 +109,23 @@ def test_how_often_the_source_is_read_even_by_a_program_that_begins_at_once(
     else:
         assert sum(opens) == 0
         assert read == times * 60 * 10_000
+
+
+def test_without_mpi_each_node_stages_alone_and_the_report_says_so(
+    hpcstage: Hpcstage, make_tree: Tree, local_dir: Path
+) -> None:
+    data, hidden = make_tree(files=30), hpcstage.cwd / "hidden"
+    hidden.mkdir()
+    (hidden / "sitecustomize.py").write_text("import sys\nsys.modules['mpi4py'] = None\n")
+    path = os.pathsep.join([str(hidden), hpcstage.env["PYTHONPATH"]])
+    command = manylab.reader_command(hpcstage.cwd, data, 2, epochs=3, pause_s=0.02)
+    done = hpcstage("run", "--nodes", "2", "--data", data, "--", *command, env={"PYTHONPATH": path})
+    assert done.returncode == 0, done.stderr
+    assert manylab.written(hpcstage.cwd, 2)[0] == manylab.expected(data, 2, 3)
+    assert b"mpi4py is not installed" in done.stderr
+    record = manylab.record_of(hpcstage)
+    assert "group-lost" in {problem["id"] for problem in record["problems"]}
+    parts = manylab.parts_of(hpcstage)
+    assert [part["placement"] for part in parts] == ["private", "private"]
+    assert all(part["totals"]["source_files"] for part in parts), "each node staged"
+    assert not list(local_dir.glob("hpcstage-*/*/"))

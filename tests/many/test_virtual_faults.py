@@ -15,6 +15,7 @@ import pytest
 from conftest import Hpcstage, wait_for
 
 Tree = Callable[..., Path]
+pytestmark = manylab.needs_mpi
 
 
 def victims(hpcstage: Hpcstage, wrapper: int, kind: str, node: int) -> list[psutil.Process]:

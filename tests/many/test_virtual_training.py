@@ -29,6 +29,9 @@ def assert_same(one: Path, other: Path) -> None:
     assert all(torch.equal(first["weights"][name], second["weights"][name]) for name in first["weights"])
 
 
+@pytest.mark.torch
+@pytest.mark.slow
+@manylab.needs_mpi
 @pytest.mark.parametrize("placement", ["replicate", "partition", "private"])
 def test_the_same_weights_and_each_file_read_once(
     hpcstage: Hpcstage, make_tree: Tree, local_dir: Path, placement: str
