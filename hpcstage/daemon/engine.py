@@ -118,6 +118,11 @@ class Engine:
         self._barred: set[int] = set()
         self._mean_bytes = manifest.total_bytes / max(len(manifest), 1)
 
+    @property
+    def unplaced(self) -> int:
+        """In a group that divides the files: so many no node keeps."""
+        return self.queue.unplaced if isinstance(self.queue, GroupQueue) else 0
+
     # ---- handing out
 
     def pump(self, now: float) -> None:

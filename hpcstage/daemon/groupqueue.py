@@ -46,6 +46,11 @@ class GroupQueue(SharedQueue):
         return len(self._far_flying)
 
     @property
+    def unplaced(self) -> int:
+        """Where this node keeps only a share: so many are refused for good, whatever ended the staging."""
+        return self._counts[Place.REFUSED] if self.transit.limit_bytes else 0
+
+    @property
     def far_wanted(self) -> int:
         """About so many wants are to be passed on."""
         return len(self._far_promoted)

@@ -132,6 +132,9 @@ class Reporter:
         if engine.queue.closed is Reason.FAILED:
             text = "the local disk or all copiers failed: nothing more is staged, the program reads the source"
             problems.append({"id": "local-failed", "text": text, "remedy": "look at errors in the record"})
+        elif engine.unplaced:
+            text = f"the nodes together have no room for {engine.unplaced} files: read from the source"
+            problems.append({"id": "store-full", "text": text, "remedy": "give --local-dir or a larger --budget"})
         elif refused and engine.queue.closed in (Reason.NONE, Reason.FULL):
             left = engine.manifest.total_bytes - engine.stored_bytes
             text = f"the local disk has no room for {refused} files (about {format_size(left)}): read from the source"

@@ -127,3 +127,21 @@ def test_strangers_at_the_link(nodes, make_tree):
         assert exchange.recv(1000) == b"", "the daemon hangs up"
     daemon.staged()
     assert "strange" in daemon.end().group["why"]
+
+
+def test_more_than_all_nodes_together_can_hold(nodes, make_tree):
+    """The known share is staged and passed on, the rest is read from the source."""
+    root = make_tree(files=60, size_bytes=50_000)
+    files = files_of(root)
+    daemons = nodes.up(root, 2, placement="auto", budget_bytes=20 * 53_248, budget_inodes=10_000)
+    nodes.staged()
+    for daemon in daemons:
+        answers = [daemon.want(path) for path in files]
+        assert set(answers) == {(Answer.READY, Reason.NONE), (Answer.DIRECT, Reason.FULL)}
+        assert 20 <= answers.count((Answer.READY, Reason.NONE)) < 40
+    parts = nodes.end()
+    assert total(parts, "source_files") < 40
+    for part in parts:
+        assert part.placement == "partition"
+        assert [problem["id"] for problem in part.problems] == ["store-full"]
+        assert "the nodes together have no room" in part.problems[0]["text"]
