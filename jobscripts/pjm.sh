@@ -10,8 +10,8 @@
 #PJM --mpi "max-proc-per-node=4"
 #PJM -j
 
-# Local disk. On Fugaku the node temporary area, a part of an SSD that a node has for itself while the job runs: its size
-# must be asked for, and its directory is $PJM_LOCALTMP. hpcstage takes it without being told.
+# Local disk. On Fugaku the node temporary area, a part of an SSD that a node has for itself while the job runs: its
+# size must be asked for, and its directory is $PJM_LOCALTMP. hpcstage takes it without being told.
 #PJM --llio localtmp-size=80Gi
 # Volumes that the job uses (Fugaku):
 #PJM -x PJM_LLIO_GFSCACHE=/vol0004

@@ -25,6 +25,6 @@ DATA=${DATA:-/lustre/imagenet/train}
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export MASTER_ADDR MASTER_PORT="${MASTER_PORT:-29500}" WORLD_SIZE="$SLURM_NTASKS"
 
-# Behind srun there is one hpcstage per process; the first on each node starts the staging for all of that node. Unlike
-# in front of srun, every process hears of scancel, of the time limit and of warnings by itself.
+# Behind srun there is one hpcstage per process; the first on each node starts the staging for all of that node, and the
+# nodes pass files on to each other as in slurm-srun.sh. Every process hears of scancel and the time limit by itself.
 exec srun hpcstage run --data "$DATA" -- python train.py --data "$DATA" --epochs "${EPOCHS:-90}"

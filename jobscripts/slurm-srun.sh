@@ -11,8 +11,9 @@
 
 # Local disk: see slurm.sh. Every node of the job needs it under the same variable.
 
-# A warning before the time is up (see slurm.sh). hpcstage gets it and passes it on to srun, which does not pass on USR1
-# to its tasks by itself; for a program that saves a checkpoint on a signal take slurm-srun-behind.sh.
+# A warning before the time is up, for programs that save a checkpoint on a signal: hpcstage gets it and passes it on to
+# srun, which passes it on to all its tasks. See slurm.sh before you switch it on.
+##SBATCH --signal=B:USR1@300
 
 set -euo pipefail
 cd "$SLURM_SUBMIT_DIR"

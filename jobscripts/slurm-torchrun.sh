@@ -22,6 +22,6 @@ FIRST=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 TORCHRUN=(torchrun --nnodes="$SLURM_NNODES" --nproc-per-node="${GPUS:-4}" --rdzv-backend=c10d
     --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$FIRST:${MASTER_PORT:-29500}")
 
-# hpcstage in front of it all: one word, and the other nodes are brought up with a step of their own (see slurm-srun.sh).
-# On one node, `exec hpcstage run --data "$DATA" -- torchrun --standalone --nproc-per-node=4 train.py ...`.
+# hpcstage in front of it all: it brings the other nodes up with a step of its own (see slurm-srun.sh). On one node:
+# `exec hpcstage run --data "$DATA" -- torchrun --standalone --nproc-per-node=4 train.py ...`.
 exec hpcstage run --data "$DATA" -- srun "${TORCHRUN[@]}" train.py --data "$DATA" --epochs "${EPOCHS:-90}"

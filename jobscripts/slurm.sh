@@ -16,9 +16,9 @@
 #   #SBATCH --tmp=500G               (only nodes with that much; makes no directory)
 
 # A warning before the time is up, for programs that save a checkpoint on a signal (one that does not handle USR1 is
-# ended by it, so this line is for you to switch on). `B:` sends it to this script's own process and to that alone; since
-# `exec` below makes that process hpcstage, the signal arrives there and is passed on to the command. Without `B:` it
-# would reach job steps (srun) only. Slurm may send it up to a minute earlier than asked.
+# ended by it, so this line is for you to switch on). `B:` sends it to this script's own process and to that alone;
+# since `exec` below makes that process hpcstage, the signal arrives there and is passed on to the command. Without `B:`
+# it would reach job steps (srun) only. Slurm may send it up to a minute earlier than asked.
 ##SBATCH --signal=B:USR1@300
 
 set -euo pipefail

@@ -27,7 +27,9 @@ def test_there_is_something_to_check() -> None:
         "lassen.yaml",
         "slurm-tmpdir.yaml",
     }
-    assert {p.name for p in SCRIPTS} >= {"slurm.sh", "pbs.sh", "gridengine.sh"}
+    names = {p.stem for p in SCRIPTS}
+    assert names >= {"slurm", "slurm-array", "pbs", "gridengine", "pjm"}
+    assert names >= {"slurm-srun", "slurm-srun-behind", "slurm-torchrun", "pbs-mpirun", "gridengine-mpirun"}
 
 
 def test_the_commented_default_is_in_step() -> None:
@@ -58,19 +60,24 @@ def test_every_shipped_file_loads_as_a_site_file(path: Path, tmp_path: Path) -> 
 def test_every_job_script_is_valid_and_ends_in_exec(path: Path) -> None:
     subprocess.run(["bash", "-n", path], check=True, timeout=10)
     assert os.access(path, os.X_OK)
-    last = path.read_text().rstrip().splitlines()[-1]
-    assert last.startswith('exec hpcstage run --data "$DATA" -- ')
+    text = path.read_text()
+    assert all(len(line) <= 120 for line in text.splitlines())
+    last = text.rstrip().replace("\\\n", "").splitlines()[-1]
+    assert re.match(r'exec (srun )?hpcstage run --data "\$DATA" (--budget 20% )?-- ', last)
 
 
 def run_script(script: Path, tmp_path: Path, **env: str) -> list[str]:
-    """Runs a job script with a `hpcstage` that prints its arguments, and a virtual environment that does nothing."""
+    """Runs a job script with a `hpcstage` that prints its arguments, an `srun` that only passes on, and a virtual
+    environment that does nothing."""
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     (tmp_path / ".venv" / "bin" / "activate").write_text("")
-    fake = tmp_path / "bin" / "hpcstage"
-    fake.parent.mkdir()
-    fake.write_text('#!/bin/sh\nprintf "%s\\n" "$PPID" "$@"\n')
-    fake.chmod(0o755)
-    env = {"PATH": f"{fake.parent}:{os.environ['PATH']}", **env}
+    (tmp_path / "hosts").write_text("node1 4\nnode2 4\n")
+    programs = {"hpcstage": 'printf "%s\\n" "$PPID" "$@"', "srun": 'exec "$@"', "scontrol": "echo node1; echo node2"}
+    (tmp_path / "bin").mkdir()
+    for name, line in programs.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", **env}
     with subprocess.Popen([script], cwd=tmp_path, env=env, stdout=subprocess.PIPE) as process:
         out = process.communicate(timeout=10)[0].decode().splitlines()
     assert process.returncode == 0
@@ -80,9 +87,18 @@ def run_script(script: Path, tmp_path: Path, **env: str) -> list[str]:
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: p.name)
 def test_every_job_script_becomes_hpcstage(path: Path, tmp_path: Path) -> None:
-    words = run_script(path, tmp_path, SLURM_SUBMIT_DIR=str(tmp_path), PBS_O_WORKDIR=str(tmp_path))
-    assert words[:2] == ["run", "--data"]
-    assert words[3:5] == ["--", "python"]
+    where, hosts = str(tmp_path), str(tmp_path / "hosts")
+    given = {"SLURM_SUBMIT_DIR": where, "PBS_O_WORKDIR": where, "PJM_O_WORKDIR": where}
+    given |= {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_NNODES": "2", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "1"}
+    given |= {"SLURM_ARRAY_TASK_ID": "3", "PBS_NODEFILE": hosts, "PE_HOSTFILE": hosts, "NHOSTS": "2", "PJM_NODE": "2"}
+    words = run_script(path, tmp_path, **given, DATA="/elsewhere", EPOCHS="5")
+    assert words[:3] == ["run", "--data", "/elsewhere"]
+    command = words[words.index("--") + 1 :]
+    assert command[0] in ("python", "srun", "mpirun", "mpiexec")
+    at = command.index("train.py")
+    assert command[at + 1 : at + 5] == ["--data", "/elsewhere", "--epochs", "5"]
+    if "-n" in command:
+        assert command[command.index("-n") + 1] in ("2", "8"), "ranks: a line of the node file each, or four on a node"
 
 
 def test_config_show_prints_every_value_and_its_source(hpcstage: Hpcstage) -> None:

@@ -73,7 +73,7 @@ qconf -sconf | sed -e '/^#/d' -e 's/flush_time=[0-9:]*/flush_time=00:00:01 accou
 qconf -Mconf "$PWD/global"
 """
 EPILOG = f"""#!/bin/sh
-find "$TMPDIR" -mindepth 2 -not -name .lock > "{LEFT}/$JOB_ID.$(hostname)" 2>&1
+find "$TMPDIR" -path "*/hpcstage-*/*" -not -name .lock > "{LEFT}/$JOB_ID.$(hostname)" 2>&1
 exit 0
 """
 

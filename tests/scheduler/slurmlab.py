@@ -70,7 +70,7 @@ FILES = {
     "cgroup.conf": CGROUPS,
     "prolog.sh": f'#!/bin/sh\nmkdir -p -m 700 "{JOB_DIR}" && chown "$SLURM_JOB_UID" "{JOB_DIR}"\n',
     "epilog.sh": (
-        f'#!/bin/sh\nfind "{JOB_DIR}" -mindepth 2 -not -name .lock > "{LEFT}/$SLURM_JOB_ID.$(hostname)" 2>&1\n'
+        f'#!/bin/sh\nfind "{JOB_DIR}" -path "*/hpcstage-*/*" -not -name .lock > "{LEFT}/$SLURM_JOB_ID.$(hostname)" 2>&1\n'
         f'rm -rf "{JOB_DIR}"\n'
     ),
     "taskprolog.sh": f'#!/bin/sh\necho "export TMPDIR={JOB_DIR}"\n',

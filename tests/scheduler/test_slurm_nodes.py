@@ -32,7 +32,7 @@ def test_in_front_of_srun_every_byte_leaves_the_source_once(slurm: Slurm, projec
     assert {line["host"] for line in said} == set(slurm.nodes.names)
     assert len(said) == 2 * NODES
     totals = checked_record(slurm, project, job)["totals"]
-    assert totals["source_bytes"] + totals["copied_bytes"] == DATA_BYTES, project.report()
+    assert totals["source_bytes"] == DATA_BYTES, project.report()
     if placement == "replicate":
         assert totals["peer_bytes"] == (NODES - 1) * DATA_BYTES
 
@@ -50,7 +50,7 @@ def test_scancel_in_front_of_srun(slurm: Slurm, project: Project) -> None:
     ranks_wait(project, 4)
     slurm.cancel(job)
     assert slurm.wait(job)["JobState"] == "CANCELLED", project.log()
-    assert {rank: set(numbers) for rank, numbers in heard(project).items()} == dict.fromkeys(range(4), {signal.SIGTERM})
+    assert heard(project) == {rank: [signal.SIGTERM] for rank in range(4)}
     checked_record(slurm, project, job, nodes=2)
 
 
@@ -60,7 +60,7 @@ def test_a_warning_in_front_of_srun_reaches_every_rank(slurm: Slurm, project: Pr
     ranks_wait(project, 4)
     slurm.cancel(job, "--batch", "--signal=USR1")
     assert slurm.wait(job)["ExitCode"] == f"{40 + signal.SIGUSR1}:0", project.log()
-    assert heard(project) == dict.fromkeys(range(4), [signal.SIGUSR1])
+    assert heard(project) == {rank: [signal.SIGUSR1] for rank in range(4)}
     checked_record(slurm, project, job, nodes=2)
 
 
