@@ -30,6 +30,8 @@ from hpcstage.group.spread import Spread
 
 BUFFERS = 16
 """Of 1 MiB, for each direction."""
+SPIN_S = 200e-6
+"""MPI moves a piece of a message each time it is asked."""
 LEAST_SLEEP_S = 50e-6
 MOST_SLEEP_S = 10e-3
 SLEEP_SHARE = 1 / 8
@@ -71,7 +73,7 @@ class Exchange:
     def step(self) -> None:
         """Waits a little if nothing happened in the step before, and does what there is to do."""
         now = time.monotonic()
-        moved = self._wait(now) | self._post.poll()
+        moved = self._wait(now) | self._post.poll(SPIN_S)
         for mail in self._post.take():
             self._mail(mail)
             moved = True

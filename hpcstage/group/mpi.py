@@ -126,23 +126,29 @@ class Post:
         """Sends that have not ended."""
         return len(self._sends)
 
+    @property
+    def is_active(self) -> bool:
+        """Whether anything is under way, which MPI moves on only while it is asked."""
+        return bool(self._sends or self._arrivals)
+
     def send(self, data: bytes | memoryview, to: int, tag: int, then: Callable[[], None] | None = None) -> None:
         """Begins to send; `then` is called when the data may be changed again."""
         self._sends.append(self._comm.Isend([data, self._mpi.BYTE], to, tag))
         self._thens.append(then or _nothing)
 
-    def poll(self) -> bool:
-        """Moves on with what is under way. Whether anything happened."""
-        return self._end_sends() | self._begin_arrivals()
+    def poll(self, spin_s: float = 0.0) -> bool:
+        """Moves on with what is under way, for so long if nothing happens. Whether anything did."""
+        if self._end_sends() | self._begin_arrivals() | self._end_arrivals():
+            return True
+        if spin_s and self.is_active:
+            deadline = time.monotonic() + spin_s
+            while time.monotonic() < deadline:
+                if self._end_sends() or self._begin_arrivals() or self._end_arrivals():
+                    return True
+        return False
 
     def take(self) -> Iterator[Mail]:
         """What has come whole; of one source in the order in which it was sent."""
-        if not self._arrivals:
-            return
-        waiting = [arrival for arrival in self._arrivals if not arrival.done]
-        if waiting:
-            for index in self._mpi.Request.Testsome([arrival.request for arrival in waiting]) or ():
-                waiting[index].done = True
         held: set[int] = set()
         for _ in range(len(self._arrivals)):
             arrival = self._arrivals.popleft()
@@ -159,6 +165,15 @@ class Post:
         for index in sorted(ended or (), reverse=True):
             del self._sends[index]
             self._thens.pop(index)()
+        return bool(ended)
+
+    def _end_arrivals(self) -> bool:
+        waiting = [arrival for arrival in self._arrivals if not arrival.done]
+        if not waiting:
+            return False
+        ended = self._mpi.Request.Testsome([arrival.request for arrival in waiting]) or ()
+        for index in ended:
+            waiting[index].done = True
         return bool(ended)
 
     def _begin_arrivals(self) -> bool:
