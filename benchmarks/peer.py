@@ -1,0 +1,207 @@
+"""Peer copies against a bare MPI ping-pong of the same message size between two processes of a machine; cost at rest.
+
+Two nodes with half of the files each get the other half: bytes per second from store to store, both ways together, as
+when nodes end complete. The ping-pong (`pingpong.py`) sends as many messages of a file's size, each from and to a place
+of its own in memory that has been touched before: what MPI does with data that lies where files lie. A ping-pong of one
+buffer, which the processor's cache then holds, stands beside it. `shared memory`: as MPI chooses on one machine; `tcp`:
+by the network's protocols, as between machines without a faster fabric.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.files import Place, place, touch_memory
+from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_least, at_most, divide, holds, options_of, parser
+from benchmarks.peernodes import MPIEXEC, Node, launch, manifest_of, serve
+from benchmarks.programs import run
+
+LEAST_OF_BARE = 0.8
+MOST_AT_REST_PERCENT = 2.0
+MB = 1e6
+OURS, BARE, CACHED = "peer copies", "ping-pong", "ping-pong, one buffer"
+WARM_FILES = 8
+TCP = {"MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp,self"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What passes between the nodes, and how."""
+
+    files: int
+    """For each of the two."""
+    file_bytes: int
+    place: str
+    """memory or disk"""
+    way: str
+    """shared memory or tcp"""
+
+    @property
+    def name(self) -> str:
+        """In results and for --only."""
+        size = f"{self.file_bytes // 1_000_000} MB" if self.file_bytes >= 1_000_000 else f"{self.file_bytes // 1024} kB"
+        return f"{size}, {self.place}, {self.way}"
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """For MPI."""
+        return TCP if self.way == "tcp" else {}
+
+    @property
+    def size_bytes(self) -> int:
+        """In all."""
+        return 2 * self.files * self.file_bytes
+
+
+def cells(quick: bool) -> list[Cell]:
+    """Enough of each that a sample takes a good part of a second."""
+    small, large = (400, 3) if quick else (2500, 8)
+    return [
+        Cell(files, size, where, way)
+        for way in ("shared memory", "tcp")
+        for where in ("memory", "disk")
+        for files, size in ((small, 128 << 10), (large, 64_000_000))
+        if where == "memory" or way == "shared memory"
+    ]
+
+
+class Peers:
+    """Makes nodes and measures what passes between them."""
+
+    def __init__(self, where: Place) -> None:
+        self._where = where
+
+    def arms(self, cell: Cell) -> dict[str, Arm]:
+        """What is compared."""
+        return {
+            OURS: lambda: self._copies(cell),
+            BARE: lambda: self._bare(cell, "many"),
+            CACHED: lambda: self._bare(cell, "one"),
+        }
+
+    def _copies(self, cell: Cell) -> dict[str, Any]:
+        base = self._where.memory if cell.place == "memory" else self._where.local.renew()
+        nodes = _staged(base / "peers", [cell.file_bytes] * 2 * (cell.files + WARM_FILES))
+        try:
+            touch_memory(2 * cell.size_bytes)
+            process = launch(nodes, base, env=cell.environment)
+            serve(nodes, lambda: all(node.is_ready for node in nodes))
+            _pass(nodes, range(2 * WARM_FILES))
+            seconds = _pass(nodes, range(2 * WARM_FILES, 2 * (cell.files + WARM_FILES)))
+            whole = all(len(node.got) == cell.files + WARM_FILES and not node.missed for node in nodes)
+            for node in nodes:
+                node.end()
+            return {"seconds": seconds, "bytes": cell.size_bytes, "complete": whole and process.wait(30) == 0}
+        finally:
+            for node in nodes:
+                node.remove()
+            if cell.place == "disk":
+                self._where.local.end()
+
+    def _bare(self, cell: Cell, places: str) -> dict[str, Any]:
+        touch_memory(2 * cell.size_bytes)
+        words = [*(f"{name}={value}" for name, value in cell.environment.items()), MPIEXEC, "-n", "2", sys.executable]
+        numbers = map(str, (cell.file_bytes, cell.files))
+        done = run(["env", *words, "-m", "benchmarks.pingpong", *numbers, places], self._where.disk)
+        return dict(json.loads(done.stdout))
+
+    def at_rest(self, seconds: float) -> dict[str, Any]:
+        """What two exchanges take that have nothing to do."""
+        nodes = _staged(self._where.memory / "rest", [100, 100])
+        process = launch(nodes, self._where.memory)
+        try:
+            serve(nodes, lambda: all(node.is_ready for node in nodes))
+            settled = time.monotonic() + 1.0
+            serve(nodes, lambda: time.monotonic() > settled)
+            found = psutil.Process(process.pid).children(recursive=True)
+            exchanges = [child for child in found if child.cmdline()[1:3] == ["-m", "hpcstage.group"]]
+            before, start = [sum(p.cpu_times()[:2]) for p in exchanges], time.monotonic()
+            serve(nodes, lambda: time.monotonic() > start + seconds)
+            took = time.monotonic() - start
+            used = [sum(p.cpu_times()[:2]) - b for p, b in zip(exchanges, before, strict=True)]
+            for node in nodes:
+                node.end()
+            process.wait(30)
+            return {"seconds": took, "exchanges": len(used), "percent": 100 * max(used) / took}
+        finally:
+            for node in nodes:
+                node.remove()
+
+
+def _staged(base: Path, sizes: Sequence[int]) -> list[Node]:
+    """Two nodes, with even ids in one and odd ids in the other."""
+    manifest = manifest_of(sizes)
+    nodes = [Node(base / f"node{index}", index, 2, manifest) for index in range(2)]
+    data = os.urandom(max(sizes))
+    for id_, size in enumerate(sizes):
+        nodes[id_ % 2].stage(id_, data[:size])
+    return nodes
+
+
+def _pass(nodes: Sequence[Node], ids: range) -> float:
+    """Each gets what the other has of these. Seconds."""
+    start = time.perf_counter()
+    for node in nodes:
+        node.want(1 - node.index, [id_ for id_ in ids if id_ % 2 != node.index])
+    serve(nodes, lambda: not any(node.outstanding for node in nodes), 300.0)
+    return time.perf_counter() - start
+
+
+def rate(bench: Bench, cell: Cell, arm: str) -> float | None:
+    """MB/s, from the median."""
+    seconds = bench.median(cell.name, arm)
+    size = bench.median(cell.name, arm, "bytes")
+    return divide(None if size is None else size / MB, seconds)
+
+
+def figures(bench: Bench, chosen: Sequence[Cell]) -> list[Figure]:
+    """In memory, where no disk is the limit."""
+    made = [
+        at_least(
+            f"{cell.name}: of a bare ping-pong", divide(rate(bench, cell, OURS), rate(bench, cell, BARE)), LEAST_OF_BARE
+        )
+        for cell in chosen
+        if cell.place == "memory"
+    ]
+    samples = [s["complete"] for s in bench.samples if "complete" in s]
+    rest = bench.median("at rest", OURS, "percent")
+    made.append(at_most("an exchange at rest, of a core", rest, MOST_AT_REST_PERCENT, "%"))
+    return [*made, holds("every file came", all(samples) if samples else None)]
+
+
+def tables(bench: Bench, chosen: Sequence[Cell]) -> None:
+    """Rates from medians."""
+    rows: list[Row] = []
+    for cell in chosen:
+        ours, bare, cached = (rate(bench, cell, arm) for arm in (OURS, BARE, CACHED))
+        rows.append([cell.name, ours, bare, divide(ours, bare), cached, divide(ours, cached)])
+    columns = ["", f"{OURS} MB/s", f"{BARE} MB/s", "ratio", f"{CACHED} MB/s", "ratio"]
+    bench.sheet("From store to store, both ways together", columns, rows)
+
+
+def main() -> int:
+    """Measures, prints, checks."""
+    options: Options = options_of(parser(__doc__).parse_args())
+    bench = Bench("peer", options, {"cpus": os.cpu_count()})
+    chosen = [cell for cell in cells(options.quick) if options.wants(cell.name)]
+    with place(options) as where:
+        peers = Peers(where)
+        for cell in chosen:
+            bench.measure(cell.name, peers.arms(cell), options.rounds(5))
+        if options.wants("at rest"):
+            bench.measure("at rest", {OURS: lambda: peers.at_rest(3.0 if options.quick else 10.0)}, options.rounds(3))
+    tables(bench, chosen)
+    return bench.finish(figures(bench, chosen))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
