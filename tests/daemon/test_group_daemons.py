@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import os
+from array import array
+
 from daemon_process import same, start_daemon, wait_until  # noqa: F401
 from group_process import nodes, total  # noqa: F401
 
 from hpcstage.group import link
-from hpcstage.wire import Answer, Kind, Reason, State
+from hpcstage.wire import EPOCH, Answer, Kind, Reason, State
 
 
 def files_of(root):
@@ -145,3 +148,27 @@ def test_more_than_all_nodes_together_can_hold(nodes, make_tree):
         assert part.placement == "partition"
         assert [problem["id"] for problem in part.problems] == ["store-full"]
         assert "the nodes together have no room" in part.problems[0]["text"]
+
+
+def test_copies_of_others_files_run_ahead_of_a_program(nodes, make_tree):
+    """Within their share of the store; what the program has read makes room for what it reads next."""
+    root = make_tree(files=60, size_bytes=50_000)
+    files = files_of(root)
+    room = {"budget_bytes": 48 * 53_248, "budget_inodes": 10_000}
+    daemon, other = nodes.up(root, 2, placement="partition", order="auto", **room)
+    nodes.staged()
+    away = [path for path in reversed(files) if not daemon.store(path).exists()]
+    assert len(away) == 30
+    orders = daemon.node_dir / "orders"
+    (orders / "table").write_bytes(b"\0".join(os.fsencode(path) for path in files))
+    (orders / "indices").write_bytes(array("I", reversed(range(60))).tobytes())
+    assert daemon.ask(Kind.EPOCH, EPOCH.pack(1, 0, 1, 0, 7) + b"indices\0table\0")[0] is Answer.DONE
+    for path in away:
+        wait_until(daemon.store(path).exists)
+        assert sum(daemon.store(one).exists() for one in away) <= 12
+        assert same(path, daemon.store(path)), "this reads it"
+    parts = nodes.end()
+    assert parts[0].totals["want_ready"] == parts[0].totals["want_direct"] == 0
+    assert parts[0].totals["peer_files"] == 30
+    assert total(parts, "source_files") == 60
+    assert other.spec.node_index == 1
