@@ -73,13 +73,14 @@ class Exchange:
     def step(self) -> None:
         """Waits a little if nothing happened in the step before, and does what there is to do."""
         now = time.monotonic()
-        moved = self._wait(now) | self._post.poll(SPIN_S)
+        moved = self._wait(now) | self._post.poll(SPIN_S if self._at_rest else 0.0)
         for mail in self._post.take():
             self._mail(mail)
             moved = True
-        moved |= self._reading.collect() | self._writing.collect() | self._spread.pump()
+        moved |= self._spread.pump()
         if self._catalog is not None:
             moved |= self._sender.pump(self._catalog)
+        moved |= self._reading.collect() | self._writing.collect()
         self._at_rest = not moved
         if moved:
             self._moved = now
