@@ -29,6 +29,7 @@ LINE = "hpcstage-node "
 """What a line for the lead begins with."""
 PULSE_LOST_S = 60.0
 """Longer than any shared file system hides a change."""
+END_EVERY_S = 2.0
 OTHERS_SPEC_S = 5.0
 _LOOK_S = 1.0
 _POLL_S = 0.02
@@ -46,6 +47,7 @@ class Agent:
         self._joined = False
         self._started = time.monotonic()
         self._pulse = (b"", time.monotonic())
+        self._next_end = self._next_pulse = 0.0
 
     def run(self) -> int:
         """Until the run is over. 0 unless this node could not be brought up."""
@@ -105,11 +107,18 @@ class Agent:
             self._stdin_open = False
 
     def _is_over(self) -> bool:
-        if (self.directory / groupspec.END).exists():
+        """Looks at shared files as seldom as it can: there may be a thousand agents."""
+        if self.lead.input_ends and not self._stdin_open:
             return True
-        if not self._stdin_open and self.lead.input_ends:
-            return True
-        return self._pulse_lost()
+        now = time.monotonic()
+        if not self.lead.input_ends and now >= self._next_end:
+            self._next_end = now + END_EVERY_S
+            if (self.directory / groupspec.END).exists():
+                return True
+        if now >= self._next_pulse:
+            self._next_pulse = now + groupspec.PULSE_S
+            return self._pulse_lost()
+        return False
 
     def _pulse_lost(self) -> bool:
         try:
@@ -124,7 +133,7 @@ class Agent:
         data = {"run_id": self.lead.run_id, "index": self.index, "state": state, "pid": os.getpid(), **more}
         assert self.index is not None
         with contextlib.suppress(OSError):
-            groupspec.write_json(groupspec.state_file(self.directory, self.index), data)
+            groupspec.write_json(groupspec.state_file(self.directory, self.index, state), data)
         with contextlib.suppress(OSError, ValueError):
             print(LINE + json.dumps(data), flush=True)  # noqa: T201  for the lead
 

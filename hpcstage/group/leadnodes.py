@@ -26,6 +26,9 @@ from hpcstage.launch.groupspec import LeadSpec
 from hpcstage.launch.hosted import Hosted, bring_up
 
 _FILES_EVERY_S = 0.2
+_STAGED_EVERY_S = 1.0
+_WORDS = ("ready", "joined", "staged", "missing", "dead", "ended")
+"""In the order in which a node says them."""
 _KILL_S = 2.0
 
 
@@ -59,6 +62,9 @@ class Nodes:
         self.hosted: dict[int, Hosted] = {}
         self._launched: list[children.Output] = []
         self._next_files = 0.0
+        self._began = time.monotonic()
+        self._read: set[str] = set()
+        """Names of state files."""
 
     def begin(self, mpi: launchers.Mpi) -> None:
         """Starts what the wrapper did not. What fails at once is a missing node."""
@@ -103,7 +109,7 @@ class Nodes:
             if self.all[index].alive and hosted.dead():
                 self._set(index, "dead", "its daemon ended early")
         if not self.spec.virtual and now >= self._next_files:
-            self._next_files = now + (_FILES_EVERY_S if self.waiting else groupspec.PULSE_S)
+            self._next_files = now + self._pace_s(now)
             self._read_files()
         if self._launched and all(output.ended for output in self._launched):
             for output in self._launched:
@@ -112,6 +118,13 @@ class Nodes:
             self._give_up(reason)
             for index in self.alive[1:]:
                 self._set(index, "dead", reason)
+
+    def _pace_s(self, now: float) -> float:
+        """The shared file system is asked often while the command is held back, and else seldom."""
+        soon = now - self._began < self.spec.wait_s + self.spec.join_s
+        if soon and not self.joined():
+            return _FILES_EVERY_S
+        return _STAGED_EVERY_S if self.spec.daemon["mode"] == "upfront" else groupspec.PULSE_S
 
     @property
     def waiting(self) -> list[int]:
@@ -127,7 +140,7 @@ class Nodes:
         """Whether the daemons of all other nodes know the files."""
         for index, hosted in self.hosted.items():
             self.all[index].joined = self.all[index].joined or hosted.is_staging()
-        return all(node.joined for node in self.all[1:] if node.alive)
+        return all(node.joined for node in self.all[1:] if node.alive or node.state == "waiting")
 
     def staged(self) -> bool:
         """Upfront: whether all other nodes hold what they will."""
@@ -179,17 +192,24 @@ class Nodes:
         # A change of ours in the directory makes network file systems look at it again.
         with contextlib.suppress(OSError):
             groupspec.write_json(self.directory / groupspec.PULSE, {"at": time.monotonic()})
-        for index, node in enumerate(self.all):
-            if index and node.state in ("waiting", "ready", "staged"):
-                with contextlib.suppress(OSError, ValueError):
-                    self._word(groupspec.read_json(groupspec.state_file(self.directory, index)))
+        names: set[str] = set()
+        with contextlib.suppress(OSError):
+            names = {name for name in os.listdir(self.directory) if name.startswith(groupspec.NODE)}
+        found = []
+        for name in sorted(names - self._read):
+            with contextlib.suppress(OSError, ValueError):
+                found.append(groupspec.read_json(self.directory / name))
+                self._read.add(name)
+        found = [data for data in found if data.get("state") in _WORDS]
+        for data in sorted(found, key=lambda data: _WORDS.index(data["state"])):
+            self._word(data)
 
     def _word(self, data: dict[str, object]) -> None:
         index, state = data.get("index"), data.get("state")
         if data.get("run_id") != self.spec.run_id or not isinstance(index, int) or not 0 < index < len(self.all):
             return
         node = self.all[index]
-        if state not in ("ready", "joined", "staged", "missing", "dead", "ended") or node.state in ("dead", "ended"):
+        if state not in _WORDS or node.state in ("dead", "ended"):
             return
         node.joined = node.joined or state in ("joined", "staged")
         if state in ("ready", "joined") and node.state == "staged":
@@ -217,7 +237,7 @@ class Nodes:
             if self.all[index].alive and hosted.ended(max(0.0, deadline - time.monotonic())):
                 self._set(index, "ended")
         while not self.spec.virtual and self._others_alive() and time.monotonic() < deadline:
-            children.wait_some(self.fds().values(), 0.05)
+            children.wait_some(self.fds().values(), _FILES_EVERY_S)
             self._read_files()
             if self._launched and all(output.ended for output in self._launched):
                 break

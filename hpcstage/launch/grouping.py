@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from hpcstage.launch.session import Session
 
 GROUP_WAIT_S = 10.0
+NODES_PER_S = 50
+"""Launchers take longer for many nodes."""
 _POLL_S = 0.05
 _INHERITED = ("PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "LC_ALL")
 """What a Python of a module or a virtual environment needs on a node where the launcher passes nothing on."""
@@ -93,7 +95,7 @@ def in_group(config: Config, group: Grouping | None) -> dict[str, Any]:
         "node_index": group.index,
         "node_count": len(group.hosts),
         "placement": config.placement,
-        "group_wait_s": GROUP_WAIT_S,
+        "group_wait_s": _wait_s(group),
     }
 
 
@@ -112,11 +114,15 @@ def lead_spec(session: Session, spec: DaemonSpec, local: LocalDir, group: Groupi
         budget=config.budget,
         copiers=config.copiers,
         intercept=config.intercept,
-        wait_s=GROUP_WAIT_S,
+        wait_s=_wait_s(group),
         drain_s=config.drain_s,
         input_ends=launchers.per_node(group.launcher, ["agent"], group.hosts[1:]).takes_stdin,
         own={"node_dir": os.fspath(session.node.path), "sock": os.fspath(session.node.sock)},
     )
+
+
+def _wait_s(group: Grouping) -> float:
+    return GROUP_WAIT_S + len(group.hosts) / NODES_PER_S
 
 
 def begin(group: Grouping, lead: LeadSpec, node: nodes.Node) -> LeadLink | None:
@@ -129,7 +135,7 @@ def begin(group: Grouping, lead: LeadSpec, node: nodes.Node) -> LeadLink | None:
     directory.mkdir(mode=0o700, exist_ok=True)
     if not group.starts_daemons:
         groupspec.write_json(
-            groupspec.state_file(directory, group.index),
+            groupspec.state_file(directory, group.index, "ready"),
             {
                 "run_id": lead.run_id,
                 "state": "ready",

@@ -18,9 +18,10 @@ RESOLVED = "resolved"
 SCRIPT = "agent.sh"
 END = "end"
 """Exists once the run is over, for agents whose standard input is not connected."""
+NODE = "node-"
 PULSE = "pulse"
 """Written anew every PULSE_S by the lead, as long as it lives."""
-PULSE_S = 2.0
+PULSE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,9 @@ def virtual_name(run_id: str, index: int) -> str:
     return f"{run_id}.v{index}"
 
 
-def state_file(group_dir: Path, index: int) -> Path:
-    """Where an agent says how its node does."""
-    return group_dir / f"node-{index}.json"
+def state_file(group_dir: Path, index: int, state: str) -> Path:
+    """Where a node says how it does, once for each state: one listing of the directory shows what is new."""
+    return group_dir / f"{NODE}{index}-{state}.json"
 
 
 def world_file(group_dir: Path, generation: int) -> Path:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcstage.record import index
-from hpcstage.record.part import NodePart, RunPart
+from hpcstage.record.part import RunPart
 
 PART = "run.part.json"
 RECORD = "run.json"
@@ -45,17 +45,6 @@ def make(wanted: str | None, cwd: Path, run_id: str, env: dict[str, str]) -> Pat
 def save_part(run_dir: Path, part: RunPart) -> None:
     """Writes what the wrapper knows so far: a killed job still has a report."""
     _write(run_dir / PART, asdict(part))
-
-
-def node_parts(run_dir: Path) -> list[NodePart]:
-    """What the daemons wrote; parts that cannot be read are left out and show as missing nodes."""
-    parts = []
-    for path in sorted((run_dir / "nodes").glob("*.json")):
-        try:
-            parts.append(NodePart.from_json(json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))))
-        except (OSError, ValueError, TypeError, KeyError):
-            continue
-    return parts
 
 
 def _write(path: Path, data: dict[str, Any]) -> None:
