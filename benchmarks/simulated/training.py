@@ -16,9 +16,14 @@ class Simulation(Moving):
 
     def run(self) -> Outcome:
         """All epochs."""
+        handlers: tuple[Callable[[int, int], None], ...] = (self._fetched, self._read_done, self._got, self._stepped)
+        self._handlers = handlers
         for node in range(self.work.nodes):
             self._pump(node)
             self._ask_ahead(node)
+        while self._heap and self._heap[0][0] <= self.work.startup_s:
+            self._next()
+        self.now_s = self.work.startup_s
         for epoch in range(self.work.epochs):
             self._epoch(epoch)
         out = self.out
@@ -56,10 +61,12 @@ class Simulation(Moving):
             share.append(reads / work.files)
 
     def _loop(self) -> None:
-        handlers: tuple[Callable[[int, int], None], ...] = (self._fetched, self._read_done, self._got, self._stepped)
         while self._ended < self.work.nodes:
-            self.now_s, _, kind, node, file_id = heappop(self._heap)
-            handlers[kind](node, file_id)
+            self._next()
+
+    def _next(self) -> None:
+        self.now_s, _, kind, node, file_id = heappop(self._heap)
+        self._handlers[kind](node, file_id)
 
     # ---- training
 

@@ -6,7 +6,8 @@ Each epoch every node reads another random p-th part of the dataset, as a Distri
     replicate  a node holds what it has room for, others the rest of what is placed
     partition  a node holds its p-th part of what is placed, others the rest
 
-What is placed nowhere comes from the source, every time.
+What is placed nowhere comes from the source, every time. Private nodes go on copying what nobody there has read yet, as
+far as the source gives more than is asked of it: they may find more than this, and read up to all files each.
 """
 
 from __future__ import annotations
