@@ -27,7 +27,7 @@ def _nodes(plan: NodesPlan, rows: int) -> Iterator[str]:
         left = f"{plan.unplaced_files:,} files, {format_size(plan.unplaced_bytes)}"
         yield f"         {left} have room on no node and are read from the source every time"
     if plan.kind == "private":
-        yield "         each node fetches for itself what its own processes read, then the rest: up to all files on each"
+        yield "         each node fetches what its own processes read, and then the rest: up to all files"
         return
     yield f"{'node':>8} {'fetches':>20} {'keeps':>20} {_others(plan):>26}"
     for part in plan.parts[:rows]:
