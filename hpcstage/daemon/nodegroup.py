@@ -60,6 +60,8 @@ class NodeGroup:
         """When it stops waiting for a group."""
         self._announces = False
         """This node's manifest may be sent to the others."""
+        self._received = False
+        """The manifest came from the group."""
         self._stranger = False
         """This node staged alone and has another manifest than the group."""
         self._said = False
@@ -183,6 +185,7 @@ class NodeGroup:
         if self._staged is None:
             if self._scan_at is not None:
                 self._scan_at = None
+                self._received = True
                 self._stage.stage_received(message.listings)
         elif self._staged.is_groups():
             self._join()
@@ -211,9 +214,10 @@ class NodeGroup:
         self.peers = Peers(engine, queue, is_wanted, on_received)
         if provenance == orders.MANIFEST:
             queue.start_at(len(queue) * nodes.index // nodes.nodes)
-        if nodes.members is not None and not nodes.leads:
+        if nodes.members is not None and not nodes.leads and self._received:
             self._join()
-        elif self._said:
+        elif self._said:  # it may have come too late; the next group is asked whether it has the same files
+            self._stranger = True
             self.peers.adopt()
         else:
             self._divide(nodes.supposed(self.limit))

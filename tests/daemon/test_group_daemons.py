@@ -172,3 +172,40 @@ def test_copies_of_others_files_run_ahead_of_a_program(nodes, make_tree):
     assert parts[0].totals["peer_files"] == 30
     assert total(parts, "source_files") == 60
     assert other.spec.node_index == 1
+
+
+def test_a_group_that_comes_late(nodes, make_tree):
+    """A node that has staged alone gives what it has, if it found the same files."""
+    root = make_tree(files=60)
+    each = {1: {"group_wait_s": 0.3}}
+    first, second = nodes.up(root, 2, placement="replicate", group=False, group_wait_s=30.0, each=each)
+    second.staged()
+    nodes.world()
+    first.staged()
+    parts = nodes.end()
+    assert parts[0].totals["peer_files"] == parts[1].totals["sent_files"] > 0
+    assert parts[0].totals["peer_files"] + parts[0].totals["source_files"] == 60
+    assert parts[0].problems == []
+    assert [problem["id"] for problem in parts[1].problems] == ["group-missing"]
+
+
+def test_a_group_that_has_other_files(nodes, make_tree):
+    root = make_tree(files=60)
+    each = {1: {"group_wait_s": 0.3}}
+    first, second = nodes.up(root, 2, placement="replicate", group=False, group_wait_s=30.0, each=each)
+    second.staged()
+    first.kill()
+    (root / "class0" / "late.bin").write_bytes(b"new")
+    nodes.daemons[0] = first = nodes._start(
+        root, host="node0", node_index=0, node_count=2, placement="replicate", run_dir=os.fspath(first.run_dir)
+    ).attach()
+    first.run_dir = second.run_dir
+    first.wait_for_scan()
+    nodes.world()
+    wait_until(lambda: "group 0 stands" in first.log_text())
+    assert first.want(root / "class0" / "late.bin") == (Answer.READY, Reason.NONE)
+    for path in files_of(root):
+        answer = first.want(path)
+        assert answer[0] is Answer.DIRECT or same(path, first.store(path))
+    assert second.want(root / "class0" / "late.bin")[0] is Answer.DIRECT
+    nodes.end()
