@@ -82,8 +82,9 @@ class DaemonLink:
                 self._socket.send(self._unsent[0], socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 return
-            except OSError as error:
-                raise LinkEnded(f"the daemon has gone: {error}") from None
+            except OSError:
+                self._unsent.clear()  # why it has gone is found by who reads: it may have said End
+                return
             self._unsent.popleft()
 
     def receive(self) -> list[link.Message]:
@@ -94,6 +95,8 @@ class DaemonLink:
                 data = self._socket.recv(link.MAX_MESSAGE_BYTES)
             except BlockingIOError:
                 return found
+            except ConnectionResetError:
+                continue  # it closed without reading everything; what it sent before is still to come, once
             except OSError as error:
                 raise LinkEnded(f"the daemon has gone: {error}") from None
             if not data:

@@ -147,6 +147,19 @@ def test_an_interrupt_from_a_terminal_does_not_end_exchanges(group):
     assert one.end() == 0
 
 
+def test_an_end_is_understood_from_a_daemon_that_does_not_listen_any_more(group):
+    one = group(2, [100] * 50)
+    for id_ in range(50):
+        one.stage(id_, 0)
+    one.start().ready()
+    for _ in range(20):
+        one.nodes[1].send(link.Fetch(5, (1, 2, 3)))
+    one.nodes[1].want(0, range(50))
+    serve(one.nodes[:1], lambda: one.nodes[0].sent_files == 50)
+    assert one.end() == 0, one.text()
+    assert one.text() == ""
+
+
 def test_a_daemon_that_says_nonsense_ends_the_group(group):
     one = group(2, [1]).start().ready()
     one.nodes[0].connection.send(b"\xffnonsense")
