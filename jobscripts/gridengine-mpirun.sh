@@ -13,7 +13,8 @@
 #$ -l node_f=4
 #$ -l h_rt=12:00:00
 
-# Without it, qdel and the time limit are KILL with no warning (see gridengine.sh).
+# Without it, qdel and the time limit are KILL with no warning (see gridengine.sh). An mpirun without a handler for USR2
+# (MPICH's) is ended by it and ends its processes; hpcstage then has the time to write its record.
 #$ -notify
 
 # Local disk: see gridengine.sh. Grid Engine makes $TMPDIR on every node of the job.

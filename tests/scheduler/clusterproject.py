@@ -86,14 +86,14 @@ def batch(options: str = "") -> str:
     return SCRIPT.format(behind="", front="", data=DATA, options=options)
 
 
-def behind(options: str = "") -> str:
-    """A batch script with hpcstage behind srun, once per rank."""
-    return SCRIPT.format(behind="srun ", front="", data=DATA, options=options)
+def behind(options: str = "", launcher: str = "srun") -> str:
+    """A batch script with hpcstage behind a launcher, once per rank."""
+    return SCRIPT.format(behind=f"{launcher} ", front="", data=DATA, options=options)
 
 
-def front(options: str = "") -> str:
-    """A batch script with one hpcstage in front of srun."""
-    return SCRIPT.format(behind="", front="srun ", data=DATA, options=options)
+def front(options: str = "", launcher: str = "srun") -> str:
+    """A batch script with one hpcstage in front of a launcher."""
+    return SCRIPT.format(behind="", front=f"{launcher} ", data=DATA, options=options)
 
 
 def ranks_wait(project: Project, ranks: int = 1) -> None:

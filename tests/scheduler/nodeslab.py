@@ -146,13 +146,14 @@ class Nodes:
             for done in [pool.submit(self.run, index, *command, env=env) for index in self.nodes]:
                 done.result()
 
-    def processes(self, *, uid: int | None = None) -> list[psutil.Process]:
-        """What lives in the nodes, without their first processes; `uid`: only that user's."""
+    def processes(self, *, uid: int | None = None, index: int | None = None) -> list[psutil.Process]:
+        """What lives in the nodes, without their first processes: all, that user's, that node's."""
         firsts = {node.pid for node in self.nodes.values()}
+        namespaces = self.namespaces if index is None else {self.nodes[index].namespace}
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(OSError, psutil.NoSuchProcess):
-                if _namespace(process.pid) not in self.namespaces or process.pid in firsts:
+                if _namespace(process.pid) not in namespaces or process.pid in firsts:
                     continue
                 if uid in (None, process.uids().real) and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)

@@ -7,12 +7,13 @@ notes what the job left there.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from nodeslab import LOCAL, SHARED, Nodes, NoNodes, until
+from nodeslab import GONE_S, LOCAL, SHARED, Nodes, NoNodes, until
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")
 KILL_WAIT_S = 5
@@ -70,8 +71,8 @@ FILES = {
     "cgroup.conf": CGROUPS,
     "prolog.sh": f'#!/bin/sh\nmkdir -p -m 700 "{JOB_DIR}" && chown "$SLURM_JOB_UID" "{JOB_DIR}"\n',
     "epilog.sh": (
-        f'#!/bin/sh\nfind "{JOB_DIR}" -path "*/hpcstage-*/*" -not -name .lock > "{LEFT}/$SLURM_JOB_ID.$(hostname)" 2>&1\n'
-        f'rm -rf "{JOB_DIR}"\n'
+        f'#!/bin/sh\nout="{LEFT}/$SLURM_JOB_ID.$(hostname)"\n'
+        f'find "{JOB_DIR}" -path "*/hpcstage-*/*" -not -name .lock > "$out" 2>&1\nrm -rf "{JOB_DIR}"\n'
     ),
     "taskprolog.sh": f'#!/bin/sh\necho "export TMPDIR={JOB_DIR}"\n',
 }
@@ -101,9 +102,14 @@ class Slurm:
 
     def remove_groups(self) -> None:
         """Removes the cgroups of nodes that are down: they are all that Slurm makes outside of the nodes."""
+        until(self._groups_are_gone, GONE_S, "the removal of Slurm's cgroups")
+
+    def _groups_are_gone(self) -> bool:
         for top in FREEZER.parent.glob(f"*/slurm_{self.nodes.prefix}*"):
             for directory, _, _ in os.walk(top, topdown=False):
-                os.rmdir(directory)
+                with contextlib.suppress(OSError):  # busy until the last of its processes has been waited for
+                    os.rmdir(directory)
+        return not list(FREEZER.parent.glob(f"*/slurm_{self.nodes.prefix}*"))
 
     def submit(self, *arguments: str | Path, env: Mapping[str, str], cwd: Path, script: str | None = None) -> int:
         """Submits a job of the user; `script` is given on stdin. Returns its number."""
@@ -127,6 +133,11 @@ class Slurm:
         """Waits until the job is over and has been cleaned up on all its nodes; what Slurm says of it then."""
         until(lambda: self.finished(job), timeout_s, f"the end of job {job}")
         return self.job(job)
+
+    def wait_running(self, job: int, timeout_s: float = JOB_S) -> None:
+        """Waits until the job's first step runs."""
+        steps = ["squeue", "-h", "-s", "-j", str(job)]
+        until(lambda: f"{job}.0" in self.nodes.run(1, *steps).stdout, timeout_s, f"the first step of job {job}")
 
     def wait_array(self, job: int, timeout_s: float = JOB_S) -> None:
         """Waits until all tasks of an array job are over."""

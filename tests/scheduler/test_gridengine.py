@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
-from clusterproject import FILES, Project, batch, digest, heard, ranks_wait
+from clusterproject import FILES, NODES, Project, batch, behind, digest, front, heard, ranks_wait
 from gridlab import GridEngine
 
 pytest_plugins = ("clusterfixtures",)
@@ -79,3 +79,28 @@ def test_the_hard_limit(gridengine: GridEngine, project: Project, notify: bool) 
     gridengine.wait(job)
     assert heard(project) == ({0: [signal.SIGUSR2]} if notify else {}), project.log()
     assert project.report()
+
+
+def test_ranks_behind_mpirun(gridengine: GridEngine, project: Project) -> None:
+    pytest.importorskip("mpi4py")
+    script = behind(launcher="mpirun -n 8 -ppn 2")
+    job = gridengine.submit(*OPTIONS, "-pe", "mpi", "8", env=project.env, cwd=project.path, script=script)
+    assert gridengine.wait(job)["exit_status"] == "0", project.log()
+    said = project.said("rank-*.said")
+    assert [line["digest"] for line in said] == [digest()] * 8
+    assert {line["host"] for line in said} == set(gridengine.nodes.names)
+    assert len({(line["host"], line["node_dir"]) for line in said}) == NODES, "one node directory on each node"
+    assert set(gridengine.left_by(job).values()) == {""}
+
+
+def test_qdel_of_a_job_of_several_nodes(gridengine: GridEngine, project: Project) -> None:
+    pytest.importorskip("mpi4py")
+    script = front(f"--patient --leave-on {int(signal.SIGUSR2)}", launcher="mpirun -n 4 -ppn 2")
+    job = gridengine.submit(*OPTIONS, "-notify", "-pe", "mpi", "4", env=project.env, cwd=project.path, script=script)
+    ranks_wait(project, 4)
+    gridengine.cancel(job)
+    gridengine.wait(job)
+    record = project.record()
+    assert record["complete"] is True, record["problems"]
+    assert record["run"]["signal"] == signal.SIGUSR2, "MPICH's mpirun has no handler for it"
+    assert set(gridengine.left_by(job).values()) == {""}

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 from clusterproject import DATA_BYTES, NODES, Project, digest, front, heard, ranks_wait
+from nodeslab import LOCAL, UID
 from slurmlab import Slurm
 
 pytest_plugins = ("clusterfixtures",)
@@ -62,6 +63,47 @@ def test_a_warning_in_front_of_srun_reaches_every_rank(slurm: Slurm, project: Pr
     assert slurm.wait(job)["ExitCode"] == f"{40 + signal.SIGUSR1}:0", project.log()
     assert heard(project) == {rank: [signal.SIGUSR1] for rank in range(4)}
     checked_record(slurm, project, job, nodes=2)
+
+
+def test_in_front_of_mpirun(slurm: Slurm, project: Project) -> None:
+    pytest.importorskip("mpi4py")
+    launcher = "mpirun -n 4 -ppn 2"
+    job = slurm.submit("--nodes=2", "--ntasks=4", env=project.env, cwd=project.path, script=front(launcher=launcher))
+    assert slurm.wait(job)["JobState"] == "COMPLETED", project.log()
+    said = project.said("rank-*.said")
+    assert [line["digest"] for line in said] == [digest()] * 4
+    assert len({line["host"] for line in said}) == 2
+    checked_record(slurm, project, job, nodes=2)
+
+
+def test_a_node_without_a_local_disk_reads_the_source_and_is_named(slurm: Slurm, project: Project) -> None:
+    where, poor = LOCAL / project.name, slurm.nodes.names[1]
+    slurm.nodes.run(1, "install", "-d", "-o", str(UID), "-m", "700", where)
+    env = {**project.env, "HPCSTAGE_LOCAL_DIR": str(where)}
+    job = slurm.submit("--nodes=2", env=env, cwd=project.path, script=front())
+    assert slurm.wait(job)["JobState"] == "COMPLETED", project.log()
+    assert [line["digest"] for line in project.said("rank-*.said")] == [digest()] * 2
+    record = project.record()
+    (problem,) = [problem for problem in record["problems"] if problem["id"] == "node-missing"]
+    assert poor in problem["text"]
+    assert str(where) in problem["text"]
+    assert poor in project.report()
+    assert slurm.nodes.run(1, "find", where, "-mindepth", "2", "-not", "-name", ".lock").stdout == ""
+    slurm.nodes.run(1, "rm", "-r", where)
+
+
+def test_a_daemon_that_is_killed_on_another_node(slurm: Slurm, project: Project) -> None:
+    script = front(f"--patient --leave-on {int(signal.SIGUSR1)}")
+    job = slurm.submit("--nodes=2", "--ntasks-per-node=1", env=project.env, cwd=project.path, script=script)
+    ranks_wait(project, 2)
+    killed = [process for process in slurm.nodes.processes(uid=UID, index=2) if "hpcstage.daemon" in process.cmdline()]
+    assert killed
+    for process in killed:
+        process.kill()
+    slurm.cancel(job, "--batch", "--signal=USR1")
+    assert slurm.wait(job)["ExitCode"] == f"{40 + signal.SIGUSR1}:0", project.log()
+    assert slurm.nodes.names[1] in "".join(problem["text"] for problem in project.record()["problems"])
+    assert slurm.left_by(job) == dict.fromkeys(slurm.nodes.names[:2], "")
 
 
 def test_the_exit_code_in_front_of_srun(slurm: Slurm, project: Project) -> None:
