@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import sys
 import time
@@ -38,6 +39,7 @@ class Lead:
             spec = replace(spec, daemon={**spec.daemon, "group_wait_s": 0.0})
             spec.save(directory / SPEC)
         self.spec = spec
+        self.directory = directory
         self.nodes = Nodes(spec, directory)
         self.ending = False
         self._ready_at: float | None = None
@@ -160,6 +162,8 @@ class Lead:
         say("ended")
         self.world.end(max(0.0, min(_GOODBYE_S, deadline - time.monotonic())))
         self.nodes.close(REMOVAL_S)
+        if not self._said and not self._why_said and not self.nodes.waiting:
+            shutil.rmtree(self.directory, ignore_errors=True)  # files of every node, of use only if something failed
 
 
 def say(word: str, rest: str = "") -> None:

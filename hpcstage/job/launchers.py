@@ -1,7 +1,8 @@
 """How to start processes on the other nodes of a job: command lines and environments. Pure; starts nothing.
 
-Owns what is known of srun, pbsdsh, qrsh, pjrsh and of MPI's own launchers. Every command line is given a program whose
-words hold no spaces and no shell characters (a script), since some launchers hand their words to a shell again.
+Owns what is known of srun, pbsdsh, qrsh, pjrsh (the last from its description, never tried) and of MPI's own launchers.
+Every command line is given a program whose words hold no spaces and no shell characters (a script), since some
+launchers hand their words to a shell again.
 """
 
 from __future__ import annotations

@@ -98,7 +98,8 @@ def below(process: subprocess.Popen[bytes], word: str) -> list[psutil.Process]:
     found = []
     for child in psutil.Process(process.pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            if word in child.cmdline() or os.path.basename(child.cmdline()[0]) == word:
+            words = child.cmdline()
+            if word in words or (words and os.path.basename(words[0]) == word):
                 found.append(child)
     return sorted(found, key=lambda one: one.create_time())
 
