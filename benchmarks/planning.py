@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import random
-import resource
 import subprocess
 import sys
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.harness import Bench, Figure, Options, at_most, divide
@@ -132,7 +132,11 @@ def _timed(took: dict[str, float], name: str, run: Callable[[], T]) -> T:
 
 
 def _memory() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # Not ru_maxrss, which a process inherits from the one that started it.
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/self/status has no VmHWM")
 
 
 if __name__ == "__main__":
