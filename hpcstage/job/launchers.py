@@ -63,7 +63,7 @@ def per_node(launcher: str, argv: Sequence[str], hosts: Sequence[str], mpi: Mpi 
     if not hosts or launcher in (NONE, VIRTUAL):
         return PerNode((), takes_stdin=False)
     if launcher == "srun":
-        return PerNode(((*_srun(hosts), "--mpi=none", "--kill-on-bad-exit=0", *argv),), takes_stdin=True)
+        return PerNode(((*_srun(hosts), "--mpi=none", "--kill-on-bad-exit=0", "--wait=0", *argv),), takes_stdin=True)
     if launcher == "pbsdsh":
         # Its node numbers count lines of the node file at some sites and processors at others; all nodes are safe.
         return PerNode((("pbsdsh", "--", *argv),), takes_stdin=False, exact=False)
