@@ -34,6 +34,8 @@ GROUP_WAIT_S = 10.0
 NODES_PER_S = 50
 """Launchers take longer for many nodes."""
 _POLL_S = 0.05
+_LOCAL_KEYS = ("parent-", "torchelastic")
+"""In names of launches that are made of a process's number."""
 _INHERITED = ("PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "LC_ALL")
 """What a Python of a module or a virtual environment needs on a node where the launcher passes nothing on."""
 
@@ -77,7 +79,7 @@ def find(config: Config, job: Job, local: LocalDir, host: str) -> Grouping | Non
     launcher = launchers.choose(job, config.launcher)
     if not job.is_rank:
         return Grouping(_first(job), 0, launcher, starts_daemons=True)
-    if job.run_key is None or "parent-" in job.run_key:
+    if job.run_key is None or any(mark in job.run_key for mark in _LOCAL_KEYS):
         return None  # the wrappers of other nodes cannot know that they belong together
     return Grouping(list(job.nodes), job.node_index, launcher, starts_daemons=False)
 

@@ -76,8 +76,15 @@ def test_nodes_that_share_their_local_directory_stage_alone(tmp_path: Path, caps
     assert "stages alone" in capsys.readouterr().err
 
 
-def test_ranks_that_have_no_name_in_common_stay_alone(tmp_path: Path) -> None:
-    behind = job("openpbs", PMI_RANK="1", PMI_SIZE="4")
+@pytest.mark.parametrize(
+    "rank",
+    [
+        {"PMI_RANK": "1", "PMI_SIZE": "4"},
+        {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "none"},
+    ],
+)
+def test_ranks_that_have_no_name_in_common_stay_alone(tmp_path: Path, rank: dict[str, str]) -> None:
+    behind = job("openpbs", **rank)
     assert behind.is_rank
     assert grouping.find(config(tmp_path), behind, LOCAL, "node1") is None
 
