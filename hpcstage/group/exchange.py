@@ -30,8 +30,11 @@ from hpcstage.group.spread import Spread
 
 BUFFERS = 16
 """Of 1 MiB, for each direction."""
-SPIN_S = 200e-6
-"""MPI moves a piece of a message each time it is asked."""
+SPIN_S = 500e-6
+"""How long MPI is asked again and again while something is under way: each time it moves a piece of it."""
+BUSY_S = 2e-3
+"""After so long without anything the other side is slow, and we ask less."""
+SLOW_SPIN_S = 100e-6
 LEAST_SLEEP_S = 50e-6
 MOST_SLEEP_S = 10e-3
 SLEEP_SHARE = 1 / 8
@@ -73,7 +76,7 @@ class Exchange:
     def step(self) -> None:
         """Waits a little if nothing happened in the step before, and does what there is to do."""
         now = time.monotonic()
-        moved = self._wait(now) | self._post.poll(SPIN_S if self._at_rest else 0.0)
+        moved = self._wait(now) | self._post.poll(self._spin_s(now))
         for mail in self._post.take():
             self._mail(mail)
             moved = True
@@ -208,9 +211,19 @@ class Exchange:
 
     # ---- waiting
 
+    def _spin_s(self, now: float) -> float:
+        if not self._at_rest:
+            return 0.0
+        return SPIN_S if now - self._moved < BUSY_S else SLOW_SPIN_S
+
+    def _sleep_s(self, still_s: float) -> float:
+        if self._post.is_active and still_s < BUSY_S:
+            return 0.0
+        return min(MOST_SLEEP_S, max(LEAST_SLEEP_S, still_s * SLEEP_SHARE))
+
     def _wait(self, now: float) -> bool:
         """For the daemon, our threads, or as long as messages of others may be late. Obeys the daemon."""
-        timeout = min(MOST_SLEEP_S, max(LEAST_SLEEP_S, (now - self._moved) * SLEEP_SHARE)) if self._at_rest else 0.0
+        timeout = self._sleep_s(now - self._moved) if self._at_rest else 0.0
         link_open = () if self.ended else (self._daemon,)
         unsent = link_open if self._daemon.has_unsent else ()
         readable, _, _ = select.select((*link_open, self._wake, self._parent), unsent, (), timeout)
