@@ -260,10 +260,13 @@ class Session:
 
     def _report(self, *, complete: bool) -> None:
         """Composes the record and says the short form; whatever fails here is said and changes nothing else."""
-        from hpcstage.launch.result import write_record
-
         self.part.ended_s = self.clock.elapsed_s()
         if not complete and not self.lost:
             text = f"the staging daemon did not answer within {self.config.drain_s:.0f} s of the command's end"
             self.part.problems.append({"id": "daemon-silent", "text": text, "remedy": "look at nodes/*.log"})
-        write_record(self.run_dir, self.part)
+        try:
+            from hpcstage.launch.result import write_record
+
+            write_record(self.run_dir, self.part)
+        except Exception as error:  # noqa: BLE001  nodes are to be cleaned up, and the command's exit code passed on
+            messages.warn(f"cannot report on this run: {type(error).__name__}: {error}")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import manylab
 import pytest
 from conftest import Hpcstage, wait_for
+
+from hpcstage.group.leadworld import find_mpiexec, mpi_of
+from hpcstage.job.launchers import Mpi
 
 Tree = Callable[..., Path]
 
@@ -129,3 +133,29 @@ def test_without_mpi_each_node_stages_alone_and_the_report_says_so(
     assert [part["placement"] for part in parts] == ["private", "private"]
     assert all(part["totals"]["source_files"] for part in parts), "each node staged"
     assert not list(local_dir.glob("hpcstage-*/*/"))
+
+
+BY_MPI = """
+import os, sys
+for name in sorted(os.listdir(sys.argv[1])):
+    open(os.path.join(sys.argv[1], name)).read()
+with open("mpi." + os.environ["PMI_RANK"], "w") as file:
+    file.write(os.environ["HPCSTAGE_NODE_DIR"])
+"""
+
+
+@manylab.needs_mpi
+def test_ranks_of_mpiexec_are_dealt_to_the_nodes(hpcstage: Hpcstage, tmp_path: Path) -> None:
+    mpiexec = find_mpiexec()
+    if mpiexec is None or mpi_of(mpiexec) is not Mpi.HYDRA:
+        pytest.skip("needs MPICH's mpiexec")
+    data = tmp_path / "data"
+    data.mkdir()
+    for index in range(20):
+        (data / f"{index}").write_text("x" * 1000)
+    command = [mpiexec, "-launcher", "fork", "-n", "4", sys.executable, "-c", BY_MPI, str(data)]
+    done = hpcstage("run", "--nodes", "2", "--data", data, "--", *command)
+    assert done.returncode == 0, done.stderr
+    places = [(hpcstage.cwd / f"mpi.{rank}").read_text().rsplit(".", 1)[1] for rank in range(4)]
+    assert places == ["v0", "v0", "v1", "v1"]
+    assert [len(part["processes"]) for part in manylab.parts_of(hpcstage)] == [2, 2]
