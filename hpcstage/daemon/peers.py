@@ -70,7 +70,7 @@ class Peers:
         ids = range(len(self._queue))
         share = Share(routes.own(ids))
         if not routes.keeps_all:
-            share = Share(share.own, routes.others(ids), routes.unplaced(ids), transit)
+            share = Share(share.own, routes.others(ids), routes.unplaced(), transit)
         self._queue.divide(share)
         self._queue.turns = max(1, len(routes.members.present) - 1)
 

@@ -7,7 +7,7 @@ it stays the same when nodes are lost or come late, and only what a missing node
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcstage.daemon.transit import share_of
@@ -107,9 +107,12 @@ class Routes:
         """What it keeps as well, and asks other nodes for without being asked by a program."""
         return self.placement.others(self.node, order, rotate=False)
 
-    def unplaced(self, ids: Iterable[int]) -> array[int]:
-        """Of these, what no node keeps."""
-        return array("I", filter(self.placement.unplaced, ids))
+    def unplaced(self) -> array[int]:
+        """What no node keeps."""
+        files = len(self.placement.files.sizes)
+        if sum(owned for owned, _ in self.placement.owned()) == files:
+            return array("I")
+        return array("I", filter(self.placement.unplaced, range(files)))
 
 
 def make(asked: str, sizes: Sequence[int], directories: int, members: Members, node: int) -> Routes:

@@ -19,6 +19,9 @@ from hpcstage.plan.types import Budget
 
 REMOTE, PASSING = 1, 2
 """Flags of an id: another node reads it from the source; it is not kept here."""
+_REMOTE = bytes(flag & REMOTE for flag in range(256))
+_PASSING = bytes(flag >> 1 & 1 for flag in range(256))
+_STILL = bytes(place in (Place.WAITING, Place.AWAY) for place in range(256))
 
 
 @dataclass(frozen=True)
@@ -148,15 +151,16 @@ class SharedQueue(Queue):
         self.transit.limit_bytes, self.transit.limit_inodes = given, inodes
 
     def _resettle(self) -> None:
-        """Counts and places follow the flags; all orders are gone through anew."""
-        far = 0
-        for id_, (place, flag) in enumerate(zip(self._places, self._flags, strict=True)):
-            if place in (Place.WAITING, Place.AWAY):
-                to = Place.AWAY if flag & PASSING else Place.WAITING
-                if to != place:
-                    super()._move(id_, to)
-                far += to == Place.WAITING and flag & REMOTE
-        self._far_waiting = far
+        """Counts and places follow the flags; all orders are gone through anew. Tens of milliseconds for a million."""
+        still = self._counts[Place.WAITING] + self._counts[Place.AWAY]
+        waits = _mask(self._places, _STILL)
+        passing, remote = _mask(self._flags, _PASSING), _mask(self._flags, _REMOTE)
+        away = waits & passing
+        places = int.from_bytes(self._places, "little") & ~(waits * 0xFF) | away * Place.AWAY
+        self._places[:] = places.to_bytes(len(self._places), "little")
+        self._counts[Place.AWAY] = away.bit_count()
+        self._counts[Place.WAITING] = still - away.bit_count()
+        self._far_waiting = (waits & ~passing & remote).bit_count()
         for sequence in self._sequences:
             sequence.cursor = sequence.far = 0
         self._promote_anew()
@@ -263,3 +267,8 @@ class SharedQueue(Queue):
         if place is Place.WAITING:
             self._asked.append(id_)
         return Verdict.WAIT
+
+
+def _mask(values: bytearray, table: bytes) -> int:
+    """A byte of 0 or 1 for each value, as one number: arithmetic on all of them at once."""
+    return int.from_bytes(values.translate(table), "little")
