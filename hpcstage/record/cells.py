@@ -17,57 +17,53 @@ CELLS = 2048
 
 
 class Cells:
-    """Rows of sums by cell; what lies across a border is divided in proportion to time."""
+    """Rows of sums by cell; cells double in length as often as it takes to have at most `most`."""
 
-    def __init__(self, columns: int, most: int) -> None:
+    def __init__(self, most: int) -> None:
         self.level = 0
         self.rows: dict[int, list[float]] = {}
-        self._columns = columns
         self._most = most
-        self._low = 0
-        self._high = 0
+        self._span: tuple[int, int] | None = None
 
     @property
     def length_s(self) -> float:
         """Of a cell."""
         return float(2**self.level)
 
-    def add(self, start_s: float, length_s: float, values: Sequence[float]) -> None:
-        """Adds values that belong to an interval."""
-        length = self.length_s
-        first, last = int(start_s // length), int((start_s + length_s) // length)
-        if not self.rows:
-            self._low, self._high = first, last
-        if first < self._low or last > self._high:
-            self._low, self._high = min(first, self._low), max(last, self._high)
-            if self._high - self._low >= self._most:
-                self._coarsen()
-                self.add(start_s, length_s, values)
-                return
-        if first == last:
-            self._put(first, values)
-            return
-        for cell in range(first, last + 1):
-            inside_s = min(start_s + length_s, (cell + 1) * length) - max(start_s, cell * length)
-            self._put(cell, [value * inside_s / length_s for value in values])
+    def reach(self, start_s: float, end_s: float) -> None:
+        """Makes room for this time, before anything is put there."""
+        first, last = int(start_s // self.length_s), int(end_s // self.length_s)
+        low, high = self._span or (first, last)
+        low, high = min(first, low), max(last, high)
+        while high - low >= self._most:
+            low, high = low >> 1, high >> 1
+            self._coarsen()
+        self._span = low, high
 
-    def _put(self, cell: int, values: Sequence[float]) -> None:
+    def add(self, start_s: float, length_s: float, values: Sequence[float]) -> None:
+        """Adds values that belong to an interval; what lies across a border is divided in proportion to time."""
+        for cell, inside_s in parts_of(start_s, length_s, self.length_s):
+            self.put(cell, [value * inside_s / length_s for value in values])
+
+    def put(self, cell: int, values: Sequence[float]) -> None:
+        """Adds values to a cell."""
         row = self.rows.get(cell)
-        if row is None:
-            self.rows[cell] = list(values)
-            return
-        for column, value in enumerate(values):
-            if value:
-                row[column] += value
+        self.rows[cell] = list(values) if row is None else [one + other for one, other in zip(row, values, strict=True)]
 
     def _coarsen(self) -> None:
-        while self._high - self._low >= self._most:
-            rows, self.rows = self.rows, {}
-            self.level += 1
-            self._low >>= 1
-            self._high >>= 1
-            for cell, row in rows.items():
-                self._put(cell >> 1, row)
+        rows, self.rows = self.rows, {}
+        self.level += 1
+        for cell, row in rows.items():
+            self.put(cell >> 1, row)
+
+
+def parts_of(start_s: float, length_s: float, cell_s: float) -> list[tuple[int, float]]:
+    """The cells that an interval touches, and how much of it lies in each."""
+    first, last = int(start_s // cell_s), int((start_s + length_s) // cell_s)
+    if first == last:
+        return [(first, length_s)]
+    inner = [(cell, cell_s) for cell in range(first + 1, last)]
+    return [(first, (first + 1) * cell_s - start_s), *inner, (last, start_s + length_s - last * cell_s)]
 
 
 @dataclass(frozen=True)
@@ -101,20 +97,30 @@ class Track:
 
 
 def track_of(on: str, points: Sequence[Point], shift_s: float) -> Track | None:
-    """A node's points on the run's axis; None if there are none."""
+    """A node's points, in order, on the run's axis; None if there are none."""
     if not points:
         return None
-    cells = Cells(4, CELLS)
+    start_s = min(p.start_s for p in points) + shift_s
+    end_s = max(p.start_s + p.length_s for p in points) + shift_s
+    level = 0
+    while end_s // 2**level - start_s // 2**level >= CELLS:
+        level += 1
+    cell_s = float(2**level)
+    first = int(start_s // cell_s)
+    columns = [[0.0] * (int(end_s // cell_s) - first + 1) for _ in range(4)]
+    seen, size, work, files = columns
     for p in points:
-        length_s = p.length_s
-        values = (length_s, p.bytes_per_s * length_s, p.speed * length_s, p.files)
-        cells.add(p.start_s + shift_s, length_s, values)
-    first, last = min(cells.rows), max(cells.rows)
-    columns = [array("f", bytes(4 * (last - first + 1))) for _ in range(4)]
-    for cell, row in cells.rows.items():
-        for column, value in zip(columns, row, strict=True):
-            column[cell - first] = min(value, LARGEST)
-    return Track(on, cells.level, first, *columns)
+        for cell, inside_s in parts_of(p.start_s + shift_s, p.length_s, cell_s):
+            at = cell - first
+            seen[at] += inside_s
+            size[at] += p.bytes_per_s * inside_s
+            work[at] += p.speed * inside_s
+            files[at] += p.files * inside_s / p.length_s
+    return Track(on, level, first, *(_small(column) for column in columns))
+
+
+def _small(column: list[float]) -> array[float]:
+    return array("f", column if max(column) <= LARGEST else [min(value, LARGEST) for value in column])
 
 
 LARGEST = 3e38

@@ -22,7 +22,7 @@ from hpcstage.record.notes import notes_of
 from hpcstage.record.order import order_of
 from hpcstage.record.part import DatasetPart, NodePart, RunPart
 from hpcstage.record.problems import ended, problems_of
-from hpcstage.record.roster import State, expected, names_of, without_part
+from hpcstage.record.roster import State, expected, is_left_over, names_of, without_part
 from hpcstage.record.savings import savings_of
 from hpcstage.record.series import Together, series_of
 from hpcstage.record.timesplit import time_split
@@ -64,7 +64,7 @@ def compose(run: RunPart, nodes: Iterable[NodePart]) -> dict[str, Any]:
         "contention": contention_of(found, looked.alone),
         "order": order_of(found),
     }
-    record["nodes"] = rows_of(looked.nodes, silent if total > 1 else [], record)
+    record["nodes"] = rows_of(run, looked.nodes, silent if total > 1 else [], record)
     record["group"] = group_of(looked.nodes, silent, total, record)
     record["savings"] = savings_of(run, found, record)
     record["forecast"] = next((node.part.forecast for node in found if node.part.forecast is not None), None)
@@ -76,6 +76,8 @@ def compose(run: RunPart, nodes: Iterable[NodePart]) -> dict[str, Any]:
 def _look(run: RunPart, nodes: Iterable[NodePart]) -> _Looked:
     looked = _Looked()
     for node in nodes:
+        if is_left_over(run, node):
+            continue
         digest = digest_of(run, node)
         looked.nodes.append(digest)
         if digest.speaks:

@@ -25,6 +25,8 @@ PROCESSES = 64
 ROWS = 1024
 """So many are listed of all nodes together, and so many errors."""
 LEAST_ROWS = 2
+NAMED = 16
+"""So many of the nodes that one did not reach are named."""
 LEAST_BYTES = 16 * 2**20
 """So many bytes read from staged copies say how fast a local disk is."""
 
@@ -99,7 +101,7 @@ def digest_of(run: RunPart, node: NodePart) -> Digest:
     return Digest(
         part=_slim(node, rows),
         state=state,
-        why=reason_of(node, state),
+        why=reason_of(run, node, state),
         speaks=says_something(node),
         shift_s=shift_s,
         clock_moved_s=moved_s,
@@ -123,8 +125,11 @@ def _rows(run: RunPart, node: NodePart) -> int:
 
 
 def _slim(node: NodePart, rows: int) -> NodePart:
+    missing = node.group.get("missing") or []
+    group = {**node.group, "missing": missing[:NAMED], "missing_count": len(missing)} if node.group else {}
     forecast = node.forecast if node.node_index == 0 else None
-    return replace(node, samples=[], processes=[], hist_read={}, forecast=forecast, errors=node.errors[:rows])
+    errors = node.errors[:rows]
+    return replace(node, samples=[], processes=[], hist_read={}, forecast=forecast, errors=errors, group=group)
 
 
 def _pace(processes: Sequence[ProcessPart]) -> Pace:

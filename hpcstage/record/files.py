@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,22 +49,40 @@ def load_run(path: Path) -> dict[str, Any]:
     """The record of a run directory, or a record file; of a killed run it is composed from what its parts hold."""
     if not path.is_dir():
         return load(path)
-    if (path / RECORD).exists():
+    if (path / RECORD).exists() and not _late(path):
         return load(path / RECORD)
-    return compose(*_parts(path))
+    return compose(_run(path), node_parts(path))
 
 
-def _parts(run_dir: Path) -> tuple[RunPart, list[NodePart]]:
-    nodes = [NodePart.from_json(part) for part in _readable(sorted((run_dir / "nodes").glob("*.json")))]
-    if (run_dir / RUN_PART).exists():
-        return _run_part(run_dir / RUN_PART), nodes
-    if not nodes:
-        raise NoResult(f"{run_dir} holds no record of hpcstage", "give a run directory (hpcstage-runs/RUN) or run.json")
-    first = nodes[0]
-    started = min(node.started_unix_s for node in nodes)
-    hosts = [node.host for node in nodes]
-    run = RunPart(run_dir.name, [], "", first.host, started, mode_asked=first.mode_asked, nodes=hosts)
-    return run, nodes
+def node_parts(run_dir: Path) -> Iterator[NodePart]:
+    """What the nodes wrote, one part after the other; one that cannot be read shows as a node without a report."""
+    for path in _part_paths(run_dir):
+        with contextlib.suppress(NoResult, TypeError, ValueError, KeyError, AttributeError):
+            yield NodePart.from_json(_read(path))
+
+
+def _part_paths(run_dir: Path) -> list[Path]:
+    return sorted((run_dir / "nodes").glob("*.json"))
+
+
+def _late(run_dir: Path) -> bool:
+    """Whether a node's last word came after the record of a run with several nodes, which lacks it then."""
+    with contextlib.suppress(NoResult, OSError, KeyError):
+        record = load(run_dir / RECORD)
+        if not record["complete"] and record.get("group") and (run_dir / RUN_PART).exists():
+            written_ns = (run_dir / RECORD).stat().st_mtime_ns
+            return any(path.stat().st_mtime_ns > written_ns for path in _part_paths(run_dir))
+    return False
+
+
+def _run(path: Path) -> RunPart:
+    if (path / RUN_PART).exists():
+        return _run_part(path / RUN_PART)
+    heads = [(node.host, node.started_unix_s, node.mode_asked) for node in node_parts(path)]
+    if not heads:
+        raise NoResult(f"{path} holds no record of hpcstage", "give a run directory (hpcstage-runs/RUN) or run.json")
+    host, started_unix_s, mode_asked = min(heads, key=lambda head: head[1])
+    return RunPart(path.name, [], "", host, started_unix_s, mode_asked=mode_asked, nodes=[head[0] for head in heads])
 
 
 def _run_part(path: Path) -> RunPart:
@@ -72,22 +92,9 @@ def _run_part(path: Path) -> RunPart:
         raise NoResult(f"{path} is not a part of a record", "see nodes/*.json beside it") from error
 
 
-def _readable(paths: list[Path]) -> list[dict[str, Any]]:
-    """Parts that can be read; others show as nodes without a report."""
-    found = []
-    for path in paths:
-        try:
-            part = _read(path)
-            NodePart.from_json(part)
-        except (NoResult, TypeError, ValueError, KeyError, AttributeError):
-            continue
-        found.append(part)
-    return found
-
-
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_bytes())
+        data = json.loads(path.read_bytes(), parse_constant=_no_number)
     except FileNotFoundError as error:
         raise NoResult(f"{path} does not exist", "hpcstage report RUN_DIR, or run.json in it") from error
     except OSError as error:
@@ -99,3 +106,8 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise NoResult(f"{path} is not a record of hpcstage", "give a run directory or its run.json")
     return data
+
+
+def _no_number(text: str) -> float:
+    """NaN and Infinity are no JSON, and no figure of ours."""
+    raise ValueError(f"{text} is not a number")

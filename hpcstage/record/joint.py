@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isnan, nan
 from statistics import median
 
@@ -186,4 +186,4 @@ def _compared(track: Track, cells: range, row: array[float]) -> list[Point]:
             at = cell - track.first
             rate = track.size[at] / track.seen_s[at]
             points.append(Point(cell * length_s, length_s, rate, ratio, track.files[at], weak=False))
-    return [replace(point, speed=min(1.0, point.speed)) for point in even_sizes(points)]
+    return [point._replace(speed=min(1.0, point.speed)) for point in even_sizes(points)]

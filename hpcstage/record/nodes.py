@@ -11,7 +11,8 @@ from statistics import median
 from typing import Any
 
 from hpcstage.record.digest import Digest
-from hpcstage.record.roster import State
+from hpcstage.record.part import RunPart
+from hpcstage.record.roster import State, unheard_why
 from hpcstage.record.rule import percent
 from hpcstage.units import format_duration
 
@@ -29,12 +30,12 @@ MOST_COMPARED = 64
 Row = dict[str, Any]
 
 
-def rows_of(nodes: Sequence[Digest], silent: Sequence[str], record: Row) -> list[Row]:
+def rows_of(run: RunPart, nodes: Sequence[Digest], silent: Sequence[str], record: Row) -> list[Row]:
     """By index; nodes of which nothing was heard at the end."""
     slow = _slow(nodes, record) if len(nodes) > 1 else [[] for _ in nodes]
     behind = _behind([node.waited_s for node in nodes])
     rows = [_row(*found) for found in zip(nodes, slow, behind, strict=True)]
-    return [*rows, *(_unheard(name) for name in silent)]
+    return [*rows, *(_unheard(run, name) for name in silent)]
 
 
 def _row(node: Digest, slow: list[str], behind_s: float | None) -> Row:
@@ -76,13 +77,13 @@ def _row(node: Digest, slow: list[str], behind_s: float | None) -> Row:
 SHOWN = ("source_bytes", "peer_bytes", "sent_bytes", "local_bytes", "direct_bytes", "copied_files", "peer_files")
 
 
-def _unheard(name: str) -> Row:
+def _unheard(run: RunPart, name: str) -> Row:
     empty: Row = {"totals": {}, "budget": {}, "pressure": {}, "errors": [], "processes": [], "slow": [], "group": {}}
     unknown = (
         "index", "behind_s", "started_s", "ended_s", "scan_s", "staged_s", "staged_files", "staged_bytes",
         *SHOWN, "opens", "swapped", "wait_source_s", "wait_local_s", "relative_pace", "placement",
     )  # fmt: skip
-    told = {"host": name, "state": State.MISSING.value, "why": "nothing was heard of it", "complete": False}
+    told = {"host": name, "state": State.MISSING.value, "why": unheard_why(run, name), "complete": False}
     return {**told, **dict.fromkeys(unknown), "clock_moved_s": 0.0, "placement_why": "", **empty}
 
 

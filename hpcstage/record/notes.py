@@ -11,12 +11,13 @@ from dataclasses import asdict
 from typing import Any
 
 from hpcstage.record.rule import Note, Severity
+from hpcstage.record.rules_nodes import NODE_RULES
 from hpcstage.record.rules_storage import STORAGE_RULES
 from hpcstage.record.rules_time import TIME_RULES
 from hpcstage.record.rules_visible import VISIBLE_RULES
 
-RULES = [*VISIBLE_RULES, *STORAGE_RULES, *TIME_RULES]
-ERRORS = {"killed", "daemon-died", "no-part", "scan-failed", "local-failed"}
+RULES = [*VISIBLE_RULES, *STORAGE_RULES, *NODE_RULES, *TIME_RULES]
+ERRORS = {"killed", "daemon-died", "node-missing", "node-dead", "no-part", "scan-failed", "local-failed"}
 
 
 def notes_of(record: dict[str, Any]) -> list[dict[str, Any]]:

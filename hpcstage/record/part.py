@@ -13,7 +13,7 @@ from itertools import repeat
 from typing import Any
 
 
-@dataclass
+@dataclass(slots=True)
 class Sample:
     """One interval of about a second, seen from the daemon."""
 

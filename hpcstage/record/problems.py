@@ -6,16 +6,16 @@ The same thing on many nodes is one problem, with the number and the first names
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hpcstage.record.digest import Digest
 from hpcstage.record.part import RunPart
-from hpcstage.record.roster import MISSING, State, few
+from hpcstage.record.roster import State, few
 
 KILLED = "the numbers end with the last thing noted; look for a wall time or memory limit of the job"
 NO_PART = "its daemon did not start or could not write to the run directory: see daemon.log in the node directory"
 DIED = "training went on from the source; the numbers of that node end where it did; see daemon.log"
-CLOCKS = "set the nodes' clocks (NTP); their times were moved into the run as far as it proves them wrong"
 NAMED = 16
 """So many nodes of a problem are named."""
 
@@ -24,10 +24,25 @@ Problem = dict[str, Any]
 
 def problems_of(run: RunPart, nodes: Sequence[Digest], silent: Sequence[str], total: int) -> list[Problem]:
     """Told ones first. `silent`: nodes of which nothing was heard; `total`: so many nodes the job has."""
-    told = [_whole(problem) for problem in run.problems]
-    told += _of_nodes(nodes, total) if total > 1 else [_whole(p) for node in nodes for p in node.part.problems]
-    names = {problem["id"] for problem in told}
-    return _unique([*told, *(problem for problem in _own(run, nodes, silent) if problem["id"] not in names)])
+    told = [_Told(None, _whole(problem)) for problem in run.problems]
+    told += [_Told(node.name, _whole(problem)) for node in nodes for problem in node.part.problems]
+    problems = _grouped(told, total) if total > 1 else _unique(one.problem for one in told)
+    counts = {problem["id"]: problem.get("count", 1) for problem in problems}
+    return [*problems, *(p for p in _own(run, nodes, silent) if not _told_already(p, counts))]
+
+
+def _told_already(problem: Problem, counts: dict[str, int]) -> bool:
+    """What the lead saw die is not told again, as far as that is all that died."""
+    if problem["id"] == "daemon-died" and counts.get("node-dead", 0) >= problem["count"]:
+        return True
+    return problem["id"] in counts
+
+
+@dataclass(frozen=True)
+class _Told:
+    node: str | None
+    """None: the wrapper or the lead said it."""
+    problem: Problem
 
 
 def ended(run: RunPart) -> bool:
@@ -44,11 +59,6 @@ def _own(run: RunPart, nodes: Sequence[Digest], silent: Sequence[str]) -> list[P
     cut = [node.name for node in nodes if node.state is State.DIED]
     if cut:
         found.append(_problem("daemon-died", f"the daemon on {few(cut)} did not end in order", DIED, cut))
-    moved = {node.name: node.clock_moved_s for node in nodes if node.clock_moved_s}
-    if moved:
-        worst = max(abs(value) for value in moved.values())
-        text = f"the clocks of {few(moved)} differ by {worst:.0f} s or more from that of {run.host}"
-        found.append(_problem("clocks", text, CLOCKS, list(moved)))
     return found
 
 
@@ -61,24 +71,26 @@ def _whole(problem: dict[str, str]) -> Problem:
     return _problem(problem.get("id", "unknown"), problem.get("text", ""), problem.get("remedy", ""))
 
 
-def _of_nodes(nodes: Sequence[Digest], total: int) -> list[Problem]:
-    """By name: one node's as it told it, several nodes' together with the text of the first."""
-    groups: dict[str, list[tuple[Digest, Problem]]] = {}
-    for node in nodes:
-        for problem in {p.get("id", "unknown"): p for p in reversed(node.part.problems)}.values():
-            groups.setdefault(problem.get("id", "unknown"), []).append((node, _whole(problem)))
+def _grouped(told: Sequence[_Told], total: int) -> list[Problem]:
+    """One for each id."""
+    groups: dict[str, list[_Told]] = {}
+    for one in told:
+        groups.setdefault(one.problem["id"], []).append(one)
     return [_joined(found, total) for found in groups.values()]
 
 
-def _joined(found: Sequence[tuple[Digest, Problem]], total: int) -> Problem:
-    names = [node.name for node, _ in found]
-    first = found[0][1]
-    who = names[0] if len(names) == 1 else f"{len(names)} of {total} nodes ({few(names)})"
-    alike = len({problem["text"] for _, problem in found}) == 1
-    lead = "" if len(names) == 1 or alike else f"{names[0]}: "
-    if first["id"] == MISSING:
-        who = f"no daemon on {who}"
-    return _problem(first["id"], f"{who}: {lead}{first['text']}", first["remedy"], names)
+def _joined(found: Sequence[_Told], total: int) -> Problem:
+    names = list(dict.fromkeys(one.node for one in found if one.node is not None))
+    texts = list(dict.fromkeys(one.problem["text"] for one in found))
+    first = found[0].problem
+    if len(names) > 1:
+        text = f"{len(names)} of {total} nodes ({few(names)}): {texts[0]}"
+    elif names and names[0] not in texts[0]:
+        text = f"{names[0]}: {texts[0]}"
+    else:
+        text = texts[0] if len(texts) == 1 else f"{texts[0]} (and {len(texts) - 1} more like it)"
+    joined = _problem(first["id"], text, first["remedy"], names)
+    return joined if names or len(texts) == 1 else joined | {"count": len(texts)}
 
 
 def _unique(problems: Iterable[Problem]) -> list[Problem]:

@@ -16,6 +16,8 @@ MISSING = "node-missing"
 FAR_S = 10.0
 """By so much a node's times may lie outside of the run before its clock is taken to be wrong."""
 
+LEFT_OVER_S = 60.0
+
 
 class State(Enum):
     """How a node fared."""
@@ -25,6 +27,12 @@ class State(Enum):
     """Its daemon ended before the job did."""
     MISSING = "missing"
     """No daemon ever reported."""
+
+
+def is_left_over(run: RunPart, node: NodePart) -> bool:
+    """A part of an earlier run into the same run directory, of a node that this one does not have."""
+    early = node.started_unix_s < run.started_unix_s - LEFT_OVER_S
+    return early and _short(node.host) not in {_short(host) for host in (run.host, *run.nodes)}
 
 
 def state_of(node: NodePart) -> State:
@@ -39,14 +47,31 @@ def says_something(node: NodePart) -> bool:
     return node.complete or bool(node.totals or node.samples or node.processes)
 
 
-def reason_of(node: NodePart, state: State) -> str | None:
+def reason_of(run: RunPart, node: NodePart, state: State) -> str | None:
     """Why it did not come up or died, as far as anybody said."""
     if state is State.OK:
         return None
-    told = [problem for problem in node.problems if problem.get("id") == MISSING] or node.problems
+    told = [problem for problem in node.problems if problem.get("id") == MISSING] or _of_host(run, node.host)
+    told = told or node.problems
     if told:
-        return str(told[0].get("text", ""))
+        return without_host(str(told[0].get("text", "")), node.host)
     return node.group.get("why") or "its daemon did not end in order"
+
+
+def _of_host(run: RunPart, host: str) -> list[dict[str, str]]:
+    return [p for p in run.problems if p.get("id", "").startswith("node-") and host in p.get("text", "").split()]
+
+
+def unheard_why(run: RunPart, host: str) -> str:
+    """As `reason_of`, of a node without a part."""
+    told = _of_host(run, host)
+    return without_host(told[0]["text"], host) if told else "nothing was heard of it"
+
+
+def without_host(text: str, host: str) -> str:
+    """What comes after `nothing is staged on HOST: `: the host is said elsewhere."""
+    head, _, rest = text.partition(": ")
+    return rest if rest and host in head.split() else text
 
 
 def names_of(nodes: Sequence[NodePart]) -> list[str]:
@@ -65,8 +90,10 @@ def without_part(run: RunPart, nodes: Sequence[NodePart]) -> list[str]:
     lacking = expected(run, nodes) - len(nodes)
     if lacking <= 0:
         return []
-    seen = {_short(node.host) for node in nodes}
-    names = [host for host in dict.fromkeys(run.nodes or [run.host]) if _short(host) not in seen]
+    hosts = list(dict.fromkeys(run.nodes or [run.host]))
+    plain = len({_short(host) for host in hosts}) < len(hosts)  # virtual nodes differ behind the dot
+    seen = {node.host if plain else _short(node.host) for node in nodes}
+    names = [host for host in hosts if (host if plain else _short(host)) not in seen]
     indices = {node.node_index for node in nodes}
     unseen = [f"node {index}" for index in range(expected(run, nodes)) if index not in indices]
     return [*names, *unseen[len(names) :]][:lacking]

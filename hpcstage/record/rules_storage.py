@@ -14,15 +14,17 @@ MEMORY_WORDS = ("tmpfs", "memory", "ramfs")
 def store_full(record: dict[str, Any]) -> Iterator[Note]:
     """The datasets do not fit: how much is missing."""
     sizes = [dataset["size_bytes"] for dataset in record["datasets"]]
-    budgets = [node["budget"].get("size_bytes") for node in record["nodes"]]
+    budgets = [node["budget"].get("size_bytes") for node in record["nodes"] if node.get("state") != "missing"]
     if not sizes or not budgets or None in sizes or None in budgets or not stages(record):
         return
-    missing = sum(sizes) - min(budgets)
+    partition = (record["group"] or {}).get("placement") == "partition"
+    room, what = (sum(budgets), "the stores of all nodes") if partition else (min(budgets), "the store")
+    missing = sum(sizes) - room
     if missing > 0:
         yield Note(
             "store-full",
             Severity.WARNING,
-            f"the datasets hold {format_size(sum(sizes))}, the store {format_size(min(budgets))}: "
+            f"the datasets hold {format_size(sum(sizes))}, {what} {format_size(room)}: "
             f"{format_size(missing)} are read from the source in every epoch",
             f"raise --budget by {format_size(missing)}, or take a larger disk with --local-dir",
         )

@@ -28,11 +28,12 @@ def contention(record: dict[str, Any]) -> Iterator[Note]:
     length_s = sum(p["end_s"] - p["start_s"] for p in periods)
     loss = sum((p["end_s"] - p["start_s"]) * p["loss"] for p in periods) / max(length_s, 1e-9)
     best = record["contention"]["best_bytes_per_s"]
+    together = ", on most nodes at once: the shared file system" if record["group"] else ""
     yield Note(
         "contention",
         Severity.INFO,
         f"the source fell below its own best ({format_rate(best)}) for {format_duration(length_s)}, "
-        f"by {percent(loss)} on average",
+        f"by {percent(loss)} on average{together}",
         "not this job's doing, as far as it can see: other jobs, or the servers; the times are above",
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
@@ -12,6 +13,8 @@ from hpcstage.record.window import timeline
 
 POINTS = 240
 LATENCY_POINTS = 20
+FINE = 0.25
+"""Samples longer than this share of a cell are divided at its borders."""
 NS_PER_MS = 1e6
 
 Placed = tuple[float, Sample]
@@ -118,14 +121,36 @@ class Together:
     """The sums of all nodes on one axis; each node is added once."""
 
     def __init__(self) -> None:
-        self._cells = Cells(len(ADDED) + len(HELD) + len(TIMES), POINTS)
+        self._cells = Cells(POINTS)
 
     def add(self, node: NodePart, shift_s: float) -> None:
         """A node's samples."""
-        for sample in node.samples:
-            length_s = sample.length_s
-            held = [value * length_s for value in _HELD(sample)]
-            self._cells.add(sample.start_s + shift_s, length_s, (*_ADDED(sample), *held, *_TIMES(sample)))
+        samples = node.samples
+        if not samples:
+            return
+        longest_s = max(sample.length_s for sample in samples)
+        starts = [sample.start_s + shift_s for sample in samples]
+        self._cells.reach(min(starts), max(starts) + longest_s)
+        length_s = [sample.length_s for sample in samples]
+        flows = zip(*map(_ADDED, samples), strict=True)
+        held = (
+            [v * s for v, s in zip(column, length_s, strict=True)] for column in zip(*map(_HELD, samples), strict=True)
+        )
+        columns = [*flows, *held, *zip(*map(_TIMES, samples), strict=True)]
+        if longest_s > FINE * self._cells.length_s:
+            for start_s, length, *row in zip(starts, length_s, *columns, strict=True):
+                self._cells.add(start_s, length, row)
+        else:
+            self._by_runs([start_s + length / 2 for start_s, length in zip(starts, length_s, strict=True)], columns)
+
+    def _by_runs(self, middles_s: Sequence[float], columns: Sequence[Sequence[float]]) -> None:
+        """Whole samples at a time, where cells are so long that borders hardly matter."""
+        length_s = self._cells.length_s
+        begin = 0
+        for cell, run in groupby(int(middle_s // length_s) for middle_s in middles_s):
+            end = begin + sum(1 for _ in run)
+            self._cells.put(cell, [sum(column[begin:end]) for column in columns])
+            begin = end
 
     def section(self) -> Series:
         """The series section: flows and levels of all nodes together."""

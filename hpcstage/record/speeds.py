@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from statistics import median
+from typing import NamedTuple
 
 from hpcstage.record.part import Sample
 
@@ -27,8 +27,7 @@ LEAST_FILES = 20
 """So many files give a mean size."""
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """One interval's speed of the source."""
 
     start_s: float
@@ -116,7 +115,7 @@ def even_sizes(points: Sequence[Point]) -> list[Point]:
         return list(points)
     half = _half_size(_best_by_size([p.speed for p in points], sizes))
     middle = 1 + half / median(sizes)
-    return [replace(p, speed=p.speed * (1 + half / size) / middle) for p, size in zip(points, sizes, strict=True)]
+    return [p._replace(speed=p.speed * (1 + half / size) / middle) for p, size in zip(points, sizes, strict=True)]
 
 
 def _smooth_sizes(points: Sequence[Point]) -> list[float] | None:

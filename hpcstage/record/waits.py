@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hpcstage.record import tally
-from hpcstage.record.part import NodePart, ProcessPart, Sample
+from hpcstage.record.part import NodePart, ProcessPart
 
 SAMPLED = 0.5
 """The samples are used if they hold at least this share of the waits that the processes counted."""
@@ -30,13 +30,8 @@ class Shares:
     preprocess: float | None
 
 
-@dataclass(frozen=True)
-class Interval:
-    """Summed over processes, in ns."""
-
-    wait_ns: float
-    source_ns: float
-    local_ns: float
+Interval = tuple[float, float, float]
+"""Nanoseconds, summed over processes: waits of the loaders, inside the source, inside staged copies."""
 
 
 def blocked_ns(process: ProcessPart) -> tuple[int, int]:
@@ -75,32 +70,30 @@ def _family(trainer: ProcessPart, node: NodePart) -> list[ProcessPart]:
         born = [p for p in rest if p.parent_pid in pids]
         if not born:
             return family
+        rest = [p for p in rest if p.parent_pid not in pids]
         family += born
         pids |= {p.pid for p in born}
-        rest = [p for p in rest if p not in born]
 
 
 def _intervals(node: NodePart, members: Sequence[ProcessPart], waited_ns: int) -> list[Interval]:
-    sampled = [_of_sample(sample) for sample in node.samples if sample.loader_wait_ns > 0]
-    if sum(interval.wait_ns for interval in sampled) >= SAMPLED * waited_ns:
+    sampled: list[Interval] = [
+        (s.loader_wait_ns, max(0, s.want_ns + s.shim_open_ns + s.shim_read_ns), max(0, s.local_ns))
+        for s in node.samples
+        if s.loader_wait_ns > 0
+    ]
+    if sum(wait_ns for wait_ns, _, _ in sampled) >= SAMPLED * waited_ns:
         return sampled
     blocked = [blocked_ns(process) for process in members]
-    return [Interval(waited_ns, sum(s for s, _ in blocked), sum(local for _, local in blocked))]
-
-
-def _of_sample(sample: Sample) -> Interval:
-    source_ns = sample.want_ns + sample.shim_open_ns + sample.shim_read_ns
-    return Interval(sample.loader_wait_ns, max(0, source_ns), max(0, sample.local_ns))
+    return [(waited_ns, sum(s for s, _ in blocked), sum(local for _, local in blocked))]
 
 
 def _explain(intervals: Iterable[Interval], readers: float) -> Shares:
     source = local = total = 0.0
-    for interval in intervals:
-        total += interval.wait_ns
-        reading = interval.source_ns + interval.local_ns
-        if reading <= 0:
-            continue
-        explained = min(interval.wait_ns, reading / readers)
-        source += explained * interval.source_ns / reading
-        local += explained * interval.local_ns / reading
+    for wait_ns, source_ns, local_ns in intervals:
+        total += wait_ns
+        reading = source_ns + local_ns
+        if reading > 0:
+            explained = min(wait_ns, reading / readers) / reading
+            source += explained * source_ns
+            local += explained * local_ns
     return Shares(source / total, local / total, max(0.0, 1.0 - (source + local) / total))

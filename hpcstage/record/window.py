@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING
 
 from hpcstage.record.part import NodePart, RunPart, Sample
@@ -25,13 +26,6 @@ class Window:
     def wall_s(self) -> float | None:
         """How long the command ran, or was seen running."""
         return None if self.end_s is None else max(0.0, self.end_s - self.start_s)
-
-    def overlap_s(self, start_s: float, length_s: float) -> float:
-        """How much of an interval lies inside."""
-        end_s = start_s + length_s
-        if self.end_s is not None:
-            end_s = min(end_s, self.end_s)
-        return max(0.0, end_s - max(start_s, self.start_s))
 
 
 def command_of(run: RunPart) -> Window:
@@ -60,19 +54,18 @@ def copying_s(node: NodePart, window: Window, shift_s: float) -> float | None:
     """
     if not node.samples:
         return None
+    staged_s = inf if node.staged_s is None else node.staged_s
+    first_s, last_s = window.start_s - shift_s, inf if window.end_s is None else window.end_s - shift_s
     inside_s = total_s = 0.0
     for sample in node.samples:
-        if sample.busy > 0:
-            length_s = _until(sample, node.staged_s)
+        start_s = sample.start_s
+        end_s = min(start_s + sample.length_s, staged_s)
+        if sample.busy > 0 and end_s > start_s:
             share = min(1.0, sample.busy)
-            total_s += length_s * share
-            inside_s += window.overlap_s(shift_s + sample.start_s, length_s) * share
+            total_s += (end_s - start_s) * share
+            inside_s += max(0.0, min(end_s, last_s) - max(start_s, first_s)) * share
     busy_s = node.totals.get("copy_busy_s")
     return inside_s if busy_s is None or total_s <= busy_s else inside_s * max(0.0, busy_s) / total_s
-
-
-def _until(sample: Sample, end_s: float | None) -> float:
-    return sample.length_s if end_s is None else max(0.0, min(sample.length_s, end_s - sample.start_s))
 
 
 def timeline(node: NodePart, shift_s: float) -> list[tuple[float, Sample]]:

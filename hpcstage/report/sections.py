@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from typing import Any
 
 from hpcstage.report import text
+from hpcstage.report.nodes_text import held
 from hpcstage.report.text import Style
 
 LABEL = 18
@@ -30,7 +32,8 @@ def header(record: dict[str, Any], style: Style) -> list[str]:
     if run["mode_asked"] != run["mode"] and run["mode"]:
         lines.append(_row("mode", f"{run['mode']}, asked for {run['mode_asked']}: {run['mode_why']}", style))
     lines += [_row("staged", line, style) for line in _staged(record)]
-    lines += [_row(name, line, style) for name, line in zip(("order", ""), order(record), strict=False)]
+    names = ("order",) if record.get("group") else ("order", "")
+    lines += [_row(name, line, style) for name, line in zip(names, order(record), strict=False)]
     if not record["complete"]:
         lines.append(_row("INCOMPLETE", "numbers are missing; see the notes", style))
     return [style.bold(lines[0]), *lines[1:]]
@@ -48,11 +51,13 @@ def _staged(record: dict[str, Any]) -> list[str]:
     if record["run"]["mode"] == "direct" or not datasets:
         return []
     files, size = _sum(datasets, "files"), _sum(datasets, "size_bytes")
-    got = f"{text.count(_sum(datasets, 'staged_files'))} of {text.count(files)} files"
     took = [node["staged_s"] for node in record["nodes"] if node["staged_s"] is not None]
     ended = f", done at {clock(max(took))}" if took and len(took) == len(record["nodes"]) else ""
     provenance = record["order"]["provenance"]
     told = f", order: {provenance}" if provenance and not record["order"].get("announcements") else ""
+    if record.get("group"):
+        return [f"{held(record['nodes'], files)}{ended}{told}"]
+    got = f"{text.count(_sum(datasets, 'staged_files'))} of {text.count(files)} files"
     return [f"{got}, {text.size(_sum(datasets, 'staged_bytes'))} of {text.size(size)}{ended}{told}"]
 
 
@@ -83,7 +88,7 @@ def _sum(datasets: list[dict[str, Any]], key: str) -> float | None:
 def _where(record: dict[str, Any]) -> str:
     run, environment = record["run"], record["environment"]
     nodes = environment["nodes"]
-    parts = [run["host"] if len(nodes) <= 1 else f"{len(nodes)} nodes from {nodes[0]}"]
+    parts = [run["host"] if len(nodes) <= 1 else f"{len(nodes)} nodes"]
     if environment["job_id"]:
         parts.append(f"{environment['scheduler']} job {environment['job_id']}")
     parts.append(f"started {run['started_utc'].replace('T', ' ').replace('+00:00', ' UTC')}")
@@ -150,7 +155,9 @@ def time(record: dict[str, Any], style: Style) -> list[str]:
     others = [_time_cell(f"{name:<19}", split[key], split["wall_s"]) for name, key in right]
     others.append(f"{'staging hidden':<19}{text.seconds(split['hidden_s']):>12}  overlaps")
     lines = [f"  {one:<37}{other}".rstrip() for one, other in zip(cells, others, strict=True)]
-    return [style.bold("Time"), *lines, *_unmeasured(split, style)]
+    slowest = split.get("slowest")
+    title = f"Time (mean of the processes; longest waits on {text.clip(slowest['host'], 30)})" if slowest else "Time"
+    return [style.bold(title), *lines, *_unmeasured(split, style)]
 
 
 def _time_cell(name: str, value: float | None, wall: float | None) -> str:
@@ -171,6 +178,8 @@ def origin(record: dict[str, Any], style: Style) -> list[str]:
         ("source", totals["direct_opens"], totals["direct_bytes"], "read by the program"),
         ("source", totals["copied_files"], totals["copied_bytes"], f"copied; {ops} in all"),
     ]
+    if totals["peer_bytes"] is not None:
+        rows.append(("other nodes", totals["peer_files"], totals["peer_bytes"], "copied from node to node"))
     lines = [_origin_row(*row, style) for row in rows]
     return [style.bold(f"{'Origin':<18}{'files':>12}{'bytes':>14}"), *lines]
 
@@ -227,15 +236,35 @@ def _over_time(series: dict[str, Any], style: Style) -> list[str]:
 
 
 def _periods(part: dict[str, Any]) -> list[str]:
-    periods = part["periods"]
-    if not periods:
-        return [] if part["best_bytes_per_s"] is None else ["  no contention: never well below its own best"]
-    lines = [
-        f"  contention {clock(p['start_s'])} to {clock(p['end_s'])}: {text.percent(p['loss'])} below its best"
-        for p in sorted(periods, key=lambda p: (p["start_s"] - p["end_s"]) * p["loss"])[:PERIODS]
-    ]
+    own = part.get("own_periods")
+    if own is not None:
+        return [*_worst(part["periods"], 2, _of_all), *_worst(own, 1, _of_one)] or _none(part)
+    return _worst(part["periods"], PERIODS, _contention) or _none(part)
+
+
+def _none(part: dict[str, Any]) -> list[str]:
+    return [] if part["best_bytes_per_s"] is None else ["  no contention: never well below its own best"]
+
+
+def _worst(periods: list[dict[str, Any]], most: int, line: Callable[[dict[str, Any]], str]) -> list[str]:
+    """Those that cost most, one line each, and how many there are besides."""
+    found = sorted(periods, key=lambda p: (p["start_s"] - p["end_s"]) * p["loss"])[:most]
+    lines = [line(period) for period in found]
     rest = len(periods) - len(lines)
     return [*lines[:-1], f"{lines[-1]} (and {rest} more)"] if rest else lines
+
+
+def _contention(p: dict[str, Any]) -> str:
+    return f"  contention {clock(p['start_s'])} to {clock(p['end_s'])}: {text.percent(p['loss'])} below its best"
+
+
+def _of_all(p: dict[str, Any]) -> str:
+    return f"{_contention(p)}, on {p['nodes']} of {p['nodes_observed']} nodes at once"
+
+
+def _of_one(p: dict[str, Any]) -> str:
+    when = f"{clock(p['start_s'])} to {clock(p['end_s'])}"
+    return f"  {text.clip(p['host'], 24)} alone {when}: {text.percent(p['loss'])} behind the others"
 
 
 def clock(value_s: float) -> str:
@@ -246,8 +275,11 @@ def clock(value_s: float) -> str:
 
 
 def savings(record: dict[str, Any], style: Style) -> list[str]:
-    """The estimates with their formulas."""
+    """The estimates with their formulas; of several nodes without, as the nodes need the room."""
     part = record["savings"]
+    if record.get("group"):
+        found = [f"{text.seconds(part[f'vs_{name}_s'])} against {name}" for name in ("direct", "upfront")]
+        return [text.clip(f"{style.bold('Saved')} (estimates): {', '.join(found)}", style.width)]
     lines = [line for name in ("direct", "upfront") for line in _estimate(name, part[f"vs_{name}"], style)]
     return [style.bold("Saved (estimates; direct: as if no file stayed in the page cache)"), *lines]
 
@@ -262,3 +294,4 @@ def _estimate(name: str, part: dict[str, Any], style: Style) -> list[str]:
 
 
 SECTIONS = (header, meters, time, origin, coverage, source, savings)
+"""In this order; `nodes_text.nodes` stands after the meters."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hpcstage.report import text
+from hpcstage.report.nodes_text import brief
 from hpcstage.report.sections import local_measure, local_share
 
 WIDTH = 110
@@ -16,7 +17,7 @@ WORTH_SAYING = ("error", "warning")
 def short(record: dict[str, Any]) -> list[str]:
     """At most five lines: what was served locally, the time, the source, what it saved, what is off."""
     notes = [_note(note) for note in record["notes"] if note["severity"] in WORTH_SAYING][:NOTES]
-    facts = [_served(record), _time(record["time_split"]), _source(record), _saved(record)]
+    facts = [_served(record), brief(record), _time(record["time_split"]), _source(record), _saved(record)]
     told = [fact for fact in facts if fact][: LINES - len(notes)]
     return [text.clip(line, WIDTH) for line in [*told, *notes]]
 

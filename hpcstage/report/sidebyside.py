@@ -16,6 +16,8 @@ def side_by_side(records: Sequence[dict[str, Any]], *, width: int = 80) -> str:
     """A table: a row per figure, a column per record, headed by its mode."""
     column = max(12, (width - LABEL) // max(1, len(records)))
     rows: list[tuple[str, Cell]] = [("mode", lambda r: r["run"]["mode"] or r["run"]["mode_asked"]), *ROWS]
+    if any(record["totals"]["peer_bytes"] is not None for record in records):
+        rows.insert([name for name, _ in rows].index("read from local disk"), ("copied between nodes", PEERS))
     lines = [_line(name, [cell(record) for record in records], column) for name, cell in rows]
     return "\n".join([lines[0], "-" * (LABEL + column * len(records)), *lines[1:]])
 
@@ -51,6 +53,7 @@ def _latency(record: dict[str, Any]) -> str:
     return text.milliseconds(record["contention"]["latency_ms"]["open"]["p50"])
 
 
+PEERS = _total("peer_bytes", text.size)
 ROWS: list[tuple[str, Cell]] = [
     ("total", lambda r: text.seconds(total_s(r))),
     ("  before the command", _split("before_s")),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcstage.report import text
+from hpcstage.report import nodes_text, text
+from hpcstage.report.nodes_text import nodes
 from hpcstage.report.sections import SECTIONS
 from hpcstage.report.text import Style
 
 LINES = 40
 NOTES = 5
+LEAST_NOTES = 4
+"""Room for one note at least."""
 NARROWEST = 80
 """A narrower terminal breaks lines itself: figures are worth more than fitting."""
 MARKS = {"error": "!!", "warning": "! ", "info": "- "}
@@ -20,6 +23,8 @@ def render(record: dict[str, Any], *, width: int = 80, color: bool = False, unic
     style = Style(max(width, NARROWEST), color, unicode)
     record = record if unicode else _plain(record)
     blocks = [section(record, style) for section in SECTIONS]
+    room = LINES - sum(map(len, blocks)) - (LEAST_NOTES if record["notes"] else 0)
+    blocks.insert(2, nodes(record, style, max(nodes_text.LEAST, min(nodes_text.LINES, room))))
     blocks.append(notes(record, style, LINES - sum(map(len, blocks))))
     blocks = [block for block in blocks if block]
     airy = sum(map(len, blocks)) + len(blocks) - 1 <= LINES

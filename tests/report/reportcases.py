@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "record"))
 
-from recordcases import announced, node_part, run_part, trainer, worker
+import manycases
+from recordcases import SECOND, announced, node_part, run_part, trainer, worker
 
 from hpcstage.record.compose import compose
 from hpcstage.record.part import DatasetPart, ProcessPart
@@ -38,6 +41,53 @@ def python_layer() -> dict[str, Any]:
     return compose(run_part(), [node_part(processes=[process])])
 
 
+@cache
+def group(count: int, failed: int = 0, slow: int = 0) -> dict[str, Any]:
+    """A job of many nodes: some missing, some dead, some slow, and one slow source."""
+
+    def source(now_s: float) -> float:
+        return 0.3 if 10 <= now_s < 20 else 1.0
+
+    def own(now_s: float) -> float:
+        return 0.3 if 25 <= now_s < 35 else 1.0
+
+    shared = list(manycases.job(min(count, 16), 40, source=source))
+    nodes = []
+    for index in range(count):
+        whole = manycases.node(index, count, 40, source=source, own=own) if index < slow else None
+        part = whole or replace(shared[index % 16], host=f"node{index:04d}", node_index=index, node_count=count)
+        if index >= count - failed:
+            part = manycases.missing(index, count) if index % 2 else replace(part, complete=False, ended_s=None)
+        nodes.append(part)
+    told = [problem for node in nodes for problem in node.problems]
+    return compose(manycases.run(count, problems=told), nodes)
+
+
+def everything_at_once() -> dict[str, Any]:
+    """As many lines as a report of several nodes can have."""
+    record = group(64, failed=9, slow=5)
+    record["order"] |= announced()
+    record["order"]["lead"]["host"] = HOSTILE
+    record["run"] |= {"mode_asked": "auto", "mode_why": "x" * 300}
+    record["time_split"]["unmeasured"] = ["y" * 300]
+    record["coverage"]["swapped"] = 1
+    record["contention"]["periods"] *= 5
+    record["contention"]["own_periods"] *= 5
+    return record
+
+
+def hostile_nodes() -> dict[str, Any]:
+    nodes = [manycases.node(index, 5, host=HOSTILE + str(index)) for index in range(3)]
+    lost = manycases.missing(3, 5, why=HOSTILE)
+    lost.host = HOSTILE + "3"
+    dead = manycases.node(4, 5, host=HOSTILE + "4", complete=False, placement_why=HOSTILE)
+    dead.group = {"generations": 4, "size": 2, "missing": [0], "why": HOSTILE}
+    nodes[0].placement_why = HOSTILE
+    nodes[1].processes[0].counters["loader_wait_ns"] = 40 * SECOND
+    nodes[1].processes[1].counters["want_ns"] = 90 * SECOND
+    return compose(manycases.run(5, host=HOSTILE, nodes=[HOSTILE + str(n) for n in range(5)]), [*nodes, lost, dead])
+
+
 CASES = {
     "whole": lambda: compose(run_part(), [node_part()]),
     "announced": lambda: compose(run_part(), [node_part(order=announced())]),
@@ -56,4 +106,11 @@ CASES = {
         run_part(), [node_part(processes=[trainer(), *(worker(n) for n in range(200, 300))])]
     ),
     "hostile": hostile,
+    "2 nodes": lambda: group(2),
+    "4 nodes, one failed": lambda: group(4, failed=1, slow=1),
+    "64 nodes, many failed": lambda: group(64, failed=9, slow=5),
+    "1024 nodes": lambda: group(1024, failed=300, slow=3),
+    "all nodes failed": lambda: group(8, failed=8),
+    "everything at once": everything_at_once,
+    "hostile nodes": hostile_nodes,
 }

@@ -1,0 +1,149 @@
+"""The nodes of a job side by side, in a few lines however many there are. Record in, lines out.
+
+Failed nodes come first, then slow ones, each with what sets it apart; the others stand in one line where they are many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from hpcstage.report import text
+from hpcstage.report.text import Style
+
+LINES = 11
+LEAST = 5
+NAME = 20
+COLUMN = 12
+FIGURES = ("source_bytes", "peer_bytes", "local_bytes")
+FAILED = {"missing": "never came up", "died": "died"}
+SINGLY = 2
+"""So many failed nodes are named in lines of their own."""
+
+Row = dict[str, Any]
+
+
+def nodes(record: Row, style: Style, lines: int = LINES) -> list[str]:
+    """The section; nothing where the job has one node."""
+    group = record.get("group")
+    if not group:
+        return []
+    rows = record["nodes"]
+    failed = [row for row in rows if row["state"] in FAILED]
+    slow = sorted((row for row in rows if row["slow"] and row not in failed), key=_cost)
+    found = [_figures("all nodes", _all(record, rows), style), *_failed(failed, group, style)]
+    room = lines - 2 - len(found) - 1
+    shown = slow[: max(0, room // 2)]
+    for row in shown:
+        found += [_figures(row["host"], row, style), _line(f"    {'; '.join(row['slow'])}", style)]
+    rest = [row for row in rows if row not in failed and row not in shown]
+    found += _rest(rest, lines - 2 - len(found), style)
+    heads = "".join(f"{name:>{COLUMN}}" for name in ("waited", "source", "from peers", "local"))
+    return [style.bold(f"{'Nodes':<{NAME}}{heads}"), *found, _line(f"  {_together(record, slow)}", style)]
+
+
+def _cost(row: Row) -> tuple[float, int]:
+    return -(row["behind_s"] or 0.0), row["index"] or 0
+
+
+def _all(record: Row, rows: Sequence[Row]) -> Row:
+    """Sums of bytes; of the waits the longest, as that is what the job waited for."""
+    waits = [wait for row in rows if (wait := _waited(row)) is not None]
+    return {**{name: record["totals"][name] for name in FIGURES}, "waited_s": max(waits, default=None), "longest": True}
+
+
+def _waited(row: Row) -> float | None:
+    if "waited_s" in row:
+        value: float | None = row["waited_s"]
+        return value
+    if row["wait_source_s"] is None or row["wait_local_s"] is None:
+        return None
+    return float(row["wait_source_s"] + row["wait_local_s"])
+
+
+def _figures(name: str, row: Row, style: Style) -> str:
+    cells = [text.seconds(_waited(row)), *(text.size(row[key]) for key in FIGURES)]
+    cells[0] = f"max {cells[0]}" if row.get("longest") and cells[0] != text.UNKNOWN else cells[0]
+    head = text.pad(f"  {text.clip(name, NAME - 3)}", NAME)
+    return _line(head + "".join(f"{'-' if cell == text.UNKNOWN else cell:>{COLUMN}}" for cell in cells), style)
+
+
+def _line(line: str, style: Style) -> str:
+    return text.clip(line, style.width)
+
+
+def _failed(rows: Sequence[Row], group: Row, style: Style) -> list[str]:
+    if len(rows) <= SINGLY:
+        return [_failure(text.clip(row["host"], NAME - 3), FAILED[row["state"]], row["why"], style) for row in rows]
+    lines = []
+    for state, what in FAILED.items():
+        same = [row for row in rows if row["state"] == state]
+        if same:
+            names = ", ".join(text.clip(row["host"], NAME) for row in same[:3]) + (", ..." if len(same) > 3 else "")
+            lines.append(_failure(f"{len(same)} of {group['nodes']} nodes", f"{what} ({names})", same[0]["why"], style))
+    return lines
+
+
+def _failure(who: str, what: str, why: str | None, style: Style) -> str:
+    """Bold and red would make columns hard to count: the mark is enough."""
+    return _line(f"  !! {who} {what}" + (f": {why}" if why else ""), style)
+
+
+def _rest(rows: Sequence[Row], room: int, style: Style) -> list[str]:
+    """One line each where there is room for all of them, else one for all of them."""
+    if not rows or room < 1:
+        return []
+    if len(rows) <= room:
+        return [_figures(row["host"], row, style) for row in rows]
+    middle = {name: _median([row[name] for row in rows]) for name in FIGURES}
+    waited = _median([_waited(row) for row in rows])
+    return [_figures(f"{len(rows)} others each", {**middle, "waited_s": waited}, style)]
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _together(record: Row, slow: Sequence[Row]) -> str:
+    """Placement and why; how often the source was read; who stood aside."""
+    group = record["group"]
+    said = [f"{group['placement'] or 'no placement'}"]
+    if group["placement_why"]:
+        said[0] += f" ({group['placement_why']})"
+    if group["source_times"] is not None:
+        said.append(f"source read {group['source_times']:.3g} times")
+    if group["generations"] > 1:
+        said.append(f"group started {group['generations']} times")
+    if slow:
+        said.append(f"{len(slow)} slow")
+    if group["alone_count"] and group["placement"] != "private":
+        said.append(f"{group['alone_count']} outside of the group: {group['why'] or 'no reason known'}")
+    return "; ".join(said)
+
+
+def held(nodes: Sequence[Row], files: float | None) -> str:
+    """Several nodes may hold the same files: what each holds says more than the sum."""
+    found = [row["staged_files"] for row in nodes if row["staged_files"] is not None]
+    if not found:
+        return text.UNKNOWN
+    least, most = text.count(min(found)), text.count(max(found))
+    number = least if least == most else f"{least} to {most}"
+    return f"{number} of {text.count(files)} files on each of {len(found)} nodes"
+
+
+def brief(record: Row) -> str:
+    """For the end of a run, in one line; empty with one node."""
+    group = record.get("group")
+    if not group:
+        return ""
+    times = group["source_times"]
+    said = [f"{group['nodes']} nodes, {group['placement'] or 'no placement'}"]
+    said += [] if times is None else [f"source read {times:.3g} times"]
+    peers = record["totals"]["peer_bytes"]
+    said += [] if peers is None else [f"{text.size(peers)} between nodes"]
+    slow = sum(bool(row["slow"]) for row in record["nodes"])
+    for count, what in ((group["missing_count"], "never came up"), (group["died_count"], "died"), (slow, "slow")):
+        said += [f"{count} {what}"] if count else []
+    return ", ".join(said)

@@ -1,0 +1,88 @@
+"""Parts of jobs with many nodes: a source that all share, and what befalls single nodes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from recordcases import SECOND, START, histogram, node_part, run_part, trainer, worker
+
+from hpcstage.record.part import DatasetPart, NodePart, RunPart, Sample
+
+FILES = 10_000
+SIZE = 10**9
+OPENS = histogram(2e6, 1_000, 5)
+READS = histogram(9e6, 1_000, 6)
+Load = Callable[[float], float]
+
+
+def steady(_now_s: float) -> float:
+    return 1.0
+
+
+def samples(index: int, seconds: int, count: int, source: Load = steady, own: Load = steady) -> list[Sample]:
+    """What a node sees of a source whose bandwidth is shared evenly: `source` and `own` say how much is left of it."""
+    rng = random.Random(index)
+    each = 400e6 / count
+    found = []
+    for second in range(seconds):
+        rate = each * source(second) * own(second) * max(0.2, rng.gauss(1, 0.1))
+        found.append(
+            Sample(
+                float(second), 1.0, int(rate), int(rate / 1e5) + 1, 2 * SECOND, 12 * SECOND, SECOND, 16.0,
+                hit_opens=50, peer_bytes=int(each), loader_wait_ns=SECOND // 10, local_ns=SECOND // 20,
+            )
+        )  # fmt: skip
+    return found
+
+
+def node(index: int, count: int, seconds: int = 60, **changes: Any) -> NodePart:
+    """One of `count` nodes of a healthy job with placement replicate; each fetches its share from the source."""
+    load = {name: changes.pop(name) for name in ("source", "own") if name in changes}
+    share = FILES // count + (index < FILES % count)
+    counted = {
+        "source_bytes": share * (SIZE // FILES), "source_files": share, "source_opens": share, "source_reads": share,
+        "want_ready": 10, "want_direct": 0, "failed": 0, "void": 0, "refused": 0, "copy_busy_s": 39.0,
+        "peer_bytes": SIZE - share * (SIZE // FILES), "peer_files": FILES - share,
+        "sent_bytes": SIZE - share * (SIZE // FILES), "sent_files": FILES - share,
+    }  # fmt: skip
+    scanned = {"source_stats": FILES, "source_listings": 1_001}
+    reading = {"source_opens": 0, "direct_scanning": 0, "direct_later": 0, "source_read_bytes": 0, "source_reads": 0}
+    values: dict[str, Any] = {
+        "host": f"node{index:04d}",
+        "started_unix_s": START + 0.1 + 0.01 * index,
+        "datasets": [DatasetPart("0-train", "/lustre/train", ["/lustre/train"], FILES, SIZE, FILES, SIZE)],
+        "scan_s": None if index else 0.8,
+        "totals": counted | (scanned if index == 0 else {}),
+        "hist_open": OPENS,
+        "hist_read": READS,
+        "samples": samples(index, seconds, count, **load),
+        "processes": [trainer(), worker(101, **reading), worker(102, **reading)],
+        "node_index": index,
+        "node_count": count,
+        "placement": "replicate",
+        "placement_why": "all files fit on every node",
+        "group": {"generations": 1, "size": count, "missing": [], "why": ""},
+    }
+    return node_part(**(values | changes))
+
+
+def missing(index: int, count: int, why: str = "ssh: connection refused") -> NodePart:
+    """As the lead writes it of a node whose daemon did not come up."""
+    host = f"node{index:04d}"
+    problem = {"id": "node-missing", "text": f"nothing is staged on {host}: {why}", "remedy": "give --launcher"}
+    return NodePart(
+        host, "direct", "runtime", "its daemon did not come up", START + 0.1,
+        problems=[problem], node_index=index, node_count=count,
+    )  # fmt: skip
+
+
+def run(count: int, **changes: Any) -> RunPart:
+    hosts = [f"node{index:04d}" for index in range(count)]
+    return run_part(**({"host": "node0000", "nodes": hosts} | changes))
+
+
+def job(count: int, seconds: int = 60, **changes: Any) -> Iterator[NodePart]:
+    """All of them, one after the other."""
+    return (node(index, count, seconds, **changes) for index in range(count))

@@ -1,0 +1,179 @@
+"""Slow reads of all nodes at once against those of one, from made-up loads."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from manycases import job, node, run, steady
+
+from hpcstage.record.cells import CELLS, Cells, coarser, parts_of, track_of
+from hpcstage.record.compose import compose
+from hpcstage.record.part import NodePart, Sample
+from hpcstage.record.speeds import Point
+
+Load = Callable[[float], float]
+
+
+def between(start_s: float, end_s: float, left: float) -> Load:
+    return lambda now_s: left if start_s <= now_s < end_s else 1.0
+
+
+def section(nodes: list[NodePart], count: int) -> dict[str, Any]:
+    contention: dict[str, Any] = compose(run(count), nodes)["contention"]
+    return contention
+
+
+@pytest.mark.parametrize("count", [2, 3, 8, 64])
+def test_all_at_once_is_the_source(count: int) -> None:
+    found = section(list(job(count, source=between(20, 33, 0.3))), count)
+    (period,) = found["periods"]
+    assert (period["start_s"], period["end_s"]) == (pytest.approx(20, abs=1.5), pytest.approx(33, abs=1.5))
+    assert period["loss"] == pytest.approx(0.7, abs=0.07)
+    assert (period["nodes"], period["nodes_observed"]) == (count, count)
+    assert len(period["hosts"]) == min(count, 16)
+    assert found["own_periods"] == []
+    assert found["best_bytes_per_s"] == pytest.approx(400e6, rel=0.06)
+
+
+@pytest.mark.parametrize("count", [2, 3, 8, 64])
+@pytest.mark.parametrize(("start_s", "end_s"), [(30, 45), (5, 45), (40, 60)])
+def test_one_alone_is_its_own(count: int, start_s: float, end_s: float) -> None:
+    """Also where it is slow most of the time, and where there is only one other node."""
+    nodes = list(job(count))
+    nodes[1] = node(1, count, own=between(start_s, end_s, 0.35))
+    found = section(nodes, count)
+    assert found["periods"] == []
+    (period,) = found["own_periods"]
+    assert period["host"] == "node0001"
+    assert (period["start_s"], period["end_s"]) == (pytest.approx(start_s, abs=2), pytest.approx(end_s, abs=2))
+    assert period["loss"] == pytest.approx(0.65, abs=0.1)
+
+
+def test_both_are_told_apart() -> None:
+    source = between(10, 22, 0.4)
+    nodes = [node(i, 8, source=source) for i in range(7)] + [node(7, 8, source=source, own=between(15, 50, 0.3))]
+    found = section(nodes, 8)
+    assert [(round(p["start_s"]), round(p["end_s"])) for p in found["periods"]] == [(10, 22)]
+    (own,) = found["own_periods"]
+    assert own["host"] == "node0007"
+    assert (own["start_s"], own["end_s"]) == (pytest.approx(15, abs=2), pytest.approx(50, abs=2))
+
+
+def test_a_node_that_is_always_slower_is_slow_but_has_no_period() -> None:
+    nodes = list(job(6))
+    nodes[3] = node(3, 6, own=lambda _: 0.4)
+    record = compose(run(6), nodes)
+    assert record["contention"]["periods"] == []
+    assert record["contention"]["own_periods"] == []
+    (slow,) = [r for r in record["nodes"] if r["slow"]]
+    assert slow["host"] == "node0003"
+    assert slow["relative_pace"] == pytest.approx(0.4, abs=0.05)
+    assert slow["slow"] == [f"reads the source at {100 * slow['relative_pace']:.0f} % of the others' rate"]
+
+
+def test_no_false_alarm_in_quiet_jobs() -> None:
+    for seed in range(40):
+        rng = random.Random(seed)
+        count, seconds = rng.choice([2, 3, 5, 16]), rng.choice([10, 60, 200])
+        nodes = [node(i, count, 0, samples=quiet(rng, seconds, 1e8)) for i in range(count)]
+        found = section(nodes, count)
+        assert (found["periods"], found["own_periods"]) == ([], []), (seed, count, seconds)
+
+
+def quiet(rng: random.Random, seconds: int, level: float) -> list[Sample]:
+    rates = [level * max(0.05, rng.gauss(1, 0.1)) for _ in range(seconds)]
+    return [Sample(float(s), 1.0, int(rate), int(rate / 1e5) + 1, busy=16.0) for s, rate in enumerate(rates)]
+
+
+def test_nodes_that_finish_early_leave_more_to_the_rest() -> None:
+    """A source that is shared: the more nodes have finished, the faster the others. Nothing of that is contention."""
+    rng = random.Random(3)
+    ends = [30, 35, 40, 45, 50, 55, 60, 90]
+    nodes = []
+    for index, end in enumerate(ends):
+        active = [sum(second < other for other in ends) for second in range(end)]
+        rates = [4e8 / number * max(0.2, rng.gauss(1, 0.08)) for number in active]
+        seen = [Sample(float(s), 1.0, int(rate), int(rate / 1e5) + 1, busy=16.0) for s, rate in enumerate(rates)]
+        nodes.append(node(index, 8, 0, samples=seen))
+    found = section(nodes, 8)
+    assert (found["periods"], found["own_periods"]) == ([], [])
+
+
+def test_nodes_whose_links_are_the_limit_and_that_finish_early() -> None:
+    rng = random.Random(4)
+    nodes = [node(i, 8, 0, samples=quiet(rng, 30 + 8 * i, 5e7)) for i in range(8)]
+    found = section(nodes, 8)
+    assert (found["periods"], found["own_periods"]) == ([], [])
+
+
+def test_a_single_reader_of_the_source_among_several_nodes() -> None:
+    """All the others got everything from it: there is nobody to compare it with."""
+    source = between(20, 33, 0.3)
+    nodes = [node(0, 4, source=source), *(node(i, 4, samples=[]) for i in range(1, 4))]
+    found = section(nodes, 4)
+    (period,) = found["periods"]
+    assert (period["nodes"], period["nodes_observed"]) == (1, 1)
+    assert found["own_periods"] is None
+
+
+def test_a_slow_disk_is_told_from_a_slow_link() -> None:
+    nodes = list(job(4))
+    for sample in nodes[2].samples:
+        sample.copy_write_ns, sample.limited = 40 * 10**9, True
+    (slow,) = [r for r in compose(run(4), nodes)["nodes"] if r["slow"]]
+    assert slow["host"] == "node0002"
+    assert slow["slow"] == ["its local disk takes 40.0 times as long to write as the others'"]
+
+
+def test_direct_mode_of_several_nodes_is_judged_by_their_reads() -> None:
+    def seen(index: int) -> list[Sample]:
+        rng = random.Random(index)
+        found = []
+        for second in range(60):
+            got = int(3e7 * (0.4 if 20 <= second < 35 else 1.0) * rng.gauss(1, 0.08))
+            times = {"shim_open_ns": 60_000_000, "shim_read_ns": 540_000_000}
+            found.append(Sample(float(second), 1.0, shim_opens=got // 10**5, shim_bytes=got, **times))
+        return found
+
+    found = section([node(i, 3, 0, mode="direct", samples=seen(i)) for i in range(3)], 3)
+    assert found["measured_on"] == "reads"
+    (period,) = found["periods"]
+    assert (period["start_s"], period["end_s"]) == (pytest.approx(20, abs=1.5), pytest.approx(35, abs=1.5))
+
+
+# ---- cells ----
+
+
+@given(st.floats(-1e4, 1e4), st.floats(0.001, 100), st.integers(0, 6))
+def test_parts_of_an_interval_add_up(start_s: float, length_s: float, level: int) -> None:
+    found = parts_of(start_s, length_s, float(2**level))
+    assert sum(inside_s for _, inside_s in found) == pytest.approx(length_s, rel=1e-6, abs=1e-9)
+    assert all(-1e-9 <= inside_s <= 2**level + 1e-9 for _, inside_s in found)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.floats(-1e5, 1e5), st.floats(0.01, 5)), min_size=1, max_size=50))
+def test_cells_keep_sums_and_bounds(intervals: list[tuple[float, float]]) -> None:
+    cells = Cells(16)
+    for start_s, length_s in intervals:
+        cells.reach(start_s, start_s + length_s)
+        cells.add(start_s, length_s, [length_s, 1.0])
+    assert max(cells.rows) - min(cells.rows) < 16
+    assert sum(row[1] for row in cells.rows.values()) == pytest.approx(len(intervals))
+
+
+def test_a_track_of_a_long_run_is_bounded_and_coarser_ones_are_its_sums() -> None:
+    points = [Point(float(s), 1.0, 100.0, 50.0, 2.0, False) for s in range(20_000)]
+    track = track_of("copies", points, -3.5)
+    assert track is not None
+    assert len(track.seen_s) <= CELLS
+    above = coarser(track, track.level + 3)
+    for column in ("seen_s", "size", "work", "files"):
+        assert sum(getattr(above, column)) == pytest.approx(sum(getattr(track, column)), rel=1e-6)
+    assert above.mean(range(above.first, above.first + 100)) == pytest.approx(50.0)
+    assert steady(0) == 1.0

@@ -1,0 +1,98 @@
+"""The report of a job of many nodes: failed and slow ones first, and never more lines than a screen has."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from reportcases import CASES
+
+from hpcstage.report import text
+from hpcstage.report.nodes_text import LINES, brief, nodes
+from hpcstage.report.short import short
+from hpcstage.report.sidebyside import side_by_side
+from hpcstage.report.terminal import render
+from hpcstage.report.text import Style
+
+SEVERAL = [name for name in CASES if "nodes" in name or name == "everything at once"]
+
+
+def section(name: str, lines: int = LINES) -> list[str]:
+    return nodes(copy.deepcopy(CASES[name]()), Style(), lines)
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.parametrize("lines", [5, 7, 11])
+def test_the_section_keeps_to_its_lines(name: str, lines: int) -> None:
+    shown = section(name, lines)
+    assert 3 <= len(shown) <= lines
+    assert all(text.display_width(line) <= 80 for line in shown)
+
+
+def test_two_healthy_nodes_side_by_side() -> None:
+    shown = section("2 nodes")
+    assert shown[0].split() == ["Nodes", "waited", "source", "from", "peers", "local"]
+    assert shown[1].split() == ["all", "nodes", "max", "3", "s", "1", "GB", "1", "GB", "3.92", "GB"]
+    assert [line.split()[0] for line in shown[2:4]] == ["node0000", "node0001"]
+    assert shown[2].split()[3:] == ["500", "MB", "500", "MB", "1.96", "GB"]
+    assert shown[4] == "  replicate (all files fit on every node); source read 1 times"
+
+
+def test_failed_nodes_come_first_then_slow_ones() -> None:
+    shown = section("4 nodes, one failed")
+    assert shown[2] == "  !! node0003 never came up: ssh: connection refused"
+    assert shown[3].startswith("  node0000")
+    assert shown[4] == "    fell behind the others for 10 s, by 71 %"
+    assert [line.split()[0] for line in shown[5:7]] == ["node0001", "node0002"]
+    whole = render(CASES["4 nodes, one failed"]())
+    assert "on 3 of 3 nodes at once" in whole
+    assert "node0000 alone 25.0 s to 35.0 s: " in whole
+
+
+def test_many_failed_nodes_take_two_lines() -> None:
+    shown = section("1024 nodes")
+    assert shown[2].startswith("  !! 150 of 1024 nodes never came up (node0725, node0727, node0729, ...): ssh: conn")
+    assert shown[3].startswith("  !! 150 of 1024 nodes died (node0724, ")
+    assert any(line.startswith("  721 others each") for line in shown)
+    assert "3 slow" in shown[-1]
+
+
+def test_the_end_of_a_run_says_it_in_one_line() -> None:
+    assert brief(CASES["2 nodes"]()) == "2 nodes, replicate, source read 1 times, 1 GB between nodes"
+    told = brief(CASES["64 nodes, many failed"]())
+    assert told.startswith("64 nodes, replicate, source read ")
+    assert told.endswith("5 never came up, 4 died, 5 slow")
+    assert brief(CASES["whole"]()) == ""
+    assert any("2 nodes, replicate" in line for line in short(CASES["2 nodes"]()))
+
+
+def test_a_report_of_one_node_says_nothing_of_several() -> None:
+    shown = render(CASES["whole"]())
+    assert "Nodes" not in shown
+    assert "other nodes" not in shown
+    assert "at once" not in shown
+    assert "copied between nodes" not in side_by_side([CASES["whole"]()])
+
+
+def test_bytes_between_nodes_are_an_origin_of_their_own() -> None:
+    assert "  other nodes           10,000          1 GB   copied from node to node" in render(CASES["2 nodes"]())
+    table = side_by_side([CASES["whole"](), CASES["2 nodes"]()])
+    (line,) = [line for line in table.split("\n") if line.startswith("copied between nodes")]
+    assert line.split()[3:] == ["not", "measured", "1", "GB"]
+
+
+def test_a_failed_node_has_a_note_with_a_remedy() -> None:
+    for name in ("4 nodes, one failed", "64 nodes, many failed", "1024 nodes", "hostile nodes"):
+        shown = render(CASES[name]())
+        assert "  !! " in shown.split("Notes")[1], name
+        assert "     > " in shown.split("Notes")[1], name
+
+
+def test_a_record_of_an_earlier_version_is_shown() -> None:
+    record = copy.deepcopy(CASES["several nodes"]())
+    del record["group"], record["time_split"]["slowest"], record["contention"]["own_periods"]
+    for row in record["nodes"]:
+        del row["state"], row["slow"], row["why"]
+    record["totals"]["peer_bytes"] = None
+    assert len(render(record).split("\n")) <= 40
+    assert short(record)
