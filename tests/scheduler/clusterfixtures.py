@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import itertools
 import signal
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 from clusterproject import NODES, READABLE, Project, batch, behind, processes_of, write_dataset
+from conftest import REPO
 from gridlab import GridEngine
 from nodeslab import Nodes, NoNodes, until
 from slurmlab import Slurm
@@ -28,6 +30,12 @@ def _nodes(tmp_path_factory: pytest.TempPathFactory, name: str) -> Nodes:
         nodes.up()
     except NoNodes as error:
         pytest.skip(str(error))
+    probe = nodes.run(
+        1, sys.executable, "-c", "import hpcstage, click", user=True, env={"PYTHONPATH": str(REPO)}, check=False
+    )
+    if probe.returncode != 0:
+        nodes.down()
+        pytest.skip(f"other users cannot run {sys.executable} or read {REPO}: {probe.stderr.strip()}")
     write_dataset(nodes)
     return nodes
 

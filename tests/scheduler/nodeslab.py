@@ -203,15 +203,16 @@ class Nodes:
         lines = ["mount --make-rprivate /", f"hostname {name}", "ip link set lo up"]
         lines += ["mount -t tmpfs -o mode=755 tmpfs /mnt", f"mkdir -p {SHARED} {LOCAL} /mnt/held"]
         lines += [f"mount -t tmpfs -o mode=1777,size=2g tmpfs {LOCAL}"]
-        held = {path: f"/mnt/held/{number}" for number, path in enumerate(self.readable)}
+        covered = _covered(self.readable)
+        hidden = [path for path in self.readable if any(f"{path}/".startswith(f"{tree}/") for tree in covered)]
+        held = {path: f"/mnt/held/{number}" for number, path in enumerate(hidden)}
         for path, place in {**held, self.lab / "etc": "/mnt/held/etc", self.shared: os.fspath(SHARED)}.items():
             lines += [f"mkdir -p {place}", f"mount --bind '{path}' {place}"]
         lines += ["mount -t tmpfs -o mode=1777 tmpfs /dev/shm", "mount -t tmpfs -o mode=755 tmpfs /run"]
-        for tree in _covered(self.readable):
-            lines += [
-                f"[ ! -d '{tree}' ] || mount -t tmpfs -o mode={'1777' if tree == '/tmp' else '755'} tmpfs '{tree}'"
-            ]
-        for path, place in held.items():  # a mount over a directory hides what was mounted below it: bind again
+        for tree in covered:
+            mode = "1777" if tree == "/tmp" else "755"
+            lines += [f"[ ! -d '{tree}' ] || mount -t tmpfs -o mode={mode} tmpfs '{tree}'"]
+        for path, place in held.items():  # a mount over a directory hides what is below it: show these again
             lines += [f"mkdir -p '{path}'", f"mount --bind {place} '{path}'"]
         lines += [f"mount --bind /mnt/held/etc/{file} /etc/{file}" for file in ("hosts", "passwd", "group")]
         return "\n".join(lines)
