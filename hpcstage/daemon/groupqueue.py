@@ -16,8 +16,11 @@ from hpcstage.daemon.sharedqueue import PASSING, REMOTE, Share, SharedQueue
 from hpcstage.plan.types import Budget
 from hpcstage.wire import Reason
 
-SHORTEST_FAR_WAIT_S = 2.0
-"""For what another node may have to read first."""
+SHORTEST_NEAR_WAIT_S, SHORTEST_FAR_WAIT_S = 2.0, 5.0
+"""A wait that ends too early has a file read twice from the source, which is what a group is there to avoid; and
+another node may have to read it first."""
+LONGEST_QUEUE_S = 1.0
+"""Answers that took long, maybe because a node was gone, do not end the asking."""
 
 
 class GroupQueue(SharedQueue):
@@ -25,6 +28,7 @@ class GroupQueue(SharedQueue):
 
     def __init__(self, sizes: Sequence[int], budget: Budget, order: Sequence[int] = (), **options: Any) -> None:  # noqa: ANN401
         super().__init__(sizes, budget, order, **options)
+        self.shortest_wait_s = SHORTEST_NEAR_WAIT_S
         self.linked = False
         """Whether other nodes can be asked now."""
         self.peers = Estimates()
@@ -89,7 +93,9 @@ class GroupQueue(SharedQueue):
 
     def _want_far(self, id_: int, now: float) -> Decision:
         size = self._sizes[id_]
-        expected_s = self.peers.transfer_s(size) + self.estimates.transfer_s(size)
+        peers = self.peers
+        over_s = peers.transfer_s(size) - peers.file_s + min(peers.file_s, LONGEST_QUEUE_S)
+        expected_s = over_s + self.estimates.transfer_s(size)
         if self._places[id_] == Place.FLYING:
             expected_s = max(expected_s - (now - self._flying[id_]), expected_s / 8)
         if expected_s > self._patience_s:

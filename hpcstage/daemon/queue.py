@@ -114,6 +114,7 @@ class Queue:
         self.used_files = 0
         self._bucket = Bucket(max_rate_bytes_per_s)
         self.estimates = Estimates()
+        self.shortest_wait_s = SHORTEST_WAIT_S
         self._patience_s = patience_s
         self._want_cap_s = want_cap_s
         if len(order):
@@ -257,7 +258,7 @@ class Queue:
             self._move(id_, Place.PROMOTED)
             self._promoted.append(id_)
             self._promoted_bytes += self._sizes[id_]
-        longest_s = min(max(SHORTEST_WAIT_S, WAIT_FACTOR * expected_s), self._want_cap_s / 2)
+        longest_s = min(max(self.shortest_wait_s, WAIT_FACTOR * expected_s), self._want_cap_s / 2)
         return Decision(Verdict.WAIT, deadline=now + longest_s)
 
     def _expected_s(self, id_: int, place: Place, now: float) -> float:
