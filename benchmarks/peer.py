@@ -109,9 +109,10 @@ class Peers:
 
     def _bare(self, cell: Cell, places: str) -> dict[str, Any]:
         touch_memory(2 * cell.size_bytes)
-        words = [*(f"{name}={value}" for name, value in cell.environment.items()), MPIEXEC, "-n", "2", sys.executable]
-        numbers = map(str, (cell.file_bytes, cell.files))
-        done = run(["env", *words, "-m", "benchmarks.pingpong", *numbers, places], self._where.disk)
+        settings = [f"{name}={value}" for name, value in cell.environment.items()]
+        program = [MPIEXEC, "-n", "2", sys.executable, "-m", "benchmarks.pingpong"]
+        numbers = [str(cell.file_bytes), str(cell.files)]
+        done = run(["env", *settings, *program, *numbers, places], self._where.disk)
         return dict(json.loads(done.stdout))
 
     def at_rest(self, seconds: float) -> dict[str, Any]:

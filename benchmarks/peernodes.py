@@ -136,7 +136,7 @@ class Node:
         pending = sum(1 for other in self._pending.values() if other == node) if todo else 0
         if not todo or pending > link.CREDIT_FILES // 2:
             return
-        batch = []
+        batch: list[int] = []
         assert self.manifest is not None
         while todo and pending + len(batch) < link.CREDIT_FILES:
             size = self.manifest.size(todo[0])

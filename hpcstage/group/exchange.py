@@ -70,6 +70,7 @@ class Exchange:
         self._moved = self._heard = time.monotonic()
         self._beat_due = self._moved
         self._at_rest = False
+        self._beaten = self._moved
         self.ended = False
         """The daemon has said End."""
 
@@ -199,9 +200,12 @@ class Exchange:
             self._daemon.send(*link.in_messages(link.Ask(self._nodes[source], message.ids)))
 
     def _beat(self, now: float) -> None:
-        """Around the ring of nodes: each is heard of by the next."""
+        """Around the ring of nodes: each is heard of by the next. Time in which we were stopped does not count."""
         if len(self._nodes) == 1:
             return
+        if now - self._beaten > self._silence_s / 4:
+            self._heard = now
+        self._beaten = now
         if now > self._beat_due:
             self._beat_due = now + self._silence_s / 4
             self._post.send(Control(Sort.BEAT).pack(), (self._position + 1) % len(self._nodes), CONTROL_TAG)

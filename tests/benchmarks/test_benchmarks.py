@@ -67,6 +67,15 @@ def test_copy(tmp_path: Path) -> None:
     assert {"hpcstage", "cp -r", "flat out"} <= arms(result, "400 x 100 kB, 2 ms")
 
 
+@needs_mpi
+def test_peer(tmp_path: Path) -> None:
+    result = quick("peer", tmp_path, "--only", "128 kB, memory", "--only", "at rest")
+    met = {f["name"]: f["ok"] for f in result["figures"]}
+    assert met["every file came"]
+    assert arms(result, "128 kB, memory, tcp") == {"peer copies", "ping-pong", "ping-pong, one buffer"}
+    assert [s["exchanges"] for s in result["samples"] if s["cell"] == "at rest"] == [2]
+
+
 class TestTraining:
     """Those that train."""
 

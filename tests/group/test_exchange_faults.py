@@ -201,3 +201,22 @@ def test_at_rest_an_exchange_takes_less_than_two_percent_of_a_core(group):
     assert len(shares) == 2
     assert max(shares) < 0.02
     assert one.end() == 0
+
+
+def test_a_job_that_was_suspended_goes_on(group):
+    one = group(2, [100])
+    data = one.stage(0, 0)
+    one.start(silence_s=2.0).ready()
+    exchanges = one.exchanges()
+    for exchange in exchanges:
+        exchange.suspend()
+    resumed = time.monotonic() + 3.0
+    serve(one.nodes, lambda: time.monotonic() > resumed)
+    for exchange in exchanges:
+        exchange.resume()
+    later = time.monotonic() + 1.0
+    serve(one.nodes, lambda: time.monotonic() > later)
+    one.nodes[1].want(0, [0])
+    serve(one.nodes, lambda: 0 in one.nodes[1].got)
+    assert one.nodes[1].file(0).read_bytes() == data
+    assert one.end() == 0, one.text()
