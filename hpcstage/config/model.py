@@ -92,6 +92,17 @@ class Config:
         )
     )
     """As written; see `order_asked`."""
+    learn: bool = field(
+        metadata=_declare(
+            "learn",
+            "true",
+            parse.flag,
+            "Learn from the program what it will read: run PyTorch's samplers ahead, watch which files are opened, "
+            "leave a trace for the next run. Off, the order is what is known before the program starts.",
+            is_switch=True,
+            metavar="",
+        )
+    )
     local_dir: str | None = field(
         metadata=_declare(
             "local_dir",

@@ -265,6 +265,9 @@ class Ordering:
         manifest, learner = self._manifest, self.watch.learner
         if manifest is None or learner is None:
             return
+        if not self._spec.learn:
+            self._trace = keepsake.NOT_LEARNT
+            return
         self._trace = keepsake.UNFINISHED
         known = keepsake.Known(learner.first, {}, self.provenance, self.watch.keeping.kept_share)
         self._helpers.start(

@@ -28,6 +28,8 @@ class DaemonSpec:
     order: str
     """`auto`, `manifest`, `given` (the lists among the `--data` arguments, in their order), `trace`, `sampler`, or the
     path of a list of paths: see `plan.order`."""
+    learn: bool = True
+    """Watch what the program opens; shims announce nothing either where it is off."""
     budget_bytes: int | None = None
     """None: 80 % of what is free."""
     budget_inodes: int | None = None

@@ -92,7 +92,8 @@ class Staging:
             self._enter(State.MEASURING)
             return
         self._enter(State.SCANNING)
-        self._watch.start()
+        if self.spec.learn:
+            self._watch.start()
         if self._helpers.start(SCAN_HELPER, lambda: scanning.scan_into(self.spec), self._scan_ended) is None:
             self._give_up("the scan could not be started")
 

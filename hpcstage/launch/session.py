@@ -172,6 +172,7 @@ class Session:
             mode="direct" if self.part.mode_asked == "direct" else "stage",
             want_cap_s=self.config.want_cap_s,
             sock=self.node.sock,
+            learn=self.config.learn,
         )
 
     def _start(self, spec: DaemonSpec, lock_fd: int) -> control.Control:
@@ -198,6 +199,7 @@ class Session:
             arguments=list(config.data),
             cwd=self.part.cwd,
             order=config.order_asked(),
+            learn=config.learn,
             budget_bytes=budget_bytes if budget_bytes is not None or not local.is_memory else local.free_bytes,
             budget_inodes=budget_inodes,
             copiers=config.copier_count(job.cpus or len(os.sched_getaffinity(0))),

@@ -30,9 +30,11 @@ def install(
     mode: str,
     want_cap_s: float,
     sock: Path | None = None,
+    learn: bool = True,
 ) -> Path:
     """Makes `<node_dir>/shim` and returns it. `maps`: (root or alias, directory in the store). `mode` is `stage` or
-    `direct`, `intercept` one of auto, native, python and off, `sock` the socket if it is not `<node_dir>/sock`."""
+    `direct`, `intercept` one of auto, native, python and off, `sock` the socket if it is not `<node_dir>/sock`, `learn`
+    whether processes say what they will read."""
     shim = node_dir / "shim"
     shim.mkdir(mode=0o700)
     for source in _files():
@@ -42,7 +44,7 @@ def install(
     selftest.mkdir(parents=True, mode=0o700)
     (selftest / "probe").write_bytes(SELFTEST)
     settings = _settings(node_dir, sock or node_dir / "sock", want_cap_s)
-    settings |= {"intercept": intercept, "mode": mode}
+    settings |= {"intercept": intercept, "mode": mode, "learn": "yes" if learn else "no"}
     (shim / "config").write_bytes(_config(settings, maps))
     return shim
 

@@ -62,6 +62,7 @@ class Config:
             raise ValueError("a configuration of another version")
         self.intercept = values[b"intercept"].decode()
         self.direct = values[b"mode"] == b"direct"
+        self.learns = values.get(b"learn") != b"no"
         self.node_dir = values[b"node_dir"]
         self.sock = values[b"sock"]
         self.page = values[b"page"]
