@@ -17,12 +17,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from hpcstage.daemon import nodepart, store
+from hpcstage.daemon import bytecode, lists, nodepart, store
 from hpcstage.daemon.copier import CopierSettings
 from hpcstage.daemon.engine import Busy
 from hpcstage.daemon.events import Events
 from hpcstage.daemon.helpers import Helpers
-from hpcstage.daemon.ordering import ORDER_HELPER, TRACE_HELPER
+from hpcstage.daemon.ordering import TRACE_HELPER
 from hpcstage.daemon.page import Page
 from hpcstage.daemon.pool import Pool
 from hpcstage.daemon.queue import Place
@@ -108,6 +108,7 @@ class Daemon:
         self._take_signals()
         self._sweep_leftovers()
         self.staging.start()
+        self._compile_shim()
         while not self._ending:
             self._watch()
             for key, _ in self.selector.select(self._timeout()):
@@ -207,6 +208,11 @@ class Daemon:
         paths = [Path(path) for path in self.spec.leftovers]
         if paths:
             self.helpers.start("sweep", lambda: _remove_all(paths), lambda _: None)
+
+    def _compile_shim(self) -> None:
+        shim = self.node_dir / "shim"
+        if names := bytecode.missing(shim):
+            self.helpers.start(bytecode.HELPER, lambda: bytecode.fill(shim, names), lambda _: None)
 
     # ---- signals
 
@@ -309,7 +315,7 @@ class Daemon:
             return self.node_dir
 
     def _write_last_part(self, deadline: float) -> None:
-        announced = [name for name in self.helpers.names() if name.startswith(ORDER_HELPER)]
+        announced = [name for name in self.helpers.names() if name.startswith(lists.HELPER)]
         for name in (*announced, TRACE_HELPER, PLAN_HELPER, _PART):
             self.helpers.wait(name, max(0.0, deadline - LEAST_WRITE_S - time.monotonic()))
         now = time.monotonic()
