@@ -196,14 +196,21 @@ class Engine:
         """The files are written to: when this returns no copy of them is visible, or will ever be."""
         ids = [id_ for id_ in ids if self.queue.place(id_) is not Place.VOID]
         stored = [id_ for id_ in ids if self.queue.place(id_) is Place.STORED]
-        for id_ in self.queue.void(ids):
+        self._bar(self.queue.void(ids))
+        for id_ in stored:
+            self.store.drop(id_, self.manifest.store_path(id_))
+
+    def void_range(self, ids: range) -> bytes:
+        """The same for many, whose copies have been put out of sight. Returns where each of them was."""
+        places, flying = self.queue.void_range(ids)
+        self._bar(flying)
+        return places
+
+    def _bar(self, flying: Iterable[int]) -> None:
+        for id_ in flying:
             self.store.bar(id_, self.manifest.store_path(id_))
             self._barred.add(id_)
             self.pool.cancel(id_)
-        for id_ in stored:
-            self.store.drop(id_, self.manifest.store_path(id_))
-        for id_ in ids:
-            self._on_final(id_)
 
 
 def _facts(manifest: Manifest, dataset: int) -> DatasetFacts:

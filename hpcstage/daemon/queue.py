@@ -115,6 +115,10 @@ class Queue:
         place = Place(self._places[id_])
         return Place.REFUSED if self._closed and place <= Place.PROMOTED else place
 
+    def size(self, id_: int) -> int:
+        """In bytes: of the copy, once there is one."""
+        return self._sizes[id_]
+
     def count(self, place: Place) -> int:
         """How many ids are there."""
         waiting = self._counts[Place.WAITING] + self._counts[Place.PROMOTED]
@@ -208,10 +212,7 @@ class Queue:
         self.used_files += 1
 
     def _refund(self, blocks: int) -> None:
-        self._room_bytes += blocks
-        self._room_inodes += 1
-        self.used_bytes -= blocks
-        self.used_files -= 1
+        self.freed(blocks, 1)
 
     def _move(self, id_: int, to: Place) -> None:
         self._counts[Place(self._places[id_])] -= 1
@@ -297,6 +298,27 @@ class Queue:
                 flying.append(id_)
             self._move(id_, Place.VOID)
         return flying
+
+    def void_range(self, ids: range) -> tuple[bytes, list[int]]:
+        """As `void`, for a million at once: where each was, and those in flight. What was stored keeps its room until
+        `freed` says that it is deleted."""
+        places = bytes(self._places[ids.start : ids.stop])
+        flying = [id_ for id_ in self._flying if id_ in ids and self._places[id_] == Place.FLYING]
+        for id_ in self._promoted:
+            if id_ in ids and self._places[id_] == Place.PROMOTED:
+                self._promoted_bytes -= self._sizes[id_]
+        for place in Place:
+            self._counts[place] -= places.count(place)
+        self._counts[Place.VOID] += len(ids)
+        self._places[ids.start : ids.stop] = bytes([Place.VOID]) * len(ids)
+        return places, flying
+
+    def freed(self, size_bytes: int, files: int) -> None:
+        """Void copies that were still on the disk are deleted."""
+        self._room_bytes += size_bytes
+        self._room_inodes += files
+        self.used_bytes -= size_bytes
+        self.used_files -= files
 
     def _set_size(self, id_: int, size_bytes: int) -> None:
         if self._sizes[id_] != size_bytes:

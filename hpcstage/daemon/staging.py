@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,8 +26,8 @@ from hpcstage.daemon.server import Reply
 from hpcstage.daemon.spec import DaemonSpec
 from hpcstage.daemon.wants import Parked
 from hpcstage.daemon.watch import Watch
+from hpcstage.daemon.writes import Writes
 from hpcstage.plan.manifest import Manifest
-from hpcstage.plan.roots import tidy
 from hpcstage.plan.types import Budget, Order
 from hpcstage.wire import Answer, Reason, State
 
@@ -80,8 +80,7 @@ class Staging:
         self._on_state = on_state
         self._parked = Parked()
         self._waiting_for_staged: list[int] = []
-        self._written: list[bytes] = []
-        """Written to before the manifest was there."""
+        self._writes = Writes(helpers, self._voided)
         self._closed_seen = Reason.NONE
 
     # ---- states
@@ -143,8 +142,7 @@ class Staging:
             run_started=self._started,
         )
         self.pool.open_manifest()
-        for path in self._written:
-            self._void(path)
+        self._writes.open(self.engine)
         self._enter(State.STAGING)
         self._choose()
         self.ordering.open(manifest, queue, order)
@@ -299,28 +297,13 @@ class Staging:
     def wrote(self, path: bytes) -> Reply:
         """A write begins: when this returns no stale copy is visible or will be."""
         if self.state is State.SCANNING:
-            self._written.append(path)
-        else:
-            self._void(path)
+            self._writes.hold(path)
+        elif self.engine is not None:
+            self._writes.void(path)
+            self.pump(time.monotonic())
         return Reply(Answer.DONE)
 
-    def _void(self, path: bytes) -> None:
-        if self.engine is None:
-            return
-        manifest = self.engine.manifest
-        id_ = manifest.find_source(path)
-        ids = [id_] if id_ is not None else list(manifest.ids_below(path)) or _datasets_below(manifest, path)
-        self.counts["void"] += len(ids)
-        self.engine.void(ids)
-        self.pump(time.monotonic())
-
-
-def _datasets_below(manifest: Manifest, path: bytes) -> list[int]:
-    """A directory above whole datasets was renamed or removed."""
-    prefix = tidy(path).rstrip(b"/") + b"/"
-    return [
-        id_
-        for index, dataset in enumerate(manifest.datasets)
-        if any(root.startswith(prefix) for root in (dataset.root, *dataset.aliases))
-        for id_ in manifest.ids_of(index)
-    ]
+    def _voided(self, ids: Container[int]) -> None:
+        for id_ in self._parked.ids():
+            if id_ in ids:
+                self._final(id_)

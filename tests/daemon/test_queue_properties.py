@@ -123,6 +123,20 @@ class QueueMachine(RuleBasedStateMachine):
             self.final[id_] = Place.VOID
         self.promoted = [i for i in self.promoted if i not in ids]
 
+    @rule(first=st.integers(0, 30), many=st.integers(0, 30))
+    def void_range(self, first, many):
+        ids = range(min(first, len(self.sizes)), min(first + many, len(self.sizes)))
+        before = [self.queue.place(i) for i in ids]
+        used = self.queue.used_files, self.queue.used_bytes
+        places, flying = self.queue.void_range(ids)
+        assert (self.queue.used_files, self.queue.used_bytes) == used, "kept until they are deleted"
+        assert set(flying) == {i for i, place in zip(ids, before, strict=True) if place is Place.FLYING}
+        stored = [i for i, place in zip(ids, places, strict=True) if place == Place.STORED]
+        assert stored == [i for i, place in zip(ids, before, strict=True) if place is Place.STORED]
+        self.queue.freed(sum(blocks_bytes(self.queue.size(i)) for i in stored), len(stored))
+        self.final.update(dict.fromkeys(ids, Place.VOID))
+        self.promoted = [i for i in self.promoted if i not in ids]
+
     @rule(data=st.data())
     def reorder(self, data):
         order = data.draw(st.lists(self.ids(), max_size=10))
@@ -155,6 +169,10 @@ class QueueMachine(RuleBasedStateMachine):
         for place in Place:
             assert self.queue.count(place) == places.count(place)
         assert self.queue.flying == len(self.flying)
+        stored = [i for i, place in enumerate(places) if place is Place.STORED]
+        assert self.queue.used_files == len(stored) + len(self.flying), "what is void gives its room back"
+        if not self.flying:
+            assert self.queue.used_bytes == sum(blocks_bytes(self.queue.size(i)) for i in stored)
         assert self.queue.waiting == places.count(Place.WAITING) + places.count(Place.PROMOTED)
 
     @invariant()
