@@ -180,8 +180,8 @@ def _as_meant(bench: Bench, cell: Cell) -> bool | None:
     clocked = bench.select(cell.name, CLOCKED)
     if not (ours and off and clocked):
         return None
-    announced = 0 if cell.own_sampler else EPOCHS
-    right = all(s["announcements"] == announced for s in [*ours, *clocked])
+    # An epoch that begins when all is staged and known is not announced any more.
+    right = all((s["announcements"] > 0) is not cell.own_sampler for s in [*ours, *clocked])
     right &= all(s["announcements"] == 0 for s in off)
     right &= all(s["clocks"]["samples"] > 0 for s in clocked)
     return right and all(s["swapped"] and cell.layer in s["layers"] for s in [*ours, *off, *clocked])
