@@ -122,9 +122,11 @@ class Config:
             "auto",
             parse.budget_text,
             "How much of the local disk may be used: bytes or a share of what is free, and inodes after a comma: "
-            "800GiB, 80%, 500GB,2000000. auto is 80%.",
+            "800GiB, 80%, 500GB,2000000. auto is 80%, and on a shared disk of a shared node the job's part of that.",
             metavar="SIZE|N%[,INODES]",
             group="disk",
+            more="A job that has some of the node's processors gets the same part of what is free, unless its\n"
+            "directory has a quota or a file system of its own.",
         )
     )
     copiers: int | None = field(

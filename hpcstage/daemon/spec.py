@@ -33,6 +33,9 @@ class DaemonSpec:
     budget_bytes: int | None = None
     """None: 80 % of what is free."""
     budget_inodes: int | None = None
+    budget_part: float = 1.0
+    """Of what is free, where the node and its disk are shared with other jobs; for a budget that is None."""
+    budget_part_why: str = ""
     copiers: int = 1
     transfers: int = 32
     """In flight per copier."""

@@ -120,7 +120,9 @@ class Staging:
         assert self.pool is not None
         assert self.outlook.scanned is not None
         spec = self.spec
-        limit = store.budget(self.node_dir, spec.budget_bytes, spec.budget_inodes)
+        limit = store.budget(
+            self.node_dir, spec.budget_bytes, spec.budget_inodes, spec.budget_part, spec.budget_part_why
+        )
         self.outlook.budget = limit
         queue = Queue(
             manifest.sizes,

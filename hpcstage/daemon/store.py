@@ -33,16 +33,17 @@ def free(path: Path) -> Free:
     return Free(status.f_bavail * status.f_frsize, status.f_favail if status.f_files else _NO_INODES)
 
 
-def budget(path: Path, size_bytes: int | None, inodes: int | None) -> Budget:
-    """What the store may use: what was asked for, else a share of what is free."""
+def budget(path: Path, size_bytes: int | None, inodes: int | None, part: float = 1.0, part_why: str = "") -> Budget:
+    """What the store may use: what was asked for, else a share of what is free for this job, which is `part` of it."""
     now = free(path)
     reasons = []
+    shown = f"{DEFAULT_SHARE:.0%} of what is free" + (f" for {part_why}" if part_why else "")
     if size_bytes is None:
-        size_bytes = int(now.size_bytes * DEFAULT_SHARE)
-        reasons.append(f"bytes: {DEFAULT_SHARE:.0%} of what is free")
+        size_bytes = int(now.size_bytes * DEFAULT_SHARE * part)
+        reasons.append(f"bytes: {shown}")
     if inodes is None:
-        inodes = int(now.inodes * DEFAULT_SHARE)
-        reasons.append(f"inodes: {DEFAULT_SHARE:.0%} of what is free")
+        inodes = int(now.inodes * DEFAULT_SHARE * part)
+        reasons.append(f"inodes: {shown}")
     return Budget(size_bytes, inodes, "; ".join(reasons) or "as asked for")
 
 

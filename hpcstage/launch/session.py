@@ -23,7 +23,7 @@ from hpcstage import __version__, wire
 from hpcstage import job as jobs
 from hpcstage.daemon.spec import DaemonSpec
 from hpcstage.errors import NotStarted
-from hpcstage.job import localdir, nodedir
+from hpcstage.job import localdir, nodedir, share
 from hpcstage.launch import control, environment, messages, page, rundir, shimdir
 from hpcstage.plan.datasets import already_local
 from hpcstage.record.index import state_dir
@@ -189,6 +189,7 @@ class Session:
     def _spec(self, resolved: Resolved, local: LocalDir, job: jobs.Job) -> DaemonSpec:
         config = self.config
         budget_bytes, budget_inodes = config.budget_asked().resolve(local.free_bytes, local.free_inodes)
+        disk = share.of_disk(job, local)
         return DaemonSpec(
             run_id=self.part.run_id,
             host=self.part.host,
@@ -202,6 +203,8 @@ class Session:
             learn=config.learn,
             budget_bytes=budget_bytes if budget_bytes is not None or not local.is_memory else local.free_bytes,
             budget_inodes=budget_inodes,
+            budget_part=disk.part if disk else 1.0,
+            budget_part_why=disk.why if disk else "",
             copiers=config.copier_count(job.cpus or len(os.sched_getaffinity(0))),
             transfers=config.transfers,
             max_rate_bytes_per_s=config.max_rate_bytes_per_s,
