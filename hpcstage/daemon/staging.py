@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Container
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcstage.daemon import scanning, store
@@ -19,6 +18,7 @@ from hpcstage.daemon.events import EventKind, Events
 from hpcstage.daemon.helpers import Helpers
 from hpcstage.daemon.messages import Result
 from hpcstage.daemon.ordering import Ordering
+from hpcstage.daemon.outlook import Outlook
 from hpcstage.daemon.pool import Pool
 from hpcstage.daemon.queue import FINAL, Place, Queue, Verdict
 from hpcstage.daemon.scanning import Scanned
@@ -34,19 +34,6 @@ from hpcstage.wire import Answer, Reason, State
 DIRECT_MODE = "direct"
 SCAN_HELPER = "scan"
 PLAN_HELPER = "plan"
-
-
-@dataclass
-class Outlook:
-    """What is known about the staging besides the files."""
-
-    scanned: Scanned | None = None
-    scan_error: str = ""
-    budget: Budget | None = None
-    mode: str = ""
-    mode_why: str = "asked for"
-    staged_at: float | None = None
-    problems: list[dict[str, str]] = field(default_factory=list)
 
 
 class Staging:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from hpcstage.daemon import store
 from hpcstage.daemon.engine import Engine
 from hpcstage.daemon.helpers import Helpers
-from hpcstage.daemon.queue import Place, blocks_bytes
+from hpcstage.daemon.queue import Place
+from hpcstage.daemon.room import blocks_bytes
 from hpcstage.plan.roots import tidy
 
 HELPER = "removal"
@@ -118,5 +119,5 @@ class Writes:
     def _removed(self, data: bytes | None) -> None:
         if data is not None:
             size_bytes, files = json.loads(data)
-            self._engine.queue.freed(size_bytes, files)
+            self._engine.queue.room.give_back(size_bytes, files)
         self._delete()

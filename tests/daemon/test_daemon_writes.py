@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from daemon_process import same, start_daemon, wait_until  # noqa: F401
 
-from hpcstage.daemon import engine as engine_module
 from hpcstage.daemon.copier import CopierSettings
+from hpcstage.daemon.copyall import run_to_end
 from hpcstage.daemon.engine import Engine
 from hpcstage.daemon.helpers import Helpers
 from hpcstage.daemon.pool import Pool
@@ -196,14 +196,14 @@ def test_the_room_of_many_is_free_once_they_are_deleted(local_dir, make_tree):
         pool.open_manifest()
         queue = Queue(manifest.sizes, Budget(1 << 40, 1 << 30))
         engine = Engine(manifest, queue, pool, store)
-        engine_module._run(engine)
+        run_to_end(engine)
         writes = Writes(helpers, lambda _: None)
         writes.open(engine)
         writes.void(os.fsencode(root))
         assert files_below(local_dir / "store") == []
-        assert queue.used_files == MANY + 100, "they are still on the disk"
+        assert queue.room.used_files == MANY + 100, "they are still on the disk"
         assert helpers.wait(HELPER, 30.0)
-        assert (queue.used_files, queue.used_bytes) == (0, 0)
+        assert (queue.room.used_files, queue.room.used_bytes) == (0, 0)
     finally:
         helpers.close()
         pool.close()
