@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import resource
+import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -159,8 +160,10 @@ def long_share(bench: Bench, cell: Cell, samples: int) -> float | None:
     clocks = [s["clocks"] for s in bench.select(cell.name, CLOCKED)]
     if announcing_s is None or sample_s is None or not clocks:
         return None
-    each_s = sorted((c["mark_us"] + c["log_us"]) / 1e6 + c["batches_s"] / max(c["samples"], 1) for c in clocks)
-    spent_s = max(announcing_s, 0.0) + samples * each_s[len(each_s) // 2]
+    each_s: list[float] = [
+        float(c["mark_us"] + c["log_us"]) / 1e6 + c["batches_s"] / max(c["samples"], 1) for c in clocks
+    ]
+    spent_s = max(announcing_s, 0.0) + samples * statistics.median(each_s)
     return 100 * spent_s / (samples * sample_s)
 
 
