@@ -153,7 +153,7 @@ class Copies:
 
 def engine(source: Path, node_dir: Path) -> int:
     """What the daemon does with a dataset, alone: scan, manifest, all files in the manifest's order."""
-    from hpcstage.daemon.engine import copy_all
+    from hpcstage.daemon.copyall import copy_all
     from hpcstage.plan.datasets import resolve
     from hpcstage.plan.scan import scan
 

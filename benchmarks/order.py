@@ -2,7 +2,7 @@
 
 Every form of sampler and loader runs alone and behind hpcstage, on emulated storage. Of each: the share of opens that
 came in the announced order, and that data, weights and random states are the same to the bit. A list of 1.28 million
-samples shows what an announcement takes.
+samples shows what an announcement takes. What learning costs where it gains nothing is `useless`'s.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import useless
 from benchmarks.files import Place, empty, make_files, place
 from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_most, holds, options_of, parser
 from benchmarks.programs import hpcstage_command, record, run
@@ -180,20 +181,29 @@ def measure(bench: Bench, options: Options, chosen: list[Cell], many: str) -> No
         for cell in chosen:
             bench.measure(cell.name, runs.arms(cell), options.rounds(2))
         if options.wants(many):
-            samples = QUICK_SAMPLES if options.quick else MANY_SAMPLES
-            bench.measure(many, runs.many_arms(samples), options.rounds(5))
+            bench.measure(many, runs.many_arms(many_samples(options)), options.rounds(5))
+        if useless.chosen(options):
+            runs_plain = useless.Runs(where, useless.QUICK_FILES if options.quick else useless.FILES)
+            useless.measure(bench, options, runs_plain, many_samples(options))
+
+
+def many_samples(options: Options) -> int:
+    """In a long list."""
+    return QUICK_SAMPLES if options.quick else MANY_SAMPLES
 
 
 def main() -> int:
     """Measures, prints, checks."""
     options = options_of(parser(__doc__).parse_args())
     bench = Bench("order", options)
-    many = f"{QUICK_SAMPLES if options.quick else MANY_SAMPLES} samples"
+    samples = many_samples(options)
+    many = f"{samples} samples"
     chosen = [cell for cell in cells(options.quick) if options.wants(cell.name)]
     measure(bench, options, chosen, many)
     table(bench, chosen, many)
+    useless.table(bench, options, samples)
     long = many_figures(bench, many) if options.wants(many) else []
-    return bench.finish([*figures(bench, chosen), *long])
+    return bench.finish([*figures(bench, chosen), *long, *useless.figures(bench, options, samples)])
 
 
 if __name__ == "__main__":

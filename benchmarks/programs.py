@@ -50,6 +50,7 @@ class Training:
     compute_only: bool = False
     passes: int = 1
     shuffle: bool = False
+    own_sampler: bool = False
     timings: Path | None = None
     weights: Path | None = None
 
@@ -59,7 +60,7 @@ class Training:
         words += ["--epochs", str(self.epochs), "--net", self.net, "--workers", str(self.workers)]
         words += ["--start-method", self.start_method, "--passes", str(self.passes)]
         words += ["--no-prefetch"] * (not self.prefetch) + ["--compute-only"] * self.compute_only
-        words += ["--shuffle"] * self.shuffle
+        words += ["--shuffle"] * self.shuffle + ["--own-sampler"] * self.own_sampler
         for option, path in (("--timings", self.timings), ("--weights", self.weights)):
             words += [option, str(path)] if path else []
         return words

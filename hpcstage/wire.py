@@ -62,10 +62,12 @@ u16 columns: files per sample in the table; 0: no table known. u16 flags. u32 ke
 
 NAME: a file below orders/: u32 indices into the loader's dataset in reading order; the daemon deletes it.
 TABLE: a file below orders/: NUL-separated absolute source paths, `columns` per sample, an empty entry where there is
-none. It is kept, for several processes may name it.
+none. It is kept, for several processes may name it. `chosen-..-of-BASE`: u32 rows of BASE, a table beside it, one per
+sample.
 FORMULA: `distributed n=.. replicas=.. rank=.. shuffle=0|1 drop_last=0|1 seed=.. epoch=..`, from which later epochs
 follow.
 """
+CHOSEN, CHOSEN_OF = "chosen-", "-of-"
 EPOCH_ENDED = 1
 """Flag: the stream is over or was abandoned; NAME and TABLE are empty. Where FORMULA is not, the epoch was read to its
 end and the later ones will come; `epoch` is then the one that is over, as in the formula."""

@@ -1,6 +1,6 @@
 """A dataset with a long list of samples, of which a program asks for one batch. Prints times and memory as JSON.
 
-python many.py DIR SAMPLES
+python many.py DIR SAMPLES [random|manifest|own]
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Iterator
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 
 class Many(Dataset[int]):
@@ -30,10 +31,25 @@ class Many(Dataset[int]):
             return len(file.read())
 
 
+class Backwards(Sampler[int]):
+    """A sampler of the program's own, which nobody knows."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.size - 1, -1, -1))
+
+
 def main() -> None:
     """One batch."""
     torch.manual_seed(1)
-    loader = DataLoader(Many(sys.argv[1], int(sys.argv[2])), batch_size=32, shuffle=True)
+    data, kind = Many(sys.argv[1], int(sys.argv[2])), sys.argv[3] if len(sys.argv) > 3 else "random"
+    sampler: Sampler[int] | None = Backwards(len(data)) if kind == "own" else None
+    loader = DataLoader(data, batch_size=32, shuffle=kind == "random", sampler=sampler)
     started_s = time.perf_counter()
     next(iter(loader))
     took_s = time.perf_counter() - started_s

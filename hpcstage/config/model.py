@@ -92,6 +92,17 @@ class Config:
         )
     )
     """As written; see `order_asked`."""
+    learn: bool = field(
+        metadata=_declare(
+            "learn",
+            "true",
+            parse.flag,
+            "Learn from the program what it will read: run PyTorch's samplers ahead, watch which files are opened, "
+            "leave a trace for the next run. Off, the order is what is known before the program starts.",
+            is_switch=True,
+            metavar="",
+        )
+    )
     local_dir: str | None = field(
         metadata=_declare(
             "local_dir",
@@ -111,9 +122,11 @@ class Config:
             "auto",
             parse.budget_text,
             "How much of the local disk may be used: bytes or a share of what is free, and inodes after a comma: "
-            "800GiB, 80%, 500GB,2000000. auto is 80%.",
+            "800GiB, 80%, 500GB,2000000. auto is 80%, and on a shared disk of a shared node the job's part of that.",
             metavar="SIZE|N%[,INODES]",
             group="disk",
+            more="A job that has some of the node's processors gets the same part of what is free, unless its\n"
+            "directory has a quota or a file system of its own.",
         )
     )
     copiers: int | None = field(

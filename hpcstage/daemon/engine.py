@@ -1,30 +1,25 @@
 """Drives the queue with the pool: hands ids to copiers, takes their results, keeps what the record needs to know.
 
-Owns what a result means (published, try again, failed, no room) and the time with transfers in flight. `copy_all` runs
-it without a daemon. It answers nobody: `on_final` tells the server that an id came to its end.
+Owns what a result means (published, try again, failed, no room) and the time with transfers in flight. It answers
+nobody: `on_final` tells the server that an id came to its end.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import select
 import stat
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from hpcstage.daemon.copier import CopierSettings
 from hpcstage.daemon.copyfile import Status
 from hpcstage.daemon.groupqueue import GroupQueue
 from hpcstage.daemon.messages import Result
 from hpcstage.daemon.pool import Pool
-from hpcstage.daemon.queue import FINAL, Place, Queue
-from hpcstage.daemon.stats import Totals
-from hpcstage.daemon.store import Store, budget
+from hpcstage.daemon.queue import Place, Queue
+from hpcstage.daemon.store import Store
 from hpcstage.plan.manifest import Manifest
-from hpcstage.plan.types import Budget
 from hpcstage.wire import Reason
 
 MOST_TRIES = 3
@@ -254,14 +249,21 @@ class Engine:
         """The files are written to: when this returns no copy of them is visible, or will ever be."""
         ids = [id_ for id_ in ids if self.queue.place(id_) is not Place.VOID]
         stored = [id_ for id_ in ids if self.queue.place(id_) is Place.STORED]
-        for id_ in self.queue.void(ids):
+        self._bar(self.queue.void(ids))
+        for id_ in stored:
+            self.store.drop(id_, self.manifest.store_path(id_))
+
+    def void_range(self, ids: range) -> bytes:
+        """The same for many, whose copies have been put out of sight. Returns where each of them was."""
+        places, flying = self.queue.void_range(ids)
+        self._bar(flying)
+        return places
+
+    def _bar(self, flying: Iterable[int]) -> None:
+        for id_ in flying:
             self.store.bar(id_, self.manifest.store_path(id_))
             self._barred.add(id_)
             self.pool.cancel(id_)
-        for id_ in stored:
-            self.store.drop(id_, self.manifest.store_path(id_))
-        for id_ in ids:
-            self._on_final(id_)
 
 
 def _facts(manifest: Manifest, dataset: int) -> DatasetFacts:
@@ -280,76 +282,3 @@ def describe(result: Result) -> str:
         Status.NOT_REGULAR: "not a regular file any more",
         Status.LOST: "its copier died",
     }.get(result.status, f"not copied ({result.status.name.lower()})")
-
-
-@dataclass(frozen=True)
-class EngineResult:
-    """What `copy_all` did."""
-
-    files: int
-    size_bytes: int
-    failed: int
-    refused: int
-    seconds: float
-    """From the first assignment to the last result; forking the copiers is not in it."""
-    totals: Totals
-    errors: list[dict[str, object]]
-
-
-def copy_all(
-    manifest: Manifest,
-    ids: Sequence[int] | None,
-    node_dir: Path,
-    *,
-    copiers: int = 1,
-    transfers: int = 32,
-    max_rate_bytes_per_s: float | None = None,
-    limit: Budget | None = None,
-    native: bool = True,
-) -> EngineResult:
-    """Copies files into `node_dir/store` in the order of `ids` (None: all), without a daemon, until all ended."""
-    store = Store(node_dir)
-    store.make()
-    manifest.save(node_dir / "manifest.bin")
-    settings = CopierSettings(node_dir, node_dir / "manifest.bin", transfers, max_rate_bytes_per_s, native)
-    pool = Pool(settings, copiers)
-    try:
-        limit = limit or budget(node_dir, None, None)
-        queue = Queue(manifest.sizes, limit, ids or (), max_rate_bytes_per_s=max_rate_bytes_per_s)
-        if ids is not None:
-            _leave_out(queue, ids)
-        pool.open_manifest()
-        engine = Engine(manifest, queue, pool, store)
-        return _run(engine)
-    finally:
-        pool.close()
-
-
-def _leave_out(queue: Queue, ids: Sequence[int]) -> None:
-    wanted = set(ids)
-    queue.void(id_ for id_ in range(len(queue)) if id_ not in wanted)
-
-
-def _run(engine: Engine) -> EngineResult:
-    started = time.monotonic()
-    queue = engine.queue
-    engine.pump(started)
-    while not queue.settled:
-        wait_s = queue.wake_after(time.monotonic())
-        readable, _, _ = select.select(engine.pool.fds(), [], [], 1.0 if wait_s is None else min(wait_s, 1.0))
-        now = time.monotonic()
-        for fd in readable:
-            engine.receive(fd, now)
-        engine.pump(now)
-    return EngineResult(
-        files=engine.stored_files,
-        size_bytes=engine.stored_bytes,
-        failed=queue.count(Place.FAILED),
-        refused=queue.count(Place.REFUSED),
-        seconds=time.monotonic() - started,
-        totals=engine.pool.stats.totals(),
-        errors=list(engine.errors.kinds.values()),
-    )
-
-
-__all__ = ["FINAL", "Engine", "EngineResult", "copy_all"]

@@ -20,7 +20,7 @@ from hpcstage.daemon.learn import MOST_INDEX, NONE, Rows, Table
 from hpcstage.daemon.streams import Stream, Who, merge
 from hpcstage.plan import sampling
 from hpcstage.plan.manifest import Manifest
-from hpcstage.wire import EPOCH, EPOCH_ENDED
+from hpcstage.wire import CHOSEN, CHOSEN_OF, EPOCH, EPOCH_ENDED
 
 LATER_EPOCHS = 3
 """So many epochs after the coming one are followed where a formula gives them."""
@@ -121,13 +121,32 @@ def work(job: Job) -> Outcome:
 
 def _rows(job: Job, one: Announced, outcome: Outcome) -> Rows:
     told = job.rows[one]
-    if told is not None:
-        return told
-    known = job.tables.get(one.table) or outcome.tables.get(one.table)
+    return told if told is not None else _table(job, one.table, one.columns, outcome)
+
+
+def _table(job: Job, name: str, columns: int, outcome: Outcome) -> Table:
+    known = job.tables.get(name) or outcome.tables.get(name)
     if known is None:
-        known = Table(_table_ids(job.manifest, job.orders / one.table), one.columns)
-        outcome.tables[one.table] = known
+        chosen, _, base = name.partition(CHOSEN_OF)
+        if base and chosen.startswith(CHOSEN) and not base.startswith(CHOSEN):
+            ids = _chosen_ids(job.orders / name, _table(job, base, columns, outcome))
+        else:
+            ids = _table_ids(job.manifest, job.orders / name)
+        known = Table(ids, columns)
+        outcome.tables[name] = known
     return known
+
+
+def _chosen_ids(path: Path, base: Table) -> array[int]:
+    rows = array("I")
+    rows.frombytes(path.read_bytes())
+    if sys.byteorder == "big":
+        rows.byteswap()
+    ids, columns, known = base.ids, base.columns, len(base.ids) // base.columns
+    chosen = array("I")
+    for row in rows:
+        chosen.extend(ids[row * columns : (row + 1) * columns] if row < known else [NONE] * columns)
+    return chosen
 
 
 def _mapped(job: Job, one: Announced, rows: Rows) -> Mapped:

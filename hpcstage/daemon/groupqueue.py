@@ -10,9 +10,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from hpcstage.daemon.queue import FINAL, LOOK_LIMIT, WAIT_FACTOR, Decision, Place, Verdict, blocks_bytes
+from hpcstage.daemon.groupsequences import PASSING
+from hpcstage.daemon.queue import FINAL, LOOK_LIMIT, WAIT_FACTOR, Decision, Place, Verdict
 from hpcstage.daemon.rates import Estimates
-from hpcstage.daemon.sharedqueue import PASSING, REMOTE, Share, SharedQueue
+from hpcstage.daemon.room import blocks_bytes
+from hpcstage.daemon.sharedqueue import SharedQueue
 from hpcstage.plan.types import Budget
 from hpcstage.wire import Reason
 
@@ -123,7 +125,7 @@ class GroupQueue(SharedQueue):
             if (size > size_bytes and self._far_flying) or not self._fits_now(id_):
                 self._hold(id_)
                 break
-            if not self._reserve(id_):
+            if not self.room.reserve(id_, size):
                 passed_over += 1
                 self._move(id_, Place.REFUSED)
                 continue
@@ -146,23 +148,16 @@ class GroupQueue(SharedQueue):
             id_ = self._far_held.popleft()
             if self._places[id_] in (Place.WAITING, Place.AWAY) and self.is_far(id_):
                 return id_
-        kept = self._next_of(REMOTE) if self._far_waiting else None
+        kept = self._sequences.pop_far() if self._far_waiting else None
         return self._next_ahead() if kept is None else kept
 
     def _next_ahead(self) -> int | None:
         """What the program will read next of what other nodes keep: the last order with a name that has some."""
         if not self.transit.limit_bytes:
             return None
-        for sequence in reversed(self._sequences):
-            ids = sequence.ids if sequence.name else ()
-            for position in range(sequence.ahead, len(ids)):
-                id_ = ids[position]
-                if self._places[id_] == Place.AWAY and self.is_far(id_):
-                    self.is_stalled = not self.transit.fits_ahead(blocks_bytes(self._sizes[id_]))
-                    sequence.ahead = position + (not self.is_stalled)
-                    return None if self.is_stalled else id_
-            sequence.ahead = len(ids)
-        return None
+        id_ = self._sequences.peek_ahead(Place.AWAY)
+        self.is_stalled = id_ is not None and not self.transit.fits_ahead(blocks_bytes(self._sizes[id_]))
+        return None if self.is_stalled else id_
 
     def hasten(self, id_: int) -> None:
         """Somebody else waits for it: it is asked for next."""
@@ -214,7 +209,7 @@ class GroupQueue(SharedQueue):
     def _put_back(self, id_: int) -> None:
         self._ahead.pop(id_, None)
         del self._flying[id_]
-        self._refund(id_, self._reserved.pop(id_))
+        self.room.release(id_)
         if self._places[id_] == Place.FLYING:
             self._move(id_, Place.AWAY if self._flags[id_] & PASSING else Place.WAITING)
 
@@ -226,8 +221,7 @@ class GroupQueue(SharedQueue):
             return place == Place.STORED
         if place == Place.PROMOTED:
             self._promoted_bytes -= self._sizes[id_]
-        self._charge(id_, blocks_bytes(size_bytes))
-        del self._reserved[id_]
+        self.room.take(id_, size_bytes)
         self._set_size(id_, size_bytes)
         self._move(id_, Place.STORED)
         return True
@@ -254,5 +248,7 @@ class GroupQueue(SharedQueue):
         flying = super().void(ids)
         return flying + [id_ for id_ in ids if id_ in self._doubtful and id_ not in self._flying]
 
-
-__all__ = ["GroupQueue", "Share"]
+    def void_range(self, ids: range) -> tuple[bytes, list[int]]:
+        """See Queue: also what was given up and may still come."""
+        places, flying = super().void_range(ids)
+        return places, flying + [id_ for id_ in self._doubtful if id_ in ids and id_ not in self._flying]

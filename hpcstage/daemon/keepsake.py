@@ -26,6 +26,7 @@ FULLER = 2
 """A trace with so many times the files is not replaced: a run that was broken off knows less."""
 NOTHING_OPENED = "no file was opened"
 NOT_ASKED = "not looked for: --order names another order"
+NOT_LEARNT = "learning is off"
 UNFINISHED = "it was not written in time"
 FAILED = "writing it failed: see the daemon's log"
 NO_STATE = "there is no state directory"

@@ -6,7 +6,6 @@ Owns lifecycle, clock and signals. It lives while a wrapper is attached, or a ch
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import os
 import selectors
 import signal
@@ -17,18 +16,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from hpcstage.daemon import nodepart, store
+from hpcstage.daemon import bytecode, lists, nodepart, signals, store
 from hpcstage.daemon.copier import CopierSettings
+from hpcstage.daemon.descriptors import Descriptors
 from hpcstage.daemon.engine import Busy
 from hpcstage.daemon.events import Events
 from hpcstage.daemon.helpers import Helpers
-from hpcstage.daemon.ordering import ORDER_HELPER, TRACE_HELPER
+from hpcstage.daemon.ordering import TRACE_HELPER
 from hpcstage.daemon.page import Page
 from hpcstage.daemon.pool import Pool
 from hpcstage.daemon.queue import Place
 from hpcstage.daemon.sampler import Reading, Sampler
 from hpcstage.daemon.scanning import MANIFEST_FILE
-from hpcstage.daemon.server import Reply, Server, allow_many_connections, open_listener
+from hpcstage.daemon.server import Reply, Server, open_listener
 from hpcstage.daemon.spec import DaemonSpec
 from hpcstage.daemon.staging import DIRECT_MODE, PLAN_HELPER, Staging
 from hpcstage.daemon.stats import Totals
@@ -76,7 +76,7 @@ class Daemon:
         self.wrappers = Wrappers(self.selector, self._nobody_left)
         self.sampler = Sampler(self._reading, self.started)
         self.reporter = nodepart.Reporter(spec, self.staging, self.page, self.sampler, self.started)
-        self._watched: dict[int, str] = {}
+        self.descriptors = Descriptors(self.selector)
         self._next_tick = self.started + TICK_S
         self._next_part = self.started
         self._next_missed = self.started + MISSED_EVERY_S
@@ -106,9 +106,11 @@ class Daemon:
 
     def run(self) -> None:
         """Until nobody is left, then the end."""
-        self._take_signals()
+        out = signals.take()
+        self.selector.register(out, selectors.EVENT_READ, lambda: self._signals(os.read(out, 64)))
         self._sweep_leftovers()
         self.staging.start()
+        self._compile_shim()
         while not self._ending:
             self._watch()
             for key, _ in self.selector.select(self._timeout()):
@@ -139,34 +141,17 @@ class Daemon:
         return max(0.0, until_tick if wake is None else min(wake, until_tick))
 
     def _watch(self) -> None:
-        """Copiers and helpers come and go: the selector follows."""
-        wanted = dict.fromkeys(self.helpers.fds(), "helper")
+        wanted: dict[int, Callable[[int], bool]] = dict.fromkeys(self.helpers.fds(), self._helper_ready)
         if self.pool is not None:
-            wanted.update(dict.fromkeys(self.pool.fds(), "copier"))
-        if wanted == self._watched:
-            return
-        for fd in self._watched:
-            with contextlib.suppress(KeyError, ValueError, OSError):
-                self.selector.unregister(fd)
-        for fd, kind in wanted.items():
-            receive = self._helper_ready if kind == "helper" else self._copier_ready
-            self.selector.register(fd, selectors.EVENT_READ, lambda fd=fd, receive=receive: receive(fd))
-        self._watched = wanted
+            wanted.update(dict.fromkeys(self.pool.fds(), self._copier_ready))
+        self.descriptors.watch(wanted)
 
-    def _helper_ready(self, fd: int) -> None:
-        if fd in self.helpers.fds() and self.helpers.receive(fd):
-            self._forget(fd)
+    def _helper_ready(self, fd: int) -> bool:
+        return fd not in self.helpers.fds() or self.helpers.receive(fd)
 
-    def _copier_ready(self, fd: int) -> None:
+    def _copier_ready(self, fd: int) -> bool:
         self.staging.receive(fd, time.monotonic())
-        if self.pool is not None and fd not in self.pool.fds():
-            self._forget(fd)
-
-    def _forget(self, fd: int) -> None:
-        """The descriptor is closed; its number may come again for something else."""
-        if self._watched.pop(fd, None) is not None:
-            with contextlib.suppress(KeyError, ValueError, OSError):
-                self.selector.unregister(fd)
+        return self.pool is None or fd not in self.pool.fds()
 
     def _tick(self, now: float) -> None:
         self._next_tick = max(self._next_tick + TICK_S, now)
@@ -212,19 +197,12 @@ class Daemon:
         if paths:
             self.helpers.start("sweep", lambda: _remove_all(paths), lambda _: None)
 
-    # ---- signals
+    def _compile_shim(self) -> None:
+        shim = self.node_dir / "shim"
+        if names := bytecode.missing(shim):
+            self.helpers.start(bytecode.HELPER, lambda: bytecode.fill(shim, names), lambda _: None)
 
-    def _take_signals(self) -> None:
-        for number in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        out, into = os.pipe()
-        os.set_blocking(out, False)
-        os.set_blocking(into, False)
-        signal.set_wakeup_fd(into, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, lambda *_: None)
-        faulthandler.register(signal.SIGUSR2, all_threads=True)
-        self.selector.register(out, selectors.EVENT_READ, lambda: self._signals(os.read(out, 64)))
+    # ---- signals
 
     def _signals(self, numbers: bytes) -> None:
         if signal.SIGUSR1 in numbers:
@@ -326,7 +304,7 @@ class Daemon:
             return self.node_dir
 
     def _write_last_part(self, deadline: float) -> None:
-        announced = [name for name in self.helpers.names() if name.startswith(ORDER_HELPER)]
+        announced = [name for name in self.helpers.names() if name.startswith(lists.HELPER)]
         for name in (*announced, TRACE_HELPER, PLAN_HELPER, _PART):
             self.helpers.wait(name, max(0.0, deadline - LEAST_WRITE_S - time.monotonic()))
         now = time.monotonic()
@@ -346,19 +324,3 @@ def log(text: str) -> None:
     """One line to daemon.log."""
     stamp = time.strftime("%H:%M:%S")
     print(f"{stamp} {text}", file=sys.stderr, flush=True)  # noqa: T201  standard error is daemon.log
-
-
-def main(arguments: list[str]) -> int:
-    """`python -m hpcstage.daemon SPEC`."""
-    spec = DaemonSpec.load(Path(arguments[0]))
-    if os.getsid(0) != os.getpid():
-        with contextlib.suppress(OSError):
-            os.setsid()
-    umask = os.umask(0o077)
-    os.chdir("/")
-    for fd in (spec.lock_fd, spec.listen_fd):
-        if fd is not None:
-            os.set_inheritable(fd, False)
-    allow_many_connections()
-    Daemon(spec, umask).run()
-    return 0

@@ -41,7 +41,9 @@ class NodeGroup:
 
     def __init__(self, spec: DaemonSpec, selector: selectors.BaseSelector, stage: Stage) -> None:
         self.peers: Peers | None = None
-        self.limit = store.budget(Path(spec.node_dir), spec.budget_bytes, spec.budget_inodes)
+        self.limit = store.budget(
+            Path(spec.node_dir), spec.budget_bytes, spec.budget_inodes, spec.budget_part, spec.budget_part_why
+        )
         """The same for all generations, whatever has been staged since."""
         self._spec = spec
         self._selector = selector

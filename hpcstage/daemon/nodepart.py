@@ -108,8 +108,8 @@ class Reporter:
             "size_bytes": limit.size_bytes,
             "inodes": limit.inodes,
             "why": limit.why,
-            "used_bytes": engine.queue.used_bytes,
-            "used_inodes": engine.queue.used_inodes,
+            "used_bytes": engine.queue.room.used_bytes,
+            "used_inodes": engine.queue.room.used_inodes,
         }
 
     def _order(self) -> dict[str, object]:

@@ -11,7 +11,7 @@ import os
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from hpcstage.daemon.asks import Askers, Requests, by_owner
 from hpcstage.daemon.copyfile import Status
@@ -253,6 +253,12 @@ class Peers:
         """An id came to its end here: those who asked are told."""
         for node in self._askers.settle(id_):
             self._offer(id_, node)
+
+    def voided(self, ids: Container[int]) -> None:
+        """These were written to: nobody waits for them."""
+        for id_ in self._askers.ids():
+            if id_ in ids:
+                self.final(id_)
 
     def refused(self) -> None:
         """Nothing more is read from the source: nobody waits for it."""

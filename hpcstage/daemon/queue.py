@@ -1,9 +1,9 @@
 """What is copied next, and what a want is told: a pure state machine over the ids of a manifest.
 
-Owns the state of every id, the order, the budget, the rate cap and the estimates behind the bound of a wait. It owns
-no clock (callers pass `now`, monotonic seconds), no disk, no process and no connection. An id ends in exactly one of
-STORED, FAILED, VOID and REFUSED; nothing is ever evicted. A million ids cost 9 MB: a byte of state and eight of size.
-Ids that come from other nodes are `groupqueue`'s.
+Owns the state of every id, the rate cap and the estimates behind the bound of a wait; the order is `sequences`'s, the
+budget `room`'s. It owns no clock (callers pass `now`, monotonic seconds), no disk, no process and no connection. An id
+ends in exactly one of STORED, FAILED, VOID and REFUSED; nothing is ever evicted. A million ids cost 9 MB: a byte of
+state and eight of size. Ids that come from other nodes are `groupqueue`'s.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 
 from hpcstage.daemon.rates import Bucket, Estimates
+from hpcstage.daemon.room import Room
+from hpcstage.daemon.sequences import WAITS, Sequences
 from hpcstage.plan.types import Budget
 from hpcstage.wire import Reason
 
-BLOCK_BYTES = 4096
 LOOK_LIMIT = 4096
 """Ids passed over in one call, so that a full store never holds up the event loop."""
 SHORTEST_WAIT_S = 0.25
 WAIT_FACTOR = 4.0
-_MOST_SEQUENCES = 8
 
 
 class Place(IntEnum):
     """Where an id is."""
 
-    WAITING = 0
+    WAITING = WAITS
     PROMOTED = 1
     FLYING = 2
     STORED = 3
@@ -64,26 +64,6 @@ class Decision:
 READY = Decision(Verdict.READY)
 
 
-@dataclass
-class OrderedIds:
-    """An order and how far it has been worked off."""
-
-    ids: Sequence[int]
-    cursor: int = 0
-    name: str = ""
-    far: int = 0
-    """Likewise for what comes from other nodes."""
-    ahead: int = 0
-    """Likewise for what is asked of them on demand, ahead of the demand."""
-
-    def pass_to(self, position: int, *, far: bool) -> None:
-        """So far nothing is left."""
-        if far:
-            self.far = position
-        else:
-            self.cursor = position
-
-
 class Queue:
     """The state of all ids. Every call is O(1) amortised, but for `reorder` and `void`: O(ids given)."""
 
@@ -100,18 +80,13 @@ class Queue:
     ) -> None:
         self._sizes = sizes
         self._places = bytearray(len(sizes))
-        self._sequences = [OrderedIds(range(len(sizes)))]
+        self._sequences = self._make_sequences()
         self._promoted: deque[int] = deque()
         self._promoted_bytes = 0
         self._flying: dict[int, float] = {}
-        self._reserved: dict[int, int] = {}
         self._counts = Counter({Place.WAITING: len(sizes)})
         self._closed = Reason.NONE
-        self._room_bytes = budget.size_bytes - directories * BLOCK_BYTES
-        self._room_inodes = budget.inodes - directories
-        self._used_directories = directories
-        self.used_bytes = 0
-        self.used_files = 0
+        self.room = self._make_room(budget, directories)
         self._bucket = Bucket(max_rate_bytes_per_s)
         self.estimates = Estimates()
         self.shortest_wait_s = SHORTEST_WAIT_S
@@ -119,6 +94,12 @@ class Queue:
         self._want_cap_s = want_cap_s
         if len(order):
             self.reorder(order)
+
+    def _make_sequences(self) -> Sequences:
+        return Sequences(self._places)
+
+    def _make_room(self, budget: Budget, directories: int) -> Room:
+        return Room(budget, directories)
 
     def __len__(self) -> int:
         return len(self._sizes)
@@ -129,6 +110,10 @@ class Queue:
         """Where an id is now."""
         place = Place(self._places[id_])
         return Place.REFUSED if self._closed and place <= Place.PROMOTED else place
+
+    def size(self, id_: int) -> int:
+        """In bytes: of the copy, once there is one."""
+        return self._sizes[id_]
 
     def count(self, place: Place) -> int:
         """How many ids are there."""
@@ -155,11 +140,6 @@ class Queue:
     def settled(self) -> bool:
         """Nothing is in flight and nothing will be handed out any more."""
         return not self._flying and not self.waiting
-
-    @property
-    def used_inodes(self) -> int:
-        """Files in the store or on their way, and the directories set aside for them."""
-        return self.used_files + self._used_directories
 
     @property
     def closed(self) -> Reason:
@@ -192,7 +172,7 @@ class Queue:
 
     def _pop(self) -> int | None:
         id_ = self._pop_promoted()
-        return self._pop_in_order() if id_ is None else id_
+        return self._sequences.pop() if id_ is None else id_
 
     def _pop_promoted(self) -> int | None:
         while self._promoted:
@@ -202,39 +182,10 @@ class Queue:
                 return id_
         return None
 
-    def _pop_in_order(self) -> int | None:
-        while self._sequences:
-            sequence = self._sequences[-1]
-            ids, places = sequence.ids, self._places
-            for position in range(sequence.cursor, len(ids)):
-                if places[ids[position]] == Place.WAITING:
-                    sequence.cursor = position + 1
-                    return ids[position]
-            self._sequences.pop()
-        return None
-
     def _reserve(self, id_: int) -> bool:
-        blocks = blocks_bytes(self._sizes[id_])
-        if self._room_inodes <= 0 or self._room_bytes < BLOCK_BYTES:
+        if self.room.is_full:
             self.close(Reason.FULL)
-        if blocks > self._room_bytes or self._room_inodes <= 0:
-            return False
-        self._charge(id_, blocks)
-        return True
-
-    def _charge(self, id_: int, blocks: int) -> None:
-        self._reserved[id_] = blocks
-        self._room_bytes -= blocks
-        self._room_inodes -= 1
-        self.used_bytes += blocks
-        self.used_files += 1
-
-    def _refund(self, id_: int, blocks: int) -> None:
-        del id_
-        self._room_bytes += blocks
-        self._room_inodes += 1
-        self.used_bytes -= blocks
-        self.used_files -= 1
+        return self.room.reserve(id_, self._sizes[id_])
 
     def _move(self, id_: int, to: Place) -> None:
         self._counts[Place(self._places[id_])] -= 1
@@ -276,11 +227,10 @@ class Queue:
         if started is None:
             return self._places[id_] == Place.STORED
         self._took(id_, size_bytes, now - started, now)
-        self._refund(id_, self._reserved.pop(id_))
+        self.room.release(id_)
         if self._places[id_] != Place.FLYING:
             return False
-        self._charge(id_, blocks_bytes(size_bytes))
-        del self._reserved[id_]
+        self.room.take(id_, size_bytes)
         self._set_size(id_, size_bytes)
         self._move(id_, Place.STORED)
         return True
@@ -296,7 +246,7 @@ class Queue:
             self.close(Reason.FULL)
         if self._flying.pop(id_, None) is None:
             return
-        self._refund(id_, self._reserved.pop(id_))
+        self.room.release(id_)
         if self._places[id_] == Place.FLYING:
             self._move(id_, Place.REFUSED if no_room else Place.FAILED)
 
@@ -304,7 +254,7 @@ class Queue:
         """A transfer was lost (its copier died): it waits again, in front."""
         if self._flying.pop(id_, None) is None:
             return
-        self._refund(id_, self._reserved.pop(id_))
+        self.room.release(id_)
         if self._places[id_] == Place.FLYING:
             self._move(id_, Place.PROMOTED)
             self._promoted.appendleft(id_)
@@ -318,11 +268,25 @@ class Queue:
             if place is Place.PROMOTED:
                 self._promoted_bytes -= self._sizes[id_]
             elif place is Place.STORED:
-                self._refund(id_, blocks_bytes(self._sizes[id_]))
+                self.room.drop(id_, self._sizes[id_])
             elif place is Place.FLYING:
                 flying.append(id_)
             self._move(id_, Place.VOID)
         return flying
+
+    def void_range(self, ids: range) -> tuple[bytes, list[int]]:
+        """As `void`, for a million at once: where each was, and those in flight. What was stored keeps its room: who
+        deletes it gives that back."""
+        places = bytes(self._places[ids.start : ids.stop])
+        flying = [id_ for id_ in self._flying if id_ in ids and self._places[id_] == Place.FLYING]
+        for id_ in self._promoted:
+            if id_ in ids and self._places[id_] == Place.PROMOTED:
+                self._promoted_bytes -= self._sizes[id_]
+        for place in Place:
+            self._counts[place] -= places.count(place)
+        self._counts[Place.VOID] += len(ids)
+        self._places[ids.start : ids.stop] = bytes([Place.VOID]) * len(ids)
+        return places, flying
 
     def _set_size(self, id_: int, size_bytes: int) -> None:
         if self._sizes[id_] != size_bytes:
@@ -337,29 +301,9 @@ class Queue:
 
         An order with a name takes the place of the last one of that name, which is forgotten.
         """
-        if name:
-            self._sequences = [sequence for sequence in self._sequences if sequence.name != name]
-        self._sequences.append(OrderedIds(order, name=name))
-        if len(self._sequences) > _MOST_SEQUENCES:
-            self._flatten()
-
-    def _flatten(self) -> None:
-        seen = bytearray(len(self._places))
-        flat = array("I")
-        for sequence in reversed(self._sequences):
-            for position in range(sequence.cursor, len(sequence.ids)):
-                id_ = sequence.ids[position]
-                if not seen[id_] and self._places[id_] == Place.WAITING:
-                    seen[id_] = 1
-                    flat.append(id_)
-        self._sequences = [OrderedIds(flat)]
+        self._sequences.push(order, name)
 
     def close(self, reason: Reason) -> None:
         """Nothing more is admitted; what is in flight may finish. The first reason stays."""
         if not self._closed:
             self._closed = reason
-
-
-def blocks_bytes(size_bytes: int) -> int:
-    """What a file of this size takes on disk."""
-    return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES

@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from hpcstage.daemon.queue import FINAL, OrderedIds, Place, Queue, Verdict, blocks_bytes
+from hpcstage.daemon.grouproom import GroupRoom
+from hpcstage.daemon.groupsequences import PASSING, REMOTE, GroupSequences
+from hpcstage.daemon.queue import FINAL, Place, Queue, Verdict
 from hpcstage.daemon.transit import Transit
 from hpcstage.plan.types import Budget
 
-REMOTE, PASSING = 1, 2
-"""Flags of an id: another node reads it from the source; it is not kept here."""
 _REMOTE = bytes(flag & REMOTE for flag in range(256))
 _PASSING = bytes(flag >> 1 & 1 for flag in range(256))
 _STILL = bytes(place in (Place.WAITING, Place.AWAY) for place in range(256))
@@ -41,31 +42,15 @@ class Share:
 class SharedQueue(Queue):
     """A queue that starts out as any other: `divide` makes ids come from other nodes, `adopt` takes that back."""
 
-    def __init__(
-        self,
-        sizes: Sequence[int],
-        budget: Budget,
-        order: Sequence[int] = (),
-        *,
-        directories: int = 0,
-        max_rate_bytes_per_s: float | None = None,
-        patience_s: float = 5.0,
-        want_cap_s: float = 20.0,
-    ) -> None:
-        super().__init__(
-            sizes,
-            budget,
-            order,
-            directories=directories,
-            max_rate_bytes_per_s=max_rate_bytes_per_s,
-            patience_s=patience_s,
-            want_cap_s=want_cap_s,
-        )
-        self.turns = 1
-        """So many files that other nodes asked for are read for one of this node's order."""
-        self.transit = Transit()
+    room: GroupRoom
+    _sequences: GroupSequences
+
+    def __init__(self, sizes: Sequence[int], budget: Budget, order: Sequence[int] = (), **options: Any) -> None:  # noqa: ANN401
         self._flags = bytearray(len(sizes))
         self._far_waiting = 0
+        super().__init__(sizes, budget, order, **options)
+        self.turns = 1
+        """So many files that other nodes asked for are read for one of this node's order."""
         self._far_promoted: deque[int] = deque()
         self._far_flying: dict[int, bool] = {}
         """Asked for, and whether somebody waited for it then."""
@@ -76,15 +61,25 @@ class SharedQueue(Queue):
         self._asked: deque[int] = deque()
         self._turn = 0
 
+    def _make_sequences(self) -> GroupSequences:
+        return GroupSequences(self._places, self._flags)
+
+    def _make_room(self, budget: Budget, directories: int) -> GroupRoom:
+        return GroupRoom(budget, directories, self._is_passing, self._drop)
+
+    @property
+    def transit(self) -> Transit:
+        """What passes through."""
+        return self.room.transit
+
     # ---- what is where
 
     def is_far(self, id_: int) -> bool:
         """Whether another node reads it from the source."""
         return bool(self._flags[id_] & REMOTE)
 
-    def size(self, id_: int) -> int:
-        """What is known of it, in bytes."""
-        return self._sizes[id_]
+    def _is_passing(self, id_: int) -> bool:
+        return bool(self._flags[id_] & PASSING)
 
     @property
     def near_waiting(self) -> int:
@@ -111,7 +106,7 @@ class SharedQueue(Queue):
 
     def divide(self, share: Share) -> None:
         """This node reads its share from the source. What has begun goes on, what is here stays. O(number of ids)."""
-        self._set_transit(share.transit)
+        self.room.set_aside(share.transit)
         rest = REMOTE if share.transit is None else REMOTE | PASSING
         flags = bytearray(bytes((rest,))) * len(self._flags)
         for ids, flag in ((share.others, REMOTE), (share.own, 0), (share.unplaced, PASSING)):
@@ -119,7 +114,7 @@ class SharedQueue(Queue):
                 flags[id_] = flag
         for id_ in self._flying.keys() - self._far_flying.keys():
             flags[id_] &= ~REMOTE
-        self._flags = flags
+        self._flags[:] = flags
         self._resettle()
         for id_ in share.unplaced:
             if self._places[id_] == Place.AWAY:
@@ -131,24 +126,17 @@ class SharedQueue(Queue):
             if self._places[id_] == Place.WAITING and not self.is_far(id_) and id_ not in busy:
                 self._flags[id_] |= REMOTE
                 self._far_waiting += 1
-        for sequence in self._sequences:
-            sequence.far = 0
+        self._sequences.restart(near=False)
 
     def adopt(self) -> None:
         """There are no other nodes: everything comes from the source, as far as there is room."""
-        self._set_transit(None)
-        self._flags = bytearray(len(self._flags))
+        self.room.set_aside(None)
+        self._flags[:] = bytes(len(self._flags))
         self._resettle()
 
     def start_at(self, position: int) -> None:
         """Where the list says nothing of the order: nodes begin at different places of it."""
-        self._sequences.insert(min(2, len(self._sequences)), OrderedIds(range(position, len(self._sizes))))
-
-    def _set_transit(self, limit: Budget | None) -> None:
-        given, inodes = (limit.size_bytes, limit.inodes) if limit else (0, 0)
-        self._room_bytes += self.transit.limit_bytes - given
-        self._room_inodes += self.transit.limit_inodes - inodes
-        self.transit.limit_bytes, self.transit.limit_inodes = given, inodes
+        self._sequences.start_at(position)
 
     def _resettle(self) -> None:
         """Counts and places follow the flags; all orders are gone through anew. Tens of milliseconds for a million."""
@@ -161,8 +149,7 @@ class SharedQueue(Queue):
         self._counts[Place.AWAY] = away.bit_count()
         self._counts[Place.WAITING] = still - away.bit_count()
         self._far_waiting = (waits & ~passing & remote).bit_count()
-        for sequence in self._sequences:
-            sequence.cursor = sequence.far = 0
+        self._sequences.restart(near=True)
         self._promote_anew()
 
     def _promote_anew(self) -> None:
@@ -198,62 +185,25 @@ class SharedQueue(Queue):
             id_ = self._released.popleft()
             if self._places[id_] == Place.WAITING and not self.is_far(id_):
                 return id_
-        return self._next_of(0) if self.near_waiting else None
-
-    def _next_of(self, kind: int) -> int | None:
-        """The next waiting id of the orders: with REMOTE one that comes from another node."""
-        places, flags = self._places, self._flags
-        for sequence in reversed(self._sequences):
-            ids = sequence.ids
-            for position in range(sequence.far if kind else sequence.cursor, len(ids)):
-                id_ = ids[position]
-                if places[id_] == Place.WAITING and flags[id_] & REMOTE == kind:
-                    sequence.pass_to(position + 1, far=bool(kind))
-                    return id_
-            sequence.pass_to(len(ids), far=bool(kind))
-        return None
-
-    def _flatten(self) -> None:
-        for sequence in self._sequences:
-            sequence.cursor = min(sequence.cursor, sequence.far)
-        super()._flatten()
-
-    # ---- room
-
-    def _reserve(self, id_: int) -> bool:
-        passing = self._flags[id_] & PASSING
-        if not passing and not self.transit.limit_bytes:
-            return super()._reserve(id_)
-        blocks = blocks_bytes(self._sizes[id_])
-        # Unlike in a queue without a group: a full store must not end what passes through.
-        here = blocks <= self._room_bytes and self._room_inodes > 0
-        if not (self.transit.fits(blocks) if passing else here):
-            return False
-        self._charge(id_, blocks)
-        return True
-
-    def _charge(self, id_: int, blocks: int) -> None:
-        if not self._flags[id_] & PASSING:
-            super()._charge(id_, blocks)
-            return
-        self._reserved[id_] = blocks
-        self.used_bytes += blocks
-        self.used_files += 1
-        self.transit.take(id_, blocks)
-        while (old := self.transit.surplus()) is not None:
-            self._drop(old)
-
-    def _refund(self, id_: int, blocks: int) -> None:
-        if not self.transit.give_back(id_):
-            super()._refund(id_, blocks)
-            return
-        self.used_bytes -= blocks
-        self.used_files -= 1
+        return self._sequences.pop() if self.near_waiting else None
 
     def _drop(self, id_: int) -> None:
-        self._refund(id_, blocks_bytes(self._sizes[id_]))
+        self.room.drop(id_, self._sizes[id_])
         self._move(id_, Place.AWAY)
         self.transit.dropped.append(id_)
+
+    def void_range(self, ids: range) -> tuple[bytes, list[int]]:
+        """See Queue."""
+        places, flying = super().void_range(ids)
+        for id_, place in zip(ids, places, strict=True):
+            self._far_waiting -= place == Place.WAITING and self.is_far(id_)
+            # Who deletes them gives room back as if all had been kept.
+            if place == Place.STORED and self.transit.give_back(id_):
+                self.room.now_kept(self._sizes[id_])
+        for id_ in self._far_promoted:
+            if id_ in ids and places[id_ - ids.start] == Place.PROMOTED:
+                self._promoted_bytes -= self._sizes[id_]
+        return places, flying
 
     # ---- asked by other nodes
 

@@ -28,9 +28,14 @@ class DaemonSpec:
     order: str
     """`auto`, `manifest`, `given` (the lists among the `--data` arguments, in their order), `trace`, `sampler`, or the
     path of a list of paths: see `plan.order`."""
+    learn: bool = True
+    """Watch what the program opens; shims announce nothing either where it is off."""
     budget_bytes: int | None = None
     """None: 80 % of what is free."""
     budget_inodes: int | None = None
+    budget_part: float = 1.0
+    """Of what is free, where the node and its disk are shared with other jobs; for a budget that is None."""
+    budget_part_why: str = ""
     copiers: int = 1
     transfers: int = 32
     """In flight per copier."""

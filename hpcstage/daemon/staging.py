@@ -10,8 +10,7 @@ import json
 import selectors
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from hpcstage.daemon.helpers import Helpers
 from hpcstage.daemon.messages import Result
 from hpcstage.daemon.nodegroup import NodeGroup
 from hpcstage.daemon.ordering import Ordering
+from hpcstage.daemon.outlook import Outlook
 from hpcstage.daemon.peers import Peers
 from hpcstage.daemon.pool import Pool
 from hpcstage.daemon.queue import FINAL, Place, Queue, Verdict
@@ -32,29 +32,16 @@ from hpcstage.daemon.server import Reply
 from hpcstage.daemon.spec import DaemonSpec
 from hpcstage.daemon.wants import Parked
 from hpcstage.daemon.watch import Watch
+from hpcstage.daemon.writes import Writes
 from hpcstage.plan.manifest import Manifest
 from hpcstage.plan.placement import Kind
-from hpcstage.plan.roots import tidy
-from hpcstage.plan.types import Budget, Order
+from hpcstage.plan.types import Order
 from hpcstage.wire import Answer, Reason, State
 
 DIRECT_MODE = "direct"
 SCAN_HELPER = "scan"
 PLAN_HELPER = "plan"
 MODE_HELPER = "mode"
-
-
-@dataclass
-class Outlook:
-    """What is known about the staging besides the files."""
-
-    scanned: Scanned | None = None
-    scan_error: str = ""
-    budget: Budget | None = None
-    mode: str = ""
-    mode_why: str = "asked for"
-    staged_at: float | None = None
-    problems: list[dict[str, str]] = field(default_factory=list)
 
 
 class Staging:
@@ -89,8 +76,7 @@ class Staging:
         self._on_state = on_state
         self._parked = Parked()
         self._waiting_for_staged: list[int] = []
-        self._written: list[bytes] = []
-        """Written to before the manifest was there."""
+        self._writes = Writes(helpers, self._voided)
         self._closed_seen = Reason.NONE
         self._decided: bytes | None = None
         """Mode auto: what the first node found, in JSON."""
@@ -107,7 +93,8 @@ class Staging:
             self._enter(State.MEASURING)
             return
         self._enter(State.SCANNING)
-        self._watch.start()
+        if self.spec.learn:
+            self._watch.start()
         if self.group is None or not self.group.is_waiting():
             self.scan()
 
@@ -158,7 +145,9 @@ class Staging:
     def _queue(self, manifest: Manifest, order: Order, directories: int) -> Queue:
         spec = self.spec
         if self.group is None:
-            limit = store.budget(self.node_dir, spec.budget_bytes, spec.budget_inodes)
+            limit = store.budget(
+                self.node_dir, spec.budget_bytes, spec.budget_inodes, spec.budget_part, spec.budget_part_why
+            )
         else:
             limit = self.group.limit
         self.outlook.budget = limit
@@ -186,8 +175,7 @@ class Staging:
             run_started=self._started,
         )
         self.pool.open_manifest()
-        for path in self._written:
-            self._void(path)
+        self._writes.open(self.engine)
         self._enter(State.STAGING)
         self._choose()
         if self.group is not None:
@@ -389,28 +377,15 @@ class Staging:
     def wrote(self, path: bytes) -> Reply:
         """A write begins: when this returns no stale copy is visible or will be."""
         if self.state is State.SCANNING:
-            self._written.append(path)
-        else:
-            self._void(path)
+            self._writes.hold(path)
+        elif self.engine is not None:
+            self._writes.void(path)
+            self.pump(time.monotonic())
         return Reply(Answer.DONE)
 
-    def _void(self, path: bytes) -> None:
-        if self.engine is None:
-            return
-        manifest = self.engine.manifest
-        id_ = manifest.find_source(path)
-        ids = [id_] if id_ is not None else list(manifest.ids_below(path)) or _datasets_below(manifest, path)
-        self.counts["void"] += len(ids)
-        self.engine.void(ids)
-        self.pump(time.monotonic())
-
-
-def _datasets_below(manifest: Manifest, path: bytes) -> list[int]:
-    """A directory above whole datasets was renamed or removed."""
-    prefix = tidy(path).rstrip(b"/") + b"/"
-    return [
-        id_
-        for index, dataset in enumerate(manifest.datasets)
-        if any(root.startswith(prefix) for root in (dataset.root, *dataset.aliases))
-        for id_ in manifest.ids_of(index)
-    ]
+    def _voided(self, ids: Container[int]) -> None:
+        for id_ in self._parked.ids():
+            if id_ in ids:
+                self._final(id_)
+        if self.peers is not None:
+            self.peers.voided(ids)

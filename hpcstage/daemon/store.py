@@ -33,16 +33,17 @@ def free(path: Path) -> Free:
     return Free(status.f_bavail * status.f_frsize, status.f_favail if status.f_files else _NO_INODES)
 
 
-def budget(path: Path, size_bytes: int | None, inodes: int | None) -> Budget:
-    """What the store may use: what was asked for, else a share of what is free."""
+def budget(path: Path, size_bytes: int | None, inodes: int | None, part: float = 1.0, part_why: str = "") -> Budget:
+    """What the store may use: what was asked for, else a share of what is free for this job, which is `part` of it."""
     now = free(path)
     reasons = []
+    shown = f"{DEFAULT_SHARE:.0%} of what is free" + (f" for {part_why}" if part_why else "")
     if size_bytes is None:
-        size_bytes = int(now.size_bytes * DEFAULT_SHARE)
-        reasons.append(f"bytes: {DEFAULT_SHARE:.0%} of what is free")
+        size_bytes = int(now.size_bytes * DEFAULT_SHARE * part)
+        reasons.append(f"bytes: {shown}")
     if inodes is None:
-        inodes = int(now.inodes * DEFAULT_SHARE)
-        reasons.append(f"inodes: {DEFAULT_SHARE:.0%} of what is free")
+        inodes = int(now.inodes * DEFAULT_SHARE * part)
+        reasons.append(f"inodes: {shown}")
     return Budget(size_bytes, inodes, "; ".join(reasons) or "as asked for")
 
 
@@ -52,6 +53,7 @@ class Store:
     def __init__(self, node_dir: Path) -> None:
         self.node_dir = node_dir
         self.root = os.fsencode(node_dir / "store")
+        self._asides = 0
 
     def make(self) -> None:
         """The directories that copiers need; what a daemon before us left in `incoming` goes."""
@@ -65,9 +67,27 @@ class Store:
 
     def drop(self, id_: int, store_path: bytes) -> None:
         """Removes a copy that is not in flight."""
-        for path in (self.path(store_path), self._link(b"", id_)):
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+        with contextlib.suppress(OSError):
+            os.unlink(self.path(store_path))
+        self.drop_link(id_)
+
+    def drop_link(self, id_: int) -> None:
+        """Removes the second name of a copy, if it has one."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._link(b"", id_))
+
+    def put_aside(self, directory: bytes) -> bytes | None:
+        """Renames a directory of the store out of sight, in one step; gives its new name, None if there was none."""
+        aside = os.fsencode(self.node_dir / "gone")
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(aside, 0o700)
+        self._asides += 1
+        name = aside + b"/%d" % self._asides
+        try:
+            os.rename(self.path(directory), name)
+        except FileNotFoundError:
+            return None
+        return name
 
     def bar(self, id_: int, store_path: bytes) -> bool:
         """Puts a tombstone in the place of a copy that is in flight: from now on it cannot be published.
@@ -108,7 +128,7 @@ class Store:
         return os.fsencode(self.node_dir / "links") + b"/" + prefix + b"%d" % id_
 
 
-def remove_tree(path: Path, *, last: tuple[str, ...] = ()) -> None:
+def remove_tree(path: Path | str, *, last: tuple[str, ...] = ()) -> None:
     """Removes a directory with several threads; entries named in `last` go last. Errors are passed over."""
     with ThreadPoolExecutor(_REMOVERS) as pool:
         _empty(os.fsencode(path), pool, {os.fsencode(name) for name in last})

@@ -47,6 +47,7 @@ class Watch:
         self.learner: Learner | None = None
         self.keeping = Keeping(self._family)
         self.events = 0
+        self._watched = False
         self._page = page
         self._started = started
         self._opens = Opens(node_dir / DIRECTORY, page.ended)
@@ -63,7 +64,7 @@ class Watch:
 
     def start(self) -> None:
         """From here on processes log what they open."""
-        self._logging = True
+        self._logging = self._watched = True
         self._page.set_logging(True)
 
     def open(
@@ -212,7 +213,7 @@ class Watch:
             "tables": tables,
             "events": self.events,
             "lost_bytes": self._opens.lost_bytes,
-            "opened_files": None if self.learner is None else len(self.learner.first),
+            "opened_files": len(self.learner.first) if self.learner is not None and self._watched else None,
         }
 
 

@@ -37,6 +37,9 @@ class Probe(Protocol):
     def space(self, path: str) -> Space:
         """Raises OSError."""
 
+    def is_own(self, path: str, *, made_for_job: bool) -> bool:
+        """Whether what is free there is free for this directory alone."""
+
     def memory_left(self) -> int | None:
         """Bytes that the job may still take; None is unknown."""
 
@@ -69,10 +72,30 @@ class Machine:
         device = os.stat(path).st_dev
         return Space(found.f_bavail * found.f_frsize, free_inodes, device, bool(found.f_flag & os.ST_RDONLY))
 
+    def is_own(self, path: str, *, made_for_job: bool) -> bool:
+        """A quota on the directory (it promises less than the file system around it), or, if it was made for the job, a
+        file system of its own."""
+        try:
+            top = _top_of_file_system(path)
+            if top == os.path.realpath(path):
+                return made_for_job
+            return os.statvfs(path).f_blocks != os.statvfs(top).f_blocks
+        except OSError:
+            return False
+
     def memory_left(self) -> int | None:
         """The lower of what the node has available and what the job's control group leaves."""
         found = [n for n in (_available(), *_group_left()) if n is not None]
         return max(min(found), 0) if found else None
+
+
+def _top_of_file_system(path: str) -> str:
+    """The uppermost directory above `path` on the same device."""
+    top = os.path.realpath(path)
+    device = os.stat(top).st_dev
+    while top != "/" and os.stat(os.path.dirname(top)).st_dev == device:
+        top = os.path.dirname(top)
+    return top
 
 
 def mount_kind(mountinfo: bytes, path: bytes) -> str | None:

@@ -44,6 +44,8 @@ class LocalDir:
     device: int
     is_network: bool = False
     """Other nodes see the same directory."""
+    is_own: bool = False
+    """What is free there is free for this job alone."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,7 @@ def _checked(candidate: _Candidate, probe: Probe, before: tuple[str, ...]) -> Lo
         space.free_inodes,
         space.device,
         is_network(kind),
+        is_own=probe.is_own(path, made_for_job=not candidate.explicit and candidate.scheduled),
     )
 
 

@@ -1,14 +1,24 @@
-"""The environments of the command and of the daemon: values in, values out."""
+"""The environments of the command and of the daemon: values in, values out.
+
+Owns what of it reaches a container of Apptainer or Singularity that is started with --cleanenv: our own variables, and
+the shim where the user names a PYTHONPATH for the container. Where he does not, the image may have one of its own,
+which a variable of ours would replace; so there is none.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 from hpcstage import __version__
 
 MPI_PREFIXES = ("PMI_", "PMIX_", "OMPI_", "HYDRA_", "HYDI_", "MPIR_", "MPI_", "I_MPI_", "MV2_", "PALS_", "PRTE_")
+
+
+CONTAINERS = {"apptainer": "APPTAINERENV_", "singularity": "SINGULARITYENV_"}
+"""Command → prefix of the variables that it sets in a container. Apptainer takes both, and complains of the older."""
 
 
 def for_command(
@@ -23,9 +33,18 @@ def for_command(
         "HPCSTAGE_NODE_DIR": os.fspath(node_dir),
         "HPCSTAGE_LOCAL_DIR": os.fspath(node_dir / "store"),
         "HPCSTAGE_SOCKET": os.fspath(sock),
-        "PYTHONPATH": _prepend(os.fspath(shim_dir), env.get("PYTHONPATH", "")),
     }
-    return {**env, **ours}
+    paths = {"PYTHONPATH": env.get("PYTHONPATH", "")}
+    paths |= {name: env[name] for prefix in CONTAINERS.values() if (name := f"{prefix}PYTHONPATH") in env}
+    shim = {name: _prepend(os.fspath(shim_dir), path) for name, path in paths.items()}
+    return {**env, **ours, **_in_containers(env, ours), **shim}
+
+
+def _in_containers(env: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:
+    for command, prefix in CONTAINERS.items():
+        if shutil.which(command, path=env.get("PATH", os.defpath)):
+            return {prefix + name: value for name, value in ours.items()}
+    return {}
 
 
 def for_daemon(env: Mapping[str, str], package_parent: Path) -> dict[str, str]:

@@ -132,7 +132,7 @@ def shims(lead: LeadSpec, spec: DaemonSpec, node: nodes.Node) -> nodes.ShimSetup
     virtual = None
     if lead.virtual:
         virtual = os.fspath(node.path.parent / groupspec.virtual_name(lead.run_id, 0))[:-1], len(lead.hosts)
-    return nodes.ShimSetup(spec.datasets, lead.intercept, spec.mode == "direct", spec.want_cap_s, virtual)
+    return nodes.ShimSetup(spec.datasets, lead.intercept, spec.mode == "direct", spec.want_cap_s, virtual, spec.learn)
 
 
 def _spec(lead: LeadSpec, index: int, template: DaemonSpec, node: nodes.Node, local: LocalDir, job: Job) -> DaemonSpec:

@@ -60,6 +60,7 @@ class ShimSetup:
     want_cap_s: float
     virtual: tuple[str, int] | None = None
     """(what the node directories of all virtual nodes begin with, their number)."""
+    learn: bool = True
 
 
 def prepare(node: Node, setup: ShimSetup) -> None:
@@ -79,6 +80,7 @@ def prepare(node: Node, setup: ShimSetup) -> None:
         want_cap_s=setup.want_cap_s,
         sock=node.sock,
         virtual=setup.virtual,
+        learn=setup.learn,
     )
 
 

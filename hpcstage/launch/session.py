@@ -20,7 +20,7 @@ from hpcstage import job as jobs
 from hpcstage import wire
 from hpcstage.daemon.spec import DaemonSpec
 from hpcstage.errors import NotStarted
-from hpcstage.job import localdir, nodedir
+from hpcstage.job import localdir, nodedir, share
 from hpcstage.launch import control, environment, facts, grouping, hosted, messages, nodes, page, rundir
 from hpcstage.record import index
 from hpcstage.record.index import state_dir
@@ -195,8 +195,9 @@ class Session:
             spec = self._spec(resolved, local, job)
             resolved.save(self.node.path / "resolved")  # a list may be readable only once
             lead = grouping.lead_spec(self, spec, local, group) if group is not None else None
+            config = self.config
             setup = nodes.ShimSetup(
-                resolved.datasets, self.config.intercept, spec.mode == "direct", self.config.want_cap_s
+                resolved.datasets, config.intercept, spec.mode == "direct", config.want_cap_s, learn=config.learn
             )
             nodes.prepare(self.node, setup if lead is None else hosted.shims(lead, spec, self.node))
             self.control = nodes.start_daemon(self.node, spec, os.environ)
@@ -221,6 +222,7 @@ class Session:
         shares = len(group.hosts) if group is not None and group.virtual else 1
         budget_bytes, budget_inodes = hosted.budget(config.budget, local, shares)
         cpus = job.cpus or len(os.sched_getaffinity(0))
+        disk = share.of_disk(job, local)
         return DaemonSpec(
             run_id=self.part.run_id,
             host=self.part.host if group is None else group.hosts[group.index],
@@ -231,8 +233,11 @@ class Session:
             arguments=list(config.data),
             cwd=self.part.cwd,
             order=config.order_asked(),
+            learn=config.learn,
             budget_bytes=budget_bytes,
             budget_inodes=budget_inodes,
+            budget_part=disk.part if disk else 1.0,
+            budget_part_why=disk.why if disk else "",
             copiers=config.copier_count(max(1, cpus // shares)),
             transfers=config.transfers,
             max_rate_bytes_per_s=config.max_rate_bytes_per_s,

@@ -31,10 +31,12 @@ def install(
     want_cap_s: float,
     sock: Path | None = None,
     virtual: tuple[str, int] | None = None,
+    learn: bool = True,
 ) -> Path:
     """Makes `<node_dir>/shim` and returns it. `maps`: (root or alias, directory in the store). `mode` is `stage` or
-    `direct`, `intercept` one of auto, native, python and off, `sock` the socket if it is not `<node_dir>/sock`.
-    `virtual`: what the directories of all virtual nodes begin with, and their number; a process finds its own."""
+    `direct`, `intercept` one of auto, native, python and off, `sock` the socket if it is not `<node_dir>/sock`, `learn`
+    whether processes say what they will read. `virtual`: what the directories of all virtual nodes begin with, and
+    their number; a process finds its own."""
     shim = node_dir / "shim"
     shim.mkdir(mode=0o700)
     for source in _files():
@@ -44,7 +46,7 @@ def install(
     selftest.mkdir(parents=True, mode=0o700)
     (selftest / "probe").write_bytes(SELFTEST)
     settings = _settings(node_dir, sock or node_dir / "sock", want_cap_s)
-    settings |= {"intercept": intercept, "mode": mode}
+    settings |= {"intercept": intercept, "mode": mode, "learn": "yes" if learn else "no"}
     if virtual is not None:
         settings |= {"virtual": virtual[0], "nodes": str(virtual[1])}
     (shim / "config").write_bytes(_config(settings, maps))

@@ -111,7 +111,7 @@ class Manifest:
             mode=self._modes[file_id],
             device=self._devices[file_id],
             inode=self._inodes[file_id],
-            is_link=bool(self._flags[file_id] & LINK_FLAG),
+            is_link=self.is_link(file_id),
         )
 
     def path(self, file_id: int) -> bytes:
@@ -127,10 +127,6 @@ class Manifest:
         """In bytes, at the scan."""
         return self._sizes[file_id]
 
-    def is_link(self, file_id: int) -> bool:
-        """Whether it is a symbolic link at the source."""
-        return bool(self._flags[file_id] & LINK_FLAG)
-
     def source_path(self, file_id: int) -> bytes:
         """The absolute path at the source."""
         return join(self.datasets[self._of[file_id]].root, self.path(file_id))
@@ -138,6 +134,10 @@ class Manifest:
     def store_path(self, file_id: int) -> bytes:
         """The path of the staged copy below `store/`."""
         return os.fsencode(self.datasets[self._of[file_id]].name) + b"/" + self.path(file_id)
+
+    def is_link(self, file_id: int) -> bool:
+        """Whether it is a symbolic link at the source."""
+        return bool(self._flags[file_id] & LINK_FLAG)
 
     # ---- look-ups
 
@@ -166,6 +166,11 @@ class Manifest:
             return range(first, last)
         # Files of a directory are neighbours: their paths begin with it and a slash; "0" follows "/".
         return range(self._bisect(below + b"/", first, last), self._bisect(below + b"0", first, last))
+
+    def store_directory(self, directory: bytes) -> bytes | None:
+        """The path below `store/` of an absolute directory; None outside the datasets."""
+        place = self._roots.locate(directory)
+        return None if place is None else join(os.fsencode(self.datasets[place[0]].name), place[1])
 
     def ids_of(self, dataset: int) -> range:
         """The ids of a dataset's files."""

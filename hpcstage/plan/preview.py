@@ -28,6 +28,7 @@ from hpcstage.plan.types import Budget, Dataset, Kept, Order, Rates, Workload
 if TYPE_CHECKING:
     from hpcstage.config import Config
     from hpcstage.job.localdir import LocalDir
+    from hpcstage.job.share import Share
     from hpcstage.job.types import Job
     from hpcstage.plan.readings import Asked
     from hpcstage.record.workload import Measured
@@ -115,15 +116,18 @@ def preview(
 
 def local_disk(config: Config, env: Mapping[str, str]) -> Disk:
     """The directory that a run here would use. On a login node there may be none: then the budget is unknown."""
-    from hpcstage.job import localdir
+    from hpcstage.job import localdir, share
 
+    job = _job(env)
     try:
-        local = localdir.choose(config.local_dir, env, _job(env))
+        local = localdir.choose(config.local_dir, env, job)
     except LocalDiskProblem as error:
         return Disk(None, f"none here: {error.what}", None)
     if local is None:
         return Disk(None, "none, as asked for", None)
-    return Disk(local.path, f"{local.path} ({local.why})", _budget(config, local), local.device)
+    return Disk(
+        local.path, f"{local.path} ({local.why})", _budget(config, local, share.of_disk(job, local)), local.device
+    )
 
 
 def _job(env: Mapping[str, str]) -> Job:
@@ -132,16 +136,17 @@ def _job(env: Mapping[str, str]) -> Job:
     return detect(env, hostname=socket.gethostname())
 
 
-def _budget(config: Config, local: LocalDir) -> Budget:
+def _budget(config: Config, local: LocalDir, mine: Share | None) -> Budget:
     size, inodes = config.budget_asked().resolve(local.free_bytes, local.free_inodes)
     why = "as asked for"
+    part = DEFAULT_SHARE * (mine.part if mine else 1.0)
     if size is None:
         # What is free of memory is already the part that staging may take.
-        share = 1.0 if local.is_memory else DEFAULT_SHARE
-        size = int(local.free_bytes * share)
-        why = "half of the free memory" if local.is_memory else f"{share:.0%} of what is free"
+        size = int(local.free_bytes * (1.0 if local.is_memory else part))
+        why = f"{DEFAULT_SHARE:.0%} of what is free" + (f" for {mine.why}" if mine else "")
+        why = "half of the free memory" if local.is_memory else why
     if inodes is None:
-        inodes = NO_LIMIT if local.free_inodes is None else int(local.free_inodes * DEFAULT_SHARE)
+        inodes = NO_LIMIT if local.free_inodes is None else int(local.free_inodes * part)
     return Budget(size, inodes, why)
 
 

@@ -68,6 +68,7 @@ class Config:
         self.direct = values[b"mode"] == b"direct"
         self.virtual = values.get(b"virtual", b"")
         self.nodes = int(values.get(b"nodes", b"1"))
+        self.learns = values.get(b"learn") != b"no"
         self.node_dir = values[b"node_dir"]
         self.sock = values[b"sock"]
         self.page = values[b"page"]

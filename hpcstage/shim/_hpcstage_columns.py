@@ -30,6 +30,8 @@ class Column:
         self.suffix = ""
         self.tidy = False
         """Whether names are spelt with dots that the daemon would not understand."""
+        self.costly = False
+        """Whether reading a name leaves something behind: a PathLike keeps its text."""
 
     def names(self, wanted: Sequence[int]) -> list[Any]:
         """As the program has them: str, bytes, PathLike, or anything else where there is none."""
@@ -39,13 +41,21 @@ class Column:
     def take(self, wanted: Sequence[int]) -> list[str]:
         """Absolute names of these samples; empty where there is none."""
         names = self.names(wanted)
+        try:
+            return self._alike(names)
+        except TypeError:
+            return [self.whole(name) for name in names]
+
+    def _alike(self, names: list[Any]) -> list[str]:
+        """What `whole` makes of each, quickly. Raises TypeError where not all are spelt alike."""
         prefix, suffix = self.prefix, self.suffix
-        if not self.tidy:
-            try:
-                return [prefix + name + suffix for name in names] if prefix or suffix else _all_str(names)
-            except TypeError:
-                pass
-        return [self.whole(name) for name in names]
+        if names and isinstance(names[0], bytes):
+            names = _separated(os.fsdecode(b"\0".join(names)), len(names))
+        if self.tidy:
+            names, prefix = _tidied(names, prefix), ""
+        if prefix or suffix:
+            return [prefix + name + suffix if type(name) is str else self.whole(name) for name in names]
+        return [name if type(name) is str else self.whole(name) for name in names]
 
     def whole(self, name: Any) -> str:
         """One name, made absolute."""
@@ -56,9 +66,25 @@ class Column:
         return os.path.normpath(path + self.suffix) if self.tidy else path + self.suffix
 
 
-def _all_str(names: list[Any]) -> list[str]:
-    "".join(names)  # raises TypeError at the first that is none
+def _separated(text: str, count: int) -> list[str]:
+    names = text.split("\0")
+    if len(names) != count:
+        raise TypeError
     return names
+
+
+def _tidied(names: list[str], prefix: str) -> list[str]:
+    """Names that all begin with the same dots, without them and absolute."""
+    text = "\0" + "\0".join(names)
+    end = max(text.find("\0", 1), 0) or len(text)
+    head = text[: max(text.rfind("./", 0, end), text.rfind("//", 0, end)) + 2]
+    if text.count(head) != len(names):
+        raise TypeError
+    begin = os.path.normpath(head[1:] if head[1:2] == "/" else prefix + head[1:])
+    text = text.replace(head, "\0" + (begin if begin[-1:] == "/" else begin + "/"))
+    if "./" in text or "//" in text:
+        raise TypeError
+    return _separated(text[1:], len(names))
 
 
 def as_text(name: Any) -> str:
@@ -162,15 +188,21 @@ def _places(entries: list[Any]) -> list[Place]:
 
 def integers(sequence: Any, wanted: Sequence[int]) -> list[int]:
     """Some numbers of a list, range, array, tensor or Arrow-like column of numbers."""
+    return [int(number) for number in numbers(sequence, wanted)]
+
+
+def numbers(sequence: Any, wanted: Sequence[int]) -> Sequence[Any]:
+    """The same, of whatever type they are."""
     if hasattr(type(sequence), "to_pylist"):
-        some = _read_arrow(sequence)(wanted)
-    elif isinstance(wanted, range):
+        return _read_arrow(sequence)(wanted)
+    if isinstance(wanted, range):
         some = sequence[wanted.start : wanted.stop]
     elif isinstance(sequence, (list, tuple, range)):
         some = [sequence[index] for index in wanted]
     else:
         some = sequence[list(wanted)]
-    return [int(number) for number in (some.tolist() if hasattr(some, "tolist") else some)]
+    found: Sequence[Any] = some.tolist() if hasattr(some, "tolist") else some
+    return found
 
 
 def are_integers(sequence: Any) -> bool:

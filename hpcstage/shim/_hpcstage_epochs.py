@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
+from functools import partial
 from time import monotonic_ns
 
 import _hpcstage_files as files  # type: ignore[import-not-found]
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 ASK_CAP_S = 1.0
 HEAD_SAMPLES = 2048
 HEAD_FROM_SAMPLES = 4096
+COSTLY_SAMPLES = 65_536
+"""Of a dataset whose table costs too much, and is learnt from what is opened."""
 MAP_STYLE = 0
 ANNOUNCED_IN = (wire.STATE_STARTING, wire.STATE_SCANNING, wire.STATE_STAGING)
 
@@ -157,20 +160,20 @@ class Epochs:
             table = tables.table_of(dataset, self._roots)
             if table is None:
                 return None, b""
-            name = files.table_name(dataset, table)
-            if not os.access(self._orders + name, os.F_OK):
-                self._send_head(table, indices)
-                files.write(self._orders, name, files.pieces(table))
-            return table, name
+            if table.costly:
+                self._send_head(table, indices, COSTLY_SAMPLES)
+                return None, b""
+            head = partial(self._send_head, table, indices, HEAD_SAMPLES)
+            return table, files.write_table(self._orders, table, head)
         except Exception:  # the order is worth announcing without it
             self._counters.count(wire.COUNTER_ERRORS, 1)
             return None, b""
 
-    def _send_head(self, table: Any, indices: Any) -> None:
+    def _send_head(self, table: Any, indices: Any, samples: int) -> None:
         """So that copying in the right order begins before the table is written and read."""
         if table.rows <= HEAD_FROM_SAMPLES:
             return
-        names = [name for name in table.take(list(indices[:HEAD_SAMPLES])) if name]
+        names = [name for name in table.take(list(indices[:samples])) if name]
         file = b"epoch-%d-head-%s" % (os.getpid(), os.urandom(3).hex().encode())
         files.write(self._orders, file, iter([os.fsencode("\0".join(names))]))
         self._ask(wire.KIND_ORDER, file, ASK_CAP_S)

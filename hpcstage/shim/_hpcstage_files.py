@@ -1,39 +1,68 @@
 """Writes what is announced: files below orders/, whole under their names or not there at all.
 
-Owns the form of a table: NUL-separated absolute names, sample by sample, written in pieces to take little memory.
+Owns the form of a table: NUL-separated absolute names, sample by sample, written in pieces to take little memory; where
+the samples are chosen from another table, that table and the rows of it.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from zlib import crc32
 
+import _hpcstage_tables as tables  # type: ignore[import-not-found]
 from _hpcstage_marks import spread  # type: ignore[import-not-found]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Iterator
+    from typing import Any, Callable, Iterator
 
 PIECE_SAMPLES = 8192
+CHOSEN_FROM_SAMPLES = 1 << 16
+"""What is shorter is written as it is."""
 
 
-def table_name(dataset: Any, table: Any) -> bytes:
-    """The same for all processes that have the same table."""
-    kind = "%s.%s" % (type(dataset).__module__, type(dataset).__qualname__)
-    sample = "\0".join([kind, *table.take(spread(table.rows))])
-    return b"table-%d-%d-%08x" % (table.rows, table.columns, crc32(os.fsencode(sample)))
+def write_table(directory: bytes, table: Any, before: Callable[[], None]) -> bytes:
+    """Writes what is not there yet of a table, and gives its name. Calls `before` if there is much to write."""
+    flat = tables.flattened(table) if table.rows > CHOSEN_FROM_SAMPLES else None
+    if flat is None:
+        return _write_names(directory, [table], before)
+    leaves, rows = flat
+    base = _write_names(directory, leaves, before)
+    if sys.byteorder == "big":
+        rows.byteswap()
+    name = b"chosen-%d-%08x-of-" % (len(rows), crc32(rows)) + base
+    if not os.access(directory + name, os.F_OK):
+        write(directory, name, iter([rows]))
+    return name
 
 
-def pieces(table: Any) -> Iterator[bytes]:
-    """The table's bytes."""
+def _write_names(directory: bytes, parts: list[Any], before: Callable[[], None]) -> bytes:
+    name = table_name(parts)
+    if not os.access(directory + name, os.F_OK):
+        before()
+        write(directory, name, pieces(parts))
+    return name
+
+
+def table_name(parts: list[Any]) -> bytes:
+    """The same for all processes that have the same table, whose parts these are."""
+    sample = "\0".join(name for part in parts for name in part.take(spread(part.rows)))
+    rows, columns = sum(part.rows for part in parts), parts[0].columns
+    return b"table-%d-%d-%08x" % (rows, columns, crc32(os.fsencode(sample)))
+
+
+def pieces(parts: list[Any]) -> Iterator[bytes]:
+    """The bytes of a table."""
     between = b""
-    for begin in range(0, table.rows, PIECE_SAMPLES):
-        names = table.take(range(begin, min(begin + PIECE_SAMPLES, table.rows)))
-        piece = "\0".join(names)
-        if piece.count("\0") != len(names) - 1:
-            piece = "\0".join("" if "\0" in name else name for name in names)
-        yield between + os.fsencode(piece)
-        between = b"\0"
+    for part in parts:
+        for begin in range(0, part.rows, PIECE_SAMPLES):
+            names = part.take(range(begin, min(begin + PIECE_SAMPLES, part.rows)))
+            piece = "\0".join(names)
+            if piece.count("\0") != len(names) - 1:
+                piece = "\0".join("" if "\0" in name else name for name in names)
+            yield between + os.fsencode(piece)
+            between = b"\0"
 
 
 def write(directory: bytes, name: bytes, pieces: Iterator[Any]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from itertools import islice
+from itertools import chain, islice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -149,12 +149,14 @@ def _collect(sampler: Any) -> array[int] | None:
         if sampler.drop_last:
             del indices[len(indices) - len(indices) % sampler.batch_size :]
         return indices if len(indices) <= LIMIT else None
-    indices = array("I")
-    for batch in sampler:
-        if isinstance(batch, (list, tuple)):
-            indices.extend(batch)
-        else:
-            indices.append(batch)
+    drawn = iter(sampler)
+    first = next(drawn, None)
+    if not isinstance(first, (list, tuple)):
+        indices = array("I", islice(chain([] if first is None else [first], drawn), LIMIT + 1))
+        return indices if len(indices) <= LIMIT else None
+    indices = array("I", first)
+    for batch in drawn:
+        indices.extend(batch)
         if len(indices) > LIMIT:
             return None
     return indices

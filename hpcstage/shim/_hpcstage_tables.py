@@ -7,6 +7,8 @@ if a few of the files exist below a dataset of the job; the daemon checks it aga
 from __future__ import annotations
 
 import os
+import sys
+from array import array
 from bisect import bisect_right
 from itertools import accumulate
 from stat import S_ISLNK, S_ISREG
@@ -21,6 +23,10 @@ MAX_DEPTH = 4
 MAX_BASES = 12
 MAX_LSTATS = 96
 MAX_COLUMNS = 8
+MOST_COSTLY_ROWS = 200_000
+MOST_PER_CHOSEN = 4
+"""Reading a row out of its turn takes several times as long as reading those beside it."""
+BLOCK_ROWS = 8192
 SUFFIXES = (".jpg", ".JPEG", ".png", ".jpeg", ".npy", ".npz", ".pt", ".wav", ".flac", ".tif", ".txt", ".bin")
 
 
@@ -30,7 +36,20 @@ class Table:
     def __init__(self, rows: int, found: list[Any]) -> None:
         self.rows = rows
         self.columns = len(found)
+        self.costly = rows > MOST_COSTLY_ROWS and any(column.costly for column in found)
+        """Too much to be read as a whole."""
         self._found = found
+
+    def flat(self, leaves: list[Any]) -> Sequence[int]:
+        """Where its rows are in the leaves, one behind the other; leaves that are missing are added."""
+        begin = 0
+        for leaf in leaves:
+            if leaf is self:
+                break
+            begin += leaf.rows
+        else:
+            leaves.append(self)
+        return range(begin, begin + self.rows)
 
     def take(self, wanted: Sequence[int]) -> list[str]:
         """The names, empty where a sample has none."""
@@ -48,11 +67,30 @@ class _Picked:
     def __init__(self, inner: Any, indices: Any) -> None:
         self.rows = len(indices)
         self.columns = inner.columns
+        self.costly = inner.costly
         self._inner = inner
         self._indices = indices
 
+    def flat(self, leaves: list[Any]) -> Sequence[int]:
+        inner = self._inner.flat(leaves)
+        chosen = array("I")
+        for begin in range(0, self.rows, BLOCK_ROWS):
+            wanted = range(begin, min(begin + BLOCK_ROWS, self.rows))
+            chosen.extend(columns.numbers(self._indices, wanted))  # an OverflowError for those counted from the end
+        whole = isinstance(inner, range) and inner.start == 0
+        return chosen if whole else _chosen(inner, chosen)
+
     def take(self, wanted: Sequence[int]) -> list[str]:
         return list(self._inner.take(columns.integers(self._indices, wanted)))
+
+
+def _chosen(rows: Sequence[int], chosen: array[int]) -> array[int]:
+    numpy: Any = sys.modules.get("numpy")
+    if isinstance(rows, range) or not hasattr(numpy, "asarray"):
+        return array("I", map(rows.__getitem__, chosen))
+    found = array("I")
+    found.frombytes(numpy.asarray(rows)[numpy.asarray(chosen)].tobytes())
+    return found
 
 
 class _Joined:
@@ -61,7 +99,14 @@ class _Joined:
     def __init__(self, inner: list[Any]) -> None:
         self.rows = sum(table.rows for table in inner)
         self.columns = max(table.columns for table in inner)
+        self.costly = any(table.costly for table in inner)
         self._inner = inner
+
+    def flat(self, leaves: list[Any]) -> Sequence[int]:
+        rows = array("I")
+        for table in self._inner:
+            rows.extend(table.flat(leaves))
+        return rows
 
     def take(self, wanted: Sequence[int]) -> list[str]:
         width = self.columns
@@ -69,13 +114,24 @@ class _Joined:
         for table, places, rows in self._split(wanted):
             names = table.take(rows)
             for number in range(table.columns):
-                for place, row in enumerate(places):
-                    flat[row * width + number] = names[place * table.columns + number]
+                column = names[number :: table.columns]
+                if isinstance(places, range):
+                    flat[places.start * width + number : places.stop * width : width] = column
+                else:
+                    for position, place in enumerate(places):
+                        flat[place * width + number] = column[position]
         return flat
 
     def _split(self, wanted: Sequence[int]) -> Iterator[tuple[Any, Sequence[int], Sequence[int]]]:
         """Per table: the places of its rows in what is wanted, and the rows."""
         begins = [0, *accumulate(table.rows for table in self._inner)]
+        if isinstance(wanted, range):
+            for number, table in enumerate(self._inner):
+                begin = begins[number]
+                first, end = max(wanted.start, begin), min(wanted.stop, begin + table.rows)
+                if first < end:
+                    yield table, range(first - wanted.start, end - wanted.start), range(first - begin, end - begin)
+            return
         places: list[list[int]] = [[] for _ in self._inner]
         for place, index in enumerate(wanted):
             places[bisect_right(begins, index) - 1].append(place)
@@ -85,14 +141,36 @@ class _Joined:
                 yield table, some, [wanted[place] - begins[number] for place in some]
 
 
+def flattened(table: Any) -> tuple[list[Any], array[int]] | None:
+    """Tables that hold all its rows, each in its own order, and where its rows are in them, one behind the other. None
+    where its rows are better read as they are."""
+    leaves: list[Any] = []
+    try:
+        rows = table.flat(leaves)
+    except (TypeError, OverflowError, IndexError):
+        return None
+    if isinstance(rows, range) or any(leaf.columns != table.columns for leaf in leaves):
+        return None
+    if sum(leaf.rows for leaf in leaves) > MOST_PER_CHOSEN * len(rows):
+        return None
+    return leaves, rows
+
+
 def table_of(dataset: Any, roots: Sequence[str]) -> Any:
     """The table of a dataset, or None. `roots`: the job's datasets, absolute."""
     return _table(dataset, _Search(roots), 0)
 
 
 def _table(dataset: Any, search: _Search, depth: int) -> Any:
+    """One object per dataset, however often it is met."""
     if depth > MAX_DEPTH:
         return None
+    if id(dataset) not in search.known:
+        search.known[id(dataset)] = _found(dataset, search, depth)
+    return search.known[id(dataset)]
+
+
+def _found(dataset: Any, search: _Search, depth: int) -> Any:
     space = space_of(dataset)
     if isinstance(dataset, columns.torch_class("ConcatDataset")):
         inner = [_table(part, search, depth + 1) for part in space["datasets"]]
@@ -155,6 +233,8 @@ class _Search:
     """Looks for columns whose names exist; asks the file system a bounded number of times."""
 
     def __init__(self, roots: Sequence[str]) -> None:
+        self.known: dict[int, Any] = {}
+        """Tables by the identity of their datasets, which live as long as this."""
         self._roots = tuple(root.rstrip("/") + "/" for root in roots)
         self._left = 0
 
@@ -187,6 +267,7 @@ class _Search:
         if not present or (suffixes != [""] and "." in os.path.basename(present[0])):
             return False
         column.tidy = any("./" in name or "//" in name for name in present)
+        column.costly = any(isinstance(name, os.PathLike) for name in column.names(probes))
         absolute = present[0][0] == "/"
         for suffix in suffixes:
             for base in [""] if absolute else bases:

@@ -13,8 +13,8 @@ import pytest
 
 from hpcstage.daemon import bigcopy, copyfile
 from hpcstage.daemon.copier import CopierSettings
+from hpcstage.daemon.copyall import copy_all
 from hpcstage.daemon.copyfile import Job, Outcome, Status, Worker
-from hpcstage.daemon.engine import copy_all
 from hpcstage.daemon.stats import StatsArea
 from hpcstage.plan.datasets import resolve
 from hpcstage.plan.manifest import Manifest

@@ -5,10 +5,22 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 
+import pytest
 from daemon_process import same, start_daemon, wait_until  # noqa: F401
 
+from hpcstage.daemon.copier import CopierSettings
+from hpcstage.daemon.copyall import run_to_end
+from hpcstage.daemon.engine import Engine
+from hpcstage.daemon.helpers import Helpers
+from hpcstage.daemon.pool import Pool
+from hpcstage.daemon.queue import Queue
 from hpcstage.daemon.store import Store
+from hpcstage.daemon.writes import HELPER, MANY, Writes
+from hpcstage.plan.datasets import resolve
+from hpcstage.plan.scan import scan
+from hpcstage.plan.types import Budget
 from hpcstage.wire import Answer, Kind, Reason, State
 
 
@@ -112,6 +124,98 @@ def test_writes_at_any_moment(start_daemon, make_tree):
     kept = [p for p in files if p not in set(written)]
     assert all(same(p, daemon.store(p)) for p in kept)
     assert not [p for p in written if os.path.lexists(daemon.store(p))]
+    daemon.end()
+
+
+def files_below(directory: Path) -> list[Path]:
+    """All that can be seen, whatever disappears meanwhile."""
+    return [Path(top) / name for top, _, names in os.walk(directory) for name in names]
+
+
+def test_many_at_once_are_out_of_sight_before_they_are_deleted(start_daemon, make_tree):
+    root = make_tree(files=3 * (MANY + 100), size_bytes=100)
+    daemon = start_daemon(root).attach()
+    daemon.staged()
+    assert len(files_below(daemon.store(root / "class1"))) == MANY + 100
+    assert daemon.ask(Kind.WROTE, os.fsencode(root / "class1"))[0] is Answer.DONE
+    assert not daemon.store(root / "class1").exists()
+    assert len(files_below(daemon.store(root / "class0"))) == MANY + 100
+    assert daemon.ask(Kind.WROTE, os.fsencode(root.parent))[0] is Answer.DONE
+    assert files_below(daemon.node_dir / "store") == []
+    assert daemon.want(root / "class0" / "file00000.bin") == (Answer.DIRECT, Reason.VOID)
+    wait_until(lambda: not list((daemon.node_dir / "gone").iterdir()))
+    assert daemon.ask(Kind.WROTE, os.fsencode(root))[0] is Answer.DONE, "again does no harm"
+    part = daemon.end()
+    assert part.totals["void"] == 3 * (MANY + 100)
+
+
+def test_second_names_of_links_go_too(start_daemon, tmp_path):
+    root = tmp_path / "data"
+    root.mkdir()
+    (tmp_path / "one").write_bytes(b"x" * 100)
+    for index in range(MANY + 10):
+        (root / f"link{index:05d}").symlink_to(tmp_path / "one")
+    daemon = start_daemon(root).attach()
+    daemon.staged()
+    links = daemon.node_dir / "links"
+    assert len(list(links.iterdir())) == MANY + 10
+    assert daemon.ask(Kind.WROTE, os.fsencode(root))[0] is Answer.DONE
+    assert files_below(daemon.node_dir / "store") == []
+    wait_until(lambda: not list(links.iterdir()))
+    daemon.end()
+
+
+@pytest.mark.parametrize("copied", [1, 60, 400, 1200])
+def test_many_at_once_while_they_are_copied(start_daemon, make_tree, copied):
+    """What is in flight when its dataset is renamed never appears, neither then nor later."""
+    files = MANY + 500
+    root = make_tree(files=files, size_bytes=500)
+    daemon = start_daemon(root, transfers=16, max_rate_bytes_per_s=500_000.0).attach()
+    daemon.wait_for_scan()
+    store = daemon.node_dir / "store"
+    wait_until(lambda: len(files_below(store)) >= copied)
+    assert daemon.ask(Kind.WROTE, os.fsencode(root))[0] is Answer.DONE
+    visible = [path for path in files_below(store) if path.exists()]
+    daemon.staged()
+    assert visible == []
+    assert files_below(store) == [], "no copy and no tombstone is left"
+    assert not list((daemon.node_dir / "links").iterdir())
+    assert not list((daemon.node_dir / "incoming").rglob("*/*"))
+    part = daemon.end()
+    assert part.totals["void"] == files
+
+
+def test_the_room_of_many_is_free_once_they_are_deleted(local_dir, make_tree):
+    root = make_tree(files=MANY + 100, size_bytes=100)
+    manifest = scan(resolve([os.fspath(root)], Path("/"))).manifest
+    store, helpers = Store(local_dir), Helpers()
+    store.make()
+    manifest.save(local_dir / "manifest.bin")
+    pool = Pool(CopierSettings(local_dir, local_dir / "manifest.bin", 8), 1)
+    try:
+        pool.open_manifest()
+        queue = Queue(manifest.sizes, Budget(1 << 40, 1 << 30))
+        engine = Engine(manifest, queue, pool, store)
+        run_to_end(engine)
+        writes = Writes(helpers, lambda _: None)
+        writes.open(engine)
+        writes.void(os.fsencode(root))
+        assert files_below(local_dir / "store") == []
+        assert queue.room.used_files == MANY + 100, "they are still on the disk"
+        assert helpers.wait(HELPER, 30.0)
+        assert (queue.room.used_files, queue.room.used_bytes) == (0, 0)
+    finally:
+        helpers.close()
+        pool.close()
+
+
+def test_what_cannot_be_renamed_is_dropped_one_by_one(start_daemon, make_tree):
+    root = make_tree(files=MANY + 200, size_bytes=100)
+    daemon = start_daemon(root).attach()
+    daemon.staged()
+    (daemon.node_dir / "gone").write_bytes(b"a file in its place")
+    assert daemon.ask(Kind.WROTE, os.fsencode(root))[0] is Answer.DONE
+    assert files_below(daemon.node_dir / "store") == []
     daemon.end()
 
 

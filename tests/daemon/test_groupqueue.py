@@ -121,7 +121,7 @@ def test_partition_keeps_its_own_and_lets_the_rest_pass_through():
     assert q.transit.dropped == [2]
     assert q.place(2) is Place.AWAY
     assert q.place(0) is q.place(3) is q.place(4) is Place.STORED
-    assert q.used_bytes == 4 * 4096
+    assert q.room.used_bytes == 4 * 4096
 
 
 def test_a_full_store_does_not_end_what_passes_through():

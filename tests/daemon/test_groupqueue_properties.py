@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hpcstage.daemon.groupqueue import GroupQueue
-from hpcstage.daemon.queue import BLOCK_BYTES, FINAL, Place, Verdict, blocks_bytes
+from hpcstage.daemon.queue import FINAL, Place, Verdict
+from hpcstage.daemon.room import BLOCK_BYTES, blocks_bytes
 from hpcstage.daemon.sharedqueue import Share
 from hpcstage.plan.types import Budget
 from hpcstage.wire import Reason
@@ -244,9 +245,9 @@ class GroupQueueMachine(RuleBasedStateMachine):
         kept = [i for i in range(len(self.sizes)) if queue.place(i) is Place.STORED]
         flying = self.near | self.far
         used = sum(blocks_bytes(queue.size(i)) for i in kept)
-        assert used <= queue.used_bytes
-        assert queue.used_files == len(kept) + len(flying)
-        assert queue.transit.used_bytes <= queue.used_bytes
+        assert used <= queue.room.used_bytes
+        assert queue.room.used_files == len(kept) + len(flying)
+        assert queue.transit.used_bytes <= queue.room.used_bytes
 
 
 TestGroupQueue = GroupQueueMachine.TestCase

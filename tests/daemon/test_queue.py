@@ -43,7 +43,7 @@ def test_stored_is_ready_and_void_never_comes_back():
     assert q.want(0, 1.0).reason is Reason.VOID
     assert not q.done(1, 10, 2.0), "published too late: the copy has to go"
     assert q.place(1) is Place.VOID
-    assert q.used_bytes == 0
+    assert q.room.used_bytes == 0
     assert q.settled
 
 
@@ -76,7 +76,7 @@ def test_full_store_refuses_what_does_not_fit_and_goes_on():
 def test_inodes_are_counted_with_directories():
     q = queue([1] * 10, budget=Budget(1 << 40, 6), directories=2)
     assert len(q.next_transfers(99, 0.0)) == 4
-    assert q.used_inodes == 6
+    assert q.room.used_inodes == 6
     assert q.count(Place.REFUSED) == 6
 
 

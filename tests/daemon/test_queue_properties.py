@@ -6,7 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hpcstage.daemon.queue import BLOCK_BYTES, FINAL, Place, Queue, Verdict, blocks_bytes
+from hpcstage.daemon.queue import FINAL, Place, Queue, Verdict
+from hpcstage.daemon.room import BLOCK_BYTES, blocks_bytes
 from hpcstage.plan.types import Budget
 from hpcstage.wire import Reason
 
@@ -123,6 +124,20 @@ class QueueMachine(RuleBasedStateMachine):
             self.final[id_] = Place.VOID
         self.promoted = [i for i in self.promoted if i not in ids]
 
+    @rule(first=st.integers(0, 30), many=st.integers(0, 30))
+    def void_range(self, first, many):
+        ids = range(min(first, len(self.sizes)), min(first + many, len(self.sizes)))
+        before = [self.queue.place(i) for i in ids]
+        used = self.queue.room.used_files, self.queue.room.used_bytes
+        places, flying = self.queue.void_range(ids)
+        assert (self.queue.room.used_files, self.queue.room.used_bytes) == used, "kept until they are deleted"
+        assert set(flying) == {i for i, place in zip(ids, before, strict=True) if place is Place.FLYING}
+        stored = [i for i, place in zip(ids, places, strict=True) if place == Place.STORED]
+        assert stored == [i for i, place in zip(ids, before, strict=True) if place is Place.STORED]
+        self.queue.room.give_back(sum(blocks_bytes(self.queue.size(i)) for i in stored), len(stored))
+        self.final.update(dict.fromkeys(ids, Place.VOID))
+        self.promoted = [i for i in self.promoted if i not in ids]
+
     @rule(data=st.data())
     def reorder(self, data):
         order = data.draw(st.lists(self.ids(), max_size=10))
@@ -155,13 +170,17 @@ class QueueMachine(RuleBasedStateMachine):
         for place in Place:
             assert self.queue.count(place) == places.count(place)
         assert self.queue.flying == len(self.flying)
+        stored = [i for i, place in enumerate(places) if place is Place.STORED]
+        assert self.queue.room.used_files == len(stored) + len(self.flying), "what is void gives its room back"
+        if not self.flying:
+            assert self.queue.room.used_bytes == sum(blocks_bytes(self.queue.size(i)) for i in stored)
         assert self.queue.waiting == places.count(Place.WAITING) + places.count(Place.PROMOTED)
 
     @invariant()
     def within_budget(self):
-        if hasattr(self, "queue") and self.queue.used_files and not self.grown:
-            assert self.queue.used_bytes <= self.budget.size_bytes
-            assert self.queue.used_inodes <= self.budget.inodes
+        if hasattr(self, "queue") and self.queue.room.used_files and not self.grown:
+            assert self.queue.room.used_bytes <= self.budget.size_bytes
+            assert self.queue.room.used_inodes <= self.budget.inodes
 
     @invariant()
     def final_stays(self):

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from conftest import Hpcstage
 
+from hpcstage.job import disks, share
+
 Tree = Callable[..., Path]
 
 DIGEST = """
@@ -125,3 +127,20 @@ def test_the_run_leaves_only_its_results(hpcstage: Hpcstage, make_tree: Tree, lo
     hpcstage("run", "--data", data, "--", sys.executable, "-c", DIGEST, data, "1")
     assert sorted(data.rglob("*")) == before
     assert not list(local_dir.glob("hpcstage-*/*/store"))
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one processor cannot be shared")
+def test_a_job_with_some_of_the_processors_takes_its_part_of_the_disk(hpcstage: Hpcstage, tmp_path: Path) -> None:
+    if disks.is_memory(disks.Machine().kind(os.fspath(tmp_path))):
+        pytest.skip("needs a disk that is not memory")
+    data, disk = hpcstage.local_dir / "data", tmp_path / "disk"
+    data.mkdir()
+    disk.mkdir(mode=0o700)
+    (data / "file").write_bytes(b"x")
+    job = {"SLURM_JOB_ID": "4711", "SLURM_CPUS_ON_NODE": "1", "SLURM_JOB_NODELIST": "node1"}
+    options = ("--mode", "upfront", "--local-dir", disk, "--data", data)
+    done = hpcstage("run", *options, "--", sys.executable, "-c", "pass", env=job)
+    assert done.returncode == 0, done.stderr
+    why = json.loads(hpcstage.records()[-1].read_text())["nodes"][0]["budget"]["why"]
+    mine = share.of_node(1, share.processors())
+    assert (f"bytes: 80% of what is free for {mine.why}" in why) if mine else ("processors" not in why)

@@ -117,6 +117,19 @@ def test_a_dataset_that_shows_no_table(hpcstage: Hpcstage, make_tree: Tree, work
     assert record["order"]["kept_share"] == 1.0
 
 
+def test_without_learning_nothing_is_announced_or_watched(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    root = make_tree(files=60, size_bytes=2000)
+    stdout, record = run(hpcstage, root, "--no-learn", workers=2)
+    assert stdout == alone(root, workers=2)
+    order = record["order"]
+    assert order["announcements"] == 0
+    assert order["opened_files"] is None, "nobody watched"
+    assert order["trace_written"] is False
+    assert order["trace_why"] == "learning is off"
+    assert record["coverage"]["swapped"] > 0
+    assert any(p["loader_steps"] for p in record["nodes"][0]["processes"]), "waits are measured all the same"
+
+
 def test_an_order_asked_for_by_name_stays(hpcstage: Hpcstage, make_tree: Tree) -> None:
     root = make_tree(files=60, size_bytes=2000)
     _, record = run(hpcstage, root, "--order", "manifest", "--max-rate", "200kB", workers=0)

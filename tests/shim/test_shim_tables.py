@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hpcstage.launch import shimdir
 
 pytest.importorskip("torch")
 sys.path.insert(0, os.fspath(shimdir.SHIM))
+import _hpcstage_columns as columns
 import _hpcstage_files as files
 import _hpcstage_marks as marks
 import _hpcstage_tables as tables
@@ -260,8 +262,81 @@ def test_what_is_written_is_what_is_there(rows: list[list[str]]) -> None:
         def take(self, wanted: Any) -> list[str]:
             return [name for index in wanted for name in rows[index]]
 
-    written = b"".join(files.pieces(Given())).split(b"\0")
+    written = b"".join(files.pieces([Given()])).split(b"\0")
     assert written == [b"" if "\0" in name else os.fsencode(name) for row in rows for name in row]
+
+
+def written(dataset: Any, root: Path, orders: Path) -> tuple[list[str], list[list[str]]]:
+    """The names of the files that are written for a dataset, and its table as they give it."""
+    orders.mkdir()
+    table = tables.table_of(dataset, [os.fspath(root)])
+    name = os.fsdecode(files.write_table(os.fsencode(orders) + b"/", table, lambda: None))
+    base = name.partition("-of-")[2]
+    names = [text and os.path.relpath(text, root) for text in (orders / (base or name)).read_text().split("\0")]
+    rows = [names[i : i + table.columns] for i in range(0, len(names), table.columns)]
+    if base:
+        rows = [rows[i] for i in array("I", (orders / name).read_bytes())]
+    return sorted(path.name.split("-")[0] for path in orders.iterdir()), rows
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_what_is_chosen_from_a_table(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wide: bool) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(files, "CHOSEN_FROM_SAMPLES", 0)
+    monkeypatch.setattr(tables, "BLOCK_ROWS", 2)
+    one, two = (Data(images=images(root), **({"masks": masks(root)} if wide else {})) for _ in range(2))
+    row = PAIRS if wide else IMAGES
+    forms = [
+        (Subset(one, [4, 2, 2]), [4, 2, 2]),
+        (Subset(Subset(one, [4, 2, 7]), torch.tensor([2, 0, 2])), [7, 4, 7]),
+        (ConcatDataset([Subset(one, range(3, 6)), Subset(one, [1, 0])]), [3, 4, 5, 1, 0]),
+        (Subset(ConcatDataset([one, two]), [10, 0, 17, 5, 9]), [1, 0, 8, 5, 0]),
+        (ConcatDataset([one, one]), [*range(N), *range(N)]),
+    ]
+    for number, (dataset, expected) in enumerate(forms):
+        assert written(dataset, root, tmp_path / f"orders{number}") == (
+            ["chosen", "table"], [row[i] for i in expected]
+        )  # fmt: skip
+
+
+def test_what_is_not_worth_choosing(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "CHOSEN_FROM_SAMPLES", 0)
+    one, two = Data(x=images(root)), Data(images=images(root), masks=masks(root))
+    wide = [[name, ""] for (name,) in IMAGES]
+    forms: list[tuple[Any, list[list[str]]]] = [
+        (one, IMAGES),
+        (Subset(one, [1, 8]), [IMAGES[1], IMAGES[8]]),  # of many
+        (Subset(one, [2, -1, 3]), [IMAGES[2], IMAGES[8], IMAGES[3]]),
+        (ConcatDataset([one, two]), [*wide, *PAIRS]),
+        (ConcatDataset([two, one]), [*PAIRS, *wide]),
+    ]
+    for number, (dataset, expected) in enumerate(forms):
+        assert written(dataset, root, tmp_path / f"orders{number}") == (["table"], expected)
+
+
+def test_what_costs_too_much_is_said(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths, texts = Data(x=[Path(name) for name in images(root)]), Data(x=images(root))
+    for dataset in (paths, texts, Subset(paths, [1]), ConcatDataset([texts, paths])):
+        assert not tables.table_of(dataset, [os.fspath(root)]).costly
+    monkeypatch.setattr(tables, "MOST_COSTLY_ROWS", N - 1)
+    for dataset in (paths, Subset(paths, [1]), ConcatDataset([texts, paths])):
+        assert tables.table_of(dataset, [os.fspath(root)]).costly
+    assert not tables.table_of(texts, [os.fspath(root)]).costly
+
+
+SPELT = st.sampled_from(["./", "../data/", "a/../", ".//", "", "a./", "/", "//", "/a/./", "b/./c/"])
+
+
+@given(SPELT, st.lists(st.sampled_from(["x", "a/y.z", "..x", "é", "w./v", "u//t"]), min_size=1, max_size=5), SPELT)
+def test_names_are_spelt_alike_whichever_way(head: str, rest: list[str], other: str) -> None:
+    """The quick way gives what the slow way gives."""
+    names = [head + name for name in rest]
+    for some in (names, [*names, other + "x"], [*names, None], list(map(os.fsencode, names))):
+        column = columns.Column(lambda wanted, some=some: [some[i] for i in wanted], None)  # type: ignore[misc]
+        for column.prefix, column.suffix in (("", ""), ("/base/of", ""), ("/base/", ".jpg")):
+            column.prefix = column.prefix and column.prefix.rstrip("/") + "/"
+            column.tidy = True
+            assert column.take(range(len(some))) == [column.whole(name) for name in some]
 
 
 def test_keys_tell_datasets_apart(root: Path) -> None:

@@ -1,0 +1,89 @@
+"""The engine without a daemon: copies files of a manifest and returns when all have come to their end."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcstage.daemon.copier import CopierSettings
+from hpcstage.daemon.engine import Engine
+from hpcstage.daemon.pool import Pool
+from hpcstage.daemon.queue import Place, Queue
+from hpcstage.daemon.stats import Totals
+from hpcstage.daemon.store import Store, budget
+from hpcstage.plan.manifest import Manifest
+from hpcstage.plan.types import Budget
+
+
+@dataclass(frozen=True)
+class EngineResult:
+    """What `copy_all` did."""
+
+    files: int
+    size_bytes: int
+    failed: int
+    refused: int
+    seconds: float
+    """From the first assignment to the last result; forking the copiers is not in it."""
+    totals: Totals
+    errors: list[dict[str, object]]
+
+
+def copy_all(
+    manifest: Manifest,
+    ids: Sequence[int] | None,
+    node_dir: Path,
+    *,
+    copiers: int = 1,
+    transfers: int = 32,
+    max_rate_bytes_per_s: float | None = None,
+    limit: Budget | None = None,
+    native: bool = True,
+) -> EngineResult:
+    """Copies files into `node_dir/store` in the order of `ids` (None: all), without a daemon, until all ended."""
+    store = Store(node_dir)
+    store.make()
+    manifest.save(node_dir / "manifest.bin")
+    settings = CopierSettings(node_dir, node_dir / "manifest.bin", transfers, max_rate_bytes_per_s, native)
+    pool = Pool(settings, copiers)
+    try:
+        limit = limit or budget(node_dir, None, None)
+        queue = Queue(manifest.sizes, limit, ids or (), max_rate_bytes_per_s=max_rate_bytes_per_s)
+        if ids is not None:
+            _leave_out(queue, ids)
+        pool.open_manifest()
+        engine = Engine(manifest, queue, pool, store)
+        return run_to_end(engine)
+    finally:
+        pool.close()
+
+
+def _leave_out(queue: Queue, ids: Sequence[int]) -> None:
+    wanted = set(ids)
+    queue.void(id_ for id_ in range(len(queue)) if id_ not in wanted)
+
+
+def run_to_end(engine: Engine) -> EngineResult:
+    """Until nothing is in flight and nothing waits."""
+    started = time.monotonic()
+    queue = engine.queue
+    engine.pump(started)
+    while not queue.settled:
+        wait_s = queue.wake_after(time.monotonic())
+        readable, _, _ = select.select(engine.pool.fds(), [], [], 1.0 if wait_s is None else min(wait_s, 1.0))
+        now = time.monotonic()
+        for fd in readable:
+            engine.receive(fd, now)
+        engine.pump(now)
+    return EngineResult(
+        files=engine.stored_files,
+        size_bytes=engine.stored_bytes,
+        failed=queue.count(Place.FAILED),
+        refused=queue.count(Place.REFUSED),
+        seconds=time.monotonic() - started,
+        totals=engine.pool.stats.totals(),
+        errors=list(engine.errors.kinds.values()),
+    )

@@ -1,0 +1,37 @@
+"""Which descriptors of copiers and helpers the daemon's selector watches: they come and go, and numbers come again."""
+
+from __future__ import annotations
+
+import selectors
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+Receive = Callable[[int], bool]
+"""Takes what a descriptor has; True: it is closed."""
+
+
+class Descriptors:
+    """What is registered, so that only changes reach the selector."""
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self._selector = selector
+        self._watched: dict[int, Receive] = {}
+
+    def watch(self, wanted: Mapping[int, Receive]) -> None:
+        """From here on these are watched, and no others."""
+        if wanted == self._watched:
+            return
+        for fd in self._watched:
+            self._unregister(fd)
+        for fd in wanted:
+            self._selector.register(fd, selectors.EVENT_READ, lambda fd=fd: self._ready(fd))
+        self._watched = dict(wanted)
+
+    def _ready(self, fd: int) -> None:
+        receive = self._watched.get(fd)
+        if receive is not None and receive(fd) and self._watched.pop(fd, None) is not None:
+            self._unregister(fd)
+
+    def _unregister(self, fd: int) -> None:
+        with suppress(KeyError, ValueError, OSError):
+            self._selector.unregister(fd)

@@ -1,0 +1,21 @@
+"""What is known about a node's staging besides the files: the scan, the budget, the mode and why, what failed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hpcstage.daemon.scanning import Scanned
+from hpcstage.plan.types import Budget
+
+
+@dataclass
+class Outlook:
+    """Filled as it becomes known."""
+
+    scanned: Scanned | None = None
+    scan_error: str = ""
+    budget: Budget | None = None
+    mode: str = ""
+    mode_why: str = "asked for"
+    staged_at: float | None = None
+    problems: list[dict[str, str]] = field(default_factory=list)
