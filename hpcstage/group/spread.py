@@ -1,7 +1,7 @@
-"""Passes a file from node 0 to all others, down a tree in which each node has two below it.
+"""Passes a file from the first node of the group to all others, down a tree in which each node has two below it.
 
-Owns manifest, order and the bits of a switch on their way: each piece is passed on while it is written. A node takes
-them from the one above it only, under a temporary name; what is made of a whole file is `Receive`'s affair.
+Owns manifest and order on their way: each piece is passed on while it is written. A node takes
+them from the one above it only, under a temporary name; what is made of a whole file is `handed`'s affair.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hpcstage.group.mpi import Mail, Post
 from hpcstage.group.pool import Buffer, Pool
 
 MOST_READING = 4
-"""Pieces that node 0 has read and not passed on."""
+"""Pieces that the first node has read and not passed on."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ class Spread:
         self.whole: deque[Leaf] = deque()
 
     def begin(self, place: Place, number: int, path: str) -> None:
-        """At node 0: passes a file on."""
+        """At the first node: passes a file on."""
         size = os.stat(path).st_size
         if size and self._children:
             self._tasks.append(_Task(place, number, path, size))
 
     def pump(self) -> bool:
-        """Reads the next pieces at node 0. Whether any was begun."""
+        """Reads the next pieces at the first node. Whether any was begun."""
         begun = False
         while self._tasks and self._read_ahead < MOST_READING and self._sends.has_some:
             task = self._tasks[0]

@@ -217,6 +217,11 @@ def test_a_node_that_ends_early_refuses_and_lets_the_others_go_on(group):
     one.nodes[2].want(0, [0])
     serve(one.nodes, lambda: bool(one.nodes[2].missed))
     assert one.nodes[2].missed[0].why is Why.ENDED
+    serve(one.nodes, lambda: one.nodes[2].gone == [0])
+    one.nodes[2].want(0, [1])
+    serve(one.nodes, lambda: 1 in one.nodes[2].missed)
+    assert one.nodes[2].missed[1].why is Why.ABSENT
+    assert one.nodes[2].gone == [0]
     one.nodes[2].want(1, [3])
     serve(one.nodes, lambda: 3 in one.nodes[2].got)
     check(one, one.nodes[2], 3, data)
