@@ -45,7 +45,8 @@ class Handed:
             if leaf.place is Place.ORDER:
                 self._order = leaf
             elif leaf.place is Place.MANIFEST:
-                found = self._publish(leaf)
+                with contextlib.suppress(OSError):  # the node directory goes when the run ends, and a disk may be full
+                    found = self._publish(leaf)
         return found
 
     def _publish(self, leaf: Leaf) -> Manifest | None:

@@ -118,7 +118,7 @@ class Spread:
             self._arrivals.give(buffer)
             if row.start + row.length == row.size_bytes:
                 del self._received[place, row.id]
-                if good and os.path.getsize(path) == row.size_bytes:
+                if good:
                     self.whole.append(Leaf(place, row.id, path, row.size_bytes))
 
         return written
@@ -138,12 +138,13 @@ def _read_exactly(path: str, view: memoryview, start: int) -> None:
 
 
 def _write(path: str, data: memoryview, row: Row) -> bool:
-    """False: the disk did not take it. The first piece begins the file anew."""
+    """False: the disk did not take it, or the file ends elsewhere. The first piece begins the file anew."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | (0 if row.start else os.O_TRUNC)
     try:
         fd = os.open(path, flags, 0o600)
         try:
-            return os.pwrite(fd, data[row.at : row.at + row.length], row.start) == row.length
+            written = os.pwrite(fd, data[row.at : row.at + row.length], row.start)
+            return written == row.length and os.fstat(fd).st_size == row.start + row.length
         finally:
             os.close(fd)
     except OSError:
