@@ -54,6 +54,7 @@ class Spread:
         self._tasks: deque[_Task] = deque()
         self._read_ahead = 0
         self._received: dict[tuple[Place, int], int] = {}
+        self._spoilt: set[Place] = set()
         self.whole: deque[Leaf] = deque()
 
     def begin(self, place: Place, number: int, path: str) -> None:
@@ -116,9 +117,13 @@ class Spread:
     def _then(self, place: Place, buffer: Buffer, path: str, row: Row) -> Callable[[bool], None]:
         def written(good: bool) -> None:
             self._arrivals.give(buffer)
+            if not good:
+                self._spoilt.add(place)
             if row.start + row.length == row.size_bytes:
                 del self._received[place, row.id]
-                if good:
+                if place in self._spoilt:
+                    self._spoilt.remove(place)
+                else:
                     self.whole.append(Leaf(place, row.id, path, row.size_bytes))
 
         return written
