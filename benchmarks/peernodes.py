@@ -68,6 +68,7 @@ class Node:
         self.ready: list[link.Ready] = []
         self.handed: list[link.Manifest] = []
         self.asked: list[link.Ask] = []
+        self.gone: list[int] = []
         self.got: dict[int, link.Got] = {}
         self.missed: dict[int, link.Missed] = {}
         self.sent_files = self.sent_bytes = 0
@@ -186,6 +187,8 @@ class Node:
         elif isinstance(message, link.Sent):
             self.sent_files += message.files
             self.sent_bytes += message.size_bytes
+        elif isinstance(message, link.Gone):
+            self.gone.append(message.node)
         elif isinstance(message, link.Ready):
             self.ready.append(message)
         elif isinstance(message, link.Manifest):

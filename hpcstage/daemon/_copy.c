@@ -101,9 +101,10 @@ static int get_facts(int fd, struct facts *facts) {
 
 static int open_source(struct job *job) {
     int flags = O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY | (job->nofollow ? O_NOFOLLOW : 0);
+    int asked = noatime;  /* another thread may take it back in between */
     uint64_t start = now_ns();
-    int fd = open(job->source, flags | noatime);
-    if (fd < 0 && errno == EPERM && noatime) {
+    int fd = open(job->source, flags | asked);
+    if (fd < 0 && errno == EPERM && asked) {
         noatime = 0;
         fd = open(job->source, flags);
     }

@@ -190,12 +190,13 @@ def open_source(job: Job, stats: ThreadStats, outcome: Outcome) -> int:
     """Opens the source for reading; a FIFO does not block, the access time stays where we may say so."""
     global _noatime
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | (os.O_NOFOLLOW if job.nofollow else 0)
+    asked = _noatime  # another thread may take it back in between
     start = time.monotonic_ns()
     with source_errors():
         try:
-            fd = os.open(job.source, flags | _noatime)
+            fd = os.open(job.source, flags | asked)
         except PermissionError:
-            if not _noatime:
+            if not asked:
                 raise
             fd = os.open(job.source, flags)
             _noatime = 0

@@ -153,6 +153,7 @@ class Exchange:
         if self.ended:
             receiver.got.clear()
             receiver.missed.clear()
+            receiver.gone.clear()
             return
         if manifest is not None:
             self._daemon.send(manifest)
@@ -162,6 +163,10 @@ class Exchange:
         for missed in receiver.missed:
             self._daemon.send(*link.in_messages(missed))
         receiver.missed.clear()
+        for place in receiver.gone:
+            if self._places.pop(self._nodes[place], None) is not None:
+                self._daemon.send(link.Gone(self._nodes[place]))
+        receiver.gone.clear()
         self._daemon.send(*(link.Sent(self._nodes[to], files, size) for to, files, size in sent))
 
     # ---- other exchanges

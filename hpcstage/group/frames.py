@@ -3,7 +3,7 @@
 Owns the bytes; sends nothing. Everything is little-endian. Whatever comes is checked here: a frame that is not whole
 is a FrameError. What its ids, names and sizes mean is checked by who receives it. No path ever comes from a frame.
 
-    control   u8 kind, u8 why, u16 0, u32 value, u64 fingerprint, ids u32[]
+    control   u8 kind, u8 why, 6 bytes of nothing, u64 fingerprint, ids u32[]
     bundle    the bytes of its rows one behind the other, from 0; then the rows; then a tail that counts them
 
 A bundle's table comes last, since the sender knows only after it has read the files how many found room.
@@ -21,7 +21,7 @@ from hpcstage.group.link import Why
 
 CONTROL_TAG = 1
 BULK_TAG = 2
-CONTROL = struct.Struct("<BBHIQ")
+CONTROL = struct.Struct("<BB6xQ")
 ROW = struct.Struct("<IIQQIIq")
 TAIL = struct.Struct("<IIQ")
 MAX_ROWS = 256
@@ -51,8 +51,6 @@ class Place(IntEnum):
     STORE = 0
     MANIFEST = 1
     ORDER = 2
-    SWITCH = 3
-    CLAIM = 4
 
 
 @dataclass(frozen=True)
@@ -62,21 +60,20 @@ class Control:
     sort: Sort
     fingerprint: int = 0
     why: Why = Why.NONE
-    value: int = 0
     ids: tuple[int, ...] = ()
 
     def pack(self) -> bytes:
         """Its bytes."""
-        head = CONTROL.pack(self.sort, self.why, 0, self.value, self.fingerprint)
+        head = CONTROL.pack(self.sort, self.why, self.fingerprint)
         return head + struct.pack(f"<{len(self.ids)}I", *self.ids)
 
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview) -> Control:
         """The message. Raises FrameError."""
         try:
-            sort, why, _, value, fingerprint = CONTROL.unpack_from(data)
+            sort, why, fingerprint = CONTROL.unpack_from(data)
             ids = struct.unpack(f"<{(len(data) - CONTROL.size) // 4}I", data[CONTROL.size :])
-            return cls(Sort(sort), fingerprint, Why(why), value, ids)
+            return cls(Sort(sort), fingerprint, Why(why), ids)
         except (struct.error, ValueError) as error:
             raise FrameError(f"a damaged control message: {error}") from None
 

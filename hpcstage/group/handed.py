@@ -1,4 +1,4 @@
-"""Manifest and order: handed on by node 0, taken by the others. Owns when a node has both, and their names.
+"""Manifest and order: handed on by the first node of the group, taken by the others. Owns when a node has both.
 
 A manifest that is there already is never replaced: ids that are in use would change their meaning.
 """
@@ -28,7 +28,7 @@ class Handed:
         """Of the group's manifest, once it has come and names the same files as this node's."""
 
     def begin(self, message: Manifest) -> None:
-        """At node 0. The order goes first, so that who has the manifest has all; listings travel as its number."""
+        """At the first node. The order goes first: who has the manifest has all. Listings travel as its number."""
         if message.order_bytes:
             self._spread.begin(Place.ORDER, 0, ORDER_NAME)
         self._spread.begin(Place.MANIFEST, message.listings, MANIFEST_NAME)
@@ -45,7 +45,8 @@ class Handed:
             if leaf.place is Place.ORDER:
                 self._order = leaf
             elif leaf.place is Place.MANIFEST:
-                found = self._publish(leaf)
+                with contextlib.suppress(OSError):  # the node directory goes when the run ends, and a disk may be full
+                    found = self._publish(leaf)
         return found
 
     def _publish(self, leaf: Leaf) -> Manifest | None:

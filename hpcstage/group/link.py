@@ -97,7 +97,8 @@ class Ready:
 class Manifest:
     """manifest.bin and order.bin (0 bytes: there is none) lie in the node directory.
 
-    Daemon of node 0: send them to the others. Exchange of the others: they have come. Both may be said again.
+    Daemon of the group's first node: send them to the others. Exchange of the others: they have come. Both may be said
+    again.
     """
 
     CODE: ClassVar[int] = 34
@@ -187,36 +188,14 @@ class Gone:
 
 
 @dataclass(frozen=True)
-class Claim:
-    """Daemon: it has computed this version of the placement. claim-<version>.bin in the node directory has one bit per
-    id (bit id % 8 of byte id // 8) that it loses but has begun or stored."""
-
-    CODE: ClassVar[int] = 42
-    FORM: ClassVar[struct.Struct] = struct.Struct("<IQ")
-    version: int
-    size_bytes: int
-
-
-@dataclass(frozen=True)
-class Switch:
-    """Exchange: all nodes change to this version; switch-<version>.bin in the node directory has the bits of all
-    claims: those ids keep their owner. 0 bytes: it failed, the version before stays."""
-
-    CODE: ClassVar[int] = 43
-    FORM: ClassVar[struct.Struct] = struct.Struct("<IQ")
-    version: int
-    size_bytes: int
-
-
-@dataclass(frozen=True)
 class End:
     """Daemon: the run has ended, nothing more is asked or offered."""
 
-    CODE: ClassVar[int] = 44
+    CODE: ClassVar[int] = 42
     FORM: ClassVar[struct.Struct] = struct.Struct("<")
 
 
-Message = Hello | Ready | Manifest | Fetch | Ask | Offer | Missed | Got | Sent | Gone | Claim | Switch | End
+Message = Hello | Ready | Manifest | Fetch | Ask | Offer | Missed | Got | Sent | Gone | End
 _WITH_IDS = (Fetch, Ask, Offer, Missed)
 _CLASSES: dict[int, type[Message]] = {kind.CODE: kind for kind in get_args(Message)}
 _NAMES = {kind: [field.name for field in fields(kind)] for kind in get_args(Message)}

@@ -38,6 +38,8 @@ class Receiver:
         self.got: list[Got] = []
         """For the daemon."""
         self.missed: list[Missed] = []
+        self.gone: list[int] = []
+        """Positions of those whose run has ended."""
 
     def fetch(self, source: int, ids: Sequence[int], catalog: Catalog) -> None:
         """Asks a node. What is awaited already is not asked for again."""
@@ -54,6 +56,8 @@ class Receiver:
 
     def refused(self, source: int, why: Why, ids: Sequence[int]) -> None:
         """A node does not send these; a part of them may have come."""
+        if why is Why.ENDED:
+            self.gone.append(source)
         ours = tuple(id_ for id_ in dict.fromkeys(ids) if self._is_awaited(source, id_))
         if not ours:
             return

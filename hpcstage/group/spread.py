@@ -1,7 +1,7 @@
-"""Passes a file from node 0 to all others, down a tree in which each node has two below it.
+"""Passes a file from the first node of the group to all others, down a tree in which each node has two below it.
 
-Owns manifest, order and the bits of a switch on their way: each piece is passed on while it is written. A node takes
-them from the one above it only, under a temporary name; what is made of a whole file is `Receive`'s affair.
+Owns manifest and order on their way: each piece is passed on while it is written. A node takes
+them from the one above it only, under a temporary name; what is made of a whole file is `handed`'s affair.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hpcstage.group.mpi import Mail, Post
 from hpcstage.group.pool import Buffer, Pool
 
 MOST_READING = 4
-"""Pieces that node 0 has read and not passed on."""
+"""Pieces that the first node has read and not passed on."""
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,17 @@ class Spread:
         self._tasks: deque[_Task] = deque()
         self._read_ahead = 0
         self._received: dict[tuple[Place, int], int] = {}
+        self._spoilt: set[Place] = set()
         self.whole: deque[Leaf] = deque()
 
     def begin(self, place: Place, number: int, path: str) -> None:
-        """At node 0: passes a file on."""
+        """At the first node: passes a file on."""
         size = os.stat(path).st_size
         if size and self._children:
             self._tasks.append(_Task(place, number, path, size))
 
     def pump(self) -> bool:
-        """Reads the next pieces at node 0. Whether any was begun."""
+        """Reads the next pieces at the first node. Whether any was begun."""
         begun = False
         while self._tasks and self._read_ahead < MOST_READING and self._sends.has_some:
             task = self._tasks[0]
@@ -116,9 +117,13 @@ class Spread:
     def _then(self, place: Place, buffer: Buffer, path: str, row: Row) -> Callable[[bool], None]:
         def written(good: bool) -> None:
             self._arrivals.give(buffer)
+            if not good:
+                self._spoilt.add(place)
             if row.start + row.length == row.size_bytes:
                 del self._received[place, row.id]
-                if good and os.path.getsize(path) == row.size_bytes:
+                if place in self._spoilt:
+                    self._spoilt.remove(place)
+                else:
                     self.whole.append(Leaf(place, row.id, path, row.size_bytes))
 
         return written
@@ -138,12 +143,13 @@ def _read_exactly(path: str, view: memoryview, start: int) -> None:
 
 
 def _write(path: str, data: memoryview, row: Row) -> bool:
-    """False: the disk did not take it. The first piece begins the file anew."""
+    """False: the disk did not take it, or the file ends elsewhere. The first piece begins the file anew."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | (0 if row.start else os.O_TRUNC)
     try:
         fd = os.open(path, flags, 0o600)
         try:
-            return os.pwrite(fd, data[row.at : row.at + row.length], row.start) == row.length
+            written = os.pwrite(fd, data[row.at : row.at + row.length], row.start)
+            return written == row.length and os.fstat(fd).st_size == row.start + row.length
         finally:
             os.close(fd)
     except OSError:

@@ -130,5 +130,5 @@ def _leave(world: World, deadline: float, exchange: Exchange | None = None) -> N
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"hpcstage exchange on {os.uname().nodename}: {text}\n")
+    sys.stderr.write(f"hpcstage exchange on {os.uname().nodename}: {': '.join(text.splitlines())}\n")
     sys.stderr.flush()

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +78,15 @@ def test_uneven_numbers_end() -> None:
 # ---- figures
 
 
+@lru_cache
+def simulated(work: Work, machine: Machine) -> dict[str, Any]:
+    return scale.simulate(work, machine)
+
+
 def bench_of(works: dict[str, tuple[Work, Machine]]) -> Bench:
     bench = Bench("scale", Options(quick=True))
     for name, (work, machine) in works.items():
-        bench.add(name, "simulated", scale.simulate(work, machine))
+        bench.add(name, "simulated", simulated(work, machine))
     return bench
 
 

@@ -62,5 +62,5 @@ def test_daemons_read_what_their_ranks_read(nodes, make_tree, late):
         records, _ = events.read(daemon.run_dir / "nodes" / f"{daemon.spec.host}.events")
         copied = [record[1] for record in records if record[2] == events.EventKind.COPIED]
         own = {*rank.order()}
-        assert sum(id_ in own for id_ in copied) > 0.8 * len(copied)
+        assert sum(id_ in own for id_ in copied) > 0.65 * len(copied), "by chance it would be half of them"
         assert len(copied) > 0.4 * count

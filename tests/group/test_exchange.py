@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 
 import pytest
 
@@ -14,6 +15,7 @@ from group_nodes import Group
 from benchmarks.peernodes import MPIEXEC, Node, manifest_of, serve
 from hpcstage.group import link
 from hpcstage.group.link import Why
+from hpcstage.group.spec import GroupSpec, Member
 
 if not MPIEXEC.exists():
     pytest.skip("needs the mpiexec of mpi4py's MPI", allow_module_level=True)
@@ -217,6 +219,11 @@ def test_a_node_that_ends_early_refuses_and_lets_the_others_go_on(group):
     one.nodes[2].want(0, [0])
     serve(one.nodes, lambda: bool(one.nodes[2].missed))
     assert one.nodes[2].missed[0].why is Why.ENDED
+    serve(one.nodes, lambda: one.nodes[2].gone == [0])
+    one.nodes[2].want(0, [1])
+    serve(one.nodes, lambda: 1 in one.nodes[2].missed)
+    assert one.nodes[2].missed[1].why is Why.ABSENT
+    assert one.nodes[2].gone == [0]
     one.nodes[2].want(1, [3])
     serve(one.nodes, lambda: 3 in one.nodes[2].got)
     check(one, one.nodes[2], 3, data)
@@ -239,17 +246,22 @@ def test_a_node_without_a_daemon_is_left_out(group):
     assert "no daemon answers at" in one.text()
 
 
-def test_a_launcher_of_another_mpi_is_named_in_one_line(group):
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({}, "the MPI world has 1 of 2 processes: the launcher belongs to another MPI than mpi4py"),
+        ({"MPI4PY_LIBMPI": "/nonexistent/libmpi.so"}, "mpi4py cannot be used: "),
+    ],
+    ids=["launcher of another MPI", "no MPI library"],
+)
+def test_what_is_wrong_with_mpi_is_said_in_one_line(group, variables, said):
     one = group(2, [1])
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PMI", "HYDRA"))}
-    from hpcstage.group.spec import GroupSpec, Member
-
-    GroupSpec(0, [Member("a", str(n.path), str(n.path / "sock")) for n in one.nodes]).save(one.directory / "s.json")
-    import sys
-
+    members = [Member("a", str(node.path), str(node.path / "sock")) for node in one.nodes]
+    GroupSpec(0, members).save(one.directory / "spec.json")
     done = subprocess.run(
-        [sys.executable, "-m", "hpcstage.group", one.directory / "s.json"],
-        env=env,
+        [sys.executable, "-m", "hpcstage.group", one.directory / "spec.json"],
+        env={**env, **variables},
         check=False,
         capture_output=True,
         text=True,
@@ -257,4 +269,13 @@ def test_a_launcher_of_another_mpi_is_named_in_one_line(group):
     )
     assert done.returncode == 3
     (line,) = done.stderr.splitlines()
-    assert "the MPI world has 1 of 2 processes: the launcher belongs to another MPI than mpi4py" in line
+    assert said in line
+
+
+def test_two_exchanges_on_one_node_are_named_in_one_line(group):
+    one = group(2, [1])
+    one.nodes[1].index = 0
+    one.start()
+    serve(one.nodes, lambda: all(node.lost for node in one.nodes), may_lose=True)
+    assert one.wait() == 3
+    assert one.text().count("two processes of the group are on one node") == 1

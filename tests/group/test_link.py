@@ -28,8 +28,6 @@ MESSAGES = st.one_of(
     st.builds(link.Got, U32, U32, U64, I64, U64, U64, U64),
     st.builds(link.Sent, U32, U32, U64),
     st.builds(link.Gone, U32),
-    st.builds(link.Claim, U32, U64),
-    st.builds(link.Switch, U32, U64),
     st.builds(link.End),
 )
 
@@ -83,7 +81,7 @@ def test_every_message_has_a_code_of_its_own_that_no_reply_of_the_socket_begins_
     from hpcstage import wire
 
     codes = [kind.CODE for kind in get_args(link.Message)]
-    assert len(codes) == len(set(codes)) == 13
+    assert len(codes) == len(set(codes)) == 11
     assert wire.VERSION not in codes
 
 

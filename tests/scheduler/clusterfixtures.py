@@ -9,10 +9,9 @@ import itertools
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pytest
-from clusterproject import NODES, READABLE, Project, batch, behind, processes_of, write_dataset
+from clusterproject import NODES, READABLE, Limited, Project, batch, behind, processes_of, write_dataset
 from conftest import REPO
 from gridlab import GridEngine
 from nodeslab import Nodes, NoNodes, until
@@ -67,18 +66,6 @@ def gridengine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GridEngine]
         pytest.skip(str(error))
     finally:
         nodes.down()
-
-
-@dataclass(frozen=True)
-class Limited:
-    """Jobs that run into a time limit of a minute, the shortest that Slurm knows: tests ask for them last."""
-
-    warned: tuple[Project, int]
-    """One node, `--signal=B:USR1@20`."""
-    ranks_warned: tuple[Project, int]
-    """Ranks behind srun on two nodes, `--signal=USR1@20`."""
-    unwarned: tuple[Project, int]
-    """One node, nothing but the limit."""
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,18 @@ class Project:
     def log(self) -> str:
         """All that the project's jobs printed, for the message of a failing test."""
         return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted(self.outside.glob("*.out")))
+
+
+@dataclass(frozen=True)
+class Limited:
+    """Jobs that run into a time limit of a minute, the shortest that Slurm knows: tests ask for them last."""
+
+    warned: tuple[Project, int]
+    """One node, `--signal=B:USR1@20`."""
+    ranks_warned: tuple[Project, int]
+    """Ranks behind srun on two nodes, `--signal=USR1@20`."""
+    unwarned: tuple[Project, int]
+    """One node, nothing but the limit."""
 
 
 def batch(options: str = "") -> str:

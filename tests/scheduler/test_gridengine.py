@@ -68,7 +68,8 @@ def test_the_soft_limit_is_a_warning(gridengine: GridEngine, project: Project) -
     done = gridengine.wait(job)
     assert heard(project) == {0: [signal.SIGUSR1]}, project.log()
     assert done["exit_status"] == str(40 + signal.SIGUSR1)
-    assert project.record()["complete"] is True
+    record = project.record()
+    assert record["complete"] is True, record["problems"]
     assert gridengine.left_by(job) == {done["hostname"]: ""}
 
 

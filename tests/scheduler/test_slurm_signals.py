@@ -5,8 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
-from clusterfixtures import Limited
-from clusterproject import Project, batch, behind, heard, ranks_wait
+from clusterproject import Limited, Project, batch, behind, heard, ranks_wait
 from nodeslab import until
 from slurmlab import KILL_WAIT_S, Slurm
 
@@ -52,7 +51,8 @@ def test_a_signal_for_the_batch_script(slurm: Slurm, project: Project) -> None:
     done = slurm.wait(job)
     assert done["ExitCode"] == f"{40 + signal.SIGUSR2}:0", project.log()
     assert heard(project) == {0: [signal.SIGUSR1, signal.SIGUSR2]}
-    assert project.record()["complete"] is True
+    record = project.record()
+    assert record["complete"] is True, record["problems"]
     assert slurm.left_by(job) == {done["NodeList"]: ""}
 
 
@@ -61,7 +61,9 @@ def test_a_command_that_ignores_everything_is_killed_and_has_a_report(slurm: Slu
     ranks_wait(project)
     slurm.cancel(job)
     assert slurm.wait(job, KILL_WAIT_S + 20)["JobState"] == "CANCELLED"
-    assert heard(project) == {0: [signal.SIGTERM]}
+    assert set(heard(project)[0]) == {signal.SIGTERM}
+    if slurm.tracking == "cgroup":  # where it knows process groups only, the command may have it from Slurm as well
+        assert len(heard(project)[0]) == 1
     assert "end not seen" in project.report()
 
 
@@ -70,7 +72,8 @@ def test_a_warning_before_the_time_limit(slurm: Slurm, limited: Limited) -> None
     done = slurm.wait(job, 100)
     assert done["ExitCode"] == f"{LEFT_ON_USR1}:0", project.log()
     assert heard(project) == {0: [signal.SIGUSR1]}
-    assert project.record()["complete"] is True
+    record = project.record()
+    assert record["complete"] is True, record["problems"]
     assert slurm.left_by(job) == {done["NodeList"]: ""}
 
 
@@ -79,7 +82,8 @@ def test_a_warning_for_ranks_behind_srun(slurm: Slurm, limited: Limited) -> None
     done = slurm.wait(job, 100)
     assert done["ExitCode"] == f"{LEFT_ON_USR1}:0", project.log()
     assert heard(project) == {rank: [signal.SIGUSR1] for rank in range(4)}
-    assert project.record()["complete"] is True
+    record = project.record()
+    assert record["complete"] is True, record["problems"]
     assert set(slurm.left_by(job).values()) == {""}
 
 
