@@ -246,9 +246,11 @@ class Daemon:
 
     def _from_exchange(self, token: int) -> Reply | None:
         group = self.staging.group
-        connection = None if group is None or self._ending else self.server.hand_over(token)
-        if group is None or connection is None:
+        if group is None or group.is_closed or self._ending:
             return Reply(Answer.REFUSED)
+        connection = self.server.hand_over(token)
+        if connection is None:
+            return None
         group.attach(connection)
         return None
 

@@ -41,6 +41,8 @@ class NodeGroup:
 
     def __init__(self, spec: DaemonSpec, selector: selectors.BaseSelector, stage: Stage) -> None:
         self.peers: Peers | None = None
+        self.is_closed = False
+        """No exchange is taken any more."""
         self.limit = store.budget(
             Path(spec.node_dir), spec.budget_bytes, spec.budget_inodes, spec.budget_part, spec.budget_part_why
         )
@@ -128,6 +130,13 @@ class NodeGroup:
             self._adopt_at = self._adopt_at or now + self._spec.group_wait_s
         if self._scan_at is not None:
             self._scan_at = now + self._spec.group_wait_s
+
+    def give_up(self) -> None:
+        """This node will never have a manifest: the others must not wait for it."""
+        self.is_closed = True
+        if self._link is not None:
+            self._link.close()
+            self._ended("this node could not scan the datasets")
 
     def close(self) -> None:
         """The run has ended."""

@@ -104,7 +104,7 @@ class Routes:
         return found
 
     def others(self, order: Sequence[int]) -> array[int]:
-        """What it keeps as well, and asks other nodes for without being asked by a program."""
+        """What it keeps as well, and asks other nodes for without being asked by a program; but for its own."""
         return self.placement.others(self.node, order, rotate=False)
 
     def unplaced(self) -> array[int]:

@@ -111,6 +111,8 @@ class Staging:
         self.outlook.scan_error = why
         remedy = "look at the daemon's log; the program reads the source"
         self.outlook.problems.append({"id": "scan-failed", "text": why, "remedy": remedy})
+        if self.group is not None:
+            self.group.give_up()
         self._settle()
 
     def _scan_ended(self, data: bytes | None) -> None:

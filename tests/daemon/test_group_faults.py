@@ -12,7 +12,7 @@ import pytest
 from daemon_process import same, start_daemon, wait_until  # noqa: F401
 from group_process import nodes, total  # noqa: F401
 
-from hpcstage.wire import Answer, Reason
+from hpcstage.wire import Answer, Reason, State
 
 
 def files_of(root):
@@ -150,3 +150,19 @@ def test_kill_9_at_random_moments(nodes, make_tree, seed):
         assert not list((daemon.node_dir / "incoming").glob("[0-9]*/*"))
     for daemon in alive:
         daemon.end()
+
+
+def test_a_first_node_that_cannot_scan(nodes, make_tree, tmp_path):
+    """The others do not wait for it: the next one scans."""
+    root = make_tree(files=30)
+    broken = {0: {"arguments": [os.fspath(tmp_path / "not there")]}}
+    daemons = nodes.up(root, 3, placement="replicate", group_wait_s=20.0, group=False, each=broken)
+    wait_until(lambda: "scan" in daemons[0].log_text() or daemons[0].state() is State.SETTLED)
+    nodes.world()
+    for daemon in daemons[1:]:
+        daemon.staged()
+        assert all(same(path, daemon.store(path)) for path in files_of(root))
+    parts = nodes.end()
+    assert total(parts[1:], "source_files") == 30
+    assert [problem["id"] for problem in parts[0].problems] == ["scan-failed"]
+    assert parts[1].group["missing"] == [0]

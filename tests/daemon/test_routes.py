@@ -1,0 +1,89 @@
+"""Who reads what when nodes are missing: every node gives the same answer, and only a lost node's files move."""
+
+from __future__ import annotations
+
+from array import array
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpcstage.daemon.membership import Membership
+from hpcstage.daemon.routes import Members, make, transit_of
+from hpcstage.group import link
+from hpcstage.plan.placement import Kind
+from hpcstage.plan.types import Budget
+
+PLENTY = Budget(1 << 40, 1 << 30)
+TIGHT = Budget(64 * 4096, 200)
+COUNTS = st.integers(2, 6)
+
+
+def routes(asked, files, members):
+    sizes = array("Q", [4000]) * files
+    return [make(asked, sizes, 3, members, node) for node in members.present]
+
+
+@given(
+    st.sampled_from(["replicate", "partition"]),
+    st.integers(0, 150),
+    st.lists(st.booleans(), min_size=2, max_size=6).filter(any),
+    st.sampled_from([PLENTY, TIGHT]),
+)
+@settings(deadline=None)
+def test_each_file_is_read_by_one_node_that_is_there(asked, files, there, budget):
+    members = Members(len(there), {index: budget for index, present in enumerate(there) if present})
+    found = routes(asked, files, members)
+    unplaced = set(found[0].unplaced())
+    shares = [list(one.own(range(files))) for one in found]
+    assert sorted(id_ for own in shares for id_ in own) == [i for i in range(files) if i not in unplaced]
+    for one, own in zip(found, shares, strict=True):
+        assert set(one.unplaced()) == unplaced
+        assert all(one.fetcher(id_) == one.node for id_ in own)
+        others = set(one.others(range(files)))
+        assert one.kind is Kind.REPLICATE or not others
+        if one.keeps_all and one.kind is Kind.REPLICATE:
+            missing = {i for i in range(files) if one.placement.fetcher(i) in members.missing}
+            assert others | set(own) >= set(range(files)) - missing
+
+
+@given(COUNTS, st.data())
+@settings(deadline=None)
+def test_only_what_a_lost_node_read_moves(count, data):
+    files = 200
+    lost = data.draw(st.integers(0, count - 1))
+    whole = Members(count, dict.fromkeys(range(count), PLENTY))
+    rest = Members(count, {i: PLENTY for i in range(count) if i != lost})
+    before, after = routes("replicate", files, whole), routes("replicate", files, rest)
+    for id_ in range(files):
+        owner = before[0].fetcher(id_)
+        assert {one.fetcher(id_) for one in before} == {owner}
+        moved = {one.fetcher(id_) for one in after}
+        assert len(moved) == 1
+        assert moved == {owner} or owner == lost
+        assert lost not in moved
+
+
+def test_what_auto_means():
+    def kind(budget):
+        return make("auto", array("Q", [4096]) * 100, 2, Members(2, {0: budget, 1: budget}), 0).kind
+
+    assert kind(PLENTY) is Kind.REPLICATE
+    assert kind(Budget(80 * 4096, 1000)) is Kind.PARTITION
+    members = Members(2, {0: Budget(102 * 4096, 1000), 1: Budget(82 * 4096, 1000)})
+    assert transit_of(members, 1, 2) == Budget(20 * 4096, 249)
+
+
+def test_membership():
+    nodes = Membership(1, 4)
+    assert not nodes.leads
+    ready = [link.Node(index, 1 << 30, 1000, "h") for index in (1, 2, 3)]
+    assert not nodes.take(link.Ready(0, 1, 3, 0, tuple(ready[:1])))
+    assert nodes.take(link.Ready(0, 1, 3, 1, tuple(ready[1:])))
+    assert nodes.leads, "node 0 is not there"
+    assert nodes.to_json(nodes.members) == {"generations": 1, "size": 3, "missing": [0], "why": nodes.why}
+    assert nodes.lose(3)
+    assert not nodes.lose(3)
+    assert nodes.to_json(nodes.members)["missing"] == [0, 3]
+    nodes.end("gone")
+    assert nodes.members is None
+    assert nodes.to_json(None) == {"generations": 1, "size": 1, "missing": [0, 2, 3], "why": "gone"}
