@@ -161,8 +161,16 @@ def _sequences(value: Any) -> list[Any]:
     if package == "pandas" and getattr(value, "ndim", 0) == 2:
         return [value.iloc[:, number] for number in range(min(value.shape[1], MAX_PLACES))]
     if hasattr(type(value), "column_names") and callable(getattr(type(value), "column", None)):
-        return [value.column(name) for name in list(value.column_names)[:MAX_PLACES]]
+        found = [value.column(name) for name in list(value.column_names)[:MAX_PLACES]]
+        return [part for column in found for part in _parts(column)]
     return [value]
+
+
+def _parts(column: Any) -> list[Any]:
+    """The fields of an Arrow column of structures: beside a name there may be all that is in the file."""
+    flatten = getattr(column, "flatten", None)
+    structured = callable(flatten) and str(getattr(column, "type", "")).startswith("struct<")
+    return list(column.flatten())[:MAX_PLACES] if structured else [column]
 
 
 def length(sequence: Any) -> int:

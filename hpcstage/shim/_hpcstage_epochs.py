@@ -98,7 +98,7 @@ class Epochs:
         if not self._wanted() or isinstance(iterator._dataset, _in_memory()):
             return
         try:
-            indices = samplers.peek(iterator._index_sampler, _generators(iterator))
+            indices = samplers.peek(iterator._index_sampler, _generators(iterator), iterator._sampler_iter)
         except Exception:  # the sampler's own, which comes again when the program asks it
             indices = None
         if not indices:

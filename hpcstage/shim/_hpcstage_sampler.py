@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from copy import copy
 from itertools import chain, islice
 
 TYPE_CHECKING = False
@@ -21,6 +22,9 @@ _PLAIN = (_TORCH, "BatchSampler")
 _DISTRIBUTED = ("torch.utils.data.distributed", "DistributedSampler")
 _LIGHTNING = ("lightning.pytorch.overrides.distributed", "pytorch_lightning.overrides.distributed")
 _FABRIC = ("lightning.fabric.utilities.distributed", "lightning_fabric.utilities.distributed")
+_STATEFUL = "torchdata.stateful_dataloader.sampler"
+_BATCHERS = {_PLAIN, (_STATEFUL, "BatchSampler")}
+_FOLLOWING_A_FORMULA = {_DISTRIBUTED, (_STATEFUL, "StatefulDistributedSampler")}
 _PASSES_ON = {(module, "_IndexBatchSamplerWrapper") for module in _LIGHTNING}
 """Gives exactly what its inner batch sampler gives, and keeps its place in itself: the inner one is run."""
 _HOLDERS = {(module, "_DatasetSamplerWrapper") for module in _FABRIC}
@@ -40,26 +44,36 @@ KNOWN: dict[tuple[str, str], tuple[str, ...]] = {
     ("accelerate.data_loader", "SeedableRandomSampler"): ("num_samples", "set_epoch"),
     ("accelerate.data_loader", "BatchSamplerShard"): ("_iter_with_split", "_iter_with_no_split"),
     ("accelerate.data_loader", "SkipBatchSampler"): (),
+    (_STATEFUL, "RandomSampler"): ("num_samples",),
+    (_STATEFUL, "BatchSampler"): (),
+    (_STATEFUL, "StatefulDistributedSampler"): (),
     **dict.fromkeys(_PASSES_ON, ("__next__",)),
     **{(module, "UnrepeatedDistributedSampler"): () for module in _LIGHTNING},
     **{(module, "UnrepeatedDistributedSamplerWrapper"): () for module in _LIGHTNING},
     **{(module, "DistributedSamplerWrapper"): () for module in _FABRIC},
 }
 _EAGER = {name for name in KNOWN if name[1].endswith("SamplerWrapper")} - _PASSES_ON
+_EAGER |= {(_STATEFUL, "RandomSampler"), (_STATEFUL, "BatchSampler")}
 """Draw when `iter` is called, not when the first index is asked for: then it is too late to run them alike."""
+_COPIED = {(_STATEFUL, "_BatchSamplerIterator"), (_STATEFUL, "_StatefulRandomSamplerIterator")}
+"""Iterators that hold all of their place in attributes: what is left of them is what a copy gives."""
+_RESUMED = ("itertools", "islice")
+"""A sampler's iterator that goes on where an earlier program was."""
 _INNER = ("sampler", "batch_sampler", "_sampler", "_batch_sampler")
 _SEQUENCES = ("builtins", "array", "numpy", "torch")
 
 
-def peek(sampler: Any, more_generators: Iterable[Any] = ()) -> array[int] | None:
+def peek(sampler: Any, more_generators: Iterable[Any] = (), drawn: Any = None) -> array[int] | None:
     """All indices that `iter(sampler)` would give now, or None. Raises what the sampler raises; nothing has changed
-    when it returns or raises."""
+    when it returns or raises. `drawn`: the iterator that the loader has of it, not advanced since the epoch began."""
     found = parts(sampler)
-    if found is None or _too_long(found) or _name(sampler, "__iter__") in _EAGER or not _drawn_on_cpu():
+    copied = _class(drawn) in _COPIED
+    begun = _class(drawn) == _RESUMED or (_name(sampler, "__iter__") in _EAGER and not copied)
+    if found is None or _too_long(found) or begun or not _drawn_on_cpu():
         return None
     states = _States(found, more_generators)
     try:
-        return _collect(sampler)
+        return _left(drawn) if copied else _collect(sampler)
     finally:
         states.put_back()
 
@@ -68,9 +82,9 @@ def formula(sampler: Any) -> str:
     """From what later epochs follow, where the sampler is a distributed one; else nothing."""
     while _name(sampler, "__iter__") in _PASSES_ON:
         sampler = sampler._batch_sampler
-    if _name(sampler, "__iter__") == _PLAIN:
+    if _name(sampler, "__iter__") in _BATCHERS:
         sampler = sampler.sampler
-    if _name(sampler, "__iter__") != _DISTRIBUTED:
+    if _name(sampler, "__iter__") not in _FOLLOWING_A_FORMULA:
         return ""
     return "distributed n=%d replicas=%d rank=%d shuffle=%d drop_last=%d seed=%d epoch=%d" % (
         len(sampler.dataset),
@@ -120,6 +134,10 @@ def _name(part: Any, method: str) -> tuple[str, str]:
     return "", ""
 
 
+def _class(part: Any) -> tuple[str, str]:
+    return type(part).__module__, type(part).__qualname__
+
+
 def _space(part: Any) -> dict[str, Any]:
     space = getattr(part, "__dict__", None)
     return space if isinstance(space, dict) else {}
@@ -160,6 +178,35 @@ def _collect(sampler: Any) -> array[int] | None:
         if len(indices) > LIMIT:
             return None
     return indices
+
+
+def _left(drawn: Any) -> array[int] | None:
+    """What a copied iterator has still to give."""
+    batched = "batch_size" in _space(drawn)
+    inner = _left_inside(drawn) if batched else _random_left(drawn)
+    if inner is None:
+        return None
+    indices = array("I", islice(inner, LIMIT + 1))
+    if batched and drawn.drop_last:
+        del indices[len(indices) - len(indices) % drawn.batch_size :]
+    return indices if len(indices) <= LIMIT else None
+
+
+def _left_inside(drawn: Any) -> Iterable[int] | None:
+    """Of the sampler's iterator that a batch sampler's iterator holds."""
+    inner, sampler = drawn.sampler_iter, drawn.sampler
+    if _class(inner) in _COPIED:
+        return _random_left(inner)
+    begins = drawn.samples_yielded == 0 or hasattr(sampler, "load_state_dict")
+    return iter(sampler) if begins and _name(sampler, "__iter__") not in _EAGER else None
+
+
+def _random_left(drawn: Any) -> Iterable[int]:
+    left = drawn.num_samples - drawn.yielded
+    if left <= len(drawn.perm) - drawn.perm_index:
+        return islice(drawn.perm, drawn.perm_index, drawn.perm_index + left)
+    duplicate: Iterable[int] = copy(drawn)
+    return duplicate
 
 
 class _States:

@@ -76,6 +76,72 @@ orders("captured", DataLoader(data, batch_sampler=captured()))
 orders("captured, kept", DataLoader(data, num_workers=1, persistent_workers=True, batch_sampler=captured()))
 say([read, states(), [p.tolist() for p in model.parameters()]])
 """
+STATEFUL = """
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import RandomSampler as Stateful, StatefulDistributedSampler
+read = []
+def orders(loader, epochs=2, take=None):
+    for epoch in range(epochs):
+        order = []
+        for number, batch in enumerate(loader):
+            order += batch.reshape(-1).tolist()
+            if number + 1 == take: break
+        read.append(order)
+    return loader
+def resumed(make, epochs=2):
+    state = orders(make(), 1, take=2).state_dict()
+    loader = make()
+    loader.load_state_dict(state)
+    orders(loader, epochs)
+def loader(*arguments, **options): return StatefulDataLoader(Files(0, 20), *arguments, **options)
+def collated(*arguments, **options): return loader(*arguments, collate_fn=torch.tensor, **options)
+orders(loader(3, shuffle=True))
+orders(loader(3, shuffle=True, num_workers=2, drop_last=True))
+orders(loader(3, shuffle=True, num_workers=2, persistent_workers=True))
+orders(loader(3))
+orders(collated(None, shuffle=True))
+orders(loader(3, sampler=Stateful(range(20), replacement=True, num_samples=95)))
+seeded = torch.Generator().manual_seed(8)
+orders(loader(3, sampler=Stateful(range(20), num_samples=50, generator=seeded), drop_last=True))
+orders(loader(3, sampler=RandomSampler(range(20))))
+orders(loader(batch_sampler=BatchSampler(RandomSampler(range(20)), 3, False)))
+orders(DataLoader(Files(0, 20), 3, sampler=Stateful(range(20))))
+sampler = StatefulDistributedSampler(Files(0, 20), 2, 1)
+distributed = loader(3, sampler=sampler)
+for epoch in range(2):
+    sampler.set_epoch(epoch)
+    orders(distributed, 1)
+resumed(lambda: loader(3, shuffle=True))
+resumed(lambda: loader(3, shuffle=True, num_workers=2))
+resumed(lambda: loader(3, sampler=StatefulDistributedSampler(Files(0, 20), 2, 0)))
+known = len(read)
+resumed(lambda: loader(3, sampler=RandomSampler(range(20))))
+resumed(lambda: loader(batch_sampler=BatchSampler(SequentialSampler(range(20)), 3, False)))
+say([read, states(), known])
+"""
+HUGGING_FACE = """
+import datasets, PIL.Image
+datasets.disable_progress_bars()
+paths = [src("f%02d" % i) for i in range(20)]
+for path in paths: assert os.path.exists(path)
+def batch_of(rows): return {"n": [int(open(path).read()) for path in rows["path"]]}
+listed = datasets.Dataset.from_dict({"path": paths, "label": [0] * 20})
+pictures = datasets.Dataset.from_dict(
+    {"image": paths}, features=datasets.Features({"image": datasets.Image(decode=False)}))
+def opened(rows): return {"n": [int(open(image["path"]).read()) for image in rows["image"]]}
+read = []
+def orders(data, epochs=2, **options):
+    for epoch in range(epochs):
+        read.append([i for batch in DataLoader(data, 3, **options) for i in batch["n"].tolist()])
+orders(listed.with_transform(batch_of), shuffle=True)
+orders(listed.with_transform(batch_of), shuffle=True, num_workers=2)
+orders(pictures.with_transform(opened), shuffle=True)
+orders(pictures.shuffle(seed=4).with_transform(opened))
+orders(listed.train_test_split(0.25, seed=5)["train"].with_transform(batch_of), shuffle=True)
+orders(Subset(listed.with_transform(batch_of), [5, 3, 2, 9]), shuffle=True)
+orders(datasets.concatenate_datasets([listed, listed]).with_transform(batch_of), shuffle=True)
+say([read, states()])
+"""
 
 
 def both(lab: Lab, code: str) -> tuple[Any, list[list[int]]]:
@@ -105,3 +171,20 @@ def test_lightning(native_lab: Lab) -> None:
             orders.append((kind, []))
         orders[-1][1].extend(batch)
     assert [order for _, order in orders] == announced
+
+
+def test_torchdata(native_lab: Lab) -> None:
+    pytest.importorskip("torchdata.stateful_dataloader")
+    (read, _, known), announced = both(native_lab, STATEFUL)
+    said = [*range(known), known, known + 2, known + 3, known + 5]  # not the rest of what others than theirs began
+    pairs = [(order, read[number]) for order, number in zip(announced, said, strict=True)]
+    assert all(order[: len(batches)] == batches for order, batches in pairs)
+    unread = [len(batches) for order, batches in pairs if order != batches]
+    assert unread == [6] * 5, "those that were not read to their end"
+
+
+def test_hugging_face(native_lab: Lab) -> None:
+    pytest.importorskip("datasets")
+    pytest.importorskip("PIL")
+    (read, _), announced = both(native_lab, HUGGING_FACE)
+    assert announced == read
