@@ -87,17 +87,8 @@ def _with_forecast(scanned: Scanned, manifest: Manifest, order: Order, spec: Dae
     node_dir = Path(spec.node_dir)
     measured = probe(manifest, order.ids, node_dir, transfers=spec.copiers * spec.transfers, limit_s=PROBE_S)
     room = fit(manifest, orders.complete(order, len(manifest)), budget(node_dir, spec.budget_bytes, spec.budget_inodes))
-    workload = Workload(
-        files=len(manifest),
-        size_bytes=manifest.total_bytes,
-        epochs=spec.epochs,
-        epoch_compute_s=spec.epoch_compute_s,
-        readers=spec.readers,
-        startup_s=spec.startup_s or 0.0,
-        sources=spec.workload_sources,
-    )
     found = forecast(
-        workload,
+        _workload(spec, manifest),
         measured.rates,
         fit=room.share,
         order_known=order.provenance != orders.MANIFEST,
@@ -105,6 +96,16 @@ def _with_forecast(scanned: Scanned, manifest: Manifest, order: Order, spec: Dae
         max_rate_bytes_per_s=spec.max_rate_bytes_per_s,
     )
     return replace(scanned, forecast=asdict(found), probe_s=measured.seconds)
+
+
+def _workload(spec: DaemonSpec, manifest: Manifest) -> Workload:
+    from hpcstage.plan.earlier import KEYS, find_earlier, known
+
+    said = {name: getattr(spec, name) for name in KEYS}
+    earlier = find_earlier(spec.datasets, os.environ) if None in said.values() else None
+    values, sources = known(said, spec.workload_sources, earlier)
+    values["startup_s"] = values["startup_s"] or 0.0
+    return Workload(files=len(manifest), size_bytes=manifest.total_bytes, sources=sources, **values)
 
 
 def save_plan(spec: DaemonSpec, manifest: Manifest, order: Order, scanned: Scanned, limit: Budget, mode: str) -> bytes:
