@@ -7,6 +7,7 @@ node share a node directory: who takes its lock starts the daemon, the others on
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import platform
 import resource
@@ -26,6 +27,7 @@ from hpcstage.errors import NotStarted
 from hpcstage.job import localdir, nodedir
 from hpcstage.launch import control, environment, messages, page, rundir, shimdir
 from hpcstage.plan.datasets import already_local
+from hpcstage.plan.earlier import said_of_program
 from hpcstage.record.index import state_dir
 from hpcstage.record.part import RunPart
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from hpcstage.launch.run import Clock
     from hpcstage.plan.datasets import Resolved
 
+READY_AFTER_S = 4.0
 REMOVAL_S = 60.0
 """The daemon deletes the store before it goes; a million files take a while."""
 
@@ -69,6 +72,7 @@ class Session:
         self.clock = clock
         self.control: control.Control
         self.lost = False
+        self.ready = False
 
     @classmethod
     def open(cls, command: Sequence[str], config: Config, resolved: Resolved, clock: Clock) -> Session:
@@ -118,6 +122,7 @@ class Session:
 
     def watch(self) -> None:
         """Called now and then while the command runs: a dead daemon is said once, and shims stop asking it."""
+        self._get_ready()
         if self.lost or not self.control.dead():
             return
         self.lost = True
@@ -125,6 +130,13 @@ class Session:
         text = f"the staging daemon ended early; reads go to the source where they are not staged (log: {self._log()})"
         messages.warn(text)
         self.part.problems.append({"id": "daemon-died", "text": text, "remedy": "look at the daemon's log"})
+
+    def _get_ready(self) -> None:
+        """Imports what the end needs while the command computes, and not while it starts: nobody waits for it then."""
+        begun_s = self.part.child_started_s
+        if not self.ready and begun_s is not None and self.clock.elapsed_s() > begun_s + READY_AFTER_S:
+            importlib.import_module("hpcstage.launch.result")
+            self.ready = True
 
     def close(self, status: int | None) -> None:
         """After the command: the daemon's part, the record, the short report, nothing left on the node."""
@@ -207,7 +219,7 @@ class Session:
             patience_s=config.patience_s,
             nice=config.nice,
             leftovers=[os.fspath(path) for path in self.node.leftovers],
-            **_workload(config, resolved),
+            **_workload(config),
             drain_s=config.drain_s,
             command=self.part.command,
             state_dir=os.path.abspath(state_dir(os.environ)),
@@ -238,13 +250,11 @@ class Session:
         write_record(self.run_dir, self.part)
 
 
-def _workload(config: Config, resolved: Resolved) -> dict[str, Any]:
-    """What the forecast of mode auto needs to know of the program: options first, then an earlier run."""
+def _workload(config: Config) -> dict[str, Any]:
+    """What the user says of the program; the daemon's scan looks for the rest while the program starts."""
     if config.mode != "auto":
         return {}
-    from hpcstage.plan.preview import find_earlier, known_of_program
-
-    values, sources = known_of_program(config, find_earlier(resolved.datasets, os.environ))
+    values, sources = said_of_program(config)
     return {**values, "workload_sources": sources}
 
 
