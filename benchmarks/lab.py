@@ -32,6 +32,8 @@ QUICK_X1_FILES = 120
 LATENCY_S = 0.001
 SOURCE_TO_COMPUTE = 0.9
 MOST_COMPUTE_EPOCHS = 3
+MOST_REPEATED_SIZE = 2.0
+"""Above it an epoch takes a minute, in which the machine's moods even out: once is enough."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,8 @@ class Lab:
         name = f"compute {cell.net} x{cell.size:g}" + ("" if cell.prefetch else " no-prefetch")
         self._warm_up()
         alone = Cell(cell.net, cell.size, 1, cell.load, cell.prefetch)
-        self.bench.measure(name, {"compute": lambda: self.compute(alone)}, self.options.rounds(3), needed=True)
+        rounds = self.options.rounds(1 if cell.size > MOST_REPEATED_SIZE else 3)
+        self.bench.measure(name, {"compute": lambda: self.compute(alone)}, rounds, needed=True)
         keys = ("seconds", "later_s", "startup_s")
         return {key: value for key in keys if (value := self.bench.median(name, "compute", key)) is not None}
 

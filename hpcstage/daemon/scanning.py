@@ -87,19 +87,10 @@ def _with_forecast(scanned: Scanned, manifest: Manifest, order: Order, spec: Dae
 
     node_dir = Path(spec.node_dir)
     measured = probe(manifest, order.ids, node_dir, transfers=spec.copiers * spec.transfers, limit_s=PROBE_S)
-    limit = budget(node_dir, spec.budget_bytes, spec.budget_inodes)
+    limit = budget(node_dir, spec.budget_bytes, spec.budget_inodes, spec.budget_part, spec.budget_part_why)
     room = fit(manifest, orders.complete(order, len(manifest)), limit)
-    workload = Workload(
-        files=len(manifest),
-        size_bytes=manifest.total_bytes,
-        epochs=spec.epochs,
-        epoch_compute_s=spec.epoch_compute_s,
-        readers=spec.readers,
-        startup_s=spec.startup_s or 0.0,
-        sources=spec.workload_sources,
-    )
     found = forecast(
-        workload,
+        _workload(spec, manifest),
         measured.rates,
         fit=room.share,
         order_known=order.provenance != orders.MANIFEST,
@@ -111,6 +102,19 @@ def _with_forecast(scanned: Scanned, manifest: Manifest, order: Order, spec: Dae
         ),
     )
     return replace(scanned, forecast=asdict(found), probe_s=measured.seconds)
+
+
+def _workload(spec: DaemonSpec, manifest: Manifest) -> Workload:
+    from hpcstage.plan.earlier import KEYS, find_earlier, known
+
+    said = {name: getattr(spec, name) for name in KEYS}
+    earlier = find_earlier(spec.datasets, os.environ) if None in said.values() else None
+    values, sources = known(said, spec.workload_sources, earlier)
+    values["startup_s"] = values["startup_s"] or 0.0
+    nodes = earlier.nodes if earlier is not None and spec.epoch_compute_s is None else spec.node_count
+    size_bytes = manifest.total_bytes
+    found = Workload(files=len(manifest), size_bytes=size_bytes, sources=sources, compute_nodes=nodes, **values)
+    return found.on(spec.node_count)
 
 
 def save_plan(spec: DaemonSpec, manifest: Manifest, order: Order, scanned: Scanned, limit: Budget, mode: str) -> bytes:

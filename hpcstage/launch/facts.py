@@ -14,6 +14,7 @@ from hpcstage import __version__
 from hpcstage import job as jobs
 from hpcstage.errors import NotStarted
 from hpcstage.plan.datasets import already_local
+from hpcstage.plan.earlier import said_of_program
 from hpcstage.record.part import RunPart
 
 if TYPE_CHECKING:
@@ -23,13 +24,11 @@ if TYPE_CHECKING:
     from hpcstage.plan.datasets import Resolved
 
 
-def workload(config: Config, resolved: Resolved) -> dict[str, Any]:
-    """What the forecast of mode auto needs to know of the program: options first, then an earlier run."""
+def workload(config: Config) -> dict[str, Any]:
+    """What the user says of the program; the daemon's scan looks for the rest while the program starts."""
     if config.mode != "auto":
         return {}
-    from hpcstage.plan.preview import find_earlier, known_of_program
-
-    values, sources = known_of_program(config, find_earlier(resolved.datasets, os.environ))
+    values, sources = said_of_program(config)
     return {**values, "workload_sources": sources}
 
 

@@ -7,6 +7,7 @@ node share a node directory: who takes its lock starts the daemon, the others on
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import resource
 import shutil
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from hpcstage.record.part import RunPart
 
 LATE_PARTS_S = 0.5
+READY_AFTER_S = 4.0
 JOIN_S = 3.0
 """Behind a launcher: from the start of this wrapper, until the nodes have found each other."""
 
@@ -54,6 +56,7 @@ class Session:
         self.lead: LeadLink | None = None
         self.control: control.Control
         self.lost = False
+        self.ready = False
 
     @classmethod
     def open(cls, command: Sequence[str], config: Config, resolved: Resolved, clock: Clock) -> Session:
@@ -124,6 +127,7 @@ class Session:
 
     def watch(self) -> None:
         """Called now and then while the command runs: a dead daemon is said once, and shims stop asking it."""
+        self._get_ready()
         if self.lead is not None:
             self.part.problems += self.lead.problems()
         if self.lost or not self.control.dead():
@@ -136,6 +140,13 @@ class Session:
         text = f"the staging daemon ended early; reads go to the source where they are not staged (log: {log})"
         messages.warn(text)
         self.part.problems.append({"id": "daemon-died", "text": text, "remedy": "look at the daemon's log"})
+
+    def _get_ready(self) -> None:
+        """Imports what the end needs while the command computes, and not while it starts: nobody waits for it then."""
+        begun_s = self.part.child_started_s
+        if not self.ready and begun_s is not None and self.clock.elapsed_s() > begun_s + READY_AFTER_S:
+            importlib.import_module("hpcstage.launch.result")
+            self.ready = True
 
     def close(self, status: int | None) -> None:
         """After the command: the daemons' parts, the record, the short report, nothing left on the nodes."""
@@ -245,7 +256,7 @@ class Session:
             patience_s=config.patience_s,
             nice=config.nice,
             leftovers=[os.fspath(path) for path in self.node.leftovers],
-            **facts.workload(config, resolved),
+            **facts.workload(config),
             drain_s=config.drain_s,
             command=self.part.command,
             state_dir=os.path.abspath(state_dir(os.environ)),

@@ -6,24 +6,24 @@ Owns where each input of the forecast comes from: an option, the record of an ea
 
 from __future__ import annotations
 
-import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hpcstage.errors import HpcstageError, LocalDiskProblem, UsageError
+from hpcstage.errors import LocalDiskProblem, UsageError
 from hpcstage.plan import forecast, order, probe
 from hpcstage.plan.budget import fit
 from hpcstage.plan.datasets import resolve
+from hpcstage.plan.earlier import Earlier, find_earlier, known, said_of_program
 from hpcstage.plan.foresee import foresee
 from hpcstage.plan.manifest import Manifest
 from hpcstage.plan.nodesplan import Given, nodes_plan, sharing_of
 from hpcstage.plan.placement import Kind
 from hpcstage.plan.planfile import Plan, ScanSummary
 from hpcstage.plan.scan import scan
-from hpcstage.plan.types import Budget, Dataset, Kept, Order, Rates, Workload
+from hpcstage.plan.types import Budget, Order, Rates, Workload
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from hpcstage.job.share import Share
     from hpcstage.job.types import Job
     from hpcstage.plan.readings import Asked
-    from hpcstage.record.workload import Measured
 
 DEFAULT_SHARE = 0.8
 NO_LIMIT = 1 << 62
@@ -65,10 +64,10 @@ def preview(
     foreseen = foresee(config, found.manifest, resolved, env, cwd, sampler)
     wanted = foreseen.order
     notes = [f"{notice.text}; {notice.remedy}" for notice in resolved.warnings]
-    known = find_earlier(resolved.datasets, env)
+    earlier = find_earlier(resolved.datasets, env)
     nodes = config.nodes or len(_job(env).nodes) or 1
-    workload = workload_of(config, found.manifest, known, nodes)
-    rates, probe_notes = _rates(config, found.manifest, wanted, disk, known, with_probe=with_probe)
+    workload = workload_of(config, found.manifest, earlier, nodes)
+    rates, probe_notes = _rates(config, found.manifest, wanted, disk, earlier, with_probe=with_probe)
     notes.extend(probe_notes)
     room = fit(found.manifest, order.complete(wanted, len(found.manifest)), disk.budget) if disk.budget else None
     given = Given(
@@ -97,7 +96,7 @@ def preview(
         scan=ScanSummary.of(found),
         unknown=foreseen.unknown,
         about=foreseen.about,
-        kept=foreseen.kept or (known.kept if known is not None else None),
+        kept=foreseen.kept or (earlier.kept if earlier is not None else None),
         readings=foreseen.readings,
         local=disk.text,
         budget=disk.budget,
@@ -153,59 +152,10 @@ def _budget(config: Config, local: LocalDir, mine: Share | None) -> Budget:
 # ---- the program
 
 
-@dataclass(frozen=True)
-class Earlier:
-    """What an earlier run with the same datasets tells."""
-
-    program: Measured
-    source_bytes_per_s: float | None
-    kept: Kept | None = None
-    nodes: int = 1
-
-
-def find_earlier(datasets: Sequence[Dataset], env: Mapping[str, str]) -> Earlier | None:
-    """The last run that succeeded; a record that cannot be read is none."""
-    from hpcstage.record import files, index, workload
-
-    run_dir = index.find(None, [os.fsdecode(d.root) for d in datasets], env)
-    if run_dir is None:
-        return None
-    try:
-        record = files.load_run(run_dir)
-        typical = record["contention"]["typical_bytes_per_s"]
-        return Earlier(workload.workload_of(record), typical, _kept(record), max(1, len(record["nodes"])))
-    except (HpcstageError, OSError, KeyError, TypeError, ValueError):
-        return None
-
-
-def _kept(record: Mapping[str, Any]) -> Kept | None:
-    found = record["order"]
-    if found["kept_share"] is None:
-        return None
-    return Kept(found["provenance"], float(found["kept_share"]), record["run"]["id"])
-
-
-def known_of_program(config: Config, known: Earlier | None) -> tuple[dict[str, Any], dict[str, str]]:
-    """Epochs, compute, readers and start-up, and where each is from: options first, then the earlier run."""
-    sources: dict[str, str] = {}
-    values: dict[str, Any] = {}
-    for name, key in (("epochs", "epochs"), ("epoch_compute_s", "epoch_compute"), ("readers", "readers"),
-                      ("startup_s", "startup")):  # fmt: skip
-        values[name] = getattr(config, name)
-        if values[name] is not None:
-            sources[name] = config.origin[key]
-        elif known is not None and getattr(known.program, name) is not None:
-            values[name] = getattr(known.program, name)
-            sources[name] = known.program.source
-        else:
-            sources[name] = "default"
-    return values, sources
-
-
-def workload_of(config: Config, manifest: Manifest, known: Earlier | None, nodes: int = 1) -> Workload:
+def workload_of(config: Config, manifest: Manifest, earlier: Earlier | None, nodes: int = 1) -> Workload:
     """Options first, which are said of `nodes` nodes, then the earlier run, which had its own."""
-    values, sources = known_of_program(config, known)
-    compute_nodes = known.nodes if known is not None and config.epoch_compute_s is None else nodes
+    values, sources = known(*said_of_program(config), earlier)
+    compute_nodes = earlier.nodes if earlier is not None and config.epoch_compute_s is None else nodes
     return Workload(
         files=len(manifest),
         size_bytes=manifest.total_bytes,
@@ -226,7 +176,7 @@ def _rates(
     manifest: Manifest,
     wanted: Order,
     disk: Disk,
-    known: Earlier | None,
+    earlier: Earlier | None,
     *,
     with_probe: bool,
 ) -> tuple[Rates, tuple[str, ...]]:
@@ -236,7 +186,7 @@ def _rates(
         rates, notes = measured.rates, measured.notes
     else:
         rates, notes = NOTHING_KNOWN, ("no probe: rates are from an earlier run or assumed",)
-    if rates.source_bytes_per_s is None and known is not None and known.source_bytes_per_s is not None:
-        source = {**rates.sources, "source_bytes_per_s": known.program.source}
-        rates = replace(rates, source_bytes_per_s=known.source_bytes_per_s, sources=source)
+    if rates.source_bytes_per_s is None and earlier is not None and earlier.source_bytes_per_s is not None:
+        source = {**rates.sources, "source_bytes_per_s": earlier.program.source}
+        rates = replace(rates, source_bytes_per_s=earlier.source_bytes_per_s, sources=source)
     return rates, notes

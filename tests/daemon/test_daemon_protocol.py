@@ -61,6 +61,14 @@ def test_direct_mode_copies_nothing(start_daemon, make_tree):
     assert "source_bytes" not in part.totals
 
 
+def test_daemon_and_copiers_do_not_push_the_program_aside(start_daemon, make_tree):
+    daemon = start_daemon(make_tree(files=3)).attach()
+    pids = [daemon.process.pid, *(child.pid for child in daemon.children())]
+    assert len(pids) > 1
+    assert {os.sched_getscheduler(pid) for pid in pids} == {os.SCHED_BATCH}
+    daemon.end()
+
+
 def test_auto_mode_says_why(start_daemon, make_tree):
     daemon = start_daemon(make_tree(), "auto", epochs=50, readers=0).attach()
     daemon.staged()
