@@ -24,6 +24,9 @@ class Stage(Protocol):
     def stage_received(self, directories: int) -> None:
         """The manifest of another node lies in the node directory."""
 
+    def written_elsewhere(self, ids: list[int]) -> None:
+        """Programs of other nodes write to these."""
+
     def problem(self, id_: str, text: str, remedy: str) -> None:
         """For the record."""
 

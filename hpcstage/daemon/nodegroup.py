@@ -10,7 +10,7 @@ from __future__ import annotations
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from hpcstage.daemon.routes import Members, Routes, make, transit_of
 from hpcstage.daemon.scanning import MANIFEST_FILE, ORDER_FILE
 from hpcstage.daemon.spec import DaemonSpec
 from hpcstage.daemon.watch import Watch
+from hpcstage.daemon.written import Written
 from hpcstage.group import link
 from hpcstage.plan import order as orders
 from hpcstage.plan.placement import Kind
@@ -69,6 +70,7 @@ class NodeGroup:
         self._stranger = False
         """This node staged alone and has another manifest than the group."""
         self._said = False
+        self._written = Written(stage.written_elsewhere)
 
     def learn(self, helpers: Helpers, watch: Watch) -> None:
         """Who reads first is taken from what loaders announce."""
@@ -103,6 +105,8 @@ class NodeGroup:
             self._on_manifest(message)
         elif isinstance(message, link.Gone):
             self._gone(message.node)
+        elif isinstance(message, link.Written):
+            self._written.hear(message.ids)
         elif isinstance(message, link.Ask) and not self.joined:
             self._ask_early(message)
         elif self.peers is not None:
@@ -233,6 +237,7 @@ class NodeGroup:
         else:
             self._divide(nodes.supposed(self.limit))
             self._adopt_at = time.monotonic() + self._spec.group_wait_s
+        self._written.open()
 
     def _join(self) -> None:
         members = self._nodes.members
@@ -241,6 +246,7 @@ class NodeGroup:
         self._divide(members)
         self._adopt_at = None
         self.peers.connect(self._link.send)
+        self._written.connect(self._link.send)
         self._switch()
         early, self._early = self._early, []
         for message in early:
@@ -258,6 +264,10 @@ class NodeGroup:
         if later is not None and self.joined and self.peers is not None:
             self.peers.switch(later)
             note("files are read by their first readers")
+
+    def written(self, ids: Iterable[int]) -> None:
+        """A program of this node writes to these: no other node may keep a copy."""
+        self._written.tell(ids, self._link.send if self.joined and self._link is not None else None)
 
     # ---- the clock
 

@@ -10,7 +10,7 @@ import json
 import selectors
 import time
 from collections import Counter
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection, Container
 from functools import partial
 from pathlib import Path
 
@@ -385,9 +385,23 @@ class Staging:
             self.pump(time.monotonic())
         return Reply(Answer.DONE)
 
-    def _voided(self, ids: Container[int]) -> None:
+    def _voided(self, ids: Collection[int]) -> None:
+        self._tell_parked(ids)
+        if self.group is not None:
+            self.group.written(ids)
+
+    def _tell_parked(self, ids: Container[int]) -> None:
         for id_ in self._parked.ids():
             if id_ in ids:
                 self._final(id_)
         if self.peers is not None:
             self.peers.voided(ids)
+
+    def written_elsewhere(self, ids: list[int]) -> None:
+        """Programs of other nodes write to these: no copy of them is visible here, or will be."""
+        if self.engine is None:
+            return
+        known = [id_ for id_ in ids if id_ < len(self.engine.manifest)]
+        self.engine.void(known)
+        self._tell_parked(frozenset(known))
+        self.pump(time.monotonic())

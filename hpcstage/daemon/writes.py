@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -38,7 +38,7 @@ class _Gone:
 class Writes:
     """See the module. `on_void` is told which ids are void from here on; there may be a million."""
 
-    def __init__(self, helpers: Helpers, on_void: Callable[[Container[int]], None]) -> None:
+    def __init__(self, helpers: Helpers, on_void: Callable[[Collection[int]], None]) -> None:
         self._helpers = helpers
         self._on_void = on_void
         self._engine: Engine

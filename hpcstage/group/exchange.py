@@ -109,6 +109,8 @@ class Exchange:
             self._offer(message)
         elif isinstance(message, link.Manifest):
             self._handed.begin(message)
+        elif isinstance(message, link.Written):
+            self._written(message)
         elif isinstance(message, link.End):
             self.ended = True
             self._sender.stop()
@@ -133,6 +135,15 @@ class Exchange:
             self._sender.refuse(to, Why.UNKNOWN, message.ids)
         else:
             self._sender.offer(to, message.ids)
+
+    def _written(self, message: link.Written) -> None:
+        catalog = self._look()
+        if catalog is None:
+            return  # the others have no copies by a manifest that they have not seen
+        packed = Control(Sort.WRITTEN, catalog.fingerprint, ids=message.ids).pack()
+        for place in range(len(self._nodes)):
+            if place != self._position:
+                self._post.send(packed, place, CONTROL_TAG)
 
     def _missed(self, node: int, why: Why, ids: Sequence[int]) -> None:
         self._daemon.send(*link.in_messages(link.Missed(node, why, tuple(ids))))
@@ -194,6 +205,10 @@ class Exchange:
             self._asked(source, message)
         elif message.sort is Sort.REFUSE:
             self._receiver.refused(source, message.why, message.ids)
+        elif message.sort is Sort.WRITTEN and not self.ended:
+            catalog = self._look()
+            if catalog is not None and catalog.fingerprint == message.fingerprint:
+                self._daemon.send(*link.in_messages(link.Written(message.ids)))
 
     def _asked(self, source: int, message: Control) -> None:
         catalog = self._look()

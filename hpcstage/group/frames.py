@@ -43,6 +43,8 @@ class Sort(IntEnum):
     """Ids that do not come, and why."""
     BEAT = 3
     """The sender lives."""
+    WRITTEN = 4
+    """Ids that a program of the sender's node writes to."""
 
 
 class Place(IntEnum):

@@ -188,6 +188,15 @@ class Gone:
 
 
 @dataclass(frozen=True)
+class Written:
+    """The program writes to these. Daemon: here, tell all others. Exchange: on another node, no copy may stay."""
+
+    CODE: ClassVar[int] = 43
+    FORM: ClassVar[struct.Struct] = struct.Struct("<")
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class End:
     """Daemon: the run has ended, nothing more is asked or offered."""
 
@@ -195,11 +204,11 @@ class End:
     FORM: ClassVar[struct.Struct] = struct.Struct("<")
 
 
-Message = Hello | Ready | Manifest | Fetch | Ask | Offer | Missed | Got | Sent | Gone | End
-_WITH_IDS = (Fetch, Ask, Offer, Missed)
+Message = Hello | Ready | Manifest | Fetch | Ask | Offer | Missed | Got | Sent | Gone | Written | End
+_WITH_IDS = (Fetch, Ask, Offer, Missed, Written)
 _CLASSES: dict[int, type[Message]] = {kind.CODE: kind for kind in get_args(Message)}
 _NAMES = {kind: [field.name for field in fields(kind)] for kind in get_args(Message)}
-_Listed = TypeVar("_Listed", Fetch, Ask, Offer, Missed)
+_Listed = TypeVar("_Listed", Fetch, Ask, Offer, Missed, Written)
 
 
 def pack(message: Message) -> bytes:
@@ -263,7 +272,7 @@ def ready_messages(generation: int, index: int, nodes: Sequence[Node]) -> Iterat
         yield Ready(generation, index, len(nodes), first, tuple(nodes[first : first + per_message]))
 
 
-def _fixed(message: Ready | Fetch | Ask | Offer | Missed) -> list[int]:
+def _fixed(message: Ready | Fetch | Ask | Offer | Missed | Written) -> list[int]:
     """All values but the last."""
     return [getattr(message, name) for name in _NAMES[type(message)][:-1]]
 
