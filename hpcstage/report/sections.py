@@ -279,7 +279,8 @@ def savings(record: dict[str, Any], style: Style) -> list[str]:
     part = record["savings"]
     if record.get("group"):
         found = [f"{text.seconds(part[f'vs_{name}_s'])} against {name}" for name in ("direct", "upfront")]
-        return [text.clip(f"{style.bold('Saved')} (estimates): {', '.join(found)}", style.width)]
+        line = text.clip(f"Saved (estimates): {', '.join(found)}", style.width)
+        return [style.bold("Saved") + line.removeprefix("Saved")]
     lines = [line for name in ("direct", "upfront") for line in _estimate(name, part[f"vs_{name}"], style)]
     return [style.bold("Saved (estimates; direct: as if no file stayed in the page cache)"), *lines]
 

