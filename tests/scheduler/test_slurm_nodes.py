@@ -79,6 +79,15 @@ def test_scancel_in_front_of_srun(slurm: Slurm, project: Project) -> None:
     checked_record(slurm, project, job, nodes=2)
 
 
+def test_a_wrapper_that_is_killed_takes_everything_along_and_has_a_report(slurm: Slurm, project: Project) -> None:
+    script = front("--patient")
+    job = slurm.submit("--nodes=2", "--ntasks-per-node=2", env=project.env, cwd=project.path, script=script)
+    ranks_wait(project, 4)
+    slurm.cancel(job, "--batch", "--signal=KILL")
+    slurm.wait(job)
+    assert "end not seen" in project.report()
+
+
 def test_a_warning_in_front_of_srun_reaches_every_rank(slurm: Slurm, project: Project) -> None:
     script = front(f"--patient --leave-on {int(signal.SIGUSR1)}")
     job = slurm.submit("--nodes=2", "--ntasks-per-node=2", env=project.env, cwd=project.path, script=script)
