@@ -18,6 +18,7 @@ from hpcstage.record.part import NodePart, ProcessPart, RunPart
 from hpcstage.record.roster import State, clock_error_s, expected, reason_of, says_something, state_of
 from hpcstage.record.speeds import of_samples
 from hpcstage.record.totals import Totals, totals_of
+from hpcstage.record.virtual import pids_of
 from hpcstage.record.window import command_of, copying_s, last_of
 
 PROCESSES = 64
@@ -72,6 +73,7 @@ class Digest:
     local_ns_per_byte: float | None
     """Of the program's reads of staged copies; None where too little was read."""
     processes: list[dict[str, Any]]
+    pids: frozenset[int] = frozenset()
     name: str = ""
     split: Split = field(default_factory=Split)
     relative_pace: float | None = None
@@ -117,6 +119,7 @@ def digest_of(run: RunPart, node: NodePart) -> Digest:
         track=track_of(on, points, shift_s),
         local_ns_per_byte=_local_ns_per_byte(node.processes),
         processes=_listed(node.processes, rows),
+        pids=pids_of(node),
     )
 
 

@@ -154,16 +154,17 @@ def _median(values: Sequence[float | None]) -> float | None:
 def _together(record: Row, slow: Sequence[Row]) -> str:
     """Placement and why; how often the source was read; who stood aside."""
     group = record["group"]
-    said = [f"{group['placement'] or 'no placement'}"]
-    if group["placement_why"]:
-        said[0] += f" ({group['placement_why']})"
+    said = ["each node reads the source"]
+    if record["run"]["mode"] != "direct":
+        why = f" ({group['placement_why']})" if group["placement_why"] else ""
+        said = [f"{group['placement'] or 'no placement'}{why}"]
     if group["source_times"] is not None:
         said.append(f"source read {_times(group['source_times'])}")
     if group["generations"] > 1:
         said.append(f"group started {group['generations']} times")
     if slow:
         said.append(f"{len(slow)} slow")
-    if group["alone_count"] and group["placement"] != "private":
+    if group["alone_count"] and group["placement"] != "private" and record["run"]["mode"] != "direct":
         said.append(f"{group['alone_count']} outside of the group: {group['why'] or 'no reason known'}")
     return "; ".join(said)
 
@@ -188,7 +189,8 @@ def brief(record: Row) -> str:
     if not group:
         return ""
     times = group["source_times"]
-    said = [f"{group['nodes']} nodes, {group['placement'] or 'no placement'}"]
+    direct = record["run"]["mode"] == "direct"
+    said = [f"{group['nodes']} nodes" if direct else f"{group['nodes']} nodes, {group['placement'] or 'no placement'}"]
     said += [] if times is None else [f"source read {_times(times)}"]
     peers = record["totals"]["peer_bytes"]
     said += [] if peers is None else [f"{text.size(peers)} between nodes"]

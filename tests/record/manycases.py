@@ -63,7 +63,7 @@ def node(index: int, count: int, seconds: int = 60, **changes: Any) -> NodePart:
         "node_count": count,
         "placement": "replicate",
         "placement_why": "all files fit on every node",
-        "group": {"generations": 1, "size": count, "missing": [], "why": ""},
+        "group": {"generations": 1, "size": count, "missing": [], "why": "no exchange has connected"},
     }
     return node_part(**(values | changes))
 

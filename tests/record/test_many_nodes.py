@@ -54,6 +54,7 @@ def test_each_byte_left_the_source_once(count: int) -> None:
     assert record["group"]["source_times"] == 1.0
     assert record["group"]["placement"] == "replicate"
     assert record["group"]["placement_why"] == "all files fit on every node"
+    assert record["group"]["why"] is None
     assert (record["group"]["nodes"], record["group"]["reported"], record["group"]["size"]) == (count, count, count)
     assert sum(r["source_bytes"] for r in record["nodes"]) == SIZE
     assert [r["index"] for r in record["nodes"]] == list(range(count))
@@ -161,6 +162,28 @@ def test_virtual_nodes_share_a_host() -> None:
     assert [r["host"] for r in record_of(run(3, host="box", nodes=["box"]), same)["nodes"]] == hosts
     lost = record_of(run(3, host="box", nodes=hosts), nodes[:2])
     assert lost["group"]["missing"] == ["box.v2"]
+
+
+def test_processes_of_other_virtual_nodes_were_not_missed() -> None:
+    """All virtual nodes see the processes of the whole command."""
+
+    def virtual(index: int, others: list[int], count: int = 0) -> NodePart:
+        processes = [replace(process, pid=process.pid + 10 * index) for process in node(0, 1).processes]
+        missed = [{"pid": pid, "command": f"python {pid}"} for pid in others]
+        count = count or len(missed)
+        return node(index, 2, host=f"box.v{index}", processes=processes, missed_processes=missed, missed_count=count)
+
+    hosts = ["box.v0", "box.v1"]
+    none = record_of(run(2, host="box", nodes=hosts), [virtual(0, [110, 111, 112]), virtual(1, [100, 101, 102])])
+    assert none["coverage"]["processes_missed"] == 0
+    assert "processes-missed" not in ids(none)
+    one = record_of(run(2, host="box", nodes=hosts), [virtual(0, [110, 7]), virtual(1, [7, 100])])
+    assert one["coverage"]["processes_missed"] == 1
+    assert one["coverage"]["missed_examples"] == [{"pid": 7, "command": "python 7"}]
+    many = record_of(run(2, host="box", nodes=hosts), [virtual(0, [110, 7], 40), virtual(1, [7, 100], 40)])
+    assert many["coverage"]["processes_missed"] == 37
+    apart = [node(i, 2, missed_count=3, missed_processes=[{"pid": 1, "command": "python"}]) for i in range(2)]
+    assert record_of(run(2), apart)["coverage"]["processes_missed"] == 6, "on real nodes they are different processes"
 
 
 def test_domains_of_hosts_do_not_matter_and_addresses_have_none() -> None:
