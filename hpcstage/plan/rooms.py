@@ -52,7 +52,7 @@ class Rooms:
         self.inodes[node] -= inodes
 
     def fill(self, ids: Sequence[int], sizes: Sequence[int]) -> tuple[array[int], array[int]]:
-        """Gives each id to the node with the most room: those that found one, in the order of `ids`, and their nodes."""
+        """Gives each id to the node with the most room: those that found one, in their order, and the nodes."""
         heap = [(-blocks, node) for node, blocks in enumerate(self.blocks) if self.inodes[node] > 0]
         heapify(heap)
         smallest = blocks_in(min(map(sizes.__getitem__, ids), default=0))
