@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import repeat
 from typing import Any
 
+from hpcstage.record.thin import NODES, thinned
+
 
 @dataclass(slots=True)
 class Sample:
@@ -136,8 +138,9 @@ class NodePart:
     last), missing (indices of nodes that were not in it), why (the reason of the last end or absence)."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for json.dump (dictionary keys become text there)."""
-        return {**asdict(replace(self, samples=[])), "samples": _columns(self.samples)}
+        """Plain data for json.dump (dictionary keys become text there); of a large job with fewer samples."""
+        samples = thinned(self.samples) if self.node_count > NODES else self.samples
+        return {**asdict(replace(self, samples=[])), "samples": _columns(samples)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> NodePart:

@@ -466,3 +466,18 @@ def test_samples_by_row_are_still_read() -> None:
     ]
     read = NodePart.from_json(part.to_json() | {"samples": rows})
     assert [s.copied_bytes for s in read.samples] == [s.copied_bytes for s in part.samples]
+
+
+def test_parts_of_large_jobs_hold_fewer_samples_and_the_same_sums() -> None:
+    part = node(3, 65, 4001, source=lambda t: 0.3 if 2000 <= t < 2400 else 1.0)
+    read = NodePart.from_json(json.loads(json.dumps(part.to_json())))
+    assert 450 <= len(read.samples) <= 900
+    for name in ("copied_bytes", "copied_files", "hit_opens", "loader_wait_ns", "peer_bytes", "length_s"):
+        assert sum(getattr(s, name) for s in read.samples) == pytest.approx(sum(getattr(s, name) for s in part.samples))
+    assert all(s.busy == 16.0 for s in read.samples)
+    assert read.samples[-1].start_s + read.samples[-1].length_s == 4001
+    whole = node(3, 64, 4001)
+    assert len(NodePart.from_json(whole.to_json()).samples) == 4001
+    many = [replace(read, host=f"node{i:04d}", node_index=i) for i in range(65)]
+    (period,) = record_of(run(65, child_ended_s=4001.0, ended_s=4002.0), many)["contention"]["periods"]
+    assert (period["start_s"], period["end_s"]) == (pytest.approx(2000, abs=16), pytest.approx(2400, abs=16))
