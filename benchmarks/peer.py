@@ -110,7 +110,7 @@ class Peers:
     def _bare(self, cell: Cell, places: str) -> dict[str, Any]:
         touch_memory(2 * cell.size_bytes)
         settings = [f"{name}={value}" for name, value in cell.environment.items()]
-        program = [MPIEXEC, "-n", "2", sys.executable, "-m", "benchmarks.pingpong"]
+        program: list[str | Path] = [MPIEXEC, "-n", "2", sys.executable, "-m", "benchmarks.pingpong"]
         numbers = [str(cell.file_bytes), str(cell.files)]
         done = run(["env", *settings, *program, *numbers, places], self._where.disk)
         return dict(json.loads(done.stdout))

@@ -60,11 +60,12 @@ class Node:
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.listener.bind(os.fspath(path / "sock"))
         self.listener.listen(_BACKLOG)
+        self.connection: socket.socket | None = None
         self.reset()
 
     def reset(self) -> None:
         """Nothing has been said yet."""
-        self.connection: socket.socket | None = None
+        self._close()
         self.ready: list[link.Ready] = []
         self.handed: list[link.Manifest] = []
         self.asked: list[link.Ask] = []
@@ -80,6 +81,11 @@ class Node:
         self._todo: dict[int, deque[int]] = {}
         self._pending: dict[int, int] = {}
         self._pending_bytes: dict[int, int] = {}
+
+    def _close(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+        self.connection = None
 
     # ---- the store
 
@@ -165,7 +171,7 @@ class Node:
             data = b""
         if not data:
             self.closed = self.lost = True
-            self.connection.close()
+            self._close()
             return
         messages = link.unpack_all(data)
         for message in messages:
@@ -202,18 +208,17 @@ class Node:
             if ids:
                 self.send(link.Offer(message.node, why, tuple(ids)))
 
-    def end(self) -> None:
-        """As a daemon does at the end of a run."""
-        self.send(link.End())
-        if self.connection is not None:
-            self.connection.close()
+    def end(self, *, says: bool = True) -> None:
+        """As a daemon does at the end of a run, or when it is killed."""
+        if says:
+            self.send(link.End())
+        self._close()
         self.closed = True
 
     def remove(self) -> None:
         """The node directory goes."""
         self.listener.close()
-        if self.connection is not None:
-            self.connection.close()
+        self._close()
         shutil.rmtree(self.path, ignore_errors=True)
 
 

@@ -12,13 +12,15 @@ import click
 @click.command("report", short_help="Show what a run did, and what staging was worth.")
 @click.argument("run", required=False, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON.")
+@click.option("--nodes", is_flag=True, help="Every node of the job in a line, the failed and slow ones first.")
 @click.option("--no-color", is_flag=True, help="No colour, not even on a terminal.")
-def report(run: Path | None, as_json: bool, no_color: bool) -> int:
+def report(run: Path | None, as_json: bool, nodes: bool, no_color: bool) -> int:
     """Show the report of RUN, a run directory or its run.json; without it that of the last run.
 
     \b
     hpcstage report
     hpcstage report hpcstage-runs/20261121-031422-1f3a --json
+    hpcstage report --nodes
 
     Exit code 0: shown; 1: no such run; 2: bad usage.
     """
@@ -26,6 +28,7 @@ def report(run: Path | None, as_json: bool, no_color: bool) -> int:
     from hpcstage.report.show import look, shown
 
     record = files.load_run(run or index.last_or_fail(os.environ))
-    text = json.dumps(record, indent=1) if as_json else shown(record, look(os.environ, no_color=no_color))
+    style = look(os.environ, no_color=no_color)
+    text = json.dumps(record, indent=1) if as_json else shown(record, style, every_node=nodes)
     click.echo(text, color=None if as_json else True)
     return 0

@@ -52,8 +52,8 @@ class FirstReader:
         self._busy = False
 
     def announced(self, one: Announced) -> None:
-        """An epoch was announced and mapped; the first with a formula counts."""
-        if one.formula and self._pending is None and self.known is None and not self._busy:
+        """An epoch was announced and mapped; only a loader's first counts, so that all nodes take the same one."""
+        if one.formula and one.epoch == 0 and self._pending is None and self.known is None and not self._busy:
             self._pending = one
 
     def poll(self, routes: Routes | None) -> None:

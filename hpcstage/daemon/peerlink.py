@@ -33,12 +33,15 @@ class PeerLink:
         self._on_end = on_end
         self._out: deque[bytes] = deque()
         self._open = True
+        self._lost = False
+        """It is over, and the end has yet to be read."""
+        self._why = "the exchange ended"
         connection.setblocking(False)
         selector.register(connection, selectors.EVENT_READ, self._ready)
 
     def send(self, message: link.Message) -> None:
         """Sends now, or as soon as there is room."""
-        if self._open:
+        if self._open and not self._lost:
             self._out.append(link.pack(message))
             if len(self._out) == 1 or len(self._out) > MOST_OUT:
                 self._flush()
@@ -58,7 +61,7 @@ class PeerLink:
             self._end(f"the link to the exchange failed: {error.strerror}")
             return False
         if not data:
-            self._end("the exchange ended")
+            self._end(self._why)
             return False
         try:
             messages = link.unpack_all(data)
@@ -76,12 +79,17 @@ class PeerLink:
                 self._out.popleft()
         except BlockingIOError:
             if len(self._out) > MOST_OUT:
-                self._end("the exchange does not read what it is told")
-                return
+                self._give_up("the exchange does not read what it is told")
         except OSError as error:
-            self._end(f"the link to the exchange failed: {error.strerror}")
-            return
+            self._give_up(f"the link to the exchange failed: {error.strerror}")
         self._watch()
+
+    def _give_up(self, why: str) -> None:
+        """Who sends is not interrupted: the end is read, in its turn."""
+        self._lost, self._why = True, why
+        self._out.clear()
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
 
     def _watch(self) -> None:
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)

@@ -50,6 +50,11 @@ class Output:
         return -1 if self._pipe.closed else self._pipe.fileno()
 
     @property
+    def pid(self) -> int:
+        """Of the process that was started."""
+        return self._process.pid
+
+    @property
     def ended(self) -> bool:
         """The process is gone."""
         return self._process.poll() is not None

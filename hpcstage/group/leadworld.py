@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcstage.group import children
+from hpcstage.group import children, segments
 from hpcstage.group.spec import GroupSpec
 from hpcstage.job import launchers
 
@@ -106,7 +106,10 @@ class World:
         self.over = True
         if self._output is not None:
             # One that began a moment ago is still looking for daemons that have gone.
-            self._output.wait(min(timeout_s, max(LEAST_GOODBYE_S, (time.monotonic() - self._began) / 2)))
+            if not self._output.wait(min(timeout_s, max(LEAST_GOODBYE_S, (time.monotonic() - self._began) / 2))):
+                left = segments.of_tree(self._output.pid)
+                self._output.kill(_KILL_S)
+                segments.unlink(left)
             self._output.kill(_KILL_S)
             self._output = None
 

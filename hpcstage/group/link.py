@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, ClassVar, TypeVar, get_args
 
@@ -207,7 +207,6 @@ class End:
 Message = Hello | Ready | Manifest | Fetch | Ask | Offer | Missed | Got | Sent | Gone | Written | End
 _WITH_IDS = (Fetch, Ask, Offer, Missed, Written)
 _CLASSES: dict[int, type[Message]] = {kind.CODE: kind for kind in get_args(Message)}
-_NAMES = {kind: [field.name for field in fields(kind)] for kind in get_args(Message)}
 _Listed = TypeVar("_Listed", Fetch, Ask, Offer, Missed, Written)
 
 
@@ -218,7 +217,7 @@ def pack(message: Message) -> bytes:
         return code + message.FORM.pack(*_fixed(message)) + _pack_nodes(message.nodes)
     if isinstance(message, _WITH_IDS):
         return code + message.FORM.pack(*_fixed(message)) + struct.pack(f"<{len(message.ids)}I", *message.ids)
-    return code + message.FORM.pack(*[getattr(message, name) for name in _NAMES[type(message)]])
+    return code + message.FORM.pack(*vars(message).values())
 
 
 def unpack(data: bytes) -> Message:
@@ -274,7 +273,7 @@ def ready_messages(generation: int, index: int, nodes: Sequence[Node]) -> Iterat
 
 def _fixed(message: Ready | Fetch | Ask | Offer | Missed | Written) -> list[int]:
     """All values but the last."""
-    return [getattr(message, name) for name in _NAMES[type(message)][:-1]]
+    return list(vars(message).values())[:-1]
 
 
 def _pack_nodes(nodes: Sequence[Node]) -> bytes:

@@ -35,6 +35,10 @@ class World:
             self._mpi.Finalize()
             raise WorldError(_other_size(expected, self.size) if self.rank == 0 else "")
 
+    def meet(self, timeout_s: float) -> None:
+        """Returns once all processes have come so far."""
+        self._wait(self._comm.Ibarrier(), timeout_s)
+
     def gather(self, own: bytes, timeout_s: float) -> list[bytes]:
         """The bytes of all ranks, which are of the same length."""
         found = bytearray(len(own) * self.size)

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcstage.group import link
+from hpcstage.group import link, segments
 from hpcstage.group.daemonlink import DaemonLink, LinkEnded
 from hpcstage.group.exchange import BUFFERS, Exchange, Silence
 from hpcstage.group.frames import FrameError
@@ -60,6 +60,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _take_part(world: World, spec: GroupSpec) -> int:
+    world.meet(spec.connect_s + _START_S)  # so that all have MPI's segments
+    segments.unlink_own()
     member = spec.own(world.rank, os.uname().nodename)
     daemon = _daemon(member.sock, spec.connect_s)
     cards = _cards(world, daemon, spec)

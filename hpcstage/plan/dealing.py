@@ -12,12 +12,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import repeat
-from operator import add, floordiv
+from operator import add, floordiv, le
 
 BLOCK_BYTES = 4096
 _MOST_BLOCKS = 1 << 16
 _MOST_SLOTS = 1 << 16
 _SLOTS_PER_NODE = 64
+_PARTS = 256
 _MASK = (1 << 64) - 1
 
 
@@ -51,21 +52,41 @@ class Deal:
         return array("I", found)
 
     def sums(self, values: Sequence[int]) -> list[int]:
-        """Per node: the sum of a value by id over what it is dealt."""
-        span = self._span
-        by_slot = [0] * span
-        for block, turn in enumerate(self._turns):
-            part = list(values[block * span : (block + 1) * span])
-            part += [0] * (span - len(part))
-            at = span - turn
-            by_slot = list(map(add, by_slot, part[at:] + part[:at]))
+        """Per node: the sum of a value by id over what it is dealt of the first len(values) ids."""
+        by_slot = [0] * self._span
+        for block in range(-(-len(values) // self._span)):
+            by_slot = self._added(by_slot, block, values)
         return self._by_node(by_slot)
 
-    def counts(self) -> list[int]:
-        """Per node: how many ids it is dealt."""
-        whole = self.files // self._span
+    def common_end(self, values: Sequence[int], counts: Sequence[int], limits: Sequence[int]) -> int:
+        """How many of the first ids can be dealt so that no node gets more than its limit of values, and its count.
+
+        A whole number of blocks, and not the last such, but at most a part of _PARTS before it.
+        """
+        blocks = self.files // self._span
+        by_slot, step = [0] * self._span, max(1, blocks // _PARTS)
+        per_block = self._by_node([1] * self._span)
+        for block in range(blocks):
+            by_slot = self._added(by_slot, block, values)
+            if (block + 1) % step == 0 and not (
+                all(map(le, self._by_node(by_slot), limits))
+                and all(each * (block + 1) <= count for each, count in zip(per_block, counts, strict=True))
+            ):
+                return (block + 1 - step) * self._span
+        return blocks // step * step * self._span
+
+    def _added(self, by_slot: list[int], block: int, values: Sequence[int]) -> list[int]:
+        span = self._span
+        part = list(values[block * span : (block + 1) * span])
+        part += [0] * (span - len(part))
+        at = span - self._turns[block]
+        return list(map(add, by_slot, part[at:] + part[:at]))
+
+    def counts(self, end: int) -> list[int]:
+        """Per node: how many of the first `end` ids it is dealt."""
+        whole = end // self._span
         by_slot = [whole] * self._span
-        for file_id in range(whole * self._span, self.files):
+        for file_id in range(whole * self._span, end):
             by_slot[(file_id % self._span + self._turns[whole]) % self._span] += 1
         return self._by_node(by_slot)
 
@@ -92,8 +113,9 @@ def weighted(files: int, weights: Sequence[int], seed: int) -> Deal:
         return equal(files, nodes, seed)
     wanted = max(nodes, min(_SLOTS_PER_NODE * nodes, _MOST_SLOTS))
     parts = [wanted * weight // total for weight in weights]
-    by_rest = sorted(range(nodes), key=lambda n: (-(wanted * weights[n] % total), n))
-    for node in by_rest[: wanted - sum(parts)]:
+    # What rounding leaves goes to the largest: a slot more is the least for them.
+    largest = sorted(range(nodes), key=lambda n: (-weights[n], n))
+    for node in largest[: wanted - sum(parts)]:
         parts[node] += 1
     slots = [node for node, part in enumerate(parts) for _ in range(part)]
     return Deal(files, array("H", _shuffled(slots, _mixed(0, seed + 1))), nodes, seed)

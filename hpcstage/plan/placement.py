@@ -165,7 +165,9 @@ def place(kind: Kind, sizes: Sequence[int], nodes: Sequence[Node], seed: int = 0
     fits = kind is Kind.PRIVATE or _copies_fit(sizes, nodes)
     files = Files(sizes, tuple(nodes), seed, fits)
     if kind is Kind.PRIVATE or (kind is Kind.REPLICATE and fits):
-        return Placement(kind, files, Dealt(dealing.equal(len(sizes), len(nodes), seed), array("I"), array("H")))
+        return Placement(
+            kind, files, Dealt(dealing.equal(len(sizes), len(nodes), seed), len(sizes), array("I"), array("H"))
+        )
     return Placement(kind, files, dealt_within(sizes, _rooms(nodes), seed))
 
 
@@ -187,8 +189,7 @@ def by_first_reader(placement: Placement, orders_of_nodes: Sequence[Sequence[int
     _give(owners, readings, files.sizes, rooms)
     _give(owners, ((placement.fetcher(i), i) for i in _ownerless(owners)), files.sizes, rooms)
     if rooms is not None:
-        left = _ownerless(owners)
-        for file_id, node in zip(left, rooms.fill(left, files.sizes), strict=True):
+        for file_id, node in zip(*rooms.fill(_ownerless(owners), files.sizes), strict=True):
             owners[file_id] = node
     return Placement(placement.kind, files, Table(owners, placement.nodes), version=placement.version + 1)
 

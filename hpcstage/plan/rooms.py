@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
-from itertools import accumulate, compress
+from itertools import accumulate
 from typing import Protocol
 
 from hpcstage.plan import dealing
@@ -51,18 +51,17 @@ class Rooms:
         self.blocks[node] -= blocks
         self.inodes[node] -= inodes
 
-    def fill(self, ids: Sequence[int], sizes: Sequence[int]) -> array[int]:
-        """Gives each id to the node with the most room, or to NOBODY: the nodes, in the order of `ids`."""
+    def fill(self, ids: Sequence[int], sizes: Sequence[int]) -> tuple[array[int], array[int]]:
+        """Gives each id to the node with the most room: those that found one, in their order, and the nodes."""
         heap = [(-blocks, node) for node, blocks in enumerate(self.blocks) if self.inodes[node] > 0]
         heapify(heap)
         smallest = blocks_in(min(map(sizes.__getitem__, ids), default=0))
-        given = array("H")
+        given, nodes = array("I"), array("H")
         for file_id in ids:
             if not heap or -heap[0][0] < smallest:
                 break
             needed = blocks_in(sizes[file_id])
             if -heap[0][0] < needed:
-                given.append(NOBODY)
                 continue
             node = heap[0][1]
             self.take(node, needed)
@@ -70,16 +69,17 @@ class Rooms:
                 heapreplace(heap, (-self.blocks[node], node))
             else:
                 heappop(heap)
-            given.append(node)
-        return given + array("H", [NOBODY]) * (len(ids) - len(given))
+            given.append(file_id)
+            nodes.append(node)
+        return given, nodes
 
 
 class Dealt:
-    """A deal, less what had no room where it was dealt to. Six bytes and a bit for each such id."""
+    """A deal of the first ids, and exceptions: what went elsewhere. Six bytes and a bit for each of these."""
 
-    def __init__(self, deal: Deal, moved: array[int], to: array[int]) -> None:
-        """`moved`: ids, ascending; `to`: the node of each, or NOBODY."""
-        self._deal = deal
+    def __init__(self, deal: Deal, end: int, moved: array[int], to: array[int]) -> None:
+        """The deal holds below `end`. `moved`: ids, ascending, on either side; `to`: the node of each, or NOBODY."""
+        self._deal, self._end = deal, end
         self._ids, self._to = moved, to
         self._odd = bytearray(deal.files // 8 + 1 if moved else 0)
         for file_id in self._ids:
@@ -89,11 +89,12 @@ class Dealt:
         """The node, or NOBODY."""
         if self._odd and self._is_odd(file_id):
             return self._to[bisect_left(self._ids, file_id)]
-        return self._deal.owner(file_id)
+        return self._deal.owner(file_id) if file_id < self._end else NOBODY
 
     def ids_of(self, node: int) -> array[int]:
         """What a node owns, ascending."""
         found = self._deal.ids_of(node)
+        found = found[: bisect_left(found, self._end)]
         if not self._odd:
             return found
         kept = [file_id for file_id in found if not self._is_odd(file_id)]
@@ -102,11 +103,12 @@ class Dealt:
 
     def totals(self, sizes: Sequence[int]) -> list[tuple[int, int]]:
         """Per node: how many files it owns, and their bytes."""
-        counts, total = self._deal.counts(), self._deal.sums(sizes)
+        counts, total = self._deal.counts(self._end), self._deal.sums(sizes[: self._end])
         for file_id, to in zip(self._ids, self._to, strict=True):
-            before = self._deal.owner(file_id)
-            counts[before] -= 1
-            total[before] -= sizes[file_id]
+            if file_id < self._end:
+                before = self._deal.owner(file_id)
+                counts[before] -= 1
+                total[before] -= sizes[file_id]
             if to != NOBODY:
                 counts[to] += 1
                 total[to] += sizes[file_id]
@@ -157,25 +159,34 @@ def dealt_within(sizes: Sequence[int], rooms: Rooms, seed: int) -> Dealt:
     """Deals all ids so that no node gets more than it has room for; `rooms` is left with what remains."""
     needed = sum(blocks_of(sizes))
     deal = _deal(len(sizes), needed, rooms, seed)
-    blocks, counts = deal.sums(_Blocks(sizes)), deal.counts()
-    homeless = bytearray(len(sizes))
+    if needed <= sum(rooms.blocks) and len(sizes) <= sum(rooms.inodes):
+        return _all_dealt(deal, sizes, rooms)
+    return _first_dealt(deal, sizes, rooms)
+
+
+def _all_dealt(deal: Deal, sizes: Sequence[int], rooms: Rooms) -> Dealt:
+    """Where all together have room: what is too much for a node goes to others, the largest files first."""
+    blocks, counts = deal.sums(_Blocks(sizes)), deal.counts(len(sizes))
+    homeless: list[int] = []
     for node in range(deal.nodes):
         if blocks[node] <= rooms.blocks[node] and counts[node] <= rooms.inodes[node]:
             rooms.take(node, blocks[node], counts[node])
         else:
-            for file_id in _surplus(deal.ids_of(node), sizes, rooms, node):
-                homeless[file_id] = 1
-    ids = array("I", compress(range(len(sizes)), homeless))
-    return Dealt(deal, ids, _housed(ids, sizes, rooms))
+            homeless += _surplus(deal.ids_of(node), sizes, rooms, node)
+    homeless.sort(key=lambda file_id: (-sizes[file_id], file_id))
+    found = dict.fromkeys(homeless, NOBODY)
+    found.update(zip(*rooms.fill(homeless, sizes), strict=True))
+    ids = array("I", sorted(homeless))
+    return Dealt(deal, len(sizes), ids, array("H", map(found.__getitem__, ids)))
 
 
-def _housed(ids: array[int], sizes: Sequence[int], rooms: Rooms) -> array[int]:
-    if sum(blocks_of(map(sizes.__getitem__, ids))) > sum(rooms.blocks):
-        return rooms.fill(ids, sizes)
-    # All may find a place: the largest first, while there is room for them.
-    by_size = sorted(ids, key=lambda file_id: (-sizes[file_id], file_id))
-    found = dict(zip(by_size, rooms.fill(by_size, sizes), strict=True))
-    return array("H", map(found.__getitem__, ids))
+def _first_dealt(deal: Deal, sizes: Sequence[int], rooms: Rooms) -> Dealt:
+    """Where there is not room for all: the first ids are dealt while all nodes have room, and some of the rest fit."""
+    end = deal.common_end(_Blocks(sizes), rooms.inodes, rooms.blocks)
+    blocks, counts = deal.sums(_Blocks(sizes[:end])), deal.counts(end)
+    for node in range(deal.nodes):
+        rooms.take(node, blocks[node], counts[node])
+    return Dealt(deal, end, *rooms.fill(range(end, len(sizes)), sizes))
 
 
 def _deal(files: int, needed: int, rooms: Rooms, seed: int) -> Deal:

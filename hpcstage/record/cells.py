@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import nan
 
 from hpcstage.record.speeds import Point
 
@@ -82,12 +83,14 @@ class Track:
     """Bytes as to be compared (Point.speed), for equal numbers in flight."""
     files: array[float]
 
-    def speed(self, cell: int) -> float | None:
-        """In this cell, if at least half of it was seen."""
-        at = cell - self.first
-        if not 0 <= at < len(self.seen_s) or self.seen_s[at] < 2 ** (self.level - 1):
-            return None
-        return self.work[at] / self.seen_s[at]
+    def speeds(self, cells: range) -> array[float]:
+        """In these cells, among which are all of its own; nan where less than half of one was seen."""
+        found = array("f", [nan]) * len(cells)
+        least_s = 2 ** (self.level - 1)
+        for at, (seen_s, work) in enumerate(zip(self.seen_s, self.work, strict=True), self.first - cells.start):
+            if seen_s >= least_s:
+                found[at] = work / seen_s
+        return found
 
     def mean(self, cells: Sequence[int]) -> float | None:
         """Over cells, by time; None where nothing was seen in them."""

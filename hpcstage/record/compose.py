@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from hpcstage.record import coverage, totals
+from hpcstage.record import coverage, totals, virtual
 from hpcstage.record.contention import contention_of
 from hpcstage.record.digest import Digest, digest_of
 from hpcstage.record.group import group_of
@@ -87,6 +87,7 @@ def _look(run: RunPart, nodes: Iterable[NodePart]) -> _Looked:
     looked.nodes = _without_doubles(looked.nodes)
     looked.nodes.sort(key=lambda node: node.index)
     looked.speaking = [node for node in looked.nodes if node.speaks] or looked.nodes
+    virtual.settle([(node.part, node.pids, node.coverage) for node in looked.speaking])
     for digest, name in zip(looked.nodes, names_of([node.part for node in looked.nodes]), strict=True):
         digest.name = name
     return looked

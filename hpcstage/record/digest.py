@@ -14,10 +14,11 @@ from hpcstage.record.cells import Track, track_of
 from hpcstage.record.coverage import Coverage, coverage_of
 from hpcstage.record.histogram import Histogram, merge
 from hpcstage.record.nodesplit import Measured, Split, measured_of
-from hpcstage.record.part import NodePart, ProcessPart, RunPart
+from hpcstage.record.part import NodePart, ProcessPart, RunPart, short_group
 from hpcstage.record.roster import State, clock_error_s, expected, reason_of, says_something, state_of
 from hpcstage.record.speeds import of_samples
 from hpcstage.record.totals import Totals, totals_of
+from hpcstage.record.virtual import pids_of
 from hpcstage.record.window import command_of, copying_s, last_of
 
 PROCESSES = 64
@@ -25,8 +26,6 @@ PROCESSES = 64
 ROWS = 1024
 """So many are listed of all nodes together, and so many errors."""
 LEAST_ROWS = 2
-NAMED = 16
-"""So many of the nodes that one did not reach are named."""
 LEAST_BYTES = 16 * 2**20
 """So many bytes read from staged copies say how fast a local disk is."""
 
@@ -72,6 +71,7 @@ class Digest:
     local_ns_per_byte: float | None
     """Of the program's reads of staged copies; None where too little was read."""
     processes: list[dict[str, Any]]
+    pids: frozenset[int] = frozenset()
     name: str = ""
     split: Split = field(default_factory=Split)
     relative_pace: float | None = None
@@ -117,6 +117,7 @@ def digest_of(run: RunPart, node: NodePart) -> Digest:
         track=track_of(on, points, shift_s),
         local_ns_per_byte=_local_ns_per_byte(node.processes),
         processes=_listed(node.processes, rows),
+        pids=pids_of(node),
     )
 
 
@@ -125,8 +126,7 @@ def _rows(run: RunPart, node: NodePart) -> int:
 
 
 def _slim(node: NodePart, rows: int) -> NodePart:
-    missing = node.group.get("missing") or []
-    group = {**node.group, "missing": missing[:NAMED], "missing_count": len(missing)} if node.group else {}
+    group = short_group(node.group)
     forecast = node.forecast if node.node_index == 0 else None
     errors = node.errors[:rows]
     return replace(node, samples=[], processes=[], hist_read={}, forecast=forecast, errors=errors, group=group)

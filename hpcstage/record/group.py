@@ -35,9 +35,14 @@ def group_of(nodes: Sequence[Digest], silent: Sequence[str], total: int, record:
         "size": max((node.part.group.get("size") or 0 for node in members), default=0),
         "alone": [node.name for node in alone[:NAMED]],
         "alone_count": len(alone),
-        "why": _first([node.part.group.get("why") for node in [*alone, *members]]),
+        "why": _first([node.part.group.get("why") for node in _troubled(alone, members)]),
         **_times(record),
     }
+
+
+def _troubled(alone: Sequence[Digest], members: Sequence[Digest]) -> Sequence[Digest]:
+    """Those whose reason says something: outside of the group, or in one that was started anew."""
+    return alone or [node for node in members if (node.part.group.get("generations") or 0) > 1]
 
 
 def _placement(nodes: Sequence[Digest]) -> str | None:

@@ -9,6 +9,7 @@ divided by the median of the others' at the same moment: whatever hits all of th
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isnan, nan
@@ -28,8 +29,6 @@ LEAST_POINTS = 5
 EXAMINED = 32
 """Nodes whose own periods are looked for: those that lag behind the others most."""
 LAGS = 0.75
-EXACT = 32
-"""Of more nodes, one more or less does not change the median."""
 
 
 @dataclass(frozen=True)
@@ -130,24 +129,23 @@ def _share(value: float | None, of: float | None) -> float | None:
 
 def _ratios(tracks: Sequence[Track], cells: range) -> list[array[float]]:
     """Each node's speed by the median of the others', cell by cell; nan where there is nothing to compare."""
-    rows = [array("f", [nan]) * len(cells) for _ in tracks]
-    for at, cell in enumerate(cells):
-        speeds = zip((track.speed(cell) for track in tracks), rows, strict=True)
-        seen = [(speed, row) for speed, row in speeds if speed is not None]
-        if len(seen) < 2:
-            continue
-        ordered = sorted(speed for speed, _ in seen)
-        middle = median(ordered)
-        for speed, row in seen:
-            others = middle if len(seen) > EXACT else _without(ordered, speed)
-            if others > 0:
-                row[at] = min(speed / others, 1e6)
+    rows = [track.speeds(cells) for track in tracks]
+    for at, speeds in enumerate(zip(*rows, strict=True)):
+        ordered = sorted(speed for speed in speeds if not isnan(speed))
+        for row, speed in zip(rows, speeds, strict=True):
+            if not isnan(speed):
+                others = _median_without(ordered, speed)
+                row[at] = min(speed / others, 1e6) if others > 0 else nan
     return rows
 
 
-def _without(ordered: Sequence[float], value: float) -> float:
-    at = ordered.index(value)
-    return median([*ordered[:at], *ordered[at + 1 :]])
+def _median_without(ordered: Sequence[float], value: float) -> float:
+    """Of sorted values but for this one; 0 if there is no other."""
+    rest, own = len(ordered) - 1, bisect_left(ordered, value)
+    if rest < 1:
+        return 0.0
+    low, high = (rest - 1) // 2, rest // 2
+    return (ordered[low + (low >= own)] + ordered[high + (high >= own)]) / 2
 
 
 def _middle(row: array[float]) -> float | None:

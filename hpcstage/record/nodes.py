@@ -59,7 +59,7 @@ def _row(node: Digest, slow: list[str], behind_s: float | None) -> Row:
         "staged_bytes": sum(d.staged_bytes for d in part.datasets) if known else None,
         "placement": part.placement,
         "placement_why": part.placement_why,
-        "group": dict(part.group),
+        "group": _group(part.group),
         **{name: totals[name] if known else None for name in SHOWN},
         "opens": node.coverage["opens"] if known else None,
         "swapped": node.coverage["swapped"] if known else None,
@@ -75,6 +75,10 @@ def _row(node: Digest, slow: list[str], behind_s: float | None) -> Row:
 
 
 SHOWN = ("source_bytes", "peer_bytes", "sent_bytes", "local_bytes", "direct_bytes", "copied_files", "peer_files")
+
+
+def _group(group: Row) -> Row:
+    return {**group, "missing_count": group.get("missing_count", len(group.get("missing") or []))} if group else {}
 
 
 def _unheard(run: RunPart, name: str) -> Row:

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import repeat
 from typing import Any
 
+from hpcstage.record.thin import NODES, thinned
+
 
 @dataclass(slots=True)
 class Sample:
@@ -133,11 +135,13 @@ class NodePart:
     placement_why: str = ""
     group: dict[str, Any] = field(default_factory=dict)
     """The node group, empty without one: generations (worlds of exchanges that this node was in), size (nodes in the
-    last), missing (indices of nodes that were not in it), why (the reason of the last end or absence)."""
+    last), missing (indices of nodes that were not in it; the first of them, with missing_count, where they are many),
+    why (the reason of the last end or absence)."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for json.dump (dictionary keys become text there)."""
-        return {**asdict(replace(self, samples=[])), "samples": _columns(self.samples)}
+        """Plain data for json.dump (dictionary keys become text there); of a large job with fewer samples."""
+        samples = thinned(self.samples) if self.node_count > NODES else self.samples
+        return {**asdict(replace(self, samples=[], group=short_group(self.group))), "samples": _columns(samples)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> NodePart:
@@ -151,11 +155,20 @@ class NodePart:
         return cls(**known)
 
 
+def short_group(group: dict[str, Any]) -> dict[str, Any]:
+    """Where many nodes are missing, the first of them and their number: a thousand lists of a thousand are too much."""
+    missing = group.get("missing") or []
+    if len(missing) <= NAMED:
+        return group
+    return {**group, "missing": missing[:NAMED], "missing_count": len(missing)}
+
+
 def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     columns = {name: [getattr(sample, name) for sample in samples] for name in Sample.__dataclass_fields__}
     return {name: column for name, column in columns.items() if name in REQUIRED or any(column)}
 
 
+NAMED = 16
 REQUIRED = ("start_s", "length_s")
 
 

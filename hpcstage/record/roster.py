@@ -15,8 +15,8 @@ from hpcstage.record.part import NodePart, RunPart
 MISSING = "node-missing"
 FAR_S = 10.0
 """By so much a node's times may lie outside of the run before its clock is taken to be wrong."""
-
 LEFT_OVER_S = 60.0
+"""A part that began so long before the run is of an earlier one, or of a node with a wrong clock."""
 
 
 class State(Enum):

@@ -52,15 +52,19 @@ def totals_of(node: NodePart) -> Totals:
 
 
 def summed(nodes: Sequence[tuple[NodePart, Totals]]) -> Totals:
-    """Of the job. Nodes that had no group exchanged nothing; if none had, `peer_*` and `sent_*` are unknown."""
+    """Of the job. Nodes that had no group exchanged nothing; if none had, `peer_*` and `sent_*` are null."""
     if not nodes:
         return dict.fromkeys(KEYS)
     result = {name: tally.add(*(totals[name] for _, totals in nodes)) for name in KEYS}
     busy = [totals["copy_busy_s"] for _, totals in nodes if totals["copy_busy_s"] is not None]
     result["copy_busy_s"] = max(busy, default=None)
-    shared = [totals for node, totals in nodes if node.group or any(totals[name] is not None for name in PEERS)]
+    shared = [totals for node, totals in nodes if node.mode != "direct" and _has_group(node, totals)]
     result |= {name: tally.add(*(totals[name] for totals in shared)) if shared else None for name in PEERS}
     return result
+
+
+def _has_group(node: NodePart, totals: Totals) -> bool:
+    return bool(node.group) or any(totals[name] is not None for name in PEERS)
 
 
 def _copied(node: NodePart) -> dict[str, int | None]:

@@ -16,6 +16,7 @@ LINES = 11
 LEAST = 5
 NAME = 20
 COLUMN = 12
+NARROW = 10
 FIGURES = ("source_bytes", "peer_bytes", "local_bytes")
 FAILED = {"missing": "never came up", "died": "died"}
 SINGLY = 2
@@ -29,18 +30,41 @@ def nodes(record: Row, style: Style, lines: int = LINES) -> list[str]:
     group = record.get("group")
     if not group:
         return []
-    rows = record["nodes"]
-    failed = [row for row in rows if row["state"] in FAILED]
-    slow = sorted((row for row in rows if row["slow"] and row not in failed), key=_cost)
+    rows = _without_domain(record)["nodes"]
+    failed, slow, well = _sorted(rows)
     found = [_figures("all nodes", _all(record, rows), style), *_failed(failed, group, style)]
     room = lines - 2 - len(found) - 1
     shown = slow[: max(0, room // 2)]
     for row in shown:
         found += [_figures(row["host"], row, style), _line(f"    {'; '.join(row['slow'])}", style)]
-    rest = [row for row in rows if row not in failed and row not in shown]
-    found += _rest(rest, lines - 2 - len(found), style)
+    found += _rest([*slow[len(shown) :], *well], lines - 2 - len(found), style)
     heads = "".join(f"{name:>{COLUMN}}" for name in ("waited", "source", "from peers", "local"))
     return [style.bold(f"{'Nodes':<{NAME}}{heads}"), *found, _line(f"  {_together(record, slow)}", style)]
+
+
+def every(record: Row, style: Style) -> list[str]:
+    """Each node in a line, the failed ones first, then slow ones, both with what is the matter; as long as it gets."""
+    if not record.get("group"):
+        return ["this job had one node: see `hpcstage report`"]
+    failed, slow, well = _sorted(_without_domain(record)["nodes"])
+    columns = (*FIGURES[:2], "sent_bytes", FIGURES[2])
+    heads = "".join(f"{name:>{NARROW}}" for name in ("waited", "source", "received", "sent", "local", "files"))
+    lines = [style.bold(f"{'Nodes':<{NAME}}{heads}")]
+    for row in (*failed, *slow, *well):
+        cells = [text.seconds(_waited(row)), *(text.size(row[key]) for key in columns), text.count(row["staged_files"])]
+        lines.append(_cells(row["host"], cells, NARROW, style))
+        if row["state"] in FAILED:
+            lines.append(_failure("", FAILED[row["state"]], row["why"], style))
+        elif row["slow"]:
+            lines.append(_line(f"    {'; '.join(row['slow'])}", style))
+    return [*lines, _line(f"  {_together(record, slow)}", style)]
+
+
+def _sorted(rows: Sequence[Row]) -> tuple[list[Row], list[Row], list[Row]]:
+    """Failed ones, slow ones by what they cost, and the others."""
+    failed = [row for row in rows if row["state"] in FAILED]
+    alive = [row for row in rows if row["state"] not in FAILED]
+    return failed, sorted((row for row in alive if row["slow"]), key=_cost), [row for row in alive if not row["slow"]]
 
 
 def _cost(row: Row) -> tuple[float, int]:
@@ -65,29 +89,50 @@ def _waited(row: Row) -> float | None:
 def _figures(name: str, row: Row, style: Style) -> str:
     cells = [text.seconds(_waited(row)), *(text.size(row[key]) for key in FIGURES)]
     cells[0] = f"max {cells[0]}" if row.get("longest") and cells[0] != text.UNKNOWN else cells[0]
-    head = text.pad(f"  {text.clip(name, NAME - 3)}", NAME)
-    return _line(head + "".join(f"{'-' if cell == text.UNKNOWN else cell:>{COLUMN}}" for cell in cells), style)
+    return _cells(name, cells, COLUMN, style)
+
+
+def _cells(name: str, cells: Sequence[str], width: int, style: Style) -> str:
+    head = text.pad(f"  {_clipped(name)}", NAME)
+    return _line(head + "".join(f"{'-' if cell == text.UNKNOWN else cell:>{width}}" for cell in cells), style)
 
 
 def _line(line: str, style: Style) -> str:
     return text.clip(line, style.width)
 
 
+def _clipped(name: str) -> str:
+    """A long name's end, as that is where names of nodes differ."""
+    name = text.clean(name)
+    if text.display_width(name) <= NAME - 3:
+        return name
+    room = NAME - 6 if name.isascii() else (NAME - 6) // 2
+    return "..." + name[-room:]
+
+
+def _without_domain(record: Row) -> Row:
+    """Names without what all of them end with, such as `.cluster.example.org`."""
+    domains = {row["host"].partition(".")[2] for row in record["nodes"]}
+    if len(domains) != 1 or not (domain := domains.pop()):
+        return record
+    return {**record, "nodes": [{**row, "host": row["host"].removesuffix(f".{domain}")} for row in record["nodes"]]}
+
+
 def _failed(rows: Sequence[Row], group: Row, style: Style) -> list[str]:
     if len(rows) <= SINGLY:
-        return [_failure(text.clip(row["host"], NAME - 3), FAILED[row["state"]], row["why"], style) for row in rows]
+        return [_failure(_clipped(row["host"]), FAILED[row["state"]], row["why"], style) for row in rows]
     lines = []
     for state, what in FAILED.items():
         same = [row for row in rows if row["state"] == state]
         if same:
-            names = ", ".join(text.clip(row["host"], NAME) for row in same[:3]) + (", ..." if len(same) > 3 else "")
+            names = ", ".join(_clipped(row["host"]) for row in same[:3]) + (", ..." if len(same) > 3 else "")
             lines.append(_failure(f"{len(same)} of {group['nodes']} nodes", f"{what} ({names})", same[0]["why"], style))
     return lines
 
 
 def _failure(who: str, what: str, why: str | None, style: Style) -> str:
     """Bold and red would make columns hard to count: the mark is enough."""
-    return _line(f"  !! {who} {what}" + (f": {why}" if why else ""), style)
+    return _line(f"  !! {who} {what}".replace("  !!  ", "  !! ") + (f": {why}" if why else ""), style)
 
 
 def _rest(rows: Sequence[Row], room: int, style: Style) -> list[str]:
@@ -109,18 +154,23 @@ def _median(values: Sequence[float | None]) -> float | None:
 def _together(record: Row, slow: Sequence[Row]) -> str:
     """Placement and why; how often the source was read; who stood aside."""
     group = record["group"]
-    said = [f"{group['placement'] or 'no placement'}"]
-    if group["placement_why"]:
-        said[0] += f" ({group['placement_why']})"
+    said = ["each node reads the source"]
+    if record["run"]["mode"] != "direct":
+        why = f" ({group['placement_why']})" if group["placement_why"] else ""
+        said = [f"{group['placement'] or 'no placement'}{why}"]
     if group["source_times"] is not None:
-        said.append(f"source read {group['source_times']:.3g} times")
+        said.append(f"source read {_times(group['source_times'])}")
     if group["generations"] > 1:
         said.append(f"group started {group['generations']} times")
     if slow:
         said.append(f"{len(slow)} slow")
-    if group["alone_count"] and group["placement"] != "private":
+    if group["alone_count"] and group["placement"] != "private" and record["run"]["mode"] != "direct":
         said.append(f"{group['alone_count']} outside of the group: {group['why'] or 'no reason known'}")
     return "; ".join(said)
+
+
+def _times(value: float) -> str:
+    return "once" if f"{value:.3g}" == "1" else f"{value:.3g} times"
 
 
 def held(nodes: Sequence[Row], files: float | None) -> str:
@@ -130,7 +180,7 @@ def held(nodes: Sequence[Row], files: float | None) -> str:
         return text.UNKNOWN
     least, most = text.count(min(found)), text.count(max(found))
     number = least if least == most else f"{least} to {most}"
-    return f"{number} of {text.count(files)} files on each of {len(found)} nodes"
+    return f"{len(found)} nodes with {number} of {text.count(files)} files{' each' if len(found) > 1 else ''}"
 
 
 def brief(record: Row) -> str:
@@ -139,8 +189,9 @@ def brief(record: Row) -> str:
     if not group:
         return ""
     times = group["source_times"]
-    said = [f"{group['nodes']} nodes, {group['placement'] or 'no placement'}"]
-    said += [] if times is None else [f"source read {times:.3g} times"]
+    direct = record["run"]["mode"] == "direct"
+    said = [f"{group['nodes']} nodes" if direct else f"{group['nodes']} nodes, {group['placement'] or 'no placement'}"]
+    said += [] if times is None else [f"source read {_times(times)}"]
     peers = record["totals"]["peer_bytes"]
     said += [] if peers is None else [f"{text.size(peers)} between nodes"]
     slow = sum(bool(row["slow"]) for row in record["nodes"])

@@ -8,6 +8,7 @@ from typing import Any
 
 from hpcstage.report import text
 from hpcstage.report.nodes_text import held
+from hpcstage.report.savings_text import savings
 from hpcstage.report.text import Style
 
 LABEL = 18
@@ -272,25 +273,6 @@ def clock(value_s: float) -> str:
     if value_s < 600:
         return f"{value_s:.1f} s"
     return f"{int(value_s) // 3600}:{int(value_s) % 3600 // 60:02d}:{int(value_s) % 60:02d}"
-
-
-def savings(record: dict[str, Any], style: Style) -> list[str]:
-    """The estimates with their formulas; of several nodes without, as the nodes need the room."""
-    part = record["savings"]
-    if record.get("group"):
-        found = [f"{text.seconds(part[f'vs_{name}_s'])} against {name}" for name in ("direct", "upfront")]
-        return [text.clip(f"{style.bold('Saved')} (estimates): {', '.join(found)}", style.width)]
-    lines = [line for name in ("direct", "upfront") for line in _estimate(name, part[f"vs_{name}"], style)]
-    return [style.bold("Saved (estimates; direct: as if no file stayed in the page cache)"), *lines]
-
-
-def _estimate(name: str, part: dict[str, Any], style: Style) -> list[str]:
-    label = f"  against {name:<8} "
-    if part["saved_s"] is None:
-        return [text.clip(f"{label} cannot be said: {part['reason']}", style.width)]
-    head = f"{label}{text.seconds(part['saved_s']):>10} = "
-    lines = text.wrap(part["formula"], style.width - len(head), lines=2)
-    return [head + lines[0], *(" " * len(head) + line for line in lines[1:])]
 
 
 SECTIONS = (header, meters, time, origin, coverage, source, savings)

@@ -6,6 +6,7 @@ from typing import Any
 
 from hpcstage.report import text
 from hpcstage.report.nodes_text import brief
+from hpcstage.report.savings_text import saved
 from hpcstage.report.sections import local_measure, local_share
 
 WIDTH = 110
@@ -54,13 +55,8 @@ def _source(record: dict[str, Any]) -> str:
 
 
 def _saved(record: dict[str, Any]) -> str:
-    part = record["savings"]
-    known = [
-        f"{text.seconds(part[f'vs_{name}_s'])} against {name}"
-        for name in ("direct", "upfront")
-        if part[f"vs_{name}_s"] is not None
-    ]
-    return f"saved (estimate): {', '.join(known)}" if known else ""
+    known = saved(record["savings"])
+    return f"saved (estimate): {known}" if known else ""
 
 
 def _note(note: dict[str, Any]) -> str:

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from hpcstage.report.terminal import render
+from hpcstage.report.nodes_text import every
+from hpcstage.report.terminal import plain_record, render
 from hpcstage.report.text import Style
 
 WIDEST = 100
@@ -22,6 +23,8 @@ def look(env: Mapping[str, str], *, no_color: bool) -> Style:
     return Style(width, color, unicode=encoding.startswith("utf"))
 
 
-def shown(record: Mapping[str, Any], style: Style) -> str:
-    """The report in that look."""
+def shown(record: Mapping[str, Any], style: Style, *, every_node: bool = False) -> str:
+    """The report in that look, or all of its nodes."""
+    if every_node:
+        return "\n".join(every(dict(record) if style.unicode else plain_record(dict(record)), style))
     return render(dict(record), width=style.width, color=style.color, unicode=style.unicode)

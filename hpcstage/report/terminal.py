@@ -21,7 +21,7 @@ MARKS = {"error": "!!", "warning": "! ", "info": "- "}
 def render(record: dict[str, Any], *, width: int = 80, color: bool = False, unicode: bool = True) -> str:
     """The whole report; colour and other characters than ASCII only where asked for."""
     style = Style(max(width, NARROWEST), color, unicode)
-    record = record if unicode else _plain(record)
+    record = record if unicode else plain_record(record)
     blocks = [section(record, style) for section in SECTIONS]
     room = LINES - sum(map(len, blocks)) - (LEAST_NOTES if record["notes"] else 0)
     blocks.insert(2, nodes(record, style, max(nodes_text.LEAST, min(nodes_text.LINES, room))))
@@ -31,13 +31,13 @@ def render(record: dict[str, Any], *, width: int = 80, color: bool = False, unic
     return ("\n\n" if airy else "\n").join("\n".join(block) for block in blocks)
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401  any JSON value
+def plain_record(value: Any) -> Any:  # noqa: ANN401  any JSON value
     """The same value with all text in ASCII, before anything is laid out."""
     if isinstance(value, str):
         return text.plain(text.clean(value))
     if isinstance(value, dict):
-        return {key: _plain(member) for key, member in value.items()}
-    return [_plain(member) for member in value] if isinstance(value, list) else value
+        return {key: plain_record(member) for key, member in value.items()}
+    return [plain_record(member) for member in value] if isinstance(value, list) else value
 
 
 def notes(record: dict[str, Any], style: Style, room: int) -> list[str]:

@@ -79,8 +79,7 @@ def want_all(one: Group, owner: dict[int, int]) -> None:
 def kill(one: Group, victim: str, rng: random.Random) -> None:
     if victim == "daemon":
         node = rng.choice(one.nodes)
-        node.connection.close()
-        node.closed = True
+        node.end(says=False)
     elif victim == "mpiexec":
         one.process.kill()
     else:

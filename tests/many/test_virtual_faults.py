@@ -14,6 +14,8 @@ import psutil
 import pytest
 from conftest import Hpcstage, wait_for
 
+from hpcstage.group import segments
+
 Tree = Callable[..., Path]
 pytestmark = manylab.needs_mpi
 
@@ -44,7 +46,8 @@ def stored(local_dir: Path) -> list[int]:
 
 def exchanges(process: subprocess.Popen[bytes]) -> set[int]:
     """Pids."""
-    return {one.pid for one in manylab.below(process, "hpcstage.group")}
+    found = manylab.below(process, "hpcstage.group")
+    return {one.pid for one in found if not Path(one.cmdline()[0]).name.startswith("mpiexec")}
 
 
 @pytest.mark.timeout(120)
@@ -99,3 +102,16 @@ def test_a_world_that_dies_is_started_anew(hpcstage: Hpcstage, make_tree: Tree, 
     assert process.returncode == 0, err
     assert manylab.written(hpcstage.cwd, 2)[0] == manylab.expected(data, 2, 30)
     assert [part["group"]["generations"] for part in manylab.parts_of(hpcstage)] == [2, 2]
+
+
+@pytest.mark.timeout(120)
+def test_mpi_leaves_no_memory_behind_whoever_is_killed(hpcstage: Hpcstage, make_tree: Tree, local_dir: Path) -> None:
+    data = make_tree(files=60)
+    command = manylab.reader_command(hpcstage.cwd, data, 2, epochs=10, pause_s=0.01)
+    process = hpcstage.start("run", "--nodes", "2", "--placement", "replicate", "--data", data, "--", *command)
+    wait_for(lambda: stored(local_dir) == [60, 60], 30, "all files on both nodes")
+    running = exchanges(process)
+    assert len(running) == 2
+    assert [segments.mapped(pid) for pid in running] == [[], []], "what has no name is gone with its process"
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err

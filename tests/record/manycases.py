@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import jsonschema
 from recordcases import SECOND, START, histogram, node_part, run_part, trainer, worker
 
+import hpcstage.record
+from hpcstage.record.compose import compose
 from hpcstage.record.part import DatasetPart, NodePart, RunPart, Sample
 
 FILES = 10_000
@@ -63,7 +68,7 @@ def node(index: int, count: int, seconds: int = 60, **changes: Any) -> NodePart:
         "node_count": count,
         "placement": "replicate",
         "placement_why": "all files fit on every node",
-        "group": {"generations": 1, "size": count, "missing": [], "why": ""},
+        "group": {"generations": 1, "size": count, "missing": [], "why": "no exchange has connected"},
     }
     return node_part(**(values | changes))
 
@@ -86,3 +91,23 @@ def run(count: int, **changes: Any) -> RunPart:
 def job(count: int, seconds: int = 60, **changes: Any) -> Iterator[NodePart]:
     """All of them, one after the other."""
     return (node(index, count, seconds, **changes) for index in range(count))
+
+
+SCHEMA = json.loads((Path(hpcstage.record.__file__).parent / "schema.json").read_text())
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+
+
+def record_of(run_part: RunPart, nodes: list[NodePart] | Iterator[NodePart]) -> dict[str, Any]:
+    record = compose(run_part, nodes)
+    some = record["nodes"][:: max(1, len(record["nodes"]) // 8)]
+    VALIDATOR.validate(json.loads(json.dumps(record | {"nodes": some}, allow_nan=False)))
+    return record
+
+
+def row(record: dict[str, Any], host: str) -> dict[str, Any]:
+    (found,) = [node for node in record["nodes"] if node["host"] == host]
+    return found
+
+
+def ids(record: dict[str, Any]) -> list[str]:
+    return [note["id"] for note in record["notes"]]

@@ -40,6 +40,7 @@ def run_part(**changes: Any) -> RunPart:
     return RunPart(**(values | changes))
 
 
+@functools.cache
 def histogram(mean_ns: float, number: int, seed: int = 1) -> dict[int, int]:
     rng = random.Random(seed)
     result: dict[int, int] = {}

@@ -1,42 +1,16 @@
-"""The record of several nodes: who was there, sums, means, clocks, what sets a node apart."""
+"""The record of several nodes: who was there, what was said of those who were not, sums."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-import jsonschema
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from manycases import FILES, SIZE, job, missing, node, run
-from recordcases import SECOND, START, trainer, worker
+from manycases import FILES, SIZE, VALIDATOR, ids, job, missing, node, record_of, row, run
+from recordcases import START
 
-import hpcstage.record
-from hpcstage.record import files
 from hpcstage.record.compose import compose
-from hpcstage.record.part import NodePart, ProcessPart, RunPart, Sample
-
-SCHEMA = json.loads((Path(hpcstage.record.__file__).parent / "schema.json").read_text())
-VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
-
-
-def record_of(run_part: RunPart, nodes: list[NodePart] | Iterator[NodePart]) -> dict[str, Any]:
-    record = compose(run_part, nodes)
-    VALIDATOR.validate(json.loads(json.dumps(record, allow_nan=False)))
-    return record
-
-
-def row(record: dict[str, Any], host: str) -> dict[str, Any]:
-    (found,) = [node for node in record["nodes"] if node["host"] == host]
-    return found
-
-
-def ids(record: dict[str, Any]) -> list[str]:
-    return [note["id"] for note in record["notes"]]
+from hpcstage.record.part import NodePart
 
 
 @pytest.mark.parametrize("count", [2, 64])
@@ -53,6 +27,7 @@ def test_each_byte_left_the_source_once(count: int) -> None:
     assert record["group"]["source_times"] == 1.0
     assert record["group"]["placement"] == "replicate"
     assert record["group"]["placement_why"] == "all files fit on every node"
+    assert record["group"]["why"] is None
     assert (record["group"]["nodes"], record["group"]["reported"], record["group"]["size"]) == (count, count, count)
     assert sum(r["source_bytes"] for r in record["nodes"]) == SIZE
     assert [r["index"] for r in record["nodes"]] == list(range(count))
@@ -162,6 +137,28 @@ def test_virtual_nodes_share_a_host() -> None:
     assert lost["group"]["missing"] == ["box.v2"]
 
 
+def test_processes_of_other_virtual_nodes_were_not_missed() -> None:
+    """All virtual nodes see the processes of the whole command."""
+
+    def virtual(index: int, others: list[int], count: int = 0) -> NodePart:
+        processes = [replace(process, pid=process.pid + 10 * index) for process in node(0, 1).processes]
+        missed = [{"pid": pid, "command": f"python {pid}"} for pid in others]
+        count = count or len(missed)
+        return node(index, 2, host=f"box.v{index}", processes=processes, missed_processes=missed, missed_count=count)
+
+    hosts = ["box.v0", "box.v1"]
+    none = record_of(run(2, host="box", nodes=hosts), [virtual(0, [110, 111, 112]), virtual(1, [100, 101, 102])])
+    assert none["coverage"]["processes_missed"] == 0
+    assert "processes-missed" not in ids(none)
+    one = record_of(run(2, host="box", nodes=hosts), [virtual(0, [110, 7]), virtual(1, [7, 100])])
+    assert one["coverage"]["processes_missed"] == 1
+    assert one["coverage"]["missed_examples"] == [{"pid": 7, "command": "python 7"}]
+    many = record_of(run(2, host="box", nodes=hosts), [virtual(0, [110, 7], 40), virtual(1, [7, 100], 40)])
+    assert many["coverage"]["processes_missed"] == 37
+    apart = [node(i, 2, missed_count=3, missed_processes=[{"pid": 1, "command": "python"}]) for i in range(2)]
+    assert record_of(run(2), apart)["coverage"]["processes_missed"] == 6, "on real nodes they are different processes"
+
+
 def test_domains_of_hosts_do_not_matter_and_addresses_have_none() -> None:
     named = [node(0, 2, host="node0000.cluster.org"), node(1, 2, host="node0001")]
     assert record_of(run(2), named)["complete"]
@@ -224,221 +221,3 @@ def test_a_restarted_group_is_said() -> None:
     assert record["group"]["generations"] == 3
     (note,) = [n for n in record["notes"] if n["id"] == "group-restarted"]
     assert "3 times: the exchange of node 1 died" in note["text"]
-
-
-# ---- time ----
-
-
-def reading(source_s: float) -> dict[str, int]:
-    return {"want_ns": int(source_s * SECOND), "source_open_ns": 0, "source_read_ns": 0, "local_read_ns": SECOND}
-
-
-def waits(index: int, count: int, wait_s: float) -> NodePart:
-    """A node whose loader waited so long, for the source."""
-    samples = [Sample(float(s), 1.0, busy=16.0, copied_bytes=10**6, copied_files=10) for s in range(40)]
-    processes = [trainer(loader_wait_ns=int(wait_s * SECOND), loader_workers=1), worker(101, **reading(wait_s))]
-    return node(index, count, samples=samples, processes=processes)
-
-
-def test_the_split_is_a_mean_that_adds_up_and_names_the_slowest() -> None:
-    waited = [2.0, 2.0, 30.0, 2.0]
-    record = record_of(run(4), [waits(index, 4, wait_s) for index, wait_s in enumerate(waited)])
-    split = record["time_split"]
-    parts = [split[k] for k in ("compute_s", "wait_source_s", "wait_local_s", "preprocess_s", "other_s")]
-    assert sum(parts) == pytest.approx(split["wall_s"])
-    assert split["compute_s"] == pytest.approx(56 - sum(waited) / 4)
-    assert split["slowest"]["host"] == "node0002"
-    slow = row(record, "node0002")
-    assert slow["wait_source_s"] + slow["wait_local_s"] == pytest.approx(30, abs=0.5)
-    assert slow["behind_s"] == pytest.approx(28, abs=0.6)
-    assert slow["slow"] == ["waited 28 s longer for files than the others"]
-    assert row(record, "node0001")["slow"] == []
-    assert [n["severity"] for n in record["notes"] if n["id"] == "slow-nodes"] == ["warning"]
-    savings = record["savings"]["vs_upfront"]
-    assert savings["inputs"]["wait_source_s"] == split["slowest"]["wait_source_s"]
-    assert "slowest" in savings["formula"]
-
-
-def test_training_processes_whose_waits_are_not_known_are_left_out_of_the_mean() -> None:
-    blind = node(3, 4)
-    for process in blind.processes:
-        process.counters["reads_measured"] = 0
-    record = record_of(run(4), [*(node(i, 4) for i in range(3)), blind])
-    assert record["time_split"]["wait_source_s"] is not None
-    assert "waits of 1 of 4 processes were not measured: left out of the mean" in record["time_split"]["unmeasured"]
-    assert row(record, "node0003")["wait_source_s"] is None
-    mostly = [replace(blind, host=f"node{i:04d}", node_index=i) for i in range(3)]
-    assert record_of(run(4), [*mostly, node(3, 4)])["time_split"]["wait_source_s"] is None
-
-
-def test_programs_that_read_without_a_loader_are_averaged_too() -> None:
-    def reader(index: int, wait_s: int) -> NodePart:
-        counters = {
-            "attach_ns": SECOND,
-            "exit_ns": 41 * SECOND,
-            "hit_opens": 10,
-            "reads_measured": 1,
-            "local_reads": 10,
-        }
-        process = ProcessPart(7, 1, "native", "3.11", 0.1, counters | {"want_ns": wait_s * SECOND})
-        return node(index, 2, processes=[process])
-
-    split = record_of(run(2), [reader(0, 10), reader(1, 20)])["time_split"]
-    assert split["wait_source_s"] == pytest.approx(15)
-    assert split["compute_s"] == pytest.approx(25)
-    assert "2 processes (mean)" in split["method"]
-
-
-def test_pids_of_other_hosts_are_not_the_command() -> None:
-    """A process that happens to have the pid of the launcher on the first node is nothing special."""
-    small = ProcessPart(100, 1, "native", "3.11", 0.1, {"hit_opens": 6, "reads_measured": 1})
-    large = ProcessPart(9, 1, "native", "3.11", 0.1, {"hit_opens": 5, "want_ns": 30 * SECOND, "reads_measured": 1})
-    here = record_of(run(2), [node(0, 2, processes=[small, large]), node(1, 2, processes=[])])
-    there = record_of(run(2), [node(0, 2, processes=[]), node(1, 2, processes=[small, large])])
-    assert here["time_split"]["wait_source_s"] == there["time_split"]["wait_source_s"] == 0.0
-
-
-# ---- clocks ----
-
-
-@pytest.mark.parametrize("skew_s", [-4000.0, -30.0, 0.0, 30.0, 4000.0])
-def test_clocks_that_the_run_proves_wrong_are_put_right(skew_s: float) -> None:
-    nodes = list(job(4, source=lambda t: 0.3 if 20 <= t < 32 else 1.0))
-    nodes[2].started_unix_s += skew_s
-    record = record_of(run(4), nodes)
-    moved = row(record, "node0002")["clock_moved_s"]
-    assert (moved != 0) == (skew_s != 0)
-    assert moved == pytest.approx(-skew_s, abs=1.0)
-    (period,) = record["contention"]["periods"]
-    assert (period["start_s"], period["end_s"]) == (pytest.approx(20, abs=2), pytest.approx(32, abs=2))
-    assert ("clocks" in ids(record)) == (skew_s != 0)
-    assert record["series"]["start_s"][-1] < 70
-
-
-def test_nodes_of_the_wrappers_host_have_its_clock() -> None:
-    late = node(1, 2, host="node0000", started_unix_s=START + 50)
-    assert all(r["clock_moved_s"] == 0 for r in record_of(run(2), [node(0, 2), late])["nodes"])
-
-
-# ---- bounds ----
-
-
-def test_a_thousand_nodes_make_a_small_record() -> None:
-    many = [worker(200 + n) for n in range(16)]
-    errors = [{"path": f"/lustre/train/{n}", "error": "EIO", "count": 1, "at_s": 1.0} for n in range(20)]
-    record = record_of(run(1024), job(1024, 3, processes=[trainer(), *many], errors=errors, hist_open={}, hist_read={}))
-    assert len(record["nodes"]) == 1024
-    assert all(len(r["processes"]) == 2 and len(r["errors"]) == 2 for r in record["nodes"])
-    assert all(any(p["loader_steps"] for p in r["processes"]) for r in record["nodes"]), "trainers are kept"
-    assert len(json.dumps(record)) < 4_000_000
-    assert record["coverage"]["processes_attached"] == 17 * 1024
-
-
-def test_series_of_several_nodes_are_sums(tmp_path: Path) -> None:
-    one, four = (compose(run(n), job(n, 60, group={"generations": 1})) for n in (1, 4))
-    total = sum(s.copied_bytes for n in job(4) for s in n.samples)
-    series = four["series"]
-    assert sum(series["copied_bytes_per_s"]) * series["interval_s"] == pytest.approx(total, rel=1e-6)
-    assert set(series) == set(one["series"])
-    assert len({len(v) for k, v in series.items() if k not in ("interval_s", "latency")}) == 1
-    assert max(series["busy"]) == pytest.approx(64, rel=0.05)
-    long = compose(run(2), job(2, 4000))["series"]
-    assert len(long["start_s"]) <= 240
-    assert all(len(v) <= 20 for v in long["latency"].values())
-
-
-shifts = st.floats(-1e5, 1e5)
-some_samples = st.lists(
-    st.builds(
-        Sample,
-        start_s=st.floats(0, 1e6),
-        length_s=st.floats(0.001, 1e4),
-        copied_bytes=st.integers(0, 10**13),
-        copied_files=st.integers(0, 10**6),
-        busy=st.floats(0, 64),
-        loader_wait_ns=st.integers(0, 10**12),
-        limited=st.booleans(),
-    ),
-    max_size=12,
-).map(lambda found: sorted(found, key=lambda s: s.start_s))
-kinds = st.sampled_from(["whole", "missing", "died", "mute", "private"])
-
-
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    found=st.lists(st.tuples(kinds, shifts, some_samples), min_size=1, max_size=9),
-    heard_of=st.integers(0, 3),
-    ended=st.one_of(st.none(), st.floats(0, 1e6)),
-)
-def test_any_parts_give_a_valid_record(
-    found: list[tuple[str, float, list[Sample]]], heard_of: int, ended: float | None
-) -> None:
-    count = len(found) + heard_of
-    nodes = []
-    for index, (kind, shift_s, seen) in enumerate(found):
-        part = node(index, count, 0, samples=seen, started_unix_s=START + shift_s)
-        if kind == "missing":
-            part = missing(index, count)
-        elif kind == "died":
-            part = replace(part, complete=False, ended_s=None, totals={"source_bytes": 7})
-        elif kind == "mute":
-            part = replace(part, complete=False, ended_s=None, totals={}, samples=[], processes=[])
-        elif kind == "private":
-            part = replace(part, placement="private", group={})
-        nodes.append(NodePart.from_json(json.loads(json.dumps(part.to_json()))))
-    record = record_of(run(count, child_ended_s=ended, exit_code=None if ended is None else 0), nodes)
-    assert len(record["nodes"]) == (count if count > 1 else len(nodes))
-    split = record["time_split"]
-    parts = [split[k] for k in ("compute_s", "wait_source_s", "wait_local_s", "preprocess_s", "other_s")]
-    if split["wall_s"] is not None:
-        assert sum(p for p in parts if p is not None) == pytest.approx(split["wall_s"], abs=1e-6, rel=1e-9)
-    assert len(record["series"]["start_s"]) <= 240
-    assert record["complete"] == (
-        ended is not None and heard_of == 0 and all(k in ("whole", "private") for k, *_ in found)
-    )
-
-
-# ---- files ----
-
-
-def write(run_dir: Path, nodes: list[NodePart], run_part: RunPart) -> None:
-    (run_dir / "nodes").mkdir()
-    for part in nodes:
-        (run_dir / "nodes" / f"{part.host}.json").write_text(json.dumps(part.to_json()))
-    (run_dir / "run.part.json").write_text(json.dumps(run_part.to_json()))
-
-
-def test_a_late_part_is_in_the_report_after_all(tmp_path: Path) -> None:
-    nodes = list(job(3))
-    write(tmp_path, nodes[:2], run(3))
-    early = compose(run(3), files.node_parts(tmp_path))
-    files.save(early, tmp_path / "run.json")
-    assert early["group"]["missing"] == ["node0002"]
-    assert files.load_run(tmp_path) == json.loads(json.dumps(early))
-    late = tmp_path / "nodes" / "node0002.json"
-    late.write_text(json.dumps(nodes[2].to_json()))
-    assert files.load_run(tmp_path)["complete"]
-
-
-@pytest.mark.parametrize("broken", [b'{"host": "x"', b'{"samples": NaN}', b'{"host": 1, "samples": {"start_s": [1]}}'])
-def test_a_broken_part_among_others_is_a_missing_node(tmp_path: Path, broken: bytes) -> None:
-    write(tmp_path, list(job(3)), run(3))
-    (tmp_path / "nodes" / "node0001.json").write_bytes(broken)
-    assert files.load_run(tmp_path)["group"]["missing"] == ["node0001"]
-
-
-def test_columns_of_unequal_length_are_no_part() -> None:
-    data = node(0, 1).to_json()
-    data["samples"]["busy"] = data["samples"]["busy"][:-1]
-    with pytest.raises(ValueError, match="zip"):
-        NodePart.from_json(data)
-
-
-def test_samples_by_row_are_still_read() -> None:
-    part = node(0, 1)
-    rows = [
-        {"start_s": s.start_s, "length_s": s.length_s, "copied_bytes": s.copied_bytes, "of_later": 1}
-        for s in part.samples
-    ]
-    read = NodePart.from_json(part.to_json() | {"samples": rows})
-    assert [s.copied_bytes for s in read.samples] == [s.copied_bytes for s in part.samples]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -65,7 +66,7 @@ def group(count: int, failed: int = 0, slow: int = 0) -> dict[str, Any]:
 
 def everything_at_once() -> dict[str, Any]:
     """As many lines as a report of several nodes can have."""
-    record = group(64, failed=9, slow=5)
+    record = deepcopy(group(64, failed=9, slow=5))
     record["order"] |= announced()
     record["order"]["lead"]["host"] = HOSTILE
     record["run"] |= {"mode_asked": "auto", "mode_why": "x" * 300}

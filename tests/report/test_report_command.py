@@ -54,6 +54,15 @@ def test_json_is_the_record(tmp_path: Path, run_dir: Path) -> None:
     assert json.loads(report(tmp_path, str(run_dir), "--json").stdout) == CASES["whole"]()
 
 
+def test_every_node(tmp_path: Path, run_dir: Path) -> None:
+    files.save(CASES["64 nodes, many failed"](), run_dir / "run.json")
+    shown = report(tmp_path, str(run_dir), "--nodes")
+    assert shown.returncode == 0
+    assert sum(line.startswith(b"  node") for line in shown.stdout.splitlines()) == 64
+    files.save(CASES["hostile nodes"](), run_dir / "run.json")
+    assert report(tmp_path, str(run_dir), "--nodes", PYTHONIOENCODING="ascii").stdout.isascii()
+
+
 def test_a_killed_run(tmp_path: Path) -> None:
     (tmp_path / "nodes").mkdir()
     node = CASES["killed"]()

@@ -92,4 +92,8 @@ def project(request: pytest.FixtureRequest) -> Iterator[Project]:
     nodes = request.getfixturevalue(name).nodes
     own = Project(nodes, f"{name}{next(_numbers)}")
     yield own
-    until(lambda: not processes_of(nodes, but=_slow), GONE_S, f"the end of all processes of {own.name}")
+    try:
+        until(lambda: not processes_of(nodes, but=_slow), GONE_S, f"the end of all processes of {own.name}")
+    finally:
+        for process in processes_of(nodes, but=_slow):  # of a test that failed: the next one starts without them
+            process.kill()

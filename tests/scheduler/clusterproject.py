@@ -61,10 +61,10 @@ class Project:
         """The run directories of the project, oldest first, as seen from outside."""
         return sorted(self.outside.glob("hpcstage-runs/*"))
 
-    def record(self) -> dict[str, Any]:
-        """The record of the project's only run."""
-        (run_dir,) = self.run_dirs()
-        return json.loads((run_dir / "run.json").read_text())  # type: ignore[no-any-return]
+    def record(self, run_dir: str | None = None) -> dict[str, Any]:
+        """The record of the project's only run, or of the run directory named."""
+        (found,) = [self.outside / run_dir] if run_dir else self.run_dirs()
+        return json.loads((found / "run.json").read_text())  # type: ignore[no-any-return]
 
     def report(self) -> str:
         """What `hpcstage report` shows to the user of the last run."""
@@ -131,6 +131,27 @@ def processes_of(nodes: Nodes, *, but: set[str]) -> list[psutil.Process]:
             if process.environ().get(PROJECT) not in but:
                 found.append(process)
     return found
+
+
+def staging_on(nodes: Nodes, index: int | None = None) -> list[psutil.Process]:
+    """Processes of hpcstage but for the wrappers, on all nodes or on one."""
+    found = []
+    for process in nodes.processes(uid=UID, index=index):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if any(word.startswith("hpcstage.") for word in process.cmdline()):
+                found.append(process)
+    return found
+
+
+def kill_daemons(nodes: Nodes, index: int) -> int:
+    """Kills the user's staging daemon on a node, copiers included; how many processes that were."""
+    killed = 0
+    for process in staging_on(nodes, index):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "hpcstage.daemon" in process.cmdline():
+                process.kill()
+                killed += 1
+    return killed
 
 
 def outside(nodes: Nodes, path: Path) -> Path:

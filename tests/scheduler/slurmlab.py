@@ -42,7 +42,8 @@ TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
+SelectTypeParameters=CR_Core_Memory
+DefMemPerNode=1000
 SchedulerType=sched/backfill
 SchedulerParameters=sched_min_interval=100000,batch_sched_delay=0
 MpiDefault=none

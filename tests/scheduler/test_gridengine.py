@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 
 import pytest
-from clusterproject import FILES, NODES, Project, batch, behind, digest, front, heard, ranks_wait
+from clusterproject import FILES, NODES, Project, batch, behind, digest, front, heard, ranks_wait, staging_on
 from gridlab import GridEngine
+from nodeslab import LOCAL, UID, until
 
 pytest_plugins = ("clusterfixtures",)
 
@@ -105,3 +106,19 @@ def test_qdel_of_a_job_of_several_nodes(gridengine: GridEngine, project: Project
     assert record["complete"] is True, record["problems"]
     assert record["run"]["signal"] == signal.SIGUSR2, "MPICH's mpirun has no handler for it"
     assert set(gridengine.left_by(job).values()) == {""}
+
+
+def test_qdel_without_notify_of_a_job_of_several_nodes(gridengine: GridEngine, project: Project) -> None:
+    pytest.importorskip("mpi4py")
+    script = front("--patient", launcher="mpirun -n 8 -ppn 2")
+    job = gridengine.submit(*OPTIONS, "-pe", "mpi", "8", env=project.env, cwd=project.path, script=script)
+    ranks_wait(project, 8)
+    gridengine.cancel(job)
+    gridengine.wait(job)
+    until(lambda: not staging_on(gridengine.nodes), 10, "the end of all processes of hpcstage")
+    for rank in gridengine.nodes.processes(uid=UID):  # without ENABLE_ADDGRP_KILL the cell leaves those of other nodes
+        assert "train.py" in rank.cmdline()
+        rank.kill()
+    assert "end not seen" in project.report()
+    places = [gridengine.nodes.run(index, "ls", LOCAL) for index in gridengine.nodes.nodes]
+    assert not any(f"{job}.1.all.q" in place.stdout for place in places)

@@ -23,6 +23,7 @@ def checked(project: Project, ranks: int, hosts: int) -> None:
     assert len({line["host"] for line in said}) == hosts
     record = project.record()
     assert record["complete"] is True, record["problems"]
+    assert record["problems"] == []
     assert len(record["nodes"]) == hosts
     assert record["run"]["exit_code"] == 0
 

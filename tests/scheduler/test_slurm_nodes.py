@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
-from clusterproject import DATA_BYTES, NODES, Project, digest, front, heard, ranks_wait
+from clusterproject import DATA_BYTES, NODES, Project, digest, front, heard, kill_daemons, ranks_wait
 from nodeslab import LOCAL, UID
 from slurmlab import Slurm
 
@@ -17,6 +17,7 @@ def checked_record(slurm: Slurm, project: Project, job: int, nodes: int = NODES)
     """The record of a run on several nodes, all of which took part and are clean."""
     record = project.record()
     assert record["complete"] is True, record["problems"]
+    assert record["problems"] == []
     assert sorted(node["host"] for node in record["nodes"]) == slurm.nodes.names[:nodes]
     assert slurm.left_by(job) == dict.fromkeys(slurm.nodes.names[:nodes], "")
     return record
@@ -45,6 +46,29 @@ def test_in_front_of_srun_while_the_program_runs(slurm: Slurm, project: Project)
     checked_record(slurm, project, job, nodes=2)
 
 
+SHAPES = (
+    ("--ntasks=3", "--mem=500"),
+    ("--ntasks-per-node=2", "--mem-per-cpu=10", "--cpus-per-task=3"),
+    ("--ntasks=2", "--exclusive"),
+    ("--ntasks-per-node=1", "--gpus-per-node=2", "--mem-per-gpu=100"),
+    ("--ntasks=2", "--gpus-per-task=1", "--cpus-per-gpu=2"),
+    ("--ntasks-per-node=2", "--distribution=cyclic", "--hint=nomultithread"),
+)
+
+
+def test_whatever_the_job_asked_for_the_other_node_comes_up(slurm: Slurm, project: Project) -> None:
+    jobs = []
+    for number, shape in enumerate(SHAPES):
+        run_dir = project.path / f"shape{number}"
+        env = {**project.env, "HPCSTAGE_RUN_DIR": str(run_dir)}
+        jobs.append(slurm.submit("--nodes=2", *shape, env=env, cwd=project.path, script=front()))
+    for number, (shape, job) in enumerate(zip(SHAPES, jobs, strict=True)):
+        assert slurm.wait(job)["JobState"] == "COMPLETED", (shape, project.log())
+        record = project.record(f"shape{number}")
+        assert (record["complete"], record["problems"]) == (True, []), shape
+        assert len(record["nodes"]) == 2
+
+
 def test_scancel_in_front_of_srun(slurm: Slurm, project: Project) -> None:
     script = front("--patient")
     job = slurm.submit("--nodes=2", "--ntasks-per-node=2", env=project.env, cwd=project.path, script=script)
@@ -53,6 +77,15 @@ def test_scancel_in_front_of_srun(slurm: Slurm, project: Project) -> None:
     assert slurm.wait(job)["JobState"] == "CANCELLED", project.log()
     assert heard(project) == {rank: [signal.SIGTERM] for rank in range(4)}
     checked_record(slurm, project, job, nodes=2)
+
+
+def test_a_wrapper_that_is_killed_takes_everything_along_and_has_a_report(slurm: Slurm, project: Project) -> None:
+    script = front("--patient")
+    job = slurm.submit("--nodes=2", "--ntasks-per-node=2", env=project.env, cwd=project.path, script=script)
+    ranks_wait(project, 4)
+    slurm.cancel(job, "--batch", "--signal=KILL")
+    slurm.wait(job)
+    assert "end not seen" in project.report()
 
 
 def test_a_warning_in_front_of_srun_reaches_every_rank(slurm: Slurm, project: Project) -> None:
@@ -96,10 +129,7 @@ def test_a_daemon_that_is_killed_on_another_node(slurm: Slurm, project: Project)
     script = front(f"--patient --leave-on {int(signal.SIGUSR1)}")
     job = slurm.submit("--nodes=2", "--ntasks-per-node=1", env=project.env, cwd=project.path, script=script)
     ranks_wait(project, 2)
-    killed = [process for process in slurm.nodes.processes(uid=UID, index=2) if "hpcstage.daemon" in process.cmdline()]
-    assert killed
-    for process in killed:
-        process.kill()
+    assert kill_daemons(slurm.nodes, index=2) > 0
     slurm.cancel(job, "--batch", "--signal=USR1")
     assert slurm.wait(job)["ExitCode"] == f"{40 + signal.SIGUSR1}:0", project.log()
     assert slurm.nodes.names[1] in "".join(problem["text"] for problem in project.record()["problems"])

@@ -1,0 +1,37 @@
+"""What staging saved, by estimate. Record in, lines out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpcstage.report import text
+from hpcstage.report.text import Style
+
+
+def savings(record: dict[str, Any], style: Style) -> list[str]:
+    """The estimates with their formulas; of several nodes without, as the nodes need the room."""
+    part = record["savings"]
+    if record.get("group"):
+        line = text.clip(
+            f"Saved (estimates): {saved(part) or 'cannot be said: ' + part['vs_direct']['reason']}", style.width
+        )
+        return [style.bold("Saved") + line.removeprefix("Saved")]
+    lines = [line for name in ("direct", "upfront") for line in _estimate(name, part[f"vs_{name}"], style)]
+    return [style.bold("Saved (estimates; direct: as if no file stayed in the page cache)"), *lines]
+
+
+def saved(part: dict[str, Any]) -> str:
+    """What is known, in one line."""
+    known = [
+        (text.seconds(part[f"vs_{name}_s"]), name) for name in ("direct", "upfront") if part[f"vs_{name}_s"] is not None
+    ]
+    return ", ".join(f"{value} against {name}" for value, name in known)
+
+
+def _estimate(name: str, part: dict[str, Any], style: Style) -> list[str]:
+    label = f"  against {name:<8} "
+    if part["saved_s"] is None:
+        return [text.clip(f"{label} cannot be said: {part['reason']}", style.width)]
+    head = f"{label}{text.seconds(part['saved_s']):>10} = "
+    lines = text.wrap(part["formula"], style.width - len(head), lines=2)
+    return [head + lines[0], *(" " * len(head) + line for line in lines[1:])]

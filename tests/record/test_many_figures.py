@@ -1,0 +1,249 @@
+"""The record of several nodes: means over them, clocks, bounds, parts on disk."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from manycases import ids, job, missing, node, record_of, row, run
+from recordcases import SECOND, START, trainer, worker
+
+from hpcstage.record import files
+from hpcstage.record.compose import compose
+from hpcstage.record.part import NodePart, ProcessPart, RunPart, Sample
+
+# ---- time ----
+
+
+def reading(source_s: float) -> dict[str, int]:
+    return {"want_ns": int(source_s * SECOND), "source_open_ns": 0, "source_read_ns": 0, "local_read_ns": SECOND}
+
+
+def waits(index: int, count: int, wait_s: float) -> NodePart:
+    """A node whose loader waited so long, for the source."""
+    samples = [Sample(float(s), 1.0, busy=16.0, copied_bytes=10**6, copied_files=10) for s in range(40)]
+    processes = [trainer(loader_wait_ns=int(wait_s * SECOND), loader_workers=1), worker(101, **reading(wait_s))]
+    return node(index, count, samples=samples, processes=processes)
+
+
+def test_the_split_is_a_mean_that_adds_up_and_names_the_slowest() -> None:
+    waited = [2.0, 2.0, 30.0, 2.0]
+    record = record_of(run(4), [waits(index, 4, wait_s) for index, wait_s in enumerate(waited)])
+    split = record["time_split"]
+    parts = [split[k] for k in ("compute_s", "wait_source_s", "wait_local_s", "preprocess_s", "other_s")]
+    assert sum(parts) == pytest.approx(split["wall_s"])
+    assert split["compute_s"] == pytest.approx(56 - sum(waited) / 4)
+    assert split["slowest"]["host"] == "node0002"
+    slow = row(record, "node0002")
+    assert slow["wait_source_s"] + slow["wait_local_s"] == pytest.approx(30, abs=0.5)
+    assert slow["behind_s"] == pytest.approx(28, abs=0.6)
+    assert slow["slow"] == ["waited 28 s longer for files than the others"]
+    assert row(record, "node0001")["slow"] == []
+    assert [n["severity"] for n in record["notes"] if n["id"] == "slow-nodes"] == ["warning"]
+    savings = record["savings"]["vs_upfront"]
+    assert savings["inputs"]["wait_source_s"] == split["slowest"]["wait_source_s"]
+    assert "slowest" in savings["formula"]
+
+
+def test_training_processes_whose_waits_are_not_known_are_left_out_of_the_mean() -> None:
+    blind = node(3, 4)
+    for process in blind.processes:
+        process.counters["reads_measured"] = 0
+    record = record_of(run(4), [*(node(i, 4) for i in range(3)), blind])
+    assert record["time_split"]["wait_source_s"] is not None
+    assert "waits of 1 of 4 processes were not measured: left out of the mean" in record["time_split"]["unmeasured"]
+    assert row(record, "node0003")["wait_source_s"] is None
+    mostly = [replace(blind, host=f"node{i:04d}", node_index=i) for i in range(3)]
+    assert record_of(run(4), [*mostly, node(3, 4)])["time_split"]["wait_source_s"] is None
+
+
+def test_programs_that_read_without_a_loader_are_averaged_too() -> None:
+    def reader(index: int, wait_s: int) -> NodePart:
+        counters = {
+            "attach_ns": SECOND,
+            "exit_ns": 41 * SECOND,
+            "hit_opens": 10,
+            "reads_measured": 1,
+            "local_reads": 10,
+        }
+        process = ProcessPart(7, 1, "native", "3.11", 0.1, counters | {"want_ns": wait_s * SECOND})
+        return node(index, 2, processes=[process])
+
+    split = record_of(run(2), [reader(0, 10), reader(1, 20)])["time_split"]
+    assert split["wait_source_s"] == pytest.approx(15)
+    assert split["compute_s"] == pytest.approx(25)
+    assert "2 processes (mean)" in split["method"]
+
+
+def test_pids_of_other_hosts_are_not_the_command() -> None:
+    """A process that happens to have the pid of the launcher on the first node is nothing special."""
+    small = ProcessPart(100, 1, "native", "3.11", 0.1, {"hit_opens": 6, "reads_measured": 1})
+    large = ProcessPart(9, 1, "native", "3.11", 0.1, {"hit_opens": 5, "want_ns": 30 * SECOND, "reads_measured": 1})
+    here = record_of(run(2), [node(0, 2, processes=[small, large]), node(1, 2, processes=[])])
+    there = record_of(run(2), [node(0, 2, processes=[]), node(1, 2, processes=[small, large])])
+    assert here["time_split"]["wait_source_s"] == there["time_split"]["wait_source_s"] == 0.0
+
+
+# ---- clocks ----
+
+
+@pytest.mark.parametrize("skew_s", [-4000.0, -30.0, 0.0, 30.0, 4000.0])
+def test_clocks_that_the_run_proves_wrong_are_put_right(skew_s: float) -> None:
+    nodes = list(job(4, source=lambda t: 0.3 if 20 <= t < 32 else 1.0))
+    nodes[2].started_unix_s += skew_s
+    record = record_of(run(4), nodes)
+    moved = row(record, "node0002")["clock_moved_s"]
+    assert (moved != 0) == (skew_s != 0)
+    assert moved == pytest.approx(-skew_s, abs=1.0)
+    (period,) = record["contention"]["periods"]
+    assert (period["start_s"], period["end_s"]) == (pytest.approx(20, abs=2), pytest.approx(32, abs=2))
+    assert ("clocks" in ids(record)) == (skew_s != 0)
+    assert record["series"]["start_s"][-1] < 70
+
+
+def test_nodes_of_the_wrappers_host_have_its_clock() -> None:
+    late = node(1, 2, host="node0000", started_unix_s=START + 50)
+    assert all(r["clock_moved_s"] == 0 for r in record_of(run(2), [node(0, 2), late])["nodes"])
+
+
+# ---- bounds ----
+
+
+def test_a_thousand_nodes_make_a_small_record() -> None:
+    many = [worker(200 + n) for n in range(16)]
+    errors = [{"path": f"/lustre/train/{n}", "error": "EIO", "count": 1, "at_s": 1.0} for n in range(20)]
+    record = record_of(run(1024), job(1024, 3, processes=[trainer(), *many], errors=errors, hist_open={}, hist_read={}))
+    assert len(record["nodes"]) == 1024
+    assert all(len(r["processes"]) == 2 and len(r["errors"]) == 2 for r in record["nodes"])
+    assert all(any(p["loader_steps"] for p in r["processes"]) for r in record["nodes"]), "trainers are kept"
+    assert len(json.dumps(record)) < 4_000_000
+    assert record["coverage"]["processes_attached"] == 17 * 1024
+
+
+def test_series_of_several_nodes_are_sums(tmp_path: Path) -> None:
+    one, four = (compose(run(n), job(n, 60, group={"generations": 1})) for n in (1, 4))
+    total = sum(s.copied_bytes for n in job(4) for s in n.samples)
+    series = four["series"]
+    assert sum(series["copied_bytes_per_s"]) * series["interval_s"] == pytest.approx(total, rel=1e-6)
+    assert set(series) == set(one["series"])
+    assert len({len(v) for k, v in series.items() if k not in ("interval_s", "latency")}) == 1
+    assert max(series["busy"]) == pytest.approx(64, rel=0.05)
+    long = compose(run(2), job(2, 4000))["series"]
+    assert len(long["start_s"]) <= 240
+    assert all(len(v) <= 20 for v in long["latency"].values())
+
+
+shifts = st.floats(-1e5, 1e5)
+some_samples = st.lists(
+    st.builds(
+        Sample,
+        start_s=st.floats(0, 1e6),
+        length_s=st.floats(0.001, 1e4),
+        copied_bytes=st.integers(0, 10**13),
+        copied_files=st.integers(0, 10**6),
+        busy=st.floats(0, 64),
+        loader_wait_ns=st.integers(0, 10**12),
+        limited=st.booleans(),
+    ),
+    max_size=12,
+).map(lambda found: sorted(found, key=lambda s: s.start_s))
+kinds = st.sampled_from(["whole", "missing", "died", "mute", "private"])
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    found=st.lists(st.tuples(kinds, shifts, some_samples), min_size=1, max_size=9),
+    heard_of=st.integers(0, 3),
+    ended=st.one_of(st.none(), st.floats(0, 1e6)),
+)
+def test_any_parts_give_a_valid_record(
+    found: list[tuple[str, float, list[Sample]]], heard_of: int, ended: float | None
+) -> None:
+    count = len(found) + heard_of
+    nodes = []
+    for index, (kind, shift_s, seen) in enumerate(found):
+        part = node(index, count, 0, samples=seen, started_unix_s=START + shift_s)
+        if kind == "missing":
+            part = missing(index, count)
+        elif kind == "died":
+            part = replace(part, complete=False, ended_s=None, totals={"source_bytes": 7})
+        elif kind == "mute":
+            part = replace(part, complete=False, ended_s=None, totals={}, samples=[], processes=[])
+        elif kind == "private":
+            part = replace(part, placement="private", group={})
+        nodes.append(NodePart.from_json(json.loads(json.dumps(part.to_json()))))
+    record = record_of(run(count, child_ended_s=ended, exit_code=None if ended is None else 0), nodes)
+    assert len(record["nodes"]) == (count if count > 1 else len(nodes))
+    split = record["time_split"]
+    parts = [split[k] for k in ("compute_s", "wait_source_s", "wait_local_s", "preprocess_s", "other_s")]
+    if split["wall_s"] is not None:
+        assert sum(p for p in parts if p is not None) == pytest.approx(split["wall_s"], abs=1e-6, rel=1e-9)
+    assert len(record["series"]["start_s"]) <= 240
+    assert record["complete"] == (
+        ended is not None and heard_of == 0 and all(k in ("whole", "private") for k, *_ in found)
+    )
+
+
+# ---- files ----
+
+
+def write(run_dir: Path, nodes: list[NodePart], run_part: RunPart) -> None:
+    (run_dir / "nodes").mkdir()
+    for part in nodes:
+        (run_dir / "nodes" / f"{part.host}.json").write_text(json.dumps(part.to_json()))
+    (run_dir / "run.part.json").write_text(json.dumps(run_part.to_json()))
+
+
+def test_a_late_part_is_in_the_report_after_all(tmp_path: Path) -> None:
+    nodes = list(job(3))
+    write(tmp_path, nodes[:2], run(3))
+    early = compose(run(3), files.node_parts(tmp_path))
+    files.save(early, tmp_path / "run.json")
+    assert early["group"]["missing"] == ["node0002"]
+    assert files.load_run(tmp_path) == json.loads(json.dumps(early))
+    late = tmp_path / "nodes" / "node0002.json"
+    late.write_text(json.dumps(nodes[2].to_json()))
+    assert files.load_run(tmp_path)["complete"]
+
+
+@pytest.mark.parametrize("broken", [b'{"host": "x"', b'{"samples": NaN}', b'{"host": 1, "samples": {"start_s": [1]}}'])
+def test_a_broken_part_among_others_is_a_missing_node(tmp_path: Path, broken: bytes) -> None:
+    write(tmp_path, list(job(3)), run(3))
+    (tmp_path / "nodes" / "node0001.json").write_bytes(broken)
+    assert files.load_run(tmp_path)["group"]["missing"] == ["node0001"]
+
+
+def test_columns_of_unequal_length_are_no_part() -> None:
+    data = node(0, 1).to_json()
+    data["samples"]["busy"] = data["samples"]["busy"][:-1]
+    with pytest.raises(ValueError, match="zip"):
+        NodePart.from_json(data)
+
+
+def test_samples_by_row_are_still_read() -> None:
+    part = node(0, 1)
+    rows = [
+        {"start_s": s.start_s, "length_s": s.length_s, "copied_bytes": s.copied_bytes, "of_later": 1}
+        for s in part.samples
+    ]
+    read = NodePart.from_json(part.to_json() | {"samples": rows})
+    assert [s.copied_bytes for s in read.samples] == [s.copied_bytes for s in part.samples]
+
+
+def test_parts_of_large_jobs_hold_fewer_samples_and_the_same_sums() -> None:
+    part = node(3, 65, 4001, source=lambda t: 0.3 if 2000 <= t < 2400 else 1.0)
+    read = NodePart.from_json(json.loads(json.dumps(part.to_json())))
+    assert 450 <= len(read.samples) <= 900
+    for name in ("copied_bytes", "copied_files", "hit_opens", "loader_wait_ns", "peer_bytes", "length_s"):
+        assert sum(getattr(s, name) for s in read.samples) == pytest.approx(sum(getattr(s, name) for s in part.samples))
+    assert all(s.busy == 16.0 for s in read.samples)
+    assert read.samples[-1].start_s + read.samples[-1].length_s == 4001
+    whole = node(3, 64, 4001)
+    assert len(NodePart.from_json(whole.to_json()).samples) == 4001
+    many = [replace(read, host=f"node{i:04d}", node_index=i) for i in range(65)]
+    (period,) = record_of(run(65, child_ended_s=4001.0, ended_s=4002.0), many)["contention"]["periods"]
+    assert (period["start_s"], period["end_s"]) == (pytest.approx(2000, abs=16), pytest.approx(2400, abs=16))
