@@ -9,7 +9,7 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.peernodes import Node, manifest_of
@@ -196,6 +196,7 @@ def test_permission_bits_beyond_the_usual_are_not_taken(nodes, form, monkeypatch
     assert node.file(0).stat().st_mode & 0o7777 == 0o755
 
 
+@settings(deadline=None)
 @given(st.sampled_from(Sort), U32, st.sampled_from(Why), st.lists(U32, max_size=20).map(tuple), st.binary(max_size=60))
 def test_control_messages_come_out_as_they_went_in(sort, fingerprint, why, ids, garbage):
     message = Control(sort, fingerprint, why, ids)
@@ -204,6 +205,7 @@ def test_control_messages_come_out_as_they_went_in(sort, fingerprint, why, ids, 
         Control.unpack(garbage)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(U32, st.integers(0, 50), st.integers(0, 50)), max_size=20), st.sampled_from(Place))
 def test_tables_come_out_as_they_went_in(parts, place):
     rows, at = [], 0
@@ -219,6 +221,7 @@ def test_tables_come_out_as_they_went_in(parts, place):
             open_bundle(view[1:length])
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_garbage_is_no_bundle_or_a_harmless_one(data):
     try:

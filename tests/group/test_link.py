@@ -3,7 +3,7 @@
 from typing import get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcstage.group import link
@@ -32,11 +32,13 @@ MESSAGES = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(MESSAGES)
 def test_what_is_packed_is_unpacked(message):
     assert link.unpack(link.pack(message)) == message
 
 
+@settings(deadline=None)
 @given(MESSAGES, st.data())
 def test_a_cut_message_is_refused_or_lists_less(message, data):
     packed = link.pack(message)
@@ -49,6 +51,7 @@ def test_a_cut_message_is_refused_or_lists_less(message, data):
     assert link.pack(found) == cut
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_message_or_refused(data):
     try:
@@ -58,6 +61,7 @@ def test_any_bytes_are_a_message_or_refused(data):
     assert link.pack(found) == data
 
 
+@settings(deadline=None)
 @given(st.lists(st.builds(link.Got, U32, U32, U64, I64, U64, U64, U64), max_size=5), st.integers(1, 300))
 def test_many_files_go_in_one_datagram(messages, times):
     datagrams = list(link.pack_all(messages * times))
@@ -65,6 +69,7 @@ def test_many_files_go_in_one_datagram(messages, times):
     assert [message for data in datagrams for message in link.unpack_all(data)] == messages * times
 
 
+@settings(deadline=None)
 @given(MESSAGES)
 def test_a_datagram_may_hold_one_message(message):
     assert link.unpack_all(link.pack(message)) == [message]

@@ -11,6 +11,7 @@ Nodes share processors, kernel and page cache, so nothing about speed can be lea
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import select
 import shutil
@@ -37,6 +38,8 @@ TOOLS = ("unshare", "nsenter", "setpriv", "ip", "mount")
 NAMESPACES = ("--net", "--uts", "--mount", "--ipc", "--pid")
 PRIVATE_TREES = ("/tmp", "/root", "/home")
 """What a node does not share with the machine, whoever may look into it."""
+
+_letters = itertools.cycle("abcdefghijklmnopqrstuvwxyz")
 
 
 def until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
@@ -72,8 +75,8 @@ class Nodes:
         """`readable`: trees of this machine that the nodes show to every user, under their own names."""
         self.lab = lab
         self.shared = lab / "shared"
-        # Slurm names cgroups after nodes: two sessions on a machine must not share them.
-        self.prefix = f"n{os.getpid()}-"
+        # Slurm names cgroups after nodes: no two clusters on a machine may share them.
+        self.prefix = f"n{os.getpid()}{next(_letters)}-"
         self.names = [f"{self.prefix}{index}" for index in range(1, count + 1)]
         self.readable = [path.resolve() for path in readable]
         self.nodes: dict[int, Node] = {}

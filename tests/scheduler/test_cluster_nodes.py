@@ -9,22 +9,27 @@ from pathlib import Path
 import psutil
 import pytest
 from clusterproject import READABLE, Project
-from nodeslab import HOME, LOCAL, UID, Nodes, NoNodes
+from nodeslab import HOME, LOCAL, PRIVATE_TREES, UID, Nodes, NoNodes
 from slurmlab import FREEZER, Slurm
 
 pytest_plugins = ("clusterfixtures",)
 
 
-def state_outside() -> dict[str, object]:
-    """What a cluster could change on the machine."""
+WATCHED = ("/", *PRIVATE_TREES, "/run", "/dev/shm", "/etc/hosts", "/etc/passwd", "/etc/group", "/etc/slurm", "/mnt")
+
+
+def state_outside(lab: Path, prefix: str) -> dict[str, object]:
+    """What a cluster could change on the machine; others may work beside us, so only places that are a cluster's."""
     links = subprocess.run(["ip", "-brief", "link"], capture_output=True, text=True, check=True).stdout
+    places = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    ours = ("/mnt/local", "/mnt/shared", "/mnt/held", str(lab))
     return {
-        "mounts": Path("/proc/self/mounts").read_text(),
+        "mounts": sorted(place for place in places if place in WATCHED or place.startswith(ours)),
         "links": sorted(line.split()[0] for line in links.splitlines()),
-        "users": Path("/etc/passwd").read_text(),
-        "hosts": Path("/etc/hosts").read_text(),
-        "groups": sorted(str(path) for path in FREEZER.parent.glob("*/slurm_*")),
-        "places": sorted(os.listdir("/mnt") + os.listdir("/etc/slurm") if Path("/etc/slurm").exists() else []),
+        "files": [Path(name).read_text() for name in ("/etc/passwd", "/etc/group", "/etc/hosts")],
+        "groups": sorted(str(path) for path in FREEZER.parent.glob(f"*/slurm_{prefix}*")),
+        "mnt": sorted(os.listdir("/mnt")),
+        "lab": lab.exists(),
     }
 
 
@@ -41,11 +46,12 @@ def alive_in(namespaces: set[int]) -> list[psutil.Process]:
 
 
 def test_nothing_stays_of_a_cluster_with_a_running_job(tmp_path: Path) -> None:
-    before = state_outside() if os.geteuid() == 0 else {}
-    nodes = Nodes(tmp_path / "lab", 2, READABLE)
+    lab = tmp_path / "lab"
+    nodes = Nodes(lab, 2, READABLE)
     try:
+        before = state_outside(lab, nodes.prefix)
         nodes.up()
-    except NoNodes as error:
+    except (NoNodes, FileNotFoundError) as error:
         pytest.skip(str(error))
     cluster = Slurm(nodes)
     try:
@@ -53,14 +59,16 @@ def test_nothing_stays_of_a_cluster_with_a_running_job(tmp_path: Path) -> None:
         job = cluster.submit("--nodes=2", env={}, cwd=HOME, script="#!/bin/sh\nsrun sleep 1000\n")
         cluster.wait_running(job)
         assert alive_in(nodes.namespaces)
+        during = state_outside(lab, nodes.prefix)
+        assert during["lab"]
+        assert during["groups"] or cluster.tracking != "cgroup"
     except NoNodes as error:
         pytest.skip(str(error))
     finally:
         nodes.down()
         cluster.remove_groups()
     assert alive_in(nodes.namespaces) == []
-    assert not (tmp_path / "lab").exists()
-    assert state_outside() == before
+    assert state_outside(lab, nodes.prefix) == before
 
 
 def test_nodes_have_names_users_disks_and_a_network(slurm: Slurm) -> None:
