@@ -21,4 +21,5 @@ def take() -> int:
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)
     faulthandler.register(signal.SIGUSR2, all_threads=True)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the wrapper keeps its signals blocked, which a child inherits
     return out
