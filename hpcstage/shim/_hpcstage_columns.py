@@ -53,6 +53,8 @@ class Column:
             names = _separated(os.fsdecode(b"\0".join(names)), len(names))
         if self.tidy:
             names, prefix = _tidied(names, prefix), ""
+            if not suffix:
+                return names
         if prefix or suffix:
             return [prefix + name + suffix if type(name) is str else self.whole(name) for name in names]
         return [name if type(name) is str else self.whole(name) for name in names]
@@ -75,7 +77,7 @@ def _separated(text: str, count: int) -> list[str]:
 
 def _tidied(names: list[str], prefix: str) -> list[str]:
     """Names that all begin with the same dots, without them and absolute."""
-    text = "\0" + "\0".join(names)
+    text = "\0".join(["", *names])
     end = max(text.find("\0", 1), 0) or len(text)
     head = text[: max(text.rfind("./", 0, end), text.rfind("//", 0, end)) + 2]
     if text.count(head) != len(names):
