@@ -1,7 +1,7 @@
 """From what a loader announced to ids, and to one order of all loaders: work that may run in a helper.
 
 Owns the form of an EPOCH request and the files behind it: indices, tables of paths, and what was made of them. Whose
-order is followed, and when this runs, is `ordering`'s.
+order is followed is `ordering`'s, when this runs `announcements`'.
 """
 
 from __future__ import annotations
