@@ -23,6 +23,8 @@ TIMES = 2.0
 WAITS = 0.05
 """Of the wall time, more than the others: its program waits."""
 LEAST_WAIT_S = 2.0
+LEAST_WRITE_NS = 10**9
+"""Of all transfers together: what a few files took says nothing about a disk."""
 LOCAL_WAITS = 0.02
 """Of the wall time: below it a slow local disk does no harm."""
 MOST_COMPARED = 64
@@ -137,7 +139,7 @@ def _paces(node: Digest, periods: Sequence[Row]) -> list[str]:
 def _disks(node: Digest, written: float | None, read: float | None, wall_s: float) -> list[str]:
     said = []
     write_ns, all_ns = node.disk
-    if written is not None and written > TIMES and 2 * write_ns > all_ns:
+    if written is not None and written > TIMES and 2 * write_ns > all_ns and write_ns > LEAST_WRITE_NS:
         said.append(f"its local disk takes {written:.1f} times as long to write as the others'")
     waits = (node.split.wait_local_s or 0.0) > LOCAL_WAITS * wall_s
     if read is not None and read > TIMES and waits:

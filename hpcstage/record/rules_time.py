@@ -44,8 +44,12 @@ def waits_for_source(record: dict[str, Any]) -> Iterator[Note]:
     if not split["wall_s"] or split["wait_source_s"] is None or split["wait_source_s"] < MUCH * split["wall_s"]:
         return
     share = percent(split["wait_source_s"] / split["wall_s"])
-    remedy = WAITS[record["run"]["mode"]]
-    yield Note("waits-for-source", Severity.INFO, f"the program waited for the source {share} of its time", remedy)
+    if record["group"] and not record["totals"]["direct_opens"]:
+        text = f"the program waited {share} of its time for files that other nodes keep or were still reading"
+        remedy = "with more room (--budget) each node keeps all of them; where it has that, the link is what limits"
+    else:
+        text, remedy = f"the program waited for the source {share} of its time", WAITS[record["run"]["mode"]]
+    yield Note("waits-for-source", Severity.INFO, text, remedy)
 
 
 def preprocessing(record: dict[str, Any]) -> Iterator[Note]:

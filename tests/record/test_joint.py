@@ -130,6 +130,16 @@ def test_a_slow_disk_is_told_from_a_slow_link() -> None:
     assert slow["slow"] == ["its local disk takes 40.0 times as long to write as the others'"]
 
 
+def test_milliseconds_of_a_few_files_say_nothing_about_a_disk() -> None:
+    nodes = list(job(4))
+    for one in nodes:
+        for sample in one.samples:
+            sample.copy_write_ns = 1000
+    for sample in nodes[2].samples:
+        sample.copy_write_ns, sample.copy_open_ns, sample.copy_read_ns = 100_000, 0, 0
+    assert not any(r["slow"] for r in compose(run(4), nodes)["nodes"])
+
+
 def test_direct_mode_of_several_nodes_is_judged_by_their_reads() -> None:
     def seen(index: int) -> list[Sample]:
         rng = random.Random(index)
