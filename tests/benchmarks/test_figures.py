@@ -102,7 +102,7 @@ def test_bound_of_many_epochs(tmp_path: Path) -> None:
 def test_staging_cells_cover_what_the_paper_varies() -> None:
     cells = staging.cells(quick=False)
     assert {c.net for c in cells} == {"cnn", "alexnet", "resnet"}
-    assert {c.size for c in cells} == {0.5, 1.0, 2.0}
+    assert {c.size for c in cells} == {0.5, 1.0, 2.0, staging.LONG}
     assert {c.epochs for c in cells} == {1, 10}
     assert {c.load for c in cells} == {"low", "high"}
     assert len({c.name for c in cells}) == len(cells)

@@ -105,7 +105,10 @@ class DaemonProcess(Client):
         return self
 
     def staged(self) -> None:
-        assert self.ask(wire.Kind.STAGED, b"", self.wrapper)[0] is wire.Answer.DONE
+        try:
+            assert self.ask(wire.Kind.STAGED, b"", self.wrapper)[0] is wire.Answer.DONE
+        except BrokenPipeError:
+            pytest.fail(f"the daemon has ended early: {self.process.poll()}\n{self.log_text()}")
 
     def state(self) -> wire.State:
         return wire.State(self.ask(wire.Kind.STATUS)[2])

