@@ -30,11 +30,6 @@ class Pool:
         """Whether `take` can give one."""
         return bool(self._free) or self._made < self._most
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether nobody has one."""
-        return len(self._free) == self._made
-
     def take(self, users: int = 1) -> Buffer:
         """A buffer, for so many users."""
         if not self._free:

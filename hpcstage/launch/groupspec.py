@@ -84,11 +84,6 @@ def state_file(group_dir: Path, index: int, state: str) -> Path:
     return group_dir / f"{NODE}{index}-{state}.json"
 
 
-def world_file(group_dir: Path, generation: int) -> Path:
-    """What the exchanges of one generation are given."""
-    return group_dir / f"world-{generation}.json"
-
-
 def write_json(path: Path, data: dict[str, Any]) -> None:
     """Atomically: readers on other nodes see all of it or nothing."""
     temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
