@@ -44,6 +44,8 @@ MISSED_EVERY_S = 2.0
 POOL_END_S = 1.0
 MOST_MISTAKES = 100
 LEAST_WRITE_S = 2.0
+OWN_DRAIN = 0.8
+"""Of what the wrapper waits for the end: it must hear of it before it takes us for dead."""
 _PART = "part"
 
 
@@ -278,25 +280,33 @@ class Daemon:
 
     def _end(self) -> None:
         """Stops, reports, answers, cleans up; bounded but for the unlinking of the store."""
-        deadline = time.monotonic() + self.spec.drain_s
+        deadline = time.monotonic() + OWN_DRAIN * self.spec.drain_s
         self.page.set_state(State.ENDED)
-        self.staging.answer_all(Reason.SETTLED)
-        self.watch.stop()
-        if self.staging.group is not None:
-            self.staging.group.close()
-        if self.spec.node_index == 0:  # the trace is one per command, not per node
-            self.staging.ordering.leave_trace()
-        if self.staging.engine is not None:
-            self.staging.engine.queue.close(Reason.LATER)
-        if self.pool is not None:
-            self.pool.close(POOL_END_S)
-        self._write_last_part(deadline)
+        for stop in (self._stop_answering, self._stop_learning, self._stop_copying):
+            self._guarded(stop)
+        self._guarded(lambda: self._write_last_part(deadline))
         self.helpers.close()
         if self._last_token is not None:
             self.server.answer(self._last_token, Reply(Answer.LAST, keep=True))
         self.server.stop_listening()
         store.remove_tree(self._out_of_sight(), last=("lock",))
         self.server.close_all()
+
+    def _stop_answering(self) -> None:
+        self.staging.answer_all(Reason.SETTLED)
+        if self.staging.group is not None:
+            self.staging.group.close()
+
+    def _stop_learning(self) -> None:
+        self.watch.stop()
+        if self.spec.node_index == 0:  # the trace is one per command, not per node
+            self.staging.ordering.leave_trace()
+
+    def _stop_copying(self) -> None:
+        if self.staging.engine is not None:
+            self.staging.engine.queue.close(Reason.LATER)
+        if self.pool is not None:
+            self.pool.close(POOL_END_S)
 
     def _out_of_sight(self) -> Path:
         """A wrapper of the same launch that comes late must make its own directory, not join one that is going."""

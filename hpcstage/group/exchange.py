@@ -36,7 +36,7 @@ BUSY_S = 2e-3
 """After so long without anything the other side is slow, and we ask less."""
 SLOW_SPIN_S = 100e-6
 LEAST_SLEEP_S = 50e-6
-MOST_SLEEP_S = 10e-3
+MOST_SLEEP_S = 20e-3
 SLEEP_SHARE = 1 / 8
 """Of the time since something happened last: what comes then is late by at most so much of it."""
 

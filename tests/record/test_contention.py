@@ -215,3 +215,10 @@ def test_two_levels_takes_the_best_runs() -> None:
     assert detect.two_levels([1] * 5) == [(0, 5)]
     assert detect.two_levels([-1] * 5) == []
     assert detect.two_levels([]) == []
+
+
+def test_an_interval_that_was_all_but_idle_gives_no_speed_without_bounds() -> None:
+    samples = [Sample(float(s), 1.0, busy=1e-300 if s == 4 else 16.0, copied_bytes=10**8) for s in range(9)]
+    points = of_copies(samples)
+    assert len(points) == 7  # without the first one and the idle one
+    assert {point.speed for point in points} == {1e8}

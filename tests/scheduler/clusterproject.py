@@ -78,8 +78,9 @@ class Project:
         ]
 
     def log(self) -> str:
-        """All that the project's jobs printed, for the message of a failing test."""
-        return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted(self.outside.glob("*.out")))
+        """All that the project's jobs printed, and logs of daemons that did not end in order, for failing tests."""
+        found = [*sorted(self.outside.glob("*.out")), *sorted(self.outside.glob("hpcstage-runs/*/nodes/*.log"))]
+        return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in found)
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ def test_a_warning_for_ranks_behind_srun(slurm: Slurm, limited: Limited) -> None
     assert done["ExitCode"] == f"{LEFT_ON_USR1}:0", project.log()
     assert heard(project) == {rank: [signal.SIGUSR1] for rank in range(4)}
     record = project.record()
-    assert record["complete"] is True, record["problems"]
+    assert record["complete"] is True, f"{record['problems']}\n{project.log()}"
     assert set(slurm.left_by(job).values()) == {""}
 
 
