@@ -36,7 +36,9 @@ def test_all_exit_codes_as_the_wrapper_sees_them() -> None:
     """All 256 of them, without a run for each."""
     signals = Signals()
     try:
-        seen = [finish(Child(["sh", "-c", f"exit {code}"], os.environ, signals).wait(lambda: None)) for code in range(256)]
+        seen = [
+            finish(Child(["sh", "-c", f"exit {code}"], os.environ, signals).wait(lambda: None)) for code in range(256)
+        ]
     finally:
         signals.release()
     assert seen == list(range(256))
