@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hpcstage.daemon.transit import share_of
 from hpcstage.plan.budget import BLOCK_BYTES
-from hpcstage.plan.placement import Kind, Node, Placement, choose, place
+from hpcstage.plan.placement import Kind, Node, Placement, choose, copies_fit, place
 from hpcstage.plan.rooms import needed_bytes
 from hpcstage.plan.types import Budget
 
@@ -122,12 +122,10 @@ def make(asked: str, sizes: Sequence[int], directories: int, members: Members, n
         kind, why = choose(needed_bytes(sizes), len(sizes), nodes)
     else:
         kind, why = Kind(asked), "asked for"
-    placement = place(kind, sizes, nodes)
-    routes = Routes(placement, members, node, why)
-    if not routes.keeps_all:
+    keeps_all = kind is Kind.PRIVATE or (kind is Kind.REPLICATE and copies_fit(sizes, nodes))
+    if not keeps_all:
         nodes = [_without(one, share_of(Budget(one.budget_bytes, one.budget_inodes))) for one in nodes]
-        routes = Routes(place(kind, sizes, nodes), members, node, why)
-    return routes
+    return Routes(place(kind, sizes, nodes), members, node, why)
 
 
 def transit_of(members: Members, node: int, directories: int) -> Budget:

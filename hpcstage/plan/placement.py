@@ -162,7 +162,7 @@ def place(kind: Kind, sizes: Sequence[int], nodes: Sequence[Node], seed: int = 0
     """Version 0: ids dealt to nodes, within the budgets. `sizes`: bytes by id, such as `Manifest.sizes`."""
     if not nodes:
         raise ValueError("a placement needs a node")
-    fits = kind is Kind.PRIVATE or _copies_fit(sizes, nodes)
+    fits = kind is Kind.PRIVATE or copies_fit(sizes, nodes)
     files = Files(sizes, tuple(nodes), seed, fits)
     if kind is Kind.PRIVATE or (kind is Kind.REPLICATE and fits):
         return Placement(
@@ -218,7 +218,8 @@ def _rooms(nodes: Iterable[Node]) -> Rooms:
     return rooms_of((node.budget_bytes, node.budget_inodes) for node in nodes)
 
 
-def _copies_fit(sizes: Sequence[int], nodes: Sequence[Node]) -> bool:
+def copies_fit(sizes: Sequence[int], nodes: Sequence[Node]) -> bool:
+    """Whether every node has room for all files."""
     if min(node.budget_inodes for node in nodes) < len(sizes):
         return False
     return needed_bytes(sizes) <= min(node.budget_bytes for node in nodes)
