@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ SHM = Path("/dev/shm")
 GONE_S = 5.0
 MARK = "HPCSTAGE_TEST_SESSION"
 SESSION = f"{os.getpid()}-{time.monotonic_ns()}"
+OF_BENCHMARK = re.compile(rf"/hpcstage-bench-{os.getuid()}-(\d+)-")
 PURE = ("config", "job", "plan", "record", "report")
 """Rooms whose tests start nothing."""
 
@@ -40,7 +42,17 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 10.0, what: str =
 
 
 def _mounts() -> set[str]:
-    return {line.split()[1] for line in Path("/proc/self/mounts").read_text(errors="replace").splitlines()}
+    found = {line.split()[1] for line in Path("/proc/self/mounts").read_text(errors="replace").splitlines()}
+    return {path for path in found if not _is_of_others(path)}
+
+
+def _is_of_others(path: str) -> bool:
+    """A mount of a benchmark that runs beside the tests."""
+    maker = OF_BENCHMARK.search(path)
+    try:
+        return maker is not None and psutil.Process(int(maker[1])).environ().get(MARK) != SESSION
+    except psutil.Error:
+        return False
 
 
 def _marked() -> list[psutil.Process]:
