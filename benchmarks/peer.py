@@ -4,17 +4,20 @@ Two nodes with half of the files each get the other half: bytes per second from 
 when nodes end complete. The ping-pong (`pingpong.py`) sends as many messages of a file's size, each from and to a place
 of its own in memory that has been touched before: what MPI does with data that lies where files lie. A ping-pong of one
 buffer, which the processor's cache then holds, stands beside it. `shared memory`: as MPI chooses on one machine; `tcp`:
-by the network's protocols, as between machines without a faster fabric.
+by the network's protocols, without a network's limits; `10 Gbit/s`: over a link of that rate between two network
+namespaces, as between machines (needs root). There one node gets and the other gives, since a ping-pong uses one
+direction at a time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ import psutil
 
 from benchmarks.files import Place, place, touch_memory
 from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_least, at_most, divide, holds, options_of, parser
+from benchmarks.link import link, unavailable
 from benchmarks.peernodes import MPIEXEC, Node, launch, manifest_of, serve
 from benchmarks.programs import run
 
@@ -31,6 +35,7 @@ MB = 1e6
 OURS, BARE, CACHED = "peer copies", "ping-pong", "ping-pong, one buffer"
 WARM_FILES = 8
 TCP = {"MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp,self"}
+RATE, LINKED = "10gbit", "10 Gbit/s"
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Cell:
     place: str
     """memory or disk"""
     way: str
-    """shared memory or tcp"""
+    """shared memory, tcp or a link"""
 
     @property
     def name(self) -> str:
@@ -52,22 +57,44 @@ class Cell:
         return f"{size}, {self.place}, {self.way}"
 
     @property
-    def environment(self) -> Mapping[str, str]:
-        """For MPI."""
-        return TCP if self.way == "tcp" else {}
+    def receivers(self) -> tuple[int, ...]:
+        """The nodes that get what the other has."""
+        return (1,) if self.way == LINKED else (0, 1)
 
     @property
     def size_bytes(self) -> int:
         """In all."""
-        return 2 * self.files * self.file_bytes
+        return len(self.receivers) * self.files * self.file_bytes
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How two processes are started that are to reach each other in a certain way."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    before: Sequence[str] = ()
+    """Words in front of mpiexec."""
+    arguments: Sequence[str] = ()
+    """For mpiexec."""
+
+
+@contextlib.contextmanager
+def launching(cell: Cell, directory: Path) -> Iterator[Launch]:
+    """For the processes of a sample."""
+    if cell.way == LINKED:
+        with link(directory, RATE) as up:
+            yield Launch(up.environment, up.before, up.arguments)
+    else:
+        yield Launch(TCP if cell.way == "tcp" else {})
 
 
 def cells(quick: bool) -> list[Cell]:
     """Enough of each that a sample takes a good part of a second."""
     small, large = (400, 3) if quick else (2500, 8)
+    ways = ("shared memory", "tcp", *(() if unavailable() else (LINKED,)))
     return [
         Cell(files, size, where, way)
-        for way in ("shared memory", "tcp")
+        for way in ways
         for where in ("memory", "disk")
         for files, size in ((small, 128 << 10), (large, 64_000_000))
         if where == "memory" or way == "shared memory"
@@ -93,14 +120,8 @@ class Peers:
         nodes = _staged(base / "peers", [cell.file_bytes] * 2 * (cell.files + WARM_FILES))
         try:
             touch_memory(2 * cell.size_bytes)
-            process = launch(nodes, base, env=cell.environment)
-            serve(nodes, lambda: all(node.is_ready for node in nodes))
-            _pass(nodes, range(2 * WARM_FILES))
-            seconds = _pass(nodes, range(2 * WARM_FILES, 2 * (cell.files + WARM_FILES)))
-            whole = all(len(node.got) == cell.files + WARM_FILES and not node.missed for node in nodes)
-            for node in nodes:
-                node.end()
-            return {"seconds": seconds, "bytes": cell.size_bytes, "complete": whole and process.wait(30) == 0}
+            with launching(cell, self._where.disk) as how:
+                return _measured(cell, nodes, base, how)
         finally:
             for node in nodes:
                 node.remove()
@@ -108,11 +129,12 @@ class Peers:
                 self._where.local.end()
 
     def _bare(self, cell: Cell, places: str) -> dict[str, Any]:
-        touch_memory(2 * cell.size_bytes)
-        settings = [f"{name}={value}" for name, value in cell.environment.items()]
-        program: list[str | Path] = [MPIEXEC, "-n", "2", sys.executable, "-m", "benchmarks.pingpong"]
-        numbers = [str(cell.file_bytes), str(cell.files)]
-        done = run(["env", *settings, *program, *numbers, places], self._where.disk)
+        touch_memory(4 * cell.files * cell.file_bytes)
+        with launching(cell, self._where.disk) as how:
+            settings = [f"{name}={value}" for name, value in how.environment.items()]
+            head: list[str | Path] = ["env", *settings, *how.before, MPIEXEC, *how.arguments, "-n", "2"]
+            program = [sys.executable, "-m", "benchmarks.pingpong", str(cell.file_bytes), str(cell.files), places]
+            done = run([*head, *program], self._where.disk)
         return dict(json.loads(done.stdout))
 
     def at_rest(self, seconds: float) -> dict[str, Any]:
@@ -138,6 +160,18 @@ class Peers:
                 node.remove()
 
 
+def _measured(cell: Cell, nodes: Sequence[Node], base: Path, how: Launch) -> dict[str, Any]:
+    process = launch(nodes, base, env=how.environment, before=how.before, arguments=how.arguments)
+    serve(nodes, lambda: all(node.is_ready for node in nodes))
+    _pass(nodes, range(2 * WARM_FILES), cell.receivers)
+    seconds = _pass(nodes, range(2 * WARM_FILES, 2 * (cell.files + WARM_FILES)), cell.receivers)
+    receivers = [nodes[index] for index in cell.receivers]
+    whole = all(len(node.got) == cell.files + WARM_FILES and not node.missed for node in receivers)
+    for node in nodes:
+        node.end()
+    return {"seconds": seconds, "bytes": cell.size_bytes, "complete": whole and process.wait(30) == 0}
+
+
 def _staged(base: Path, sizes: Sequence[int]) -> list[Node]:
     """Two nodes, with even ids in one and odd ids in the other."""
     manifest = manifest_of(sizes)
@@ -148,10 +182,10 @@ def _staged(base: Path, sizes: Sequence[int]) -> list[Node]:
     return nodes
 
 
-def _pass(nodes: Sequence[Node], ids: range) -> float:
-    """Each gets what the other has of these. Seconds."""
+def _pass(nodes: Sequence[Node], ids: range, receivers: Sequence[int]) -> float:
+    """Receivers get what the other has of these. Seconds."""
     start = time.perf_counter()
-    for node in nodes:
+    for node in (nodes[index] for index in receivers):
         node.want(1 - node.index, [id_ for id_ in ids if id_ % 2 != node.index])
     serve(nodes, lambda: not any(node.outstanding for node in nodes), 300.0)
     return time.perf_counter() - start
@@ -186,7 +220,7 @@ def tables(bench: Bench, chosen: Sequence[Cell]) -> None:
         ours, bare, cached = (rate(bench, cell, arm) for arm in (OURS, BARE, CACHED))
         rows.append([cell.name, ours, bare, divide(ours, bare), cached, divide(ours, cached)])
     columns = ["", f"{OURS} MB/s", f"{BARE} MB/s", "ratio", f"{CACHED} MB/s", "ratio"]
-    bench.sheet("From store to store, both ways together", columns, rows)
+    bench.sheet("From store to store (both ways together, over the link one way)", columns, rows)
 
 
 def main() -> int:

@@ -247,6 +247,7 @@ def launch(
     *,
     generation: int = 0,
     env: Mapping[str, str] | None = None,
+    before: Sequence[str] = (),
     arguments: Sequence[str] = (),
     log: Path | None = None,
     **times: float,
@@ -257,7 +258,7 @@ def launch(
     GroupSpec(generation, members, **times).save(spec)  # type: ignore[arg-type]
     with open(log or os.devnull, "ab") as output:
         return subprocess.Popen(
-            [MPIEXEC, "-n", str(len(nodes)), *arguments, sys.executable, "-m", "hpcstage.group", spec],
+            [*before, MPIEXEC, "-n", str(len(nodes)), *arguments, sys.executable, "-m", "hpcstage.group", spec],
             env={**os.environ, "PYTHONPATH": os.fspath(REPO), **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=output,
