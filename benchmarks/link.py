@@ -17,7 +17,8 @@ from pathlib import Path
 ADDRESSES = ("10.203.7.1", "10.203.7.2")
 DEVICE = "link0"
 """On both sides."""
-_BURST = "256kb"
+_BURST = "64kb"
+"""A message of 128 kB that follows a pause must not pass at once."""
 _UP_S = 10.0
 _LAUNCHER = """#!/bin/sh
 # As ssh is called by mpiexec: options, host, command.
