@@ -6,7 +6,6 @@ because a waiting MPI process otherwise keeps a core busy.
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -148,7 +147,6 @@ class Post:
         if spin_s and self.is_active:
             deadline = time.monotonic() + spin_s
             while time.monotonic() < deadline:
-                os.sched_yield()  # where nodes share processors, what we wait for may need this one
                 if self._end_sends() or self._begin_arrivals() or self._end_arrivals():
                     return True
         return False
