@@ -1,6 +1,6 @@
-"""What training code may import: samplers that are kind to caches, and a loader with threads. Needs PyTorch.
+"""What training code may import: samplers that are kind to caches, a loader with threads. Needs PyTorch.
 
-    from hpcstage.torch import BundleRandomSampler, DataLoader, LocalityAwareSampler
+    from hpcstage.torch import BundleRandomSampler, DataLoader, LocalityAwareSampler, read_file
 
 `hpcstage run` needs none of this and never imports it. These classes are for programs that may be edited: unlike
 `hpcstage run` they may change the order of samples, and each says how. All of them work without a running daemon.
@@ -17,10 +17,16 @@ if TYPE_CHECKING:
     from hpcstage.torch.bundle import BundleRandomSampler
     from hpcstage.torch.loader import DataLoader
     from hpcstage.torch.locality import LocalityAwareSampler
+    from hpcstage.torch.pages import read_file
 
-__all__ = ["BundleRandomSampler", "DataLoader", "LocalityAwareSampler"]
+__all__ = ["BundleRandomSampler", "DataLoader", "LocalityAwareSampler", "read_file"]
 
-_MODULES = {"BundleRandomSampler": "bundle", "DataLoader": "loader", "LocalityAwareSampler": "locality"}
+_MODULES = {
+    "BundleRandomSampler": "bundle",
+    "DataLoader": "loader",
+    "LocalityAwareSampler": "locality",
+    "read_file": "pages",
+}
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the module has

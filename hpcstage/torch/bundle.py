@@ -2,9 +2,9 @@
 
 Owns the sampler's epochs, its place in them and its state. The order itself is `bundles`.
 
-A cache that keeps what was used last has nothing of a random order when the next epoch comes to it: with room for half
-of the dataset it misses 85 % of the reads. Here an epoch begins with what the one before read last, and only what does
-not fit is missed: 50 %.
+A cache that keeps what was used last has little left of a random order when the next epoch comes to it: with room for
+half of the dataset it misses 85 % of the reads. Here an epoch begins with what the one before read last, and only what
+does not fit is missed: 50 %. Linux does not keep what was used last unless it is told to: `pages` tells it.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ class BundleRandomSampler(Sampler[int]):
     ...     last, first = (batches[-1], None) if epoch == 0 else (last, batches[0])
     >>> first == last  # what was read last is read first
     True
+
+    The dataset should read its files with `hpcstage.torch.read_file`, which makes Linux keep them by their last use;
+    without that its page cache gains next to nothing from any order (`python -m benchmarks.bundle` shows both).
 
     A bundle is a random choice of the dataset, fixed by `seed`, and not a run of its order: datasets are often in order
     of class, and such a run would be a batch of one class, from which nothing is learnt. `consecutive=True` takes runs,
