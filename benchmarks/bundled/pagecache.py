@@ -7,6 +7,7 @@ epoch once the cache is full. Which pages are dropped is the kernel's business.
 from __future__ import annotations
 
 import json
+import select
 import statistics
 import subprocess
 import sys
@@ -23,6 +24,7 @@ WARM_EPOCHS = 4
 """Before anything is counted; they are read at full speed."""
 STORAGE = Settings(bandwidth_bytes_per_s=300e6, metadata_latency_s=0.0001, data_latency_s=0.0003)
 _FULL_SPEED = replace(STORAGE, bandwidth_bytes_per_s=0, metadata_latency_s=0, data_latency_s=0)
+_COUNTED_EVERY_S = 0.01
 _READER_BYTES = 1 << 20
 """What the reader allocates after it joined."""
 _FILE_BYTES = 2 << 10
@@ -103,6 +105,10 @@ class _Readings:
         return seconds, (self._slow.counters() - before).read_bytes, self._limit.cached_bytes()
 
     def _answer(self) -> str:
+        # The kernel weighs its lists by counts that it brings up to date every two seconds, and when they are asked
+        # for. That is often in an epoch of minutes, and must be in one of less than a second.
+        while not select.select([self._answers], [], [], _COUNTED_EVERY_S)[0]:
+            self._limit.cached_bytes()
         line = self._answers.readline()
         if not line:
             raise RuntimeError("the reader ended early")

@@ -38,7 +38,7 @@ class BundleRandomSampler(Sampler[int]):
     True
 
     The dataset should read its files with `hpcstage.torch.read_file`, which makes Linux keep them by their last use;
-    without that its page cache gains next to nothing from any order (`python -m benchmarks.bundle` shows both).
+    without that its page cache gains little from this order (`python -m benchmarks.bundle` shows both).
 
     A bundle is a random choice of the dataset, fixed by `seed`, and not a run of its order: datasets are often in order
     of class, and such a run would be a batch of one class, from which nothing is learnt. `consecutive=True` takes runs,
