@@ -2,9 +2,9 @@
 
 Owns the one hint to the kernel. Linux does not drop what was used longest ago: pages that were used twice go to a
 second list, where a later use does not move them, and which is kept at the cost of all others. An order of reading that
-trusts in last use (`BundleRandomSampler`) gains little from such a cache. But the kernel takes a page off that list when
-a program calls it cold, and puts it at the newest place of the first list; if each file is called cold whenever it was
-read, the first list is the whole cache, in order of last use. For a random order that is worse than the kernel's way.
+trusts in last use (`BundleRandomSampler`) gains little from such a cache. But the kernel takes a page off that list
+when a program calls it cold, and puts it at the newest place of the first list; if each file is called cold whenever
+it was read, the first list is the whole cache, in order of last use. For a random order the kernel's own way is better.
 """
 
 from __future__ import annotations

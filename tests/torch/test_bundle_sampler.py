@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler  # no
 
 from hpcstage.torch import BundleRandomSampler, bundle  # noqa: E402
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")]
 bounded = settings(deadline=None, max_examples=100)
 of_torchdata = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 RATIOS = st.sampled_from([1.0, 0.5, 0.3, 0.1, 0.05, 0.01])
