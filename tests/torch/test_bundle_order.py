@@ -154,11 +154,14 @@ def test_a_rank_out_of_range_is_named() -> None:
         Bundles(10, replicas=2).part(0, 2)
 
 
-def test_no_step_for_each_sample() -> None:
-    bundles = Bundles(1_281_167, replicas=4)
-    started_s = time.process_time()
-    bundles.part(0, 0)
-    assert time.process_time() - started_s < 3, "processor time; 0.2 s where nothing else runs"
+def test_an_epoch_of_imagenet_takes_no_time() -> None:
+    """Without a step of Python for each sample. The best of a few: others may use the machine, too."""
+    bundles, took = Bundles(1_281_167, replicas=4), []
+    for epoch in range(5):
+        started_s = time.process_time()
+        bundles.part(epoch, 0)
+        took.append(time.process_time() - started_s)
+    assert min(took) < 0.3
 
 
 def test_the_order_needs_no_torch() -> None:
