@@ -107,6 +107,12 @@ class LocalityAwareSampler(Sampler[list[int]]):
             self._begin = self._given = 0
         self.epoch = epoch
 
+    @property
+    def sampler(self) -> LocalityAwareSampler:
+        """Itself: Lightning calls `set_epoch` of a batch sampler's sampler. It must not put one of its own in the place
+        of this: `Trainer(use_distributed_sampler=False)`."""
+        return self
+
     def __len__(self) -> int:
         """Steps of an epoch, on every rank the same."""
         steps, left = divmod(self._per_rank, self.batch_size)

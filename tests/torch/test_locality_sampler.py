@@ -140,6 +140,13 @@ def test_in_a_loader() -> None:
     assert [batch.tolist() for batch in loader] == list(sampler)
 
 
+def test_lightning_finds_the_epoch() -> None:
+    data = pytest.importorskip("lightning.fabric.utilities.data")
+    sampler = LocalityAwareSampler(range(10), 4)
+    data._set_sampler_epoch(DataLoader(torch.arange(10), batch_sampler=sampler), 5)
+    assert sampler.epoch == 5
+
+
 # ---- who holds what
 
 
