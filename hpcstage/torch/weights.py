@@ -23,8 +23,12 @@ def gradient_weight(local: int, whole: int, ranks: int) -> float:
             weight = gradient_weight(len(labels), sampler.global_size(step), sampler.num_replicas)
             (loss * weight).backward()
 
-    >>> [gradient_weight(local, 8, 2) for local in (5, 3)]
-    [1.25, 0.75]
+    >>> import torch
+    >>> losses = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+    >>> ranks = losses[:3], losses[3:]
+    >>> weighted = [part.mean() * gradient_weight(len(part), 5, 2) for part in ranks]
+    >>> (sum(weighted) / 2).item(), losses.mean().item()
+    (3.0, 3.0)
     """
     if not 0 <= local <= whole or whole < 1 or ranks < 1:
         raise ValueError(f"{local} of {whole} samples on one of {ranks} ranks")

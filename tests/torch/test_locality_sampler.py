@@ -22,6 +22,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Subse
 
 from hpcstage.torch import holdings as holdings_module  # noqa: E402
 from hpcstage.torch import locality as locality_module  # noqa: E402
+from hpcstage.torch import roster  # noqa: E402
 from hpcstage.torch.holdings import NodeHoldings, paths_of  # noqa: E402
 from hpcstage.torch.locality import LocalityAwareSampler  # noqa: E402
 from hpcstage.torch.roster import held_by  # noqa: E402
@@ -72,6 +73,37 @@ def test_without_a_daemon_it_is_pytorchs(case: dict[str, Any], epoch: int) -> No
         sampler.set_epoch(epoch)
         assert list(sampler) == pytorchs(case, rank, epoch)
         assert len(sampler) == len(pytorchs(case, rank, epoch))
+
+
+@settings(deadline=None, max_examples=200)
+@given(cases(), st.booleans(), st.data())
+def test_whatever_nodes_hold_a_step_has_what_pytorchs_has(
+    case: dict[str, Any], balance: bool, data: st.DataObject
+) -> None:
+    """Without processes, so that there may be many worlds; with real ones below."""
+    world, samples = case["world"], len(case["names"])
+    on_node = data.draw(st.lists(st.integers(0, 3), min_size=world, max_size=world), label="node of each rank")
+    same = roster._number("same")
+    cards = [torch.tensor([roster._number(str(node)), same, rank, 1]) for rank, node in enumerate(on_node)]
+    rows = []
+    nodes = len(set(on_node))
+    some = st.lists(st.booleans(), min_size=samples, max_size=samples)
+    kept, due = ([_bits(data.draw(some)) for _ in range(nodes)] for _ in range(2))
+    held = held_by(kept, due, samples)
+    for rank in range(world):
+        seats = roster.meet(lambda _: cards, str(on_node[rank]), "same", rank, possible=True)
+        sampler = LocalityAwareSampler(
+            range(samples), num_replicas=world, rank=rank, balance=balance, **case["options"]
+        )
+        sampler._agrees = True
+        sampler._agreed = locality_module._Agreed(met=True, seats=seats, epoch=0, held=held)
+        rows.append(list(sampler))
+    theirs = [pytorchs(case, rank, 0) for rank in range(world)]
+    assert [len(row) for row in rows] == [len(row) for row in theirs]
+    for step in range(len(theirs[0])):
+        assert together(rows, step) == together(theirs, step)
+        assert all(row[step] for row in rows)
+        assert not balance or len({len(row[step]) for row in rows}) == 1
 
 
 @quick
