@@ -28,7 +28,8 @@ _NOT_STAGED = -1
 def paths_of(dataset: Any) -> list[str] | None:  # noqa: ANN401  any dataset
     """The file of each sample, where the dataset has a list of them; None where it has none.
 
-    A list of paths, an ImageFolder and what has `samples`, `imgs`, `paths` or `files` like it, a Subset of those.
+    A list of paths, an ImageFolder and what has `samples`, `imgs`, `paths` or `files` like it, any attribute that is a
+    list of absolute paths, a Subset of those.
 
     >>> paths_of(["/data/a.jpg", "/data/b.jpg"])
     ['/data/a.jpg', '/data/b.jpg']
@@ -37,11 +38,20 @@ def paths_of(dataset: Any) -> list[str] | None:  # noqa: ANN401  any dataset
         inner = paths_of(dataset.dataset)
         return None if inner is None else [inner[index] for index in dataset.indices]
     for candidate in (dataset, *(getattr(dataset, name, None) for name in _ATTRIBUTES)):
-        if isinstance(candidate, (list, tuple)) and len(candidate) == len(dataset):
-            found = [_path(row) for row in candidate]
-            if found and None not in found:
-                return [path for path in found if path is not None]
+        if (found := _column(candidate, len(dataset))) is not None:
+            return found
+    for candidate in list(getattr(dataset, "__dict__", {}).values()):
+        if (found := _column(candidate, len(dataset))) is not None and all(map(os.path.isabs, found)):
+            return found
     return None
+
+
+def _column(rows: object, length: int) -> list[str] | None:
+    """The paths that some rows begin with, if all of them do."""
+    if not isinstance(rows, (list, tuple)) or len(rows) != length or not rows or _path(rows[0]) is None:
+        return None
+    found = [path for row in rows if (path := _path(row)) is not None]
+    return found if len(found) == length else None
 
 
 def _path(row: object) -> str | None:

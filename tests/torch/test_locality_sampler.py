@@ -8,6 +8,7 @@ import os
 import random
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -217,6 +218,8 @@ def test_paths_of_datasets() -> None:
     assert paths_of(files) == [f"{ROOT}/{name}" for name in "abc"]
     assert paths_of(Subset(files, [2, 0])) == [f"{ROOT}/c", f"{ROOT}/a"]
     assert paths_of([Path("/x/1"), "/x/2"]) == ["/x/1", "/x/2"]
+    named = SimpleNamespace(labels=["x", "y"], images=[("/x/1", 0), ("/x/2", 1)])
+    assert paths_of(type("Named", (SimpleNamespace,), {"__len__": lambda _: 2})(**vars(named))) == ["/x/1", "/x/2"]
     assert paths_of(torch.arange(3)) is None
     assert paths_of(range(3)) is None
     files.samples.append(("/one/too/many", 0))
