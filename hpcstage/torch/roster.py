@@ -71,8 +71,8 @@ def meet(gather: Gather, node: str, agreed: str, rank: int, *, possible: bool) -
 
 
 def agree(gather: Gather, seats: Seats, holdings: NodeHoldings, samples: int, epoch: int) -> Held | None:
-    """Who holds what from here on, by one all_gather. The ranks of a node tell a part each of what their node has, so
-    that it comes from one look, and once. None on all ranks if one of them knows nothing or is in another epoch."""
+    """Who holds what from here on, by one all_gather: the ranks of a node tell a part each of what their node has, so
+    that every bit comes once. None on all ranks if one of them knows nothing or is in another epoch."""
     seen = holdings.look()
     whole = -(-samples // 8)
     widest = -(-whole // min(seats.ranks))
