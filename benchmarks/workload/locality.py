@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from hpcstage.torch.locality import LocalityAwareSampler
 from hpcstage.torch.weights import gradient_weight
 
-CLASSES, FEATURES, CONTRAST = 10, 256, 24.0
+CLASSES, FEATURES, CONTRAST, ALIKE = 10, 256, 24.0, 0.2
 SAMPLERS = ("regular", "locality", "unbalanced")
 
 
@@ -33,7 +33,7 @@ def sample_bytes(index: int, seed: int) -> bytes:
     """A sample of class `index % CLASSES`: noise, and what its class has in common."""
     common = torch.randn(FEATURES, generator=torch.Generator().manual_seed(index % CLASSES))
     noise = torch.randn(FEATURES, generator=torch.Generator().manual_seed(1000 + seed * 1_000_000 + index))
-    return bytes((128 + CONTRAST * (0.35 * common + noise)).clamp(0, 255).to(torch.uint8).tolist())
+    return bytes((128 + CONTRAST * (ALIKE * common + noise)).clamp(0, 255).to(torch.uint8).tolist())
 
 
 def write_samples(root: Path, count: int, seed: int) -> None:
