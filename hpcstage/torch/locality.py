@@ -190,10 +190,11 @@ class LocalityAwareSampler(Sampler[list[int]]):
 
     # ---- stopping and going on
 
-    def state_dict(self, steps: int | None = None) -> dict[str, int]:
-        """Where the epoch is: after `steps` steps of training; default: after the batches given so far. A loader with
-        workers takes batches ahead of training, so with one the number has to be said."""
-        return {"epoch": self.epoch, "seed": self.seed, "steps": self._given if steps is None else steps}
+    def state_dict(self, used: int | None = None) -> dict[str, int]:
+        """Where the epoch is. `used`: how many batches of it training has used; without it, all that were given count.
+        A DataLoader with workers takes batches ahead of training, so there it has to be said; torchdata's
+        StatefulDataLoader, which calls this, knows."""
+        return {"epoch": self.epoch, "seed": self.seed, "steps": self._given if used is None else used}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Goes on there: the rest of the epoch has the same global batches. Ranks and nodes that hold samples may be

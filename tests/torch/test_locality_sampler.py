@@ -126,9 +126,28 @@ def test_a_resumed_epoch_goes_on(case: dict[str, Any], epoch: int, data: st.Data
     resumed.set_epoch(epoch)
     assert list(resumed) == batches[done:]
     assert list(resumed) == batches, "the next time it is a whole epoch"
-    resumed.load_state_dict(whole.state_dict(steps=done))
+    resumed.load_state_dict(whole.state_dict(used=done))
     resumed.set_epoch(epoch + 1)
     assert len(list(resumed)) == len(batches), "another epoch begins at its beginning"
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_torchdatas_loader_goes_on(workers: int) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def make() -> Any:
+        sampler = LocalityAwareSampler(range(40), 4, seed=3)
+        sampler.set_epoch(1)
+        return stateful.StatefulDataLoader(torch.arange(40), batch_sampler=sampler, num_workers=workers)
+
+    whole = [batch.tolist() for batch in make()]
+    stopped = make()
+    begun = iter(stopped)
+    assert [next(begun).tolist() for _ in range(3)] == whole[:3]
+    resumed = make()
+    resumed.load_state_dict(stopped.state_dict())
+    assert [batch.tolist() for batch in resumed] == whole[3:]
 
 
 def test_a_state_of_another_seed_is_refused() -> None:
