@@ -234,6 +234,22 @@ RECORD_INDEX = 2
 INDEX = struct.Struct("<Iq")
 """u32 key of the dataset, as in EPOCH; i64 index."""
 
+# ---- the holdings: `<node directory>/holdings`, one shared mapping, written by the daemon ----
+#
+# 0 u64 HOLDINGS_MAGIC   8 u64 files   then a byte per id of `<node directory>/manifest.bin`
+HOLDINGS_MAGIC = int.from_bytes(b"hpchold1", "little")
+HOLDINGS_HEADER = struct.Struct("<QQ")
+
+
+class Holding(IntEnum):
+    """What a node has of a file."""
+
+    NONE = 0
+    DUE = 1
+    """It is the one node that will read it from the source."""
+    KEPT = 2
+    """A copy is in its store, and stays there."""
+
 
 def bucket_of_ns(value_ns: int) -> int:
     """The histogram bucket of a duration: four per octave, the first holds everything below 1024 ns."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from hpcstage.daemon.copyfile import Status
 from hpcstage.daemon.groupqueue import GroupQueue
+from hpcstage.daemon.holdings import Holdings
 from hpcstage.daemon.messages import Result
 from hpcstage.daemon.pool import Pool
 from hpcstage.daemon.queue import Place, Queue
@@ -98,6 +99,7 @@ class Engine:
         self.queue = queue
         self.pool = pool
         self.store = store
+        self.holdings = Holdings(store.node_dir, len(manifest))
         self.stored_bytes = 0
         self.stored_files = 0
         self.last_stored = 0.0
@@ -180,6 +182,10 @@ class Engine:
         facts = self.by_dataset[self.manifest.dataset_of(id_)]
         facts.staged_files += files
         facts.staged_bytes += size_bytes
+        if files > 0 and self.queue.keeps(id_):
+            self.holdings.keep(id_)
+        else:
+            self.holdings.drop((id_,))
 
     def _is_complete(self, id_: int) -> bool:
         """A copier published the file and died before it said so."""
@@ -252,11 +258,13 @@ class Engine:
         self._bar(self.queue.void(ids))
         for id_ in stored:
             self.store.drop(id_, self.manifest.store_path(id_))
+        self.holdings.drop(ids)
 
     def void_range(self, ids: range) -> bytes:
         """The same for many, whose copies have been put out of sight. Returns where each of them was."""
         places, flying = self.queue.void_range(ids)
         self._bar(flying)
+        self.holdings.drop(ids)
         return places
 
     def _bar(self, flying: Iterable[int]) -> None:

@@ -72,6 +72,7 @@ class Peers:
         if not routes.keeps_all:
             share = Share(share.own, routes.others(ids), routes.unplaced(), transit)
         self._queue.divide(share)
+        self._engine.holdings.expect(share.own)
         self._queue.turns = max(1, len(routes.members.present) - 1)
 
     @property
@@ -113,6 +114,7 @@ class Peers:
     def adopt(self) -> None:
         """There will be no other group: everything comes from the source."""
         self._queue.adopt()
+        self._engine.holdings.expect(())
 
     def gone(self, node: int) -> None:
         """A node has left; its share is dealt to the others by `divide`."""

@@ -131,6 +131,11 @@ class Queue:
         """Whether it is the order that decides when an id is handed out."""
         return self._places[id_] == Place.WAITING and not self._closed
 
+    def keeps(self, id_: int) -> bool:
+        """Whether a copy stays here."""
+        del id_
+        return True
+
     @property
     def flying(self) -> int:
         """Transfers handed out and not yet reported."""

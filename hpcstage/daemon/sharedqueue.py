@@ -78,6 +78,10 @@ class SharedQueue(Queue):
         """Whether another node reads it from the source."""
         return bool(self._flags[id_] & REMOTE)
 
+    def keeps(self, id_: int) -> bool:
+        """See Queue."""
+        return not self._is_passing(id_)
+
     def _is_passing(self, id_: int) -> bool:
         return bool(self._flags[id_] & PASSING)
 

@@ -44,6 +44,7 @@ KNOWN: dict[tuple[str, str], tuple[str, ...]] = {
     ("accelerate.data_loader", "SeedableRandomSampler"): ("num_samples", "set_epoch"),
     ("accelerate.data_loader", "BatchSamplerShard"): ("_iter_with_split", "_iter_with_no_split"),
     ("accelerate.data_loader", "SkipBatchSampler"): (),
+    ("hpcstage.torch.locality", "LocalityAwareSampler"): (),
     (_STATEFUL, "RandomSampler"): ("num_samples",),
     (_STATEFUL, "BatchSampler"): (),
     (_STATEFUL, "StatefulDistributedSampler"): (),

@@ -1,0 +1,134 @@
+"""What this node holds of a dataset's samples, from the shared mapping of its daemon.
+
+Owns the way from an index of the dataset to a file and from there to the daemon's byte for it. A look at it is a read
+of memory: no message to the daemon, none per sample. What other nodes hold is `roster`'s.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Subset
+
+from hpcstage.errors import HpcstageError
+from hpcstage.plan.manifest import Manifest
+from hpcstage.wire import HOLDINGS_HEADER, HOLDINGS_MAGIC, Holding
+
+NODE_DIR = "HPCSTAGE_NODE_DIR"
+MANIFEST_FILE, HOLDINGS_FILE = "manifest.bin", "holdings"
+_ATTRIBUTES = ("samples", "imgs", "paths", "files")
+_NOT_STAGED = -1
+
+
+def paths_of(dataset: Any) -> list[str] | None:  # noqa: ANN401  any dataset
+    """The file of each sample, where the dataset has a list of them; None where it has none.
+
+    A list of paths, an ImageFolder and what has `samples`, `imgs`, `paths` or `files` like it, any attribute that is a
+    list of absolute paths, a Subset of those.
+
+    >>> paths_of(["/data/a.jpg", "/data/b.jpg"])
+    ['/data/a.jpg', '/data/b.jpg']
+    """
+    if isinstance(dataset, Subset):
+        inner = paths_of(dataset.dataset)
+        return None if inner is None else [inner[index] for index in dataset.indices]
+    for candidate in (dataset, *(getattr(dataset, name, None) for name in _ATTRIBUTES)):
+        if (found := _column(candidate, len(dataset))) is not None:
+            return found
+    for candidate in list(getattr(dataset, "__dict__", {}).values()):
+        if (found := _column(candidate, len(dataset))) is not None and all(map(os.path.isabs, found)):
+            return found
+    return None
+
+
+def _column(rows: object, length: int) -> list[str] | None:
+    """The paths that some rows begin with, if all of them do."""
+    if not isinstance(rows, (list, tuple)) or len(rows) != length or not rows or _path(rows[0]) is None:
+        return None
+    found = [path for row in rows if (path := _path(row)) is not None]
+    return found if len(found) == length else None
+
+
+def _path(row: object) -> str | None:
+    first = row[0] if isinstance(row, (list, tuple)) and row else row
+    return os.fsdecode(first) if isinstance(first, (str, bytes, os.PathLike)) else None
+
+
+class NodeHoldings:
+    """What the daemon of this node says. `find` is asked again until there is one that knows the files."""
+
+    def __init__(self, paths: Sequence[str] | None, env: Mapping[str, str] = os.environ) -> None:
+        self._paths = paths
+        self._node_dir = env.get(NODE_DIR)
+        self._ids: torch.Tensor | None = None
+        self._bytes: mmap.mmap | None = None
+
+    @property
+    def possible(self) -> bool:
+        """Whether there may be a daemon that knows the samples."""
+        return bool(self._node_dir) and self._paths is not None
+
+    @property
+    def node(self) -> str:
+        """What all ranks of this node have in common, and no other node."""
+        try:
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        except OSError:
+            boot = os.uname().nodename
+        return f"{boot} {self._node_dir}"
+
+    def look(self) -> torch.Tensor | None:
+        """A `Holding` for each sample, as it is now; None where the daemon does not know the files (yet)."""
+        if not self.possible or (self._ids is None and not self._open()):
+            return None
+        assert self._ids is not None
+        assert self._bytes is not None
+        seen = torch.frombuffer(bytearray(self._bytes), dtype=torch.uint8, offset=HOLDINGS_HEADER.size)
+        found = seen[self._ids.clamp(min=0)]
+        found[self._ids == _NOT_STAGED] = Holding.NONE
+        return found
+
+    def _open(self) -> bool:
+        node_dir = Path(self._node_dir or "")
+        try:
+            mapped = _mapped(node_dir / HOLDINGS_FILE)
+            manifest = Manifest.open(node_dir / MANIFEST_FILE, verify=False)
+        except (OSError, ValueError, HpcstageError):
+            return False
+        _, files = HOLDINGS_HEADER.unpack_from(mapped)
+        if files != len(manifest) or not files:
+            return False
+        self._bytes = mapped
+        self._ids = torch.tensor(ids_of(manifest, self._paths or ()), dtype=torch.int64)
+        return True
+
+
+def ids_of(manifest: Manifest, paths: Sequence[str]) -> list[int]:
+    """The id of each path, -1 for what is not staged. Lists are mostly sorted as manifests are: a guess comes first."""
+    found, guess = [], 0
+    for path in paths:
+        tidy = path[:1] == "/" and "//" not in path and "/." not in path
+        name = os.fsencode(path if tidy else os.path.abspath(path))
+        if guess >= len(manifest) or manifest.source_path(guess) != name:
+            known = manifest.find_source(name)
+            if known is None:
+                found.append(_NOT_STAGED)
+                continue
+            guess = known
+        found.append(guess)
+        guess += 1
+    return found
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    magic, files = HOLDINGS_HEADER.unpack_from(mapped)
+    if magic != HOLDINGS_MAGIC or len(mapped) != HOLDINGS_HEADER.size + files:
+        raise ValueError(f"{path} is not what a daemon of this version writes")
+    return mapped

@@ -1,0 +1,144 @@
+"""What all ranks know of who holds what: which ranks share a node, and at the start of each epoch what each node has.
+
+Owns the collectives: one when the first epoch begins, one in each epoch in which nodes have anything to say. All ranks
+get the same bytes, so all of them decide alike; also that they do without, where one of them cannot take part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hpcstage.torch.holdings import NodeHoldings
+from hpcstage.torch.shares import NOBODY, Held
+from hpcstage.wire import Holding
+
+_HEAD_BYTES = 9
+"""The epoch in eight, and whether the rank knows what its node holds."""
+_BITS = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
+Gather = Callable[[torch.Tensor], list[torch.Tensor]]
+
+
+def gather_in(group: Any) -> Gather:  # noqa: ANN401  a ProcessGroup or None
+    """All ranks' tensors of a group of torch.distributed, in the order of ranks; through a GPU if it has to be."""
+    backend = str(dist.get_backend(group))
+    on_gpu = "nccl" in backend and "gloo" not in backend
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+
+    def gather(mine: torch.Tensor) -> list[torch.Tensor]:
+        sent = mine.to(device)
+        found = [torch.empty_like(sent) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(found, sent, group=group)
+        return [one.cpu() for one in found]
+
+    return gather
+
+
+@dataclass(frozen=True)
+class Seats:
+    """Who sits where."""
+
+    ranks: tuple[int, ...]
+    """How many ranks a node has; nodes are numbered by their first rank."""
+    node: int
+    """This rank's node."""
+    seat: int
+    """This rank among those of its node."""
+    of_rank: tuple[tuple[int, int], ...]
+    """Node and seat of each rank."""
+
+
+def meet(gather: Gather, node: str, agreed: str, rank: int, *, possible: bool) -> Seats | None:
+    """Who is where. None on all ranks if one cannot know what its node holds, or if they were not given the same."""
+    card = torch.tensor([_number(node), _number(agreed), rank, int(possible)], dtype=torch.int64)
+    cards = [tuple(found.tolist()) for found in gather(card)]
+    if any(found[1:] != (cards[0][1], number, 1) for number, found in enumerate(cards)):
+        return None
+    numbers: dict[int, int] = {}
+    ranks: list[int] = []
+    of_rank = []
+    for name, *_ in cards:
+        number = numbers.setdefault(name, len(numbers))
+        ranks.extend([0] * (number == len(ranks)))
+        of_rank.append((number, ranks[number]))
+        ranks[number] += 1
+    return Seats(tuple(ranks), *of_rank[rank], tuple(of_rank))
+
+
+def agree(gather: Gather, seats: Seats, holdings: NodeHoldings, samples: int, epoch: int) -> Held | None:
+    """Who holds what from here on, by one all_gather: the ranks of a node tell a part each of what their node has, so
+    that every bit comes once. None on all ranks if one of them knows nothing or is in another epoch."""
+    seen = holdings.look()
+    whole = -(-samples // 8)
+    widest = -(-whole // min(seats.ranks))
+    mine = torch.zeros(_HEAD_BYTES + 2 * widest, dtype=torch.uint8)
+    head = epoch.to_bytes(8, "little") + bytes([seen is not None])
+    mine[:_HEAD_BYTES] = torch.tensor(list(head), dtype=torch.uint8)
+    if seen is not None:
+        part = _part(whole, seats.ranks[seats.node], seats.seat)
+        for begin, kind in ((_HEAD_BYTES, Holding.KEPT), (_HEAD_BYTES + widest, Holding.DUE)):
+            bits = _packed(seen[part.start * 8 : part.stop * 8] == kind)
+            mine[begin : begin + len(bits)] = bits
+    found = gather(mine)
+    if any(not torch.equal(one[:_HEAD_BYTES], found[0][:_HEAD_BYTES]) or not one[_HEAD_BYTES - 1] for one in found):
+        return None
+    kept, due = (
+        _joined([one[begin : begin + widest] for one in found], seats, whole)
+        for begin in (_HEAD_BYTES, _HEAD_BYTES + widest)
+    )
+    return held_by(kept, due, samples)
+
+
+def held_by(kept: Sequence[torch.Tensor], due: Sequence[torch.Tensor], samples: int) -> Held | None:
+    """From each node's maps, a bit per sample. Of several nodes that have a sample one is chosen, each as often as the
+    others; of a sample that nobody has, it is the node that will read it from the source. None: nobody has anything."""
+    counts = torch.zeros(samples, dtype=torch.int16)
+    for bits in kept:
+        counts += _unpacked(bits, samples)
+    turn = torch.arange(samples) % counts.clamp(min=1)
+    owner = torch.full((samples,), NOBODY, dtype=torch.int16)
+    seen = torch.zeros(samples, dtype=torch.int16)
+    for node, bits in enumerate(kept):
+        has = _unpacked(bits, samples)
+        owner[has & (seen == turn)] = node
+        seen += has
+    for node, bits in enumerate(due):
+        owner[_unpacked(bits, samples) & (owner == NOBODY)] = node
+    if not bool((owner != NOBODY).any()):
+        return None
+    several = bool((counts > 1).any())
+    return Held(owner.tolist(), [bytes(bits.tolist()) for bits in kept] if several else ())
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode(errors="surrogateescape")).digest()[:7], "little")
+
+
+def _part(whole: int, ranks: int, seat: int) -> range:
+    """The bytes of the node's map that a rank tells."""
+    size = -(-whole // ranks)
+    return range(min(seat * size, whole), min((seat + 1) * size, whole))
+
+
+def _joined(parts: Sequence[torch.Tensor], seats: Seats, whole: int) -> list[torch.Tensor]:
+    """The whole map of each node."""
+    maps = [torch.zeros(whole, dtype=torch.uint8) for _ in seats.ranks]
+    for one, (node, seat) in zip(parts, seats.of_rank, strict=True):
+        part = _part(whole, seats.ranks[node], seat)
+        maps[node][part.start : part.stop] = one[: len(part)]
+    return maps
+
+
+def _packed(has: torch.Tensor) -> torch.Tensor:
+    padded = torch.zeros(-(-len(has) // 8) * 8, dtype=torch.uint8)
+    padded[: len(has)] = has
+    return (padded.view(-1, 8) * _BITS).sum(1, dtype=torch.uint8)
+
+
+def _unpacked(bits: torch.Tensor, samples: int) -> torch.Tensor:
+    return (bits.unsqueeze(1) & _BITS).ne(0).view(-1)[:samples]
