@@ -168,7 +168,7 @@ def _bundled(dataset: Any, ratio: float, seed: int) -> Any:
 def _local(dataset: Any, batch_size: int, seed: int, *, drop_last: bool) -> Any:
     from hpcstage.torch.locality import LocalityAwareSampler
 
-    return LocalityAwareSampler(dataset, batch_size, seed=seed, drop_last=drop_last)
+    return LocalityAwareSampler(dataset, batch_size, seed=seed, drop_last_batch=drop_last)
 
 
 def _unique(samplers: Iterable[Any]) -> list[Any]:

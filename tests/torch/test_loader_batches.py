@@ -81,7 +81,7 @@ def epochs(made: Any, count: int = 2) -> list[Any]:
                 seen.append(next(batches))
             except StopIteration:
                 break
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:
                 seen.append((type(error), str(error).partition("\n")[0], str(error).strip().rpartition("\n")[2]))
             seen.append((torch.rand(1).item(), np.random.rand(), random.random()))
     return seen
