@@ -1,4 +1,4 @@
-"""`python -m benchmarks.threads` runs to its end with --quick and leaves a valid result; what it measures is not judged."""
+"""`benchmarks.threads` runs to its end with --quick and leaves a valid result; what it measures is not judged here."""
 
 from __future__ import annotations
 
