@@ -17,6 +17,13 @@ from typing import Any
 import torch
 import torch.random
 
+try:
+    from torch.utils import _python_dispatch
+
+    _stack: Any = _python_dispatch
+except ImportError:  # then `available` says no
+    _stack = None
+
 Ask = Callable[[], None]
 _RANDOM = ("random", "getrandbits", "seed", "getstate", "setstate")
 
@@ -191,25 +198,22 @@ class TorchDraws:
         self._gate = _gate(ask)
 
     def __enter__(self) -> None:
-        torch._C._push_on_torch_dispatch_stack(self._gate)
+        _stack._push_mode(self._gate)
 
     def __exit__(self, *exc: object) -> None:
-        torch._C._pop_torch_dispatch_stack(None)
+        _stack._pop_mode()
 
 
 def _has_modes() -> bool:
     """Whether this PyTorch has what the gate needs."""
-    names = ("_push_on_torch_dispatch_stack", "_pop_torch_dispatch_stack")
     has_tag = hasattr(getattr(torch, "Tag", None), "nondeterministic_seeded")
-    return has_tag and all(hasattr(torch._C, name) for name in names)
+    return has_tag and all(hasattr(_stack, name) for name in ("TorchDispatchMode", "_push_mode", "_pop_mode"))
 
 
 @functools.cache
 def _gate(ask: Ask) -> Any:
     """A mode that has no state, for all threads."""
-    from torch.utils import _python_dispatch
-
-    base: Any = _python_dispatch.TorchDispatchMode
+    base: Any = _stack.TorchDispatchMode
     tag = torch.Tag.nondeterministic_seeded
 
     @functools.cache

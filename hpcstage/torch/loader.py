@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch.utils.data
 from torch.utils.data import Dataset, IterableDataset
@@ -21,7 +21,8 @@ from hpcstage.torch.threads import turn
 T_co = TypeVar("T_co", covariant=True)
 
 
-class DataLoader(torch.utils.data.DataLoader[T_co]):
+# Without its type parameters, of which PyTorch has one, and will have two.
+class DataLoader(torch.utils.data.DataLoader, Generic[T_co]):  # type: ignore[type-arg]
     """`torch.utils.data.DataLoader`, whose workers load the samples of a batch side by side.
 
     >>> import torch

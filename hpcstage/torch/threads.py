@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextvars
 import enum
+import logging
 import os
 import threading
-import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic
@@ -21,6 +21,7 @@ STALL_S = 60.0
 POLL_S = 0.005
 JOIN_S = 5.0
 _here = threading.local()
+_log = logging.getLogger(__name__)
 
 Load = Callable[[], Any]
 
@@ -55,7 +56,7 @@ class _Unit:
     @property
     def has_turn(self) -> bool:
         """Whether all that comes before it is over."""
-        return self.batch.current and self.batch.ready == self.place
+        return self.batch.current and not self.batch.given_up and self.batch.ready == self.place
 
     def finish(self, value: object, error: BaseException | None) -> None:
         """It was loaded, or raised."""
@@ -95,12 +96,12 @@ class Batch:
     def values(self) -> list[Any]:
         """The samples in order. Raises what the first of them raised that did."""
         error = self.units[self.ready].error if self.ready < len(self.units) else None
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # its traceback holds this frame
-        return [unit.value for unit in self.units]
+        if error is None:
+            return [unit.value for unit in self.units]
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame
 
 
 def turn() -> None:
@@ -157,7 +158,7 @@ class Pool:
             self._moved_s = monotonic()
             self._changed.notify_all()
         try:
-            while not batch.settled:
+            while not self._settled(batch):
                 if not self._load_here(batch):
                     self._wait(batch, when_idle)
             return batch.values()
@@ -170,6 +171,8 @@ class Pool:
             batch.given_up = True
             if any(unit.state is _State.NEW for unit in batch.units):
                 self._new = deque(unit for unit in self._new if unit.batch is not batch)
+            for unit in batch.units:
+                unit.value = unit.error = None
             self._changed.notify_all()
 
     def close(self, join_s: float = JOIN_S) -> None:
@@ -234,6 +237,7 @@ class Pool:
             else:
                 unit.finish(value, error)
             self._changed.notify_all()
+        del error, value
 
     def _next(self) -> _Unit | None:
         with self._work:
@@ -248,6 +252,10 @@ class Pool:
             unit = self._new.popleft()
             unit.state = _State.RUNNING
             return unit
+
+    def _settled(self, batch: Batch) -> bool:
+        with self._changed:
+            return batch.settled
 
     def _wait(self, batch: Batch, when_idle: Callable[[], object] | None) -> None:
         with self._changed:
@@ -268,18 +276,16 @@ class Pool:
             self._one_by_one = True
             self._new.clear()
             self._changed.notify_all()
-        warnings.warn(
+        _log.warning(
             "samples waited for their turn and none was finished: perhaps one draws random numbers while it holds a "
-            "lock that others need. Samples are loaded one by one from here on; draw outside the lock.",
-            RuntimeWarning,
-            stacklevel=2,
+            "lock that others need. Samples are loaded one by one from here on; draw outside the lock."
         )
 
     def _load_here(self, batch: Batch) -> bool:
         """Loads the next sample in this thread, if no other thread does."""
         with self._changed:
-            unit = batch.units[batch.ready]
-            if not self._one_by_one or unit.state is not _State.NEW:
+            unit = None if batch.settled else batch.units[batch.ready]
+            if not self._one_by_one or unit is None or unit.state is not _State.NEW:
                 return False
             unit.state = _State.RUNNING
         load, error, value = unit.load, None, None

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 import queue
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from typing import Any
@@ -27,6 +28,9 @@ from hpcstage.torch.threads import Pool, turn
 
 _utils: Any = getattr(_dataloader, "_utils", None)
 _worker_loop: Any = getattr(getattr(_utils, "worker", None), "_worker_loop", None)
+_log = logging.getLogger(__name__)
+END_S = 2.0
+"""So long a worker that is told to end waits for samples that are being loaded. PyTorch ends it after 5."""
 _MAP_STYLE = 0
 _NEEDED = {"dataset_kind", "index_queue"}
 
@@ -74,19 +78,24 @@ class Worker:
 
     def __call__(self, *args: Any) -> None:
         """In the worker's main thread, before anything of PyTorch's."""
-        with contextlib.suppress(Exception):  # then as PyTorch does it
-            args = self._prepared(args)
-        self.loop(*args)
+        pool = Pool(self.settings.threads, _as_many_as_here)
+        try:
+            args = self._prepared(args, pool)
+        except Exception as error:  # noqa: BLE001 - then as PyTorch does it
+            _log.warning("threads_per_worker has no effect: %r", error)
+        try:
+            self.loop(*args)
+        finally:
+            pool.close(END_S)
 
-    def _prepared(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _prepared(self, args: tuple[Any, ...], pool: Pool) -> tuple[Any, ...]:
         given = inspect.signature(self.loop).bind(*args)
         if given.arguments["dataset_kind"] != _MAP_STYLE:
             return args
         if self.settings.reproducible and not draws.install(turn):
-            return args
+            raise RuntimeError("the generator of numpy.random is not NumPy's own")
         ahead = AheadQueue(given.arguments["index_queue"])
         given.arguments["index_queue"] = ahead
-        pool = Pool(self.settings.threads, _as_many_as_here(torch.get_num_threads))
 
         def fetcher(*parts: Any) -> ThreadedFetcher:
             made = ThreadedFetcher(*parts, settings=self.settings, pool=pool, when_idle=ahead.look)
@@ -97,9 +106,9 @@ class Worker:
         return given.args
 
 
-def _as_many_as_here(ask: Callable[[], int]) -> Callable[[], None]:
-    """PyTorch limits each worker's main thread to one processor; so do all threads of it."""
-    return lambda: torch.set_num_threads(ask())
+def _as_many_as_here() -> None:
+    """PyTorch limits a worker to one processor, which libraries take for a matter of each thread."""
+    torch.set_num_threads(torch.get_num_threads())
 
 
 class AheadQueue:

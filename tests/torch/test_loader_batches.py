@@ -7,6 +7,7 @@ import gc
 import os
 import pickle
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from random import random as drawn_by_name
@@ -162,6 +163,33 @@ def test_a_sampler_that_raises() -> None:
     assert made[0] == made[1]
 
 
+@pytest.mark.parametrize("dataset", [Drawing(), Whole()], ids=["samples", "whole"])
+def test_whenever_threads_take_turns(dataset: Any) -> None:
+    plain = epochs(data.DataLoader(dataset, 4, collate_fn=as_is))
+    before = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(1e-5)
+        for threads in (2, 3, 4, 7) * 5:
+            assert epochs(DataLoader(dataset, 4, collate_fn=as_is, threads_per_worker=threads)) == plain
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_a_worker_that_cannot_loads_as_pytorch() -> None:
+    """NumPy's global generator is one that the program made: nothing is known of its draws."""
+    made = DataLoader(Where(), 3, num_workers=1, collate_fn=as_is, threads_per_worker=4)
+    own, state, asks = np.random.get_bit_generator(), np.random.get_state(legacy=False), draws._Asking.asks
+    try:
+        draws._Asking.asks = None
+        np.random.set_bit_generator(np.random.PCG64(1))
+        in_main = [sample[1] for batch in made for sample in batch]
+    finally:
+        draws._Asking.asks = asks
+        np.random.set_bit_generator(own)
+        np.random.set_state(state)
+    assert in_main == [True] * 6
+
+
 # ---- threads
 
 
@@ -311,6 +339,7 @@ def test_it_is_one() -> None:
     dataset = Drawing()
     made = DataLoader(dataset, 2, threads_per_worker=2)
     assert isinstance(made, data.DataLoader)
+    assert DataLoader[int]
     assert made.dataset is dataset
     assert len(made) == 12
     again = pickle.loads(pickle.dumps(made))
