@@ -7,14 +7,17 @@ import gc
 import os
 import pickle
 import random
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from random import random as drawn_by_name
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import REPO
 
 torch = pytest.importorskip("torch")
 from torch.utils import data  # noqa: E402
@@ -137,10 +140,25 @@ def test_options_of_workers(options: dict[str, Any]) -> None:
     both(Drawing(), batch_size=3, num_workers=2, shuffle=True, **options)
 
 
+SPAWNED = """
+from test_loader_batches import Drawing, both
+if __name__ == "__main__":
+    both(Drawing(), batch_size=3, num_workers=1, multiprocessing_context="spawn", persistent_workers=True)
+    print("same")
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_spawned_workers() -> None:
-    both(Drawing(), batch_size=3, num_workers=1, multiprocessing_context="spawn", persistent_workers=True)
+def test_spawned_workers(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(SPAWNED)
+    paths = os.pathsep.join(map(os.fspath, [REPO, REPO / "tests", Path(__file__).parent]))
+    done = subprocess.run(
+        [sys.executable, program], capture_output=True, text=True, timeout=280, check=False,
+        env={**os.environ, "PYTHONPATH": paths},
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("same\n", "")
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
