@@ -14,6 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ class Loading:
     @property
     def has_enough(self) -> bool:
         """Whether what is announced beside the next batch keeps all threads busy."""
-        ahead = sum(len(batch) for _, batch in self._announced) - (len(self._announced[0][1]) if self._announced else 0)
+        ahead = sum(len(batch.units) for _, batch in islice(self._announced, 1, None))
         return ahead >= 2 * self._pool.threads
 
     def announce(self, index: Any) -> None:

@@ -19,7 +19,8 @@ from typing import Any
 STALL_S = 60.0
 """So long nothing is finished while samples wait for their turn: then one of them may hold what the others need."""
 POLL_S = 0.005
-JOIN_S = 5.0
+JOIN_S = 2.0
+"""So long the end waits for samples that are being loaded. PyTorch gives a worker 5."""
 _here = threading.local()
 _log = logging.getLogger(__name__)
 
@@ -76,9 +77,6 @@ class Batch:
         self.given_up = False
         self.ready = 0
         """So many samples, counted from the first, are loaded."""
-
-    def __len__(self) -> int:
-        return len(self.units)
 
     @property
     def settled(self) -> bool:

@@ -29,8 +29,6 @@ from hpcstage.torch.threads import Pool, turn
 _utils: Any = getattr(_dataloader, "_utils", None)
 _worker_loop: Any = getattr(getattr(_utils, "worker", None), "_worker_loop", None)
 _log = logging.getLogger(__name__)
-END_S = 2.0
-"""So long a worker that is told to end waits for samples that are being loaded. PyTorch ends it after 5."""
 _MAP_STYLE = 0
 _NEEDED = {"dataset_kind", "index_queue"}
 
@@ -86,7 +84,7 @@ class Worker:
         try:
             self.loop(*args)
         finally:
-            pool.close(END_S)
+            pool.close()
 
     def _prepared(self, args: tuple[Any, ...], pool: Pool) -> tuple[Any, ...]:
         given = inspect.signature(self.loop).bind(*args)
