@@ -117,6 +117,7 @@ def _send(pipe: Any, load: Callable[[Epoch], dict[str, Any]], epoch: Epoch) -> N
 
 
 def _load(epoch: Epoch) -> dict[str, Any]:
+    torch.set_num_threads(1)  # as in workers: who loads is what is compared, not PyTorch's threads within operators
     torch.manual_seed(1)
     np.random.seed(2)
     random.seed(3)

@@ -22,7 +22,8 @@ from torch.utils.data import Subset
 from torch.utils.data import dataloader as _dataloader
 
 from hpcstage.torch import draws
-from hpcstage.torch.threads import Batch, Load, Pool, turn
+from hpcstage.torch.threads import Pool, turn
+from hpcstage.torch.units import Batch, Load
 
 _utils: Any = getattr(_dataloader, "_utils", None)
 _SingleIter: Any = getattr(_dataloader, "_SingleProcessDataLoaderIter", object)

@@ -1,13 +1,12 @@
 """Threads that load the samples of batches side by side, and the turn in which samples may touch what they share.
 
-Owns the order: a sample's turn has come when its batch is the one that is waited for and all samples before it are
-done. So whatever is done in turn is done in the order in which one thread would do it. Knows nothing of PyTorch.
+Owns the threads and their waits. A sample's turn has come when its batch is the one that is waited for and all samples
+before it are done (`units`). So whatever is done in turn is done in the order in which one thread would do it. Knows
+nothing of PyTorch.
 """
 
 from __future__ import annotations
 
-import contextvars
-import enum
 import logging
 import os
 import threading
@@ -15,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
+
+from hpcstage.torch.units import Batch, GivenUp, Load, State, Unit
 
 STALL_S = 60.0
 """So long nothing is finished while samples wait for their turn: then one of them may hold what the others need."""
@@ -24,83 +25,6 @@ JOIN_S = 2.0
 _here = threading.local()
 _log = logging.getLogger(__name__)
 
-Load = Callable[[], Any]
-
-
-class GivenUp(BaseException):
-    """Unwinds a sample that nobody waits for any more, or that is to be loaded again."""
-
-
-class _State(enum.Enum):
-    NEW = enum.auto()
-    RUNNING = enum.auto()
-    TO_REPEAT = enum.auto()
-    """Told to unwind; it becomes new when it has."""
-    DONE = enum.auto()
-
-
-class _Unit:
-    """One sample of a batch."""
-
-    __slots__ = ("batch", "context", "error", "load", "place", "pool", "state", "value")
-
-    def __init__(self, pool: Pool, batch: Batch, place: int, load: Load) -> None:
-        self.pool = pool
-        self.batch = batch
-        self.place = place
-        self.load: Load | None = load
-        self.context = contextvars.copy_context()
-        self.state = _State.NEW
-        self.value: Any = None
-        self.error: BaseException | None = None
-
-    @property
-    def has_turn(self) -> bool:
-        """Whether all that comes before it is over."""
-        return self.batch.current and not self.batch.given_up and self.batch.ready == self.place
-
-    def finish(self, value: object, error: BaseException | None) -> None:
-        """It was loaded, or raised."""
-        self.state = _State.DONE
-        self.value, self.error = value, error
-        self.load = None
-        self.batch.advance()
-
-
-class Batch:
-    """Samples that are waited for together."""
-
-    def __init__(self) -> None:
-        self.units: list[_Unit] = []
-        self.current = False
-        """It is waited for: all batches before it are over."""
-        self.given_up = False
-        self.ready = 0
-        """So many samples, counted from the first, are loaded."""
-
-    @property
-    def settled(self) -> bool:
-        """Whether it is known what comes of it: all samples, or the error of the first that has one."""
-        return self.ready == len(self.units) or self.units[self.ready].error is not None
-
-    def advance(self) -> None:
-        """Counts what is loaded. What comes behind an error is never counted, and so never has its turn."""
-        while self.ready < len(self.units):
-            unit = self.units[self.ready]
-            if unit.state is not _State.DONE or unit.error is not None:
-                return
-            self.ready += 1
-
-    def values(self) -> list[Any]:
-        """The samples in order. Raises what the first of them raised that did."""
-        error = self.units[self.ready].error if self.ready < len(self.units) else None
-        if error is None:
-            return [unit.value for unit in self.units]
-        try:
-            raise error
-        finally:
-            del error  # its traceback holds this frame
-
 
 def turn() -> None:
     """Waits until all samples before the calling one are loaded, as they are where one thread loads them all.
@@ -109,9 +33,9 @@ def turn() -> None:
     from here to the sample's end no other sample of the same worker is past its `turn`. Returns at once where no
     sample is being loaded by a thread of a loader.
     """
-    unit: _Unit | None = getattr(_here, "unit", None)
+    unit: Unit | None = getattr(_here, "unit", None)
     if unit is not None:
-        unit.pool.wait_for_turn(unit)
+        unit.wait_for_turn(unit)
         _here.unit = None
 
 
@@ -124,11 +48,12 @@ class Pool:
         self._prepare = prepare
         self._pid = os.getpid()
         lock = threading.RLock()  # the collection of garbage may close a pool while a thread of it has the lock
+        self._lock = lock
         self._work = threading.Condition(lock)
         self._changed = threading.Condition(lock)
-        self._new: deque[_Unit] = deque()
-        self._waiting: set[_Unit] = set()
-        """For their turn."""
+        """For who collects. A thread that waits for its turn has a condition of its own, and is woken when it comes."""
+        self._new: deque[Unit] = deque()
+        self._waiting: dict[Unit, threading.Condition] = {}
         self._idle = 0
         self._closed = False
         self._one_by_one = False
@@ -138,7 +63,7 @@ class Pool:
     def announce(self, loads: Sequence[Load]) -> Batch:
         """A batch that will be collected after all that were announced before it."""
         batch = Batch()
-        batch.units = [_Unit(self, batch, place, load) for place, load in enumerate(loads)]
+        batch.units = [Unit(batch, place, load, self.wait_for_turn) for place, load in enumerate(loads)]
         with self._work:
             if not self._one_by_one:
                 self._new.extend(batch.units)
@@ -151,10 +76,9 @@ class Pool:
 
         `when_idle` is called now and then while a thread has nothing to do: it may announce more.
         """
-        with self._changed:
+        with self._lock:
             batch.current = True
-            self._moved_s = monotonic()
-            self._changed.notify_all()
+            self._moved(batch)
         try:
             while not self._settled(batch):
                 if not self._load_here(batch):
@@ -165,41 +89,54 @@ class Pool:
 
     def give_up(self, batch: Batch) -> None:
         """Nobody will collect it (again)."""
-        with self._changed:
+        with self._lock:
             batch.given_up = True
-            if any(unit.state is _State.NEW for unit in batch.units):
+            if any(unit.state is State.NEW for unit in batch.units):
                 self._new = deque(unit for unit in self._new if unit.batch is not batch)
             for unit in batch.units:
                 unit.value = unit.error = None
-            self._changed.notify_all()
+            self._wake()
 
     def close(self, join_s: float = JOIN_S) -> None:
         """Ends the threads: those that load a sample end after it, and are waited for so long."""
         if os.getpid() != self._pid:
             return  # threads do not follow a fork, and the lock may be held for ever
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._new.clear()
             self._work.notify_all()
-            self._changed.notify_all()
+            self._wake()
         until_s = monotonic() + join_s
         for thread in self._running:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, until_s - monotonic()))
 
-    def wait_for_turn(self, unit: _Unit) -> None:
+    def wait_for_turn(self, unit: Unit) -> None:
         """Called by the thread that loads it. Raises GivenUp if it will never come."""
-        with self._changed:
-            self._waiting.add(unit)
+        with self._lock:
+            self._waiting[unit] = turned = threading.Condition(self._lock)
             try:
                 while not unit.has_turn:
                     if self._one_by_one:
-                        unit.state = _State.TO_REPEAT
-                    if unit.state is _State.TO_REPEAT or unit.batch.given_up or self._closed:
+                        unit.state = State.TO_REPEAT
+                    if unit.state is State.TO_REPEAT or unit.batch.given_up or self._closed:
                         raise GivenUp
-                    self._changed.wait()
+                    turned.wait()
             finally:
-                self._waiting.discard(unit)
+                del self._waiting[unit]
+
+    def _wake(self) -> None:
+        """All that wait for their turn: to see that it will not come."""
+        for turned in self._waiting.values():
+            turned.notify()
+
+    def _moved(self, batch: Batch) -> None:
+        """Something of it was finished: wakes whose turn it is."""
+        self._moved_s = monotonic()
+        if batch.settled or self._one_by_one:
+            self._changed.notify_all()
+        elif (turned := self._waiting.get(batch.units[batch.ready])) is not None:
+            turned.notify()
 
     def _start(self) -> None:
         if self._running:
@@ -218,7 +155,7 @@ class Pool:
             self._run(unit)
             del unit  # an idle thread keeps no sample
 
-    def _run(self, unit: _Unit) -> None:
+    def _run(self, unit: Unit) -> None:
         """Loads a sample in this thread, which is one of the pool's."""
         load, error, value = unit.load, None, None
         assert load is not None
@@ -228,16 +165,15 @@ class Pool:
         except BaseException as caught:  # noqa: BLE001 - raised where the batch is collected
             error = caught
         _here.unit = None
-        with self._changed:
-            self._moved_s = monotonic()
-            if unit.state is _State.TO_REPEAT:
-                unit.state = _State.NEW
+        with self._lock:
+            if unit.state is State.TO_REPEAT:
+                unit.state = State.NEW
             else:
                 unit.finish(value, error)
-            self._changed.notify_all()
+            self._moved(unit.batch)
         del error, value
 
-    def _next(self) -> _Unit | None:
+    def _next(self) -> Unit | None:
         with self._work:
             self._idle += 1
             if not self._new:
@@ -248,11 +184,11 @@ class Pool:
             if self._closed:
                 return None
             unit = self._new.popleft()
-            unit.state = _State.RUNNING
+            unit.state = State.RUNNING
             return unit
 
     def _settled(self, batch: Batch) -> bool:
-        with self._changed:
+        with self._lock:
             return batch.settled
 
     def _wait(self, batch: Batch, when_idle: Callable[[], object] | None) -> None:
@@ -270,10 +206,10 @@ class Pool:
     def _give_way(self) -> None:
         """One that waits for its turn may hold a lock that the one whose turn it is needs. From now on samples are
         loaded one by one."""
-        with self._changed:
+        with self._lock:
             self._one_by_one = True
             self._new.clear()
-            self._changed.notify_all()
+            self._wake()
         _log.warning(
             "samples waited for their turn and none was finished: perhaps one draws random numbers while it holds a "
             "lock that others need. Samples are loaded one by one from here on; draw outside the lock."
@@ -281,17 +217,17 @@ class Pool:
 
     def _load_here(self, batch: Batch) -> bool:
         """Loads the next sample in this thread, if no other thread does."""
-        with self._changed:
+        with self._lock:
             unit = None if batch.settled else batch.units[batch.ready]
-            if not self._one_by_one or unit is None or unit.state is not _State.NEW:
+            if not self._one_by_one or unit is None or unit.state is not State.NEW:
                 return False
-            unit.state = _State.RUNNING
+            unit.state = State.RUNNING
         load, error, value = unit.load, None, None
         assert load is not None
         try:
             value = load()
         except Exception as caught:  # noqa: BLE001 - raised by values()
             error = caught
-        with self._changed:
+        with self._lock:
             unit.finish(value, error)
         return True
