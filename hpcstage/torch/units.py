@@ -1,0 +1,90 @@
+"""Batches of samples that are being loaded: what is done, what raised, whose turn it is. No thread, no lock.
+
+Owns the rule of turns. Callers hold the pool's lock where they read or change what several threads see.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import enum
+from collections.abc import Callable
+from typing import Any
+
+Load = Callable[[], Any]
+
+
+class GivenUp(BaseException):
+    """Unwinds a sample that nobody waits for any more, or that is to be loaded again."""
+
+
+class State(enum.Enum):
+    """How far a sample is."""
+
+    NEW = enum.auto()
+    RUNNING = enum.auto()
+    TO_REPEAT = enum.auto()
+    """Told to unwind; it becomes new when it has."""
+    DONE = enum.auto()
+
+
+class Unit:
+    """One sample of a batch."""
+
+    __slots__ = ("batch", "context", "error", "load", "place", "state", "value", "wait_for_turn")
+
+    def __init__(self, batch: Batch, place: int, load: Load, wait_for_turn: Callable[[Unit], None]) -> None:
+        self.wait_for_turn = wait_for_turn
+        self.batch = batch
+        self.place = place
+        self.load: Load | None = load
+        self.context = contextvars.copy_context()
+        self.state = State.NEW
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether all that comes before it is over."""
+        return self.batch.current and not self.batch.given_up and self.batch.ready == self.place
+
+    def finish(self, value: object, error: BaseException | None) -> None:
+        """It was loaded, or raised."""
+        self.state = State.DONE
+        self.value, self.error = value, error
+        self.load = None
+        self.batch.advance()
+
+
+class Batch:
+    """Samples that are waited for together."""
+
+    def __init__(self) -> None:
+        self.units: list[Unit] = []
+        self.current = False
+        """It is waited for: all batches before it are over."""
+        self.given_up = False
+        self.ready = 0
+        """So many samples, counted from the first, are loaded."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is known what comes of it: all samples, or the error of the first that has one."""
+        return self.ready == len(self.units) or self.units[self.ready].error is not None
+
+    def advance(self) -> None:
+        """Counts what is loaded. What comes behind an error is never counted, and so never has its turn."""
+        while self.ready < len(self.units):
+            unit = self.units[self.ready]
+            if unit.state is not State.DONE or unit.error is not None:
+                return
+            self.ready += 1
+
+    def values(self) -> list[Any]:
+        """The samples in order. Raises what the first of them raised that did."""
+        error = self.units[self.ready].error if self.ready < len(self.units) else None
+        if error is None:
+            return [unit.value for unit in self.units]
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame
