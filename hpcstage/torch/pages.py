@@ -21,9 +21,10 @@ _LARGEST_BYTES = 64 << 20
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
-    """The contents of a file, which from now on is what the page cache used last. Takes some 30 us more than reading.
+    """The contents of a file, which from now on is what the page cache used last.
 
-    For files that are read in an order that begins with what was read last; see `BundleRandomSampler`.
+    For files that are read in an order that begins with what was read last; see `BundleRandomSampler`. On a local disk
+    it takes some 30 us more than reading.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile() as file:
