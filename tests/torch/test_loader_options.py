@@ -17,7 +17,7 @@ from conftest import REPO
 torch = pytest.importorskip("torch")
 from torch.utils import data  # noqa: E402
 
-from hpcstage.torch import loader  # noqa: E402
+from hpcstage.torch import bundle, loader, locality  # noqa: E402
 from hpcstage.torch.loader import DataLoader  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -48,7 +48,6 @@ def test_the_example() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_bundles(num_workers: int) -> None:
-    bundle = pytest.importorskip("hpcstage.torch.bundle")
     options: dict[str, Any] = {"num_workers": num_workers, "threads_per_worker": 2}
     made = DataLoader(Numbers(), 4, shuffle=True, bundle_ratio=0.25, seed=3, **options)
     sampler = bundle.BundleRandomSampler(Numbers(), bundle_ratio=0.25, seed=3)
@@ -60,7 +59,6 @@ def test_bundles(num_workers: int) -> None:
 
 
 def test_locality_without_a_daemon() -> None:
-    locality = pytest.importorskip("hpcstage.torch.locality")
     made = DataLoader(Numbers(), 6, locality=True, seed=3, drop_last=True, threads_per_worker=2)
     sampler = locality.LocalityAwareSampler(Numbers(), 6, seed=3, drop_last_batch=True)
     assert isinstance(made.batch_sampler, locality.LocalityAwareSampler)
