@@ -134,20 +134,21 @@ def processes_of(nodes: Nodes, *, but: set[str]) -> list[psutil.Process]:
     return found
 
 
-def staging_on(nodes: Nodes, index: int | None = None) -> list[psutil.Process]:
-    """Processes of hpcstage but for the wrappers, on all nodes or on one."""
+def staging_of(project: Project, index: int | None = None) -> list[psutil.Process]:
+    """A project's processes of hpcstage but for the wrappers, on all nodes or on one."""
     found = []
-    for process in nodes.processes(uid=UID, index=index):
+    for process in project.nodes.processes(uid=UID, index=index):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if any(word.startswith("hpcstage.") for word in process.cmdline()):
+            ours = any(word.startswith("hpcstage.") for word in process.cmdline())
+            if ours and process.environ().get(PROJECT) == project.name:
                 found.append(process)
     return found
 
 
-def kill_daemons(nodes: Nodes, index: int) -> int:
-    """Kills the user's staging daemon on a node, copiers included; how many processes that were."""
+def kill_daemons(project: Project, index: int) -> int:
+    """Kills a project's staging daemon on a node, copiers included, and no other job's; how many processes that were."""
     killed = 0
-    for process in staging_on(nodes, index):
+    for process in staging_of(project, index):
         with contextlib.suppress(psutil.NoSuchProcess):
             if "hpcstage.daemon" in process.cmdline():
                 process.kill()

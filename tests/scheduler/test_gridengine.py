@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
-from clusterproject import FILES, NODES, Project, batch, behind, digest, front, heard, ranks_wait, staging_on
+from clusterproject import FILES, NODES, Project, batch, behind, digest, front, heard, ranks_wait, staging_of
 from gridlab import GridEngine
 from nodeslab import LOCAL, UID, until
 
@@ -115,7 +115,7 @@ def test_qdel_without_notify_of_a_job_of_several_nodes(gridengine: GridEngine, p
     ranks_wait(project, 8)
     gridengine.cancel(job)
     gridengine.wait(job)
-    until(lambda: not staging_on(gridengine.nodes), 10, "the end of all processes of hpcstage")
+    until(lambda: not staging_of(project), 10, "the end of all processes of hpcstage")
     for rank in gridengine.nodes.processes(uid=UID):  # without ENABLE_ADDGRP_KILL the cell leaves those of other nodes
         assert "train.py" in rank.cmdline()
         rank.kill()

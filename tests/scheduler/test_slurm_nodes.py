@@ -129,7 +129,7 @@ def test_a_daemon_that_is_killed_on_another_node(slurm: Slurm, project: Project)
     script = front(f"--patient --leave-on {int(signal.SIGUSR1)}")
     job = slurm.submit("--nodes=2", "--ntasks-per-node=1", env=project.env, cwd=project.path, script=script)
     ranks_wait(project, 2)
-    assert kill_daemons(slurm.nodes, index=2) > 0
+    assert kill_daemons(project, index=2) > 0
     slurm.cancel(job, "--batch", "--signal=USR1")
     assert slurm.wait(job)["ExitCode"] == f"{40 + signal.SIGUSR1}:0", project.log()
     assert slurm.nodes.names[1] in "".join(problem["text"] for problem in project.record()["problems"])
