@@ -99,13 +99,13 @@ def main() -> int:
     given = made.parse_args()
     options = options_of(given)
     bench = Bench("forecast", options)
-    load = take_over(bench, given.staging)["parameters"]["load"] if given.staging else "real"
+    found = take_over(bench, given.staging)["parameters"] if given.staging else {}
     chosen = [c for c in (QUICK if options.quick else cells(quick=False)) if options.wants(c.name)]
     with place(options) as where:
-        lab = Lab(bench, options, where, load)
-        lab.bandwidth()
+        lab = Lab(bench, options, where, found.get("load", "real"), compute=found.get("compute", "accelerator"))
         for cell in chosen:
             lab.compute_terms(cell)
+            lab.bandwidth(cell.net)
             bench.measure(cell.name, arms(lab, cell), 1)
             bench.measure(cell.name, {"plan": lambda c=cell: plan(lab, c)}, options.rounds(3))  # type: ignore[misc]
     table(bench, chosen)

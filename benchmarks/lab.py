@@ -1,10 +1,10 @@
 """The experiment of paper 000 on emulated storage: its cells, its arms, its terms. Shared by `staging` and `forecast`.
 
-Owns the design. The storage is set so that the case is the one that matters: under high load the small CNN's dataset
-takes nine tenths as long to read flat out as to compute (calibrated in the same run; with the same time for both, what
-cannot overlap, the program's start and end, is measured and little else). High load is a competing node of weight 4
-that reads the same storage: it leaves a fifth. One run is one process from its start to its end; its mount is fresh, so
-nothing of the source is cached.
+Owns the design. The storage is set so that the case is the one that matters: under high load a network's dataset takes
+nine tenths as long to read flat out as to compute (calibrated in the same run; with the same time for both, what cannot
+overlap, the program's start and end, is measured and little else). High load is a competing node of weight 4 that reads
+the same storage: it leaves a fifth. Computing is real training, whose steps take the time of an emulated accelerator.
+One run is one process from its start to its end; its mount is fresh, so nothing of the source is cached.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.files import Place, empty, make_files, total_bytes, write_list
-from benchmarks.harness import Arm, Bench, Options, worst
+from benchmarks.harness import Arm, Bench, Options, divide, worst
 from benchmarks.programs import Done, Training, hpcstage_command, read_flat_out, record, run
 from benchmarks.storage import Load, Storage
 from hpcstage.emulator import Settings
@@ -29,7 +29,9 @@ FLIGHT = 32
 FILE_BYTES = 125_000
 X1_FILES = 5000
 QUICK_X1_FILES = 120
-LATENCY_S = 0.001
+LATENCY_S = 0.002
+STEP_S = {"cnn": 0.15, "alexnet": 0.18, "resnet": 0.18}
+"""Of the emulated accelerator, per batch: the processor computes the same in about two thirds of it."""
 SOURCE_TO_COMPUTE = 0.9
 MOST_COMPUTE_EPOCHS = 3
 MOST_REPEATED_SIZE = 2.0
@@ -70,16 +72,26 @@ class Lab:
     """Datasets, storage and arms of one benchmark run."""
 
     def __init__(
-        self, bench: Bench, options: Options, where: Place, load_kind: str = "real", order: str = "list"
+        self,
+        bench: Bench,
+        options: Options,
+        where: Place,
+        load_kind: str = "real",
+        order: str = "list",
+        compute: str = "accelerator",
     ) -> None:
-        """`order`: `list`, the program's order is given; `sampler`, it shuffles and nobody tells."""
+        """`order`: `list`, the program's order is given; `sampler`, it shuffles and nobody tells.
+
+        `compute`: `accelerator`, a step takes its time whatever the processors do; `processor`, they are all there is.
+        """
         self.order = order
+        self.compute_kind = compute
         self.bench = bench
         self.options = options
         self.where = where
         self.load_kind = load_kind
         self._data: dict[float, Data] = {}
-        self._bandwidth: float | None = None
+        self._bandwidths: dict[str, float] = {}
         self._is_warm = False
 
     def data(self, size: float) -> Data:
@@ -98,18 +110,18 @@ class Lab:
             )
         return self._data[size]
 
-    def bandwidth(self) -> float:
-        """Of the storage, in bytes per second: calibrated once per result file."""
-        if self._bandwidth is None:
-            compute_s = self.compute_terms(Cell())["seconds"]
+    def bandwidth(self, net: str) -> float:
+        """Of the storage that is as slow for this network, in bytes per second: calibrated once per result file."""
+        if net not in self._bandwidths:
+            compute_s = self.compute_terms(Cell(net))["seconds"]
             share = self.data(1.0).size_bytes / (compute_s * SOURCE_TO_COMPUTE)
-            self._bandwidth = share * (1 + HIGH_WEIGHT)
-        return self._bandwidth
+            self._bandwidths[net] = share * (1 + HIGH_WEIGHT)
+        return self._bandwidths[net]
 
     def storage(self, cell: Cell) -> Storage:
         """The source of one sample, with its load going."""
         settings = Settings(
-            bandwidth_bytes_per_s=self.bandwidth(), metadata_latency_s=LATENCY_S, data_latency_s=LATENCY_S
+            bandwidth_bytes_per_s=self.bandwidth(cell.net), metadata_latency_s=LATENCY_S, data_latency_s=LATENCY_S
         )
         load = Load(HIGH_WEIGHT, self.load_kind) if cell.load == "high" else None
         return Storage(self.data(cell.size).path, settings, self.where.memory, load)
@@ -121,6 +133,7 @@ class Lab:
             names=self.data(cell.size).names,
             epochs=cell.epochs,
             net=cell.net,
+            step_s=STEP_S[cell.net] if self.compute_kind == "accelerator" else 0.0,
             prefetch=cell.prefetch,
             timings=self.where.disk / "timings.json",
             shuffle=self.order == "sampler",
@@ -181,6 +194,7 @@ class Lab:
         whole_s = done.seconds - times["preload_s"]
         return {
             "seconds": whole_s - sum(epoch_s[1:]),
+            "late_steps": divide(times["late_steps"], times["steps"]),
             "later_s": later_s,
             "startup_s": whole_s - sum(epoch_s),
         }
@@ -244,6 +258,7 @@ class Lab:
         times = self._times()
         return {
             "seconds": done.seconds,
+            "late_steps": divide(times["late_steps"], times["steps"]),
             "first_batch_s": times["first_batch_s"] - times["start_s"],
             "epochs_s": [round(end - start, 4) for start, end in times["epochs_s"]],
             "output": done.stdout.splitlines()[-1],

@@ -48,7 +48,7 @@ class Training:
     start_method: str = "fork"
     prefetch: bool = True
     compute_only: bool = False
-    passes: int = 1
+    step_s: float = 0.0
     shuffle: bool = False
     own_sampler: bool = False
     timings: Path | None = None
@@ -58,7 +58,7 @@ class Training:
         """The command line."""
         words = [sys.executable, str(TRAIN), "--data", str(self.data), "--list", str(self.names)]
         words += ["--epochs", str(self.epochs), "--net", self.net, "--workers", str(self.workers)]
-        words += ["--start-method", self.start_method, "--passes", str(self.passes)]
+        words += ["--start-method", self.start_method, "--step", str(self.step_s)]
         words += ["--no-prefetch"] * (not self.prefetch) + ["--compute-only"] * self.compute_only
         words += ["--shuffle"] * self.shuffle + ["--own-sampler"] * self.own_sampler
         for option, path in (("--timings", self.timings), ("--weights", self.weights)):

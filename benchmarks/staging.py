@@ -25,7 +25,7 @@ from benchmarks.harness import (
     options_of,
     parser,
 )
-from benchmarks.lab import FILE_BYTES, HIGH_WEIGHT, LATENCY_S, SOURCE_TO_COMPUTE, X1_FILES, Cell, Lab
+from benchmarks.lab import FILE_BYTES, HIGH_WEIGHT, LATENCY_S, SOURCE_TO_COMPUTE, STEP_S, X1_FILES, Cell, Lab
 
 NETS = ("cnn", "alexnet", "resnet")
 SIZES = (0.5, 1.0, 2.0)
@@ -95,7 +95,7 @@ def measure(lab: Lab, options: Options) -> None:
             continue
         if cell.load == "low":
             lab.compute_terms(cell)
-        lab.bandwidth()
+        lab.bandwidth(cell.net)
         lab.bench.measure(cell.name, arms(lab, cell), options.rounds(rounds(cell)))
         if cell.net == "cnn" and cell.epochs == 1 and cell.size == 1 and cell.prefetch and lab.order == "list":
             lab.bench.measure(cell.name, {"cp -r": lambda cell=cell: lab.cp(cell)}, options.rounds(3))  # type: ignore[misc]
@@ -222,15 +222,22 @@ def main() -> int:
     made = parser(__doc__)
     made.add_argument("--load", choices=("real", "virtual"), default="real", help="who makes the competing load")
     made.add_argument("--order", choices=("list", "sampler"), default="list", help="given as a list, or not at all")
+    made.add_argument(
+        "--compute",
+        choices=("accelerator", "processor"),
+        default="accelerator",
+        help="steps take an emulated accelerator's time, or that of this machine's processors",
+    )
     given = made.parse_args()
     options = options_of(given)
     parameters = {
-        "load": given.load, "order": given.order, "weight": HIGH_WEIGHT, "latency_s": LATENCY_S,
-        "file_bytes": FILE_BYTES, "x1_files": X1_FILES, "source_to_compute": SOURCE_TO_COMPUTE,
+        "load": given.load, "order": given.order, "compute": given.compute, "weight": HIGH_WEIGHT,
+        "latency_s": LATENCY_S, "file_bytes": FILE_BYTES, "x1_files": X1_FILES, "step_s": STEP_S,
+        "source_to_compute": SOURCE_TO_COMPUTE,
     }  # fmt: skip
     bench = Bench("staging", options, parameters)
     with place(options) as where:
-        lab = Lab(bench, options, where, given.load, given.order)
+        lab = Lab(bench, options, where, given.load, given.order, given.compute)
         measure(lab, options)
     chosen = [c for c in cells(options.quick, given.order) if options.wants(c.name)]
     tables(lab, chosen)
