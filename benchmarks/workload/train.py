@@ -96,14 +96,14 @@ def _block(inputs: int, outputs: int, kernel: int, pool: int) -> list[nn.Module]
 def make_net(name: str) -> nn.Sequential:
     """A network with three convolutions, one in the manner of AlexNet, one with residual blocks."""
     if name == "cnn":
-        body = [*_block(3, 24, 3, 2), *_block(24, 48, 3, 2), *_block(48, 64, 3, 2)]
-        return nn.Sequential(*body, nn.Flatten(), nn.Linear(64 * 64, CLASSES))
+        body = [*_block(3, 16, 3, 2), *_block(16, 32, 3, 2), *_block(32, 48, 3, 2)]
+        return nn.Sequential(*body, nn.Flatten(), nn.Linear(48 * 64, CLASSES))
     if name == "alexnet":
-        body = [*_block(3, 24, 5, 2), *_block(24, 32, 5, 2), nn.Conv2d(32, 48, 3, padding=1), nn.ReLU()]
-        head = [nn.Flatten(), nn.Linear(48 * 64, 256), nn.ReLU(), nn.Linear(256, CLASSES)]
-        return nn.Sequential(*body, *_block(48, 48, 3, 2), *head)
-    body = [*_block(3, 32, 3, 2), Residual(32), nn.MaxPool2d(2), Residual(32), nn.MaxPool2d(2), Residual(32)]
-    return nn.Sequential(*body, nn.Flatten(), nn.Linear(32 * 64, CLASSES))
+        body = [*_block(3, 16, 5, 2), *_block(16, 24, 5, 2), nn.Conv2d(24, 32, 3, padding=1), nn.ReLU()]
+        head = [nn.Flatten(), nn.Linear(32 * 64, 192), nn.ReLU(), nn.Linear(192, CLASSES)]
+        return nn.Sequential(*body, *_block(32, 32, 3, 2), *head)
+    body = [*_block(3, 20, 3, 2), Residual(20), nn.MaxPool2d(2), Residual(20), nn.MaxPool2d(2), Residual(20)]
+    return nn.Sequential(*body, nn.Flatten(), nn.Linear(20 * 64, CLASSES))
 
 
 def arguments() -> argparse.Namespace:
