@@ -27,7 +27,7 @@ def short(figures: list[Figure]) -> list[str]:
 
 # ---- staging
 
-HIGH, LOW, SERIAL = Cell(), Cell(load="low"), Cell(prefetch=False)
+HIGH, LOW, SERIAL = Cell(), Cell(size=staging.LONG, load="low"), Cell(prefetch=False)
 
 
 def staged(**changed: float) -> dict[tuple[str, str], dict[str, Any]]:
