@@ -1,6 +1,6 @@
-"""Two network namespaces joined by a link of a given rate: as between two machines, which share no memory. Needs root.
+"""Links of a given rate on one machine, made of network namespaces: between two of them, or for all nodes in one.
 
-What runs in them sees the same files, so that only the network differs.
+What runs in them sees the same files, so that only the network differs. Needs root.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ DEVICE = "link0"
 """On both sides."""
 _BURST = "64kb"
 """A message of 128 kB that follows a pause must not pass at once."""
+_MTU = 9000
+"""Of loopback: its own 64 kB are as large as the burst."""
 _UP_S = 10.0
 _LAUNCHER = """#!/bin/sh
 # As ssh is called by mpiexec: options, host, command.
@@ -85,6 +87,31 @@ def link(directory: Path, rate: str) -> Iterator[Link]:
         for side in sides:
             subprocess.run(["ip", "netns", "del", side], stderr=subprocess.DEVNULL, check=False)
         launcher.unlink()
+
+
+@contextlib.contextmanager
+def network(rate: str) -> Iterator[list[str]]:
+    """Words in front of a command whose processes then pass messages at this rate in sum, and not by shared memory.
+
+    All virtual nodes are in one namespace. What a machine sends to an address of its own passes its loopback, which has
+    the rate; MPI is given the address of another device, as it uses loopback only for itself.
+    """
+    name = f"hpcstage-{os.getpid()}-n"
+    try:
+        _do("ip", "netns", "add", name)
+        _do("ip", "-n", name, "link", "add", DEVICE, "type", "veth", "peer", "name", f"{DEVICE}-end")
+        _do("ip", "-n", name, "address", "add", f"{ADDRESSES[0]}/24", "dev", DEVICE)
+        _do("ip", "-n", name, "link", "set", "lo", "mtu", str(_MTU))
+        for device in ("lo", DEVICE, f"{DEVICE}-end"):
+            _do("ip", "-n", name, "link", "set", device, "up")
+        shape = ("tbf", "rate", rate, "burst", _BURST, "latency", "50ms")
+        _do("tc", "-n", name, "qdisc", "add", "dev", "lo", "root", *shape)
+        _await_up(name)
+        # MPICH_NOLOCAL is MPIR_CVAR_NOLOCAL by another name: hpcstage takes what begins with MPIR_ for a launcher's
+        settings = ("MPICH_NOLOCAL=1", "UCX_TLS=tcp,self", f"UCX_NET_DEVICES={DEVICE}")
+        yield ["ip", "netns", "exec", name, "env", *settings]
+    finally:
+        subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL, check=False)
 
 
 def _await_up(side: str) -> None:

@@ -3,13 +3,14 @@
 Figure 6 and Algorithm 1 come from the sampler's own code. Figures 8 to 11: virtual nodes of this machine load from one
 emulated source, `regular` with PyTorch's DistributedSampler from the source as in the paper, `cached` with the same
 behind hpcstage (every node keeps its part and asks for the rest), `locality` with LocalityAwareSampler behind it.
-Preprocessing is a pause per sample, so that the source and not this machine's processors is the limit; links are this
-machine's memory. Up to 1,024 learners it is a simulation beside the cost model. Theorem 1: gradients and accuracy of
-real trainings with torch.distributed.
+Preprocessing is a pause per sample, so that the source and not this machine's processors is the limit; between nodes is
+an emulated network (root; elsewhere this machine's memory). Up to 1,024 learners it is a simulation beside the cost
+model. Theorem 1: gradients and accuracy of real trainings with torch.distributed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from typing import Any
 from benchmarks import evening, learners
 from benchmarks.files import Place, empty, make_files, place, total_bytes
 from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_least, at_most, divide, options_of, parser, worst
+from benchmarks.link import network, unavailable
 from benchmarks.nodes import served
 from benchmarks.programs import hpcstage_command, run
 from benchmarks.storage import Storage
@@ -33,6 +35,8 @@ SMALL, QUICK_SMALL = (4, 6, 8, 10, 12), (4, 6)
 FILES, QUICK_FILES = 640, 128
 FILE_BYTES = 100_000
 BANDWIDTH = 16e6
+LINK = 16e6
+"""Bytes per second and node: each can send as fast as the source gives to all."""
 LATENCY_S = 0.001
 PREPROCESS_S = 0.004
 BATCH = 8
@@ -75,13 +79,15 @@ class Loading:
         out = self.where.disk / "loaded.pt"
         epochs = QUICK_EPOCHS if self.options.quick else EPOCHS
         settings = Settings(BANDWIDTH, metadata_latency_s=LATENCY_S, data_latency_s=LATENCY_S)
-        with Storage(self.data, settings, self.where.memory) as storage:
+        with contextlib.ExitStack() as stack:
+            storage = stack.enter_context(Storage(self.data, settings, self.where.memory))
+            linked = [] if unavailable() else stack.enter_context(network(f"{LINK * 8 * nodes / 1e6:.0f}mbit"))
             words = ["--epochs", epochs, "--batch", BATCH, "--preprocess-s", PREPROCESS_S]
             command = ranks_command(nodes, storage.path, SAMPLERS[arm], out, words)
             if arm != "regular":
                 options = ("--nodes", str(nodes), "--placement", "partition")
                 command = [*hpcstage_command("runtime", run_dir, local, str(storage.path), options), *command]
-            seconds = run(command, self.where.disk).seconds
+            seconds = run([*linked, *command], self.where.disk).seconds
             read = storage.counters().read_bytes
         times = loaded(out)["epochs_s"]
         later_s = sum(times[1:]) / len(times[1:])
@@ -180,7 +186,11 @@ def loading_figures(bench: Bench, nodes: Sequence[int], size_bytes: int) -> list
         moved = bench.median(cell, "locality", "from_peers")
         found.append(at_most(f"{cell}: locality, files from other nodes, of all read", moved, most))
     columns = ["cell", "arm", "first epoch s", "later s", "source", "from peers", "model s"]
-    note = "source: bytes read from it, in datasets, over all epochs; from peers: of all files read; model: (4) and (3)"
+    between = "this machine's memory" if unavailable() else f"{LINK / 1e6:g} MB/s per node"
+    note = (
+        "source: bytes read from it, in datasets, over all epochs; from peers: of all files read; model: (4) and (3); "
+        f"the source gives {BANDWIDTH / 1e6:g} MB/s to all nodes, between them is {between}"
+    )
     bench.sheet("an epoch of loading on virtual nodes (figures 8 to 11)", columns, rows, note)
     if len(nodes) > 1:
         first, last = f"{nodes[0]} nodes, loading", f"{nodes[-1]} nodes, loading"
@@ -286,7 +296,8 @@ def on_nodes(bench: Bench) -> list[Figure]:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
     options = options_of(parser(__doc__).parse_args(argv))
-    numbers = {"bandwidth": BANDWIDTH, "preprocess_s": PREPROCESS_S, "batch": BATCH, "file_bytes": FILE_BYTES}
+    rates = {"bandwidth": BANDWIDTH, "link": LINK}
+    numbers = {**rates, "preprocess_s": PREPROCESS_S, "batch": BATCH, "file_bytes": FILE_BYTES}
     bench = Bench("locality", options, numbers)
     return bench.finish([*even_out(bench), *simulate(bench), *on_nodes(bench)])
 
