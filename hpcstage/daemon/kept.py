@@ -5,7 +5,8 @@ lead. What was announced is in `streams`.
 
 Each process that reads for a loader (itself, or one of its workers) reads a part of the announced order. Its share is
 the longest part of its opens that follows the announced order, found online by patience sorting; where an id was
-announced several times every place of it is tried.
+announced several times every place of it is tried. Threads of one process read neighbours in any order, which makes no
+difference to what is copied in time: opens at most NEAR places behind the last one in order are counted on their own.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from hpcstage.daemon.streams import Who
 
 PLACES = 64
 """So many places of one id are tried for an open, those nearest to where its process is."""
+NEAR = 64
 STEPS = 20_000
 """So far the staged part is followed in one look, so that a look is short."""
 PACE_LOOKS = 16
@@ -68,6 +70,8 @@ class Following:
         self.where = where
         self.opens = 0
         """Of announced ids; that a sample opens its file again does not count."""
+        self.near = 0
+        """Opens in the announced order, or at most NEAR places behind it."""
         self.front = 0
         """The program has come to this position."""
         self._ends: dict[int, array[int]] = {}
@@ -97,6 +101,7 @@ class Following:
         ends = self._ends.setdefault(process, array("I"))
         last = ends[-1] if ends else -1
         found = where.of(id_, ends)
+        self.near += len(found) > 0 and found[-1] >= last - NEAR
         for position in reversed(found):
             length = bisect_left(ends, position)
             if length == len(ends):
@@ -179,6 +184,7 @@ class Keeping:
         self._for: dict[int, list[Following]] = {}
         self._opens = 0
         self._kept = 0
+        self._near = 0
 
     def begin(self, following: Following) -> None:
         """An epoch was announced; its loader's last one is over."""
@@ -192,6 +198,7 @@ class Keeping:
         if following is not None:
             self._opens += following.opens
             self._kept += following.kept
+            self._near += following.near
             self._for.clear()
 
     def opened(self, process: int, id_: int) -> None:
@@ -224,5 +231,12 @@ class Keeping:
     @property
     def kept_share(self) -> float | None:
         """The share of them that came in the announced order; None: there were none."""
-        kept = self._kept + sum(following.kept for following in self._following.values())
-        return round(kept / self.opens, 6) if self.opens else None
+        return self._share(self._kept + sum(following.kept for following in self._following.values()))
+
+    @property
+    def near_share(self) -> float | None:
+        """The same with those that came a little later than announced."""
+        return self._share(self._near + sum(following.near for following in self._following.values()))
+
+    def _share(self, count: int) -> float | None:
+        return round(count / self.opens, 6) if self.opens else None

@@ -208,6 +208,7 @@ class Watch:
         tables = [] if self.learner is None else [_table(key, d) for key, d in self.learner.datasets.items()]
         return {
             "kept_share": self.keeping.kept_share,
+            "near_share": self.keeping.near_share,
             "announced_opens": self.keeping.opens,
             "lead": self.keeping.lead.to_json(),
             "tables": tables,

@@ -18,16 +18,18 @@ SUMMED = (
     "opened_files",
     "lost_bytes",
 )
+SHARES = ("kept_share", "near_share")
+"""Of announced_opens."""
 OF_FIRST = ("provenance", "planned", "ids", "followed", "trace_used", "trace_unused_why", "trace_written", "trace_why")
 """The same on all nodes, but for what only one of them can say of the trace."""
 
 
 def order_of(nodes: Sequence[Digest]) -> dict[str, Any]:
-    """The section. Unknown is null: `kept_share` and `lead` where nothing was announced, or seen to be opened."""
+    """The section. Unknown is null: the shares and `lead` where nothing was announced, or seen to be opened."""
     parts = [node.part.order for node in nodes]
     found: dict[str, Any] = {name: _first(parts, name) for name in OF_FIRST}
     found |= {name: _sum(parts, name) for name in SUMMED}
-    found["kept_share"] = _kept_share(parts)
+    found |= {name: _share(parts, name) for name in SHARES}
     found["lead"] = _lead(nodes)
     found["tables"] = [table for part in parts[:1] for table in part.get("tables") or []]
     return found
@@ -42,8 +44,8 @@ def _sum(parts: Sequence[dict[str, Any]], name: str) -> int | None:
     return sum(known) if known else None
 
 
-def _kept_share(parts: Sequence[dict[str, Any]]) -> float | None:
-    known = [(part["kept_share"], part["announced_opens"]) for part in parts if part.get("kept_share") is not None]
+def _share(parts: Sequence[dict[str, Any]], name: str) -> float | None:
+    known = [(part[name], part["announced_opens"]) for part in parts if part.get(name) is not None]
     opens = sum(count for _, count in known)
     return sum(share * count for share, count in known) / opens if opens else None
 

@@ -113,8 +113,8 @@ class NodePart:
     """size_bytes, inodes, why, used_bytes, used_inodes."""
     order: dict[str, Any] = field(default_factory=dict)
     """provenance and ids of the order that copies followed last, and with which one they began (planned);
-    announcements, announced_files, unknown_samples, followed: what samplers announced; kept_share, announced_opens,
-    lead, tables: how it was kept; opened_files, lost_bytes; trace_used, trace_unused_why, trace_written, trace_why."""
+    announcements, announced_files, unknown_samples, followed: what samplers announced; kept_share, near_share,
+    announced_opens, lead, tables: how it was kept; opened_files, lost_bytes; trace_used, trace_unused_why, trace_written, trace_why."""
     forecast: dict[str, Any] | None = None
     samples: list[Sample] = field(default_factory=list)
     processes: list[ProcessPart] = field(default_factory=list)

@@ -98,7 +98,8 @@ def not_kept(record: dict[str, Any]) -> Iterator[Note]:
     """Copies followed an announced order, and the program read in another."""
     part = record["order"]
     share = part["kept_share"]
-    if not part["followed"] or share is None or share >= KEPT or part["announced_opens"] < LEAST_OPENS:
+    near = part.get("near_share") or 0.0
+    if not part["followed"] or share is None or max(share, near) >= KEPT or part["announced_opens"] < LEAST_OPENS:
         return
     if any(table["source"] == "wrong" for table in part["tables"]):
         text = "the files of a dataset are not those that its attributes list, so the announced order did not hold"

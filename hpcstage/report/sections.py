@@ -72,13 +72,20 @@ def order(record: dict[str, Any]) -> list[str]:
     if not part["followed"]:
         words[-1] += ", not followed"
     if part["kept_share"] is not None:
-        words.append(f"{text.percent(part['kept_share'])} of opens as announced")
+        words.append(f"{text.percent(part['kept_share'])} of opens as announced{_nearly(part)}")
     lead = part["lead"]
     if lead is None or record["run"]["mode"] == "direct":
         return [", ".join(words)]
     seconds = "" if lead["median_s"] is None else f" ({text.seconds(lead['median_s'])})"
     ahead = f"{text.count(lead['median_files'])} files{seconds} ahead of the program at the median"
     return [", ".join(words), f"{ahead}, {text.count(lead['least_files'])} at the least"]
+
+
+def _nearly(part: dict[str, Any]) -> str:
+    """Where threads read neighbours in any order."""
+    near = part.get("near_share")
+    told = None if near is None else text.percent(near)
+    return "" if told in (None, text.percent(part["kept_share"])) else f" ({told} nearly so)"
 
 
 def _sum(datasets: list[dict[str, Any]], key: str) -> float | None:

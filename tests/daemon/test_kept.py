@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcstage.daemon.kept import MOST_SAMPLES, PLACES, Following, Keeping, Lead, positions
+from hpcstage.daemon.kept import MOST_SAMPLES, NEAR, PLACES, Following, Keeping, Lead, positions
 from hpcstage.daemon.streams import Who
 
 IDS = st.lists(st.integers(0, 12), max_size=25)
@@ -83,6 +83,34 @@ def test_the_other_way_round():
     assert (followed.opens, followed.kept) == (10, 1)
 
 
+@given(st.integers(1, 200), st.integers(1, NEAR), st.randoms(use_true_random=False))
+def test_neighbours_in_any_order_are_nearly_in_order(files, window, random):
+    followed = following(range(files), files)
+    ids = [
+        id_
+        for at in range(0, files, window)
+        for id_ in random.sample(range(files)[at:][:window], min(window, files - at))
+    ]
+    for id_ in ids:
+        followed.opened(1, id_)
+    assert followed.kept <= followed.near == followed.opens == files
+
+
+def test_another_order_is_not_nearly_in_order():
+    files = 5000
+    followed = following(range(files), files)
+    for step in range(files):
+        followed.opened(1, step * 2003 % files)
+    assert followed.near < 0.5 * files
+
+
+def test_one_file_far_ahead_does_not_spoil_the_rest():
+    followed = following(range(1000), 1000)
+    for id_ in (999, *range(999)):
+        followed.opened(1, id_)
+    assert followed.near == 999
+
+
 # ---- which loader an open belongs to
 
 
@@ -114,7 +142,7 @@ def test_epochs_add_up():
         for id_ in opened:
             keeping.opened(1, id_)
     keeping.end(Who(100, 1))
-    assert (keeping.opens, keeping.kept_share) == (4, 0.75)
+    assert (keeping.opens, keeping.kept_share, keeping.near_share) == (4, 0.75, 1.0)
 
 
 def test_nothing_announced():

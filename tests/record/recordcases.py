@@ -113,6 +113,7 @@ def announced(**changes: Any) -> dict[str, Any]:
         "unknown_samples": 0,
         "followed": True,
         "kept_share": 1.0,
+        "near_share": None,
         "announced_opens": 10_000,
         "opened_files": 10_000,
         "lost_bytes": 0,

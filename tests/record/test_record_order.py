@@ -74,6 +74,7 @@ def test_a_table_that_was_wrong_is_noted() -> None:
         announced(kept_share=0.1, followed=False),
         announced(kept_share=0.1, announced_opens=20),
         announced(kept_share=None),
+        announced(kept_share=0.7, near_share=0.99),
         {},
     ],
 )

@@ -63,4 +63,6 @@ def test_the_order_is_learnt(hpcstage: Hpcstage, make_tree: Callable[..., Path],
     assert order["unknown_samples"] == 0
     assert order["opened_files"] == 120
     assert order["kept_share"] >= 0.5, "threads open neighbours in any order"
+    assert order["near_share"] >= 0.95
+    assert "order-not-kept" not in {problem["id"] for problem in record["problems"]}
     assert {table["source"] for table in order["tables"]} == {"program"}
