@@ -114,7 +114,8 @@ class NodePart:
     order: dict[str, Any] = field(default_factory=dict)
     """provenance and ids of the order that copies followed last, and with which one they began (planned);
     announcements, announced_files, unknown_samples, followed: what samplers announced; kept_share, near_share,
-    announced_opens, lead, tables: how it was kept; opened_files, lost_bytes; trace_used, trace_unused_why, trace_written, trace_why."""
+    announced_opens, lead, tables: how it was kept; opened_files, lost_bytes; trace_used, trace_unused_why,
+    trace_written, trace_why."""
     forecast: dict[str, Any] | None = None
     samples: list[Sample] = field(default_factory=list)
     processes: list[ProcessPart] = field(default_factory=list)

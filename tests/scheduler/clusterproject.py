@@ -146,7 +146,7 @@ def staging_of(project: Project, index: int | None = None) -> list[psutil.Proces
 
 
 def kill_daemons(project: Project, index: int) -> int:
-    """Kills a project's staging daemon on a node, copiers included, and no other job's; how many processes that were."""
+    """Kills a project's staging daemon on a node, copiers included, and no other's; how many processes that were."""
     killed = 0
     for process in staging_of(project, index):
         with contextlib.suppress(psutil.NoSuchProcess):
