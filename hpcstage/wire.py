@@ -237,6 +237,9 @@ INDEX = struct.Struct("<Iq")
 # ---- the holdings: `<node directory>/holdings`, one shared mapping, written by the daemon ----
 #
 # 0 u64 HOLDINGS_MAGIC   8 u64 files   then a byte per id of `<node directory>/manifest.bin`
+MANIFEST_FILE = "manifest.bin"
+HOLDINGS_FILE = "holdings"
+"""In the node directory, for libraries in training code: the files of the datasets, and a byte for each of them."""
 HOLDINGS_MAGIC = int.from_bytes(b"hpchold1", "little")
 HOLDINGS_HEADER = struct.Struct("<QQ")
 

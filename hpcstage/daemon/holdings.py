@@ -11,9 +11,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from hpcstage.wire import HOLDINGS_HEADER, HOLDINGS_MAGIC, Holding
+from hpcstage.wire import HOLDINGS_FILE, HOLDINGS_HEADER, HOLDINGS_MAGIC, Holding
 
-HOLDINGS_FILE = "holdings"
 _ONLY_KEPT = bytes(Holding.KEPT if value == Holding.KEPT else Holding.NONE for value in range(256))
 
 

@@ -27,7 +27,6 @@ from hpcstage.daemon.page import Page
 from hpcstage.daemon.pool import Pool
 from hpcstage.daemon.queue import Place
 from hpcstage.daemon.sampler import Reading, Sampler
-from hpcstage.daemon.scanning import MANIFEST_FILE
 from hpcstage.daemon.server import Reply, Server, open_listener
 from hpcstage.daemon.spec import DaemonSpec
 from hpcstage.daemon.staging import DIRECT_MODE, PLAN_HELPER, Staging
@@ -36,7 +35,7 @@ from hpcstage.daemon.watch import Watch
 from hpcstage.daemon.wrappers import Wrappers
 from hpcstage.errors import HpcstageError
 from hpcstage.job import nodedir
-from hpcstage.wire import Answer, Kind, Layer, Reason, State
+from hpcstage.wire import MANIFEST_FILE, Answer, Kind, Layer, Reason, State
 
 TICK_S = 1.0
 PART_EVERY_S = 10.0

@@ -24,13 +24,14 @@ from hpcstage.daemon.messages import Result
 from hpcstage.daemon.peerlink import PeerLink, note
 from hpcstage.daemon.peers import Peers
 from hpcstage.daemon.routes import Members, Routes, make, transit_of
-from hpcstage.daemon.scanning import MANIFEST_FILE, ORDER_FILE
+from hpcstage.daemon.scanning import ORDER_FILE
 from hpcstage.daemon.spec import DaemonSpec
 from hpcstage.daemon.watch import Watch
 from hpcstage.daemon.written import Written
 from hpcstage.group import link
 from hpcstage.plan import order as orders
 from hpcstage.plan.placement import Kind
+from hpcstage.wire import MANIFEST_FILE
 
 MANIFEST_WAIT_S = 600.0
 """With a group that stands: its first node scans, and a scan of a million files takes long."""

@@ -20,8 +20,8 @@ from hpcstage.plan.datasets import Resolved, resolve
 from hpcstage.plan.manifest import Manifest
 from hpcstage.plan.scan import ScanResult, scan
 from hpcstage.plan.types import Budget, Order, Workload
+from hpcstage.wire import MANIFEST_FILE
 
-MANIFEST_FILE = "manifest.bin"
 ORDER_FILE = "order.bin"
 AUTO_MODE = "auto"
 PROBE_S = 1.0

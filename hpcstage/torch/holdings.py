@@ -17,10 +17,9 @@ from torch.utils.data import Subset
 
 from hpcstage.errors import HpcstageError
 from hpcstage.plan.manifest import Manifest
-from hpcstage.wire import HOLDINGS_HEADER, HOLDINGS_MAGIC, Holding
+from hpcstage.wire import HOLDINGS_FILE, HOLDINGS_HEADER, HOLDINGS_MAGIC, MANIFEST_FILE, Holding
 
 NODE_DIR = "HPCSTAGE_NODE_DIR"
-MANIFEST_FILE, HOLDINGS_FILE = "manifest.bin", "holdings"
 _ATTRIBUTES = ("samples", "imgs", "paths", "files")
 _NOT_STAGED = -1
 

@@ -11,9 +11,9 @@ import pytest
 from daemon_process import DaemonProcess, start_daemon, wait_until  # noqa: F401
 from group_process import nodes  # noqa: F401
 
-from hpcstage.daemon.holdings import HOLDINGS_FILE, Holdings
+from hpcstage.daemon.holdings import Holdings
 from hpcstage.plan.manifest import Manifest
-from hpcstage.wire import HOLDINGS_HEADER, HOLDINGS_MAGIC, Answer, Holding, Kind
+from hpcstage.wire import HOLDINGS_FILE, HOLDINGS_HEADER, HOLDINGS_MAGIC, Answer, Holding, Kind
 
 
 def said(node_dir: Path) -> list[int]:
