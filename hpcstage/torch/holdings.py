@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import Subset
+from torch.utils.data import ConcatDataset, Subset
 
 from hpcstage.errors import HpcstageError
 from hpcstage.plan.manifest import Manifest
@@ -28,7 +29,7 @@ def paths_of(dataset: Any) -> list[str] | None:  # noqa: ANN401  any dataset
     """The file of each sample, where the dataset has a list of them; None where it has none.
 
     A list of paths, an ImageFolder and what has `samples`, `imgs`, `paths` or `files` like it, any attribute that is a
-    list of absolute paths, a Subset of those.
+    list of absolute paths (or an array or a data frame with a column of them), a Subset or a ConcatDataset of those.
 
     >>> paths_of(["/data/a.jpg", "/data/b.jpg"])
     ['/data/a.jpg', '/data/b.jpg']
@@ -36,13 +37,26 @@ def paths_of(dataset: Any) -> list[str] | None:  # noqa: ANN401  any dataset
     if isinstance(dataset, Subset):
         inner = paths_of(dataset.dataset)
         return None if inner is None else [inner[index] for index in dataset.indices]
-    for candidate in (dataset, *(getattr(dataset, name, None) for name in _ATTRIBUTES)):
+    if isinstance(dataset, ConcatDataset):
+        parts = [part for each in dataset.datasets if (part := paths_of(each)) is not None]
+        return list(chain.from_iterable(parts)) if len(parts) == len(dataset.datasets) else None
+    named = (dataset, *(getattr(dataset, name, None) for name in _ATTRIBUTES))
+    for candidate in chain.from_iterable(map(_lists, named)):
         if (found := _column(candidate, len(dataset))) is not None:
             return found
-    for candidate in list(getattr(dataset, "__dict__", {}).values()):
+    for candidate in chain.from_iterable(map(_lists, list(getattr(dataset, "__dict__", {}).values()))):
         if (found := _column(candidate, len(dataset))) is not None and all(map(os.path.isabs, found)):
             return found
     return None
+
+
+def _lists(attribute: Any) -> Iterable[object]:  # noqa: ANN401  any attribute of a dataset
+    """What may be a list of paths: itself, or as one an array of texts, or the columns of a data frame."""
+    if hasattr(attribute, "columns") and hasattr(attribute, "iloc"):
+        return chain.from_iterable(_lists(attribute[name]) for name in attribute.columns)
+    if str(getattr(attribute, "dtype", "")).startswith(("object", "str", "<U")):
+        return (attribute.tolist(),)
+    return (attribute,)
 
 
 def _column(rows: object, length: int) -> list[str] | None:

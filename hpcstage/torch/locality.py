@@ -44,7 +44,7 @@ class LocalityAwareSampler(Sampler[list[int]]):
     Outside of `hpcstage run`, without torch.distributed, and as long as one rank's node does not know the files, all
     ranks get what a DistributedSampler would give them.
 
-    dataset: has a length, and `samples`, `imgs`, `paths` or `files` with a path per sample, or `paths` is given.
+    dataset: has a length and a list of paths that is found by its shape, or `paths` is given.
     batch_size: of one rank.
     drop_last: the DistributedSampler's: leave out the samples that do not go evenly into the ranks. Else some are
         repeated, as there.

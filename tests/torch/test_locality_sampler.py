@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 
 import locality_ranks  # noqa: E402
 from locality_ranks import NODE_DIR, ROOT, Files, make_node, run_ranks  # noqa: E402
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Subset  # noqa: E402
+from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, DistributedSampler, Subset  # noqa: E402
 
 from hpcstage.torch import holdings as holdings_module  # noqa: E402
 from hpcstage.torch import locality as locality_module  # noqa: E402
@@ -241,8 +241,25 @@ def test_paths_of_datasets() -> None:
     assert paths_of(type("Named", (SimpleNamespace,), {"__len__": lambda _: 2})(**vars(named))) == ["/x/1", "/x/2"]
     assert paths_of(torch.arange(3)) is None
     assert paths_of(range(3)) is None
+    assert paths_of(ConcatDataset([files, Subset(files, [1])])) == [f"{ROOT}/{name}" for name in "abcb"]
+    assert paths_of(ConcatDataset([files, Subset(range(3), [1])])) is None
     files.samples.append(("/one/too/many", 0))
     assert paths_of(Subset(["/a", 7], [0])) is None
+
+
+def test_paths_in_data_frames() -> None:
+    pandas = pytest.importorskip("pandas")
+    rows = {"label": [1, 0], "note": ["/x/1", "no path"], "image": ["/x/1", "/x/2"]}
+
+    class Framed(SimpleNamespace):
+        def __len__(self) -> int:
+            return 2
+
+    assert paths_of(Framed(frame=pandas.DataFrame(rows))) == ["/x/1", "/x/2"]
+    assert paths_of(Framed(column=pandas.Series(rows["image"], index=[7, 9]))) == ["/x/1", "/x/2"]
+    assert paths_of(Framed(paths=pandas.Series(["1", "2"]).to_numpy())) == ["1", "2"]
+    assert paths_of(Framed(names=pandas.Series(["1", "2"]))) is None, "below a directory that nobody names"
+    assert paths_of(Framed(frame=pandas.DataFrame({"label": [1, 0]}))) is None
 
 
 def test_a_look_at_what_the_node_holds(tmp_path: Path) -> None:
