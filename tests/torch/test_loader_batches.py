@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import os
 import pickle
 import random
@@ -138,6 +139,22 @@ def test_forms_of_datasets(dataset: Any, num_workers: int) -> None:
 ])  # fmt: skip
 def test_options_of_workers(options: dict[str, Any]) -> None:
     both(Drawing(), batch_size=3, num_workers=2, shuffle=True, **options)
+
+
+@pytest.mark.filterwarnings("ignore:.*pin_memory.*")
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_pinned_memory_where_there_is_nothing_to_pin_for(num_workers: int) -> None:
+    both(Drawing(), batch_size=3, num_workers=num_workers, pin_memory=True)
+
+
+@pytest.mark.skipif("in_order" not in inspect.signature(data.DataLoader.__init__).parameters, reason="older PyTorch")
+def test_batches_as_they_come() -> None:
+    """Which worker loads a batch is then by chance, and what it draws too: the batches are those of the sampler."""
+    made = DataLoader(
+        range(ROWS), batch_size=3, num_workers=2, in_order=False, collate_fn=as_is, threads_per_worker=4
+    )  # fmt: skip
+    for _ in range(2):
+        assert sorted(made) == [list(range(ROWS))[start : start + 3] for start in range(0, ROWS, 3)]
 
 
 SPAWNED = """
