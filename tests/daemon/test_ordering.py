@@ -252,7 +252,7 @@ def test_logging_ends_when_all_is_known(start_daemon, make_tree):
     program.sample(39, files[39])
     program.read(range(39), files)
     wait_until(lambda: logging(daemon) == 0)
-    assert not list((daemon.node_dir / "opens").iterdir())
+    wait_until(lambda: not list((daemon.node_dir / "opens").iterdir()))
     assert daemon.end().order["opened_files"] == 40
 
 
