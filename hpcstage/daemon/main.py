@@ -292,7 +292,7 @@ class Daemon:
         self.server.close_all()
 
     def _stop_answering(self) -> None:
-        self.staging.answer_all(Reason.SETTLED)
+        self.staging.answers.end(Reason.SETTLED)
         if self.staging.group is not None:
             self.staging.group.close()
 

@@ -89,8 +89,8 @@ class Reporter:
     def _totals(self) -> dict[str, float]:
         staging = self._staging
         totals: dict[str, float] = {
-            "want_ready": staging.counts["want_ready"],
-            "want_direct": staging.counts["want_direct"],
+            "want_ready": staging.answers.counts["want_ready"],
+            "want_direct": staging.answers.counts["want_direct"],
         }
         if staging.outlook.scanned is not None:
             totals["source_stats"] = staging.outlook.scanned.stats

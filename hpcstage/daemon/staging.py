@@ -1,7 +1,7 @@
 """The staging of a node: scan, then copy, and meanwhile answer wants and writes.
 
-Owns the states SCANNING, STAGING, SETTLED (or MEASURING) and the parked wants; what is announced is `ordering`'s. It
-has no socket: the daemon gives it requests and tells it which descriptors are ready.
+Owns the states SCANNING, STAGING, SETTLED (or MEASURING); wants that wait are `answers`', what is announced is
+`ordering`'s. It has no socket: the daemon gives it requests and tells it which descriptors are ready.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import selectors
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Container
 from functools import partial
 from pathlib import Path
 
 from hpcstage.daemon import scanning, store
+from hpcstage.daemon.answers import Answers
 from hpcstage.daemon.copyfile import Status
 from hpcstage.daemon.engine import Engine
 from hpcstage.daemon.events import EventKind, Events
@@ -30,7 +30,6 @@ from hpcstage.daemon.queue import FINAL, Place, Queue, Verdict
 from hpcstage.daemon.scanning import Scanned
 from hpcstage.daemon.server import Reply
 from hpcstage.daemon.spec import DaemonSpec
-from hpcstage.daemon.wants import Parked
 from hpcstage.daemon.watch import Watch
 from hpcstage.daemon.writes import Writes
 from hpcstage.plan.manifest import Manifest
@@ -66,7 +65,7 @@ class Staging:
         self.engine: Engine | None = None
         self.state = State.STARTING
         self.outlook = Outlook(mode=spec.mode)
-        self.counts: Counter[str] = Counter()
+        self.answers = Answers(answer)
         self.ordering = Ordering(spec, helpers, watch, lambda: self.pump(time.monotonic()))
         self._watch = watch
         self._started = started
@@ -74,7 +73,6 @@ class Staging:
         self._events = events
         self._answer = answer
         self._on_state = on_state
-        self._parked = Parked()
         self._waiting_for_staged: list[int] = []
         self._writes = Writes(helpers, self._voided)
         self._closed_seen = Reason.NONE
@@ -173,7 +171,7 @@ class Staging:
             self.store,
             on_final=self._final,
             on_result=self._record,
-            is_wanted=self._parked.waits_for,
+            is_wanted=self.answers.waits_for,
             run_started=self._started,
         )
         self.pool.open_manifest()
@@ -181,7 +179,7 @@ class Staging:
         self._enter(State.STAGING)
         self._choose()
         if self.group is not None:
-            self.group.opened(self.engine, directories, order.provenance, self._parked.waits_for, self._received)
+            self.group.opened(self.engine, directories, order.provenance, self.answers.waits_for, self._received)
         self.ordering.open(manifest, queue, order)
         self.pump(time.monotonic())
         if self.spec.node_index == 0:
@@ -245,13 +243,12 @@ class Staging:
         if engine is None:
             return
         engine.pump(now)
-        for token, id_ in self._parked.expire(now):
-            self._direct(token, Reason.LATER)
+        for id_ in self.answers.expire(now):
             if self.peers is not None:
                 self.peers.timed_out(id_, now)
         if engine.queue.closed is not self._closed_seen:
             self._closed_seen = engine.queue.closed
-            for id_ in self._parked.ids():
+            for id_ in self.answers.wanted():
                 if engine.queue.place(id_) in FINAL:
                     self._final(id_)
             if self.peers is not None:
@@ -280,7 +277,7 @@ class Staging:
 
     def wake_after(self, now: float) -> float | None:
         """Seconds until `pump` has work by the clock."""
-        deadline = self._parked.next_deadline()
+        deadline = self.answers.next_deadline()
         waits = [] if deadline is None else [max(0.0, deadline - now)]
         if (look := self._watch.look_after(now)) is not None:
             waits.append(look)
@@ -315,16 +312,14 @@ class Staging:
         """The answer, or None: it comes when the copy is there, or when it has taken too long."""
         engine = self.engine
         if engine is None or self.state not in (State.STAGING, State.SETTLED):
-            return self._counted(Reason.SCANNING if self.state is State.SCANNING else Reason.SETTLED)
+            return self.answers.reply(Reason.SCANNING if self.state is State.SCANNING else Reason.SETTLED)
         id_ = engine.manifest.find_source(path)
         if id_ is None:
-            return self._counted(Reason.UNKNOWN)
+            return self.answers.reply(Reason.UNKNOWN)
         decision = engine.queue.want(id_, now)
-        if decision.verdict is Verdict.READY:
-            return self._counted(Reason.NONE)
-        if decision.verdict is Verdict.DIRECT:
-            return self._counted(decision.reason)
-        self._parked.park(id_, token, decision.deadline)
+        if decision.verdict is not Verdict.WAIT:
+            return self.answers.told(decision)
+        self.answers.park(id_, token, decision.deadline)
         if engine.queue.place(id_) is Place.FLYING:
             engine.pool.hurry(id_)
         else:
@@ -333,38 +328,17 @@ class Staging:
                 self.peers.pump(now)
         return None
 
-    def _counted(self, reason: Reason) -> Reply:
-        if reason is Reason.NONE:
-            self.counts["want_ready"] += 1
-            return Reply(Answer.READY)
-        self.counts["want_direct"] += 1
-        return Reply(Answer.DIRECT, reason)
-
-    def _direct(self, token: int, reason: Reason) -> None:
-        self._answer(token, self._counted(reason))
-
     def _final(self, id_: int) -> None:
         if self.peers is not None:
             self.peers.final(id_)
-        tokens = self._parked.settle(id_)
-        if not tokens or self.engine is None:
-            return
-        decision = self.engine.queue.want(id_, time.monotonic())
-        reason = Reason.NONE if decision.verdict is Verdict.READY else decision.reason or Reason.LATER
-        for token in tokens:
-            self._answer(token, self._counted(reason))
+        if self.engine is not None:
+            self.answers.settle(id_, self.engine.queue)
 
     def dropped(self, token: int) -> None:
         """Who asked is gone."""
-        self._parked.drop(token)
+        self.answers.drop(token)
         if token in self._waiting_for_staged:
             self._waiting_for_staged.remove(token)
-
-    def answer_all(self, reason: Reason) -> None:
-        """The end: nobody is left waiting."""
-        for id_ in self._parked.ids():
-            for token in self._parked.settle(id_):
-                self._direct(token, reason)
 
     def staged(self, token: int) -> Reply | None:
         """Answered when there is nothing more to copy."""
@@ -391,9 +365,8 @@ class Staging:
             self.group.written(ids)
 
     def _tell_parked(self, ids: Container[int]) -> None:
-        for id_ in self._parked.ids():
-            if id_ in ids:
-                self._final(id_)
+        for id_ in self.answers.wanted(ids):
+            self._final(id_)
         if self.peers is not None:
             self.peers.voided(ids)
 
