@@ -208,13 +208,14 @@ static int look(struct job *job, int in) {
     return job->before.size > job->limit ? fail(job, TOO_LARGE) : 0;
 }
 
+/* Who calls has a turn; it is given back as soon as nothing more is asked of the source. */
 static void copy_file(struct job *job) {
     if (!buffer && !(buffer = malloc(BUFFER_BYTES))) {
+        give_turn();
         errno = ENOMEM;
         fail(job, LOCAL_ERROR);
         return;
     }
-    take_turn();
     int in = open_source(job);
     int result = in < 0 ? fail(job, SOURCE_ERROR) : look(job, in);
     if (result == 0 && job->before.size <= BUFFER_BYTES) {
@@ -239,8 +240,10 @@ static PyObject *py_copy(PyObject *self, PyObject *args) {
     unsigned long long stats;
     Py_ssize_t link_length;
     if (!PyArg_ParseTuple(args, "yyyz#pLK", &job.source, &job.temporary, &job.target, &job.link, &link_length,
-                          &job.nofollow, &limit, &stats))
+                          &job.nofollow, &limit, &stats)) {
+        give_turn();
         return NULL;
+    }
     job.limit = limit;
     job.stats = (volatile struct stats *)(uintptr_t)stats;
     Py_BEGIN_ALLOW_THREADS
@@ -279,7 +282,7 @@ static PyObject *py_give_turn(PyObject *self, PyObject *none) {
 static PyMethodDef methods[] = {
     {"copy", py_copy, METH_VARARGS,
      "copy(source, temporary, target, link, nofollow, limit, stats) -> (status, errno, size, mtime_ns, open_ns, "
-     "read_ns, write_ns)"},
+     "read_ns, write_ns); with a turn taken, which it gives back"},
     {"limit", py_limit, METH_VARARGS, "limit(threads): so many may be at the source at a time; call it before any is"},
     {"take_turn", py_take_turn, METH_NOARGS, "Waits until another thread may go to the source."},
     {"give_turn", py_give_turn, METH_NOARGS, "This thread is back."},

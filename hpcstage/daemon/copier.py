@@ -143,8 +143,11 @@ class Copier:
             with contextlib.suppress(IndexError):
                 self._help(worker, self._helpers.popleft())
                 continue
+            worker.take_turn()  # before it takes a file: whatever somebody waits for by then comes first
             id_ = self._take(number)
-            if id_ is not None:
+            if id_ is None:
+                worker.give_turn()
+            else:
                 self._copy(worker, number, id_)
 
     def _take(self, number: int) -> int | None:
@@ -162,11 +165,7 @@ class Copier:
     def _copy(self, worker: Worker, number: int, id_: int) -> None:
         started_ns = time.monotonic_ns()
         try:
-            job = self._job(id_)
-            limit_bytes = self._settings.limit_bytes
-            outcome = Outcome(status=Status.TOO_LARGE)
-            if self._manifest.size(id_) <= limit_bytes:
-                outcome = copyfile.copy(worker, job, limit_bytes)
+            job, outcome = self._in_one_go(worker, id_)
             if outcome.status is Status.TOO_LARGE:
                 self._copy_big(worker, id_, job, started_ns)
                 return
@@ -178,6 +177,16 @@ class Copier:
                 self._current.pop(number, None)
                 self._stats.thread(self._first + number).words[CANCEL] = 0
         self._report(id_, outcome, started_ns)
+
+    def _in_one_go(self, worker: Worker, id_: int) -> tuple[Job, Outcome]:
+        """With a turn taken, which it ends."""
+        with contextlib.ExitStack() as turn:
+            turn.callback(worker.give_turn)
+            job, limit_bytes = self._job(id_), self._settings.limit_bytes
+            if self._manifest.size(id_) > limit_bytes:
+                return job, Outcome(status=Status.TOO_LARGE)
+            turn.pop_all()  # it ends with the last read, before the copy is written
+            return job, copyfile.copy(worker, job, limit_bytes)
 
     def _log_error(self) -> None:
         self._logged += 1

@@ -111,6 +111,16 @@ class Worker:
         finally:
             _copy.give_turn()
 
+    def take_turn(self) -> None:
+        """For `copy`, which gives it back as soon as it asks nothing more of the source."""
+        if self.native:
+            _copy.take_turn()
+
+    def give_turn(self) -> None:
+        """Nothing is copied after all."""
+        if self.native:
+            _copy.give_turn()
+
 
 def limit_turns(transfers: int) -> None:
     """So many threads of this process may be at the source at a time."""
@@ -119,7 +129,7 @@ def limit_turns(transfers: int) -> None:
 
 
 def copy(worker: Worker, job: Job, limit_bytes: int) -> Outcome:
-    """Copies a file of at most `limit_bytes`; a larger one is left for a ranged copy (TOO_LARGE)."""
+    """Copies a file of at most `limit_bytes`; a larger one is left for a ranged copy (TOO_LARGE). Ends the turn."""
     if worker.native:
         values = _copy.copy(job.source, job.temporary, job.target, job.link, job.nofollow, limit_bytes, worker.address)
         return Outcome(Status(values[0]), *values[1:])
