@@ -22,9 +22,7 @@ from hpcstage.wire import Reason
 
 LOOK_LIMIT = 4096
 """Ids passed over in one call, so that a full store never holds up the event loop."""
-SHORTEST_WAIT_S = 1.0
-"""Copiers step back behind the program: where its processes keep all processors busy (they start, say) a transfer can
-take half a second more than it does at the source. Who gives up then reads a second time what is about to be here."""
+SHORTEST_WAIT_S = 0.25
 WAIT_FACTOR = 4.0
 
 
