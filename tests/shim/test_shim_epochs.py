@@ -206,7 +206,8 @@ def test_workers_killed(native_lab: Lab) -> None:
         SMALL.split("loader =", maxsplit=1)[0]
         + """
 import signal
-loader = torch.utils.data.DataLoader(Files(), 1, shuffle=True, num_workers=2, collate_fn=list)  # tensors need the worker that sent them
+loader = torch.utils.data.DataLoader(Files(), 1, shuffle=True, num_workers=2, collate_fn=list)
+# lists: tensors need the worker that sent them
 batches = iter(loader)
 next(batches)
 for worker in batches._workers: os.kill(worker.pid, signal.SIGKILL)
