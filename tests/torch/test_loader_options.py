@@ -160,7 +160,8 @@ def test_accelerate() -> None:
 # ---- Ctrl-C
 
 INTERRUPTED = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from torch.utils.data import Dataset
 from hpcstage.torch.loader import DataLoader
 class Slow(Dataset):
