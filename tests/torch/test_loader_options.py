@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import doctest
 import os
 import signal
@@ -187,6 +188,8 @@ def test_an_interrupt_ends_it(num_workers: int) -> None:
         os.killpg(process.pid, signal.SIGINT)
         _, err = process.communicate(timeout=40)
     finally:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     assert process.returncode == -signal.SIGINT
     assert b"KeyboardInterrupt" in err
