@@ -43,9 +43,12 @@ MISSED_EVERY_S = 2.0
 POOL_END_S = 1.0
 MOST_MISTAKES = 100
 LEAST_WRITE_S = 2.0
+SWEEP_END_S = 2.0
+"""What runs before us left behind may take longer to remove than a short command runs."""
 OWN_DRAIN = 0.8
 """Of what the wrapper waits for the end: it must hear of it before it takes us for dead."""
 _PART = "part"
+_SWEEP = "sweep"
 
 
 class Daemon:
@@ -196,7 +199,7 @@ class Daemon:
     def _sweep_leftovers(self) -> None:
         paths = [Path(path) for path in self.spec.leftovers]
         if paths:
-            self.helpers.start("sweep", lambda: _remove_all(paths), lambda _: None)
+            self.helpers.start(_SWEEP, lambda: _remove_all(paths), lambda _: None)
 
     def _compile_shim(self) -> None:
         shim = self.node_dir / "shim"
@@ -284,10 +287,11 @@ class Daemon:
         for stop in (self._stop_answering, self._stop_learning, self._stop_copying):
             self._guarded(stop)
         self._guarded(lambda: self._write_last_part(deadline))
-        self.helpers.close()
         if self._last_token is not None:
             self.server.answer(self._last_token, Reply(Answer.LAST, keep=True))
         self.server.stop_listening()
+        self.helpers.wait(_SWEEP, SWEEP_END_S)
+        self.helpers.close()
         store.remove_tree(self._out_of_sight(), last=("lock",))
         self.server.close_all()
 
