@@ -296,7 +296,7 @@ def on_nodes(bench: Bench) -> list[Figure]:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
     options = options_of(parser(__doc__).parse_args(argv))
-    rates = {"bandwidth": BANDWIDTH, "link": LINK}
+    rates = {"bandwidth": BANDWIDTH, "link": None if unavailable() else LINK}
     numbers = {**rates, "preprocess_s": PREPROCESS_S, "batch": BATCH, "file_bytes": FILE_BYTES}
     bench = Bench("locality", options, numbers)
     return bench.finish([*even_out(bench), *simulate(bench), *on_nodes(bench)])

@@ -22,7 +22,7 @@ source .venv/bin/activate
 DATA=${DATA:-/lustre/imagenet/train}
 
 # Where the processes of PyTorch find each other. train.py takes its rank from SLURM_PROCID, its GPU from SLURM_LOCALID.
-MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 export MASTER_ADDR MASTER_PORT="${MASTER_PORT:-29500}" WORLD_SIZE="$SLURM_NTASKS"
 
 # Behind srun there is one hpcstage per process; the first on each node starts the staging for all of that node, and the

@@ -18,7 +18,7 @@ source .venv/bin/activate
 DATA=${DATA:-/lustre/imagenet/train}
 
 # One torchrun per node (--ntasks-per-node=1 above) starts that node's processes; they meet on the first node.
-FIRST=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+FIRST=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 TORCHRUN=(torchrun --nnodes="$SLURM_NNODES" --nproc-per-node="${GPUS:-4}" --rdzv-backend=c10d
     --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$FIRST:${MASTER_PORT:-29500}")
 

@@ -266,6 +266,7 @@ static PyObject *py_limit(PyObject *self, PyObject *args) {
 static PyObject *py_take_turn(PyObject *self, PyObject *none) {
     (void)self;
     (void)none;
+    if (!limited || sem_trywait(&turns) == 0) Py_RETURN_NONE; /* the lock is dear with fifty threads: kept if it can be */
     Py_BEGIN_ALLOW_THREADS
     take_turn();
     Py_END_ALLOW_THREADS

@@ -1,6 +1,6 @@
 """What wants are told: at once, when their file has come to its end, or when they have waited long enough.
 
-Owns the wants that wait and the counts of answers. What an answer is decides the queue.
+Owns the wants that wait and the counts of answers; the queue decides what is answered.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ class Daemon:
             self._guarded(self._by_the_clock)
         self._end()
 
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def _guarded(self, work: Callable[[], object]) -> None:
         """A mistake of ours must not end the staging; many in a row do."""
         try:
             work()
@@ -290,7 +290,7 @@ class Daemon:
         if self._last_token is not None:
             self.server.answer(self._last_token, Reply(Answer.LAST, keep=True))
         self.server.stop_listening()
-        self.helpers.wait(_SWEEP, SWEEP_END_S)
+        self._guarded(lambda: self.helpers.wait(_SWEEP, SWEEP_END_S))
         self.helpers.close()
         store.remove_tree(self._out_of_sight(), last=("lock",))
         self.server.close_all()

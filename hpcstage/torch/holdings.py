@@ -53,7 +53,8 @@ def paths_of(dataset: Any) -> list[str] | None:  # noqa: ANN401  any dataset
 def _lists(attribute: Any) -> Iterable[object]:  # noqa: ANN401  any attribute of a dataset
     """What may be a list of paths: itself, or as one an array of texts, or the columns of a data frame."""
     if hasattr(attribute, "columns") and hasattr(attribute, "iloc"):
-        return chain.from_iterable(_lists(attribute[name]) for name in attribute.columns)
+        columns = (attribute.iloc[:, number] for number in range(len(attribute.columns)))  # names may come twice
+        return chain.from_iterable(map(_lists, columns))
     if str(getattr(attribute, "dtype", "")).startswith(("object", "str", "<U")):
         return (attribute.tolist(),)
     return (attribute,)

@@ -256,6 +256,10 @@ def test_paths_in_data_frames() -> None:
             return 2
 
     assert paths_of(Framed(frame=pandas.DataFrame(rows))) == ["/x/1", "/x/2"]
+    assert paths_of(Framed(frame=pandas.DataFrame([[1, 2, "/x/1"], [3, 4, "/x/2"]], columns=["a", "a", "b"]))) == [
+        "/x/1",
+        "/x/2",
+    ]
     assert paths_of(Framed(column=pandas.Series(rows["image"], index=[7, 9]))) == ["/x/1", "/x/2"]
     assert paths_of(Framed(paths=pandas.Series(["1", "2"]).to_numpy())) == ["1", "2"]
     assert paths_of(Framed(names=pandas.Series(["1", "2"]))) is None, "below a directory that nobody names"
