@@ -40,24 +40,31 @@ class Column:
 
     def take(self, wanted: Sequence[int]) -> list[str]:
         """Absolute names of these samples; empty where there is none."""
+        return self.joined(wanted).split("\0") if len(wanted) else []
+
+    def joined(self, wanted: Sequence[int]) -> str:
+        """The same with NUL between them."""
         names = self.names(wanted)
         try:
             return self._alike(names)
         except TypeError:
-            return [self.whole(name) for name in names]
+            plain = not (self.prefix or self.suffix or self.tidy)
+            texts = [name if plain and type(name) is str else self.whole(name) for name in names]
+            return "\0".join(["" if "\0" in text else text for text in texts])
 
-    def _alike(self, names: list[Any]) -> list[str]:
-        """What `whole` makes of each, quickly. Raises TypeError where not all are spelt alike."""
+    def _alike(self, names: list[Any]) -> str:
+        """What `whole` makes of each, made of all at once. Raises TypeError where not all are spelt alike."""
+        text = os.fsdecode(b"\0".join(names)) if names and isinstance(names[0], bytes) else "\0".join(names)
+        if text.count("\0") != len(names) - 1:
+            raise TypeError
         prefix, suffix = self.prefix, self.suffix
-        if names and isinstance(names[0], bytes):
-            names = _separated(os.fsdecode(b"\0".join(names)), len(names))
         if self.tidy:
-            names, prefix = _tidied(names, prefix), ""
-            if not suffix:
-                return names
-        if prefix or suffix:
-            return [prefix + name + suffix if type(name) is str else self.whole(name) for name in names]
-        return [name if type(name) is str else self.whole(name) for name in names]
+            text, prefix = _tidied(text, len(names), prefix), ""
+        elif (prefix or suffix) and ("\0\0" in "\0" + text + "\0" or (prefix and "\0/" in "\0" + text)):
+            raise TypeError  # some are absolute already, or are none
+        if not prefix and not suffix:
+            return text
+        return prefix + text.replace("\0", suffix + "\0" + prefix) + suffix
 
     def whole(self, name: Any) -> str:
         """One name, made absolute."""
@@ -68,25 +75,18 @@ class Column:
         return os.path.normpath(path + self.suffix) if self.tidy else path + self.suffix
 
 
-def _separated(text: str, count: int) -> list[str]:
-    names = text.split("\0")
-    if len(names) != count:
-        raise TypeError
-    return names
-
-
-def _tidied(names: list[str], prefix: str) -> list[str]:
+def _tidied(text: str, count: int, prefix: str) -> str:
     """Names that all begin with the same dots, without them and absolute."""
-    text = "\0".join(["", *names])
+    text = "\0" + text
     end = max(text.find("\0", 1), 0) or len(text)
     head = text[: max(text.rfind("./", 0, end), text.rfind("//", 0, end)) + 2]
-    if text.count(head) != len(names):
+    if text.count(head) != count:
         raise TypeError
     begin = os.path.normpath(head[1:] if head[1:2] == "/" else prefix + head[1:])
     text = text.replace(head, "\0" + (begin if begin[-1:] == "/" else begin + "/"))
     if "./" in text or "//" in text:
         raise TypeError
-    return _separated(text[1:], len(names))
+    return text[1:]
 
 
 def as_text(name: Any) -> str:
@@ -139,10 +139,20 @@ def _read_array(value: Any) -> Reader:
 def _read_arrow(value: Any) -> Reader:
     def read(wanted: Sequence[int]) -> list[Any]:
         if isinstance(wanted, range):
-            return list(value.slice(wanted.start, len(wanted)).to_pylist())
-        return list(value.take(list(wanted)).to_pylist())
+            return _values(value.slice(wanted.start, len(wanted)))
+        return _values(value.take(list(wanted)))
 
     return read
+
+
+def _values(some: Any) -> list[Any]:
+    """Of an Arrow-like column. Texts come several times faster by way of an array."""
+    if str(getattr(some, "type", "")) in ("string", "large_string"):
+        try:
+            return list(some.to_numpy(zero_copy_only=False).tolist())
+        except (AttributeError, TypeError):  # an older one
+            pass
+    return list(some.to_pylist())
 
 
 def columns_in(value: Any, rows: int, probes: Sequence[int]) -> list[Column]:

@@ -57,11 +57,8 @@ def pieces(parts: list[Any]) -> Iterator[bytes]:
     between = b""
     for part in parts:
         for begin in range(0, part.rows, PIECE_SAMPLES):
-            names = part.take(range(begin, min(begin + PIECE_SAMPLES, part.rows)))
-            piece = "\0".join(names)
-            if piece.count("\0") != len(names) - 1:
-                piece = "\0".join("" if "\0" in name else name for name in names)
-            yield between + os.fsencode(piece)
+            wanted = range(begin, min(begin + PIECE_SAMPLES, part.rows))
+            yield between + os.fsencode(part.joined(wanted))
             between = b"\0"
 
 

@@ -30,8 +30,23 @@ BLOCK_ROWS = 8192
 SUFFIXES = (".jpg", ".JPEG", ".png", ".jpeg", ".npy", ".npz", ".pt", ".wav", ".flac", ".tif", ".txt", ".bin")
 
 
-class Table:
+class _Rows:
     """`take` gives the absolute names of some samples, `columns` per sample, sample by sample."""
+
+    rows: int
+    columns: int
+
+    def take(self, wanted: Sequence[int]) -> list[str]:
+        """The names, empty where a sample has none."""
+        raise NotImplementedError
+
+    def joined(self, wanted: Sequence[int]) -> str:
+        """The same with NUL between them."""
+        return "\0".join(self.take(wanted))
+
+
+class Table(_Rows):
+    """Rows of columns that were found."""
 
     def __init__(self, rows: int, found: list[Any]) -> None:
         self.rows = rows
@@ -52,7 +67,6 @@ class Table:
         return range(begin, begin + self.rows)
 
     def take(self, wanted: Sequence[int]) -> list[str]:
-        """The names, empty where a sample has none."""
         if self.columns == 1:
             return list(self._found[0].take(wanted))
         flat = [""] * (len(wanted) * self.columns)
@@ -60,8 +74,11 @@ class Table:
             flat[number :: self.columns] = column.take(wanted)
         return flat
 
+    def joined(self, wanted: Sequence[int]) -> str:
+        return str(self._found[0].joined(wanted)) if self.columns == 1 else super().joined(wanted)
 
-class _Picked:
+
+class _Picked(_Rows):
     """Some rows of a table, in another order."""
 
     def __init__(self, inner: Any, indices: Any) -> None:
@@ -93,7 +110,7 @@ def _chosen(rows: Sequence[int], chosen: array[int]) -> array[int]:
     return found
 
 
-class _Joined:
+class _Joined(_Rows):
     """Tables one behind the other."""
 
     def __init__(self, inner: list[Any]) -> None:

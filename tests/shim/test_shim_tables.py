@@ -266,19 +266,14 @@ def test_few_questions_to_the_file_system(root: Path, monkeypatch: pytest.Monkey
     assert len(asked) <= 2 * tables.MAX_LSTATS
 
 
-@given(st.lists(st.lists(st.text(st.characters(blacklist_categories=["Cs"])), min_size=2, max_size=2), min_size=1))
-def test_what_is_written_is_what_is_there(rows: list[list[str]]) -> None:
-    class Given:
-        columns = 2
+TEXTS = st.text(st.characters(blacklist_categories=["Cs"]), max_size=9)
 
-        def __init__(self) -> None:
-            self.rows = len(rows)
 
-        def take(self, wanted: Any) -> list[str]:
-            return [name for index in wanted for name in rows[index]]
-
-    written = b"".join(files.pieces([Given()])).split(b"\0")
-    assert written == [b"" if "\0" in name else os.fsencode(name) for row in rows for name in row]
+@given(st.lists(st.lists(TEXTS | st.none(), min_size=2, max_size=2), min_size=1), st.integers(1, 2))
+def test_what_is_written_is_what_is_there(rows: list[list[str | None]], wide: int) -> None:
+    found = [columns.Column(lambda wanted: [rows[i] for i in wanted], place) for place in range(wide)]
+    written = b"".join(files.pieces([tables.Table(len(rows), found)])).split(b"\0")
+    assert written == [b"" if not name or "\0" in name else os.fsencode(name) for row in rows for name in row[:wide]]
 
 
 def written(dataset: Any, root: Path, orders: Path) -> tuple[list[str], list[list[str]]]:
@@ -350,8 +345,9 @@ def test_names_are_spelt_alike_whichever_way(head: str, rest: list[str], other: 
         column = columns.Column(lambda wanted, some=some: [some[i] for i in wanted], None)  # type: ignore[misc]
         for column.prefix, column.suffix in (("", ""), ("/base/of", ""), ("/base/", ".jpg")):
             column.prefix = column.prefix and column.prefix.rstrip("/") + "/"
-            column.tidy = True
-            assert column.take(range(len(some))) == [column.whole(name) for name in some]
+            for column.tidy in (True, False):
+                if column.tidy or column.prefix:
+                    assert column.take(range(len(some))) == [column.whole(name) for name in some]
 
 
 def test_keys_tell_datasets_apart(root: Path) -> None:
