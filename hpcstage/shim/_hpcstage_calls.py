@@ -1,4 +1,4 @@
-"""The callables of the Python layer, and what they share.
+"""The callables of the Python layer.
 
 They are instances, not functions: a function that becomes a class attribute binds, a builtin does not. Each holds its
 original, answers `__wrapped__` with it, and pickles by its name.
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import stat as stat_bits
-from time import monotonic_ns
 
 import _hpcstage_wire as wire  # type: ignore[import-not-found]
+from _hpcstage_context import CLOEXEC_READ  # type: ignore[import-not-found]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable
+    from typing import Any
+
+    from _hpcstage_context import Context
 
 READ_MODES = frozenset(("r", "rb", "br", "rt", "tr", "U", "rU", "Ur", "rbU"))
 NOT_REDIRECTED = (
@@ -23,180 +25,10 @@ NOT_REDIRECTED = (
 )  # fmt: skip
 NOT_QUICK = NOT_REDIRECTED | os.O_NOFOLLOW
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_open = os.open
 _close = os.close
-_read = os.read
 _stat = os.stat
-_fstat = os.fstat
 _access = os.access
-_readlink = os.readlink
-_fsencode = os.fsencode
 BY_NAME = {"fchmod": os.chmod, "fchown": os.chown}
-CLOEXEC_READ = os.O_RDONLY | os.O_CLOEXEC
-OPENED_LOCAL = 0
-OPENED_SOURCE = 1
-
-
-class Context:
-    """What all callables of this process share. Quiet during the self-test: nothing is counted or asked."""
-
-    def __init__(self, config: Any, slot: Any, paths: Any, daemon: Any) -> None:
-        self.direct = config.direct
-        self.slot = slot
-        self.daemon = daemon
-        self.use(paths, quiet=True)
-
-    def use(self, paths: Any, quiet: bool) -> None:
-        """Goes by these maps from now on."""
-        self.paths = paths
-        self.prefixes = paths.prefixes
-        self.quiet = quiet
-
-    def measuring(self) -> bool:
-        """Mode direct: nothing is redirected, opens are only counted."""
-        return not self.quiet and (self.direct or self.slot.state[0] == wire.STATE_MEASURING)
-
-    def quick_open(self, name: str, flags: int) -> int:
-        """A descriptor of the copy in the common case, else -1 and nothing has happened."""
-        local = self.paths.copy_name(name)
-        if local is None or self.quiet or self.direct or self.slot.state[0] == wire.STATE_MEASURING:
-            return -1
-        begin_ns = monotonic_ns()
-        try:
-            fd = _open(local, flags)
-        except OSError:
-            return -1
-        slot = self.slot
-        counters = slot.counters
-        counters[0] += 1  # COUNTER_HIT_OPENS
-        end_ns = monotonic_ns()
-        counters[1] += end_ns - begin_ns  # COUNTER_HIT_OPEN_NS
-        if slot.logs[0]:
-            slot.log.opened(local, OPENED_LOCAL, end_ns)
-        return fd
-
-    def is_file(self, fd: int) -> bool:
-        """Whether what was just opened is no directory; else it is closed and was no hit."""
-        try:
-            _read(fd, 0)
-        except OSError:
-            _close(fd)
-            self.slot.counters[wire.COUNTER_HIT_OPENS] -= 1
-            return False
-        return True
-
-    def open_copy(self, place: Any, flags: int) -> tuple[int, int]:
-        """(descriptor of the copy, 0) or (-1, Reason); (-2, 0) if this is no regular file."""
-        if self.measuring():
-            return -1, wire.REASON_NONE
-        begin_ns = monotonic_ns()
-        try:
-            fd = _open(place.local, flags)
-        except (FileNotFoundError, NotADirectoryError):
-            return self._ask(place, flags)
-        except OSError:
-            return -1, wire.REASON_LOCAL_ERROR
-        if not _regular(fd, flags):
-            _close(fd)
-            return -2, 0
-        if not self.quiet:
-            counters = self.slot.counters
-            counters[wire.COUNTER_HIT_OPENS] += 1
-            counters[wire.COUNTER_HIT_OPEN_NS] += monotonic_ns() - begin_ns
-            self.log(place.local, OPENED_LOCAL)
-        return fd, 0
-
-    def _ask(self, place: Any, flags: int) -> tuple[int, int]:
-        reason = wire.REASON_NONE if self.quiet else self.daemon.want(_fsencode(place.source))
-        if reason >= 0:
-            return -1, reason
-        try:
-            fd = _open(place.local, flags)
-        except OSError:
-            return -1, wire.REASON_LOCAL_ERROR
-        self.slot.counters[wire.COUNTER_READY_OPENS] += 1
-        self.log(place.local, OPENED_LOCAL)
-        return fd, 0
-
-    def log(self, local: str, where: int) -> None:
-        """An open for reading has succeeded."""
-        if self.slot.logs[0] and not self.quiet:
-            self.slot.log.opened(local, where, monotonic_ns())
-
-    def from_source(self, place: Any, call: Callable[[], Any], reason: int) -> Any:
-        """Opens at the source, counted."""
-        begin_ns = monotonic_ns()
-        try:
-            result = call()
-        except OSError:
-            self.slot.counters[wire.COUNTER_FAILED_OPENS] += 1
-            raise
-        self.slot.source_open(monotonic_ns() - begin_ns, reason)
-        self.log(place.local, OPENED_SOURCE)
-        return result
-
-    def copy_of(self, name: Any) -> str | None:
-        """The copy's own name, for a library that opens by name; counted like an open."""
-        place = self.paths.find(name)
-        if place is None or place.is_dir_name:
-            return None
-        fd, reason = self.open_copy(place, CLOEXEC_READ)
-        if fd >= 0:
-            _close(fd)
-            return str(place.local)
-        if fd == -1:
-            self.slot.source_open(0, reason)
-            self.log(place.local, OPENED_SOURCE)
-        return None
-
-    def drop(self, name: Any, dir_fd: int | None = None) -> bool:
-        """Before a change of `name`. Whether it is below a dataset."""
-        place = self.paths.find(name, dir_fd)
-        if place is None:
-            return False
-        self.daemon.drop(_fsencode(place.source.rstrip("/")), _fsencode(place.local.rstrip("/")))
-        return True
-
-    def drop_opened(self, fd: int, named: Any) -> None:
-        """After an open for writing: the name may have led elsewhere below a dataset by a symbolic link."""
-        try:
-            opened = _readlink("/proc/self/fd/%d" % fd)
-        except OSError:
-            return
-        place = self.paths.find(opened)
-        if place is not None and place.local != named.local:
-            self.drop(opened)
-
-    def could_write(self, name: Any, dir_fd: int | None, creates: bool) -> bool:
-        """Not a directory, which would take all below it along, and not a file that only looks written to."""
-        try:
-            mode = _stat(name, dir_fd=dir_fd).st_mode
-        except (OSError, ValueError):
-            return creates
-        return not stat_bits.S_ISDIR(mode) and bool(_access(name, os.W_OK, dir_fd=dir_fd))
-
-    def drop_file(self, name: Any, dir_fd: int | None = None) -> None:
-        """Before a change of a file; a directory's own mode and times mean nothing to the files in it."""
-        if self.paths.find(name, dir_fd) is None:
-            return
-        try:
-            if stat_bits.S_ISDIR(_stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
-                return
-        except (OSError, ValueError):
-            pass
-        self.drop(name, dir_fd)
-
-    def source_of_fd(self, fd: int) -> Any:
-        """The source's name if the descriptor is a copy's, else the descriptor."""
-        try:
-            return self.paths.source_of(_readlink("/proc/self/fd/%d" % fd)) or fd
-        except (OSError, TypeError):
-            return fd
-
-    def count(self, counter: int) -> None:
-        """Adds one."""
-        if not self.quiet:
-            self.slot.counters[counter] += 1
 
 
 def _plainly_outside(name: Any, prefixes: tuple[str, ...]) -> bool:
@@ -207,11 +39,6 @@ def _plainly_outside(name: Any, prefixes: tuple[str, ...]) -> bool:
         and "/." not in name
         and "//" not in name
     )
-
-
-def _regular(fd: int, flags: int) -> bool:
-    info = _fstat(fd)
-    return stat_bits.S_ISREG(info.st_mode) and not (flags & os.O_NOFOLLOW and info.st_nlink != 1)
 
 
 class Call:
@@ -314,7 +141,7 @@ class OsOpen(Call):
             return int(self.original(path, flags, mode, dir_fd=dir_fd))
         fd, reason = context.open_copy(place, flags | os.O_CLOEXEC)
         if fd >= 0:
-            return fd
+            return int(fd)
         if fd == -2:
             context.count(wire.COUNTER_OTHER_OPENS)
         if fd == -2 or context.quiet:

@@ -12,6 +12,7 @@ import os
 import sys
 
 import _hpcstage_calls as calls  # type: ignore[import-not-found]
+import _hpcstage_context as contexts  # type: ignore[import-not-found]
 import _hpcstage_paths as paths  # type: ignore[import-not-found]
 import _hpcstage_ring as ring  # type: ignore[import-not-found]
 import _hpcstage_slot as slots  # type: ignore[import-not-found]
@@ -36,7 +37,7 @@ def install(config: Any, selftest: Callable[[Any], bool]) -> Any:
     """Replaces the functions; the slot of this process, or None (and all is as before) if the self-test fails."""
     slot = slots.Slot(config.page, wire.LAYER_PYTHON, config.python_version)
     slot.open()
-    context = calls.Context(config, slot, paths.Paths([config.selftest]), wants.Daemon(config, slot))
+    context = contexts.Context(config, slot, paths.Paths([config.selftest]), wants.Daemon(config, slot))
     replaced = _replacements(context)
     _sweep({id(old): new for old, new in replaced})
     if not selftest(config):
