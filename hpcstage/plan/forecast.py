@@ -4,7 +4,7 @@ Per epoch, with C the compute time, D the bytes and n the files of the dataset:
 
     training    C                                                                       (their equation 1)
     storage     max(D / bytes per s, n / files per s) with all transfers in flight      (2)
-                n x s per file + D / bytes per s for one reader alone; divided by the readers, never less than (2)
+                n x s per file + D / bytes per s for one reader alone; several queue for what (2) says is shared
     true cost   max(C, reading) where readers work ahead, C + reading where none do     (6)
     with store  (1 - a) of the storage term + a of the local term, a the staged share   (7, 8)
 

@@ -45,7 +45,7 @@ class Terms:
         alone = share * self.local_alone_s + (1 - share) * self.source_alone_s
         if self.readers == 0:
             return alone
-        return max(alone / self.readers, (1 - share) * self.source_s, share * self.peers_s)
+        return queued_s(alone, ((1 - share) * self.source_s, share * self.peers_s), self.readers)
 
     def epoch_s(self, share: float) -> float:
         """Reading and computing once."""
@@ -80,6 +80,20 @@ class Asked:
     max_rate_bytes_per_s: float | None = None
     nodes: int = 1
     sharing: Sharing | None = None
+
+
+def queued_s(alone_s: float, shared_s: tuple[float, ...], readers: int) -> float:
+    """What a pass takes readers that do one thing each at a time, and queue for what they share: alone over readers
+    where that is little, the largest share where they are many, more than both between (mean value analysis)."""
+    if not alone_s and not any(shared_s):
+        return 0.0
+    own_s = max(0.0, alone_s - sum(shared_s))
+    queues, rate = [0.0] * len(shared_s), 0.0
+    for count in range(1, readers + 1):
+        held_s = [needed * (1 + queue) for needed, queue in zip(shared_s, queues, strict=True)]
+        rate = count / (own_s + sum(held_s))
+        queues = [rate * held for held in held_s]
+    return 1 / rate
 
 
 def phases(workload: Workload, rates: Rates, asked: Asked) -> Phases:

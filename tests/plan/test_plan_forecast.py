@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcstage.plan.forecast import forecast
+from hpcstage.plan.forecast_terms import queued_s
 from hpcstage.plan.types import Forecast, Rates, Workload
 
 INSTANT = 1e15
@@ -26,7 +27,7 @@ def totals(found: Forecast) -> dict[str, float]:
 
 def test_readers_ahead_one_epoch():
     found = forecast(WORK, RATES)
-    # direct: 3 + max(15, 20 / 2); upfront: 10 + 3 + 15; runtime: max(3 + 15, 10)
+    # direct: 3 + max(15, two readers 12.5); upfront: 10 + 3 + 15; runtime: max(3 + 15, 10)
     assert totals(found) == {"direct": 18, "upfront": 28, "runtime": 18, "auto": 18}
     assert found.choice == "direct"
     assert "each file is read once" in found.why
@@ -44,11 +45,33 @@ def test_no_readers_ahead_one_epoch():
 
 def test_epochs_with_a_slow_source():
     found = forecast(replace(WORK, epochs=10, epoch_compute_s=4.0), RATES)
-    # direct: 3 + 10 x max(4, 10); upfront: 10 + 3 + 10 x 4; runtime: max(3 + 4, 10) + 9 x 4
-    assert totals(found) == {"direct": 103, "upfront": 53, "runtime": 46, "auto": 46}
+    # One reader is at the shared part for 10 of 20 s, so another finds it busy half of the time, and a pass of both
+    # takes (10 + 10 x 1.5) / 2 s.
+    # direct: 3 + 10 x max(4, 12.5); upfront: 10 + 3 + 10 x 4; runtime: max(3 + 4, 10) + 9 x 4
+    assert totals(found) == {"direct": 128, "upfront": 53, "runtime": 46, "auto": 46}
     mode = found.modes["runtime"]
     assert (mode.first_epoch_s, mode.later_epoch_s) == (10, 4)
     assert any(item.startswith("page cache") for item in found.assumptions)
+
+
+SECONDS = st.floats(0.0, 1e6)
+
+
+@given(SECONDS, SECONDS, SECONDS, st.integers(1, 64))
+def test_readers_queue(own_s: float, first_s: float, second_s: float, readers: int):
+    """One alone waits for nobody, many get what the narrowest lets through; each one more helps, or changes nothing."""
+    shared_s = (first_s, second_s)
+    alone_s = own_s + sum(shared_s)
+    took_s = queued_s(alone_s, shared_s, readers)
+    slack = 1e-9 * alone_s
+    assert queued_s(alone_s, shared_s, 1) == pytest.approx(alone_s)
+    assert max(alone_s / readers, *shared_s) - slack <= took_s <= alone_s + slack
+    assert queued_s(alone_s, shared_s, readers + 1) <= took_s + slack
+
+
+def test_two_readers_at_a_busy_source():
+    """As measured: one reader alone 53 s, all transfers together 24.8 s, two readers 31.8 to 33.5 s."""
+    assert queued_s(53.0, (24.8,), 2) == pytest.approx(32.3, abs=0.1)
 
 
 def test_many_readers_do_not_exceed_the_source():
