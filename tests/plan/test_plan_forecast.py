@@ -70,8 +70,8 @@ def test_readers_queue(own_s: float, first_s: float, second_s: float, readers: i
 
 
 def test_two_readers_at_a_busy_source():
-    """As measured: all transfers together 24.8 s, two readers 31.8 to 33.5 s, one reader about 53 s (what a program that
-    does not read ahead takes, less its computing and its start)."""
+    """As measured: all transfers together 24.8 s, two readers 31.8 to 33.5 s, one reader about 53 s (what a program
+    that does not read ahead takes, less its computing and its start)."""
     assert queued_s(53.0, (24.8,), 2) == pytest.approx(32.3, abs=0.1)
 
 
