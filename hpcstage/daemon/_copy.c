@@ -13,7 +13,7 @@
 #include <Python.h>
 
 #include <errno.h>
-#include <semaphore.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,7 +43,7 @@ struct facts {
 struct job {
     const char *source, *temporary, *target, *link;
     int64_t limit;
-    int nofollow, named;
+    int nofollow, urgent, named;
     volatile struct stats *stats;
     int status, error;
     uint64_t open_ns, read_ns, write_ns;
@@ -52,8 +52,20 @@ struct job {
 
 static __thread char *buffer;
 static volatile int noatime = O_NOATIME;
-static sem_t turns;
-static volatile int limited;
+
+/* First come, first served: with a semaphore a thread can wait for a second while others go past it. */
+struct waiter {
+    struct waiter *next;
+    pthread_cond_t wake;
+    int may_go;
+};
+
+static struct {
+    pthread_mutex_t lock;
+    struct waiter *first, **end;
+    unsigned int free, waiting;
+    int limited;
+} turns = {.lock = PTHREAD_MUTEX_INITIALIZER, .end = &turns.first};
 
 static uint64_t now_ns(void) {
     struct timespec t;
@@ -68,13 +80,38 @@ static int bucket_of_ns(uint64_t ns) {
     return bucket < HIST_BUCKETS ? bucket : HIST_BUCKETS - 1;
 }
 
-static void take_turn(void) {
-    while (limited && sem_wait(&turns) < 0 && errno == EINTR)
-        ;
+/* With the lock held. What is urgent goes before all others. */
+static void wait_for_turn(int urgent) {
+    struct waiter me = {.wake = PTHREAD_COND_INITIALIZER};
+    struct waiter **place = urgent ? &turns.first : turns.end;
+    me.next = *place;
+    *place = &me;
+    if (turns.end == place) turns.end = &me.next;
+    turns.waiting++;
+    while (!me.may_go) pthread_cond_wait(&me.wake, &turns.lock);
+    turns.waiting--;
+    pthread_cond_destroy(&me.wake);
+}
+
+static void take_turn(int urgent) {
+    pthread_mutex_lock(&turns.lock);
+    if (turns.free) turns.free--;
+    else if (turns.limited) wait_for_turn(urgent);
+    pthread_mutex_unlock(&turns.lock);
 }
 
 static void give_turn(void) {
-    if (limited) sem_post(&turns);
+    pthread_mutex_lock(&turns.lock);
+    struct waiter *next = turns.first;
+    if (next) {
+        turns.first = next->next;
+        if (!turns.first) turns.end = &turns.first;
+        next->may_go = 1;
+        pthread_cond_signal(&next->wake); /* with the lock held: it is gone once it has seen that it may go */
+    } else if (turns.limited) {
+        turns.free++;
+    }
+    pthread_mutex_unlock(&turns.lock);
 }
 
 static int fail(struct job *job, int status) {
@@ -208,14 +245,13 @@ static int look(struct job *job, int in) {
     return job->before.size > job->limit ? fail(job, TOO_LARGE) : 0;
 }
 
-/* Who calls has a turn; it is given back as soon as nothing more is asked of the source. */
 static void copy_file(struct job *job) {
     if (!buffer && !(buffer = malloc(BUFFER_BYTES))) {
-        give_turn();
         errno = ENOMEM;
         fail(job, LOCAL_ERROR);
         return;
     }
+    take_turn(job->urgent);
     int in = open_source(job);
     int result = in < 0 ? fail(job, SOURCE_ERROR) : look(job, in);
     if (result == 0 && job->before.size <= BUFFER_BYTES) {
@@ -239,11 +275,9 @@ static PyObject *py_copy(PyObject *self, PyObject *args) {
     long long limit;
     unsigned long long stats;
     Py_ssize_t link_length;
-    if (!PyArg_ParseTuple(args, "yyyz#pLK", &job.source, &job.temporary, &job.target, &job.link, &link_length,
-                          &job.nofollow, &limit, &stats)) {
-        give_turn();
+    if (!PyArg_ParseTuple(args, "yyyz#ppLK", &job.source, &job.temporary, &job.target, &job.link, &link_length,
+                          &job.nofollow, &job.urgent, &limit, &stats))
         return NULL;
-    }
     job.limit = limit;
     job.stats = (volatile struct stats *)(uintptr_t)stats;
     Py_BEGIN_ALLOW_THREADS
@@ -259,16 +293,16 @@ static PyObject *py_limit(PyObject *self, PyObject *args) {
     unsigned int threads;
     (void)self;
     if (!PyArg_ParseTuple(args, "I", &threads)) return NULL;
-    limited = sem_init(&turns, 0, threads) == 0;
+    turns.free = threads;
+    turns.limited = 1;
     Py_RETURN_NONE;
 }
 
 static PyObject *py_take_turn(PyObject *self, PyObject *none) {
     (void)self;
     (void)none;
-    if (!limited || sem_trywait(&turns) == 0) Py_RETURN_NONE; /* the lock is dear with fifty threads: kept if it can be */
     Py_BEGIN_ALLOW_THREADS
-    take_turn();
+    take_turn(0);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
@@ -280,13 +314,23 @@ static PyObject *py_give_turn(PyObject *self, PyObject *none) {
     Py_RETURN_NONE;
 }
 
+static PyObject *py_waiting(PyObject *self, PyObject *none) {
+    (void)self;
+    (void)none;
+    pthread_mutex_lock(&turns.lock);
+    unsigned int waiting = turns.waiting;
+    pthread_mutex_unlock(&turns.lock);
+    return PyLong_FromUnsignedLong(waiting);
+}
+
 static PyMethodDef methods[] = {
     {"copy", py_copy, METH_VARARGS,
-     "copy(source, temporary, target, link, nofollow, limit, stats) -> (status, errno, size, mtime_ns, open_ns, "
-     "read_ns, write_ns); with a turn taken, which it gives back"},
+     "copy(source, temporary, target, link, nofollow, urgent, limit, stats) -> (status, errno, size, mtime_ns, open_ns, "
+     "read_ns, write_ns)"},
     {"limit", py_limit, METH_VARARGS, "limit(threads): so many may be at the source at a time; call it before any is"},
     {"take_turn", py_take_turn, METH_NOARGS, "Waits until another thread may go to the source."},
     {"give_turn", py_give_turn, METH_NOARGS, "This thread is back."},
+    {"waiting", py_waiting, METH_NOARGS, "How many threads wait for a turn."},
     {NULL, NULL, 0, NULL},
 };
 

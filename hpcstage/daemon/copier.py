@@ -143,15 +143,12 @@ class Copier:
             with contextlib.suppress(IndexError):
                 self._help(worker, self._helpers.popleft())
                 continue
-            worker.take_turn()  # before it takes a file: whatever somebody waits for by then comes first
-            id_ = self._take(number)
-            if id_ is None:
-                worker.give_turn()
-            else:
-                self._copy(worker, number, id_)
+            taken = self._take(number)
+            if taken is not None:
+                self._copy(worker, number, *taken)
 
-    def _take(self, number: int) -> int | None:
-        """The next id that no thread has taken."""
+    def _take(self, number: int) -> tuple[int, bool] | None:
+        """The next id that no thread has taken, and whether somebody waits for it."""
         with self._lock:
             for tasks in (self._urgent, self._normal):
                 while tasks:
@@ -159,13 +156,17 @@ class Copier:
                     if id_ in self._pending:
                         self._pending.discard(id_)
                         self._current[number] = id_
-                        return id_
+                        return id_, tasks is self._urgent
         return None
 
-    def _copy(self, worker: Worker, number: int, id_: int) -> None:
+    def _copy(self, worker: Worker, number: int, id_: int, urgent: bool) -> None:
         started_ns = time.monotonic_ns()
         try:
-            job, outcome = self._in_one_go(worker, id_)
+            job = self._job(id_, urgent)
+            limit_bytes = self._settings.limit_bytes
+            outcome = Outcome(status=Status.TOO_LARGE)
+            if self._manifest.size(id_) <= limit_bytes:
+                outcome = copyfile.copy(worker, job, limit_bytes)
             if outcome.status is Status.TOO_LARGE:
                 self._copy_big(worker, id_, job, started_ns)
                 return
@@ -178,22 +179,12 @@ class Copier:
                 self._stats.thread(self._first + number).words[CANCEL] = 0
         self._report(id_, outcome, started_ns)
 
-    def _in_one_go(self, worker: Worker, id_: int) -> tuple[Job, Outcome]:
-        """With a turn taken, which it ends."""
-        with contextlib.ExitStack() as turn:
-            turn.callback(worker.give_turn)
-            job, limit_bytes = self._job(id_), self._settings.limit_bytes
-            if self._manifest.size(id_) > limit_bytes:
-                return job, Outcome(status=Status.TOO_LARGE)
-            turn.pop_all()  # it ends with the last read, before the copy is written
-            return job, copyfile.copy(worker, job, limit_bytes)
-
     def _log_error(self) -> None:
         self._logged += 1
         if self._logged <= MOST_LOGGED:
             traceback.print_exc()
 
-    def _job(self, id_: int) -> Job:
+    def _job(self, id_: int, urgent: bool) -> Job:
         entry = self._manifest.entry(id_)
         source, target = self._prefixes[entry.dataset]
         return Job(
@@ -202,6 +193,7 @@ class Copier:
             target=target + entry.path,
             link=b"links/%d" % id_ if entry.is_link else None,
             nofollow=not entry.is_link,
+            urgent=urgent,
         )
 
     def _copy_big(self, worker: Worker, id_: int, job: Job, started_ns: int) -> None:

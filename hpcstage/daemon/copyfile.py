@@ -54,13 +54,15 @@ class Status(IntEnum):
 
 @dataclass(frozen=True)
 class Job:
-    """One file to be copied. `link`: a second name for copies of symbolic links, which lstat tells them by."""
+    """One file to be copied. `link`: a second name for copies of symbolic links, which lstat tells them by. `urgent`:
+    somebody waits for it, so it goes before others that wait for their turn at the source."""
 
     source: bytes
     temporary: bytes
     target: bytes
     link: bytes | None = None
     nofollow: bool = False
+    urgent: bool = False
 
 
 @dataclass
@@ -111,16 +113,6 @@ class Worker:
         finally:
             _copy.give_turn()
 
-    def take_turn(self) -> None:
-        """For `copy`, which gives it back as soon as it asks nothing more of the source."""
-        if self.native:
-            _copy.take_turn()
-
-    def give_turn(self) -> None:
-        """Nothing is copied after all."""
-        if self.native:
-            _copy.give_turn()
-
 
 def limit_turns(transfers: int) -> None:
     """So many threads of this process may be at the source at a time."""
@@ -129,9 +121,10 @@ def limit_turns(transfers: int) -> None:
 
 
 def copy(worker: Worker, job: Job, limit_bytes: int) -> Outcome:
-    """Copies a file of at most `limit_bytes`; a larger one is left for a ranged copy (TOO_LARGE). Ends the turn."""
+    """Copies a file of at most `limit_bytes`; a larger one is left for a ranged copy (TOO_LARGE)."""
     if worker.native:
-        values = _copy.copy(job.source, job.temporary, job.target, job.link, job.nofollow, limit_bytes, worker.address)
+        names = (job.source, job.temporary, job.target, job.link)
+        values = _copy.copy(*names, job.nofollow, job.urgent, limit_bytes, worker.address)
         return Outcome(Status(values[0]), *values[1:])
     return _copy_in_python(worker, job, limit_bytes)
 

@@ -1,13 +1,11 @@
-"""Turns at the source: who waits for one holds no file, so what the program waits for comes next.
-
-The copier runs in a process of its own; only the copying of a file is another: it stays at the source until it may go.
-"""
+"""Turns at the source: first come, first served, and before them what somebody waits for."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,26 +14,67 @@ from hpcstage.plan.datasets import resolve
 from hpcstage.plan.scan import scan
 
 pytestmark = pytest.mark.skipif(not copyfile.HAS_TURNS, reason="the C function was not built")
-CODE = """
+HELP = """
 import os, sys, threading, time
 from pathlib import Path
-from hpcstage.daemon import copier, copyfile
+from hpcstage.daemon import _copy, copier, copyfile
 from hpcstage.daemon.messages import COMMAND, RESULT, Op
 from hpcstage.daemon.stats import StatsArea
-
-began, gate = [], threading.Semaphore(0)
-
-def copy(worker, job, limit_bytes):
-    began.append(int(os.path.basename(job.temporary)))
-    gate.acquire()
-    worker.give_turn()
-    return copyfile.Outcome()
 
 def until(condition):
     deadline = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
+"""
+ORDER = (
+    HELP
+    + """
+went, threads, stats = [], [], StatsArea(2)
+
+def wait_as(work):
+    before = _copy.waiting()
+    threads.append(threading.Thread(target=work))
+    threads[-1].start()
+    until(lambda: _copy.waiting() == before + 1)
+
+def plain(name):
+    _copy.take_turn()
+    went.append((name, *(stats.thread(n).words[1] for n in range(2))))
+    _copy.give_turn()
+
+def copy(number, urgent):
+    names = (b"source", b"t%d" % number, b"target%d" % number)
+    outcome = copyfile.copy(copyfile.Worker(stats.thread(number)), copyfile.Job(*names, urgent=urgent), 1 << 20)
+    assert outcome.status is copyfile.Status.OK, outcome
+
+os.chdir(sys.argv[1])
+Path("source").write_bytes(b"data")
+copyfile.limit_turns(1)
+for _ in range(3):
+    _copy.take_turn(), _copy.give_turn()
+_copy.take_turn()
+wait_as(lambda: plain("first"))
+wait_as(lambda: copy(0, urgent=False))
+wait_as(lambda: plain("last"))
+wait_as(lambda: copy(1, urgent=True))
+_copy.give_turn()
+for thread in threads:
+    thread.join()
+assert _copy.waiting() == 0
+_copy.take_turn(), _copy.give_turn()
+print(went)
+"""
+)
+COPIER = (
+    HELP
+    + """
+began, gate = [], threading.Semaphore(0)
+
+def copy(worker, job, limit_bytes):
+    began.append((int(os.path.basename(job.temporary)), job.urgent))
+    gate.acquire()
+    return copyfile.Outcome()
 
 def tell(op, *ids):
     os.write(commands, b"".join(COMMAND.pack(op, id_) for id_ in ids))
@@ -49,31 +88,35 @@ assert settings.threads == 3, "one more than turns"
 one = copier.Copier(settings, "test", StatsArea(settings.threads), 0, theirs)
 threading.Thread(target=one.run, args=(ours,), daemon=True).start()
 tell(Op.MANIFEST, 0)
-tell(Op.COPY, *range(5))
-until(lambda: len(began) == 2)
-tell(Op.CANCEL, 2)
-tell(Op.HURRY, 4)
-until(lambda: 4 in one._urgent)
-gate.release()
+tell(Op.COPY, *range(6))
 until(lambda: len(began) == 3)
-gate.release(3)
+tell(Op.CANCEL, 3)
+tell(Op.HURRY, 5)
+until(lambda: 5 in one._urgent)
+gate.release()
+until(lambda: len(began) == 4)
+gate.release(4)
 data = b""
-while len(data) < 5 * RESULT.size:
+while len(data) < 6 * RESULT.size:
     data += os.read(results, 4096)
-print(*sorted(began[:2]), *began[2:])
-# Cancelled and hurried ids leave tokens for which there is no file: their turns were given back.
-tell(Op.COPY, 0, 1)
-until(lambda: len(began) == 6)
-gate.release(2)
-print("all turns are there")
+print(sorted(began[:3]), *began[3:])
 """
+)
 
 
-def test_what_is_waited_for_comes_before_what_waits_for_a_turn(local_dir, make_tree):
-    manifest = scan(resolve([os.fspath(make_tree(files=5))], local_dir)).manifest
-    manifest.save(local_dir / "manifest.bin")
-    done = subprocess.run(
-        [sys.executable, "-c", CODE, local_dir], capture_output=True, text=True, timeout=60, check=False
-    )
+def _printed(code: str, directory: Path) -> str:
+    words = [sys.executable, "-c", code, directory]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "0 1 4 3\nall turns are there\n"
+    return done.stdout
+
+
+def test_first_come_first_served_but_for_what_is_urgent(tmp_path):
+    assert _printed(ORDER, tmp_path) == "[('first', 0, 1), ('last', 1, 1)]\n"
+
+
+def test_what_is_waited_for_comes_next_and_goes_first(local_dir, make_tree):
+    manifest = scan(resolve([os.fspath(make_tree(files=6))], local_dir)).manifest
+    manifest.save(local_dir / "manifest.bin")
+    first = [(0, False), (1, False), (2, False)]
+    assert _printed(COPIER, local_dir) == f"{first} (5, True) (4, False)\n"
