@@ -25,11 +25,12 @@ from hpcstage.daemon.helpers import Helpers
 from hpcstage.daemon.ordering import TRACE_HELPER
 from hpcstage.daemon.page import Page
 from hpcstage.daemon.pool import Pool
+from hpcstage.daemon.preparing import DIRECT_MODE, PLAN_HELPER
 from hpcstage.daemon.queue import Place
 from hpcstage.daemon.sampler import Reading, Sampler
 from hpcstage.daemon.server import Reply, Server, open_listener
 from hpcstage.daemon.spec import DaemonSpec
-from hpcstage.daemon.staging import DIRECT_MODE, PLAN_HELPER, Staging
+from hpcstage.daemon.staging import Staging
 from hpcstage.daemon.stats import Totals
 from hpcstage.daemon.watch import Watch
 from hpcstage.daemon.wrappers import Wrappers

@@ -1,4 +1,4 @@
-"""The staging of a node: scan, then copy, and meanwhile answer wants and writes.
+"""The staging of a node: copy what `preparing` found, and meanwhile answer wants and writes.
 
 Owns the states SCANNING, STAGING, SETTLED (or MEASURING); wants that wait are `answers`', what is announced is
 `ordering`'s. It has no socket: the daemon gives it requests and tells it which descriptors are ready.
@@ -6,14 +6,12 @@ Owns the states SCANNING, STAGING, SETTLED (or MEASURING); wants that wait are `
 
 from __future__ import annotations
 
-import json
 import selectors
 import time
 from collections.abc import Callable, Collection, Container
-from functools import partial
 from pathlib import Path
 
-from hpcstage.daemon import scanning, store
+from hpcstage.daemon import store
 from hpcstage.daemon.answers import Answers
 from hpcstage.daemon.copyfile import Status
 from hpcstage.daemon.engine import Engine
@@ -26,8 +24,8 @@ from hpcstage.daemon.ordering import Ordering
 from hpcstage.daemon.outlook import Outlook
 from hpcstage.daemon.peers import Peers
 from hpcstage.daemon.pool import Pool
+from hpcstage.daemon.preparing import DIRECT_MODE, Preparing
 from hpcstage.daemon.queue import FINAL, Place, Queue, Verdict
-from hpcstage.daemon.scanning import Scanned
 from hpcstage.daemon.server import Reply
 from hpcstage.daemon.spec import DaemonSpec
 from hpcstage.daemon.watch import Watch
@@ -36,11 +34,6 @@ from hpcstage.plan.manifest import Manifest
 from hpcstage.plan.placement import Kind
 from hpcstage.plan.types import Order
 from hpcstage.wire import Answer, Reason, State
-
-DIRECT_MODE = "direct"
-SCAN_HELPER = "scan"
-PLAN_HELPER = "plan"
-MODE_HELPER = "mode"
 
 
 class Staging:
@@ -65,19 +58,19 @@ class Staging:
         self.engine: Engine | None = None
         self.state = State.STARTING
         self.outlook = Outlook(mode=spec.mode)
+        self._preparing = Preparing(
+            spec, helpers, self.outlook, lambda: self.state is State.SCANNING, self._stage, self._give_up
+        )
         self.answers = Answers(answer)
         self.ordering = Ordering(spec, helpers, watch, lambda: self.pump(time.monotonic()))
         self._watch = watch
         self._started = started
-        self._helpers = helpers
         self._events = events
         self._answer = answer
         self._on_state = on_state
         self._waiting_for_staged: list[int] = []
         self._writes = Writes(helpers, self._voided)
         self._closed_seen = Reason.NONE
-        self._decided: bytes | None = None
-        """Mode auto: what the first node found, in JSON."""
         shares = spec.node_count > 1 and spec.placement != Kind.PRIVATE.value
         self.group = NodeGroup(spec, selector, self) if shares else None
         if self.group is not None:
@@ -98,8 +91,11 @@ class Staging:
 
     def scan(self) -> None:
         """This node makes the manifest."""
-        if self._helpers.start(SCAN_HELPER, lambda: scanning.scan_into(self.spec), self._scan_ended) is None:
-            self._give_up("the scan could not be started")
+        self._preparing.scan()
+
+    def stage_received(self, directories: int) -> None:
+        """Another node has scanned: manifest and order lie in the node directory."""
+        self._preparing.receive(directories)
 
     def _enter(self, state: State) -> None:
         self.state = state
@@ -112,31 +108,6 @@ class Staging:
         if self.group is not None:
             self.group.give_up()
         self._settle()
-
-    def _scan_ended(self, data: bytes | None) -> None:
-        if self.state is not State.SCANNING:
-            return
-        if data is None:
-            self._give_up("the scan of the datasets failed")
-            return
-        self.outlook.scanned = Scanned.from_bytes(data)
-        manifest, order = scanning.load_scan(self.node_dir)
-        self._stage(manifest, order, self.outlook.scanned.listings)
-
-    def stage_received(self, directories: int) -> None:
-        """Another node has scanned: manifest and order lie in the node directory."""
-        if self.spec.mode == scanning.AUTO_MODE:
-            work = partial(scanning.decided, Path(self.spec.run_dir))
-            if self._helpers.start(MODE_HELPER, work, partial(self._stage_decided, directories)) is not None:
-                return
-        self._stage_decided(directories, None)
-
-    def _stage_decided(self, directories: int, decided: bytes | None) -> None:
-        if self.state is not State.SCANNING:
-            return
-        manifest, order = scanning.load_scan(self.node_dir)
-        self._decided = decided
-        self._stage(manifest, order, directories)
 
     def problem(self, id_: str, text: str, remedy: str) -> None:
         """For the record."""
@@ -177,36 +148,16 @@ class Staging:
         self.pool.open_manifest()
         self._writes.open(self.engine)
         self._enter(State.STAGING)
-        self._choose()
+        self._preparing.choose()
+        if self.outlook.mode == DIRECT_MODE:
+            queue.close(Reason.LATER)
         if self.group is not None:
             self.group.opened(self.engine, directories, order.provenance, self.answers.waits_for, self._received)
         self.ordering.open(manifest, queue, order)
         self.pump(time.monotonic())
         if self.spec.node_index == 0:
-            self._save_plan(manifest, order)
+            self._preparing.save_plan(manifest, order, self._announce)
         else:
-            self._announce()
-
-    def _choose(self) -> None:
-        """Mode auto: what the forecast says; `upfront` is over by now, as the program already runs."""
-        if self.spec.mode != scanning.AUTO_MODE:
-            return
-        scanned = self.outlook.scanned
-        found = (scanned.forecast if scanned else json.loads(self._decided or b"{}")) or {}
-        self.outlook.mode = DIRECT_MODE if found.get("choice") == DIRECT_MODE else "runtime"
-        self.outlook.mode_why = str(found.get("why", "no forecast could be made"))
-        if self.outlook.mode == DIRECT_MODE and self.engine is not None:
-            self.engine.queue.close(Reason.LATER)
-
-    def _save_plan(self, manifest: Manifest, order: Order) -> None:
-        scanned, mode, limit = self.outlook.scanned, self.outlook.mode, self.outlook.budget
-        if scanned is not None and limit is not None:
-            self._helpers.start(
-                PLAN_HELPER,
-                lambda: scanning.save_plan(self.spec, manifest, order, scanned, limit, mode),
-                lambda _: self._announce(),
-            )
-        if self.spec.mode != scanning.AUTO_MODE:  # what was decided is read from the plan by the other nodes
             self._announce()
 
     def _announce(self) -> None:
