@@ -29,7 +29,7 @@ def file_open(path: str) -> None:
 
 
 def costs_ns(calls: Sequence[tuple[Callable[[str], None], str]]) -> list[float]:
-    """Of one open and close each. Batches take turns, so that all meet the machine's quick moments and its slow ones."""
+    """Of one open and close each. Batches take turns, so that all calls meet the machine at its quickest."""
     best = [float("inf")] * len(calls)
     for _ in range(BATCHES):
         for index, (call, path) in enumerate(calls):
