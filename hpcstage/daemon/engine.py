@@ -25,7 +25,7 @@ from hpcstage.wire import Reason
 
 MOST_TRIES = 3
 SMALL_BYTES = 256 << 10
-"""Below this mean size copiers get work ahead, so that they never wait for the daemon."""
+"""Below this mean size copiers may get as many transfers ahead as they have threads."""
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 BROKEN_DISK = frozenset(
     {errno.EROFS, errno.ENOENT, errno.EIO, errno.ENODEV, errno.ESTALE, errno.EACCES, errno.EPERM, errno.EXDEV}
@@ -59,14 +59,14 @@ class Busy:
     busy_s: float = 0.0
     limited_s: float = 0.0
 
-    def advance(self, now: float, flying: int, slots: int, *, capped: bool) -> None:
-        """The state held since the last call."""
+    def advance(self, now: float, flying: int, most: int, *, capped: bool) -> None:
+        """The state held since the last call; `most` may be at the source at a time."""
         passed_s = max(0.0, now - self.at)
         self.at = now
-        self.transfer_s += passed_s * min(flying, slots)
+        self.transfer_s += passed_s * min(flying, most)
         if flying:
             self.busy_s += passed_s
-        if capped or flying < slots:
+        if capped or flying < most:
             self.limited_s += passed_s
 
 
@@ -124,9 +124,7 @@ class Engine:
 
     def pump(self, now: float) -> None:
         """Fills the copiers."""
-        slots = self.pool.slots
-        ahead = slots if self._mean_bytes < SMALL_BYTES else len(self.pool.members)
-        free = slots + ahead - self.pool.assigned
+        free = self.pool.transfers + self._ahead() - self.pool.assigned
         if free > 0 and not self.queue.closed:
             for id_ in self.queue.next_transfers(free, now):
                 self.pool.assign(id_, urgent=self._is_wanted(id_))
@@ -134,10 +132,17 @@ class Engine:
         self.sweep()
         self.advance(now)
 
+    def _ahead(self) -> int:
+        """Transfers given to copiers beyond those at the source, so that they do not wait for the daemon."""
+        pool = self.pool
+        beyond = pool.slots if self._mean_bytes < SMALL_BYTES else len(pool.members)
+        most = pool.slots + beyond - pool.transfers
+        return self.queue.estimates.ahead(self._mean_bytes, len(pool.members), most)
+
     def advance(self, now: float) -> None:
         """Brings the integrals up to now."""
         capped = self.queue.wake_after(now) is not None
-        self.busy.advance(now, self.pool.assigned, self.pool.slots, capped=capped)
+        self.busy.advance(now, self.pool.assigned, self.pool.transfers, capped=capped)
 
     # ---- results
 

@@ -59,8 +59,17 @@ class Pool:
 
     @property
     def slots(self) -> int:
-        """Transfers that can run at the same time now."""
-        return self.settings.threads * sum(member.alive for member in self.members)
+        """Threads: transfers that can be under way at the same time now."""
+        return self.settings.threads * self._alive
+
+    @property
+    def transfers(self) -> int:
+        """So many of them can be at the source."""
+        return self.settings.transfers * self._alive
+
+    @property
+    def _alive(self) -> int:
+        return sum(member.alive for member in self.members)
 
     @property
     def assigned(self) -> int:

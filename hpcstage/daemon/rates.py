@@ -7,6 +7,8 @@ _WEIGHT = 0.2
 _FIRST_FILE_S = 0.02
 _FIRST_STREAM_BYTES_PER_S = 50e6
 _WINDOW_S = 0.5
+_AHEAD_S = 0.05
+"""The longest that a copier should wait for the daemon, with work ahead."""
 
 
 class Bucket:
@@ -62,6 +64,11 @@ class Estimates:
     def drain_s(self, size_bytes: float) -> float:
         """What this many bytes take with all transfers together."""
         return size_bytes / max(self.all_bytes_per_s, 1.0)
+
+    def ahead(self, mean_bytes: float, least: int, most: int) -> int:
+        """Transfers to give ahead. What is given cannot be put into another order any more: where the source is slow,
+        few, so that a new order counts at once."""
+        return max(least, min(most, int(self.all_bytes_per_s * _AHEAD_S / max(mean_bytes, 1.0))))
 
     def finished(self, size_bytes: int, took_s: float, now: float) -> None:
         """One transfer ended."""

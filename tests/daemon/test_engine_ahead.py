@@ -1,0 +1,59 @@
+"""How much is given to copiers beyond what they can ask the source for: it is past being put into another order."""
+
+from __future__ import annotations
+
+import os
+from array import array
+
+import pytest
+
+from hpcstage.daemon.copier import CopierSettings
+from hpcstage.daemon.engine import Engine
+from hpcstage.daemon.pool import Pool
+from hpcstage.daemon.queue import Queue
+from hpcstage.daemon.rates import Estimates
+from hpcstage.daemon.store import Store
+from hpcstage.plan.datasets import resolve
+from hpcstage.plan.scan import scan
+from hpcstage.plan.types import Budget
+
+TRANSFERS = 4
+PLENTY = Budget(1 << 60, 1 << 40)
+
+
+@pytest.fixture
+def engine(local_dir, make_tree):
+    manifest = scan(resolve([os.fspath(make_tree(files=60))], local_dir)).manifest
+    pool = Pool(CopierSettings(local_dir, local_dir / "manifest.bin", TRANSFERS), 2)
+    try:
+        yield Engine(manifest, Queue(manifest.sizes, PLENTY), pool, Store(local_dir))
+    finally:
+        pool.close()
+
+
+def _seen(estimates: Estimates, bytes_per_s: float) -> None:
+    for second in range(30):
+        estimates.finished(int(bytes_per_s), 0.1, float(second))
+
+
+def test_a_fast_source_finds_work_ahead(engine):
+    _seen(engine.queue.estimates, 1e9)
+    engine.pump(30.0)
+    assert engine.pool.assigned == 2 * engine.pool.slots
+
+
+def test_a_slow_source_leaves_the_rest_to_the_order(engine):
+    _seen(engine.queue.estimates, 20_000)
+    engine.pump(30.0)
+    assert engine.pool.assigned == 2 * TRANSFERS + 2, "one ahead for each copier"
+    engine.queue.reorder(array("I", [59, 58]))
+    assert engine.queue.next_transfers(2, 31.0) == [59, 58]
+
+
+def test_ahead_is_what_a_moment_brings():
+    estimates = Estimates()
+    _seen(estimates, 100e6)
+    assert 45 <= estimates.ahead(100_000, 1, 1000) <= 55, "a twentieth of a second"
+    assert estimates.ahead(100_000, 1, 20) == 20
+    assert estimates.ahead(1e9, 2, 20) == 2
+    assert estimates.ahead(0.0, 2, 20) == 20
