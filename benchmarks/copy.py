@@ -177,9 +177,7 @@ def measure(bench: Bench, options: Options, copies: Copies) -> None:
             continue
         arms = copies.arms(cell)
         slow = SLOW if cell.source == "2 ms" and cell.is_small else ()
-        bench.measure(
-            cell.name, {n: a for n, a in arms.items() if n not in slow}, options.rounds(5 if cell.is_small else 3)
-        )
+        bench.measure(cell.name, {n: a for n, a in arms.items() if n not in slow}, options.rounds(5))
         bench.measure(cell.name, {n: a for n, a in arms.items() if n in slow}, options.rounds(1))
 
 
