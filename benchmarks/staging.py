@@ -71,7 +71,8 @@ def arms(lab: Lab, cell: Cell) -> dict[str, Arm]:
         "runtime": lambda: lab.hpcstage(cell, "runtime"),
     }
     if lab.order == "sampler" and cell.load == "high" and cell.epochs == 1:
-        made[BY_NAME] = lambda: lab.hpcstage(cell, "runtime", ("--order", "manifest"))
+        if cell.prefetch:
+            made[BY_NAME] = lambda: lab.hpcstage(cell, "runtime", ("--order", "manifest"))
         return {**made, **lab.terms(cell)}
     if not cell.prefetch:
         del made["upfront"]
@@ -103,7 +104,7 @@ def figures(lab: Lab, chosen: Sequence[Cell]) -> list[Figure]:
     """What the issue asks, the least favourable cell of each."""
     bench = lab.bench
     made: list[Figure] = []
-    for cell in [c for c in chosen if c.load == "high" and c.epochs == 1 and c.prefetch]:
+    for cell in [c for c in chosen if c.load == "high" and c.epochs == 1 and (c.prefetch or lab.order == "sampler")]:
         less = less_by(bench.median(cell.name, "runtime"), bench.median(cell.name, "upfront"))
         made.append(at_least(f"{cell.name}: runtime less than upfront by", less, LESS_THAN_UPFRONT, "%"))
         made.append(at_most(f"{cell.name}: runtime / direct", bench.ratio(cell.name, "runtime", "direct"), 1.0))
@@ -163,9 +164,9 @@ def tables(lab: Lab, chosen: Sequence[Cell]) -> None:
     serial = [c for c in chosen if not c.prefetch]
     rows = [[c.name, median(c.name, "direct"), median(c.name, "runtime"), _vs_direct(bench, c)] for c in serial]
     bench.sheet("A program that does not prefetch", ["", "direct [s]", "runtime [s]", "less by [%]"], rows)
-    _bounds(lab, [c for c in chosen if c.load == "high" and c.prefetch])
+    _bounds(lab, [c for c in chosen if c.load == "high" and (c.prefetch or lab.order == "sampler")])
     if lab.order == "sampler":
-        _knowing(bench, [c for c in chosen if c.load == "high" and c.epochs == 1])
+        _knowing(bench, [c for c in chosen if c.load == "high" and c.epochs == 1 and c.prefetch])
 
 
 def _knowing(bench: Bench, chosen: Sequence[Cell]) -> None:
