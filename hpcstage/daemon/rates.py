@@ -54,8 +54,10 @@ class Estimates:
         self.file_s = _FIRST_FILE_S
         self.stream_bytes_per_s = _FIRST_STREAM_BYTES_PER_S
         self.all_bytes_per_s = _FIRST_STREAM_BYTES_PER_S
+        self.all_files_per_s: float | None = None
         self._window_start: float | None = None
         self._window_bytes = 0
+        self._window_files = 0
 
     def transfer_s(self, size_bytes: int) -> float:
         """What one transfer of this size should take."""
@@ -68,7 +70,10 @@ class Estimates:
     def ahead(self, mean_bytes: float, least: int, most: int) -> int:
         """Transfers to give ahead. What is given cannot be put into another order any more: where the source is slow,
         few, so that a new order counts at once."""
-        return max(least, min(most, int(self.all_bytes_per_s * _AHEAD_S / max(mean_bytes, 1.0))))
+        files_per_s = self.all_files_per_s
+        if files_per_s is None:
+            files_per_s = self.all_bytes_per_s / max(mean_bytes, 1.0)
+        return max(least, min(most, int(files_per_s * _AHEAD_S)))
 
     def finished(self, size_bytes: int, took_s: float, now: float) -> None:
         """One transfer ended."""
@@ -83,8 +88,10 @@ class Estimates:
         if self._window_start is None:
             self._window_start = now
         self._window_bytes += size_bytes
+        self._window_files += 1
         length_s = now - self._window_start
         if length_s >= _WINDOW_S:
-            rate = self._window_bytes / length_s
-            self.all_bytes_per_s += 0.5 * (rate - self.all_bytes_per_s)
-            self._window_start, self._window_bytes = now, 0
+            self.all_bytes_per_s += 0.5 * (self._window_bytes / length_s - self.all_bytes_per_s)
+            files_per_s, before = self._window_files / length_s, self.all_files_per_s
+            self.all_files_per_s = files_per_s if before is None else (files_per_s + before) / 2
+            self._window_start, self._window_bytes, self._window_files = now, 0, 0

@@ -31,19 +31,19 @@ def engine(local_dir, make_tree):
         pool.close()
 
 
-def _seen(estimates: Estimates, bytes_per_s: float) -> None:
-    for second in range(30):
-        estimates.finished(int(bytes_per_s), 0.1, float(second))
+def _seen(estimates: Estimates, files_per_s: int, size_bytes: int = 10_000) -> None:
+    for number in range(10 * files_per_s):
+        estimates.finished(size_bytes, 0.1, number / files_per_s)
 
 
 def test_a_fast_source_finds_work_ahead(engine):
-    _seen(engine.queue.estimates, 1e9)
+    _seen(engine.queue.estimates, 5000)
     engine.pump(30.0)
     assert engine.pool.assigned == 2 * engine.pool.slots
 
 
 def test_a_slow_source_leaves_the_rest_to_the_order(engine):
-    _seen(engine.queue.estimates, 20_000)
+    _seen(engine.queue.estimates, 20)
     engine.pump(30.0)
     assert engine.pool.assigned == 2 * TRANSFERS + 2, "one ahead for each copier"
     engine.queue.reorder(array("I", [59, 58]))
@@ -52,8 +52,9 @@ def test_a_slow_source_leaves_the_rest_to_the_order(engine):
 
 def test_ahead_is_what_a_moment_brings():
     estimates = Estimates()
-    _seen(estimates, 100e6)
-    assert 45 <= estimates.ahead(100_000, 1, 1000) <= 55, "a twentieth of a second"
+    assert estimates.ahead(100_000, 1, 1000) == 25, "a guess of 50 MB/s, before anything was seen"
+    _seen(estimates, 1000)
+    for mean_bytes in (0.0, 100.0, 1e9):
+        assert 45 <= estimates.ahead(mean_bytes, 1, 1000) <= 55, "a twentieth of a second, large files later or not"
     assert estimates.ahead(100_000, 1, 20) == 20
-    assert estimates.ahead(1e9, 2, 20) == 2
-    assert estimates.ahead(0.0, 2, 20) == 20
+    assert estimates.ahead(100_000, 60, 1000) == 60
