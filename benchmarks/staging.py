@@ -56,8 +56,13 @@ def cells(quick: bool, order: str = "list") -> list[Cell]:
     ]
 
 
+CLOSE_ARMS = ("runtime", "compute")
+CLOSE_ROUNDS = 9
+"""Of what is compared within 5 %: the start of one and the same program takes half a second more or less here."""
+
+
 def rounds(cell: Cell) -> int:
-    """Medians of five; of three where only the tables want them; ten epochs take minutes per sample."""
+    """Of all arms: medians of five; of three where only the tables want them; ten epochs take minutes per sample."""
     if cell.epochs > 1:
         return 1
     return 3 if cell.load == "low" and cell.size != LONG else 5
@@ -95,7 +100,11 @@ def measure(lab: Lab, options: Options) -> None:
         if cell.load == "low":
             lab.compute_terms(cell)
         lab.bandwidth(cell.net)
-        lab.bench.measure(cell.name, arms(lab, cell), options.rounds(rounds(cell)))
+        made = arms(lab, cell)
+        lab.bench.measure(cell.name, made, options.rounds(rounds(cell)))
+        if cell.load == "high" and cell.epochs == 1 and "compute" in made:
+            close = {name: arm for name, arm in made.items() if name in CLOSE_ARMS}
+            lab.bench.measure(cell.name, close, options.rounds(CLOSE_ROUNDS))
         if cell.net == "cnn" and cell.epochs == 1 and cell.size == 1 and cell.prefetch and lab.order == "list":
             lab.bench.measure(cell.name, {"cp -r": lambda cell=cell: lab.cp(cell)}, options.rounds(3))  # type: ignore[misc]
 
