@@ -21,15 +21,16 @@ from hpcstage.daemon.helpers import Helpers
 from hpcstage.daemon.lists import Listed, Lists
 from hpcstage.daemon.queue import FINAL, Queue
 from hpcstage.daemon.spec import DaemonSpec
+from hpcstage.daemon.streams import merge
 from hpcstage.daemon.watch import Watch
 from hpcstage.plan import order as orders
 from hpcstage.plan.manifest import Manifest
 from hpcstage.plan.types import Order
 
 TRACE_HELPER = "trace"
-SHIM_PREFIX = "epoch-"
-"""Of names below orders/ that the shim gives."""
-ANNOUNCED, HEAD = "announced", "head"
+SHIM_PREFIX, EARLY_PREFIX = "epoch-", "early-"
+"""Of names below orders/ that the shim gives; of what it guesses when a loader is made."""
+ANNOUNCED, HEAD, GUESSED = "announced", "head", "guessed"
 """Names of orders in the queue."""
 MOST_PENDING = 1024
 
@@ -56,6 +57,7 @@ class Ordering:
         watch.on_wrong = self._wrong
         self._held: list[Callable[[], None]] = []
         """Requests that came before the manifest."""
+        self._guesses: list[Sequence[int]] = []
 
     def open(self, manifest: Manifest, queue: Queue, order: Order) -> None:
         """The files are known, and with which order copying begins."""
@@ -103,11 +105,23 @@ class Ordering:
     # ---- what comes of them
 
     def _listed(self, listed: Listed) -> None:
-        if not listed.name.startswith(SHIM_PREFIX):
+        if listed.name.startswith(EARLY_PREFIX):
+            self._guessed(listed.ids)
+        elif not listed.name.startswith(SHIM_PREFIX):
             self._reorder(listed.ids, orders.GIVEN, "")
             self.counts["ordered"] = listed.paths
         elif self._follows:
             self._reorder(listed.ids, orders.SAMPLER, HEAD)
+
+    def _guessed(self, ids: Sequence[int]) -> None:
+        """What the loaders of several processes read first, as far as that can be said before they begin; only where
+        nothing better is known."""
+        if not self._follows or self.provenance != orders.MANIFEST or self.counts["announcements"]:
+            return
+        self._guesses.append(ids)
+        assert self._manifest is not None
+        both = merge(self._guesses, self._queue.waits, bytearray(len(self._manifest)))
+        self._reorder(both, self.provenance, GUESSED)
 
     def _reorder(self, ids: Sequence[int], provenance: str, name: str) -> None:
         self._queue.reorder(ids, name)

@@ -12,6 +12,7 @@ import weakref
 from functools import partial
 from time import monotonic_ns
 
+import _hpcstage_early as early  # type: ignore[import-not-found]
 import _hpcstage_files as files  # type: ignore[import-not-found]
 import _hpcstage_marks as marks  # type: ignore[import-not-found]
 import _hpcstage_sampler as samplers  # type: ignore[import-not-found]
@@ -73,6 +74,21 @@ class Epochs:
         self._pid = os.getpid()
         self._streams = 0
         self._loaders: dict[int, tuple[Any, _Loader]] = {}
+        self._has_guessed = False
+
+    def made(self, loader: Any) -> None:
+        """A loader was made. The first of a process is taken for the one that reads first."""
+        try:
+            if self._pid != os.getpid():
+                self._start()
+            if self._has_guessed or self._loaders or self._header.state not in ANNOUNCED_IN:
+                return
+            self._has_guessed = True
+            names = early.guess(loader, self._roots)
+            if names:
+                self._ask(wire.KIND_ORDER, early.leave(self._orders, names), 0)
+        except Exception:
+            self._counters.count(wire.COUNTER_ERRORS, 1)
 
     def begin(self, iterator: Any) -> None:
         """The first index of an epoch is about to be asked for."""

@@ -79,6 +79,20 @@ def peek(sampler: Any, more_generators: Iterable[Any] = (), drawn: Any = None) -
         states.put_back()
 
 
+def peek_first(sampler: Any, generator: Any, most: int) -> array[int] | None:
+    """The first indices of an epoch of a loader with this generator that began now: `most` or a few more. As `peek`."""
+    found = parts(sampler)
+    if found is None or _too_long(found) or _name(sampler, "__iter__") in _EAGER or not _drawn_on_cpu():
+        return None
+    states = _States(found, [generator])
+    try:
+        torch = sys.modules["torch"]
+        torch.empty((), dtype=torch.int64).random_(generator=generator)  # the seed of the loader's workers comes first
+        return _collect(sampler, most)
+    finally:
+        states.put_back()
+
+
 def formula(sampler: Any) -> str:
     """From what later epochs follow, where the sampler is a distributed one; else nothing."""
     while _name(sampler, "__iter__") in _PASSES_ON:
@@ -160,25 +174,25 @@ def _drawn_on_cpu() -> bool:
     return str(sys.modules["torch"].empty(0).device.type) == "cpu"
 
 
-def _collect(sampler: Any) -> array[int] | None:
+def _collect(sampler: Any, most: int = LIMIT + 1) -> array[int] | None:
     while _name(sampler, "__iter__") in _PASSES_ON:
         sampler = sampler._batch_sampler
     if _name(sampler, "__iter__") == _PLAIN:
-        indices = array("I", islice(sampler.sampler, LIMIT + 1))
+        indices = array("I", islice(sampler.sampler, most))
         if sampler.drop_last:
             del indices[len(indices) - len(indices) % sampler.batch_size :]
         return indices if len(indices) <= LIMIT else None
     drawn = iter(sampler)
     first = next(drawn, None)
     if not isinstance(first, (list, tuple)):
-        indices = array("I", islice(chain([] if first is None else [first], drawn), LIMIT + 1))
+        indices = array("I", islice(chain([] if first is None else [first], drawn), most))
         return indices if len(indices) <= LIMIT else None
     indices = array("I", first)
     for batch in drawn:
         indices.extend(batch)
-        if len(indices) > LIMIT:
-            return None
-    return indices
+        if len(indices) >= most:
+            break
+    return indices if len(indices) <= LIMIT else None
 
 
 def _left(drawn: Any) -> array[int] | None:
