@@ -53,6 +53,7 @@ class Training:
     own_sampler: bool = False
     timings: Path | None = None
     weights: Path | None = None
+    turns: tuple[Path, Path] | None = None
 
     def command(self) -> list[str]:
         """The command line."""
@@ -61,6 +62,7 @@ class Training:
         words += ["--start-method", self.start_method, "--step", str(self.step_s)]
         words += ["--no-prefetch"] * (not self.prefetch) + ["--compute-only"] * self.compute_only
         words += ["--shuffle"] * self.shuffle + ["--own-sampler"] * self.own_sampler
+        words += ["--turns", *map(str, self.turns)] if self.turns else []
         for option, path in (("--timings", self.timings), ("--weights", self.weights)):
             words += [option, str(path)] if path else []
         return words

@@ -1,16 +1,21 @@
 """The warm path: later epochs against local files without hpcstage, the shim's cost per open, interpreter start.
 
 An open's cost is the difference between the same calls in a process behind `hpcstage run` and in one without it; on a
-hit the latter opens a local file at a path of the same depth. All arms alternate.
+hit the latter opens a local file at a path of the same depth. All arms alternate; of epochs, those of two programs do:
+one runs behind hpcstage and one without it, and each epoch of one waits for that of the other.
 """
 
 from __future__ import annotations
 
 import compileall
+import contextlib
 import json
+import os
 import shutil
 import statistics
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +36,7 @@ MOST_US = {("native", "outside"): 0.3, ("native", "below"): 0.5, ("python", "out
 LAYERS = ("native", "python")
 CALLS = ("os_open", "file_open")
 ALONE = "without hpcstage"
+PAIR = "in turn"
 
 
 class Warm:
@@ -47,7 +53,7 @@ class Warm:
 
     def epochs_arms(self, workers: int) -> dict[str, Arm]:
         """Later epochs on local files, and on what hpcstage staged in the first."""
-        return {ALONE: lambda: self._local(workers), "runtime": lambda: self._runtime(workers)}
+        return {PAIR: lambda: self._in_turn(workers)}
 
     def open_arms(self) -> dict[str, Arm]:
         """The same calls without hpcstage and in each layer."""
@@ -56,18 +62,37 @@ class Warm:
             made[layer] = lambda layer=layer: self._opens(layer)  # type: ignore[misc]
         return made
 
-    def _local(self, workers: int) -> dict[str, Any]:
+    def _in_turn(self, workers: int) -> dict[str, Any]:
         local = self.where.disk / "copy"
         shutil.copytree(self.data, local)
-        done = run(self._training(local, workers).command(), self.where.disk)
+        with Storage(self.data, SETTINGS, self.where.memory) as storage, self._turns() as (mine, others):
+            staged = self._training("staged", storage.path, workers, (mine, others))
+            alone = self._training("local", local, workers, (others, mine))
+            with ThreadPoolExecutor(1) as beside:
+                ended = beside.submit(run, alone.command(), self.where.disk)
+                found, _ = self._behind("runtime", (), staged.command())
+                ended.result()
         shutil.rmtree(local)
-        return {"seconds": done.seconds, **self._later()}
+        times = {"staged_s": self._later("staged"), "local_s": self._later("local")}
+        return {"seconds": statistics.median(times["staged_s"]), **times, "share": found["coverage"]["share"]}
 
-    def _runtime(self, workers: int) -> dict[str, Any]:
-        with Storage(self.data, SETTINGS, self.where.memory) as storage:
-            words = self._training(storage.path, workers).command()
-            found, seconds = self._behind("runtime", (), words)
-        return {"seconds": seconds, **self._later(), "share": found["coverage"]["share"]}
+    @contextlib.contextmanager
+    def _turns(self) -> Iterator[tuple[Path, Path]]:
+        """Two FIFOs; who reads the first may begin. What is in one is gone when nobody has it open."""
+        folder = empty(self.where.disk / "turns")
+        ends = folder / "first", folder / "second"
+        for end in ends:
+            os.mkfifo(end)
+        kept = os.open(ends[0], os.O_RDWR)
+        try:
+            os.write(kept, b".")
+            yield ends
+        finally:
+            os.close(kept)
+
+    def _training(self, name: str, data: Path, workers: int, turns: tuple[Path, Path]) -> Training:
+        timings = self.where.disk / f"{name}.json"
+        return Training(data, self.listed, epochs=self.epochs, workers=workers, timings=timings, turns=turns)
 
     def _opens_alone(self) -> dict[str, Any]:
         store = self.where.local.renew() / "hpcstage-0" / "20260101-000000-abcdef" / "store" / "0-shared"
@@ -90,20 +115,28 @@ class Warm:
         outside.write_bytes(b"x" * 100)
         return [sys.executable, str(OPENS), str(outside), str(below), "3" if self.quick else "20"]
 
-    def _training(self, data: Path, workers: int) -> Training:
-        timings = self.where.disk / "timings.json"
-        return Training(data, self.listed, epochs=self.epochs, workers=workers, timings=timings)
-
     def _behind(self, mode: str, options: tuple[str, ...], words: list[str]) -> tuple[dict[str, Any], float]:
         local, run_dir = self.where.local.renew(), empty(self.where.disk / "run")
         done = run([*hpcstage_command(mode, run_dir, local, f"@{self.order}", options), *words], self.where.disk)
         self._stdout = done.stdout
         return record(run_dir), done.seconds
 
-    def _later(self) -> dict[str, float]:
-        times = json.loads((self.where.disk / "timings.json").read_text(encoding="utf-8"))
-        later = [end - start for start, end in times["epochs_s"]][1:]
-        return {"later_epoch_s": statistics.median(later)}
+    def _later(self, name: str) -> list[float]:
+        times = json.loads((self.where.disk / f"{name}.json").read_text(encoding="utf-8"))
+        return [end - start for start, end in times["epochs_s"]][1:]
+
+
+def of_local(bench: Bench, cell: str) -> float | None:
+    """Of all pairs of later epochs, one right after the other: the staged one's time / the local one's."""
+    samples = bench.select(cell, PAIR)
+    ratios = [ours / local for s in samples for ours, local in zip(s["staged_s"], s["local_s"], strict=True)]
+    return statistics.median(ratios) if ratios else None
+
+
+def epoch_s(bench: Bench, cell: str, key: str) -> float | None:
+    """Of all later epochs of a program."""
+    values = [value for sample in bench.select(cell, PAIR) for value in sample[key]]
+    return statistics.median(values) if values else None
 
 
 def extra_us(bench: Bench, layer: str, path: str, call: str) -> float | None:
@@ -121,11 +154,11 @@ def start_ms(bench: Bench, arm: str) -> float | None:
 
 def figures(bench: Bench, options: Options) -> list[Figure]:
     """Of item 2."""
-    made: list[Figure] = []
-    for cell in epoch_cells():
-        if options.wants(cell):
-            ratio = bench.ratio(cell, "runtime", ALONE, "later_epoch_s")
-            made.append(at_most(f"{cell}: later epochs / local files", ratio, MOST_OF_LOCAL))
+    made = [
+        at_most(f"{cell}: later epochs / local files", of_local(bench, cell), MOST_OF_LOCAL)
+        for cell in epoch_cells()
+        if options.wants(cell)
+    ]
     if not options.wants("opens"):
         return made
     for (layer, path), limit in MOST_US.items():
@@ -149,10 +182,11 @@ def epoch_cells() -> dict[str, int]:
 def tables(bench: Bench) -> None:
     """Medians."""
     epochs: list[Row] = [
-        [cell, bench.median(cell, ALONE, "later_epoch_s"), bench.median(cell, "runtime", "later_epoch_s")]
+        [cell, epoch_s(bench, cell, "local_s"), epoch_s(bench, cell, "staged_s"), of_local(bench, cell)]
         for cell in epoch_cells()
     ]
-    bench.sheet("An epoch from the second on [s]", ["", "local files, without hpcstage", "staged by hpcstage"], epochs)
+    columns = ["", "local files, without hpcstage", "staged by hpcstage", "median of the ratios of pairs"]
+    bench.sheet("An epoch from the second on [s]", columns, epochs)
     rows: list[Row] = []
     for path in ("outside", "below"):
         for call in CALLS:
@@ -175,7 +209,7 @@ def main() -> int:
             bench.measure("opens", warm.open_arms(), options.rounds(7))
         for cell, workers in epoch_cells().items():
             if options.wants(cell):
-                bench.measure(cell, warm.epochs_arms(workers), options.rounds(5))
+                bench.measure(cell, warm.epochs_arms(workers), options.rounds(7))
     tables(bench)
     return bench.finish(figures(bench, options))
 

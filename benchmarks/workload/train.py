@@ -19,6 +19,7 @@ from collections.abc import Iterator
 _STARTED_S = time.monotonic()
 
 import os  # noqa: E402  the clock starts before the imports, which are a part of what a user waits for
+import select  # noqa: E402
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
@@ -31,6 +32,7 @@ SIDE = 64
 CHANNELS = 3
 PIXELS = CHANNELS * SIDE * SIDE
 NETS = ("cnn", "alexnet", "resnet")
+LONGEST_TURN_S = 120.0
 
 Sample = tuple[torch.Tensor, int]
 
@@ -127,6 +129,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--own-sampler", action="store_true", help="the order comes from a sampler of the program's own"
     )
+    parser.add_argument(
+        "--turns", nargs=2, metavar=("MINE", "OTHERS"), help="FIFOs: an epoch waits for a byte, then leaves one"
+    )
     parser.add_argument("--weights", help="file for the final weights")
     parser.add_argument("--timings", help="file for the times, JSON")
     return parser.parse_args()
@@ -138,6 +143,25 @@ def names(options: argparse.Namespace) -> list[str]:
         return sorted(e.name for e in os.scandir(options.data) if e.is_file())
     with open(options.list, encoding="utf-8") as file:
         return file.read().split("\n")[:-1]
+
+
+class Turns:
+    """Epochs of two programs, one after the other, so that both meet the machine in the same moods."""
+
+    def __init__(self, paths: list[str] | None) -> None:
+        self.ends = [os.open(path, os.O_RDWR) for path in paths or ()]
+
+    def wait(self) -> None:
+        """Until it is this program's turn."""
+        if self.ends:
+            if not select.select(self.ends[:1], [], [], LONGEST_TURN_S)[0]:
+                raise SystemExit("the other program does not end its epoch")
+            os.read(self.ends[0], 1)
+
+    def give(self) -> None:
+        """It is the other's."""
+        if self.ends:
+            os.write(self.ends[1], b".")
 
 
 class Clock:
@@ -193,7 +217,9 @@ def batches(data: Files, options: argparse.Namespace) -> DataLoader[Sample]:
 def train(net: nn.Sequential, loader: DataLoader[Sample], options: argparse.Namespace, clock: Clock) -> None:
     """The loop. Prints the last loss of each epoch with all its bits."""
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    turns = Turns(options.turns)
     for epoch in range(options.epochs):
+        turns.wait()
         started_s = time.monotonic()
         loss = torch.zeros(())
         for images, labels in loader:
@@ -204,6 +230,7 @@ def train(net: nn.Sequential, loader: DataLoader[Sample], options: argparse.Name
             optimizer.step()
             clock.wait(step + options.step)
         clock.epochs.append((started_s, time.monotonic()))
+        turns.give()
         value = float(loss.item())
         print(f"epoch {epoch} loss {value:.6f} {value.hex()}", flush=True)
 

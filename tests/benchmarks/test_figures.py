@@ -238,8 +238,8 @@ def warm_bench(**changed: float) -> Bench:
         ("opens", "python"): python,
     }
     for cell in warm.epoch_cells():
-        samples[cell, warm.ALONE] = {"later_epoch_s": 5.0}
-        samples[cell, "runtime"] = {"later_epoch_s": 5.0 * changed.get("epochs", 1.01)}
+        ratio = changed.get("epochs", 1.01)
+        samples[cell, warm.PAIR] = {"staged_s": [5 * ratio, 9 * ratio, 7.0], "local_s": [5.0, 9.0, 3.0]}
     return bench_of(samples)
 
 
