@@ -159,6 +159,9 @@ def figures(bench: Bench, options: Options) -> list[Figure]:
         for cell in epoch_cells()
         if options.wants(cell)
     ]
+    shares = [s["share"] for cell in epoch_cells() for s in bench.select(cell, PAIR)]
+    if any(options.wants(cell) for cell in epoch_cells()):
+        made.append(holds("epochs: all opens were of staged copies", all(s == 1 for s in shares) if shares else None))
     if not options.wants("opens"):
         return made
     for (layer, path), limit in MOST_US.items():

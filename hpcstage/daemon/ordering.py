@@ -26,13 +26,16 @@ from hpcstage.daemon.watch import Watch
 from hpcstage.plan import order as orders
 from hpcstage.plan.manifest import Manifest
 from hpcstage.plan.types import Order
+from hpcstage.wire import EARLY_ORDER, SAMPLER_ORDER
 
 TRACE_HELPER = "trace"
-SHIM_PREFIX, EARLY_PREFIX = "epoch-", "early-"
+SHIM_PREFIX, EARLY_PREFIX = SAMPLER_ORDER.decode(), EARLY_ORDER.decode()
 """Of names below orders/ that the shim gives; of what it guesses when a loader is made."""
 ANNOUNCED, HEAD, GUESSED = "announced", "head", "guessed"
 """Names of orders in the queue."""
 MOST_PENDING = 1024
+MOST_GUESSES = 64
+"""More processes than that are not ranks that read side by side."""
 
 
 class Ordering:
@@ -117,6 +120,8 @@ class Ordering:
         """What the loaders of several processes read first, as far as that can be said before they begin; only where
         nothing better is known."""
         if not self._follows or self.provenance != orders.MANIFEST or self.counts["announcements"]:
+            return
+        if len(self._guesses) >= MOST_GUESSES:
             return
         self._guesses.append(ids)
         assert self._manifest is not None

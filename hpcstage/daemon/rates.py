@@ -73,7 +73,7 @@ class Estimates:
         files_per_s = self.all_files_per_s
         if files_per_s is None:
             files_per_s = self.all_bytes_per_s / max(mean_bytes, 1.0)
-        return max(least, min(most, int(files_per_s * _AHEAD_S)))
+        return min(most, max(least, int(files_per_s * _AHEAD_S)))
 
     def finished(self, size_bytes: int, took_s: float, now: float) -> None:
         """One transfer ended."""

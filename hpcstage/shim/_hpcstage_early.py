@@ -7,10 +7,6 @@ wrong one costs no more than copying by path does.
 
 from __future__ import annotations
 
-import os
-
-import _hpcstage_files as files  # type: ignore[import-not-found]
-import _hpcstage_marks as marks  # type: ignore[import-not-found]
 import _hpcstage_sampler as samplers  # type: ignore[import-not-found]
 import _hpcstage_tables as tables  # type: ignore[import-not-found]
 
@@ -19,23 +15,12 @@ if TYPE_CHECKING:
     from typing import Any, Sequence
 
 SAMPLES = 4096
-MAP_STYLE = 0
 
 
 def guess(loader: Any, roots: Sequence[str]) -> list[str]:
-    """The files that it would read first; none where that is not known."""
-    dataset = loader.dataset
-    if loader._dataset_kind != MAP_STYLE or isinstance(dataset, marks.columns.torch_class("TensorDataset")):
-        return []
+    """The files that it would read first; none where that is not known, or would cost too much."""
     indices = samplers.peek_first(loader._index_sampler, loader.generator, SAMPLES)
-    table = tables.table_of(dataset, roots) if indices else None
+    table = tables.table_of(loader.dataset, roots) if indices else None
     if table is None or table.costly:
         return []
     return [name for name in table.take(list(indices)) if name]
-
-
-def leave(orders: bytes, names: list[str]) -> bytes:
-    """Writes a guess, and gives the name of its file."""
-    file = b"early-%d-%s" % (os.getpid(), os.urandom(3).hex().encode())
-    files.write(orders, file, iter([os.fsencode("\0".join(names))]))
-    return file

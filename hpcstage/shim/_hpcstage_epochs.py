@@ -84,9 +84,10 @@ class Epochs:
             if self._has_guessed or self._loaders or self._header.state not in ANNOUNCED_IN:
                 return
             self._has_guessed = True
-            names = early.guess(loader, self._roots)
-            if names:
-                self._ask(wire.KIND_ORDER, early.leave(self._orders, names), 0)
+            if loader._dataset_kind == MAP_STYLE and not isinstance(loader.dataset, _in_memory()):
+                names = early.guess(loader, self._roots)
+                if names:
+                    self._send_names(b"early-%d" % self._pid, names, 0)
         except Exception:
             self._counters.count(wire.COUNTER_ERRORS, 1)
 
@@ -190,9 +191,13 @@ class Epochs:
         if table.rows <= HEAD_FROM_SAMPLES:
             return
         names = [name for name in table.take(list(indices[:samples])) if name]
-        file = b"epoch-%d-head-%s" % (os.getpid(), os.urandom(3).hex().encode())
+        self._send_names(b"epoch-%d-head" % os.getpid(), names, ASK_CAP_S)
+
+    def _send_names(self, name: bytes, names: list[str], cap_s: float) -> None:
+        """Leaves a list of files and says so."""
+        file = b"%s-%s" % (name, os.urandom(3).hex().encode())
         files.write(self._orders, file, iter([os.fsencode("\0".join(names))]))
-        self._ask(wire.KIND_ORDER, file, ASK_CAP_S)
+        self._ask(wire.KIND_ORDER, file, cap_s)
 
     def _gone(self, run: _Run) -> None:
         """The iterator is no more."""

@@ -239,7 +239,11 @@ def warm_bench(**changed: float) -> Bench:
     }
     for cell in warm.epoch_cells():
         ratio = changed.get("epochs", 1.01)
-        samples[cell, warm.PAIR] = {"staged_s": [5 * ratio, 9 * ratio, 7.0], "local_s": [5.0, 9.0, 3.0]}
+        samples[cell, warm.PAIR] = {
+            "staged_s": [5 * ratio, 9 * ratio, 7.0],
+            "local_s": [5.0, 9.0, 3.0],
+            "share": changed.get("share", 1.0),
+        }
     return bench_of(samples)
 
 
@@ -251,6 +255,7 @@ def warm_bench(**changed: float) -> Bench:
         ({"below_file_open_ns": 1600.0}, 1),
         ({"start": 10}, 1),
         ({"epochs": 1.05}, 2),
+        ({"share": 0.9}, 1),
     ],
 )
 def test_warm(changed: dict[str, float], count: int) -> None:

@@ -108,12 +108,17 @@ def shuffled(count: int, seed: int = 0) -> list[int]:
     return order
 
 
-def test_a_samplers_order_is_followed(start_daemon, make_tree):
+def shuffling(start_daemon, make_tree) -> tuple[Program, list[Path], list[int]]:
+    """A program that has yet to announce, its files, and the order in which it will read them."""
     root = make_tree(files=60, size_bytes=20_000)
-    files, order = files_of(root), shuffled(60)
     daemon = start_daemon(root, order="auto", **SLOW).attach()
     daemon.wait_for_scan()
-    program = Program(daemon)
+    return Program(daemon), files_of(root), shuffled(60)
+
+
+def test_a_samplers_order_is_followed(start_daemon, make_tree):
+    program, files, order = shuffling(start_daemon, make_tree)
+    daemon = program.daemon
     program.announce(order, files)
     program.read(order, files)
     daemon.staged()
@@ -292,19 +297,21 @@ def test_guesses_of_two_processes(start_daemon, make_tree):
     assert part.order["announcements"] == 0
 
 
-def test_what_is_announced_takes_the_place_of_a_guess(start_daemon, make_tree):
-    root = make_tree(files=60, size_bytes=20_000)
-    files, order = files_of(root), shuffled(60)
-    daemon = start_daemon(root, order="auto", **SLOW).attach()
-    daemon.wait_for_scan()
-    program = Program(daemon)
+@pytest.mark.parametrize("comes", ["before", "after"])
+def test_what_is_announced_takes_the_place_of_a_guess(start_daemon, make_tree, comes):
+    program, files, order = shuffling(start_daemon, make_tree)
+    daemon = program.daemon
+    if comes == "before":
+        guess(daemon, "early-1", files[::-1])
     program.announce(order, files)
-    guess(daemon, "early-1", files[::-1])
+    if comes == "after":
+        guess(daemon, "early-1", files[::-1])
     program.read(order, files)
     daemon.staged()
-    assert daemon.end().order["kept_share"] == 1.0
+    part = daemon.end()
     ids = copied(daemon)
-    assert ids[begun(ids) :] == [id_ for id_ in order if id_ not in ids[: begun(ids)]]
+    assert ids[30:] == [id_ for id_ in order if id_ not in ids[:30]]
+    assert (part.order["kept_share"], part.order["provenance"]) == (1.0, "sampler")
 
 
 @pytest.mark.parametrize("order", ["manifest", "given"])
