@@ -24,8 +24,12 @@ from rich.table import Table
 from rich.text import Text
 
 import hpcstage
+from benchmarks.host import stolen_share, ticks
 
 SCHEMA_VERSION = 1
+DISTURBED = 0.10
+"""Of the processor time that a sample wanted, taken away by the host. Near none in calm minutes, 30 % in bad ones."""
+AGAIN = ", disturbed"
 Value = float | int | str | None
 Row = Sequence[Value]
 Arm = Callable[[], Mapping[str, Any]]
@@ -123,9 +127,16 @@ class Sheet:
 class Bench:
     """One benchmark's samples, tables and figures."""
 
-    def __init__(self, name: str, options: Options, parameters: Mapping[str, Any] | None = None) -> None:
-        """`parameters`: what a continued file must have in common with this run."""
+    def __init__(
+        self, name: str, options: Options, parameters: Mapping[str, Any] | None = None, tries: int = 1
+    ) -> None:
+        """`parameters`: what a continued file must have in common with this run.
+
+        `tries`: how often a sample is taken at most where the host disturbs it. The last one counts however it was, the
+        others stay in the file under a name of their own. What a sample measured plays no part in that.
+        """
         self.options = options
+        self.tries = 1 if options.quick else tries
         self.head = {
             "benchmark": name,
             "schema_version": SCHEMA_VERSION,
@@ -145,6 +156,10 @@ class Bench:
             for name in names[turn:] + names[:turn]:
                 if len(self.select(cell, name)) <= number:
                     self._one(cell, name, number, arms[name])
+
+    def disturbed(self) -> int:
+        """How many samples were taken again because of the host."""
+        return sum(1 for s in self.samples if s["arm"].endswith(AGAIN))
 
     def add(self, cell: str, arm: str, values: Mapping[str, Any], number: int = 0) -> None:
         """Keeps one sample, on disk at once."""
@@ -177,6 +192,11 @@ class Bench:
             console.print(render(sheet))
             if sheet.note:
                 console.print(sheet.note, markup=False)
+        if self.disturbed():
+            share = f"{DISTURBED:.0%} of the processor time"
+            console.print(
+                f"{self.disturbed()} samples were taken again: the host kept more than {share}.", markup=False
+            )
         for figure in self.figures:
             console.print(figure.line(), markup=False)
         short = [f for f in self.figures if not f.ok]
@@ -207,14 +227,26 @@ class Bench:
         }
 
     def _one(self, cell: str, arm: str, number: int, run: Arm) -> None:
-        load = os.getloadavg()[0]
-        started_s = time.monotonic()
+        for left in reversed(range(self.tries)):
+            values = self._taken(run)
+            shown = values.get("seconds")
+            text = f"{shown:.3f} s" if isinstance(shown, float) else "done"
+            again = left > 0 and (values["stolen_share"] or 0) > DISTURBED
+            if again:
+                text += f", taken again: the host kept {values['stolen_share']:.0%} of the processor time"
+            self.add(cell, arm + AGAIN if again else arm, values, number)
+            print(f"[{time.time() - self.started_unix:7.1f} s] {cell} · {arm} · {number + 1}: {text}", file=sys.stderr)
+            if not again:
+                return
+
+    @staticmethod
+    def _taken(run: Arm) -> dict[str, Any]:
+        """One sample and what the machine was like."""
+        load, before, started_s = os.getloadavg()[0], ticks(), time.monotonic()
         values = run()
         took_s = time.monotonic() - started_s
-        self.add(cell, arm, {**values, "load_before": load, "took_s": round(took_s, 3)}, number)
-        shown = values.get("seconds")
-        text = f"{shown:.3f} s" if isinstance(shown, float) else "done"
-        print(f"[{time.time() - self.started_unix:7.1f} s] {cell} · {arm} · {number + 1}: {text}", file=sys.stderr)
+        stolen = stolen_share(before, ticks())
+        return {**values, "load_before": load, "stolen_share": stolen, "took_s": round(took_s, 3)}
 
     def _earlier(self) -> list[dict[str, Any]]:
         path = self.options.json

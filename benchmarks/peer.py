@@ -226,7 +226,7 @@ def tables(bench: Bench, chosen: Sequence[Cell]) -> None:
 def main() -> int:
     """Measures, prints, checks."""
     options: Options = options_of(parser(__doc__).parse_args())
-    bench = Bench("peer", options, {"cpus": os.cpu_count()})
+    bench = Bench("peer", options, {"cpus": os.cpu_count()}, tries=3)
     chosen = [cell for cell in cells(options.quick) if options.wants(cell.name)]
     with place(options) as where:
         peers = Peers(where)

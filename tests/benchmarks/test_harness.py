@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from benchmarks import harness
 from benchmarks.harness import (
+    AGAIN,
     Bench,
     Figure,
     Options,
@@ -20,6 +23,7 @@ from benchmarks.harness import (
     parser,
     worst,
 )
+from benchmarks.host import Ticks, stolen_share, ticks
 
 
 @pytest.mark.parametrize(
@@ -82,6 +86,61 @@ def test_a_cut_off_run_keeps_what_it_has_and_goes_on(tmp_path: Path) -> None:
     assert Bench("test", options, {"size": 2}).samples == [], "other parameters are another experiment"
     assert Bench("other", options, {"size": 1}).samples == []
     assert Bench("test", Options(json=options.json, fresh=True), {"size": 1}).samples == []
+
+
+def host_keeping(*shares: int) -> Iterator[Ticks]:
+    """What the clock of the host says before and after each sample that wanted 100 ticks."""
+    worked = stolen = 0
+    for share in shares:
+        yield Ticks(worked, stolen)
+        worked, stolen = worked + 100 - share, stolen + share
+        yield Ticks(worked, stolen)
+
+
+@pytest.mark.parametrize(
+    ("shares", "counted", "set_aside"),
+    [
+        ((0,), 1.0, []),
+        ((10,), 1.0, []),
+        ((30, 5), 2.0, [1.0]),
+        ((30, 30, 90), 3.0, [1.0, 2.0]),
+    ],
+)
+def test_a_sample_that_the_host_disturbed_is_taken_again(
+    shares: tuple[int, ...], counted: float, set_aside: list[float], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    clock = host_keeping(*shares)
+    monkeypatch.setattr(harness, "ticks", lambda: next(clock))
+    seconds = iter((1.0, 2.0, 3.0, 4.0))
+    bench = Bench("test", Options(), tries=3)
+    bench.measure("cell", {"a": lambda: {"seconds": next(seconds)}}, 1)
+    assert bench.median("cell", "a") == counted
+    assert [s["seconds"] for s in bench.select("cell", "a" + AGAIN)] == set_aside, "nothing is thrown away"
+    assert bench.disturbed() == len(set_aside)
+    bench.finish([])
+    assert ("taken again" in capsys.readouterr().out) is bool(set_aside)
+
+
+@pytest.mark.parametrize("options", [Options(), Options(quick=True)])
+def test_it_is_taken_once_where_nothing_else_was_said(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = host_keeping(90)
+    monkeypatch.setattr(harness, "ticks", lambda: next(clock))
+    bench = Bench("test", options, tries=3 if options.quick else 1)
+    bench.measure("cell", {"a": lambda: {"seconds": 1.0}}, 1)
+    assert bench.median("cell", "a") == 1.0
+
+
+def test_what_the_host_kept(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  10 20 30 1000 50 1 2 7 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n")
+    assert ticks(stat) == Ticks(63, 7)
+    assert ticks(tmp_path / "missing") is None
+    stat.write_text("intr 1 2 3\n")
+    assert ticks(stat) is None
+    assert stolen_share(Ticks(0, 0), Ticks(90, 10)) == 0.1
+    assert stolen_share(Ticks(5, 5), Ticks(5, 5)) is None
+    assert stolen_share(None, Ticks(5, 5)) is None
 
 
 def test_a_broken_file_is_not_continued(tmp_path: Path) -> None:
