@@ -193,10 +193,8 @@ class Bench:
             if sheet.note:
                 console.print(sheet.note, markup=False)
         if self.disturbed():
-            share = f"{DISTURBED:.0%} of the processor time"
-            console.print(
-                f"{self.disturbed()} samples were taken again: the host kept more than {share}.", markup=False
-            )
+            why = f"the host kept more than {DISTURBED:.0%} of the processor time"
+            console.print(f"{self.disturbed()} samples were taken again: {why}.", markup=False)
         for figure in self.figures:
             console.print(figure.line(), markup=False)
         short = [f for f in self.figures if not f.ok]
@@ -231,7 +229,7 @@ class Bench:
             values = self._taken(run)
             shown = values.get("seconds")
             text = f"{shown:.3f} s" if isinstance(shown, float) else "done"
-            again = left > 0 and (values["stolen_share"] or 0) > DISTURBED
+            again = left > 0 and values["stolen_share"] > DISTURBED
             if again:
                 text += f", taken again: the host kept {values['stolen_share']:.0%} of the processor time"
             self.add(cell, arm + AGAIN if again else arm, values, number)

@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-STAT = Path("/proc/stat")
+import psutil
 
 
 @dataclass(frozen=True)
 class Ticks:
-    """Of all processors since the start of the machine."""
+    """Seconds of all processors since the start of the machine."""
 
-    worked: int
-    stolen: int
-
-
-def ticks(stat: Path = STAT) -> Ticks | None:
-    """Now; None where the kernel does not say."""
-    try:
-        words = stat.read_text(encoding="ascii").split("\n", 1)[0].split()
-    except OSError:
-        return None
-    if len(words) < 9 or words[0] != "cpu":
-        return None
-    user, nice, system, _idle, _iowait, irq, softirq, stolen = (int(word) for word in words[1:9])
-    return Ticks(user + nice + system + irq + softirq, stolen)
+    worked: float
+    stolen: float
 
 
-def stolen_share(before: Ticks | None, after: Ticks | None) -> float | None:
-    """Of the processor time that was wanted in between, how much the host kept. None: not known, or nothing wanted."""
-    if before is None or after is None:
-        return None
+def ticks() -> Ticks:
+    """Now. A kernel that does not account for it has nothing stolen."""
+    now = psutil.cpu_times()
+    names = ("user", "nice", "system", "irq", "softirq")
+    return Ticks(sum(getattr(now, name, 0.0) for name in names), getattr(now, "steal", 0.0))
+
+
+def stolen_share(before: Ticks, after: Ticks) -> float:
+    """Of the processor time that was wanted in between, how much the host kept."""
     worked, stolen = after.worked - before.worked, after.stolen - before.stolen
-    return stolen / (worked + stolen) if worked + stolen > 0 else None
+    return stolen / (worked + stolen) if worked + stolen > 0 else 0.0
