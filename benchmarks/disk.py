@@ -41,7 +41,9 @@ class FreshDisk:
         if self.path.is_mount():
             subprocess.run(["umount", self.path], check=False, stderr=subprocess.DEVNULL)
         shutil.rmtree(self.path, ignore_errors=True)
-        self._image.unlink(missing_ok=True)
+        if self._image.exists():
+            _detach(self._image)
+            self._image.unlink()
 
     def _mount(self) -> bool:
         with self._image.open("wb") as image:
@@ -65,6 +67,14 @@ def _attach(image: Path) -> str | None:
     return None
 
 
+def _detach(image: Path) -> None:
+    """Lets go of the devices that a benchmark, ended between attaching and mounting, leaves."""
+    words = ["losetup", "--associated", os.fspath(image), "--noheadings", "--output", "NAME"]
+    done = subprocess.run(words, check=False, capture_output=True, text=True)
+    for device in done.stdout.split():
+        subprocess.run(["losetup", "--detach", device], check=False, stderr=subprocess.DEVNULL)
+
+
 @contextlib.contextmanager
 def fresh_disk(base: Path) -> Iterator[FreshDisk]:
     """For one benchmark run."""
@@ -73,6 +83,7 @@ def fresh_disk(base: Path) -> Iterator[FreshDisk]:
         yield disk
     finally:
         disk.end()
+        unmount_below(disk.path)  # of a benchmark that was terminated, a daemon may still be at work there
 
 
 def unmount_below(directory: Path) -> None:
