@@ -21,6 +21,8 @@ GONE_S = 5.0
 MARK = "HPCSTAGE_TEST_SESSION"
 SESSION = f"{os.getpid()}-{time.monotonic_ns()}"
 OF_BENCHMARK = re.compile(rf"/hpcstage-bench-{os.getuid()}-(\d+)-")
+GLOO = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+"""For programs of several ranks: they meet on loopback, whatever this machine's name leads to."""
 PURE = ("config", "job", "plan", "record", "report")
 """Rooms whose tests start nothing."""
 
@@ -31,6 +33,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.relative_to(REPO / "tests").parts[0] not in PURE:
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def torchrun(ranks: int, program: Path, *words: object) -> list[str]:
+    """Starts the ranks of a program on this machine, without asking anyone for its name."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+    return [*launcher, f"--nproc-per-node={ranks}", os.fspath(program), *map(str, words)]
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 10.0, what: str = "condition") -> None:

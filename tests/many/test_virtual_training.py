@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import manylab
 import pytest
-from conftest import Hpcstage
+from conftest import GLOO, Hpcstage, torchrun
 
 Tree = Callable[..., Path]
 PROGRAM = Path(__file__).parent / "train_ddp.py"
@@ -18,8 +17,7 @@ torch = pytest.importorskip("torch")
 
 
 def command(data: Path, out: Path, *, ranks: int = 2, epochs: int = 2, workers: int = 0) -> list[str]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    return [*torchrun, str(PROGRAM), str(data), str(epochs), str(workers), str(out)]
+    return torchrun(ranks, PROGRAM, data, epochs, workers, out)
 
 
 def assert_same(one: Path, other: Path) -> None:
@@ -38,11 +36,12 @@ def test_the_same_weights_and_each_file_read_once(
 ) -> None:
     data = make_tree(files=96, size_bytes=20_000)
     plain, staged = hpcstage.cwd / "plain.pt", hpcstage.cwd / "staged.pt"
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(command(data, plain), env=env, check=True, capture_output=True, timeout=120)
+    alone = subprocess.run(command(data, plain), env={**os.environ, **GLOO}, capture_output=True, text=True,
+                           check=False, timeout=120)  # fmt: skip
+    assert alone.returncode == 0, alone.stderr
     done = hpcstage(
         "run", "--nodes", "2", "--placement", placement, "--data", data, "--", *command(data, staged),
-        env={"OMP_NUM_THREADS": "1"}, timeout_s=120,
+        env=GLOO, timeout_s=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert_same(plain, staged)

@@ -52,6 +52,8 @@ def main(root: Path, epochs: int, workers: int, out: Path) -> None:
             losses.append(loss.item())
     if dist.get_rank() == 0:
         torch.save({"weights": model.module.state_dict(), "losses": losses}, out)
+    # Python ends while gloo's thread still lets go of the last gradients: PyTorch then aborts. The barrier comes after.
+    dist.barrier()
     dist.destroy_process_group()
 
 

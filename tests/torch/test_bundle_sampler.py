@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import itertools
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import REPO
+from conftest import GLOO, REPO
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -302,7 +303,8 @@ dist.destroy_process_group()
 
 def test_ranks_come_from_torch_distributed(tmp_path: Path) -> None:
     words = [[sys.executable, "-c", RANK, str(rank), str(tmp_path / "meet")] for rank in range(2)]
-    processes = [subprocess.Popen(word, cwd=REPO, stdout=subprocess.PIPE, text=True) for word in words]
+    env = {**os.environ, **GLOO}
+    processes = [subprocess.Popen(word, cwd=REPO, env=env, stdout=subprocess.PIPE, text=True) for word in words]
     try:
         outputs = [process.communicate(timeout=60)[0] for process in processes]
     finally:
