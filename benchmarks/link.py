@@ -41,10 +41,9 @@ class Link:
     """Names of the namespaces."""
     launcher: Path
 
-    @property
-    def before(self) -> list[str]:
-        """Words in front of a command that is to run on the first side."""
-        return ["ip", "netns", "exec", self.sides[0]]
+    def before(self, side: int = 0) -> list[str]:
+        """Words in front of a command that is to run on that side."""
+        return ["ip", "netns", "exec", self.sides[side]]
 
     @property
     def arguments(self) -> list[str]:

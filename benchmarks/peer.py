@@ -6,7 +6,8 @@ of its own in memory that has been touched before: what MPI does with data that 
 buffer, which the processor's cache then holds, stands beside it. `shared memory`: as MPI chooses on one machine; `tcp`:
 by the network's protocols, without a network's limits; `10 Gbit/s`: over a link of that rate between two network
 namespaces, as between machines (needs root). There one node gets and the other gives, since a ping-pong uses one
-direction at a time.
+direction at a time. Beside them: the same files passed by reading, sending and writing each byte once, with no exchange
+(`filepass.py`): what of a ping-pong files can have at most where processors are the limit.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from typing import Any
 
 import psutil
 
+from benchmarks.filepass import Pass, passed
 from benchmarks.files import Place, place, touch_memory
 from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_least, at_most, divide, holds, options_of, parser
-from benchmarks.link import link, unavailable
+from benchmarks.link import ADDRESSES, link, unavailable
 from benchmarks.peernodes import MPIEXEC, Node, launch, manifest_of, serve
 from benchmarks.programs import run
 
@@ -33,6 +35,7 @@ LEAST_OF_BARE = 0.8
 MOST_AT_REST_PERCENT = 2.0
 MB = 1e6
 OURS, BARE, CACHED = "peer copies", "ping-pong", "ping-pong, one buffer"
+NO_EXCHANGE = "files, no exchange"
 WARM_FILES = 8
 TCP = {"MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp,self"}
 RATE, LINKED = "10gbit", "10 Gbit/s"
@@ -72,10 +75,12 @@ class Launch:
     """How two processes are started that are to reach each other in a certain way."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
-    before: Sequence[str] = ()
-    """Words in front of mpiexec."""
+    sides: tuple[Sequence[str], Sequence[str]] = ((), ())
+    """Words in front of a process on either side; mpiexec is on the first."""
     arguments: Sequence[str] = ()
     """For mpiexec."""
+    address: str | None = None
+    """Of the second side, where there is a network."""
 
 
 @contextlib.contextmanager
@@ -83,9 +88,11 @@ def launching(cell: Cell, directory: Path) -> Iterator[Launch]:
     """For the processes of a sample."""
     if cell.way == LINKED:
         with link(directory, RATE) as up:
-            yield Launch(up.environment, up.before, up.arguments)
+            yield Launch(up.environment, (up.before(0), up.before(1)), up.arguments, ADDRESSES[1])
+    elif cell.way == "tcp":
+        yield Launch(TCP, address="127.0.0.1")
     else:
-        yield Launch(TCP if cell.way == "tcp" else {})
+        yield Launch()
 
 
 def cells(quick: bool) -> list[Cell]:
@@ -113,15 +120,27 @@ class Peers:
             OURS: lambda: self._copies(cell),
             BARE: lambda: self._bare(cell, "many"),
             CACHED: lambda: self._bare(cell, "one"),
+            NO_EXCHANGE: lambda: self._no_exchange(cell),
         }
 
     def _copies(self, cell: Cell) -> dict[str, Any]:
+        with self._nodes(cell) as nodes, launching(cell, self._where.disk) as how:
+            return _measured(cell, nodes, how)
+
+    def _no_exchange(self, cell: Cell) -> dict[str, Any]:
+        with self._nodes(cell) as nodes, launching(cell, self._where.disk) as how:
+            ids = range(2 * WARM_FILES, 2 * (cell.files + WARM_FILES))
+            passes = [Pass(_files(nodes, to, ids), how.address, how.sides) for to in cell.receivers]
+            return {"seconds": passed(passes, self._where.disk), "bytes": cell.size_bytes}
+
+    @contextlib.contextmanager
+    def _nodes(self, cell: Cell) -> Iterator[list[Node]]:
+        """With half of the files each, and memory for the other half."""
         base = self._where.memory if cell.place == "memory" else self._where.local.renew()
         nodes = _staged(base / "peers", [cell.file_bytes] * 2 * (cell.files + WARM_FILES))
         try:
             touch_memory(2 * cell.size_bytes)
-            with launching(cell, self._where.disk) as how:
-                return _measured(cell, nodes, base, how)
+            yield nodes
         finally:
             for node in nodes:
                 node.remove()
@@ -132,7 +151,7 @@ class Peers:
         touch_memory(4 * cell.files * cell.file_bytes)
         with launching(cell, self._where.disk) as how:
             settings = [f"{name}={value}" for name, value in how.environment.items()]
-            head: list[str | Path] = ["env", *settings, *how.before, MPIEXEC, *how.arguments, "-n", "2"]
+            head: list[str | Path] = ["env", *settings, *how.sides[0], MPIEXEC, *how.arguments, "-n", "2"]
             program = [sys.executable, "-m", "benchmarks.pingpong", str(cell.file_bytes), str(cell.files), places]
             done = run([*head, *program], self._where.disk)
         return dict(json.loads(done.stdout))
@@ -160,8 +179,19 @@ class Peers:
                 node.remove()
 
 
-def _measured(cell: Cell, nodes: Sequence[Node], base: Path, how: Launch) -> dict[str, Any]:
-    process = launch(nodes, base, env=how.environment, before=how.before, arguments=how.arguments)
+def _files(nodes: Sequence[Node], to: int, ids: range) -> list[tuple[Path, Path]]:
+    """What the other node has of these, and where it would lie."""
+    return [(nodes[1 - to].file(id_), _made(nodes[to].file(id_))) for id_ in ids if id_ % 2 != to]
+
+
+def _made(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _measured(cell: Cell, nodes: Sequence[Node], how: Launch) -> dict[str, Any]:
+    base = nodes[0].path.parent
+    process = launch(nodes, base, env=how.environment, before=how.sides[0], arguments=how.arguments)
     serve(nodes, lambda: all(node.is_ready for node in nodes))
     _pass(nodes, range(2 * WARM_FILES), cell.receivers)
     seconds = _pass(nodes, range(2 * WARM_FILES, 2 * (cell.files + WARM_FILES)), cell.receivers)
@@ -217,9 +247,11 @@ def tables(bench: Bench, chosen: Sequence[Cell]) -> None:
     """Rates from medians."""
     rows: list[Row] = []
     for cell in chosen:
-        ours, bare, cached = (rate(bench, cell, arm) for arm in (OURS, BARE, CACHED))
-        rows.append([cell.name, ours, bare, divide(ours, bare), cached, divide(ours, cached)])
+        ours, bare, cached, files = (rate(bench, cell, arm) for arm in (OURS, BARE, CACHED, NO_EXCHANGE))
+        row = [ours, bare, divide(ours, bare), cached, divide(ours, cached), files, divide(files, bare)]
+        rows.append([cell.name, *row])
     columns = ["", f"{OURS} MB/s", f"{BARE} MB/s", "ratio", f"{CACHED} MB/s", "ratio"]
+    columns += [f"{NO_EXCHANGE} MB/s", "of ping-pong"]
     bench.sheet("From store to store (both ways together, over the link one way)", columns, rows)
 
 
