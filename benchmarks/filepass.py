@@ -1,4 +1,4 @@
-"""Files passed with no exchange at all: what copies from store to store cost at least, whoever makes them.
+"""Files passed with no exchange at all, by the plainest program: what copies from store to store cost beyond a message.
 
 `python -m benchmarks.filepass copy LIST`, or `get LIST ADDRESS` (prints its port) and `give LIST ADDRESS PORT`. A line
 of the list is a source and a target. Each byte is read once and written once, nothing is checked or published. Each

@@ -7,7 +7,7 @@ buffer, which the processor's cache then holds, stands beside it. `shared memory
 by the network's protocols, without a network's limits; `10 Gbit/s`: over a link of that rate between two network
 namespaces, as between machines (needs root). There one node gets and the other gives, since a ping-pong uses one
 direction at a time. Beside them: the same files passed by reading, sending and writing each byte once, with no exchange
-(`filepass.py`): what of a ping-pong files can have at most where processors are the limit.
+(`filepass.py`): what files cost beyond a message, whoever passes them.
 """
 
 from __future__ import annotations
