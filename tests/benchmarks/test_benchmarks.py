@@ -72,7 +72,8 @@ def test_peer(tmp_path: Path) -> None:
     result = quick("peer", tmp_path, "--only", "128 kB, memory", "--only", "at rest")
     met = {f["name"]: f["ok"] for f in result["figures"]}
     assert met["every file came"]
-    assert arms(result, "128 kB, memory, tcp") == {"peer copies", "ping-pong", "ping-pong, one buffer"}
+    expected = {"peer copies", "ping-pong", "ping-pong, one buffer", "files, no exchange"}
+    assert arms(result, "128 kB, memory, tcp") == expected
     assert [s["exchanges"] for s in result["samples"] if s["cell"] == "at rest"] == [2]
 
 
