@@ -44,11 +44,11 @@ def passed(passes: Sequence[Pass], directory: Path) -> float:
         for number, one in enumerate(passes):
             names = write_list(directory / f"pass-{number}", [f"{source}\t{target}" for source, target in one.files])
             if one.address is None:
-                started.append(stack.enter_context(_start(one.sides[0], "copy", names)))
+                started.append(_start(stack, one.sides[0], "copy", names))
             else:
-                getting = stack.enter_context(_start(one.sides[1], "get", names, one.address))
-                giving = _start(one.sides[0], "give", names, one.address, _line(getting))
-                started += [getting, stack.enter_context(giving)]
+                getting = _start(stack, one.sides[1], "get", names, one.address)
+                giving = _start(stack, one.sides[0], "give", names, one.address, _line(getting))
+                started += [giving, getting]  # who gets is ready only when the other has come
         for process in started:
             _line(process)
         for process in started:
@@ -57,14 +57,22 @@ def passed(passes: Sequence[Pass], directory: Path) -> float:
     return max(ended for _, ended in times) - min(began for began, _ in times)
 
 
-def _start(before: Sequence[str], *words: str | Path) -> subprocess.Popen[str]:
+def _start(stack: ExitStack, before: Sequence[str], *words: str | Path) -> subprocess.Popen[str]:
+    """Of a process that ends with the stack at the latest: one whose partner failed may wait for ever."""
     command = [*before, sys.executable, "-m", "benchmarks.filepass", *words]
-    return subprocess.Popen(command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    stack.enter_context(process)
+    stack.callback(process.kill)
+    return process
 
 
 def _line(process: subprocess.Popen[str]) -> str:
+    """What it says when it is ready. Raises RuntimeError if it has ended: its partner would be waited for in vain."""
     assert process.stdout is not None
-    return process.stdout.readline().strip()
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError(f"a process of {__name__} ended with {process.wait()} before it began")
+    return line.strip()
 
 
 def _say(process: subprocess.Popen[str]) -> None:

@@ -30,8 +30,18 @@ def test_both_ways_at_the_same_time(tmp_path: Path, address: str | None) -> None
         assert target.read_bytes() == source.read_bytes()
 
 
-def test_one_that_fails_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("address", [None, "127.0.0.1"])
+def test_one_that_fails_says_so(tmp_path: Path, address: str | None) -> None:
     files = files_of(tmp_path / "one")
     files[0][1].touch()
     with pytest.raises(RuntimeError, match="ended with 1"):
-        passed([Pass(files)], tmp_path)
+        passed([Pass(files, address)], tmp_path)
+
+
+def test_a_receiver_whose_sender_never_comes_is_ended(tmp_path: Path) -> None:
+    sides = ((), ()), (("false",), ())
+    with pytest.raises(RuntimeError, match="before it began"):
+        passed(
+            [Pass(files_of(tmp_path / name), "127.0.0.1", side) for name, side in zip("ab", sides, strict=True)],
+            tmp_path,
+        )
