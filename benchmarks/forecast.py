@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.files import place
 from benchmarks.harness import Arm, Bench, Figure, Row, at_most, divide, holds, options_of, parser
-from benchmarks.lab import Cell, Lab
+from benchmarks.lab import SOURCE_TO_COMPUTE, Cell, Lab
 from benchmarks.programs import run
 from benchmarks.staging import cells
 
@@ -102,7 +102,14 @@ def main() -> int:
     found = take_over(bench, given.staging)["parameters"] if given.staging else {}
     chosen = [c for c in (QUICK if options.quick else cells(quick=False)) if options.wants(c.name)]
     with place(options) as where:
-        lab = Lab(bench, options, where, found.get("load", "real"), compute=found.get("compute", "accelerator"))
+        lab = Lab(
+            bench,
+            options,
+            where,
+            found.get("load", "real"),
+            compute=found.get("compute", "accelerator"),
+            source_to_compute=found.get("source_to_compute", SOURCE_TO_COMPUTE),
+        )
         for cell in chosen:
             lab.compute_terms(cell)
             lab.bandwidth(cell.net)

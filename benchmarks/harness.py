@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -289,6 +290,7 @@ def environment() -> dict[str, Any]:
     """The machine that the numbers come from."""
     return {
         "hpcstage": hpcstage.__version__,
+        "commit": commit(),
         "python": platform.python_version(),
         "kernel": platform.release(),
         "machine": platform.machine(),
@@ -296,6 +298,16 @@ def environment() -> dict[str, Any]:
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "written": _now(),
     }
+
+
+def commit() -> str | None:
+    """The commit that is measured, with `-dirty` where files differ from it; None outside of a clone."""
+    words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return done.stdout.strip() or None
 
 
 def _cell(value: Value) -> str:

@@ -80,13 +80,16 @@ class Lab:
         load_kind: str = "real",
         order: str = "list",
         compute: str = "accelerator",
+        source_to_compute: float = SOURCE_TO_COMPUTE,
     ) -> None:
         """`order`: `list`, the program's order is given; `sampler`, it shuffles and nobody tells.
 
         `compute`: `accelerator`, a step takes its time whatever the processors do; `processor`, they are all there is.
+        `source_to_compute`: the time of reading the source once under high load, in computing times of one epoch.
         """
         self.order = order
         self.compute_kind = compute
+        self.source_to_compute = source_to_compute
         self.bench = bench
         self.options = options
         self.where = where
@@ -115,7 +118,7 @@ class Lab:
         """Of the storage that is as slow for this network, in bytes per second: calibrated once per result file."""
         if net not in self._bandwidths:
             compute_s = self.compute_terms(Cell(net))["seconds"]
-            share = self.data(1.0).size_bytes / (compute_s * SOURCE_TO_COMPUTE)
+            share = self.data(1.0).size_bytes / (compute_s * self.source_to_compute)
             self._bandwidths[net] = share * (1 + HIGH_WEIGHT)
         return self._bandwidths[net]
 

@@ -234,16 +234,23 @@ def main() -> int:
         default="accelerator",
         help="steps take an emulated accelerator's time, or that of this machine's processors",
     )
+    made.add_argument(
+        "--ratio",
+        type=float,
+        default=SOURCE_TO_COMPUTE,
+        metavar="R",
+        help="reading the source under high load takes R times the compute of an epoch (default: %(default)s)",
+    )
     given = made.parse_args()
     options = options_of(given)
     parameters = {
         "load": given.load, "order": given.order, "compute": given.compute, "weight": HIGH_WEIGHT,
         "latency_s": LATENCY_S, "file_bytes": FILE_BYTES, "x1_files": X1_FILES, "step_s": STEP_S,
-        "source_to_compute": SOURCE_TO_COMPUTE,
+        "source_to_compute": given.ratio,
     }  # fmt: skip
     bench = Bench("staging", options, parameters, tries=3)
     with place(options) as where:
-        lab = Lab(bench, options, where, given.load, given.order, given.compute)
+        lab = Lab(bench, options, where, given.load, given.order, given.compute, given.ratio)
         measure(lab, options)
     chosen = [c for c in cells(options.quick, given.order) if options.wants(c.name)]
     tables(lab, chosen)

@@ -1,0 +1,327 @@
+"""The figures that README.md and docs/measured.md state, taken from the files in `results/`.
+
+`python -m benchmarks.stated` writes the tables of both pages anew; a test compares them with what is there, so no page
+states a figure that its result file does not hold. Each row names the command that measures it, the result file, and
+the commit that was measured (for older files: the commit that added the file).
+"""
+
+# ruff: noqa: E501  a row of a page is one line
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = Path(__file__).resolve().parent / "results"
+README, MEASURED = ROOT / "README.md", ROOT / "docs" / "measured.md"
+BEGIN, END = "<!-- figures: python -m benchmarks.stated -->\n", "<!-- end of figures -->"
+ADDED_IN = {
+    "faults": "785d391",
+    "forecast": "83b9dfa",
+    "identity": "8bda12d",
+    "nodes": "54436f4",
+    "peer": "54436f4",
+    "scale": "6e2a504",
+    "staging": "cd750b2",
+    "truth": "8bda12d",
+    "warm": "8bda12d",
+}
+"""The commits that added the files which were written before results named the commit that they measured."""
+
+
+class Result:
+    """One result file."""
+
+    def __init__(self, name: str, folder: Path = RESULTS) -> None:
+        self.name = name
+        self._found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+
+    @property
+    def commit(self) -> str:
+        """The measured commit, or the one that added an older file."""
+        measured = self._found["environment"].get("commit")
+        return measured or f"added in {ADDED_IN[self.name]}"
+
+    def figure(self, name: str) -> float:
+        """One figure by its name."""
+        return self.figures(re.escape(name))[0]
+
+    def figures(self, pattern: str) -> list[float]:
+        """All figures whose name matches; a row without any must not be stated."""
+        found = [f["measured"] for f in self._found["figures"] if re.fullmatch(pattern, f["name"])]
+        if not found or None in found:
+            raise LookupError(f"{self.name}.json has no figure {pattern!r}, or one that was not measured")
+        return found
+
+    def median(self, cell: str, arm: str, key: str = "seconds") -> float:
+        """The median of one value of an arm of a cell."""
+        values = [s[key] for s in self._found["samples"] if s["cell"] == cell and s["arm"] == arm]
+        if not values:
+            raise LookupError(f"{self.name}.json has no samples of {arm!r} in {cell!r}")
+        return float(statistics.median(values))
+
+    def column(self, title: str, column: str, rows: str = ".*") -> list[Any]:
+        """One column of a table, of the rows whose first cells together match."""
+        for table in self._found["tables"]:
+            if table["title"].startswith(title):
+                at = table["columns"].index(column)
+                return [row[at] for row in table["rows"] if re.match(rows, f"{row[0]} {row[1]}")]
+        raise LookupError(f"{self.name}.json has no table {title!r}")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the tables. `said` makes the text of its figures from the result file."""
+
+    result: str
+    what: str
+    said: Callable[[Result], str]
+    in_readme: bool = False
+
+
+def _less(result: Result, cell: str, base: str, arm: str = "runtime") -> str:
+    return f"{100 * (1 - result.median(cell, arm) / result.median(cell, base)):.0f} %"
+
+
+def _over(result: Result, pattern: str, form: str = ".2f", joined: str = ", ") -> str:
+    return joined.join(format(value, form) for value in result.figures(pattern))
+
+
+def _range(values: Sequence[float], form: str = ".2f", factor: float = 1.0) -> str:
+    least, most = (format(pick(values) * factor, form) for pick in (min, max))
+    return least if least == most else f"{least} to {most}"
+
+
+def _times_direct(result: Result, epochs: int) -> str:
+    return _range(result.column("what leaves", "x direct", rf"N[248] E{epochs} (replicate|partition)"))
+
+
+def _peer(result: Result, column: str) -> str:
+    links = ("10 Gbit/s", "tcp", "shared memory")
+    pairs = (
+        [result.column("From store", column, f"{size}, memory, {link} ")[0] for size in ("128 kB", "64 MB")]
+        for link in links
+    )
+    return "; ".join(f"{small:.2f}, {large:.2f}" for small, large in pairs)
+
+
+X1, NETS = "cnn x1 E1 high", ("alexnet", "resnet")
+ROWS = (
+    Row(
+        "staging",
+        "One epoch of 28 s, contended source, 2 loader workers: `runtime` against copying first (`upfront`); against reading directly",
+        lambda r: f"{_less(r, X1, 'upfront')}; {_less(r, X1, 'direct')} less time",
+        in_readme=True,
+    ),
+    Row(
+        "staging",
+        "The same, one epoch; ten epochs (one round): `runtime` / ideal time (aim: at most 1.05)",
+        lambda r: f"{r.figure(X1 + ': runtime / bound'):.2f}; {r.figure('cnn x1 E10 high: runtime / bound'):.2f}",
+        in_readme=True,
+    ),
+    Row(
+        "staging",
+        "A program that does not read ahead: `runtime` against reading directly",
+        lambda r: f"{_less(r, X1 + ' no-prefetch', 'direct')} less time",
+        in_readme=True,
+    ),
+    Row(
+        "staging",
+        "No competing load, one epoch of 52 s: `runtime`, `auto` / reading directly (aim: at most 1.02)",
+        lambda r: _over(r, r"cnn x2 E1 low: never worse, (runtime|auto) / direct", ".3f"),
+        in_readme=True,
+    ),
+    Row(
+        "nodes",
+        "2, 4, 8 virtual nodes, 1 and 3 epochs, `replicate` and `partition`: bytes read from the source, in datasets (one round)",
+        lambda r: _range(r.figures("N[248] E[13] (replicate|partition): read from the source, in datasets"), ".3f"),
+        in_readme=True,
+    ),
+    Row(
+        "forecast",
+        "`hpcstage plan`, told the program's epochs, compute time, start-up and readers: forecast of direct, upfront, runtime in 13 cells (three rounds)",
+        lambda r: (
+            f"off by {_range(r.figures('.*: forecast off by'), '.0f', 100)} %; `auto` takes the fastest"
+            + (
+                ""
+                if max(r.figures(".*: auto .* / fastest")) <= 1
+                else f" within {max(r.figures('.*: auto .* / fastest')) - 1:.0%}"
+            )
+        ),
+        in_readme=True,
+    ),
+    Row(
+        "warm",
+        "Later epochs / the same files without hpcstage, 0 and 2 workers (28 pairs each, aim: at most 1.02)",
+        lambda r: (
+            f"{r.figure('epochs, workers 0: later epochs / local files'):.2f}; "
+            f"{r.figure('epochs, workers 2: later epochs / local files'):.2f}"
+        ),
+        in_readme=True,
+    ),
+    Row(
+        "peer",
+        "Files of 128 kB, 64 MB from node to node / a bare MPI ping-pong: link of 10 Gbit/s; tcp; shared memory (aim: 0.8)",
+        lambda r: _peer(r, "ratio"),
+        in_readme=True,
+    ),
+    Row(
+        "staging",
+        "One epoch of 28 s, contended source: `runtime` against `cp -r`, then training (three rounds)",
+        lambda r: f"{_less(r, X1, 'cp -r')} less time",
+    ),
+    Row(
+        "staging",
+        "AlexNet, ResNet: against copying first; reading directly; `runtime` / ideal time",
+        lambda r: (
+            f"{', '.join(_less(r, f'{n} x1 E1 high', 'upfront') for n in NETS)}; "
+            f"{', '.join(_less(r, f'{n} x1 E1 high', 'direct') for n in NETS)} less time; "
+            + _over(r, r"(alexnet|resnet) x1 E1 high: runtime / bound")
+        ),
+    ),
+    Row(
+        "staging",
+        "Half and double data: against copying first; reading directly; `runtime` / ideal time",
+        lambda r: (
+            f"{', '.join(_less(r, f'cnn {x} E1 high', 'upfront') for x in ('x0.5', 'x2'))}; "
+            f"{', '.join(_less(r, f'cnn {x} E1 high', 'direct') for x in ('x0.5', 'x2'))} less time; "
+            + _over(r, r"cnn x(0\.5|2) E1 high: runtime / bound")
+        ),
+    ),
+    Row(
+        "staging",
+        "Ten epochs, CNN, AlexNet, ResNet (one round): against copying first; `runtime` / ideal time",
+        lambda r: (
+            f"{', '.join(_less(r, f'{n} x1 E10 high', 'upfront') for n in ('cnn', *NETS))} less time; "
+            + _over(r, r"\w+ x1 E10 high: runtime / bound")
+        ),
+    ),
+    Row(
+        "nodes",
+        "The same virtual nodes, reading directly, 1 and 3 epochs: bytes read from the source, in datasets",
+        lambda r: (
+            f"{min(r.column('what leaves', 'source', 'N[248] E1 direct')):.0f}; "
+            f"{min(r.column('what leaves', 'source', 'N[248] E3 direct')):.0f}"
+        ),
+    ),
+    Row(
+        "nodes",
+        "The same, each node copying all files for itself (`private`); virtual nodes share one page cache, so a cluster's would read more",
+        lambda r: _range(r.column("what leaves", "source", "N[248] E[13] private"), ".1f"),
+    ),
+    Row(
+        "nodes",
+        "The same, `replicate` and `partition`: time of the whole program / reading directly, 1 epoch (most of it the start of PyTorch in N processes); 3 epochs",
+        lambda r: f"{_times_direct(r, 1)}; {_times_direct(r, 3)}",
+    ),
+    Row(
+        "peer",
+        "The same files read, sent and written by the plainest program, with no exchange / the ping-pong",
+        lambda r: _peer(r, "of ping-pong"),
+    ),
+    Row(
+        "peer",
+        "Files of 128 kB, 64 MB from node to node with stores on a disk, shared memory: MB/s; the plainest program",
+        lambda r: "; ".join(
+            ", ".join(f"{v:,.0f}" for v in r.column("From store", c, ".*, disk, shared memory"))
+            for c in ("peer copies MB/s", "files, no exchange MB/s")
+        ),
+    ),
+    Row(
+        "peer",
+        "An exchange at rest: share of a core",
+        lambda r: f"{r.figure('an exchange at rest, of a core'):.1f} %",
+    ),
+    Row(
+        "truth",
+        "Periods of contention in the report against those that were made; loss of bandwidth (three rounds)",
+        lambda r: (
+            f"off by {max(r.figures('.*: periods off by')):.1f} s; "
+            f"{_range(r.figures('.*: loss of bandwidth off by'), '.1f', 100)} %"
+        ),
+    ),
+    Row(
+        "warm",
+        "An open of a staged file, beyond the same open of a local path: C layer; Python layer",
+        lambda r: (
+            f"{r.figure('native layer: an open on a hit costs'):.2f} us; "
+            f"{r.figure('python layer: an open on a hit costs'):.1f} us"
+        ),
+    ),
+    Row(
+        "warm",
+        "Start of a Python interpreter: C layer; Python layer",
+        lambda r: (
+            f"{r.figure('native layer: interpreter start costs'):.0f} ms; "
+            f"{r.figure('python layer: interpreter start costs'):.0f} ms more"
+        ),
+    ),
+    Row(
+        "identity",
+        "Losses and weights of direct, upfront, runtime, auto with 0, 2 forked, 2 spawned workers against the program alone",
+        lambda r: "identical" if min(r.figures(".*: losses and weights identical")) == 1 else "DIFFERENT",
+    ),
+    Row(
+        "faults",
+        "Processes of hpcstage killed at random moments: trainings that ended as without hpcstage",
+        lambda r: (
+            f"{r.figure('kills after which all ended as without hpcstage'):.0f}, "
+            + ("all of them" if r.figure("all tries ended as without hpcstage") == 1 else "NOT all")
+        ),
+    ),
+    Row(
+        "scale",
+        "Simulated jobs of 8 to 4096 nodes, `replicate` and `partition`: bytes read from the source, in datasets",
+        lambda r: _range(r.figures("(replicate|partition), .* nodes: source bytes / dataset"), ".3f"),
+    ),
+    Row(
+        "scale",
+        "Planning 10 million files for 1024 nodes on one node: `replicate`; `partition`; room for half",
+        lambda r: "; ".join(
+            f"{r.column('Planning', 'seconds', f'plan, {kind}, 10 M files, 1024 nodes')[0]:.1f} s"
+            for kind in ("replicate", "partition", "half")
+        ),
+    ),
+)
+
+
+def readme_table(folder: Path = RESULTS) -> str:
+    """The rows of README.md."""
+    rows = [f"| {row.what} | {row.said(Result(row.result, folder))} |" for row in ROWS if row.in_readme]
+    return "\n".join(["| what | figure |", "|---|---|", *rows, ""])
+
+
+def measured_table(folder: Path = RESULTS) -> str:
+    """The rows of docs/measured.md: all, with the command and the result file."""
+    lines = ["| what | figure | command | result file | commit |", "|---|---|---|---|---|"]
+    for row in ROWS:
+        result = Result(row.result, folder)
+        name = f"{row.result}.json"
+        file = f"[{name}](../benchmarks/results/{name})"
+        command = f"`python -m benchmarks.{row.result}`"
+        lines.append(f"| {row.what} | {row.said(result)} | {command} | {file} | {result.commit} |")
+    return "\n".join([*lines, ""])
+
+
+def between(page: str) -> str:
+    """The table that a page holds now."""
+    return page.partition(BEGIN)[2].partition(END)[0]
+
+
+def main() -> int:
+    """Writes both tables."""
+    for path, table in ((README, readme_table()), (MEASURED, measured_table())):
+        page = path.read_text(encoding="utf-8")
+        path.write_text(page.replace(BEGIN + between(page) + END, BEGIN + table + END), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
