@@ -11,12 +11,15 @@ import click
 from hpcstage.cli.options import all_options
 
 
-@click.group("config", short_help="Show every setting, its value and where it comes from.")
-def config() -> None:
+@click.group("config", invoke_without_command=True, short_help="Show every setting, its value and where it comes from.")
+@click.pass_context
+def config(context: click.Context) -> None:
     """Settings: the first of these that says something counts.
 
     Option, HPCSTAGE_* variable, --config FILE, ./hpcstage.yaml, user's file, site's file, default.
     """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 @config.command("show")

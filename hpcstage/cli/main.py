@@ -42,13 +42,16 @@ class LazyGroup(click.Group):
         return command if isinstance(command, click.Command) else None
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "-V", "--version", prog_name="hpcstage")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Make the disk inside each compute node work for your training job.
 
     Put `hpcstage run --data DATASET --` in front of the command that trains.
     """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -15,19 +15,21 @@ import click
 @click.option("--nodes", is_flag=True, help="Every node of the job in a line, the failed and slow ones first.")
 @click.option("--no-color", is_flag=True, help="No colour, not even on a terminal.")
 def report(run: Path | None, as_json: bool, nodes: bool, no_color: bool) -> int:
-    """Show the report of RUN, a run directory or its run.json; without it that of the last run.
+    """Show the report of RUN: a run directory, its run.json, a run's id or a job's; without it that of the last run.
 
     \b
     hpcstage report
+    hpcstage report 4711                                             the last run of job 4711
     hpcstage report hpcstage-runs/20261121-031422-1f3a --json
     hpcstage report --nodes
 
     Exit code 0: shown; 1: no such run; 2: bad usage.
     """
-    from hpcstage.record import files, index
+    from hpcstage.record import files, lookup
     from hpcstage.report.show import look, shown
 
-    record = files.load_run(run or index.last_or_fail(os.environ))
+    cwd = Path.cwd()
+    record = files.load_run(lookup.named_run(run, os.environ, cwd) if run else lookup.last_run(os.environ, cwd))
     style = look(os.environ, no_color=no_color)
     text = json.dumps(record, indent=1) if as_json else shown(record, style, every_node=nodes)
     click.echo(text, color=None if as_json else True)

@@ -19,7 +19,7 @@ from hpcstage.cli.options import dataset_options, run_options
 @dataset_options
 @run_options
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
-def run(command: tuple[str, ...], verbose: int, quiet: int, **given: Any) -> int:  # noqa: ANN401  click hands over what was typed
+def run(command: tuple[str, ...], verbose: bool, quiet: bool, **given: Any) -> int:  # noqa: ANN401  click hands over what was typed
     """Run COMMAND while its datasets are copied to the node-local disk in the order in which it reads them.
 
     \b

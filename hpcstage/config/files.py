@@ -11,10 +11,17 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpcstage.errors import ConfigError
+from hpcstage.reading import read_whole
+
+if TYPE_CHECKING:
+    from yaml import SafeLoader
 
 SCHEMA = 1
+LARGEST_BYTES = 1 << 18
+"""The safe loader takes about a microsecond for each byte; libyaml's overflows the stack on deep nesting."""
 SITE_FALLBACK = Path("/etc/hpcstage.yaml")
 
 
@@ -47,6 +54,8 @@ class Place:
 def places(option: object, env: Mapping[str, str], cwd: Path, prefix: Path | None = None) -> list[Place]:
     """All places, the strongest first. Of the site's files the first that exists counts."""
     found = []
+    if option == "":
+        raise ConfigError("option --config: an empty value", "use --config FILE, or leave it out")
     if option:
         found.append(Place(cwd / str(option), named_by="option --config"))
     elif env.get("HPCSTAGE_CONFIG"):
@@ -68,13 +77,17 @@ def _site(env: Mapping[str, str], cwd: Path, prefix: Path) -> Place:
 def read(place: Place, cwd: Path) -> FileContent | str | None:
     """What the file says; None if there is none; a sentence if it is there and cannot be read and nobody named it."""
     try:
-        content = place.path.read_bytes()
+        content = read_whole(place.path, LARGEST_BYTES)
     except OSError as error:
         if place.named_by:
             raise ConfigError(f"{place.named_by}: cannot read {place.path}: {error.strerror}") from None
         absent = error.errno in (errno.ENOENT, errno.ENOTDIR)
         return None if absent else f"cannot read {place.path}: {error.strerror}; it is left out"
-    return _parse(content, _shown(place.path, cwd), place.is_site)
+    name = _shown(place.path, cwd)
+    if len(content) > LARGEST_BYTES:
+        limit = f"{LARGEST_BYTES >> 10} KiB"
+        raise ConfigError(f"{name} is larger than {limit}", "put long lists of files into a list: --data @LIST")
+    return _parse(content, name, place.is_site)
 
 
 def _shown(path: Path, cwd: Path) -> str:
@@ -114,10 +127,9 @@ def _pairs(content: bytes, name: str) -> dict[str, Written]:
         raise ConfigError(f"{name}: not YAML: {' '.join(str(error).split())}") from None
 
 
-def _construct(loader: object, name: str) -> dict[str, Written]:
+def _construct(loader: SafeLoader, name: str) -> dict[str, Written]:
     import yaml
 
-    assert isinstance(loader, yaml.SafeLoader)
     root = loader.get_single_node()
     if root is None or root.tag == "tag:yaml.org,2002:null":
         return {}

@@ -30,9 +30,9 @@ class _Found:
 def load(cli: Mapping[str, Any], env: Mapping[str, str], cwd: Path, *, prefix: Path | None = None) -> Config:
     """The configuration of this run.
 
-    `cli` has the options that were given, by key (None: not given), `config` for `--config`, counts of `verbose` and
-    `quiet`; other names are left alone. `prefix` is where
-    the package is installed (for `<prefix>/etc/hpcstage.yaml`). Raises UsageError or ConfigError.
+    `cli` has the options that were given, by key (None: not given), `config` for `--config`, `verbose` and `quiet`;
+    other names are left alone. `prefix` is where the package is installed (for `<prefix>/etc/hpcstage.yaml`). Raises
+    UsageError or ConfigError.
     """
     found = [_from_options(cli), _from_environment(env)]
     site = files.FileContent({}, {})

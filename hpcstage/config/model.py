@@ -290,7 +290,7 @@ class Config:
     origin: Mapping[str, str]
     """By key: `option --mode`, `environment HPCSTAGE_MODE`, `./hpcstage.yaml:3`, `default`."""
     verbosity: int = 0
-    """-1 for each -q, 1 for each -v."""
+    """-1 with -q, 1 with -v."""
     warnings: tuple[str, ...] = ()
     """Things that look like mistakes and do not stop a run."""
 

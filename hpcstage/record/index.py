@@ -15,8 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcstage.errors import NoResult
-
 if TYPE_CHECKING:
     from hpcstage.record.part import RunPart
 
@@ -57,15 +55,12 @@ def add(record: Mapping[str, Any], run_dir: Path, env: Mapping[str, str] = os.en
 
 def last(env: Mapping[str, str] = os.environ) -> Path | None:
     """The run directory of the last run that is still there."""
-    return next((_run_dir(entry) for entry in _newest(env) if _run_dir(entry).is_dir()), None)
+    return next(known(env), None)
 
 
-def last_or_fail(env: Mapping[str, str] = os.environ) -> Path:
-    """As `last`; NoResult says what to do where there is none."""
-    found = last(env)
-    if found is None:
-        raise NoResult("no run found", "name a run directory: hpcstage report RUN_DIR")
-    return found
+def known(env: Mapping[str, str] = os.environ) -> Iterator[Path]:
+    """The run directories of the index that are still there, the last first."""
+    return (_run_dir(entry) for entry in _newest(env) if _run_dir(entry).is_dir())
 
 
 def find(command: Sequence[str] | None, roots: Sequence[str], env: Mapping[str, str] = os.environ) -> Path | None:

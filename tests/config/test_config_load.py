@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hpcstage import reading
 from hpcstage.config import BY_KEY, SETTINGS, Config, load
 from hpcstage.config import files as config_files
 from hpcstage.errors import ConfigError, UsageError
@@ -316,3 +319,38 @@ def test_a_misspelt_variable_is_said(desk: Desk) -> None:
 
 def test_a_config_error_is_a_usage_error() -> None:
     assert issubclass(ConfigError, UsageError)
+
+
+def test_a_config_file_without_a_name(desk: Desk) -> None:
+    assert "option --config" in desk.refused({"config": ""})
+    assert desk.load({}, HPCSTAGE_CONFIG="").mode == "runtime", "an empty variable is one that is not set"
+
+
+def test_a_pipe_is_a_configuration_file(desk: Desk, tmp_path: Path) -> None:
+    readable, writable = os.pipe()
+    os.write(writable, b"nice: 11")
+    os.close(writable)
+    assert desk.load({"config": f"/dev/fd/{readable}"}).nice == 11
+    os.close(readable)
+
+
+def test_a_pipe_that_nobody_writes_to(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "NO_WRITER_S", 0.1)
+    os.mkfifo(tmp_path / "pipe")
+    line = desk.refused({"config": str(tmp_path / "pipe")})
+    assert "pipe" in line
+    assert "nobody writes" in line
+
+
+@pytest.mark.parametrize("content", [b"data:\n" + b"- /lustre/file\n" * 700_000, b"a: " + b"[" * 10_000_000])
+def test_a_file_that_is_too_large_is_refused_at_once(desk: Desk, content: bytes) -> None:
+    desk.own.write_bytes(content)
+    begun_s = time.process_time()
+    assert "./hpcstage.yaml is larger than 256 KiB" in desk.refused()
+    assert time.process_time() - begun_s < 1
+
+
+@pytest.mark.parametrize("bracket", [b"[", b"{", b"- "])
+def test_deep_nesting_is_refused(desk: Desk, bracket: bytes) -> None:
+    desk.own.write_bytes(b"mode: " + bracket * 100_000)
+    assert "not YAML" in desk.refused()

@@ -50,6 +50,49 @@ def test_the_last_run(tmp_path: Path, run_dir: Path) -> None:
     assert b"no run found" in gone.stderr
 
 
+def part_of(run_dir: Path, job_id: str | None) -> None:
+    from recordcases import run_part
+
+    run_dir.mkdir(parents=True)
+    part = run_part(run_id=run_dir.name, job_id=job_id)
+    (run_dir / "run.part.json").write_text(json.dumps(part.to_json()))
+
+
+@pytest.mark.parametrize("place", ["hpcstage-runs", "state/hpcstage/runs"])
+def test_by_the_id_of_the_run_or_of_its_job_without_the_index(tmp_path: Path, place: str) -> None:
+    runs = tmp_path / place
+    part_of(runs / "20261121-031422-1f3a", "4711.pbs1")
+    part_of(runs / "20261121-031500-1f3b", "4712")
+    assert not (tmp_path / "state" / "hpcstage" / "runs.jsonl").exists()
+    for asked in ("20261121-031422-1f3a", "4711.pbs1", "4711"):
+        shown = report(tmp_path, asked)
+        assert shown.returncode == 0, shown.stderr
+        assert b"hpcstage report: 20261121-031422-1f3a" in shown.stdout
+    unknown = report(tmp_path, "471")
+    assert unknown.returncode == 1
+    assert b"471 is no run directory" in unknown.stderr
+
+
+def test_by_the_id_of_a_run_that_lies_elsewhere(tmp_path: Path, run_dir: Path) -> None:
+    index.add(CASES["whole"](), run_dir, {"XDG_STATE_HOME": str(tmp_path / "state")})
+    (tmp_path / "here").mkdir()
+    record, kept = CASES["whole"](), {"XDG_STATE_HOME": str(tmp_path / "state")}
+    for asked in (record["run"]["id"], record["environment"]["job_id"]):
+        assert report(tmp_path / "here", asked, **kept).returncode == 0
+
+
+def test_of_several_runs_of_a_job_the_last(tmp_path: Path) -> None:
+    for number, name in enumerate(("first", "last", "second")):
+        part_of(tmp_path / "hpcstage-runs" / name, "4711")
+        at_s = 1e9 + 10 * (number if name != "last" else 5)
+        os.utime(tmp_path / "hpcstage-runs" / name / "run.part.json", (at_s, at_s))
+    assert b"hpcstage report: last" in report(tmp_path, "4711").stdout
+
+
+def test_the_last_of_the_runs_that_lie_here_without_the_index(tmp_path: Path, run_dir: Path) -> None:
+    assert report(tmp_path).stdout == report(tmp_path, str(run_dir)).stdout
+
+
 def test_json_is_the_record(tmp_path: Path, run_dir: Path) -> None:
     assert json.loads(report(tmp_path, str(run_dir), "--json").stdout) == CASES["whole"]()
 

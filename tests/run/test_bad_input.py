@@ -25,6 +25,23 @@ def test_an_unknown_option(hpcstage: Hpcstage, make_tree: Tree) -> None:
     assert "--bogus" in refused(hpcstage, "--bogus", "--data", make_tree())
 
 
+@pytest.mark.parametrize("group", [[], ["config"]])
+def test_a_command_that_only_has_commands_prints_its_help(hpcstage: Hpcstage, group: list[str]) -> None:
+    alone, asked = hpcstage(*group), hpcstage(*group, "--help")
+    assert alone.returncode == asked.returncode == 0
+    assert alone.stdout == asked.stdout
+    assert alone.stdout.startswith(b"Usage: ")
+    assert alone.stderr == b""
+
+
+def test_there_is_one_degree_of_saying_more(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    assert b"twice" not in hpcstage("run", "--help").stdout
+    told = [hpcstage("run", *more, "--data", make_tree(), "--", "true").stderr for more in ([], ["-v"], ["-vv"])]
+    assert b"staging below" not in told[0]
+    assert b"staging below" in told[1]
+    assert b"staging below" in told[2]
+
+
 def test_no_dataset(hpcstage: Hpcstage) -> None:
     assert "--data" in refused(hpcstage)
 

@@ -1,0 +1,54 @@
+"""Reads a file that a user named, whole. Owns how long a pipe that nobody writes to is waited for.
+
+A pipe is read to its end as long as somebody holds its other end: `--data @<(find ...)` may take its time.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import time
+
+NO_WRITER_S = 5.0
+_PIECE_BYTES = 1 << 20
+_POLL_MS = 50
+
+
+def read_whole(path: bytes | str | os.PathLike[str], limit_bytes: int | None = None) -> bytes:
+    """The content; of a file above the limit one byte more than the limit.
+
+    Raises OSError; a pipe that nobody writes to is one, and its `strerror` says so.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return _read(fd, limit_bytes)
+    finally:
+        os.close(fd)
+
+
+def _read(fd: int, limit_bytes: int | None) -> bytes:
+    deadline = time.monotonic() + NO_WRITER_S
+    content = bytearray()
+    while limit_bytes is None or len(content) <= limit_bytes:
+        left = _PIECE_BYTES if limit_bytes is None else min(_PIECE_BYTES, limit_bytes + 1 - len(content))
+        try:
+            piece = os.read(fd, left)
+        except BlockingIOError:
+            select.select([fd], [], [])
+            continue
+        content += piece
+        if piece:
+            continue
+        if not _awaits_writer(fd):
+            break
+        if time.monotonic() > deadline:
+            raise OSError(errno.ETIMEDOUT, f"nobody writes to this pipe (waited {NO_WRITER_S:.0f} s)")
+    return bytes(content)
+
+
+def _awaits_writer(fd: int) -> bool:
+    """At an end: a pipe that no writer has opened yet has no event; a file, or a pipe whose writers have gone, has."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return not poll.poll(_POLL_MS)
