@@ -69,11 +69,14 @@ def test_copy(tmp_path: Path) -> None:
 
 @needs_mpi
 def test_peer(tmp_path: Path) -> None:
-    result = quick("peer", tmp_path, "--only", "128 kB, memory", "--only", "at rest")
+    result = quick("peer", tmp_path, "--only", "128 kB, memory", "--only", "128 kB, disk, shared", "--only", "at rest")
     met = {f["name"]: f["ok"] for f in result["figures"]}
     assert met["every file came"]
     expected = {"peer copies", "ping-pong", "ping-pong, one buffer", "files, no exchange"}
     assert arms(result, "128 kB, memory, tcp") == expected
+    assert {"128 kB, memory, tcp: of a bare ping-pong", "128 kB, disk, shared memory: of the plainest program"} <= set(
+        met
+    )
     assert [s["exchanges"] for s in result["samples"] if s["cell"] == "at rest"] == [2]
 
 
