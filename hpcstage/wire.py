@@ -209,6 +209,25 @@ class Counter(IntEnum):
     """Monotonic ns at an orderly exit; 0 if unknown."""
     READS_MEASURED = 29
     """1 where this layer measures reads (native); 0: SOURCE_READ_* and LOCAL_READ_* are unknown, not zero."""
+    SOURCE_STAT_NS = 30
+    """Time in stat, access and the like that the source answered."""
+    LISTINGS = 31
+    """Directories of a dataset that were opened to be listed."""
+    LISTING_NS = 32
+    """Time in opening and listing them."""
+    BLOCKED_NS = 33
+    """Time in which at least one thread was inside an open, want, read, stat or listing below a dataset. While one is,
+    the word holds that time less the monotonic ns at which it began: read as signed, it is negative then."""
+    BLOCKED_SOURCE_NS = 34
+    """The same of those that the source answers, and of wants."""
+    READERS = 35
+    """The most threads that were inside such calls at once."""
+    SOURCE_MAPS = 36
+    """Times that a file of the source was mapped into memory: its reads are page faults, which nobody counts."""
+    LOCAL_MAPS = 37
+    """The same of staged copies."""
+    LAST_NS = 38
+    """Monotonic ns at the end of the last such call."""
     DIRECT_BASE = 40
     """40 + Reason: opens for reading that went to the source for that reason."""
 

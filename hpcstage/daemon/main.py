@@ -22,6 +22,7 @@ from hpcstage.daemon.descriptors import Descriptors
 from hpcstage.daemon.engine import Busy
 from hpcstage.daemon.events import Events
 from hpcstage.daemon.helpers import Helpers
+from hpcstage.daemon.looks import Looks
 from hpcstage.daemon.ordering import TRACE_HELPER
 from hpcstage.daemon.page import Page
 from hpcstage.daemon.pool import Pool
@@ -80,7 +81,8 @@ class Daemon:
         )
         self.wrappers = Wrappers(self.selector, self._nobody_left)
         self.sampler = Sampler(self._reading, self.started)
-        self.reporter = nodepart.Reporter(spec, self.staging, self.page, self.sampler, self.started)
+        self.looks = Looks(self.page.several, self.started)
+        self.reporter = nodepart.Reporter(spec, self.staging, self.page, self.sampler, self.looks, self.started)
         self.descriptors = Descriptors(self.selector)
         self._next_tick = self.started + TICK_S
         self._next_part = self.started
@@ -136,12 +138,13 @@ class Daemon:
         now = time.monotonic()
         self.staging.pump(now)
         self.watch.look(now)
+        self.looks.look(now)
         if now >= self._next_tick:
             self._tick(now)
 
     def _timeout(self) -> float:
         now = time.monotonic()
-        until_tick = self._next_tick - now
+        until_tick = min(self._next_tick - now, self.looks.wake_after(now))
         wake = self.staging.wake_after(now)
         return max(0.0, until_tick if wake is None else min(wake, until_tick))
 

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcstage.daemon.engine import Engine
+from hpcstage.daemon.looks import Looks
 from hpcstage.daemon.page import Page
 from hpcstage.daemon.proc import Missed, pressure
 from hpcstage.daemon.queue import Place
 from hpcstage.daemon.sampler import Sampler
 from hpcstage.daemon.spec import DaemonSpec
 from hpcstage.daemon.staging import Staging
-from hpcstage.record.part import DatasetPart, NodePart
+from hpcstage.record.part import DatasetPart, NodePart, ProcessPart
 from hpcstage.units import format_size
 from hpcstage.wire import Reason
 
@@ -27,11 +28,14 @@ PEER_COUNTS = ("peer_bytes", "peer_files", "sent_bytes", "sent_files")
 class Reporter:
     """Knows where everything is that a part consists of."""
 
-    def __init__(self, spec: DaemonSpec, staging: Staging, page: Page, sampler: Sampler, started: float) -> None:
+    def __init__(
+        self, spec: DaemonSpec, staging: Staging, page: Page, sampler: Sampler, looks: Looks, started: float
+    ) -> None:
         self._spec = spec
         self._staging = staging
         self._page = page
         self._sampler = sampler
+        self._looks = looks
         self._started = started
         self._started_unix_s = time.time() - (time.monotonic() - started)
         self._pressure = pressure()
@@ -56,7 +60,7 @@ class Reporter:
             order=self._order(),
             forecast=outlook.scanned.forecast if outlook.scanned else None,
             samples=self._sampler.samples,
-            processes=self._page.processes(self._started),
+            processes=self._processes(),
             missed_processes=self.missed.listed(),
             missed_count=len(self.missed),
             pressure=self._pressure_since(),
@@ -71,6 +75,12 @@ class Reporter:
             part.errors = list(staging.engine.errors.kinds.values())
             part.hist_open, part.hist_read = staging.engine.pool.stats.histograms()
         return part
+
+    def _processes(self) -> list[ProcessPart]:
+        found = self._page.processes(self._started)
+        for process in found:
+            process.counters |= self._looks.of(process.pid)
+        return found
 
     def _datasets(self) -> list[DatasetPart]:
         engine = self._staging.engine

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from hpcstage.wire import (
 _NEXT_PYTHON_OFFSET = NEXT_NATIVE_OFFSET + 4
 _PID_OFFSET = NEXT_NATIVE_OFFSET + 8
 _U32 = struct.Struct("<I")
+_NEGATIVE = 1 << 63
 _COUNTERS = struct.Struct(f"<{COUNTERS}Q")
 _HIST = struct.Struct(f"<{HIST_BUCKETS}I")
 _NAMES = {int(c): c.name.lower() for c in Counter if c is not Counter.DIRECT_BASE} | {
@@ -79,8 +81,23 @@ class Page:
 
     def sums(self) -> list[int]:
         """The counters summed over all slots."""
-        rows = [_COUNTERS.unpack_from(self._map, at + COUNTERS_OFFSET) for at in self._used()]
+        now_ns = time.monotonic_ns()
+        rows = [_finished(_COUNTERS.unpack_from(self._map, at + COUNTERS_OFFSET), now_ns) for at in self._used()]
         return [sum(column) for column in zip(*rows, strict=True)]
+
+    def several(self) -> Iterator[tuple[int, bool, bool, bool, bool]]:
+        """Living processes whose waits the counters alone do not tell: the pid, whether a thread is inside a call on a
+        dataset's file now, whether one waits for the source there, whether files of the source are mapped, and copies.
+
+        These are processes in which several threads read at once, and those that map files.
+        """
+        for at in self._used():
+            pid = _U32.unpack_from(self._map, at)[0]
+            values = _COUNTERS.unpack_from(self._map, at + COUNTERS_OFFSET)
+            maps = values[Counter.SOURCE_MAPS] > 0, values[Counter.LOCAL_MAPS] > 0
+            if pid and not values[Counter.EXIT_NS] and (values[Counter.READERS] > 1 or any(maps)):
+                inside, waits = (values[c] >= _NEGATIVE for c in (Counter.BLOCKED_NS, Counter.BLOCKED_SOURCE_NS))
+                yield pid, inside, waits, *maps
 
     def pids(self) -> set[int]:
         """Processes that attached."""
@@ -103,7 +120,8 @@ class Page:
 
     def _process(self, at: int, started_s: float) -> ProcessPart:
         pid, layer, version, parent, attach_ns = SLOT_HEAD.unpack_from(self._map, at)
-        values = _COUNTERS.unpack_from(self._map, at + COUNTERS_OFFSET)
+        values = _finished(_COUNTERS.unpack_from(self._map, at + COUNTERS_OFFSET), time.monotonic_ns())
+        values[Counter.ATTACH_NS] = attach_ns
         return ProcessPart(
             pid=pid,
             parent_pid=parent,
@@ -126,6 +144,15 @@ class Page:
 
     def _put(self, offset: int, value: int) -> None:
         _U32.pack_into(self._map, offset, value)
+
+
+def _finished(values: tuple[int, ...], now_ns: int) -> list[int]:
+    """With what is in progress counted up to now."""
+    found = list(values)
+    for counter in (Counter.BLOCKED_NS, Counter.BLOCKED_SOURCE_NS):
+        if found[counter] >= _NEGATIVE:
+            found[counter] = max(0, found[counter] - 2 * _NEGATIVE + now_ns)
+    return found
 
 
 def _histogram(values: tuple[int, ...]) -> dict[int, int]:

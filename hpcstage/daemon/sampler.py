@@ -73,6 +73,7 @@ def _sample(last: Reading, now: Reading, start_s: float, length_s: float) -> Sam
         want_ns=shim(Counter.WANT_NS),
         queued_files=now.queued_files,
         store_bytes=now.store_bytes,
+        meta_ns=shim(Counter.SOURCE_STAT_NS, Counter.LISTING_NS),
         peer_bytes=now.peer_bytes - last.peer_bytes,
         sent_bytes=now.sent_bytes - last.sent_bytes,
         loader_wait_ns=shim(Counter.LOADER_WAIT_NS),

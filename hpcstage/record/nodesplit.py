@@ -1,15 +1,30 @@
-"""What one node says about waiting and computing, before the wall time is known. Pure."""
+"""What one node says about waiting and computing, before the wall time is known. Pure.
+
+A process waits while a thread of it is inside a call on a dataset's file (an open, a want, a read, a stat, a listing)
+and none of its threads runs. Waits of several threads at the same moment are one wait, and a wait of one thread beside
+the computing of another is none.
+
+* Where at most one thread was inside such calls at a time, the time inside them is the wait. It is measured exactly.
+* Where several were, or where files were mapped into memory (a page fault is no call, and neither the count of faults
+  nor the bytes of /proc/PID/io tell of those on a network file system), the daemon's looks at the threads tell
+  (`daemon.looks`): the share of looks at which all waited, times the life of the process. Too few looks: not measured.
+
+What a process did while it lived and did not wait is computing. Of several reading processes of a node the parts are
+added and divided by how many lived at a time, on average over the time in which any did.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from hpcstage.record import tally
 from hpcstage.record.part import NodePart, ProcessPart, RunPart
-from hpcstage.record.waits import Shares, blocked_ns, shares_of
+from hpcstage.record.waits import Shares, shares_of, waited_ns
 
 NS = 1e9
+ENOUGH = 0.5
+"""So large a share of the processes stands for all, where some did not measure their waits."""
 READER_SHARE = 0.5
 """The main process counts as the reader if it did at least this share of all opens."""
 
@@ -36,10 +51,11 @@ class Loader:
 class Reader:
     """A process that reads by itself."""
 
+    begin_ns: int
     life_ns: int
-    """0: its end was not seen."""
-    source_ns: int
-    local_ns: int
+    """0: how long it lived was not seen."""
+    waits: tuple[float, float] | None
+    """Nanoseconds, for the source and for staged copies. None: not measured."""
 
 
 @dataclass
@@ -64,10 +80,8 @@ def measured_of(run: RunPart, node: NodePart) -> Measured:
         return found
     child_pid = run.child_pid if node.host == run.host else None
     readers = _readers(child_pid, node.processes, found.said)
-    found.readers = [_reader(p) for p in readers]
-    found.reads_known = all(tally.reads_known(p) for p in readers)
-    if readers and found.reads_known:
-        _check_reads(readers, found.said)
+    found.readers = [_reader(p, child_pid, found.said) for p in readers]
+    found.reads_known = any(reader.waits is not None for reader in found.readers)
     return found
 
 
@@ -76,14 +90,20 @@ def _loader(process: ProcessPart) -> Loader:
     return Loader(span_ns, tally.count(process, "loader_wait_ns"))
 
 
-def _reader(process: ProcessPart) -> Reader:
-    born_ns, died_ns = tally.count(process, "attach_ns"), tally.count(process, "exit_ns")
-    return Reader(died_ns - born_ns if died_ns > born_ns > 0 else 0, *blocked_ns(process))
+def _reader(process: ProcessPart, child_pid: int | None, said: list[str]) -> Reader:
+    begin_ns, life_ns = tally.count(process, "attach_ns"), tally.life_ns(process)
+    if process.pid == child_pid and not tally.count(process, "exit_ns"):
+        life_ns = 0  # it lived as long as the command
+    waits = waited_ns(process, life_ns)
+    if waits is None and tally.reads_known(process):
+        how = "files are mapped into memory" if tally.maps(process) else "several threads read at once"
+        say(said, f"{how}, and too few looks at the threads tell what they waited for: not measured")
+    return Reader(begin_ns, life_ns, waits)
 
 
 def _readers(child_pid: int | None, processes: Sequence[ProcessPart], said: list[str]) -> list[ProcessPart]:
     """The process whose waits are the program's: its main one, or all that read where that reads little itself."""
-    reading = sorted((p for p in processes if tally.opens_of(p)), key=tally.opens_of, reverse=True)
+    reading = sorted((p for p in processes if _reads(p)), key=tally.opens_of, reverse=True)
     if not reading:
         return []
     opens = sum(tally.opens_of(p) for p in reading)
@@ -94,9 +114,9 @@ def _readers(child_pid: int | None, processes: Sequence[ProcessPart], said: list
     return reading
 
 
-def _check_reads(readers: Sequence[ProcessPart], said: list[str]) -> None:
-    if not tally.total(readers, "source_reads") + tally.total(readers, "local_reads"):
-        say(said, "files were opened but no read was seen (mmap?): waits inside such reads count as compute")
+def _reads(process: ProcessPart) -> bool:
+    """Whether it opened files, or listed or looked at them at the source."""
+    return bool(tally.opens_of(process) or tally.count(process, "source_stats") or tally.count(process, "listings"))
 
 
 def say(said: list[str], sentence: str) -> None:
@@ -105,12 +125,12 @@ def say(said: list[str], sentence: str) -> None:
         said.append(sentence)
 
 
-def splits_of(measured: Measured, wall_s: float, said: list[str]) -> list[Split]:
-    """One per training process, else one per reader, within the wall time."""
+def splits_of(measured: Measured, wall_s: float) -> list[Split]:
+    """One per training process, else one of all readers of the node, within the wall time."""
     shares = measured.shares
     if shares is not None:
         return [_of_loader(loader, wall_s, shares) for loader in measured.loaders]
-    return [_of_reader(reader, wall_s, said) for reader in measured.readers]
+    return [_of_readers(measured.readers, wall_s)] if measured.readers else []
 
 
 def _of_loader(loader: Loader, wall_s: float, shares: Shares) -> Split:
@@ -120,14 +140,35 @@ def _of_loader(loader: Loader, wall_s: float, shares: Shares) -> Split:
     return Split(span_s - wait_s, *parts)
 
 
-def _of_reader(reader: Reader, wall_s: float, said: list[str]) -> Split:
+def _of_readers(readers: Sequence[Reader], wall_s: float) -> Split:
+    """Of those that were measured, if they are enough to stand for all."""
+    known = [reader for reader in readers if reader.waits is not None]
+    if not known or len(known) < ENOUGH * len(readers):
+        return Split()
+    at_once = _at_once(readers, wall_s) * len(known) / len(readers)
+    parts = [_of_reader(reader, wall_s) for reader in known]
+    compute_s, source_s, local_s = (sum(column) / at_once for column in zip(*parts, strict=True))
+    return Split(compute_s, source_s, local_s)
+
+
+def _of_reader(reader: Reader, wall_s: float) -> tuple[float, float, float]:
     life_s = min(reader.life_ns / NS, wall_s) if reader.life_ns else wall_s
-    blocked_s = (reader.source_ns + reader.local_ns) / NS
-    if blocked_s > life_s:
-        say(said, "several threads read at once: their summed waits exceed the wall time and were scaled down")
-    factor = min(1.0, life_s / blocked_s) if blocked_s > 0 else 1.0
-    source_s, local_s = reader.source_ns / NS * factor, reader.local_ns / NS * factor
-    return Split(max(0.0, life_s - source_s - local_s), source_s, local_s, None)
+    source_ns, local_ns = reader.waits or (0.0, 0.0)
+    source_s = min(source_ns / NS, life_s)
+    local_s = min(local_ns / NS, life_s - source_s)
+    return life_s - source_s - local_s, source_s, local_s
+
+
+def _at_once(readers: Iterable[Reader], wall_s: float) -> float:
+    """How many lived at a time, over the time in which any did."""
+    end_ns, covered_ns, lived_ns = 0.0, 0.0, 0.0
+    for reader in sorted(readers, key=lambda reader: reader.begin_ns):
+        life_ns = reader.life_ns or wall_s * NS
+        begin_ns = max(float(reader.begin_ns), end_ns)
+        end_ns = max(end_ns, reader.begin_ns + life_ns)
+        covered_ns += max(0.0, end_ns - begin_ns)
+        lived_ns += life_ns
+    return max(1.0, lived_ns / covered_ns) if covered_ns else 1.0
 
 
 def fit(split: Split, wall_s: float) -> Split:

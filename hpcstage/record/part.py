@@ -47,6 +47,8 @@ class Sample:
     """Waits of PyTorch's loaders for their next batch, summed over processes (LOADER_WAIT_NS)."""
     local_ns: int = 0
     """The program's opens and reads of staged copies (HIT_OPEN_NS, LOCAL_READ_NS), summed over processes."""
+    meta_ns: int = 0
+    """The program's stats and listings at the source, summed over processes (SOURCE_STAT_NS, LISTING_NS)."""
     peer_bytes: int = 0
     """Of staged files received from other nodes."""
     sent_bytes: int = 0
@@ -63,7 +65,9 @@ class ProcessPart:
     python: str
     attached_s: float
     counters: dict[str, int]
-    """By the lower-case names of wire.Counter, zeros left out; `direct_<reason>` for the reasons."""
+    """By the lower-case names of wire.Counter, zeros left out; `direct_<reason>` for the reasons. looked_ns,
+    look_source_ns, look_local_ns: of how long the daemon looked at its threads, and what it saw all of them wait for
+    (see `daemon.looks`)."""
     hist_open: dict[int, int] = field(default_factory=dict)
     """Bucket (wire.bucket_of_ns) → count, opens at the source."""
     hist_read: dict[int, int] = field(default_factory=dict)

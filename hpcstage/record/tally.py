@@ -35,20 +35,32 @@ def reads_known(process: ProcessPart) -> bool:
     return bool(count(process, "reads_measured")) and process.layer != UNSEEN_LAYER
 
 
+def life_ns(process: ProcessPart) -> int:
+    """From its attaching to its end, or to its last call on a dataset's file where its end was not seen; 0: unknown."""
+    begin_ns = count(process, "attach_ns")
+    end_ns = count(process, "exit_ns") or count(process, "last_ns")
+    return end_ns - begin_ns if end_ns > begin_ns > 0 else 0
+
+
+def maps(process: ProcessPart) -> bool:
+    """Whether it mapped files of the datasets into memory: what it read there, no call has told."""
+    return bool(count(process, "source_maps") or count(process, "local_maps"))
+
+
 def source_reads(processes: Iterable[ProcessPart], name: str) -> int | None:
     """A counter of reads at the source; None if a process that opened files there did not measure its reads."""
-    return _reads(processes, name, "source_opens")
+    return _reads(processes, name, "source_maps", "source_opens")
 
 
 def local_reads(processes: Iterable[ProcessPart], name: str) -> int | None:
     """A counter of reads of staged copies; None if a process that opened some did not measure its reads."""
-    return _reads(processes, name, "hit_opens", "ready_opens")
+    return _reads(processes, name, "local_maps", "hit_opens", "ready_opens")
 
 
-def _reads(processes: Iterable[ProcessPart], name: str, *opens: str) -> int | None:
+def _reads(processes: Iterable[ProcessPart], name: str, mapped: str, *opens: str) -> int | None:
     value = 0
     for process in processes:
-        if process.layer == UNSEEN_LAYER:
+        if process.layer == UNSEEN_LAYER or count(process, mapped):
             return None
         if any(count(process, o) for o in opens) and not reads_known(process):
             return None

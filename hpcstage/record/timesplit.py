@@ -16,7 +16,7 @@ from dataclasses import astuple
 from typing import Any
 
 from hpcstage.record.digest import Digest
-from hpcstage.record.nodesplit import Measured, Split, fit, mean, say, splits_of
+from hpcstage.record.nodesplit import ENOUGH, Measured, Split, fit, mean, say, splits_of
 from hpcstage.record.part import RunPart
 from hpcstage.record.window import Window, window_of
 
@@ -25,10 +25,12 @@ LOADER = (
     "processes reading for it spent inside opens, wants and reads of these files explains it (divided by their "
     "number), the rest of it as preprocessing; compute = from the first to the last batch, less the waits"
 )
-OPENS = "no PyTorch loader: time inside opens, wants and reads of the datasets' files in {n}; compute = the rest of it"
+OPENS = (
+    "no PyTorch loader: time in which {n} had a thread inside an open, want, read, stat or listing of the datasets, or "
+    "in a page fault on a mapped file of them, and no thread that ran; compute = the rest of its life"
+)
+NO_READS = "this layer does not measure reads: compute and waits cannot be told apart"
 NOTHING = "not measured: the whole wall time is `other_s`"
-ENOUGH = 0.5
-"""So large a share of the processes stands for all, where some did not measure their waits."""
 
 
 def time_split(run: RunPart, nodes: Sequence[Digest]) -> dict[str, Any]:
@@ -68,7 +70,7 @@ def _section(
 
 
 def _of_node(measured: Measured, wall_s: float) -> Split:
-    splits = splits_of(measured, wall_s, []) if measured.reads_known else []
+    splits = splits_of(measured, wall_s) if measured.reads_known else []
     return fit(mean(splits), wall_s) if splits else Split()
 
 
@@ -91,12 +93,13 @@ def _measure(nodes: Sequence[Digest], wall_s: float, unmeasured: list[str]) -> t
         return Split(), NOTHING
     known = [measured for measured in used if measured.reads_known]
     if len(known) < max(1.0, ENOUGH * len(used)):
-        unmeasured.append("this layer does not measure reads: compute and waits cannot be told apart")
+        say(unmeasured, NO_READS)
         return Split(), NOTHING
-    splits = [split for measured in known for split in splits_of(measured, wall_s, unmeasured)]
-    whole = _whole(splits, sum(len(measured.readers) for measured in used) - len(splits), unmeasured)
-    what, method = ("training process", LOADER) if with_loader else ("process", OPENS)
-    return mean(whole), method.format(n=_several(len(whole), what))
+    splits = [split for measured in known for split in splits_of(measured, wall_s)]
+    whole = _whole(splits, 0 if with_loader else len(used) - len(splits), unmeasured)
+    if with_loader:
+        return mean(whole), LOADER.format(n=_several(len(whole), "training process"))
+    return mean(whole), OPENS.format(n=_several(sum(len(measured.readers) for measured in known), "process"))
 
 
 def _whole(splits: Sequence[Split], lost: int, unmeasured: list[str]) -> Sequence[Split]:

@@ -20,6 +20,11 @@ from hpcstage.record.part import NodePart, ProcessPart
 SAMPLED = 0.5
 """The samples are used if they hold at least this share of the waits that the processes counted."""
 
+LOOKED = 0.5
+"""The daemon looked at a process for at least this share of its life, and"""
+LEAST_LOOKED_NS = 500_000_000
+"""for so long, if its looks are to tell what the process waited for."""
+
 
 @dataclass(frozen=True)
 class Shares:
@@ -30,15 +35,34 @@ class Shares:
     preprocess: float | None
 
 
+SOURCE_NS = ("want_ns", "source_open_ns", "source_read_ns", "source_stat_ns", "listing_ns")
 Interval = tuple[float, float, float]
 """Nanoseconds, summed over processes: waits of the loaders, inside the source, inside staged copies."""
 
 
 def blocked_ns(process: ProcessPart) -> tuple[int, int]:
-    """Time inside opens, wants and reads of source files, and of staged copies."""
-    source = sum(tally.count(process, n) for n in ("want_ns", "source_open_ns", "source_read_ns"))
+    """Time inside opens, wants, reads, stats and listings at the source, and inside opens and reads of staged copies;
+    summed over the threads of a process."""
+    source = sum(tally.count(process, n) for n in SOURCE_NS)
     local = sum(tally.count(process, n) for n in ("hit_open_ns", "local_read_ns"))
     return source, local
+
+
+def waited_ns(process: ProcessPart, life_ns: int) -> tuple[float, float] | None:
+    """What a process that reads by itself waited for the source, and for staged copies; None: not measured.
+
+    See `nodesplit` for what a wait is where several threads read, or where files are mapped.
+    """
+    if not tally.reads_known(process):
+        return None
+    if not (tally.count(process, "readers") > 1 or tally.maps(process)):
+        source_ns = tally.count(process, "blocked_source_ns")
+        return float(source_ns), float(max(0, tally.count(process, "blocked_ns") - source_ns))
+    looked_ns = tally.count(process, "looked_ns")
+    if looked_ns < max(LEAST_LOOKED_NS, LOOKED * life_ns):
+        return None
+    whole = max(1.0, life_ns / looked_ns)
+    return tally.count(process, "look_source_ns") * whole, tally.count(process, "look_local_ns") * whole
 
 
 def shares_of(node: NodePart, trainers: Sequence[ProcessPart], unmeasured: list[str]) -> Shares:
@@ -54,8 +78,22 @@ def shares_of(node: NodePart, trainers: Sequence[ProcessPart], unmeasured: list[
     if not all(tally.reads_known(p) for p in members if tally.opens_of(p)):
         unmeasured.append("this layer does not measure reads: the loader's waits are not divided")
         return Shares(None, None, None)
+    if any(tally.maps(p) for p in members):
+        return _mapped(members, waited, unmeasured)
     readers = max(1.0, sum(_workers(t) for t in trainers) / len(trainers))
     return _explain(_intervals(node, members, waited), readers)
+
+
+def _mapped(members: Sequence[ProcessPart], waited: int, unmeasured: list[str]) -> Shares:
+    """Of processes that map files: by the daemon's looks, over the whole run."""
+    reading = [p for p in members if tally.opens_of(p)]
+    waits = [waited_ns(p, tally.life_ns(p)) for p in reading]
+    known = [pair for pair in waits if pair is not None]
+    if len(known) < len(reading):
+        unmeasured.append("files are mapped into memory: what the loader's waits were for is not measured")
+        return Shares(None, None, None)
+    whole = float(waited), sum(source for source, _ in known), sum(local for _, local in known)
+    return _explain([whole], float(len(reading)))
 
 
 def _workers(trainer: ProcessPart) -> int:
@@ -77,7 +115,7 @@ def _family(trainer: ProcessPart, node: NodePart) -> list[ProcessPart]:
 
 def _intervals(node: NodePart, members: Sequence[ProcessPart], waited_ns: int) -> list[Interval]:
     sampled: list[Interval] = [
-        (s.loader_wait_ns, max(0, s.want_ns + s.shim_open_ns + s.shim_read_ns), max(0, s.local_ns))
+        (s.loader_wait_ns, max(0, s.want_ns + s.shim_open_ns + s.shim_read_ns + s.meta_ns), max(0, s.local_ns))
         for s in node.samples
         if s.loader_wait_ns > 0
     ]

@@ -75,6 +75,12 @@ uint64_t counter_get(int counter);
 void count_source_open(uint64_t ns, int reason);
 void count_read(int kind, ssize_t bytes, uint64_t ns);
 uint64_t now_ns(void);
+
+/* Around each call that may wait for the source (FD_SOURCE) or for a copy (FD_LOCAL). The time in which any thread of
+ * the process is inside one is counted once, however many are. The end gives how long the call took. */
+uint64_t wait_begin(int kind);
+uint64_t wait_end(int kind, uint64_t begin);
+void waits_forget(void); /* in a forked child: its parent's threads are not in it */
 unsigned bucket_of_ns(uint64_t value);
 
 /* ---- the ring of opens ---- */
@@ -92,7 +98,7 @@ int want(const struct place *at); /* READY: -1, else the Reason to read the sour
 void drop(const struct place *at); /* no copy of it is visible any more when this returns */
 
 /* ---- open files: which descriptors are dataset files ---- */
-enum { FD_OTHER = 0, FD_SOURCE = 1, FD_LOCAL = 2 };
+enum { FD_OTHER = 0, FD_SOURCE = 1, FD_LOCAL = 2, FD_LISTING = 3 /* a directory of the source */ };
 #define FDS 65536
 extern unsigned char fd_kinds[FDS];
 extern __attribute__((visibility("hidden"))) int hpcstage_vforked; /* vfork has been called in this process */

@@ -93,16 +93,16 @@ static enum outcome open_copy(const struct call *c, const struct place *at, unio
 }
 
 static union result open_source(const struct call *c, const struct place *at, int reason, int counted) {
-    uint64_t begin = now_ns();
+    uint64_t begin = counted ? wait_begin(FD_SOURCE) : 0;
     union result r = original(c, c->path);
-    uint64_t end = now_ns();
+    uint64_t took = counted ? wait_end(FD_SOURCE, begin) : 0;
     int fd = fd_of(c, r), saved = errno;
     if (fd >= 0) {
         fd_mark(fd, counted ? FD_SOURCE : FD_OTHER);
         if (counted) {
-            count_source_open(end - begin, reason);
+            count_source_open(took, reason);
             if (logging())
-                ring_opened(at, OPENED_SOURCE, end);
+                ring_opened(at, OPENED_SOURCE, begin + took);
         }
     } else if (counted) {
         count(COUNTER_FAILED_OPENS, 1);
@@ -129,15 +129,15 @@ static union result open_for_reading(const struct call *c, const struct place *a
     int saved = errno, reason = REASON_NONE;
     if (!at->map->quiet && (config.direct || page_state() == STATE_MEASURING))
         return open_source(c, at, REASON_NONE, 1);
-    uint64_t begin = now_ns();
+    uint64_t begin = at->map->quiet ? 0 : wait_begin(FD_LOCAL);
     enum outcome outcome = open_copy(c, at, &r);
+    uint64_t took = at->map->quiet ? 0 : wait_end(FD_LOCAL, begin);
     if (outcome == OPENED) {
         if (!at->map->quiet) {
-            uint64_t end = now_ns();
             count(COUNTER_HIT_OPENS, 1);
-            count(COUNTER_HIT_OPEN_NS, end - begin);
+            count(COUNTER_HIT_OPEN_NS, took);
             if (logging())
-                ring_opened(at, OPENED_LOCAL, end);
+                ring_opened(at, OPENED_LOCAL, begin + took);
         }
         errno = saved;
         return r;

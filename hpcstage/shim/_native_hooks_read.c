@@ -1,14 +1,16 @@
 /* Bytes and time of reads from dataset files, by the marks that opens left on descriptors; and the calls that move or
  * end a mark, change the working directory, or end the process. For other descriptors a hook costs one byte load.
  *
- * Pages read through mmap are not seen, nor what stdio reads for anything but fread.
+ * Pages read through mmap are not seen, only that a file was mapped; nor what stdio reads for anything but fread.
  */
 #include "_native.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/sendfile.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -27,9 +29,9 @@ extern int dup3(int, int, int) WEAK;
     int kind = fd_kind(fd); \
     if (__builtin_expect(kind == FD_OTHER, 1)) \
         return call; \
-    uint64_t begin = now_ns(); \
+    uint64_t begin = wait_begin(kind); \
     ssize_t bytes = call; \
-    count_read(kind, bytes, now_ns() - begin); \
+    count_read(kind, bytes, wait_end(kind, begin)); \
     return bytes;
 
 static ssize_t hook_read(int fd, void *out, size_t n) {
@@ -70,23 +72,70 @@ static ssize_t hook_copy_file_range(int fd, off64_t *at, int to, off64_t *to_at,
 }
 
 static size_t counted_fread(int kind, size_t size, size_t items, uint64_t begin) {
-    count_read(kind, (ssize_t)(size * items), now_ns() - begin);
+    count_read(kind, (ssize_t)(size * items), wait_end(kind, begin));
     return items;
 }
 static size_t hook_fread(void *out, size_t size, size_t n, FILE *file) {
     int kind = fd_kind(fileno_unlocked(file));
     if (kind == FD_OTHER)
         return fread(out, size, n, file);
-    uint64_t begin = now_ns();
+    uint64_t begin = wait_begin(kind);
     return counted_fread(kind, size, fread(out, size, n, file), begin);
 }
 static size_t hook___fread_chk(void *out, size_t room, size_t size, size_t n, FILE *file) {
     int kind = fd_kind(fileno_unlocked(file));
     if (kind == FD_OTHER)
         return __fread_chk(out, room, size, n, file);
-    uint64_t begin = now_ns();
+    uint64_t begin = wait_begin(kind);
     return counted_fread(kind, size, __fread_chk(out, room, size, n, file), begin);
 }
+
+/* ---- mappings ---- */
+static void counted_map(int fd) {
+    int kind = fd_kind(fd);
+    if (kind == FD_SOURCE || kind == FD_LOCAL)
+        count(kind == FD_SOURCE ? COUNTER_SOURCE_MAPS : COUNTER_LOCAL_MAPS, 1);
+}
+
+static void *hook_mmap(void *at, size_t n, int protection, int flags, int fd, off_t offset) {
+    counted_map(flags & MAP_ANONYMOUS ? -1 : fd);
+    return mmap(at, n, protection, flags, fd, offset);
+}
+
+static void *hook_mmap64(void *at, size_t n, int protection, int flags, int fd, off64_t offset) {
+    counted_map(flags & MAP_ANONYMOUS ? -1 : fd);
+    return mmap64(at, n, protection, flags, fd, offset);
+}
+
+/* ---- listings ---- */
+static DIR *hook_opendir(const char *path) {
+    struct place at;
+    int saved = errno;
+    int below = concerns(AT_FDCWD, path) && locate(AT_FDCWD, path, &at) != OUTSIDE && !at.map->quiet;
+    errno = saved;
+    if (!below)
+        return opendir(path);
+    uint64_t begin = wait_begin(FD_SOURCE);
+    DIR *directory = opendir(path);
+    count(COUNTER_LISTING_NS, wait_end(FD_SOURCE, begin));
+    if (directory) {
+        count(COUNTER_LISTINGS, 1);
+        fd_mark(dirfd(directory), FD_LISTING);
+    }
+    return directory;
+}
+
+#define HOOK_READDIR(name, type) \
+    static struct type *hook_##name(DIR *directory) { \
+        if (fd_kind(dirfd(directory)) != FD_LISTING) \
+            return name(directory); \
+        uint64_t begin = wait_begin(FD_SOURCE); \
+        struct type *entry = name(directory); \
+        count(COUNTER_LISTING_NS, wait_end(FD_SOURCE, begin)); \
+        return entry; \
+    }
+HOOK_READDIR(readdir, dirent)
+HOOK_READDIR(readdir64, dirent64)
 
 /* ---- marks ---- */
 int hpcstage_vforked;
@@ -100,6 +149,12 @@ static int hook_close(int fd) {
     if (fd_kind(fd) != FD_OTHER && !only_borrowed())
         fd_mark(fd, FD_OTHER);
     return close(fd);
+}
+
+static int hook_closedir(DIR *directory) {
+    if (fd_kind(dirfd(directory)) != FD_OTHER && !only_borrowed())
+        fd_mark(dirfd(directory), FD_OTHER);
+    return closedir(directory);
 }
 
 static int hook_fclose(FILE *file) {
@@ -161,7 +216,8 @@ const struct hook hooks_read[] = {
     ENTRY(read) ENTRY(__read_chk) ENTRY(pread) ENTRY(pread64) ENTRY(__pread_chk) ENTRY(__pread64_chk) ENTRY(readv)
     ENTRY(preadv) ENTRY(preadv64) ENTRY(sendfile) ENTRY(sendfile64) ENTRY(copy_file_range) ENTRY(fread)
     ENTRY(__fread_chk) ENTRY(close) ENTRY(fclose) ENTRY(close_range) ENTRY(closefrom) ENTRY(dup) ENTRY(dup2)
-    ENTRY(dup3) ENTRY(fcntl) ENTRY(fcntl64) {NULL, NULL}};
+    ENTRY(dup3) ENTRY(fcntl) ENTRY(fcntl64) ENTRY(mmap) ENTRY(mmap64) ENTRY(opendir) ENTRY(readdir) ENTRY(readdir64)
+    ENTRY(closedir) {NULL, NULL}};
 
 /* ---- the process ---- */
 static int hook_chdir(const char *path) {

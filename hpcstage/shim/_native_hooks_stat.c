@@ -19,21 +19,47 @@ extern int lstat64(const char *, struct stat64 *) WEAK;
 extern int fstatat64(int, const char *, struct stat64 *, int) WEAK;
 _Static_assert(sizeof(struct stat) == sizeof(struct stat64), "one layout");
 
+enum answer { ELSEWHERE, BY_COPY, BY_SOURCE };
+
 /* Is there a place where a copy may answer? Counts what the source has to answer otherwise. */
-static int findable(int dirfd, const char *path, struct place *at) {
-    if (locate(dirfd, path, at) != FILE_NAME)
-        return 0;
+static enum answer findable(int dirfd, const char *path, struct place *at) {
+    enum kind kind = locate(dirfd, path, at);
+    if (kind == OUTSIDE)
+        return ELSEWHERE;
+    if (kind != FILE_NAME)
+        return at->map->quiet ? ELSEWHERE : BY_SOURCE;
     if (at->map->quiet)
-        return 1;
+        return BY_COPY;
     if (!config.direct && page_state() != STATE_MEASURING)
-        return 1;
+        return BY_COPY;
     count(COUNTER_SOURCE_STATS, 1);
-    return 0;
+    return BY_SOURCE;
 }
+
+/* The source answers: how long that takes is a wait. */
+#define FROM_SOURCE(call) \
+    { \
+        uint64_t begin = wait_begin(FD_SOURCE); \
+        int result = call; \
+        count(COUNTER_SOURCE_STAT_NS, wait_end(FD_SOURCE, begin)); \
+        return result; \
+    }
+#define ANSWERED(by, call) \
+    { \
+        enum answer answer = by; \
+        if (answer == BY_COPY) \
+            return 0; \
+        if (answer == BY_SOURCE) \
+            FROM_SOURCE(call) \
+    }
 
 static void counted(const struct place *at, int hit) {
     if (!at->map->quiet)
         count(hit ? COUNTER_HIT_STATS : COUNTER_SOURCE_STATS, 1);
+}
+
+static enum answer answer_of(const struct place *at, int hit) {
+    return hit ? BY_COPY : at->map->quiet ? ELSEWHERE : BY_SOURCE;
 }
 
 /* A copy with a second name stands for a symbolic link at the source. */
@@ -41,42 +67,43 @@ static int answers(const struct stat *s, int nofollow) {
     return S_ISREG(s->st_mode) && !(nofollow && s->st_nlink != 1);
 }
 
-static __attribute__((noinline)) int stat_copy(int dirfd, const char *path, struct stat *out, int nofollow) {
+static __attribute__((noinline)) enum answer stat_copy(int dirfd, const char *path, struct stat *out, int nofollow) {
     struct place at;
     struct stat info;
     int saved = errno;
-    if (!findable(dirfd, path, &at))
-        return 0;
+    enum answer found = findable(dirfd, path, &at);
+    if (found != BY_COPY)
+        return found;
     int hit = fstatat(AT_FDCWD, at.local, &info, AT_SYMLINK_NOFOLLOW) == 0 && answers(&info, nofollow);
     errno = saved;
     counted(&at, hit);
     if (hit)
         *out = info;
-    return hit;
+    return answer_of(&at, hit);
 }
 
 #define HOOK_STAT(name, type, nofollow) \
     static int hook_##name(const char *path, struct type *out) { \
-        if (concerns(AT_FDCWD, path) && stat_copy(AT_FDCWD, path, (struct stat *)out, nofollow)) \
-            return 0; \
+        if (concerns(AT_FDCWD, path)) \
+            ANSWERED(stat_copy(AT_FDCWD, path, (struct stat *)out, nofollow), name(path, out)) \
         return name(path, out); \
     }
 #define HOOK_XSTAT(name, type, nofollow) \
     static int hook_##name(int version, const char *path, struct type *out) { \
-        if (concerns(AT_FDCWD, path) && stat_copy(AT_FDCWD, path, (struct stat *)out, nofollow)) \
-            return 0; \
+        if (concerns(AT_FDCWD, path)) \
+            ANSWERED(stat_copy(AT_FDCWD, path, (struct stat *)out, nofollow), name(version, path, out)) \
         return name(version, path, out); \
     }
 #define HOOK_STATAT(name, type) \
     static int hook_##name(int dirfd, const char *path, struct type *out, int flags) { \
-        if (concerns(dirfd, path) && stat_copy(dirfd, path, (struct stat *)out, flags & AT_SYMLINK_NOFOLLOW)) \
-            return 0; \
+        if (concerns(dirfd, path)) \
+            ANSWERED(stat_copy(dirfd, path, (struct stat *)out, flags & AT_SYMLINK_NOFOLLOW), name(dirfd, path, out, flags)) \
         return name(dirfd, path, out, flags); \
     }
 #define HOOK_XSTATAT(name, type) \
     static int hook_##name(int version, int dirfd, const char *path, struct type *out, int flags) { \
-        if (concerns(dirfd, path) && stat_copy(dirfd, path, (struct stat *)out, flags & AT_SYMLINK_NOFOLLOW)) \
-            return 0; \
+        if (concerns(dirfd, path)) \
+            ANSWERED(stat_copy(dirfd, path, (struct stat *)out, flags & AT_SYMLINK_NOFOLLOW), name(version, dirfd, path, out, flags)) \
         return name(version, dirfd, path, out, flags); \
     }
 HOOK_STAT(stat, stat, 0)
@@ -95,47 +122,51 @@ HOOK_XSTATAT(__fxstatat64, stat64)
 #ifdef STATX_TYPE
 extern int statx(int, const char *, int, unsigned, struct statx *) WEAK;
 
-static __attribute__((noinline)) int statx_copy(int dirfd, const char *path, int flags, unsigned mask,
-                                                struct statx *out) {
+static __attribute__((noinline)) enum answer statx_copy(int dirfd, const char *path, int flags, unsigned mask,
+                                                        struct statx *out) {
     struct place at;
     struct statx info;
     int saved = errno;
-    if (!findable(dirfd, path, &at))
-        return 0;
+    enum answer found = findable(dirfd, path, &at);
+    if (found != BY_COPY)
+        return found;
     int hit = statx(AT_FDCWD, at.local, AT_SYMLINK_NOFOLLOW, mask | STATX_TYPE | STATX_NLINK, &info) == 0 &&
               S_ISREG(info.stx_mode) && !((flags & AT_SYMLINK_NOFOLLOW) && info.stx_nlink != 1);
     errno = saved;
     counted(&at, hit);
     if (hit)
         *out = info;
-    return hit;
+    return answer_of(&at, hit);
 }
 
 static int hook_statx(int dirfd, const char *path, int flags, unsigned mask, struct statx *out) {
-    if (concerns(dirfd, path) && statx_copy(dirfd, path, flags, mask, out))
-        return 0;
+    if (concerns(dirfd, path))
+        ANSWERED(statx_copy(dirfd, path, flags, mask, out), statx(dirfd, path, flags, mask, out))
     return statx(dirfd, path, flags, mask, out);
 }
 #endif
 
 /* Only "does it exist" and "can it be read" are asked of the copy: it carries our ownership, and writes go elsewhere. */
-static __attribute__((noinline)) int access_copy(int dirfd, const char *path, int mode, int flags) {
+static __attribute__((noinline)) enum answer access_copy(int dirfd, const char *path, int mode, int flags) {
     struct place at;
     struct stat info;
     int saved = errno;
-    if ((mode & (W_OK | X_OK)) || !findable(dirfd, path, &at))
-        return 0;
+    if (mode & (W_OK | X_OK))
+        return ELSEWHERE;
+    enum answer found = findable(dirfd, path, &at);
+    if (found != BY_COPY)
+        return found;
     int hit = fstatat(AT_FDCWD, at.local, &info, AT_SYMLINK_NOFOLLOW) == 0 &&
               answers(&info, flags & AT_SYMLINK_NOFOLLOW) && (mode == F_OK || access(at.local, mode) == 0);
     errno = saved;
     counted(&at, hit);
-    return hit;
+    return answer_of(&at, hit);
 }
 
 #define HOOK_ACCESS(name) \
     static int hook_##name(const char *path, int mode) { \
-        if (concerns(AT_FDCWD, path) && access_copy(AT_FDCWD, path, mode, 0)) \
-            return 0; \
+        if (concerns(AT_FDCWD, path)) \
+            ANSWERED(access_copy(AT_FDCWD, path, mode, 0), name(path, mode)) \
         return name(path, mode); \
     }
 HOOK_ACCESS(access)
@@ -143,8 +174,8 @@ HOOK_ACCESS(euidaccess)
 HOOK_ACCESS(eaccess)
 
 static int hook_faccessat(int dirfd, const char *path, int mode, int flags) {
-    if (concerns(dirfd, path) && access_copy(dirfd, path, mode, flags))
-        return 0;
+    if (concerns(dirfd, path))
+        ANSWERED(access_copy(dirfd, path, mode, flags), faccessat(dirfd, path, mode, flags))
     return faccessat(dirfd, path, mode, flags);
 }
 

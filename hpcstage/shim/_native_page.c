@@ -99,6 +99,7 @@ void slot_claim(void) {
 
 void slot_forget(void) {
     mine = NULL;
+    waits_forget();
     owner = getpid();
 }
 
@@ -136,6 +137,39 @@ void counter_max(int counter, uint64_t value) {
 
 uint64_t counter_get(int counter) {
     return __atomic_load_n(&my_slot()->counters[counter], __ATOMIC_RELAXED);
+}
+
+/* Threads of this process inside calls on dataset files, all of them and those that wait for the source. */
+static uint32_t inside, inside_source;
+
+void waits_forget(void) {
+    inside = inside_source = 0;
+}
+
+/* The first one in takes the time from the counter, the last one out adds it: whatever the order in which threads come
+ * to these lines, the sum is the time between. */
+uint64_t wait_begin(int kind) {
+    struct slot *slot = my_slot();
+    uint64_t now = now_ns();
+    uint32_t threads = __atomic_add_fetch(&inside, 1, __ATOMIC_RELAXED);
+    if (threads == 1)
+        count(COUNTER_BLOCKED_NS, 0 - now);
+    if (threads > __atomic_load_n(&slot->counters[COUNTER_READERS], __ATOMIC_RELAXED))
+        counter_max(COUNTER_READERS, threads);
+    if (kind == FD_SOURCE && __atomic_add_fetch(&inside_source, 1, __ATOMIC_RELAXED) == 1)
+        count(COUNTER_BLOCKED_SOURCE_NS, 0 - now);
+    return now;
+}
+
+uint64_t wait_end(int kind, uint64_t begin) {
+    uint64_t now = now_ns();
+    if (kind == FD_SOURCE && __atomic_sub_fetch(&inside_source, 1, __ATOMIC_RELAXED) == 0)
+        count(COUNTER_BLOCKED_SOURCE_NS, now);
+    if (__atomic_sub_fetch(&inside, 1, __ATOMIC_RELAXED) == 0) {
+        count(COUNTER_BLOCKED_NS, now);
+        counter_set(COUNTER_LAST_NS, now);
+    }
+    return now - begin;
 }
 
 unsigned bucket_of_ns(uint64_t value) {

@@ -115,10 +115,10 @@ int want(const struct place *at) {
     if (hung())
         return REASON_TIMEOUT;
     struct reply reply;
-    uint64_t begin = now_ns();
+    uint64_t begin = wait_begin(FD_SOURCE);
     int problem = answered(ask(KIND_WANT, at, config.want_cap_ns, &reply));
     count(COUNTER_WANTS, 1);
-    count(COUNTER_WANT_NS, now_ns() - begin);
+    count(COUNTER_WANT_NS, wait_end(FD_SOURCE, begin));
     if (problem)
         return problem;
     if (reply.answer == ANSWER_READY)

@@ -61,6 +61,11 @@ def test_training_processes_whose_waits_are_not_known_are_left_out_of_the_mean()
     assert record_of(run(4), [*mostly, node(3, 4)])["time_split"]["wait_source_s"] is None
 
 
+def blocked(seconds: int) -> dict[str, int]:
+    """Of a process that waited for the source."""
+    return {"blocked_ns": seconds * SECOND, "blocked_source_ns": seconds * SECOND, "readers": 1}
+
+
 def test_programs_that_read_without_a_loader_are_averaged_too() -> None:
     def reader(index: int, wait_s: int) -> NodePart:
         counters = {
@@ -70,7 +75,7 @@ def test_programs_that_read_without_a_loader_are_averaged_too() -> None:
             "reads_measured": 1,
             "local_reads": 10,
         }
-        process = ProcessPart(7, 1, "native", "3.11", 0.1, counters | {"want_ns": wait_s * SECOND})
+        process = ProcessPart(7, 1, "native", "3.11", 0.1, counters | blocked(wait_s))
         return node(index, 2, processes=[process])
 
     split = record_of(run(2), [reader(0, 10), reader(1, 20)])["time_split"]
@@ -82,7 +87,7 @@ def test_programs_that_read_without_a_loader_are_averaged_too() -> None:
 def test_pids_of_other_hosts_are_not_the_command() -> None:
     """A process that happens to have the pid of the launcher on the first node is nothing special."""
     small = ProcessPart(100, 1, "native", "3.11", 0.1, {"hit_opens": 6, "reads_measured": 1})
-    large = ProcessPart(9, 1, "native", "3.11", 0.1, {"hit_opens": 5, "want_ns": 30 * SECOND, "reads_measured": 1})
+    large = ProcessPart(9, 1, "native", "3.11", 0.1, {"hit_opens": 5, "reads_measured": 1} | blocked(30))
     here = record_of(run(2), [node(0, 2, processes=[small, large]), node(1, 2, processes=[])])
     there = record_of(run(2), [node(0, 2, processes=[]), node(1, 2, processes=[small, large])])
     assert here["time_split"]["wait_source_s"] == there["time_split"]["wait_source_s"] == 0.0

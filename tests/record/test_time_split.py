@@ -64,8 +64,19 @@ def test_several_ranks_are_averaged() -> None:
     assert "2 training processes" in split["method"]
 
 
+def blocked(source_s: float, local_s: float = 0.0) -> dict[str, int]:
+    """The time in which any thread was inside a call on a file."""
+    return {"blocked_ns": int((source_s + local_s) * SECOND), "blocked_source_ns": int(source_s * SECOND), "readers": 1}
+
+
+def looked(life_s: float, source_s: float, local_s: float = 0.0) -> dict[str, int]:
+    """What the daemon saw when it looked at the threads."""
+    values = {"looked_ns": life_s, "look_source_ns": source_s, "look_local_ns": local_s}
+    return {name: int(value * SECOND) for name, value in values.items()}
+
+
 def test_without_a_loader_the_main_process_is_measured() -> None:
-    main = reader(want_ns=2 * SECOND, source_open_ns=SECOND, source_read_ns=4 * SECOND, local_read_ns=3 * SECOND)
+    main = reader(**blocked(7, 3))
     split = split_of([main, reader(300, source_opens=2)])
     assert split["wait_source_s"] == pytest.approx(7)
     assert split["wait_local_s"] == pytest.approx(3)
@@ -75,33 +86,80 @@ def test_without_a_loader_the_main_process_is_measured() -> None:
     assert split["unmeasured"] == []
 
 
-def test_without_an_exit_the_process_lived_as_long_as_the_command() -> None:
-    split = split_of([reader(exit_ns=0, source_read_ns=20 * SECOND)])
+def test_without_an_exit_the_main_process_lived_as_long_as_the_command() -> None:
+    split = split_of([reader(exit_ns=0, **blocked(20))])
     assert split["compute_s"] == pytest.approx(40)
     assert split["other_s"] == pytest.approx(0)
 
 
-def test_threads_that_wait_side_by_side_are_scaled_and_named() -> None:
-    split = split_of([reader(source_read_ns=400 * SECOND)])
-    assert split["wait_source_s"] == pytest.approx(50)
-    assert split["compute_s"] == pytest.approx(0)
-    assert "several threads" in split["unmeasured"][0]
+def test_without_an_exit_another_process_lived_to_its_last_read() -> None:
+    workers = [reader(pid, exit_ns=0, last_ns=31 * SECOND, **blocked(20)) for pid in (300, 301)]
+    split = split_of([reader(source_opens=1, **blocked(0)), *workers])
+    at_once = (50 + 30 + 30) / 50
+    assert split["compute_s"] == pytest.approx((50 + 10 + 10) / at_once)
+    assert split["wait_source_s"] == pytest.approx((20 + 20) / at_once)
 
 
-def test_mmap_is_named() -> None:
-    split = split_of([reader(source_reads=0)])
-    assert "mmap" in split["unmeasured"][0]
+def test_waits_of_many_threads_are_what_the_looks_at_them_tell() -> None:
+    busy = reader(source_read_ns=400 * SECOND, **(blocked(50) | {"readers": 32}), **looked(48, 12, 6))
+    split = split_of([busy])
+    assert split["wait_source_s"] == pytest.approx(12.5)
+    assert split["wait_local_s"] == pytest.approx(6.25)
+    assert split["compute_s"] == pytest.approx(50 - 18.75)
+    assert split["unmeasured"] == []
 
 
-def test_many_readers_without_a_loader() -> None:
-    split = split_of([reader(pid, source_read_ns=10 * SECOND) for pid in (1, 2, 3)])
+@pytest.mark.parametrize("how", [{"readers": 32}, {"source_maps": 1}, {"local_maps": 1}])
+def test_without_looks_what_threads_and_page_faults_wait_for_is_not_computing(how: dict[str, int]) -> None:
+    split = split_of([reader(**(blocked(2) | how), **looked(5, 5))])
+    assert [split[k] for k in ("compute_s", "wait_source_s", "wait_local_s")] == [None, None, None]
+    assert split["other_s"] == pytest.approx(60)
+    assert "not measured" in split["unmeasured"][0]
+
+
+def test_page_faults_on_mapped_files_are_waiting() -> None:
+    split = split_of([reader(source_maps=1, **blocked(0.1), **looked(50, 40))])
+    assert split["wait_source_s"] == pytest.approx(40)
+    assert split["compute_s"] == pytest.approx(10)
+
+
+def test_what_was_read_of_mapped_files_is_not_known() -> None:
+    mapped = reader(source_maps=1, local_maps=1, hit_opens=5, source_read_bytes=8192, local_read_bytes=100)
+    totals = compose(run_part(), [node_part(processes=[mapped])])["totals"]
+    assert totals["direct_bytes"] is None
+    assert totals["local_bytes"] is None
+    assert totals["source_bytes"] is None
+
+
+def test_a_loaders_waits_for_mapped_files_are_not_preprocessing() -> None:
+    workers = [worker(p, source_maps=9, source_open_ns=0, source_read_ns=0, want_ns=0) for p in (101, 102)]
+    split = split_of([trainer(), *workers])
+    assert split["preprocess_s"] is None
+    assert split["compute_s"] == pytest.approx(44)
+    for process in workers:
+        process.counters |= looked(56, 14)
+    assert split_of([trainer(), *workers])["wait_source_s"] == pytest.approx(12)
+
+
+def test_many_readers_at_once() -> None:
+    split = split_of([reader(pid, **blocked(10)) for pid in (1, 2, 3)])
     assert split["wait_source_s"] == pytest.approx(10)
     assert "3 processes read" in split["unmeasured"][0]
 
 
+def test_many_readers_one_after_the_other_are_added() -> None:
+    one_by_one = [
+        reader(pid, **blocked(2), attach_ns=(10 * pid + 1) * SECOND, exit_ns=10 * (pid + 1) * SECOND)
+        for pid in (1, 2, 3, 4)
+    ]
+    split = split_of(one_by_one)
+    assert split["wait_source_s"] == pytest.approx(8)
+    assert split["compute_s"] == pytest.approx(4 * 7)
+
+
 def test_hidden_time_is_copying_less_waiting_within_the_command() -> None:
     samples = [Sample(float(s), 1.0, busy=8.0) for s in range(20)]
-    split = split_of([reader(source_read_ns=5 * SECOND)], samples, child_started_s=10.1, child_ended_s=60.1)
+    split = split_of([reader(**blocked(5))], samples, child_started_s=10.1, child_ended_s=60.1)
     assert split["hidden_s"] == pytest.approx(10 - 5)
     assert split["before_s"] == pytest.approx(10.1)
 
