@@ -21,6 +21,7 @@ GONE_S = 5.0
 MARK = "HPCSTAGE_TEST_SESSION"
 SESSION = f"{os.getpid()}-{time.monotonic_ns()}"
 OF_BENCHMARK = re.compile(rf"/hpcstage-bench-{os.getuid()}-(\d+)-")
+OF_EMULATOR = re.compile(r"hpcstage-slowfs-(\d+)-")
 GLOO = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 """For programs of several ranks: they meet on loopback, whatever this machine's name leads to."""
 PURE = ("config", "job", "plan", "record", "report")
@@ -50,15 +51,17 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 10.0, what: str =
 
 
 def _mounts() -> set[str]:
-    found = {line.split()[1] for line in Path("/proc/self/mounts").read_text(errors="replace").splitlines()}
-    return {path for path in found if not _is_of_others(path)}
+    found = [line.split()[:2] for line in Path("/proc/self/mounts").read_text(errors="replace").splitlines()]
+    return {path for name, path in found if not _is_of_others(name, path)}
 
 
-def _is_of_others(path: str) -> bool:
-    """A mount of a benchmark that runs beside the tests."""
-    maker = OF_BENCHMARK.search(path)
+def _is_of_others(name: str, path: str) -> bool:
+    """A mount of a benchmark, or of other tests, that run beside these. Both names tell who made it."""
+    maker = OF_BENCHMARK.search(path) or OF_EMULATOR.match(name)
+    if maker is None or int(maker[1]) == os.getpid():
+        return False
     try:
-        return maker is not None and psutil.Process(int(maker[1])).environ().get(MARK) != SESSION
+        return psutil.Process(int(maker[1])).environ().get(MARK) != SESSION
     except psutil.Error:
         return False
 
