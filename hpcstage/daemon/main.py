@@ -193,6 +193,8 @@ class Daemon:
         part = self.reporter.part(now, complete=complete)
         self.events.flush()
         extra = ((self.node_dir / "events", "events"),) if complete else ()
+        if part.problems:
+            extra = (*extra, (self.node_dir / "daemon.log", "log"))
         run_dir, host = Path(self.spec.run_dir), self.spec.host
         self.helpers.start(_PART, lambda: nodepart.write_part(part, run_dir, host, extra), self._part_written)
 

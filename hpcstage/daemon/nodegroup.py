@@ -294,7 +294,9 @@ class NodeGroup:
         if not self._said:
             self._said = True
             text = f"node {self._spec.host} (number {self._nodes.index}) staged without the others: {why}"
-            self._stage.problem("group-missing", text, "look at this node's log and at the lead's")
+            self._stage.problem(
+                "group-missing", text, f"see nodes/{self._spec.host}.log and nodes/lead.log in the run directory"
+            )
 
     def wake_after(self, now: float) -> float | None:
         """Seconds until `poll` has work."""

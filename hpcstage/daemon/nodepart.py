@@ -22,6 +22,7 @@ from hpcstage.record.part import DatasetPart, NodePart, ProcessPart
 from hpcstage.units import format_size
 from hpcstage.wire import Reason
 
+ERRORS_ARE_IN = "the first errors are in nodes/{host}.json in the run directory, under errors"
 PEER_COUNTS = ("peer_bytes", "peer_files", "sent_bytes", "sent_files")
 
 
@@ -141,7 +142,7 @@ class Reporter:
         refused = engine.queue.count(Place.REFUSED)
         if engine.queue.closed is Reason.FAILED:
             text = "the local disk or all copiers failed: nothing more is staged, the program reads the source"
-            problems.append({"id": "local-failed", "text": text, "remedy": "look at errors in the record"})
+            problems.append({"id": "local-failed", "text": text, "remedy": ERRORS_ARE_IN.format(host=self._spec.host)})
         elif engine.unplaced:
             text = f"the nodes together have no room for {engine.unplaced} files: read from the source"
             problems.append({"id": "store-full", "text": text, "remedy": "give --local-dir or a larger --budget"})
@@ -152,7 +153,7 @@ class Reporter:
         failed = engine.queue.count(Place.FAILED)
         if failed:
             text = f"{failed} files could not be copied: read from the source"
-            problems.append({"id": "copy-failed", "text": text, "remedy": "look at errors in the record"})
+            problems.append({"id": "copy-failed", "text": text, "remedy": ERRORS_ARE_IN.format(host=self._spec.host)})
         return problems
 
 

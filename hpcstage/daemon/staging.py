@@ -103,7 +103,7 @@ class Staging:
 
     def _give_up(self, why: str) -> None:
         self.outlook.scan_error = why
-        remedy = "look at the daemon's log; the program reads the source"
+        remedy = f"the program reads the source; the daemon's log is nodes/{self.spec.host}.log in the run directory"
         self.outlook.problems.append({"id": "scan-failed", "text": why, "remedy": remedy})
         if self.group is not None:
             self.group.give_up()

@@ -151,7 +151,9 @@ class Lead:
         if not self.world.running and self.world.why != self._why_said:
             self._why_said = self.world.why
             text = f"the nodes are not connected, each stages for itself: {self.world.why}"
-            say("problem", "\t".join(("group-lost", text, "look at lead.log in nodes/")).replace("\n", " "))
+            say(
+                "problem", "\t".join(("group-lost", text, "see nodes/lead.log in the run directory")).replace("\n", " ")
+            )
 
     # ---- the end
 

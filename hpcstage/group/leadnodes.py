@@ -261,9 +261,13 @@ def problem_of(node: NodeState) -> tuple[str, str, str]:
     """What to say of a node that is not in the group: id, text, remedy."""
     if node.state == "missing":
         text = f"nothing is staged on {node.host}: {node.reason}"
-        return "node-missing", text, "its ranks read the source; look at the launcher's message, or give --launcher"
+        return (
+            "node-missing",
+            text,
+            "its ranks read the source; see nodes/lead.log in the run directory, or try another --launcher",
+        )
     text = f"the staging daemon on {node.host} ended early: {node.reason}"
-    return "node-dead", text, "its ranks read the source; look at nodes/*.log"
+    return "node-dead", text, f"its ranks read the source; its log is nodes/{node.host}.log in the run directory"
 
 
 def hosts_of(nodes: Sequence[NodeState], indices: Sequence[int]) -> list[str]:

@@ -15,6 +15,7 @@ from hpcstage import job as jobs
 from hpcstage.errors import NotStarted
 from hpcstage.plan.datasets import already_local
 from hpcstage.plan.earlier import said_of_program
+from hpcstage.record import alive
 from hpcstage.record.part import RunPart
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def shared_id(run_key: str | None, config: Config) -> str | None:
 
 
 def run_part(
-    command: Sequence[str], config: Config, clock: Clock, run_id: str, job: jobs.Job, local: LocalDir
+    command: Sequence[str], config: Config, clock: Clock, run_id: str, job: jobs.Job, local: LocalDir | None
 ) -> RunPart:
     """The wrapper's part of the record, as far as it is known before the start."""
     return RunPart(
@@ -54,12 +55,13 @@ def run_part(
         scheduler=job.scheduler,
         job_id=job.job_id,
         nodes=list(job.nodes),
-        local_dir=os.fspath(local.path),
-        local_dir_why=local.why,
+        local_dir=None if local is None else os.fspath(local.path),
+        local_dir_why="" if local is None else local.why,
         config=config.rows(),
         version=__version__,
         python=platform.python_version(),
         kernel=platform.release(),
+        pid_space=alive.pid_space(),
     )
 
 
@@ -70,7 +72,7 @@ def check_datasets(resolved: Resolved, local: LocalDir, part: RunPart, *, strict
         if notice.id == "already_local":
             if strict:
                 raise NotStarted(notice.text, notice.remedy)
-            part.mode_asked = "direct"
+            part.direct_why = notice.text
         said.append(f"{notice.text} ({notice.remedy})")
         part.problems.append({"id": notice.id.replace("_", "-"), "text": notice.text, "remedy": notice.remedy})
     return said

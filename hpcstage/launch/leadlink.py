@@ -72,7 +72,9 @@ class LeadLink:
         if not self.failed and not self._ending and self._process.poll() is not None:
             self.failed = True
             text = "what connects the nodes ended early; each node stages for itself"
-            self._problems.append({"id": "group-lost", "text": text, "remedy": "look at lead.log in nodes/"})
+            self._problems.append(
+                {"id": "group-lost", "text": text, "remedy": "see nodes/lead.log in the run directory"}
+            )
         found, self._problems = self._problems, []
         for problem in found:
             messages.warn(problem["text"])

@@ -22,4 +22,5 @@ def write_record(run_dir: Path, part: RunPart) -> None:
         messages.warn(f"cannot write the report of this run to {run_dir}: {error.strerror}")
         return
     index.add(record, run_dir, os.environ)
-    messages.result([*short(record), f"report: hpcstage report {run_dir}"])
+    if part.child_started_s is not None:
+        messages.result([*short(record), f"report: hpcstage report {run_dir}"])

@@ -38,7 +38,7 @@ def run(command: Sequence[str], config: Config, verbosity: int) -> int:
     try:
         session = _open_session(command, config, resolved, started)
     except HpcstageError as error:
-        return _without_us(command, config, error, signals)
+        return _without_us(command, config, error, signals, resolved, started)
     try:
         return finish(_run(command, session, signals))
     finally:
@@ -72,9 +72,16 @@ def _open_session(command: Sequence[str], config: Config, resolved: Resolved, st
         raise NotStarted(f"cannot prepare the run on {socket.gethostname()}: {error}") from None
 
 
-def _without_us(command: Sequence[str], config: Config, error: HpcstageError, signals: Signals) -> int:
+def _without_us(
+    command: Sequence[str], config: Config, error: HpcstageError, signals: Signals, resolved: Resolved, started: Clock
+) -> int:
+    from hpcstage.launch.aside import leave_word
+
     signals.release()
-    if config.strict or isinstance(error, UsageError):
+    if isinstance(error, UsageError):
+        raise error
+    leave_word(command, config, error, resolved, started)
+    if config.strict:
         raise error
     messages.warn(f"{error.line()}; running the command without staging")
     return replace_with(command)
@@ -91,8 +98,8 @@ def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
         return stopped_by
     try:
         child = Child(command, session.environment(os.environ), signals)
-    except HpcstageError:
-        session.close(None)
+    except HpcstageError as error:
+        session.not_run(error)
         raise
     session.started(child.pid)
     status = child.wait(session.watch)

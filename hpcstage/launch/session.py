@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from hpcstage import job as jobs
 from hpcstage import wire
 from hpcstage.daemon.spec import DaemonSpec
-from hpcstage.errors import NotStarted
+from hpcstage.errors import HpcstageError, NotStarted
 from hpcstage.job import localdir, nodedir, share
 from hpcstage.launch import control, environment, facts, grouping, hosted, messages, nodes, page, rundir
 from hpcstage.record import index
@@ -84,7 +84,12 @@ class Session:
     @property
     def waits_for_copy(self) -> bool:
         """Upfront: the command starts when the copy is complete."""
-        return self.part.mode_asked == "upfront"
+        return self.mode == "upfront"
+
+    @property
+    def mode(self) -> str:
+        """The mode that was asked for, or direct where copying has nothing to gain."""
+        return "direct" if self.part.direct_why else self.part.mode_asked
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """The command's environment."""
@@ -136,10 +141,10 @@ class Session:
         if self.lead is not None:
             self.lead.tell("dead")
         page.set_state(self.node.path / "page", wire.State.ENDED)
-        log = self.node.log
-        text = f"the staging daemon ended early; reads go to the source where they are not staged (log: {log})"
-        messages.warn(text)
-        self.part.problems.append({"id": "daemon-died", "text": text, "remedy": "look at the daemon's log"})
+        text = f"the staging daemon on {self.part.host} ended early; what is not staged is read from the source"
+        messages.warn(f"{text} (its log: {self._log_kept})")
+        self.part.problems.append({"id": "daemon-died", "text": text, "remedy": f"its log: {self._log_kept}"})
+        self._keep_log()
 
     def _get_ready(self) -> None:
         """Imports what the end needs while the command computes, and not while it starts: nobody waits for it then."""
@@ -147,6 +152,12 @@ class Session:
         if not self.ready and begun_s is not None and self.clock.elapsed_s() > begun_s + READY_AFTER_S:
             importlib.import_module("hpcstage.launch.result")
             self.ready = True
+
+    def not_run(self, error: HpcstageError) -> None:
+        """The command could not be executed: the record says so, and nothing else is said besides the error."""
+        self.part.exit_code = error.exit_code
+        self.part.problems.append({"id": "command-not-run", "text": error.what, "remedy": error.remedy})
+        self.close(None)
 
     def close(self, status: int | None) -> None:
         """After the command: the daemons' parts, the record, the short report, nothing left on the nodes."""
@@ -186,7 +197,7 @@ class Session:
                 deadline = min(deadline, time.monotonic() + LATE_PARTS_S)  # what is not there by then will not come
             self.part.problems += self.lead.problems()
         grouping.await_parts(self.run_dir, self.group.hosts, self.part.started_unix_s, deadline)
-        if any(problem["id"].startswith("group-") for problem in self.part.problems):
+        if any(problem["id"].startswith(("group-", "node-")) for problem in self.part.problems):
             with contextlib.suppress(OSError):
                 shutil.copyfile(self.node.path / "lead.log", self.run_dir / "nodes" / "lead.log")
 
@@ -226,7 +237,7 @@ class Session:
         except OSError as error:
             text = f"the other nodes are left alone: {error}"
             messages.warn(text)
-            self.part.problems.append({"id": "group-lost", "text": text, "remedy": "look at the run directory"})
+            self.part.problems.append({"id": "group-lost", "text": text, "remedy": "each node reads for itself"})
 
     def _spec(self, resolved: Resolved, local: LocalDir, job: jobs.Job) -> DaemonSpec:
         config, group = self.config, self.group
@@ -239,7 +250,7 @@ class Session:
             host=self.part.host if group is None else group.hosts[group.index],
             node_dir=os.fspath(self.node.path),
             run_dir=os.fspath(self.run_dir),
-            mode=self.part.mode_asked,
+            mode=self.mode,
             datasets=list(resolved.datasets),
             arguments=list(config.data),
             cwd=self.part.cwd,
@@ -263,9 +274,14 @@ class Session:
             **grouping.in_group(config, group),
         )
 
+    @property
+    def _log_kept(self) -> Path:
+        """Where the daemon's log is found after the node directory has gone."""
+        return self.run_dir / "nodes" / f"{self.part.host}.log"
+
     def _keep_log(self) -> None:
         with contextlib.suppress(OSError):
-            shutil.copyfile(self.node.log, self.run_dir / "nodes" / f"{self.part.host}.log")
+            shutil.copyfile(self.node.log, self._log_kept)
 
     def _take_status(self, status: int | None) -> None:
         if status is None:
@@ -279,7 +295,7 @@ class Session:
         self.part.ended_s = self.clock.elapsed_s()
         if not complete and not self.lost:
             text = f"the staging daemon did not answer within {self.config.drain_s:.0f} s of the command's end"
-            self.part.problems.append({"id": "daemon-silent", "text": text, "remedy": "look at nodes/*.log"})
+            self.part.problems.append({"id": "daemon-silent", "text": text, "remedy": f"its log: {self._log_kept}"})
         try:
             from hpcstage.launch.result import write_record
 

@@ -306,7 +306,7 @@ def already_local(datasets: Sequence[Dataset], local_device: int | None) -> list
         Notice(
             "already_local",
             f"the dataset {os.fsdecode(d.root)} is already on the node-local disk",
-            "copying it gains nothing: use --mode direct, or name another --local-dir",
+            "it is read where it is; if that is not the node's own disk, name the disk with --local-dir",
             i,
         )
         for i, d in enumerate(datasets)

@@ -42,17 +42,20 @@ class _Looked:
     together: Together = field(default_factory=Together)
 
 
-def compose(run: RunPart, nodes: Iterable[NodePart]) -> dict[str, Any]:
-    """The record. Whatever is missing is null in it, and named in `problems`."""
-    looked = _look(run, nodes)
+def compose(run: RunPart, nodes: Iterable[NodePart], running: str = "") -> dict[str, Any]:
+    """The record. Whatever is missing is null in it, and named in `problems`.
+
+    `running`: why the command is taken to be still running, where its end is not known.
+    """
+    looked = _look(run, nodes, running=bool(running))
     found, parts = looked.speaking, [node.part for node in looked.nodes]
     silent, total = without_part(run, parts), expected(run, parts)
     record: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "generator": f"hpcstage {run.version}".strip(),
         "complete": ended(run) and not silent and all(node.state is State.OK for node in looked.nodes),
-        "problems": problems_of(run, looked.nodes, silent, total),
-        "run": _run(run, found),
+        "problems": problems_of(run, looked.nodes, silent, total, running),
+        "run": _run(run, found, running),
         "environment": _environment(run),
         "config": list(run.config),
         "datasets": _datasets(found),
@@ -73,12 +76,12 @@ def compose(run: RunPart, nodes: Iterable[NodePart]) -> dict[str, Any]:
     return record
 
 
-def _look(run: RunPart, nodes: Iterable[NodePart]) -> _Looked:
+def _look(run: RunPart, nodes: Iterable[NodePart], *, running: bool) -> _Looked:
     looked = _Looked()
     for node in nodes:
         if is_left_over(run, node):
             continue
-        digest = digest_of(run, node)
+        digest = digest_of(run, node, running=running)
         looked.nodes.append(digest)
         if digest.speaks:
             looked.alone = node if not looked.speaking else None
@@ -105,7 +108,8 @@ def _series(looked: _Looked) -> dict[str, Any]:
     return series_of(looked.alone, looked.speaking[0].shift_s if looked.speaking else 0.0)
 
 
-def _run(run: RunPart, nodes: Sequence[Digest]) -> dict[str, Any]:
+def _run(run: RunPart, nodes: Sequence[Digest], running: str) -> dict[str, Any]:
+    mode_why = nodes[0].part.mode_why if nodes else None
     return {
         "id": run.run_id,
         "command": list(run.command),
@@ -114,7 +118,8 @@ def _run(run: RunPart, nodes: Sequence[Digest]) -> dict[str, Any]:
         "host": run.host,
         "mode": nodes[0].part.mode if nodes else None,
         "mode_asked": run.mode_asked,
-        "mode_why": nodes[0].part.mode_why if nodes else None,
+        "mode_why": run.direct_why or mode_why,
+        "state": _state(run, running),
         "started_utc": datetime.fromtimestamp(run.started_unix_s, timezone.utc).isoformat(timespec="seconds"),
         "started_unix_s": run.started_unix_s,
         "child_started_s": run.child_started_s,
@@ -124,6 +129,15 @@ def _run(run: RunPart, nodes: Sequence[Digest]) -> dict[str, Any]:
         "signal": run.signal,
         "child_cpu_s": run.child_cpu_s,
     }
+
+
+def _state(run: RunPart, running: str) -> str:
+    """How far the run got, as far as hpcstage saw it."""
+    if run.aside:
+        return "aside"
+    if ended(run):
+        return "ended" if run.child_started_s is not None else "not started"
+    return "running" if running else "lost"
 
 
 def _environment(run: RunPart) -> dict[str, Any]:

@@ -90,9 +90,9 @@ class Digest:
         return self.split.wait_source_s + self.split.wait_local_s
 
 
-def digest_of(run: RunPart, node: NodePart) -> Digest:
+def digest_of(run: RunPart, node: NodePart, *, running: bool = False) -> Digest:
     """Everything that the record says of a node, or needs of it for what it says of all."""
-    state = state_of(node)
+    state = state_of(node, running=running)
     last_s = last_of(node)
     moved_s = -clock_error_s(run, node, last_s)
     shift_s = node.started_unix_s - run.started_unix_s + moved_s

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcstage.errors import NoResult
+from hpcstage.record import alive
 from hpcstage.record.compose import SCHEMA_VERSION, compose
 from hpcstage.record.part import NodePart, RunPart
 
@@ -51,7 +52,8 @@ def load_run(path: Path) -> dict[str, Any]:
         return load(path)
     if (path / RECORD).exists() and not _late(path):
         return load(path / RECORD)
-    return compose(_run(path), node_parts(path))
+    run = _run(path)
+    return compose(run, node_parts(path), running=alive.evidence(run, path))
 
 
 def node_parts(run_dir: Path) -> Iterator[NodePart]:

@@ -17,7 +17,11 @@ from hpcstage.record.rules_time import TIME_RULES
 from hpcstage.record.rules_visible import VISIBLE_RULES
 
 RULES = [*VISIBLE_RULES, *STORAGE_RULES, *NODE_RULES, *TIME_RULES]
-ERRORS = {"killed", "daemon-died", "node-missing", "node-dead", "no-part", "scan-failed", "local-failed"}
+ERRORS = {
+    "killed", "daemon-died", "node-missing", "node-dead", "no-part", "scan-failed", "local-failed", "not-staged",
+    "command-not-run",
+}  # fmt: skip
+NEWS = {"running"}
 
 
 def notes_of(record: dict[str, Any]) -> list[dict[str, Any]]:
@@ -31,7 +35,10 @@ def notes_of(record: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _of_problems(problems: Iterable[dict[str, str]]) -> list[Note]:
     """Under their own names: what a rule says under the same name, it says better."""
-    return [
-        Note(p["id"], Severity.ERROR if p["id"] in ERRORS else Severity.WARNING, p["text"], p["remedy"])
-        for p in problems
-    ]
+    return [Note(p["id"], _severity(p["id"]), p["text"], p["remedy"]) for p in problems]
+
+
+def _severity(problem: str) -> Severity:
+    if problem in NEWS:
+        return Severity.INFO
+    return Severity.ERROR if problem in ERRORS else Severity.WARNING

@@ -234,6 +234,12 @@ class RunPart:
     """Roots of the datasets, known before any node has reported."""
     problems: list[dict[str, str]] = field(default_factory=list)
     """{id, text, remedy}."""
+    direct_why: str = ""
+    """Why nothing is staged although another mode was asked for; empty: the mode that was asked for is followed."""
+    aside: bool = False
+    """hpcstage could not stage and left the machine to the command, whose end it did not see."""
+    pid_space: str = ""
+    """The wrapper's PID namespace: within it `child_pid` says whether the command still runs."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for json.dump."""

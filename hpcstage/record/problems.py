@@ -13,22 +13,27 @@ from hpcstage.record.digest import Digest
 from hpcstage.record.part import RunPart
 from hpcstage.record.roster import State, few
 
-KILLED = "the numbers end with the last thing noted; look for a wall time or memory limit of the job"
-NO_PART = "its daemon did not start or could not write to the run directory: see daemon.log in the node directory"
-DIED = "training went on from the source; the numbers of that node end where it did; see daemon.log"
+KILLED = "the figures end with the last thing noted; if the job ended early, look for its wall time or memory limit"
+NO_PART = (
+    "its daemon did not start, or could not write to the run directory; a log that it left is nodes/{host}.log there"
+)
+DIED = "training went on from the source; the figures of that node end where its daemon did"
+RUNNING = "the figures are those up to now; ask again when the command has ended"
 NAMED = 16
 """So many nodes of a problem are named."""
 
 Problem = dict[str, Any]
 
 
-def problems_of(run: RunPart, nodes: Sequence[Digest], silent: Sequence[str], total: int) -> list[Problem]:
+def problems_of(
+    run: RunPart, nodes: Sequence[Digest], silent: Sequence[str], total: int, running: str = ""
+) -> list[Problem]:
     """Told ones first. `silent`: nodes of which nothing was heard; `total`: so many nodes the job has."""
     told = [_Told(None, _whole(problem)) for problem in run.problems]
     told += [_Told(node.name, _whole(problem)) for node in nodes for problem in node.part.problems]
     problems = _grouped(told, total) if total > 1 else _unique(one.problem for one in told)
     counts = {problem["id"]: problem.get("count", 1) for problem in problems}
-    return [*problems, *(p for p in _own(run, nodes, silent) if not _told_already(p, counts))]
+    return [*problems, *(p for p in _own(run, nodes, silent, running) if not _told_already(p, counts))]
 
 
 def _told_already(problem: Problem, counts: dict[str, int]) -> bool:
@@ -50,15 +55,20 @@ def ended(run: RunPart) -> bool:
     return run.exit_code is not None or run.signal is not None
 
 
-def _own(run: RunPart, nodes: Sequence[Digest], silent: Sequence[str]) -> list[Problem]:
+def _own(run: RunPart, nodes: Sequence[Digest], silent: Sequence[str], running: str) -> list[Problem]:
+    if run.aside or (ended(run) and run.child_started_s is None):
+        return []
+    if running and not ended(run):
+        return [_problem("running", f"the command is still running: {running}", RUNNING)]
     found = []
     if not ended(run):
-        found.append(_problem("killed", "the wrapper did not see the end of the command", KILLED))
+        found.append(_problem("killed", "hpcstage stopped before the command did", KILLED))
     if silent:
-        found.append(_problem("no-part", f"no report from {few(silent)}", NO_PART, silent))
+        remedy = NO_PART.format(host=silent[0])
+        found.append(_problem("no-part", f"no report from {few(silent)}", remedy, silent))
     cut = [node.name for node in nodes if node.state is State.DIED]
     if cut:
-        found.append(_problem("daemon-died", f"the daemon on {few(cut)} did not end in order", DIED, cut))
+        found.append(_problem("daemon-died", f"the daemon on {few(cut)} did not shut down cleanly", DIED, cut))
     return found
 
 

@@ -27,6 +27,8 @@ class State(Enum):
     """Its daemon ended before the job did."""
     MISSING = "missing"
     """No daemon ever reported."""
+    RUNNING = "running"
+    """The job has not ended."""
 
 
 def is_left_over(run: RunPart, node: NodePart) -> bool:
@@ -35,11 +37,13 @@ def is_left_over(run: RunPart, node: NodePart) -> bool:
     return early and _short(node.host) not in {_short(host) for host in (run.host, *run.nodes)}
 
 
-def state_of(node: NodePart) -> State:
-    """From its part."""
+def state_of(node: NodePart, *, running: bool = False) -> State:
+    """From its part. While the job runs, a part without an end is as it should be."""
     if any(problem.get("id") == MISSING for problem in node.problems):
         return State.MISSING
-    return State.OK if node.complete else State.DIED
+    if node.complete:
+        return State.OK
+    return State.RUNNING if running else State.DIED
 
 
 def says_something(node: NodePart) -> bool:
@@ -49,7 +53,7 @@ def says_something(node: NodePart) -> bool:
 
 def reason_of(run: RunPart, node: NodePart, state: State) -> str | None:
     """Why it did not come up or died, as far as anybody said."""
-    if state is State.OK:
+    if state in (State.OK, State.RUNNING):
         return None
     told = [problem for problem in node.problems if problem.get("id") == MISSING] or _of_host(run, node.host)
     told = told or node.problems

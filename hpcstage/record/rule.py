@@ -40,6 +40,11 @@ def number(count: int, one: str, many: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
+def was_watched(record: dict[str, Any]) -> bool:
+    """Whether the command ran, and hpcstage beside it."""
+    return record["run"]["state"] not in ("aside", "not started")
+
+
 def stages(record: dict[str, Any]) -> bool:
     """Whether this run staged anything (every mode but direct)."""
     return record["run"]["mode"] in ("runtime", "upfront")

@@ -16,6 +16,8 @@ WAITS = {
     "runtime": "the copiers did not keep ahead: more --copiers if the source can give more, else later epochs repay it",
     "upfront": "not all it reads was staged: see the opens that were not swapped",
     "direct": "run it with --mode runtime: from the second epoch on, reads are local",
+    "local": "the dataset is on the local disk already: that disk, or the number of readers, is what limits",
+    "auto": "the forecast preferred this (see the mode above); --mode runtime copies all the same",
     None: "see why no node reported",
 }
 
@@ -48,8 +50,17 @@ def waits_for_source(record: dict[str, Any]) -> Iterator[Note]:
         text = f"the program waited {share} of its time for files that other nodes keep or were still reading"
         remedy = "with more room (--budget) each node keeps all of them; where it has that, the link is what limits"
     else:
-        text, remedy = f"the program waited for the source {share} of its time", WAITS[record["run"]["mode"]]
+        text, remedy = f"the program waited for the source {share} of its time", WAITS[_mode(record)]
     yield Note("waits-for-source", Severity.INFO, text, remedy)
+
+
+def _mode(record: dict[str, Any]) -> str | None:
+    """What decides the advice: the mode, and who chose to read directly."""
+    run = record["run"]
+    if run["mode"] != "direct" or run["mode_asked"] == "direct":
+        mode: str | None = run["mode"]
+        return mode
+    return "auto" if run["mode_asked"] == "auto" else "local"
 
 
 def preprocessing(record: dict[str, Any]) -> Iterator[Note]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from hpcstage.record.rule import Note, Severity, number, percent, stages
+from hpcstage.record.rule import Note, Severity, number, percent, stages, was_watched
 
 WORTH = 0.02
 """Opens that were not swapped are worth a note from this share of all on."""
@@ -41,7 +41,7 @@ REASONS = {
     ),
     "no_daemon": (
         "found no daemon",
-        "see daemon.log in the node directory",
+        "if the daemon ended early, its log is in nodes/ of the run directory",
     ),
     "settled": (
         "came after staging had ended without them",
@@ -53,14 +53,14 @@ REASONS = {
     ),
     "unstated": (
         "went to the source without a stated reason",
-        "run with -v and look at the processes listed in `hpcstage report --json`",
+        "`hpcstage report --json` lists the processes under nodes",
     ),
 }  # fmt: skip
 
 
 def nothing_attached(record: dict[str, Any]) -> Iterator[Note]:
     """No shim ran in any process."""
-    if record["coverage"]["processes_attached"] == 0:
+    if record["coverage"]["processes_attached"] == 0 and was_watched(record):
         yield Note(
             "nothing-attached",
             Severity.ERROR if stages(record) else Severity.WARNING,

@@ -19,6 +19,7 @@ REASON_NAMES = {
     "settled": "after staging", "local_error": "local error", "mode_direct": "mode direct", "unstated": "not stated",
 }  # fmt: skip
 PERIODS = 3
+ENDINGS = {"running": "still running", "aside": "ran without hpcstage"}
 
 
 def header(record: dict[str, Any], style: Style) -> list[str]:
@@ -35,13 +36,15 @@ def header(record: dict[str, Any], style: Style) -> list[str]:
     lines += [_row("staged", line, style) for line in _staged(record)]
     names = ("order",) if record.get("group") else ("order", "")
     lines += [_row(name, line, style) for name, line in zip(names, order(record), strict=False)]
-    if not record["complete"]:
-        lines.append(_row("INCOMPLETE", "numbers are missing; see the notes", style))
+    if not record["complete"] and run.get("state") not in ("running", "aside", "not started"):
+        lines.append(_row("INCOMPLETE", "some figures are missing; see the notes", style))
     return [style.bold(lines[0]), *lines[1:]]
 
 
 def ending(run: dict[str, Any]) -> str:
     """How the command ended."""
+    if (told := ENDINGS.get(run.get("state", ""))) is not None:
+        return told
     if run["signal"] is not None:
         return f"killed by signal {run['signal']}"
     return "end not seen" if run["exit_code"] is None else f"exit code {run['exit_code']}"

@@ -10,6 +10,8 @@ from hpcstage.report.savings_text import saved
 from hpcstage.report.sections import local_measure, local_share
 
 WIDTH = 110
+NOTE_WIDTH = 400
+"""Notes are not cut short of this: what to do stands at their end."""
 LINES = 5
 NOTES = 2
 WORTH_SAYING = ("error", "warning")
@@ -20,7 +22,7 @@ def short(record: dict[str, Any]) -> list[str]:
     notes = [_note(note) for note in record["notes"] if note["severity"] in WORTH_SAYING][:NOTES]
     facts = [_served(record), brief(record), _time(record["time_split"]), _source(record), _saved(record)]
     told = [fact for fact in facts if fact][: LINES - len(notes)]
-    return [text.clip(line, WIDTH) for line in [*told, *notes]]
+    return [*(text.clip(line, WIDTH) for line in told), *(text.clip(line, NOTE_WIDTH) for line in notes)]
 
 
 def _served(record: dict[str, Any]) -> str:

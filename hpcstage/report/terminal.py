@@ -11,8 +11,10 @@ from hpcstage.report.text import Style
 
 LINES = 40
 NOTES = 5
-LEAST_NOTES = 4
-"""Room for one note at least."""
+LEAST_NOTES = 8
+"""Room for one note at least, heading and remedy included."""
+TEXT_LINES, REMEDY_LINES = 4, 3
+"""So long may a note be: ours are shorter, those with names of others may be cut."""
 NARROWEST = 80
 """A narrower terminal breaks lines itself: figures are worth more than fitting."""
 MARKS = {"error": "!!", "warning": "! ", "info": "- "}
@@ -48,7 +50,9 @@ def notes(record: dict[str, Any], style: Style, room: int) -> list[str]:
     lines: list[str] = []
     shown = 0
     for note in found[:NOTES]:
-        block = _note(note, style, lines=2 if len(found) <= 3 else 1)
+        block = _note(note, style)
+        if not lines and 1 + len(block) > room:
+            block = _note(note, style, 1, 1)
         if 1 + len(lines) + len(block) > room:
             break
         lines += block
@@ -57,10 +61,12 @@ def notes(record: dict[str, Any], style: Style, room: int) -> list[str]:
     return [style.bold(f"Notes{more}"), *lines]
 
 
-def _note(note: dict[str, Any], style: Style, *, lines: int) -> list[str]:
+def _note(
+    note: dict[str, Any], style: Style, text_lines: int = TEXT_LINES, remedy_lines: int = REMEDY_LINES
+) -> list[str]:
     mark = MARKS.get(note["severity"], "- ")
     paint = {"error": style.red, "warning": style.yellow}.get(note["severity"], str)
-    first, *rest = text.wrap(note["text"], style.width - 5, lines=lines) or [""]
+    first, *rest = text.wrap(note["text"], style.width - 5, lines=text_lines) or [""]
     told = [f"  {paint(mark)} {first}", *(f"     {line}" for line in rest)]
-    remedy = text.wrap(note["remedy"], style.width - 8, lines=lines)
+    remedy = text.wrap(note["remedy"], style.width - 8, lines=remedy_lines)
     return told + [f"     {'>' if index == 0 else ' '} {line}" for index, line in enumerate(remedy)]

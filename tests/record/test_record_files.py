@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import pytest
 from recordcases import node_part, run_part, trainer, worker
 
 from hpcstage.errors import NoResult
-from hpcstage.record import files, index
+from hpcstage.record import alive, files, index
 from hpcstage.record.compose import compose
 from hpcstage.record.workload import workload_of
 
@@ -77,13 +80,15 @@ def test_a_later_minor_version_is_read(tmp_path: Path) -> None:
     assert files.load_run(tmp_path)["new"] == 1
 
 
-def parts(run_dir: Path, *, with_run: bool = True) -> None:
+def parts(run_dir: Path, *, with_run: bool = True, age_s: float = 3600.0) -> None:
     (run_dir / "nodes").mkdir()
     node = node_part(complete=False).to_json() | {"of_a_newer_version": 1}
     (run_dir / "nodes" / "node17.json").write_text(json.dumps(node))
     if with_run:
         run = run_part(exit_code=None, child_ended_s=None).to_json() | {"of_a_newer_version": 1}
         (run_dir / "run.part.json").write_text(json.dumps(run))
+    for path in (*run_dir.glob("run.part.json"), *run_dir.glob("nodes/*.json")):
+        os.utime(path, (time.time() - age_s,) * 2)
 
 
 @pytest.mark.parametrize("with_run", [True, False])
@@ -95,10 +100,33 @@ def test_a_killed_run_is_composed_from_its_parts(tmp_path: Path, with_run: bool)
     assert {"killed", "daemon-died"} <= {p["id"] for p in record["problems"]}
 
 
+def test_a_run_on_another_host_runs_as_long_as_its_daemons_write(tmp_path: Path) -> None:
+    parts(tmp_path, age_s=7)
+    record = files.load_run(tmp_path)
+    assert record["run"]["state"] == "running"
+    assert [p["id"] for p in record["problems"]] == ["running"]
+    assert record["nodes"][0]["state"] == "running"
+    assert not record["complete"]
+    assert [note["severity"] for note in record["notes"] if note["id"] == "running"] == ["info"]
+
+
+def test_a_run_on_this_host_runs_as_long_as_its_process(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        here = {"host": socket.gethostname(), "pid_space": alive.pid_space(), "exit_code": None, "child_ended_s": None}
+        run = run_part(**here, started_unix_s=time.time(), child_started_s=0.0, child_pid=child.pid)
+        assert alive.evidence(run, tmp_path)
+        earlier = run_part(**here, started_unix_s=time.time() - 500, child_started_s=0.0, child_pid=child.pid)
+        assert not alive.evidence(earlier, tmp_path), "the pid belongs to another process by now"
+        child.kill()
+        child.wait()
+        assert not alive.evidence(run, tmp_path)
+
+
 @pytest.mark.parametrize("broken", [b"", b"{", b"[]", b'{"host": "x"}', b'{"samples": 3}'])
 def test_a_broken_part_shows_as_a_missing_node(tmp_path: Path, broken: bytes) -> None:
     parts(tmp_path)
     (tmp_path / "nodes" / "node17.json").write_bytes(broken)
+    os.utime(tmp_path / "nodes" / "node17.json", (0, 0))
     assert "no-part" in {p["id"] for p in files.load_run(tmp_path)["problems"]}
 
 

@@ -123,10 +123,28 @@ def test_memory_as_local_disk() -> None:
 
 def test_direct_mode_that_waits_is_told_to_stage() -> None:
     slow = worker(101, source_read_ns=100 * SECOND, hit_opens=0, ready_opens=0)
-    record = record_of(node_part(mode="direct", processes=[trainer(loader_wait_ns=30 * SECOND), slow], samples=[]))
+    node = node_part(mode="direct", processes=[trainer(loader_wait_ns=30 * SECOND), slow], samples=[])
+    record = record_of(node, mode_asked="direct")
     (note,) = [n for n in record["notes"] if n["id"] == "waits-for-source"]
     assert "--mode runtime" in note["remedy"]
     assert "gained-nothing" not in ids(record)
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        ({"mode_asked": "auto"}, "the forecast preferred this"),
+        ({"mode_asked": "runtime", "direct_why": "/d is already on the node-local disk"}, "on the local disk already"),
+    ],
+)
+def test_who_chose_to_read_directly_decides_the_advice(run: dict[str, Any], said: str) -> None:
+    slow = worker(101, source_read_ns=100 * SECOND, hit_opens=0, ready_opens=0)
+    node = node_part(mode="direct", processes=[trainer(loader_wait_ns=30 * SECOND), slow], samples=[])
+    record = record_of(node, **run)
+    (note,) = [n for n in record["notes"] if n["id"] == "waits-for-source"]
+    assert said in note["remedy"]
+    assert "run it with" not in note["remedy"]
+    assert record["run"]["mode_asked"] == run["mode_asked"]
 
 
 def test_staging_that_gained_nothing_is_said() -> None:

@@ -114,6 +114,8 @@ def test_a_killed_run(tmp_path: Path) -> None:
 
     (tmp_path / "nodes" / "node17.json").write_text(json.dumps(node_part(complete=False).to_json()))
     (tmp_path / "run.part.json").write_text(json.dumps(run_part(exit_code=None, child_ended_s=None).to_json()))
+    for path in (tmp_path / "nodes" / "node17.json", tmp_path / "run.part.json"):
+        os.utime(path, (0, 0))
     shown = report(tmp_path, str(tmp_path))
     assert shown.returncode == 0
     assert b"INCOMPLETE" in shown.stdout

@@ -1,0 +1,44 @@
+"""What a run that could not be staged leaves behind: its part of the record, and a line in the index.
+
+Without it `hpcstage report` would show an older run as if it were the last. Nothing here may fail or take long: the
+command is waiting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcstage import job as jobs
+from hpcstage.errors import HpcstageError
+from hpcstage.job import ranks
+from hpcstage.launch import facts, rundir
+from hpcstage.record import index
+
+if TYPE_CHECKING:
+    from hpcstage.config import Config
+    from hpcstage.launch.run import Clock
+    from hpcstage.plan.datasets import Resolved
+
+
+def leave_word(command: Sequence[str], config: Config, error: HpcstageError, resolved: Resolved, clock: Clock) -> None:
+    """Says in the run directory why nothing was staged. Behind a launcher only the first rank does."""
+    rank = ranks.from_launcher(os.environ)
+    if rank is not None and rank.rank:
+        return
+    with contextlib.suppress(HpcstageError, OSError):
+        job = jobs.detect(os.environ, hostname=socket.gethostname(), parent_pid=os.getppid())
+        run_id = rundir.unique_id(clock.unix_s, job.job_id)
+        part = facts.run_part(command, config, clock, run_id, job, None)
+        part.roots = [os.fsdecode(dataset.root) for dataset in resolved.datasets]
+        part.aside = not config.strict
+        part.exit_code = error.exit_code if config.strict else None
+        part.problems.append({"id": "not-staged", "text": error.what, "remedy": error.remedy})
+        run_dir = rundir.make(config.run_dir, Path.cwd(), run_id, dict(os.environ))
+        part.run_dir = os.fspath(run_dir)
+        rundir.save_part(run_dir, part)
+        index.begin(part, run_dir)
