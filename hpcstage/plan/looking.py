@@ -1,11 +1,13 @@
 """One look of the scan: at the entries of a directory, or at some names, with what each is.
 
 Owns the kinds of tasks and what a worker gathers from them; who does which task when is `scan`'s. Whatever is not a
-regular file is left out with a reason, symbolic links are followed, cycles are cut.
+regular file is left out with a reason. Symbolic links are followed, but never to a directory that holds the one that is
+being walked, and behind a link the walk stays on the file system that the link leads to.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -21,6 +23,8 @@ from hpcstage.plan.roots import join
 
 BATCH = 128
 SKIPPED_LIMIT = 100
+MOST_NAMES = 64
+"""Names that links may give a directory: where directories link to each other, the names are without number."""
 
 
 @dataclass
@@ -48,9 +52,11 @@ class Directory:
     path: bytes
     """Below the root; empty for the root."""
     ancestors: tuple[tuple[int, int], ...]
-    """(device, inode) of the directories above."""
+    """(device, inode) of the directories above, those above the dataset among them."""
     pattern: Pattern
     positions: Positions
+    device: int | None = None
+    """Behind a symbolic link: the file system that it leads to."""
 
 
 @dataclass(frozen=True)
@@ -71,22 +77,50 @@ class Names:
 Task = Directory | Names
 
 
-def list_directory(
-    task: Directory, root: bytes, tally: Tally, push: Callable[[Task], None], exclude: frozenset[bytes]
-) -> int:
+class Bounds:
+    """Which directories a walk enters. `exclude`: absolute paths of some that it does not."""
+
+    def __init__(self, exclude: frozenset[bytes] = frozenset()) -> None:
+        self.exclude = exclude
+        self._names: Counter[tuple[int, int]] = Counter()
+
+    def refuses(self, task: Directory, key: tuple[int, int]) -> str:
+        """Why a directory with this (device, inode) is left out, or nothing."""
+        if key in task.ancestors:
+            return "a symbolic link to a directory above it"
+        if task.device is None:
+            return ""
+        if key[0] != task.device:
+            return "another file system behind a symbolic link"
+        self._names[key] += 1
+        return f"more than {MOST_NAMES} names by symbolic links" if self._names[key] > MOST_NAMES else ""
+
+
+def above(path: bytes) -> tuple[tuple[int, int], ...]:
+    """(device, inode) of the directories above a path."""
+    found = []
+    while (parent := os.path.dirname(path)) != path:
+        path = parent
+        with contextlib.suppress(OSError):
+            itself = os.stat(path)
+            found.append((itself.st_dev, itself.st_ino))
+    return tuple(found)
+
+
+def list_directory(task: Directory, root: bytes, tally: Tally, push: Callable[[Task], None], bounds: Bounds) -> int:
     """Lists a directory; returns how many entries it has."""
     path = join(root, task.path)
-    if path in exclude:
+    if path in bounds.exclude:
         return 0
     tally.listings += 1
     tally.stats += 1
     try:
         itself = os.stat(path)
         key = (itself.st_dev, itself.st_ino)
-        if key in task.ancestors:
-            tally.skip(path, "a symbolic link to a directory above it")
+        if why := bounds.refuses(task, key):
+            tally.skip(path, why)
             return 0
-        here = Directory(task.dataset, task.path, (*task.ancestors, key), task.pattern, task.positions)
+        here = replace(task, ancestors=(*task.ancestors, key))
         with os.scandir(path) as entries:
             return _sort_entries(entries, here, push)
     except OSError as error:
@@ -110,11 +144,11 @@ def _sort_entries(entries: Iterator[os.DirEntry[bytes]], here: Directory, push: 
     return count
 
 
-def _descend(here: Directory, name: bytes, push: Callable[[Task], None]) -> None:
+def _descend(here: Directory, name: bytes, device: int | None, push: Callable[[Task], None]) -> None:
     positions = here.pattern.into(here.positions, name)
     if positions:
         below = here.path + b"/" + name if here.path else name
-        push(Directory(here.dataset, below, here.ancestors, here.pattern, positions))
+        push(replace(here, path=below, positions=positions, device=here.device if device is None else device))
 
 
 def look(task: Names, start: int, stop: int, root: bytes, tally: Tally, push: Callable[[Task], None]) -> float:
@@ -138,7 +172,7 @@ def look(task: Names, start: int, stop: int, root: bytes, tally: Tally, push: Ca
         finally:
             times.append(time.monotonic())
         if stat.S_ISDIR(found.st_mode):
-            _follow(task, name, push)
+            _follow(task, name, root, found.st_dev if is_link else None, push)
         elif task.directory is not None and not _takes(task.directory, name):
             continue
         elif stat.S_ISREG(found.st_mode):
@@ -158,8 +192,8 @@ def _takes(directory: Directory, name: bytes) -> bool:
     return directory.pattern.takes_file(directory.positions, name)
 
 
-def _follow(task: Names, name: bytes, push: Callable[[Task], None]) -> None:
+def _follow(task: Names, name: bytes, root: bytes, device: int | None, push: Callable[[Task], None]) -> None:
     if task.directory is not None:
-        _descend(task.directory, name, push)
+        _descend(task.directory, name, device, push)
     else:
-        push(Directory(task.dataset, name, (), WHOLE, WHOLE.start))
+        push(Directory(task.dataset, name, above(join(root, name)), WHOLE, WHOLE.start, device))

@@ -15,9 +15,20 @@ from dataclasses import dataclass
 from hpcstage.plan.columns import Columns
 from hpcstage.plan.datasets import Resolved
 from hpcstage.plan.globs import WHOLE, Pattern
-from hpcstage.plan.looking import BATCH, SKIPPED_LIMIT, Directory, Names, Tally, Task, list_directory, look
+from hpcstage.plan.looking import (
+    BATCH,
+    SKIPPED_LIMIT,
+    Bounds,
+    Directory,
+    Names,
+    Tally,
+    Task,
+    above,
+    list_directory,
+    look,
+)
 from hpcstage.plan.manifest import Manifest
-from hpcstage.plan.roots import Roots
+from hpcstage.plan.roots import Roots, join
 from hpcstage.plan.types import Kind
 
 SLOW_BATCH = 8
@@ -70,14 +81,14 @@ def scan(
 def _first_tasks(resolved: Resolved) -> Iterator[Task]:
     for index, dataset in enumerate(resolved.datasets):
         if dataset.kind is Kind.DIRECTORY:
-            yield Directory(index, b"", (), WHOLE, WHOLE.start)
+            yield Directory(index, b"", above(dataset.root), WHOLE, WHOLE.start)
             continue
         selection = resolved.selections[index]
         for path in selection.directories:
-            yield Directory(index, path, (), WHOLE, WHOLE.start)
+            yield Directory(index, path, above(join(dataset.root, path)), WHOLE, WHOLE.start)
         for path, text in selection.globs:
             pattern = Pattern(text)
-            yield Directory(index, path, (), pattern, pattern.start)
+            yield Directory(index, path, above(join(dataset.root, path)), pattern, pattern.start)
         if selection.files:
             yield Names(index, b"", list(selection.files), None)
     yield from _tasks_of_lists(resolved)
@@ -107,7 +118,7 @@ class _Walk:
 
     def __init__(self, resolved: Resolved, exclude: frozenset[bytes], threads: int, cancel: threading.Event) -> None:
         self._roots = [dataset.root for dataset in resolved.datasets]
-        self._exclude = exclude
+        self._bounds = Bounds(exclude)
         self._limit = max(1, threads)
         self._cancel = cancel
         self._tasks: deque[Task] = deque()
@@ -209,7 +220,7 @@ class _Walk:
         root = self._roots[task.dataset]
         started = time.monotonic()
         if isinstance(task, Directory):
-            entries = list_directory(task, root, tally, self._push, self._exclude)
+            entries = list_directory(task, root, tally, self._push, self._bounds)
             self._is_slow(2 + entries, time.monotonic() - started)
             return
         done = 0

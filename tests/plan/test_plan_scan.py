@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import os
 import resource
 import socket
+import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,15 @@ def put(root: Path, *names: str | bytes) -> None:
 
 def paths(result: ScanResult) -> list[bytes]:
     return [entry.path for entry in result.manifest.entries()]
+
+
+@contextlib.contextmanager
+def mounted_tmpfs(at: Path) -> Iterator[None]:
+    subprocess.run(["mount", "-t", "tmpfs", "none", at], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", at], check=True)
 
 
 def reasons(result: ScanResult, root: Path) -> dict[str, str]:
@@ -82,6 +93,47 @@ def test_links_are_followed_and_cycles_cut(tmp_path: Path):
     links = {entry.path for entry in result.manifest.entries() if entry.is_link}
     assert links == {b"out-file"}
     assert set(result.skipped_counts) == {"a symbolic link to a directory above it"}
+
+
+def test_a_link_to_what_holds_the_dataset_is_not_followed(tmp_path: Path):
+    """`up -> ../..` would bring all that lies beside the dataset into it, on other file systems too."""
+    put(tmp_path, "project/data/sub/1", "project/else/2", "3")
+    (tmp_path / "project/data/up").symlink_to("../..")
+    (tmp_path / "project/data/sub/root").symlink_to("/")
+    (tmp_path / "project/else/back").symlink_to("..")
+    (tmp_path / "project/data/else").symlink_to("../else")
+    for argument in ("project/data", "project/data/*"):
+        result = scan(resolve([argument], tmp_path))
+        assert paths(result) == [b"else/2", b"sub/1"]
+        assert set(result.skipped_counts) == {"a symbolic link to a directory above it"}
+    (tmp_path / "l").write_text("project/data/sub\nproject/data/else\n")
+    assert paths(scan(resolve([f"@{tmp_path}/l"], tmp_path))) == [b"else/2", b"sub/1"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a mount")
+def test_behind_a_link_the_walk_stays_on_its_file_system(tmp_path: Path):
+    put(tmp_path, "data/own/1", "else/2")
+    for directory in ("else/other", "data/mounted"):
+        (tmp_path / directory).mkdir()
+    (tmp_path / "data/link").symlink_to("../else")
+    with mounted_tmpfs(tmp_path / "else/other"), mounted_tmpfs(tmp_path / "data/mounted"):
+        put(tmp_path, "else/other/3", "data/mounted/4")
+        result = scan(resolve(["data"], tmp_path))
+        assert paths(result) == [b"link/2", b"mounted/4", b"own/1"]
+        assert reasons(result, tmp_path / "data") == {"link/other": "another file system behind a symbolic link"}
+        (tmp_path / "data/straight").symlink_to("../else/other")
+        assert b"straight/3" in paths(scan(resolve(["data"], tmp_path)))
+
+
+def test_directories_that_link_to_each_other_come_to_an_end(tmp_path: Path):
+    names = "abcdefgh"
+    put(tmp_path, *(f"d/{name}/file" for name in names))
+    for one in names:
+        for other in names:
+            (tmp_path / f"d/{one}/{other}-").symlink_to(f"../{other}")
+    result = scan(resolve(["d"], tmp_path))
+    assert len(names) <= len(paths(result)) <= len(names) * 65
+    assert "more than 64 names by symbolic links" in result.skipped_counts
 
 
 def test_names_of_any_bytes(tmp_path: Path):
