@@ -36,13 +36,19 @@ class Load:
 class Storage:
     """`with Storage(data, settings, scratch) as storage:` shows `data` at `storage.path`, always the same path."""
 
-    def __init__(self, data: Path, settings: Settings, scratch: Path, load: Load | None = None) -> None:
-        """`scratch`: a directory in memory for mount points and the file that the load reads."""
+    def __init__(
+        self, data: Path, settings: Settings, scratch: Path, load: Load | None = None, *, keep_cache: bool = False
+    ) -> None:
+        """`scratch`: a directory in memory for mount points and the file that the load reads.
+
+        `keep_cache`: the page cache of a file outlives its opens, as with the clients of shared file systems.
+        """
         self.path = scratch / "shared"
         self._data = data
         self._settings = settings
         self._scratch = scratch
         self._load = load
+        self._keep_cache = keep_cache
         self._stack = contextlib.ExitStack()
         self._readers: subprocess.Popen[bytes] | None = None
 
@@ -51,7 +57,8 @@ class Storage:
             self._state = StateFile(self._settings)
             stack.callback(self._state.close)
             self.path.mkdir(exist_ok=True)
-            self.mount = stack.enter_context(Slowfs(self._data, mountpoint=self.path, state=self._state))
+            mount = Slowfs(self._data, mountpoint=self.path, state=self._state, keep_cache=self._keep_cache)
+            self.mount = stack.enter_context(mount)
             if self._load and self._load.kind == "real":
                 self._load_mount = stack.enter_context(self._other_node(self._load))
             stack.callback(self.load_off)

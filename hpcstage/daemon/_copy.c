@@ -30,7 +30,7 @@
 enum { OK, SOURCE_ERROR, LOCAL_ERROR, CHANGED, NOT_REGULAR, TOO_LARGE, CANCELLED, EXISTS };
 
 struct stats {
-    uint64_t bytes, opens, open_ns, reads, read_ns, write_ns, files, cancel, reserved[8];
+    uint64_t bytes, opens, open_ns, reads, read_ns, write_ns, files, cancel, current, current_bytes, reserved[6];
     uint32_t hist_open[HIST_BUCKETS], hist_read[HIST_BUCKETS];
 };
 
@@ -162,7 +162,10 @@ static ssize_t read_some(struct job *job, int fd, char *into, size_t wanted) {
     job->stats->read_ns += took;
     job->stats->reads++;
     job->stats->hist_read[bucket_of_ns(took)]++;
-    if (n > 0) job->stats->bytes += (uint64_t)n;
+    if (n > 0) {
+        job->stats->bytes += (uint64_t)n;
+        job->stats->current_bytes += (uint64_t)n;
+    }
     return n;
 }
 

@@ -71,16 +71,21 @@ class BigCopy:
         while (start := self._claim()) is not None:
             part = Outcome()
             try:
-                if self.cancelled:
-                    raise CopyError(Status.CANCELLED)
                 length = min(RANGE_BYTES, self._before.st_size - start)
-                copyfile.copy_range(worker, self._source, self._target, start, length, part, self._pace, self._writing)
+                copyfile.copy_range(worker, self._source, self._target, start, length, part, self._next, self._writing)
             except CopyError as error:
                 self._fail(error)
             if self._leave(part):
                 self._finish(worker)
                 return True
         return False
+
+    def _next(self, size_bytes: int) -> None:
+        """Before each chunk."""
+        if self.cancelled:
+            raise CopyError(Status.CANCELLED)
+        if self._pace is not None:
+            self._pace(size_bytes)
 
     def _claim(self) -> int | None:
         with self._lock:

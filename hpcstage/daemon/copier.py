@@ -163,6 +163,7 @@ class Copier:
         started_ns = time.monotonic_ns()
         try:
             job = self._job(id_, urgent)
+            worker.stats.works_on(id_)
             limit_bytes = self._settings.limit_bytes
             outcome = Outcome(status=Status.TOO_LARGE)
             if self._manifest.size(id_) <= limit_bytes:
@@ -210,6 +211,7 @@ class Copier:
         self._help(worker, big)
 
     def _help(self, worker: Worker, big: BigCopy) -> None:
+        worker.stats.works_on(big.id)
         if big.work(worker):
             self._end_big(big)
 

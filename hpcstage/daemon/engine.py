@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from hpcstage.daemon.copyfile import Status
 from hpcstage.daemon.groupqueue import GroupQueue
 from hpcstage.daemon.holdings import Holdings
+from hpcstage.daemon.large import LEAST_BYTES
 from hpcstage.daemon.messages import Result
+from hpcstage.daemon.openfiles import open_below
 from hpcstage.daemon.pool import Pool
 from hpcstage.daemon.queue import Place, Queue
 from hpcstage.daemon.store import Store
@@ -113,6 +115,10 @@ class Engine:
         self._is_wanted = is_wanted
         self._tries: dict[int, int] = {}
         self._barred: set[int] = set()
+        self._read_before: dict[int, int] = {}
+        """Bytes of a large file that earlier attempts at it had read."""
+        queue.copied = self._copied
+        self._may_be_large = not isinstance(queue, GroupQueue) and max(manifest.sizes, default=0) > LEAST_BYTES
         self._mean_bytes = manifest.total_bytes / max(len(manifest), 1)
 
     @property
@@ -127,6 +133,8 @@ class Engine:
         free = self.pool.transfers + self._ahead() - self.pool.assigned
         if free > 0 and not self.queue.closed:
             for id_ in self.queue.next_transfers(free, now):
+                if self.queue.is_large(id_):
+                    self._read_before[id_] = self.pool.stats.read_of(id_)
                 self.pool.assign(id_, urgent=self._is_wanted(id_))
             self.pool.flush()
         self.sweep()
@@ -156,6 +164,9 @@ class Engine:
 
     def _take(self, result: Result, now: float) -> None:
         self._unbar(result.id)
+        if result.status is Status.CANCELLED and self.queue.put_off(result.id):
+            self._on_final(result.id)
+            return
         if result.status is Status.OK or (result.status is Status.EXISTS and self._is_complete(result.id)):
             self._stored(result, now)
         elif self.queue.place(result.id) is Place.VOID:
@@ -209,6 +220,33 @@ class Engine:
         if local and result.errno in BROKEN_DISK:
             self.queue.close(Reason.FAILED)
         self.errors.add(self.manifest.source_path(result.id), describe(result), now)
+
+    # ---- large files that the program reads at the source
+
+    def _copied(self, id_: int) -> int:
+        return max(0, self.pool.stats.read_of(id_) - self._read_before.get(id_, 0))
+
+    def see_use(self, programs: Callable[[], Iterable[int]], now: float) -> None:
+        """Looks at which large files these processes have open, at the source and in the store."""
+        queue, manifest = self.queue, self.manifest
+        ahead = queue.large.ahead
+        if queue.settled or not self._may_be_large:
+            return
+        paths = open_below(programs(), [self.store.root, *(dataset.root for dataset in manifest.datasets)])
+        for path in paths:
+            id_ = manifest.find_source(path)
+            if id_ is not None and queue.is_large(id_):
+                queue.large.read_at_source(id_, now)
+        for id_ in ahead:
+            copy = self.store.path(manifest.store_path(id_))
+            if queue.place(id_) is Place.STORED and (copy in paths or self.was_read(id_)):
+                queue.large.opened(id_)
+
+    def yield_to_program(self, now: float) -> None:
+        """Gives up copies of files that the program reads at the source, but for what somebody waits for."""
+        for id_ in self.queue.large_in_flight(now):
+            if not self._is_wanted(id_):
+                self.pool.cancel(id_)
 
     # ---- copies from other nodes
 

@@ -42,6 +42,11 @@ class GroupQueue(SharedQueue):
         self._doubtful: set[int] = set()
         """Given up while their copies may still come."""
 
+    def is_large(self, id_: int) -> bool:
+        """None is: other nodes may wait for what this one copies."""
+        del id_
+        return False
+
     def is_asked_for(self, id_: int) -> bool:
         """Whether another node was asked for it and has not answered."""
         return id_ in self._far_flying

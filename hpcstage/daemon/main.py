@@ -27,6 +27,7 @@ from hpcstage.daemon.ordering import TRACE_HELPER
 from hpcstage.daemon.page import Page
 from hpcstage.daemon.pool import Pool
 from hpcstage.daemon.preparing import DIRECT_MODE, PLAN_HELPER
+from hpcstage.daemon.proc import descendants
 from hpcstage.daemon.queue import Place
 from hpcstage.daemon.sampler import Reading, Sampler
 from hpcstage.daemon.server import Reply, Server, open_listener
@@ -80,6 +81,7 @@ class Daemon:
             self.selector,
         )
         self.wrappers = Wrappers(self.selector, self._nobody_left)
+        self.staging.programs = self._programs
         self.sampler = Sampler(self._reading, self.started)
         self.looks = Looks(self.page.several, self.started)
         self.reporter = nodepart.Reporter(spec, self.staging, self.page, self.sampler, self.looks, self.started)
@@ -165,12 +167,17 @@ class Daemon:
         self._next_tick = max(self._next_tick + TICK_S, now)
         self.sampler.tick(now)
         self.wrappers.poll(now)
+        self.staging.look(now)
         if now >= self._next_missed:
             self._next_missed = now + MISSED_EVERY_S
             self.reporter.missed.look(self.wrappers.seen_children, self.page.pids())
         if now >= self._next_part:
             self._next_part = now + PART_EVERY_S
             self._write_part(now, complete=False)
+
+    def _programs(self) -> set[int]:
+        children = self.wrappers.seen_children
+        return self.page.pids().union(children, *map(descendants, children))
 
     def _reading(self, now: float) -> Reading:
         engine = self.staging.engine

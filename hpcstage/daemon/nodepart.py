@@ -150,6 +150,11 @@ class Reporter:
             left = engine.manifest.total_bytes - engine.stored_bytes
             text = f"the local disk has no room for {refused} files (about {format_size(left)}): read from the source"
             problems.append({"id": "store-full", "text": text, "remedy": "give --local-dir or a larger --budget"})
+        if held := engine.queue.large.held_back:
+            size_bytes = sum(map(engine.queue.size, held))
+            text = f"{len(held)} large files ({format_size(size_bytes)}) were not copied while the program read them"
+            remedy = "--mode upfront copies them before the program starts; that pays if it reads them more than once"
+            problems.append({"id": "left-to-program", "text": text, "remedy": remedy})
         failed = engine.queue.count(Place.FAILED)
         if failed:
             text = f"{failed} files could not be copied: read from the source"

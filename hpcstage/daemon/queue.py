@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from itertools import islice
 
+from hpcstage.daemon.large import MOST_WAIT_S, Large
 from hpcstage.daemon.rates import Bucket, Estimates
 from hpcstage.daemon.room import Room
 from hpcstage.daemon.sequences import WAITS, Sequences
@@ -89,6 +91,11 @@ class Queue:
         self.room = self._make_room(budget, directories)
         self._bucket = Bucket(max_rate_bytes_per_s)
         self.estimates = Estimates()
+        self.large = Large(self.estimates)
+        self.copied: Callable[[int], int] = lambda _: 0
+        """Bytes of a transfer in flight that have been read."""
+        self._aside: dict[int, None] = {}
+        """Large files that are held back, in the order in which it was their turn."""
         self.shortest_wait_s = SHORTEST_WAIT_S
         self._patience_s = patience_s
         self._want_cap_s = want_cap_s
@@ -162,18 +169,44 @@ class Queue:
         chosen: list[int] = []
         passed_over = 0
         while len(chosen) < free and passed_over < LOOK_LIMIT and not self._closed and self._bucket.open(now):
-            id_ = self._pop()
+            id_ = self._next(now)
             if id_ is None:
                 break
             if self._reserve(id_):
                 self._bucket.take(self._sizes[id_])
                 self._move(id_, Place.FLYING)
                 self._flying[id_] = now
+                if self.is_large(id_):
+                    self.large.begun(id_)
                 chosen.append(id_)
             else:
                 passed_over += 1
                 self._move(id_, Place.REFUSED)
         return chosen
+
+    def is_large(self, id_: int) -> bool:
+        """Whether it may be held back."""
+        return self.large.is_large(self._sizes[id_])
+
+    def _next(self, now: float) -> int | None:
+        while (id_ := self._pop()) is not None:
+            if not (self.is_large(id_) and self.large.must_wait(id_, now)):
+                return id_
+            self._put_aside(id_)
+        for id_ in islice(self._aside, LOOK_LIMIT):
+            if self._places[id_] != Place.WAITING:
+                del self._aside[id_]
+                return self._next(now)
+            if not self.large.must_wait(id_, now):
+                del self._aside[id_]
+                return id_
+        return None
+
+    def _put_aside(self, id_: int) -> None:
+        if self._places[id_] != Place.WAITING:
+            self._move(id_, Place.WAITING)
+        self._aside.pop(id_, None)
+        self._aside[id_] = None
 
     def _pop(self) -> int | None:
         id_ = self._pop_promoted()
@@ -207,6 +240,8 @@ class Queue:
         if place in FINAL:
             reason = self._closed if self._places[id_] <= Place.PROMOTED else _REASONS[place]
             return Decision(Verdict.DIRECT, reason=reason)
+        if self.is_large(id_):
+            return self._want_large(id_, place, now)
         expected_s = self._expected_s(id_, place, now)
         if expected_s > self._patience_s:
             return Decision(Verdict.DIRECT, reason=Reason.LATER)
@@ -216,6 +251,14 @@ class Queue:
             self._promoted_bytes += self._sizes[id_]
         longest_s = min(max(self.shortest_wait_s, WAIT_FACTOR * expected_s), self._want_cap_s / 2)
         return Decision(Verdict.WAIT, deadline=now + longest_s)
+
+    def _want_large(self, id_: int, place: Place, now: float) -> Decision:
+        if place is Place.FLYING:
+            took_s = now - self._flying[id_]
+            if self.large.is_worth_waiting(self._sizes[id_], self.copied(id_), took_s):
+                return Decision(Verdict.WAIT, deadline=now + 2 * MOST_WAIT_S)
+        self.large.read_at_source(id_, now)
+        return Decision(Verdict.DIRECT, reason=Reason.LATER)
 
     def _expected_s(self, id_: int, place: Place, now: float) -> float:
         alone_s = self.estimates.transfer_s(self._sizes[id_])
@@ -249,6 +292,7 @@ class Queue:
         del now
         if no_room:
             self.close(Reason.FULL)
+        self.large.opened(id_)
         if self._flying.pop(id_, None) is None:
             return
         self.room.release(id_)
@@ -264,6 +308,19 @@ class Queue:
             self._move(id_, Place.PROMOTED)
             self._promoted.appendleft(id_)
             self._promoted_bytes += self._sizes[id_]
+
+    def put_off(self, id_: int) -> bool:
+        """A transfer was given up because the program reads the file at the source. False: it was not in flight."""
+        if self._places[id_] != Place.FLYING or self._flying.pop(id_, None) is None:
+            return False
+        self.room.release(id_)
+        self.large.given_up(id_)
+        self._put_aside(id_)
+        return True
+
+    def large_in_flight(self, now: float) -> list[int]:
+        """Transfers of files that the program reads at the source meanwhile."""
+        return [id_ for id_ in self._flying if self._places[id_] == Place.FLYING and self.large.in_use(id_, now)]
 
     def void(self, ids: Iterable[int]) -> list[int]:
         """The files were written to: they are never handed out again. Returns those that are in flight."""

@@ -58,6 +58,8 @@ class Staging:
         self.engine: Engine | None = None
         self.state = State.STARTING
         self.outlook = Outlook(mode=spec.mode)
+        self.programs: Callable[[], Collection[int]] = tuple
+        """Pids of the processes that may read the datasets."""
         self._preparing = Preparing(
             spec, helpers, self.outlook, lambda: self.state is State.SCANNING, self._stage, self._give_up
         )
@@ -154,6 +156,7 @@ class Staging:
         if self.group is not None:
             self.group.opened(self.engine, directories, order.provenance, self.answers.waits_for, self._received)
         self.ordering.open(manifest, queue, order)
+        self.look(time.monotonic())
         self.pump(time.monotonic())
         if self.spec.node_index == 0:
             self._preparing.save_plan(manifest, order, self._announce)
@@ -215,6 +218,12 @@ class Staging:
         else:
             self._settle()
 
+    def look(self, now: float) -> None:
+        """Now and then: what the program reads at the source by itself is not copied meanwhile."""
+        if self.engine is not None and self.state is State.STAGING:
+            self.engine.see_use(self.programs, now)
+            self.engine.yield_to_program(now)
+
     @property
     def peers(self) -> Peers | None:
         """What passes between this node and others."""
@@ -269,6 +278,7 @@ class Staging:
             return self.answers.reply(Reason.UNKNOWN)
         decision = engine.queue.want(id_, now)
         if decision.verdict is not Verdict.WAIT:
+            engine.yield_to_program(now)
             return self.answers.told(decision)
         self.answers.park(id_, token, decision.deadline)
         if engine.queue.place(id_) is Place.FLYING:

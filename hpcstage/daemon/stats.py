@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hpcstage.wire import HIST_BUCKETS, bucket_of_ns
 
 BLOCK_BYTES = 1024
-BYTES, OPENS, OPEN_NS, READS, READ_NS, WRITE_NS, FILES, CANCEL = range(8)
+BYTES, OPENS, OPEN_NS, READS, READ_NS, WRITE_NS, FILES, CANCEL, CURRENT, CURRENT_BYTES = range(10)
 _COUNTERS = 7
 _WORDS = 16
 """u64 at the start of a block; then two histograms of u32."""
@@ -50,6 +50,7 @@ class ThreadStats:
     def read(self, size_bytes: int, took_ns: int) -> None:
         """One read at the source."""
         self.words[BYTES] += size_bytes
+        self.words[CURRENT_BYTES] += size_bytes
         self.words[READS] += 1
         self.words[READ_NS] += took_ns
         self._hist[_HIST_READ + bucket_of_ns(took_ns)] += 1
@@ -57,6 +58,12 @@ class ThreadStats:
     def wrote(self, took_ns: int) -> None:
         """Time at the local disk."""
         self.words[WRITE_NS] += took_ns
+
+    def works_on(self, id_: int) -> None:
+        """What this thread reads from here on is of this file."""
+        if self.words[CURRENT] != id_ + 1:
+            self.words[CURRENT_BYTES] = 0
+            self.words[CURRENT] = id_ + 1
 
     @property
     def cancelled(self) -> bool:
@@ -83,6 +90,12 @@ class StatsArea:
         step = BLOCK_BYTES // 8
         blocks = (words[i * step : i * step + _COUNTERS].tolist() for i in range(self.threads))
         return Totals(*(sum(column) for column in zip(*blocks, strict=True)))
+
+    def read_of(self, id_: int) -> int:
+        """Bytes of one file that were read by the threads whose last file it is, in all attempts at it."""
+        words = self._view.cast("Q")
+        starts = range(0, self.threads * (BLOCK_BYTES // 8), BLOCK_BYTES // 8)
+        return sum(words[start + CURRENT_BYTES] for start in starts if words[start + CURRENT] == id_ + 1)
 
     def histograms(self) -> tuple[dict[int, int], dict[int, int]]:
         """Opens and reads by bucket, zeros left out."""

@@ -7,11 +7,13 @@ from array import array
 
 import pytest
 
+from hpcstage.daemon.large import MOST_TRIES
 from hpcstage.daemon.queue import LOOK_LIMIT, Place, Queue, Verdict
 from hpcstage.daemon.rates import Bucket
 from hpcstage.plan.types import Budget
 from hpcstage.wire import Reason
 
+LARGE = 100 << 20
 PLENTY = Budget(1 << 60, 1 << 40)
 
 
@@ -91,23 +93,71 @@ def test_no_room_stops_admission():
     assert q.settled
 
 
-def test_huge_file_is_later_and_stays_in_its_place():
-    q = queue([10, 10, 10**12], patience_s=5)
-    assert q.want(2, 0.0).reason is Reason.LATER
-    assert q.place(2) is Place.WAITING
-    assert q.next_transfers(9, 0.0) == [0, 1, 2]
+def test_a_large_file_is_not_copied_while_the_program_reads_it():
+    q = queue([10, LARGE, 10], patience_s=60, want_cap_s=240)
+    assert q.want(1, 0.0).reason is Reason.LATER, "its copy would have to come as a whole"
+    assert q.next_transfers(9, 0.0) == [0, 2]
+    q.large.read_at_source(1, 4.0)
+    assert q.next_transfers(9, 8.9) == []
+    assert not q.settled
+    assert q.large.held_back == {1}
+    assert q.next_transfers(9, 9.1) == [1], "the program has let go of it"
+    assert not q.large.held_back
+
+
+def test_a_copy_under_way_is_given_up_when_the_program_opens_the_file():
+    q = queue([LARGE, LARGE])
+    q.copied = lambda _: LARGE // 2
+    assert q.next_transfers(9, 0.0) == [0, 1]
+    assert q.want(0, 3.0).verdict is Verdict.DIRECT
+    assert q.large_in_flight(3.0) == [0]
+    assert q.put_off(0)
+    assert not q.put_off(0)
+    assert q.place(0) is Place.WAITING
+    assert q.room.used_bytes == LARGE, "the other one's"
+    assert q.next_transfers(9, 3.0) == []
+
+
+def test_what_is_nearly_there_is_waited_for():
+    q = queue([LARGE])
+    q.next_transfers(1, 0.0)
+    q.copied = lambda _: LARGE * 9 // 10
+    assert q.want(0, 9.0).verdict is Verdict.WAIT
+    assert q.want(0, 18.0).verdict is Verdict.DIRECT, "a tenth takes two seconds at this pace"
+
+
+def test_no_more_is_copied_ahead_than_is_read_at_the_source():
+    q = queue([LARGE] * 5)
+    q.large.read_at_source(0, 0.0)
+    assert q.next_transfers(9, 0.0) == [1]
+    assert q.done(1, LARGE, 3.0)
+    q.large.read_at_source(0, 4.0)
+    assert q.next_transfers(9, 4.0) == [], "nobody has opened the copy"
+    q.large.opened(1)
+    assert q.next_transfers(9, 4.0) == [2]
+    assert q.next_transfers(9, 9.1) == [0, 3, 4], "nothing is read at the source any more"
+
+
+def test_a_large_file_is_tried_a_few_times_only():
+    q = queue([LARGE])
+    tries = 0
+    for now in range(0, 100, 10):
+        tries += len(q.next_transfers(1, now))
+        q.want(0, now)
+        q.put_off(0)
+    assert tries == MOST_TRIES
 
 
 def test_deadline_follows_from_size_and_rate():
-    q = queue([100_000_000, 1000], want_cap_s=60, patience_s=20)
+    q = queue([40_000_000, 1000], want_cap_s=60, patience_s=20)
     fast = q.want(1, 0.0).deadline
     slow = q.want(0, 0.0).deadline
-    assert slow > 4
+    assert slow > 3
     assert fast < slow
 
 
 def test_deadline_stays_below_half_the_cap():
-    q = queue([100_000_000], want_cap_s=4, patience_s=20)
+    q = queue([40_000_000], want_cap_s=4, patience_s=20)
     assert q.want(0, 10.0).deadline == pytest.approx(12.0)
 
 

@@ -1,0 +1,191 @@
+"""Whether hpcstage ever costs a program time: ways of reading in which staging gains little or nothing.
+
+Each cell is one program that reads emulated storage in one way: alone (`plain`), behind `--mode runtime` and behind
+`--mode auto`, alternated. The storage keeps the page cache when a file is opened again, as the clients of shared file
+systems do. What the program prints is a checksum of all that it read, which must be the same in the three arms.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.files import Place, empty, make_files, place
+from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_least, at_most, holds, options_of, parser
+from benchmarks.programs import hpcstage_command, record, run
+from benchmarks.storage import Storage
+from benchmarks.workload import ways
+from hpcstage.emulator import Settings
+
+PROGRAM = Path(ways.__file__)
+NEVER_WORSE = 1.05
+PLAIN, MODES = "plain", ("runtime", "auto")
+PLAIN_S, QUICK_PLAIN_S = 20.5, 2.0
+LATENCY_S = 0.001
+LARGE_BYTES, QUICK_LARGE_BYTES = 240_000_000, 12_000_000
+SMALL_FILES, QUICK_SMALL_FILES, SMALL_BYTES = 800, 40, 250_000
+DELAY_S = 3.0
+RATIOS = {"3 times slower": 3.0, "as fast": 1.0, "a third": 1 / 3}
+"""How long the source takes for what is read, in times of computing."""
+LARGE = ("anew-tenth", "kept-tenth", "anew-all", "pread-twice", "pread-random", "kept-all", "hdf5", "lmdb")
+SMALL = ("loop", "loop-random", "link", "loader-0", "loader-2", "nothing")
+NEEDED = {"hdf5": "h5py", "lmdb": "lmdb", "loader-0": "torch", "loader-2": "torch"}
+"""Libraries without which a way is left out."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One program on one storage."""
+
+    way: str
+    ratio: str
+    delay_s: float = 0.0
+
+    @property
+    def is_large(self) -> bool:
+        """One large file, not many small ones."""
+        return self.way in LARGE
+
+    @property
+    def name(self) -> str:
+        """In results and for --only."""
+        opened = f", opened after {self.delay_s:g} s" if self.delay_s else ""
+        return f"{self.way}, source {self.ratio}{opened}"
+
+    @property
+    def missing(self) -> str:
+        """A library that the program needs and that is not installed."""
+        name = NEEDED.get(self.way, "")
+        return name if name and importlib.util.find_spec(name) is None else ""
+
+
+def cells() -> list[Cell]:
+    """Those in which most was lost first: a run that is cut off has them."""
+    large = [Cell(way, ratio, delay_s) for delay_s in (0.0, DELAY_S) for ratio in RATIOS for way in LARGE]
+    return large + [Cell(way, ratio) for ratio in RATIOS for way in SMALL]
+
+
+class Runs:
+    """The data, the storage, and the arms of a cell."""
+
+    def __init__(self, where: Place, options: Options) -> None:
+        self.where = where
+        self.plain_s = QUICK_PLAIN_S if options.quick else PLAIN_S
+        self.large_bytes = QUICK_LARGE_BYTES if options.quick else LARGE_BYTES
+        self.small_files = QUICK_SMALL_FILES if options.quick else SMALL_FILES
+
+    def arms(self, cell: Cell) -> dict[str, Arm]:
+        """Without hpcstage and with it."""
+        made: dict[str, Arm] = {PLAIN: lambda: self._run(cell, None)}
+        for mode in MODES:
+            made[mode] = lambda mode=mode: self._run(cell, mode)  # type: ignore[misc]
+        return made
+
+    def _run(self, cell: Cell, mode: str | None) -> dict[str, Any]:
+        where = self.where
+        data, read_bytes, pieces = self._data(cell)
+        compute_s = self.plain_s / (1 + RATIOS[cell.ratio])
+        settings = Settings(read_bytes / (self.plain_s - compute_s), LATENCY_S, LATENCY_S)
+        run_dir, local = empty(where.disk / "run"), where.local.renew()
+        empty(where.disk / "state")
+        with Storage(data, settings, where.memory, keep_cache=True) as storage:
+            path = self._path(cell, storage.path)
+            words = [sys.executable, str(PROGRAM), "loop" if cell.way == "link" else cell.way, str(path)]
+            words += ["--compute", f"{compute_s:.3f}", "--pieces", str(pieces), "--delay", f"{cell.delay_s:g}"]
+            head = [] if mode is None else hpcstage_command(mode, run_dir, local, str(storage.path))
+            done = run([*head, *words], where.disk)
+            asked = storage.counters()
+        sample = {"seconds": done.seconds, "output": done.stdout, "source_ratio": asked.read_bytes / read_bytes}
+        if mode is not None:
+            found = record(run_dir)
+            notes = [problem["id"] for problem in found.get("problems", [])]
+            sample |= {"mode_done": found["run"]["mode"], "notes": notes, "stderr": done.stderr[-2000:]}
+        return sample
+
+    def _data(self, cell: Cell) -> tuple[Path, int, int]:
+        """The directory, how many bytes of it are read, and in how many pieces."""
+        if not cell.is_large:
+            root = self.where.memory / "small"
+            if not root.exists():
+                make_files(root, self.small_files, SMALL_BYTES)
+            pieces = -(-self.small_files // 4) if cell.way.startswith("loader") else self.small_files
+            return root, self.small_files * SMALL_BYTES, pieces
+        form = cell.way if cell.way in ("hdf5", "lmdb") else "plain"
+        root, size = self.where.memory / f"large-{form}", self.large_bytes
+        if not root.exists():
+            root.mkdir()
+            ways.make(form, root / "one.bin", size)
+        calls = {"pread-twice": 2 * size // ways.READ_BYTES, "pread-random": size // ways.BLOCK_BYTES}
+        touched = size // ways.TENTH if cell.way.endswith("tenth") else size
+        return root, touched, calls.get(cell.way, ways.BATCHES)
+
+    def _path(self, cell: Cell, root: Path) -> Path:
+        """What the program is told: the file, the directory, or a link to it."""
+        if cell.way != "link":
+            return root / "one.bin" if cell.is_large else root
+        link = self.where.disk / "link"
+        link.unlink(missing_ok=True)
+        link.symlink_to(root)
+        return link
+
+
+def chosen(options: Options) -> list[Cell]:
+    """What --only lets through; of those, --quick takes one of each kind."""
+    found = [cell for cell in cells() if options.wants(cell.name)]
+    if not options.quick or options.only:
+        return found
+    return [next(cell for cell in found if cell.is_large is large) for large in (True, False)]
+
+
+def figures(bench: Bench, measured: Sequence[Cell]) -> list[Figure]:
+    """Each cell in both modes, and that the programs read the same."""
+    made: list[Figure] = []
+    for cell in measured:
+        ratios = {mode: bench.ratio(cell.name, mode, PLAIN) for mode in MODES}
+        made += [at_most(f"{cell.name}: {mode} / plain", ratio, NEVER_WORSE) for mode, ratio in ratios.items()]
+        outputs = {sample["output"] for sample in bench.samples if sample["cell"] == cell.name}
+        made.append(holds(f"{cell.name}: same output", len(outputs) == 1 if outputs else None))
+        if not bench.options.quick and cell.way != "nothing":
+            made.append(at_least(f"{cell.name}: plain takes", bench.median(cell.name, PLAIN), PLAIN_S - 0.5, "s"))
+    return made
+
+
+def table(bench: Bench, measured: Sequence[Cell], left_out: Sequence[Cell]) -> None:
+    """All cells, and what left the source in times of what is read."""
+    rows: list[Row] = []
+    for cell in measured:
+        ratios = [bench.ratio(cell.name, mode, PLAIN) for mode in MODES]
+        read = [bench.median(cell.name, arm, "source_ratio") for arm in (PLAIN, *MODES)]
+        rows.append([cell.name, bench.median(cell.name, PLAIN), *ratios, *read])
+    columns = ["", "plain [s]", "runtime / plain", "auto / plain", "source: plain", "source: runtime", "source: auto"]
+    why = sorted({f"{cell.way} ({cell.missing} is not installed)" for cell in left_out})
+    note = "source: bytes that left it, in times of the bytes that the program reads"
+    bench.sheet("Time with hpcstage in times of the time without", columns, rows, "; ".join([note, *why]))
+
+
+def main() -> int:
+    """Measures, prints, checks."""
+    options = options_of(parser(__doc__).parse_args())
+    parameters = {
+        "plain_s": PLAIN_S, "large_bytes": LARGE_BYTES, "small_files": SMALL_FILES, "small_bytes": SMALL_BYTES,
+        "latency_s": LATENCY_S, "ratios": list(RATIOS), "delay_s": DELAY_S,
+    }  # fmt: skip
+    bench = Bench("ways", options, parameters, tries=2)
+    wanted = chosen(options)
+    measured = [cell for cell in wanted if not cell.missing]
+    with place(options) as where:
+        runs = Runs(where, options)
+        os.sync()
+        for cell in measured:
+            bench.measure(cell.name, runs.arms(cell), options.rounds(3))
+    table(bench, measured, [cell for cell in wanted if cell.missing])
+    return bench.finish(figures(bench, measured))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

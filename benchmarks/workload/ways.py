@@ -1,0 +1,213 @@
+"""Programs that read in one way each, with the time of an emulated accelerator between batches. They know nothing of
+hpcstage.
+
+Owns the ways. Prints one line, a checksum of everything that was read in the order in which it was read, so that two
+runs can be compared. The file or the directory is made by `make` in the form that the way reads.
+
+    python ways.py WAY PATH --compute 10 --delay 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+BATCHES = 60
+BLOCK_BYTES = 256 << 10
+READ_BYTES = 1 << 20
+TENTH = 10
+Batches = Iterator[bytes]
+
+
+# ---- one large file
+
+
+def pread_twice(path: str) -> Batches:
+    """In sequence, from the beginning to the end, and once more."""
+    fd = os.open(path, os.O_RDONLY)
+    size = os.fstat(fd).st_size
+    for _ in range(2):
+        for start in range(0, size, READ_BYTES):
+            yield os.pread(fd, READ_BYTES, start)
+    os.close(fd)
+
+
+def pread_random(path: str) -> Batches:
+    """Every block once, in any order."""
+    fd = os.open(path, os.O_RDONLY)
+    blocks = list(range(0, os.fstat(fd).st_size, BLOCK_BYTES))
+    random.Random(1).shuffle(blocks)
+    for start in blocks:
+        yield os.pread(fd, BLOCK_BYTES, start)
+    os.close(fd)
+
+
+def _slices(size: int, share: int) -> list[tuple[int, int]]:
+    """Of each batch's part of the file, in any order: where it begins, and how much of it is touched."""
+    length = size // BATCHES
+    starts = [length * number for number in range(BATCHES)]
+    random.Random(1).shuffle(starts)
+    return [(start, start + length // share) for start in starts]
+
+
+def _memmap(path: str) -> Any:  # noqa: ANN401  NumPy's types are not needed for the other ways
+    import numpy as np
+
+    return np.memmap(path, dtype=np.uint8, mode="r")
+
+
+def memmap_kept(path: str, share: int) -> Batches:
+    """Mapped once."""
+    mapped = _memmap(path)
+    for start, end in _slices(len(mapped), share):
+        yield mapped[start:end].tobytes()
+
+
+def memmap_anew(path: str, share: int) -> Batches:
+    """Mapped for each batch, as datasets do that must be pickled."""
+    for start, end in _slices(os.stat(path).st_size, share):
+        yield _memmap(path)[start:end].tobytes()
+
+
+def hdf5(path: str) -> Batches:
+    """One row of a dataset after the other, in any order."""
+    import h5py
+
+    with h5py.File(path, "r") as file:
+        rows = list(range(BATCHES))
+        random.Random(1).shuffle(rows)
+        for row in rows:
+            yield file["rows"][row].tobytes()
+
+
+def lmdb(path: str) -> Batches:
+    """One value after the other, in any order."""
+    import lmdb as library
+
+    with library.open(path, subdir=False, readonly=True, lock=False) as environment, environment.begin() as reading:
+        keys = list(range(BATCHES))
+        random.Random(1).shuffle(keys)
+        for key in keys:
+            yield reading.get(b"%d" % key) or b""
+
+
+# ---- many small files
+
+
+def _names(root: str) -> list[str]:
+    return [f"{root}/{name}" for name in sorted(os.listdir(root))]
+
+
+def loop(root: str) -> Batches:
+    """By name."""
+    for name in _names(root):
+        yield Path(name).read_bytes()
+
+
+def loop_random(root: str) -> Batches:
+    """In any order."""
+    names = _names(root)
+    random.Random(1).shuffle(names)
+    for name in names:
+        yield Path(name).read_bytes()
+
+
+class _Files:
+    """A map-style dataset."""
+
+    def __init__(self, root: str) -> None:
+        self.samples = _names(root)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> bytes:
+        return Path(self.samples[index]).read_bytes()
+
+
+def loader(root: str, workers: int) -> Batches:
+    """PyTorch's loader, shuffled."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    torch.manual_seed(1)
+    files: Any = _Files(root)
+    yield from DataLoader(files, batch_size=4, shuffle=True, num_workers=workers, collate_fn=b"".join)
+
+
+def nothing(root: str) -> Batches:
+    """Lists the files and reads none."""
+    for name in _names(root):
+        yield os.fsencode(os.path.basename(name))
+
+
+WAYS: dict[str, Callable[[str], Batches]] = {
+    "pread-twice": pread_twice,
+    "pread-random": pread_random,
+    "kept-all": lambda path: memmap_kept(path, 1),
+    "kept-tenth": lambda path: memmap_kept(path, TENTH),
+    "anew-all": lambda path: memmap_anew(path, 1),
+    "anew-tenth": lambda path: memmap_anew(path, TENTH),
+    "hdf5": hdf5,
+    "lmdb": lmdb,
+    "loop": loop,
+    "loop-random": loop_random,
+    "loader-0": lambda root: loader(root, 0),
+    "loader-2": lambda root: loader(root, 2),
+    "nothing": nothing,
+}
+
+
+# ---- what they read
+
+
+def make(way: str, path: Path, size_bytes: int) -> None:
+    """One large file in the form that the way reads."""
+    row = size_bytes // BATCHES
+    rng = random.Random(7)
+    if way == "hdf5":
+        import h5py
+        import numpy as np
+
+        with h5py.File(path, "w") as file:
+            rows = file.create_dataset("rows", (BATCHES, row), dtype="u1")
+            for number in range(BATCHES):
+                rows[number] = np.frombuffer(rng.randbytes(row), dtype="u1")
+    elif way == "lmdb":
+        import lmdb as library
+
+        with library.open(str(path), subdir=False, lock=False, map_size=2 * size_bytes + (1 << 20)) as environment:
+            for number in range(BATCHES):
+                with environment.begin(write=True) as writing:
+                    writing.put(b"%d" % number, rng.randbytes(row))
+    else:
+        with path.open("wb") as file:
+            for _ in range(BATCHES):
+                file.write(rng.randbytes(row))
+
+
+def main() -> None:
+    """Reads everything in one way; the time of computing is spread evenly over what is read."""
+    given = argparse.ArgumentParser()
+    given.add_argument("way", choices=sorted(WAYS))
+    given.add_argument("path")
+    given.add_argument("--compute", type=float, default=0.0, help="seconds, of the whole program")
+    given.add_argument("--pieces", type=int, default=BATCHES, help="so many are read, about")
+    given.add_argument("--delay", type=float, default=0.0, help="seconds before the first open")
+    options = given.parse_args()
+    time.sleep(options.delay)
+    found, step_s = 0, options.compute / options.pieces
+    for piece in WAYS[options.way](options.path):
+        found = zlib.crc32(piece, found)
+        time.sleep(step_s)
+    print(f"{options.way} {found:08x}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""Which files below some directories processes have open or mapped, from /proc: whatever program opened them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+_DELETED = b" (deleted)"
+
+
+def open_below(pids: Iterable[int], roots: Iterable[bytes]) -> set[bytes]:
+    """Paths of files below one of `roots` that one of these processes has open or mapped. Processes that ended or
+    belong to somebody else are passed over."""
+    prefixes = tuple(root.rstrip(b"/") + b"/" for root in roots)
+    found: set[bytes] = set()
+    for pid in pids:
+        for path in (*_descriptors(pid), *_mapped(pid)):
+            if path.startswith(prefixes):
+                found.add(path)
+    return found
+
+
+def _descriptors(pid: int) -> Iterator[bytes]:
+    directory = b"/proc/%d/fd" % pid
+    with suppress(OSError):
+        for name in os.listdir(directory):
+            with suppress(OSError):
+                yield os.readlink(directory + b"/" + name)
+
+
+def _mapped(pid: int) -> Iterator[bytes]:
+    with suppress(OSError), open(f"/proc/{pid}/maps", "rb") as file:
+        for line in file:
+            at = line.find(b"/")
+            if at >= 0:
+                yield line[at:].rstrip(b"\n").removesuffix(_DELETED)
