@@ -35,6 +35,9 @@ from hpcstage.plan.placement import Kind
 from hpcstage.plan.types import Order
 from hpcstage.wire import Answer, Reason, State
 
+EARLY_S = 0.5
+"""So long after the start a want waits for the end of the scan; later the program reads the source meanwhile."""
+
 
 class Staging:
     """See the module. `answer` sends a reply to a token; `on_state` shows the state to the shims."""
@@ -71,6 +74,8 @@ class Staging:
         self._answer = answer
         self._on_state = on_state
         self._waiting_for_staged: list[int] = []
+        self._early: dict[int, bytes] = {}
+        """Wants that came before the files were known: token and path."""
         self._writes = Writes(helpers, self._voided)
         self._closed_seen = Reason.NONE
         shares = spec.node_count > 1 and spec.placement != Kind.PRIVATE.value
@@ -157,6 +162,7 @@ class Staging:
             self.group.opened(self.engine, directories, order.provenance, self.answers.waits_for, self._received)
         self.ordering.open(manifest, queue, order)
         self.look(time.monotonic())
+        self._answer_early()
         self.pump(time.monotonic())
         if self.spec.node_index == 0:
             self._preparing.save_plan(manifest, order, self._announce)
@@ -177,6 +183,7 @@ class Staging:
 
     def _settle(self) -> None:
         self._enter(State.SETTLED)
+        self._answer_early()
         self._complete()
 
     def _complete(self) -> None:
@@ -193,6 +200,8 @@ class Staging:
         """Fills the copiers, answers wants that have waited long enough, notices the end."""
         if self.group is not None:
             self.group.poll(now)
+        if self._early and now >= self._started + EARLY_S:
+            self._answer_early()
         engine = self.engine
         if engine is None:
             return
@@ -239,6 +248,8 @@ class Staging:
         """Seconds until `pump` has work by the clock."""
         deadline = self.answers.next_deadline()
         waits = [] if deadline is None else [max(0.0, deadline - now)]
+        if self._early:
+            waits.append(max(0.0, self._started + EARLY_S - now))
         if (look := self._watch.look_after(now)) is not None:
             waits.append(look)
         if self.group is not None and (group := self.group.wake_after(now)) is not None:
@@ -271,6 +282,9 @@ class Staging:
     def want(self, token: int, path: bytes, now: float) -> Reply | None:
         """The answer, or None: it comes when the copy is there, or when it has taken too long."""
         engine = self.engine
+        if self.state is State.SCANNING and now < self._started + EARLY_S:
+            self._early[token] = path
+            return None
         if engine is None or self.state not in (State.STAGING, State.SETTLED):
             return self.answers.reply(Reason.SCANNING if self.state is State.SCANNING else Reason.SETTLED)
         id_ = engine.manifest.find_source(path)
@@ -289,6 +303,15 @@ class Staging:
                 self.peers.pump(now)
         return None
 
+    def _answer_early(self) -> None:
+        """The files are known, or the wait for that is over."""
+        early, self._early = self._early, {}
+        now = time.monotonic()
+        for token, path in early.items():
+            reply = self.want(token, path, now)
+            if reply is not None:
+                self._answer(token, reply)
+
     def _final(self, id_: int) -> None:
         if self.peers is not None:
             self.peers.final(id_)
@@ -297,6 +320,7 @@ class Staging:
 
     def dropped(self, token: int) -> None:
         """Who asked is gone."""
+        self._early.pop(token, None)
         self.answers.drop(token)
         if token in self._waiting_for_staged:
             self._waiting_for_staged.remove(token)

@@ -67,7 +67,7 @@ def prepare(node: Node, setup: ShimSetup) -> None:
     """Fills the node directory: empty store, page, the shim and its configuration."""
     for name in _MADE:
         (node.path / name).mkdir(mode=0o700, exist_ok=True)
-    page.create(node.path / "page")
+    page.create(node.path / "page", logging=setup.learn and not setup.direct)
     maps = []
     for dataset in setup.datasets:
         store = os.fsencode(node.path / "store" / dataset.name)

@@ -12,12 +12,14 @@ from pathlib import Path
 from hpcstage import wire
 
 
-def create(path: Path) -> None:
-    """Makes the page with its header. Its blocks are allocated at once: a store into a hole of a mapped file on a disk
-    that has filled up since would end the training process with SIGBUS. Raises OSError if there is no room now."""
-    header = wire.PAGE_HEADER.pack(
-        wire.PAGE_MAGIC, wire.VERSION, wire.State.STARTING, wire.SLOTS, wire.SLOT_BYTES, 1, wire.PYTHON_SLOTS_FROM, 0, 0
-    )
+def create(path: Path, *, logging: bool = False) -> None:
+    """Makes the page with its header. `logging`: processes log what they open from their first moment on.
+
+    Its blocks are allocated at once: a store into a hole of a mapped file on a disk that has filled up since would end
+    the training process with SIGBUS. Raises OSError if there is no room now.
+    """
+    slots = (wire.SLOTS, wire.SLOT_BYTES, 1, wire.PYTHON_SLOTS_FROM)
+    header = wire.PAGE_HEADER.pack(wire.PAGE_MAGIC, wire.VERSION, wire.State.STARTING, *slots, 0, int(logging))
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(fd, 0, wire.PAGE_BYTES)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 WROTE_CAP_S = 1.0
+STARTING_CAP_S = 0.5
+"""So long, and no longer, one open waits for a daemon that has yet to begin."""
 HUNG_PAUSE_NS = 5_000_000_000
 READY = -1
 
@@ -30,18 +32,19 @@ class Daemon:
         self._aside = config.node_dir + b"/dropped-%x-%x"
         self._dropped = 0
         self._hung_until_ns = 0
+        self._started_late = False
         self._os = {name: getattr(os, name) for name in ("unlink", "rename", "access")}  # before they are replaced
 
     def want(self, source: bytes) -> int:
         """READY, or the Reason to read the source for."""
         state = self._slot.state[0]
-        if state not in (wire.STATE_SCANNING, wire.STATE_STAGING):
-            unasked = {wire.STATE_STARTING: wire.REASON_SCANNING, wire.STATE_ENDED: wire.REASON_NO_DAEMON}
-            return int(unasked.get(state, wire.REASON_SETTLED))
+        if state not in (wire.STATE_STARTING, wire.STATE_SCANNING, wire.STATE_STAGING):
+            return int(wire.REASON_NO_DAEMON if state == wire.STATE_ENDED else wire.REASON_SETTLED)
         begin_ns = monotonic_ns()
         if begin_ns < self._hung_until_ns:
             return int(wire.REASON_TIMEOUT)
-        reply = self._ask(wire.KIND_WANT, source, self._cap_s)
+        starting = state == wire.STATE_STARTING
+        reply = self._ask_early(source) if starting else self._ask(wire.KIND_WANT, source, self._cap_s)
         counters = self._slot.counters
         counters[wire.COUNTER_WANTS] += 1
         counters[wire.COUNTER_WANT_NS] += monotonic_ns() - begin_ns
@@ -51,6 +54,17 @@ class Daemon:
         if reply[1] == wire.ANSWER_READY:
             return READY
         return reason if reason < wire.COUNTERS - wire.COUNTER_DIRECT_BASE else wire.REASON_UNKNOWN
+
+    def _ask_early(self, source: bytes) -> Any:
+        """Before the daemon answers: what is opened now would be read here and then copied, so it is worth a short
+        wait."""
+        if self._started_late:
+            return wire.REASON_SCANNING
+        reply = ask(self._sock, wire.KIND_WANT, source, min(self._cap_s, STARTING_CAP_S))
+        if not isinstance(reply, int):
+            return reply
+        self._started_late = True
+        return wire.REASON_SCANNING if reply == wire.REASON_TIMEOUT else reply
 
     def drop(self, source: bytes, local: bytes) -> None:
         """No copy of it is visible any more when this returns."""

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #define WROTE_CAP_NS 1000000000ull
+#define STARTING_CAP_NS 500000000ull /* so long, and no longer, one open waits for a daemon that has yet to begin */
 #define HUNG_PAUSE_NS 5000000000ull /* after a time-out nobody of this process waits for so long */
 
 struct reply {
@@ -100,13 +101,26 @@ static int answered(int problem) {
     return problem;
 }
 
+static int started_late;
+
+/* Before the daemon answers: what is opened now would be read here and then copied, so it is worth a short wait. */
+static int ask_early(const struct place *at, struct reply *reply) {
+    if (__atomic_load_n(&started_late, __ATOMIC_RELAXED))
+        return REASON_SCANNING;
+    uint64_t cap_ns = config.want_cap_ns < STARTING_CAP_NS ? config.want_cap_ns : STARTING_CAP_NS;
+    int problem = ask(KIND_WANT, at, cap_ns, reply);
+    if (problem)
+        __atomic_store_n(&started_late, 1, __ATOMIC_RELAXED);
+    return problem == REASON_TIMEOUT ? REASON_SCANNING : problem;
+}
+
 int want(const struct place *at) {
-    switch (page_state()) {
+    uint32_t state = page_state();
+    switch (state) {
+    case STATE_STARTING:
     case STATE_SCANNING:
     case STATE_STAGING:
         break;
-    case STATE_STARTING:
-        return REASON_SCANNING;
     case STATE_ENDED:
         return REASON_NO_DAEMON;
     default:
@@ -116,7 +130,8 @@ int want(const struct place *at) {
         return REASON_TIMEOUT;
     struct reply reply;
     uint64_t begin = wait_begin(FD_SOURCE);
-    int problem = answered(ask(KIND_WANT, at, config.want_cap_ns, &reply));
+    int problem = state == STATE_STARTING ? ask_early(at, &reply)
+                                          : answered(ask(KIND_WANT, at, config.want_cap_ns, &reply));
     count(COUNTER_WANTS, 1);
     count(COUNTER_WANT_NS, wait_end(FD_SOURCE, begin));
     if (problem)

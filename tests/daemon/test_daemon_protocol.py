@@ -91,6 +91,15 @@ def test_wants_are_answered_when_the_copy_is_there(start_daemon, make_tree):
     daemon.end()
 
 
+def test_a_want_during_the_scan_is_answered_when_the_files_are_known(start_daemon, make_tree):
+    """What the program reads itself meanwhile would leave the source a second time."""
+    root = make_tree(files=2000, size_bytes=10)
+    daemon = start_daemon(root).attach()
+    assert daemon.want(files_of(root)[-1]) == (Answer.READY, Reason.NONE)
+    assert daemon.want(root / "nothing") == (Answer.DIRECT, Reason.UNKNOWN)
+    daemon.end()
+
+
 def test_a_want_that_takes_too_long_is_answered_direct(start_daemon, make_tree):
     root = make_tree(files=100, size_bytes=100_000)
     daemon = start_daemon(root, max_rate_bytes_per_s=50_000.0, patience_s=0.5).attach()

@@ -53,7 +53,7 @@ def test_ready_without_a_copy_is_a_local_error(lab: Lab) -> None:
     assert lab.counters()["direct_local_error"] == 1
 
 
-UNASKED = {"STARTING": "scanning", "SETTLED": "settled", "ENDED": "no_daemon"}
+UNASKED = {"SETTLED": "settled", "ENDED": "no_daemon"}
 
 
 @pytest.mark.parametrize("state", UNASKED)
@@ -66,6 +66,32 @@ def test_no_want_in_other_states(lab: Lab, state: str) -> None:
         assert lab.run("say([open(src(n)).read() for n in ('file', 'staged')])") == ["source", "copy.."]
         assert daemon.asked == []
     assert lab.counters()[f"direct_{UNASKED[state]}"] == 1
+
+
+def test_a_want_before_the_daemon_has_begun_waits_for_it(lab: Lab) -> None:
+    lab.put("file", b"source")
+    lab.install()
+    lab.state(wire.State.STARTING)
+
+    def stage(kind: wire.Kind, path: bytes) -> bytes:
+        (lab.store / "file").write_bytes(b"copy..")
+        return ready(kind, path)
+
+    with Responder(lab.sock, stage):
+        assert lab.run(READ) == "copy.."
+
+
+def test_a_daemon_that_does_not_begin_is_waited_for_once(lab: Lab) -> None:
+    for name in ("file", "b", "c"):
+        lab.put(name, b"source")
+    lab.install(want_cap_s=20)
+    lab.state(wire.State.STARTING)
+    with Responder(lab.sock, lambda kind, path: None) as daemon:
+        assert lab.run("say([open(src(n)).read() for n in ('file', 'b', 'c')])") == ["source"] * 3
+        assert len(daemon.asked) == 1
+    counters = lab.counters()
+    assert (counters["direct_scanning"], counters["wants"]) == (3, 3)
+    assert counters["want_ns"] < 2_000_000_000
 
 
 @pytest.mark.parametrize("how", ["page", "config"])

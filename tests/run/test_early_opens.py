@@ -1,0 +1,40 @@
+"""What a program opens in its first moments, before hpcstage knows the files."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Hpcstage
+
+from hpcstage.plan import trace
+
+READ = """
+import sys
+for name in sys.argv[1:]:
+    with open(name, "rb") as file:
+        file.read()
+"""
+
+
+@pytest.mark.parametrize("intercept", ["native", "python"])
+def test_the_trace_begins_with_the_first_opens(
+    hpcstage: Hpcstage, make_tree: Callable[..., Path], intercept: str
+) -> None:
+    root = make_tree(files=60, size_bytes=1000)
+    names = sorted((os.fspath(path) for path in root.rglob("*") if path.is_file()), reverse=True)
+    words = [sys.executable, "-c", READ, *names]
+    done = hpcstage("run", "--intercept", intercept, "--data", root, "--", *words)
+    assert done.returncode == 0, done.stderr
+    record = json.loads(hpcstage.records()[-1].read_text())
+    assert record["order"]["opened_files"] == len(names)
+    (left,) = (hpcstage.cwd / "state" / "hpcstage" / trace.DIRECTORY).iterdir()
+    from hpcstage.plan.tracefile import decode
+
+    order = list(decode(left.read_bytes()).order)
+    assert order == sorted(order, reverse=True)
+    assert len(order) == len(names)
