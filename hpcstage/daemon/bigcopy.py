@@ -6,12 +6,17 @@ import errno
 import os
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 
 from hpcstage.daemon import copyfile
 from hpcstage.daemon.copyfile import CopyError, Job, Outcome, Status, Worker
 
 RANGE_BYTES = 16 << 20
 MOST_THREADS = 8
+QUICK_NS = 50_000_000
+"""One more thread is worth it as long as a chunk takes no longer: with more of them waiting at a slow source, whatever
+the program asks for would wait behind them."""
 
 
 class Pacer:
@@ -34,13 +39,18 @@ class Pacer:
 class BigCopy:
     """The ranges of one file. Threads call `work`; the one that ends last publishes and gets the outcome."""
 
-    def __init__(self, id_: int, job: Job, pace: Pacer | None, started_ns: int) -> None:
+    def __init__(
+        self, id_: int, job: Job, pace: Pacer | None, started_ns: int, invite: Callable[[BigCopy], object]
+    ) -> None:
+        """`invite` has one more thread call `work`."""
         self.id = id_
         self.job = job
         self.started_ns = started_ns
         self.outcome = Outcome()
         self.cancelled = False
         self._pace = pace
+        self._invite = invite
+        self._invitations = 0
         self._lock = threading.Lock()
         self._writing = threading.Lock()
         self._position = 0
@@ -49,8 +59,8 @@ class BigCopy:
         self._source = self._target = -1
         self._before: os.stat_result
 
-    def open(self, worker: Worker) -> int:
-        """Opens both ends. Returns how many threads are worth it; 0 if it failed (see `outcome`)."""
+    def open(self, worker: Worker) -> bool:
+        """Opens both ends. False if it failed (see `outcome`)."""
         try:
             self._source = copyfile.open_source(self.job, worker.stats, self.outcome)
             self._before = copyfile.regular(self._source)
@@ -63,16 +73,18 @@ class BigCopy:
             self._finished = True
             self._close()
             copyfile.discard(self.job.temporary)
-            return 0
-        return max(1, min(MOST_THREADS, -(-self._before.st_size // RANGE_BYTES)))
+            return False
+        self._invitations = min(1 if self._pace else MOST_THREADS - 1, self._before.st_size // RANGE_BYTES)
+        return True
 
     def work(self, worker: Worker) -> bool:
         """Copies ranges until none is left. True for the one thread that has to report the outcome."""
         while (start := self._claim()) is not None:
             part = Outcome()
+            step = partial(self._step, part, [0])
             try:
                 length = min(RANGE_BYTES, self._before.st_size - start)
-                copyfile.copy_range(worker, self._source, self._target, start, length, part, self._next, self._writing)
+                copyfile.copy_range(worker, self._source, self._target, start, length, part, step, self._writing)
             except CopyError as error:
                 self._fail(error)
             if self._leave(part):
@@ -80,12 +92,21 @@ class BigCopy:
                 return True
         return False
 
-    def _next(self, size_bytes: int) -> None:
+    def _step(self, part: Outcome, seen_ns: list[int], size_bytes: int) -> None:
         """Before each chunk."""
         if self.cancelled:
             raise CopyError(Status.CANCELLED)
+        took_ns, seen_ns[0] = part.read_ns - seen_ns[0], part.read_ns
+        if 0 < took_ns < QUICK_NS and self._may_invite():
+            self._invite(self)
         if self._pace is not None:
             self._pace(size_bytes)
+
+    def _may_invite(self) -> bool:
+        with self._lock:
+            may = self._invitations > 0 and not self._exhausted()
+            self._invitations -= may
+            return may
 
     def _claim(self) -> int | None:
         with self._lock:

@@ -198,17 +198,17 @@ class Copier:
         )
 
     def _copy_big(self, worker: Worker, id_: int, job: Job, started_ns: int) -> None:
-        big = BigCopy(id_, job, self._pace, started_ns)
+        big = BigCopy(id_, job, self._pace, started_ns, self._invite)
         with self._lock:
             self._big[id_] = big
-        threads = big.open(worker)
-        if not threads:
+        if big.open(worker):
+            self._help(worker, big)
+        else:
             self._end_big(big)
-            return
-        for _ in range(1 if self._pace else threads - 1):
-            self._helpers.append(big)
-            self._tokens.put(None)
-        self._help(worker, big)
+
+    def _invite(self, big: BigCopy) -> None:
+        self._helpers.append(big)
+        self._tokens.put(None)
 
     def _help(self, worker: Worker, big: BigCopy) -> None:
         worker.stats.works_on(big.id)

@@ -249,8 +249,8 @@ def test_both_ways_count_alike(tmp_path, local_dir):
 
 def test_a_big_copy_that_cannot_begin_says_why(tmp_path, local_dir):
     worker = Worker(StatsArea(1).thread(0))
-    big = bigcopy.BigCopy(0, Job(b"/nonexistent/x", b"t", b"target"), None, 0)
-    assert big.open(worker) == 0
+    big = bigcopy.BigCopy(0, Job(b"/nonexistent/x", b"t", b"target"), None, 0, lambda _: None)
+    assert not big.open(worker)
     assert big.outcome.status is Status.SOURCE_ERROR
     assert not big.work(worker)
 

@@ -1,0 +1,81 @@
+"""One large file on a slow source: hpcstage takes nothing away from a program that reads it there."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Hpcstage
+
+from hpcstage.emulator import Settings, Slowfs, unavailable
+
+pytestmark = [
+    pytest.mark.fuse,
+    pytest.mark.compiler,
+    pytest.mark.skipif(unavailable() is not None, reason=f"emulator: {unavailable()}"),
+]
+MB = 1_000_000
+SIZE_BYTES = 120 * MB
+BANDWIDTH = 30 * MB
+PART = 20 * MB
+KEPT = """
+import os, sys, time
+fd = os.open(sys.argv[1], os.O_RDONLY)
+for start in range(0, 20_000_000, 1_000_000):
+    os.pread(fd, 1_000_000, start)
+    time.sleep(0.05)
+print(open(sys.argv[2]).read())
+"""
+ANEW = """
+import mmap, sys, time
+for start in range(0, 20):
+    with open(sys.argv[1], "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        mapped[start * 1_000_000 : (start + 1) * 1_000_000]
+    time.sleep(0.05)
+print(open(sys.argv[2]).read())
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[Slowfs]:
+    """One large file and a small one."""
+    behind = tmp_path / "behind"
+    behind.mkdir()
+    with (behind / "large").open("wb") as file:
+        file.truncate(SIZE_BYTES)
+    (behind / "small").write_bytes(b"small")
+    with Slowfs(behind, Settings(bandwidth_bytes_per_s=BANDWIDTH), keep_cache=True) as slow:
+        yield slow
+
+
+def run(hpcstage: Hpcstage, source: Slowfs, code: str, *options: str) -> dict[str, Any]:
+    names = [source.path / "large", source.path / "small"]
+    done = hpcstage("run", *options, "--data", source.path, "--", sys.executable, "-c", code, *names)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == b"small\n"
+    found: dict[str, Any] = json.loads(hpcstage.records()[-1].read_text())
+    return found
+
+
+@pytest.mark.parametrize("intercept", ["native", "python", "off"])
+@pytest.mark.parametrize("code", [KEPT, ANEW], ids=["kept", "anew"])
+def test_what_the_program_reads_at_the_source_is_not_copied_beside_it(
+    hpcstage: Hpcstage, source: Slowfs, code: str, intercept: str
+) -> None:
+    if intercept == "off" and code is ANEW:
+        pytest.skip("nobody sees these opens, which are short")
+    record = run(hpcstage, source, code, "--intercept", intercept)
+    assert source.counters().read_bytes < 1.5 * PART
+    assert "left-to-program" in {problem["id"] for problem in record["problems"]}
+
+
+def test_copied_before_the_program_starts_it_is_served(hpcstage: Hpcstage, source: Slowfs) -> None:
+    record = run(hpcstage, source, KEPT, "--mode", "upfront")
+    assert record["datasets"][0]["staged_bytes"] == SIZE_BYTES + len(b"small")
+    assert "left-to-program" not in {problem["id"] for problem in record["problems"]}
+    assert SIZE_BYTES <= source.counters().read_bytes <= 1.01 * SIZE_BYTES + os.sysconf("SC_PAGE_SIZE")
