@@ -67,6 +67,19 @@ def test_copy(tmp_path: Path) -> None:
     assert {"hpcstage", "cp -r", "flat out"} <= arms(result, "400 x 100 kB, 2 ms")
 
 
+def test_ways(tmp_path: Path) -> None:
+    words = ("--only", "pread-twice, source as fast", "--arms", "plain", "--arms", "runtime")
+    result = quick("ways", tmp_path, *words)
+    cell = "pread-twice, source as fast"
+    assert arms(result, cell) == {"plain", "runtime"}
+    same = {f["name"]: f["ok"] for f in result["figures"]}[f"{cell}: same output"]
+    assert same
+    again = quick("ways", tmp_path, *words)
+    assert again["samples"] == result["samples"], "what the file has is not measured again"
+    short = quick("ways", tmp_path, *words, "--check", code=1)
+    assert short["figures"][1]["measured"] is None, "auto was not measured"
+
+
 @needs_mpi
 def test_peer(tmp_path: Path) -> None:
     result = quick("peer", tmp_path, "--only", "128 kB, memory", "--only", "128 kB, disk, shared", "--only", "at rest")
