@@ -40,10 +40,12 @@ class Daemon:
         state = self._slot.state[0]
         if state not in (wire.STATE_STARTING, wire.STATE_SCANNING, wire.STATE_STAGING):
             return int(wire.REASON_NO_DAEMON if state == wire.STATE_ENDED else wire.REASON_SETTLED)
+        starting = state == wire.STATE_STARTING
+        if starting and self._started_late:
+            return int(wire.REASON_SCANNING)
         begin_ns = monotonic_ns()
         if begin_ns < self._hung_until_ns:
             return int(wire.REASON_TIMEOUT)
-        starting = state == wire.STATE_STARTING
         reply = self._ask_early(source) if starting else self._ask(wire.KIND_WANT, source, self._cap_s)
         counters = self._slot.counters
         counters[wire.COUNTER_WANTS] += 1
@@ -58,8 +60,6 @@ class Daemon:
     def _ask_early(self, source: bytes) -> Any:
         """Before the daemon answers: what is opened now would be read here and then copied, so it is worth a short
         wait."""
-        if self._started_late:
-            return wire.REASON_SCANNING
         reply = ask(self._sock, wire.KIND_WANT, source, min(self._cap_s, STARTING_CAP_S))
         if not isinstance(reply, int):
             return reply

@@ -105,8 +105,6 @@ static int started_late;
 
 /* Before the daemon answers: what is opened now would be read here and then copied, so it is worth a short wait. */
 static int ask_early(const struct place *at, struct reply *reply) {
-    if (__atomic_load_n(&started_late, __ATOMIC_RELAXED))
-        return REASON_SCANNING;
     uint64_t cap_ns = config.want_cap_ns < STARTING_CAP_NS ? config.want_cap_ns : STARTING_CAP_NS;
     int problem = ask(KIND_WANT, at, cap_ns, reply);
     if (problem)
@@ -126,6 +124,8 @@ int want(const struct place *at) {
     default:
         return REASON_SETTLED;
     }
+    if (state == STATE_STARTING && __atomic_load_n(&started_late, __ATOMIC_RELAXED))
+        return REASON_SCANNING;
     if (hung())
         return REASON_TIMEOUT;
     struct reply reply;

@@ -90,7 +90,7 @@ def test_a_daemon_that_does_not_begin_is_waited_for_once(lab: Lab) -> None:
         assert lab.run("say([open(src(n)).read() for n in ('file', 'b', 'c')])") == ["source"] * 3
         assert len(daemon.asked) == 1
     counters = lab.counters()
-    assert (counters["direct_scanning"], counters["wants"]) == (3, 3)
+    assert (counters["direct_scanning"], counters["wants"]) == (3, 1)
     assert counters["want_ns"] < 2_000_000_000
 
 
