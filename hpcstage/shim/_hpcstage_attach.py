@@ -33,7 +33,7 @@ def attach(here: str) -> None:
         return
     if config.virtual:
         config = _own_node(config)
-    elif os.environ.get("HPCSTAGE_SOCKET", config.sock) not in (config.sock, os.fsdecode(config.sock)):
+    elif "HPCSTAGE_SOCKET" in os.environ:
         os.environ["HPCSTAGE_SOCKET"] = os.fsdecode(config.sock)  # of the first node, where its name may be another
     for name in LAYERS.get(config.intercept, ()):
         active = _try(name, config)
@@ -111,6 +111,8 @@ def _native(config: Config) -> Any:
         return None  # a free-threaded build has another ABI
     import _hpcstage_native as native  # type: ignore[import-not-found]
 
+    if native.serves():  # another interpreter of this process has installed it for all
+        return native
     maps = [(source, store, False) for source, store in config.maps]
     maps.append((*config.selftest, True))
     native.install(
@@ -125,20 +127,33 @@ def _native(config: Config) -> Any:
     )
     works = _selftest(config)
     native.withdraw(works)
+    if works:
+        _at_exit(native.finish)
     return native if works else None
 
 
 def _python(config: Config) -> Any:
     import _hpcstage_python  # type: ignore[import-not-found]
 
-    return _hpcstage_python.install(config, _selftest)
+    slot = _hpcstage_python.install(config, _selftest)
+    if slot is not None:
+        _at_exit(slot.finish)
+    return slot
 
 
 def _count_only(config: Config) -> Any:
     import _hpcstage_slot  # type: ignore[import-not-found]
     import _hpcstage_wire as wire  # type: ignore[import-not-found]
 
-    return _hpcstage_slot.Slot(config.page, wire.LAYER_DIRECT, config.python_version)
+    slot = _hpcstage_slot.Slot(config.page, wire.LAYER_DIRECT, config.python_version)
+    _at_exit(slot.finish)
+    return slot
+
+
+def _at_exit(finish: Any) -> None:
+    import atexit
+
+    atexit.register(finish)
 
 
 def _selftest(config: Config) -> bool:
@@ -156,12 +171,9 @@ def _selftest(config: Config) -> bool:
 
 
 def _follow(counters: Any) -> None:
-    """Children by fork get a slot of their own, the exit is noted, PyTorch's loader is measured once it is imported."""
-    import atexit
-
+    """Children by fork get a slot of their own, PyTorch's loader is measured once it is imported."""
     import _hpcstage_imports  # type: ignore[import-not-found]
 
     counters.claim()
     os.register_at_fork(after_in_child=counters.claim)
-    atexit.register(counters.finish)
     _hpcstage_imports.after_import("torch.utils.data.dataloader", "_hpcstage_torch")

@@ -131,6 +131,10 @@ static PyObject *info(PyObject *self, PyObject *ignored) {
                          config.maps_n, "installed", installed);
 }
 
+static PyObject *serves(PyObject *self, PyObject *ignored) {
+    return PyBool_FromLong(installed && config.maps_n);
+}
+
 static int counter_arguments(PyObject *arguments, int *counter, unsigned long long *value) {
     if (!PyArg_ParseTuple(arguments, "iK", counter, value))
         return -1;
@@ -222,6 +226,7 @@ static PyMethodDef methods[] = {
     {"claim", claim, METH_NOARGS, "claim()\n\nTakes this process's slot now."},
     {"finish", finish, METH_NOARGS, "finish()\n\nNotes the time of an orderly exit."},
     {"info", info, METH_NOARGS, "info() -> dict"},
+    {"serves", serves, METH_NOARGS, "serves() -> bool: an interpreter of this process has installed it"},
     {"count", py_count, METH_VARARGS, "count(counter, value)\n\nAdds."},
     {"set", py_set, METH_VARARGS, "set(counter, value)"},
     {"max", py_max, METH_VARARGS, "max(counter, value)\n\nRaises to."},
@@ -232,9 +237,17 @@ static PyMethodDef methods[] = {
     {"wire", wire, METH_NOARGS, "wire() -> dict of the protocol's numbers"},
     {NULL, NULL, 0, NULL}};
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_hpcstage_native", "The native layer of the shim.", -1,
-                                    methods, NULL, NULL, NULL, NULL};
+/* Subinterpreters share what this module holds, which is one per process; those of 3.12 and later, each with a lock of
+ * its own, must be told that it serves them. The limited API of 3.8 has no names for that. */
+#define MULTIPLE_INTERPRETERS 3
+#define EACH_WITH_ITS_OWN_LOCK ((void *)2)
+
+static PyModuleDef_Slot slots[2];
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_hpcstage_native", "The native layer of the shim.", 0,
+                                    methods, slots, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__hpcstage_native(void) {
-    return PyModule_Create(&module);
+    if (strncmp(Py_GetVersion(), "3.", 2) == 0 && atoi(Py_GetVersion() + 2) >= 12)
+        slots[0] = (PyModuleDef_Slot){MULTIPLE_INTERPRETERS, EACH_WITH_ITS_OWN_LOCK};
+    return PyModuleDef_Init(&module);
 }

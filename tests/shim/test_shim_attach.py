@@ -93,6 +93,45 @@ def test_flags(lab: Lab, flags: list[str]) -> None:
     assert lab.run(code, flags=flags) == [lab.layer, "copy.."]
 
 
+@pytest.mark.parametrize("flags", [["-b"], ["-bb"]])
+def test_strings_are_not_compared_with_bytes(lab: Lab, flags: list[str]) -> None:
+    lab.put("file", b"source", b"copy..")
+    lab.install()
+    env = lab.environment(HPCSTAGE_SOCKET=os.fspath(lab.sock))
+    code = "with open(src('file')) as f: say([attach.layer, f.read(), os.environ['HPCSTAGE_SOCKET']])"
+    assert lab.run(code, flags=flags, env=env) == [lab.layer, "copy..", os.fspath(lab.sock)]
+
+
+SUBINTERPRETER = """
+import importlib
+name = "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
+interpreters = importlib.import_module(name)
+read, write = os.pipe()
+inner = '''
+import _hpcstage_attach as attach, os
+found = [attach.layer, open(%r).read(), type(open).__name__, os.stat(%r).st_size]
+os.write(%d, repr(found).encode())
+'''
+for _ in range(2):
+    interpreters.run_string(interpreters.create(), inner % (src("file"), src("file"), write))
+said = os.read(read, 4096).decode()
+say([said, attach.layer, open(src("file")).read()])
+"""
+
+
+@pytest.mark.parametrize("version", SUPPORTED)
+def test_a_subinterpreter_has_the_same_layer(lab: Lab, version: str) -> None:
+    lab.put("file", b"source", b"copy..")
+    lab.install(intercept="auto" if lab.layer == "native" else "python")
+    kind = "builtin_function_or_method" if lab.layer == "native" else "Open"
+    inner = repr([lab.layer, "copy..", kind, 6])
+    assert lab.run(SUBINTERPRETER, python=interpreter(version)) == [inner * 2, lab.layer, "copy.."]
+    slots = lab.slots()
+    assert len({slot["pid"] for slot in slots}) == 1
+    assert {slot["layer"] for slot in slots} == {wire.Layer[lab.layer.upper()]}
+    assert lab.counters()["hit_opens"] == 3
+
+
 def test_switched_off(lab: Lab, tmp_path: Path) -> None:
     lab.put("file", b"source", b"copy..")
     lab.install()
