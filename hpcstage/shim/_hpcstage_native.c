@@ -51,6 +51,7 @@ static void forked(void) {
     tables_forked();
     slot_forget();
     ring_forget();
+    cwd_forked();
 }
 
 static PyObject *refuse(const char *why) {

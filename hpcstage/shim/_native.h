@@ -57,6 +57,7 @@ enum kind locate_fd(int fd, struct place *at);        /* by the name of an open 
 enum kind locate_copy(int fd, struct place *at);      /* by the name of an open file in the store */
 void source_of(const struct place *at, char *out);    /* out: PATH_MAX */
 void cwd_changed(void);
+void cwd_forked(void); /* in a forked child */
 
 /* ---- page and counters ---- */
 int page_map(const char *path); /* 0, or an errno */

@@ -13,15 +13,16 @@
 
 struct config config;
 
-/* The working directory: `seq` is odd while it is written. `near` says whether a relative name without leading `..`
- * can be below a dataset; UNKNOWN makes every relative name ask the kernel. */
+/* The working directory as it was after `known` changes of it; `near` says whether a relative name without leading `..`
+ * can be below a dataset. While `changes` is ahead, every relative name asks the kernel. One thread writes at a time,
+ * and `known` is 0 meanwhile. */
 enum { FAR, NEAR, UNKNOWN };
 static struct {
-    unsigned seq;
-    int near;
+    unsigned changes, known;
+    int writing, near;
     size_t n;
     char path[PATH_MAX];
-} cwd = {0, UNKNOWN, 0, ""};
+} cwd = {1, 0, 0, UNKNOWN, 0, ""};
 
 /* The part of an absolute path behind a map's source (starts with '/' or is empty), or NULL. */
 static const char *below(const char *path, const struct map *map) {
@@ -165,31 +166,58 @@ static int near_datasets(const char *path, size_t n) {
     return FAR;
 }
 
+static void note_cwd(unsigned changes) {
+    __atomic_store_n(&cwd.known, 0, __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    if (!getcwd(cwd.path, sizeof cwd.path))
+        return;
+    cwd.n = strlen(cwd.path);
+    cwd.near = near_datasets(cwd.path, cwd.n);
+    __atomic_store_n(&cwd.known, changes, __ATOMIC_RELEASE);
+}
+
+/* The change is announced before anything else: who cannot note it leaves it to the thread that is writing, or to
+ * nobody. */
 void cwd_changed(void) {
     int saved = errno;
-    unsigned seq = __atomic_load_n(&cwd.seq, __ATOMIC_RELAXED);
-    if ((seq & 1) || !__atomic_compare_exchange_n(&cwd.seq, &seq, seq + 1, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
-        __atomic_store_n(&cwd.near, UNKNOWN, __ATOMIC_RELEASE);
-        return;
-    }
-    __atomic_thread_fence(__ATOMIC_RELEASE);
-    if (getcwd(cwd.path, sizeof cwd.path)) {
-        cwd.n = strlen(cwd.path);
-        cwd.near = near_datasets(cwd.path, cwd.n);
-    } else {
-        cwd.near = UNKNOWN;
-    }
-    __atomic_store_n(&cwd.seq, seq + 2, __ATOMIC_RELEASE);
+    unsigned changes = __atomic_add_fetch(&cwd.changes, 1, __ATOMIC_SEQ_CST);
+    do {
+        if (__atomic_exchange_n(&cwd.writing, 1, __ATOMIC_SEQ_CST))
+            break;
+        changes = __atomic_load_n(&cwd.changes, __ATOMIC_SEQ_CST);
+        if (cwd.known != changes) /* one text per number */
+            note_cwd(changes);
+        __atomic_store_n(&cwd.writing, 0, __ATOMIC_SEQ_CST);
+    } while (__atomic_load_n(&cwd.changes, __ATOMIC_SEQ_CST) != changes);
     errno = saved;
 }
 
+/* A forked child: the thread that was writing is not here. */
+void cwd_forked(void) {
+    if (cwd.writing) {
+        cwd.writing = 0;
+        cwd_changed();
+    }
+}
+
+/* Whether what is noted is how things are now. */
+static int cwd_known(unsigned *changes) {
+    *changes = __atomic_load_n(&cwd.known, __ATOMIC_ACQUIRE);
+    return *changes && *changes == __atomic_load_n(&cwd.changes, __ATOMIC_ACQUIRE);
+}
+
+static int cwd_near(void) {
+    unsigned changes;
+    return cwd_known(&changes) ? __atomic_load_n(&cwd.near, __ATOMIC_RELAXED) : UNKNOWN;
+}
+
 static size_t read_cwd(char *out) {
-    unsigned seq = __atomic_load_n(&cwd.seq, __ATOMIC_ACQUIRE);
+    unsigned changes;
     size_t n = cwd.n;
-    if (!(seq & 1) && cwd.near != UNKNOWN && n < PATH_MAX) {
+    if (cwd_known(&changes) && n < PATH_MAX) {
         memcpy(out, cwd.path, n);
         __atomic_thread_fence(__ATOMIC_ACQUIRE);
-        if (__atomic_load_n(&cwd.seq, __ATOMIC_RELAXED) == seq)
+        if (__atomic_load_n(&cwd.known, __ATOMIC_RELAXED) == changes)
             return n;
     }
     return getcwd(out, PATH_MAX) ? strlen(out) : 0;
@@ -232,7 +260,7 @@ int concerns(int dirfd, const char *path) {
     }
     if (dirfd != AT_FDCWD)
         return dirfd >= 0;
-    return __atomic_load_n(&cwd.near, __ATOMIC_RELAXED) != FAR || (path[0] == '.' && (path[1] == '.' || path[1] == '/')) ||
+    return cwd_near() != FAR || (path[0] == '.' && (path[1] == '.' || path[1] == '/')) ||
            strstr(path, "/../");
 }
 

@@ -150,6 +150,50 @@ say([wrong, sum(done), forks])
     assert len({slot["pid"] for slot in lab.slots()}) == forks + 1
 
 
+WALKING_LIBRARY = r"""
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <string.h>
+#include <unistd.h>
+static pthread_barrier_t turn;
+static int rounds;
+static void *walks(void *place) {
+  for (int i = 0; i < rounds; i++) {
+    pthread_barrier_wait(&turn);
+    for (int k = 0; k < 20; k++) if (chdir(place)) return place;
+    pthread_barrier_wait(&turn); }
+  return 0; }
+int walk(const char *inside, const char *outside, int times) {
+  pthread_t t[2]; char here[PATH_MAX], byte; int wrong = 0;
+  rounds = times;
+  pthread_barrier_init(&turn, 0, 3);
+  pthread_create(&t[0], 0, walks, (void *)inside); pthread_create(&t[1], 0, walks, (void *)outside);
+  for (int i = 0; i < times; i++) {
+    pthread_barrier_wait(&turn);
+    pthread_barrier_wait(&turn);
+    if (!getcwd(here, sizeof here) || strcmp(here, inside)) continue;
+    int fd = open("file", O_RDONLY);
+    wrong += read(fd, &byte, 1) != 1 || byte != 'c';
+    close(fd); }
+  pthread_join(t[0], 0); pthread_join(t[1], 0);
+  return wrong; }
+"""
+
+
+@pytest.mark.compiler
+def test_threads_that_change_the_directory_at_once(native_lab: Lab, tmp_path: Path) -> None:
+    native_lab.put("file", b"source", b"copy..")
+    library = compile_library(tmp_path, "walking", WALKING_LIBRARY, "-pthread")
+    native_lab.install()
+    code = """
+import ctypes
+library = ctypes.CDLL(sys.argv[2])
+say(library.walk(os.fsencode(os.path.realpath(SOURCE)), b"/usr", 10000))
+"""
+    assert native_lab.run(code, library) == 0
+
+
 READER_LIBRARY = r"""
 #include <fcntl.h>
 #include <stdio.h>
