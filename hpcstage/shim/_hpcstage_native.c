@@ -91,7 +91,7 @@ static PyObject *install(PyObject *self, PyObject *arguments) {
         return NULL;
     installed = 1;
     cwd_changed();
-    if (pthread_atfork(NULL, NULL, forked) != 0 || tables_install() != 0)
+    if (pthread_atfork(tables_before_fork, tables_after_fork, forked) != 0 || tables_install() != 0)
         return refuse("the import tables cannot be redirected");
     Py_RETURN_NONE;
 }

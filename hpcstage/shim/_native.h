@@ -122,7 +122,9 @@ extern const struct hook hooks_open[], hooks_stat[], hooks_write[], hooks_read[]
 
 int tables_install(void);
 void tables_refresh(void);
-void tables_forked(void);
+void tables_before_fork(void);
+void tables_after_fork(void); /* in the parent */
+void tables_forked(void);     /* in the child */
 void tables_info(unsigned *objects, unsigned *slots);
 
 /* A module's originals are called through its own import table, which is never redirected: an interposer that was

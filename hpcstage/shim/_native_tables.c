@@ -7,6 +7,10 @@
  * A walk has two passes with a dladdr between them. dl_iterate_phdr shows objects that another thread's dlopen is still
  * relocating; touching those would corrupt them. dladdr waits for the loader's lock, so what the first pass saw is
  * complete in the second, and only that is touched.
+ *
+ * dl_iterate_phdr holds a lock that a forked child inherits as it is, with an owner that is not there. No thread forks
+ * while another one is inside such a call of ours. What calls of others left locked is not touched: a child looks for
+ * new objects only once the loader has added one in it, which takes the same lock.
  */
 #include "_native.h"
 
@@ -38,6 +42,7 @@
 #define NAMES 512 /* power of two, well above the number of hooks */
 #define MATCHES 128
 #define WALK_WAITS 200 /* of 50 us */
+#define FORK_WAITS 20000 /* of 50 us */
 #define ROUNDS 8 /* others may load libraries without end */
 
 enum state { NEW = 1, DONE };
@@ -259,6 +264,64 @@ static void redirect(const struct dl_phdr_info *info, struct object *object) {
         open_sealed(&t, PROT_READ);
 }
 
+/* ---- forks and the loader's lock ---- */
+static const struct timespec pause_50us = {0, 50000};
+static int iterating, forking; /* how many threads are inside dl_iterate_phdr for us, or inside fork */
+static const struct link_map *last_inherited; /* in a forked child, until the loader adds an object */
+
+static void begin_iteration(void) {
+    for (int i = 0; i < FORK_WAITS; i++) {
+        __atomic_add_fetch(&iterating, 1, __ATOMIC_SEQ_CST);
+        if (!__atomic_load_n(&forking, __ATOMIC_SEQ_CST))
+            return;
+        __atomic_sub_fetch(&iterating, 1, __ATOMIC_SEQ_CST);
+        nanosleep(&pause_50us, NULL);
+    }
+    __atomic_add_fetch(&iterating, 1, __ATOMIC_SEQ_CST);
+}
+
+static int iterate(int (*visit)(struct dl_phdr_info *, size_t, void *), void *context) {
+    begin_iteration();
+    int result = dl_iterate_phdr(visit, context);
+    __atomic_sub_fetch(&iterating, 1, __ATOMIC_SEQ_CST);
+    return result;
+}
+
+static void wait_while(const int *word, int waits) {
+    for (int i = 0; i < waits && __atomic_load_n(word, __ATOMIC_SEQ_CST); i++)
+        nanosleep(&pause_50us, NULL);
+}
+
+static const struct link_map *last_object(void) {
+    const struct link_map *last = _r_debug.r_map;
+    while (last && last->l_next)
+        last = last->l_next;
+    return last;
+}
+
+/* What was loaded and not seen yet is redirected in the parent, since the child does not look for it. */
+void tables_before_fork(void) {
+    tables_refresh();
+    wait_while(&walking, WALK_WAITS);
+    __atomic_add_fetch(&forking, 1, __ATOMIC_SEQ_CST);
+    wait_while(&iterating, FORK_WAITS);
+}
+
+void tables_after_fork(void) {
+    __atomic_sub_fetch(&forking, 1, __ATOMIC_SEQ_CST);
+}
+
+void tables_forked(void) {
+    walking = again = iterating = forking = 0;
+    last_inherited = last_object();
+}
+
+static int only_inherited(void) {
+    if (last_inherited && last_inherited->l_next)
+        last_inherited = NULL;
+    return last_inherited != NULL;
+}
+
 /* ---- all objects ---- */
 static int left_alone(const struct dl_phdr_info *info) {
     static const char *const parts[] = {"linux-vdso", "linux-gate", "/ld-linux", "/ld-2.", "/libc.so", "/libc-2.",
@@ -319,10 +382,10 @@ static void walk(void) {
         memset(objects, 0, sizeof objects);
         objects_n = 0;
     }
-    dl_iterate_phdr(first_pass, NULL);
+    iterate(first_pass, NULL);
     dladdr((void *)&config, &ignored);
     unsigned known = objects_n;
-    dl_iterate_phdr(second_pass, &known);
+    iterate(second_pass, &known);
     done_adds = seen_adds;
     done_subs = seen_subs;
 }
@@ -334,17 +397,16 @@ static int changed(struct dl_phdr_info *info, size_t size, void *context) {
 
 static int news(void) {
     int news = 0;
-    dl_iterate_phdr(changed, &news);
+    if (!only_inherited())
+        iterate(changed, &news);
     return news;
 }
 
 /* Another thread walks. It may have begun before our objects came, so ask for one more round, and give it the time: but
  * not for ever, because it may wait for a lock of the loader that our caller holds. */
 static void wait_for_walk(void) {
-    const struct timespec pause = {0, 50000};
     __atomic_store_n(&again, 1, __ATOMIC_RELEASE);
-    for (int i = 0; i < WALK_WAITS && __atomic_load_n(&walking, __ATOMIC_ACQUIRE); i++)
-        nanosleep(&pause, NULL);
+    wait_while(&walking, WALK_WAITS);
 }
 
 void tables_refresh(void) {
@@ -368,10 +430,6 @@ void tables_refresh(void) {
 void hpcstage_dlsym_seen(void *handle) {
     if (handle != RTLD_NEXT && handle != RTLD_DEFAULT)
         tables_refresh();
-}
-
-void tables_forked(void) {
-    walking = again = 0;
 }
 
 void tables_info(unsigned *n_objects, unsigned *n_slots) {

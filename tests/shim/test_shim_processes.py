@@ -246,6 +246,50 @@ say(list(out))
     assert wrong == 0
 
 
+FORKING_LIBRARY = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static void *handle;
+static volatile int stop;
+static void *looks_up(void *unused) { while (!stop) dlsym(handle, "wrong"); return 0; }
+static int child(const char *late, const char *file) {
+  alarm(20);
+  int (*wrong)(const char *) = dlsym(handle, "wrong");
+  if (!wrong || wrong(file)) return 1;
+  void *loaded = dlopen(late, RTLD_NOW);
+  wrong = loaded ? dlsym(loaded, "wrong") : 0;
+  return !wrong || wrong(file); }
+int forks(const char *early, const char *late, const char *file, int times) {
+  pthread_t t[3]; int bad = 0, status;
+  handle = dlopen(early, RTLD_NOW);
+  for (int i = 0; i < 3; i++) pthread_create(&t[i], 0, looks_up, 0);
+  for (int i = 0; i < times && !bad; i++) {
+    pid_t pid = fork();
+    if (!pid) _exit(child(late, file));
+    bad += waitpid(pid, &status, 0) != pid || status; }
+  stop = 1;
+  for (int i = 0; i < 3; i++) pthread_join(t[i], 0);
+  return bad; }
+"""
+
+
+@pytest.mark.compiler
+def test_a_child_forked_while_others_look_up_names_does_not_hang(native_lab: Lab, tmp_path: Path) -> None:
+    native_lab.put("file", b"source", b"copy 1")
+    early, late = (compile_library(tmp_path, name, READER_LIBRARY) for name in ("early", "late"))
+    forking = compile_library(tmp_path, "forking", FORKING_LIBRARY, "-pthread")
+    native_lab.install()
+    code = """
+import ctypes
+early, late, forking = map(os.fsencode, sys.argv[2:])
+say(ctypes.CDLL(forking).forks(early, late, os.fsencode(src("file")), 300))
+"""
+    assert native_lab.run(code, early, late, forking) == 0
+
+
 LOADER = """
 import hashlib, sys, torch
 class Files(torch.utils.data.Dataset):
