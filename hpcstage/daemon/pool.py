@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import time
 from dataclasses import dataclass, field
 
@@ -189,13 +190,13 @@ class Pool:
         member.assigned.clear()
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """Ends all copiers: their pipes close, then they are killed."""
+        """Ends all copiers at once: what they have not published is of no use any more. One that hangs in the kernel is
+        left to it after a while."""
         deadline = time.monotonic() + timeout_s
         alive = [member for member in self.members if member.alive]
         for member in alive:
             with contextlib.suppress(OSError):
-                os.close(member.commands)
-            member.commands = -1
+                os.kill(member.pid, signal.SIGKILL)
         for member in alive:
             self._end(member, max(0.0, deadline - time.monotonic()))
         self._of_id.clear()

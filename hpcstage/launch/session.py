@@ -150,14 +150,19 @@ class Session:
         """Imports what the end needs while the command computes, and not while it starts: nobody waits for it then."""
         begun_s = self.part.child_started_s
         if not self.ready and begun_s is not None and self.clock.elapsed_s() > begun_s + READY_AFTER_S:
-            importlib.import_module("hpcstage.launch.result")
-            self.ready = True
+            self._import_result()
 
     def not_run(self, error: HpcstageError) -> None:
         """The command could not be executed: the record says so, and nothing else is said besides the error."""
         self.part.exit_code = error.exit_code
         self.part.problems.append({"id": "command-not-run", "text": error.what, "remedy": error.remedy})
         self.close(None)
+
+    def _import_result(self) -> None:
+        if not self.ready:
+            self.ready = True
+            with contextlib.suppress(ImportError):  # said when it is needed
+                importlib.import_module("hpcstage.launch.result")
 
     def close(self, status: int | None) -> None:
         """After the command: the daemons' parts, the record, the short report, nothing left on the nodes."""
@@ -170,6 +175,7 @@ class Session:
         if self.lead is not None and self.group is not None and self.group.starts_daemons:
             self.lead.end()
         self.control.tell_end(status or 0)
+        self._import_result()  # while the daemon ends
         last = self.control.await_end(self.config.drain_s)
         if last is not False and self._is_first():
             self._await_others(deadline)

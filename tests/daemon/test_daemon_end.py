@@ -6,12 +6,14 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from daemon_process import start_daemon, wait_until  # noqa: F401
 
+from hpcstage.daemon.main import POOL_END_S
 from hpcstage.job import nodedir
 from hpcstage.job.localdir import LocalDir
 
@@ -75,3 +77,14 @@ def test_the_node_directory_is_put_aside_before_it_is_deleted(start_daemon, make
     assert (what, aside.parent) == (MOVED_TO, claim.path.parent)
     assert events[-1] == (DELETED, aside), "and nothing of it stays"
     assert sorted(path.name for path in claim.path.parent.iterdir()) == [".lock"]
+
+
+def test_a_copier_that_does_not_answer_holds_up_nothing(start_daemon, make_tree):
+    daemon = start_daemon(make_tree(files=30)).attach()
+    daemon.staged()
+    wait_until(lambda: all(copier.status() == "sleeping" for copier in daemon.children()))
+    for copier in daemon.children():
+        copier.suspend()
+    begin_s = time.monotonic()
+    daemon.end()
+    assert time.monotonic() - begin_s < POOL_END_S
