@@ -13,9 +13,10 @@
 #$ -l h_rt=12:00:00
 
 # Without it, qdel and the time limit are KILL with no warning. With it USR2 comes before KILL, as long before as the
-# queue's `notify` says, and USR1 before a suspension. hpcstage passes both on once, and has what is left of that time
-# to write its record. A program that has no handler for them is ended by them: that is the system's default; on queues
-# that suspend jobs, leave -notify out for such a program. For an earlier warning (USR1) add  #$ -l s_rt=11:50:00
+# queue's `notify` says, and USR1 before a suspension, to hpcstage and to the command: each gets them once. hpcstage has
+# what is left of that time to write its record. A program that has no handler for them is ended by them: that is the
+# system's default; on queues that suspend jobs, leave -notify out for such a program. For an earlier warning (USR1)
+# add  #$ -l s_rt=11:50:00
 #$ -notify
 
 # Local disk: $T4TMPDIR on TSUBAME4.0 (never /tmp there), else $SGE_LOCALDIR or $TMPDIR, which Grid Engine makes for the

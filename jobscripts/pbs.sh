@@ -23,7 +23,7 @@ source .venv/bin/activate
 
 DATA=${DATA:-/lustre/imagenet/train}
 
-# At qdel and at the end of the wall time PBS sends TERM to every process of the job, so the command gets it from PBS as
-# well; hpcstage passes each signal on once. KILL follows after the server's kill_delay. `exec` leaves no shell behind
-# that TERM would end before the command has saved its state.
+# At qdel and at the end of the wall time PBS sends TERM to every process of the job, the command among them; hpcstage
+# sees that and does not pass it on a second time. KILL follows after the server's kill_delay. `exec` leaves no shell
+# behind that TERM would end before the command has saved its state.
 exec hpcstage run --data "$DATA" -- python train.py --data "$DATA" --epochs "${EPOCHS:-90}"

@@ -4,7 +4,9 @@ Owns signals and the exit status. Does not know what the command is for.
 
 Signals that we forward are blocked in this process from before the command starts and are taken with
 sigtimedwait, so none can be lost or interrupt anything. Under Slurm's cgroup tracking only the direct process of a
-step is told about scancel or a time limit: what we do not pass on, the command never hears.
+step is told about scancel or a time limit, so the wrapper passes them on. PBS, Grid Engine and terminals signal the
+command as well; a second one would end a program that is saving its state, so the wrapper passes on only what the
+witness beside the command did not get.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 
 from hpcstage.launch.plain import exec_error
+from hpcstage.launch.witness import Witness
 
 FORWARDED = (
     signal.SIGTERM,
@@ -30,7 +33,10 @@ FORWARDED = (
 )
 FATAL = frozenset(FORWARDED) - {signal.SIGCONT, signal.SIGWINCH}
 SI_KERNEL_FROM = 1
-"""si_code above 0: the kernel (a terminal) sent it to the whole process group, so the command has it already."""
+"""si_code above 0: the kernel sent it, for a terminal or because of a limit of this process alone."""
+OF_TERMINALS = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGCONT, signal.SIGWINCH})
+_SETTLES_S = 0.05
+"""By then a command that makes a process group of its own has made it."""
 IGNORED_BY_PYTHON = [signal.SIGPIPE, signal.SIGXFSZ]
 
 
@@ -65,20 +71,32 @@ class Child:
 
     def wait(self, watch: Callable[[], None], interval_s: float = 1.0) -> int:
         """Forwards signals until the command ends; returns its wait status. Calls `watch` now and then."""
-        while self.status is None:
-            info = self.signals.take(interval_s)
-            if info is not None and info.si_signo != signal.SIGCHLD:
-                self.forward(info)
-            self._reap()
-            watch()
+        pause_s = _SETTLES_S
+        with Witness(self.pid) as witness:
+            while self.status is None:
+                info = self.signals.take(pause_s)
+                pause_s = interval_s
+                if info is not None and info.si_signo != signal.SIGCHLD:
+                    self.forward(info, witness)
+                witness.follow()
+                self._reap()
+                watch()
         return self.status
 
-    def forward(self, info: signal.struct_siginfo) -> None:
-        """Passes a signal on, unless a terminal has given it to the whole group."""
-        if info.si_code < SI_KERNEL_FROM and self.status is None:
+    def forward(self, info: signal.struct_siginfo, witness: Witness) -> None:
+        """Passes a signal on, unless whoever sent it has reached the command as well."""
+        if info.si_code >= SI_KERNEL_FROM and not (info.si_signo in OF_TERMINALS and witness.is_there):
+            return
+        if not witness.got(info.si_signo) and self._is_running():
             os.kill(self.pid, info.si_signo)
 
+    def _is_running(self) -> bool:
+        self._reap()
+        return self.status is None
+
     def _reap(self) -> None:
+        if self.status is not None:
+            return
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         if pid:
             self.status = status

@@ -217,19 +217,21 @@ class Nodes:
             lines += [f"[ ! -d '{tree}' ] || mount -t tmpfs -o mode={mode} tmpfs '{tree}'"]
         for path, place in held.items():  # a mount over a directory hides what is below it: show these again
             lines += [f"mkdir -p '{path}'", f"mount --bind {place} '{path}'"]
-        lines += [f"mount --bind /mnt/held/etc/{file} /etc/{file}" for file in ("hosts", "passwd", "group")]
+        # The whole directory: a file that is mounted over another comes off when the machine replaces that one.
+        lines += ["mount --bind /mnt/held/etc /etc"]
         return "\n".join(lines)
 
     def _write_files(self) -> None:
         etc = self.lab / "etc"
-        etc.mkdir(parents=True)
+        self.lab.mkdir(parents=True, exist_ok=True)
         self.lab.chmod(0o755)
+        subprocess.run(["cp", "-a", "/etc", etc], check=True, capture_output=True, timeout=60)
         self.shared.mkdir()
         hosts = [f"10.77.0.{index} {name}\n" for index, name in enumerate(self.names, 1)]
         (etc / "hosts").write_text("127.0.0.1 localhost\n" + "".join(hosts))
         own = f"{USER}:x:{UID}:{UID}::{HOME}:/bin/bash\n"
-        (etc / "passwd").write_text(Path("/etc/passwd").read_text() + own)
-        (etc / "group").write_text(Path("/etc/group").read_text() + f"{USER}:x:{UID}:\n")
+        (etc / "passwd").write_text((etc / "passwd").read_text() + own)
+        (etc / "group").write_text((etc / "group").read_text() + f"{USER}:x:{UID}:\n")
         home = self.shared / HOME.relative_to(SHARED)
         home.mkdir(parents=True)
         os.chown(home, UID, UID)

@@ -82,6 +82,16 @@ def test_nodes_have_names_users_disks_and_a_network(slurm: Slurm) -> None:
     assert addresses[0] in nodes.run(2, "ip", "-brief", "addr", "show", "eth0").stdout
 
 
+def test_nodes_keep_their_users_when_this_machine_changes_its_own(slurm: Slurm) -> None:
+    """A mount over a file ends when another is renamed to its name outside, as `useradd` does with /etc/passwd."""
+    lines = slurm.nodes.run(1, "cat", "/proc/self/mounts").stdout.splitlines()
+    places = [Path(line.split()[1]) for line in lines]
+    below = [place for place in places if place.is_relative_to("/etc")]
+    assert below
+    for place in below:
+        slurm.nodes.run(1, "test", "-d", place)
+
+
 def test_the_epilog_notes_what_a_job_leaves(slurm: Slurm, project: Project) -> None:
     script = f'#!/bin/sh\nmkdir -p "$TMPDIR/hpcstage-{UID}/run/store"\n'
     job = slurm.submit(env=project.env, cwd=project.path, script=script)

@@ -55,6 +55,14 @@ def test_qdel_with_notify_lets_the_command_save(gridengine: GridEngine, project:
     assert gridengine.left_by(job) == {done["hostname"]: ""}
 
 
+def test_qdel_with_notify_reaches_the_command_once(gridengine: GridEngine, project: Project) -> None:
+    """Grid Engine signals the process group: a second USR2 would end a program that is saving its state."""
+    job = start_patient(gridengine, project, "-notify", words="--patient --stubborn")
+    gridengine.cancel(job)
+    gridengine.wait(job)
+    assert heard(project) == {0: [signal.SIGUSR2]}, project.log()
+
+
 def test_qdel_without_notify_kills_and_leaves_a_report(gridengine: GridEngine, project: Project) -> None:
     job = start_patient(gridengine, project)
     gridengine.cancel(job)

@@ -1,0 +1,125 @@
+"""A process that stands beside the command and does nothing: what it is signalled, the command was signalled as well.
+
+Owns the answer to one question: did the sender of a signal reach the wrapper alone, or the command with it? PBS signals
+every process of the job's session, Grid Engine the process group, a terminal its foreground group; Slurm, with
+cgroups, signals the wrapper only. Nothing in a signal tells these apart, so the wrapper looks whether a third process
+in the command's session and process group got it.
+
+The witness is `cat`, reading a pipe that only the wrapper holds: it ends with the wrapper, however that ends. All its
+signals are blocked, so each that comes stays pending, and /proc shows it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from types import TracebackType
+
+MOMENT_S = 0.2
+"""A sender that signals processes one after the other has come to the witness by then."""
+_POLL_S = 0.005
+_PENDING = ("SigPnd:", "ShdPnd:")
+
+
+class Witness:
+    """Stands beside a process for as long as the context lasts."""
+
+    def __init__(self, pid: int) -> None:
+        self._of = pid
+        self._place: int | None = None
+        self._pid: int | None = None
+        self._seen: set[int] = set()
+        """Signals that an earlier witness got and that nobody has asked for."""
+        self._stdin, self._held = os.pipe()
+
+    def __enter__(self) -> Witness:
+        self.follow()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._dismiss(self._pid)
+        os.close(self._stdin)
+        os.close(self._held)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the witness can tell: it stands where the process stands now."""
+        return self._pid is not None and self._place == self._group()
+
+    def follow(self) -> None:
+        """Goes where the process is: `timeout` and shells with job control make a process group of their own."""
+        group = self._group()
+        if group != self._place:
+            self._place = group
+            self._renew()
+
+    def got(self, number: int) -> bool:
+        """Whether the signal came to the witness as well; waits a moment for it."""
+        deadline = time.monotonic() + MOMENT_S
+        while self.is_there:
+            pending = _pending(self._pid)
+            if number in pending | self._seen:
+                if number in pending:
+                    self._renew()
+                self._seen.discard(number)
+                return True
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_POLL_S)
+        return False
+
+    def _group(self) -> int | None:
+        """The process group beside which a witness can stand; None in another session, which no sender has in one."""
+        with contextlib.suppress(OSError):
+            if os.getsid(self._of) == os.getsid(0):
+                return os.getpgid(self._of)
+        return None
+
+    def _renew(self) -> None:
+        """A signal that is pending can be seen once: the next witness comes before the old one is looked at and goes,
+        so that none is missed."""
+        old, self._pid = self._pid, None
+        if self._place is not None:
+            with contextlib.suppress(OSError):
+                self._pid = self._spawn(self._place)
+        self._seen |= _pending(old)
+        self._dismiss(old)
+
+    def _spawn(self, group: int) -> int:
+        quiet = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_WRONLY, 0) for fd in (1, 2)]
+        env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+        return os.posix_spawnp(
+            "cat",
+            ["cat"],
+            env,
+            file_actions=[(os.POSIX_SPAWN_DUP2, self._stdin, 0), *quiet],
+            setpgroup=group,
+            setsigmask=signal.valid_signals(),
+        )
+
+    @staticmethod
+    def _dismiss(pid: int | None) -> None:
+        if pid is not None:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+
+def _pending(pid: int | None) -> set[int]:
+    """The signals that wait for a process."""
+    if pid is None:
+        return set()
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return set()
+    mask = 0
+    for line in lines:
+        if line.startswith(_PENDING):
+            mask |= int(line.split()[1], 16)
+    return {number for number in range(1, 65) if mask >> (number - 1) & 1}

@@ -1,0 +1,180 @@
+"""Every signal reaches the command once, whoever sends it: the scheduler to every process of the job, to the process
+group or to the wrapper alone, or a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import Hpcstage, wait_for
+
+Tree = Callable[..., Path]
+
+COUNTER = """
+import signal, sys
+wanted = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
+signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+open(sys.argv[1], "w").close()
+wait_s = 30
+with open(sys.argv[2], "w", buffering=1) as seen:
+    while (info := signal.sigtimedwait(wanted, wait_s)) is not None:
+        print(int(info.si_signo), file=seen)
+        wait_s = 0.7
+"""
+"""Notes all signals until none has come for a while: longer than a wrapper takes to pass one on."""
+PBS = {"PBS_JOBID": "7.server", "PBS_ENVIRONMENT": "PBS_BATCH"}
+GRIDENGINE = {"JOB_ID": "7", "SGE_ROOT": "/opt/sge", "SGE_TASK_ID": "undefined"}
+SLURM = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "node1", "SLURM_JOB_NODELIST": "node1"}
+
+
+class Job:
+    """A job's script: hpcstage as the first process of a session, and a command that counts signals."""
+
+    def __init__(self, hpcstage: Hpcstage, data: Path, env: Mapping[str, str], prefix: tuple[str, ...] = ()) -> None:
+        ready, self.noted = hpcstage.cwd / "ready", hpcstage.cwd / "seen"
+        program = [sys.executable, "-c", COUNTER, os.fspath(ready), os.fspath(self.noted)]
+        words = ["run", "-q", "--data", os.fspath(data), "--", *prefix, *program]
+        self.wrapper = hpcstage.start(*words, env=env, start_new_session=True)
+        wait_for(ready.exists, 30, "the command's start")
+        wait_for(lambda: len(self.processes()) == 3, 10, "the command's witness")
+
+    def processes(self) -> list[int]:
+        """Those of its session, parents before children."""
+        tree = [self.wrapper.pid, *(child.pid for child in psutil.Process(self.wrapper.pid).children(recursive=True))]
+        return [pid for pid in tree if _session(pid) == self.wrapper.pid]
+
+    def seen(self) -> list[int]:
+        """The signals that the command got, once it has ended."""
+        self.wrapper.communicate(timeout=60)
+        assert self.wrapper.returncode == 0
+        return self.seen_so_far()
+
+    def seen_so_far(self) -> list[int]:
+        """The signals that the command has noted."""
+        return [int(word) for word in self.noted.read_text().split()]
+
+
+def _session(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return os.getsid(pid)
+    return 0
+
+
+def to_all(job: Job, number: int) -> None:
+    """As PBS: one after the other, to every process of the session, its leader first."""
+    for pid in job.processes():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def to_all_slowly(job: Job, number: int) -> None:
+    """The same, but the wrapper last and once the command has noted it: a second one cannot hide behind the first."""
+    before = len(job.seen_so_far())
+    wrapper, *others = job.processes()
+    for pid in others:
+        os.kill(pid, number)
+    wait_for(lambda: len(job.seen_so_far()) > before, 10, "the command's note")
+    os.kill(wrapper, number)
+
+
+def to_group(job: Job, number: int) -> None:
+    """As Grid Engine with -notify."""
+    os.killpg(job.wrapper.pid, number)
+
+
+def to_wrapper(job: Job, number: int) -> None:
+    """As Slurm with cgroups, or a person."""
+    os.kill(job.wrapper.pid, number)
+
+
+@pytest.mark.parametrize(
+    ("env", "send", "number"),
+    [
+        (PBS, to_all, signal.SIGTERM),
+        (PBS, to_all_slowly, signal.SIGTERM),
+        (PBS, to_wrapper, signal.SIGTERM),
+        (GRIDENGINE, to_group, signal.SIGUSR2),
+        (GRIDENGINE, to_wrapper, signal.SIGUSR1),
+        (SLURM, to_wrapper, signal.SIGTERM),
+        (SLURM, to_group, signal.SIGTERM),
+        ({}, to_all, signal.SIGHUP),
+    ],
+)
+def test_a_signal_reaches_the_command_once(
+    hpcstage: Hpcstage,
+    make_tree: Tree,
+    env: Mapping[str, str],
+    send: Callable[[Job, int], None],
+    number: signal.Signals,
+) -> None:
+    job = Job(hpcstage, make_tree(files=1), env)
+    send(job, number)
+    assert job.seen() == [number]
+
+
+def test_several_signals_in_turn_are_told_apart(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    job = Job(hpcstage, make_tree(files=1), PBS)
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        before = set(job.processes())
+        to_all_slowly(job, number)
+        wait_for(lambda found=before: len(set(job.processes()) - found) == 1, 10, "another witness")  # type: ignore[misc]
+    to_wrapper(job, signal.SIGUSR2)
+    assert sorted(job.seen()) == sorted([signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR2])
+
+
+@pytest.mark.parametrize("send", [to_all, to_all_slowly, to_group, to_wrapper])
+def test_a_command_with_a_process_group_of_its_own(
+    hpcstage: Hpcstage, make_tree: Tree, send: Callable[[Job, int], None]
+) -> None:
+    """As `timeout` and shells with job control: signals to the wrapper's process group do not reach it."""
+    group = "import os, sys; os.setpgid(0, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    job = Job(hpcstage, make_tree(files=1), PBS, (sys.executable, "-c", group))
+    (command,) = [pid for pid in job.processes() if pid != job.wrapper.pid and os.getpgid(pid) == pid]
+    wait_for(lambda: sum(_group(pid) == command for pid in job.processes()) == 2, 10, "a witness beside the command")
+    send(job, signal.SIGTERM)
+    assert job.seen() == [signal.SIGTERM]
+
+
+def _group(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return os.getpgid(pid)
+    return 0
+
+
+def test_a_terminal_interrupts_the_command_once(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    master, slave = pty.openpty()
+    ready, seen = hpcstage.cwd / "ready", hpcstage.cwd / "seen"
+    words = [sys.executable, "-c", COUNTER, os.fspath(ready), os.fspath(seen)]
+    process = subprocess.Popen(
+        ["setsid", "--ctty", "--wait", *hpcstage.command("run", "-q", "--data", make_tree(files=1), "--", *words)],
+        cwd=hpcstage.cwd, env=hpcstage.env, stdin=slave, stdout=slave, stderr=slave,
+    )  # fmt: skip
+    try:
+        os.close(slave)
+        wait_for(ready.exists, 30, "the command's start")
+        os.write(master, b"\x03")
+        assert process.wait(60) == 0
+    finally:
+        os.close(master)
+    assert seen.read_text().split() == [str(int(signal.SIGINT))]
+
+
+def test_nothing_stays_of_a_wrapper_that_is_killed(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    job = Job(hpcstage, make_tree(files=1), PBS)
+    others = [psutil.Process(pid) for pid in job.processes()[1:]]
+    (witness,) = [process for process in others if process.name() == "cat"]
+    job.wrapper.kill()
+    job.wrapper.communicate(timeout=60)
+    wait_for(lambda: not witness.is_running(), 10, "the end of the witness")
+    for process in others:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    wait_for(lambda: not list(hpcstage.local_dir.glob("hpcstage-*/*/")), 10, "the daemon's end")
