@@ -6,6 +6,7 @@ original, answers `__wrapped__` with it, and pickles by its name.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat as stat_bits
 
@@ -28,7 +29,11 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _close = os.close
 _stat = os.stat
 _access = os.access
-BY_NAME = {"fchmod": os.chmod, "fchown": os.chown}
+LOCKS = frozenset((fcntl.F_GETLK, fcntl.F_SETLK, fcntl.F_SETLKW, 36, 37, 38, getattr(fcntl, "F_SETLEASE", -1)))
+"""Commands of fcntl that lock or ask for locks; the numbers are those of open file descriptions' locks."""
+FILE_SYSTEMS = frozenset((ord("f"), ord("X"), 0x94))
+"""Kinds of ioctl requests that file systems answer."""
+CLONE = 0x40049409
 
 
 def _plainly_outside(name: Any, prefixes: tuple[str, ...]) -> bool:
@@ -75,6 +80,8 @@ class Open(Call):
                     if fd >= 0:
                         return self._on(fd, file, mode, args, kwargs)
             elif file[:1] == "/" and "/." not in file and "//" not in file:
+                if file[:6] in ("/proc/", "/dev/f") and mode not in READ_MODES:
+                    context.before_reopening(file)
                 return self.original(file, mode, *args, **kwargs)
         place = context.paths.find(file)
         if place is None:
@@ -130,6 +137,8 @@ class OsOpen(Call):
                 if fd >= 0 and context.is_file(fd):
                     return int(fd)
             elif path[:1] == "/" and "/." not in path and "//" not in path:
+                if path[:6] in ("/proc/", "/dev/f") and flags & WRITES:
+                    context.before_reopening(path)
                 return int(self.original(path, flags, mode, dir_fd=dir_fd))
         place = context.paths.find(path, dir_fd)
         if place is None:
@@ -227,26 +236,79 @@ class Access(Call):
 
 
 class Change(Call):
-    """Functions that change what one name stands for: remove, truncate, chmod, utime. Through a descriptor of a copy
-    they change the source."""
+    """Functions that change what a name or a descriptor stands for: remove, truncate, chmod, utime."""
 
-    def __call__(self, path: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(path, int):
-            path = self.context.source_of_fd(path)
-        self.context.drop_file(path, kwargs.get("dir_fd"))
-        return self.original(path, *args, **kwargs)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        first = args[0] if args else kwargs.get("path", kwargs.get("fd", kwargs.get("src")))
+        context = self.context
+        number = _number(first) if isinstance(first, int) or hasattr(first, "fileno") else context.copies.named(first)
+        if number is not None:
+            context.copies.changes(number)
+        else:
+            context.drop_file(first, kwargs.get("dir_fd", kwargs.get("src_dir_fd")))
+        return self.original(*args, **kwargs)
 
 
-class ChangeFd(Call):
-    """fchmod, fchown: through a descriptor of a copy they change the source."""
+class Ask(Call):
+    """Functions that ask the file system for more than bytes: of a copy they ask the source."""
 
-    def __call__(self, fd: int, *args: Any) -> Any:
-        source = self.context.source_of_fd(fd)
-        if source == fd:
-            return self.original(fd, *args)
-        self.context.drop(source)
-        by_name: Any = BY_NAME[self.__name__]
-        return by_name(source, *args)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        number = _number(args[0] if args else kwargs.get("path", kwargs.get("fd")))
+        if number is not None:
+            self.context.copies.surrender(number)
+        return self.original(*args, **kwargs)
+
+
+class Lock(Call):
+    """flock, lockf: whoever locks a copy locks the source, and reads it from then on."""
+
+    def __call__(self, fd: Any, operation: int, *args: Any) -> Any:
+        number = _number(fd)
+        if number is not None and operation not in (fcntl.LOCK_UN, os.F_ULOCK if self.__module__ == "os" else -1):
+            self.context.copies.surrender(number)
+        return self.original(fd, operation, *args)
+
+
+class Fcntl(Call):
+    """fcntl."""
+
+    def __call__(self, fd: Any, command: int, *args: Any) -> Any:
+        number = _number(fd) if command in LOCKS else None
+        if number is not None:
+            self.context.copies.surrender(number)
+        return self.original(fd, command, *args)
+
+
+class Ioctl(Call):
+    """ioctl: what file systems do between their own files, or tell of them."""
+
+    def __call__(self, fd: Any, request: int, *args: Any) -> Any:
+        if request >> 8 & 0xFF in FILE_SYSTEMS:
+            for number in (_number(fd), _number(args[0]) if request == CLONE and args else None):
+                if number is not None:
+                    self.context.copies.surrender(number)
+        return self.original(fd, request, *args)
+
+
+class CopyRange(Call):
+    """copy_file_range, which refuses to go from one file system to another."""
+
+    def __call__(self, src: int, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self.original(src, *args, **kwargs)
+        except OSError:
+            if not self.context.copies.surrender(src):
+                raise
+        return self.original(src, *args, **kwargs)
+
+
+def _number(file: Any) -> int | None:
+    """The descriptor that a function of `fcntl` or `os` is given, itself or as a file."""
+    try:
+        number = file if isinstance(file, int) else file.fileno()
+    except Exception:
+        return None
+    return number if isinstance(number, int) else None
 
 
 class Rename(Call):
@@ -275,13 +337,19 @@ class Exit(Call):
 
 
 BY_KIND = (
-    (OsOpen, ("open",)),
-    (Stat, ("stat",)),
-    (Lstat, ("lstat",)),
-    (Access, ("access",)),
-    (Change, ("remove", "unlink", "truncate", "chmod", "utime")),
-    (ChangeFd, ("fchmod", "fchown")),
-    (Rename, ("rename", "replace")),
-    (Chdir, ("chdir", "fchdir")),
-    (Exit, ("_exit",)),
+    (OsOpen, "os", ("open",)),
+    (Stat, "os", ("stat",)),
+    (Lstat, "os", ("lstat",)),
+    (Access, "os", ("access",)),
+    (Change, "os", ("remove", "unlink", "truncate", "chmod", "utime", "chown", "lchown", "setxattr", "removexattr")),
+    (Change, "os", ("fchmod", "fchown", "link")),
+    (Ask, "os", ("getxattr", "listxattr")),
+    (Lock, "os", ("lockf",)),
+    (Lock, "fcntl", ("flock", "lockf")),
+    (Fcntl, "fcntl", ("fcntl",)),
+    (Ioctl, "fcntl", ("ioctl",)),
+    (CopyRange, "os", ("copy_file_range",)),
+    (Rename, "os", ("rename", "replace")),
+    (Chdir, "os", ("chdir", "fchdir")),
+    (Exit, "os", ("_exit",)),
 )

@@ -10,6 +10,7 @@ import os
 import stat as stat_bits
 from time import monotonic_ns
 
+import _hpcstage_copies as copies  # type: ignore[import-not-found]
 import _hpcstage_wire as wire  # type: ignore[import-not-found]
 
 TYPE_CHECKING = False
@@ -36,6 +37,7 @@ class Context:
         self.direct = config.direct
         self.slot = slot
         self.daemon = daemon
+        self.copies = copies.Copies(self)
         self.use(paths, quiet=True)
 
     def use(self, paths: Any, quiet: bool) -> None:
@@ -178,12 +180,12 @@ class Context:
             pass
         self.drop(name, dir_fd)
 
-    def source_of_fd(self, fd: int) -> Any:
-        """The source's name if the descriptor is a copy's, else the descriptor."""
-        try:
-            return self.paths.source_of(_readlink("/proc/self/fd/%d" % fd)) or fd
-        except (OSError, TypeError):
-            return fd
+    def before_reopening(self, name: str) -> None:
+        """Before a descriptor is opened again for writing, by its name."""
+        number = self.copies.named(name)
+        if number is not None:
+            self.copies.changes(number)
+            self.count(wire.COUNTER_WRITE_OPENS)
 
     def count(self, counter: int) -> None:
         """Adds one."""

@@ -52,6 +52,7 @@ static void forked(void) {
     slot_forget();
     ring_forget();
     cwd_forked();
+    copies_forked();
 }
 
 static PyObject *refuse(const char *why) {

@@ -53,9 +53,9 @@ def install(config: Any, selftest: Callable[[Any], bool]) -> Any:
 
 def _replacements(context: Any) -> list[tuple[Any, Any]]:
     pairs = [(builtins.open, calls.Open(context, builtins.open))]
-    for kind, names in calls.BY_KIND:
+    for kind, module, names in calls.BY_KIND:
         for name in names:
-            original = getattr(os, name, None)
+            original = getattr(sys.modules[module], name, None)
             if original is not None:
                 pairs.append((original, kind(context, original)))
     assert io.open is builtins.open

@@ -79,6 +79,7 @@ uint64_t now_ns(void);
 
 /* Around each call that may wait for the source (FD_SOURCE) or for a copy (FD_LOCAL). The time in which any thread of
  * the process is inside one is counted once, however many are. The end gives how long the call took. */
+int waits_none(void); /* no thread is inside such a call */
 uint64_t wait_begin(int kind);
 uint64_t wait_end(int kind, uint64_t begin);
 void waits_forget(void); /* in a forked child: its parent's threads are not in it */
@@ -99,7 +100,13 @@ int want(const struct place *at); /* READY: -1, else the Reason to read the sour
 void drop(const struct place *at); /* no copy of it is visible any more when this returns */
 
 /* ---- open files: which descriptors are dataset files ---- */
-enum { FD_OTHER = 0, FD_SOURCE = 1, FD_LOCAL = 2, FD_LISTING = 3 /* a directory of the source */ };
+enum {
+    FD_OTHER = 0,
+    FD_SOURCE = 1,
+    FD_LOCAL = 2,
+    FD_LISTING = 3, /* a directory of the source */
+    FD_LOCK = 4,    /* ours: of the source, for locks on a copy */
+};
 #define FDS 65536
 extern unsigned char fd_kinds[FDS];
 extern __attribute__((visibility("hidden"))) int hpcstage_vforked; /* vfork has been called in this process */
@@ -113,12 +120,31 @@ static inline void fd_mark(int fd, int kind) {
         fd_kinds[fd] = (unsigned char)kind;
 }
 
+int fd_duplicated(int from, int to); /* returns `to` */
+
+/* ---- copies that are used for more than reading ---- */
+extern int copies_locked, copies_moving; /* moving: other threads' reads wait */
+void copies_wait(void);
+int copy_surrender(int fd); /* 1: the source's descriptor is in its place now */
+void copy_changes(int fd);  /* before a change through a descriptor: the source's takes its place, the copy is dropped */
+int copy_named(const char *path); /* N of /proc/self/fd/N and the like, if that is a copy's; else -1 */
+void copy_closed(int fd);
+void copy_duplicated(int fd, int to);
+void copies_forked(void); /* in a forked child */
+
+static inline void fd_closed(int fd) {
+    if (copies_locked)
+        copy_closed(fd);
+    fd_mark(fd, FD_OTHER);
+}
+
 /* ---- the hooks and the import tables ---- */
 struct hook {
     const char *name;
     void *function;
 };
-extern const struct hook hooks_open[], hooks_stat[], hooks_write[], hooks_read[], hooks_process[];
+extern const struct hook hooks_open[], hooks_stat[], hooks_write[], hooks_read[], hooks_copies[],
+    hooks_process[];
 
 int tables_install(void);
 void tables_refresh(void);

@@ -207,9 +207,24 @@ static __attribute__((noinline)) union result open_below(const struct call *c) {
     return r;
 }
 
+/* A descriptor of a copy by its own name: who writes there writes to the source. */
+static __attribute__((noinline)) union result reopen(const struct call *c, int fd) {
+    if (writes(c->flags))
+        copy_changes(fd);
+    union result r = original(c, c->path);
+    int opened = fd_of(c, r);
+    fd_mark(opened, writes(c->flags) || (c->flags & O_PATH) ? FD_OTHER : fd_kind(fd));
+    if (opened >= 0 && writes(c->flags))
+        count(COUNTER_WRITE_OPENS, 1);
+    return r;
+}
+
 static inline union result route(const struct call *c) {
     if (concerns(c->dirfd, c->path))
         return open_below(c);
+    int named = copy_named(c->path);
+    if (__builtin_expect(named >= 0, 0))
+        return reopen(c, named);
     union result r = original(c, c->path);
     fd_mark(fd_of(c, r), FD_OTHER);
     return r;
@@ -274,7 +289,7 @@ static __attribute__((noinline)) void before_freopen(const char *path, const cha
     static FILE *hook_##name(const char *path, const char *fmode, FILE *stream) { \
         if (concerns(AT_FDCWD, path)) \
             before_freopen(path, fmode); \
-        fd_mark(fileno_unlocked(stream), FD_OTHER); \
+        fd_closed(fileno_unlocked(stream)); \
         FILE *file = name(path, fmode, stream); \
         if (file) \
             fd_mark(fileno_unlocked(file), FD_OTHER); \

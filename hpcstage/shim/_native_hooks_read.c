@@ -7,7 +7,6 @@
 
 #include <dirent.h>
 #include <errno.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -19,7 +18,6 @@ extern ssize_t __read_chk(int, void *, size_t, size_t) WEAK;
 extern ssize_t __pread_chk(int, void *, size_t, off_t, size_t) WEAK;
 extern ssize_t __pread64_chk(int, void *, size_t, off64_t, size_t) WEAK;
 extern size_t __fread_chk(void *, size_t, size_t, size_t, FILE *) WEAK;
-extern int fcntl64(int, int, ...) WEAK;
 extern ssize_t copy_file_range(int, off64_t *, int, off64_t *, size_t, unsigned) WEAK;
 extern int close_range(unsigned, unsigned, int) WEAK;
 extern void closefrom(int) WEAK;
@@ -67,8 +65,12 @@ static ssize_t hook_sendfile(int to, int fd, off_t *at, size_t n) {
 static ssize_t hook_sendfile64(int to, int fd, off64_t *at, size_t n) {
     TIMED(fd, sendfile64(to, fd, at, n))
 }
-static ssize_t hook_copy_file_range(int fd, off64_t *at, int to, off64_t *to_at, size_t n, unsigned flags) {
+static ssize_t copy_range(int fd, off64_t *at, int to, off64_t *to_at, size_t n, unsigned flags) {
     TIMED(fd, copy_file_range(fd, at, to, to_at, n, flags))
+}
+static ssize_t hook_copy_file_range(int fd, off64_t *at, int to, off64_t *to_at, size_t n, unsigned flags) {
+    ssize_t bytes = copy_range(fd, at, to, to_at, n, flags);
+    return bytes < 0 && copy_surrender(fd) ? copy_range(fd, at, to, to_at, n, flags) : bytes; /* between file systems */
 }
 
 static size_t counted_fread(int kind, size_t size, size_t items, uint64_t begin) {
@@ -147,7 +149,7 @@ static int only_borrowed(void) {
 
 static int hook_close(int fd) {
     if (fd_kind(fd) != FD_OTHER && !only_borrowed())
-        fd_mark(fd, FD_OTHER);
+        fd_closed(fd);
     return close(fd);
 }
 
@@ -158,65 +160,59 @@ static int hook_closedir(DIR *directory) {
 }
 
 static int hook_fclose(FILE *file) {
-    fd_mark(fileno_unlocked(file), FD_OTHER);
+    fd_closed(fileno_unlocked(file));
     return fclose(file);
 }
 
 static void unmark(unsigned first, unsigned last) {
-    if (first < FDS && !only_borrowed())
-        memset(fd_kinds + first, FD_OTHER, (last < FDS ? last + 1 : FDS) - first);
+    if (first >= FDS || only_borrowed())
+        return;
+    unsigned end = last < FDS ? last + 1 : FDS;
+    for (unsigned fd = first; copies_locked && fd < end; fd++)
+        copy_closed((int)fd);
+    memset(fd_kinds + first, FD_OTHER, end - first);
 }
 
 static int hook_close_range(unsigned first, unsigned last, int flags) {
-    int result = close_range(first, last, flags);
-    if (result == 0 && !flags && first <= last)
+    if (!flags && first <= last)
         unmark(first, last);
-    return result;
+    return close_range(first, last, flags);
 }
 
 static void hook_closefrom(int first) {
-    closefrom(first);
     unmark(first < 0 ? 0 : (unsigned)first, FDS);
+    closefrom(first);
 }
 
-static int marked_like(int from, int to) {
-    if (to >= 0 && fd_kind(to) != fd_kind(from) && !only_borrowed())
-        fd_mark(to, fd_kind(from));
+int fd_duplicated(int from, int to) {
+    if (to < 0 || to == from || only_borrowed())
+        return to;
+    if (copies_locked)
+        copy_closed(to);
+    fd_mark(to, fd_kind(from));
+    if (copies_locked)
+        copy_duplicated(from, to);
     return to;
 }
 
 static int hook_dup(int fd) {
-    return marked_like(fd, dup(fd));
+    return fd_duplicated(fd, dup(fd));
 }
 
 static int hook_dup2(int fd, int to) {
-    return marked_like(fd, dup2(fd, to));
+    return fd_duplicated(fd, dup2(fd, to));
 }
 
 static int hook_dup3(int fd, int to, int flags) {
-    return marked_like(fd, dup3(fd, to, flags));
+    return fd_duplicated(fd, dup3(fd, to, flags));
 }
-
-#define HOOK_FCNTL(name) \
-    static int hook_##name(int fd, int command, ...) { \
-        va_list arguments; \
-        va_start(arguments, command); \
-        void *argument = va_arg(arguments, void *); \
-        va_end(arguments); \
-        int result = name(fd, command, argument); \
-        if (command == F_DUPFD || command == F_DUPFD_CLOEXEC) \
-            marked_like(fd, result); \
-        return result; \
-    }
-HOOK_FCNTL(fcntl)
-HOOK_FCNTL(fcntl64)
 
 #define ENTRY(name) {#name, (void *)hook_##name},
 const struct hook hooks_read[] = {
     ENTRY(read) ENTRY(__read_chk) ENTRY(pread) ENTRY(pread64) ENTRY(__pread_chk) ENTRY(__pread64_chk) ENTRY(readv)
     ENTRY(preadv) ENTRY(preadv64) ENTRY(sendfile) ENTRY(sendfile64) ENTRY(copy_file_range) ENTRY(fread)
     ENTRY(__fread_chk) ENTRY(close) ENTRY(fclose) ENTRY(close_range) ENTRY(closefrom) ENTRY(dup) ENTRY(dup2)
-    ENTRY(dup3) ENTRY(fcntl) ENTRY(fcntl64) ENTRY(mmap) ENTRY(mmap64) ENTRY(opendir) ENTRY(readdir) ENTRY(readdir64)
+    ENTRY(dup3) ENTRY(mmap) ENTRY(mmap64) ENTRY(opendir) ENTRY(readdir) ENTRY(readdir64)
     ENTRY(closedir) {NULL, NULL}};
 
 /* ---- the process ---- */

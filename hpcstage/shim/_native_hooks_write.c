@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <sys/stat.h>
 #include <sys/time.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 #include <utime.h>
 
@@ -25,7 +26,10 @@ static __attribute__((noinline)) void drop_named(int dirfd, const char *path, in
 
 /* A directory's own mode and times mean nothing to the files in it. */
 static inline void before(int dirfd, const char *path) {
-    if (concerns(dirfd, path))
+    int named = copy_named(path);
+    if (named >= 0)
+        copy_changes(named);
+    else if (concerns(dirfd, path))
         drop_named(dirfd, path, 0);
 }
 
@@ -104,61 +108,76 @@ static int hook_lutimes(const char *path, const struct timeval times[2]) {
 }
 
 static int hook_futimesat(int dirfd, const char *path, const struct timeval times[2]) {
-    before(dirfd, path);
+    if (path)
+        before(dirfd, path);
+    else
+        copy_changes(dirfd);
     return futimesat(dirfd, path, times);
 }
 
-/* ---- through an open file: one that was opened in the store stands for its source ---- */
-
-/* 0: not a copy. Else `source` is the name to act on; the copy is gone. */
-static __attribute__((noinline)) int source_of_copy(int fd, char *source) {
-    struct place at;
-    if (locate_copy(fd, &at) != FILE_NAME)
-        return 0;
-    source_of(&at, source);
-    if (!source[0])
-        return 0;
-    drop(&at);
-    return 1;
-}
-
-static int hook_fchmod(int fd, mode_t mode) {
-    char source[PATH_MAX];
-    if (fd_kind(fd) == FD_LOCAL && source_of_copy(fd, source))
-        return chmod(source, mode);
-    return fchmod(fd, mode);
-}
-
-static int hook_fchown(int fd, uid_t uid, gid_t gid) {
-    char source[PATH_MAX];
-    if (fd_kind(fd) == FD_LOCAL && source_of_copy(fd, source))
-        return chown(source, uid, gid);
-    return fchown(fd, uid, gid);
-}
-
-static int hook_futimens(int fd, const struct timespec times[2]) {
-    char source[PATH_MAX];
-    if (fd_kind(fd) == FD_LOCAL && source_of_copy(fd, source))
-        return utimensat(AT_FDCWD, source, times, 0);
-    return futimens(fd, times);
-}
-
 static int hook_utimensat(int dirfd, const char *path, const struct timespec times[2], int flags) {
-    if (!path)
-        return hook_futimens(dirfd, times);
-    before(dirfd, path);
+    if (!path || (!*path && (flags & AT_EMPTY_PATH)))
+        copy_changes(dirfd);
+    else
+        before(dirfd, path);
     return utimensat(dirfd, path, times, flags);
 }
 
-static int hook_futimes(int fd, const struct timeval times[2]) {
-    char source[PATH_MAX];
-    if (fd_kind(fd) == FD_LOCAL && source_of_copy(fd, source))
-        return utimes(source, times);
-    return futimes(fd, times);
+static int hook_chown(const char *path, uid_t uid, gid_t gid) {
+    before(AT_FDCWD, path);
+    return chown(path, uid, gid);
+}
+
+static int hook_lchown(const char *path, uid_t uid, gid_t gid) {
+    before(AT_FDCWD, path);
+    return lchown(path, uid, gid);
+}
+
+static int hook_fchownat(int dirfd, const char *path, uid_t uid, gid_t gid, int flags) {
+    if (path && !*path && (flags & AT_EMPTY_PATH))
+        copy_changes(dirfd);
+    else
+        before(dirfd, path);
+    return fchownat(dirfd, path, uid, gid, flags);
+}
+
+static int hook_setxattr(const char *path, const char *name, const void *value, size_t n, int flags) {
+    before(AT_FDCWD, path);
+    return setxattr(path, name, value, n, flags);
+}
+
+static int hook_lsetxattr(const char *path, const char *name, const void *value, size_t n, int flags) {
+    before(AT_FDCWD, path);
+    return lsetxattr(path, name, value, n, flags);
+}
+
+static int hook_removexattr(const char *path, const char *name) {
+    before(AT_FDCWD, path);
+    return removexattr(path, name);
+}
+
+static int hook_lremovexattr(const char *path, const char *name) {
+    before(AT_FDCWD, path);
+    return lremovexattr(path, name);
+}
+
+/* A further name changes how many the file has. */
+static int hook_link(const char *from, const char *to) {
+    before(AT_FDCWD, from);
+    return link(from, to);
+}
+
+static int hook_linkat(int from_dirfd, const char *from, int to_dirfd, const char *to, int flags) {
+    if (from && !*from && (flags & AT_EMPTY_PATH))
+        copy_changes(from_dirfd);
+    else
+        before(from_dirfd, from);
+    return linkat(from_dirfd, from, to_dirfd, to, flags);
 }
 
 #define ENTRY(name) {#name, (void *)hook_##name},
 const struct hook hooks_write[] = {
     ENTRY(unlink) ENTRY(unlinkat) ENTRY(remove) ENTRY(rename) ENTRY(renameat) ENTRY(renameat2) ENTRY(truncate)
     ENTRY(truncate64) ENTRY(chmod) ENTRY(fchmodat) ENTRY(utime) ENTRY(utimes) ENTRY(lutimes) ENTRY(futimesat)
-    ENTRY(utimensat) ENTRY(fchmod) ENTRY(fchown) ENTRY(futimens) ENTRY(futimes) {NULL, NULL}};
+    ENTRY(utimensat) ENTRY(chown) ENTRY(lchown) ENTRY(fchownat) ENTRY(setxattr) ENTRY(lsetxattr) ENTRY(removexattr)
+    ENTRY(lremovexattr) ENTRY(link) ENTRY(linkat) {NULL, NULL}};

@@ -146,12 +146,21 @@ void waits_forget(void) {
     inside = inside_source = 0;
 }
 
+int waits_none(void) {
+    return __atomic_load_n(&inside, __ATOMIC_SEQ_CST) == 0;
+}
+
 /* The first one in takes the time from the counter, the last one out adds it: whatever the order in which threads come
  * to these lines, the sum is the time between. */
 uint64_t wait_begin(int kind) {
     struct slot *slot = my_slot();
     uint64_t now = now_ns();
-    uint32_t threads = __atomic_add_fetch(&inside, 1, __ATOMIC_RELAXED);
+    uint32_t threads = __atomic_add_fetch(&inside, 1, __ATOMIC_SEQ_CST);
+    if (__builtin_expect(__atomic_load_n(&copies_moving, __ATOMIC_SEQ_CST), 0)) {
+        __atomic_sub_fetch(&inside, 1, __ATOMIC_SEQ_CST);
+        copies_wait();
+        threads = __atomic_add_fetch(&inside, 1, __ATOMIC_SEQ_CST);
+    }
     if (threads == 1)
         count(COUNTER_BLOCKED_NS, 0 - now);
     if (threads > __atomic_load_n(&slot->counters[COUNTER_READERS], __ATOMIC_RELAXED))

@@ -40,7 +40,7 @@
 
 #define OBJECTS 4096
 #define NAMES 512 /* power of two, well above the number of hooks */
-#define MATCHES 128
+#define MATCHES 256
 #define WALK_WAITS 200 /* of 50 us */
 #define FORK_WAITS 20000 /* of 50 us */
 #define ROUNDS 8 /* others may load libraries without end */
@@ -478,7 +478,7 @@ static int own_headers(struct dl_phdr_info *info, size_t size, void *context) {
 }
 
 int tables_install(void) {
-    static const struct hook *const all[] = {hooks_open, hooks_stat, hooks_write, hooks_read, hooks_process};
+    static const struct hook *const all[] = {hooks_open, hooks_stat, hooks_write, hooks_read, hooks_copies, hooks_process};
     struct range main = {0};
     struct dl_phdr_info own;
     struct tables t;

@@ -1,0 +1,109 @@
+"""Descriptors of copies that are used for more than reading: the source's takes their place, with offset and flags.
+
+Owns what is a descriptor of a copy, also under its names below /proc/self/fd and /dev/fd, and the exchange. Where the
+source has gone or is another file by now, the copy is what is left of the file that was opened, and stays.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat as stat_bits
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+DELETED = " (deleted)"
+NOT_AGAIN = os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_APPEND
+_open = os.open
+_close = os.close
+_dup2 = os.dup2
+_fcntl = fcntl.fcntl
+_fstat = os.fstat
+_lseek = os.lseek
+_listdir = os.listdir
+_lexists = os.path.lexists
+_readlink = os.readlink
+_get_inheritable = os.get_inheritable
+
+
+class Copies:
+    """The open copies of this process."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    def named(self, path: Any) -> int | None:
+        """N of /proc/self/fd/N and the like, if that is a copy's."""
+        if type(path) is not str or path[:6] not in ("/proc/", "/dev/f"):
+            return None
+        head, _, number = path.rpartition("/")
+        if head not in ("/proc/self/fd", "/dev/fd", "/proc/thread-self/fd", "/proc/%d/fd" % os.getpid()):
+            return None
+        return int(number) if number.isdigit() and self.source_of(int(number)) is not None else None
+
+    def source_of(self, fd: int) -> str | None:
+        """The name at the source of a descriptor of a copy."""
+        try:
+            local = _readlink("/proc/self/fd/%d" % fd)
+        except (OSError, TypeError):
+            return None
+        if local.endswith(DELETED) and not _lexists(local):
+            local = local[: -len(DELETED)]
+        source: str | None = self._context.paths.source_of(local)
+        return source
+
+    def changes(self, fd: int) -> None:
+        """Before a change through a descriptor: the source takes the copy's place, and the copy goes."""
+        source = self.source_of(fd)
+        if source is not None and self.surrender(fd):
+            self._context.drop(source)
+
+    def surrender(self, fd: int) -> bool:
+        """Puts the source in the place of a copy, for every number that shares it."""
+        source = self.source_of(fd)
+        opened = -1 if source is None else _open_source(fd, source)
+        if opened < 0:
+            return False
+        try:
+            _lseek(opened, _lseek(fd, 0, os.SEEK_CUR), os.SEEK_SET)
+            for number in [*_sharing(fd), fd]:
+                _dup2(opened, number, _get_inheritable(number))
+        finally:
+            _close(opened)
+        return True
+
+
+def _open_source(fd: int, source: str) -> int:
+    try:
+        opened = _open(source, _fcntl(fd, fcntl.F_GETFL) & ~NOT_AGAIN | os.O_CLOEXEC)
+    except OSError:
+        return -1
+    copy, now = _fstat(fd), _fstat(opened)
+    if stat_bits.S_ISREG(now.st_mode) and (copy.st_size, copy.st_mtime_ns) == (now.st_size, now.st_mtime_ns):
+        return opened
+    _close(opened)
+    return -1
+
+
+def _sharing(fd: int) -> list[int]:
+    """The other numbers of an open file: a flag that means nothing for files is shared."""
+    same = (_fstat(fd).st_dev, _fstat(fd).st_ino)
+    flags = _fcntl(fd, fcntl.F_GETFL)
+    found = []
+    for name in _listdir("/proc/self/fd"):
+        number = int(name)
+        try:
+            info = _fstat(number)
+            if number == fd or (info.st_dev, info.st_ino) != same:
+                continue
+            before = _fcntl(number, fcntl.F_GETFL)
+            _fcntl(fd, fcntl.F_SETFL, flags ^ os.O_NONBLOCK)
+            after = _fcntl(number, fcntl.F_GETFL)
+            _fcntl(fd, fcntl.F_SETFL, flags)
+        except OSError:
+            continue
+        if (before ^ after) & os.O_NONBLOCK:
+            found.append(number)
+    return found

@@ -1,0 +1,377 @@
+/* Descriptors of copies that are used for more than reading: locks, attributes, and other names of the descriptor.
+ *
+ * What changes or asks for more than bytes puts the source's descriptor in the copy's place, with the same offset and
+ * flags, for every number that shares it. A lock is taken on a second descriptor, of the source; reading goes on from
+ * the copy, which is exact as long as the source is as it was when the lock was got. Where the source has gone or is
+ * another file by now, the copy is what is left of the file that was opened, and the call acts on it.
+ */
+#include "_native.h"
+
+#include <errno.h>
+#include <linux/fs.h>
+#include <stdarg.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/xattr.h>
+#include <time.h>
+#include <unistd.h>
+
+#define HIGH_NUMBER 512 /* locks' descriptors leave the low numbers to the program */
+#define TURN_WAITS 400 /* of 50 us */
+
+static int locks[FDS]; /* by a copy's descriptor: that of its source, on which its locks are, plus one */
+int copies_locked;     /* whether there has been any */
+int copies_moving;
+static int turn; /* one thread at a time puts descriptors in places */
+
+static void pause_50us(void) {
+    static const struct timespec pause = {0, 50000};
+    nanosleep(&pause, NULL);
+}
+
+static void take_turn(void) {
+    for (int i = 0; i < TURN_WAITS && __atomic_exchange_n(&turn, 1, __ATOMIC_ACQUIRE); i++)
+        pause_50us();
+}
+
+static void give_turn(void) {
+    __atomic_store_n(&turn, 0, __ATOMIC_RELEASE);
+}
+
+void copies_wait(void) {
+    for (int i = 0; i < TURN_WAITS && __atomic_load_n(&copies_moving, __ATOMIC_SEQ_CST); i++)
+        pause_50us();
+}
+
+void copies_forked(void) {
+    turn = copies_moving = 0;
+}
+
+/* ---- the source of a copy ---- */
+static int unchanged(int fd, int source) {
+    struct stat copy, now;
+    return fstat(fd, &copy) == 0 && fstat(source, &now) == 0 && S_ISREG(now.st_mode) && copy.st_size == now.st_size &&
+           copy.st_mtim.tv_sec == now.st_mtim.tv_sec && copy.st_mtim.tv_nsec == now.st_mtim.tv_nsec;
+}
+
+/* Where a copy that is open is, or was before it was dropped. */
+static enum kind place_of(int fd, struct place *at) {
+    static const char deleted[] = " (deleted)";
+    struct stat info;
+    enum kind kind = locate_copy(fd, at);
+    size_t n = kind == FILE_NAME ? strlen(at->local) : 0;
+    if (n > sizeof deleted && strcmp(at->local + n - (sizeof deleted - 1), deleted) == 0 &&
+        fstatat(AT_FDCWD, at->local, &info, AT_SYMLINK_NOFOLLOW) != 0)
+        at->local[n - (sizeof deleted - 1)] = 0;
+    return kind;
+}
+
+/* A descriptor of the file that was copied, opened as the copy is, or -1. */
+static int open_source(int fd, const struct place *at) {
+    char source[PATH_MAX];
+    int flags = fcntl(fd, F_GETFL);
+    source_of(at, source);
+    if (flags < 0 || !source[0])
+        return -1;
+    int opened = open(source, (flags & ~(O_CREAT | O_EXCL | O_TRUNC | O_APPEND)) | O_CLOEXEC);
+    if (opened >= 0 && !unchanged(fd, opened)) {
+        close(opened);
+        return -1;
+    }
+    return opened;
+}
+
+/* Whether two numbers stand for one open file, with one offset: then a flag that means nothing for files is shared. */
+static int shares(int fd, int other) {
+    if (fd == other)
+        return 1;
+    int before = fcntl(other, F_GETFL), flags = fcntl(fd, F_GETFL);
+    if (before < 0 || flags < 0 || fcntl(fd, F_SETFL, flags ^ O_NONBLOCK) != 0)
+        return 0;
+    int after = fcntl(other, F_GETFL);
+    fcntl(fd, F_SETFL, flags);
+    return after >= 0 && ((after ^ before) & O_NONBLOCK);
+}
+
+/* The next copy's descriptor that shares `fd`, from `from` on, or -1. */
+static int next_sharing(int fd, int from) {
+    while (from < FDS) {
+        const unsigned char *found = memchr(fd_kinds + from, FD_LOCAL, FDS - (size_t)from);
+        if (!found)
+            break;
+        from = (int)(found - fd_kinds);
+        if (shares(fd, from))
+            return from;
+        from++;
+    }
+    return -1;
+}
+
+static void put_in_place(int source, int fd) {
+    int flags = fcntl(fd, F_GETFD);
+    if (dup3(source, fd, flags >= 0 && (flags & FD_CLOEXEC) ? O_CLOEXEC : 0) >= 0)
+        fd_mark(fd, FD_SOURCE);
+}
+
+/* Other threads' reads end before and begin after, as far as that can be waited for. */
+static void replace(int fd, int source) {
+    __atomic_store_n(&copies_moving, 1, __ATOMIC_SEQ_CST);
+    for (int i = 0; i < TURN_WAITS && !waits_none(); i++)
+        pause_50us();
+    lseek(source, lseek(fd, 0, SEEK_CUR), SEEK_SET);
+    for (int other = next_sharing(fd, 0); other >= 0; other = next_sharing(fd, other + 1))
+        if (other != fd)
+            put_in_place(source, other);
+    put_in_place(source, fd);
+    __atomic_store_n(&copies_moving, 0, __ATOMIC_SEQ_CST);
+}
+
+/* Puts the source in the copy's place. 1: `at` is where the copy is; 0: `fd` is no copy, or all that is left. */
+static __attribute__((noinline)) int surrender(int fd, struct place *at) {
+    int saved = errno, done = 0;
+    take_turn();
+    if (fd_kind(fd) == FD_LOCAL && place_of(fd, at) == FILE_NAME) {
+        int held = locks[fd] - 1, source = held >= 0 ? held : open_source(fd, at);
+        if (source >= 0) {
+            replace(fd, source);
+            done = 1;
+        }
+        if (source >= 0 && held < 0)
+            close(source);
+    }
+    give_turn();
+    errno = saved;
+    return done;
+}
+
+int copy_surrender(int fd) {
+    struct place at;
+    return fd_kind(fd) == FD_LOCAL && surrender(fd, &at);
+}
+
+static __attribute__((noinline)) void surrender_and_drop(int fd) {
+    struct place at;
+    if (surrender(fd, &at))
+        drop(&at);
+}
+
+void copy_changes(int fd) {
+    if (fd_kind(fd) == FD_LOCAL)
+        surrender_and_drop(fd);
+}
+
+/* ---- locks ---- */
+
+/* The descriptor to lock for a copy. `lets_go`: nothing is to be locked, so nothing is opened for it. */
+static __attribute__((noinline)) int lock_of(int fd, int lets_go) {
+    struct place at;
+    int saved = errno;
+    take_turn();
+    if (!locks[fd] && !lets_go && place_of(fd, &at) == FILE_NAME) {
+        int flags = fcntl(fd, F_GETFD), opened = open_source(fd, &at);
+        int high = opened >= 0 ? fcntl(opened, flags & FD_CLOEXEC ? F_DUPFD_CLOEXEC : F_DUPFD, HIGH_NUMBER) : -1;
+        if (high >= 0) {
+            close(opened);
+            opened = high;
+        }
+        if (opened >= 0 && opened < FDS) {
+            copies_locked = 1;
+            fd_mark(opened, FD_LOCK);
+            for (int other = next_sharing(fd, 0); other >= 0; other = next_sharing(fd, other + 1))
+                locks[other] = opened + 1;
+        }
+    }
+    int lock = locks[fd] - 1;
+    give_turn();
+    errno = saved;
+    return lock >= 0 ? lock : fd;
+}
+
+static inline int to_lock(int fd, int lets_go) {
+    return fd_kind(fd) == FD_LOCAL ? lock_of(fd, lets_go) : fd;
+}
+
+/* Who has a lock reads what is there now. */
+static int locked(int fd, int lock, int result) {
+    if (lock != fd && result == 0) {
+        int saved = errno;
+        if (!unchanged(fd, lock))
+            copy_surrender(fd);
+        errno = saved;
+    }
+    return result;
+}
+
+/* A number is closed, or stands for another file from now on. */
+void copy_closed(int fd) {
+    if (fd_kind(fd) == FD_LOCK) { /* by a program that closes all numbers */
+        for (int i = 0; i < FDS; i++)
+            if (locks[i] == fd + 1)
+                locks[i] = 0;
+        return;
+    }
+    int lock = (unsigned)fd < FDS ? locks[fd] : 0;
+    if (!lock)
+        return;
+    locks[fd] = 0;
+    for (int i = 0; i < FDS; i++)
+        if (locks[i] == lock)
+            return;
+    int saved = errno;
+    fd_mark(lock - 1, FD_OTHER);
+    close(lock - 1);
+    errno = saved;
+}
+
+void copy_duplicated(int fd, int to) {
+    if ((unsigned)to < FDS && (unsigned)fd < FDS)
+        locks[to] = locks[fd];
+}
+
+static int hook_flock(int fd, int operation) {
+    int lock = to_lock(fd, operation & LOCK_UN);
+    return locked(fd, lock, flock(lock, operation));
+}
+
+static int hook_lockf(int fd, int command, off_t n) {
+    int lock = to_lock(fd, command == F_ULOCK);
+    return locked(fd, lock, lockf(lock, command, n));
+}
+
+static int hook_lockf64(int fd, int command, off64_t n) {
+    int lock = to_lock(fd, command == F_ULOCK);
+    return locked(fd, lock, lockf64(lock, command, n));
+}
+
+extern int fcntl64(int, int, ...) WEAK;
+
+static int locks_something(int command) {
+    return command == F_GETLK || command == F_SETLK || command == F_SETLKW || command == F_OFD_GETLK ||
+           command == F_OFD_SETLK || command == F_OFD_SETLKW;
+}
+
+#define HOOK_FCNTL(name) \
+    static int hook_##name(int fd, int command, ...) { \
+        va_list arguments; \
+        va_start(arguments, command); \
+        void *argument = va_arg(arguments, void *); \
+        va_end(arguments); \
+        if (locks_something(command) && argument) { \
+            int lock = to_lock(fd, ((struct flock *)argument)->l_type == F_UNLCK); \
+            return locked(fd, lock, name(lock, command, argument)); \
+        } \
+        if (command == F_SETLEASE) \
+            copy_surrender(fd); \
+        int result = name(fd, command, argument); \
+        if (command == F_DUPFD || command == F_DUPFD_CLOEXEC) \
+            fd_duplicated(fd, result); \
+        if (command == F_SETFD && fd_kind(fd) == FD_LOCAL && locks[fd]) \
+            name(locks[fd] - 1, command, argument); \
+        return result; \
+    }
+HOOK_FCNTL(fcntl)
+HOOK_FCNTL(fcntl64)
+
+/* ---- other names of a descriptor ---- */
+
+/* The number in /proc/self/fd/N, /dev/fd/N and their like; -1: none of these. */
+int fd_named(const char *path) {
+    static const char *const names[] = {"/proc/self/fd/", "/dev/fd/", "/proc/thread-self/fd/"};
+    static const char *const standard[] = {"/dev/stdin", "/dev/stdout", "/dev/stderr"};
+    if (!path || path[0] != '/' || (path[1] != 'p' && path[1] != 'd'))
+        return -1;
+    for (int fd = 0; fd < 3; fd++)
+        if (strcmp(path, standard[fd]) == 0)
+            return fd;
+    const char *digits = NULL;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strncmp(path, names[i], strlen(names[i])) == 0)
+            digits = path + strlen(names[i]);
+    if (!digits && strncmp(path, "/proc/", 6) == 0) {
+        long pid = 0;
+        for (digits = path + 6; *digits >= '0' && *digits <= '9'; digits++)
+            pid = pid * 10 + (*digits - '0');
+        digits = pid == getpid() && strncmp(digits, "/fd/", 4) == 0 ? digits + 4 : NULL;
+    }
+    int fd = 0;
+    if (!digits || !*digits)
+        return -1;
+    for (; *digits >= '0' && *digits <= '9'; digits++)
+        fd = fd < FDS ? fd * 10 + (*digits - '0') : FDS;
+    return *digits || fd >= FDS ? -1 : fd;
+}
+
+int copy_named(const char *path) {
+    int fd = fd_named(path);
+    return fd >= 0 && fd_kind(fd) == FD_LOCAL ? fd : -1;
+}
+
+/* ---- attributes ---- */
+static int hook_fchmod(int fd, mode_t mode) {
+    copy_changes(fd);
+    return fchmod(fd, mode);
+}
+
+static int hook_fchown(int fd, uid_t uid, gid_t gid) {
+    copy_changes(fd);
+    return fchown(fd, uid, gid);
+}
+
+static int hook_futimens(int fd, const struct timespec times[2]) {
+    copy_changes(fd);
+    return futimens(fd, times);
+}
+
+static int hook_futimes(int fd, const struct timeval times[2]) {
+    copy_changes(fd);
+    return futimes(fd, times);
+}
+
+static int hook_fsetxattr(int fd, const char *name, const void *value, size_t n, int flags) {
+    copy_changes(fd);
+    return fsetxattr(fd, name, value, n, flags);
+}
+
+static int hook_fremovexattr(int fd, const char *name) {
+    copy_changes(fd);
+    return fremovexattr(fd, name);
+}
+
+static ssize_t hook_fgetxattr(int fd, const char *name, void *value, size_t n) {
+    copy_surrender(fd);
+    return fgetxattr(fd, name, value, n);
+}
+
+static ssize_t hook_flistxattr(int fd, char *names, size_t n) {
+    copy_surrender(fd);
+    return flistxattr(fd, names, n);
+}
+
+/* ---- what file systems do between their own files, or tell of them ---- */
+static int of_file_systems(unsigned long request) {
+    unsigned kind = _IOC_TYPE(request);
+    return kind == 'f' || kind == 'X' || kind == 0x94;
+}
+
+static int hook_ioctl(int fd, unsigned long request, ...) {
+    va_list arguments;
+    va_start(arguments, request);
+    void *argument = va_arg(arguments, void *);
+    va_end(arguments);
+    if (of_file_systems(request)) {
+        copy_surrender(fd);
+        if (request == FICLONE)
+            copy_surrender((int)(intptr_t)argument);
+        if (request == FICLONERANGE && argument)
+            copy_surrender((int)((const struct file_clone_range *)argument)->src_fd);
+    }
+    return ioctl(fd, request, argument);
+}
+
+#define ENTRY(name) {#name, (void *)hook_##name},
+const struct hook hooks_copies[] = {
+    ENTRY(flock) ENTRY(lockf) ENTRY(lockf64) ENTRY(fcntl) ENTRY(fcntl64) ENTRY(fchmod) ENTRY(fchown) ENTRY(futimens)
+    ENTRY(futimes) ENTRY(fsetxattr) ENTRY(fremovexattr) ENTRY(fgetxattr) ENTRY(flistxattr) ENTRY(ioctl) {NULL, NULL}};

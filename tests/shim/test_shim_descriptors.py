@@ -1,0 +1,303 @@
+"""Descriptors of copies that are used for more than reading: the source's takes their place, or is locked for them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from shimlab import Lab, compile_library
+
+pytest_plugins = ("shimfixtures",)
+
+SAME = b"the same bytes at the source and in the store"
+
+
+def staged(lab: Lab, name: str = "file", content: bytes = SAME) -> Path:
+    """A file with a copy, the shim installed."""
+    path = lab.put(name, content, content)
+    lab.install()
+    return path
+
+
+WRITES = {
+    "own": "with open('/proc/self/fd/%d' % r.fileno(), 'r+b') as w: w.write(b'NEW')",
+    "dev": "with open('/dev/fd/%d' % r.fileno(), 'r+b') as w: w.write(b'NEW')",
+    "pid": "with open('/proc/%d/fd/%d' % (os.getpid(), r.fileno()), 'r+b') as w: w.write(b'NEW')",
+    "os": "fd = os.open('/dev/fd/%d' % r.fileno(), os.O_WRONLY); os.write(fd, b'NEW'); os.close(fd)",
+    "truncate": "os.truncate('/proc/self/fd/%d' % r.fileno(), 3)",
+}
+
+
+@pytest.mark.parametrize("way", WRITES)
+def test_a_descriptor_is_opened_again_for_writing(lab: Lab, way: str) -> None:
+    path = staged(lab)
+    code = f"""
+r = open(src("file"), "rb")
+r.seek(4)
+{WRITES[way]}
+at = r.tell()
+r.seek(0)
+say([r.read(3).decode(), at, os.path.exists(sys.argv[2])])
+"""
+    read, at, staged_still = lab.run(code, lab.store / "file", flags=["-W", "ignore"])
+    expected = SAME[:3] if way == "truncate" else b"NEW"
+    assert path.read_bytes()[:3] == expected
+    assert read.encode() == expected
+    assert at == 4
+    assert not staged_still
+
+
+CHANGES = {
+    "fchmod": ("os.fchmod(fd, 0o640)", "st_mode", 0o100640),
+    "chmod": ("os.chmod(fd, 0o640)", "st_mode", 0o100640),
+    "named": ("os.chmod('/proc/self/fd/%d' % fd, 0o640)", "st_mode", 0o100640),
+    "utime": ("os.utime(fd, ns=(5, 7_000_000_005))", "st_mtime_ns", 7_000_000_005),
+    "fchown": ("os.fchown(fd, 7, 8)", "st_uid", 7),
+    "chown": ("os.chown(fd, 7, 8)", "st_gid", 8),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_attributes_change_at_the_source(lab: Lab, change: str) -> None:
+    if "chown" in change and os.geteuid() != 0:
+        pytest.skip("needs root")
+    call, name, value = CHANGES[change]
+    path = staged(lab)
+    code = f"""
+fd = os.open(src("file"), os.O_RDONLY)
+os.lseek(fd, 9, os.SEEK_SET)
+twin = os.dup(fd)
+{call}
+say([os.fstat(fd).{name}, os.fstat(twin).{name}, os.stat(src("file")).{name}, os.read(twin, 5).decode(),
+     os.lseek(fd, 0, os.SEEK_CUR), os.get_inheritable(fd)])
+"""
+    assert lab.run(code) == [value, value, value, SAME[9:14].decode(), 14, False]
+    assert getattr(path.stat(), name) == value
+    assert not (lab.store / "file").exists()
+
+
+PATHS = {
+    "chown": "os.chown(src('file'), 7, 8)",
+    "lchown": "os.lchown(src('file'), 7, 8)",
+    "fchownat": "os.chown('file', 7, 8, dir_fd=os.open(SOURCE, os.O_RDONLY))",
+}
+
+
+@pytest.mark.parametrize("way", PATHS)
+def test_an_owner_changes_at_the_source(lab: Lab, way: str) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    path = staged(lab)
+    assert lab.run(f"{PATHS[way]}; s = os.stat(src('file')); say([s.st_uid, s.st_gid])") == [7, 8]
+    assert (path.stat().st_uid, path.stat().st_gid) == (7, 8)
+
+
+def test_extended_attributes_are_the_sources(lab: Lab) -> None:
+    path = staged(lab)
+    try:
+        os.setxattr(path, "user.kept", b"1")
+    except OSError:
+        pytest.skip("needs a file system with user attributes")
+    code = """
+fd = os.open(src("file"), os.O_RDONLY)
+out = [os.getxattr(fd, "user.kept").decode(), os.listxattr(fd)]
+fd = os.open(src("file"), os.O_RDONLY)
+os.setxattr(fd, "user.new", b"2")
+os.removexattr(fd, "user.kept")
+os.setxattr(src("file"), "user.more", b"3")
+say([*out, sorted(os.listxattr(src("file"))), os.getxattr(src("file"), "user.new").decode()])
+"""
+    assert lab.run(code) == ["1", ["user.kept"], ["user.more", "user.new"], "2"]
+    assert sorted(os.listxattr(path)) == ["user.more", "user.new"]
+
+
+LOCKS = {
+    "flock": ("fcntl.flock(f, {})", "fcntl.flock(w, {})"),
+    "lockf": ("fcntl.lockf(f, {})", "fcntl.lockf(w, {})"),
+    "fcntl": ("fcntl.fcntl(f, fcntl.F_SETLK, lock({}))", "fcntl.fcntl(w, fcntl.F_SETLK, lock({}))"),
+    "open file": ("fcntl.fcntl(f, 37, lock({}))", "fcntl.fcntl(w, 37, lock({}))"),
+}
+OUTSIDE = """
+import fcntl, struct, sys
+def lock(kind):
+    kinds = {fcntl.LOCK_SH: fcntl.F_RDLCK, fcntl.LOCK_EX: fcntl.F_WRLCK, fcntl.LOCK_UN: fcntl.F_UNLCK}
+    return struct.pack("hhqqi4x", kinds[kind & ~fcntl.LOCK_NB], 0, 0, 0, 0)
+w = open(sys.argv[1], "r+b")
+try: %s
+except BlockingIOError: print("held", end="")
+else: print("free", end="")
+"""
+
+
+@pytest.mark.parametrize("way", LOCKS)
+def test_a_lock_on_a_copy_is_seen_at_the_source(lab: Lab, way: str) -> None:
+    """By a process that knows nothing of copies, which then gets it in turn."""
+    path = staged(lab)
+    mine, theirs = LOCKS[way]
+    prelude = OUTSIDE[: OUTSIDE.index("w = ")]
+    other = OUTSIDE % theirs.format("fcntl.LOCK_EX | fcntl.LOCK_NB")
+    code = f"""
+import subprocess
+{prelude}
+def other():
+    return subprocess.run([sys.executable, "-I", "-c", sys.argv[3], sys.argv[2]], stdout=-1).stdout.decode()
+f = open(src("file"), "rb")
+out = [other(), f.read(9).decode()]
+{mine.format("fcntl.LOCK_SH")}
+out += [other(), f.read(5).decode()]
+{mine.format("fcntl.LOCK_UN")}
+out.append(other())
+{mine.format("fcntl.LOCK_SH")}
+out.append(other())
+twin = open(os.dup(f.fileno()), "rb")
+f.close()
+out.append({'"held"' if way in ("lockf", "fcntl") else "other()"})
+twin.close()
+say([*out, other()])
+"""
+    expected = ["free", SAME[:9].decode(), "held", SAME[9:14].decode(), "free", "held", "held", "free"]
+    assert lab.run(code, path, other) == expected
+
+
+def test_only_one_holds_an_exclusive_lock(lab: Lab) -> None:
+    path = staged(lab)
+    code = """
+import fcntl, subprocess
+f = open(src("file"), "rb")
+fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+again = "import fcntl, sys; f = open(sys.argv[1], 'rb'); fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)"
+def tries(*flags):
+    return subprocess.run([sys.executable, *flags, "-c", again, src("file")], stderr=-1).returncode
+out = [tries(), tries("-I")]
+if os.fork() == 0:
+    f.close()
+    os._exit(tries())
+out.append(os.WEXITSTATUS(os.wait()[1]))
+f.close()
+out.append(tries())
+say(out)
+"""
+    assert lab.run(code) == [1, 1, 1, 0]
+    assert path.read_bytes() == SAME
+
+
+def test_a_reader_with_a_shared_lock_is_still_served(native_lab: Lab) -> None:
+    staged(native_lab)
+    code = """
+import fcntl
+f = open(src("file"), "rb")
+fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)
+f.read()
+"""
+    native_lab.run(code, flags=["-W", "ignore"])
+    assert native_lab.counters()["local_read_bytes"] == len(SAME)
+
+
+def test_a_program_that_closes_all_numbers(native_lab: Lab) -> None:
+    staged(native_lab)
+    code = """
+import fcntl
+fd = os.open(src("file"), os.O_RDONLY)
+before = os.dup(1)
+os.closerange(before, before + 1)
+for close in (lambda: os.closerange(3, 65536), lambda: [close_one(n) for n in range(3, 1000)]):
+    def close_one(number):
+        try: os.close(number)
+        except OSError: pass
+    fd = os.open(src("file"), os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    close()
+    fd = os.open(src("file"), os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(fd)
+say([fd, before])
+"""
+    fd, before = native_lab.run(code)
+    assert fd <= before
+
+
+def test_a_copy_goes_to_the_sources_file_system(lab: Lab, local_dir: Path) -> None:
+    """copy_file_range refuses to go from one file system to another."""
+    other = Lab(local_dir / "node", lab.layer)
+    path = staged(other)
+    target = other.source.parent / "target"
+    code = """
+fd, to = os.open(src("file"), os.O_RDONLY), os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT)
+os.lseek(fd, 4, os.SEEK_SET)
+say([os.copy_file_range(fd, to, 10), os.read(fd, 4).decode()])
+"""
+    assert other.run(code, target) == [10, SAME[14:18].decode()]
+    assert target.read_bytes() == SAME[4:14]
+    assert path.read_bytes() == SAME
+
+
+GONE = {
+    "unlinked": "os.unlink(src('file'))",
+    "replaced": "w = open(src('other'), 'wb'); w.write(b'another'); w.close(); os.replace(src('other'), src('file'))",
+}
+
+
+@pytest.mark.parametrize("how", GONE)
+def test_what_is_left_of_a_file_that_has_gone(lab: Lab, how: str) -> None:
+    path = staged(lab)
+    code = f"""
+import fcntl
+r = open(src("file"), "rb")
+{GONE[how]}
+os.fchmod(r.fileno(), 0o600)
+os.utime(r.fileno(), ns=(1, 2))
+fcntl.flock(r, fcntl.LOCK_EX)
+say([r.read().decode(), os.fstat(r.fileno()).st_mtime_ns, oct(os.fstat(r.fileno()).st_mode)])
+"""
+    assert lab.run(code, flags=["-W", "ignore"]) == [SAME.decode(), 2, "0o100600"]
+    if how == "replaced":
+        assert path.read_bytes() == b"another"
+        assert path.stat().st_mtime_ns != 2
+
+
+def test_threads_read_on_while_the_place_is_taken(native_lab: Lab) -> None:
+    content = b"".join(b"%07d\n" % line for line in range(20000))
+    staged(native_lab, content=content)
+    code = """
+import threading
+wrong = 0
+for turn in range(60):
+    fd = os.open(src("file"), os.O_RDONLY)
+    begun, read = threading.Event(), []
+    def reads():
+        while chunk := os.read(fd, 800):
+            read.append(chunk)
+            begun.set()
+    thread = threading.Thread(target=reads)
+    thread.start()
+    begun.wait()
+    os.listxattr(fd)
+    thread.join()
+    os.close(fd)
+    wrong += b"".join(read) != open(src("file"), "rb").read()
+say(wrong)
+"""
+    assert native_lab.run(code, flags=["-W", "ignore"]) == 0
+
+
+def test_a_stream_of_c_goes_on(native_lab: Lab, tmp_path: Path) -> None:
+    library = compile_library(
+        tmp_path,
+        "stream",
+        r"""
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+int goes_on(const char *path) {
+  char a[5] = "", b[6] = ""; FILE *f = fopen(path, "r");
+  if (fread(a, 1, 4, f) != 4 || fchmod(fileno(f), 0604)) return 1;
+  if (fread(b, 1, 5, f) != 5 || fseek(f, 0, SEEK_SET) || fgetc(f) != 't') return 2;
+  fclose(f);
+  return strcmp(a, "the ") || strcmp(b, "same "); }
+""",
+    )
+    path = staged(native_lab)
+    said = native_lab.run("import ctypes; say(ctypes.CDLL(sys.argv[2]).goes_on(os.fsencode(src('file'))))", library)
+    assert said == 0
+    assert path.stat().st_mode & 0o777 == 0o604
