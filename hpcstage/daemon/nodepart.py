@@ -19,10 +19,12 @@ from hpcstage.daemon.sampler import Sampler
 from hpcstage.daemon.spec import DaemonSpec
 from hpcstage.daemon.staging import Staging
 from hpcstage.record.part import DatasetPart, NodePart, ProcessPart
+from hpcstage.record.rule import more_room
 from hpcstage.units import format_size
 from hpcstage.wire import Reason
 
 ERRORS_ARE_IN = "the first errors are in nodes/{host}.json in the run directory, under errors"
+DISK_FULL = "free space there, or name a larger disk with --local-dir; a larger --budget does not help"
 PEER_COUNTS = ("peer_bytes", "peer_files", "sent_bytes", "sent_files")
 
 
@@ -143,13 +145,15 @@ class Reporter:
         if engine.queue.closed is Reason.FAILED:
             text = "the local disk or all copiers failed: nothing more is staged, the program reads the source"
             problems.append({"id": "local-failed", "text": text, "remedy": ERRORS_ARE_IN.format(host=self._spec.host)})
+        elif engine.queue.disk_full:
+            text = f"the local disk is full: {self._left(refused)} were not staged and are read from the source"
+            problems.append({"id": "disk-full", "text": text, "remedy": DISK_FULL})
         elif engine.unplaced:
-            text = f"the nodes together have no room for {engine.unplaced} files: read from the source"
-            problems.append({"id": "store-full", "text": text, "remedy": "give --local-dir or a larger --budget"})
+            text = f"the budgets of all nodes have no room for {engine.unplaced:,} files: they are read from the source"
+            problems.append({"id": "store-full", "text": text, "remedy": self._more_room()})
         elif refused and engine.queue.closed in (Reason.NONE, Reason.FULL):
-            left = engine.manifest.total_bytes - engine.stored_bytes
-            text = f"the local disk has no room for {refused} files (about {format_size(left)}): read from the source"
-            problems.append({"id": "store-full", "text": text, "remedy": "give --local-dir or a larger --budget"})
+            text = f"the budget has no room for {self._left(refused)}: they are read from the source"
+            problems.append({"id": "store-full", "text": text, "remedy": self._more_room()})
         if held := engine.queue.large.held_back:
             size_bytes = sum(map(engine.queue.size, held))
             text = f"{len(held)} large files ({format_size(size_bytes)}) were not copied while the program read them"
@@ -157,9 +161,20 @@ class Reporter:
             problems.append({"id": "left-to-program", "text": text, "remedy": remedy})
         failed = engine.queue.count(Place.FAILED)
         if failed:
-            text = f"{failed} files could not be copied: read from the source"
+            text = f"{failed:,} files could not be copied and are read from the source"
             problems.append({"id": "copy-failed", "text": text, "remedy": ERRORS_ARE_IN.format(host=self._spec.host)})
         return problems
+
+    def _left(self, refused: int) -> str:
+        engine = self._staging.engine
+        assert engine is not None
+        left = format_size(engine.manifest.total_bytes - engine.stored_bytes)
+        return f"{refused:,} {'file' if refused == 1 else 'files'} (about {left})"
+
+    def _more_room(self) -> str:
+        """A budget that was asked for can be raised; one that follows from what is free mostly cannot."""
+        limit = self._staging.outlook.budget
+        return more_room(limit.why if limit is not None else "")
 
 
 def _copied(engine: Engine) -> dict[str, float]:

@@ -88,6 +88,8 @@ class Queue:
         self._flying: dict[int, float] = {}
         self._counts = Counter({Place.WAITING: len(sizes)})
         self._closed = Reason.NONE
+        self.disk_full = False
+        """The disk itself had no room left, whatever the budget allows."""
         self.room = self._make_room(budget, directories)
         self._bucket = Bucket(max_rate_bytes_per_s)
         self.estimates = Estimates()
@@ -291,6 +293,7 @@ class Queue:
         """A transfer failed for good. With `no_room` (ENOSPC, EDQUOT) nothing more is admitted."""
         del now
         if no_room:
+            self.disk_full = True
             self.close(Reason.FULL)
         self.large.opened(id_)
         if self._flying.pop(id_, None) is None:

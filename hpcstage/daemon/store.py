@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcstage.plan.types import Budget
+from hpcstage.record.rule import BUDGET_ASKED
 
 DEFAULT_SHARE = 0.8
 _REMOVERS = 8
@@ -44,7 +45,7 @@ def budget(path: Path, size_bytes: int | None, inodes: int | None, part: float =
     if inodes is None:
         inodes = int(now.inodes * DEFAULT_SHARE * part)
         reasons.append(f"inodes: {shown}")
-    return Budget(size_bytes, inodes, "; ".join(reasons) or "as asked for")
+    return Budget(size_bytes, inodes, "; ".join(reasons) or BUDGET_ASKED)
 
 
 class Store:

@@ -68,11 +68,25 @@ def _row(node: Digest, slow: list[str], behind_s: float | None) -> Row:
         "wait_source_s": node.split.wait_source_s,
         "wait_local_s": node.split.wait_local_s,
         "relative_pace": node.relative_pace,
+        "disk": _disk(node),
         "totals": dict(part.totals),
         "budget": dict(part.budget),
         "pressure": dict(part.pressure),
         "errors": [_error(error) for error in part.errors],
         "processes": node.processes,
+    }
+
+
+def _disk(node: Digest) -> Row:
+    """How fast the local disk was for transfers and for the program; empty where nothing was measured."""
+    write_ns, all_ns = node.disk
+    read = node.local_ns_per_byte
+    if not all_ns and not read:
+        return {}
+    return {
+        "write_s": write_ns / 1e9,
+        "write_share": write_ns / all_ns if all_ns else 0.0,
+        "read_bytes_per_s": 1e9 / read if read else None,
     }
 
 
@@ -84,7 +98,16 @@ def _group(group: Row) -> Row:
 
 
 def _unheard(run: RunPart, name: str) -> Row:
-    empty: Row = {"totals": {}, "budget": {}, "pressure": {}, "errors": [], "processes": [], "slow": [], "group": {}}
+    empty: Row = {
+        "totals": {},
+        "budget": {},
+        "pressure": {},
+        "errors": [],
+        "processes": [],
+        "slow": [],
+        "group": {},
+        "disk": {},
+    }
     unknown = (
         "index", "behind_s", "started_s", "ended_s", "scan_s", "staged_s", "staged_files", "staged_bytes",
         *SHOWN, "opens", "swapped", "wait_source_s", "wait_local_s", "relative_pace", "placement",

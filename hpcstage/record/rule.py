@@ -40,6 +40,17 @@ def number(count: int, one: str, many: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
+def more_room(budget_why: str) -> str:
+    """What to do where the budget is too small: one that was asked for can be raised."""
+    if budget_why == BUDGET_ASKED:
+        return "raise --budget, or name a larger disk with --local-dir"
+    return "name a larger disk with --local-dir; --budget SIZE takes more than the default share of what is free"
+
+
+BUDGET_ASKED = "as asked for"
+"""How a budget says that the user set it."""
+
+
 def was_watched(record: dict[str, Any]) -> bool:
     """Whether the command ran, and hpcstage beside it."""
     return record["run"]["state"] not in ("aside", "not started")

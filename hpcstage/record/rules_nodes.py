@@ -55,6 +55,21 @@ def read_more_than_once(record: dict[str, Any]) -> Iterator[Note]:
     yield Note("read-again", Severity.INFO, text, remedy)
 
 
+def idle_nodes(record: dict[str, Any]) -> Iterator[Note]:
+    """Nodes on which the program read nothing, while it read on others."""
+    well = [node for node in record["nodes"] if node["opens"] is not None]
+    idle = [node["host"] for node in well if not node["opens"]]
+    if not record["group"] or not idle or len(idle) == len(well):
+        return
+    yield Note(
+        "idle-nodes",
+        Severity.WARNING,
+        f"on {len(idle)} of {number(record['group']['nodes'], 'node')} the program opened no file of the datasets "
+        f"({few(idle)})",
+        "check that processes start there, that PYTHONPATH reaches them, and that they get a part of the data",
+    )
+
+
 def restarted(record: dict[str, Any]) -> Iterator[Note]:
     """The group was started anew."""
     group = record["group"]
@@ -81,4 +96,4 @@ def clocks(record: dict[str, Any]) -> Iterator[Note]:
         )
 
 
-NODE_RULES = [slow_nodes, read_more_than_once, restarted, clocks]
+NODE_RULES = [slow_nodes, idle_nodes, read_more_than_once, restarted, clocks]

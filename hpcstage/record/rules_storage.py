@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from hpcstage.record.rule import Note, Severity, number, stages
-from hpcstage.units import format_size
+from hpcstage.record.rule import Note, Severity, more_room, number, percent, stages
+from hpcstage.units import format_rate, format_size
 
+WRITES = 0.5
+"""Of the time of transfers: above it the local disk, not the source, is what they wait for."""
+LEAST_WRITE_S = 2.0
+WAITS_LOCAL = 0.15
 MEMORY_WORDS = ("tmpfs", "memory", "ramfs")
 
 
@@ -24,10 +28,46 @@ def store_full(record: dict[str, Any]) -> Iterator[Note]:
         yield Note(
             "store-full",
             Severity.WARNING,
-            f"the datasets hold {format_size(sum(sizes))}, {what} {format_size(room)}: "
+            f"the datasets hold {format_size(sum(sizes))}, {what} at most {format_size(room)}: "
             f"{format_size(missing)} are read from the source in every epoch",
-            f"raise --budget by {format_size(missing)}, or take a larger disk with --local-dir",
+            more_room(_budget_why(record)),
         )
+
+
+def _budget_why(record: dict[str, Any]) -> str:
+    return next((str(node["budget"]["why"]) for node in record["nodes"] if node["budget"].get("why")), "")
+
+
+def slow_disk(record: dict[str, Any]) -> Iterator[Note]:
+    """The local disk limits copying, or the reading of copies. Of several nodes the slowest is named."""
+    found = [node for node in record["nodes"] if node.get("disk")]
+    writing = [
+        node for node in found if node["disk"]["write_share"] > WRITES and node["disk"]["write_s"] > LEAST_WRITE_S
+    ]
+    if writing and stages(record):
+        worst = max(writing, key=lambda node: float(node["disk"]["write_share"]))
+        yield Note(
+            "slow-local-disk",
+            Severity.WARNING if _waited_for_copies(record) else Severity.INFO,
+            f"the local disk {record['environment']['local_dir']} on {worst['host']} is slower than the source: "
+            f"transfers spent {percent(worst['disk']['write_share'])} of their time writing to it",
+            "name a faster disk with --local-dir; with none, --mode direct may be as fast",
+        )
+    wall_s, waited = record["time_split"]["wall_s"], record["time_split"]["wait_local_s"]
+    if wall_s and waited and waited > WAITS_LOCAL * wall_s and stages(record):
+        speeds = [node["disk"]["read_bytes_per_s"] for node in found if node["disk"]["read_bytes_per_s"]]
+        speed = f" (read at {format_rate(min(speeds))} by each reader)" if speeds else ""
+        yield Note(
+            "waits-for-local-disk",
+            Severity.WARNING,
+            f"the program waited for the local disk {percent(waited / wall_s)} of its time{speed}",
+            "name a faster disk with --local-dir, or read with more loader workers (num_workers)",
+        )
+
+
+def _waited_for_copies(record: dict[str, Any]) -> bool:
+    split = record["time_split"]
+    return bool(split["wall_s"] and (split["wait_source_s"] or 0.0) > WAITS_LOCAL * split["wall_s"])
 
 
 def in_memory(record: dict[str, Any]) -> Iterator[Note]:
@@ -63,9 +103,9 @@ def written(record: dict[str, Any]) -> Iterator[Note]:
         yield Note(
             "dropped",
             Severity.INFO,
-            f"{number(dropped, 'staged copy', 'staged copies')} dropped, as the program wrote to the file",
+            f"{number(dropped, 'staged copy was', 'staged copies were')} dropped because the program wrote to the file",
             "keep outputs outside the datasets",
         )
 
 
-STORAGE_RULES = [store_full, in_memory, copy_errors, written]
+STORAGE_RULES = [store_full, slow_disk, in_memory, copy_errors, written]

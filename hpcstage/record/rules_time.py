@@ -13,12 +13,13 @@ MUCH = 0.15
 OUT_OF_ORDER = 0.2
 LEAST_WALL_S = 5.0
 WAITS = {
-    "runtime": "the copiers did not keep ahead: more --copiers if the source can give more, else later epochs repay it",
-    "upfront": "not all it reads was staged: see the opens that were not swapped",
+    "runtime": "copies came too late: try more --copiers if the source has bandwidth to spare; otherwise the gain "
+    "comes in later epochs",
+    "upfront": "the files that it waited for were not staged: the report lists the reasons under Coverage",
     "direct": "run it with --mode runtime: from the second epoch on, reads are local",
     "local": "the dataset is on the local disk already: that disk, or the number of readers, is what limits",
     "auto": "the forecast preferred this (see the mode above); --mode runtime copies all the same",
-    None: "see why no node reported",
+    None: "the notes say why no node reported",
 }
 
 
@@ -36,7 +37,7 @@ def contention(record: dict[str, Any]) -> Iterator[Note]:
         Severity.INFO,
         f"the source fell below its own best ({format_rate(best)}) for {format_duration(length_s)}, "
         f"by {percent(loss)} on average{together}",
-        "not this job's doing, as far as it can see: other jobs, or the servers; the times are above",
+        "other jobs or the servers caused it, as far as can be seen from here; the times are above",
     )
 
 
@@ -50,8 +51,27 @@ def waits_for_source(record: dict[str, Any]) -> Iterator[Note]:
         text = f"the program waited {share} of its time for files that other nodes keep or were still reading"
         remedy = "with more room (--budget) each node keeps all of them; where it has that, the link is what limits"
     else:
-        text, remedy = f"the program waited for the source {share} of its time", WAITS[_mode(record)]
+        text, remedy = f"the program waited for the source {share} of its time", _why_waited(record)
     yield Note("waits-for-source", Severity.INFO, text, remedy)
+
+
+def _why_waited(record: dict[str, Any]) -> str:
+    """The advice follows from what most of the opens at the source have in common."""
+    counts = {"copy": record["totals"]["want_ready"] or 0, **record["coverage"]["reasons"]}
+    most = max(counts, key=lambda name: counts[name])
+    if record["run"]["mode"] == "runtime" and counts[most] and most in WAITED_FOR:
+        return WAITED_FOR[most]
+    return WAITS[_mode(record)]
+
+
+WAITED_FOR = {
+    "scanning": "most of these files were opened before the scan of the datasets had ended; later epochs are local",
+    "unknown": "most of these files are not among the datasets' files as they were scanned: see Coverage",
+    "full": "most of these files found no room on the local disk: see the note on its size",
+    "failed": "most of these files could not be copied: see the note on the errors",
+    "void": "most of these files had been written to during the run",
+}
+"""Where copiers are not what limits."""
 
 
 def _mode(record: dict[str, Any]) -> str | None:
@@ -70,8 +90,8 @@ def preprocessing(record: dict[str, Any]) -> Iterator[Note]:
         yield Note(
             "preprocessing",
             Severity.INFO,
-            f"the loader's waits are {percent(split['preprocess_s'] / split['wall_s'])} of the time and not for files: "
-            "decoding and collating",
+            f"the program waited {percent(split['preprocess_s'] / split['wall_s'])} of its time for its loader's "
+            "decoding and collating, not for files",
             "more loader workers (num_workers) or cores; faster storage will not help",
         )
 
@@ -81,12 +101,17 @@ def order(record: dict[str, Any]) -> Iterator[Note]:
     opens, wanted = record["coverage"]["opens"], record["totals"]["wanted"]
     if opens and wanted and stages(record) and wanted > OUT_OF_ORDER * opens:
         provenance = record["order"]["provenance"] or "manifest"
-        known = "the order is known, so the source is what limits: --copiers or --transfers may get more out of it"
-        unknown = "give the order in which the program reads: --data @list.txt, --order FILE, or hpcstage.order(paths)"
+        known = (
+            "the order is known, so the source limits: try more --copiers or --transfers if it has bandwidth to spare"
+        )
+        unknown = (
+            "pass on the order in which the program reads: --data @list.txt, --order FILE, or hpcstage.order(paths)"
+        )
         yield Note(
             "order",
             Severity.INFO,
-            f"{number(wanted, 'open')} ({percent(wanted / opens)}) came before their copy; order: {provenance}",
+            f"{number(wanted, 'open')} ({percent(wanted / opens)}) came before the file was staged; "
+            f"order: {provenance}",
             known if provenance in ("given", "sampler") else unknown,
         )
 
@@ -100,8 +125,8 @@ def gained_nothing(record: dict[str, Any]) -> Iterator[Note]:
     yield Note(
         "gained-nothing",
         Severity.INFO,
-        f"by the estimate, staging {lost} here against reading directly",
-        "it pays with more epochs or a busier source; --mode auto decides from a forecast, --mode direct only measures",
+        f"by estimate, staging {lost} compared with reading directly",
+        "it pays with more epochs or a busier source; --mode auto decides by a forecast",
     )
 
 
@@ -113,7 +138,7 @@ def not_kept(record: dict[str, Any]) -> Iterator[Note]:
     if not part["followed"] or share is None or max(share, near) >= KEPT or part["announced_opens"] < LEAST_OPENS:
         return
     if any(table["source"] == "wrong" for table in part["tables"]):
-        text = "the files of a dataset are not those that its attributes list, so the announced order did not hold"
+        text = "a dataset opens other files than its attributes list, so the announced order was wrong"
         remedy = "the next run knows them from this one's trace" if part["trace_written"] else GIVE_ORDER
     else:
         text = f"only {percent(share)} of the opens came in the order that the samplers announced"
@@ -121,7 +146,7 @@ def not_kept(record: dict[str, Any]) -> Iterator[Note]:
     yield Note("order-not-kept", Severity.WARNING, text, remedy)
 
 
-GIVE_ORDER = "hpcstage.order(paths) or --order FILE says what is read next"
+GIVE_ORDER = "pass the order on with hpcstage.order(paths) or --order FILE"
 KEPT = 0.9
 LEAST_OPENS = 100
 """Of fewer the order hardly matters."""

@@ -7,6 +7,8 @@ from typing import Any
 
 from hpcstage.record.rule import Note, Severity, number, percent, stages, was_watched
 
+LONG_SCAN_S = 2.0
+"""A scan that takes less leaves nothing to be gained by a smaller directory."""
 WORTH = 0.02
 """Opens that were not swapped are worth a note from this share of all on."""
 
@@ -16,12 +18,12 @@ REASONS = {
         "files that the program makes itself need no staging; else put their directory into --data",
     ),
     "later": (
-        "would have waited for their copy longer than reading the source takes",
+        "went to the source because waiting for the copy would have taken longer",
         "give the reading order (--data @list.txt or --order FILE), or --mode upfront",
     ),
     "full": (
         "found no room in the store",
-        "raise --budget or take a larger disk with --local-dir",
+        "see the note on the room for staged files",
     ),
     "failed": (
         "could not be copied",
@@ -32,20 +34,20 @@ REASONS = {
         "write outputs outside the dataset",
     ),
     "scanning": (
-        "came before the scan of the dataset had ended",
-        "name a smaller directory with --data, or a list (--data @list.txt), which needs no walk",
+        "came before the scan of the datasets had ended",
+        "a smaller directory or a list (--data @list.txt) is scanned sooner; later runs know the files from this one",
     ),
     "timeout": (
         "got no answer from the daemon in time",
-        "leave the daemon some CPU time: one core less for loader workers",
+        "leave the daemon some processor time: use one loader worker less",
     ),
     "no_daemon": (
-        "found no daemon",
+        "found no staging daemon",
         "if the daemon ended early, its log is in nodes/ of the run directory",
     ),
     "settled": (
-        "came after staging had ended without them",
-        "raise --budget if the store was full; files that appear later are not staged",
+        "were of files that had not been staged when staging stopped",
+        "the notes say why it stopped; files that appeared later are not staged",
     ),
     "local_error": (
         "could not be read from the local disk",
@@ -128,11 +130,18 @@ def not_swapped(record: dict[str, Any]) -> Iterator[Note]:
     if not opens or not stages(record):
         return
     for name, count in sorted(record["coverage"]["reasons"].items(), key=lambda item: -item[1])[:2]:
-        if name in REASONS and count >= WORTH * opens:
+        if name in REASONS and count >= WORTH * opens and not _harmless(name, record):
             what, remedy = REASONS[name]
             severity = Severity.WARNING if count >= 0.2 * opens else Severity.INFO
             text = f"{number(count, 'open')} ({percent(count / opens)}) {what}"
             yield Note(f"direct-{name.replace('_', '-')}", severity, text, remedy)
+
+
+def _harmless(name: str, record: dict[str, Any]) -> bool:
+    """Opens during a scan of a moment: nothing that a user does would change them."""
+    scans = [node["scan_s"] for node in record["nodes"] if node["scan_s"] is not None]
+    took_s = max(scans, default=record["time_split"]["wall_s"] or LONG_SCAN_S)
+    return name == "scanning" and took_s < LONG_SCAN_S
 
 
 def shim_errors(record: dict[str, Any]) -> Iterator[Note]:

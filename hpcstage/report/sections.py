@@ -183,20 +183,21 @@ def _unmeasured(split: dict[str, Any], style: Style) -> list[str]:
 def origin(record: dict[str, Any], style: Style) -> list[str]:
     """Bytes and opens by where they came from."""
     totals, coverage = record["totals"], record["coverage"]
-    ops = f"{text.count(totals['source_ops'])} source ops"
+    ops = f"copied; {text.count(totals['source_ops'])} source ops in all"
     rows = [
-        ("local disk", coverage["swapped"], totals["local_bytes"], "read by the program"),
-        ("source", totals["direct_opens"], totals["direct_bytes"], "read by the program"),
-        ("source", totals["copied_files"], totals["copied_bytes"], f"copied; {ops} in all"),
+        ("local disk", text.count(coverage["swapped"]), totals["local_bytes"], "read by the program"),
+        ("source", text.count(totals["direct_opens"]), totals["direct_bytes"], "read by the program"),
+        ("source", text.count(totals["copied_opens"]), totals["copied_bytes"], ops),
     ]
     if totals["peer_bytes"] is not None:
-        rows.append(("other nodes", totals["peer_files"], totals["peer_bytes"], "copied from node to node"))
+        files = f"{text.count(totals['peer_files'])} files from node to node"
+        rows.append(("other nodes", "", totals["peer_bytes"], files))
     lines = [_origin_row(*row, style) for row in rows]
-    return [style.bold(f"{'Origin':<18}{'files':>12}{'bytes':>14}"), *lines]
+    return [style.bold(f"{'Origin':<18}{'opens':>12}{'bytes':>14}"), *lines]
 
 
-def _origin_row(name: str, files: int | None, size: int | None, what: str, style: Style) -> str:
-    line = f"  {name:<16}{text.count(files):>12}{text.size(size):>14}   {what}"
+def _origin_row(name: str, opens: str, size: int | None, what: str, style: Style) -> str:
+    line = f"  {name:<16}{opens:>12}{text.size(size):>14}   {what}"
     return text.clip(line, style.width)
 
 

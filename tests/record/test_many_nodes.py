@@ -212,7 +212,7 @@ def test_a_partition_is_full_where_all_stores_together_are() -> None:
     assert "store-full" not in ids(fits)
     full = record_of(run(4), job(4, placement="partition", budget=small | {"size_bytes": SIZE // 5}))
     (note,) = [n for n in full["notes"] if n["id"] == "store-full"]
-    assert "the stores of all nodes 800 MB: 200 MB are read from the source" in note["text"]
+    assert "the stores of all nodes at most 800 MB: 200 MB are read from the source" in note["text"]
 
 
 def test_a_restarted_group_is_said() -> None:

@@ -97,7 +97,7 @@ def test_a_report_of_one_node_says_nothing_of_several() -> None:
 
 
 def test_bytes_between_nodes_are_an_origin_of_their_own() -> None:
-    assert "  other nodes           10,000          1 GB   copied from node to node" in render(CASES["2 nodes"]())
+    assert "  other nodes                           1 GB   10,000 files from node to node" in render(CASES["2 nodes"]())
     table = side_by_side([CASES["whole"](), CASES["2 nodes"]()])
     (line,) = [line for line in table.split("\n") if line.startswith("copied between nodes")]
     assert line.split()[3:] == ["not", "measured", "1", "GB"]

@@ -133,7 +133,7 @@ def small_tmpfs(path: Path, options: str) -> Iterator[Path]:
 
 @pytest.mark.root
 @root_only
-@pytest.mark.parametrize("options", ["size=11m", "size=100m,nr_inodes=60"])
+@pytest.mark.parametrize("options", ["size=11m", "size=100m,nr_inodes=120"])
 @pytest.mark.parametrize("mode", ["runtime", "upfront"])
 def test_a_full_local_disk(hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, options: str, mode: str) -> None:
     data = make_tree(files=150, size_bytes=60_000)
@@ -145,6 +145,10 @@ def test_a_full_local_disk(hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, 
         assert done.returncode == 0, done.stderr
         assert done.stdout.decode().strip() == digest(data, 2)
         assert not list(small.glob("hpcstage-*/*/"))
+    record = json.loads(hpcstage.records()[-1].read_text())
+    if mode == "upfront":  # the other may end before the disk is full
+        assert [p["id"] for p in record["problems"]] == ["disk-full"]
+    assert not any("raise --budget" in note["remedy"] for note in record["notes"])
 
 
 @pytest.mark.root

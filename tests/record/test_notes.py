@@ -1,0 +1,184 @@
+"""Each note: a run in which its cause is present has it, the same run without the cause has not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import manycases
+import pytest
+from recordcases import SECOND, announced, node_part, run_part, samples, trainer, worker
+
+from hpcstage.record.compose import compose
+from hpcstage.record.notes import RULES
+from hpcstage.record.part import ProcessPart, Sample
+
+Record = dict[str, Any]
+
+
+def one(run: dict[str, Any] | None = None, **changes: Any) -> Record:
+    return compose(run_part(**(run or {})), [node_part(**changes)])
+
+
+def reader(**counters: int) -> ProcessPart:
+    return ProcessPart(5, 1, "native", "3.11", 0.0, {"hit_opens": 100, "reads_measured": 1} | counters)
+
+
+def many(count: int = 4, run: dict[str, Any] | None = None, **of_last: Any) -> Record:
+    nodes = [manycases.node(index, count) for index in range(count - 1)]
+    return compose(manycases.run(count, **(run or {})), [*nodes, manycases.node(count - 1, count, **of_last)])
+
+
+def writing(share: float, length: int = 20) -> list[Sample]:
+    write_ns = int(share * 10 * SECOND)
+    rest_ns = 10 * SECOND - write_ns
+    return [Sample(float(n), 1.0, 10**7, 10, rest_ns // 2, rest_ns // 2, write_ns, 8.0) for n in range(length)]
+
+
+BUDGET = {"size_bytes": 64 * 10**9, "inodes": 10**6, "why": "as asked for", "used_bytes": 1, "used_inodes": 1}
+WAITING = [trainer(loader_wait_ns=30 * SECOND), worker(101, source_read_ns=90 * SECOND)]
+DIRECT = {"mode": "direct", "processes": WAITING, "samples": []}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A note, and the two runs."""
+
+    note: str
+    present: Callable[[], Record]
+    absent: Callable[[], Record]
+    says: str = ""
+    """What its text or remedy must say."""
+
+    def __str__(self) -> str:
+        return f"{self.note} {self.says}".strip()
+
+
+def direct(name: str, scan_s: float = 5.0) -> Callable[[], Record]:
+    return lambda: one(processes=[reader(source_opens=50, **{f"direct_{name}": 50})], scan_s=scan_s)
+
+
+def problem(name: str, **more: str) -> dict[str, Any]:
+    return {"problems": [{"id": name, "text": "t", "remedy": "r", **more}]}
+
+
+REASONS = ("unknown", "later", "full", "failed", "void", "scanning", "timeout", "no_daemon", "settled", "local_error")
+CASES = [
+    Case("killed", lambda: one({"exit_code": None, "child_ended_s": None}), one),
+    Case("running", lambda: compose(run_part(exit_code=None), [node_part(complete=False)], "it lives"), one),
+    Case("daemon-died", lambda: one(complete=False), one),
+    Case("no-part", lambda: compose(run_part(), []), one),
+    Case("not-staged", lambda: one({"aside": True, "exit_code": None, **problem("not-staged")}), one),
+    Case("nothing-attached", lambda: one(processes=[]), one),
+    Case("nothing-attached", lambda: one(processes=[]), lambda: one({"child_started_s": None}, processes=[])),
+    Case("nothing-opened", lambda: one(processes=[ProcessPart(5, 1, "native", "3.11", 0.0, {})]), one),
+    Case("processes-missed", lambda: one(missed_count=2, missed_processes=[{"pid": 9, "command": "x"}]), one),
+    Case("shim-off", lambda: one(processes=[ProcessPart(5, 1, "direct", "3.11", 0.0, {})]), one),
+    Case("python-layer", lambda: one(processes=[ProcessPart(5, 1, "python", "3.11", 0.0, {"hit_opens": 9})]), one),
+    *(Case(f"direct-{name.replace('_', '-')}", direct(name), lambda: one(processes=[reader()])) for name in REASONS),
+    Case("direct-scanning", direct("scanning"), direct("scanning", scan_s=0.05)),
+    Case("shim-errors", lambda: one(processes=[reader(errors=3)]), one),
+    Case("store-full", lambda: one(budget={**BUDGET, "size_bytes": 10**8}), one, "raise --budget"),
+    Case(
+        "store-full",
+        lambda: one(budget={**BUDGET, "size_bytes": 10**8, "why": "bytes: 80% of what is free"}),
+        one,
+        "name a larger disk",
+    ),
+    Case("disk-full", lambda: one(**problem("disk-full")), one),
+    Case("slow-local-disk", lambda: one(samples=writing(0.9)), lambda: one(samples=writing(0.2)), "90 % of their time"),
+    Case(
+        "waits-for-local-disk",
+        lambda: one(processes=[trainer(loader_wait_ns=30 * SECOND), worker(101, local_read_ns=40 * SECOND)]),
+        one,
+        "--local-dir",
+    ),
+    Case("local-is-memory", lambda: one({"local_dir_why": "/dev/shm is tmpfs"}), one),
+    Case("copy-failed", lambda: one(errors=[{"path": "/d/x", "error": "ESTALE", "count": 4}]), one),
+    Case("dropped", lambda: one(processes=[reader(dropped=3)]), one),
+    Case("idle-nodes", lambda: many(processes=[]), many, "node0003"),
+    Case("idle-nodes", lambda: many(processes=[]), lambda: one(processes=[])),
+    Case(
+        "slow-nodes",
+        lambda: many(processes=[trainer(loader_wait_ns=40 * SECOND), worker(101, want_ns=80 * SECOND)]),
+        many,
+    ),
+    Case("read-by-each-node", lambda: compose(manycases.run(2), [private(0), private(1)]), many),
+    Case("read-again", lambda: compose(manycases.run(2), [twice(0), twice(1)]), many),
+    Case("group-restarted", lambda: many(group={"generations": 3, "size": 4, "missing": [], "why": "killed"}), many),
+    Case("clocks", lambda: many(started_unix_s=manycases.START + 4000), many),
+    Case("waits-for-source", lambda: one({"mode_asked": "direct"}, **DIRECT), one, "run it with --mode runtime"),
+    Case("waits-for-source", lambda: one({"mode_asked": "auto"}, **DIRECT), one, "the forecast preferred this"),
+    Case("waits-for-source", lambda: one({"direct_why": "local"}, **DIRECT), one, "on the local disk already"),
+    Case(
+        "waits-for-source",
+        lambda: waiting("direct_later", want_ready=10**6),
+        lambda: waiting("direct_full"),
+        "more --copiers",
+    ),
+    Case("waits-for-source", lambda: waiting("direct_scanning"), one, "before the scan of the datasets had ended"),
+    Case("waits-for-source", lambda: waiting("direct_full"), one, "no room on the local disk"),
+    Case("contention", one, lambda: one(samples=samples(loaded=False))),
+    Case("order", lambda: one(processes=[reader(wants=60)]), lambda: one(processes=[reader(wants=5)])),
+    Case("order-not-kept", lambda: one(order=announced(kept_share=0.04)), lambda: one(order=announced())),
+    Case(
+        "preprocessing",
+        lambda: one(processes=[trainer(loader_wait_ns=50 * SECOND), worker(101, want_ns=0)]),
+        lambda: one(processes=[trainer(loader_wait_ns=SECOND), worker(101)]),
+    ),
+]  # fmt: skip
+
+
+def private(index: int) -> Any:
+    totals = {**manycases.node(index, 2).totals, "source_bytes": manycases.SIZE}
+    return manycases.node(index, 2, placement="private", placement_why="asked for", totals=totals)
+
+
+def twice(index: int) -> Any:
+    return manycases.node(index, 2, totals={**manycases.node(index, 2).totals, "source_bytes": manycases.SIZE})
+
+
+def waiting(counter: str, **totals: int) -> Record:
+    reads = worker(101, direct_scanning=0, direct_later=0, source_opens=5_000, source_read_ns=90 * SECOND)
+    reads.counters[counter] = 5_000
+    part = node_part(processes=[trainer(loader_wait_ns=30 * SECOND), reads])
+    part.totals = {**part.totals, "want_ready": 0, **totals}
+    return compose(run_part(), [part])
+
+
+def notes(record: Record, note: str) -> list[str]:
+    return [f"{n['text']} {n['remedy']}" for n in record["notes"] if n["id"] == note]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_note_is_there_with_its_cause_and_not_without(case: Case) -> None:
+    told = notes(case.present(), case.note)
+    assert len(told) == 1
+    assert case.says in told[0]
+    assert notes(case.absent(), case.note) == [] or case.says
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.says], ids=str)
+def test_another_cause_has_another_remedy(case: Case) -> None:
+    assert not any(case.says in told for told in notes(case.absent(), case.note))
+
+
+def test_a_full_disk_does_not_lead_to_a_larger_budget() -> None:
+    from hpcstage.daemon.nodepart import DISK_FULL
+
+    remedy = {"id": "disk-full", "text": "the local disk is full", "remedy": DISK_FULL}
+    full = one(problems=[remedy], processes=[reader(source_opens=50, direct_full=50)])
+    assert not any("raise --budget" in note["remedy"] for note in full["notes"])
+
+
+def test_few_opens_before_the_scan_ended_are_not_blamed_on_the_directory() -> None:
+    record = one(processes=[reader(source_opens=1, direct_scanning=1, hit_opens=9)], scan_s=0.1)
+    assert not any("--data" in note["remedy"] for note in record["notes"])
+
+
+def test_every_rule_is_tried() -> None:
+    tried = {case.note for case in CASES}
+    for rule in RULES:
+        found = {note.id for case in CASES for note in rule(case.present())}
+        assert found & tried or rule.__name__ == "gained_nothing", rule.__name__
