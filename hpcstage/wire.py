@@ -258,6 +258,8 @@ INDEX = struct.Struct("<Iq")
 #
 # 0 u64 HOLDINGS_MAGIC   8 u64 files   then a byte per id of `<node directory>/manifest.bin`
 MANIFEST_FILE = "manifest.bin"
+SCANNED_FILE = "scanned.json"
+"""What the scan found, in the node directory of the node that scanned."""
 HOLDINGS_FILE = "holdings"
 """In the node directory, for libraries in training code: the files of the datasets, and a byte for each of them."""
 HOLDINGS_MAGIC = int.from_bytes(b"hpchold1", "little")

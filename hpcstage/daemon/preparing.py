@@ -51,6 +51,7 @@ class Preparing:
             self.failed("the scan of the datasets failed")
             return
         self.outlook.scanned = Scanned.from_bytes(data)
+        self.outlook.problems += self.outlook.scanned.problems
         self.ready(*scanning.load_scan(Path(self.spec.node_dir)), self.outlook.scanned.listings)
 
     def receive(self, directories: int) -> None:

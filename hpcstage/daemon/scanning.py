@@ -20,7 +20,7 @@ from hpcstage.plan.datasets import Resolved, resolve
 from hpcstage.plan.manifest import Manifest
 from hpcstage.plan.scan import ScanResult, scan
 from hpcstage.plan.types import Budget, Order, Workload
-from hpcstage.wire import MANIFEST_FILE
+from hpcstage.wire import MANIFEST_FILE, SCANNED_FILE
 
 ORDER_FILE = "order.bin"
 AUTO_MODE = "auto"
@@ -39,6 +39,8 @@ class Scanned:
     """Reason → how many files are left out."""
     examples: list[str] = field(default_factory=list)
     unknown_in_order: int = 0
+    problems: list[dict[str, str]] = field(default_factory=list)
+    """What is wrong with the datasets, for the record: {id, text, remedy}."""
     forecast: dict[str, Any] | None = None
     """Mode auto: the forecast, after a probe."""
     probe_s: float = 0.0
@@ -58,25 +60,40 @@ def scan_into(spec: DaemonSpec) -> bytes:
     """Scans, writes manifest and order into the node directory, returns a `Scanned` in JSON."""
     node_dir = Path(spec.node_dir)
     saved = node_dir / "resolved"
-    resolved = Resolved.load(saved) if saved.exists() else resolve(spec.arguments, Path(spec.cwd))
+    resolved = Resolved.load(saved) if saved.exists() else resolve(spec.arguments, Path(spec.cwd), order=spec.order)
     exclude = [os.fsencode(os.path.realpath(path)) for path in (spec.node_dir, spec.run_dir)]
     result = scan(resolved, exclude=exclude)
     result.manifest.save(node_dir / MANIFEST_FILE)
     left, why = keepsake.find(spec, result.manifest)
-    order, unknown = orders.build_counting(
+    listed = orders.build_counting(
         result.manifest,
         spec.order or None,
-        lists=resolved.lists,
-        cwd=Path(spec.cwd),
+        lists=resolved.ordering,
         trace=None if left is None else orders.from_ids(left.order, len(result.manifest), orders.TRACE),
     )
-    orders.save(order, node_dir / ORDER_FILE)
+    orders.save(listed.order, node_dir / ORDER_FILE)
     if left is not None:
         keepsake.save_learnt(node_dir, left)
-    scanned = replace(_scanned(result, unknown), trace=left.header.run_id if left else "", trace_why=why)
+    scanned = replace(
+        _scanned(result, listed.unknown),
+        problems=_problems(len(result.manifest), orders.missing_text(listed, resolved.ordering)),
+        trace=left.header.run_id if left else "",
+        trace_why=why,
+    )
     if spec.mode == AUTO_MODE:
-        scanned = _with_forecast(scanned, result.manifest, order, spec)
-    return json.dumps(asdict(scanned)).encode()
+        scanned = _with_forecast(scanned, result.manifest, listed.order, spec)
+    told = json.dumps(asdict(scanned)).encode()
+    (node_dir / SCANNED_FILE).write_bytes(told)  # for a wrapper with --strict, which reads it once the page says so
+    return told
+
+
+def _problems(files: int, missing: str) -> list[dict[str, str]]:
+    found = []
+    if missing:
+        found.append({"id": "list-missing", "text": missing, "remedy": orders.MISSING_REMEDY})
+    if not files:
+        found.append({"id": "no-file", "text": "the datasets hold no file", "remedy": "check --data"})
+    return found
 
 
 def _with_forecast(scanned: Scanned, manifest: Manifest, order: Order, spec: DaemonSpec) -> Scanned:
@@ -167,9 +184,9 @@ def map_order(node_dir: Path, name: str) -> bytes:
     manifest = Manifest.open(node_dir / MANIFEST_FILE, verify=False)
     announced = node_dir / "orders" / name
     paths = [path for path in announced.read_bytes().split(b"\0") if path]
-    order, unknown = orders.from_paths(manifest, paths, orders.GIVEN)
-    orders.save(order, announced.with_name(announced.name + ".ids"))
-    return json.dumps({"ids": len(order.ids), "unknown": unknown}).encode()
+    listed = orders.from_paths(manifest, paths, orders.GIVEN)
+    orders.save(listed.order, announced.with_name(announced.name + ".ids"))
+    return json.dumps({"ids": len(listed.order.ids), "unknown": listed.unknown}).encode()
 
 
 def load_order(node_dir: Path, name: str, files: int) -> array[int]:

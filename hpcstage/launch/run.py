@@ -59,8 +59,8 @@ class Clock:
 
 def _resolve(config: Config) -> Resolved:
     if not config.data:
-        raise UsageError("no dataset named", "say --data DIRECTORY, or data: in hpcstage.yaml")
-    return plan_datasets.resolve(config.data, Path.cwd())
+        raise UsageError("no dataset given", "use --data DIRECTORY, or data: in hpcstage.yaml")
+    return plan_datasets.resolve(config.data, Path.cwd(), order=config.order_asked())
 
 
 def _open_session(command: Sequence[str], config: Config, resolved: Resolved, started: Clock) -> Session:
@@ -89,6 +89,10 @@ def _without_us(
 
 def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
     stopped_by = _wait_until(session.nodes_up, signals)
+    if stopped_by is None and session.config.strict:
+        stopped_by = _wait_until(session.scanned, signals)
+        if stopped_by is None:
+            _require_datasets(session)
     if stopped_by is None and session.waits_for_copy:
         session.control.attach(0)
         session.control.ask_staged()
@@ -105,6 +109,15 @@ def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
     status = child.wait(session.watch)
     session.close(status)
     return status
+
+
+def _require_datasets(session: Session) -> None:
+    """With --strict the scan's findings are known before the command starts."""
+    problem = session.scan_problem()
+    if problem is not None:
+        error = NotStarted(*problem)
+        session.not_run(error)
+        raise error
 
 
 def _wait_until(done: Callable[[float], bool], signals: Signals) -> int | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
 import resource
 import shutil
@@ -109,6 +110,21 @@ class Session:
         if self.group.starts_daemons:
             return self.lead is None or self.lead.ready(timeout_s)
         return self.clock.elapsed_s() > JOIN_S or page.waits_until_staging(self.node.path / "page", timeout_s)
+
+    def scanned(self, timeout_s: float) -> bool:
+        """Whether this node knows the files, or never will."""
+        return self.control.dead() or page.waits_until_staging(self.node.path / "page", timeout_s)
+
+    def scan_problem(self) -> tuple[str, str] | None:
+        """After `scanned`: what the scan of this node found wrong with the datasets, and the remedy."""
+        if self.part.mode_asked == "direct" or not self._is_first() or self.node.lock_fd is None:
+            return None
+        try:
+            found = json.loads((self.node.path / wire.SCANNED_FILE).read_bytes())
+        except (OSError, ValueError):
+            return "the scan of the datasets failed", f"look at the daemon's log {self.node.log}"
+        first = next(iter(found["problems"]), None)
+        return (first["text"], first["remedy"]) if first else None
 
     def staged(self, timeout_s: float) -> bool:
         """After `control.ask_staged`: whether all nodes hold what they will, or never will because they are gone."""

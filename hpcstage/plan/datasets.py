@@ -1,27 +1,32 @@
 """From `--data` arguments to datasets: roots that never nest, the spellings of each, what is taken below it.
 
-Cheap by design (the command waits for it): no scan, no glob expansion, no stat per entry of a list. Owns what a
+Cheap by design (the command waits for it): no scan, no glob expansion, a look at a few entries of a list. Owns what a
 `Resolved` is and its file, which carries lists that can be read only once to the daemon.
 """
 
 from __future__ import annotations
 
+import contextlib
+import heapq
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hpcstage.errors import UsageError
 from hpcstage.plan.arguments import Glob, Named, Parsed, parse
-from hpcstage.plan.pathlist import PathList
+from hpcstage.plan.checking import check, check_list
+from hpcstage.plan.pathlist import PathList, is_there, read_list
 from hpcstage.plan.roots import Roots, is_below, with_slash
-from hpcstage.plan.types import Dataset, Kind
+from hpcstage.plan.types import ORDER_WORDS, Dataset, Kind
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _MAGIC = b"hpcstage-resolved 1\n"
+ENDS = 64
+"""So many entries of a list are looked up, from either end, for one that is there."""
 
 
 @dataclass(frozen=True)
@@ -56,18 +61,26 @@ class Resolved:
     selections: dict[int, Selection]
     """By index of the dataset; only for kind FILES."""
     warnings: list[Notice]
+    order: PathList | None = None
+    """The list that `--order` names."""
+
+    @property
+    def ordering(self) -> list[PathList]:
+        """The lists that say in which order files are read."""
+        return self.lists if self.order is None else [self.order]
 
     def save(self, path: Path) -> None:
         """Writes it for another process (mode 0600). Warnings are not kept."""
         head = {
             "datasets": [d.to_json() for d in self.datasets],
-            "lists": [[x.argument, len(x.paths)] for x in self.lists],
+            "lists": [[x.argument, len(x.paths)] for x in self._all_lists()],
+            "order": self.order is not None,
             "selections": {i: _selection_out(s) for i, s in self.selections.items()},
         }
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(fd, "wb") as file:
             file.write(_MAGIC + json.dumps(head).encode() + b"\n")
-            for item in self.lists:
+            for item in self._all_lists():
                 file.write(b"\0".join([*item.paths, b""]))
 
     @classmethod
@@ -83,17 +96,24 @@ class Resolved:
         for argument, count in head["lists"]:
             lists.append(PathList(argument, paths[:count]))
             paths = paths[count:]
+        order = lists.pop() if head["order"] else None
         selections = {int(i): _selection_in(s) for i, s in head["selections"].items()}
-        return cls([Dataset.from_json(d) for d in head["datasets"]], lists, selections, [])
+        return cls([Dataset.from_json(d) for d in head["datasets"]], lists, selections, [], order)
+
+    def _all_lists(self) -> list[PathList]:
+        return [*self.lists, *([self.order] if self.order else [])]
 
 
-def resolve(arguments: Sequence[str], cwd: Path, local_device: int | None = None) -> Resolved:
-    """Makes datasets of `--data` arguments. Raises UsageError that names the argument and the fix."""
+def resolve(arguments: Sequence[str], cwd: Path, local_device: int | None = None, order: str | None = None) -> Resolved:
+    """Makes datasets of `--data` arguments, and reads the list if `order` is a file's name. Raises UsageError that
+    names the argument and the fix."""
     if not arguments:
         raise UsageError("no dataset given", "name it with --data DIRECTORY, a glob, a file or @list.txt")
-    parsed = [parse(argument, os.fsencode(cwd)) for argument in dict.fromkeys(arguments)]
-    builder = _Builder(parsed)
-    resolved = builder.build()
+    base = os.fsencode(cwd)
+    parsed = [parse(argument, base) for argument in dict.fromkeys(arguments)]
+    built = _Builder(parsed).build()
+    check(parsed)
+    resolved = replace(built, order=_read_order(order, base))
     resolved.warnings.extend(already_local(resolved.datasets, local_device))
     return resolved
 
@@ -107,6 +127,17 @@ def resolve_again(datasets: Sequence[Dataset], cwd: Path) -> Resolved:
         raise UsageError("the datasets changed since the run started", "start the run again")
     selections = {index_of[resolved.datasets[i].root]: s for i, s in resolved.selections.items()}
     return replace(resolved, datasets=list(datasets), selections=selections)
+
+
+def _read_order(order: str | None, cwd: bytes) -> PathList | None:
+    if not order or order in ORDER_WORDS:
+        return None
+    try:
+        found = read_list(f"{order} of --order", os.path.join(cwd, os.fsencode(order)), cwd)
+    except UsageError as error:
+        raise UsageError(error.what, f"use --order FILE, one path per line, or {'|'.join(ORDER_WORDS)}") from None
+    check_list(found)
+    return found
 
 
 @dataclass
@@ -176,11 +207,11 @@ class _Builder:
         for draft in self._drafts:
             if len(rest) < len(item.paths) and draft.whole and _any_below(item.paths, draft):
                 draft.arguments.append(item.argument)
-        for directory in common_directories(rest):
+        for directory in common_directories(rest, is_there):
             root = self._add(directory, item.argument)
             if root != directory:
                 moved.append((with_slash(directory), with_slash(root)))
-        self._lists.append(PathList(item.argument, _respell(item.paths, moved)))
+        self._lists.append(replace(item, paths=_respell(item.paths, moved)))
 
     def _merge(self) -> None:
         """Makes one dataset of nested roots. Nested directories were refused before, so the outer one is FILES."""
@@ -227,12 +258,16 @@ def _respell(paths: list[bytes], moved: list[tuple[bytes, bytes]]) -> list[bytes
     return paths
 
 
-def common_directories(paths: Sequence[bytes]) -> list[bytes]:
-    """The directories above all of the (absolute) paths: one, or several where only `/` is above all."""
+Outermost = Callable[[int, Sequence[bytes]], list[bytes]]
+
+
+def common_directories(paths: Sequence[bytes], there: Callable[[bytes], bool] = bool) -> list[bytes]:
+    """The directories above all of the (absolute) paths: one, or several where only `/` is above all. Of entries that
+    are not `there` none makes a directory larger than it would be without them, as far as is looked."""
     if not paths:
         return []
     # What the smallest and the largest have in common, all have in common.
-    first, last = min(paths), max(paths)
+    first, last = _end(paths, there, heapq.nsmallest), _end(paths, there, heapq.nlargest)
     shared = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
     directory = first[: first.rfind(b"/", 0, shared)]
     if directory:
@@ -240,9 +275,16 @@ def common_directories(paths: Sequence[bytes]) -> list[bytes]:
     groups: dict[bytes, list[bytes]] = {}
     for path in paths:
         groups.setdefault(path.split(b"/", 2)[1], []).append(path)
-    if len(groups) == len(paths) == 1 or any(path.count(b"/") == 1 for path in paths):
+    kept = [group for _, group in sorted(groups.items()) if any(map(there, group[:ENDS]))] or list(groups.values())
+    if len(kept) == 1 == len(kept[0]) or any(path.count(b"/") == 1 for group in kept for path in group):
         return [b"/"]
-    return [found for _, group in sorted(groups.items()) for found in common_directories(group)]
+    return [found for group in kept for found in common_directories(group, there)]
+
+
+def _end(paths: Sequence[bytes], there: Callable[[bytes], bool], outermost: Outermost) -> bytes:
+    """The first or last path that is there, by name; the very first or last where none of the outermost is."""
+    (end,) = outermost(1, paths)
+    return end if there(end) else next(filter(there, outermost(ENDS, paths)), end)
 
 
 def _refuse_overlap(draft: _Draft, root: bytes, argument: str) -> None:
@@ -310,8 +352,14 @@ def already_local(datasets: Sequence[Dataset], local_device: int | None) -> list
             i,
         )
         for i, d in enumerate(datasets)
-        if os.stat(d.root).st_dev == local_device
+        if _device(d.root) == local_device
     ]
+
+
+def _device(path: bytes) -> int | None:
+    with contextlib.suppress(OSError):
+        return os.stat(path).st_dev
+    return None
 
 
 def _selection_out(selection: Selection) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcstage.errors import UsageError
@@ -36,6 +35,8 @@ class Foreseen:
     order: Order
     unknown: int = 0
     """Paths of lists that the manifest does not have."""
+    missing: str = ""
+    """What there is to say of them."""
     about: str = ""
     readings: Readings | None = None
     kept: Kept | None = None
@@ -43,7 +44,7 @@ class Foreseen:
 
 
 def foresee(
-    config: Config, manifest: Manifest, resolved: Resolved, env: Mapping[str, str], cwd: Path, asked: Asked | None
+    config: Config, manifest: Manifest, resolved: Resolved, env: Mapping[str, str], asked: Asked | None
 ) -> Foreseen:
     """The order with which a run would start, or, of a named sampler, in which it would read. Raises UsageError."""
     setting = config.order_asked()
@@ -55,12 +56,14 @@ def foresee(
         return Foreseen(found.order(), about=f"{asked.text()}; {found.about}", readings=found)
     known, why = _trace(resolved, manifest, env) if setting in _FROM_TRACE else (None, "")
     ids = None if known is None else orders.from_ids(known.order, len(manifest), orders.TRACE)
-    order, unknown = orders.build_counting(manifest, setting, lists=resolved.lists, cwd=cwd, trace=ids)
+    listed = orders.build_counting(manifest, setting, lists=resolved.ordering, trace=ids)
+    order, unknown, missing = listed.order, listed.unknown, orders.missing_text(listed, resolved.ordering)
     if known is not None and order.provenance == orders.TRACE:
         header = known.header
         kept = None if header.kept_share is None else Kept(header.provenance, header.kept_share, header.run_id)
-        return Foreseen(order, unknown, f"left by run {header.run_id}: {shlex.join(header.command)}", kept=kept)
-    return Foreseen(order, unknown, _why_by_path(setting, why) if order.provenance == orders.MANIFEST else "")
+        about = f"left by run {header.run_id}: {shlex.join(header.command)}"
+        return Foreseen(order, unknown, missing, about, kept=kept)
+    return Foreseen(order, unknown, missing, _why_by_path(setting, why) if order.provenance == orders.MANIFEST else "")
 
 
 def _trace(resolved: Resolved, manifest: Manifest, env: Mapping[str, str]) -> tuple[trace.Trace | None, str]:

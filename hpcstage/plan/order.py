@@ -13,13 +13,16 @@ import zlib
 from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from hpcstage.errors import UsageError
 from hpcstage.plan.manifest import Manifest
-from hpcstage.plan.pathlist import PathList, read_list
-from hpcstage.plan.types import Order
+from hpcstage.plan.pathlist import PathList
+from hpcstage.plan.roots import printable
+from hpcstage.plan.types import ORDER_WORDS, Order
 
-AUTO, MANIFEST, GIVEN, TRACE, SAMPLER = "auto", "manifest", "given", "trace", "sampler"
+AUTO, MANIFEST, GIVEN, TRACE, SAMPLER = ORDER_WORDS
+EXAMPLES = 3
 _FOLLOWING = (None, AUTO, SAMPLER)
 _MAGIC = b"hpcstage order 1"
 _HEAD = struct.Struct("<16s32sIIQ")
@@ -31,41 +34,38 @@ def follows_samplers(setting: str | None) -> bool:
     return setting in _FOLLOWING
 
 
+class Listed(NamedTuple):
+    """An order, and what lists name besides."""
+
+    order: Order
+    unknown: int = 0
+    """Paths of the lists that are no file of the manifest and no directory of files."""
+    examples: tuple[bytes, ...] = ()
+    """The first of them."""
+
+
 def build(
-    manifest: Manifest,
-    setting: str | None,
-    *,
-    lists: Sequence[PathList] = (),
-    cwd: Path | None = None,
-    trace: Order | None = None,
+    manifest: Manifest, setting: str | None, *, lists: Sequence[PathList] = (), trace: Order | None = None
 ) -> Order:
     """The order with which a run starts.
 
     `setting` is `manifest`, `given`, `trace`, `sampler` (nothing is known until one announces its order: by path),
-    the path of a list, or `auto` (or None): the best that is there, which is a list, else a trace, else by path.
+    the name of a list, which is among `lists` then, or `auto` (or None): the best that is there, which is a list, else
+    a trace, else by path.
     """
-    return build_counting(manifest, setting, lists=lists, cwd=cwd, trace=trace)[0]
+    return build_counting(manifest, setting, lists=lists, trace=trace).order
 
 
 def build_counting(
-    manifest: Manifest,
-    setting: str | None,
-    *,
-    lists: Sequence[PathList] = (),
-    cwd: Path | None = None,
-    trace: Order | None = None,
-) -> tuple[Order, int]:
-    """Like `build`, and how many of the given paths are not in the manifest."""
-    if setting not in (None, AUTO, MANIFEST, GIVEN, TRACE, SAMPLER):
-        base = os.fsencode(cwd or Path.cwd())
-        name = setting.removeprefix("@")
-        lists = [read_list(f"@{name}", os.path.join(base, os.fsencode(name)), base)]
-        setting = GIVEN
-    if lists and setting in (None, AUTO, GIVEN):
-        return from_paths(manifest, (path for item in lists for path in item.paths), GIVEN)
+    manifest: Manifest, setting: str | None, *, lists: Sequence[PathList] = (), trace: Order | None = None
+) -> Listed:
+    """Like `build`, and what of the lists is not in the manifest."""
+    listed = from_paths(manifest, (path for item in lists for path in item.paths), GIVEN)
+    if lists and setting not in (MANIFEST, TRACE, SAMPLER):
+        return listed
     if trace is not None and setting in (None, AUTO, TRACE):
-        return trace, 0
-    return Order(MANIFEST, array("I", range(len(manifest)))), 0
+        return listed._replace(order=trace)
+    return listed._replace(order=Order(MANIFEST, array("I", range(len(manifest)))))
 
 
 def from_ids(ids: Iterable[int], files: int, provenance: str) -> Order:
@@ -79,11 +79,12 @@ def from_ids(ids: Iterable[int], files: int, provenance: str) -> Order:
     return Order(provenance, kept)
 
 
-def from_paths(manifest: Manifest, paths: Iterable[bytes], provenance: str) -> tuple[Order, int]:
-    """Ids of absolute paths, duplicates at their first place, a directory as its files; and how many are unknown."""
+def from_paths(manifest: Manifest, paths: Iterable[bytes], provenance: str) -> Listed:
+    """Ids of absolute paths, duplicates at their first place, a directory as its files."""
     seen = bytearray(len(manifest))
     ids = array("I")
     unknown = 0
+    examples: list[bytes] = []
     find = manifest.find_source
     for path in paths:
         found = find(path)
@@ -93,12 +94,28 @@ def from_paths(manifest: Manifest, paths: Iterable[bytes], provenance: str) -> t
                 ids.append(found)
             continue
         below = manifest.ids_below(path)
-        unknown += not below
+        if not below:
+            unknown += 1
+            if len(examples) < EXAMPLES:
+                examples.append(path)
         for file_id in below:
             if not seen[file_id]:
                 seen[file_id] = 1
                 ids.append(file_id)
-    return Order(provenance, ids), unknown
+    return Listed(Order(provenance, ids), unknown, tuple(examples))
+
+
+def missing_text(listed: Listed, lists: Sequence[PathList]) -> str:
+    """What is said of entries that name no file; empty if all do."""
+    if not listed.unknown:
+        return ""
+    entries = sum(len(item.paths) for item in lists)
+    more = ", ..." if listed.unknown > len(listed.examples) else ""
+    names = ", ".join(map(printable, listed.examples)) + more
+    return f"{listed.unknown:,} of {entries:,} entries of {' and '.join(x.name for x in lists)} name no file: {names}"
+
+
+MISSING_REMEDY = "correct the list, or go on: the others are staged"
 
 
 def complete(order: Order, files: int) -> array[int]:

@@ -17,6 +17,7 @@ from hpcstage.plan import order as orders
 from hpcstage.plan.budget import Fit, fit
 from hpcstage.plan.manifest import Manifest
 from hpcstage.plan.nodesplan import NodesPlan
+from hpcstage.plan.roots import printable
 from hpcstage.plan.scan import ScanResult
 from hpcstage.plan.types import Budget, Forecast, Kept, ModeForecast, Order, Rates, Workload
 
@@ -180,16 +181,6 @@ def forecast_from_json(data: dict[str, Any]) -> Forecast:
 
 
 # ---- paths
-
-
-def printable(path: bytes) -> str:
-    r"""A path on one line: bytes that are not text, newlines and other controls as \xNN."""
-    text = path.decode("utf-8", "backslashreplace")
-    return "".join(c if c.isprintable() else _escaped(c) for c in text)
-
-
-def _escaped(character: str) -> str:
-    return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogatepass"))
 
 
 def path_json(path: bytes) -> dict[str, str]:

@@ -57,13 +57,15 @@ def preview(
     `sampler`: the sampler of the program to come, as the user named it; its readings are the order then.
     """
     disk = local_disk(config, env)
-    resolved = resolve(config.data, cwd, disk.device)
+    resolved = resolve(config.data, cwd, disk.device, config.order_asked())
     found = scan(resolved)
     if not len(found.manifest):
         raise UsageError("the datasets hold no file", "check --data")
-    foreseen = foresee(config, found.manifest, resolved, env, cwd, sampler)
+    foreseen = foresee(config, found.manifest, resolved, env, sampler)
     wanted = foreseen.order
     notes = [f"{notice.text}; {notice.remedy}" for notice in resolved.warnings]
+    if foreseen.missing:
+        notes.append(f"{foreseen.missing} ({order.MISSING_REMEDY})")
     earlier = find_earlier(resolved.datasets, env)
     nodes = config.nodes or len(_job(env).nodes) or 1
     workload = workload_of(config, found.manifest, earlier, nodes)

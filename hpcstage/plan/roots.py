@@ -33,6 +33,16 @@ def join(root: bytes, path: bytes) -> bytes:
     return with_slash(root) + path if path else root
 
 
+def printable(path: bytes) -> str:
+    r"""A path on one line: bytes that are not text, newlines and other controls as \xNN."""
+    text = path.decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogatepass"))
+
+
 class Roots:
     """Finds the dataset of a path among roots and aliases, of which there are few."""
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+ORDER_WORDS = ("auto", "manifest", "given", "trace", "sampler")
+"""What `--order` takes besides the name of a list."""
+
 
 class Kind(Enum):
     """What a `--data` argument named."""

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from hpcstage.plan.planfile import Plan, path_json, printable, summary
+from hpcstage.plan.planfile import Plan, path_json, summary
+from hpcstage.plan.roots import printable
 from hpcstage.plan.rows import Row, rows
 from hpcstage.plan.types import Kept, Rates, Workload
 from hpcstage.report import plan_nodes_text, readings_text

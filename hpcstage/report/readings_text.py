@@ -10,8 +10,9 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
-from hpcstage.plan.planfile import Plan, path_json, printable
+from hpcstage.plan.planfile import Plan, path_json
 from hpcstage.plan.readings import Reading, Readings
+from hpcstage.plan.roots import printable
 from hpcstage.units import format_size
 
 DEFAULT_EPOCHS = 3

@@ -153,7 +153,7 @@ def test_without_a_local_disk_a_plan_is_still_made(hpcstage: Any, make_tree: Cal
     [
         (["--data", "missing"], "does not exist"),
         (["--data", "d", "--data", "d/sub"], "overlap"),
-        (["--data", "empty"], "hold no file"),
+        (["--data", "empty"], "--data empty holds no file"),
         (["nothing"], "no plan in nothing"),
         ([], "no dataset"),
         (["empty", "--data", "d"], "both a run directory and --data"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hpcstage.errors import UsageError
 from hpcstage.plan.datasets import Resolved, common_directories, resolve, resolve_again
-from hpcstage.plan.pathlist import absolute_paths
+from hpcstage.plan.pathlist import parse_list
 from hpcstage.plan.roots import Roots, is_below, tidy
 from hpcstage.plan.types import Kind
 
@@ -73,6 +73,7 @@ def test_overlap_names_both_and_the_fix(tree: Path, arguments: list[str]):
 
 def test_neighbours_with_a_common_prefix_do_not_overlap(tree: Path):
     (tree / "train2").mkdir()
+    (tree / "train2" / "x").touch()
     assert len(resolve(["train", "train2"], tree).datasets) == 2
 
 
@@ -139,10 +140,14 @@ def test_nul_separated_list_holds_newlines(tree: Path):
 
 def test_lists_skip_blank_lines_and_understand_windows_ends(tree: Path):
     base = os.fsencode(tree)
-    assert absolute_paths("@l", b"\n\na\n\nb\n", base) == [base + b"/a", base + b"/b"]
-    assert absolute_paths("@l", b"a\r\nb\r\n", base) == [base + b"/a", base + b"/b"]
-    assert absolute_paths("@l", b"./a//b\n../x\n", b"/p/q") == [b"/p/q/a/b", b"/p/x"]
-    assert absolute_paths("@l", b" a b \n", b"/p") == [b"/p/ a b "]
+    assert paths_of(b"\n\na\n\nb\n", base) == [base + b"/a", base + b"/b"]
+    assert paths_of(b"a\r\nb\r\n", base) == [base + b"/a", base + b"/b"]
+    assert paths_of(b"./a//b\n../x\n", b"/p/q") == [b"/p/q/a/b", b"/p/x"]
+    assert paths_of(b" a b \n", b"/p") == [b"/p/ a b"]
+
+
+def paths_of(data: bytes, cwd: bytes) -> list[bytes]:
+    return parse_list("@l", data, cwd).paths
 
 
 @pytest.mark.parametrize(
@@ -197,10 +202,15 @@ def test_foreign_file_is_not_loaded(tree: Path):
 
 
 def test_a_million_entries_in_seconds(tmp_path: Path):
-    listed = tmp_path / "big"
-    listed.write_bytes(b"\n".join(b"/d/n%05d/n%05d_%d.jpg" % (i % 1000, i % 1000, i) for i in range(1_000_000)))
+    """Of which a few are looked at."""
+    listed, base = tmp_path / "big", os.fsencode(tmp_path)
+    for number in (0, 300, 999):
+        path = tmp_path / f"n{number:05d}" / f"n{number:05d}_{number}.jpg"
+        path.parent.mkdir()
+        path.touch()
+    listed.write_bytes(b"\n".join(b"%s/n%05d/n%05d_%d.jpg" % (base, i % 1000, i % 1000, i) for i in range(1_000_000)))
     (dataset,) = resolve([f"@{listed}"], tmp_path).datasets
-    assert dataset.root == b"/d"
+    assert dataset.root == base
 
 
 NAMES = st.binary(min_size=1, max_size=4).filter(lambda n: b"/" not in n and b"\0" not in n and n not in (b".", b".."))

@@ -63,21 +63,20 @@ def test_an_order_of_ids_has_each_once_and_none_unknown(ids: list[int]):
     assert found == list(dict.fromkeys(i for i in ids if 0 <= i < 10))
 
 
-@pytest.mark.parametrize("setting", ["list.txt", "@list.txt"])
-def test_a_list_as_setting_is_relative_to_the_directory(tmp_path: Path, setting: str):
-    (tmp_path / "list.txt").write_bytes(b"/d/b\n/d/nothing\n/alias/s\n/d/a\n/d/s/2\n")
-    found, unknown = order.build_counting(ABC, setting, cwd=tmp_path)
-    assert (found.provenance, list(found.ids), unknown) == ("given", [1, 3, 4, 0], 1)
-
-
-def test_missing_list_as_setting(tmp_path: Path):
-    with pytest.raises(UsageError, match="cannot read the list @nothing"):
-        order.build(ABC, "nothing", cwd=tmp_path)
-
-
 def test_from_paths_counts_what_is_unknown():
-    found, unknown = order.from_paths(ABC, [b"/d/c", b"/alias//c", b"/x", b"relative", b"/d/a"], "sampler")
-    assert (found, unknown) == (Order("sampler", array("I", [2, 0])), 2)
+    listed = order.from_paths(ABC, [b"/d/c", b"/alias//c", b"/x", b"relative", b"/d/a"], "sampler")
+    assert listed == (Order("sampler", array("I", [2, 0])), 2, (b"/x", b"relative"))
+
+
+def test_what_lists_name_in_vain_is_counted_whichever_order_is_taken():
+    lists = [PathList("@l", [b"/d/x", b"/d/c", b"/d/y", b"/d/z", b"/d/q", b"/d/a"])]
+    for setting in ("auto", "given", "my.txt", "manifest", "trace", "sampler"):
+        listed = order.build_counting(ABC, setting, lists=lists, trace=Order("trace", array("I", [4, 1])))
+        assert (listed.unknown, listed.examples) == (4, (b"/d/x", b"/d/y", b"/d/z"))
+        assert order.missing_text(listed, lists) == (
+            "4 of 6 entries of the list @l name no file: /d/x, /d/y, /d/z, ..."
+        )
+    assert order.missing_text(order.build_counting(ABC, None), []) == ""
 
 
 @given(st.lists(st.integers(0, 19), unique=True))
@@ -123,7 +122,7 @@ def test_a_million_paths(tmp_path: Path):
         columns.add(0, name, facts, is_link=False)
     started = time.monotonic()
     manifest = Manifest.build([DATASET], columns)
-    found, unknown = order.from_paths(manifest, [b"/d/" + name for name in names], "given")
+    found, unknown, _ = order.from_paths(manifest, [b"/d/" + name for name in names], "given")
     order.save(found, tmp_path / "o")
     order.load(tmp_path / "o", len(manifest))
     assert time.monotonic() - started < 40

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcstage.emulator import Settings, Slowfs, unavailable
+from hpcstage.errors import UsageError
 from hpcstage.plan import order
 from hpcstage.plan.datasets import resolve
 from hpcstage.plan.globs import Pattern
@@ -170,7 +171,8 @@ def test_files_and_globs_take_only_what_they_name(tmp_path: Path):
     assert take("a/2.txt", "b/[0-9].jpg", "n1/?") == [b"2.txt", b"3.jpg", b"6"]
     assert take("a/2.txt", "*/[13].jpg") == [b"a/1.jpg", b"a/2.txt", b"b/3.jpg"]
     assert take("b/.h*") == [b".hidden.jpg"]
-    assert take("*.nothing") == []
+    with pytest.raises(UsageError, match="matches no file"):
+        take("*.nothing")
 
 
 def test_globs_through_links(tmp_path: Path):
@@ -192,7 +194,7 @@ def test_a_list_takes_what_it_names_and_directories_whole(tmp_path: Path):
     assert paths(result) == [b"2", b"link", b"sub/3", b"sub/4"]
     assert result.manifest.entry(1).is_link
     assert result.skipped_counts == {"No such file or directory": 1}
-    given_order, unknown = order.build_counting(result.manifest, None, lists=resolved.lists)
+    given_order, unknown, _ = order.build_counting(result.manifest, None, lists=resolved.lists)
     assert (list(given_order.ids), unknown) == ([0, 1, 2, 3], 1)
 
 
@@ -241,7 +243,7 @@ def test_a_million_files_from_a_list(tmp_path: Path, local_dir: Path):
     started = time.monotonic()
     resolved = resolve([f"@{listed}"], tmp_path)
     result = scan(resolved)
-    found, unknown = order.build_counting(result.manifest, None, lists=resolved.lists)
+    found, unknown, _ = order.build_counting(result.manifest, None, lists=resolved.lists)
     seconds = time.monotonic() - started
     assert (len(result.manifest), len(found.ids), unknown) == (1000, 1000, 0)
     assert seconds < 40

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -96,3 +97,94 @@ def test_a_dataset_that_is_already_local_is_said_and_read_directly(
     assert "already" in done.stderr.decode()
     line = refused(hpcstage, "--strict", "--local-dir", same_disk, "--data", data, code=125)
     assert "already" in line
+
+
+# ---- what --data and --order name: `run` and `plan` say the same, before anything is made
+
+
+def both_refuse(hpcstage: Hpcstage, *arguments: str | Path) -> str:
+    """The line that `run`, `run --strict` and `plan` end with."""
+    line = refused(hpcstage, *arguments)
+    assert refused(hpcstage, "--strict", *arguments) == line
+    planned = hpcstage("plan", "--no-probe", *arguments)
+    assert (planned.returncode, planned.stdout) == (2, b"")
+    assert planned.stderr.decode().splitlines() == [line]
+    assert not (hpcstage.cwd / "hpcstage-runs").exists()
+    return line
+
+
+def listed(hpcstage: Hpcstage, *lines: str | Path) -> str:
+    (hpcstage.cwd / "list.txt").write_text("".join(f"{line}\n" for line in lines))
+    return "@list.txt"
+
+
+def test_an_order_that_is_neither_a_word_nor_a_file(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    for order in ("randm", "/nowhere/list"):
+        assert order in both_refuse(hpcstage, "--data", make_tree(), "--order", order)
+
+
+def test_a_pattern_without_a_match(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    assert "*.xyz matches no file" in both_refuse(hpcstage, "--data", make_tree() / "*.xyz")
+
+
+def test_an_empty_directory(hpcstage: Hpcstage) -> None:
+    (hpcstage.cwd / "void" / "below").mkdir(parents=True)
+    assert "--data void holds no file" in both_refuse(hpcstage, "--data", "void")
+
+
+@pytest.mark.parametrize("odd", ["class0/file00000.bin 0", "class*/*.bin"])
+def test_a_list_of_other_things_than_paths(hpcstage: Hpcstage, make_tree: Tree, odd: str) -> None:
+    root = make_tree()
+    line = both_refuse(hpcstage, "--data", listed(hpcstage, "# mine", root / "class1/file00001.bin", root / odd))
+    assert "@list.txt, line 3" in line
+
+
+def test_a_list_of_which_nothing_is_there(hpcstage: Hpcstage) -> None:
+    assert "none is there" in both_refuse(hpcstage, "--data", listed(hpcstage, "/nowhere/a", "b"))
+
+
+def refused_by_the_scan(hpcstage: Hpcstage, *arguments: str | Path) -> str:
+    """With --strict, besides what is said of the local directory."""
+    done = hpcstage("run", "--strict", *arguments, "--", "echo", "started")
+    assert (done.returncode, done.stdout) == (125, b"")
+    (line,) = [line for line in done.stderr.decode().splitlines() if "/dev/shm" not in line]
+    return line
+
+
+@pytest.mark.parametrize("order", [False, True])
+def test_missing_entries_are_counted_and_named_and_the_rest_is_staged(
+    hpcstage: Hpcstage, make_tree: Tree, order: bool
+) -> None:
+    root = make_tree(files=5)
+    there = sorted(root.rglob("*.bin"))
+    missing = ["/nowhere/at/all", root / "nowhere" / "x", root / "class0" / "y", "$HOME/z"]
+    given = listed(hpcstage, missing[0], *there[:2], *missing[1:], *there[2:])
+    asked = ["--data", root, "--order", "list.txt"] if order else ["--data", given]
+    text = f"4 of 9 entries of the list {'list.txt of --order' if order else given} name no file: /nowhere/at/all"
+    done = hpcstage("run", "--mode", "upfront", *asked, "--", "echo", "started")
+    assert (done.returncode, done.stdout) == (0, b"started\n")
+    assert text in done.stderr.decode()
+    record = json.loads(hpcstage.records()[-1].read_text())
+    assert sum(dataset["staged_files"] for dataset in record["datasets"]) == 5
+    (note,) = [note for note in record["notes"] if note["id"] == "list-missing"]
+    assert note["text"].startswith(text)
+    assert note["text"].count("/x") == note["text"].count("/y") == 1, "the first three"
+    assert "/z" not in note["text"]
+    assert "4 of 9 entries" in hpcstage("report").stdout.decode()
+    assert text in hpcstage("plan", "--no-probe", *asked).stdout.decode()
+    for mode in ("runtime", "upfront", "auto"):
+        assert text in refused_by_the_scan(hpcstage, "--mode", mode, *asked)
+
+
+def test_strict_lets_good_datasets_pass(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    for mode in ("runtime", "upfront", "direct", "auto"):
+        done = hpcstage("run", "--strict", "--mode", mode, "--data", make_tree(), "--", "echo", "started")
+        assert (done.returncode, done.stdout) == (0, b"started\n"), done.stderr
+
+
+def test_strict_with_a_directory_that_only_the_scan_finds_empty(hpcstage: Hpcstage) -> None:
+    for number in range(3000):
+        (hpcstage.cwd / "many" / str(number)).mkdir(parents=True)
+    assert hpcstage("run", "--mode", "upfront", "--data", "many", "--", "true").returncode == 0
+    assert "no-file" in {note["id"] for note in json.loads(hpcstage.records()[-1].read_text())["notes"]}
+    assert "hold no file" in refused_by_the_scan(hpcstage, "--data", "many")
