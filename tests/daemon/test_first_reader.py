@@ -11,10 +11,15 @@ from daemon_process import same, start_daemon  # noqa: F401
 from group_process import nodes, total  # noqa: F401
 
 from hpcstage.daemon import events
-from hpcstage.daemon.firstreader import compute, node_of
+from hpcstage.daemon.epochs import Announced
+from hpcstage.daemon.firstreader import FirstReader, compute, node_of
+from hpcstage.daemon.helpers import Helpers
 from hpcstage.daemon.learn import Table
+from hpcstage.daemon.routes import Members, make
+from hpcstage.daemon.streams import Who
 from hpcstage.plan.placement import Kind, Node, place
 from hpcstage.plan.sampling import Distributed
+from hpcstage.plan.types import Budget
 from hpcstage.wire import EPOCH, Answer
 from hpcstage.wire import Kind as Request
 
@@ -34,6 +39,30 @@ def test_every_file_goes_to_its_first_reader():
             assert later.fetcher(id_) == node_of(rank, 4) == rank.rank // 2
     again = compute(ranks[0], table, placement)()
     assert [later.fetcher(i) for i in range(count)] == [again.fetcher(i) for i in range(count)]
+
+
+@pytest.mark.parametrize(("rank", "knows"), [(0, True), (1, True), (2, False), (3, False)])
+def test_a_rank_that_is_elsewhere_than_its_number_says_changes_nothing(tmp_path, rank, knows):
+    """Of four ranks in blocks the first two are on the first node; where another one runs here, ranks are dealt
+    otherwise, and who reads first is not known."""
+    (tmp_path / "orders").mkdir()
+    count = 100
+    table = Table(array("I", range(count)), 1)
+    members = Members(2, dict.fromkeys(range(2), Budget(1 << 40, 1 << 20)))
+    routes = make("replicate", array("Q", [1000]) * count, 1, members, 0)
+    told = []
+    helpers = Helpers()
+    try:
+        first = FirstReader(helpers, tmp_path, (0, 2), lambda _: table, told.append)
+        formula = Distributed(count, 4, rank, seed=3).text()
+        first.announced(Announced(Who(1, 1), 0, 1, False, 77, "indices", "table", formula))
+        first.poll(routes)
+        assert helpers.names() == (["first reader"] if knows else [])
+        helpers.wait("first reader", 30.0)
+    finally:
+        helpers.close()
+    assert len(told) == knows
+    assert (first.known is not None) is knows
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -162,10 +162,13 @@ def test_deadline_stays_below_half_the_cap():
 
 
 def test_requeued_goes_first():
-    q = queue([10] * 4)
+    """Also before what the program waits for since: it has waited longer."""
+    q = queue([10] * 5)
     q.next_transfers(2, 0.0)
+    q.want(3, 0.0)
+    q.want(4, 0.0)
     q.requeue(1)
-    assert q.next_transfers(9, 0.0) == [1, 2, 3]
+    assert q.next_transfers(9, 0.0) == [1, 3, 4, 2]
 
 
 def test_rate_cap_holds_over_time():

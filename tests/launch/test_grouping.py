@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -116,3 +117,36 @@ def test_the_end_waits_for_parts_of_this_run_only(tmp_path: Path) -> None:
     missing = {**part, "complete": False, "problems": [{"id": "node-missing"}]}
     (nodes / "b.json").write_text(json.dumps(missing))
     assert grouping.await_parts(tmp_path, ["a", "b"], now, soon)
+
+
+def final(run_dir: Path, host: str, **changes: object) -> None:
+    (run_dir / "nodes").mkdir(exist_ok=True)
+    part = {"started_unix_s": 1000.0, "complete": True, "problems": [], **changes}
+    temporary = run_dir / f".{host}"
+    temporary.write_text(json.dumps(part))
+    temporary.replace(run_dir / "nodes" / f"{host}.json")
+
+
+def test_the_last_word_of_every_node_is_awaited(tmp_path: Path) -> None:
+    final(tmp_path, "node1")
+    final(tmp_path, "node2", complete=False)
+    later = threading.Timer(0.2, final, (tmp_path, "node2"))
+    later.start()
+    assert grouping.await_parts(tmp_path, ["node1", "node2"], 1000.0, time.monotonic() + 30)
+    later.join()
+
+
+@pytest.mark.parametrize(
+    ("part", "is_last"),
+    [
+        ({}, True),
+        ({"complete": False}, False),
+        ({"complete": False, "problems": [{"id": "node-missing"}]}, True),
+        ({"started_unix_s": 900.0}, False),
+    ],
+)
+def test_which_word_is_the_last(tmp_path: Path, part: dict[str, object], is_last: bool) -> None:
+    final(tmp_path, "node1", **part)
+    begun_s = time.monotonic()
+    assert grouping.await_parts(tmp_path, ["node1"], 1000.0, begun_s + 0.1) is is_last
+    assert is_last or time.monotonic() - begun_s >= 0.1

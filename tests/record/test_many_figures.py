@@ -49,6 +49,16 @@ def test_the_split_is_a_mean_that_adds_up_and_names_the_slowest() -> None:
     assert "slowest" in savings["formula"]
 
 
+def test_of_several_slow_nodes_the_worst_is_told_first() -> None:
+    waited = [2.0, 14.0, 2.0, 30.0, 20.0, 2.0, 2.0, 2.0]
+    record = record_of(run(8), [waits(index, 8, wait_s) for index, wait_s in enumerate(waited)])
+    (note,) = [note for note in record["notes"] if note["id"] == "slow-nodes"]
+    assert note["text"] == (
+        "3 of 8 nodes are slow (node0003, node0004, node0001); node0003: waited 28 s longer for files than the others"
+    )
+    assert note["severity"] == "warning"
+
+
 def test_training_processes_whose_waits_are_not_known_are_left_out_of_the_mean() -> None:
     blind = node(3, 4)
     for process in blind.processes:
