@@ -68,6 +68,7 @@ class Agent:
             if hosted.ended(self.lead.drain_s):
                 self._say("ended")
             hosted.close()
+            self._say("gone")
         return 0
 
     def _is_served(self, node_dir: Path) -> bool:
@@ -134,6 +135,8 @@ class Agent:
         assert self.index is not None
         with contextlib.suppress(OSError):
             groupspec.write_json(groupspec.state_file(self.directory, self.index, state), data)
+        if not self.lead.passes_output:
+            return
         with contextlib.suppress(OSError, ValueError):
             print(LINE + json.dumps(data), flush=True)  # noqa: T201  for the lead
 

@@ -29,6 +29,10 @@ _FILES_EVERY_S = 0.2
 _STAGED_EVERY_S = 1.0
 _WORDS = ("ready", "joined", "staged", "missing", "dead", "ended")
 """In the order in which a node says them."""
+_GONE = "gone"
+"""The last word: nothing of the run is left on the node."""
+_LAST_S = 1.0
+"""A launcher ends so soon after the last of its processes."""
 _KILL_S = 2.0
 
 
@@ -43,6 +47,8 @@ class NodeState:
     member: Member | None = None
     joined: bool = False
     """Its daemon knows the files."""
+    cleaning: bool = False
+    """Its agent has said that the end has come, or that the daemon is dead, and has not yet said that it is gone."""
 
     @property
     def alive(self) -> bool:
@@ -200,8 +206,9 @@ class Nodes:
             with contextlib.suppress(OSError, ValueError):
                 found.append(groupspec.read_json(self.directory / name))
                 self._read.add(name)
-        found = [data for data in found if data.get("state") in _WORDS]
-        for data in sorted(found, key=lambda data: _WORDS.index(data["state"])):
+        order = [*_WORDS, _GONE]
+        found = [data for data in found if data.get("state") in order]
+        for data in sorted(found, key=lambda data: order.index(data["state"])):
             self._word(data)
 
     def _word(self, data: dict[str, object]) -> None:
@@ -209,6 +216,7 @@ class Nodes:
         if data.get("run_id") != self.spec.run_id or not isinstance(index, int) or not 0 < index < len(self.all):
             return
         node = self.all[index]
+        node.cleaning = state in ("ended", "dead") or (node.cleaning and state != _GONE)
         if state not in _WORDS or node.state in ("dead", "ended"):
             return
         node.joined = node.joined or state in ("joined", "staged")
@@ -247,12 +255,17 @@ class Nodes:
         return self.spec.starts_daemons and any(node.alive for node in self.all[1:])
 
     def close(self, removal_s: float) -> None:
-        """Waits until the nodes are clean, then makes sure that nothing of ours runs."""
+        """Waits until the nodes are clean that still answer, then makes sure that nothing of ours runs here. A launcher
+        may never return for a node that is lost."""
         for hosted in self.hosted.values():
             hosted.close(removal_s)
         deadline = time.monotonic() + removal_s
-        while any(not output.ended for output in self._launched) and time.monotonic() < deadline:
+        last = time.monotonic() + _LAST_S
+        while any(not output.ended for output in self._launched) and time.monotonic() < min(deadline, last):
             children.wait_some(self.fds().values(), 0.1)
+            self._read_files()
+            if any(node.cleaning for node in self.all):
+                last = time.monotonic() + _LAST_S
         for output in self._launched:
             output.kill(_KILL_S)
 

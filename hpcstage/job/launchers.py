@@ -47,6 +47,8 @@ class PerNode:
     commands: tuple[tuple[str, ...], ...]
     takes_stdin: bool
     """The end of its standard input reaches the processes; otherwise they must find out in another way."""
+    passes_output: bool = True
+    """What the processes print comes back to the launcher; otherwise it would be lines of the job's output."""
     exact: bool = True
     """One process on each named node; False: on all nodes of the job, possibly several on one."""
 
@@ -66,7 +68,7 @@ def per_node(launcher: str, argv: Sequence[str], hosts: Sequence[str], mpi: Mpi 
         return PerNode(((*_srun(hosts), "--mpi=none", "--kill-on-bad-exit=0", "--wait=0", *argv),), takes_stdin=True)
     if launcher == "pbsdsh":
         # Its node numbers count lines of the node file at some sites and processors at others; all nodes are safe.
-        return PerNode((("pbsdsh", "--", *argv),), takes_stdin=False, exact=False)
+        return PerNode((("pbsdsh", "--", *argv),), takes_stdin=False, passes_output=False, exact=False)
     if launcher == "qrsh":
         return PerNode(tuple(("qrsh", "-inherit", host, *argv) for host in hosts), takes_stdin=True)
     if launcher == "pjrsh":

@@ -104,6 +104,7 @@ def in_group(config: Config, group: Grouping | None) -> dict[str, Any]:
 def lead_spec(session: Session, spec: DaemonSpec, local: LocalDir, group: Grouping) -> LeadSpec:
     """What the lead and the agents are told."""
     config = session.config
+    plan = launchers.per_node(group.launcher, ["agent"], group.hosts[1:])
     return LeadSpec(
         run_id=session.part.run_id,
         run_dir=os.path.abspath(session.run_dir),
@@ -118,7 +119,8 @@ def lead_spec(session: Session, spec: DaemonSpec, local: LocalDir, group: Groupi
         intercept=config.intercept,
         wait_s=_wait_s(group),
         drain_s=config.drain_s,
-        input_ends=launchers.per_node(group.launcher, ["agent"], group.hosts[1:]).takes_stdin,
+        input_ends=plan.takes_stdin,
+        passes_output=plan.passes_output,
         own={"node_dir": os.fspath(session.node.path), "sock": os.fspath(session.node.sock)},
     )
 

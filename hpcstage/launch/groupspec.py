@@ -52,6 +52,8 @@ class LeadSpec:
     """The command is held back for so long at most until all nodes know the files."""
     input_ends: bool = False
     """The launcher passes the end of its standard input on to the agents."""
+    passes_output: bool = True
+    """The launcher passes on to the lead what the agents print; otherwise they print nothing."""
     own: dict[str, str] = field(default_factory=dict)
     """node_dir and sock of the first node."""
 

@@ -28,8 +28,9 @@ def enter(node):
     must(libc.mount(os.fsencode(BASE + "/disk-" + node), os.fsencode(LOCAL), None, MS_BIND, None))
     must(libc.sethostname(name, len(name)))
 
-def start(node, argv, env, stdin=None):
-    return subprocess.Popen([sys.executable, BASE + "/bin/onnode", node, *argv], env=env, stdin=stdin)
+def start(node, argv, env, stdin=None, stdout=None):
+    command = [sys.executable, BASE + "/bin/onnode", node, *argv]
+    return subprocess.Popen(command, env=env, stdin=stdin, stdout=stdout)
 
 def wait(started):
     sys.exit(max(process.wait() for process in started))
@@ -82,14 +83,19 @@ os.execvpe(sys.argv[2], sys.argv[2:], {**os.environ, "SLURMD_NODENAME": node})
 """
 
 PBSDSH = """
-import fakelib, os, subprocess, sys
+# What the tasks print is the job's output, not pbsdsh's; for a node that is lost it never returns.
+import fakelib, os, signal, subprocess, sys
 if sys.argv[1] != "--":
     sys.exit("usage: pbsdsh [-c copies] [-o] [-s] [-v] -- program [args...]")
 kept = ("PBS_", "HPCSTAGE_TEST", "TMPDIR")
 env = {name: value for name, value in os.environ.items() if name.startswith(kept)}
 env["PATH"] = "/usr/bin:/bin"
 nodes = open(os.environ["PBS_NODEFILE"]).read().split()
-fakelib.wait([fakelib.start(node, sys.argv[2:], env, subprocess.DEVNULL) for node in nodes])
+output = open(fakelib.BASE + "/job.out", "ab")
+started = [fakelib.start(node, sys.argv[2:], env, subprocess.DEVNULL, output) for node in nodes]
+while any(process.wait() < 0 for process in started):
+    signal.pause()
+fakelib.wait(started)
 """
 
 QRSH = """
@@ -154,6 +160,10 @@ class FakeCluster:
         }  # fmt: skip
         path = f"{self.base / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         return {**known[scheduler], "TMPDIR": os.fspath(self.local), "PATH": path}
+
+    def job_output(self) -> str:
+        """What tasks of pbsdsh printed."""
+        return (self.base / "job.out").read_text()
 
     def on(self, node: str, command: list[str]) -> list[str]:
         """A command line that runs on a node."""

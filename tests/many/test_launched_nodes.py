@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import manylab
+import psutil
 import pytest
-from conftest import Hpcstage
+from conftest import Hpcstage, wait_for
 from fakecluster import FakeCluster
 
 Tree = Callable[..., Path]
@@ -102,6 +106,8 @@ def test_in_front_under_other_schedulers(
     parts = manylab.parts_of(hpcstage)
     assert [part["host"] for part in parts] == cluster.nodes
     assert all(part["complete"] for part in parts)
+    if scheduler == "pbs":
+        assert cluster.job_output() == "", "the agents print nothing into the job's output"
     problems = {problem["id"] for problem in manylab.record_of(hpcstage)["problems"]}
     assert "node-missing" not in problems, "two agents on a node are one node"
 
@@ -124,6 +130,42 @@ def test_a_node_that_does_not_come_up_is_named_with_its_reason(
     assert problem["id"] == "node-missing"
     assert "symbolic link" in problem["text"]
     assert "node3" in done.stderr.decode()
+
+
+def test_a_node_that_is_lost_is_not_waited_for(hpcstage: Hpcstage, make_tree: Tree, cluster: FakeCluster) -> None:
+    """Its pbsdsh never returns, and nothing answers there any more."""
+    data = make_tree(files=30)
+    go_on = hpcstage.cwd / "go-on"
+    wait = f"until [ -e {go_on} ]; do sleep 0.05; done"
+    job = Job(hpcstage, cluster, "pbs")
+    words = [sys.executable, "-m", "hpcstage", "run", "--drain", "3", "--data", str(data), "--", "sh", "-c", wait]
+    process = subprocess.Popen(job.command(words), env=job.env, cwd=hpcstage.cwd, stderr=subprocess.PIPE)
+    try:
+        wait_for(lambda: len(of_node(process, "node3")) >= 2, 30, "agent and daemon on all nodes")
+        manylab.kill(of_node(process, "node3"))
+        go_on.touch()
+        asked_at = time.monotonic()
+        _, said = process.communicate(timeout=90)
+        took_s = time.monotonic() - asked_at
+    finally:
+        go_on.touch()
+        process.wait(90)
+        shutil.rmtree(cluster.disk("node3"))
+        cluster.disk("node3").mkdir()
+    assert process.returncode == 0, said
+    assert took_s < 25, "3 s for the answer, not the minute that a removal may take"
+    assert "node3" in said.decode()
+
+
+def of_node(process: subprocess.Popen[bytes], node: str) -> list[psutil.Process]:
+    """The run's processes of hpcstage on a node."""
+    found = []
+    for child in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            ours = any(word.startswith("hpcstage.") for word in child.cmdline())
+            if ours and child.environ().get("HOSTNAME") == node and child.pid != process.pid:
+                found.append(child)
+    return found
 
 
 def test_a_launcher_that_fails_leaves_the_first_node_staging(
