@@ -191,6 +191,8 @@ class Counter(IntEnum):
     LOCAL_READ_NS = 17
     FAILED_OPENS = 18
     """Opens below a dataset that failed at the source too (ENOENT and the like): the program got the source's error."""
+    FIRST_NS = 19
+    """Monotonic ns at the begin of the first call on a dataset's file (see BLOCKED_NS)."""
     LOADER_STEPS = 20
     """Batches that PyTorch's loader handed out in this process."""
     LOADER_WAIT_NS = 21
@@ -228,6 +230,8 @@ class Counter(IntEnum):
     """The same of staged copies."""
     LAST_NS = 38
     """Monotonic ns at the end of the last such call."""
+    CPU_NS = 39
+    """Processor time that the process had used at an orderly exit."""
     DIRECT_BASE = 40
     """40 + Reason: opens for reading that went to the source for that reason."""
 

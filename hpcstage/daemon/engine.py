@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from hpcstage.daemon.alone import Alone
 from hpcstage.daemon.copyfile import Status
 from hpcstage.daemon.groupqueue import GroupQueue
 from hpcstage.daemon.holdings import Holdings
@@ -110,6 +111,7 @@ class Engine:
         self.errors = Errors(started)
         self.busy = Busy(now, limited_s=now - started)
         self.by_dataset = [_facts(manifest, index) for index in range(len(manifest.datasets))]
+        self.alone = Alone()
         self._on_final = on_final
         self._on_result = on_result
         self._is_wanted = is_wanted
@@ -130,7 +132,8 @@ class Engine:
 
     def pump(self, now: float) -> None:
         """Fills the copiers."""
-        free = self.pool.transfers + self._ahead() - self.pool.assigned
+        assigned = self.pool.assigned
+        free = self.alone.room(self.pool.transfers + self._ahead() - assigned, assigned, now)
         if free > 0 and not self.queue.closed:
             for id_ in self.queue.next_transfers(free, now):
                 if self.queue.is_large(id_):
@@ -158,6 +161,7 @@ class Engine:
         """Takes what a copier reports."""
         self.advance(now)
         for result in self.pool.receive(fd):
+            self.alone.took(result, now)
             self._take(result, now)
         if not self.pool.slots:
             self.queue.close(Reason.FAILED)

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcstage.daemon import bytecode, lists, nodepart, signals, store
+from hpcstage.daemon.alone import Reopened
 from hpcstage.daemon.copier import CopierSettings
 from hpcstage.daemon.descriptors import Descriptors
 from hpcstage.daemon.engine import Busy
@@ -84,7 +85,10 @@ class Daemon:
         self.staging.programs = self._programs
         self.sampler = Sampler(self._reading, self.started)
         self.looks = Looks(self.page.several, self.started)
-        self.reporter = nodepart.Reporter(spec, self.staging, self.page, self.sampler, self.looks, self.started)
+        self.reopened = Reopened(self.helpers)
+        self.reporter = nodepart.Reporter(
+            spec, self.staging, self.page, self.sampler, self.looks, self.reopened, self.started
+        )
         self.descriptors = Descriptors(self.selector)
         self._next_tick = self.started + TICK_S
         self._next_part = self.started
@@ -141,12 +145,14 @@ class Daemon:
         self.staging.pump(now)
         self.watch.look(now)
         self.looks.look(now)
+        self.sampler.look(now)
+        self._reopen(now)
         if now >= self._next_tick:
             self._tick(now)
 
     def _timeout(self) -> float:
         now = time.monotonic()
-        until_tick = min(self._next_tick - now, self.looks.wake_after(now))
+        until_tick = min(self._next_tick - now, self.looks.wake_after(now), self.sampler.wake_after(now))
         wake = self.staging.wake_after(now)
         return max(0.0, until_tick if wake is None else min(wake, until_tick))
 
@@ -165,7 +171,6 @@ class Daemon:
 
     def _tick(self, now: float) -> None:
         self._next_tick = max(self._next_tick + TICK_S, now)
-        self.sampler.tick(now)
         self.wrappers.poll(now)
         self.staging.look(now)
         if now >= self._next_missed:
@@ -178,6 +183,11 @@ class Daemon:
     def _programs(self) -> set[int]:
         children = self.wrappers.seen_children
         return self.page.pids().union(children, *map(descendants, children))
+
+    def _reopen(self, now: float) -> None:
+        engine = self.staging.engine
+        if engine is not None and self.staging.state is State.SETTLED and self.spec.node_index == 0:
+            self.reopened.look(now, engine.alone, lambda ids: [engine.manifest.source_path(id_) for id_ in ids])
 
     def _reading(self, now: float) -> Reading:
         engine = self.staging.engine

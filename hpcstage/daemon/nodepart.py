@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from hpcstage.daemon.alone import Reopened
 from hpcstage.daemon.engine import Engine
 from hpcstage.daemon.looks import Looks
 from hpcstage.daemon.page import Page
-from hpcstage.daemon.proc import Missed, pressure
+from hpcstage.daemon.proc import Missed, memory_bytes, pressure
 from hpcstage.daemon.queue import Place
 from hpcstage.daemon.sampler import Sampler
 from hpcstage.daemon.spec import DaemonSpec
@@ -32,13 +33,21 @@ class Reporter:
     """Knows where everything is that a part consists of."""
 
     def __init__(
-        self, spec: DaemonSpec, staging: Staging, page: Page, sampler: Sampler, looks: Looks, started: float
+        self,
+        spec: DaemonSpec,
+        staging: Staging,
+        page: Page,
+        sampler: Sampler,
+        looks: Looks,
+        reopened: Reopened,
+        started: float,
     ) -> None:
         self._spec = spec
         self._staging = staging
         self._page = page
         self._sampler = sampler
         self._looks = looks
+        self._reopened = reopened
         self._started = started
         self._started_unix_s = time.time() - (time.monotonic() - started)
         self._pressure = pressure()
@@ -75,6 +84,8 @@ class Reporter:
             part.placement, part.placement_why = staging.group.placement
             part.group = staging.group.to_json()
         if staging.engine is not None:
+            part.alone = {**staging.engine.alone.measured, **self._reopened.measured}
+            part.memory_bytes = memory_bytes()
             part.errors = list(staging.engine.errors.kinds.values())
             part.hist_open, part.hist_read = staging.engine.pool.stats.histograms()
         return part
@@ -111,7 +122,11 @@ class Reporter:
         if staging.group is not None:
             counts = Counter[str]() if staging.group.peers is None else staging.group.peers.counts
             totals |= {name: counts[name] for name in PEER_COUNTS}
-        return totals if staging.engine is None else totals | _copied(staging.engine)
+        if staging.engine is None:
+            return totals
+        totals |= _copied(staging.engine)
+        totals["source_opens"] += self._reopened.measured.get("reopened", 0)
+        return totals
 
     def _budget(self) -> dict[str, object]:
         limit, engine = self._staging.outlook.budget, self._staging.engine

@@ -1,4 +1,7 @@
-"""Once a second: what was copied, what the program did, how many transfers ran. Owns the differences only."""
+"""Four times a second, later once: what was copied, what the program did, how many transfers ran.
+
+Owns the differences only.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,11 @@ from hpcstage.record.part import Sample
 from hpcstage.wire import COUNTERS, Counter
 
 MOST_SAMPLES = 100_000
+FINE_S = 0.25
+"""Slow periods of the source of a second are to be seen, so samples are shorter than that"""
+FINE_SAMPLES = 4_000
+"""for so many of them; a longer run has samples of"""
+COARSE_S = 1.0
 LIMITED_SHARE = 0.25
 _NO_SUMS = [0] * COUNTERS
 
@@ -37,6 +45,18 @@ class Sampler:
         self._started = started
         self._at = started
         self._last = Reading(Totals(), _NO_SUMS, Busy(started))
+        self._next = started + FINE_S
+
+    def wake_after(self, now: float) -> float:
+        """Seconds until the next sample."""
+        return max(0.0, self._next - now)
+
+    def look(self, now: float) -> None:
+        """Takes a sample if it is time."""
+        if now >= self._next:
+            every_s = FINE_S if len(self.samples) < FINE_SAMPLES else COARSE_S
+            self._next = max(self._next + every_s, now + every_s / 2)
+            self.tick(now)
 
     def tick(self, now: float) -> None:
         """Closes the interval since the last tick."""
@@ -73,7 +93,8 @@ def _sample(last: Reading, now: Reading, start_s: float, length_s: float) -> Sam
         want_ns=shim(Counter.WANT_NS),
         queued_files=now.queued_files,
         store_bytes=now.store_bytes,
-        meta_ns=shim(Counter.SOURCE_STAT_NS, Counter.LISTING_NS),
+        blocked_ns=shim(Counter.BLOCKED_NS),
+        blocked_source_ns=shim(Counter.BLOCKED_SOURCE_NS),
         peer_bytes=now.peer_bytes - last.peer_bytes,
         sent_bytes=now.sent_bytes - last.sent_bytes,
         loader_wait_ns=shim(Counter.LOADER_WAIT_NS),

@@ -256,6 +256,8 @@ class Staging:
             waits.append(group)
         if self.engine is not None and (capped := self.engine.queue.wake_after(now)) is not None:
             waits.append(capped)
+        if self.engine is not None and (alone := self.engine.alone.wake_after(now)) is not None:
+            waits.append(alone)
         return min(waits, default=None)
 
     def _record(self, result: Result) -> None:

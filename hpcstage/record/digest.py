@@ -15,7 +15,9 @@ from hpcstage.record.coverage import Coverage, coverage_of
 from hpcstage.record.histogram import Histogram, merge
 from hpcstage.record.nodesplit import Measured, Split, measured_of
 from hpcstage.record.part import NodePart, ProcessPart, RunPart, short_group
+from hpcstage.record.readers import Program, program_of
 from hpcstage.record.roster import State, clock_error_s, expected, reason_of, says_something, state_of
+from hpcstage.record.sourceload import Seen, seen_of
 from hpcstage.record.speeds import of_samples
 from hpcstage.record.totals import Totals, totals_of
 from hpcstage.record.virtual import pids_of
@@ -28,18 +30,6 @@ ROWS = 1024
 LEAST_ROWS = 2
 LEAST_BYTES = 16 * 2**20
 """So many bytes read from staged copies say how fast a local disk is."""
-
-
-@dataclass(frozen=True)
-class Pace:
-    """What says how fast the program itself reads the source: sums over processes that measure their reads."""
-
-    trainers: int
-    workers: int
-    """Loader workers of the training process that has most."""
-    opens: int
-    reads: int
-    spent_ns: int
 
 
 @dataclass
@@ -61,7 +51,8 @@ class Digest:
     coverage: Coverage
     measured: Measured
     copying_s: float | None
-    pace: Pace
+    program: Program
+    seen: Seen
     hist_open: Histogram
     hist_read: Histogram
     """At the source, the copiers' and the program's together."""
@@ -98,6 +89,7 @@ def digest_of(run: RunPart, node: NodePart, *, running: bool = False) -> Digest:
     shift_s = node.started_unix_s - run.started_unix_s + moved_s
     on, points = of_samples(node.samples)
     rows = _rows(run, node)
+    measured = measured_of(run, node)
     return Digest(
         part=_slim(node, rows),
         state=state,
@@ -108,9 +100,10 @@ def digest_of(run: RunPart, node: NodePart, *, running: bool = False) -> Digest:
         last_s=last_s,
         totals=totals_of(node),
         coverage=coverage_of(node),
-        measured=measured_of(run, node),
+        measured=measured,
         copying_s=copying_s(node, command_of(run), shift_s),
-        pace=_pace(node.processes),
+        program=program_of(node, None if measured.shares is None else measured.shares.source),
+        seen=seen_of(node),
         hist_open=merge([node.hist_open, *(p.hist_open for p in node.processes)]),
         hist_read=merge([node.hist_read, *(p.hist_read for p in node.processes)]),
         disk=_disk(node),
@@ -130,18 +123,6 @@ def _slim(node: NodePart, rows: int) -> NodePart:
     forecast = node.forecast if node.node_index == 0 else None
     errors = node.errors[:rows]
     return replace(node, samples=[], processes=[], hist_read={}, forecast=forecast, errors=errors, group=group)
-
-
-def _pace(processes: Sequence[ProcessPart]) -> Pace:
-    trainers = [p for p in processes if tally.count(p, "loader_steps")]
-    measured = [p for p in processes if tally.reads_known(p)]
-    return Pace(
-        len(trainers),
-        max((tally.count(p, "loader_workers") for p in trainers), default=0),
-        tally.total(measured, "source_opens"),
-        tally.total(measured, "source_reads"),
-        tally.total(measured, "source_open_ns") + tally.total(measured, "source_read_ns"),
-    )
 
 
 def _local_ns_per_byte(processes: Sequence[ProcessPart]) -> float | None:

@@ -47,8 +47,11 @@ class Sample:
     """Waits of PyTorch's loaders for their next batch, summed over processes (LOADER_WAIT_NS)."""
     local_ns: int = 0
     """The program's opens and reads of staged copies (HIT_OPEN_NS, LOCAL_READ_NS), summed over processes."""
-    meta_ns: int = 0
-    """The program's stats and listings at the source, summed over processes (SOURCE_STAT_NS, LISTING_NS)."""
+    blocked_ns: int = 0
+    """Time in which the processes of the program had a thread inside a call on a dataset's file, each counted by itself
+    and summed, up to the sample's end (BLOCKED_NS)."""
+    blocked_source_ns: int = 0
+    """The part of it that waited for the source."""
     peer_bytes: int = 0
     """Of staged files received from other nodes."""
     sent_bytes: int = 0
@@ -108,6 +111,12 @@ class NodePart:
     alone (the shims' are in `processes`); want_ready, want_direct; failed, void, refused; copy_busy_s: time with at
     least one transfer in flight. In a node group: peer_bytes, peer_files received from other nodes, sent_bytes,
     sent_files sent to them."""
+    alone: dict[str, float] = field(default_factory=dict)
+    """What the source gives to one reader alone (see `daemon.alone`): files, bytes, open_ns, read_ns of transfers that
+    had no other beside them; reopened: files opened once more after all was staged, cold_open_ns: the median of these
+    opens, kept_share: of their pages, how many were still in memory."""
+    memory_bytes: int | None = None
+    """What programs could use of the node's memory at the end, the page cache included."""
     errors: list[dict[str, Any]] = field(default_factory=list)
     """Up to 20: {path, error, count, at_s}; the same error of many files counts up."""
     hist_open: dict[int, int] = field(default_factory=dict)

@@ -1,26 +1,24 @@
 """What staging saved: estimates, each with its formula and inputs; None with a reason where nothing can be said. Pure.
 
 Both answer "and if the same command had run the other way?" from what this run measured. They assume that the program
-computes as fast as it did, and, against `direct`, that no file would have come from the node's page cache.
+computes as fast as it did. Whether files that are read again would have come from the node's page cache is asked of the
+kernel (`daemon.alone`); where that cannot be known and matters, nothing is said.
 
-Of several nodes: opens, readers and bandwidth are those of all nodes, so that time per file is the job's; staging ends
-with the last node; what the command waited is what it waited on the node that waited longest.
+Of several nodes: readers and what the source passes are those of all nodes; the command takes as long as on the node
+where it takes longest; staging ends with the last node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hpcstage.record.digest import Digest
-from hpcstage.record.histogram import merge, percentile_ns
+from hpcstage.record.direct import FORMULA, CannotTell, direct_of
 from hpcstage.record.part import RunPart
 from hpcstage.record.roster import State
-
-NS = 1e9
-ENOUGH_OPENS = 20
-"""So many opens at the source tell how fast the program itself reads there."""
+from hpcstage.record.sourceload import load_of
 
 
 @dataclass(frozen=True)
@@ -63,84 +61,39 @@ def _cannot(reason: str, formula: str = "") -> Estimate:
 
 # ---- against direct ----
 
-WITH_WORKERS = "max(compute + preprocessing, opens x time per file) + other - (time before the command + wall)"
-WITHOUT = "compute + preprocessing + opens x time per file + other - (time before the command + wall)"
-
 
 def _vs_direct(nodes: Sequence[Digest], record: dict[str, Any], mode: str | None) -> Estimate:
-    split, opens = record["time_split"], record["coverage"]["opens"]
+    """See `direct` for the model."""
+    split, datasets = record["time_split"], record["datasets"]
     if mode is None:
         return _cannot("no node reported")
     if mode == "direct":
         return _cannot("this run read directly")
-    if not opens:
+    if not record["coverage"]["opens"]:
         return _cannot("no open below the datasets was seen")
-    if split["compute_s"] is None or split["wait_source_s"] is None:
-        return _cannot("the time split was not measured")
-    trainers, readers, prefetch = _readers(nodes)
-    pace = _pace(nodes, record, trainers * readers)
-    if pace is None:
-        return _cannot("how fast the program itself would have read the source is not known")
-    inputs = {"training_processes": trainers, "readers": readers, "file_s": pace[0], "file_s_from": pace[1]}
-    return _direct_estimate(nodes, record, prefetch, inputs)
-
-
-def _direct_estimate(
-    nodes: Sequence[Digest], record: dict[str, Any], prefetch: bool, inputs: dict[str, Any]
-) -> Estimate:
-    split, opens = record["time_split"], record["coverage"]["opens"]
-    reading_s = opens * inputs["file_s"]
-    work_s = split["compute_s"] + (split["preprocess_s"] or 0.0)
-    without_s = max(work_s, reading_s) if prefetch else work_s + reading_s
+    if split["wall_s"] is None:
+        return _cannot("when the command ended is not known")
+    if record["coverage"]["processes_missed"]:
+        return _cannot("Python processes that never attached may have read the data, too")
+    files, size_bytes = (_sum(dataset[name] for dataset in datasets) for name in ("files", "size_bytes"))
+    load = load_of([node.seen for node in nodes], size_bytes)
+    try:
+        found = direct_of(split["wall_s"], [node.program for node in nodes], load, files, size_bytes)
+    except CannotTell as why:
+        return _cannot(str(why))
     before_s = _before_s(split, nodes)
-    saved_s = without_s + (split["other_s"] or 0.0) - split["wall_s"] - before_s
-    seconds = {key: split[key] for key in ("compute_s", "preprocess_s", "other_s", "wall_s")}
-    formula = WITH_WORKERS if prefetch else WITHOUT
-    return Estimate(saved_s, formula, {**seconds, "before_s": before_s, "opens": opens, **inputs})
+    saved_s = found.seconds.middle - split["wall_s"] - before_s
+    return Estimate(saved_s, FORMULA, {**found.inputs, "before_s": before_s})
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    known = list(values)
+    return None if None in known else sum(value or 0 for value in known)
 
 
 def _before_s(split: dict[str, Any], nodes: Sequence[Digest]) -> float:
     """Staging before the command: only upfront makes it wait."""
     return float(split["before_s"] or 0.0) if nodes[0].part.mode == "upfront" else 0.0
-
-
-def _readers(nodes: Sequence[Digest]) -> tuple[int, int, bool]:
-    """Training processes, files that one of them reads at once, and whether it reads ahead."""
-    trainers = sum(node.pace.trainers for node in nodes)
-    if not trainers:
-        return 1, 1, False
-    workers = max(node.pace.workers for node in nodes)
-    return trainers, max(1, workers), workers > 0
-
-
-def _pace(nodes: Sequence[Digest], record: dict[str, Any], readers: int) -> tuple[float, str] | None:
-    """Seconds per file at the source for all readers together, and where that comes from: the least that is known.
-
-    What the program itself measured there was slowed down by the copiers; what the copiers measured says how fast the
-    source can be.
-    """
-    found = [p for p in (_own_pace(nodes, readers), _copiers_pace(nodes, record, readers)) if p is not None]
-    return min(found) if found else None
-
-
-def _own_pace(nodes: Sequence[Digest], readers: int) -> tuple[float, str] | None:
-    opens, reads = sum(node.pace.opens for node in nodes), sum(node.pace.reads for node in nodes)
-    if opens < ENOUGH_OPENS or not reads:
-        return None
-    spent_ns = sum(node.pace.spent_ns for node in nodes)
-    return spent_ns / NS / opens / readers, "the program's own opens and reads at the source"
-
-
-def _copiers_pace(nodes: Sequence[Digest], record: dict[str, Any], readers: int) -> tuple[float, str] | None:
-    """A reader opens as fast as half of the copiers' opens were, and gets bytes at their joint bandwidth if alone."""
-    files, size = record["totals"]["copied_files"], record["totals"]["copied_bytes"]
-    open_ns = percentile_ns(merge(node.part.hist_open for node in nodes), 50)
-    typical = record["contention"]["typical_bytes_per_s"]
-    if not files or size is None or open_ns is None:
-        return None
-    bytes_s = size / files / typical if typical else 0.0
-    how = "the copiers' median open and typical bandwidth: the least it would have been"
-    return max((open_ns / NS + bytes_s) / readers, bytes_s), how
 
 
 # ---- against upfront ----

@@ -3,10 +3,10 @@
 A batch is read by W processes (the loader's workers; the training process itself if it has none). While the training
 process waits for w seconds, W * w seconds of their work pass. If they were blocked for S seconds at the source and L
 seconds locally in that interval, min(w, (S + L) / W) of the wait is explained by reading and split in the proportion
-S : L; what is left, they must have spent on decoding and collating. The sum goes over the daemon's samples (about a
-second each), so that waits of the first epoch are not explained by reads of the second; where the samples do not
-hold the waits it goes over the whole run. Each node's waits are divided by what it read itself. Reading is named
-first: `preprocess_s` is the least it can have been.
+S : L; what is left, they must have spent on decoding and collating. The sum goes over the daemon's samples, and a wait
+that ended in one is held against what was blocked since it can have begun, so that waits of the first epoch are not
+explained by reads of the second; where the samples do not hold the waits it goes over the whole run. Each node's waits
+are divided by what it read itself. Reading is named first: `preprocess_s` is the least it can have been.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hpcstage.record import tally
-from hpcstage.record.part import NodePart, ProcessPart
+from hpcstage.record.part import NodePart, ProcessPart, Sample
 
 SAMPLED = 0.5
 """The samples are used if they hold at least this share of the waits that the processes counted."""
@@ -35,6 +35,7 @@ class Shares:
     preprocess: float | None
 
 
+NS = 1e9
 SOURCE_NS = ("want_ns", "source_open_ns", "source_read_ns", "source_stat_ns", "listing_ns")
 Interval = tuple[float, float, float]
 """Nanoseconds, summed over processes: waits of the loaders, inside the source, inside staged copies."""
@@ -67,7 +68,7 @@ def waited_ns(process: ProcessPart, life_ns: int) -> tuple[float, float] | None:
 
 def shares_of(node: NodePart, trainers: Sequence[ProcessPart], unmeasured: list[str]) -> Shares:
     """How the waits of a node's training processes divide."""
-    families = [_family(trainer, node) for trainer in trainers]
+    families = [family_of(trainer, node) for trainer in trainers]
     members = [process for family in families for process in family]
     waited = tally.total(trainers, "loader_wait_ns")
     if not waited:
@@ -100,7 +101,7 @@ def _workers(trainer: ProcessPart) -> int:
     return max(1, tally.count(trainer, "loader_workers"))
 
 
-def _family(trainer: ProcessPart, node: NodePart) -> list[ProcessPart]:
+def family_of(trainer: ProcessPart, node: NodePart) -> list[ProcessPart]:
     """A process and its descendants."""
     pids, family = {trainer.pid}, [trainer]
     rest = [p for p in node.processes if p is not trainer]
@@ -114,15 +115,31 @@ def _family(trainer: ProcessPart, node: NodePart) -> list[ProcessPart]:
 
 
 def _intervals(node: NodePart, members: Sequence[ProcessPart], waited_ns: int) -> list[Interval]:
-    sampled: list[Interval] = [
-        (s.loader_wait_ns, max(0, s.want_ns + s.shim_open_ns + s.shim_read_ns + s.meta_ns), max(0, s.local_ns))
-        for s in node.samples
-        if s.loader_wait_ns > 0
-    ]
+    sampled = _sampled(node.samples)
     if sum(wait_ns for wait_ns, _, _ in sampled) >= SAMPLED * waited_ns:
         return sampled
     blocked = [blocked_ns(process) for process in members]
     return [(waited_ns, sum(s for s, _ in blocked), sum(local for _, local in blocked))]
+
+
+def _sampled(samples: Sequence[Sample]) -> list[Interval]:
+    """The waits that ended in a sample, and what was blocked from where they can have begun to the sample's end."""
+    found: list[Interval] = []
+    begin = 0
+    source = local = 0.0
+    for at, sample in enumerate(samples):
+        source += sample.blocked_source_ns
+        local += max(0, sample.blocked_ns - sample.blocked_source_ns)
+        if sample.loader_wait_ns <= 0:
+            continue
+        end_s = sample.start_s + sample.length_s
+        since_s = min(sample.start_s, end_s - sample.loader_wait_ns / NS)
+        while begin < at and samples[begin].start_s + samples[begin].length_s <= since_s:
+            source -= samples[begin].blocked_source_ns
+            local -= max(0, samples[begin].blocked_ns - samples[begin].blocked_source_ns)
+            begin += 1
+        found.append((sample.loader_wait_ns, max(0.0, source), max(0.0, local)))
+    return found
 
 
 def _explain(intervals: Iterable[Interval], readers: float) -> Shares:

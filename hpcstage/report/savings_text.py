@@ -13,11 +13,11 @@ def savings(record: dict[str, Any], style: Style) -> list[str]:
     part = record["savings"]
     if record.get("group"):
         line = text.clip(
-            f"Saved (estimates): {saved(part) or 'cannot be said: ' + part['vs_direct']['reason']}", style.width
+            f"Saved (estimates): {saved(part) or 'cannot tell: ' + part['vs_direct']['reason']}", style.width
         )
         return [style.bold("Saved") + line.removeprefix("Saved")]
     lines = [line for name in ("direct", "upfront") for line in _estimate(name, part[f"vs_{name}"], style)]
-    return [style.bold("Saved (estimates; direct: as if no file stayed in the page cache)"), *lines]
+    return [style.bold("Saved (estimates)"), *lines]
 
 
 def saved(part: dict[str, Any]) -> str:
@@ -31,7 +31,8 @@ def saved(part: dict[str, Any]) -> str:
 def _estimate(name: str, part: dict[str, Any], style: Style) -> list[str]:
     label = f"  against {name:<8} "
     if part["saved_s"] is None:
-        return [text.clip(f"{label} cannot be said: {part['reason']}", style.width)]
+        lines = text.wrap(f"cannot tell: {part['reason']}", style.width - len(label) - 1, lines=2)
+        return [f"{label} {lines[0]}", *(" " * (len(label) + 1) + line for line in lines[1:])]
     head = f"{label}{text.seconds(part['saved_s']):>10} = "
     lines = text.wrap(part["formula"], style.width - len(head), lines=2)
     return [head + lines[0], *(" " * len(head) + line for line in lines[1:])]

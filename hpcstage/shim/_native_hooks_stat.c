@@ -17,6 +17,10 @@ extern int fstatat(int, const char *, struct stat *, int) WEAK;
 extern int stat64(const char *, struct stat64 *) WEAK;
 extern int lstat64(const char *, struct stat64 *) WEAK;
 extern int fstatat64(int, const char *, struct stat64 *, int) WEAK;
+extern int __fxstat(int, int, struct stat *) WEAK;
+extern int __fxstat64(int, int, struct stat64 *) WEAK;
+extern int fstat(int, struct stat *) WEAK;
+extern int fstat64(int, struct stat64 *) WEAK;
 _Static_assert(sizeof(struct stat) == sizeof(struct stat64), "one layout");
 
 enum answer { ELSEWHERE, BY_COPY, BY_SOURCE };
@@ -119,6 +123,24 @@ HOOK_STATAT(fstatat64, stat64)
 HOOK_XSTATAT(__fxstatat, stat)
 HOOK_XSTATAT(__fxstatat64, stat64)
 
+/* Of an open file of the source: what the client knows of it may be too old, and it asks. */
+#define HOOK_FSTAT(name, type) \
+    static int hook_##name(int fd, struct type *out) { \
+        if (fd_kind(fd) == FD_SOURCE) \
+            FROM_SOURCE(name(fd, out)) \
+        return name(fd, out); \
+    }
+#define HOOK_FXSTAT(name, type) \
+    static int hook_##name(int version, int fd, struct type *out) { \
+        if (fd_kind(fd) == FD_SOURCE) \
+            FROM_SOURCE(name(version, fd, out)) \
+        return name(version, fd, out); \
+    }
+HOOK_FSTAT(fstat, stat)
+HOOK_FSTAT(fstat64, stat64)
+HOOK_FXSTAT(__fxstat, stat)
+HOOK_FXSTAT(__fxstat64, stat64)
+
 #ifdef STATX_TYPE
 extern int statx(int, const char *, int, unsigned, struct statx *) WEAK;
 
@@ -182,7 +204,8 @@ static int hook_faccessat(int dirfd, const char *path, int mode, int flags) {
 #define ENTRY(name) {#name, (void *)hook_##name},
 const struct hook hooks_stat[] = {
     ENTRY(stat) ENTRY(stat64) ENTRY(lstat) ENTRY(lstat64) ENTRY(__xstat) ENTRY(__xstat64) ENTRY(__lxstat)
-    ENTRY(__lxstat64) ENTRY(fstatat) ENTRY(fstatat64) ENTRY(__fxstatat) ENTRY(__fxstatat64) ENTRY(access)
+    ENTRY(__lxstat64) ENTRY(fstatat) ENTRY(fstatat64) ENTRY(__fxstatat) ENTRY(__fxstatat64) ENTRY(fstat)
+    ENTRY(fstat64) ENTRY(__fxstat) ENTRY(__fxstat64) ENTRY(access)
     ENTRY(euidaccess) ENTRY(eaccess) ENTRY(faccessat)
 #ifdef STATX_TYPE
     ENTRY(statx)

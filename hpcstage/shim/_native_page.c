@@ -27,10 +27,14 @@ uint32_t *page_logging = &unlogged;
 static struct slot *mine; /* NULL: to be claimed at the first count */
 static pid_t owner;       /* of this memory: differs from getpid() only between vfork and exec */
 
-uint64_t now_ns(void) {
+static uint64_t clock_ns(clockid_t clock) {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(clock, &t);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+uint64_t now_ns(void) {
+    return clock_ns(CLOCK_MONOTONIC);
 }
 
 int page_map(const char *path) {
@@ -117,8 +121,10 @@ int slot_is_mine(void) {
 }
 
 void slot_finish(void) {
-    if (mine && mine != slot_at(0) && slot_is_mine())
-        counter_set(COUNTER_EXIT_NS, now_ns());
+    if (!mine || mine == slot_at(0) || !slot_is_mine())
+        return;
+    counter_set(COUNTER_EXIT_NS, now_ns());
+    counter_set(COUNTER_CPU_NS, clock_ns(CLOCK_PROCESS_CPUTIME_ID));
 }
 
 void count(int counter, uint64_t value) {
@@ -163,6 +169,8 @@ uint64_t wait_begin(int kind) {
     }
     if (threads == 1)
         count(COUNTER_BLOCKED_NS, 0 - now);
+    if (!__atomic_load_n(&slot->counters[COUNTER_FIRST_NS], __ATOMIC_RELAXED))
+        counter_set(COUNTER_FIRST_NS, now);
     if (threads > __atomic_load_n(&slot->counters[COUNTER_READERS], __ATOMIC_RELAXED))
         counter_max(COUNTER_READERS, threads);
     if (kind == FD_SOURCE && __atomic_add_fetch(&inside_source, 1, __ATOMIC_RELAXED) == 1)

@@ -8,7 +8,7 @@ import pytest
 from recordcases import SECOND, node_part, run_part, trainer, worker
 
 from hpcstage.record.compose import compose
-from hpcstage.record.part import DatasetPart, NodePart, ProcessPart
+from hpcstage.record.part import DatasetPart, NodePart, ProcessPart, Sample
 
 
 def record_of(node: NodePart | None, **run: Any) -> dict[str, Any]:
@@ -27,24 +27,90 @@ def test_against_upfront_is_what_staging_hid() -> None:
     assert savings["vs_upfront"]["inputs"]["staging_s"] == pytest.approx(39.9)
 
 
-def test_against_direct_follows_its_formula() -> None:
-    record = record_of(node_part())
-    inputs = record["savings"]["vs_direct"]["inputs"]
-    reading = inputs["opens"] * inputs["file_s"]
-    work = inputs["compute_s"] + inputs["preprocess_s"]
-    expected = max(work, reading) + inputs["other_s"] - inputs["before_s"] - inputs["wall_s"]
-    assert record["savings"]["vs_direct_s"] == pytest.approx(expected)
-    assert inputs["readers"] == 2
+def looped(**changes: Any) -> NodePart:
+    """A loop over 1,000 files that computes for 10 s and waited 4 s for them, behind copiers at 100 files a second."""
+    counters = {
+        "attach_ns": SECOND, "first_ns": 2 * SECOND, "last_ns": 16 * SECOND, "exit_ns": 16 * SECOND, "readers": 1,
+        "hit_opens": 1_000, "local_read_bytes": 10**8, "reads_measured": 1, "blocked_ns": 4 * SECOND,
+        "blocked_source_ns": 4 * SECOND,
+    }  # fmt: skip
+    values: dict[str, Any] = {
+        "processes": [ProcessPart(100, 1, "native", "3.11", 0.1, counters)],
+        "datasets": [DatasetPart("0", "/d", ["/d"], 1_000, 10**8, 1_000, 10**8)],
+        "alone": {
+            "files": 8,
+            "bytes": 800_000,
+            "open_ns": SECOND // 50,
+            "read_ns": 8 * SECOND // 50,
+            "kept_share": 0.0,
+        },
+        "samples": [
+            Sample(s / 4, 0.25, copied_files=25, copied_bytes=2_500_000, copy_read_ns=8 * SECOND, busy=32.0)
+            for s in range(36)
+        ],
+        "scan_s": 2.0,
+    }
+    return node_part(**(values | changes))
 
 
-def test_without_prefetch_reading_adds_to_computing() -> None:
-    alone = trainer()
-    alone.counters.update({**worker(1).counters, "loader_workers": 0, "source_open_ns": 2 * SECOND})
-    record = record_of(node_part(processes=[alone], totals={}))
-    inputs = record["savings"]["vs_direct"]["inputs"]
-    reading = inputs["opens"] * inputs["file_s"]
-    work = inputs["compute_s"] + inputs["preprocess_s"]
-    assert record["savings"]["vs_direct_s"] == pytest.approx(work + reading + inputs["other_s"] - inputs["wall_s"])
+def direct_s(node: NodePart, **run: Any) -> float | None:
+    """The estimate of the whole time without staging."""
+    record = record_of(node, **run)
+    saved = record["savings"]["vs_direct_s"]
+    return None if saved is None else saved + record["time_split"]["wall_s"]
+
+
+def test_a_loop_takes_what_a_file_takes_alone_in_place_of_what_it_waited() -> None:
+    assert direct_s(looped(), child_ended_s=16.2) == pytest.approx(16 - 4 + 1000 * 0.0225, rel=0.01)
+
+
+def test_the_copiers_own_queue_is_not_taken_for_the_time_of_a_file() -> None:
+    """A source that answers 150 requests a second: 32 copiers wait 430 ms for each open, the program would wait 13."""
+    queued = [
+        Sample(s / 4, 0.25, copied_files=19, copy_open_ns=8 * SECOND, busy=32.0, copied_bytes=1_900_000)
+        for s in range(53)
+    ]
+    node = looped(samples=queued, alone={"files": 8, "open_ns": 8 * SECOND // 75, "read_ns": 0, "kept_share": 0.0})
+    assert direct_s(node, child_ended_s=16.2) == pytest.approx(16 - 4 + 1000 / 75, rel=0.03)
+
+
+def test_files_that_stay_in_memory_are_read_from_the_source_once() -> None:
+    three = looped()
+    three.processes[0].counters |= {"hit_opens": 3_000, "local_read_bytes": 3 * 10**8}
+    dropped = direct_s(three, child_ended_s=16.2)
+    assert dropped == pytest.approx(12 + 3000 * 0.0225, rel=0.01)
+    three.alone["kept_share"], three.memory_bytes = 1.0, 10**10
+    kept = direct_s(three, child_ended_s=16.2)
+    assert kept == pytest.approx(12 + 1000 * 0.0225 + 2000 * 0.0025, rel=0.05)
+    three.alone["kept_share"] = 0.5
+    record = record_of(three, child_ended_s=16.2)
+    assert record["savings"]["vs_direct_s"] is None
+    assert "memory" in record["savings"]["vs_direct"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("counters", "why"),
+    [
+        ({"source_maps": 1, "looked_ns": 14 * SECOND}, "memory maps"),
+        ({"readers": 8}, "threads waited"),
+        ({"readers": 8, "looked_ns": 14 * SECOND, "look_source_ns": 4 * SECOND}, "threads read while it computes"),
+        ({"local_read_bytes": 10**7}, "once and whole"),
+    ],
+)
+def test_where_the_inputs_do_not_suffice_nothing_is_said(counters: dict[str, int], why: str) -> None:
+    node = looped()
+    node.processes[0].counters |= counters
+    savings = record_of(node, child_ended_s=16.2)["savings"]
+    assert savings["vs_direct_s"] is None
+    assert why in savings["vs_direct"]["reason"]
+
+
+def test_of_a_source_that_goes_up_and_down_a_few_periods_do_not_tell_the_mean() -> None:
+    node = looped()
+    for sample in node.samples[12:24]:
+        sample.copied_files = 2
+    assert "up and down" in record_of(node, child_ended_s=16.2)["savings"]["vs_direct"]["reason"]
+    assert record_of(looped(), child_ended_s=16.2)["savings"]["vs_direct_s"] is not None
 
 
 @pytest.mark.parametrize(
@@ -58,7 +124,8 @@ def test_without_prefetch_reading_adds_to_computing() -> None:
         (node_part(staged_s=None), "vs_upfront", "did not end"),
         (node_part(processes=[]), "vs_direct", "no open"),
         (node_part(processes=[]), "vs_upfront", "not measured"),
-        (node_part(totals={}, processes=[trainer(), worker(101, source_opens=3)]), "vs_direct", "how fast"),
+        (node_part(), "vs_direct", "one reader alone was not measured"),
+        (node_part(missed_count=1), "vs_direct", "never attached"),
     ],
 )
 def test_what_cannot_be_said_has_a_reason(node: NodePart | None, which: str, why: str) -> None:
@@ -69,8 +136,10 @@ def test_what_cannot_be_said_has_a_reason(node: NodePart | None, which: str, why
 
 
 def test_upfront_counts_the_staging_before_the_command() -> None:
-    record = record_of(node_part(mode="upfront"), child_started_s=30.0, child_ended_s=90.0)
-    assert record["savings"]["vs_direct"]["inputs"]["before_s"] == 30.0
+    record = record_of(looped(mode="upfront"), child_started_s=30.0, child_ended_s=46.0)
+    savings = record["savings"]
+    assert savings["vs_direct"]["inputs"]["before_s"] == 30.0
+    assert savings["vs_direct_s"] == pytest.approx(12 + 22.5 - 16 - 30, abs=0.3)
 
 
 def test_a_quiet_good_run_has_no_warnings() -> None:
@@ -148,8 +217,9 @@ def test_who_chose_to_read_directly_decides_the_advice(run: dict[str, Any], said
 
 
 def test_staging_that_gained_nothing_is_said() -> None:
-    fast = node_part(hist_open={10: 1000}, samples=[])
-    fast.processes = [trainer(loader_wait_ns=SECOND), worker(101, source_opens=0)]
-    record = record_of(fast)
-    assert record["savings"]["vs_direct_s"] < 1
+    fast = looped(alone={"files": 8, "open_ns": SECOND // 1000, "read_ns": 0, "kept_share": 0.0})
+    for sample in fast.samples:
+        sample.copied_files, sample.copy_read_ns = 2500, SECOND // 10
+    record = record_of(fast, child_ended_s=16.2)
+    assert record["savings"]["vs_direct_s"] < 0
     assert "gained-nothing" in ids(record)

@@ -31,12 +31,22 @@ def test_reading_explains_waits_first_and_preprocessing_is_the_rest() -> None:
 
 def test_waits_of_the_first_epoch_are_not_explained_by_reads_of_the_second() -> None:
     workers = [worker(p) for p in (101, 102)]
-    first = Sample(0.0, 1.0, loader_wait_ns=12 * SECOND, shim_read_ns=30 * SECOND, local_ns=0)
-    later = Sample(1.0, 1.0, loader_wait_ns=0, shim_read_ns=0, local_ns=90 * SECOND)
+    first = Sample(0.0, 1.0, loader_wait_ns=12 * SECOND, blocked_ns=30 * SECOND, blocked_source_ns=30 * SECOND)
+    later = Sample(1.0, 1.0, blocked_ns=90 * SECOND)
     split = split_of([trainer(), *workers], [first, later])
     assert split["wait_source_s"] == pytest.approx(12)
     assert split["wait_local_s"] == 0
     assert split["preprocess_s"] == pytest.approx(0)
+
+
+def test_a_long_wait_is_explained_by_what_was_blocked_since_it_began() -> None:
+    """A wait is counted when it ends; the samples are shorter than it."""
+    workers = [worker(p) for p in (101, 102)]
+    waiting = [Sample(float(s), 1.0, blocked_ns=2 * SECOND, blocked_source_ns=2 * SECOND) for s in range(11)]
+    ended = Sample(11.0, 1.0, loader_wait_ns=12 * SECOND, blocked_ns=SECOND, blocked_source_ns=SECOND)
+    split = split_of([trainer(), *workers], [*waiting, ended])
+    assert split["wait_source_s"] == pytest.approx(11.5)
+    assert split["preprocess_s"] == pytest.approx(0.5)
 
 
 def test_processes_that_do_not_descend_from_the_trainer_explain_nothing() -> None:

@@ -74,7 +74,7 @@ def test_the_shown_split_adds_up() -> None:
 def test_unknown_is_said() -> None:
     shown = render(CASES["no node"]())
     assert shown.count("not measured") > 10
-    assert "cannot be said: no node reported" in shown
+    assert "cannot tell: no node reported" in shown
     assert "!! no report from node17" in shown
     assert " 0 B" not in shown
     assert "INCOMPLETE" in shown

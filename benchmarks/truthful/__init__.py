@@ -1,0 +1,1 @@
+"""What `benchmarks.truth` compares: cells of ways to read and sources, patterns of contention."""

@@ -1,0 +1,204 @@
+"""The cells of the estimate of what was saved: how a program reads, from what source, with how much computing.
+
+Owns the cells and their runs: the program without hpcstage, and with it in one of the modes; nothing of the source is
+in memory when either begins.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.files import Place, empty, make_files, write_list
+from benchmarks.programs import hpcstage_command, record, run
+from benchmarks.storage import Storage
+from hpcstage.emulator import Settings
+
+READING = Path(__file__).resolve().parent.parent / "workload" / "reading.py"
+MB = 1e6
+FILE_BYTES = 125_000
+MOST_FILES = 2400
+LARGE_BYTES = 96 * 1024 * 1024
+LIMIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Source:
+    """A kind of storage; `turns`: other settings that come in turn, for so many seconds each."""
+
+    name: str
+    settings: Settings
+    file_s: float
+    """About what one reader takes for a file, with which cells are sized."""
+    many_s: float
+    """The same with many readers."""
+    turns: tuple[tuple[float, Settings], ...] = ()
+
+
+def _settings(bandwidth_mb: float, metadata_ms: float, data_ms: float, per_s: float = 0, load: float = 0) -> Settings:
+    return Settings(bandwidth_mb * MB, metadata_ms / 1e3, data_ms / 1e3, per_s, load)
+
+
+_HIGH, _LOW = _settings(40, 1, 1), _settings(8, 1, 1)
+SOURCES = {
+    source.name: source
+    for source in (
+        Source("slow", _settings(20, 1, 2), 0.0105, 0.0063),
+        Source("fast", _settings(400, 0.3, 0.3), 0.0017, 0.0007),
+        Source("far", _settings(200, 8, 8), 0.025, 0.0035),
+        Source("limited", _settings(200, 0.5, 0.5, per_s=150), 0.0135, 0.0133),
+        Source("loaded", _settings(80, 1, 1, load=3.0), 0.0095, 0.0063),
+        Source("alternating", _HIGH, 0.012, 0.0094, turns=((1.0, _HIGH), (1.0, _LOW))),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One program on one source."""
+
+    way: str
+    source: str
+    compute_s: float
+    epochs: int = 1
+    mode: str = "runtime"
+    read_s: float = 4.0
+    """About how long it reads without hpcstage."""
+
+    @property
+    def name(self) -> str:
+        """In results and for --only."""
+        words = [self.way, self.source, f"{self.compute_s:g} s", *(["upfront"] if self.mode == "upfront" else [])]
+        return ", ".join([*words, *([f"{self.epochs} epochs"] if self.epochs > 1 else [])])
+
+    @property
+    def files(self) -> int:
+        """So many that reading takes about as long as it should."""
+        source = SOURCES[self.source]
+        many = self.way in ("phases", "stream", "processes", "loader 8", "loader 2")
+        each_s = max(source.many_s, source.file_s / (2 if self.way == "loader 2" else 4)) if many else source.file_s
+        return 1 if self.way == "large" else min(MOST_FILES, round(self.read_s / self.epochs / each_s / 10) * 10)
+
+
+def _cells() -> Iterator[Cell]:
+    ways = ("loop", "loader 0", "loader 2", "loader 8", "phases", "processes")
+    for way, source in itertools.product(ways, ("slow", "fast", "limited", "alternating")):
+        yield Cell(way, source, 1.0)
+    for way in ("loop", "loader 0", "loader 2", "loader 8", "stream"):
+        yield Cell(way, "slow", 4.0)
+        yield Cell(way, "far", 2.0)
+    for way in ("loop", "loader 2"):
+        yield Cell(way, "loaded", 2.0)
+        yield Cell(way, "slow", 1.0, mode="upfront")
+        yield Cell(way, "slow", 2.0, epochs=3)
+        yield Cell(way, "limited", 1.0, epochs=2)
+    for source in ("slow", "fast"):
+        yield Cell("large", source, 1.0)
+        yield Cell("mmap", source, 1.0)
+
+
+CELLS = tuple(_cells())
+QUICK = (Cell("loop", "slow", 0.5, read_s=1.0),)
+
+
+class Runs:
+    """The data, and the two runs of a cell."""
+
+    def __init__(self, where: Place, kept: Path | None) -> None:
+        """`kept`: where the parts of each record stay, to look at the estimate again."""
+        self.where = where
+        self.kept = kept
+
+    def direct(self, cell: Cell) -> dict[str, Any]:
+        """The program by itself."""
+        with self._storage(cell) as storage:
+            done = run(self._words(cell, storage), self.where.disk, limit_s=LIMIT_S)
+        return {"seconds": done.seconds}
+
+    def staged(self, cell: Cell) -> dict[str, Any]:
+        """The same behind `hpcstage run`, and what its record says."""
+        local, run_dir = self.where.local.renew(), empty(self.where.disk / "run")
+        with self._storage(cell) as storage:
+            command = hpcstage_command(cell.mode, run_dir, local, str(storage.path))
+            done = run([*command, *self._words(cell, storage)], self.where.disk, limit_s=LIMIT_S)
+        found = record(run_dir)
+        self._keep(run_dir, cell)
+        estimate = found["savings"]["vs_direct"]
+        split = found["time_split"]
+        wall_s = split["wall_s"] + (split["before_s"] if cell.mode == "upfront" else 0.0)
+        return {
+            "seconds": done.seconds,
+            "wall_s": wall_s,
+            "saved_s": estimate["saved_s"],
+            "direct_s": None if estimate["saved_s"] is None else wall_s + estimate["saved_s"],
+            "reason": estimate["reason"],
+            "inputs": estimate["inputs"],
+            "split": split,
+        }
+
+    def _words(self, cell: Cell, storage: Storage) -> list[str]:
+        data = self._data(cell)
+        names = [str(storage.path / entry.name) for entry in sorted(data.iterdir())]
+        listed = write_list(self.where.disk / "names", names)
+        return [
+            sys.executable,
+            str(READING),
+            cell.way,
+            str(listed),
+            str(cell.files),
+            str(cell.epochs),
+            str(cell.compute_s),
+        ]
+
+    def _data(self, cell: Cell) -> Path:
+        """One set of files at a time."""
+        count, size_bytes = (1, LARGE_BYTES) if cell.way == "large" else (cell.files, FILE_BYTES)
+        data = self.where.memory / f"data-{count}-{size_bytes}"
+        if not data.exists():
+            for old in self.where.memory.glob("data-*"):
+                shutil.rmtree(old)
+            make_files(data, count, size_bytes)
+        return data
+
+    @contextmanager
+    def _storage(self, cell: Cell) -> Iterator[Storage]:
+        source = SOURCES[cell.source]
+        with Storage(self._data(cell), source.settings, self.where.memory) as storage, _turning(storage, source):
+            yield storage
+
+    def _keep(self, run_dir: Path, cell: Cell) -> None:
+        if self.kept is None:
+            return
+        kept = self.kept / cell.name.replace(", ", "-").replace(" ", "_")
+        (kept / "nodes").mkdir(parents=True, exist_ok=True)
+        for path in (*run_dir.glob("*.json"), *run_dir.glob("nodes/*.json")):
+            (kept / path.relative_to(run_dir)).write_bytes(path.read_bytes())
+
+
+@contextmanager
+def _turning(storage: Storage, source: Source) -> Iterator[None]:
+    """Other settings in turn, by the clock, while the block runs."""
+    over = threading.Event()
+
+    def turn() -> None:
+        for seconds, settings in itertools.cycle(source.turns):
+            storage.mount.state.set(settings)
+            if over.wait(seconds):
+                return
+
+    thread = threading.Thread(target=turn) if source.turns else None
+    if thread:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if thread:
+            thread.join()

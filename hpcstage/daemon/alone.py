@@ -1,0 +1,132 @@
+"""What the source gives to one reader alone: measured with a few transfers at the start and a few opens at the end.
+
+A program without staging reads with one or a few readers; copiers read with dozens, and what they see is their own
+queue. So the first transfers go one at a time, for a moment, and their times are kept apart. Their names had just been
+looked up by the scan, which makes an open cheaper: after the last transfer, once the kernel has forgotten what it knew,
+a few files are opened once more (nothing of them is read), and the kernel is asked whether it still has their pages.
+
+Owns both measurements. What follows from them is the record's matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import mmap
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+from hpcstage.daemon.copyfile import DROP_BYTES, Status
+from hpcstage.daemon.helpers import Helpers
+from hpcstage.daemon.messages import Result
+
+LEAST_FILES = 8
+LEAST_S = 0.03
+MOST_S = 0.3
+"""Files are copied one at a time until there are so many of so long in all, and never for longer."""
+FORGET_S = 1.5
+"""Clients of network file systems hold what they know of a name for about a second without asking."""
+OPENS = 5
+OPENING_S = 1.0
+HELPER = "alone"
+Measured = dict[str, float]
+
+
+class Alone:
+    """The first transfers. Pure but for the clock that callers pass."""
+
+    def __init__(self) -> None:
+        self.measured: Measured = {}
+        self.ids: list[int] = []
+        self.last: float | None = None
+        """When the last of them ended."""
+        self._began: float | None = None
+        self._over = False
+
+    def room(self, free: int, assigned: int, now: float) -> int:
+        """How many of the free transfers may begin."""
+        if self._began is None:
+            self._began = now
+        if now - self._began >= MOST_S:
+            self._over = True
+        if self._over or free <= 0:
+            return free
+        return 0 if assigned else 1
+
+    def took(self, result: Result, now: float) -> None:
+        """A transfer ended."""
+        if self._over or self._began is None or result.status is not Status.OK:
+            return
+        self.ids.append(result.id)
+        self.last = now
+        ours = {"files": 1, "bytes": result.size_bytes, "open_ns": result.open_ns, "read_ns": result.read_ns}
+        for name, value in ours.items():
+            self.measured[name] = self.measured.get(name, 0) + value
+        self._over = self.measured["files"] >= LEAST_FILES and now - self._began >= LEAST_S
+
+    def wake_after(self, now: float) -> float | None:
+        """Seconds until more may begin by the clock."""
+        return None if self._over or self._began is None else max(0.0, self._began + MOST_S - now)
+
+
+class Reopened:
+    """A few opens, once the last transfer is long enough ago."""
+
+    def __init__(self, helpers: Helpers) -> None:
+        self.measured: Measured = {}
+        self._helpers = helpers
+        self._started = False
+
+    def look(self, now: float, alone: Alone, paths: Callable[[Sequence[int]], Sequence[bytes]]) -> None:
+        """Called now and then once all is staged; `paths`: those of files by their ids."""
+        if self._started or alone.last is None or now - alone.last < FORGET_S:
+            return
+        self._started = True
+        chosen = paths(alone.ids)
+        self._helpers.start(HELPER, lambda: reopen(chosen), self._ended)
+
+    def _ended(self, answer: bytes | None) -> None:
+        with contextlib.suppress(ValueError):
+            self.measured = json.loads(answer or b"{}")
+
+
+def reopen(paths: Sequence[bytes]) -> bytes:
+    """Runs in a helper: the source may hang."""
+    opened, kept = [], []
+    end = time.monotonic() + OPENING_S
+    for path in paths[:OPENS]:
+        with contextlib.suppress(OSError):
+            begin_ns = time.monotonic_ns()
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            opened.append(time.monotonic_ns() - begin_ns)
+            try:
+                share = resident(fd)
+            finally:
+                os.close(fd)
+            if share is not None:
+                kept.append(share)
+        if time.monotonic() > end:
+            break
+    found: Measured = {"reopened": len(opened)}
+    if opened:
+        found["cold_open_ns"] = statistics.median(opened)
+    if kept:
+        found["kept_share"] = statistics.median(kept)
+    return json.dumps(found).encode()
+
+
+def resident(fd: int) -> float | None:
+    """The share of a file's pages in memory; None where the kernel would not tell, or the copiers threw them out."""
+    status = os.fstat(fd)
+    if not 0 < status.st_size < DROP_BYTES or os.geteuid() not in (0, status.st_uid):
+        return None
+    pages = -(-status.st_size // mmap.PAGESIZE)
+    flags = (ctypes.c_ubyte * pages)()
+    with mmap.mmap(fd, status.st_size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE) as mapped:
+        first = ctypes.c_char.from_buffer(mapped)
+        failed = ctypes.CDLL(None).mincore(ctypes.byref(first), ctypes.c_size_t(status.st_size), flags)
+        del first
+    return None if failed else sum(flag & 1 for flag in flags) / pages
