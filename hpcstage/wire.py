@@ -139,6 +139,7 @@ class State(IntEnum):
 #                      28 u32 next python slot (taken by attaching processes under flock on the page; starts at
 #                      PYTHON_SLOTS_FROM)
 #                      32 u32 pid of the daemon  36 u32 LOGGING: 1 while opens are to be logged (rings, below)
+#                      40 the gate, four u32: GIVEN_UP, CAUGHT_UP, CLOSED, HELD
 # then `slots` slots. Slot 0 is shared by all processes that found no slot left (atomic adds only).
 # A slot is written only by its process (all its threads: atomic adds), and outlives it.
 PAGE_MAGIC = int.from_bytes(b"hpcstg01", "little")
@@ -147,6 +148,15 @@ PAGE_HEADER_BYTES = 4096
 STATE_OFFSET = 12
 LOGGING_OFFSET = 36
 NEXT_NATIVE_OFFSET = 24
+GATE_OFFSET = 40
+"""Copies are opened only while GIVEN_UP equals CAUGHT_UP and the other two are 0.
+
+GIVEN_UP: a process that sent a WROTE and did not wait until it was answered puts a value here that no other puts.
+CAUGHT_UP: the daemon puts what it found in GIVEN_UP before it read all that had been sent until then.
+CLOSED: 1 for good, because a copy that is not the source any more may be visible. HELD: the daemon's; transfers of
+files that were written to and that may be published all the same."""
+GIVEN_UP, CAUGHT_UP, CLOSED, HELD = range(4)
+GATE_BYTES = 16
 SLOTS = 4096
 PYTHON_SLOTS_FROM = 3072
 SLOT_BYTES = 2048

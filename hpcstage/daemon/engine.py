@@ -96,6 +96,7 @@ class Engine:
         on_final: Callable[[int], None] = lambda _: None,
         on_result: Callable[[Result], None] = lambda _: None,
         is_wanted: Callable[[int], bool] = lambda _: False,
+        on_hold: Callable[[int], None] = lambda _: None,
         run_started: float | None = None,
     ) -> None:
         self.manifest = manifest
@@ -115,12 +116,15 @@ class Engine:
         self._on_final = on_final
         self._on_result = on_result
         self._is_wanted = is_wanted
+        self._on_hold = on_hold
         self._tries: dict[int, int] = {}
         self._barred: set[int] = set()
         self._read_before: dict[int, int] = {}
         """Bytes of a large file that earlier attempts at it had read."""
         queue.copied = self._copied
         self._may_be_large = not isinstance(queue, GroupQueue) and max(manifest.sizes, default=0) > LEAST_BYTES
+        self._unbarred: set[int] = set()
+        """In flight, written to, and without a tombstone: they may be published until they are received."""
         self._mean_bytes = manifest.total_bytes / max(len(manifest), 1)
 
     @property
@@ -167,6 +171,10 @@ class Engine:
             self.queue.close(Reason.FAILED)
 
     def _take(self, result: Result, now: float) -> None:
+        self._conclude(result, now)
+        self._release(result.id)
+
+    def _conclude(self, result: Result, now: float) -> None:
         self._unbar(result.id)
         if result.status is Status.CANCELLED and self.queue.put_off(result.id):
             self._on_final(result.id)
@@ -187,6 +195,11 @@ class Engine:
         if id_ in self._barred:
             self._barred.discard(id_)
             self.store.unbar(id_, self.manifest.store_path(id_))
+
+    def _release(self, id_: int) -> None:
+        if id_ in self._unbarred:
+            self._unbarred.discard(id_)
+            self._on_hold(len(self._unbarred))
 
     def _stored(self, result: Result, now: float) -> bool:
         if self.queue.done(result.id, result.size_bytes, now):
@@ -260,6 +273,7 @@ class Engine:
         assert isinstance(queue, GroupQueue)
         self._unbar(result.id)
         taken = self._stored(result, now) if queue.is_asked_for(result.id) else self._late(queue, result)
+        self._release(result.id)
         self._on_final(result.id)
         return taken
 
@@ -277,6 +291,7 @@ class Engine:
     def not_received(self, id_: int) -> None:
         """A copy will not come from another node."""
         self._unbar(id_)
+        self._release(id_)
 
     def was_read(self, id_: int) -> bool:
         """Whether anybody has read a copy, or it is gone. Its time of last access is the source's until then."""
@@ -316,7 +331,9 @@ class Engine:
 
     def _bar(self, flying: Iterable[int]) -> None:
         for id_ in flying:
-            self.store.bar(id_, self.manifest.store_path(id_))
+            if not self.store.bar(id_, self.manifest.store_path(id_)):
+                self._unbarred.add(id_)
+                self._on_hold(len(self._unbarred))
             self._barred.add(id_)
             self.pool.cancel(id_)
 

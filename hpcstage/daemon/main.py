@@ -80,6 +80,7 @@ class Daemon:
             self._state,
             self.started,
             self.selector,
+            self.page,
         )
         self.wrappers = Wrappers(self.selector, self._nobody_left)
         self.staging.programs = self._programs
@@ -141,6 +142,7 @@ class Daemon:
             self._ending = self._ending or self._mistakes > MOST_MISTAKES
 
     def _by_the_clock(self) -> None:
+        self._catch_up()
         now = time.monotonic()
         self.staging.pump(now)
         self.watch.look(now)
@@ -149,6 +151,13 @@ class Daemon:
         self._reopen(now)
         if now >= self._next_tick:
             self._tick(now)
+
+    def _catch_up(self) -> None:
+        """Reads the writes that programs did not wait for; until then they open no copy."""
+        if (given_up := self.page.behind) is not None:
+            self.server.read_all()
+            self.page.catch_up(given_up)
+        self.staging.look_at_gate()
 
     def _timeout(self) -> float:
         now = time.monotonic()

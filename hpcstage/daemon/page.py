@@ -11,8 +11,13 @@ from pathlib import Path
 
 from hpcstage.record.part import ProcessPart
 from hpcstage.wire import (
+    CAUGHT_UP,
+    CLOSED,
     COUNTERS,
     COUNTERS_OFFSET,
+    GATE_OFFSET,
+    GIVEN_UP,
+    HELD,
     HIST_BUCKETS,
     HIST_OPEN_OFFSET,
     HIST_READ_OFFSET,
@@ -65,6 +70,34 @@ class Page:
     def set_logging(self, logging: bool) -> None:
         """Whether processes log what they open (see `opens`)."""
         self._put(LOGGING_OFFSET, int(logging))
+
+    # ---- the gate
+
+    @property
+    def behind(self) -> int | None:
+        """What `catch_up` is to be told once all is read that had been sent before this was asked; None: nothing."""
+        given_up = self._gate(GIVEN_UP)
+        return given_up if given_up != self._gate(CAUGHT_UP) else None
+
+    def catch_up(self, given_up: int) -> None:
+        """All is read that had been sent when `behind` was asked."""
+        self._put(GATE_OFFSET + 4 * CAUGHT_UP, given_up)
+
+    def close(self) -> None:
+        """No copy is ever opened again: a stale one may be visible."""
+        self._put(GATE_OFFSET + 4 * CLOSED, 1)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no copy is ever opened again. Programs may close it, too."""
+        return bool(self._gate(CLOSED))
+
+    def hold(self, transfers: int) -> None:
+        """No copy is opened while there are transfers of files that were written to, and that may be published."""
+        self._put(GATE_OFFSET + 4 * HELD, transfers)
+
+    def _gate(self, word: int) -> int:
+        return self._get(GATE_OFFSET + 4 * word)
 
     def ended(self, slot: int) -> bool:
         """Whether a slot's process has ended in an orderly way."""

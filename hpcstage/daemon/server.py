@@ -56,12 +56,19 @@ class Server:
         listener.setblocking(False)
         selector.register(listener, selectors.EVENT_READ, self._accept)
 
-    def _accept(self) -> None:
-        for _ in range(_ACCEPTS):
+    def read_all(self) -> None:
+        """Reads all that has been sent until now."""
+        for token in list(self._connections):
+            self._read(token)
+        while self._accept() == _ACCEPTS:
+            pass
+
+    def _accept(self) -> int:
+        for accepted in range(_ACCEPTS):
             try:
                 connection, _ = self._listener.accept()
             except OSError:
-                return
+                return accepted
             token = next(self._tokens)
             self._connections[token] = connection
             connection.setblocking(False)
@@ -69,6 +76,7 @@ class Server:
                 self._read(token)
             else:
                 self.answer(token, Reply(Answer.REFUSED))
+        return _ACCEPTS
 
     def _is_ours(self, connection: socket.socket) -> bool:
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

@@ -6,6 +6,7 @@ Owns the states SCANNING, STAGING, SETTLED (or MEASURING); wants that wait are `
 
 from __future__ import annotations
 
+import os
 import selectors
 import time
 from collections.abc import Callable, Collection, Container
@@ -22,6 +23,7 @@ from hpcstage.daemon.messages import Result
 from hpcstage.daemon.nodegroup import NodeGroup
 from hpcstage.daemon.ordering import Ordering
 from hpcstage.daemon.outlook import Outlook
+from hpcstage.daemon.page import Page
 from hpcstage.daemon.peers import Peers
 from hpcstage.daemon.pool import Pool
 from hpcstage.daemon.preparing import DIRECT_MODE, Preparing
@@ -53,10 +55,12 @@ class Staging:
         on_state: Callable[[State], None],
         started: float,
         selector: selectors.BaseSelector,
+        page: Page,
     ) -> None:
         self.spec = spec
         self.node_dir = Path(spec.node_dir)
-        self.store = store.Store(self.node_dir)
+        self.store = store.Store(self.node_dir, self._stuck)
+        self._page = page
         self.pool = pool
         self.engine: Engine | None = None
         self.state = State.STARTING
@@ -78,6 +82,8 @@ class Staging:
         """Wants that came before the files were known: token and path."""
         self._writes = Writes(helpers, self._voided)
         self._closed_seen = Reason.NONE
+        self._why_closed = ""
+        self._told_closed = False
         shares = spec.node_count > 1 and spec.placement != Kind.PRIVATE.value
         self.group = NodeGroup(spec, selector, self) if shares else None
         if self.group is not None:
@@ -151,6 +157,7 @@ class Staging:
             on_result=self._record,
             is_wanted=self.answers.waits_for,
             run_started=self._started,
+            on_hold=self._page.hold,
         )
         self.pool.open_manifest()
         self._writes.open(self.engine)
@@ -193,6 +200,24 @@ class Staging:
         for token in self._waiting_for_staged:
             self._answer(token, Reply(Answer.DONE, keep=True))
         self._waiting_for_staged.clear()
+
+    def _stuck(self, store_path: bytes, why: str) -> None:
+        """A copy that has to go cannot be removed: nobody may open it again."""
+        self._page.close()
+        copy = os.fsdecode(store_path)
+        self._why_closed = (
+            self._why_closed or f"the copy of a file that was written to cannot be removed ({why}): {copy}"
+        )
+
+    def look_at_gate(self) -> None:
+        """Programs close the store, too, where they cannot tell the daemon that they write."""
+        if not self._page.is_closed or self._told_closed:
+            return
+        self._told_closed = True
+        why = self._why_closed or "a program wrote below a dataset and could not tell the staging daemon"
+        text = f"{why}; from then on the programs on {self.spec.host} read the source"
+        self.problem("store-closed", text, "look at the local disk of this node and at the daemon's log")
+        self.close(Reason.FAILED)
 
     # ---- the clock and the copiers
 

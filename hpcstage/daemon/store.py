@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,9 +50,10 @@ def budget(path: Path, size_bytes: int | None, inodes: int | None, part: float =
 
 
 class Store:
-    """The copies in a node directory."""
+    """The copies in a node directory. `on_stuck` is told of one that cannot be removed, and why."""
 
-    def __init__(self, node_dir: Path) -> None:
+    def __init__(self, node_dir: Path, on_stuck: Callable[[bytes, str], None] = lambda *_: None) -> None:
+        self._on_stuck = on_stuck
         self.node_dir = node_dir
         self.root = os.fsencode(node_dir / "store")
         self._asides = 0
@@ -68,8 +70,12 @@ class Store:
 
     def drop(self, id_: int, store_path: bytes) -> None:
         """Removes a copy that is not in flight."""
-        with contextlib.suppress(OSError):
+        try:
             os.unlink(self.path(store_path))
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError as error:
+            self._on_stuck(store_path, os.strerror(error.errno or 0))
         self.drop_link(id_)
 
     def drop_link(self, id_: int) -> None:

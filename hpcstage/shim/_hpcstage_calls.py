@@ -199,7 +199,7 @@ class Lstat(Call):
 def _answer(context: Context, place: Any, follow_symlinks: bool) -> os.stat_result | None:
     """The copy's stat, if there is one and it may answer: a second name marks a symbolic link at the source."""
     info = None
-    if not context.measuring():
+    if not context.measuring() and (context.quiet or context.slot.serves()):
         try:
             info = _stat(place.local, follow_symlinks=False)
         except OSError:

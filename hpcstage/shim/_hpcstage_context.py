@@ -53,14 +53,17 @@ class Context:
     def quick_open(self, name: str, flags: int) -> int:
         """A descriptor of the copy in the common case, else -1 and nothing has happened."""
         local = self.paths.copy_name(name)
-        if local is None or self.quiet or self.direct or self.slot.state[0] == wire.STATE_MEASURING:
+        slot = self.slot
+        if local is None or self.quiet or self.direct or slot.state[0] == wire.STATE_MEASURING:
+            return -1
+        gate = slot.gate
+        if gate[0] != gate[1] or gate[2] or gate[3]:  # not serves()
             return -1
         begin_ns = monotonic_ns()
         try:
             fd = _open(local, flags)
         except OSError:
             return -1
-        slot = self.slot
         counters = slot.counters
         counters[0] += 1  # COUNTER_HIT_OPENS
         end_ns = monotonic_ns()
@@ -83,6 +86,8 @@ class Context:
         """(descriptor of the copy, 0) or (-1, Reason); (-2, 0) if this is no regular file."""
         if self.measuring():
             return -1, wire.REASON_NONE
+        if not self.quiet and not self.slot.serves():
+            return -1, wire.REASON_LOCAL_ERROR if self.slot.gate[wire.CLOSED] else wire.REASON_TIMEOUT
         begin_ns = monotonic_ns()
         try:
             fd = _open(place.local, flags)
@@ -104,6 +109,8 @@ class Context:
         reason = wire.REASON_NONE if self.quiet else self.daemon.want(_fsencode(place.source))
         if reason >= 0:
             return -1, reason
+        if not self.slot.serves():
+            return -1, wire.REASON_TIMEOUT
         try:
             fd = _open(place.local, flags)
         except OSError:

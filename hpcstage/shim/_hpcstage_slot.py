@@ -35,6 +35,7 @@ class Slot:
         private = memoryview(bytearray(wire.SLOT_BYTES))
         self._view(private)
         self.state: Any = memoryview(bytearray(4)).cast("I")
+        self.gate: Any = memoryview(bytearray(wire.GATE_BYTES)).cast("I")
 
     def _view(self, slot: Any) -> None:
         end = wire.COUNTERS_OFFSET + 8 * wire.COUNTERS
@@ -52,6 +53,20 @@ class Slot:
             finally:
                 os.close(fd)
             self.state = self._map[wire.STATE_OFFSET : wire.STATE_OFFSET + 4].cast("I")
+            self.gate = self._map[wire.GATE_OFFSET : wire.GATE_OFFSET + wire.GATE_BYTES].cast("I")
+
+    def serves(self) -> bool:
+        """Whether copies may be opened."""
+        given_up, caught_up, closed, held = self.gate
+        return bool(given_up == caught_up and not closed and not held)
+
+    def give_up(self) -> None:
+        """Until the daemon has read what was sent, no copy is opened."""
+        self.gate[wire.GIVEN_UP] = int.from_bytes(os.urandom(4), "little") | 1
+
+    def close_store(self) -> None:
+        """No copy is ever opened again."""
+        self.gate[wire.CLOSED] = 1
 
     def log_opens(self, make_log: Any) -> None:
         """From now on `logs[0]` says whether to log opens, in what `make_log(slot)` makes for each process."""

@@ -6,7 +6,7 @@ Every wait is bounded. `_socket` (not `socket`, which imports much) is imported 
 from __future__ import annotations
 
 import os
-from time import monotonic_ns
+from time import monotonic_ns, sleep
 
 import _hpcstage_wire as wire  # type: ignore[import-not-found]
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 WROTE_CAP_S = 1.0
 STARTING_CAP_S = 0.5
 """So long, and no longer, one open waits for a daemon that has yet to begin."""
+SEND_CAP_S = 1.0
 HUNG_PAUSE_NS = 5_000_000_000
 READY = -1
 
@@ -46,7 +47,7 @@ class Daemon:
         begin_ns = monotonic_ns()
         if begin_ns < self._hung_until_ns:
             return int(wire.REASON_TIMEOUT)
-        reply = self._ask_early(source) if starting else self._ask(wire.KIND_WANT, source, self._cap_s)
+        reply = self._ask_early(source) if starting else self._ask(wire.KIND_WANT, source, self._cap_s, self._cap_s)
         counters = self._slot.counters
         counters[wire.COUNTER_WANTS] += 1
         counters[wire.COUNTER_WANT_NS] += monotonic_ns() - begin_ns
@@ -72,13 +73,27 @@ class Daemon:
         if self._direct or state == wire.STATE_MEASURING:
             return
         existed = self._os["access"](local, os.F_OK)
-        reply: bytes | int = wire.REASON_NO_DAEMON
-        if state != wire.STATE_ENDED and monotonic_ns() >= self._hung_until_ns:
-            reply = self._ask(wire.KIND_WROTE, source, 0 if state == wire.STATE_STARTING else WROTE_CAP_S)
-        if isinstance(reply, int) or reply[1] != wire.ANSWER_DONE:
+        if self._slot.gate[wire.CLOSED] or not self._tell(wire.KIND_WROTE, source):
             self._discard(local)
         if existed:
             self._slot.counters[wire.COUNTER_DROPPED] += 1
+
+    def _tell(self, kind: int, payload: bytes) -> bool:
+        """Sends it always, and waits for the answer unless the daemon hangs. True: the daemon has dropped all copies,
+        or nothing is served before it has. False: it will not; nothing is served any more, since only it knows the
+        file's other names and what is being copied."""
+        state = self._slot.state[0]
+        cap_s = 0.0 if state == wire.STATE_STARTING or monotonic_ns() < self._hung_until_ns else WROTE_CAP_S
+        reply: bytes | int = wire.REASON_NO_DAEMON
+        if state != wire.STATE_ENDED:
+            reply = self._ask(kind, payload, cap_s, SEND_CAP_S)
+        if reply == wire.REASON_TIMEOUT:
+            self._slot.give_up()
+            return True
+        if isinstance(reply, bytes) and reply[1] == wire.ANSWER_DONE:
+            return True
+        self._slot.close_store()
+        return False
 
     def _discard(self, local: bytes) -> None:
         try:
@@ -92,29 +107,45 @@ class Daemon:
             except OSError:
                 self._slot.counters[wire.COUNTER_ERRORS] += 1
 
-    def _ask(self, kind: int, source: bytes, cap_s: float) -> Any:
-        reply = ask(self._sock, kind, source, cap_s)
+    def _ask(self, kind: int, payload: bytes, cap_s: float, send_cap_s: float) -> Any:
+        reply = ask(self._sock, kind, payload, cap_s, send_cap_s)
         if reply == wire.REASON_TIMEOUT and cap_s:
             self._hung_until_ns = monotonic_ns() + HUNG_PAUSE_NS
         return reply
 
 
-def ask(sock: bytes, kind: int, payload: bytes, cap_s: float) -> Any:
-    """One request: the reply, or the Reason why there is none. Cap 0: send only."""
+def ask(sock: bytes, kind: int, payload: bytes, cap_s: float, send_cap_s: float = 0.001) -> Any:
+    """One request: the reply, or the Reason why there is none. TIMEOUT: it was sent, and is not answered yet. Cap 0:
+    nobody waits for the answer."""
     from _socket import AF_UNIX, SOCK_SEQPACKET, socket, timeout
 
+    sent = False
     message = bytes((wire.VERSION, kind, 0, 0)) + os.getpid().to_bytes(4, "little") + payload
     try:
         connection = socket(AF_UNIX, SOCK_SEQPACKET)
         try:
-            connection.settimeout(cap_s or 0.001)
-            connection.connect(sock)
+            connection.settimeout(max(cap_s, send_cap_s))
+            _reach(connection, sock, monotonic_ns() + int(send_cap_s * 1e9))
             connection.send(message)
-            reply = connection.recv(8) if cap_s else b""
+            sent = True
+            connection.settimeout(cap_s)
+            reply = connection.recv(8)
         finally:
             connection.close()
     except (timeout, BlockingIOError):
-        return wire.REASON_TIMEOUT
+        return wire.REASON_TIMEOUT if sent else wire.REASON_NO_DAEMON
     except OSError:
         return wire.REASON_NO_DAEMON
     return reply if len(reply) == 8 and reply[0] == wire.VERSION else wire.REASON_NO_DAEMON
+
+
+def _reach(connection: Any, sock: bytes, until_ns: int) -> None:
+    """A full backlog means that the daemon lives and is busy: tries again until the time is up."""
+    while True:
+        try:
+            connection.connect(sock)
+            return
+        except BlockingIOError:
+            if monotonic_ns() >= until_ns:
+                raise
+            sleep(0.001)

@@ -62,6 +62,10 @@ void cwd_forked(void); /* in a forked child */
 /* ---- page and counters ---- */
 int page_map(const char *path); /* 0, or an errno */
 uint32_t page_state(void);
+int page_serves(void);    /* copies may be opened */
+void page_give_up(void);  /* until the daemon has read what was sent, no copy is opened */
+void page_close(void);    /* no copy is ever opened again */
+int page_is_closed(void);
 extern uint32_t *page_logging; /* never NULL */
 void slot_claim(void);  /* this process's slot; also after a fork */
 void slot_forget(void); /* in a forked child: the slot is claimed at the first count */

@@ -67,7 +67,7 @@ static void give_up(const struct call *c, union result r) {
 }
 
 /* ---- reading ---- */
-enum outcome { OPENED, ABSENT, NOT_A_FILE, UNUSABLE };
+enum outcome { OPENED, ABSENT, NOT_A_FILE, UNUSABLE, SHUT };
 
 /* The copy must be no directory: they exist in the store too, and a partly staged one would list a subset. To list
  * nothing of a file fails with ENOTDIR at a third of fstat's cost. A copy with two names stands for a symbolic link,
@@ -80,6 +80,8 @@ static int is_copy(int fd, int flags) {
 }
 
 static enum outcome open_copy(const struct call *c, const struct place *at, union result *r) {
+    if (!at->map->quiet && !page_serves())
+        return SHUT;
     *r = original(c, at->local);
     int fd = fd_of(c, *r);
     if (fd < 0)
@@ -144,7 +146,9 @@ static union result open_for_reading(const struct call *c, const struct place *a
     }
     if (outcome == NOT_A_FILE && !at->map->quiet)
         count(COUNTER_OTHER_OPENS, 1);
-    if (outcome == UNUSABLE)
+    if (outcome == SHUT)
+        reason = page_is_closed() ? REASON_LOCAL_ERROR : REASON_TIMEOUT;
+    else if (outcome == UNUSABLE)
         reason = REASON_LOCAL_ERROR;
     else if (outcome == ABSENT && !at->map->quiet)
         reason = ask_for_copy(c, at, &r);

@@ -34,7 +34,7 @@ static enum answer findable(int dirfd, const char *path, struct place *at) {
         return at->map->quiet ? ELSEWHERE : BY_SOURCE;
     if (at->map->quiet)
         return BY_COPY;
-    if (!config.direct && page_state() != STATE_MEASURING)
+    if (!config.direct && page_state() != STATE_MEASURING && page_serves())
         return BY_COPY;
     count(COUNTER_SOURCE_STATS, 1);
     return BY_SOURCE;

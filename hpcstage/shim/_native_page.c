@@ -65,6 +65,33 @@ uint32_t page_state(void) {
     return page ? __atomic_load_n((uint32_t *)(page + STATE_OFFSET), __ATOMIC_RELAXED) : STATE_SETTLED;
 }
 
+static uint32_t *gate(int word) {
+    return page ? (uint32_t *)(page + GATE_OFFSET) + word : NULL;
+}
+
+int page_serves(void) {
+    if (!page)
+        return 1;
+    return __atomic_load_n(gate(GIVEN_UP), __ATOMIC_ACQUIRE) == __atomic_load_n(gate(CAUGHT_UP), __ATOMIC_RELAXED) &&
+           !__atomic_load_n(gate(CLOSED), __ATOMIC_RELAXED) && !__atomic_load_n(gate(HELD), __ATOMIC_RELAXED);
+}
+
+void page_give_up(void) {
+    static uint32_t serial;
+    uint64_t own = now_ns() ^ (uint64_t)getpid() << 40 ^ (uint64_t)__atomic_add_fetch(&serial, 1, __ATOMIC_RELAXED) << 20;
+    if (page)
+        __atomic_store_n(gate(GIVEN_UP), (uint32_t)(own * 0x9e3779b97f4a7c15ull >> 32) | 1, __ATOMIC_SEQ_CST);
+}
+
+void page_close(void) {
+    if (page)
+        __atomic_store_n(gate(CLOSED), 1, __ATOMIC_SEQ_CST);
+}
+
+int page_is_closed(void) {
+    return page && __atomic_load_n(gate(CLOSED), __ATOMIC_RELAXED);
+}
+
 static struct slot *slot_at(uint32_t index) {
     return page ? (struct slot *)(page + PAGE_HEADER_BYTES + (size_t)index * SLOT_BYTES) : &nowhere;
 }

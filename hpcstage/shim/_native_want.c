@@ -11,6 +11,7 @@
 
 #define WROTE_CAP_NS 1000000000ull
 #define STARTING_CAP_NS 500000000ull /* so long, and no longer, one open waits for a daemon that has yet to begin */
+#define SEND_CAP_NS 1000000000ull
 #define HUNG_PAUSE_NS 5000000000ull /* after a time-out nobody of this process waits for so long */
 
 struct reply {
@@ -59,34 +60,51 @@ static int hear(int fd, uint64_t until_ns, struct reply *reply) {
     }
 }
 
-static size_t request(char *out, int kind, const struct place *at) {
-    const char *rest = at->local + at->map->store_n;
-    size_t n = strlen(rest);
+struct request {
+    size_t n; /* 0: too long to be sent */
+    char bytes[8 + 16 + PATH_MAX];
+};
+
+static void begin_request(struct request *r, int kind) {
     uint32_t pid = (uint32_t)getpid();
-    out[0] = VERSION;
-    out[1] = (char)kind;
-    out[2] = out[3] = 0;
-    memcpy(out + 4, &pid, 4);
-    memcpy(out + 8, at->map->source, at->map->source_n);
-    memcpy(out + 8 + at->map->source_n, rest, n);
-    return 8 + at->map->source_n + n;
+    memset(r->bytes, 0, 8);
+    r->bytes[0] = VERSION;
+    r->bytes[1] = (char)kind;
+    memcpy(r->bytes + 4, &pid, 4);
+    r->n = 8;
 }
 
-/* 0 and an answer, or the Reason why there is none. cap_ns 0: send only. */
-static int ask(int kind, const struct place *at, uint64_t cap_ns, struct reply *reply) {
-    char message[8 + PATH_MAX];
-    if (!config.sock[0] || at->map->source_n + strlen(at->local + at->map->store_n) + 8 > sizeof message)
+static void add(struct request *r, const void *data, size_t n) {
+    if (!r->n || r->n + n > sizeof r->bytes) {
+        r->n = 0;
+        return;
+    }
+    memcpy(r->bytes + r->n, data, n);
+    r->n += n;
+}
+
+static void add_source(struct request *r, const struct place *at) {
+    const char *rest = at->local + at->map->store_n;
+    add(r, at->map->source, at->map->source_n);
+    add(r, rest, strlen(rest));
+}
+
+/* 0 and an answer, or the Reason why there is none. `sent`: the daemon will read it if it lives. cap_ns 0: no more than
+ * that, which gives TIMEOUT. */
+static int ask(const struct request *r, uint64_t send_cap_ns, uint64_t cap_ns, struct reply *reply, int *sent) {
+    *sent = 0;
+    if (!config.sock[0] || !r->n)
         return REASON_NO_DAEMON;
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return REASON_NO_DAEMON;
-    size_t n = request(message, kind, at);
-    uint64_t until_ns = now_ns() + cap_ns;
-    int problem = reach(fd, until_ns);
-    if (!problem && send(fd, message, n, MSG_NOSIGNAL) != (ssize_t)n)
+    uint64_t begin_ns = now_ns();
+    int problem = reach(fd, begin_ns + send_cap_ns);
+    if (!problem && send(fd, r->bytes, r->n, MSG_NOSIGNAL) != (ssize_t)r->n)
         problem = REASON_NO_DAEMON;
-    if (!problem && cap_ns)
-        problem = hear(fd, until_ns, reply);
+    *sent = !problem;
+    if (!problem)
+        problem = cap_ns ? hear(fd, begin_ns + cap_ns, reply) : REASON_TIMEOUT;
     close(fd);
     return problem;
 }
@@ -103,10 +121,15 @@ static int answered(int problem) {
 
 static int started_late;
 
+static int ask_want(const struct request *r, uint64_t cap_ns, struct reply *reply) {
+    int sent;
+    return ask(r, cap_ns, cap_ns, reply, &sent);
+}
+
 /* Before the daemon answers: what is opened now would be read here and then copied, so it is worth a short wait. */
-static int ask_early(const struct place *at, struct reply *reply) {
+static int ask_early(const struct request *r, struct reply *reply) {
     uint64_t cap_ns = config.want_cap_ns < STARTING_CAP_NS ? config.want_cap_ns : STARTING_CAP_NS;
-    int problem = ask(KIND_WANT, at, cap_ns, reply);
+    int problem = ask_want(r, cap_ns, reply);
     if (problem)
         __atomic_store_n(&started_late, 1, __ATOMIC_RELAXED);
     return problem == REASON_TIMEOUT ? REASON_SCANNING : problem;
@@ -129,9 +152,12 @@ int want(const struct place *at) {
     if (hung())
         return REASON_TIMEOUT;
     struct reply reply;
+    struct request request;
+    begin_request(&request, KIND_WANT);
+    add_source(&request, at);
     uint64_t begin = wait_begin(FD_SOURCE);
-    int problem = state == STATE_STARTING ? ask_early(at, &reply)
-                                          : answered(ask(KIND_WANT, at, config.want_cap_ns, &reply));
+    int problem = state == STATE_STARTING ? ask_early(&request, &reply)
+                                          : answered(ask_want(&request, config.want_cap_ns, &reply));
     count(COUNTER_WANTS, 1);
     count(COUNTER_WANT_NS, wait_end(FD_SOURCE, begin));
     if (problem)
@@ -160,18 +186,37 @@ static void discard(const char *local) {
         count(COUNTER_ERRORS, 1);
 }
 
-void drop(const struct place *at) {
-    int saved = errno;
+/* Sends it always, and waits for the answer unless the daemon hangs. 1: the daemon has dropped all copies, or nothing is
+ * served before it has. 0: it will not; nothing is served any more, since only it knows the file's other names and what
+ * is being copied. */
+static int tell(const struct request *r) {
     struct reply reply = {0};
     uint32_t state = page_state();
-    if (config.direct || state == STATE_MEASURING)
+    uint64_t cap_ns = state == STATE_STARTING || hung() ? 0 : WROTE_CAP_NS;
+    int sent = 0, problem = REASON_NO_DAEMON;
+    if (state != STATE_ENDED)
+        problem = ask(r, SEND_CAP_NS, cap_ns, &reply, &sent);
+    if (cap_ns)
+        answered(problem);
+    if (sent && problem == REASON_TIMEOUT) {
+        page_give_up();
+        return 1;
+    }
+    if (!problem && reply.answer == ANSWER_DONE)
+        return 1;
+    page_close();
+    return 0;
+}
+
+void drop(const struct place *at) {
+    int saved = errno;
+    if (config.direct || page_state() == STATE_MEASURING)
         return;
     int existed = access(at->local, F_OK) == 0;
-    int problem = REASON_NO_DAEMON;
-    if (state != STATE_ENDED && !hung())
-        problem = state == STATE_STARTING ? ask(KIND_WROTE, at, 0, &reply)
-                                          : answered(ask(KIND_WROTE, at, WROTE_CAP_NS, &reply));
-    if (problem || reply.answer != ANSWER_DONE)
+    struct request request;
+    begin_request(&request, KIND_WROTE);
+    add_source(&request, at);
+    if (page_is_closed() || !tell(&request))
         discard(at->local);
     if (existed)
         count(COUNTER_DROPPED, 1);

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -136,6 +137,17 @@ class DaemonProcess(Client):
         dataset = self.spec.datasets[0]
         below = os.path.relpath(os.fsencode(source), dataset.root)
         return self.node_dir / "store" / dataset.name / os.fsdecode(below)
+
+    def gate(self) -> tuple[int, int, int, int]:
+        """The words of the page that say whether copies are opened."""
+        data = (self.node_dir / "page").read_bytes()[wire.GATE_OFFSET : wire.GATE_OFFSET + wire.GATE_BYTES]
+        return struct.unpack("<4I", data)
+
+    def poke(self, word: int, value: int) -> None:
+        """Sets one of them, as a program does."""
+        with (self.node_dir / "page").open("r+b") as file:
+            file.seek(wire.GATE_OFFSET + 4 * word)
+            file.write(struct.pack("<I", value))
 
     def log_text(self) -> str:
         return self.log_path.read_text()

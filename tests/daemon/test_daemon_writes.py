@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from pathlib import Path
 
 import pytest
 from daemon_process import same, start_daemon, wait_until  # noqa: F401
+from immutability import immutable
 
 from hpcstage.daemon.copier import CopierSettings
 from hpcstage.daemon.copyall import run_to_end
@@ -21,7 +23,7 @@ from hpcstage.daemon.writes import HELPER, MANY, Writes
 from hpcstage.plan.datasets import resolve
 from hpcstage.plan.scan import scan
 from hpcstage.plan.types import Budget
-from hpcstage.wire import Answer, Kind, Reason, State
+from hpcstage.wire import CAUGHT_UP, CLOSED, GIVEN_UP, HELD, Answer, Kind, Reason, State
 
 
 def test_a_staged_copy_is_dropped(start_daemon, make_tree):
@@ -240,3 +242,58 @@ def test_a_tombstone_takes_the_place_of_a_copy_that_was_faster(tmp_path):
         file.write(b"stale")
     assert store.bar(1, b"d/file")
     assert not os.path.exists(store.path(b"d/file"))
+
+
+def test_a_copy_that_cannot_be_removed_closes_the_store(start_daemon, make_tree, tmp_path):
+    root = make_tree()
+    victim = root / "class0" / "file00000.bin"
+    daemon = start_daemon(root, node_dir=tmp_path / "node").attach()
+    daemon.staged()
+    with immutable(daemon.store(victim).parent):
+        assert daemon.ask(Kind.WROTE, os.fsencode(victim))[0] is Answer.DONE
+        assert daemon.store(victim).exists()
+        assert daemon.gate()[CLOSED], "before the answer"
+    part = daemon.end()
+    problems = [problem for problem in part.problems if problem["id"] == "store-closed"]
+    assert len(problems) == 1
+    assert "file00000.bin" in problems[0]["text"]
+
+
+def test_a_program_that_closes_the_store_is_told_of(start_daemon, make_tree):
+    daemon = start_daemon(make_tree()).attach()
+    daemon.poke(CLOSED, 1)
+    assert [p["id"] for p in daemon.end().problems] == ["store-closed"]
+
+
+def test_what_is_in_flight_and_cannot_be_barred_holds_everything(start_daemon, tmp_path):
+    """The tombstone of a file that is written to while it is copied finds no room."""
+    root = tmp_path / "data"
+    root.mkdir()
+    (root / "big").write_bytes(os.urandom(1 << 20) * 4)
+    daemon = start_daemon(root, max_rate_bytes_per_s=4e6, node_dir=tmp_path / "node").attach()
+    daemon.wait_for_scan()
+    wait_until(lambda: list((daemon.node_dir / "incoming").rglob("*/*")))
+    with immutable(daemon.node_dir / "links"):
+        assert daemon.ask(Kind.WROTE, os.fsencode(root / "big"))[0] is Answer.DONE
+        assert daemon.gate()[HELD] == 1
+        daemon.staged()
+    assert not daemon.store(root / "big").exists()
+    assert daemon.gate()[HELD] == 0
+    daemon.end()
+
+
+def test_who_did_not_wait_is_caught_up_with(start_daemon, make_tree):
+    """A write is sent to a daemon that hangs: once it lives again the copy is gone before anything is served."""
+    root = make_tree()
+    victim = root / "class0" / "file00000.bin"
+    daemon = start_daemon(root).attach()
+    daemon.staged()
+    daemon.process.send_signal(signal.SIGSTOP)
+    with daemon.connect() as connection:
+        daemon.send(connection, Kind.WROTE, os.fsencode(victim))
+    daemon.poke(GIVEN_UP, 77)
+    assert daemon.store(victim).exists()
+    daemon.process.send_signal(signal.SIGCONT)
+    wait_until(lambda: daemon.gate()[CAUGHT_UP] == 77)
+    assert not daemon.store(victim).exists()
+    daemon.end()

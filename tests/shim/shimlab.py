@@ -51,6 +51,15 @@ class Lab:
         """What the page says."""
         self._poke(wire.STATE_OFFSET, int(state))
 
+    def gate(self) -> tuple[int, int, int, int]:
+        """The four words that say whether copies are opened."""
+        data = (self.node / "page").read_bytes()[wire.GATE_OFFSET : wire.GATE_OFFSET + wire.GATE_BYTES]
+        return struct.unpack("<4I", data)
+
+    def catch_up(self) -> None:
+        """As a daemon that has read all that was sent."""
+        self._poke(wire.GATE_OFFSET + 4 * wire.CAUGHT_UP, self.gate()[wire.GIVEN_UP])
+
     def _poke(self, offset: int, value: int) -> None:
         with (self.node / "page").open("r+b") as file:
             file.seek(offset)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import subprocess
 import sys
 import time
 
 import pytest
-from shimlab import Lab, Responder, direct, ready
+from immutability import immutable
+from shimlab import Lab, Responder, direct, ready, wait_until
 
 from hpcstage import wire
 
@@ -231,9 +234,68 @@ def test_a_write_waits_for_the_daemon_a_second_at_most(lab: Lab) -> None:
     lab.install()
     with Responder(lab.sock, lambda kind, path: None):
         begin = time.monotonic()
-        lab.run("open(src('file'), 'w').close(); open(src('file'), 'w').close()")
+        code = "open(src('file'), 'w').close(); open(src('file'), 'w').close(); say(open(src('file')).read())"
+        assert lab.run(code) == ""
         assert 0.9 < time.monotonic() - begin < 3
-    assert not (lab.store / "file").exists()
+
+
+def test_a_daemon_that_hangs_is_told_of_every_write(lab: Lab) -> None:
+    """It answers too late once: the writes after that are told all the same, only nobody waits."""
+    for name in ("a", "b", "c"):
+        lab.put(name, b"source", b"copy..")
+    lab.install()
+    with Responder(lab.sock, lambda kind, path: None) as daemon:
+        begin = time.monotonic()
+        lab.run("for name in ('a', 'b', 'c'): open(src(name), 'r+').write('S')")
+        assert time.monotonic() - begin < 3
+        wait_until(lambda: len(daemon.asked) == 3)
+        assert daemon.paths(wire.Kind.WROTE) == [os.fsencode(lab.source / name) for name in ("a", "b", "c")]
+
+
+def test_nothing_is_served_before_the_daemon_has_read_of_a_write(lab: Lab) -> None:
+    for name in ("file", "other", "third"):
+        lab.put(name, b"source", b"copy..")
+    lab.install()
+    code = """
+open(src("file"), "r+").write("S")
+say([open(src("other")).read(), os.stat(src("other")).st_ino == int(sys.argv[2]), os.access(src("other"), os.R_OK)])
+"""
+    with Responder(lab.sock, lambda kind, path: None):
+        assert lab.run(code, str((lab.source / "other").stat().st_ino)) == ["source", True, True]
+        other = "say([open(src(name)).read() for name in ('other', 'third')])"
+        assert lab.run(other) == ["source", "source"], "nor to other processes"
+        lab.catch_up()
+        assert lab.run(other) == ["copy..", "copy.."]
+    assert lab.counters()["hit_opens"] == 2
+
+
+def test_where_the_daemon_cannot_be_told_of_a_write_nothing_is_served_any_more(lab: Lab) -> None:
+    """It hangs with a full backlog: other names of the file, and what is being copied, would be stale."""
+    lab.put("file", b"source", b"copy..")
+    lab.put("other", b"source", b"copy..")
+    lab.install()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(os.fspath(lab.sock))
+    listener.listen(0)
+    held = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) for _ in range(3)]
+    try:
+        for one in held:
+            with contextlib.suppress(BlockingIOError):
+                one.connect(os.fspath(lab.sock))
+        assert lab.run("open(src('file'), 'r+').write('S'); say(open(src('other')).read())") == "source"
+        assert lab.run("say(open(src('other')).read())") == "source"
+    finally:
+        for one in (*held, listener):
+            one.close()
+
+
+def test_a_copy_that_cannot_be_removed_is_never_served_again(lab: Lab) -> None:
+    """The local disk has become read-only, and there is no daemon."""
+    lab.put("d/file", b"source", b"copy..")
+    lab.install()
+    with immutable(lab.store / "d", lab.store):
+        assert lab.run("open(src('d/file'), 'r+').write('S'); say(open(src('d/file')).read())") == "Source"
+        assert lab.run("say([open(src('d/file')).read(), os.stat(src('d/file')).st_ino])")[0] == "Source"
 
 
 def test_interrupted_by_a_signal_while_asked(lab: Lab) -> None:
