@@ -25,7 +25,9 @@ from hpcstage.emulator import Settings
 PROGRAM = Path(ways.__file__)
 NEVER_WORSE = 1.05
 PLAIN, MODES = "plain", ("runtime", "auto")
-PLAIN_S, QUICK_PLAIN_S = 20.5, 2.0
+PLAIN_S, QUICK_PLAIN_S = 24.0, 2.0
+LEAST_PLAIN_S = 20.0
+"""Less than what it is set to where the kernel reads ahead while the program computes."""
 LATENCY_S = 0.001
 LARGE_BYTES, QUICK_LARGE_BYTES = 240_000_000, 12_000_000
 SMALL_FILES, QUICK_SMALL_FILES, SMALL_BYTES = 800, 40, 250_000
@@ -151,7 +153,7 @@ def figures(bench: Bench, measured: Sequence[Cell]) -> list[Figure]:
         outputs = {sample["output"] for sample in bench.samples if sample["cell"] == cell.name}
         made.append(holds(f"{cell.name}: same output", len(outputs) == 1 if outputs else None))
         if not bench.options.quick and cell.way != "nothing":
-            made.append(at_least(f"{cell.name}: plain takes", bench.median(cell.name, PLAIN), PLAIN_S - 0.5, "s"))
+            made.append(at_least(f"{cell.name}: plain takes", bench.median(cell.name, PLAIN), LEAST_PLAIN_S, "s"))
     return made
 
 

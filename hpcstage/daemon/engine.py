@@ -19,7 +19,7 @@ from hpcstage.daemon.groupqueue import GroupQueue
 from hpcstage.daemon.holdings import Holdings
 from hpcstage.daemon.large import LEAST_BYTES
 from hpcstage.daemon.messages import Result
-from hpcstage.daemon.openfiles import open_below
+from hpcstage.daemon.openfiles import in_turn, open_below
 from hpcstage.daemon.pool import Pool
 from hpcstage.daemon.queue import Place, Queue
 from hpcstage.daemon.store import Store
@@ -122,6 +122,8 @@ class Engine:
         self._read_before: dict[int, int] = {}
         """Bytes of a large file that earlier attempts at it had read."""
         queue.copied = self._copied
+        self._looked = 0
+        """The process that was looked at last."""
         self._may_be_large = not isinstance(queue, GroupQueue) and max(manifest.sizes, default=0) > LEAST_BYTES
         self._unbarred: set[int] = set()
         """In flight, written to, and without a tombstone: they may be published until they are received."""
@@ -249,7 +251,8 @@ class Engine:
         ahead = queue.large.ahead
         if queue.settled or not self._may_be_large:
             return
-        paths = open_below(programs(), [self.store.root, *(dataset.root for dataset in manifest.datasets)])
+        self._looked, pids = in_turn(programs(), self._looked)
+        paths = open_below(pids, [self.store.root, *(dataset.root for dataset in manifest.datasets)])
         for path in paths:
             id_ = manifest.find_source(path)
             if id_ is not None and queue.is_large(id_):

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
+MOST_PROCESSES = 64
+"""Looked at in one go, which takes some ten milliseconds."""
 _DELETED = b" (deleted)"
+
+
+def in_turn(pids: Iterable[int], last: int) -> tuple[int, list[int]]:
+    """Of the processes that still run those that come after `last`, at most so many, and the last of them."""
+    running = sorted(set(pids).intersection(int(name) for name in os.listdir("/proc") if name.isdigit()))
+    first = bisect_right(running, last)
+    chosen = [*running[first:], *running[:first]][:MOST_PROCESSES]
+    return (chosen[-1] if chosen else 0), chosen
 
 
 def open_below(pids: Iterable[int], roots: Iterable[bytes]) -> set[bytes]:
@@ -17,7 +28,7 @@ def open_below(pids: Iterable[int], roots: Iterable[bytes]) -> set[bytes]:
     for pid in pids:
         for path in (*_descriptors(pid), *_mapped(pid)):
             if path.startswith(prefixes):
-                found.add(path)
+                found.add(path.removesuffix(_DELETED))
     return found
 
 
@@ -34,4 +45,4 @@ def _mapped(pid: int) -> Iterator[bytes]:
         for line in file:
             at = line.find(b"/")
             if at >= 0:
-                yield line[at:].rstrip(b"\n").removesuffix(_DELETED)
+                yield line[at:].rstrip(b"\n")

@@ -24,7 +24,8 @@ from hpcstage.wire import MANIFEST_FILE, SCANNED_FILE
 
 ORDER_FILE = "order.bin"
 AUTO_MODE = "auto"
-PROBE_S = 1.0
+PROBE_S = 0.5
+"""What it reads, the program waits for."""
 _LISTED_SKIPS = 20
 
 

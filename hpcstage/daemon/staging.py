@@ -28,6 +28,7 @@ from hpcstage.daemon.peers import Peers
 from hpcstage.daemon.pool import Pool
 from hpcstage.daemon.preparing import DIRECT_MODE, Preparing
 from hpcstage.daemon.queue import FINAL, Place, Queue, Verdict
+from hpcstage.daemon.scanning import AUTO_MODE
 from hpcstage.daemon.server import Reply
 from hpcstage.daemon.spec import DaemonSpec
 from hpcstage.daemon.watch import Watch
@@ -38,7 +39,8 @@ from hpcstage.plan.types import Order
 from hpcstage.wire import Answer, Reason, State
 
 EARLY_S = 0.5
-"""So long after the start a want waits for the end of the scan; later the program reads the source meanwhile."""
+"""So long after the start a want waits for the end of the scan; later, and where a probe follows the scan, the program
+reads the source meanwhile."""
 
 
 class Staging:
@@ -77,6 +79,7 @@ class Staging:
         self._events = events
         self._answer = answer
         self._on_state = on_state
+        self._early_until = started if spec.mode == AUTO_MODE else started + EARLY_S
         self._waiting_for_staged: list[int] = []
         self._early: dict[int, bytes] = {}
         """Wants that came before the files were known: token and path."""
@@ -225,7 +228,7 @@ class Staging:
         """Fills the copiers, answers wants that have waited long enough, notices the end."""
         if self.group is not None:
             self.group.poll(now)
-        if self._early and now >= self._started + EARLY_S:
+        if self._early and now >= self._early_until:
             self._answer_early()
         engine = self.engine
         if engine is None:
@@ -274,7 +277,7 @@ class Staging:
         deadline = self.answers.next_deadline()
         waits = [] if deadline is None else [max(0.0, deadline - now)]
         if self._early:
-            waits.append(max(0.0, self._started + EARLY_S - now))
+            waits.append(max(0.0, self._early_until - now))
         if (look := self._watch.look_after(now)) is not None:
             waits.append(look)
         if self.group is not None and (group := self.group.wake_after(now)) is not None:
@@ -309,7 +312,7 @@ class Staging:
     def want(self, token: int, path: bytes, now: float) -> Reply | None:
         """The answer, or None: it comes when the copy is there, or when it has taken too long."""
         engine = self.engine
-        if self.state is State.SCANNING and now < self._started + EARLY_S:
+        if self.state is State.SCANNING and now < self._early_until:
             self._early[token] = path
             return None
         if engine is None or self.state not in (State.STAGING, State.SETTLED):
