@@ -109,6 +109,8 @@ class Reason(IntEnum):
     """The page says that wants are not answered any more, so none was sent (counted by the shim)."""
     LOCAL_ERROR = 10
     """The staged copy exists but could not be opened (counted by the shim)."""
+    LARGE = 11
+    """A large file, which is not copied while the program reads it at the source."""
 
 
 class Layer(IntEnum):

@@ -170,9 +170,13 @@ class Reporter:
             text = f"the budget has no room for {self._left(refused)}: they are read from the source"
             problems.append({"id": "store-full", "text": text, "remedy": self._more_room()})
         if held := engine.queue.large.held_back:
-            size_bytes = sum(map(engine.queue.size, held))
-            text = f"{len(held)} large files ({format_size(size_bytes)}) were not copied while the program read them"
-            remedy = "--mode upfront copies them before the program starts; that pays if it reads them more than once"
+            size = format_size(sum(map(engine.queue.size, held)))
+            one, them = f"a large file ({size}) was", f"{len(held)} large files ({size}) were"
+            what, it = (one, "it") if len(held) == 1 else (them, "them")
+            text = f"{what} not copied, as the program read {it} at the source"
+            remedy = (
+                "--mode upfront copies such files before the program starts, which pays if it reads them repeatedly"
+            )
             problems.append({"id": "left-to-program", "text": text, "remedy": remedy})
         failed = engine.queue.count(Place.FAILED)
         if failed:

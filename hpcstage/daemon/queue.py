@@ -260,7 +260,7 @@ class Queue:
             if self.large.is_worth_waiting(self._sizes[id_], self.copied(id_), took_s):
                 return Decision(Verdict.WAIT, deadline=now + 2 * MOST_WAIT_S)
         self.large.read_at_source(id_, now)
-        return Decision(Verdict.DIRECT, reason=Reason.LATER)
+        return Decision(Verdict.DIRECT, reason=Reason.LARGE)
 
     def _expected_s(self, id_: int, place: Place, now: float) -> float:
         alone_s = self.estimates.transfer_s(self._sizes[id_])

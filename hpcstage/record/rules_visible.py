@@ -13,6 +13,7 @@ WORTH = 0.02
 """Opens that were not swapped are worth a note from this share of all on."""
 
 REASONS = {
+    # Of "large" the daemon says what was left at the source, whoever opened it.
     "unknown": (
         "were not there when the dataset was scanned, or not regular files",
         "files that the program makes itself need no staging; else put their directory into --data",

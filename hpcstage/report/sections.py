@@ -16,7 +16,8 @@ METER = 44
 REASON_NAMES = {
     "unknown": "not in the scan", "later": "waiting would take longer", "full": "store full", "failed": "copy failed",
     "void": "written to", "scanning": "scan not done", "timeout": "no answer", "no_daemon": "no daemon",
-    "settled": "after staging", "local_error": "local error", "mode_direct": "mode direct", "unstated": "not stated",
+    "settled": "after staging", "local_error": "local error", "large": "large",
+    "mode_direct": "mode direct", "unstated": "not stated",
 }  # fmt: skip
 PERIODS = 3
 ENDINGS = {"running": "still running", "aside": "ran without hpcstage"}

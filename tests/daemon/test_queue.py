@@ -95,7 +95,7 @@ def test_no_room_stops_admission():
 
 def test_a_large_file_is_not_copied_while_the_program_reads_it():
     q = queue([10, LARGE, 10], patience_s=60, want_cap_s=240)
-    assert q.want(1, 0.0).reason is Reason.LATER, "its copy would have to come as a whole"
+    assert q.want(1, 0.0).reason is Reason.LARGE, "its copy would have to come as a whole"
     assert q.next_transfers(9, 0.0) == [0, 2]
     q.large.read_at_source(1, 4.0)
     assert q.next_transfers(9, 8.9) == []

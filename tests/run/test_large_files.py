@@ -71,11 +71,15 @@ def test_what_the_program_reads_at_the_source_is_not_copied_beside_it(
         pytest.skip("nobody sees these opens, which are short")
     record = run(hpcstage, source, code, "--intercept", intercept)
     assert source.counters().read_bytes < 1.5 * PART
-    assert "left-to-program" in {problem["id"] for problem in record["problems"]}
+    said = {note["id"]: note["text"] for note in record["notes"]}
+    assert said["left-to-program"] == "a large file (120 MB) was not copied, as the program read it at the source"
+    assert "direct-later" not in said
+    if intercept != "off":
+        assert record["coverage"]["reasons"]["large"] == (1 if code is KEPT else 20)
 
 
 def test_copied_before_the_program_starts_it_is_served(hpcstage: Hpcstage, source: Slowfs) -> None:
     record = run(hpcstage, source, KEPT, "--mode", "upfront")
     assert record["datasets"][0]["staged_bytes"] == SIZE_BYTES + len(b"small")
-    assert "left-to-program" not in {problem["id"] for problem in record["problems"]}
+    assert "left-to-program" not in {note["id"] for note in record["notes"]}
     assert SIZE_BYTES <= source.counters().read_bytes <= 1.01 * SIZE_BYTES + os.sysconf("SC_PAGE_SIZE")
