@@ -26,5 +26,5 @@ MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 export MASTER_ADDR MASTER_PORT="${MASTER_PORT:-29500}" WORLD_SIZE="$SLURM_NTASKS"
 
 # Behind srun there is one hpcstage per process; the first on each node starts the staging for all of that node, and the
-# nodes pass files on to each other as in slurm-srun.sh. Every process hears of scancel and the time limit by itself.
+# nodes pass files on to each other as in slurm-srun.sh. Every process receives signals of scancel and time limits.
 exec srun hpcstage run --data "$DATA" -- python train.py --data "$DATA" --epochs "${EPOCHS:-90}"

@@ -11,8 +11,8 @@
 
 # Local disk. Sites differ: some make $SLURM_TMPDIR or $TMPDIR for every job, others only for jobs that ask:
 #   #SBATCH --gres=nvme:500          (GB; CSC: the directory is $LOCAL_SCRATCH)
-#   #SBATCH --gres=lscratch:500      (GB; NIH: /lscratch/$SLURM_JOB_ID, say --local-dir '/lscratch/$SLURM_JOB_ID')
-#   #SBATCH -C nvme                  (Frontier: /mnt/bb/$USER, say --local-dir '/mnt/bb/$USER')
+#   #SBATCH --gres=lscratch:500      (GB; NIH: /lscratch/$SLURM_JOB_ID, use --local-dir '/lscratch/$SLURM_JOB_ID')
+#   #SBATCH -C nvme                  (Frontier: /mnt/bb/$USER, use --local-dir '/mnt/bb/$USER')
 #   #SBATCH --tmp=500G               (only nodes with that much; makes no directory)
 
 # A warning before the time is up, for programs that save a checkpoint on a signal (one that does not handle USR1 is

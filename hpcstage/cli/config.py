@@ -14,7 +14,7 @@ from hpcstage.cli.options import all_options
 @click.group("config", invoke_without_command=True, short_help="Show every setting, its value and where it comes from.")
 @click.pass_context
 def config(context: click.Context) -> None:
-    """Settings: the first of these that says something counts.
+    """Settings: the first source in this list that sets a value wins.
 
     Option, HPCSTAGE_* variable, --config FILE, ./hpcstage.yaml, user's file, site's file, default.
     """

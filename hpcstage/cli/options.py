@@ -56,8 +56,8 @@ def all_options(command: Command) -> Command:
 
 def common_options(command: Command) -> Command:
     """`--config`, `-v`, `-q`."""
-    command = click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")(command)
-    command = click.option("-v", "--verbose", is_flag=True, help="Also say what is decided, and why.")(command)
+    command = click.option("-q", "--quiet", is_flag=True, help="Print errors only.")(command)
+    command = click.option("-v", "--verbose", is_flag=True, help="Also print what hpcstage decides, and why.")(command)
     text = "Read settings from this YAML file (HPCSTAGE_CONFIG)."
     return click.option("--config", metavar="FILE", help=text)(command)
 

@@ -37,7 +37,8 @@ def plan(run_dir: Path | None, no_probe: bool, limit: int | None, as_json: bool,
     With --nodes N (or in a job of several nodes) it also shows what each node fetches from the source, keeps and gets
     from others, and what 1, 2, 4, ... N nodes would take under each placement.
 
-    What is not given is taken from the record of an earlier run on the same datasets, or measured (see --no-probe).
+    Values that you do not give come from the record of an earlier run on the same datasets, or are measured (see
+    --no-probe).
     """
     found = _past(run_dir, given) if run_dir is not None else _coming(given, with_probe=not no_probe)
     _print(found, limit, as_json=as_json)

@@ -12,7 +12,7 @@ import click
 @click.command("report", short_help="Show what a run did, and what staging was worth.")
 @click.argument("run", required=False, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON.")
-@click.option("--nodes", is_flag=True, help="Every node of the job in a line, the failed and slow ones first.")
+@click.option("--nodes", is_flag=True, help="Print one line for each node of the job, failed and slow ones first.")
 @click.option("--no-color", is_flag=True, help="No colour, not even on a terminal.")
 def report(run: Path | None, as_json: bool, nodes: bool, no_color: bool) -> int:
     """Show the report of RUN: a run directory, its run.json, a run's id or a job's; without it that of the last run.

@@ -20,13 +20,13 @@ from hpcstage.cli.options import dataset_options, run_options
 @run_options
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
 def run(command: tuple[str, ...], verbose: bool, quiet: bool, **given: Any) -> int:  # noqa: ANN401  click hands over what was typed
-    """Run COMMAND while its datasets are copied to the node-local disk in the order in which it reads them.
+    """Run COMMAND, and copy its datasets to the node-local disk meanwhile, in the order in which COMMAND reads them.
 
     \b
     hpcstage run --data /lustre/imagenet/train -- python train.py --data /lustre/imagenet/train
     hpcstage run --data @list.txt --mode upfront -- python train.py
 
-    The command's exit code is passed on. HPCSTAGE_DISABLE=1 makes this a plain exec of the command.
+    Exits with the command's exit code. With HPCSTAGE_DISABLE=1 it only executes the command.
     """
     from hpcstage.launch.plain import passes_through, replace_with
 

@@ -61,8 +61,8 @@ class Config:
             "data",
             (),
             parse.texts,
-            "A dataset on the shared file system: directory, glob, file, or @LIST (a file with "
-            "one path per line, in the order they are read). Repeatable.",
+            "A dataset on the shared file system: a directory, glob, file, or @LIST (a file with "
+            "one path per line, in the order in which your program reads them). Repeatable.",
             metavar="PATH",
             group="dataset",
             is_path=True,
@@ -74,8 +74,8 @@ class Config:
             "mode",
             "runtime",
             ("runtime", "upfront", "direct", "auto"),
-            "runtime copies while the command runs, upfront "
-            "before it starts, direct only measures, auto lets the forecast decide.",
+            "runtime copies while the command runs, upfront copies everything "
+            "before it starts, direct copies nothing and only measures, auto lets a forecast decide.",
         )
     )
     order: str = field(
@@ -83,9 +83,9 @@ class Config:
             "order",
             "auto",
             parse.text(),
-            "In which order files are copied. auto is the best that is known: what the program's samplers announce, "
-            "else the @LIST, else the trace of the last run, else by path. Only one of them: sampler, given (the "
-            "@LIST), trace, manifest (by path), or a file with one path per line.",
+            "Order in which files are copied. auto takes the best that is known: what the program's samplers announce, "
+            "else the @LIST, else the trace of the last run, else by path. The others take one source: sampler, given "
+            "(the @LIST), trace, manifest (by path), or a file with one path per line.",
             metavar="auto|manifest|given|trace|sampler|FILE",
             group="dataset",
             is_path=True,
@@ -98,7 +98,7 @@ class Config:
             "true",
             parse.flag,
             "Learn from the program what it will read: run PyTorch's samplers ahead, watch which files are opened, "
-            "leave a trace for the next run. Off, the order is what is known before the program starts.",
+            "leave a trace for the next run. With --no-learn the order is what is known before the program starts.",
             is_switch=True,
             metavar="",
         )
@@ -121,11 +121,11 @@ class Config:
             "budget",
             "auto",
             parse.budget_text,
-            "How much of the local disk may be used: bytes or a share of what is free, and inodes after a comma: "
-            "800GiB, 80%, 500GB,2000000. auto is 80%, and on a shared disk of a shared node the job's part of that.",
+            "How much of the local disk hpcstage may use: bytes or a share of what is free, and inodes after a comma: "
+            "800GiB, 80%, 500GB,2000000. auto is 80%, and on a shared disk of a shared node the job's share of that.",
             metavar="SIZE|N%[,INODES]",
             group="disk",
-            more="A job that has some of the node's processors gets the same part of what is free, unless its\n"
+            more="A job that has some of the node's processors gets the same share of what is free, unless its\n"
             "directory has a quota or a file system of its own.",
         )
     )
@@ -149,7 +149,7 @@ class Config:
             "max_rate",
             "none",
             parse.rate("none"),
-            "Upper limit on what is copied from the source per second, such as 500MB.",
+            "Most bytes per second that the whole job copies from the source, such as 500MB.",
             metavar="SIZE|none",
             group="copy",
         )
@@ -181,7 +181,7 @@ class Config:
             "launcher",
             "auto",
             ("auto", "srun", "pbsdsh", "qrsh", "mpiexec", "pjrsh", "none"),
-            "What starts hpcstage on the other nodes; auto is what the scheduler has, none leaves them alone.",
+            "What starts hpcstage on the other nodes; auto takes the scheduler's launcher, none starts nothing.",
         )
     )
     run_dir: str | None = field(
@@ -189,7 +189,7 @@ class Config:
             "run_dir",
             "auto",
             parse.text("auto"),
-            "Where plan, record and report of the run are written; auto is ./hpcstage-runs/RUN-ID.",
+            "Directory for the plan, the record and the logs of the run; auto is ./hpcstage-runs/RUN-ID.",
             metavar="DIR|auto",
             is_path=True,
         )
@@ -199,7 +199,7 @@ class Config:
             "strict",
             "false",
             parse.flag,
-            "Exit with 125 before the command starts if staging cannot work; otherwise the command runs without it.",
+            "Exit with 125 before the command starts if staging cannot work; by default the command runs without it.",
             is_switch=True,
             metavar="",
         )
@@ -209,7 +209,7 @@ class Config:
             "intercept",
             "auto",
             ("auto", "native", "python", "off"),
-            "How opens are led to the local copies: native (C "
+            "How opens are redirected to the local copies: native (C "
             "extension), python (patched functions), auto (the first that works), off.",
         )
     )
@@ -259,7 +259,7 @@ class Config:
             "epoch_compute",
             "auto",
             parse.duration(0, "auto"),
-            "For the forecast: time of one epoch on the job's nodes if reading took no time.",
+            "For the forecast: how long one epoch would take on the job's nodes if reading took no time.",
             metavar="DURATION|auto",
             group="workload",
         )
@@ -269,8 +269,8 @@ class Config:
             "readers",
             "auto",
             parse.whole(0, 4096, "auto"),
-            "For the forecast: processes that read ahead of the training "
-            "(a loader's num_workers); 0 reads without prefetch.",
+            "For the forecast: number of processes that read ahead of the training "
+            "(a loader's num_workers); with 0 nothing is read ahead.",
             metavar="N|auto",
             group="workload",
         )

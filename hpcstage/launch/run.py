@@ -83,7 +83,7 @@ def _without_us(
     leave_word(command, config, error, resolved, started)
     if config.strict:
         raise error
-    messages.warn(f"{error.line()}; running the command without staging")
+    messages.warn(f"{error.line()}; the command runs without staging")
     return replace_with(command)
 
 

@@ -188,17 +188,17 @@ def _why_runtime(terms: Terms, modes: dict[str, ModeForecast], from_nodes: bool)
 
 
 def _assume(workload: Workload, rates: Rates, nodes: int) -> tuple[Workload, Rates, list[str]]:
-    """Fills in what nobody knows, and lists it."""
+    """Fills in what is not known, and lists it."""
     notes: list[str] = []
     if workload.epochs is None:
         workload = replace(workload, epochs=ASSUMED_EPOCHS)
-        notes.append(f"epochs: {ASSUMED_EPOCHS} (say it with --epochs)")
+        notes.append(f"epochs: {ASSUMED_EPOCHS} (set with --epochs)")
     if workload.epoch_compute_s is None:
         workload = replace(workload, epoch_compute_s=0.0)
-        notes.append("compute: none, times are those of reading alone (say it with --epoch-compute)")
+        notes.append("compute: none, so the times are those of reading alone (set with --epoch-compute)")
     if workload.readers is None:
         workload = replace(workload, readers=ASSUMED_READERS)
-        notes.append("readers: 0, the program reads when it needs a file (say it with --readers)")
+        notes.append("readers: 0, so the program reads each file when it needs it (set with --readers)")
     rates = _assume_rates(rates, workload, notes)
     return workload, _assume_shared(rates, notes) if nodes > 1 else rates, notes
 

@@ -14,10 +14,10 @@ from hpcstage.report.text import Style
 LABEL = 18
 METER = 44
 REASON_NAMES = {
-    "unknown": "not in the scan", "later": "waiting would take longer", "full": "store full", "failed": "copy failed",
-    "void": "written to", "scanning": "scan not done", "timeout": "no answer", "no_daemon": "no daemon",
-    "settled": "after staging", "local_error": "local error", "large": "large",
-    "mode_direct": "mode direct", "unstated": "not stated",
+    "unknown": "not in the scan", "later": "waiting would take longer", "full": "no room locally",
+    "failed": "copy failed", "void": "written to", "scanning": "scan not done", "timeout": "no answer",
+    "no_daemon": "no daemon", "settled": "staging had stopped", "local_error": "local error",
+    "large": "large", "mode_direct": "mode direct", "unstated": "reason not known",
 }  # fmt: skip
 PERIODS = 3
 ENDINGS = {"running": "still running", "aside": "ran without hpcstage"}
@@ -208,8 +208,10 @@ def coverage(record: dict[str, Any], style: Style) -> list[str]:
     swapped = f"{text.count(part['opens'])} opens below the datasets, {text.count(part['swapped'])} swapped"
     share = f" ({text.percent(part['share'])})" if part["share"] is not None else ""
     layers = ", ".join(f"{layer['processes']} {name}" for name, layer in part["by_layer"].items())
-    attached = f"{text.count(part['processes_attached'])} processes attached" + (f" ({layers})" if layers else "")
-    missed = f"{text.count(part['processes_missed'])} Python processes missed"
+    known = text.count(part["processes_attached"])
+    attached = f"{known} {'process' if known == '1' else 'processes'} attached" + (f" ({layers})" if layers else "")
+    lost = text.count(part["processes_missed"])
+    missed = f"{lost} Python {'process' if lost == '1' else 'processes'} missed"
     lines = [swapped + share, f"{attached}, {missed}"]
     if part["opens"] and part["swapped"] < part["opens"]:
         lines.insert(1, "not swapped: " + _reasons(part["reasons"]))

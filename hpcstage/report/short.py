@@ -28,7 +28,7 @@ def short(record: dict[str, Any]) -> list[str]:
 def _served(record: dict[str, Any]) -> str:
     coverage, run = record["coverage"], record["run"]
     if not coverage["opens"]:
-        return f"{run['mode'] or run['mode_asked']}: no open below the datasets was seen"
+        return f"{run['mode'] or run['mode_asked']}: the command opened no file under --data, as far as hpcstage saw"
     share, measure = text.percent(local_share(record)), local_measure(record)
     swapped = f"{text.count(coverage['swapped'])} of {text.count(coverage['opens'])} opens swapped"
     return f"{run['mode']}: {share} of {measure} served locally, {swapped}"
@@ -38,7 +38,7 @@ def _time(split: dict[str, Any]) -> str:
     if split["wall_s"] is None:
         return ""
     if split["wait_source_s"] is None:
-        return f"wall {text.seconds(split['wall_s'])}; waits {text.UNKNOWN}"
+        return f"wall {text.seconds(split['wall_s'])}, time spent waiting unknown"
     return (
         f"wall {text.seconds(split['wall_s'])}: compute {text.seconds(split['compute_s'])}, waiting for the source "
         f"{text.seconds(split['wait_source_s'])}, for local {text.seconds(split['wait_local_s'])}, "
@@ -48,12 +48,16 @@ def _time(split: dict[str, Any]) -> str:
 
 def _source(record: dict[str, Any]) -> str:
     part, totals = record["contention"], record["totals"]
-    read = f"source: {text.size(totals['source_bytes'])} read"
+    read = f"source: {_size(totals['source_bytes'])} read"
     if part["best_bytes_per_s"] is None:
         return read
     levels = f", best {text.rate(part['best_bytes_per_s'])}, typical {text.rate(part['typical_bytes_per_s'])}"
     slow_s = sum(p["end_s"] - p["start_s"] for p in part["periods"])
     return read + levels + (f", contention for {text.seconds(slow_s)}" if slow_s else "")
+
+
+def _size(value: float | None) -> str:
+    return "unknown amount" if value is None else text.size(value)
 
 
 def _saved(record: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reportcases import CASES
+from reportcases import CASES, compose, node_part, run_part, trainer
 
 from hpcstage.report import text
 from hpcstage.report.short import short
@@ -78,6 +78,15 @@ def test_unknown_is_said() -> None:
     assert "!! no report from node17" in shown
     assert " 0 B" not in shown
     assert "INCOMPLETE" in shown
+
+
+def test_the_short_form_knows_one_from_many_and_names_what_is_unknown() -> None:
+    unknown = "\n".join(short(CASES["no node"]()))
+    assert "source: unknown amount read" in unknown
+    assert "the command opened no file under --data" in unknown
+    assert "not measured read" not in unknown
+    one = render(compose(run_part(), [node_part(processes=[trainer()], missed_count=1)]))
+    assert "1 process attached (1 native), 1 Python process missed" in one
 
 
 def test_endings() -> None:
