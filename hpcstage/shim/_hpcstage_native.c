@@ -53,6 +53,7 @@ static void forked(void) {
     ring_forget();
     cwd_forked();
     copies_forked();
+    names_forked();
 }
 
 static PyObject *refuse(const char *why) {
@@ -107,6 +108,7 @@ static PyObject *withdraw(PyObject *self, PyObject *arguments) {
         if (quiet_only && !config.maps[i].quiet)
             config.maps[kept++] = config.maps[i];
     config.maps_n = kept;
+    names_forget();
     cwd_changed();
     Py_RETURN_NONE;
 }

@@ -51,13 +51,36 @@ struct place {
     char local[PATH_MAX]; /* where its copy is or would be; the part after map->store_n is the path below the root */
 };
 
-int concerns(int dirfd, const char *path); /* cheap, no false negatives: 0 means OUTSIDE */
-enum kind locate(int dirfd, const char *path, struct place *at);
+enum how {
+    FOLLOWED = 1, /* the call follows a link in the last component */
+    OPENS = 2,    /* it is an open: whether the last component is a link is looked at now and then */
+    AFRESH = 4,   /* it changes something: what is remembered of links does not count */
+};
+
+int concerns_as(int how, int dirfd, const char *path); /* cheap: 0 means OUTSIDE, as far as is remembered */
+enum kind locate_as(int how, int dirfd, const char *path, struct place *at);
 enum kind locate_fd(int fd, struct place *at);        /* by the name of an open file at the source */
 enum kind locate_copy(int fd, struct place *at);      /* by the name of an open file in the store */
 void source_of(const struct place *at, char *out);    /* out: PATH_MAX */
 void cwd_changed(void);
 void cwd_forked(void); /* in a forked child */
+enum kind place_below(const struct map *map, const char *inside, const char *rest, struct place *at);
+
+static inline int concerns(int dirfd, const char *path) {
+    return concerns_as(0, dirfd, path);
+}
+
+/* The last component is taken as it is. */
+static inline enum kind locate(int dirfd, const char *path, struct place *at) {
+    return locate_as(0, dirfd, path, at);
+}
+
+/* ---- names that lead below a dataset through links; absolute, without `..` ---- */
+enum kind locate_by_links(const char *path, int how, struct place *at);
+int names_lead_outside(const char *path, int how); /* as far as is remembered */
+void names_plain(const char *directory, size_t n); /* the kernel's name of a directory outside */
+void names_forget(void); /* a link or a directory came under another name */
+void names_forked(void); /* in a forked child */
 
 /* ---- page and counters ---- */
 int page_map(const char *path); /* 0, or an errno */

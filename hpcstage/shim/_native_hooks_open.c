@@ -199,7 +199,8 @@ static int writes(int flags) {
 
 static __attribute__((noinline)) union result open_below(const struct call *c) {
     struct place at;
-    enum kind kind = locate(c->dirfd, c->path, &at);
+    int how = OPENS | (c->flags & O_NOFOLLOW ? 0 : FOLLOWED) | (writes(c->flags) ? AFRESH : 0);
+    enum kind kind = locate_as(how, c->dirfd, c->path, &at);
     if (kind == FILE_NAME && writes(c->flags))
         return open_for_writing(c, &at);
     if (kind == FILE_NAME && !(c->flags & (O_DIRECTORY | O_PATH)))
@@ -224,11 +225,11 @@ static __attribute__((noinline)) union result reopen(const struct call *c, int f
 }
 
 static inline union result route(const struct call *c) {
-    if (concerns(c->dirfd, c->path))
-        return open_below(c);
     int named = copy_named(c->path);
     if (__builtin_expect(named >= 0, 0))
         return reopen(c, named);
+    if (concerns_as(writes(c->flags) ? OPENS | AFRESH : OPENS, c->dirfd, c->path))
+        return open_below(c);
     union result r = original(c, c->path);
     fd_mark(fd_of(c, r), FD_OTHER);
     return r;
@@ -283,7 +284,7 @@ HOOK_FOPEN(fopen64, FOPEN64)
 /* freopen closes the stream when the open fails, so there is no second try: it always goes to the source. */
 static __attribute__((noinline)) void before_freopen(const char *path, const char *fmode) {
     struct place at;
-    if (path && flags_of(fmode) != O_RDONLY && locate(AT_FDCWD, path, &at) == FILE_NAME) {
+    if (path && flags_of(fmode) != O_RDONLY && locate_as(FOLLOWED | AFRESH, AT_FDCWD, path, &at) == FILE_NAME) {
         drop(&at);
         count(COUNTER_WRITE_OPENS, 1);
     }
@@ -291,7 +292,7 @@ static __attribute__((noinline)) void before_freopen(const char *path, const cha
 
 #define HOOK_FREOPEN(name) \
     static FILE *hook_##name(const char *path, const char *fmode, FILE *stream) { \
-        if (concerns(AT_FDCWD, path)) \
+        if (concerns_as(AFRESH, AT_FDCWD, path)) \
             before_freopen(path, fmode); \
         fd_closed(fileno_unlocked(stream)); \
         FILE *file = name(path, fmode, stream); \

@@ -26,8 +26,8 @@ _Static_assert(sizeof(struct stat) == sizeof(struct stat64), "one layout");
 enum answer { ELSEWHERE, BY_COPY, BY_SOURCE };
 
 /* Is there a place where a copy may answer? Counts what the source has to answer otherwise. */
-static enum answer findable(int dirfd, const char *path, struct place *at) {
-    enum kind kind = locate(dirfd, path, at);
+static enum answer findable(int dirfd, const char *path, int nofollow, struct place *at) {
+    enum kind kind = locate_as(nofollow ? 0 : FOLLOWED, dirfd, path, at);
     if (kind == OUTSIDE)
         return ELSEWHERE;
     if (kind != FILE_NAME)
@@ -75,7 +75,7 @@ static __attribute__((noinline)) enum answer stat_copy(int dirfd, const char *pa
     struct place at;
     struct stat info;
     int saved = errno;
-    enum answer found = findable(dirfd, path, &at);
+    enum answer found = findable(dirfd, path, nofollow, &at);
     if (found != BY_COPY)
         return found;
     int hit = fstatat(AT_FDCWD, at.local, &info, AT_SYMLINK_NOFOLLOW) == 0 && answers(&info, nofollow);
@@ -149,7 +149,7 @@ static __attribute__((noinline)) enum answer statx_copy(int dirfd, const char *p
     struct place at;
     struct statx info;
     int saved = errno;
-    enum answer found = findable(dirfd, path, &at);
+    enum answer found = findable(dirfd, path, flags & AT_SYMLINK_NOFOLLOW, &at);
     if (found != BY_COPY)
         return found;
     int hit = statx(AT_FDCWD, at.local, AT_SYMLINK_NOFOLLOW, mask | STATX_TYPE | STATX_NLINK, &info) == 0 &&
@@ -175,7 +175,7 @@ static __attribute__((noinline)) enum answer access_copy(int dirfd, const char *
     int saved = errno;
     if (mode & (W_OK | X_OK))
         return ELSEWHERE;
-    enum answer found = findable(dirfd, path, &at);
+    enum answer found = findable(dirfd, path, flags & AT_SYMLINK_NOFOLLOW, &at);
     if (found != BY_COPY)
         return found;
     int hit = fstatat(AT_FDCWD, at.local, &info, AT_SYMLINK_NOFOLLOW) == 0 &&

@@ -49,9 +49,9 @@ static const char *below(const char *path, const struct map *map) {
     return *p == '/' || !*p ? p : NULL;
 }
 
-/* Appends the part below the root to the store's path, without empty and `.` components. */
-static enum kind append_rest(struct place *at, const char *p) {
-    char *begin = at->local + at->map->store_n, *out = begin;
+/* Appends to the name in the store, from *to on, without empty and `.` components. */
+static enum kind append(struct place *at, char **to, const char *p) {
+    char *begin = at->local + at->map->store_n, *out = *to;
     const char *end = at->local + PATH_MAX - 1;
     int closed = 0;
     while (*p) {
@@ -75,27 +75,34 @@ static enum kind append_rest(struct place *at, const char *p) {
         }
     }
     *out = 0;
+    *to = out;
     return closed || out == begin ? DIR_NAME : FILE_NAME;
 }
 
-static enum kind locate_plain(const char *path, struct place *at) {
+/* The place of what lies at `inside` and then `rest` below a map. */
+enum kind place_below(const struct map *map, const char *inside, const char *rest, struct place *at) {
+    char *to = at->local + map->store_n;
+    at->map = map;
+    memcpy(at->local, map->store, map->store_n);
+    return append(at, &to, inside) == UNSURE ? UNSURE : append(at, &to, rest);
+}
+
+/* By the text alone. */
+static enum kind locate_text(const char *path, struct place *at) {
     for (int i = 0; i < config.maps_n; i++) {
-        const struct map *map = &config.maps[i];
-        const char *rest = below(path, map);
-        if (!rest)
-            continue;
-        at->map = map;
-        memcpy(at->local, map->store, map->store_n);
-        return append_rest(at, rest);
+        const char *rest = below(path, &config.maps[i]);
+        if (rest)
+            return place_below(&config.maps[i], "", rest, at);
     }
     return OUTSIDE;
 }
 
-static enum kind locate_from(char *base, size_t n, const char *path, struct place *at);
+static enum kind locate_from(char *base, size_t n, const char *path, int how, struct place *at);
 static size_t name_of_fd(int fd, char *out);
 
 /* The part up to the last `..` by the kernel's name for it, then the rest. */
-static __attribute__((noinline)) enum kind locate_by_kernel(const char *path, const char *rest, struct place *at) {
+static __attribute__((noinline)) enum kind locate_by_kernel(const char *path, const char *rest, int how,
+                                                             struct place *at) {
     char base[PATH_MAX];
     size_t n = (size_t)(rest - path);
     int saved = errno;
@@ -108,7 +115,7 @@ static __attribute__((noinline)) enum kind locate_by_kernel(const char *path, co
     if (fd >= 0)
         close(fd);
     errno = saved;
-    return n ? locate_from(base, n, rest, at) : OUTSIDE;
+    return n ? locate_from(base, n, rest, how, at) : OUTSIDE;
 }
 
 /* Behind the last `..` component, or NULL. */
@@ -120,13 +127,16 @@ static const char *behind_dots(const char *path) {
     return found;
 }
 
-static enum kind locate_absolute(const char *path, struct place *at) {
+static enum kind locate_absolute(const char *path, int how, struct place *at) {
     const char *rest = behind_dots(path);
-    return rest ? locate_by_kernel(path, rest, at) : locate_plain(path, at);
+    if (rest)
+        return locate_by_kernel(path, rest, how, at);
+    enum kind kind = locate_text(path, at);
+    return kind == OUTSIDE ? locate_by_links(path, how, at) : kind;
 }
 
 /* base + '/' + relative, leading `.` and `..` taken off; base has no symbolic links. */
-static enum kind locate_from(char *base, size_t n, const char *path, struct place *at) {
+static enum kind locate_from(char *base, size_t n, const char *path, int how, struct place *at) {
     if (base[0] != '/')
         return OUTSIDE;
     for (;;) {
@@ -149,14 +159,16 @@ static enum kind locate_from(char *base, size_t n, const char *path, struct plac
         return OUTSIDE;
     base[n] = '/';
     memcpy(base + n + 1, path, rest + 1);
-    return locate_absolute(base, at);
+    if (!strchr(path, '/'))
+        names_plain(base, n);
+    return locate_absolute(base, how, at);
 }
 
 static int near_datasets(const char *path, size_t n) {
     struct place at;
     if (path[0] != '/')
         return FAR;
-    if (locate_absolute(path, &at) != OUTSIDE)
+    if (locate_text(path, &at) != OUTSIDE)
         return NEAR;
     for (int i = 0; i < config.maps_n; i++) {
         const char *s = config.maps[i].source;
@@ -241,31 +253,42 @@ static size_t name_of_fd(int fd, char *out) {
     return (size_t)n;
 }
 
-static __attribute__((noinline)) enum kind locate_relative(int dirfd, const char *path, struct place *at) {
+static __attribute__((noinline)) enum kind locate_relative(int how, int dirfd, const char *path, struct place *at) {
     char base[PATH_MAX];
     int saved = errno;
     size_t n = dirfd == AT_FDCWD ? read_cwd(base) : dirfd >= 0 ? name_of_fd(dirfd, base) : 0;
     errno = saved;
-    return n ? locate_from(base, n, path, at) : OUTSIDE;
+    return n ? locate_from(base, n, path, how, at) : OUTSIDE;
 }
 
-int concerns(int dirfd, const char *path) {
+/* From a working directory that is not near a dataset. */
+static int leads_outside(const char *path, int how) {
+    char name[PATH_MAX];
+    size_t n = read_cwd(name), path_n = strlen(path);
+    if (!n || n + 1 + path_n >= sizeof name)
+        return 0;
+    name[n] = '/';
+    memcpy(name + n + 1, path, path_n + 1);
+    return names_lead_outside(name, how);
+}
+
+int concerns_as(int how, int dirfd, const char *path) {
     if (!path || !*path)
         return 0;
     if (*path == '/') {
         for (int i = 0; i < config.maps_n; i++)
             if (below(path, &config.maps[i]))
                 return 1;
-        return strstr(path, "/../") != NULL;
+        return (how & AFRESH) || strstr(path, "/../") || !names_lead_outside(path, how);
     }
     if (dirfd != AT_FDCWD)
         return dirfd >= 0;
-    return cwd_near() != FAR || (path[0] == '.' && (path[1] == '.' || path[1] == '/')) ||
-           strstr(path, "/../");
+    return (how & AFRESH) || cwd_near() != FAR ||
+           (path[0] == '.' && (path[1] == '.' || path[1] == '/')) || strstr(path, "/../") || !leads_outside(path, how);
 }
 
-enum kind locate(int dirfd, const char *path, struct place *at) {
-    return *path == '/' ? locate_absolute(path, at) : locate_relative(dirfd, path, at);
+enum kind locate_as(int how, int dirfd, const char *path, struct place *at) {
+    return *path == '/' ? locate_absolute(path, how, at) : locate_relative(how, dirfd, path, at);
 }
 
 enum kind locate_fd(int fd, struct place *at) {
@@ -273,7 +296,7 @@ enum kind locate_fd(int fd, struct place *at) {
     int saved = errno;
     size_t n = fd >= 0 ? name_of_fd(fd, name) : 0;
     errno = saved;
-    return n && name[0] == '/' ? locate_absolute(name, at) : OUTSIDE;
+    return n && name[0] == '/' ? locate_text(name, at) : OUTSIDE;
 }
 
 enum kind locate_copy(int fd, struct place *at) {
