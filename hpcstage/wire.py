@@ -43,7 +43,8 @@ class Kind(IntEnum):
     """A wrapper. Payload: u32 pid of its child, or 0. Connection stays open; reply DONE at once. May be sent again on
     the same connection when the child's pid is known (pid 0 before: upfront mode)."""
     END = 7
-    """On an ATTACH connection: the child has ended. Payload: i32 exit status as of waitpid. Reply: LAST or OTHERS,
+    """On an ATTACH connection: the child has ended. Payload: i32 exit status as of waitpid, and u64 bytes that it and
+    all its reaped descendants read (READ_UNKNOWN: not known; left out: there was no child). Reply: LAST or OTHERS,
     after the daemon stopped copying and wrote its part of the record (LAST) or at once (OTHERS)."""
     STAGED = 8
     """On an ATTACH connection: answered (DONE) when nothing is left to be copied or nothing more can be (upfront)."""
@@ -55,6 +56,8 @@ class Kind(IntEnum):
     `group.link` from here on, both ways; the daemon's HELLO is the first. A newer one takes the place of an older."""
 
 
+END = struct.Struct("<iQ")
+READ_UNKNOWN = (1 << 64) - 1
 SAMPLER_ORDER = b"epoch-"
 EARLY_ORDER = b"early-"
 EPOCH = struct.Struct("<IIHHI")

@@ -39,7 +39,7 @@ from hpcstage.daemon.watch import Watch
 from hpcstage.daemon.wrappers import Wrappers
 from hpcstage.errors import HpcstageError
 from hpcstage.job import nodedir
-from hpcstage.wire import MANIFEST_FILE, Answer, Kind, Layer, Reason, State
+from hpcstage.wire import END, MANIFEST_FILE, Answer, Kind, Layer, Reason, State
 
 TICK_S = 1.0
 PART_EVERY_S = 10.0
@@ -185,6 +185,7 @@ class Daemon:
         if now >= self._next_missed:
             self._next_missed = now + MISSED_EVERY_S
             self.reporter.missed.look(self.wrappers.seen_children, self.page.pids())
+            self.reporter.accounts.look(self.page.pids())
         if now >= self._next_part:
             self._next_part = now + PART_EVERY_S
             self._write_part(now, complete=False)
@@ -296,6 +297,8 @@ class Daemon:
             return Reply(Answer.DONE, keep=True)
         if kind is Kind.STAGED:
             return self.staging.staged(token)
+        if len(payload) >= END.size:
+            self.reporter.accounts.ended(END.unpack_from(payload)[1])
         if not self.wrappers.end(token):
             return Reply(Answer.OTHERS)
         self._last_token = token

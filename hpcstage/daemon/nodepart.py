@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from hpcstage.daemon.accounts import Accounts
 from hpcstage.daemon.alone import Reopened
 from hpcstage.daemon.engine import Engine
 from hpcstage.daemon.looks import Looks
@@ -52,10 +53,12 @@ class Reporter:
         self._started_unix_s = time.time() - (time.monotonic() - started)
         self._pressure = pressure()
         self.missed = Missed()
+        self.accounts = Accounts()
 
     def part(self, now: float, *, complete: bool) -> NodePart:
         """Everything up to now."""
         staging, outlook = self._staging, self._staging.outlook
+        processes = self._processes()
         part = NodePart(
             host=self._spec.host,
             mode=outlook.mode if outlook.mode != "auto" else "runtime",
@@ -72,7 +75,8 @@ class Reporter:
             order=self._order(),
             forecast=outlook.scanned.forecast if outlook.scanned else None,
             samples=self._sampler.samples,
-            processes=self._processes(),
+            processes=processes,
+            accounts=self.accounts.to_json(processes),
             missed_processes=self.missed.listed(),
             missed_count=len(self.missed),
             pressure=self._pressure_since(),

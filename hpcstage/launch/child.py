@@ -16,8 +16,10 @@ import resource
 import signal
 from collections.abc import Callable, Mapping, Sequence
 
+from hpcstage import wire
 from hpcstage.launch.plain import exec_error
 from hpcstage.launch.witness import Witness
+from hpcstage.procio import read_bytes
 
 FORWARDED = (
     signal.SIGTERM,
@@ -32,6 +34,8 @@ FORWARDED = (
     signal.SIGXCPU,
 )
 FATAL = frozenset(FORWARDED) - {signal.SIGCONT, signal.SIGWINCH}
+OWN_IO = "/proc/self/io"
+"""Reaping a child adds what it read to this."""
 SI_KERNEL_FROM = 1
 """si_code above 0: the kernel sent it, for a terminal or because of a limit of this process alone."""
 OF_TERMINALS = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGCONT, signal.SIGWINCH})
@@ -62,6 +66,8 @@ class Child:
     def __init__(self, command: Sequence[str], env: Mapping[str, str], signals: Signals) -> None:
         self.signals = signals
         self.status: int | None = None
+        self.read_bytes = wire.READ_UNKNOWN
+        """By the command and all of its reaped descendants; known when it has ended."""
         try:
             self.pid = os.posix_spawnp(
                 command[0], list(command), dict(env), setsigmask=signals.before, setsigdef=IGNORED_BY_PYTHON
@@ -97,9 +103,13 @@ class Child:
     def _reap(self) -> None:
         if self.status is not None:
             return
-        pid, status = os.waitpid(self.pid, os.WNOHANG)
-        if pid:
-            self.status = status
+        if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return
+        before = read_bytes(OWN_IO)
+        _, self.status = os.waitpid(self.pid, 0)
+        after = read_bytes(OWN_IO)
+        if before is not None and after is not None:
+            self.read_bytes = max(0, after - before)
 
 
 def finish(status: int) -> int:

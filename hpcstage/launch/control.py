@@ -65,10 +65,11 @@ class Control:
             return 0
         return wire.REPLY.unpack(reply)[1] if len(reply) == wire.REPLY.size else 0
 
-    def tell_end(self, status: int) -> None:
-        """Says that the command ended, and does not wait."""
+    def tell_end(self, status: int, read_bytes: int | None = None) -> None:
+        """Says that the command ended and what it read, if it ran, and does not wait."""
+        payload = status.to_bytes(4, "little", signed=True) if read_bytes is None else wire.END.pack(status, read_bytes)
         with contextlib.suppress(OSError):
-            self._send(wire.Kind.END, status.to_bytes(4, "little", signed=True))
+            self._send(wire.Kind.END, payload)
 
     def await_end(self, timeout_s: float) -> bool | None:
         """After `tell_end`. True: the last wrapper, the node's part is written; None: no answer."""

@@ -107,6 +107,7 @@ def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
         raise
     session.started(child.pid)
     status = child.wait(session.watch)
+    session.read_bytes = child.read_bytes
     session.close(status)
     return status
 

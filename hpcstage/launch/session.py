@@ -58,6 +58,8 @@ class Session:
         self.control: control.Control
         self.lost = False
         self.ready = False
+        self.read_bytes: int | None = None
+        """By the command, once it has ended."""
 
     @classmethod
     def open(cls, command: Sequence[str], config: Config, resolved: Resolved, clock: Clock) -> Session:
@@ -190,7 +192,7 @@ class Session:
         self.watch()
         if self.lead is not None and self.group is not None and self.group.starts_daemons:
             self.lead.end()
-        self.control.tell_end(status or 0)
+        self.control.tell_end(status or 0, self.read_bytes)
         self._import_result()  # while the daemon ends
         last = self.control.await_end(self.config.drain_s)
         if last is not False and self._is_first():

@@ -35,13 +35,20 @@ def coverage_of(node: NodePart) -> Coverage:
         "processes_uncounted": sum(p.layer == tally.UNSEEN_LAYER for p in processes),
         "missed_examples": node.missed_processes[:EXAMPLES],
         "errors": tally.total(processes, "errors"),
+        "accounts": dict(node.accounts),
     }
 
 
 def added(nodes: Sequence[Coverage]) -> Coverage:
     """The section: of all nodes that reported."""
     if not nodes:
-        return {**dict.fromkeys(KEYS), "by_layer": {}, "reasons": _shown({}), "missed_examples": []}
+        return {
+            **dict.fromkeys(KEYS),
+            "unseen_bytes": None,
+            "by_layer": {},
+            "reasons": _shown({}),
+            "missed_examples": [],
+        }
     result: Coverage = {name: sum(node[name] for node in nodes) for name in COUNTS}
     result["share"] = tally.ratio(result["swapped"], result["opens"])
     layers = sorted({layer for node in nodes for layer in node["by_layer"]})
@@ -49,10 +56,27 @@ def added(nodes: Sequence[Coverage]) -> Coverage:
     reasons = _sums([node["reasons"] for node in nodes])
     result["reasons"] = _shown(reasons)
     result["stats"] = _sums([node["stats"] for node in nodes])
+    result["unseen_bytes"] = _unseen_bytes([node["accounts"] for node in nodes], result["processes_missed"])
     result["missed_examples"] = [missed for node in nodes for missed in node["missed_examples"]][:EXAMPLES]
     return result
 
 
+def _unseen_bytes(accounts: Sequence[dict[str, int]], missed: int) -> int | None:
+    """At most so much was read by processes that were not seen; 0 where it is no more than starting processes takes."""
+    known = [account for account in accounts if account]
+    if not known:
+        return None
+    found = sum(max(0, account["command_bytes"] - account["accounted_bytes"]) for account in known)
+    starts = sum(account["unsampled"] for account in known)
+    least = LEAST_MISSED_BYTES if missed else max(LEAST_UNSEEN_BYTES, START_BYTES * starts)
+    return found if found >= least else 0
+
+
+LEAST_UNSEEN_BYTES = 64 * 10**6
+LEAST_MISSED_BYTES = 10**6
+"""Where processes are known to have been missed."""
+START_BYTES = 32 * 10**6
+"""What a process may read to start and import its libraries, before anybody looks."""
 COUNTS = (
     "opens", "swapped", "failed_opens", "write_opens", "dropped", "processes_attached", "processes_missed",
     "processes_uncounted", "errors",

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from hpcstage.record.rule import Note, Severity, number, percent, stages, was_watched
+from hpcstage.units import format_size
 
+MUCH_UNSEEN = 0.2
 LONG_SCAN_S = 2.0
 """A scan that takes less leaves nothing to be gained by a smaller directory."""
 WORTH = 0.02
@@ -101,6 +103,19 @@ def missed(record: dict[str, Any]) -> Iterator[Note]:
         )
 
 
+def unseen(record: dict[str, Any]) -> Iterator[Note]:
+    """The kernel's counters say that processes read much that no shim saw."""
+    size = record["coverage"].get("unseen_bytes") or 0
+    seen = (record["totals"]["local_bytes"] or 0) + (record["totals"]["direct_bytes"] or 0)
+    if size > WORTH * seen:
+        yield Note(
+            "unseen-reads",
+            Severity.WARNING if size > MUCH_UNSEEN * seen else Severity.INFO,
+            f"processes that hpcstage did not see read up to {format_size(size)} (libraries and other files included)",
+            "programs that are not Python, and python -I, -E or -S, read the source directly",
+        )
+
+
 def uncounted(record: dict[str, Any]) -> Iterator[Note]:
     """Shims that switched themselves off."""
     count = record["coverage"]["processes_uncounted"] or 0
@@ -157,4 +172,4 @@ def shim_errors(record: dict[str, Any]) -> Iterator[Note]:
         )
 
 
-VISIBLE_RULES = [nothing_attached, nothing_opened, missed, uncounted, python_layer, not_swapped, shim_errors]
+VISIBLE_RULES = [nothing_attached, nothing_opened, missed, unseen, uncounted, python_layer, not_swapped, shim_errors]

@@ -27,10 +27,20 @@ def settle(nodes: Sequence[tuple[NodePart, frozenset[int], Coverage]]) -> None:
     virtual = [found for found in nodes if is_virtual(found[0])]
     attached = frozenset[int]().union(*(pids for _, pids, _ in virtual))
     missed = {m.get("pid"): m for node, _, _ in virtual for m in node.missed_processes if m.get("pid") not in attached}
+    _settle_accounts([coverage for _, _, coverage in virtual])
     counts = [_unlisted(node, len(attached) - len(pids)) for node, pids, _ in virtual]
     for at, (_, _, coverage) in enumerate(virtual):
         coverage["processes_missed"] = 0 if at else max(len(missed), *counts)
         coverage["missed_examples"] = [] if at else list(missed.values())[:EXAMPLES]
+
+
+def _settle_accounts(nodes: Sequence[Coverage]) -> None:
+    """The command's counter is with one of them, what its processes read is accounted for at all of them."""
+    known = [coverage["accounts"] for coverage in nodes if coverage["accounts"]]
+    if known:
+        sums = {name: sum(account[name] for account in known) for name in known[0]}
+        for at, coverage in enumerate(nodes):
+            coverage["accounts"] = {} if at else sums
 
 
 def _unlisted(node: NodePart, elsewhere: int) -> int:

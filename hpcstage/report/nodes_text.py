@@ -158,19 +158,23 @@ def _together(record: Row, slow: Sequence[Row]) -> str:
     if record["run"]["mode"] != "direct":
         why = f" ({group['placement_why']})" if group["placement_why"] else ""
         said = [f"{group['placement'] or 'no placement'}{why}"]
-    if group["source_times"] is not None:
-        said.append(f"source read {_times(group['source_times'])}")
-    if group["generations"] > 1:
-        said.append(f"group started {group['generations']} times")
     if slow:
         said.append(f"{len(slow)} slow")
+    if group["source_times"] is not None:
+        said.append(f"source read {_times(group)}")
+    if group["generations"] > 1:
+        said.append(f"group started {group['generations']} times")
     if group["alone_count"] and group["placement"] != "private" and record["run"]["mode"] != "direct":
         said.append(f"{group['alone_count']} outside of the group: {group['why'] or 'no reason known'}")
     return "; ".join(said)
 
 
-def _times(value: float) -> str:
-    return "once" if f"{value:.3g}" == "1" else f"{value:.3g} times"
+def _times(group: Row) -> str:
+    """How often, by the nodes that reported: others may have read it, too."""
+    value = group["source_times"]
+    often = "once" if f"{value:.3g}" == "1" else f"{value:.3g} times"
+    whole = group["reported"] >= group["nodes"] and not group["died_count"]
+    return often if whole else f"at least {often}"
 
 
 def held(nodes: Sequence[Row], files: float | None) -> str:
@@ -191,7 +195,7 @@ def brief(record: Row) -> str:
     times = group["source_times"]
     direct = record["run"]["mode"] == "direct"
     said = [f"{group['nodes']} nodes" if direct else f"{group['nodes']} nodes, {group['placement'] or 'no placement'}"]
-    said += [] if times is None else [f"source read {_times(times)}"]
+    said += [] if times is None else [f"source read {_times(group)}"]
     peers = record["totals"]["peer_bytes"]
     said += [] if peers is None else [f"{text.size(peers)} between nodes"]
     slow = sum(bool(row["slow"]) for row in record["nodes"])

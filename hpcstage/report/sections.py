@@ -20,6 +20,8 @@ REASON_NAMES = {
     "large": "large", "mode_direct": "mode direct", "unstated": "reason not known",
 }  # fmt: skip
 PERIODS = 3
+UNSEEN = 0.02
+"""Of what was seen: less does not change the share."""
 ENDINGS = {"running": "still running", "aside": "ran without hpcstage"}
 
 
@@ -118,7 +120,7 @@ def meters(record: dict[str, Any], style: Style) -> list[str]:
     waited = wait_share(split)
     disk = None if budget is None else budget[0] / budget[1]
     rows = [
-        ("served locally", local_share(record), "of " + local_measure(record)),
+        ("served locally", local_share(record), served_of(record)),
         ("waiting for data", waited, "of the wall time"),
         ("local disk used", disk, "" if budget is None else f"of {text.size(budget[1])}"),
     ]
@@ -141,7 +143,23 @@ def local_share(record: dict[str, Any]) -> float | None:
         share: float | None = record["coverage"]["share"]
         return share
     totals = record["totals"]
-    return float(totals["local_bytes"] / (totals["local_bytes"] + totals["direct_bytes"]))
+    return float(totals["local_bytes"] / (totals["local_bytes"] + totals["direct_bytes"] + unseen(record)))
+
+
+def unseen(record: dict[str, Any]) -> int:
+    """At most so much was read by processes that hpcstage did not see, where that is enough to matter."""
+    coverage, totals = record["coverage"], record["totals"]
+    found = coverage.get("unseen_bytes") or 0
+    seen = (totals["local_bytes"] or 0) + (totals["direct_bytes"] or 0)
+    return found if found > UNSEEN * seen else 0
+
+
+def served_of(record: dict[str, Any]) -> str:
+    """What the share is a share of."""
+    measure = local_measure(record)
+    if not unseen(record):
+        return f"of {measure}"
+    return "of bytes or more" if measure == "bytes" else "of opens seen"
 
 
 def wait_share(split: dict[str, Any]) -> float | None:
@@ -193,6 +211,8 @@ def origin(record: dict[str, Any], style: Style) -> list[str]:
     if totals["peer_bytes"] is not None:
         files = f"{text.count(totals['peer_files'])} files from node to node"
         rows.append(("other nodes", "", totals["peer_bytes"], files))
+    if unseen(record):
+        rows.append(("not seen", "", unseen(record), "at most: other processes, any files"))
     lines = [_origin_row(*row, style) for row in rows]
     return [style.bold(f"{'Origin':<18}{'opens':>12}{'bytes':>14}"), *lines]
 

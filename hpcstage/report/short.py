@@ -7,7 +7,7 @@ from typing import Any
 from hpcstage.report import text
 from hpcstage.report.nodes_text import brief
 from hpcstage.report.savings_text import saved
-from hpcstage.report.sections import local_measure, local_share
+from hpcstage.report.sections import local_measure, local_share, unseen
 
 WIDTH = 110
 NOTE_WIDTH = 400
@@ -31,7 +31,10 @@ def _served(record: dict[str, Any]) -> str:
         return f"{run['mode'] or run['mode_asked']}: the command opened no file under --data, as far as hpcstage saw"
     share, measure = text.percent(local_share(record)), local_measure(record)
     swapped = f"{text.count(coverage['swapped'])} of {text.count(coverage['opens'])} opens swapped"
-    return f"{run['mode']}: {share} of {measure} served locally, {swapped}"
+    if not (lost := unseen(record)):
+        return f"{run['mode']}: {share} of {measure} served locally, {swapped}"
+    least = "at least " if measure == "bytes" else ""
+    return f"{run['mode']}: {least}{share} of {measure} served locally; not seen: up to {text.size(lost)}"
 
 
 def _time(split: dict[str, Any]) -> str:

@@ -74,6 +74,12 @@ CASES = [
     Case("nothing-attached", lambda: one(processes=[]), lambda: one({"child_started_s": None}, processes=[])),
     Case("nothing-opened", lambda: one(processes=[ProcessPart(5, 1, "native", "3.11", 0.0, {})]), one),
     Case("processes-missed", lambda: one(missed_count=2, missed_processes=[{"pid": 9, "command": "x"}]), one),
+    Case(
+        "unseen-reads",
+        lambda: one(accounts={"command_bytes": 10**11, "accounted_bytes": 10**9, "unsampled": 0}),
+        lambda: one(accounts={"command_bytes": 10**9, "accounted_bytes": 10**9 - 1, "unsampled": 0}),
+        "99 GB",
+    ),
     Case("shim-off", lambda: one(processes=[ProcessPart(5, 1, "direct", "3.11", 0.0, {})]), one),
     Case("python-layer", lambda: one(processes=[ProcessPart(5, 1, "python", "3.11", 0.0, {"hit_opens": 9})]), one),
     *(Case(f"direct-{name.replace('_', '-')}", direct(name), lambda: one(processes=[reader()])) for name in REASONS),

@@ -118,3 +118,12 @@ def test_a_record_of_an_earlier_version_is_shown() -> None:
     record["totals"]["peer_bytes"] = None
     assert len(render(record).split("\n")) <= 40
     assert short(record)
+
+
+def test_the_source_was_read_at_least_so_often_where_a_node_never_came_up() -> None:
+    well, one_lost = (render(CASES[name]()) for name in ("2 nodes", "4 nodes, one failed"))
+    assert "source read once" in well
+    assert "source read at least " in one_lost
+    assert "source read once" not in one_lost
+    lines = "\n".join(short(CASES["4 nodes, one failed"]()))
+    assert "source read at least " in lines

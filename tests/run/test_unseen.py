@@ -1,0 +1,64 @@
+"""What processes read that hpcstage did not see is named: by the kernel's counters, however short they live."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Hpcstage
+
+Tree = Callable[..., Path]
+READ = """
+import os, sys
+for directory, _, names in os.walk(sys.argv[1]):
+    for name in names:
+        open(os.path.join(directory, name), "rb").read()
+"""
+MANY = """
+import subprocess, sys
+root, read, how, times = sys.argv[1:]
+commands = {
+    "isolated": [sys.executable, "-I", "-c", read, root],
+    "shell": ["sh", "-c", "find \\"$0\\" -type f -exec cat {} + | wc -c", root],
+    "attached": [sys.executable, "-c", read, root],
+}
+subprocess.run([sys.executable, "-c", read, root], check=True)
+for _ in range(int(times)):
+    subprocess.run(commands[how], check=True, stdout=subprocess.DEVNULL)
+"""
+FILES, SIZE = 10, 4_000_000
+
+
+def run(hpcstage: Hpcstage, data: Path, how: str, times: int) -> tuple[dict[str, Any], str]:
+    done = hpcstage(
+        "run", "--mode", "upfront", "--data", data, "--", sys.executable, "-c", MANY, data, READ, how, str(times)
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(hpcstage.records()[-1].read_text()), done.stderr.decode()
+
+
+@pytest.mark.parametrize("how", ["isolated", "shell"])
+def test_most_processes_were_not_attached(hpcstage: Hpcstage, make_tree: Tree, how: str) -> None:
+    record, said = run(hpcstage, make_tree(files=FILES, size_bytes=SIZE), how, 6)
+    unseen = record["coverage"]["unseen_bytes"]
+    assert unseen >= 6 * FILES * SIZE
+    assert unseen < 20 * FILES * SIZE
+    assert record["totals"]["local_bytes"] == FILES * SIZE
+    assert "100 % of bytes served locally" not in said
+    assert "% of bytes served locally; not seen: up to " in said
+    assert "unseen-reads" in {note["id"] for note in record["notes"]}
+    shown = hpcstage("report").stdout.decode()
+    assert "of bytes or more" in shown
+    assert "not seen" in shown.partition("Origin")[2]
+
+
+def test_all_processes_were_attached(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    record, said = run(hpcstage, make_tree(files=FILES, size_bytes=SIZE), "attached", 3)
+    assert record["coverage"]["unseen_bytes"] == 0
+    assert "100 % of bytes served locally" in said
+    assert "unseen-reads" not in {note["id"] for note in record["notes"]}
+    assert "not seen" not in hpcstage("report").stdout.decode().partition("Origin")[2]
