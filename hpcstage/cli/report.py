@@ -23,7 +23,7 @@ def report(run: Path | None, as_json: bool, nodes: bool, no_color: bool) -> int:
     hpcstage report hpcstage-runs/20261121-031422-1f3a --json
     hpcstage report --nodes
 
-    Exit code 0: shown; 1: no such run; 2: bad usage.
+    docs/report.md explains every word and figure. Exit code 0: shown; 1: no such run; 2: bad usage.
     """
     from hpcstage.record import files, lookup
     from hpcstage.report.show import look, shown

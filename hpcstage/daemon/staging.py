@@ -219,7 +219,11 @@ class Staging:
         self._told_closed = True
         why = self._why_closed or "a program wrote below a dataset and could not tell the staging daemon"
         text = f"{why}; from then on the programs on {self.spec.host} read the source"
-        self.problem("store-closed", text, "look at the local disk of this node and at the daemon's log")
+        self.problem(
+            "store-closed",
+            text,
+            f"check the local disk; the daemon's log is nodes/{self.spec.host}.log in the run directory",
+        )
         self.close(Reason.FAILED)
 
     # ---- the clock and the copiers

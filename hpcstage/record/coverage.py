@@ -62,14 +62,19 @@ def added(nodes: Sequence[Coverage]) -> Coverage:
 
 
 def _unseen_bytes(accounts: Sequence[dict[str, int]], missed: int) -> int | None:
-    """At most so much was read by processes that were not seen; 0 where it is no more than starting processes takes."""
-    known = [account for account in accounts if account]
+    """At most so much was read by processes that were not seen; 0 where it is no more than starting processes takes.
+
+    None where it is not known: a launcher's processes need not descend from the wrapper's command.
+    """
+    known = [account for account in accounts if account and 2 * account["command_bytes"] >= account["accounted_bytes"]]
     if not known:
         return None
     found = sum(max(0, account["command_bytes"] - account["accounted_bytes"]) for account in known)
     starts = sum(account["unsampled"] for account in known)
     least = LEAST_MISSED_BYTES if missed else max(LEAST_UNSEEN_BYTES, START_BYTES * starts)
-    return found if found >= least else 0
+    if found >= least:
+        return found
+    return 0 if len(known) == len(accounts) else None
 
 
 LEAST_UNSEEN_BYTES = 64 * 10**6

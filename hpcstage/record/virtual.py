@@ -40,7 +40,7 @@ def _settle_accounts(nodes: Sequence[Coverage]) -> None:
     if known:
         sums = {name: sum(account[name] for account in known) for name in known[0]}
         for at, coverage in enumerate(nodes):
-            coverage["accounts"] = {} if at else sums
+            coverage["accounts"] = dict.fromkeys(sums, 0) if at else sums
 
 
 def _unlisted(node: NodePart, elsewhere: int) -> int:

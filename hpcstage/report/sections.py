@@ -157,6 +157,9 @@ def unseen(record: dict[str, Any]) -> int:
 def served_of(record: dict[str, Any]) -> str:
     """What the share is a share of."""
     measure = local_measure(record)
+    group = record.get("group")
+    if group and group["reported"] < group["nodes"]:
+        return f"on {group['reported']} of {group['nodes']} nodes"
     if not unseen(record):
         return f"of {measure}"
     return "of bytes or more" if measure == "bytes" else "of opens seen"

@@ -31,10 +31,12 @@ def _served(record: dict[str, Any]) -> str:
         return f"{run['mode'] or run['mode_asked']}: the command opened no file under --data, as far as hpcstage saw"
     share, measure = text.percent(local_share(record)), local_measure(record)
     swapped = f"{text.count(coverage['swapped'])} of {text.count(coverage['opens'])} opens swapped"
+    group = record.get("group")
+    where = f" on {group['reported']} of {group['nodes']} nodes" if group and group["reported"] < group["nodes"] else ""
     if not (lost := unseen(record)):
-        return f"{run['mode']}: {share} of {measure} served locally, {swapped}"
+        return f"{run['mode']}: {share} of {measure} served locally{where}, {swapped}"
     least = "at least " if measure == "bytes" else ""
-    return f"{run['mode']}: {least}{share} of {measure} served locally; not seen: up to {text.size(lost)}"
+    return f"{run['mode']}: {least}{share} of {measure} served locally{where}; not seen: up to {text.size(lost)}"
 
 
 def _time(split: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from hpcstage.report.sections import SECTIONS
 from hpcstage.report.text import Style
 
 LINES = 40
+EXPLAINED = "docs/report.md explains every word and figure of this report."
 NOTES = 5
 LEAST_NOTES = 8
 """Room for one note at least, heading and remedy included."""
@@ -29,6 +30,8 @@ def render(record: dict[str, Any], *, width: int = 80, color: bool = False, unic
     blocks.insert(2, nodes(record, style, max(nodes_text.LEAST, min(nodes_text.LINES, room))))
     blocks.append(notes(record, style, LINES - sum(map(len, blocks))))
     blocks = [block for block in blocks if block]
+    if sum(map(len, blocks)) < LINES:
+        blocks.append([text.clip(EXPLAINED, style.width)])
     airy = sum(map(len, blocks)) + len(blocks) - 1 <= LINES
     return ("\n\n" if airy else "\n").join("\n".join(block) for block in blocks)
 

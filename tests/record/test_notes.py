@@ -188,3 +188,21 @@ def test_every_rule_is_tried() -> None:
     for rule in RULES:
         found = {note.id for case in CASES for note in rule(case.present())}
         assert found & tried or rule.__name__ == "gained_nothing", rule.__name__
+
+
+@pytest.mark.parametrize(
+    ("accounts", "unseen"),
+    [
+        ({}, None),
+        ({"command_bytes": 10**9, "accounted_bytes": 10**9, "unsampled": 0}, 0),
+        ({"command_bytes": 10**6, "accounted_bytes": 10**9, "unsampled": 0}, None),
+        ({"command_bytes": 10**9, "accounted_bytes": 0, "unsampled": 0}, 10**9),
+        ({"command_bytes": 10**9, "accounted_bytes": 0, "unsampled": 64}, 0),
+    ],
+)
+def test_what_was_not_seen_is_known_where_the_processes_descend_from_the_command(
+    accounts: dict[str, int], unseen: int | None
+) -> None:
+    assert one(accounts=accounts)["coverage"]["unseen_bytes"] == unseen
+    both = compose(manycases.run(2), [manycases.node(0, 2, accounts=accounts), manycases.node(1, 2)])
+    assert both["coverage"]["unseen_bytes"] == (unseen or None)

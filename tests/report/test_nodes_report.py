@@ -127,3 +127,6 @@ def test_the_source_was_read_at_least_so_often_where_a_node_never_came_up() -> N
     assert "source read once" not in one_lost
     lines = "\n".join(short(CASES["4 nodes, one failed"]()))
     assert "source read at least " in lines
+    assert "served locally on 3 of 4 nodes, " in lines
+    assert "on 3 of 4 nodes" in one_lost.partition("served locally")[2].splitlines()[0]
+    assert "nodes" not in well.partition("served locally")[2].splitlines()[0]

@@ -1,0 +1,58 @@
+"""docs/report.md explains what the report shows: every label, every reason, every note."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from reportcases import CASES
+
+import hpcstage
+from hpcstage.report.sections import ENDINGS, REASON_NAMES
+from hpcstage.report.terminal import EXPLAINED, render
+from hpcstage.wire import Reason
+
+REPO = Path(__file__).resolve().parents[2]
+PAGE = (REPO / "docs" / "report.md").read_text(encoding="utf-8")
+WORDS = " ".join(PAGE.replace("*", "").replace("`", "").lower().split())
+LABEL = re.compile(r"^(?:  )?([A-Za-z][A-Za-z ]*?)(?:  +| \(|:|\[|$)", re.M)
+BEFORE = r"""(?:Note\(\s*|"id": |_problem\(|\.problem\(\s*|return |join\(\(|Notice\(\s*)"""
+SINGLE = "killed|running|clocks|order|dropped|contention|preprocessing"
+IDS = re.compile(BEFORE + r'"([a-z]+(?:[-_][a-z]+)+|' + SINGLE + ')"')
+
+
+def test_every_reason_has_a_row() -> None:
+    for name in REASON_NAMES.values():
+        assert f"| `{name}` |" in PAGE, name
+    assert {reason.name.lower() for reason in Reason if reason is not Reason.NONE} <= REASON_NAMES.keys()
+
+
+def test_every_ending_and_every_label_is_explained() -> None:
+    for ending in ENDINGS.values():
+        assert ending in WORDS
+    left_out = {"command", "hpcstage report"}
+    for case in ("whole", "announced", "direct", "4 nodes, one failed"):
+        for label in LABEL.findall(render(CASES[case]()).partition("Notes")[0]):
+            if label not in left_out and not label.startswith(("node0", "docs")):
+                assert label.lower().strip() in WORDS, (case, label)
+
+
+@pytest.mark.parametrize("column", ["waited", "received", "sent", "from peers", "files", "p50/p95/p99", "over time"])
+def test_columns(column: str) -> None:
+    assert column in WORDS
+
+
+def test_every_note_is_named() -> None:
+    found = set()
+    for path in Path(hpcstage.__file__).parent.rglob("*.py"):
+        if path.parts[-2] in ("record", "daemon", "launch", "group", "plan"):
+            found |= {name.replace("_", "-") for name in IDS.findall(path.read_text(encoding="utf-8"))}
+    assert len(found) > 30
+    assert sorted(name for name in found if f"`{name}`" not in PAGE) == []
+
+
+def test_the_report_leads_to_the_page() -> None:
+    assert "docs/report.md" in EXPLAINED
+    assert EXPLAINED in render(CASES["no node"]())
+    assert "docs/report.md" in (REPO / "README.md").read_text(encoding="utf-8")
