@@ -178,9 +178,7 @@ class Reporter:
             one, them = f"a large file ({size}) was", f"{len(held)} large files ({size}) were"
             what, it = (one, "it") if len(held) == 1 else (them, "them")
             text = f"{what} not copied, as the program read {it} at the source"
-            remedy = (
-                "--mode upfront copies such files before the program starts, which pays if it reads them repeatedly"
-            )
+            remedy = "--mode upfront copies such files before the program starts, which pays if it reads them again"
             problems.append({"id": "left-to-program", "text": text, "remedy": remedy})
         failed = engine.queue.count(Place.FAILED)
         if failed:
