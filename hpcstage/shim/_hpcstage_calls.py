@@ -12,6 +12,7 @@ import stat as stat_bits
 
 import _hpcstage_wire as wire  # type: ignore[import-not-found]
 from _hpcstage_context import CLOEXEC_READ  # type: ignore[import-not-found]
+from _hpcstage_names import AFRESH, FOLLOWED, OPENS  # type: ignore[import-not-found]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,16 +35,26 @@ LOCKS = frozenset((fcntl.F_GETLK, fcntl.F_SETLK, fcntl.F_SETLKW, 36, 37, 38, get
 FILE_SYSTEMS = frozenset((ord("f"), ord("X"), 0x94))
 """Kinds of ioctl requests that file systems answer."""
 CLONE = 0x40049409
+UNFOLLOWED = ("remove", "unlink", "lchown", "link")
 
 
-def _plainly_outside(name: Any, prefixes: tuple[str, ...]) -> bool:
+def _plainly_outside(name: Any, context: Context) -> bool:
     return (
         type(name) is str
         and name[:1] == "/"
-        and not name.startswith(prefixes)
+        and not name.startswith(context.prefixes)
         and "/." not in name
         and "//" not in name
+        and context.leads_outside(name)
     )
+
+
+def _reads(mode: Any) -> bool:
+    return type(mode) is str and mode in READ_MODES
+
+
+def _how(follows: bool, *, writes: bool = False) -> int:
+    return int((FOLLOWED if follows else 0) | OPENS | (AFRESH if writes else 0))
 
 
 class Call:
@@ -80,10 +91,12 @@ class Open(Call):
                     if fd >= 0:
                         return self._on(fd, file, mode, args, kwargs)
             elif file[:1] == "/" and "/." not in file and "//" not in file:
-                if file[:6] in ("/proc/", "/dev/f") and mode not in READ_MODES:
+                if _reads(mode):
+                    if context.leads_outside(file, OPENS):
+                        return self.original(file, mode, *args, **kwargs)
+                elif file[:6] in ("/proc/", "/dev/f"):
                     context.before_reopening(file)
-                return self.original(file, mode, *args, **kwargs)
-        place = context.paths.find(file)
+        place = context.paths.find(file, None, _how(True, writes=not _reads(mode)))
         if place is None:
             return self.original(file, mode, *args, **kwargs)
         if kwargs.get("opener") is not None or len(args) > 5 or not isinstance(mode, str):
@@ -117,10 +130,11 @@ class Open(Call):
 
     def _write(self, place: Any, file: Any, mode: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         context = self.context
-        dropped = context.could_write(file, None, bool(set("wax").intersection(mode))) and context.drop(file)
+        creates = bool(set("wax").intersection(mode))
+        dropped = context.could_write(file, None, creates) and context.drop(file, follows=True)
         result = self.original(file, mode, *args, **kwargs)
         if not dropped:
-            context.drop(file)
+            context.drop(file, follows=True)
         context.count(wire.COUNTER_WRITE_OPENS)
         context.drop_opened(result.fileno(), place)
         return result
@@ -136,11 +150,9 @@ class OsOpen(Call):
                 fd = -1 if flags & NOT_QUICK or dir_fd is not None else context.quick_open(path, flags | os.O_CLOEXEC)
                 if fd >= 0 and context.is_file(fd):
                     return int(fd)
-            elif path[:1] == "/" and "/." not in path and "//" not in path:
-                if path[:6] in ("/proc/", "/dev/f") and flags & WRITES:
-                    context.before_reopening(path)
+            elif path[:1] == "/" and self._passes(path, flags):
                 return int(self.original(path, flags, mode, dir_fd=dir_fd))
-        place = context.paths.find(path, dir_fd)
+        place = context.paths.find(path, dir_fd, _how(not flags & os.O_NOFOLLOW, writes=bool(flags & WRITES)))
         if place is None:
             return int(self.original(path, flags, mode, dir_fd=dir_fd))
         if flags & WRITES and flags & os.O_TMPFILE != os.O_TMPFILE:
@@ -157,12 +169,20 @@ class OsOpen(Call):
             return int(self.original(path, flags, mode, dir_fd=dir_fd))
         return int(context.from_source(place, lambda: self.original(path, flags, mode, dir_fd=dir_fd), reason))
 
+    def _passes(self, path: str, flags: int) -> bool:
+        """Whether an absolute name that is not below a dataset as it is written is of no concern."""
+        if not flags & WRITES:
+            return "/." not in path and "//" not in path and bool(self.context.leads_outside(path, OPENS))
+        if path[:6] in ("/proc/", "/dev/f"):
+            self.context.before_reopening(path)
+        return False
+
     def _write(self, place: Any, path: Any, flags: int, mode: int, dir_fd: int | None) -> int:
         context = self.context
-        dropped = context.could_write(path, dir_fd, bool(flags & os.O_CREAT)) and context.drop(path, dir_fd)
+        dropped = context.could_write(path, dir_fd, bool(flags & os.O_CREAT)) and context.drop(path, dir_fd, True)
         fd = int(self.original(path, flags, mode, dir_fd=dir_fd))
         if not dropped:
-            context.drop(path, dir_fd)
+            context.drop(path, dir_fd, True)
         context.count(wire.COUNTER_WRITE_OPENS)
         context.drop_opened(fd, place)
         return fd
@@ -173,7 +193,8 @@ class Stat(Call):
 
     def __call__(self, path: Any, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> os.stat_result:
         context = self.context
-        place = None if _plainly_outside(path, context.prefixes) else context.paths.find(path, dir_fd)
+        how = FOLLOWED if follow_symlinks else 0
+        place = None if _plainly_outside(path, context) else context.paths.find(path, dir_fd, how)
         if place is not None and not place.is_dir_name:
             found = _answer(context, place, follow_symlinks)
             if found is not None:
@@ -224,7 +245,8 @@ class Access(Call):
         follow_symlinks: bool = True,
     ) -> bool:
         context = self.context
-        place = None if mode & (os.W_OK | os.X_OK) else context.paths.find(path, dir_fd)
+        how = FOLLOWED if follow_symlinks else 0
+        place = None if mode & (os.W_OK | os.X_OK) else context.paths.find(path, dir_fd, how)
         if place is not None and not place.is_dir_name and _answer(context, place, follow_symlinks) is not None:
             return bool(_access(place.local, mode)) or self._ask(path, mode, dir_fd, effective_ids, follow_symlinks)
         return self._ask(path, mode, dir_fd, effective_ids, follow_symlinks)
@@ -245,7 +267,8 @@ class Change(Call):
         if number is not None:
             context.copies.changes(number)
         else:
-            context.drop_file(first, kwargs.get("dir_fd", kwargs.get("src_dir_fd")))
+            follows = self.__name__ not in UNFOLLOWED and kwargs.get("follow_symlinks", True)
+            context.drop_file(first, kwargs.get("dir_fd", kwargs.get("src_dir_fd")), follows)
         return self.original(*args, **kwargs)
 
 
@@ -318,6 +341,15 @@ class Rename(Call):
         self.context.drop(src, src_dir_fd)
         self.context.drop(dst, dst_dir_fd)
         self.original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+        self.context.paths.names.forget()
+
+
+class Symlink(Call):
+    """symlink."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        self.original(*args, **kwargs)
+        self.context.paths.names.forget()
 
 
 class Chdir(Call):
@@ -350,6 +382,7 @@ BY_KIND = (
     (Ioctl, "fcntl", ("ioctl",)),
     (CopyRange, "os", ("copy_file_range",)),
     (Rename, "os", ("rename", "replace")),
+    (Symlink, "os", ("symlink",)),
     (Chdir, "os", ("chdir", "fchdir")),
     (Exit, "os", ("_exit",)),
 )

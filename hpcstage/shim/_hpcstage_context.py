@@ -12,6 +12,7 @@ from time import monotonic_ns
 
 import _hpcstage_copies as copies  # type: ignore[import-not-found]
 import _hpcstage_wire as wire  # type: ignore[import-not-found]
+from _hpcstage_names import AFRESH, FOLLOWED, OPENS  # type: ignore[import-not-found]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Context:
         """Goes by these maps from now on."""
         self.paths = paths
         self.prefixes = paths.prefixes
+        self.leads_outside = paths.names.leads_outside
         self.quiet = quiet
 
     def measuring(self) -> bool:
@@ -138,7 +140,7 @@ class Context:
 
     def copy_of(self, name: Any) -> str | None:
         """The copy's own name, for a library that opens by name; counted like an open."""
-        place = self.paths.find(name)
+        place = self.paths.find(name, None, FOLLOWED | OPENS)
         if place is None or place.is_dir_name:
             return None
         fd, reason = self.open_copy(place, CLOEXEC_READ)
@@ -150,9 +152,9 @@ class Context:
             self.log(place.local, OPENED_SOURCE)
         return None
 
-    def drop(self, name: Any, dir_fd: int | None = None) -> bool:
+    def drop(self, name: Any, dir_fd: int | None = None, follows: bool = False) -> bool:
         """Before a change of `name`. Whether it is below a dataset."""
-        place = self.paths.find(name, dir_fd)
+        place = self.paths.find(name, dir_fd, AFRESH | (FOLLOWED if follows else 0))
         if place is None:
             return False
         self.daemon.drop(_fsencode(place.source.rstrip("/")), _fsencode(place.local.rstrip("/")))
@@ -176,16 +178,16 @@ class Context:
             return creates
         return not stat_bits.S_ISDIR(mode) and bool(_access(name, os.W_OK, dir_fd=dir_fd))
 
-    def drop_file(self, name: Any, dir_fd: int | None = None) -> None:
+    def drop_file(self, name: Any, dir_fd: int | None = None, follows: bool = False) -> None:
         """Before a change of a file; a directory's own mode and times mean nothing to the files in it."""
-        if self.paths.find(name, dir_fd) is None:
+        if self.paths.find(name, dir_fd, AFRESH | (FOLLOWED if follows else 0)) is None:
             return
         try:
-            if stat_bits.S_ISDIR(_stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
+            if stat_bits.S_ISDIR(_stat(name, dir_fd=dir_fd, follow_symlinks=follows).st_mode):
                 return
         except (OSError, ValueError):
             pass
-        self.drop(name, dir_fd)
+        self.drop(name, dir_fd, follows)
 
     def before_reopening(self, name: str) -> None:
         """Before a descriptor is opened again for writing, by its name."""

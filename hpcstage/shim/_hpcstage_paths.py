@@ -2,11 +2,14 @@
 
 Lexical only, and only where that is exact: `//` and `/./` are skipped; `..` at the front of a relative name is taken
 off the working directory, which the kernel names without symbolic links; behind another component the kernel is asked.
+Names that lead below a dataset only through symbolic links are `_hpcstage_names`'s.
 """
 
 from __future__ import annotations
 
 import os
+
+from _hpcstage_names import Names  # type: ignore[import-not-found]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +25,7 @@ _fsdecode = os.fsdecode
 
 
 class Place:
-    """A name below a dataset: `source` as the program spelt it (absolute), `local` its copy's place in the store."""
+    """A name below a dataset: `source` as the daemon knows it, `local` its copy's place in the store."""
 
     __slots__ = ("local", "root_n", "source")
 
@@ -46,12 +49,14 @@ class Paths:
         self._roots = tuple(source for source, _ in pairs)
         self.prefixes = tuple(source + "/" for source, _ in pairs)
         self.near = NEAR
+        self.names = Names(self._is_below)
+        self._leads_outside = self.names.leads_outside
         self.cwd_changed()
 
     def cwd_changed(self) -> None:
         """After a change of directory."""
         try:
-            here = _getcwd().rstrip("/") + "/"
+            here = self._here = _getcwd().rstrip("/") + "/"
         except OSError:
             self.near = NEAR
             return
@@ -64,24 +69,42 @@ class Paths:
                 return None if "//" in name or "/." in name or name[-1] == "/" else store + name[n:]
         return None
 
-    def find(self, name: Any, dir_fd: int | None = None) -> Place | None:
+    def find(self, name: Any, dir_fd: int | None = None, how: int = 0) -> Place | None:
         """Where a name (str, bytes, PathLike; anything else is nobody's) leads, or None."""
         if type(name) is not str:
             name = self._text(name)
             if name is None:
                 return None
         if name[:1] != "/":
-            if not name or (dir_fd is None and not self.near and name[0] != "."):
+            if not name:
+                return None
+            is_plain = name[0] != "." and "/." not in name and "//" not in name
+            if dir_fd is None and not self.near and is_plain and self._leads_outside(self._here + name, how):
                 return None
             name = self._absolute(name, dir_fd)
         elif name.startswith(self.prefixes):
             if "//" not in name and "/." not in name:
                 return self._place(name)
-        elif "//" not in name and "/." not in name and not name.startswith(self._roots):
+        elif (
+            "//" not in name
+            and "/." not in name
+            and not name.startswith(self._roots)
+            and self._leads_outside(name, how)
+        ):
             return None
         if "/.." in name:
             name = _by_kernel(name)
-        return self._place(_normal(name))
+        name = _normal(name)
+        return self._place(name) or self._place_by_links(name, how)
+
+    def _place_by_links(self, name: str, how: int) -> Place | None:
+        found = self.names.resolve(name, how) if self._maps and name[1:] else None
+        if found is None or "/.." in found:
+            return None
+        return self._place(_normal(found))
+
+    def _is_below(self, name: str) -> bool:
+        return name in self._roots or name.startswith(self.prefixes)
 
     def source_of(self, local: str) -> str | None:
         """The source of a copy, by the copy's own name."""

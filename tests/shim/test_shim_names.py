@@ -38,12 +38,6 @@ def make_links(here: Path, links: str, source: Path) -> None:
 
 
 @pytest.fixture
-def lab(native_lab: Lab) -> Lab:
-    """The native layer."""
-    return native_lab
-
-
-@pytest.fixture
 def here(tmp_path: Path) -> Path:
     """A directory beside the dataset."""
     path = tmp_path / "here"
