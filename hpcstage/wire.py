@@ -247,6 +247,8 @@ class Counter(IntEnum):
     """Monotonic ns at the end of the last such call."""
     CPU_NS = 39
     """Processor time that the process had used at an orderly exit."""
+    QUEUED_NS = 55
+    """What the main thread had waited for a processor at an orderly exit, where the kernel tells."""
     DIRECT_BASE = 40
     """40 + Reason: opens for reading that went to the source for that reason."""
 

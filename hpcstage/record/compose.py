@@ -27,7 +27,7 @@ from hpcstage.record.savings import savings_of
 from hpcstage.record.series import Together, series_of
 from hpcstage.record.timesplit import time_split
 
-SCHEMA_VERSION = "1.1"
+SCHEMA_VERSION = "1.2"
 
 
 @dataclass

@@ -26,6 +26,8 @@ from hpcstage.record.speeds import LEAST_POINTS, even_sizes, of_samples
 NAMED = 16
 """So many nodes of a period are named."""
 LISTED = 64
+PERIODS, NONE, UNKNOWN = "periods", "none", "unknown"
+"""The verdict: periods were found; at no time the mean over a second was as low as in one; neither can be said."""
 NOTHING = "too few intervals say something about the source"
 METHOD = {
     "copies": "bandwidth of the copiers in intervals with transfers in flight and nothing of ours holding them back",
@@ -66,6 +68,7 @@ def _nothing() -> Section:
         "periods": [],
         "own_periods": None,
         "own_periods_hidden": 0,
+        "verdict": UNKNOWN,
         "observed_s": 0.0,
         "measured_on": None,
         "method": NOTHING,
@@ -84,6 +87,7 @@ def _of_node(part: NodePart, node: Digest) -> Section:
         "best_bytes_per_s": result.best,
         "typical_bytes_per_s": result.typical,
         "periods": [_period(p, node.shift_s) | hosts for p in result.periods],
+        "verdict": _verdict(bool(result.periods), unclear=result.unclear),
         "observed_s": sum(point.length_s for point in points),
         "measured_on": on,
         "method": METHOD[on],
@@ -98,11 +102,16 @@ def _of_nodes(nodes: Sequence[Digest], on: str, found: Joint) -> Section:
         "typical_bytes_per_s": found.typical,
         "periods": [_shared(period, nodes) for period in found.shared],
         "own_periods": own[:LISTED] if len(nodes) > 1 else None,
+        "verdict": _verdict(bool(found.shared), unclear=found.unclear),
         "own_periods_hidden": max(0, len(own) - LISTED),
         "observed_s": found.observed_s,
         "measured_on": on,
         "method": METHOD[on] + ALIGNED,
     }
+
+
+def _verdict(found: bool, *, unclear: bool) -> str:
+    return PERIODS if found else UNKNOWN if unclear else NONE
 
 
 def _shared(shared: Shared, nodes: Sequence[Digest]) -> Section:

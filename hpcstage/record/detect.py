@@ -8,7 +8,7 @@ change (a two-state Viterbi path): change points are exact up to the noise of si
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -17,7 +17,8 @@ from hpcstage.record.speeds import Point
 
 FALLEN = 0.75
 """A period's mean is below this share of the best level."""
-LEAST_S = 2.0
+LEAST_S = 1.0
+"""Shorter ones are not looked for."""
 BORDER = 0.86
 """Intervals below this share of the best level speak for a period: half way to `FALLEN` in logarithms."""
 NEARLY = 0.9
@@ -30,6 +31,12 @@ BEST_S = 3.0
 BEST_SHARE = 0.1
 """The best level was held for at least BEST_S, and for this share of the time."""
 NOISY = 0.2
+UPPER = 0.5
+"""Noise is that of the intervals above this share of the upper level: below it single files make all the difference."""
+LEAST_STEPS = 4
+CLEAR = 0.8
+"""Where no mean falls below this share of the best level, no period was missed (its ends share intervals)."""
+PEAK_S = 0.5
 SMOOTH = 2
 ROUNDS = 3
 SWITCH = 1.5
@@ -61,11 +68,14 @@ class Found:
     best: float
     typical: float
     periods: list[Period]
+    unclear: bool = False
+    """No period was found, and none can be excluded: somewhere the mean over `LEAST_S` is as low as in one, or what
+    stands as the best level may itself be one."""
 
 
 def find(points: Sequence[Point]) -> Found | None:
     """Levels and periods; None if the source was not seen long enough at its best."""
-    points = _calm(points)
+    seen, points = points, _calm(points)
     strong = [p for p in points if not p.weak]
     if sum(p.length_s for p in strong) < BEST_S:
         return None
@@ -77,7 +87,34 @@ def find(points: Sequence[Point]) -> Found | None:
         periods = _periods(points, best)
         best = _best_outside(strong, periods, best)
     factor = _plain(strong, periods)
-    return Found(best * factor, median(p.bytes_per_s for p in strong), periods)
+    unclear = not periods and (_dips(seen, best) or _peaks(seen, best))
+    return Found(best * factor, median(p.bytes_per_s for p in strong), periods, unclear)
+
+
+def _dips(points: Sequence[Point], best: float) -> bool:
+    """Whether the mean over any `LEAST_S` is below what a period's would be."""
+    return any(mean < CLEAR * best for mean in _means(points, LEAST_S))
+
+
+def _peaks(points: Sequence[Point], best: float) -> bool:
+    """Whether anything is so far above the best level that the level may itself be a period's."""
+    return any(CLEAR * mean > best for mean in _means(points, PEAK_S))
+
+
+def _means(points: Sequence[Point], least_s: float) -> Iterator[float]:
+    """The mean speeds of all runs of neighbours that are just so long."""
+    for run in _without_gaps(points):
+        length_s = work = 0.0
+        first = 0
+        for point in run:
+            length_s += point.length_s
+            work += point.speed * point.length_s
+            while length_s - run[first].length_s >= least_s * NEARLY:
+                length_s -= run[first].length_s
+                work -= run[first].speed * run[first].length_s
+                first += 1
+            if length_s >= least_s * NEARLY:
+                yield work / length_s
 
 
 def _plain(points: Sequence[Point], periods: Sequence[Period]) -> float:
@@ -117,11 +154,14 @@ def _both(one: Point, other: Point) -> Point:
 
 def _noise(points: Sequence[Point]) -> float:
     """Standard deviation of one interval's logarithm, from neighbours' differences: steps do not count."""
-    top = max(p.speed for p in points)
+    ordered = sorted(p.speed for p in points)
+    top = ordered[int(0.9 * (len(ordered) - 1))] if ordered else 0.0
     if top <= 0 or len(points) < 3:
         return 0.0
     logs = [math.log(max(p.speed / top, FLOOR)) for p in points]
-    steps = [abs(b - a) for a, b in pairwise(logs)]
+    steps = [abs(b - a) for a, b in pairwise(logs) if min(a, b) > math.log(UPPER)]
+    if len(steps) < LEAST_STEPS:
+        steps = [abs(b - a) for a, b in pairwise(logs)]
     return 1.4826 * median(steps) / math.sqrt(2)
 
 

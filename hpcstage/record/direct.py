@@ -116,10 +116,15 @@ def _why_wide(programs: Sequence[Program], load: Load, files: int | None, found:
 
 def _change(program: Program, readers: float, load: Load, files: int | None) -> Range:
     """By how much longer the command would have run on this node."""
-    changes = [_of_loader(loader, readers, load, files) for loader in program.loaders]
+    changes = [_less(_of_loader(loader, readers, load, files), loader.queued_s) for loader in program.loaders]
     if program.readers is not None:
-        changes.append(_of_readers(program.readers, readers, load, files))
+        changes.append(_less(_of_readers(program.readers, readers, load, files), program.readers.queued_s))
     return Range(max(change.low for change in changes), max(change.high for change in changes))
+
+
+def _less(change: Range, queued_s: float) -> Range:
+    """Without the copiers beside it, the program may not have waited for a processor."""
+    return Range(change.low - queued_s, change.high)
 
 
 def _cycle(load: Load, readers: float, think_s: float) -> Range:

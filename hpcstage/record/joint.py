@@ -52,6 +52,8 @@ class Joint:
     pace: list[float | None]
     """Each node's median speed as a share of the others' at the same moment."""
     observed_s: float
+    unclear: bool
+    """No period of all was found, and none can be excluded."""
 
 
 def joint_of(tracks: Sequence[Track]) -> Joint:
@@ -68,6 +70,7 @@ def joint_of(tracks: Sequence[Track]) -> Joint:
         _own(tracks, cells, ratios),
         [_middle(row) for row in ratios],
         sum(point.length_s for point in points),
+        found is None or found.unclear or len(shared) < len(found.periods),
     )
 
 

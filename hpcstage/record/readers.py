@@ -30,6 +30,8 @@ class Readers:
     waited_s: float | None
     """Summed over processes, for the source and for copies."""
     mapped: bool
+    queued_s: float
+    """What the main thread of one of them waited for a processor, at most."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class Loader:
     """What a staged copy took to open and read."""
     local_wait_s: float | None
     """Of the waits: those that the source does not explain."""
+    queued_s: float
+    """What its main thread waited for a processor."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,7 @@ def _loader(trainer: ProcessPart, family: Sequence[ProcessPart], source_share: f
         cpu_s=tally.total(workers, "cpu_ns") / NS,
         local_file_s=local_ns / NS / swapped if swapped else 0.0,
         local_wait_s=None if source_share is None else wait_s * (1 - source_share),
+        queued_s=tally.count(trainer, "queued_ns") / NS,
     )
 
 
@@ -120,4 +125,5 @@ def _readers(processes: Sequence[ProcessPart]) -> Readers:
         phase_s=lived_ns / NS,
         waited_s=sum(known) / NS if len(known) == len(waits) else None,
         mapped=any(tally.maps(p) for p in processes),
+        queued_s=max(tally.count(p, "queued_ns") for p in processes) / NS,
     )

@@ -281,7 +281,11 @@ def _periods(part: dict[str, Any]) -> list[str]:
 
 
 def _none(part: dict[str, Any]) -> list[str]:
-    return [] if part["best_bytes_per_s"] is None else ["  no contention: never well below its own best"]
+    if part["best_bytes_per_s"] is None:
+        return []
+    if part.get("verdict") == "unknown":
+        return ["  contention: cannot tell (seen for too short a time, or it varies too much)"]
+    return ["  no contention: never well below its own best"]
 
 
 def _worst(periods: list[dict[str, Any]], most: int, line: Callable[[dict[str, Any]], str]) -> list[str]:

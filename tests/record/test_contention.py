@@ -222,3 +222,75 @@ def test_an_interval_that_was_all_but_idle_gives_no_speed_without_bounds() -> No
     points = of_copies(samples)
     assert len(points) == 7  # without the first one and the idle one
     assert {point.speed for point in points} == {1e8}
+
+
+def fine(
+    level: Callable[[float], float], seconds: float, rng: random.Random, *, noise: float, files_s: float
+) -> list[Sample]:
+    """Quarters of a second of whole files; `level` is a share of the best."""
+    made, rest = [], 0.0
+    for quarter in range(int(4 * seconds)):
+        share = sum(level((quarter + step / 8) / 4) for step in range(8)) / 8
+        rest += files_s / 4 * share * max(0.05, rng.gauss(1, noise))
+        files = int(rest)
+        rest -= files
+        made.append(Sample(quarter / 4, 0.25, copied_bytes=files * 125_000, copied_files=files, busy=32.0))
+    return made
+
+
+def verdict(samples: list[Sample]) -> str:
+    return str(compose(run_part(), [node_part(samples=samples)])["contention"]["verdict"])
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    low_s=st.floats(1.0, 9.0),
+    high_s=st.floats(1.0, 9.0),
+    depth=st.floats(0.5, 0.95),
+    phase=st.floats(0, 1),
+    cycles=st.integers(1, 6),
+    noise=st.sampled_from([0.0, 0.05, 0.1, 0.15]),
+    files_s=st.sampled_from([20, 160, 2000]),
+    seed=st.integers(0, 9),
+)
+def test_what_goes_up_and_down_is_never_called_free_of_contention(
+    low_s: float, high_s: float, depth: float, phase: float, cycles: int, noise: float, files_s: int, seed: int
+) -> None:
+    period_s = low_s + high_s
+
+    def level(at_s: float) -> float:
+        return 1 - depth if (at_s + phase * period_s) % period_s < low_s else 1.0
+
+    samples = fine(level, 2 + cycles * period_s, random.Random(seed), noise=noise, files_s=files_s)
+    assert verdict(samples) != "none"
+
+
+PATTERNS: dict[str, Callable[[float], float]] = {
+    "4 s each, a tenth": lambda t: 1.0 if t % 8 < 4 else 0.1,
+    "a second each, half": lambda t: 1.0 if t % 2 < 1 else 0.5,
+    "a second of five": lambda t: 0.3 if t % 5 < 1 else 1.0,
+    "mostly slow": lambda t: 1.0 if t % 6 < 2 else 0.25,
+    "once, for a second": lambda t: 0.2 if 9 <= t < 10.2 else 1.0,
+    "a ramp down": lambda t: 1 - 0.7 * t / 20,
+    "a ramp up": lambda t: 0.3 + 0.7 * t / 20,
+}
+
+
+@pytest.mark.parametrize("level", PATTERNS.values(), ids=PATTERNS)
+def test_patterns_are_found(level: Callable[[float], float]) -> None:
+    found = [verdict(fine(level, 20, random.Random(seed), noise=0.05, files_s=160)) for seed in range(10)]
+    assert found.count("periods") >= 9
+    assert "none" not in found
+
+
+def test_a_steady_source_is_said_to_be_steady() -> None:
+    quiet = [verdict(fine(lambda _: 1.0, 20, random.Random(seed), noise=0.05, files_s=160)) for seed in range(50)]
+    assert quiet.count("none") >= 48
+    assert "periods" not in quiet
+
+
+def test_of_a_short_or_noisy_look_nothing_is_said() -> None:
+    for seed in range(20):
+        rough = fine(lambda _: 1.0, 20, random.Random(seed), noise=0.6, files_s=30)
+        assert verdict(rough) != "none"
+    assert verdict(fine(lambda _: 1.0, 2, random.Random(1), noise=0.05, files_s=160)) == "unknown"
