@@ -1,10 +1,14 @@
 """Builds the C extensions where a compiler is at hand. Owns nothing else: the metadata is in pyproject.toml.
 
-All extensions are optional: without a compiler the package installs without them, and their Python forms are used.
+All extensions are optional: without a compiler the package installs without them, and their Python forms are used. They
+keep to the limited API, so that one wheel serves every Python from the oldest that is supported on. A free-threaded
+Python has no limited API, and would run with its lock as soon as it imports an extension that does not say that it
+needs none: there the Python forms are used.
 """
 
 from __future__ import annotations
 
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -21,6 +25,9 @@ FLAGS = [
 LINK_FLAGS = ["-Wl,-z,now", "-Wl,-z,relro"]  # bound at load: a hook may run where the lazy binder must not
 SHIM = Path("hpcstage/shim")
 PUBLISH = "hpcstage/daemon/_publish.h"
+OLDEST = "cp310"
+"""As `requires-python` says. The shim's extension is built for older ones: programs may run another Python."""
+HAS_LIMITED_API = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
 def extension(name: str, sources: list[str], depends: list[str] | None = None) -> Extension:
@@ -36,14 +43,17 @@ def extension(name: str, sources: list[str], depends: list[str] | None = None) -
     )
 
 
+EXTENSIONS = [
+    extension(
+        "hpcstage.shim._hpcstage_native",
+        sorted(str(p) for p in SHIM.glob("*.c")),
+        sorted(str(p) for p in SHIM.glob("*.h")),
+    ),
+    extension("hpcstage.daemon._copy", ["hpcstage/daemon/_copy.c"], [PUBLISH]),
+    extension("hpcstage.group._files", ["hpcstage/group/_files.c"], [PUBLISH]),
+]
+
 setup(
-    ext_modules=[
-        extension(
-            "hpcstage.shim._hpcstage_native",
-            sorted(str(p) for p in SHIM.glob("*.c")),
-            sorted(str(p) for p in SHIM.glob("*.h")),
-        ),
-        extension("hpcstage.daemon._copy", ["hpcstage/daemon/_copy.c"], [PUBLISH]),
-        extension("hpcstage.group._files", ["hpcstage/group/_files.c"], [PUBLISH]),
-    ]
+    ext_modules=EXTENSIONS if HAS_LIMITED_API else [],
+    options={"bdist_wheel": {"py_limited_api": OLDEST}} if HAS_LIMITED_API else {},
 )

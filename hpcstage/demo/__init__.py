@@ -77,7 +77,7 @@ def _require_torch() -> None:
     import importlib.util
 
     if importlib.util.find_spec("torch") is None:
-        raise HpcstageError("the demo trains with PyTorch, which is not installed", "pip install 'hpcstage[torch]'")
+        raise HpcstageError("the demo trains with PyTorch, which is not installed", "pip install torch numpy")
 
 
 def _directories(stack: contextlib.ExitStack) -> tuple[Path, Path]:

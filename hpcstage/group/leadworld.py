@@ -51,7 +51,7 @@ class World:
         self.mpiexec = find_mpiexec()
         self.mpi = mpi_of(self.mpiexec)
         if importlib.util.find_spec("mpi4py") is None:
-            self.over, self.why = True, "mpi4py is not installed (pip install 'hpcstage[mpi]')"
+            self.over, self.why = True, "mpi4py is not installed (pip install mpi4py mpich)"
         elif self.mpiexec is None and launcher != "srun":
             self.over, self.why = True, "there is no mpiexec"
 

@@ -44,7 +44,7 @@ def read_more_than_once(record: dict[str, Any]) -> Iterator[Note]:
     )
     if group["placement"] == "private":
         why = f" ({group['placement_why']})" if group["placement_why"] else ""
-        remedy = "--placement auto reads each file once and passes it on; it needs mpi4py (pip install hpcstage[mpi])"
+        remedy = "--placement auto reads each file once and passes it on; it needs mpi4py (pip install mpi4py mpich)"
         yield Note("read-by-each-node", Severity.INFO, f"{text}: each for itself{why}", remedy)
         return
     lost = group["alone_count"] + group["died_count"] + group["missing_count"]

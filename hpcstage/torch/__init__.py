@@ -41,7 +41,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the module has
             raise
         raise ImportError(
             f"hpcstage.torch.{name} needs PyTorch 2.1 or newer and NumPy, and {missing} is not installed here: "
-            "pip install 'hpcstage[torch]'"
+            "pip install torch numpy"
         ) from error
     return getattr(module, name)
 
