@@ -24,16 +24,34 @@ OF_BENCHMARK = re.compile(rf"/hpcstage-bench-{os.getuid()}-(\d+)-")
 OF_EMULATOR = re.compile(r"hpcstage-slowfs-(\d+)-")
 GLOO = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 """For programs of several ranks: they meet on loopback, whatever this machine's name leads to."""
-PURE = ("config", "job", "plan", "record", "report")
-"""Rooms whose tests start nothing."""
+STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
+"""Audit events of a process that is started."""
+_started = 0
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start dozens of processes depend on a machine that is shared: one that fails gets a second try, which
-    is counted as `rerun` and named at the end. Pure ones get none: what fails there once is a mistake."""
-    for item in items:
-        if item.path.relative_to(REPO / "tests").parts[0] not in PURE:
-            item.add_marker(pytest.mark.flaky(reruns=1))
+def _count_starts(event: str, arguments: tuple[object, ...]) -> None:
+    global _started
+    _started += event in STARTS
+
+
+sys.addaudithook(_count_starts)
+
+
+class StartedProcesses:
+    """True once processes have been started since the test began."""
+
+    def __init__(self) -> None:
+        self.before = _started
+
+    def __bool__(self) -> bool:
+        return _started > self.before
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> None:
+    """Tests that start processes depend on a machine that is shared: one that fails gets a second try, which is counted
+    as `rerun` and named at the end. Others get none: what fails there once is a mistake."""
+    item.add_marker(pytest.mark.flaky(reruns=1, condition=StartedProcesses()))
 
 
 def torchrun(ranks: int, program: Path, *words: object) -> list[str]:
