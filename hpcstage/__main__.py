@@ -7,6 +7,9 @@ import sys
 
 def main() -> None:
     """Runs the command line and exits with its code."""
+    from hpcstage.inherited import hold_streams
+
+    hold_streams()
     from hpcstage.cli.main import run
 
     sys.exit(run(sys.argv[1:]))

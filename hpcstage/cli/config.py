@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import click
@@ -27,10 +26,11 @@ def config(context: click.Context) -> None:
 @all_options
 def show(as_json: bool, **given: Any) -> int:  # noqa: ANN401  click hands over what was typed
     """Print every setting, its value and where it comes from; takes the options of `run`, to try them."""
+    from hpcstage import inherited
     from hpcstage.config import load
     from hpcstage.config.show import as_table, as_text
 
-    found = load(given, os.environ, Path.cwd())
+    found = load(given, os.environ, inherited.directory())
     for warning in found.warnings:
         click.echo(f"hpcstage: warning: {warning}", err=True)
     click.echo(as_text(found) if as_json else as_table(found))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcstage import inherited
 from hpcstage.cli import samplers
 from hpcstage.cli.options import dataset_options, sampler_options
 from hpcstage.errors import UsageError
@@ -59,11 +60,11 @@ def _coming(given: dict[str, Any], *, with_probe: bool) -> Plan:
     from hpcstage.config import load
     from hpcstage.plan.preview import preview
 
-    config = load(given, os.environ, Path.cwd())
+    config = load(given, os.environ, inherited.directory())
     for warning in config.warnings:
         sys.stderr.write(f"hpcstage: warning: {warning}\n")
     sampler = samplers.asked(given, config.epochs)
-    return preview(config, os.environ, Path.cwd(), with_probe=with_probe, sampler=sampler)
+    return preview(config, os.environ, inherited.directory(), with_probe=with_probe, sampler=sampler)
 
 
 def _print(found: Plan, limit: int | None, *, as_json: bool) -> None:

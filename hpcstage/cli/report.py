@@ -25,10 +25,11 @@ def report(run: Path | None, as_json: bool, nodes: bool, no_color: bool) -> int:
 
     docs/report.md explains every word and figure. Exit code 0: shown; 1: no such run; 2: bad usage.
     """
+    from hpcstage import inherited
     from hpcstage.record import files, lookup
     from hpcstage.report.show import look, shown
 
-    cwd = Path.cwd()
+    cwd = inherited.directory()
     record = files.load_run(lookup.named_run(run, os.environ, cwd) if run else lookup.last_run(os.environ, cwd))
     style = look(os.environ, no_color=no_color)
     text = json.dumps(record, indent=1) if as_json else shown(record, style, every_node=nodes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import click
@@ -32,7 +31,8 @@ def run(command: tuple[str, ...], verbose: bool, quiet: bool, **given: Any) -> i
 
     if passes_through(os.environ):
         return replace_with(command)
+    from hpcstage import inherited
     from hpcstage.config import load
     from hpcstage.launch.run import run as launch
 
-    return launch(command, load(given, os.environ, Path.cwd()), verbose - quiet)
+    return launch(command, load(given, os.environ, inherited.directory()), verbose - quiet)

@@ -10,9 +10,9 @@ import contextlib
 import os
 import socket
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcstage import inherited
 from hpcstage import job as jobs
 from hpcstage.errors import HpcstageError
 from hpcstage.job import ranks
@@ -38,7 +38,7 @@ def leave_word(command: Sequence[str], config: Config, error: HpcstageError, res
         part.aside = not config.strict
         part.exit_code = error.exit_code if config.strict else None
         part.problems.append({"id": "not-staged", "text": error.what, "remedy": error.remedy})
-        run_dir = rundir.make(config.run_dir, Path.cwd(), run_id, dict(os.environ))
+        run_dir = rundir.make(config.run_dir, inherited.directory(), run_id, dict(os.environ))
         part.run_dir = os.fspath(run_dir)
         rundir.save_part(run_dir, part)
         index.begin(part, run_dir)

@@ -7,10 +7,9 @@ import platform
 import socket
 import zlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcstage import __version__
+from hpcstage import __version__, inherited
 from hpcstage import job as jobs
 from hpcstage.errors import NotStarted
 from hpcstage.plan.datasets import already_local
@@ -48,7 +47,7 @@ def run_part(
     return RunPart(
         run_id=run_id,
         command=list(command),
-        cwd=os.fspath(Path.cwd()),
+        cwd=os.fspath(inherited.directory()),
         host=socket.gethostname(),
         started_unix_s=clock.unix_s,
         mode_asked=config.mode,

@@ -10,9 +10,9 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcstage import inherited
 from hpcstage.errors import HpcstageError, NotStarted, UsageError
 from hpcstage.launch import messages
 from hpcstage.launch.child import FATAL, Child, Signals, finish
@@ -60,7 +60,7 @@ class Clock:
 def _resolve(config: Config) -> Resolved:
     if not config.data:
         raise UsageError("no dataset given", "use --data DIRECTORY, or data: in hpcstage.yaml")
-    return plan_datasets.resolve(config.data, Path.cwd(), order=config.order_asked())
+    return plan_datasets.resolve(config.data, inherited.directory(), order=config.order_asked())
 
 
 def _open_session(command: Sequence[str], config: Config, resolved: Resolved, started: Clock) -> Session:

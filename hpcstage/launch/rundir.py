@@ -30,16 +30,22 @@ def unique_id(now_s: float, job_id: str | None) -> str:
 def make(wanted: str | None, cwd: Path, run_id: str, env: dict[str, str]) -> Path:
     """Makes the run directory; falls back to the state directory. Raises OSError if nothing can be written."""
     if wanted:
-        path = cwd / wanted
+        path = _below(cwd) / wanted if not os.path.isabs(wanted) else Path(wanted)
         (path / "nodes").mkdir(parents=True, exist_ok=True)
         return path
     try:
-        path = cwd / "hpcstage-runs" / run_id
+        path = _below(cwd) / "hpcstage-runs" / run_id
         (path / "nodes").mkdir(parents=True, exist_ok=True)
     except OSError:
         path = index.state_dir(env) / "runs" / run_id
         (path / "nodes").mkdir(parents=True, exist_ok=True)
     return path
+
+
+def _below(cwd: Path) -> Path:
+    if not cwd.is_dir():
+        raise FileNotFoundError(f"the working directory {cwd} is not there")
+    return cwd
 
 
 def save_part(run_dir: Path, part: RunPart) -> None:

@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcstage import inherited, wire
 from hpcstage import job as jobs
-from hpcstage import wire
 from hpcstage.daemon.spec import DaemonSpec
 from hpcstage.errors import HpcstageError, NotStarted
 from hpcstage.job import localdir, nodedir, share
@@ -74,7 +74,7 @@ class Session:
         part.roots = [os.fsdecode(dataset.root) for dataset in resolved.datasets]
         notices = facts.check_datasets(resolved, local, part, strict=config.strict)
         group = grouping.find(config, job, local, host)
-        run_dir = rundir.make(config.run_dir, Path.cwd(), run_id, dict(os.environ))
+        run_dir = rundir.make(config.run_dir, inherited.directory(), run_id, dict(os.environ))
         claim = nodedir.claim(local, group.node_name(run_id) if group else run_id, host=host)
         if claim.lock_fd is not None:  # said once on a node, not by every rank
             for warning in (*job.notes, *local.warnings, *notices):

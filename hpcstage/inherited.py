@@ -1,0 +1,40 @@
+"""How this process was started: its standard streams and its working directory, any of which may be missing.
+
+Owns what takes their place in this process. A command that this process starts gets them as they were.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+STREAMS = (0, 1, 2)
+
+
+def hold_streams() -> None:
+    """Keeps the numbers of closed standard streams from being given to files of ours. The placeholders are closed in
+    every program that is started from here, so that it finds the streams closed as well."""
+    for number in STREAMS:
+        try:
+            os.fstat(number)
+        except OSError:
+            try:
+                os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # takes the lowest number that is free, which is this one
+            except OSError:
+                return
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for as long as we live
+
+
+def directory() -> Path:
+    """The working directory. Of one that was deleted, what the kernel calls it, which is no directory's name."""
+    try:
+        return Path.cwd()
+    except OSError:
+        pass
+    try:
+        return Path(os.readlink("/proc/self/cwd"))
+    except OSError:
+        return Path("/proc/self/cwd")

@@ -1,0 +1,91 @@
+"""A command runs as without hpcstage where standard streams are closed, or the working directory is gone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Hpcstage
+
+Tree = Callable[..., Path]
+OPEN = """
+import os, sys
+def name(number):
+    try: return os.readlink(f"/proc/self/fd/{number}")
+    except OSError as error: return error.strerror
+names = [name(number) for number in range(10)]
+made = [os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND) for _ in range(4)]
+os.write(made[-1], repr((names, made, sys.stdin is None, sys.stdout is None, sys.stderr is None)).encode())
+open(sys.argv[1]).read()
+sys.exit(7)
+"""
+CLOSED = ["2>&-", "1>&-", "0<&-", "1>&- 2>&-", "0<&- 2>&-", "0<&- 1>&- 2>&-"]
+
+
+def run_in(hpcstage: Hpcstage, script: str, *words: str | bytes | os.PathLike[str], **more: str) -> int:
+    """Runs words by a script of the shell's."""
+    command = ["sh", "-c", script, "sh", *map(os.fsdecode, words)]
+    return subprocess.run(
+        command, cwd=hpcstage.cwd, env={**hpcstage.env, **more}, stdin=subprocess.DEVNULL, timeout=60, check=False
+    ).returncode
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--mode", "direct"], ["--local-dir", "/nonexistent"]], ids=["", "direct", "off"]
+)
+@pytest.mark.parametrize("closed", CLOSED)
+def test_closed_streams(hpcstage: Hpcstage, make_tree: Tree, closed: str, options: list[str]) -> None:
+    data = make_tree(files=1)
+    plain, ours = hpcstage.cwd / "plain", hpcstage.cwd / "ours"
+    file = data / "class0/file00000.bin"
+    script = f'exec "$@" {closed}'
+    code = run_in(hpcstage, script, sys.executable, "-c", OPEN, file, plain)
+    wrapped = hpcstage.command("run", *options, "--data", data, "--")
+    assert run_in(hpcstage, script, *wrapped, sys.executable, "-c", OPEN, file, ours) == code == 7
+    assert ours.read_text().replace("ours", "plain") == plain.read_text()
+
+
+@pytest.mark.parametrize("closed", CLOSED[:1] + CLOSED[-1:])
+def test_closed_streams_of_a_command_that_is_not_there(hpcstage: Hpcstage, make_tree: Tree, closed: str) -> None:
+    wrapped = hpcstage.command("run", "--data", make_tree(files=1), "--", "/nonexistent/command")
+    assert run_in(hpcstage, f'exec "$@" {closed}', *wrapped) == 127
+    assert run_in(hpcstage, f'exec "$@" {closed}', *hpcstage.command("run", "--mode", "bad")) == 2
+
+
+@pytest.mark.parametrize("options", [[], ["--mode", "upfront"], ["--run-dir", "below"]], ids=["", "upfront", "run-dir"])
+def test_the_working_directory_was_deleted(hpcstage: Hpcstage, make_tree: Tree, options: list[str]) -> None:
+    data = make_tree(files=2)
+    out = hpcstage.cwd / "out"
+    code = "import sys; open(sys.argv[2], 'w').write(str(len(open(sys.argv[1]).read()))); sys.exit(7)"
+    wrapped = hpcstage.command("run", *options, "--data", data, "--")
+    file = data / "class0/file00000.bin"
+    script = 'mkdir gone && cd gone && rmdir ../gone && exec "$@"'
+    assert run_in(hpcstage, script, *wrapped, sys.executable, "-c", code, file, out) == 7
+    assert out.read_text() == "10000"
+    assert not list(hpcstage.cwd.glob("gone*"))
+    if not options:
+        assert list((hpcstage.cwd / "state").rglob("run.json"))
+
+
+@pytest.mark.root
+def test_the_working_directory_cannot_be_read(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become somebody else")
+    data = make_tree(files=2)
+    closed = hpcstage.cwd / "closed"
+    closed.mkdir(mode=0o700)
+    for directory in (hpcstage.cwd, *hpcstage.cwd.parents[:-2]):
+        directory.chmod(0o755)
+    hpcstage.local_dir.chmod(0o777)
+    wrapped = hpcstage.command("run", "--data", data, "--")
+    become = 'cd closed && exec setpriv --reuid=65534 --regid=65534 --clear-groups "$@"'
+    state = Path(f"/dev/shm/state-{hpcstage.cwd.name}")
+    try:
+        code = run_in(hpcstage, become, *wrapped, "sh", "-c", "exit 7", XDG_STATE_HOME=os.fspath(state), HOME="/tmp")
+    finally:
+        subprocess.run(["rm", "-rf", os.fspath(state)], check=True)
+    assert code == 7
