@@ -1,8 +1,8 @@
 """`hpcstage plan`'s forecast for all four modes against what was then measured, over the cells of `benchmarks.staging`.
 
 --staging FILE takes the measured times from a result of `benchmarks.staging`; cells and arms that it lacks are measured
-here, once each. The plan probes the same storage under the same load; of the program it is told the compute time of an
-epoch, the start-up and the readers, as an earlier run's record would.
+here, once each. The plan probes the same storage under the same load. In the arm `plan` it is told epochs, compute
+time, start-up and readers; in `plan, nothing told` it finds them in the record of one earlier run of the same command.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from benchmarks.lab import SOURCE_TO_COMPUTE, Cell, Lab
 from benchmarks.programs import run
 from benchmarks.staging import cells
 
+ALONE = "plan, nothing told"
 MODES = ("direct", "upfront", "runtime")
 MOST_ERROR = 0.15
 MOST_OVER_BEST = 1.03
@@ -36,6 +37,29 @@ def plan(lab: Lab, cell: Cell) -> dict[str, Any]:
     forecast = json.loads(done.stdout)["forecast"]
     totals = {mode: found["total_s"] for mode, found in forecast["modes"].items()}
     return {"seconds": done.seconds, "choice": forecast["choice"], **totals}
+
+
+def plan_alone(lab: Lab, cell: Cell) -> dict[str, Any]:
+    """The same with no option, after one run with `--mode runtime`, whose record tells what it can."""
+    earlier = lab.hpcstage(cell, "runtime")
+    local = lab.where.local.renew()
+    data = f"@{lab.data(cell.size).order}"
+    words = [sys.executable, "-m", "hpcstage", "plan", "--json", "--data", data, "--local-dir", str(local)]
+    with lab.storage(cell) as storage:
+        storage.load_on()
+        done = run(words, lab.where.disk)
+    found = json.loads(done.stdout)
+    totals = {mode: modes["total_s"] for mode, modes in found["forecast"]["modes"].items()}
+    program = {name: found["workload"][name] for name in ("epochs", "epoch_compute_s", "startup_s", "readers")}
+    told = [name for name, source in found["workload"]["sources"].items() if source.startswith("option")]
+    return {
+        "seconds": done.seconds,
+        "earlier_s": earlier["seconds"],
+        "choice": found["forecast"]["choice"],
+        "program": program,
+        "told": told,
+        **totals,
+    }
 
 
 def arms(lab: Lab, cell: Cell) -> dict[str, Arm]:
@@ -57,14 +81,21 @@ def figures(bench: Bench, chosen: Sequence[Cell]) -> list[Figure]:
     """Per cell: the largest error of a mode, and what the choice costs against the best."""
     made: list[Figure] = []
     for cell in chosen:
-        times = measured(bench, cell)
-        said = {mode: bench.median(cell.name, "plan", mode) for mode in MODES}
-        errors = {mode: _error(said[mode], times.get(mode)) for mode in MODES}
-        made += [at_most(f"{cell.name}, {mode}: forecast off by", errors[mode], MOST_ERROR) for mode in MODES]
-        for sample in bench.select(cell.name, "plan"):
-            over = divide(times.get(sample["choice"]), min(times.values(), default=None))
-            made.append(at_most(f"{cell.name}: auto ({sample['choice']}) / fastest", over, MOST_OVER_BEST))
+        made += _of_arm(bench, cell, "plan", "")
+        if bench.select(cell.name, ALONE):
+            made += _of_arm(bench, cell, ALONE, ", nothing told")
     return [*made, holds("all cells have a forecast", all(bench.select(c.name, "plan") for c in chosen))]
+
+
+def _of_arm(bench: Bench, cell: Cell, arm: str, suffix: str) -> list[Figure]:
+    times = measured(bench, cell)
+    said = {mode: bench.median(cell.name, arm, mode) for mode in MODES}
+    errors = {mode: _error(said[mode], times.get(mode)) for mode in MODES}
+    made = [at_most(f"{cell.name}, {mode}: forecast{suffix} off by", errors[mode], MOST_ERROR) for mode in MODES]
+    for sample in bench.select(cell.name, arm):
+        over = divide(times.get(sample["choice"]), min(times.values(), default=None))
+        made.append(at_most(f"{cell.name}: auto{suffix} ({sample['choice']}) / fastest", over, MOST_OVER_BEST))
+    return made
 
 
 def _error(said: float | None, is_s: float | None) -> float | None:
@@ -115,6 +146,7 @@ def main() -> int:
             lab.bandwidth(cell.net)
             bench.measure(cell.name, arms(lab, cell), 1)
             bench.measure(cell.name, {"plan": lambda c=cell: plan(lab, c)}, options.rounds(3))  # type: ignore[misc]
+            bench.measure(cell.name, {ALONE: lambda c=cell: plan_alone(lab, c)}, 1)  # type: ignore[misc]
     table(bench, chosen)
     return bench.finish(figures(bench, chosen))
 

@@ -182,6 +182,8 @@ def loading_figures(bench: Bench, nodes: Sequence[int], size_bytes: int) -> list
             rows.append([cell, arm, *values, model[0] if arm == "regular" else model[1]])
         faster = bench.ratio(cell, "regular", "locality", "later_s")
         found.append(at_least(f"{cell}: regular over locality, epochs after the first", faster, 2.0))
+        gained = bench.ratio(cell, "cached", "locality", "later_s")
+        found.append(at_least(f"{cell}: regular behind hpcstage over locality, epochs after the first", gained, 1.0))
         most = equations.imbalance(BATCH, count) + 0.05
         moved = bench.median(cell, "locality", "from_peers")
         found.append(at_most(f"{cell}: locality, files from other nodes, of all read", moved, most))

@@ -84,6 +84,19 @@ class Row:
     what: str
     said: Callable[[Result], str]
     in_readme: bool = False
+    command: str = ""
+    """Where it is not the benchmark's name alone."""
+    optional: bool = False
+    """Left out as long as no result holds it."""
+
+    def text(self, folder: Path) -> str | None:
+        """Its figures; None: there are none yet. Raises LookupError where there must be some."""
+        try:
+            return self.said(Result(self.result, folder))
+        except (FileNotFoundError, LookupError):
+            if not self.optional:
+                raise
+            return None
 
 
 def _less(result: Result, cell: str, base: str, arm: str = "runtime") -> str:
@@ -113,7 +126,7 @@ def _peer(result: Result, column: str) -> str:
 
 
 X1, NETS = "cnn x1 E1 high", ("alexnet", "resnet")
-ROWS = (
+ROWS: tuple[Row, ...] = (
     Row(
         "staging",
         "One epoch of 28 s, contended source, 2 loader workers: `runtime` against copying first (`upfront`); against reading directly",
@@ -292,9 +305,48 @@ ROWS = (
 )
 
 
+def _ratio(ratio: float) -> Row:
+    def said(r: Result) -> str:
+        over = r.figure(X1 + ": runtime / bound")
+        return f"{_less(r, X1, 'upfront')}; {_less(r, X1, 'direct')} less time; {over:.2f}"
+
+    what = f"One epoch, a source that takes {ratio:g} of the compute: against copying first; reading directly; `runtime` / ideal time"
+    return Row(f"staging-{ratio:g}", what, said, command=f"staging --ratio {ratio:g}", optional=True)
+
+
+ROWS += (
+    _ratio(0.3),
+    _ratio(2.5),
+    Row(
+        "staging-processor",
+        "One epoch, computing on the processor: against copying first; reading directly; `runtime` / ideal time",
+        lambda r: (
+            f"{_less(r, X1, 'upfront')}; {_less(r, X1, 'direct')} less time; {r.figure(X1 + ': runtime / bound'):.2f}"
+        ),
+        command="staging --compute processor",
+        optional=True,
+    ),
+    Row(
+        "forecast",
+        "`hpcstage plan`, told nothing, after one run of the same command: forecast of direct, upfront, runtime",
+        lambda r: f"off by {_range(r.figures('.*: forecast, nothing told off by'), '.0f', 100)} %",
+        optional=True,
+    ),
+    Row(
+        "locality",
+        "Later epochs of loading on 2, 4, 8 virtual nodes: locality-aware / regular sampler, both behind hpcstage",
+        lambda r: ", ".join(
+            f"{r.median(f'{n} nodes, loading', 'locality', 'later_s') / r.median(f'{n} nodes, loading', 'cached', 'later_s'):.2f}"
+            for n in (2, 4, 8)
+        ),
+        optional=True,
+    ),
+)
+
+
 def readme_table(folder: Path = RESULTS) -> str:
     """The rows of README.md."""
-    rows = [f"| {row.what} | {row.said(Result(row.result, folder))} |" for row in ROWS if row.in_readme]
+    rows = [f"| {row.what} | {row.text(folder)} |" for row in ROWS if row.in_readme]
     return "\n".join(["| what | figure |", "|---|---|", *rows, ""])
 
 
@@ -302,11 +354,14 @@ def measured_table(folder: Path = RESULTS) -> str:
     """The rows of docs/measured.md: all, with the command and the result file."""
     lines = ["| what | figure | command | result file | commit |", "|---|---|---|---|---|"]
     for row in ROWS:
+        said = row.text(folder)
+        if said is None:
+            continue
         result = Result(row.result, folder)
         name = f"{row.result}.json"
         file = f"[{name}](../benchmarks/results/{name})"
-        command = f"`python -m benchmarks.{row.result}`"
-        lines.append(f"| {row.what} | {row.said(result)} | {command} | {file} | {result.commit} |")
+        command = f"`python -m benchmarks.{row.command or row.result}`"
+        lines.append(f"| {row.what} | {said} | {command} | {file} | {result.commit} |")
     return "\n".join([*lines, ""])
 
 

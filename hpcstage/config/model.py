@@ -249,7 +249,7 @@ class Config:
             "auto",
             parse.whole(1, 1_000_000, "auto"),
             "For the forecast: how often the command reads the "
-            "dataset; auto takes it from an earlier run of the same command.",
+            "dataset; auto takes it from the command's own --epochs, or from an earlier run.",
             metavar="N|auto",
             group="workload",
         )

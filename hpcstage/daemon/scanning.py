@@ -127,7 +127,7 @@ def _workload(spec: DaemonSpec, manifest: Manifest) -> Workload:
 
     said = {name: getattr(spec, name) for name in KEYS}
     earlier = find_earlier(spec.datasets, os.environ) if None in said.values() else None
-    values, sources = known(said, spec.workload_sources, earlier)
+    values, sources = known(said, spec.workload_sources, earlier, spec.command)
     values["startup_s"] = values["startup_s"] or 0.0
     nodes = earlier.nodes if earlier is not None and spec.epoch_compute_s is None else spec.node_count
     size_bytes = manifest.total_bytes

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpcstage.errors import HpcstageError
+from hpcstage.plan import commandline
 from hpcstage.plan.types import Dataset, Kept
 
 if TYPE_CHECKING:
@@ -38,12 +39,16 @@ def said_of_program(config: Config) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def known(
-    values: Mapping[str, Any], sources: Mapping[str, str], earlier: Earlier | None
+    values: Mapping[str, Any], sources: Mapping[str, str], earlier: Earlier | None, command: Sequence[str] = ()
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The same with what the earlier run tells where nothing was said."""
+    """The same with what the command's arguments and the earlier run tell where nothing was said."""
     values, sources = dict(values), dict(sources)
+    of_command, where = commandline.told(command)
     for name in KEYS:
         if values.get(name) is not None:
+            continue
+        if name in of_command:
+            values[name], sources[name] = of_command[name], where[name]
             continue
         values[name] = None if earlier is None else getattr(earlier.program, name)
         sources[name] = "default" if values[name] is None or earlier is None else earlier.program.source

@@ -65,6 +65,9 @@ def test_copy(tmp_path: Path) -> None:
     complete = {f["name"]: f["ok"] for f in result["figures"]}["every copy is complete"]
     assert complete
     assert {"hpcstage", "cp -r", "flat out"} <= arms(result, "400 x 100 kB, 2 ms")
+    ours = [s for s in result["samples"] if s["arm"] == "hpcstage"]
+    assert ours
+    assert all(s["seconds"] > s["engine_s"] for s in ours), "the clock of the others: from the start to the end"
 
 
 def test_ways(tmp_path: Path) -> None:
@@ -110,6 +113,17 @@ class TestTraining:
         plan = [s for s in foreseen["samples"] if s["arm"] == "plan"]
         assert len(plan) == 1
         assert min(plan[0][mode] for mode in ("direct", "upfront", "runtime")) > 0
+        (alone,) = [s for s in foreseen["samples"] if s["arm"] == "plan, nothing told"]
+        assert alone["told"] == []
+        assert alone["program"].keys() >= {"epochs", "epoch_compute_s", "readers"}
+
+    def test_staging_with_another_ratio(self, tmp_path: Path) -> None:
+        cell = "cnn x1 E1 high"
+        words = ("--ratio", "0.3", "--only", cell, "--arms", "source", "--arms", "compute")
+        staged = quick("staging", tmp_path, *words)
+        assert staged["parameters"]["source_to_compute"] == 0.3
+        took = {s["arm"]: s["seconds"] for s in staged["samples"] if s["cell"] == cell}
+        assert took["source"] < 0.8 * took["compute"]
 
     def test_staging_of_a_program_that_shuffles(self, tmp_path: Path) -> None:
         cell = "cnn x1 E1 high"

@@ -187,12 +187,21 @@ def test_measured_nodes_agree(tmp_path: Path) -> None:
         ("direct", {"epochs_s": [9.0] * 3}, "measured N2 E3 direct 1: epochs off by"),
         ("partition", {"read_bytes": 2 * 64 * 100_000, "read_ratio": 2.0},
          "measured N2 E3 partition 1: source bytes off by"),
-        ("partition", {"peer_files": 128}, "measured N2 E3 partition 1: files from other nodes off by"),
+        ("partition", {"peer_files": 128}, "measured N2 E3 partition 1: files from other nodes / simulated"),
         ("replicate", {"peer_files": 30}, "measured N2 E3 replicate 1: files from other nodes off by"),
     ],
 )  # fmt: skip
 def test_measured_nodes_that_differ_fall_short(tmp_path: Path, arm: str, changed: dict[str, Any], name: str) -> None:
     assert name in measured_short(nodes_result(tmp_path, **{arm: changed}))
+
+
+def test_what_is_far_below_the_model_is_not_called_exact(tmp_path: Path) -> None:
+    cells = measured.read(nodes_result(tmp_path, partition={"peer_files": 32}))
+    bench = bench_of({cell.name: (cell.work, cell.machine) for cell in cells})
+    name = "measured N2 E3 partition 1: files from other nodes / simulated"
+    (figure,) = [figure for figure in measured.figures(bench, cells) if figure.name == name]
+    assert figure.ok
+    assert figure.measured == pytest.approx(32 / 96, rel=0.1)
 
 
 def test_a_measured_result_without_samples_falls_short(tmp_path: Path) -> None:

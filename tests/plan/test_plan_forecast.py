@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcstage.plan import commandline
+from hpcstage.plan.earlier import Earlier, known
 from hpcstage.plan.forecast import forecast
 from hpcstage.plan.forecast_terms import queued_s
 from hpcstage.plan.types import Forecast, Rates, Workload
+from hpcstage.record.workload import Measured
 
 INSTANT = 1e15
 # 1000 files, 1 MB each; one reader takes 20 s, all transfers together 10 s, local reading 2 s.
@@ -174,3 +177,32 @@ def test_for_any_numbers(work: Workload, rates: Rates, share: float, known: bool
     if known:
         assert modes["runtime"].total_s <= modes["upfront"].total_s * (1 + 1e-9) + 1e-9
     assert found.why
+
+
+# ---- what the command's own arguments tell
+
+
+@pytest.mark.parametrize(
+    ("command", "values"),
+    [
+        (["python", "train.py", "--epochs", "90", "--workers=8"], {"epochs": 90, "readers": 8}),
+        (["python", "train.py", "trainer.max_epochs=3", "data.num_workers=0"], {"epochs": 3, "readers": 0}),
+        (["python", "train.py", "--num-epochs", "2", "--num_train_epochs", "5"], {"epochs": 5}),
+        (["python", "train.py", "--epochs", "-1", "--workers", "many", "--epochs-dir", "7", "epochs", "9"], {}),
+        (["python", "train.py", "--epochs"], {}),
+        ([], {}),
+    ],
+)
+def test_the_commands_arguments_tell_epochs_and_readers(command: list[str], values: dict[str, int]):
+    assert commandline.told(command)[0] == values
+
+
+def test_options_come_before_the_commands_arguments_and_these_before_an_earlier_run():
+    program = Measured(7, 60.0, 1.0, 4, "run 1", {})
+    earlier = Earlier(program, None)
+    said = {"epochs": None, "epoch_compute_s": None, "readers": 2, "startup_s": None}
+    values, sources = known(said, {"readers": "option --readers"}, earlier, ["t.py", "--epochs", "3", "--workers", "9"])
+    assert values == {"epochs": 3, "epoch_compute_s": 60.0, "readers": 2, "startup_s": 1.0}
+    assert sources["epochs"] == "the command's --epochs 3"
+    assert sources["readers"] == "option --readers"
+    assert sources["epoch_compute_s"] == "run 1"
