@@ -62,8 +62,7 @@ class Accounts:
             return {}
         found = list(processes)
         accounted = sum(max(self._own.get(p.pid, 0), _seen(p)) for p in found)
-        unsampled = sum(p.pid not in self._own for p in found)
-        return {"command_bytes": self._command, "accounted_bytes": accounted, "unsampled": unsampled}
+        return {"command_bytes": self._command, "accounted_bytes": accounted, "attached": len(found)}
 
 
 def _seen(process: ProcessPart) -> int:

@@ -181,11 +181,11 @@ class Daemon:
     def _tick(self, now: float) -> None:
         self._next_tick = max(self._next_tick + TICK_S, now)
         self.wrappers.poll(now)
+        self.reporter.accounts.look(self.page.pids())
         self.staging.look(now)
         if now >= self._next_missed:
             self._next_missed = now + MISSED_EVERY_S
             self.reporter.missed.look(self.wrappers.seen_children, self.page.pids())
-            self.reporter.accounts.look(self.page.pids())
         if now >= self._next_part:
             self._next_part = now + PART_EVERY_S
             self._write_part(now, complete=False)

@@ -70,8 +70,8 @@ def _unseen_bytes(accounts: Sequence[dict[str, int]], missed: int) -> int | None
     if not known:
         return None
     found = sum(max(0, account["command_bytes"] - account["accounted_bytes"]) for account in known)
-    starts = sum(account["unsampled"] for account in known)
-    least = LEAST_MISSED_BYTES if missed else max(LEAST_UNSEEN_BYTES, START_BYTES * starts)
+    attached = sum(account["attached"] for account in known)
+    least = LEAST_MISSED_BYTES if missed else max(LEAST_UNSEEN_BYTES, START_BYTES * attached)
     if found >= least:
         return found
     return 0 if len(known) == len(accounts) else None
@@ -81,7 +81,7 @@ LEAST_UNSEEN_BYTES = 64 * 10**6
 LEAST_MISSED_BYTES = 10**6
 """Where processes are known to have been missed."""
 START_BYTES = 32 * 10**6
-"""What a process may read to start and import its libraries, before anybody looks."""
+"""What an attached process may read to start and to import its libraries between two looks at it."""
 COUNTS = (
     "opens", "swapped", "failed_opens", "write_opens", "dropped", "processes_attached", "processes_missed",
     "processes_uncounted", "errors",

@@ -137,8 +137,8 @@ class NodePart:
     missed_count: int = 0
     accounts: dict[str, int] = field(default_factory=dict)
     """By the kernel's counters, when the command has ended: command_bytes that it and all its descendants read, from
-    files of any kind; accounted_bytes of these by attached processes; unsampled: attached processes of which only reads
-    of the datasets are known. Empty: not known."""
+    files of any kind; accounted_bytes of these by attached processes; attached: so many these were. What each read
+    after the last look at it is not accounted for, but for reads of the datasets. Empty: not known."""
     pressure: dict[str, float] = field(default_factory=dict)
     """From the kernel over the run: io_some_s, io_full_s, cpu_some_s, memory_some_s; those that it offers."""
     problems: list[dict[str, str]] = field(default_factory=list)

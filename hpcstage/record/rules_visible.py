@@ -111,7 +111,7 @@ def unseen(record: dict[str, Any]) -> Iterator[Note]:
         yield Note(
             "unseen-reads",
             Severity.WARNING if size > MUCH_UNSEEN * seen else Severity.INFO,
-            f"processes that hpcstage did not see read up to {format_size(size)} (libraries and other files included)",
+            f"processes that hpcstage did not see read up to {format_size(size)}, libraries and other files included",
             "programs that are not Python, and python -I, -E or -S, read the source directly",
         )
 

@@ -215,7 +215,7 @@ def origin(record: dict[str, Any], style: Style) -> list[str]:
         files = f"{text.count(totals['peer_files'])} files from node to node"
         rows.append(("other nodes", "", totals["peer_bytes"], files))
     if unseen(record):
-        rows.append(("not seen", "", unseen(record), "at most: other processes, any files"))
+        rows.append(("not seen", "", unseen(record), "at most, by other processes"))
     lines = [_origin_row(*row, style) for row in rows]
     return [style.bold(f"{'Origin':<18}{'opens':>12}{'bytes':>14}"), *lines]
 

@@ -76,8 +76,8 @@ CASES = [
     Case("processes-missed", lambda: one(missed_count=2, missed_processes=[{"pid": 9, "command": "x"}]), one),
     Case(
         "unseen-reads",
-        lambda: one(accounts={"command_bytes": 10**11, "accounted_bytes": 10**9, "unsampled": 0}),
-        lambda: one(accounts={"command_bytes": 10**9, "accounted_bytes": 10**9 - 1, "unsampled": 0}),
+        lambda: one(accounts={"command_bytes": 10**11, "accounted_bytes": 10**9, "attached": 0}),
+        lambda: one(accounts={"command_bytes": 10**9, "accounted_bytes": 10**9 - 1, "attached": 0}),
         "99 GB",
     ),
     Case("shim-off", lambda: one(processes=[ProcessPart(5, 1, "direct", "3.11", 0.0, {})]), one),
@@ -194,10 +194,10 @@ def test_every_rule_is_tried() -> None:
     ("accounts", "unseen"),
     [
         ({}, None),
-        ({"command_bytes": 10**9, "accounted_bytes": 10**9, "unsampled": 0}, 0),
-        ({"command_bytes": 10**6, "accounted_bytes": 10**9, "unsampled": 0}, None),
-        ({"command_bytes": 10**9, "accounted_bytes": 0, "unsampled": 0}, 10**9),
-        ({"command_bytes": 10**9, "accounted_bytes": 0, "unsampled": 64}, 0),
+        ({"command_bytes": 10**9, "accounted_bytes": 10**9, "attached": 0}, 0),
+        ({"command_bytes": 10**6, "accounted_bytes": 10**9, "attached": 0}, None),
+        ({"command_bytes": 10**9, "accounted_bytes": 0, "attached": 0}, 10**9),
+        ({"command_bytes": 10**9, "accounted_bytes": 0, "attached": 64}, 0),
     ],
 )
 def test_what_was_not_seen_is_known_where_the_processes_descend_from_the_command(

@@ -56,8 +56,9 @@ def test_most_processes_were_not_attached(hpcstage: Hpcstage, make_tree: Tree, h
     assert "not seen" in shown.partition("Origin")[2]
 
 
-def test_all_processes_were_attached(hpcstage: Hpcstage, make_tree: Tree) -> None:
-    record, said = run(hpcstage, make_tree(files=FILES, size_bytes=SIZE), "attached", 3)
+@pytest.mark.parametrize("times", [1, 8])
+def test_all_processes_were_attached(hpcstage: Hpcstage, make_tree: Tree, times: int) -> None:
+    record, said = run(hpcstage, make_tree(files=FILES, size_bytes=SIZE), "attached", times)
     assert record["coverage"]["unseen_bytes"] == 0
     assert "100 % of bytes served locally" in said
     assert "unseen-reads" not in {note["id"] for note in record["notes"]}
