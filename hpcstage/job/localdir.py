@@ -101,7 +101,9 @@ def _automatic(env: Mapping[str, str], scheduled: bool) -> list[_Candidate]:
 def _checked(candidate: _Candidate, probe: Probe, before: tuple[str, ...]) -> LocalDir:
     path = candidate.path
     if not candidate.explicit and candidate.scheduled and os.path.normpath(path) in _SHARED:
-        raise _Unfit("not made for this job, may be memory or shared; name it with --local-dir if it is right")
+        raise _Unfit(
+            "was not made for this job and may be memory or shared; give it with --local-dir if it is the right one"
+        )
     warnings = [*before, *_owner_warnings(candidate)]
     kind = probe.kind(path)
     if is_network(kind):
@@ -114,7 +116,7 @@ def _checked(candidate: _Candidate, probe: Probe, before: tuple[str, ...]) -> Lo
     if is_memory(kind):
         left = probe.memory_left()
         free_bytes = min(free_bytes, left // _MEMORY_SHARE) if left is not None else free_bytes // _MEMORY_SHARE
-        warnings.append(f"{path} is memory ({kind}): what is staged there counts as memory of the job")
+        warnings.append(f"{path} is memory ({kind}): files that are staged there count as the job's memory")
     elif not candidate.explicit and candidate.scheduled and _is_below_shared(path):
         warnings.append(f"{candidate.why} is below a directory that all jobs share; --local-dir names another")
     return LocalDir(

@@ -181,7 +181,11 @@ def _why_runtime(terms: Terms, modes: dict[str, ModeForecast], from_nodes: bool)
     if terms.epochs > 1:
         where = "from the nodes' disks" if from_nodes else "locally"
         reason += f" and {terms.epochs - 1} later ones read {where}"
-    return f"{reason}: {' and '.join(gains)}" if gains else "all are alike, and it depends least on the source"
+    return (
+        f"{reason}: {' and '.join(gains)}"
+        if gains
+        else "all modes take about the same time, and this one depends least on the source"
+    )
 
 
 # ---- assumptions

@@ -40,7 +40,7 @@ def _room(plan: NodesPlan) -> str:
     if plan.room_bytes is None or plan.room_inodes is None:
         return "what a node has room for is unknown here: taken as enough"
     inodes = f" and {plan.room_inodes:,} files" if plan.room_inodes < _NO_LIMIT else ""
-    return f"every node is taken to have the room that was found here: {format_size(plan.room_bytes)}{inodes}"
+    return f"assuming that every node has the room that was found here: {format_size(plan.room_bytes)}{inodes}"
 
 
 def _others(plan: NodesPlan) -> str:
@@ -90,8 +90,8 @@ def _hits(chosen: Scaled) -> str:
 
 def _knee(plan: NodesPlan) -> str:
     if plan.knee is None:
-        return "knee     unknown: say how long an epoch computes with --epoch-compute"
-    found = f"{plan.knee:.3g} nodes (R / V)"
+        return "knee     unknown: set how long an epoch computes with --epoch-compute"
+    found = f"{plan.knee:,.0f} nodes (R / V)" if plan.knee >= 10 else f"{plan.knee:.2g} nodes (R / V)"
     if plan.knee < 1:
         return f"knee     {found}: one node already reads faster than the source gives; more only help with staging"
     return f"knee     {found}: with more, an epoch that reads the source directly does not get shorter"

@@ -68,7 +68,8 @@ def _head(plan: Plan) -> Iterator[str]:
     if len(plan.manifest.datasets) > 1:
         yield _line("total", f"{_files(len(plan.manifest))}, {format_size(plan.manifest.total_bytes)}")
     if plan.scan is not None:
-        operations = f"{plan.scan.stats:,} stats, {plan.scan.listings:,} listings"
+        listings = f"{plan.scan.listings:,} listing{'s' * (plan.scan.listings != 1)}"
+        operations = f"{plan.scan.stats:,} stats, {listings}"
         yield _line("scan", f"{format_duration(plan.scan.seconds)} ({operations})")
         yield from _skipped(plan)
     yield _line("order", _order(plan))

@@ -20,6 +20,8 @@ REASON_NAMES = {
     "large": "large", "mode_direct": "mode direct", "unstated": "reason not known",
 }  # fmt: skip
 PERIODS = 3
+MODE_LINES = 3
+"""With several nodes one: the table of nodes needs the room."""
 UNSEEN = 0.02
 """Of what was seen: less does not change the share."""
 ENDINGS = {"running": "still running", "aside": "ran without hpcstage"}
@@ -35,7 +37,9 @@ def header(record: dict[str, Any], style: Style) -> list[str]:
     lines.append(_row("command", shlex.join(run["command"]) or text.UNKNOWN, style))
     lines.append(_row("where", _where(record), style))
     if run["mode_asked"] != run["mode"] and run["mode"]:
-        lines.append(_row("mode", f"{run['mode']}, asked for {run['mode_asked']}: {run['mode_why']}", style))
+        why = f"{run['mode']}, asked for {run['mode_asked']}: {run['mode_why']}"
+        folded = text.wrap(why, style.width - LABEL + 7, lines=1 if record.get("group") else MODE_LINES)
+        lines += [_row("" if at else "mode", line, style) for at, line in enumerate(folded)]
     lines += [_row("staged", line, style) for line in _staged(record)]
     names = ("order",) if record.get("group") else ("order", "")
     lines += [_row(name, line, style) for name, line in zip(names, order(record), strict=False)]

@@ -194,3 +194,12 @@ def test_an_order_that_was_not_kept_is_said_at_the_end_of_the_run() -> None:
     record = CASES["not kept"]()
     assert "sampler, 2 epochs announced, 4 % of opens as announced" in render(record)
     assert any(line.startswith("warning: only 4 % of the opens came in the order") for line in short(record))
+
+
+def test_why_a_mode_was_chosen_is_not_cut() -> None:
+    record = CASES["upfront"]()
+    record["run"]["mode_why"] = (
+        "the order is not known, and waiting for single files would cost 12 s more than copying first"
+    )
+    shown = " ".join(render(record).split())
+    assert record["run"]["mode_why"] in shown
