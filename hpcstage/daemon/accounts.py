@@ -16,8 +16,8 @@ from hpcstage.procio import read_bytes
 from hpcstage.record.part import ProcessPart
 from hpcstage.wire import READ_UNKNOWN
 
-MOST_THREADS = 512
-"""In one look, of all processes together."""
+MOST_THREADS = 128
+"""In one look, of all processes together: a look takes a millisecond or two."""
 
 
 class Accounts:
