@@ -53,10 +53,13 @@ class Large:
         if self.in_use(id_, now):
             self.held_back.add(id_)
             return True
-        if self._tries[id_] >= MOST_TRIES:
-            return True
-        read = sum(now - at < LET_GO_S for at in self._used_at.values())
-        return 0 < read <= len(self._ahead)
+        return self._tries[id_] >= MOST_TRIES or self.are_enough(now)
+
+    def are_enough(self, now: float) -> bool:
+        """Whether as many copies are ahead of the program as it reads files at the source."""
+        for id_ in [id_ for id_ in self._used_at if not self.in_use(id_, now)]:
+            del self._used_at[id_]
+        return 0 < len(self._used_at) <= len(self._ahead)
 
     def begun(self, id_: int) -> None:
         """Its copying begins."""

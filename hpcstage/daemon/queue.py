@@ -195,7 +195,7 @@ class Queue:
             if not (self.is_large(id_) and self.large.must_wait(id_, now)):
                 return id_
             self._put_aside(id_)
-        for id_ in islice(self._aside, LOOK_LIMIT):
+        for id_ in () if self.large.are_enough(now) else islice(self._aside, LOOK_LIMIT):
             if self._places[id_] != Place.WAITING:
                 del self._aside[id_]
                 return self._next(now)

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from conftest import Hpcstage
 
+from hpcstage.emulator import Settings, Slowfs, unavailable
 from hpcstage.plan import trace
+from hpcstage.plan.tracefile import decode
 
 READ = """
 import sys
@@ -33,8 +35,24 @@ def test_the_trace_begins_with_the_first_opens(
     record = json.loads(hpcstage.records()[-1].read_text())
     assert record["order"]["opened_files"] == len(names)
     (left,) = (hpcstage.cwd / "state" / "hpcstage" / trace.DIRECTORY).iterdir()
-    from hpcstage.plan.tracefile import decode
-
     order = list(decode(left.read_bytes()).order)
     assert order == sorted(order, reverse=True)
     assert len(order) == len(names)
+
+
+@pytest.mark.fuse
+@pytest.mark.compiler
+@pytest.mark.skipif(unavailable() is not None, reason=f"emulator: {unavailable()}")
+@pytest.mark.parametrize("intercept", ["native", "python"])
+def test_what_is_opened_before_the_scan_has_ended_leaves_the_source_once(
+    hpcstage: Hpcstage, make_tree: Callable[..., Path], intercept: str
+) -> None:
+    files, size_bytes = 400, 5000
+    behind = make_tree(files=files, size_bytes=size_bytes)
+    with Slowfs(behind, Settings(metadata_latency_s=0.002, data_latency_s=0.002)) as slow:
+        names = sorted(os.fspath(slow.path / path.relative_to(behind)) for path in behind.rglob("*") if path.is_file())
+        done = hpcstage("run", "--intercept", intercept, "--data", slow.path, "--", sys.executable, "-c", READ, *names)
+        assert done.returncode == 0, done.stderr
+        assert slow.counters().read_bytes == files * size_bytes
+    record = json.loads(hpcstage.records()[-1].read_text())
+    assert record["coverage"]["reasons"]["scanning"] == 0
