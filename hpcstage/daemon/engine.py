@@ -19,7 +19,7 @@ from hpcstage.daemon.groupqueue import GroupQueue
 from hpcstage.daemon.holdings import Holdings
 from hpcstage.daemon.large import LEAST_BYTES
 from hpcstage.daemon.messages import Result
-from hpcstage.daemon.openfiles import in_turn, open_below
+from hpcstage.daemon.openfiles import are_mapped_below, in_turn, open_below
 from hpcstage.daemon.pool import Pool
 from hpcstage.daemon.queue import Place, Queue
 from hpcstage.daemon.store import Store
@@ -252,7 +252,7 @@ class Engine:
         if queue.settled or not self._may_be_large:
             return
         self._looked, pids = in_turn(programs(), self._looked)
-        paths = open_below(pids, [self.store.root, *(dataset.root for dataset in manifest.datasets)])
+        paths = open_below(pids, self._roots())
         for path in paths:
             id_ = manifest.find_source(path)
             if id_ is not None and queue.is_large(id_):
@@ -261,6 +261,13 @@ class Engine:
             copy = self.store.path(manifest.store_path(id_))
             if queue.place(id_) is Place.STORED and (copy in paths or self.was_read(id_)):
                 queue.large.opened(id_)
+
+    def are_mapped(self, programs: Callable[[], Iterable[int]]) -> bool:
+        """Whether processes have files of the datasets mapped, at the source or in the store."""
+        return are_mapped_below(programs(), self._roots())
+
+    def _roots(self) -> list[bytes]:
+        return [self.store.root, *(dataset.root for dataset in self.manifest.datasets)]
 
     def yield_to_program(self, now: float) -> None:
         """Gives up copies of files that the program reads at the source, but for what somebody waits for."""

@@ -32,6 +32,12 @@ def open_below(pids: Iterable[int], roots: Iterable[bytes]) -> set[bytes]:
     return found
 
 
+def are_mapped_below(pids: Iterable[int], roots: Iterable[bytes]) -> bool:
+    """Whether one of these processes has a file below one of `roots` mapped."""
+    prefixes = tuple(root.rstrip(b"/") + b"/" for root in roots)
+    return any(path.startswith(prefixes) for pid in pids for path in _mapped(pid))
+
+
 def _descriptors(pid: int) -> Iterator[bytes]:
     directory = b"/proc/%d/fd" % pid
     with suppress(OSError):

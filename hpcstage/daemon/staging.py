@@ -19,6 +19,7 @@ from hpcstage.daemon.engine import Engine
 from hpcstage.daemon.events import EventKind, Events
 from hpcstage.daemon.groupqueue import GroupQueue
 from hpcstage.daemon.helpers import Helpers
+from hpcstage.daemon.little import Little
 from hpcstage.daemon.messages import Result
 from hpcstage.daemon.nodegroup import NodeGroup
 from hpcstage.daemon.ordering import Ordering
@@ -81,6 +82,7 @@ class Staging:
         self._on_state = on_state
         self._early_until = started if spec.mode == AUTO_MODE else started + EARLY_S
         self._waiting_for_staged: list[int] = []
+        self._little = Little()
         self._early: dict[int, bytes] = {}
         """Wants that came before the files were known: token and path."""
         self._writes = Writes(helpers, self._voided)
@@ -264,6 +266,23 @@ class Staging:
         if self.engine is not None and self.state is State.STAGING:
             self.engine.see_use(self.programs, now)
             self.engine.yield_to_program(now)
+            if self.group is None and not self.engine.queue.closed:
+                self._stop_if_little_is_read(self.engine)
+
+    def _stop_if_little_is_read(self, engine: Engine) -> None:
+        watch = self._watch
+        share = self._little.share(
+            watch.opened_files,
+            watch.opened_bytes,
+            self._page.sums(),
+            len(self._page.pids()),
+            lambda: engine.are_mapped(self.programs),
+        )
+        if share is None:
+            return
+        text = f"copying was stopped, as the program reads {share:.1%} of the bytes of the files that it opens"
+        self.problem("little-read", text, "--mode upfront copies all files before the program starts")
+        self.close(Reason.LATER)
 
     @property
     def peers(self) -> Peers | None:

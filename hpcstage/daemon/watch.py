@@ -8,7 +8,7 @@ after an epoch was announced waits until its indices are mapped.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,9 @@ class Watch:
         self.learner: Learner | None = None
         self.keeping = Keeping(self._family)
         self.events = 0
+        self.opened_files = self.opened_bytes = 0
+        """Opens of files, and the sizes of these files together."""
+        self._sizes: Sequence[int] = ()
         self._watched = False
         self._page = page
         self._started = started
@@ -77,6 +80,7 @@ class Watch:
     ) -> None:
         """The files are known. `staged` says it of an id, `staging` whether any is missing; `known` is of a trace."""
         self._find = finder(manifest)
+        self._sizes = manifest.sizes
         self._staged, self._staging = staged, staging
         self.learner = Learner(len(manifest))
         for key, rows in known.items():
@@ -177,6 +181,8 @@ class Watch:
             return
         elif isinstance(item, Opened):
             self.events += 1
+            self.opened_files += 1
+            self.opened_bytes += self._sizes[item.file_id]
             learner.opened(item.slot, item.file_id)
             self.keeping.opened(item.slot, item.file_id)
         elif isinstance(item, Marked):

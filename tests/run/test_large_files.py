@@ -53,6 +53,17 @@ def source(tmp_path: Path) -> Iterator[Slowfs]:
         yield slow
 
 
+TOUCH = """
+import sys, time, os
+root = os.path.dirname(sys.argv[1])
+for number in range(400):
+    with open(f"{root}/many/{number:03d}", "rb", buffering=0) as file:
+        file.read(65536)
+    time.sleep(0.01)
+print(open(sys.argv[2]).read())
+"""
+
+
 def run(hpcstage: Hpcstage, source: Slowfs, code: str, *options: str) -> dict[str, Any]:
     names = [source.path / "large", source.path / "small"]
     done = hpcstage("run", *options, "--data", source.path, "--", sys.executable, "-c", code, *names)
@@ -83,3 +94,17 @@ def test_copied_before_the_program_starts_it_is_served(hpcstage: Hpcstage, sourc
     assert record["datasets"][0]["staged_bytes"] == SIZE_BYTES + len(b"small")
     assert "left-to-program" not in {note["id"] for note in record["notes"]}
     assert SIZE_BYTES <= source.counters().read_bytes <= 1.01 * SIZE_BYTES + os.sysconf("SC_PAGE_SIZE")
+
+
+def test_many_files_of_which_little_is_read_are_not_all_copied(hpcstage: Hpcstage, tmp_path: Path) -> None:
+    many = tmp_path / "behind" / "many"
+    many.mkdir(parents=True)
+    for number in range(400):
+        with (many / f"{number:03d}").open("wb") as file:
+            file.truncate(2 * MB)
+    (many.parent / "small").write_bytes(b"small")
+    with Slowfs(many.parent, Settings(bandwidth_bytes_per_s=80 * MB), keep_cache=True) as slow:
+        record = run(hpcstage, slow, TOUCH)
+        assert slow.counters().read_bytes < 0.8 * 800 * MB
+    said = {note["id"]: note["text"] for note in record["notes"]}
+    assert said["little-read"].startswith("copying was stopped, as the program reads 3.")
