@@ -195,12 +195,15 @@ class Queue:
             if not (self.is_large(id_) and self.large.must_wait(id_, now)):
                 return id_
             self._put_aside(id_)
-        for id_ in () if self.large.are_enough(now) else islice(self._aside, LOOK_LIMIT):
-            if self._places[id_] != Place.WAITING:
-                del self._aside[id_]
-                return self._next(now)
-            if not self.large.must_wait(id_, now):
-                del self._aside[id_]
+        return None if self.large.are_enough(now) else self._next_aside(now)
+
+    def _next_aside(self, now: float) -> int | None:
+        for id_ in list(islice(self._aside, LOOK_LIMIT)):
+            waits = self._places[id_] == Place.WAITING
+            if waits and self.large.must_wait(id_, now):
+                continue
+            del self._aside[id_]
+            if waits:
                 return id_
         return None
 

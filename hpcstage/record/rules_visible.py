@@ -154,7 +154,10 @@ def not_swapped(record: dict[str, Any]) -> Iterator[Note]:
 
 
 def _harmless(name: str, record: dict[str, Any]) -> bool:
-    """Opens during a scan of a moment: nothing that a user does would change them."""
+    """Opens during a scan of a moment, which nothing that a user does would change; and those after copying was stopped
+    because little is read, which is said already."""
+    if name == "settled":
+        return any(problem["id"] == "little-read" for problem in record["problems"])
     scans = [node["scan_s"] for node in record["nodes"] if node["scan_s"] is not None]
     took_s = max(scans, default=record["time_split"]["wall_s"] or LONG_SCAN_S)
     return name == "scanning" and took_s < LONG_SCAN_S

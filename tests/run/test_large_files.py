@@ -108,3 +108,4 @@ def test_many_files_of_which_little_is_read_are_not_all_copied(hpcstage: Hpcstag
         assert slow.counters().read_bytes < 0.8 * 800 * MB
     said = {note["id"]: note["text"] for note in record["notes"]}
     assert said["little-read"].startswith("copying was stopped, as the program reads 3.")
+    assert "direct-settled" not in said
