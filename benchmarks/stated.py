@@ -259,6 +259,22 @@ ROWS: tuple[Row, ...] = (
             f"off by {max(r.figures('.*: periods off by')):.1f} s; "
             f"{_range(r.figures('.*: loss of bandwidth off by'), '.1f', 100)} %"
         ),
+        optional=True,
+    ),
+    Row(
+        "truth",
+        "What the report says was saved against reading directly, with a real direct run beside each cell (aim: 15 % of its time)",
+        lambda r: (
+            f"off by {_range(r.figures('saved, .*: direct run off by'), '.0f', 100)} % of the direct run's time; "
+            f"cannot tell in {100 * r.figure('saved: share of cells of which nothing is said'):.0f} % of the cells"
+        ),
+        optional=True,
+    ),
+    Row(
+        "ways",
+        "Ways of reading that could be harmed: `runtime` and `auto` / the program alone, the worst cell (aim: at most 1.05)",
+        lambda r: f"{max(r.figures('.*: (runtime|auto) / plain')):.3f}",
+        optional=True,
     ),
     Row(
         "warm",
