@@ -275,6 +275,22 @@ RECORD_INDEX = 2
 INDEX = struct.Struct("<Iq")
 """u32 key of the dataset, as in EPOCH; i64 index."""
 
+# ---- the attributes: `<node directory>/attributes`, one shared mapping, written by the daemon ----
+#
+# header (64 bytes):  0 u64 ATTRIBUTES_MAGIC   8 u64 rows (a power of two)  16 u64 device of the store  24..63 reserved
+# then the rows: what stat says of the source of a copy. A copy's row is one of the ATTRIBUTES_PROBES from where its
+# inode leads: inode * ATTRIBUTES_FACTOR modulo 2**64, its upper bits. It counts if the copy's time of change is in it.
+ATTRIBUTES_FILE = "attributes"
+ATTRIBUTES_MAGIC = int.from_bytes(b"hpcattr1", "little")
+ATTRIBUTES_HEADER = struct.Struct("<QQQ")
+ATTRIBUTES_HEADER_BYTES = 64
+ATTRIBUTES_ROW = struct.Struct("<QqQQqIIII8x")
+"""u64 inode of the copy, 0: none; i64 its ctime in ns; then of the source: u64 device, u64 inode, i64 ctime in ns,
+u32 mode, u32 names, u32 owner, u32 group."""
+ATTRIBUTES_ROW_BYTES = 64
+ATTRIBUTES_FACTOR = 0x9E3779B97F4A7C15
+ATTRIBUTES_PROBES = 8
+
 # ---- the holdings: `<node directory>/holdings`, one shared mapping, written by the daemon ----
 #
 # 0 u64 HOLDINGS_MAGIC   8 u64 files   then a byte per id of `<node directory>/manifest.bin`

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from hpcstage.daemon.alone import Alone
+from hpcstage.daemon.attributes import Attributes
 from hpcstage.daemon.copyfile import Status
 from hpcstage.daemon.groupqueue import GroupQueue
 from hpcstage.daemon.holdings import Holdings
@@ -104,6 +105,7 @@ class Engine:
         self.pool = pool
         self.store = store
         self.holdings = Holdings(store.node_dir, len(manifest))
+        self._attributes = Attributes(store.node_dir, manifest)
         self.stored_bytes = 0
         self.stored_files = 0
         self.last_stored = 0.0
@@ -217,6 +219,8 @@ class Engine:
         facts = self.by_dataset[self.manifest.dataset_of(id_)]
         facts.staged_files += files
         facts.staged_bytes += size_bytes
+        if files > 0:
+            self._attributes.note(id_, self.store.path(self.manifest.store_path(id_)))
         if files > 0 and self.queue.keeps(id_):
             self.holdings.keep(id_)
         else:

@@ -23,6 +23,10 @@ class Columns:
         self.devices = array("Q")
         self.inodes = array("Q")
         self.flags = array("H")
+        self.ctimes = array("q")
+        self.links = array("I")
+        self.uids = array("I")
+        self.gids = array("I")
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -37,6 +41,10 @@ class Columns:
         self.devices.append(found.st_dev)
         self.inodes.append(found.st_ino)
         self.flags.append(LINK_FLAG if is_link else 0)
+        self.ctimes.append(found.st_ctime_ns)
+        self.links.append(found.st_nlink)
+        self.uids.append(found.st_uid)
+        self.gids.append(found.st_gid)
 
     def add_entry(self, entry: Entry) -> None:
         """Appends a file that is at hand as a value."""
@@ -48,6 +56,10 @@ class Columns:
         self.devices.append(entry.device)
         self.inodes.append(entry.inode)
         self.flags.append(LINK_FLAG if entry.is_link else 0)
+        self.ctimes.append(entry.ctime_ns)
+        self.links.append(entry.links)
+        self.uids.append(entry.uid)
+        self.gids.append(entry.gid)
 
     def extend(self, other: Columns) -> None:
         """Appends all of another's files."""
@@ -57,7 +69,8 @@ class Columns:
 
     def arrays(self) -> list[array[int]]:
         """The numeric columns, always in the same sequence."""
-        return [self.sizes, self.mtimes, self.devices, self.inodes, self.modes, self.datasets, self.flags]
+        wide = [self.sizes, self.mtimes, self.devices, self.inodes, self.ctimes]
+        return [*wide, self.modes, self.links, self.uids, self.gids, self.datasets, self.flags]
 
     def sorted(self) -> Columns:
         """A copy in the sequence (dataset, path), of files with the same place only the first found."""

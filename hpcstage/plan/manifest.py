@@ -4,8 +4,8 @@ Owns the file format and look-ups in it. Scanning is in `scan`; who reads what, 
 truncated or foreign file is one UsageError when it is opened, never a crash later.
 
     header    magic, version, counts, byte offsets, CRC of the rest
-    columns   size u64, mtime i64, device u64, inode u64, offset of the path u64 (one more than files), mode u32,
-              dataset u16, flags u16
+    columns   size u64, mtime i64, device u64, inode u64, offset of the path u64 (one more than files), ctime i64,
+              mode u32, number of names u32, owner u32, group u32, dataset u16, flags u16
     index     u32 per slot: id + 1 of the file whose hash (CRC-32 of its path, started with its dataset) leads there
     paths     below the roots, one behind the other
     datasets  JSON
@@ -30,13 +30,13 @@ from hpcstage.plan.roots import Roots, join, tidy
 from hpcstage.plan.types import Dataset, Entry
 
 _MAGIC = b"hpcstage manifest\n\0\0\0\0\0\0"
-_VERSION = 1
+_VERSION = 2
 _ENDIAN_MARK = 0x01020304
 _NUMBERS = struct.Struct("=IIQQQQQ")
 """version, endian mark, files, index slots, bytes of paths, bytes of datasets, bytes of content."""
 _CRC = struct.Struct("=Q")
 _HEADER_BYTES = len(_MAGIC) + _NUMBERS.size + _CRC.size
-_COLUMNS = "QqQQQIHH"
+_COLUMNS = "QqQQQqIIIIHH"
 """Widest first, so that every column is aligned."""
 _NO_ID = 0
 
@@ -56,7 +56,9 @@ class Manifest:
             columns.append(_cast(view[at : at + size], code))
             at = _aligned(at + size)
         self._sizes, self._mtimes, self._devices, self._inodes = columns[:4]
-        self._offsets, self._modes, self._of, self._flags = columns[4:]
+        self._offsets, self._ctimes, self._modes, self._links, self._uids, self._gids, self._of, self._flags = columns[
+            4:
+        ]
         self._index = _cast(view[at : at + 4 * slots], "I")
         at += 4 * slots
         self._paths_at = at
@@ -112,6 +114,10 @@ class Manifest:
             device=self._devices[file_id],
             inode=self._inodes[file_id],
             is_link=self.is_link(file_id),
+            ctime_ns=self._ctimes[file_id],
+            links=self._links[file_id],
+            uid=self._uids[file_id],
+            gid=self._gids[file_id],
         )
 
     def path(self, file_id: int) -> bytes:
@@ -193,6 +199,11 @@ class Manifest:
         return self._sizes
 
     @property
+    def devices(self) -> memoryview[int]:
+        """The devices that the files are on, by id."""
+        return self._devices
+
+    @property
     def total_bytes(self) -> int:
         """The sum of all sizes."""
         if self._total_bytes is None:
@@ -238,9 +249,9 @@ def _aligned(at: int) -> int:
 def _encode(datasets: Sequence[Dataset], found: Columns) -> bytes:
     offsets = array("Q", accumulate(map(len, found.paths), initial=0))
     index = _hash_index(found.paths, found.datasets)
-    sizes, mtimes, devices, inodes, modes, owners, flags = found.arrays()
+    sizes, mtimes, devices, inodes, *others = found.arrays()
     content = bytearray()
-    for column in (sizes, mtimes, devices, inodes, offsets, modes, owners, flags):
+    for column in (sizes, mtimes, devices, inodes, offsets, *others):
         content += column.tobytes()
         content += bytes(-len(content) % 8)
     content += index.tobytes()

@@ -70,6 +70,11 @@ class Entry:
     inode: int
     is_link: bool
     """A symbolic link at the source: its target's content is staged under its name."""
+    ctime_ns: int = 0
+    """0: this and what follows is not known."""
+    links: int = 1
+    uid: int = 0
+    gid: int = 0
 
 
 @dataclass(frozen=True)

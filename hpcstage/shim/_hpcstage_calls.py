@@ -194,13 +194,24 @@ class Stat(Call):
     def __call__(self, path: Any, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> os.stat_result:
         context = self.context
         how = FOLLOWED if follow_symlinks else 0
-        place = None if _plainly_outside(path, context) else context.paths.find(path, dir_fd, how)
+        plain = _plainly_outside(path, context)
+        place = None if plain else context.paths.find(path, dir_fd, how)
         if place is not None and not place.is_dir_name:
             found = _answer(context, place, follow_symlinks)
             if found is not None:
                 return found
         result: os.stat_result = self.original(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
-        return result
+        number = path if isinstance(path, int) else context.copies.named(path) if follow_symlinks else None
+        return result if number is None else context.copies.stat(number, result)
+
+
+class Fstat(Call):
+    """os.fstat."""
+
+    def __call__(self, fd: int) -> os.stat_result:
+        result: os.stat_result = self.original(fd)
+        found: os.stat_result = self.context.copies.stat(fd, result)
+        return found
 
 
 class Lstat(Call):
@@ -217,8 +228,8 @@ class Lstat(Call):
         return result
 
 
-def _answer(context: Context, place: Any, follow_symlinks: bool) -> os.stat_result | None:
-    """The copy's stat, if there is one and it may answer: a second name marks a symbolic link at the source."""
+def _answer(context: Context, place: Any, follow_symlinks: bool, *, exact: bool = True) -> os.stat_result | None:
+    """The source's stat by its copy, if there is one that may answer: a second name of a copy marks a symbolic link."""
     info = None
     if not context.measuring() and (context.quiet or context.slot.serves()):
         try:
@@ -226,8 +237,10 @@ def _answer(context: Context, place: Any, follow_symlinks: bool) -> os.stat_resu
         except OSError:
             info = None
     if info is not None and stat_bits.S_ISREG(info.st_mode) and (follow_symlinks or info.st_nlink == 1):
-        context.count(wire.COUNTER_HIT_STATS)
-        return info
+        found: os.stat_result | None = info if context.quiet or not exact else context.attributes.of(info)
+        if found is not None:
+            context.count(wire.COUNTER_HIT_STATS)
+            return found
     context.count(wire.COUNTER_SOURCE_STATS)
     return None
 
@@ -247,7 +260,9 @@ class Access(Call):
         context = self.context
         how = FOLLOWED if follow_symlinks else 0
         place = None if mode & (os.W_OK | os.X_OK) else context.paths.find(path, dir_fd, how)
-        if place is not None and not place.is_dir_name and _answer(context, place, follow_symlinks) is not None:
+        if place is None or place.is_dir_name:
+            return self._ask(path, mode, dir_fd, effective_ids, follow_symlinks)
+        if _answer(context, place, follow_symlinks, exact=False) is not None:
             return bool(_access(place.local, mode)) or self._ask(path, mode, dir_fd, effective_ids, follow_symlinks)
         return self._ask(path, mode, dir_fd, effective_ids, follow_symlinks)
 
@@ -372,6 +387,7 @@ BY_KIND = (
     (OsOpen, "os", ("open",)),
     (Stat, "os", ("stat",)),
     (Lstat, "os", ("lstat",)),
+    (Fstat, "os", ("fstat",)),
     (Access, "os", ("access",)),
     (Change, "os", ("remove", "unlink", "truncate", "chmod", "utime", "chown", "lchown", "setxattr", "removexattr")),
     (Change, "os", ("fchmod", "fchown", "link")),

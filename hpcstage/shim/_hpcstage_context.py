@@ -10,6 +10,7 @@ import os
 import stat as stat_bits
 from time import monotonic_ns
 
+import _hpcstage_attributes as attributes  # type: ignore[import-not-found]
 import _hpcstage_copies as copies  # type: ignore[import-not-found]
 import _hpcstage_wire as wire  # type: ignore[import-not-found]
 from _hpcstage_names import AFRESH, FOLLOWED, OPENS  # type: ignore[import-not-found]
@@ -38,6 +39,7 @@ class Context:
         self.direct = config.direct
         self.slot = slot
         self.daemon = daemon
+        self.attributes = attributes.Attributes(config.node_dir, slot)
         self.copies = copies.Copies(self)
         self.use(paths, quiet=True)
 

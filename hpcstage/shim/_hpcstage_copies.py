@@ -10,6 +10,8 @@ import fcntl
 import os
 import stat as stat_bits
 
+import _hpcstage_wire as wire  # type: ignore[import-not-found]
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -20,6 +22,7 @@ _open = os.open
 _close = os.close
 _dup2 = os.dup2
 _fcntl = fcntl.fcntl
+_stat = os.stat
 _fstat = os.fstat
 _lseek = os.lseek
 _listdir = os.listdir
@@ -63,7 +66,7 @@ class Copies:
     def surrender(self, fd: int) -> bool:
         """Puts the source in the place of a copy, for every number that shares it."""
         source = self.source_of(fd)
-        opened = -1 if source is None else _open_source(fd, source)
+        opened = -1 if source is None else self._open_source(fd, source)
         if opened < 0:
             return False
         try:
@@ -74,17 +77,44 @@ class Copies:
             _close(opened)
         return True
 
-
-def _open_source(fd: int, source: str) -> int:
-    try:
-        opened = _open(source, _fcntl(fd, fcntl.F_GETFL) & ~NOT_AGAIN | os.O_CLOEXEC)
-    except OSError:
+    def _open_source(self, fd: int, source: str) -> int:
+        try:
+            opened = _open(source, _fcntl(fd, fcntl.F_GETFL) & ~NOT_AGAIN | os.O_CLOEXEC)
+        except OSError:
+            return -1
+        if self._is_source(_fstat(fd), _fstat(opened)):
+            return opened
+        _close(opened)
         return -1
-    copy, now = _fstat(fd), _fstat(opened)
-    if stat_bits.S_ISREG(now.st_mode) and (copy.st_size, copy.st_mtime_ns) == (now.st_size, now.st_mtime_ns):
-        return opened
-    _close(opened)
-    return -1
+
+    def _is_source(self, copy: os.stat_result, now: os.stat_result) -> bool:
+        """The very same file, as far as that is known, else one that looks so."""
+        listed = self._context.attributes.of(copy)
+        if listed is not None:
+            return (listed.st_dev, listed.st_ino) == (now.st_dev, now.st_ino)
+        return stat_bits.S_ISREG(now.st_mode) and _content(copy) == _content(now)
+
+    def stat(self, fd: int, info: os.stat_result) -> os.stat_result:
+        """What fstat says of a descriptor, if it may be a copy's: the source's."""
+        context = self._context
+        if not context.attributes.ready() or info.st_dev != context.attributes.device:
+            return info
+        listed: os.stat_result | None = context.attributes.of(info)
+        if listed is not None:
+            return listed
+        source = self.source_of(fd)
+        if source is None:
+            return info
+        context.count(wire.COUNTER_SOURCE_STATS)
+        try:
+            now = _stat(source)
+        except OSError:
+            return info
+        return now if _content(now) == _content(info) else info
+
+
+def _content(info: os.stat_result) -> tuple[int, int]:
+    return info.st_size, info.st_mtime_ns
 
 
 def _sharing(fd: int) -> list[int]:

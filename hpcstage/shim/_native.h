@@ -165,6 +165,16 @@ static inline void fd_closed(int fd) {
     fd_mark(fd, FD_OTHER);
 }
 
+/* ---- what stat says of copies ---- */
+struct stat;
+struct statx;
+int copy_source(int fd, char *out);             /* the name at the source of a copy's descriptor; out: PATH_MAX */
+int attributes_put(struct stat *info);          /* of a copy; 0: not known, the source must be asked */
+int attributes_put_x(struct statx *info);       /* the same */
+int attributes_same(int fd, int source);        /* whether an open source is the file of an open copy */
+int attributes_result(int result, int fd, void *info); /* of fstat on any descriptor */
+int attributes_of_named(const char *path, struct stat *info); /* of /proc/self/fd/N and the like, if that is a copy */
+
 /* ---- the hooks and the import tables ---- */
 struct hook {
     const char *name;

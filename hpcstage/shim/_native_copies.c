@@ -69,6 +69,14 @@ static enum kind place_of(int fd, struct place *at) {
     return kind;
 }
 
+int copy_source(int fd, char *out) {
+    struct place at;
+    if (place_of(fd, &at) != FILE_NAME)
+        return 0;
+    source_of(&at, out);
+    return out[0] != 0;
+}
+
 /* A descriptor of the file that was copied, opened as the copy is, or -1. */
 static int open_source(int fd, const struct place *at) {
     char source[PATH_MAX];
@@ -77,7 +85,7 @@ static int open_source(int fd, const struct place *at) {
     if (flags < 0 || !source[0])
         return -1;
     int opened = open(source, (flags & ~(O_CREAT | O_EXCL | O_TRUNC | O_APPEND)) | O_CLOEXEC);
-    if (opened >= 0 && !unchanged(fd, opened)) {
+    if (opened >= 0 && !attributes_same(fd, opened)) {
         close(opened);
         return -1;
     }

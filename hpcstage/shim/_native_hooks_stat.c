@@ -78,7 +78,8 @@ static __attribute__((noinline)) enum answer stat_copy(int dirfd, const char *pa
     enum answer found = findable(dirfd, path, nofollow, &at);
     if (found != BY_COPY)
         return found;
-    int hit = fstatat(AT_FDCWD, at.local, &info, AT_SYMLINK_NOFOLLOW) == 0 && answers(&info, nofollow);
+    int hit = fstatat(AT_FDCWD, at.local, &info, AT_SYMLINK_NOFOLLOW) == 0 && answers(&info, nofollow) &&
+              (at.map->quiet || attributes_put(&info));
     errno = saved;
     counted(&at, hit);
     if (hit)
@@ -90,6 +91,8 @@ static __attribute__((noinline)) enum answer stat_copy(int dirfd, const char *pa
     static int hook_##name(const char *path, struct type *out) { \
         if (concerns(AT_FDCWD, path)) \
             ANSWERED(stat_copy(AT_FDCWD, path, (struct stat *)out, nofollow), name(path, out)) \
+        if (!nofollow && attributes_of_named(path, (struct stat *)out)) \
+            return 0; \
         return name(path, out); \
     }
 #define HOOK_XSTAT(name, type, nofollow) \
@@ -98,10 +101,18 @@ static __attribute__((noinline)) enum answer stat_copy(int dirfd, const char *pa
             ANSWERED(stat_copy(AT_FDCWD, path, (struct stat *)out, nofollow), name(version, path, out)) \
         return name(version, path, out); \
     }
+static inline int of_descriptor(const char *path, int flags) {
+    return (flags & AT_EMPTY_PATH) && path && !*path;
+}
+
 #define HOOK_STATAT(name, type) \
     static int hook_##name(int dirfd, const char *path, struct type *out, int flags) { \
         if (concerns(dirfd, path)) \
             ANSWERED(stat_copy(dirfd, path, (struct stat *)out, flags & AT_SYMLINK_NOFOLLOW), name(dirfd, path, out, flags)) \
+        if (of_descriptor(path, flags)) \
+            return attributes_result(name(dirfd, path, out, flags), dirfd, out); \
+        if (!(flags & AT_SYMLINK_NOFOLLOW) && attributes_of_named(path, (struct stat *)out)) \
+            return 0; \
         return name(dirfd, path, out, flags); \
     }
 #define HOOK_XSTATAT(name, type) \
@@ -128,13 +139,13 @@ HOOK_XSTATAT(__fxstatat64, stat64)
     static int hook_##name(int fd, struct type *out) { \
         if (fd_kind(fd) == FD_SOURCE) \
             FROM_SOURCE(name(fd, out)) \
-        return name(fd, out); \
+        return attributes_result(name(fd, out), fd, out); \
     }
 #define HOOK_FXSTAT(name, type) \
     static int hook_##name(int version, int fd, struct type *out) { \
         if (fd_kind(fd) == FD_SOURCE) \
             FROM_SOURCE(name(version, fd, out)) \
-        return name(version, fd, out); \
+        return attributes_result(name(version, fd, out), fd, out); \
     }
 HOOK_FSTAT(fstat, stat)
 HOOK_FSTAT(fstat64, stat64)
@@ -152,8 +163,10 @@ static __attribute__((noinline)) enum answer statx_copy(int dirfd, const char *p
     enum answer found = findable(dirfd, path, flags & AT_SYMLINK_NOFOLLOW, &at);
     if (found != BY_COPY)
         return found;
-    int hit = statx(AT_FDCWD, at.local, AT_SYMLINK_NOFOLLOW, mask | STATX_TYPE | STATX_NLINK, &info) == 0 &&
-              S_ISREG(info.stx_mode) && !((flags & AT_SYMLINK_NOFOLLOW) && info.stx_nlink != 1);
+    int hit = !(mask & STATX_BTIME) && /* when a file was made is known to its source only */
+              statx(AT_FDCWD, at.local, AT_SYMLINK_NOFOLLOW, mask | STATX_BASIC_STATS, &info) == 0 &&
+              S_ISREG(info.stx_mode) && !((flags & AT_SYMLINK_NOFOLLOW) && info.stx_nlink != 1) &&
+              (at.map->quiet || attributes_put_x(&info));
     errno = saved;
     counted(&at, hit);
     if (hit)
@@ -161,9 +174,30 @@ static __attribute__((noinline)) enum answer statx_copy(int dirfd, const char *p
     return answer_of(&at, hit);
 }
 
+/* Of a descriptor of a copy, by its number: 0 if it is none. */
+static __attribute__((noinline)) int statx_open(int fd, unsigned mask, struct statx *out) {
+    char source[PATH_MAX];
+    struct statx now;
+    int saved = errno;
+    if (statx(fd, "", AT_EMPTY_PATH, mask | STATX_BASIC_STATS, out) != 0)
+        return 0;
+    if (!(mask & STATX_BTIME) && attributes_put_x(out))
+        return 1;
+    int same = copy_source(fd, source) && statx(AT_FDCWD, source, 0, mask | STATX_BASIC_STATS, &now) == 0 &&
+               now.stx_size == out->stx_size && now.stx_mtime.tv_sec == out->stx_mtime.tv_sec &&
+               now.stx_mtime.tv_nsec == out->stx_mtime.tv_nsec;
+    errno = saved;
+    count(COUNTER_SOURCE_STATS, 1);
+    if (same)
+        *out = now;
+    return 1;
+}
+
 static int hook_statx(int dirfd, const char *path, int flags, unsigned mask, struct statx *out) {
     if (concerns(dirfd, path))
         ANSWERED(statx_copy(dirfd, path, flags, mask, out), statx(dirfd, path, flags, mask, out))
+    if (of_descriptor(path, flags) && fd_kind(dirfd) == FD_LOCAL && statx_open(dirfd, mask, out))
+        return 0;
     return statx(dirfd, path, flags, mask, out);
 }
 #endif

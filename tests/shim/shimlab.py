@@ -22,7 +22,9 @@ from typing import Any
 import pytest
 
 from hpcstage import wire
+from hpcstage.daemon.attributes import Table
 from hpcstage.launch import page, shimdir
+from hpcstage.plan.types import Entry
 
 LAYERS = ("native", "python")
 PRELUDE = """
@@ -45,6 +47,7 @@ class Lab:
         self.source.mkdir(parents=True)
         self.store.mkdir(parents=True)
         page.create(self.node / "page")
+        self._table = Table(self.node, 1000)
         self.state(wire.State.STAGING)
 
     def state(self, state: wire.State) -> None:
@@ -81,7 +84,19 @@ class Lab:
                 path.write_bytes(content)
         if source is not None and store is not None:
             shutil.copystat(self.source / text, self.store / text)
+        if store is not None:
+            self.note(text)
         return self.source / text
+
+    def note(self, name: str) -> None:
+        """As the daemon does for a copy: what stat says of its source, or, where there is none, of the copy."""
+        source, copy = self.source / name, self.store / name
+        found = (source if source.exists() else copy).stat()
+        entry = Entry(
+            0, b"", found.st_size, found.st_mtime_ns, found.st_mode, found.st_dev, found.st_ino, False,
+            found.st_ctime_ns, found.st_nlink, found.st_uid, found.st_gid,
+        )  # fmt: skip
+        self._table.put(copy.lstat(), entry, found.st_dev)
 
     def environment(self, **more: str) -> dict[str, str]:
         """The environment of the command."""

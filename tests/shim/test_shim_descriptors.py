@@ -182,6 +182,21 @@ say(out)
     assert path.read_bytes() == SAME
 
 
+def test_who_gets_a_lock_reads_what_is_there_now(lab: Lab) -> None:
+    path = staged(lab)
+    code = """
+import fcntl, subprocess
+f = open(src("file"), "rb", buffering=0)
+out = [f.read(3).decode()]
+change = "import sys; w = open(sys.argv[1], 'r+b'); w.write(b'CHANGED BY ANOTHER'); w.close()"
+subprocess.run([sys.executable, "-I", "-c", change, sys.argv[2]], check=True)
+fcntl.flock(f, fcntl.LOCK_SH)
+out.append(f.read(4).decode())
+say(out)
+"""
+    assert lab.run(code, path) == ["the", "NGED"]
+
+
 def test_a_reader_with_a_shared_lock_is_still_served(native_lab: Lab) -> None:
     staged(native_lab)
     code = """

@@ -91,8 +91,8 @@ say(out)
     said = lab.run(code)
     assert said["staged"][:6] == [True] * 6
     assert said["not"][:6] == [True] * 6
-    copy = os.stat(lab.store / "staged")
-    assert said["staged"][6][:2] == [copy.st_dev, copy.st_ino]
+    source = os.stat(lab.source / "staged")
+    assert said["staged"][6][:2] == [source.st_dev, source.st_ino]
     assert said["staged"][6][3] == (lab.source / "staged").stat().st_mtime_ns
 
 
@@ -264,7 +264,7 @@ with open(name, "r+") as f: f.write("B")
 say([open(name).read(), os.stat(name).st_ino, open(os.devnull).read(), open("/proc/self/comm").read() != ""])
 """
     assert lab.run(code, beside / "file") == ["Beside", (beside / "file").stat().st_ino, "", True]
-    assert set(lab.counters()) <= {"attach_ns", "cpu_ns", "exit_ns", "reads_measured"}
+    assert set(lab.counters()) <= {"attach_ns", "cpu_ns", "exit_ns", "reads_measured", "queued_ns"}
 
 
 def test_symlinks(lab: Lab) -> None:
