@@ -46,7 +46,7 @@ def _settings(bandwidth_mb: float, metadata_ms: float, data_ms: float, per_s: fl
     return Settings(bandwidth_mb * MB, metadata_ms / 1e3, data_ms / 1e3, per_s, load)
 
 
-_HIGH, _MIDDLE, _LOW = _settings(30, 1, 1), _settings(10, 1, 1), _settings(5, 1, 1)
+_HIGH, _MIDDLE, _LOW = _settings(80, 1, 1), _settings(30, 1, 1), _settings(15, 1, 1)
 SOURCES = {
     source.name: source
     for source in (
@@ -55,8 +55,8 @@ SOURCES = {
         Source("far", _settings(200, 8, 8), 0.025, 0.0035),
         Source("limited", _settings(200, 0.5, 0.5, per_s=150), 0.0135, 0.0133),
         Source("loaded", _settings(80, 1, 1, load=3.0), 0.0095, 0.0063),
-        Source("alternating", _HIGH, 0.009, 0.0070, turns=((1.5, _HIGH), (1.5, _LOW))),
-        Source("fluttering", _HIGH, 0.009, 0.0062, turns=((0.3, _HIGH), (0.3, _MIDDLE))),
+        Source("alternating", _HIGH, 0.007, 0.0030, turns=((1.5, _HIGH), (1.5, _LOW))),
+        Source("fluttering", _HIGH, 0.006, 0.0024, turns=((0.4, _HIGH), (0.4, _MIDDLE))),
     )
 }
 
@@ -92,21 +92,24 @@ def _cells() -> Iterator[Cell]:
     ways = ("loop", "loader 0", "loader 2", "loader 8", "processes")
     for way, source in itertools.product(ways, ("slow", "fast", "limited", "fluttering")):
         yield Cell(way, source, 1.0)
-    for way, source in itertools.product(("loop", "loader 0", "loader 2", "loader 8", "processes"), ("slow", "far")):
-        yield Cell(way, source, 4.0 if source == "slow" else 2.0)
+    for way in ("loop", "loader 0", "loader 2", "loader 8"):
+        yield Cell(way, "slow", 4.0)
+    for way in ways:
+        yield Cell(way, "far", 2.0)
     for way in ("loop", "loader 2", "processes"):
-        yield Cell(way, "loaded", 2.0)
+        yield Cell(way, "loaded", 2.0 if way != "processes" else 0.5)
         yield Cell(way, "slow", 1.0, mode="upfront")
-        yield Cell(way, "slow", 2.0, epochs=3)
+        yield Cell(way, "slow", 2.0 if way != "processes" else 0.5, epochs=3)
     for way in ("loop", "loader 2"):
         yield Cell(way, "alternating", 1.0)
         yield Cell(way, "limited", 1.0, epochs=2)
     for source in ("slow", "fast"):
         yield Cell("phases", source, 0.4)
-        yield Cell("stream", source, 1.0)
         yield Cell("large", source, 1.0)
         yield Cell("mmap", source, 1.0)
-    yield Cell("phases", "limited", 1.0)
+    yield Cell("large", "slow", 1.0, mode="upfront")
+    yield Cell("stream", "slow", 1.0)
+    yield Cell("stream", "slow", 4.0)
 
 
 CELLS = tuple(_cells())

@@ -19,7 +19,7 @@ from typing import Any
 from hpcstage.record.readers import Loader, Program, Readers
 from hpcstage.record.sourceload import Load, Range
 
-WIDE = 0.1
+WIDE = 0.12
 """A range that reaches further than this share to both sides of its middle says nothing."""
 STRANGE = 0.1
 """So large a share of the opens by processes that are not understood is too much."""
@@ -45,9 +45,16 @@ class Direct:
 
 
 def direct_of(
-    wall_s: float, programs: Sequence[Program], load: Load, files: int | None, size_bytes: int | None
+    wall_s: float,
+    programs: Sequence[Program],
+    load: Load,
+    files: int | None,
+    size_bytes: int | None,
+    copied_bytes: int | None = None,
 ) -> Direct:
-    """`files`, `size_bytes`: of the datasets. Raises CannotTell."""
+    """`files`, `size_bytes`: of the datasets; `copied_bytes`: by hpcstage. Raises CannotTell."""
+    if not any(program.swapped for program in programs):
+        return _unserved(wall_s, programs, copied_bytes)
     _check(programs, load, files, size_bytes)
     readers = sum(_at_once(program) for program in programs)
     changes = [_change(program, readers, load, files) for program in programs]
@@ -69,6 +76,25 @@ def direct_of(
         "high_s": found.high,
     }
     return Direct(found, inputs)
+
+
+def _unserved(wall_s: float, programs: Sequence[Program], copied_bytes: int | None) -> Direct:
+    """All was read at the source here, too: copying can only have taken its share of what the source passed."""
+    if not any(_opens(program) for program in programs):
+        raise CannotTell("no open of a process whose reads are understood was seen")
+    copied = copied_bytes or 0
+    low_s = wall_s
+    if copied:
+        alone = [program.readers for program in programs if program.readers is not None]
+        read = sum(program.size_bytes or 0 for program in programs)
+        waited = [None if group.waited_s is None else group.waited_s / group.at_once for group in alone]
+        if None in waited or not read or len(alone) < len(programs):
+            raise CannotTell("nothing was served from copies, and how much copying slowed its reads is not known")
+        low_s = wall_s - max(value or 0.0 for value in waited) * copied / (copied + read)
+    found = Range(low_s, wall_s)
+    if (found.high - found.low) / 2 > WIDE * found.middle:
+        raise CannotTell("nothing was served from copies, and how much copying slowed its reads is not known")
+    return Direct(found, {"wall_s": wall_s, "copied_bytes": copied, "low_s": low_s, "high_s": wall_s})
 
 
 def _rate(load: Load) -> float | None:

@@ -31,7 +31,7 @@ class Readers:
     """Summed over processes, for the source and for copies."""
     mapped: bool
     queued_s: float
-    """What the main thread of one of them waited for a processor, at most."""
+    """What the main thread of one of them waited for a processor outside of its calls, about and at most."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,8 @@ class Program:
 
     loaders: tuple[Loader, ...] = ()
     readers: Readers | None = None
+    swapped: int = 0
+    """Opens that got a staged copy."""
     strangers: int = 0
     """Opens by processes that belong to neither."""
     size_bytes: int | None = None
@@ -83,6 +85,7 @@ def program_of(node: NodePart, source_share: float | None) -> Program:
     return Program(
         loaders=tuple(_loader(p, family, source_share) for p, family in zip(loading, families, strict=True)),
         readers=_readers(alone) if alone else None,
+        swapped=sum(tally.swapped_of(p) for p in node.processes),
         strangers=sum(tally.opens_of(p) for p in reading if p not in alone),
         size_bytes=None if None in reads else sum(value or 0 for value in reads),
         stats=tally.total(node.processes, "hit_stats"),
@@ -125,5 +128,11 @@ def _readers(processes: Sequence[ProcessPart]) -> Readers:
         phase_s=lived_ns / NS,
         waited_s=sum(known) / NS if len(known) == len(waits) else None,
         mapped=any(tally.maps(p) for p in processes),
-        queued_s=max(tally.count(p, "queued_ns") for p in processes) / NS,
+        queued_s=max(tally.count(p, "queued_ns") for p in processes) / NS * _outside(lived_ns / NS, waits),
     )
+
+
+def _outside(lived_s: float, waits: Sequence[tuple[float, float] | None]) -> float:
+    """The share of their time that was outside of calls."""
+    inside_s = sum(sum(pair) for pair in waits if pair is not None) / NS
+    return max(0.0, 1 - inside_s / lived_s) if lived_s else 1.0

@@ -78,7 +78,8 @@ def _vs_direct(nodes: Sequence[Digest], record: dict[str, Any], mode: str | None
     files, size_bytes = (_sum(dataset[name] for dataset in datasets) for name in ("files", "size_bytes"))
     load = load_of([node.seen for node in nodes], size_bytes)
     try:
-        found = direct_of(split["wall_s"], [node.program for node in nodes], load, files, size_bytes)
+        programs, copied = [node.program for node in nodes], record["totals"]["copied_bytes"]
+        found = direct_of(split["wall_s"], programs, load, files, size_bytes, copied)
     except CannotTell as why:
         return _cannot(str(why))
     before_s = _before_s(split, nodes)

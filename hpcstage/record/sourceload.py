@@ -3,10 +3,13 @@
 Two things were measured at two loads. Files that were copied with no other beside them say what one reader waits for a
 file, and the copiers at full load say how many files the source passes in a second. Between the two a source of any
 kind is bounded: `K` readers, each of which does something else for `think_s` between files, wait for a file no less
-than one reader does, and together they get no more than the whole source passes. By these bounds alone it is as if
-requests never met by chance; the other end is a queue with random times (mean value analysis). The truth is between.
+than one reader does, and together they get no more than the whole source passes. At one end of the range their requests
+meet only where they must; at the other all read at the same moments, as those do that began together and compute for
+the same time. Where one reader alone was faster than all together, either the copiers were slow or the source allows
+short bursts: what the one got and what all of them got are then the ends.
 
-Over time the source changes: the bounds are taken for each sample of the run, and the mean over the samples is by time.
+Over time the source changes: where it did, the bounds are taken for each sample of the run, and the mean over the
+samples is by time.
 """
 
 from __future__ import annotations
@@ -28,16 +31,16 @@ FULL = 0.6
 """So large a share of their time the copiers' transfers must be at the source for it to be what sets their rate."""
 FORGET_S = 1.2
 """Clients hold what they know of a name for about a second without asking."""
-UNSTEADY = 0.3
-"""Where the rates differ by more than this share of their mean, as a standard deviation,"""
+UNSTEADY = 0.25
+"""Where the rates, smoothed, are further from their mean than this share of it, on average, the source changes, and"""
 LEAST_TURNS = 6
-"""they must have crossed it so often for the mean to hold."""
+"""they must have crossed the mean so often for it to hold."""
 KEPT, DROPPED = 0.9, 0.1
 """Shares of a file's pages in memory after a later open: from the first on they are kept, up to the second not."""
 FITS, TOO_LARGE = 0.5, 1.5
 """Shares of the memory that the files take: below the first all stay, above the second none does."""
-MOST_READERS = 512
-"""More than these queue all the same."""
+LEAST_HALF = 4
+"""Samples in each half of what was seen, if their difference is to say how the source changed."""
 
 
 @dataclass(frozen=True)
@@ -150,8 +153,8 @@ class Load:
         """From one file of a reader to its next, with so many readers."""
         if self.alone is None or not self.rates:
             return None
-        low = self._mean(self.rates, readers, think_s, self.alone.low, queueing=False)
-        high = self._mean(self.rates, readers, think_s, self.alone.high, queueing=True)
+        low = self._mean(self.rates, readers, think_s, self.alone.low, together=False)
+        high = self._mean(self.rates, readers, think_s, self.alone.high, together=True)
         if self.loaded_s is not None and readers <= self.flying:
             high = max(low, min(high, think_s + max(self.loaded_s, self.alone.high)))
         drift = self._drift(readers, think_s)
@@ -159,32 +162,25 @@ class Load:
 
     def is_steady(self) -> bool:
         """Whether the mean of what was seen stands for the source over a longer time."""
-        seconds = sum(s for s, _ in self.rates)
-        mean = sum(s * rate for s, rate in self.rates) / seconds if seconds else 0.0
-        spread = (sum(s * (rate - mean) ** 2 for s, rate in self.rates) / seconds) ** 0.5 if seconds else 0.0
-        if spread <= UNSTEADY * mean:
-            return True
-        smooth = [fmean(rate for _, rate in self.rates[max(0, at - 1) : at + 2]) for at in range(len(self.rates))]
-        if max(smooth, default=0.0) - min(smooth, default=0.0) <= 2 * UNSTEADY * mean:
-            return True
+        smooth, mean = _smooth(self.rates), _mean_rate(self.rates)
         above = [rate > mean for rate in smooth]
-        return sum(one is not other for one, other in pairwise(above)) >= LEAST_TURNS
+        return len(smooth) <= 1 or sum(one is not other for one, other in pairwise(above)) >= LEAST_TURNS
 
     def _drift(self, readers: float, think_s: float) -> float:
         """By how much the two halves of what was seen differ from their middle."""
         half = len(self.rates) // 2
-        if half < 2 or self.alone is None:
+        if half < LEAST_HALF or self.alone is None:
             return 0.0
         parts = [self.rates[:half], self.rates[half:]]
-        one, other = (self._mean(part, readers, think_s, self.alone.middle, queueing=False) for part in parts)
+        one, other = (self._mean(part, readers, think_s, self.alone.middle, together=False) for part in parts)
         return abs(one - other) / 2
 
     def _mean(
-        self, rates: Sequence[tuple[float, float]], readers: float, think_s: float, alone_s: float, *, queueing: bool
+        self, rates: Sequence[tuple[float, float]], readers: float, think_s: float, alone_s: float, *, together: bool
     ) -> float:
         first = self._first_rate()
         least_s = 1 / first if first else 0.0
-        scale = 1.0 if self._is_full() or not least_s else min(1.0, alone_s / least_s)
+        scale = min(1.0, alone_s / least_s) if least_s and not (together and self._is_full()) else 1.0
         latency_s = max(0.0, alone_s - least_s)
         passed = total_s = 0.0
         for seconds, rate in rates:
@@ -192,7 +188,8 @@ class Load:
             if rate > 0:
                 delay_s, service_s = think_s + latency_s, scale / rate
                 bound_s = max(delay_s + service_s, readers * service_s)
-                each_s = _queue(readers, delay_s, service_s) if queueing else bound_s
+                together_s = think_s + max(latency_s + service_s, readers * service_s)
+                each_s = together_s if together else bound_s
                 passed += seconds / each_s
         return total_s / passed if passed else float("inf")
 
@@ -209,14 +206,23 @@ class Load:
         return sum(s * rate for s, rate in near) / seconds if seconds else 0.0
 
 
-def _queue(readers: float, delay_s: float, service_s: float) -> float:
-    """A reader's cycle where all wait for one server with random times: mean value analysis of a closed network."""
-    waiting = cycle_s = 0.0
-    for number in range(1, min(MOST_READERS, max(1, round(readers))) + 1):
-        at_server_s = service_s * (1 + waiting)
-        cycle_s = delay_s + at_server_s
-        waiting = number * at_server_s / cycle_s if cycle_s else 0.0
-    return cycle_s
+def _mean_rate(rates: Sequence[tuple[float, float]]) -> float:
+    seconds = sum(s for s, _ in rates)
+    return sum(s * rate for s, rate in rates) / seconds if seconds else 0.0
+
+
+def _smooth(rates: Sequence[tuple[float, float]]) -> list[float]:
+    return [_mean_rate(rates[max(0, at - 1) : at + 2]) for at in range(len(rates))]
+
+
+def _evened(rates: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+    """One rate, where the samples differ no more than files that end by chance in one of them or the next."""
+    mean, smooth = _mean_rate(rates), _smooth(rates)
+    spread = sum(abs(rate - mean) for rate in smooth) / len(smooth) if smooth else 0.0
+    if spread > UNSTEADY * mean:
+        return rates
+    seconds = sum(s for s, _ in rates)
+    return ((seconds, mean),) if seconds else ()
 
 
 def load_of(seen: Iterable[Seen], size_bytes: int | None) -> Load:
@@ -232,7 +238,7 @@ def load_of(seen: Iterable[Seen], size_bytes: int | None) -> Load:
     return Load(
         alone=whole,
         open=opened,
-        rates=_together([node.rates for node in nodes if node.rates]),
+        rates=_evened(_together([node.rates for node in nodes if node.rates])),
         loaded_s=fmean(loaded) if loaded else None,
         flying=sum(node.flying for node in nodes),
         bytes_per_s=sum(n.bytes_per_s or 0.0 for n in nodes) or None,
@@ -249,7 +255,10 @@ def _opened(alone: Sequence[Seen], cold_s: float | None) -> Range | None:
     warm_s = sum(n.open_s * n.alone_files for n in alone) / sum(n.alone_files for n in alone)
     if cold_s is not None and any(n.looked_up for n in alone):
         return Range(max(warm_s, cold_s), max(warm_s, cold_s))
-    return Range(warm_s, 2 * warm_s if any(n.looked_up for n in alone) else warm_s)
+    if any(n.looked_up for n in alone):
+        return Range(warm_s, 2 * warm_s)
+    least_s = warm_s if cold_s is None else min(warm_s, cold_s)
+    return Range(least_s, least_s)
 
 
 def _together(rates: Sequence[tuple[tuple[float, float], ...]]) -> tuple[tuple[float, float], ...]:

@@ -105,6 +105,17 @@ def test_where_the_inputs_do_not_suffice_nothing_is_said(counters: dict[str, int
     assert why in savings["vs_direct"]["reason"]
 
 
+def test_what_was_read_at_the_source_all_the_same_took_no_longer_without_copying() -> None:
+    unserved = {"hit_opens": 0, "source_opens": 1_000, "local_read_bytes": 0, "source_read_bytes": 10**8}
+    node = looped(alone={}, totals={"source_bytes": 0, "source_files": 0})
+    node.processes[0].counters |= unserved
+    assert direct_s(node, child_ended_s=16.2) == pytest.approx(16.0)
+    node.totals["source_bytes"] = 10**8  # copied beside it: half of what the source gave
+    assert direct_s(node, child_ended_s=16.2) == pytest.approx(15.0)
+    node.totals["source_bytes"] = 10**10
+    assert "how much copying slowed" in record_of(node, child_ended_s=16.2)["savings"]["vs_direct"]["reason"]
+
+
 def test_of_a_source_that_goes_up_and_down_a_few_periods_do_not_tell_the_mean() -> None:
     node = looped()
     for sample in node.samples[12:24]:
