@@ -67,6 +67,8 @@ def compose(run: RunPart, nodes: Iterable[NodePart], running: str = "") -> dict[
         "contention": contention_of(found, looked.alone),
         "order": order_of(found),
     }
+    if running and not ended(run):
+        record["time_split"]["unmeasured"] = ["the command is still running: these are the times up to now"]
     record["nodes"] = rows_of(run, looked.nodes, silent if total > 1 else [], record)
     record["group"] = group_of(looked.nodes, silent, total, record)
     record["savings"] = savings_of(run, found, record)

@@ -69,7 +69,7 @@ def nothing_attached(record: dict[str, Any]) -> Iterator[Note]:
         yield Note(
             "nothing-attached",
             Severity.ERROR if stages(record) else Severity.WARNING,
-            "no Python process of the command attached: everything was read from the source, and nothing was measured",
+            "no Python process of the command attached: what it read came from the source, and was not measured",
             "python -I, -E or -S, `env -i`, sudo and containers with a clean environment drop PYTHONPATH: pass it on; "
             "programs that are not Python are not redirected",
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 from hpcstage.report import nodes_text, text
 from hpcstage.report.nodes_text import nodes
-from hpcstage.report.sections import SECTIONS
+from hpcstage.report.sections import SECTIONS, header
 from hpcstage.report.text import Style
 
 LINES = 40
@@ -18,6 +18,8 @@ TEXT_LINES, REMEDY_LINES = 4, 3
 """So long may a note be: ours are shorter, those with names of others may be cut."""
 NARROWEST = 80
 """A narrower terminal breaks lines itself: figures are worth more than fitting."""
+UNWATCHED = ("aside", "not started")
+"""Of a command that did not run, or not beside hpcstage, there are no figures."""
 MARKS = {"error": "!!", "warning": "! ", "info": "- "}
 
 
@@ -25,6 +27,8 @@ def render(record: dict[str, Any], *, width: int = 80, color: bool = False, unic
     """The whole report; colour and other characters than ASCII only where asked for."""
     style = Style(max(width, NARROWEST), color, unicode)
     record = record if unicode else plain_record(record)
+    if record["run"].get("state") in UNWATCHED:
+        return "\n\n".join("\n".join(block) for block in (header(record, style), notes(record, style, LINES)) if block)
     blocks = [section(record, style) for section in SECTIONS]
     room = LINES - sum(map(len, blocks)) - (LEAST_NOTES if record["notes"] else 0)
     blocks.insert(2, nodes(record, style, max(nodes_text.LEAST, min(nodes_text.LINES, room))))

@@ -46,6 +46,7 @@ def test_a_run_that_goes_on_is_not_reported_as_dead(hpcstage: Hpcstage, make_tre
     assert "the command is still running: its process is running on this host" in shown
     assert "!!" not in shown
     assert "INCOMPLETE" not in shown
+    assert "end of the command was not seen" not in shown
     after = hpcstage("report").stdout.decode()
     assert "exit code 0" in after
     assert "still running" not in after
@@ -65,6 +66,7 @@ def test_a_run_that_could_not_stage_is_the_last_run(
     assert "echo newer" in shown
     assert "nowhere" in shown
     assert "daemon" not in shown
+    assert "not measured" not in shown.partition("wall")[2].partition("\n")[2], "there is nothing to be measured"
     assert ("ran without hpcstage" in shown) != strict
     assert ("exit code 125" in shown) == strict
 
