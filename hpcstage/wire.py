@@ -54,8 +54,16 @@ class Kind(IntEnum):
     PEER = 10
     """The node's exchange (a process of the node group). No payload. The connection carries the messages of
     `group.link` from here on, both ways; the daemon's HELLO is the first. A newer one takes the place of an older."""
+    LANDED = 11
+    """A write begins, or has begun, on an inode. Payload: LANDED, then the path as with WROTE; empty where it is not
+    below a dataset. Reply: DONE, as with WROTE, for all names of the inode."""
 
 
+LANDED = struct.Struct("<QQ")
+"""u64 device, u64 inode, as this node sees them."""
+EARLY_FILE = "early"
+"""In the node directory: LANDED of each file outside of the datasets that was opened for writing before STAGING. The
+daemon reads it after it has set that state; who wrote there looks at the state once more."""
 END = struct.Struct("<iQ")
 READ_UNKNOWN = (1 << 64) - 1
 SAMPLER_ORDER = b"epoch-"
@@ -144,7 +152,8 @@ class State(IntEnum):
 #                      28 u32 next python slot (taken by attaching processes under flock on the page; starts at
 #                      PYTHON_SLOTS_FROM)
 #                      32 u32 pid of the daemon  36 u32 LOGGING: 1 while opens are to be logged (rings, below)
-#                      40 the gate, four u32: GIVEN_UP, CAUGHT_UP, CLOSED, HELD
+#                      40 the gate, four u32: GIVEN_UP, CAUGHT_UP, CLOSED, HELD   56 u32 LINKED: 1: no file of the
+#                      datasets is a symbolic link or behind one; 0: some may be, or it is not known yet
 # then `slots` slots. Slot 0 is shared by all processes that found no slot left (atomic adds only).
 # A slot is written only by its process (all its threads: atomic adds), and outlives it.
 PAGE_MAGIC = int.from_bytes(b"hpcstg01", "little")
@@ -162,6 +171,8 @@ CLOSED: 1 for good, because a copy that is not the source any more may be visibl
 files that were written to and that may be published all the same."""
 GIVEN_UP, CAUGHT_UP, CLOSED, HELD = range(4)
 GATE_BYTES = 16
+LINKED_OFFSET = 56
+UNLINKED = 1
 SLOTS = 4096
 PYTHON_SLOTS_FROM = 3072
 SLOT_BYTES = 2048

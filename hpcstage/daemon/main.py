@@ -39,7 +39,7 @@ from hpcstage.daemon.watch import Watch
 from hpcstage.daemon.wrappers import Wrappers
 from hpcstage.errors import HpcstageError
 from hpcstage.job import nodedir
-from hpcstage.wire import END, MANIFEST_FILE, Answer, Kind, Layer, Reason, State
+from hpcstage.wire import END, LANDED, MANIFEST_FILE, Answer, Kind, Layer, Reason, State
 
 TICK_S = 1.0
 PART_EVERY_S = 10.0
@@ -266,6 +266,9 @@ class Daemon:
             return self.staging.want(token, payload, now)
         if kind is Kind.WROTE:
             return self.staging.wrote(payload)
+        if kind is Kind.LANDED:
+            device, inode = LANDED.unpack_from(payload)
+            return self.staging.wrote(payload[LANDED.size :], (device, inode))
         if kind is Kind.HELLO:
             python = payload[:1] == bytes([Layer.PYTHON])
             return Reply(Answer.DONE, value=self.page.allot_python_slot() if python else 0)

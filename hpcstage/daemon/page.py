@@ -21,6 +21,7 @@ from hpcstage.wire import (
     HIST_BUCKETS,
     HIST_OPEN_OFFSET,
     HIST_READ_OFFSET,
+    LINKED_OFFSET,
     LOGGING_OFFSET,
     NEXT_NATIVE_OFFSET,
     PAGE_BYTES,
@@ -30,6 +31,7 @@ from hpcstage.wire import (
     SLOT_HEAD,
     SLOTS,
     STATE_OFFSET,
+    UNLINKED,
     Counter,
     Layer,
     Reason,
@@ -95,6 +97,10 @@ class Page:
     def hold(self, transfers: int) -> None:
         """No copy is opened while there are transfers of files that were written to, and that may be published."""
         self._put(GATE_OFFSET + 4 * HELD, transfers)
+
+    def set_unlinked(self) -> None:
+        """No file of the datasets is a symbolic link or behind one."""
+        self._put(LINKED_OFFSET, UNLINKED)
 
     def _gate(self, word: int) -> int:
         return self._get(GATE_OFFSET + 4 * word)

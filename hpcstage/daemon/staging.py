@@ -19,6 +19,7 @@ from hpcstage.daemon.engine import Engine
 from hpcstage.daemon.events import EventKind, Events
 from hpcstage.daemon.groupqueue import GroupQueue
 from hpcstage.daemon.helpers import Helpers
+from hpcstage.daemon.inodes import Inodes
 from hpcstage.daemon.little import Little
 from hpcstage.daemon.messages import Result
 from hpcstage.daemon.nodegroup import NodeGroup
@@ -64,6 +65,7 @@ class Staging:
         self.node_dir = Path(spec.node_dir)
         self.store = store.Store(self.node_dir, self._stuck)
         self._page = page
+        self._helpers = helpers
         self.pool = pool
         self.engine: Engine | None = None
         self.state = State.STARTING
@@ -165,8 +167,11 @@ class Staging:
             on_hold=self._page.hold,
         )
         self.pool.open_manifest()
-        self._writes.open(self.engine)
+        if not manifest.has_links():
+            self._page.set_unlinked()
         self._enter(State.STAGING)
+        own_scan = self.outlook.scanned is not None
+        self._writes.open(self.engine, Inodes(manifest, self._helpers, own_scan=own_scan))
         self._preparing.choose()
         if self.outlook.mode == DIRECT_MODE:
             queue.close(Reason.LATER)
@@ -388,12 +393,12 @@ class Staging:
 
     # ---- writes
 
-    def wrote(self, path: bytes) -> Reply:
-        """A write begins: when this returns no stale copy is visible or will be."""
+    def wrote(self, path: bytes, landed: tuple[int, int] | None = None) -> Reply:
+        """A write begins: when this returns no stale copy is visible or will be. `landed`: (device, inode)."""
         if self.state is State.SCANNING:
-            self._writes.hold(path)
+            self._writes.hold(path, landed)
         elif self.engine is not None:
-            self._writes.void(path)
+            self._writes.void(path, landed)
             self.pump(time.monotonic())
         return Reply(Answer.DONE)
 

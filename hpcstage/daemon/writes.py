@@ -9,16 +9,19 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from hpcstage.daemon import store
 from hpcstage.daemon.engine import Engine
 from hpcstage.daemon.helpers import Helpers
+from hpcstage.daemon.inodes import Inodes
 from hpcstage.daemon.queue import Place
 from hpcstage.daemon.room import blocks_bytes
 from hpcstage.plan.roots import tidy
+from hpcstage.wire import EARLY_FILE, LANDED
 
 HELPER = "removal"
 MANY = 1000
@@ -42,26 +45,37 @@ class Writes:
         self._helpers = helpers
         self._on_void = on_void
         self._engine: Engine
-        self._before: list[bytes] = []
+        self._inodes: Inodes
+        self._before: list[tuple[bytes, tuple[int, int] | None]] = []
         self._gone: deque[_Gone] = deque()
 
-    def hold(self, path: bytes) -> None:
+    def hold(self, path: bytes, landed: tuple[int, int] | None = None) -> None:
         """A write before the manifest is there."""
-        self._before.append(path)
+        self._before.append((path, landed))
 
-    def open(self, engine: Engine) -> None:
-        """The files are known."""
+    def open(self, engine: Engine, inodes: Inodes) -> None:
+        """The files are known. Nothing has been copied yet, and the state is STAGING."""
         self._engine = engine
+        self._inodes = inodes
         before, self._before = self._before, []
-        for path in before:
-            self.void(path)
+        for path, landed in before:
+            self.void(path, landed)
+        early = _early(engine.store.node_dir / EARLY_FILE)
+        if numbers := {inode for _, inode in early}:
+            found = {inode for inode in engine.manifest.inodes if inode in numbers}
+            self._void({id_ for key in early if key[1] in found for id_ in inodes.ids(*key)})
 
-    def void(self, path: bytes) -> None:
-        """A file is written to, or a directory renamed or removed."""
+    def void(self, path: bytes, landed: tuple[int, int] | None = None) -> None:
+        """A file is written to, or a directory renamed or removed. `landed`: (device, inode) of the file; the path may
+        then be empty."""
+        if landed is not None and (ids := self._inodes.ids(*landed)):
+            self._void(self._inodes.same_as(ids))
+        if not path:
+            return
         manifest = self._engine.manifest
         id_ = manifest.find_source(path)
         if id_ is not None:
-            self._void((id_,))
+            self._void(self._inodes.same_as((id_,)))
             return
         below = manifest.ids_below(path)
         directory = manifest.store_directory(path)
@@ -73,11 +87,14 @@ class Writes:
             if any(root.startswith(prefix) for root in (dataset.root, *dataset.aliases)):
                 self._void_directory(os.fsencode(dataset.name), manifest.ids_of(index))
 
-    def _void(self, ids: Sequence[int]) -> None:
+    def _void(self, ids: Collection[int]) -> None:
         self._engine.void(ids)
         self._on_void(ids)
 
     def _void_directory(self, directory: bytes, ids: range) -> None:
+        others = [id_ for id_ in self._inodes.same_as(ids) if id_ not in ids]
+        if others:
+            self._void(others)
         if len(ids) <= MANY:
             self._void(ids)
             return
@@ -121,3 +138,12 @@ class Writes:
             size_bytes, files = json.loads(data)
             self._engine.queue.room.give_back(size_bytes, files)
         self._delete()
+
+
+def _early(path: Path) -> set[tuple[int, int]]:
+    """What was opened for writing outside of the datasets before they were known."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return set()
+    return set(LANDED.iter_unpack(data[: len(data) // LANDED.size * LANDED.size]))

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from hpcstage.plan.types import Entry
 
 LINK_FLAG = 1
+"""A symbolic link."""
+BEHIND_FLAG = 2
+"""Found behind a symbolic link to a directory."""
 
 
 class Columns:
@@ -31,7 +34,7 @@ class Columns:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def add(self, dataset: int, path: bytes, found: os.stat_result, *, is_link: bool) -> None:
+    def add(self, dataset: int, path: bytes, found: os.stat_result, *, is_link: bool, behind: bool = False) -> None:
         """Appends a file."""
         self.paths.append(path)
         self.datasets.append(dataset)
@@ -40,7 +43,7 @@ class Columns:
         self.modes.append(found.st_mode)
         self.devices.append(found.st_dev)
         self.inodes.append(found.st_ino)
-        self.flags.append(LINK_FLAG if is_link else 0)
+        self.flags.append((LINK_FLAG if is_link else 0) | (BEHIND_FLAG if behind else 0))
         self.ctimes.append(found.st_ctime_ns)
         self.links.append(found.st_nlink)
         self.uids.append(found.st_uid)

@@ -176,7 +176,8 @@ def look(task: Names, start: int, stop: int, root: bytes, tally: Tally, push: Ca
         elif task.directory is not None and not _takes(task.directory, name):
             continue
         elif stat.S_ISREG(found.st_mode):
-            tally.columns.add(task.dataset, below + name, found, is_link=is_link)
+            behind = task.directory is not None and task.directory.device is not None
+            tally.columns.add(task.dataset, below + name, found, is_link=is_link, behind=behind)
         else:
             tally.skip(prefix + name, "not a regular file")
     return sorted(after - before for before, after in pairwise(times))[(len(times) - 1) // 2]

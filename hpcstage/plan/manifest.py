@@ -38,6 +38,8 @@ _CRC = struct.Struct("=Q")
 _HEADER_BYTES = len(_MAGIC) + _NUMBERS.size + _CRC.size
 _COLUMNS = "QqQQQqIIIIHH"
 """Widest first, so that every column is aligned."""
+_INODES = 3
+_INODE = struct.Struct("=Q")
 _NO_ID = 0
 
 
@@ -52,10 +54,12 @@ class Manifest:
         columns: list[memoryview[int]] = []
         at = _HEADER_BYTES
         for position, code in enumerate(_COLUMNS):
+            if position == _INODES:
+                self._inodes_at = at
             size = array(code).itemsize * (files + (1 if position == 4 else 0))
             columns.append(_cast(view[at : at + size], code))
             at = _aligned(at + size)
-        self._sizes, self._mtimes, self._devices, self._inodes = columns[:4]
+        self._sizes, self._mtimes, self._devices, self.inodes = columns[:4]
         self._offsets, self._ctimes, self._modes, self._links, self._uids, self._gids, self._of, self._flags = columns[
             4:
         ]
@@ -111,8 +115,8 @@ class Manifest:
             size_bytes=self._sizes[file_id],
             mtime_ns=self._mtimes[file_id],
             mode=self._modes[file_id],
-            device=self._devices[file_id],
-            inode=self._inodes[file_id],
+            device=self.devices[file_id],
+            inode=self.inodes[file_id],
             is_link=self.is_link(file_id),
             ctime_ns=self._ctimes[file_id],
             links=self._links[file_id],
@@ -144,6 +148,10 @@ class Manifest:
     def is_link(self, file_id: int) -> bool:
         """Whether it is a symbolic link at the source."""
         return bool(self._flags[file_id] & LINK_FLAG)
+
+    def has_links(self) -> bool:
+        """Whether a file may lie outside of the datasets: it is a symbolic link, or behind one."""
+        return any(self._flags)
 
     # ---- look-ups
 
@@ -177,6 +185,17 @@ class Manifest:
         """The path below `store/` of an absolute directory; None outside the datasets."""
         place = self._roots.locate(directory)
         return None if place is None else join(os.fsencode(self.datasets[place[0]].name), place[1])
+
+    def ids_of_inode(self, inode: int) -> list[int]:
+        """The ids of an inode, on whichever device; searches the whole column."""
+        wanted, found = _INODE.pack(inode), []
+        at, end = self._inodes_at, self._inodes_at + _INODE.size * len(self)
+        while (at := self._buffer.find(wanted, at, end)) >= 0:
+            id_, rest = divmod(at - self._inodes_at, _INODE.size)
+            if not rest:
+                found.append(id_)
+            at += 1
+        return found
 
     def ids_of(self, dataset: int) -> range:
         """The ids of a dataset's files."""

@@ -26,6 +26,7 @@ NOT_REDIRECTED = (
     | getattr(os, "O_PATH", 0)
 )  # fmt: skip
 NOT_QUICK = NOT_REDIRECTED | os.O_NOFOLLOW
+NEW = os.O_CREAT | os.O_EXCL
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _close = os.close
 _stat = os.stat
@@ -98,12 +99,18 @@ class Open(Call):
                     context.before_reopening(file)
         place = context.paths.find(file, None, _how(True, writes=not _reads(mode)))
         if place is None:
-            return self.original(file, mode, *args, **kwargs)
+            return self._outside(file, mode, args, kwargs)
         if kwargs.get("opener") is not None or len(args) > 5 or not isinstance(mode, str):
             return self.original(file, mode, *args, **kwargs)  # its opener comes by os.open
         if mode in READ_MODES or not set("wax+").intersection(mode):
             return self._read(place, file, mode, args, kwargs)
         return self._write(place, file, mode, args, kwargs)
+
+    def _outside(self, file: Any, mode: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = self.original(file, mode, *args, **kwargs)
+        if mode not in READ_MODES and not isinstance(file, int) and set("wa+").intersection(mode):
+            self.context.landed(result.fileno())
+        return result
 
     def _on(self, fd: int, file: Any, mode: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The file object on a descriptor of the copy. It refuses a directory by itself, in the source's name."""
@@ -136,7 +143,7 @@ class Open(Call):
         if not dropped:
             context.drop(file, follows=True)
         context.count(wire.COUNTER_WRITE_OPENS)
-        context.drop_opened(result.fileno(), place)
+        context.landed(result.fileno(), place)
         return result
 
 
@@ -154,7 +161,7 @@ class OsOpen(Call):
                 return int(self.original(path, flags, mode, dir_fd=dir_fd))
         place = context.paths.find(path, dir_fd, _how(not flags & os.O_NOFOLLOW, writes=bool(flags & WRITES)))
         if place is None:
-            return int(self.original(path, flags, mode, dir_fd=dir_fd))
+            return self._outside(path, flags, mode, dir_fd)
         if flags & WRITES and flags & os.O_TMPFILE != os.O_TMPFILE:
             return self._write(place, path, flags, mode, dir_fd)
         if place.is_dir_name or flags & NOT_REDIRECTED:
@@ -177,6 +184,12 @@ class OsOpen(Call):
             self.context.before_reopening(path)
         return False
 
+    def _outside(self, path: Any, flags: int, mode: int, dir_fd: int | None) -> int:
+        fd = int(self.original(path, flags, mode, dir_fd=dir_fd))
+        if flags & WRITES and flags & NEW != NEW and flags & os.O_TMPFILE != os.O_TMPFILE:
+            self.context.landed(fd)
+        return fd
+
     def _write(self, place: Any, path: Any, flags: int, mode: int, dir_fd: int | None) -> int:
         context = self.context
         dropped = context.could_write(path, dir_fd, bool(flags & os.O_CREAT)) and context.drop(path, dir_fd, True)
@@ -184,7 +197,7 @@ class OsOpen(Call):
         if not dropped:
             context.drop(path, dir_fd, True)
         context.count(wire.COUNTER_WRITE_OPENS)
-        context.drop_opened(fd, place)
+        context.landed(fd, place)
         return fd
 
 
@@ -282,8 +295,10 @@ class Change(Call):
         if number is not None:
             context.copies.changes(number)
         else:
+            dir_fd = kwargs.get("dir_fd", kwargs.get("src_dir_fd"))
             follows = self.__name__ not in UNFOLLOWED and kwargs.get("follow_symlinks", True)
-            context.drop_file(first, kwargs.get("dir_fd", kwargs.get("src_dir_fd")), follows)
+            context.drop_file(first, dir_fd, follows)
+            context.changes(first, dir_fd, follows)
         return self.original(*args, **kwargs)
 
 
@@ -355,6 +370,8 @@ class Rename(Call):
     def __call__(self, src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
         self.context.drop(src, src_dir_fd)
         self.context.drop(dst, dst_dir_fd)
+        self.context.changes(src, src_dir_fd, follow=False, moves=True)
+        self.context.changes(dst, dst_dir_fd, follow=False, moves=True)
         self.original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
         self.context.paths.names.forget()
 

@@ -162,15 +162,35 @@ class Context:
         self.daemon.drop(_fsencode(place.source.rstrip("/")), _fsencode(place.local.rstrip("/")))
         return True
 
-    def drop_opened(self, fd: int, named: Any) -> None:
-        """After an open for writing: the name may have led elsewhere below a dataset by a symbolic link."""
+    def landed(self, fd: int, named: Any = None) -> None:
+        """After an open for writing, or for the sake of its name: where the name led. It may be below a dataset by a
+        symbolic link, or a name of a dataset's file."""
+        if self.quiet:
+            return
         try:
             opened = _readlink("/proc/self/fd/%d" % fd)
+            info = _fstat(fd)
         except OSError:
             return
         place = self.paths.find(opened)
-        if place is not None and place.local != named.local:
+        if place is not None and (named is None or place.local != named.local):
             self.drop(opened)
+        if stat_bits.S_ISREG(info.st_mode):
+            self.daemon.landed(info)
+
+    def changes(self, name: Any, dir_fd: int | None, follow: bool, moves: bool = False) -> None:
+        """Before a change of a file, or a move of a directory, by whatever name."""
+        if not isinstance(name, (str, bytes)) and not hasattr(name, "__fspath__"):
+            return
+        try:
+            fd = _open(name, os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW), dir_fd=dir_fd)
+        except (OSError, ValueError, TypeError):
+            return
+        try:
+            if moves or not stat_bits.S_ISDIR(_fstat(fd).st_mode):
+                self.landed(fd, self.paths.find(name, dir_fd))
+        finally:
+            _close(fd)
 
     def could_write(self, name: Any, dir_fd: int | None, creates: bool) -> bool:
         """Not a directory, which would take all below it along, and not a file that only looks written to."""

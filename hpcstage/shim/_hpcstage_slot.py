@@ -36,6 +36,7 @@ class Slot:
         self._view(private)
         self.state: Any = memoryview(bytearray(4)).cast("I")
         self.gate: Any = memoryview(bytearray(wire.GATE_BYTES)).cast("I")
+        self.linked: Any = memoryview(bytearray(4)).cast("I")
 
     def _view(self, slot: Any) -> None:
         end = wire.COUNTERS_OFFSET + 8 * wire.COUNTERS
@@ -53,6 +54,7 @@ class Slot:
             finally:
                 os.close(fd)
             self.state = self._map[wire.STATE_OFFSET : wire.STATE_OFFSET + 4].cast("I")
+            self.linked = self._map[wire.LINKED_OFFSET : wire.LINKED_OFFSET + 4].cast("I")
             self.gate = self._map[wire.GATE_OFFSET : wire.GATE_OFFSET + wire.GATE_BYTES].cast("I")
 
     def serves(self) -> bool:

@@ -30,11 +30,14 @@ class Daemon:
         self._cap_s = config.want_cap_ms / 1000
         self._slot = slot
         self._direct = config.direct
+        self._early = config.node_dir + b"/early"  # EARLY_FILE
         self._aside = config.node_dir + b"/dropped-%x-%x"
         self._dropped = 0
         self._hung_until_ns = 0
         self._started_late = False
-        self._os = {name: getattr(os, name) for name in ("unlink", "rename", "access")}  # before they are replaced
+        self._os = {
+            name: getattr(os, name) for name in ("unlink", "rename", "access", "open", "write", "close")
+        }  # before they are replaced
 
     def want(self, source: bytes) -> int:
         """READY, or the Reason to read the source for."""
@@ -77,6 +80,33 @@ class Daemon:
             self._discard(local)
         if existed:
             self._slot.counters[wire.COUNTER_DROPPED] += 1
+
+    def landed(self, info: os.stat_result) -> None:
+        """A file is written to that may be one of the datasets', under another name. With one name and no links in the
+        datasets it is none of theirs."""
+        state = self._slot.state[0]
+        if self._direct or state in (wire.STATE_MEASURING, wire.STATE_ENDED) or self._slot.gate[wire.CLOSED]:
+            return
+        numbers = info.st_dev.to_bytes(8, "little") + info.st_ino.to_bytes(8, "little")
+        if state < wire.STATE_STAGING:
+            if self._note_early(numbers):
+                return
+        elif info.st_nlink == 1 and self._slot.linked[0] == wire.UNLINKED:
+            return
+        self._tell(wire.KIND_LANDED, numbers)
+
+    def _note_early(self, numbers: bytes) -> bool:
+        """Before the daemon knows the files. Too late is told: False."""
+        calls = self._os
+        try:
+            fd = calls["open"](self._early, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            try:
+                noted = calls["write"](fd, numbers) == len(numbers)
+            finally:
+                calls["close"](fd)
+        except OSError:
+            return False
+        return bool(noted and self._slot.state[0] < wire.STATE_STAGING)
 
     def _tell(self, kind: int, payload: bytes) -> bool:
         """Sends it always, and waits for the answer unless the daemon hangs. True: the daemon has dropped all copies,

@@ -89,6 +89,7 @@ int page_serves(void);    /* copies may be opened */
 void page_give_up(void);  /* until the daemon has read what was sent, no copy is opened */
 void page_close(void);    /* no copy is ever opened again */
 int page_is_closed(void);
+int page_is_unlinked(void); /* no file of the datasets is a symbolic link or behind one */
 extern uint32_t *page_logging; /* never NULL */
 void slot_claim(void);  /* this process's slot; also after a fork */
 void slot_forget(void); /* in a forked child: the slot is claimed at the first count */
@@ -125,6 +126,10 @@ static inline int logging(void) {
 /* ---- the daemon ---- */
 int want(const struct place *at); /* READY: -1, else the Reason to read the source for */
 void drop(const struct place *at); /* no copy of it is visible any more when this returns */
+struct stat;
+void drop_file(const struct place *at, const struct stat *now); /* the same for all names of what is there, or NULL */
+void landed(const struct stat *info);        /* a file outside of the datasets is written to: may be one of theirs */
+void landed_fd(int fd);                      /* the same of an open file; errno stays */
 
 /* ---- open files: which descriptors are dataset files ---- */
 enum {

@@ -159,11 +159,11 @@ static union result open_for_reading(const struct call *c, const struct place *a
 /* ---- writing ---- */
 
 /* Not a directory, which would take all below it along, and not a file that only looks written to. */
-static int could_write(const struct call *c) {
-    struct stat info;
+static int could_write(const struct call *c, struct stat *info) {
     int saved = errno, could = c->flags & O_CREAT;
-    if (fstatat(c->dirfd, c->path, &info, 0) == 0)
-        could = !S_ISDIR(info.st_mode) && (faccessat(c->dirfd, c->path, W_OK, AT_EACCESS) == 0 ||
+    info->st_mode = 0;
+    if (fstatat(c->dirfd, c->path, info, 0) == 0)
+        could = !S_ISDIR(info->st_mode) && (faccessat(c->dirfd, c->path, W_OK, AT_EACCESS) == 0 ||
                                            (errno != EACCES && errno != EROFS && errno != EPERM));
     errno = saved;
     return could;
@@ -177,16 +177,20 @@ static void drop_what_was_opened(int fd, const struct place *named) {
 }
 
 static union result open_for_writing(const struct call *c, const struct place *at) {
-    int dropped = could_write(c);
+    struct stat before, now;
+    int dropped = could_write(c, &before);
     if (dropped)
-        drop(at);
+        drop_file(at, &before);
     union result r = original(c, c->path);
     int fd = fd_of(c, r);
     if (fd < 0)
         return r;
     fd_mark(fd, FD_OTHER);
+    int known = fstat(fd, &now) == 0;
     if (!dropped)
-        drop(at);
+        drop_file(at, known ? &now : NULL);
+    else if (known && before.st_mode && (before.st_ino != now.st_ino || before.st_dev != now.st_dev))
+        landed(&now);
     drop_what_was_opened(fd, at);
     count(COUNTER_WRITE_OPENS, 1);
     return r;
@@ -195,6 +199,16 @@ static union result open_for_writing(const struct call *c, const struct place *a
 /* ---- both ---- */
 static int writes(int flags) {
     return !(flags & O_PATH) && (flags & O_TMPFILE) != O_TMPFILE && ((flags & O_ACCMODE) != O_RDONLY || (flags & (O_TRUNC | O_CREAT | O_APPEND)));
+}
+
+/* Outside of the datasets, as far as names tell: a file that is written to may be one of theirs by another name. */
+static inline union result open_elsewhere(const struct call *c) {
+    union result r = original(c, c->path);
+    int fd = fd_of(c, r);
+    fd_mark(fd, FD_OTHER);
+    if (fd >= 0 && writes(c->flags) && (c->flags & (O_CREAT | O_EXCL)) != (O_CREAT | O_EXCL))
+        landed_fd(fd);
+    return r;
 }
 
 static __attribute__((noinline)) union result open_below(const struct call *c) {
@@ -207,9 +221,7 @@ static __attribute__((noinline)) union result open_below(const struct call *c) {
         return open_for_reading(c, &at);
     if (kind != OUTSIDE)
         count(COUNTER_OTHER_OPENS, 1);
-    union result r = original(c, c->path);
-    fd_mark(fd_of(c, r), FD_OTHER);
-    return r;
+    return open_elsewhere(c);
 }
 
 /* A descriptor of a copy by its own name: who writes there writes to the source. */
@@ -230,9 +242,7 @@ static inline union result route(const struct call *c) {
         return reopen(c, named);
     if (concerns_as(writes(c->flags) ? OPENS | AFRESH : OPENS, c->dirfd, c->path))
         return open_below(c);
-    union result r = original(c, c->path);
-    fd_mark(fd_of(c, r), FD_OTHER);
-    return r;
+    return open_elsewhere(c);
 }
 
 #define MODE(flags) \
@@ -298,6 +308,8 @@ static __attribute__((noinline)) void before_freopen(const char *path, const cha
         FILE *file = name(path, fmode, stream); \
         if (file) \
             fd_mark(fileno_unlocked(file), FD_OTHER); \
+        if (file && flags_of(fmode) != O_RDONLY) \
+            landed_fd(fileno_unlocked(file)); \
         return file; \
     }
 HOOK_FREOPEN(freopen)

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/xattr.h>
@@ -11,17 +12,44 @@
 
 extern int renameat2(int, const char *, int, const char *, unsigned) WEAK;
 
+/* What the kernel finds by a name that is changed, under its own name and as an inode: it may be a dataset's by a link
+ * that only the kernel follows, or by another name of the file. */
+static __attribute__((noinline)) void drop_reached(int dirfd, const char *path, int how, int moves, const struct place *named) {
+    struct stat info;
+    struct place at;
+    if (config.direct || page_state() == STATE_MEASURING)
+        return;
+    int saved = errno;
+    int fd = openat(dirfd, path, O_PATH | O_CLOEXEC | (how & FOLLOWED ? 0 : O_NOFOLLOW));
+    if (fd >= 0 && fstat(fd, &info) == 0 && (moves || !S_ISDIR(info.st_mode))) {
+        enum kind kind = locate_fd(fd, &at);
+        if (kind != FILE_NAME && kind != DIR_NAME) {
+            landed(&info);
+        } else if (!named || strcmp(named->local, at.local) != 0) {
+            drop_file(&at, &info);
+        }
+    }
+    if (fd >= 0)
+        close(fd);
+    errno = saved;
+}
+
 static __attribute__((noinline)) void drop_named(int dirfd, const char *path, int how, int moves) {
     struct place at;
     struct stat info;
     enum kind kind = locate_as(how | AFRESH, dirfd, path, &at);
-    if (kind != FILE_NAME && kind != DIR_NAME)
+    if (kind != FILE_NAME && kind != DIR_NAME) {
+        drop_reached(dirfd, path, how, moves, NULL);
         return;
+    }
     int saved = errno;
-    int directory = fstatat(dirfd, path, &info, how & FOLLOWED ? 0 : AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(info.st_mode);
+    int there = fstatat(dirfd, path, &info, how & FOLLOWED ? 0 : AT_SYMLINK_NOFOLLOW) == 0;
     errno = saved;
-    if (moves || !directory)
-        drop(&at);
+    if (!moves && there && S_ISDIR(info.st_mode))
+        return;
+    drop_file(&at, there ? &info : NULL);
+    if (there)
+        drop_reached(dirfd, path, how, moves, &at);
 }
 
 /* A directory's own mode and times mean nothing to the files in it. */
@@ -31,11 +59,15 @@ static inline void before(int dirfd, const char *path, int how) {
         copy_changes(named);
     else if (concerns_as(how | AFRESH, dirfd, path))
         drop_named(dirfd, path, how, 0);
+    else
+        drop_reached(dirfd, path, how, 0, NULL);
 }
 
 static inline void before_move(int dirfd, const char *path) {
     if (concerns_as(AFRESH, dirfd, path))
         drop_named(dirfd, path, 0, 1);
+    else
+        drop_reached(dirfd, path, 0, 1, NULL);
 }
 
 /* A directory or a link that came under a name may lead all below it elsewhere. */

@@ -92,6 +92,10 @@ int page_is_closed(void) {
     return page && __atomic_load_n(gate(CLOSED), __ATOMIC_RELAXED);
 }
 
+int page_is_unlinked(void) {
+    return page && __atomic_load_n((uint32_t *)(page + LINKED_OFFSET), __ATOMIC_RELAXED) == UNLINKED;
+}
+
 static struct slot *slot_at(uint32_t index) {
     return page ? (struct slot *)(page + PAGE_HEADER_BYTES + (size_t)index * SLOT_BYTES) : &nowhere;
 }

@@ -2,10 +2,12 @@
 #include "_native.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -208,13 +210,65 @@ static int tell(const struct request *r) {
     return 0;
 }
 
+static void begin_landed(struct request *r, const struct stat *info) {
+    uint64_t numbers[2] = {info->st_dev, info->st_ino};
+    begin_request(r, KIND_LANDED);
+    add(r, numbers, sizeof numbers);
+}
+
+/* Before the daemon knows the files. Too late is told: 0. */
+static int note_early(const struct stat *info) {
+    static const char name[] = "/early"; /* EARLY_FILE */
+    char path[PATH_MAX];
+    uint64_t numbers[2] = {info->st_dev, info->st_ino};
+    size_t n = strlen(config.node_dir);
+    memcpy(path, config.node_dir, n);
+    memcpy(path + n, name, sizeof name);
+    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0)
+        return 0;
+    int noted = write(fd, numbers, sizeof numbers) == sizeof numbers;
+    close(fd);
+    return noted && page_state() < STATE_STAGING;
+}
+
+/* With one name and no links in the datasets, it is none of theirs: the name that it was opened by is not below one. */
+void landed(const struct stat *info) {
+    int saved = errno;
+    uint32_t state = page_state();
+    if (!S_ISREG(info->st_mode) || config.direct || state == STATE_MEASURING || state == STATE_ENDED || page_is_closed())
+        return;
+    int known = state >= STATE_STAGING;
+    if (!(known && info->st_nlink == 1 && page_is_unlinked()) && (known || !note_early(info))) {
+        struct request request;
+        begin_landed(&request, info);
+        tell(&request);
+    }
+    errno = saved;
+}
+
+void landed_fd(int fd) {
+    struct stat info;
+    int saved = errno;
+    if (fstat(fd, &info) == 0)
+        landed(&info);
+    errno = saved;
+}
+
 void drop(const struct place *at) {
+    drop_file(at, NULL);
+}
+
+void drop_file(const struct place *at, const struct stat *now) {
     int saved = errno;
     if (config.direct || page_state() == STATE_MEASURING)
         return;
     int existed = access(at->local, F_OK) == 0;
     struct request request;
-    begin_request(&request, KIND_WROTE);
+    if (now && S_ISREG(now->st_mode))
+        begin_landed(&request, now);
+    else
+        begin_request(&request, KIND_WROTE);
     add_source(&request, at);
     if (page_is_closed() || !tell(&request))
         discard(at->local);

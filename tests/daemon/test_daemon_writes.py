@@ -12,10 +12,12 @@ import pytest
 from daemon_process import same, start_daemon, wait_until  # noqa: F401
 from immutability import immutable
 
+from hpcstage.daemon import inodes
 from hpcstage.daemon.copier import CopierSettings
 from hpcstage.daemon.copyall import run_to_end
 from hpcstage.daemon.engine import Engine
 from hpcstage.daemon.helpers import Helpers
+from hpcstage.daemon.inodes import Inodes
 from hpcstage.daemon.pool import Pool
 from hpcstage.daemon.queue import Queue
 from hpcstage.daemon.store import Store
@@ -23,7 +25,7 @@ from hpcstage.daemon.writes import HELPER, MANY, Writes
 from hpcstage.plan.datasets import resolve
 from hpcstage.plan.scan import scan
 from hpcstage.plan.types import Budget
-from hpcstage.wire import CAUGHT_UP, CLOSED, GIVEN_UP, HELD, Answer, Kind, Reason, State
+from hpcstage.wire import CAUGHT_UP, CLOSED, GIVEN_UP, HELD, LANDED, Answer, Kind, Reason, State
 
 
 def test_a_staged_copy_is_dropped(start_daemon, make_tree):
@@ -200,7 +202,7 @@ def test_the_room_of_many_is_free_once_they_are_deleted(local_dir, make_tree):
         engine = Engine(manifest, queue, pool, store)
         run_to_end(engine)
         writes = Writes(helpers, lambda _: None)
-        writes.open(engine)
+        writes.open(engine, Inodes(manifest, helpers, own_scan=True))
         writes.void(os.fsencode(root))
         assert files_below(local_dir / "store") == []
         assert queue.room.used_files == MANY + 100, "they are still on the disk"
@@ -297,3 +299,61 @@ def test_who_did_not_wait_is_caught_up_with(start_daemon, make_tree):
     wait_until(lambda: daemon.gate()[CAUGHT_UP] == 77)
     assert not daemon.store(victim).exists()
     daemon.end()
+
+
+def test_all_names_of_a_file_are_dropped(start_daemon, make_tree):
+    """By the path of one, by the inode alone, and of a directory whose files have names elsewhere."""
+    root = make_tree(files=9)
+    names = sorted(root.rglob("*.bin"))
+    for index, name in enumerate(names):
+        (root / f"hard{index}").hardlink_to(name)
+        (root / f"soft{index}").symlink_to(name)
+    daemon = start_daemon(root).attach()
+    daemon.staged()
+
+    def kept(index):
+        paths = (names[index], root / f"hard{index}", root / f"soft{index}")
+        return [path for path in paths if daemon.store(path).exists()]
+
+    assert daemon.ask(Kind.WROTE, os.fsencode(root / "hard0"))[0] is Answer.DONE
+    assert (kept(0), len(kept(1))) == ([], 3)
+    inode = os.stat(names[1])
+    assert daemon.ask(Kind.LANDED, LANDED.pack(inode.st_dev, inode.st_ino))[0] is Answer.DONE
+    assert kept(1) == []
+    assert daemon.ask(Kind.LANDED, LANDED.pack(inode.st_dev + 1, os.stat(names[2]).st_ino))[0] is Answer.DONE
+    assert len(kept(2)) == 3, "another device"
+    assert daemon.ask(Kind.WROTE, os.fsencode(root / "class2"))[0] is Answer.DONE
+    assert [len(kept(index)) for index in range(9)] == [0, 0, 3, 3, 3, 3, 0, 0, 0]
+    daemon.end()
+
+
+def test_what_was_opened_before_the_scan_is_not_served(start_daemon, make_tree, tmp_path):
+    root = make_tree()
+    victim = os.stat(root / "class0" / "file00000.bin")
+    node = tmp_path / "node"
+    node.mkdir()
+    (node / "early").write_bytes(LANDED.pack(1, 1) + LANDED.pack(victim.st_dev, victim.st_ino))
+    daemon = start_daemon(root, node_dir=node).attach()
+    daemon.staged()
+    assert daemon.want(root / "class0" / "file00000.bin") == (Answer.DIRECT, Reason.VOID)
+    assert daemon.end().totals["void"] == 1
+
+
+@pytest.mark.parametrize("at_once", [0, 10_000])
+def test_inodes_are_found_with_and_without_the_index(tmp_path, monkeypatch, at_once):
+    monkeypatch.setattr(inodes, "AT_ONCE", at_once)
+    (tmp_path / "d").mkdir()
+    for index in range(300):
+        (tmp_path / f"d/{index}").touch()
+        (tmp_path / f"d/{index % 100}-{index}").hardlink_to(tmp_path / f"d/{index}")
+    manifest = scan(resolve([os.fspath(tmp_path / "d")], tmp_path)).manifest
+    helpers = Helpers()
+    found = Inodes(manifest, helpers, own_scan=True)
+    for _ in range(2):
+        for id_ in range(len(manifest)):
+            entry = manifest.entry(id_)
+            same = [i for i in range(len(manifest)) if manifest.inodes[i] == entry.inode]
+            assert sorted(found.ids(entry.device, entry.inode)) == same == list(found.same_as((id_,)))
+        helpers.wait(inodes.HELPER, 30.0)
+    assert found.same_as(range(100)) == sorted({i for id_ in range(100) for i in found.same_as((id_,))})
+    helpers.close()

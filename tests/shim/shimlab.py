@@ -49,6 +49,7 @@ class Lab:
         page.create(self.node / "page")
         self._table = Table(self.node, 1000)
         self.state(wire.State.STAGING)
+        self.unlinked()
 
     def state(self, state: wire.State) -> None:
         """What the page says."""
@@ -62,6 +63,10 @@ class Lab:
     def catch_up(self) -> None:
         """As a daemon that has read all that was sent."""
         self._poke(wire.GATE_OFFSET + 4 * wire.CAUGHT_UP, self.gate()[wire.GIVEN_UP])
+
+    def unlinked(self, value: int = wire.UNLINKED) -> None:
+        """No file of the dataset is a symbolic link or behind one."""
+        self._poke(wire.LINKED_OFFSET, value)
 
     def _poke(self, offset: int, value: int) -> None:
         with (self.node / "page").open("r+b") as file:
@@ -205,6 +210,8 @@ class Responder:
             assert version == wire.VERSION
             assert pid > 0
             path = data[wire.REQUEST.size :]
+            if kind == wire.Kind.LANDED and len(path) > wire.LANDED.size:  # the same question, with the inode
+                kind, path = wire.Kind.WROTE, path[wire.LANDED.size :]
             reply = self._answers(wire.Kind(kind), path)
             self.asked.append((wire.Kind(kind), path))
             if reply is None:

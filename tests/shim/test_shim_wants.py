@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from immutability import immutable
@@ -287,6 +288,37 @@ def test_where_the_daemon_cannot_be_told_of_a_write_nothing_is_served_any_more(l
     finally:
         for one in (*held, listener):
             one.close()
+
+
+def test_writes_elsewhere_are_noted_before_the_files_are_known(lab: Lab, tmp_path: Path) -> None:
+    """The file may turn out to be a dataset's by another name; nobody is asked meanwhile."""
+    lab.put("file", b"source")
+    (tmp_path / "outside").write_bytes(b"x")
+    info = (tmp_path / "outside").stat()
+    lab.install()
+    lab.state(wire.State.SCANNING)
+    with Responder(lab.sock, ready) as daemon:
+        lab.run("open(sys.argv[2], 'r+').close()", tmp_path / "outside")
+        assert daemon.asked == []
+    noted = wire.LANDED.iter_unpack((lab.node / wire.EARLY_FILE).read_bytes())
+    assert (info.st_dev, info.st_ino) in set(noted)
+
+
+def test_writes_elsewhere_cost_no_message_where_they_cannot_be_a_datasets(lab: Lab, tmp_path: Path) -> None:
+    (tmp_path / "outside").write_bytes(b"x")
+    (tmp_path / "two").write_bytes(b"x")
+    (tmp_path / "names").hardlink_to(tmp_path / "two")
+    code = "open(sys.argv[2] + '/outside', 'w').close(); open(sys.argv[2] + '/two', 'r+').close()"
+    lab.install()
+    lab.unlinked(0)
+    with Responder(lab.sock, ready) as daemon:
+        lab.run(code, tmp_path)
+        assert len(daemon.paths(wire.Kind.LANDED)) >= 2
+        lab.unlinked()
+        daemon.asked.clear()
+        lab.run(code, tmp_path)
+        info = (tmp_path / "two").stat()
+        assert daemon.asked == [(wire.Kind.LANDED, wire.LANDED.pack(info.st_dev, info.st_ino))]
 
 
 def test_a_copy_that_cannot_be_removed_is_never_served_again(lab: Lab) -> None:
