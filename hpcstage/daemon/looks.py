@@ -11,6 +11,7 @@ Owns the looks and their sums. Which processes are looked at is the page's knowl
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ EVERY_S = 0.05
 LONGEST_S = 0.25
 """A look stands for at most so long: the daemon may have been busy."""
 FIND_EVERY_S = 0.25
+COST = 50
+"""Looks take at most this part of the time."""
 MOST_PROCESSES = 32
 MOST_THREADS = 256
 """In one look, of all processes together."""
@@ -55,6 +58,7 @@ class Looks:
         """One look at all of them, if it is time."""
         if now < self._next:
             return
+        begin = time.monotonic()
         room, seen = MOST_THREADS, 0
         for pid, inside, waits, source_maps, local_maps in self._several():
             seen += 1
@@ -64,7 +68,8 @@ class Looks:
             room -= len(states)
             if states:
                 self._add(pid, now, _wait(states, inside, waits, source_maps, local_maps))
-        self._next = now + (EVERY_S if seen else FIND_EVERY_S)
+        least_s = EVERY_S if seen else FIND_EVERY_S
+        self._next = now + max(least_s, COST * (time.monotonic() - begin))
 
     def _add(self, pid: int, now: float, wait: str) -> None:
         looked = self._found.setdefault(pid, Looked())

@@ -5,6 +5,7 @@ Owns the differences only.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ FINE_S = 0.25
 FINE_SAMPLES = 4_000
 """for so many of them; a longer run has samples of"""
 COARSE_S = 1.0
+COST = 100
+"""A sample takes at most this part of the time, or comes once in `COARSE_S`: there may be thousands of processes."""
 LIMITED_SHARE = 0.25
 _NO_SUMS = [0] * COUNTERS
 
@@ -54,9 +57,11 @@ class Sampler:
     def look(self, now: float) -> None:
         """Takes a sample if it is time."""
         if now >= self._next:
-            every_s = FINE_S if len(self.samples) < FINE_SAMPLES else COARSE_S
-            self._next = max(self._next + every_s, now + every_s / 2)
+            begin = time.monotonic()
             self.tick(now)
+            least_s = FINE_S if len(self.samples) < FINE_SAMPLES else COARSE_S
+            every_s = min(COARSE_S, max(least_s, COST * (time.monotonic() - begin)))
+            self._next = max(self._next + every_s, now + every_s / 2)
 
     def tick(self, now: float) -> None:
         """Closes the interval since the last tick."""
