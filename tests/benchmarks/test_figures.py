@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import copy, forecast, identity, staging, truth, warm
+from benchmarks import copy, forecast, identity, staging, truth, warm, ways
 from benchmarks.disk import FreshDisk
 from benchmarks.files import Place
 from benchmarks.harness import Bench, Figure, Options
@@ -311,6 +311,35 @@ def test_warm(changed: dict[str, float], count: int) -> None:
 
 def test_warm_without_measurements_is_short() -> None:
     assert not any(f.ok for f in warm.figures(Bench("test", Options()), Options()))
+
+
+# ---- ways
+
+
+@pytest.mark.parametrize(
+    ("seconds", "output", "names"),
+    [
+        ({"plain": 20.0, "runtime": 20.9, "auto": 21.0}, "same", []),
+        ({"plain": 20.0, "runtime": 21.2, "auto": 20.0}, "same", ["runtime / plain"]),
+        ({"plain": 19.0, "runtime": 19.0, "auto": 19.0}, "same", ["plain takes"]),
+        ({"plain": 20.0, "runtime": 20.0, "auto": 20.0}, "other", ["same output"]),
+        ({"plain": 20.0, "runtime": 20.0}, "same", ["auto / plain"]),
+    ],
+)
+def test_ways(seconds: dict[str, float], output: str, names: list[str]) -> None:
+    cell = ways.cells()[0]
+    samples = {(cell.name, arm): {"seconds": value, "output": "same"} for arm, value in seconds.items()}
+    samples[cell.name, "runtime"]["output"] = output
+    bench = bench_of(samples)
+    ways.table(bench, [cell], [])
+    assert short(ways.figures(bench, [cell])) == [f"{cell.name}: {name}" for name in names]
+
+
+def test_ways_cover_what_is_asked() -> None:
+    cells = ways.cells()
+    assert len({cell.name for cell in cells}) == len(cells)
+    large = {(cell.way, cell.ratio, cell.delay_s) for cell in cells if cell.is_large}
+    assert len(large) == len(ways.LARGE) * len(ways.RATIOS) * 2
 
 
 # ---- identity
