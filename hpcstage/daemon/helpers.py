@@ -13,7 +13,7 @@ import select
 import signal
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from hpcstage.daemon.forked import become_quiet, die_with_parent, reap
@@ -37,8 +37,14 @@ class Helpers:
         self._umask = umask
         self._by_fd: dict[int, _Helper] = {}
 
-    def start(self, name: str, work: Callable[[], bytes], on_end: Callable[[bytes | None], None]) -> int | None:
-        """Runs `work` in a child; `on_end` gets what it returned, or None if it failed.
+    def start(
+        self,
+        name: str,
+        work: Callable[[], bytes],
+        on_end: Callable[[bytes | None], None],
+        kept: Collection[int] = (),
+    ) -> int | None:
+        """Runs `work` in a child; `on_end` gets what it returned, or None if it failed. `kept`: descriptors it needs.
 
         Returns the descriptor to watch; None if one of that name still runs or none can be started.
         """
@@ -56,7 +62,7 @@ class Helpers:
             os.close(into)
             return None
         if pid == 0:
-            _child(work, into, parent, self._umask)
+            _child(work, into, parent, self._umask, kept)
         os.close(into)
         self._by_fd[out] = _Helper(name, pid, on_end)
         return out
@@ -103,12 +109,12 @@ class Helpers:
         self._by_fd.clear()
 
 
-def _child(work: Callable[[], bytes], into: int, parent: int, umask: int) -> None:
+def _child(work: Callable[[], bytes], into: int, parent: int, umask: int, kept: Collection[int]) -> None:
     code = 1
     try:
         gc.freeze()
         die_with_parent(parent)
-        become_quiet({into})
+        become_quiet({into, *kept})
         os.umask(umask)
         data = b"+" + work()
         while data:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hpcstage.daemon import store
 from hpcstage.daemon.answers import Answers
+from hpcstage.daemon.changes import Changes
 from hpcstage.daemon.copyfile import Status
 from hpcstage.daemon.engine import Engine
 from hpcstage.daemon.events import EventKind, Events
@@ -88,6 +89,8 @@ class Staging:
         self._early: dict[int, bytes] = {}
         """Wants that came before the files were known: token and path."""
         self._writes = Writes(helpers, self._voided)
+        self._changes = Changes(helpers, self.wrote, self._unseen)
+        self._selector = selector
         self._closed_seen = Reason.NONE
         self._why_closed = ""
         self._told_closed = False
@@ -172,6 +175,7 @@ class Staging:
         self._enter(State.STAGING)
         own_scan = self.outlook.scanned is not None
         self._writes.open(self.engine, Inodes(manifest, self._helpers, own_scan=own_scan))
+        self._changes.open(manifest, queue, self._watch_for)
         self._preparing.choose()
         if self.outlook.mode == DIRECT_MODE:
             queue.close(Reason.LATER)
@@ -401,6 +405,13 @@ class Staging:
             self._writes.void(path, landed)
             self.pump(time.monotonic())
         return Reply(Answer.DONE)
+
+    def _watch_for(self, fd: int, work: Callable[[], None]) -> None:
+        self._selector.register(fd, selectors.EVENT_READ, work)
+
+    def _unseen(self, what: str) -> None:
+        text = f"on {self.spec.host}, changes by programs without hpcstage are not noticed in {what}"
+        self.problem("changes-unseen", text, "if such programs write to the datasets during the job, use --mode direct")
 
     def _voided(self, ids: Collection[int]) -> None:
         self._tell_parked(ids)

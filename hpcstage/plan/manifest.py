@@ -153,6 +153,14 @@ class Manifest:
         """Whether a file may lie outside of the datasets: it is a symbolic link, or behind one."""
         return any(self._flags)
 
+    def named_elsewhere(self) -> Iterator[int]:
+        """The ids that are symbolic links, and those of files with several names."""
+        return (
+            i
+            for i, (flags, links) in enumerate(zip(self._flags, self._links, strict=True))
+            if flags & LINK_FLAG or links > 1
+        )
+
     # ---- look-ups
 
     def find(self, dataset: int, path: bytes) -> int | None:

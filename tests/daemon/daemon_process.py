@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -148,6 +149,16 @@ class DaemonProcess(Client):
         with (self.node_dir / "page").open("r+b") as file:
             file.seek(wire.GATE_OFFSET + 4 * word)
             file.write(struct.pack("<I", value))
+
+    def watches(self) -> bool:
+        """Whether it hears of changes: the helper that sets the watches has ended, and the daemon reads."""
+        texts = {}
+        for fd in Path(f"/proc/{self.process.pid}/fdinfo").iterdir():
+            with contextlib.suppress(OSError):
+                texts[fd.name] = fd.read_text()
+        polled = [line for text in texts.values() for line in text.splitlines() if line.startswith("tfd:")]
+        inotify = [name for name, text in texts.items() if "inotify wd:" in text]
+        return any(f"tfd: {name:>8}" in line for name in inotify for line in polled)
 
     def log_text(self) -> str:
         return self.log_path.read_text()
