@@ -17,6 +17,7 @@ from typing import Any
 from hpcstage.daemon import arrays
 from hpcstage.daemon.kept import Positions, positions
 from hpcstage.daemon.learn import MOST_INDEX, NONE, Rows, Table
+from hpcstage.daemon.spelling import Spelling
 from hpcstage.daemon.streams import Stream, Who, merge
 from hpcstage.plan import sampling
 from hpcstage.plan.manifest import Manifest
@@ -208,10 +209,12 @@ def _later(job: Job) -> array[int]:
 
 def _table_ids(manifest: Manifest, path: Path) -> array[int]:
     ids = array("I")
-    find = manifest.find_source
+    find, spelt = manifest.find_source, Spelling(manifest)
     with open(path, "rb") as file:
         for name in _names(file):
             id_ = find(name) if name else None
+            if id_ is None and name:
+                id_ = find(spelt(name))
             ids.append(NONE if id_ is None else id_)
     return ids
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from hpcstage.daemon import keepsake
 from hpcstage.daemon.spec import DaemonSpec
+from hpcstage.daemon.spelling import Spelling
 from hpcstage.daemon.store import budget
 from hpcstage.plan import order as orders
 from hpcstage.plan.datasets import Resolved, resolve
@@ -66,10 +67,11 @@ def scan_into(spec: DaemonSpec) -> bytes:
     result = scan(resolved, exclude=exclude)
     result.manifest.save(node_dir / MANIFEST_FILE)
     left, why = keepsake.find(spec, result.manifest)
+    spelt = Spelling(result.manifest)
     listed = orders.build_counting(
         result.manifest,
         spec.order or None,
-        lists=resolved.ordering,
+        lists=[replace(item, paths=list(map(spelt, item.paths))) for item in resolved.ordering],
         trace=None if left is None else orders.from_ids(left.order, len(result.manifest), orders.TRACE),
     )
     orders.save(listed.order, node_dir / ORDER_FILE)
@@ -185,7 +187,7 @@ def map_order(node_dir: Path, name: str) -> bytes:
     manifest = Manifest.open(node_dir / MANIFEST_FILE, verify=False)
     announced = node_dir / "orders" / name
     paths = [path for path in announced.read_bytes().split(b"\0") if path]
-    listed = orders.from_paths(manifest, paths, orders.GIVEN)
+    listed = orders.from_paths(manifest, map(Spelling(manifest), paths), orders.GIVEN)
     orders.save(listed.order, announced.with_name(announced.name + ".ids"))
     return json.dumps({"ids": len(listed.order.ids), "unknown": listed.unknown}).encode()
 

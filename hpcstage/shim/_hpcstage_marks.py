@@ -147,11 +147,8 @@ def _identity(dataset: Any, depth: int) -> list[Any]:
     rows = columns.length(dataset)
     parts: list[Any] = ["%s.%s:%d" % (type(dataset).__module__, type(dataset).__qualname__, rows)]
     space = tables.space_of(dataset)
-    for name, value in space.items():
-        if isinstance(value, (str, bool, os.PathLike)):
-            parts.append((name, str(value)))
-        elif isinstance(value, (list, tuple)) and len(value) == rows and columns.reader(value):
-            parts.append((name, [columns.as_text(_first(value[place])) for place in (0, -1)]))
+    for one in (space, *map(tables.space_of, tables.holders_of(dataset))):
+        parts += _facts(one, rows)
     indices = tables.indices_of(dataset, rows) if rows > 0 else None
     if indices is not None:
         parts.append(columns.integers(indices, spread(rows)))
@@ -160,6 +157,16 @@ def _identity(dataset: Any, depth: int) -> list[Any]:
         parts += [_identity(part, depth + 1) for part in inner[:MAX_PROBES]]
     one = tables.inner_of(dataset) if depth < MAX_DEPTH else None
     return parts + ([_identity(one, depth + 1)] if one is not None else [])
+
+
+def _facts(space: dict[str, Any], rows: int) -> list[Any]:
+    facts: list[Any] = []
+    for name, value in space.items():
+        if isinstance(value, (str, bool, os.PathLike)):
+            facts.append((name, str(value)))
+        elif isinstance(value, (list, tuple)) and len(value) == rows and columns.reader(value):
+            facts.append((name, [columns.as_text(_first(value[place])) for place in (0, -1)]))
+    return facts
 
 
 def _first(entry: Any) -> Any:

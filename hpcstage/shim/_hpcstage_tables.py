@@ -12,6 +12,7 @@ from array import array
 from bisect import bisect_right
 from itertools import accumulate
 from stat import S_ISLNK, S_ISREG
+from types import ModuleType
 
 import _hpcstage_columns as columns  # type: ignore[import-not-found]
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 MAX_DEPTH = 4
 MAX_BASES = 12
+MAX_HOLDERS = 8
 MAX_LSTATS = 96
 MAX_COLUMNS = 8
 MOST_COSTLY_ROWS = 200_000
@@ -233,6 +235,20 @@ def indices_of(dataset: Any, rows: int) -> Any:
     return None
 
 
+def holders_of(dataset: Any) -> list[Any]:
+    """Objects of classes of the program's or a library's in its attributes that may hold the list in its place, such as
+    a reader; no datasets, which are looked at by themselves."""
+    kind = columns.torch_class("Dataset")
+    values = {id(value): value for value in space_of(dataset).values()}.values()
+    return [value for value in values if _is_holder(value) and not isinstance(value, kind)][:MAX_HOLDERS]
+
+
+def _is_holder(value: Any) -> bool:
+    if isinstance(value, (type, ModuleType)) or hasattr(type(value), "__get__"):
+        return False
+    return bool(space_of(value)) and not _is_frame(value)
+
+
 def inner_of(dataset: Any) -> Any:
     """The one dataset that it wraps, or None."""
     kind = columns.torch_class("Dataset")
@@ -254,11 +270,19 @@ class _Search:
         """Tables by the identity of their datasets, which live as long as this."""
         self._roots = tuple(root.rstrip("/") + "/" for root in roots)
         self._left = 0
+        self._real: dict[str, str] = {}
+        """Directories of names, and where they lead."""
 
     def columns(self, dataset: Any, rows: int) -> list[Any]:
-        """The columns of a dataset, in the order of its attributes."""
+        """The columns of a dataset, in the order of its attributes; else those of an object that it has."""
         space = space_of(dataset)
-        return self.columns_of([dataset, *space.values()], space, rows)
+        found = self.columns_of([dataset, *space.values()], space, rows)
+        for holder in [] if found else holders_of(dataset):
+            own = space_of(holder)
+            found = self.columns_of(list(own.values()), {**space, **own}, rows)
+            if found:
+                break
+        return found
 
     def columns_of(self, values: list[Any], space: dict[str, Any], rows: int) -> list[Any]:
         """The columns among some values; `space` has the directories that names may be relative to."""
@@ -294,7 +318,7 @@ class _Search:
         return False
 
     def _exists(self, path: str) -> bool:
-        if not path.startswith(self._roots) or self._left <= 0:
+        if self._left <= 0 or not (path.startswith(self._roots) or self._leads_below(path)):
             return False
         self._left -= 1
         try:
@@ -302,6 +326,23 @@ class _Search:
         except (OSError, ValueError):
             return False
         return S_ISREG(mode) or S_ISLNK(mode)
+
+    def _leads_below(self, path: str) -> bool:
+        """Whether a path of another spelling leads below a dataset; the daemon looks where."""
+        directory = os.path.dirname(path)
+        if directory not in self._real:
+            self._left -= directory.count("/")
+            try:
+                self._real[directory] = os.path.realpath(directory) + "/"
+            except (OSError, ValueError):
+                self._real[directory] = ""
+        if self._real[directory].startswith(self._roots):
+            return True
+        self._left -= 1
+        try:
+            return os.path.islink(path) and os.path.realpath(path).startswith(self._roots)
+        except (OSError, ValueError):
+            return False
 
 
 def _texts(space: dict[str, Any]) -> list[str]:

@@ -44,6 +44,16 @@ class Data(Dataset[Any]):
         raise AssertionError("called")
 
 
+class Reader:
+    """An object that holds the list in the dataset's place, as timm's datasets have it."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError("called")
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Images and masks."""
@@ -86,6 +96,10 @@ FORMS: dict[str, Any] = {
     "relative to a directory": lambda r: Data(root=os.fspath(r), sub="images", x=[f"{i}.jpg" for i in range(N)]),
     "without suffix": lambda r: Data(root=os.fspath(r / "images"), x=[str(i) for i in range(N)]),
     "with dots": lambda r: Data(x=[os.fspath(r / "masks/../images" / f"{i}.jpg") for i in range(N)]),
+    "in a reader": lambda r: Data(
+        reader=Reader(root=os.fspath(r), samples=[(p, 0) for p in images(r)]), transform=Reader()
+    ),
+    "in a reader, relative": lambda r: Data(reader=Reader(names=[f"{i}.jpg" for i in range(N)]), root=r / "images"),
     "labels too": lambda r: Data(root=os.fspath(r), labels=["images"] * N, x=images(r)),
 }
 
@@ -218,6 +232,25 @@ def test_subset_concat_and_wrappers(root: Path) -> None:
     assert found(Data(transform=None, ds=one), root) == IMAGES
     assert found(Data(ds=Subset(one, range(N))), root) == IMAGES
     assert found(ConcatDataset([one, Data()]), root) is None
+
+
+def test_datasets_whose_readers_differ_have_keys_of_their_own(root: Path) -> None:
+    keys = {marks.key_of(Data(reader=Reader(root=name, samples=[(name, 0)] * N))) for name in ("train", "val", "val")}
+    assert len(keys) == 2
+
+
+def test_names_through_links(root: Path, tmp_path: Path) -> None:
+    """The daemon gets them as they are, and follows the links itself."""
+    (tmp_path / "link").symlink_to(root)
+    names = [os.fspath(tmp_path / "link" / name) for (name,) in IMAGES]
+    table = tables.table_of(Data(x=names), [os.fspath(root)])
+    assert table is not None
+    assert list(table.take(range(N))) == names
+    (tmp_path / "farm").mkdir()
+    for index, name in enumerate(images(root)):
+        (tmp_path / "farm" / f"{index}.jpg").symlink_to(name)
+    farm = [os.fspath(tmp_path / "farm" / f"{index}.jpg") for index in range(N)]
+    assert tables.table_of(Data(x=farm), [os.fspath(root)]) is not None
 
 
 def test_a_list_is_a_dataset(root: Path) -> None:
