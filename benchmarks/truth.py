@@ -212,6 +212,8 @@ def _add(count: int | None, more: int | None) -> int | None:
 
 def estimates(bench: Bench, chosen: Sequence[cells.Cell]) -> list[Figure]:
     """Every estimate near the real run without staging, and not too many refused."""
+    if not chosen:
+        return []
     made = [
         at_most(f"saved, {cell.name}: direct run off by", abs(error), MOST_SAVED_ERROR)
         for cell in chosen

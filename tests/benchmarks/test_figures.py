@@ -229,6 +229,7 @@ def test_fewer_cells_than_asked_for_fall_short() -> None:
     arms = {(cell.name, truth.WITH): saved(8.0) for cell in every[:39]}
     bench = bench_of(arms | {(cell.name, truth.WITHOUT): {"seconds": 8.0} for cell in every[:39]})
     assert short(truth.estimates(bench, every)) == ["saved: cells"]
+    assert truth.estimates(bench, []) == []
 
 
 @pytest.mark.parametrize(("compute_s", "count"), [(1.0, 0), (1.7, 0), (2.0, 1), (0.0, 1), (None, 1)])
