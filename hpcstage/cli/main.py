@@ -20,6 +20,7 @@ COMMANDS = {
     "report": "hpcstage.cli.report:report",
     "config": "hpcstage.cli.config:config",
     "demo": "hpcstage.cli.demo:demo",
+    "install-hook": "hpcstage.cli.hook:install_hook",
 }
 INTERRUPTED = 130
 

@@ -74,6 +74,20 @@ def command(pid: int) -> str:
     return raw.rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")[:200]
 
 
+def lost_pythonpath(pid: int) -> str | None:
+    """The PYTHONPATH that a process was started with in place of ours; None if it has ours, or none of our names."""
+    try:
+        raw = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return None
+    values = dict(part.partition(b"=")[::2] for part in raw.split(b"\0"))
+    path = values.get(b"PYTHONPATH", b"")
+    node_dir = values.get(b"HPCSTAGE_NODE_DIR")
+    if node_dir is None or node_dir + b"/shim" in path.split(b":"):
+        return None
+    return path.decode(errors="replace")
+
+
 class Missed:
     """Python processes of the command that never attached."""
 
@@ -81,7 +95,7 @@ class Missed:
     MOST_LISTED = 20
 
     def __init__(self) -> None:
-        self._found: dict[int, str] = {}
+        self._found: dict[int, dict[str, object]] = {}
 
     def look(self, roots: set[int], attached: set[int]) -> None:
         """One look at the processes below `roots`."""
@@ -90,13 +104,18 @@ class Missed:
                 if pid in self._found or pid in attached or not is_python(pid):
                     continue
                 if (age_s(pid) or 0.0) >= self.OLD_ENOUGH_S:
-                    self._found[pid] = command(pid)
+                    self._found[pid] = _described(pid)
         for pid in attached & self._found.keys():
             del self._found[pid]
 
     def listed(self) -> list[dict[str, object]]:
         """The first of them."""
-        return [{"pid": pid, "command": text} for pid, text in [*self._found.items()][: self.MOST_LISTED]]
+        return [*self._found.values()][: self.MOST_LISTED]
 
     def __len__(self) -> int:
         return len(self._found)
+
+
+def _described(pid: int) -> dict[str, object]:
+    lost = lost_pythonpath(pid)
+    return {"pid": pid, "command": command(pid)} | ({} if lost is None else {"pythonpath": lost})

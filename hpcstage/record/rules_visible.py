@@ -70,9 +70,21 @@ def nothing_attached(record: dict[str, Any]) -> Iterator[Note]:
             "nothing-attached",
             Severity.ERROR if stages(record) else Severity.WARNING,
             "no Python process of the command attached: what it read came from the source, and was not measured",
-            "python -I, -E or -S, `env -i`, sudo and containers with a clean environment drop PYTHONPATH: pass it on; "
-            "programs that are not Python are not redirected",
+            _how_to_attach(record)
+            or "python -I, -E or -S, `env -i`, sudo and containers with a clean environment drop PYTHONPATH: "
+            "pass it on; programs that are not Python are not redirected",
         )
+
+
+def _how_to_attach(record: dict[str, Any]) -> str:
+    """The line to change, where processes were started with another PYTHONPATH than ours."""
+    paths = [missed["pythonpath"] for missed in record["coverage"]["missed_examples"] if "pythonpath" in missed]
+    if not paths:
+        return ""
+    if not paths[0]:
+        return "a script unsets PYTHONPATH: keep it, or run `hpcstage install-hook` once in this environment"
+    append = f"export PYTHONPATH={paths[0]}${{PYTHONPATH:+:$PYTHONPATH}}"
+    return f"a script sets PYTHONPATH={paths[0]}: append with `{append}`, or run `hpcstage install-hook` once"
 
 
 def nothing_opened(record: dict[str, Any]) -> Iterator[Note]:
@@ -99,7 +111,7 @@ def missed(record: dict[str, Any]) -> Iterator[Note]:
             "processes-missed",
             Severity.WARNING,
             f"{number(count, 'Python process', 'Python processes')} never attached{first}: they read the source",
-            "started with -I, -E or -S, or without PYTHONPATH in the environment?",
+            _how_to_attach(record) or "started with -I, -E or -S, or without PYTHONPATH in the environment?",
         )
 
 

@@ -73,6 +73,11 @@ CASES = [
     Case("nothing-attached", lambda: one(processes=[]), one),
     Case("nothing-attached", lambda: one(processes=[]), lambda: one({"child_started_s": None}, processes=[])),
     Case("nothing-opened", lambda: one(processes=[ProcessPart(5, 1, "native", "3.11", 0.0, {})]), one),
+    Case(
+        "processes-missed",
+        lambda: one(missed_count=2, missed_processes=[{"pid": 9, "command": "x", "pythonpath": "/my/code"}]),
+        one,
+    ),
     Case("processes-missed", lambda: one(missed_count=2, missed_processes=[{"pid": 9, "command": "x"}]), one),
     Case(
         "unseen-reads",
@@ -206,3 +211,21 @@ def test_what_was_not_seen_is_known_where_the_processes_descend_from_the_command
     assert one(accounts=accounts)["coverage"]["unseen_bytes"] == unseen
     both = compose(manycases.run(2), [manycases.node(0, 2, accounts=accounts), manycases.node(1, 2)])
     assert both["coverage"]["unseen_bytes"] == (unseen or None)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/my/code", "export PYTHONPATH=/my/code${PYTHONPATH:+:$PYTHONPATH}"),
+        ("", "unsets PYTHONPATH"),
+        (None, "-I, -E"),
+    ],
+)
+@pytest.mark.parametrize("attached", [True, False])
+def test_the_line_to_change_is_named(attached: bool, path: str | None, said: str) -> None:
+    missed = {"pid": 9, "command": "x"} | ({} if path is None else {"pythonpath": path})
+    more = {} if attached else {"processes": []}
+    record = one(missed_count=1, missed_processes=[missed], **more)
+    note = next(n for n in record["notes"] if n["id"] == ("processes-missed" if attached else "nothing-attached"))
+    assert said in note["remedy"]
+    assert ("hpcstage install-hook" in note["remedy"]) == (path is not None)
