@@ -82,7 +82,7 @@ class Lab:
         compute: str = "accelerator",
         source_to_compute: float = SOURCE_TO_COMPUTE,
     ) -> None:
-        """`order`: `list`, the program's order is given; `sampler`, it shuffles and nobody tells.
+        """`order`: `list`, the program's order is given; `sampler`, it shuffles, and the order is not given.
 
         `compute`: `accelerator`, a step takes its time whatever the processors do; `processor`, they are all there is.
         `source_to_compute`: the time of reading the source once under high load, in computing times of one epoch.

@@ -2,7 +2,7 @@
 
 The competing load reads the same emulated storage from another node. `direct` is the program alone; `upfront` is
 hpcstage's own copier, then the program; `cp -r` then the program stands beside it. The access order is given as a list;
-with --order sampler the program shuffles, nobody tells its order, and staging in directory order stands beside.
+with --order sampler the program shuffles, its order is not given, and staging in directory order stands beside.
 """
 
 from __future__ import annotations
