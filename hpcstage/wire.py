@@ -152,8 +152,9 @@ class State(IntEnum):
 #                      28 u32 next python slot (taken by attaching processes under flock on the page; starts at
 #                      PYTHON_SLOTS_FROM)
 #                      32 u32 pid of the daemon  36 u32 LOGGING: 1 while opens are to be logged (rings, below)
-#                      40 the gate, four u32: GIVEN_UP, CAUGHT_UP, CLOSED, HELD   56 u32 LINKED: 1: no file of the
-#                      datasets is a symbolic link or behind one; 0: some may be, or it is not known yet
+#                      40 the gate, four u32: GIVEN_UP, CAUGHT_UP, CLOSED, HELD
+#                      56 u32 LINKED: 1: no file of the datasets is a symbolic link or behind one; 0: else, or not known
+#                      64 u64 DEVICE: where all files of the datasets are, as seen from here; 0: several, or not known
 # then `slots` slots. Slot 0 is shared by all processes that found no slot left (atomic adds only).
 # A slot is written only by its process (all its threads: atomic adds), and outlives it.
 PAGE_MAGIC = int.from_bytes(b"hpcstg01", "little")
@@ -173,6 +174,7 @@ GIVEN_UP, CAUGHT_UP, CLOSED, HELD = range(4)
 GATE_BYTES = 16
 LINKED_OFFSET = 56
 UNLINKED = 1
+DEVICE_OFFSET = 64
 SLOTS = 4096
 PYTHON_SLOTS_FROM = 3072
 SLOT_BYTES = 2048

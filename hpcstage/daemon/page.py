@@ -15,6 +15,7 @@ from hpcstage.wire import (
     CLOSED,
     COUNTERS,
     COUNTERS_OFFSET,
+    DEVICE_OFFSET,
     GATE_OFFSET,
     GIVEN_UP,
     HELD,
@@ -41,6 +42,7 @@ from hpcstage.wire import (
 _NEXT_PYTHON_OFFSET = NEXT_NATIVE_OFFSET + 4
 _PID_OFFSET = NEXT_NATIVE_OFFSET + 8
 _U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
 _NEGATIVE = 1 << 63
 _COUNTERS = struct.Struct(f"<{COUNTERS}Q")
 _HIST = struct.Struct(f"<{HIST_BUCKETS}I")
@@ -97,6 +99,10 @@ class Page:
     def hold(self, transfers: int) -> None:
         """No copy is opened while there are transfers of files that were written to, and that may be published."""
         self._put(GATE_OFFSET + 4 * HELD, transfers)
+
+    def set_device(self, device: int) -> None:
+        """All files of the datasets are on it."""
+        _U64.pack_into(self._map, DEVICE_OFFSET, device)
 
     def set_unlinked(self) -> None:
         """No file of the datasets is a symbolic link or behind one."""

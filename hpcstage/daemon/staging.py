@@ -174,6 +174,8 @@ class Staging:
             self._page.set_unlinked()
         self._enter(State.STAGING)
         own_scan = self.outlook.scanned is not None
+        if own_scan and len(devices := set(manifest.devices)) == 1:
+            self._page.set_device(devices.pop())
         self._writes.open(self.engine, Inodes(manifest, self._helpers, own_scan=own_scan))
         self._changes.open(manifest, queue, self._watch_for)
         self._preparing.choose()

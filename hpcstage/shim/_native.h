@@ -89,6 +89,7 @@ int page_serves(void);    /* copies may be opened */
 void page_give_up(void);  /* until the daemon has read what was sent, no copy is opened */
 void page_close(void);    /* no copy is ever opened again */
 int page_is_closed(void);
+int page_may_hold(uint64_t device); /* files of the datasets may be on it */
 int page_is_unlinked(void); /* no file of the datasets is a symbolic link or behind one */
 extern uint32_t *page_logging; /* never NULL */
 void slot_claim(void);  /* this process's slot; also after a fork */

@@ -240,7 +240,8 @@ static inline union result route(const struct call *c) {
     int named = copy_named(c->path);
     if (__builtin_expect(named >= 0, 0))
         return reopen(c, named);
-    if (concerns_as(writes(c->flags) ? OPENS | AFRESH : OPENS, c->dirfd, c->path))
+    /* Where a file is that was opened for writing, landed_fd finds out. */
+    if (concerns_as(writes(c->flags) ? 0 : OPENS, c->dirfd, c->path))
         return open_below(c);
     return open_elsewhere(c);
 }

@@ -20,6 +20,10 @@ static __attribute__((noinline)) void drop_reached(int dirfd, const char *path, 
     if (config.direct || page_state() == STATE_MEASURING)
         return;
     int saved = errno;
+    if (fstatat(dirfd, path, &info, how & FOLLOWED ? 0 : AT_SYMLINK_NOFOLLOW) != 0 || !page_may_hold(info.st_dev)) {
+        errno = saved;
+        return;
+    }
     int fd = openat(dirfd, path, O_PATH | O_CLOEXEC | (how & FOLLOWED ? 0 : O_NOFOLLOW));
     if (fd >= 0 && fstat(fd, &info) == 0 && (moves || !S_ISDIR(info.st_mode))) {
         enum kind kind = locate_fd(fd, &at);
@@ -57,14 +61,14 @@ static inline void before(int dirfd, const char *path, int how) {
     int named = copy_named(path);
     if (named >= 0)
         copy_changes(named);
-    else if (concerns_as(how | AFRESH, dirfd, path))
+    else if (concerns_as(how, dirfd, path))
         drop_named(dirfd, path, how, 0);
     else
         drop_reached(dirfd, path, how, 0, NULL);
 }
 
 static inline void before_move(int dirfd, const char *path) {
-    if (concerns_as(AFRESH, dirfd, path))
+    if (concerns_as(0, dirfd, path))
         drop_named(dirfd, path, 0, 1);
     else
         drop_reached(dirfd, path, 0, 1, NULL);

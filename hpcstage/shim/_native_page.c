@@ -92,6 +92,11 @@ int page_is_closed(void) {
     return page && __atomic_load_n(gate(CLOSED), __ATOMIC_RELAXED);
 }
 
+int page_may_hold(uint64_t device) {
+    uint64_t theirs = page ? __atomic_load_n((uint64_t *)(page + DEVICE_OFFSET), __ATOMIC_RELAXED) : 0;
+    return !theirs || theirs == device;
+}
+
 int page_is_unlinked(void) {
     return page && __atomic_load_n((uint32_t *)(page + LINKED_OFFSET), __ATOMIC_RELAXED) == UNLINKED;
 }

@@ -249,9 +249,16 @@ void landed(const struct stat *info) {
 
 void landed_fd(int fd) {
     struct stat info;
+    struct place at;
     int saved = errno;
-    if (fstat(fd, &info) == 0)
-        landed(&info);
+    if (!config.direct && fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && page_may_hold(info.st_dev)) {
+        if (locate_fd(fd, &at) == FILE_NAME) {
+            drop_file(&at, &info);
+            count(COUNTER_WRITE_OPENS, 1);
+        } else {
+            landed(&info);
+        }
+    }
     errno = saved;
 }
 
