@@ -68,10 +68,8 @@ def prepare(node: Node, setup: ShimSetup) -> None:
     for name in _MADE:
         (node.path / name).mkdir(mode=0o700, exist_ok=True)
     page.create(node.path / "page", logging=setup.learn and not setup.direct)
-    maps = []
-    for dataset in setup.datasets:
-        store = os.fsencode(node.path / "store" / dataset.name)
-        maps += [(root, store) for root in dict.fromkeys((dataset.root, *dataset.aliases))]
+    store = node.path / "store"
+    maps = [(dataset.root, os.fsencode(store / dataset.name)) for dataset in setup.datasets]  # the shim follows links
     shimdir.install(
         node.path,
         maps,

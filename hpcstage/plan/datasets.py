@@ -34,7 +34,7 @@ class Notice:
     """Something the user should know; what follows from it is the caller's decision."""
 
     id: str
-    """`already_local` (the dataset is on the local disk), `lost_alias` (a spelling that cannot be redirected)."""
+    """`already_local`: the dataset is on the local disk."""
     text: str
     remedy: str
     dataset: int
@@ -234,16 +234,13 @@ class _Builder:
 
     def _finish(self) -> Resolved:
         datasets: list[Dataset] = []
-        warnings: list[Notice] = []
         for index, draft in enumerate(self._drafts):
-            aliases, lost = _aliases(draft)
-            datasets.append(_dataset(index, draft, aliases))
-            warnings.extend(_lost_alias(index, spelt) for spelt in lost)
+            datasets.append(_dataset(index, draft, _aliases(draft)))
         selections = {i: Selection() for i, d in enumerate(datasets) if d.kind is Kind.FILES}
         roots = Roots(datasets)
         for item in self._parsed:
             _select(item, roots, selections)
-        return Resolved(datasets, self._lists, selections, warnings)
+        return Resolved(datasets, self._lists, selections, [])
 
 
 def _any_below(paths: Iterable[bytes], draft: _Draft) -> bool:
@@ -294,31 +291,23 @@ def _refuse_overlap(draft: _Draft, root: bytes, argument: str) -> None:
     raise UsageError(f"the datasets {outer} and {inner} overlap", f"leave out --data {inner}: {outer} contains it")
 
 
-def _aliases(draft: _Draft) -> tuple[tuple[bytes, ...], list[bytes]]:
-    """Other spellings of the root that follow from how the user spelt parts of it, and those that lead nowhere."""
+def _aliases(draft: _Draft) -> tuple[bytes, ...]:
+    """Other spellings of the root that follow from how the user spelt parts of it."""
     found: dict[bytes, None] = {}
-    lost = []
     for spelt, real in draft.spelt:
         inner = real[len(draft.root) :] if draft.root != b"/" else real
         inner = b"" if inner == b"/" else inner
         alias = spelt.removesuffix(inner) if inner else spelt
-        if inner and (not spelt.endswith(inner) or not alias or os.path.realpath(alias) != draft.root):
-            if spelt != real:
-                lost.append(spelt)
-        elif alias != draft.root:
+        leads_there = not inner or (spelt.endswith(inner) and alias and os.path.realpath(alias) == draft.root)
+        if leads_there and alias != draft.root:
             found[alias] = None
-    return tuple(found), lost
+    return tuple(found)
 
 
 def _dataset(index: int, draft: _Draft, aliases: tuple[bytes, ...]) -> Dataset:
     base = _UNSAFE.sub("_", os.fsencode(os.path.basename(draft.root)).decode("ascii", "replace"))[:40]
     kind = Kind.DIRECTORY if draft.whole else Kind.FILES
     return Dataset(f"{index}-{base or 'root'}", kind, draft.root, aliases, tuple(draft.arguments))
-
-
-def _lost_alias(index: int, spelt: bytes) -> Notice:
-    text = os.fsdecode(spelt)
-    return Notice("lost_alias", f"paths spelt {text}/... are read from the source", f"give --data {text} alone", index)
 
 
 def _select(item: Parsed, roots: Roots, selections: dict[int, Selection]) -> None:

@@ -121,3 +121,25 @@ def test_a_list_of_names_through_a_link(hpcstage: Hpcstage, links: Path) -> None
     )
     assert record["order"]["planned"] == "given"
     assert record["coverage"]["share"] == 1.0
+
+
+SWITCH = """
+import os, subprocess, sys
+name, other = sys.argv[1:]
+print(open(name + "/class0/file00000.bin", "rb").read(8))
+subprocess.run(["ln", "-sfn", other, name], check=True)
+print(open(name + "/class0/file00000.bin", "rb").read(8), os.stat(name + "/class0/file00000.bin").st_size)
+"""
+
+
+@pytest.mark.parametrize("intercept", ["native", "python"])
+def test_the_link_that_was_given_changes(hpcstage: Hpcstage, links: Path, intercept: str) -> None:
+    """By another process. What it leads to from then on is read, not what was staged by its name."""
+    other = hpcstage.cwd / "other"
+    (other / "class0").mkdir(parents=True)
+    (other / "class0/file00000.bin").write_bytes(b"new data")
+    words = ("--mode", "upfront", "--intercept", intercept, "--data", "link", "--")
+    output, record = record_of(hpcstage, *words, sys.executable, "-c", SWITCH, hpcstage.cwd / "link", other)
+    first = (links / "class0/file00000.bin").read_bytes()[:8]
+    assert output.decode() == f"{first}\n{b'new data'} 8\n"
+    assert record["coverage"]["swapped"] == 1
