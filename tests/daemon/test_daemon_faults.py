@@ -51,16 +51,27 @@ def test_killed_copiers_are_replaced(start_daemon, make_tree, seed):
     daemon = start_daemon(root, max_rate_bytes_per_s=12e6).attach()
     daemon.wait_for_scan()
     rng = random.Random(seed)
+    killed: set[psutil.Process] = set()
     for _ in range(3):
-        least = count(daemon) + rng.randrange(100)
+        least = count(daemon) + rng.randrange(1, 100)
         wait_until(lambda least=least: count(daemon) >= least)
-        for child in daemon.children():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
+        assert count(daemon) < 600, "copying goes on"
+        hit = {child for child in set(daemon.children()) - killed if was_killed(child)}
+        assert hit, "those that were killed before have been replaced"
+        killed |= hit
     daemon.staged()
     assert all(same(p, daemon.store(p)) for p in files_of(root))
     part = daemon.end()
     assert part.datasets[0].staged_files == 600
+
+
+def was_killed(process) -> bool:
+    """Kills it; False if it had ended by itself, as a helper does."""
+    try:
+        process.kill()
+    except psutil.NoSuchProcess:
+        return False
+    return not psutil.wait_procs([process], 10)[1]
 
 
 def count(daemon):

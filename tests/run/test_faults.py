@@ -57,20 +57,19 @@ def daemons_of(wrapper: subprocess.Popen[bytes]) -> list[psutil.Process]:
 @pytest.mark.parametrize("victim", ["daemon", "copier"])
 def test_kill_a_process_of_ours_at_a_random_moment(hpcstage: Hpcstage, make_tree: Tree, victim: str, seed: int) -> None:
     data = make_tree(files=150, size_bytes=40_000)
-    process = start_slow(hpcstage, data)
+    process = start_slow(hpcstage, data, "--max-rate", "4MB")
+    index = ("daemon", "copier").index(victim)
+    wait_for(lambda: len(daemons_of(process)) > index, what=f"the {victim}")
     time.sleep(random.Random(seed).uniform(0, 0.5))  # the moment is the point, nothing waits for it
-    ours = daemons_of(process)
-    chosen = ours[:1] if victim == "daemon" else ours[1:2]
-    for target in chosen:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            target.kill()
+    target = daemons_of(process)[index]
+    target.kill()
+    wait_for(lambda: not target.is_running() or target.status() == psutil.STATUS_ZOMBIE, what="the death of the victim")
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert out.decode().strip() == digest(data, 2)
-    if chosen and victim == "daemon":
-        record = json.loads(hpcstage.records()[-1].read_text())
-        assert record["complete"] is False
-        assert "daemon-died" in {problem["id"] for problem in record["problems"]}
+    record = json.loads(hpcstage.records()[-1].read_text())
+    assert record["complete"] is (victim == "copier"), "a copier is replaced"
+    assert ("daemon-died" in {problem["id"] for problem in record["problems"]}) is (victim == "daemon")
 
 
 @pytest.mark.parametrize("seed", range(4))
