@@ -10,7 +10,7 @@ from group_process import nodes, total  # noqa: F401
 
 from hpcstage.daemon.written import Written
 from hpcstage.group import link
-from hpcstage.wire import Answer, Kind, Reason
+from hpcstage.wire import LANDED, Answer, Kind, Reason
 
 
 def files_of(root):
@@ -34,6 +34,23 @@ def test_a_write_on_one_node_drops_the_copies_of_all(nodes, make_tree):
     assert all(daemon.store(other).exists() for daemon in daemons for other in others)
     parts = nodes.end()
     assert total(parts, "void") == 3
+
+
+def test_all_names_of_a_file_are_dropped_on_all_nodes(nodes, make_tree):
+    """By a name that no node knows: the inode tells, also on a node that did not scan."""
+    root = make_tree(files=20, size_bytes=20_000)
+    path, *others = files_of(root)
+    (root / "hard").hardlink_to(path)
+    (root / "soft").symlink_to(path)
+    daemons = nodes.up(root, 2, placement="replicate")
+    nodes.staged()
+    inode = path.stat()
+    assert daemons[1].ask(Kind.LANDED, LANDED.pack(inode.st_dev, inode.st_ino))[0] is Answer.DONE
+    names = (path, root / "hard", root / "soft")
+    assert not any(daemons[1].store(name).exists() for name in names)
+    wait_until(lambda: not any(daemon.store(name).exists() for daemon in daemons for name in names))
+    assert all(daemon.store(other).exists() for daemon in daemons for other in others)
+    assert total(nodes.end(), "void") == 6
 
 
 def test_a_write_while_there_is_no_group_is_told_to_the_next(nodes, make_tree):
