@@ -230,25 +230,24 @@ static void note(struct alias *found, const char *text, size_t n) {
     found->text[found->text_n - 1] = 0;
 }
 
-/* `says` (n bytes) is put before what is left. */
-static enum step follow(struct walk *w, size_t parent_n, const char *says, size_t n) {
-    w->name[w->n] = 0;
+/* What the link says (n bytes, where `left` begins) is put before what is left. */
+static enum step follow(struct walk *w, size_t parent_n, size_t n) {
+    int is_absolute = w->left[0] == '/';
     note(&w->found, w->name, w->n);
-    note(&w->found, says, n);
+    note(&w->found, w->left, n);
     if (n == 0 || n > w->at || ++w->links > LINKS_MAX)
         return ENDS;
     if (w->own < w->at)
         w->own = w->at;
     w->at -= n;
-    memcpy(w->left + w->at, says, n);
-    w->n = says[0] == '/' ? 0 : parent_n;
-    w->relative |= says[0] != '/';
+    memmove(w->left + w->at, w->left, n);
+    w->n = is_absolute ? 0 : parent_n;
+    w->relative |= !is_absolute;
     return GOES_ON;
 }
 
 /* The component from `at` on. */
 static enum step step(struct walk *w) {
-    char says[PATH_MAX];
     const char *begin = w->left + w->at, *end = begin, *last = w->left + w->end;
     while (end < last && *end != '/')
         end++;
@@ -278,9 +277,9 @@ static enum step step(struct walk *w) {
     uint64_t hash = hash_of(w->name, w->n);
     if (w->trusts && (known(hash) & PLAIN))
         return GOES_ON;
-    ssize_t said = readlink(w->name, says, sizeof says);
+    ssize_t said = readlink(w->name, w->left, w->at); /* what is behind us is not needed: stacks can be small */
     if (said >= 0)
-        return said < (ssize_t)sizeof says ? follow(w, parent_n, says, (size_t)said) : ENDS;
+        return (size_t)said < w->at ? follow(w, parent_n, (size_t)said) : ENDS;
     if (errno != EINVAL)
         return ENDS;
     if (!is_last)
