@@ -238,7 +238,7 @@ class Config:
         metadata=_declare(
             "drain",
             "8s",
-            parse.duration(0),
+            parse.duration(1),
             "How long the end of the run may take after the command has ended.",
             metavar="DURATION",
         )

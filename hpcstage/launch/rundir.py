@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hpcstage.errors import UsageError
 from hpcstage.record import index
 from hpcstage.record.part import RunPart
 
@@ -31,7 +32,11 @@ def make(wanted: str | None, cwd: Path, run_id: str, env: dict[str, str]) -> Pat
     """Makes the run directory; falls back to the state directory. Raises OSError if nothing can be written."""
     if wanted:
         path = _below(cwd) / wanted if not os.path.isabs(wanted) else Path(wanted)
-        (path / "nodes").mkdir(parents=True, exist_ok=True)
+        try:
+            (path / "nodes").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            what = f"--run-dir {wanted} cannot be made: {error.strerror}"
+            raise UsageError(what, "name a directory that you may write to, on the shared file system") from None
         return path
     try:
         path = _below(cwd) / "hpcstage-runs" / run_id

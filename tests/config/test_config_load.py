@@ -190,7 +190,7 @@ BAD = {
     "want_cap": ["0", "-1s", "soon"],
     "patience": ["-1", "5 years", "1e3"],
     "nice": ["-5", "20", "x"],
-    "drain": ["-8s"],
+    "drain": ["-8s", "0", "0.5s"],
     "epochs": ["0", "-1", "1.5"],
     "epoch_compute": ["-1", "x"],
     "readers": ["-1", "x"],

@@ -79,6 +79,12 @@ def test_an_unknown_key_with_its_line_and_the_nearest_name(hpcstage: Hpcstage, m
     assert "copiers" in line
 
 
+@pytest.mark.parametrize("bad", ["/proc/x", "/etc/passwd", "list.txt/below"])
+def test_a_run_directory_that_cannot_be_made(hpcstage: Hpcstage, make_tree: Tree, bad: str) -> None:
+    (hpcstage.cwd / "list.txt").touch()
+    assert f"--run-dir {bad} cannot be made" in refused(hpcstage, "--run-dir", bad, "--data", make_tree())
+
+
 def test_datasets_that_overlap(hpcstage: Hpcstage, make_tree: Tree) -> None:
     data = make_tree()
     line = refused(hpcstage, "--data", data, "--data", data / "class0")
