@@ -6,7 +6,9 @@ import click
 
 
 @click.command("demo", short_help="Show what staging does, on this machine, in under two minutes.")
-@click.option("--files", default=500, show_default=True, help="Files in the dataset, 100 kB each.")
+@click.option(
+    "--files", type=click.IntRange(min=20), default=500, show_default=True, help="Files in the dataset, 100 kB each."
+)
 def demo(files: int) -> int:
     """Train a small network from emulated slow storage in the modes direct, upfront and runtime.
 

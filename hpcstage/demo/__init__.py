@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ CLASSES = 10
 FILE_BYTES = 100_000
 EPOCHS = 2
 RUN_LIMIT_S = 120.0
+END_LIMIT_S = 20.0
+FASTEST_FILE_S, SLOWEST_FILE_S = 0.002, 0.04
 SOURCE_LATENCY_S = 0.001
 
 Say = Callable[[str], None]
@@ -101,10 +103,38 @@ def _matched_rate(work: Path, files: int) -> float:
     for count in (few, many):
         start = time.monotonic()
         command = _program(work / "data", work / "trial.pt", "--epochs", "1", "--files", str(count))
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=RUN_LIMIT_S)
+        finished(command, "a trial epoch")
         times.append(time.monotonic() - start)
-    per_file_s = max((times[1] - times[0]) / (many - few), 0.002)
-    return FILE_BYTES / per_file_s
+    return rate_of((times[1] - times[0]) / (many - few))
+
+
+def rate_of(file_s: float) -> float:
+    """Bytes per second at which a file takes so long, within what a demonstration can wait for."""
+    return FILE_BYTES / min(max(file_s, FASTEST_FILE_S), SLOWEST_FILE_S)
+
+
+def finished(command: list[str], what: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:
+    """Runs a command to its end. Raises HpcstageError if it fails, or takes too long: then it is told to end first, so
+    that it cleans up after itself."""
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            out, err = process.communicate(timeout=RUN_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            _end(process)
+            remedy = "wait until the machine is less busy, or take fewer --files"
+            raise HpcstageError(f"{what} took longer than {RUN_LIMIT_S:.0f} s", remedy) from None
+    if process.returncode != 0:
+        raise HpcstageError(f"{what} failed: {err.decode(errors='replace')[-500:]}")
+    return subprocess.CompletedProcess(command, 0, out, err)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.communicate(timeout=END_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
 
 
 @contextlib.contextmanager
@@ -142,9 +172,7 @@ def _run(mode: str, storage: Storage, work: Path, local: Path) -> dict[str, Any]
     ours += ["--local-dir", os.fspath(local), "--run-dir", os.fspath(directory / "run"), *storage.run_options, "--"]
     program = _program(storage.data, directory / "weights.pt", "--epochs", str(EPOCHS), *storage.program_options)
     env = {name: value for name, value in os.environ.items() if not name.startswith("HPCSTAGE_")}
-    done = subprocess.run([*ours, *program], check=False, env=env, capture_output=True, timeout=RUN_LIMIT_S)
-    if done.returncode != 0:
-        raise HpcstageError(f"the run in mode {mode} failed: {done.stderr.decode(errors='replace')[-500:]}")
+    done = finished([*ours, *program], f"the run in mode {mode}", env)
     (directory / "output").write_bytes(done.stdout)
     record: dict[str, Any] = json.loads((directory / "run" / "run.json").read_text())
     return record
