@@ -76,9 +76,13 @@ class Attributes:
         return None
 
 
+_IN_TUPLE = frozenset(("st_mode", "st_ino", "st_dev", "st_nlink", "st_uid", "st_gid", "st_size"))
+"""From Python 3.13 on these may not be given a second time by name."""
+
+
 def _with(info: os.stat_result, row: tuple[int, ...]) -> os.stat_result:
     _, _, device, inode, ctime_ns, mode, links, uid, gid = row
     times = (int(info.st_atime), int(info.st_mtime), ctime_ns // 10**9)
-    more = {name: getattr(info, name) for name in dir(info) if name.startswith("st_")}
+    more = {name: getattr(info, name) for name in dir(info) if name.startswith("st_") and name not in _IN_TUPLE}
     more.update(st_ctime=ctime_ns / 10**9, st_ctime_ns=ctime_ns)
     return os.stat_result((mode, inode, device, links, uid, gid, info.st_size, *times), more)
