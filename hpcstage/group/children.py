@@ -5,19 +5,32 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import select
 import signal
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from hpcstage.group.spec import OURS
+
 _PR_SET_PDEATHSIG = 1
-_LAST_CHARS = 300
+_LINE_CHARS = 300
+_MOST_LINES = 200
+_CAUSE = re.compile(
+    r"refused|denied|not found|no such|cannot|can't|could not|unable|fail|error|fatal|timed out|unreachable|no route"
+    r"|not permitted|not enough|not installed|unknown|unrecognized|invalid|resolve|mismatch|did not|unsupported",
+    re.IGNORECASE,
+)
+_NO_CAUSE = re.compile(
+    r"^[-=*\s|]*$|^\[(mpiexec|proxy)|Traceback|^File \"|^raise |Other MPI error|^WARNING|: warning:"
+    r"|^(= +)?(BAD TERMINATION|EXIT CODE|RANK|KILLED BY)",
+)
 _LIBC = ctypes.CDLL(None)
 
 
 class Output:
-    """A child whose output is read. `heard` is given each line and says whether it was meant for us; of the others
-    the last is kept as a reason."""
+    """A child whose output is read. `heard` is given each line and says whether it was meant for us; the first of the
+    others are kept, for the reason of a failure."""
 
     def __init__(
         self,
@@ -27,7 +40,7 @@ class Output:
         *,
         stdin: int = subprocess.DEVNULL,
     ) -> None:
-        self.last = ""
+        self._lines: list[str] = []
         self._heard = heard
         self._buffer = b""
         self._process = subprocess.Popen(
@@ -43,6 +56,16 @@ class Output:
         assert self._process.stdout is not None
         self._pipe = self._process.stdout
         os.set_blocking(self._pipe.fileno(), False)
+
+    @property
+    def reason(self) -> str:
+        """The line that tells why it failed, as well as can be seen; empty if it has said nothing."""
+        return cause(self._lines)
+
+    @property
+    def tells(self) -> bool:
+        """Whether that line names an error, or is only the last that was said."""
+        return any(_tells(line) for line in self._lines)
 
     @property
     def fd(self) -> int:
@@ -81,7 +104,9 @@ class Output:
 
     def _line(self, line: str) -> None:
         if line and not self._heard(line):
-            self.last = line[:_LAST_CHARS]
+            if len(self._lines) == _MOST_LINES:
+                self._lines.pop()
+            self._lines.append(line[:_LINE_CHARS])
 
     def close_stdin(self) -> None:
         """Whoever reads it sees its end."""
@@ -107,6 +132,17 @@ class Output:
             self.wait(patience_s)
         with contextlib.suppress(OSError):
             self._pipe.close()
+
+
+def cause(lines: Sequence[str]) -> str:
+    """The line that tells most: our own, else the first that names an error, since what follows are its consequences
+    and advice; else the last."""
+    own = [line for line in lines if line.startswith(OURS)]
+    return next(iter([*own, *filter(_tells, lines), *lines[-1:]]), "")
+
+
+def _tells(line: str) -> bool:
+    return bool(_CAUSE.search(line)) and not _NO_CAUSE.search(line)
 
 
 def wait_some(outputs: Iterable[Output], timeout_s: float) -> None:

@@ -48,6 +48,7 @@ class Lead:
         self._said: set[int] = set()
         self._buffer = b""
         self._why_said = ""
+        self._noticed = False
 
     def run(self) -> None:
         """Until the wrapper says that the command has ended, or is gone."""
@@ -137,6 +138,9 @@ class Lead:
     def _keep_connected(self, now: float) -> None:
         if self.world.look(now):
             log(self.world.why)
+            self._say_not_yet()
+        elif self.world.is_late(now):
+            self._say_not_yet()
         if self.world.over:
             self._say_unconnected()
         elif not self.world.running and not self.nodes.waiting and now >= self.world.next_at:
@@ -147,8 +151,15 @@ class Lead:
             if self.world.start(members, now):
                 log(f"generation {self.world.generation}: {', '.join(hosts_of(self.nodes.all, alive))}")
 
+    def _say_not_yet(self) -> None:
+        """Said at once, and once: the user may know what is wrong before all has been tried."""
+        tells = self.world.tells or self.world.generation > 0 or self.world.running
+        if tells and not self.world.connected and not self.world.over and not self._noticed:
+            self._noticed = True
+            say("notice", f"the nodes are not connected yet: {self.world.why}; it is tried again".replace("\n", " "))
+
     def _say_unconnected(self) -> None:
-        if not self.world.running and self.world.why != self._why_said:
+        if (self.ending or not self.world.running) and self.world.why != self._why_said:
             self._why_said = self.world.why
             text = f"the nodes are not connected, each stages for itself: {self.world.why}"
             say(
@@ -159,6 +170,8 @@ class Lead:
 
     def _end(self) -> None:
         deadline = time.monotonic() + self.spec.drain_s
+        if self._noticed and not self.world.connected:
+            self._say_unconnected()
         self.nodes.tell_end()
         self.nodes.ended(deadline)
         say("ended")

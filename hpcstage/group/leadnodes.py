@@ -120,7 +120,7 @@ class Nodes:
         if self._launched and all(output.ended for output in self._launched):
             for output in self._launched:
                 output.read()
-            reason = next((output.last for output in self._launched if output.last), "its agent ended")
+            reason = next((output.reason for output in self._launched if output.reason), "its agent ended")
             self._give_up(reason)
             for index in self.alive[1:]:
                 self._set(index, "dead", reason)
@@ -171,8 +171,8 @@ class Nodes:
 
     def give_up_waiting(self) -> None:
         """Who has not come by now is left out."""
-        said = next((output.last for output in self._launched if output.last), "")
-        reason = f"no answer within {self.spec.wait_s:g} s" + (f" (last said: {said})" if said else "")
+        said = next((output.reason for output in self._launched if output.reason), "")
+        reason = f"no answer within {self.spec.wait_s:g} s" + (f" ({said})" if said else "")
         self._give_up(reason)
 
     def _give_up(self, reason: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcstage.group import children, segments
-from hpcstage.group.spec import GroupSpec
+from hpcstage.group.spec import CONNECTED, GroupSpec
 from hpcstage.job import launchers
 
 if TYPE_CHECKING:
@@ -28,6 +28,10 @@ MOST_GENERATIONS = 6
 FIRST_PAUSE_S = 1.0
 SOON_S = 3.0
 """A program that ends so soon was started in the wrong way: the next way is tried."""
+CONNECT_S = 90.0
+"""A program whose processes have not come together by then is ended."""
+LATE_S = 20.0
+"""If they have not by then, it is said."""
 LEAST_GOODBYE_S = 0.2
 _KILL_S = 2.0
 _VERSION_S = 10.0
@@ -42,10 +46,14 @@ class World:
         self._way = 0
         self._output: children.Output | None = None
         self._began = 0.0
+        self.connected = False
+        """The processes of the last one that was started have come together."""
         self.generation = -1
         self.next_at = 0.0
         self.why = ""
-        """Why the last one ended, or why there is none."""
+        """Why the last one ended, if it said why, or why there is none."""
+        self.tells = False
+        """A line of its output names an error."""
         self.over = False
         """None will be started any more."""
         self.mpiexec = find_mpiexec()
@@ -75,23 +83,44 @@ class World:
             GroupSpec(self.generation, list(members)).save(path)
             env = launchers.scrubbed(os.environ)
             command = ways[min(self._way, len(ways) - 1)]
-            self._output = children.Output(command, env, lambda _line: False)
+            self._output = children.Output(command, env, self._heard)
         except (OSError, IndexError) as error:
             self.over, self.why = True, f"the MPI program cannot be started: {error}"
             return False
         self._ways = len(ways)
         self._began = now
+        self.connected = False
+        return True
+
+    def _heard(self, line: str) -> bool:
+        if line == CONNECTED:
+            self.connected, self.tells = True, False
+        return line == CONNECTED
+
+    def is_late(self, now: float) -> bool:
+        """Whether the program runs and should have connected the nodes by now; `why` says what is known."""
+        if self._output is None or self.connected or now - self._began < LATE_S:
+            return False
+        said = self._output.reason
+        self.why = f"the MPI program has not connected them in {LATE_S:g} s" + (f": {said}" if said else "")
         return True
 
     def look(self, now: float) -> bool:
         """True: the program has just ended."""
         output = self._output
-        if output is None or not output.ended:
+        if output is None:
+            return False
+        is_stuck = not self.connected and now - self._began > CONNECT_S
+        if not output.ended and not is_stuck:
             return False
         output.read()
         code = output.returncode or 0
-        how = f"exit code {code}" if code >= 0 else f"signal {-code}"
-        self.why = f"the MPI program ended with {how}" + (f": {output.last}" if output.last else "")
+        how = f"ended with exit code {code}" if code >= 0 else f"ended with signal {-code}"
+        if is_stuck:
+            how = f"has not connected them in {CONNECT_S:g} s"
+        if output.tells or not self.tells:  # a launcher that ends in a hurry does not always pass the reason on
+            self.tells = output.tells
+            self.why = f"the MPI program {how}" + (f": {output.reason}" if output.reason else "")
         output.kill(_KILL_S)
         self._output = None
         if code != 0 and now - self._began < SOON_S:

@@ -1,17 +1,50 @@
-"""MPI's files in /dev/shm: taken out of sight as soon as all processes have them, so that none is left by a kill.
+"""MPI's files in /dev/shm and /tmp: taken out of sight as soon as all processes have them, so that none is left by a
+kill.
 
-MPICH keeps the name of its shared memory until the orderly end. A group that is killed would leave megabytes of memory
-behind each time; what is mapped works on without a name.
+MPICH keeps the name of its shared memory until the orderly end, and its launcher a description of the machine in /tmp.
+A group that is killed would leave megabytes of memory behind each time; what is mapped works on without a name.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
 PREFIX = "/dev/shm/mpich_"  # noqa: S108  only what this process has mapped
+
+_DESCRIPTION = "hydra_hwloc_xmlfile_"
+_TMP = Path("/tmp")  # noqa: S108  where MPICH's launcher puts it
+_PROXY = "hydra_pmi_proxy"
+_TICK_S = 0.05
+
+
+def unlink_description() -> None:
+    """Removes the file that the launcher of this process wrote for MPI's start, which has read it. Nothing says its
+    name: it is the only one of this user since the launcher's start; where there are more, all stay."""
+    if os.environ.get("MPI_LOCALRANKID") != "0":
+        return
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        began = _began_unix_s(os.getppid())
+        found = [path for path in _TMP.glob(f"{_DESCRIPTION}*") if _is_own_since(path, began)]
+        if began is not None and len(found) == 1:
+            found[0].unlink()
+
+
+def _is_own_since(path: Path, began: float | None) -> bool:
+    found = path.lstat()
+    return began is not None and found.st_uid == os.geteuid() and found.st_mtime >= began - _TICK_S
+
+
+def _began_unix_s(pid: int) -> float | None:
+    """When MPICH's launcher began; None: the process is none."""
+    name, _, fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")
+    if not name.endswith(_PROXY):
+        return None
+    began_s = int(fields.split()[19]) / os.sysconf("SC_CLK_TCK")
+    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - began_s)
 
 
 def unlink_own() -> list[str]:

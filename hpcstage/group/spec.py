@@ -11,6 +11,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+OURS = "hpcstage exchange on "
+"""How an exchange begins what it says of itself."""
+CONNECTED = "hpcstage-group connected"
+"""A line that the exchange of rank 0 prints, for the lead, once all have come together."""
+
 
 @dataclass(frozen=True)
 class Member:

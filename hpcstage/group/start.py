@@ -23,7 +23,7 @@ from hpcstage.group.exchange import BUFFERS, Exchange, Silence
 from hpcstage.group.frames import FrameError
 from hpcstage.group.mpi import World, WorldError
 from hpcstage.group.pool import Pool
-from hpcstage.group.spec import GroupSpec
+from hpcstage.group.spec import CONNECTED, OURS, GroupSpec
 
 NO_WORLD = 3
 APART = 4
@@ -63,6 +63,7 @@ def main(arguments: Sequence[str]) -> int:
 def _take_part(world: World, spec: GroupSpec) -> int:
     world.meet(spec.connect_s + _START_S)  # so that all have MPI's segments
     segments.unlink_own()
+    segments.unlink_description()
     member = spec.own(world.rank, os.uname().nodename)
     daemon = _daemon(member.sock, spec.connect_s)
     cards = _cards(world, daemon, spec)
@@ -78,6 +79,8 @@ def _take_part(world: World, spec: GroupSpec) -> int:
     if daemon is None:
         _leave(world, time.monotonic() + 1e9)
         return 0
+    if world.rank == 0:
+        print(CONNECTED, flush=True)  # noqa: T201  for the lead
     os.chdir(member.node_dir)
     os.umask(0o077)
     pool = Pool(BUFFERS)
@@ -133,5 +136,5 @@ def _leave(world: World, deadline: float, exchange: Exchange | None = None) -> N
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"hpcstage exchange on {os.uname().nodename}: {': '.join(text.splitlines())}\n")
+    sys.stderr.write(f"{OURS}{os.uname().nodename}: {': '.join(text.splitlines())}\n")
     sys.stderr.flush()

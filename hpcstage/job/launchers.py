@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from hpcstage.job.ranks import without_rank
 from hpcstage.job.types import Job
 
 BY_SCHEDULER = {"slurm": "srun", "pbs": "pbsdsh", "gridengine": "qrsh", "pjm": "pjrsh"}
@@ -28,7 +29,6 @@ _SRUN_INPUT = (
     "SLURM_ARBITRARY", "SLURM_HOSTFILE", "SLURM_LABELIO", "SLURM_STDINMODE", "SLURM_STDOUTMODE", "SLURM_STDERRMODE",
 )  # fmt: skip
 """What srun takes as options, or what tells an MPI library that it is within a step."""
-_MPI = ("PMI_", "PMIX_", "OMPI_", "HYDRA_", "HYDI_", "MPIR_", "MPI_", "I_MPI_", "MV2_", "PALS_", "PRTE_", "FLUX_TASK_")
 
 
 class Mpi(Enum):
@@ -101,8 +101,8 @@ def kind_of_mpi(version_text: str) -> Mpi:
 
 
 def scrubbed(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a launcher of ours: not that of a rank, and without options meant for the user's launcher."""
-    kept = {name: value for name, value in env.items() if not name.startswith((*_MPI, *_SRUN_INPUT))}
+    """The environment for a launcher of ours: not that of a rank, and without options meant for the user's srun."""
+    kept = {name: value for name, value in without_rank(env).items() if not name.startswith(_SRUN_INPUT)}
     # Open MPI refuses root otherwise; others do not know these names.
     return {**kept, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 

@@ -16,6 +16,24 @@ _LOCAL_RANK = (
 _RANKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "PALS_SIZE", "FLUX_JOB_SIZE")
 _LAUNCH = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PALS_APID", "JSM_NAMESPACE_ID", "TORCHELASTIC_RUN_ID")
 
+_OF_RANK = (
+    "PMI_", "PMIX_", "HYDI_", "OMPI_", "PRTE_", "FLUX_TASK_", "MV2_COMM_WORLD_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
+    "MPI_RANKID", "I_MPI_INFO_", "I_MPI_PIN_MAPPING", "I_MPI_PIN_INFO", "PALS_RANKID", "PALS_LOCAL_", "PALS_SIZE",
+    "PALS_NODEID", "PALS_APID", "PALS_APINFO", "PALS_SPOOL_DIR", "PALS_FD", "PALS_NRANKS", "PALS_PPN", "PALS_DEPTH",
+    "PALS_CPU_BIND", "PALS_HOST",
+)  # fmt: skip
+"""What names of variables begin with that say who a process is, or how many the user's launcher starts."""
+_SETTINGS = ("OMPI_MCA_", "OMPI_ALLOW_", "PRTE_MCA_", "PRTE_ALLOW_", "PMIX_MCA_")
+"""Of these, what says how to start: the remote shell, the interfaces, the transports."""
+_MCA_OF_RANK = (
+    "PREFIXES", "cpu_type", "ess", "initial_wdir", "num_procs", "shmem_RUNTIME_QUERY_hint",
+    *(f"{runtime}_{name}" for runtime in ("orte", "prte") for name in (
+        "app_num", "bound_at_launch", "ess_", "hnp_uri", "jobfam_session_dir", "jobid", "local_daemon_uri",
+        "num_nodes", "parent_uri", "precondition_transports", "top_session_dir", "vpid",
+    )),
+)  # fmt: skip
+_MCA_OF_RANK_WHOLE = ("orte_launch", "prte_launch")
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -50,3 +68,17 @@ def first_number(env: Mapping[str, str], names: tuple[str, ...]) -> int | None:
 def number(text: str | None) -> int | None:
     """A decimal number of 0 or more, else None: schedulers also write `undefined` and `4(x2)`."""
     return int(text) if text and text.isascii() and text.isdigit() and len(text) < 19 else None
+
+
+def without_rank(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process that is no rank of the user's launch. It keeps what says how MPI starts and connects
+    processes on this machine: `HYDRA_*`, `I_MPI_*`, MCA parameters and the like."""
+    return {name: value for name, value in env.items() if not _is_of_rank(name)}
+
+
+def _is_of_rank(name: str) -> bool:
+    setting = next((prefix for prefix in _SETTINGS if name.startswith(prefix)), None)
+    if setting is None:
+        return name.startswith(_OF_RANK)
+    rest = name.removeprefix(setting)
+    return rest in _MCA_OF_RANK_WHOLE or rest.startswith(_MCA_OF_RANK)

@@ -13,9 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpcstage import __version__
-
-MPI_PREFIXES = ("PMI_", "PMIX_", "OMPI_", "HYDRA_", "HYDI_", "MPIR_", "MPI_", "I_MPI_", "MV2_", "PALS_", "PRTE_")
-
+from hpcstage.job.ranks import without_rank
 
 CONTAINERS = {"apptainer": "APPTAINERENV_", "singularity": "SINGULARITYENV_"}
 """Command → prefix of the variables that it sets in a container. Apptainer takes both, and complains of the older."""
@@ -49,7 +47,7 @@ def _in_containers(env: Mapping[str, str], ours: Mapping[str, str]) -> dict[str,
 
 def for_daemon(env: Mapping[str, str], package_parent: Path) -> dict[str, str]:
     """Without what would make an MPI library believe that the daemon is a rank; our own package importable."""
-    kept = {name: value for name, value in env.items() if not name.startswith(MPI_PREFIXES)}
+    kept = without_rank(env)
     kept["PYTHONPATH"] = _prepend(os.fspath(package_parent), env.get("PYTHONPATH", ""))
     return kept
 

@@ -1,7 +1,7 @@
 """The wrapper's side of the lead: start it, hear what it says, end it. Nothing here may hold up the command.
 
 The lead takes lines on its standard input (`child PID`, `staged?`, `end`; its end means the same as `end`) and gives
-lines: `joined`, `staged`, `ended`, and `problem ID<TAB>TEXT<TAB>REMEDY`.
+lines: `joined`, `staged`, `ended`, `notice TEXT`, and `problem ID<TAB>TEXT<TAB>REMEDY`.
 """
 
 from __future__ import annotations
@@ -138,6 +138,8 @@ class LeadLink:
     def _line(self, line: str) -> None:
         word, _, rest = line.partition(" ")
         self._said.add(word)
+        if word == "notice":
+            messages.warn(rest)
         if word == "problem":
             name, text, remedy, *_ = [*rest.split("\t"), "", ""]
             self._problems.append({"id": name, "text": text, "remedy": remedy})

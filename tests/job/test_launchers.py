@@ -104,3 +104,24 @@ def test_the_environment_of_a_launcher_is_not_that_of_a_rank() -> None:
     assert not [name for name in kept if name.startswith("SLURM_STEP")]
     for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_CONF", "PATH", "TMPDIR", "SLURMD_NODENAME"):
         assert kept[name] == env[name]
+
+
+KEPT = (
+    "HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC", "HYDRA_IFACE", "I_MPI_HYDRA_BOOTSTRAP", "I_MPI_ROOT", "I_MPI_FABRICS",
+    "OMPI_MCA_plm_rsh_agent", "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_orte_launch_agent", "OMPI_MCA_orte_tmpdir_base",
+    "PRTE_MCA_plm_ssh_agent", "PMIX_MCA_gds", "PALS_PMI", "MPIR_CVAR_CH4_NETMOD", "MV2_IBA_HCA", "MPI_HOME",
+)  # fmt: skip
+OF_RANKS = (
+    "HYDI_CONTROL_FD", "PMI_FD", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_RANK",
+    "OMPI_UNIVERSE_SIZE", "OMPI_FILE_LOCATION", "OMPI_MCA_ess", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri",
+    "OMPI_MCA_orte_launch", "OMPI_MCA_orte_local_daemon_uri", "OMPI_MCA_num_procs", "OMPI_MCA_initial_wdir",
+    "PMIX_NAMESPACE", "PMIX_RANK", "PMIX_SERVER_URI4", "PMIX_ID", "PRTE_LAUNCHED", "PALS_RANKID", "PALS_APID",
+    "MV2_COMM_WORLD_RANK", "FLUX_TASK_RANK", "I_MPI_INFO_NUMA_NODE_NUM",
+)  # fmt: skip
+"""As ranks of MPICH 5, Open MPI 4.1 and 5 have them, and as the others' descriptions say."""
+
+
+def test_what_says_how_mpi_starts_stays() -> None:
+    kept = launchers.scrubbed(dict.fromkeys((*KEPT, *OF_RANKS), "1"))
+    assert set(KEPT) <= set(kept)
+    assert not set(OF_RANKS) & set(kept)

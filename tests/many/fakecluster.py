@@ -110,7 +110,14 @@ env["PATH"] = "/usr/bin:/bin"
 fakelib.wait([fakelib.start(sys.argv[2], sys.argv[3:], env)])
 """
 
-PROGRAMS = {"onnode": ONNODE, "srun": SRUN, "byrank": BYRANK, "pbsdsh": PBSDSH, "qrsh": QRSH}
+RSH = """
+# The remote shell of a site, of which MPI must be told: rsh NODE COMMAND, for the shell there.
+import fakelib, os, sys
+fakelib.enter(sys.argv[1])
+os.execvpe("sh", ["sh", "-c", " ".join(sys.argv[2:])], {**os.environ, "HOSTNAME": sys.argv[1]})
+"""
+
+PROGRAMS = {"onnode": ONNODE, "srun": SRUN, "byrank": BYRANK, "pbsdsh": PBSDSH, "qrsh": QRSH, "site-rsh": RSH}
 
 
 class FakeCluster:

@@ -112,6 +112,54 @@ def test_in_front_under_other_schedulers(
     assert "node-missing" not in problems, "two agents on a node are one node"
 
 
+def test_the_sites_way_to_start_mpi_reaches_our_mpiexec(
+    hpcstage: Hpcstage, make_tree: Tree, cluster: FakeCluster
+) -> None:
+    """Where the user's mpirun needs a remote shell or an interface to be named, ours needs them, too."""
+    data = make_tree(files=30)
+    ranks, _ = manylab.write_programs(hpcstage.cwd)
+    site = {
+        "HYDRA_LAUNCHER": "rsh",
+        "HYDRA_LAUNCHER_EXEC": os.fspath(cluster.base / "bin" / "site-rsh"),
+        "HYDRA_IFACE": "lo",
+    }
+    words = in_front(hpcstage, data, [sys.executable, str(ranks), "2"], "--mode", "upfront")
+    done = Job(hpcstage, cluster, "pbs").run(words, **site)
+    assert done.returncode == 0, done.stderr
+    record = manylab.record_of(hpcstage)
+    assert record["problems"] == [], done.stderr
+    assert record["totals"]["peer_bytes"] == 2 * record["totals"]["source_bytes"] > 0
+
+
+def test_why_mpi_does_not_connect_the_nodes_is_said_at_once(
+    hpcstage: Hpcstage, make_tree: Tree, cluster: FakeCluster
+) -> None:
+    data = make_tree(files=30)
+    rsh = cluster.base / "bin" / "broken-rsh"
+    rsh.write_text(
+        "#!/bin/sh\necho 'rsh: node2: Connection refused' >&2\necho 'see the manual' >&2\nsleep 0.3\nexit 255\n"
+    )
+    rsh.chmod(0o755)
+    site = {"HYDRA_LAUNCHER": "rsh", "HYDRA_LAUNCHER_EXEC": os.fspath(rsh)}
+    job = Job(hpcstage, cluster, "pbs")
+    words = in_front(hpcstage, data, ["sh", "-c", "read line"])
+    process = subprocess.Popen(
+        job.command(words), env={**job.env, **site}, cwd=hpcstage.cwd, stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stderr is not None
+    assert process.stdin is not None
+    try:
+        line = next(line for line in process.stderr if b"connected" in line)
+    finally:
+        process.stdin.close()
+        process.wait(60)
+        process.stderr.close()
+    assert b"rsh: node2: Connection refused" in line
+    (problem,) = manylab.record_of(hpcstage)["problems"]
+    assert problem["id"] == "group-lost"
+    assert "rsh: node2: Connection refused" in problem["text"]
+
+
 def test_a_node_that_does_not_come_up_is_named_with_its_reason(
     hpcstage: Hpcstage, make_tree: Tree, cluster: FakeCluster
 ) -> None:
