@@ -19,7 +19,8 @@ source .venv/bin/activate
 DATA=${DATA:-/lustre/imagenet/train}
 
 # Each task is a run of its own, with its own copies and its own report (hpcstage-runs/). Tasks that share a node do not
-# see each other: without a limit, each would take up to 80 % of what is free when it starts. Four of them fit side by
-# side like this; --budget also takes bytes (--budget 500GB).
+# see each other. Without --budget each takes at most 80 % of what is free when it starts, times its part of the node's
+# processors. --budget 20% is for tasks with few processors and much data: four of them fit on a node's disk side by
+# side. --budget also takes bytes (--budget 500GB).
 exec hpcstage run --data "$DATA" --budget 20% -- python train.py --data "$DATA" --epochs "${EPOCHS:-90}" \
     --seed "$SLURM_ARRAY_TASK_ID"
