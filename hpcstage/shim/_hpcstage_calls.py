@@ -73,6 +73,13 @@ class Call:
         if self.__module__ == "posix":
             self.__module__ = "os"
 
+    if not TYPE_CHECKING:
+
+        @property
+        def __class__(self) -> Any:
+            """A builtin's, so that `isinstance` and `inspect` say of it what they say of the original."""
+            return type(self.original)
+
     def __reduce__(self) -> str:
         return str(self.__name__)
 

@@ -23,6 +23,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
+FUNCTION = type(lambda: None)
+HEAP_TYPE = 1 << 9
+"""Flag of classes that are made by Python code, and can be changed."""
 UNTOUCHED = ("posix", "_io", "importlib", "zipimport", "_frozen_importlib", "_frozen_importlib_external", "_imp")
 SETS = (
     "supports_dir_fd",
@@ -70,9 +73,33 @@ def _sweep(table: dict[int, Any]) -> None:
         space = getattr(module, "__dict__", None)
         if isinstance(space, dict):
             _swap(space, table, module)
+            _sweep_members(space, table)
+    _swap({"open": sys.modules["_io"].open}, table, sys.modules["_io"])  # its name in pickles from 3.12 on
     accessor = getattr(sys.modules.get("pathlib"), "_NormalAccessor", None)
     if accessor is not None:
         _swap(accessor.__dict__, table, accessor)
+
+
+def _sweep_members(space: dict[str, Any], table: dict[int, Any]) -> None:
+    """What classes of a module and the defaults of its functions hold."""
+    for value in list(space.values()):
+        if isinstance(value, type) and value.__flags__ & HEAP_TYPE:
+            _swap(value.__dict__, table, value)
+            for member in list(value.__dict__.values()):
+                _sweep_defaults(member, table)
+        else:
+            _sweep_defaults(value, table)
+
+
+def _sweep_defaults(function: Any, table: dict[int, Any]) -> None:
+    if type(function) is not FUNCTION:
+        return
+    defaults, keywords = function.__defaults__, function.__kwdefaults__ or {}
+    if defaults and any(id(value) in table for value in defaults):
+        function.__defaults__ = tuple(table.get(id(value), value) for value in defaults)
+    for key, value in list(keywords.items()):
+        if id(value) in table:
+            keywords[key] = table[id(value)]
 
 
 def _swap(space: Any, table: dict[int, Any], owner: Any) -> None:

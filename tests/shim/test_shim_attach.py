@@ -102,6 +102,52 @@ def test_flags(lab: Lab, flags: list[str]) -> None:
     assert lab.run(code, flags=flags) == [lab.layer, "copy.."]
 
 
+@pytest.mark.parametrize("version", SUPPORTED)
+def test_builtins_look_like_builtins(lab: Lab, version: str) -> None:
+    lab.put("file", b"source", b"copy..")
+    lab.install()
+    code = """
+import copy, inspect, io, pickle, _io
+functions = (open, os.open, os.stat, os.remove)
+say([[inspect.isbuiltin(f) for f in functions], [pickle.loads(pickle.dumps(f)) is f for f in functions],
+     [pickle.loads(pickle._dumps(f, 0)) is f for f in functions], copy.deepcopy(open) is open,
+     open is io.open is _io.open, str(inspect.signature(open))[:6], repr(open), callable(open)])
+"""
+    yes = [True] * 4
+    said = lab.run(code, python=interpreter(version))
+    assert said == [yes, yes, yes, True, True, "(file,", "<built-in function open>", True]
+
+
+def test_what_early_modules_hold_is_replaced(lab: Lab, tmp_path: Path) -> None:
+    lab.put("file", b"source", b"copy..")
+    lab.install()
+    (tmp_path / "early.py").write_text(
+        "from builtins import open as taken\nimport os\n"
+        "def positional(name, opens=open): return opens(name)\n"
+        "def keyword(name, *, opens=open): return opens(name)\n"
+        "class Holder:\n    opens = open\n    def method(self, name, opens=open): return opens(name)\n"
+    )
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "early.pth").write_text(
+        f"import sys; sys.path.append({os.fspath(tmp_path)!r}); import early\n"
+    )
+    code = """
+import early
+name = src("file")
+ways = (early.taken, early.positional, early.keyword, early.Holder.opens, early.Holder().method, early.Holder().opens)
+out = []
+for way in ways:
+    with way(name) as f: out.append(f.read())
+say(out)
+"""
+    start = tmp_path / "start.py"
+    start.write_text(f"import site; site.addsitedir({os.fspath(tmp_path / 'site')!r})\n")
+    (lab.node / "shim" / "sitecustomize.py").write_text(
+        start.read_text() + (lab.node / "shim" / "sitecustomize.py").read_text()
+    )
+    assert lab.run(code) == ["copy.."] * 6
+
+
 @pytest.mark.parametrize("flags", [["-b"], ["-bb"]])
 def test_strings_are_not_compared_with_bytes(lab: Lab, flags: list[str]) -> None:
     lab.put("file", b"source", b"copy..")
