@@ -136,7 +136,7 @@ def test_a_full_disk_stops_admission_only(start_daemon, make_tree, small_disk):
     assert daemon.want(missing) == (Answer.DIRECT, Reason.FULL)
     part = end_on_mount(daemon)
     assert part.totals["refused"] == 200 - len(staged)
-    assert "store-full" in {p["id"] for p in part.problems}
+    assert "disk-full" in {p["id"] for p in part.problems}
 
 
 @pytest.mark.root
