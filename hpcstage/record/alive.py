@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpcstage.record.part import RunPart
@@ -17,6 +18,15 @@ START_OFF_S = 10.0
 """By so much the kernel's start of a process may differ from the wrapper's note of it."""
 
 
+@dataclass(frozen=True)
+class Life:
+    """A run that goes on, or may."""
+
+    is_certain: bool
+    """False: the run may have been killed a moment ago."""
+    why: str
+
+
 def pid_space() -> str:
     """Names the PID namespace of this process; empty where the kernel does not tell."""
     with contextlib.suppress(OSError):
@@ -24,18 +34,20 @@ def pid_space() -> str:
     return ""
 
 
-def evidence(run: RunPart, run_dir: Path) -> str:
-    """Why the run is taken to be running, in words; empty: it is not.
+def evidence(run: RunPart, run_dir: Path) -> Life | None:
+    """Why the run is taken to be running; None: it is not.
 
     On the host of the wrapper its child's process decides. From elsewhere the age of the last file decides: a run that
     was killed less than QUIET_S ago cannot be told from one that runs.
     """
     if run.aside or run.exit_code is not None or run.signal is not None:
-        return ""
+        return None
     if _is_here(run):
-        return "its process is running on this host" if _lives(run) else ""
+        return Life(True, "its process is running on this host") if _lives(run) else None
     quiet_s = time.time() - _written_s(run_dir)
-    return f"its last sign of life is {format_duration(max(0.0, quiet_s))} old" if quiet_s < QUIET_S else ""
+    if quiet_s >= QUIET_S:
+        return None
+    return Life(False, f"its last sign of life is {format_duration(max(0.0, quiet_s))} old")
 
 
 def _is_here(run: RunPart) -> bool:

@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from hpcstage.record import coverage, totals, virtual
+from hpcstage.record.alive import Life
 from hpcstage.record.contention import contention_of
 from hpcstage.record.digest import Digest, digest_of
 from hpcstage.record.group import group_of
@@ -42,12 +43,12 @@ class _Looked:
     together: Together = field(default_factory=Together)
 
 
-def compose(run: RunPart, nodes: Iterable[NodePart], running: str = "") -> dict[str, Any]:
+def compose(run: RunPart, nodes: Iterable[NodePart], running: Life | None = None) -> dict[str, Any]:
     """The record. Whatever is missing is null in it, and named in `problems`.
 
-    `running`: why the command is taken to be still running, where its end is not known.
+    `running`: why the command is taken to be still running, where hpcstage saw no end of it.
     """
-    looked = _look(run, nodes, running=bool(running))
+    looked = _look(run, nodes, running=running is not None)
     found, parts = looked.speaking, [node.part for node in looked.nodes]
     silent, total = without_part(run, parts), expected(run, parts)
     record: dict[str, Any] = {
@@ -68,7 +69,9 @@ def compose(run: RunPart, nodes: Iterable[NodePart], running: str = "") -> dict[
         "order": order_of(found),
     }
     if running and not ended(run):
-        record["time_split"]["unmeasured"] = ["the command is still running: these are the times up to now"]
+        record["time_split"]["unmeasured"] = [
+            "the command has not ended, as far as is known: the times are those up to now"
+        ]
     record["nodes"] = rows_of(run, looked.nodes, silent if total > 1 else [], record)
     record["group"] = group_of(looked.nodes, silent, total, record)
     record["savings"] = savings_of(run, found, record)
@@ -110,7 +113,7 @@ def _series(looked: _Looked) -> dict[str, Any]:
     return series_of(looked.alone, looked.speaking[0].shift_s if looked.speaking else 0.0)
 
 
-def _run(run: RunPart, nodes: Sequence[Digest], running: str) -> dict[str, Any]:
+def _run(run: RunPart, nodes: Sequence[Digest], running: Life | None) -> dict[str, Any]:
     mode_why = nodes[0].part.mode_why if nodes else None
     return {
         "id": run.run_id,
@@ -133,13 +136,15 @@ def _run(run: RunPart, nodes: Sequence[Digest], running: str) -> dict[str, Any]:
     }
 
 
-def _state(run: RunPart, running: str) -> str:
+def _state(run: RunPart, running: Life | None) -> str:
     """How far the run got, as far as hpcstage saw it."""
     if run.aside:
         return "aside"
     if ended(run):
         return "ended" if run.child_started_s is not None else "not started"
-    return "running" if running else "lost"
+    if running is None:
+        return "lost"
+    return "running" if running.is_certain else "unclear"
 
 
 def _environment(run: RunPart) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def direct_of(
         return _unserved(wall_s, programs, copied_bytes)
     _check(programs, load, files, size_bytes)
     readers = sum(_at_once(program) for program in programs)
-    changes = [_change(program, readers, load, files) for program in programs]
+    changes = [_change(program, readers, load, files) for program in programs if _opens(program)]
     low, high = max(change.low for change in changes), max(change.high for change in changes)
     found = Range(max(0.0, wall_s + low), wall_s + high)
     if not load.is_steady():

@@ -21,7 +21,7 @@ ERRORS = {
     "killed", "daemon-died", "node-missing", "node-dead", "no-part", "scan-failed", "local-failed", "not-staged",
     "command-not-run",
 }  # fmt: skip
-NEWS = {"running"}
+NEWS = {"running", "unclear"}
 
 
 def notes_of(record: dict[str, Any]) -> list[dict[str, Any]]:

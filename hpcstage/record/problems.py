@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpcstage.record.alive import Life
 from hpcstage.record.digest import Digest
 from hpcstage.record.part import RunPart
 from hpcstage.record.roster import State, few
@@ -19,6 +20,7 @@ NO_PART = (
 )
 DIED = "training went on from the source; the figures of that node end where its daemon did"
 RUNNING = "the figures are those up to now; ask again when the command has ended"
+UNCLEAR = "the figures are those up to now; ask again in a minute, or on that host"
 NAMED = 16
 """So many nodes of a problem are named."""
 
@@ -26,7 +28,7 @@ Problem = dict[str, Any]
 
 
 def problems_of(
-    run: RunPart, nodes: Sequence[Digest], silent: Sequence[str], total: int, running: str = ""
+    run: RunPart, nodes: Sequence[Digest], silent: Sequence[str], total: int, running: Life | None = None
 ) -> list[Problem]:
     """Told ones first. `silent`: nodes of which nothing was heard; `total`: so many nodes the job has."""
     told = [_Told(None, _whole(problem)) for problem in run.problems]
@@ -55,11 +57,14 @@ def ended(run: RunPart) -> bool:
     return run.exit_code is not None or run.signal is not None
 
 
-def _own(run: RunPart, nodes: Sequence[Digest], silent: Sequence[str], running: str) -> list[Problem]:
+def _own(run: RunPart, nodes: Sequence[Digest], silent: Sequence[str], running: Life | None) -> list[Problem]:
     if run.aside or (ended(run) and run.child_started_s is None):
         return []
     if running and not ended(run):
-        return [_problem("running", f"the command is still running: {running}", RUNNING)]
+        if running.is_certain:
+            return [_problem("running", f"the command is still running: {running.why}", RUNNING)]
+        text = f"the command runs on {run.host}, or was killed a moment ago: {running.why}"
+        return [_problem("unclear", text, UNCLEAR)]
     found = []
     if not ended(run):
         found.append(_problem("killed", "hpcstage stopped before the command did", KILLED))

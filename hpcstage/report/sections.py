@@ -43,7 +43,7 @@ def header(record: dict[str, Any], style: Style) -> list[str]:
     lines += [_row("staged", line, style) for line in _staged(record)]
     names = ("order",) if record.get("group") else ("order", "")
     lines += [_row(name, line, style) for name, line in zip(names, order(record), strict=False)]
-    if not record["complete"] and run.get("state") not in ("running", "aside", "not started"):
+    if not record["complete"] and run.get("state") not in ("running", "unclear", "aside", "not started"):
         lines.append(_row("INCOMPLETE", "some figures are missing; see the notes", style))
     return [style.bold(lines[0]), *lines[1:]]
 

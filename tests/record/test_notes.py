@@ -10,6 +10,7 @@ import manycases
 import pytest
 from recordcases import SECOND, announced, node_part, run_part, samples, trainer, worker
 
+from hpcstage.record.alive import Life
 from hpcstage.record.compose import compose
 from hpcstage.record.notes import RULES
 from hpcstage.record.part import ProcessPart, Sample
@@ -66,7 +67,8 @@ def problem(name: str, **more: str) -> dict[str, Any]:
 REASONS = ("unknown", "later", "full", "failed", "void", "scanning", "timeout", "no_daemon", "settled", "local_error")
 CASES = [
     Case("killed", lambda: one({"exit_code": None, "child_ended_s": None}), one),
-    Case("running", lambda: compose(run_part(exit_code=None), [node_part(complete=False)], "it lives"), one),
+    Case("running", lambda: compose(run_part(exit_code=None), [node_part(complete=False)], Life(True, "so")), one),
+    Case("unclear", lambda: compose(run_part(exit_code=None), [node_part(complete=False)], Life(False, "so")), one),
     Case("daemon-died", lambda: one(complete=False), one),
     Case("no-part", lambda: compose(run_part(), []), one),
     Case("not-staged", lambda: one({"aside": True, "exit_code": None, **problem("not-staged")}), one),

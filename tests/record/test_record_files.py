@@ -100,14 +100,16 @@ def test_a_killed_run_is_composed_from_its_parts(tmp_path: Path, with_run: bool)
     assert {"killed", "daemon-died"} <= {p["id"] for p in record["problems"]}
 
 
-def test_a_run_on_another_host_runs_as_long_as_its_daemons_write(tmp_path: Path) -> None:
+def test_whether_a_run_on_another_host_goes_on_is_not_claimed(tmp_path: Path) -> None:
+    """It may have been killed since its daemons wrote last."""
     parts(tmp_path, age_s=7)
     record = files.load_run(tmp_path)
-    assert record["run"]["state"] == "running"
-    assert [p["id"] for p in record["problems"]] == ["running"]
+    assert record["run"]["state"] == "unclear"
+    assert [p["id"] for p in record["problems"]] == ["unclear"]
+    assert "or was killed a moment ago" in record["problems"][0]["text"]
     assert record["nodes"][0]["state"] == "running"
     assert not record["complete"]
-    assert [note["severity"] for note in record["notes"] if note["id"] == "running"] == ["info"]
+    assert [note["severity"] for note in record["notes"] if note["id"] == "unclear"] == ["info"]
 
 
 def test_a_run_on_this_host_runs_as_long_as_its_process(tmp_path: Path) -> None:

@@ -53,6 +53,12 @@ def looped(**changes: Any) -> NodePart:
     return node_part(**(values | changes))
 
 
+def test_a_node_whose_programs_read_nothing_changes_nothing() -> None:
+    idle = looped(node_index=1, host="node18", processes=[ProcessPart(100, 1, "native", "3.11", 0.1, {})])
+    found = compose(run_part(), [looped(), idle])["savings"]["vs_direct"]
+    assert found["saved_s"] is not None or found["reason"]
+
+
 def direct_s(node: NodePart, **run: Any) -> float | None:
     """The estimate of the whole time without staging."""
     record = record_of(node, **run)
