@@ -14,7 +14,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,8 @@ class Grouping:
     """This node's."""
     launcher: str
     starts_daemons: bool
+    directory: str = ""
+    """Where the nodes find each other; see `groupdir`."""
 
     @property
     def virtual(self) -> bool:
@@ -84,6 +86,17 @@ def find(config: Config, job: Job, local: LocalDir, host: str) -> Grouping | Non
     return Grouping(list(job.nodes), job.node_index, launcher, starts_daemons=False)
 
 
+def placed(group: Grouping | None, run_dir: Path, run_id: str) -> Grouping | None:
+    """The same with its directory. Raises NotStarted if there is none that only this user can change."""
+    from hpcstage.launch import groupdir
+
+    if group is None:
+        return None
+    if group.virtual:
+        return replace(group, directory=os.path.abspath(run_dir / groupspec.DIRECTORY))
+    return replace(group, directory=os.fspath(groupdir.choose(run_dir, run_id, os.environ)))
+
+
 def _first(job: Job) -> list[str]:
     own = job.nodes[job.node_index]
     return [own, *(node for node in job.nodes if node != own)]
@@ -108,6 +121,7 @@ def lead_spec(session: Session, spec: DaemonSpec, local: LocalDir, group: Groupi
     return LeadSpec(
         run_id=session.part.run_id,
         run_dir=os.path.abspath(session.run_dir),
+        group_dir=group.directory,
         hosts=group.hosts,
         launcher=group.launcher,
         starts_daemons=group.starts_daemons,
@@ -133,7 +147,7 @@ def begin(group: Grouping, lead: LeadSpec, node: nodes.Node) -> LeadLink | None:
     """Says that this node is up, and on the first node starts the lead."""
     from hpcstage.launch.leadlink import LeadLink
 
-    directory = Path(lead.run_dir) / groupspec.DIRECTORY
+    directory = Path(lead.group_dir)
     if group.starts_daemons:
         shutil.rmtree(directory, ignore_errors=True)  # of an earlier run, where the user names the run directory
     directory.mkdir(mode=0o700, exist_ok=True)

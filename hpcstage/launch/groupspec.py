@@ -1,7 +1,7 @@
 """What the wrapper tells the lead and the agents of other nodes: JSON in the run directory.
 
-Owns the form, and the names of files below `<run directory>/group/`. All nodes see that directory: it is on the shared
-file system.
+Owns the form, and the names of files below the group's directory, `<run directory>/group/` as a rule. All nodes see
+that directory: it is on the shared file system.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ class LeadSpec:
 
     run_id: str
     run_dir: str
+    group_dir: str
+    """Where this is written, and what else the nodes tell each other."""
     hosts: list[str]
     """By node index; names of virtual nodes end in `.v<index>`."""
     launcher: str

@@ -116,7 +116,7 @@ def bring_up(lead: LeadSpec, index: int, env: Mapping[str, str], job: Job) -> Ho
         raise Taken(claim.path)
     try:
         template = DaemonSpec.from_json(lead.daemon)
-        shutil.copyfile(Path(lead.run_dir) / groupspec.DIRECTORY / groupspec.RESOLVED, node.path / "resolved")
+        shutil.copyfile(Path(lead.group_dir) / groupspec.RESOLVED, node.path / "resolved")
         nodes.prepare(node, shims(lead, template, node))
         control = nodes.start_daemon(node, _spec(lead, index, template, node, local, job), env)
     except OSError:

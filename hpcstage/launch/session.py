@@ -75,6 +75,14 @@ class Session:
         notices = facts.check_datasets(resolved, local, part, strict=config.strict)
         group = grouping.find(config, job, local, host)
         run_dir = rundir.make(config.run_dir, inherited.directory(), run_id, dict(os.environ))
+        try:
+            group = grouping.placed(group, run_dir, run_id)
+        except NotStarted as error:
+            if config.strict:
+                raise
+            notices.append(error.line())
+            part.problems.append({"id": "group-lost", "text": error.what, "remedy": error.remedy})
+            group = None
         claim = nodedir.claim(local, group.node_name(run_id) if group else run_id, host=host)
         if claim.lock_fd is not None:  # said once on a node, not by every rank
             for warning in (*job.notes, *local.warnings, *notices):

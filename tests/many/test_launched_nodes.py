@@ -112,6 +112,25 @@ def test_in_front_under_other_schedulers(
     assert "node-missing" not in problems, "two agents on a node are one node"
 
 
+def test_no_node_executes_a_script_that_others_could_replace(
+    hpcstage: Hpcstage, make_tree: Tree, cluster: FakeCluster
+) -> None:
+    data = make_tree(files=30)
+    ranks, _ = manylab.write_programs(hpcstage.cwd)
+    cluster.base.chmod(0o755)
+    everybodys = cluster.base / "everybodys"
+    everybodys.mkdir()
+    everybodys.chmod(0o777)
+    run_dir = everybodys / "run"
+    words = in_front(hpcstage, data, [sys.executable, str(ranks), "2"], "--run-dir", str(run_dir))
+    done = Job(hpcstage, cluster, "pbs").run(words, XDG_STATE_HOME=str(everybodys / "state"))
+    assert done.returncode == 0, done.stderr
+    assert manylab.written(hpcstage.cwd, 2)[0] == manylab.expected(data, 2)
+    assert not (cluster.base / "job.out").exists(), "pbsdsh was not asked for anything"
+    assert f"everybody may write to {everybodys}" in done.stderr.decode()
+    assert "--run-dir" in done.stderr.decode()
+
+
 def test_the_sites_way_to_start_mpi_reaches_our_mpiexec(
     hpcstage: Hpcstage, make_tree: Tree, cluster: FakeCluster
 ) -> None:
