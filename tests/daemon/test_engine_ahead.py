@@ -31,6 +31,13 @@ def engine(local_dir, make_tree):
         pool.close()
 
 
+def _pumped(engine: Engine) -> None:
+    """The first files go one at a time for a moment, so that it is known what one reader alone gets."""
+    engine.pump(29.0)
+    assert engine.pool.assigned == 1
+    engine.pump(30.0)
+
+
 def _seen(estimates: Estimates, files_per_s: int, size_bytes: int = 10_000) -> None:
     for number in range(10 * files_per_s):
         estimates.finished(size_bytes, 0.1, number / files_per_s)
@@ -38,13 +45,13 @@ def _seen(estimates: Estimates, files_per_s: int, size_bytes: int = 10_000) -> N
 
 def test_a_fast_source_finds_work_ahead(engine):
     _seen(engine.queue.estimates, 5000)
-    engine.pump(30.0)
+    _pumped(engine)
     assert engine.pool.assigned == 2 * engine.pool.slots
 
 
 def test_a_slow_source_leaves_the_rest_to_the_order(engine):
     _seen(engine.queue.estimates, 20)
-    engine.pump(30.0)
+    _pumped(engine)
     assert engine.pool.assigned == 2 * TRANSFERS + 2, "one ahead for each copier"
     engine.queue.reorder(array("I", [59, 58]))
     assert engine.queue.next_transfers(2, 31.0) == [59, 58]
