@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def test_there_is_something_to_check() -> None:
         "slurm-tmpdir.yaml",
     }
     names = {p.stem for p in SCRIPTS}
-    assert names >= {"slurm", "slurm-array", "pbs", "gridengine", "pjm"}
+    assert names >= {"slurm", "slurm-array", "pbs", "pbs-array", "gridengine", "gridengine-array", "pjm", "lsf", "flux"}
     assert names >= {"slurm-srun", "slurm-srun-behind", "slurm-torchrun", "pbs-mpirun", "gridengine-mpirun"}
 
 
@@ -63,7 +64,17 @@ def test_every_job_script_is_valid_and_ends_in_exec(path: Path) -> None:
     text = path.read_text()
     assert all(len(line) <= 120 for line in text.splitlines())
     last = text.rstrip().replace("\\\n", "").splitlines()[-1]
-    assert re.match(r'exec (srun )?hpcstage run --data "\$DATA" (--budget 20% )?-- ', last)
+    assert re.match(r'exec (srun |flux run (--\S+ +)+)?hpcstage run --data "\$DATA" (--budget 20% )?-- ', last)
+
+
+FLUX = """
+if [ "$*" = "getattr size" ]; then echo 1; exit; fi
+[ "$1" = run ] && shift
+while [ "${1#--}" != "$1" ]; do shift; done
+export FLUX_JOB_ID=f2abc FLUX_JOB_SIZE=1 FLUX_TASK_RANK=0 FLUX_TASK_LOCAL_ID=0 FLUX_JOB_TMPDIR="$FLUX_TMPDIR_OF_TEST"
+exec "$@"
+"""
+"""The variables of a Flux job exist behind `flux run` only."""
 
 
 def run_script(script: Path, tmp_path: Path, **env: str) -> list[str]:
@@ -73,6 +84,7 @@ def run_script(script: Path, tmp_path: Path, **env: str) -> list[str]:
     (tmp_path / ".venv" / "bin" / "activate").write_text("")
     (tmp_path / "hosts").write_text("node1 4\nnode2 4\n")
     programs = {"hpcstage": 'printf "%s\\n" "$PPID" "$@"', "srun": 'exec "$@"', "scontrol": "echo node1; echo node2"}
+    programs["flux"] = FLUX
     (tmp_path / "bin").mkdir()
     for name, line in programs.items():
         (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
@@ -90,6 +102,7 @@ def test_every_job_script_becomes_hpcstage(path: Path, tmp_path: Path) -> None:
     where, hosts = str(tmp_path), str(tmp_path / "hosts")
     given = {"SLURM_SUBMIT_DIR": where, "PBS_O_WORKDIR": where, "PJM_O_WORKDIR": where}
     given |= {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_NNODES": "2", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "1"}
+    given |= {"LS_SUBCWD": where, "PBS_ARRAY_INDEX": "3", "SGE_TASK_ID": "3"}
     given |= {"SLURM_ARRAY_TASK_ID": "3", "PBS_NODEFILE": hosts, "PE_HOSTFILE": hosts, "NHOSTS": "2", "PJM_NODE": "2"}
     words = run_script(path, tmp_path, **given, DATA="/elsewhere", EPOCHS="5")
     assert words[:3] == ["run", "--data", "/elsewhere"]
@@ -97,8 +110,57 @@ def test_every_job_script_becomes_hpcstage(path: Path, tmp_path: Path) -> None:
     assert command[0] in ("python", "srun", "mpirun", "mpiexec")
     at = command.index("train.py")
     assert command[at + 1 : at + 5] == ["--data", "/elsewhere", "--epochs", "5"]
+    if path.stem.endswith("-array"):
+        assert command[at + 5 :] == ["--seed", "3"]
     if "-n" in command:
         assert command[command.index("-n") + 1] in ("2", "8"), "ranks: a line of the node file each, or four on a node"
+
+
+@pytest.mark.parametrize(
+    ("script", "local", "given"),
+    [
+        ("pbs-array", "pbs.17[3].node1", {"PBS_JOBID": "17[3].node1", "PBS_ARRAY_INDEX": "3"}),
+        ("lsf", "17.tmpdir", {"LSB_JOBID": "17", "LSB_JOBINDEX": "0"}),
+        ("flux", "jobtmp-0-f2abc", {}),
+    ],
+)
+def test_schedulers_that_are_not_at_hand(
+    hpcstage: Hpcstage, make_tree: Callable[..., Path], script: str, local: str, given: dict[str, str]
+) -> None:
+    """With the variables that the scheduler sets, the script stages to the directory that it makes."""
+    data, where = make_tree(), hpcstage.cwd
+    job_dir = hpcstage.local_dir / local
+    job_dir.mkdir()
+    (where / ".venv" / "bin").mkdir(parents=True)
+    (where / ".venv" / "bin" / "activate").write_text("")
+    (where / "bin").mkdir()
+    programs = {"hpcstage": f'exec {sys.executable} -m hpcstage "$@"', "flux": FLUX}
+    programs["python"] = f'exec {sys.executable} "$@"'
+    for name, line in programs.items():
+        (where / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
+        (where / "bin" / name).chmod(0o755)
+    (where / "train.py").write_text(
+        "import os, sys\n"
+        "for top, _, names in os.walk(sys.argv[2]):\n"
+        "    for name in names:\n"
+        "        open(os.path.join(top, name), 'rb').read()\n"
+        "print(*sys.argv[3:])\n"
+    )
+    env = {name: value for name, value in hpcstage.env.items() if name not in ("HPCSTAGE_LOCAL_DIR", "TMPDIR")}
+    env |= given | {"PATH": f"{where}/bin:{os.environ['PATH']}", "PBS_ENVIRONMENT": "PBS_BATCH", "DATA": str(data)}
+    env |= {"PBS_O_WORKDIR": str(where), "LS_SUBCWD": str(where), "HPCSTAGE_MODE": "upfront"}
+    env["FLUX_TMPDIR_OF_TEST" if script == "flux" else "TMPDIR"] = str(job_dir)
+    done = subprocess.run(
+        [REPO / "jobscripts" / f"{script}.sh"], cwd=where, env=env, capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode().split()[:2] == ["--epochs", "90"]
+    (path,) = hpcstage.records()
+    record = json.loads(path.read_text())
+    assert record["complete"] is True, record["problems"]
+    found = record["environment"]
+    assert (found["scheduler"], found["local_dir"]) == (script.partition("-")[0], str(job_dir))
+    assert record["nodes"][0]["swapped"] == 20, "every open was served from the copies"
 
 
 def test_config_show_prints_every_value_and_its_source(hpcstage: Hpcstage) -> None:

@@ -66,6 +66,14 @@ def test_gridengine(gridengine: GridEngine, project: Project) -> None:
     assert gridengine.left_by(job) == {done["hostname"]: ""}
 
 
+def test_gridengine_array(gridengine: GridEngine, project: Project) -> None:
+    job = gridengine.submit("gridengine-array.sh", env={**project.env, **GIVEN}, cwd=project.path)
+    assert gridengine.wait_array(job, 10) == dict.fromkeys(range(1, 11), 0), project.log()
+    said = project.said("rank-0.said")
+    assert {(line["digest"], line["seed"]) for line in said} == {(digest(2), seed) for seed in range(1, 11)}
+    assert len(project.run_dirs()) == 10
+
+
 def test_gridengine_mpirun(gridengine: GridEngine, project: Project) -> None:
     pytest.importorskip("mpi4py")
     given = {**project.env, **GIVEN, "PER_NODE": "-ppn 2", "RANKS": "8", "HPCSTAGE_MODE": "upfront"}
