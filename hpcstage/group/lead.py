@@ -34,7 +34,7 @@ class Lead:
     def __init__(self, spec: LeadSpec, directory: Path) -> None:
         self.started = time.monotonic()
         self.started_unix_s = time.time()
-        self.world = World(spec.launcher, directory)
+        self.world = World(spec.launcher, directory, spec.parts)
         if self.world.over:  # nobody will come: the nodes need not wait for each other
             spec = replace(spec, daemon={**spec.daemon, "group_wait_s": 0.0})
             spec.save(directory / SPEC)

@@ -80,7 +80,7 @@ class Nodes:
             self._host_all()
             return
         script = ("/bin/sh", os.fspath(self.directory / groupspec.SCRIPT))
-        plan = launchers.per_node(self.spec.launcher, script, self.spec.hosts[1:], mpi)
+        plan = launchers.per_node(self.spec.launcher, script, self.spec.hosts[1:], mpi, self.spec.parts)
         env = launchers.scrubbed(os.environ)
         for command in plan.commands:
             try:

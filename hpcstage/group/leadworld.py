@@ -40,8 +40,9 @@ _VERSION_S = 10.0
 class World:
     """The exchanges of a run, generation after generation."""
 
-    def __init__(self, launcher: str, directory: Path) -> None:
+    def __init__(self, launcher: str, directory: Path, parts: Sequence[Sequence[str]] = ()) -> None:
         self._launcher = launcher
+        self._parts = parts
         self._directory = directory
         self._way = 0
         self._output: children.Output | None = None
@@ -78,7 +79,8 @@ class World:
         self.generation += 1
         path = self._directory / f"world-{self.generation}.json"
         program = (sys.executable, "-s", "-m", "hpcstage.group", os.fspath(path))
-        ways = launchers.mpi_world(self._launcher, program, [member.host for member in members], self.mpi, self.mpiexec)
+        hosts = [member.host for member in members]
+        ways = launchers.mpi_world(self._launcher, program, hosts, self.mpi, self.mpiexec, self._parts)
         try:
             GroupSpec(self.generation, list(members)).save(path)
             env = launchers.scrubbed(os.environ)

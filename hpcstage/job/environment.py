@@ -38,6 +38,7 @@ def detect(
         scheduler=facts.scheduler,
         hostname=name,
         nodes=nodes,
+        parts=facts.parts,
         node_index=index,
         job_id=facts.job_id or None,
         array_task=facts.array_task,
@@ -58,13 +59,16 @@ def _first(one: int | None, other: int | None) -> int | None:
     return other if one is None else one
 
 
-def _locate(facts: Facts, hostname: str) -> tuple[str, tuple[str, ...], int]:
-    """This node's name, the nodes with this one among them, its position."""
+def _locate(facts: Facts, hostname: str) -> tuple[str, tuple[str, ...], int | None]:
+    """This host's name, the nodes, its position among them; None: it is a login node, with salloc's shell."""
     for name in (facts.node_name, hostname):
         for index, node in enumerate(facts.nodes):
             if name and _same_host(node, name):
                 return node, facts.nodes, index
     index_said = facts.node_index
+    if facts.nodes and facts.may_be_elsewhere and (facts.node_name or index_said is None):
+        # On the nodes Slurm says which one it is; a name that is not in the list comes from a job around this one.
+        return hostname, facts.nodes, None
     if index_said is not None and index_said < len(facts.nodes):
         return facts.nodes[index_said], facts.nodes, index_said
     own = facts.node_name or hostname

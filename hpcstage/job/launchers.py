@@ -20,7 +20,7 @@ NONE = "none"
 VIRTUAL = "virtual"
 """All nodes are this machine."""
 
-_SRUN = ("srun", "--overlap", "--mem=0", "--export=ALL", "--cpu-bind=none", "--quiet")
+_SRUN = ("--overlap", "--mem=0", "--export=ALL", "--cpu-bind=none", "--quiet")
 _SRUN_INPUT = (
     "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASKS_PER_NODE", "SLURM_MEM_PER_", "SLURM_CPUS_PER_", "SLURM_GPUS",
     "SLURM_TRES_PER_", "SLURM_THREADS_PER_CORE", "SLURM_DISTRIBUTION", "SLURM_CPU_BIND", "SLURM_MEM_BIND",
@@ -60,12 +60,19 @@ def choose(job: Job, asked: str = "auto") -> str:
     return BY_SCHEDULER.get(job.scheduler, "mpiexec" if len(job.nodes) > 1 else NONE)
 
 
-def per_node(launcher: str, argv: Sequence[str], hosts: Sequence[str], mpi: Mpi = Mpi.UNKNOWN) -> PerNode:
-    """How to start `argv` once on each of `hosts`; no commands if nothing can."""
+def per_node(
+    launcher: str,
+    argv: Sequence[str],
+    hosts: Sequence[str],
+    mpi: Mpi = Mpi.UNKNOWN,
+    parts: Sequence[Sequence[str]] = (),
+) -> PerNode:
+    """How to start `argv` once on each of `hosts`; no commands if nothing can. `parts` are the job's nodes by part."""
     if not hosts or launcher in (NONE, VIRTUAL):
         return PerNode((), takes_stdin=False)
     if launcher == "srun":
-        return PerNode(((*_srun(hosts), "--mpi=none", "--kill-on-bad-exit=0", "--wait=0", *argv),), takes_stdin=True)
+        last = ("--mpi=none", "--kill-on-bad-exit=0", "--wait=0", *argv)
+        return PerNode(tuple(("srun", *words, *last) for words in _steps(hosts, parts)), takes_stdin=True)
     if launcher == "pbsdsh":
         # Its node numbers count lines of the node file at some sites and processors at others; all nodes are safe.
         return PerNode((("pbsdsh", "--", *argv),), takes_stdin=False, passes_output=False, exact=False)
@@ -77,14 +84,21 @@ def per_node(launcher: str, argv: Sequence[str], hosts: Sequence[str], mpi: Mpi 
 
 
 def mpi_world(
-    launcher: str, argv: Sequence[str], hosts: Sequence[str], mpi: Mpi, mpiexec: str | None
+    launcher: str,
+    argv: Sequence[str],
+    hosts: Sequence[str],
+    mpi: Mpi,
+    mpiexec: str | None,
+    parts: Sequence[Sequence[str]] = (),
 ) -> list[tuple[str, ...]]:
     """Command lines for one MPI program with one process per node, the best first; the next is for where it fails."""
     found = []
     if launcher == "srun":
         # MPICH speaks PMI-2 to srun, Open MPI PMIx; the wrong one starts programs of one process each.
         kind = "pmix" if mpi is Mpi.OPENMPI else "pmi2"
-        found.append((*_srun(hosts), f"--mpi={kind}", "--kill-on-bad-exit=1", *argv))
+        last = (f"--mpi={kind}", "--kill-on-bad-exit=1", *argv)
+        first, *others = _steps(hosts, parts)
+        found.append(("srun", *first, *last, *(word for words in others for word in (":", *words, *last))))
     if mpiexec is not None and launcher != NONE:
         start = _virtual(mpiexec, len(hosts), mpi) if launcher == VIRTUAL else _mpiexec(mpiexec, hosts, mpi)
         found.append((*start, *argv))
@@ -107,7 +121,15 @@ def scrubbed(env: Mapping[str, str]) -> dict[str, str]:
     return {**kept, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
-def _srun(hosts: Sequence[str]) -> tuple[str, ...]:
+def _steps(hosts: Sequence[str], parts: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    """What srun is told in order to start one task on each host, for each part of the job that has any of them."""
+    if len(parts) < 2:
+        return [_step(hosts)]
+    here = [[host for host in hosts if host in part] for part in parts]
+    return [(*_step(some), f"--het-group={index}") for index, some in enumerate(here) if some]
+
+
+def _step(hosts: Sequence[str]) -> tuple[str, ...]:
     count = len(hosts)
     return (*_SRUN, f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={','.join(hosts)}")
 

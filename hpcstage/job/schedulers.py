@@ -18,6 +18,9 @@ ReadText = Callable[[str], str]
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Slurm's batch script, interactive and external steps have ids from here on: they are no launch."""
 
+_MAX_PARTS = 1024
+"""Slurm itself takes 128; more is no number of parts."""
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -28,6 +31,10 @@ class Facts:
     array_task: str | None = None
     step_id: str | None = None
     nodes: tuple[str, ...] = ()
+    parts: tuple[tuple[str, ...], ...] = ()
+    """The same by part, where the job has several."""
+    may_be_elsewhere: bool = False
+    """The scheduler also gives its variables to a process on a host that is no node of the job."""
     node_name: str | None = None
     node_index: int | None = None
     ranks: Ranks | None = None
@@ -47,6 +54,12 @@ def slurm(env: Env, _read_text: ReadText) -> Facts | None:
     is_step = step is not None and step < _FIRST_SPECIAL_STEP
     listed = env.get("SLURM_STEP_NODELIST") if is_step else None
     nodes, notes = _expanded(listed or env.get("SLURM_JOB_NODELIST") or env.get("SLURM_NODELIST"))
+    parts, notes_of_parts = ((), ()) if is_step else _slurm_parts(env)
+    of_parts = tuple(dict.fromkeys(node for part in parts for node in part))
+    if set(nodes) <= set(of_parts):  # otherwise the parts are those of a job that this one was submitted from
+        nodes, notes = of_parts, notes + notes_of_parts
+    else:
+        parts = ()
     end = number(env.get("SLURM_JOB_END_TIME"))
     return Facts(
         "slurm",
@@ -54,6 +67,8 @@ def slurm(env: Env, _read_text: ReadText) -> Facts | None:
         array_task=env.get("SLURM_ARRAY_TASK_ID"),
         step_id=str(step) if is_step else None,
         nodes=nodes,
+        parts=parts,
+        may_be_elsewhere=not is_step,
         node_name=env.get("SLURMD_NODENAME"),
         node_index=number(env.get("SLURM_NODEID")),
         ranks=_slurm_ranks(env, f"step-{step}") if is_step else None,
@@ -63,6 +78,18 @@ def slurm(env: Env, _read_text: ReadText) -> Facts | None:
         restarts=number(env.get("SLURM_RESTART_COUNT")) or 0,
         notes=notes,
     )
+
+
+def _slurm_parts(env: Env) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]:
+    """The nodes of each part of a heterogeneous job, and notes. SLURM_JOB_NODELIST lists those of the first only."""
+    found: list[tuple[str, ...]] = []
+    notes: list[str] = []
+    for index in range(min(number(env.get("SLURM_HET_SIZE")) or 0, _MAX_PARTS)):
+        name = f"SLURM_JOB_NODELIST_HET_GROUP_{index}"
+        nodes, said = _expanded(env.get(name))
+        found.append(nodes)
+        notes += said if nodes or said else [f"{name} is not set: the nodes of that part of the job are not known"]
+    return tuple(found), tuple(notes)
 
 
 def _slurm_ranks(env: Env, launch: str) -> Ranks | None:

@@ -14,9 +14,12 @@ class Job:
     hostname: str
     """This node, as the scheduler names it if it does."""
     nodes: tuple[str, ...]
-    """The nodes of the job (of the step, behind srun), this one included, in the scheduler's order."""
-    node_index: int = 0
-    """Position of this node in `nodes`."""
+    """The nodes of the job (of the step, behind srun), in the scheduler's order. This host is among them, unless
+    `node_index` is None."""
+    node_index: int | None = 0
+    """Position of this node in `nodes`; None: this host is no node of the job (salloc runs its command there)."""
+    parts: tuple[tuple[str, ...], ...] = ()
+    """In front of the launcher of a heterogeneous Slurm job (`sbatch a : b`): `nodes` by part."""
     job_id: str | None = None
     array_task: str | None = None
     step_id: str | None = None

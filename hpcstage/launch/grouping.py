@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcstage.job import launchers, nodedir
+from hpcstage.errors import NotStarted
+from hpcstage.job import launchers, nodedir, nodelist
 from hpcstage.launch import environment, groupspec, messages, nodes
 from hpcstage.launch.groupspec import LeadSpec
 
@@ -49,6 +50,8 @@ class Grouping:
     """This node's."""
     launcher: str
     starts_daemons: bool
+    parts: tuple[tuple[str, ...], ...] = ()
+    """The nodes by part of the job, where it has several: see `Job.parts`."""
     directory: str = ""
     """Where the nodes find each other; see `groupdir`."""
 
@@ -62,6 +65,16 @@ class Grouping:
         return groupspec.virtual_name(run_id, self.index) if self.virtual else run_id
 
 
+def require_node(job: Job) -> None:
+    """Raises NotStarted on a host that is no node of the job: what is staged there is of no use to the nodes."""
+    if job.node_index is None:
+        raise NotStarted(
+            f"this host {job.hostname} is not a node of job {job.job_id} (its nodes: {nodelist.fold(job.nodes)})",
+            "start hpcstage on the nodes: `srun hpcstage run ... -- COMMAND`, "
+            "or in a shell of `srun --pty` or a batch script",
+        )
+
+
 def find(config: Config, job: Job, local: LocalDir, host: str) -> Grouping | None:
     """The nodes of this run; None: this node alone."""
     if config.nodes == 1 or config.launcher == launchers.NONE:
@@ -73,14 +86,14 @@ def find(config: Config, job: Job, local: LocalDir, host: str) -> Grouping | Non
         return Grouping(hosts, 0, launchers.VIRTUAL, starts_daemons=True)
     if config.nodes not in (None, len(job.nodes)):
         messages.warn(f"nodes is {config.nodes}, the scheduler gave {len(job.nodes)}: all of these are used")
-    if len(job.nodes) < 2:
+    if len(job.nodes) < 2 or job.node_index is None:
         return None
     if local.is_network:
         messages.warn(f"{local.path} is seen by all nodes: each node stages alone")
         return None
     launcher = launchers.choose(job, config.launcher)
     if not job.is_rank:
-        return Grouping(_first(job), 0, launcher, starts_daemons=True)
+        return Grouping(_first(job), 0, launcher, starts_daemons=True, parts=job.parts)
     if job.run_key is None or any(mark in job.run_key for mark in _LOCAL_KEYS):
         return None  # the wrappers of other nodes cannot know that they belong together
     return Grouping(list(job.nodes), job.node_index, launcher, starts_daemons=False)
@@ -98,8 +111,7 @@ def placed(group: Grouping | None, run_dir: Path, run_id: str) -> Grouping | Non
 
 
 def _first(job: Job) -> list[str]:
-    own = job.nodes[job.node_index]
-    return [own, *(node for node in job.nodes if node != own)]
+    return [job.hostname, *(node for node in job.nodes if node != job.hostname)]
 
 
 def in_group(config: Config, group: Grouping | None) -> dict[str, Any]:
@@ -117,13 +129,14 @@ def in_group(config: Config, group: Grouping | None) -> dict[str, Any]:
 def lead_spec(session: Session, spec: DaemonSpec, local: LocalDir, group: Grouping) -> LeadSpec:
     """What the lead and the agents are told."""
     config = session.config
-    plan = launchers.per_node(group.launcher, ["agent"], group.hosts[1:])
+    plan = launchers.per_node(group.launcher, ["agent"], group.hosts[1:], parts=group.parts)
     return LeadSpec(
         run_id=session.part.run_id,
         run_dir=os.path.abspath(session.run_dir),
         group_dir=group.directory,
         hosts=group.hosts,
         launcher=group.launcher,
+        parts=[list(part) for part in group.parts],
         starts_daemons=group.starts_daemons,
         exchanges=spec.mode != "direct" and config.placement != "private",
         local_dir=os.fspath(local.path),

@@ -56,6 +56,8 @@ class LeadSpec:
     """The launcher passes the end of its standard input on to the agents."""
     passes_output: bool = True
     """The launcher passes on to the lead what the agents print; otherwise they print nothing."""
+    parts: list[list[str]] = field(default_factory=list)
+    """The nodes by part of the job, where it has several: a step of srun is told which parts it runs in."""
     own: dict[str, str] = field(default_factory=dict)
     """node_dir and sock of the first node."""
 

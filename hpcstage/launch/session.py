@@ -66,6 +66,7 @@ class Session:
         """Makes the directories and starts or joins the daemon. Signals are blocked: nothing interrupts half-way."""
         host = socket.gethostname()
         job = jobs.detect(os.environ, hostname=host, parent_pid=os.getppid())
+        grouping.require_node(job)
         local = localdir.choose(config.local_dir, os.environ, job)
         if local is None:
             raise NotStarted("local_dir is none", "give --local-dir")

@@ -83,6 +83,53 @@ def test_the_shell_of_salloc_is_in_front_and_has_all_nodes() -> None:
     assert job.run_key is None
 
 
+def test_a_login_node_is_no_node_of_the_job_that_salloc_gave() -> None:
+    job = detected("slurm-login")
+    assert job.nodes == ("n0001", "n0002")
+    assert (job.hostname, job.node_index, job.job_id, job.is_rank) == ("login1", None, "500", False)
+
+
+def test_a_host_of_an_outer_job_is_no_node_of_the_inner_one() -> None:
+    job = detected("slurm-login", hostname="other", SLURMD_NODENAME="other", SLURM_NODEID="0")
+    assert (job.nodes, job.node_index) == (("n0001", "n0002"), None)
+
+
+def test_salloc_on_a_node_that_it_gave_is_on_that_node() -> None:
+    job = detected("slurm-login", hostname="n0002.cluster.example.org")
+    assert (job.hostname, job.nodes, job.node_index) == ("n0002", ("n0001", "n0002"), 1)
+
+
+def test_a_job_of_several_parts_has_the_nodes_of_all() -> None:
+    job = detected("slurm-het")
+    assert job.nodes == ("big1", "gpu01", "gpu02")
+    assert job.parts == (("big1",), ("gpu01", "gpu02"))
+    assert (job.hostname, job.node_index, job.is_rank, job.notes) == ("big1", 0, False, ())
+
+
+def test_salloc_of_several_parts_names_the_nodes_of_the_parts_only() -> None:
+    job = detected("slurm-het", hostname="login1", SLURMD_NODENAME="", SLURM_NODEID="", SLURM_JOB_NODELIST="",
+                   SLURM_NODELIST="")  # fmt: skip
+    assert (job.nodes, job.node_index) == (("big1", "gpu01", "gpu02"), None)
+
+
+def test_a_step_of_a_job_of_several_parts_has_its_own_part() -> None:
+    step = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURMD_NODENAME": "gpu01"}
+    job = detected("slurm-het", SLURM_JOB_NODELIST="gpu[01-02]", **step)
+    assert (job.nodes, job.node_index, job.parts) == (("gpu01", "gpu02"), 0, ())
+
+
+def test_a_part_without_a_readable_list_is_a_note_and_the_others_count() -> None:
+    for text, said in (("gpu[01-", "gpu[01-"), ("", "SLURM_JOB_NODELIST_HET_GROUP_1")):
+        job = detected("slurm-het", SLURM_JOB_NODELIST_HET_GROUP_1=text)
+        assert job.nodes == ("big1",)
+        assert said in job.notes[0]
+
+
+def test_variables_of_another_job_of_several_parts_say_nothing() -> None:
+    job = detected("slurm-het", SLURM_JOB_NODELIST="node[1-2]", SLURMD_NODENAME="node1")
+    assert (job.nodes, job.parts, job.node_index) == (("node1", "node2"), (), 0)
+
+
 def test_mpirun_knows_ranks_better_than_slurm_around_it() -> None:
     job = detected("slurm-mpirun")
     assert (job.rank, job.local_rank, job.ranks, job.node_index) == (3, 1, 4, 1)

@@ -49,6 +49,24 @@ def test_srun_starts_one_step_with_one_task_per_node_beside_the_users() -> None:
         assert word in command
 
 
+def test_srun_starts_one_step_in_each_part_of_the_job() -> None:
+    parts = (("a",), ("b",), ("c", "d"))
+    plan = launchers.per_node("srun", SCRIPT, ["b", "c", "d"], parts=parts)
+    first, second = plan.commands
+    assert {"--het-group=1", "--nodes=1", "--nodelist=b"} <= set(first)
+    assert {"--het-group=2", "--nodes=2", "--nodelist=c,d"} <= set(second)
+    assert first[-2:] == second[-2:] == SCRIPT
+
+
+def test_an_mpi_world_over_the_parts_of_a_job_is_one_step() -> None:
+    first, _ = launchers.mpi_world("srun", ["p"], ["a", "c", "d"], Mpi.HYDRA, "mpiexec", (("a",), ("c", "d")))
+    at = first.index(":")
+    assert first[0] == "srun"
+    assert {"--het-group=0", "--nodelist=a", "--mpi=pmi2", "p"} <= set(first[:at])
+    assert {"--het-group=1", "--nodelist=c,d", "--mpi=pmi2", "p"} <= set(first[at:])
+    assert "srun" not in first[at:]
+
+
 def test_qrsh_is_started_once_per_node_with_a_script() -> None:
     plan = launchers.per_node("qrsh", SCRIPT, ["node1", "node2"])
     assert plan.commands == (("qrsh", "-inherit", "node1", *SCRIPT), ("qrsh", "-inherit", "node2", *SCRIPT))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from conftest import REPO, SHM
 
 from hpcstage.config import Config, load
+from hpcstage.errors import NotStarted
 from hpcstage.job import Job, detect
 from hpcstage.job.localdir import LocalDir
 from hpcstage.launch import grouping
@@ -49,6 +51,42 @@ def test_the_node_of_the_script_comes_first_whatever_the_list_says(tmp_path: Pat
     assert found is not None
     assert found.hosts == ["node1", "node3", "node2"]
     assert (found.index, found.launcher) == (0, "qrsh")
+
+
+def test_a_job_of_several_parts_is_one_group(tmp_path: Path) -> None:
+    found = grouping.find(config(tmp_path), job("slurm-het"), LOCAL, "big1")
+    parts = (("big1",), ("gpu01", "gpu02"))
+    assert found == grouping.Grouping(["big1", "gpu01", "gpu02"], 0, "srun", starts_daemons=True, parts=parts)
+
+
+def test_a_login_node_is_told_to_start_hpcstage_on_the_nodes() -> None:
+    with pytest.raises(NotStarted) as caught:
+        grouping.require_node(job("slurm-login"))
+    assert caught.value.exit_code == 125
+    assert "login1 is not a node of job 500" in caught.value.line()
+    assert "n[0001-0002]" in caught.value.line()
+    assert "srun hpcstage run" in caught.value.remedy
+    grouping.require_node(job("slurm-batch"))
+
+
+@pytest.mark.parametrize(("strict", "code"), [([], 0), (["--strict"], 125)])
+def test_on_a_login_node_the_command_runs_without_staging(tmp_path: Path, strict: list[str], code: int) -> None:
+    lines = (ENVIRONMENTS / "slurm-login.env").read_text().splitlines()
+    given = dict(line.split("=", 1) for line in lines if line.startswith("SLURM"))
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "HPCSTAGE"))}
+    env = {**kept, **given, "XDG_STATE_HOME": str(tmp_path / "state"), "PYTHONPATH": str(REPO)}
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "file").write_text("content")
+    words = ["run", "--data", str(tmp_path / "data"), "--local-dir", str(SHM), *strict, "--", "cat", "data/file"]
+    done = subprocess.run(
+        [sys.executable, "-m", "hpcstage", *words], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ("" if strict else "content")
+    (line,) = done.stderr.splitlines()
+    assert "is not a node of job 500" in line
+    (part,) = tmp_path.glob("hpcstage-runs/*/run.part.json")
+    assert json.loads(part.read_text())["nodes"] == ["n0001", "n0002"]
 
 
 def test_pbs(tmp_path: Path) -> None:
