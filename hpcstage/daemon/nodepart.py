@@ -129,7 +129,7 @@ class Reporter:
         if staging.engine is None:
             return totals
         totals |= _copied(staging.engine)
-        totals["source_opens"] += self._reopened.measured.get("reopened", 0)
+        totals["measuring_opens"] = self._reopened.measured.get("reopened", 0)
         return totals
 
     def _budget(self) -> dict[str, object]:

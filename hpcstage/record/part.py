@@ -109,8 +109,8 @@ class NodePart:
     totals: dict[str, float] = field(default_factory=dict)
     """source_bytes, source_files, source_opens, source_reads, source_stats, source_listings: by daemon and copiers
     alone (the shims' are in `processes`); want_ready, want_direct; failed, void, refused; copy_busy_s: time with at
-    least one transfer in flight. In a node group: peer_bytes, peer_files received from other nodes, sent_bytes,
-    sent_files sent to them."""
+    least one transfer in flight; measuring_opens: those of `daemon.alone`, not in source_opens. In a node group:
+    peer_bytes, peer_files received from other nodes, sent_bytes, sent_files sent to them."""
     alone: dict[str, float] = field(default_factory=dict)
     """What the source gives to one reader alone (see `daemon.alone`): files, bytes, open_ns, read_ns of transfers that
     had no other beside them; reopened: files opened once more after all was staged, cold_open_ns: the median of these

@@ -25,7 +25,8 @@ def totals_of(node: NodePart) -> Totals:
         "direct_bytes": tally.source_reads(processes, "source_read_bytes"),
         "direct_reads": tally.source_reads(processes, "source_reads"),
     }
-    source_opens = tally.add(copied["copied_opens"], direct["direct_opens"])
+    measuring_opens = _whole(node.totals.get("measuring_opens", 0))
+    source_opens = tally.add(copied["copied_opens"], measuring_opens, direct["direct_opens"])
     return {
         "source_bytes": tally.add(copied["copied_bytes"], direct["direct_bytes"]),
         "source_files": copied["copied_files"],
@@ -33,6 +34,7 @@ def totals_of(node: NodePart) -> Totals:
             source_opens, copied["source_listings"], copied["source_stats"], direct["direct_stats"]
         ),
         "source_opens": source_opens,
+        "measuring_opens": measuring_opens,
         "source_reads": tally.add(copied["copied_reads"], direct["direct_reads"]),
         **{name: _whole(node.totals.get(name)) for name in PEERS},
         "local_bytes": tally.local_reads(processes, "local_read_bytes"),
@@ -96,8 +98,8 @@ def _whole(value: float | None) -> int | None:
 PEERS = ("peer_bytes", "peer_files", "sent_bytes", "sent_files")
 COPIED = ("bytes", "files", "opens", "reads")
 KEYS = (
-    "source_bytes", "source_files", "source_ops", "source_opens", "source_reads", *PEERS, "local_bytes",
-    "local_reads", "wanted", "want_ready", "want_direct", "hit_opens", "ready_opens", "failed", "void", "refused",
+    "source_bytes", "source_files", "source_ops", "source_opens", "measuring_opens", "source_reads", *PEERS,
+    "local_bytes", "local_reads", "wanted", "want_ready", "want_direct", "hit_opens", "ready_opens", "failed", "void", "refused",
     "copy_busy_s", "copied_bytes", "copied_files", "copied_opens", "copied_reads", "source_listings", "source_stats",
     "direct_opens", "direct_stats", "direct_bytes", "direct_reads",
 )  # fmt: skip

@@ -123,6 +123,12 @@ def test_a_daemon_that_lost_a_total_makes_it_unknown() -> None:
     assert record["totals"]["source_opens"] == 9_800 + 400
 
 
+def test_files_that_the_daemon_opened_to_measure_are_no_copies() -> None:
+    totals = valid(run_part(), [node_part(totals=node_part().totals | {"measuring_opens": 5})])["totals"]
+    assert (totals["copied_opens"], totals["measuring_opens"]) == (9_800, 5)
+    assert totals["source_opens"] == 9_800 + 5 + 400
+
+
 def test_in_mode_direct_the_daemon_copied_and_scanned_nothing() -> None:
     record = valid(run_part(), [node_part(mode="direct", totals={}, scan_s=None, samples=[])])
     assert record["totals"]["source_bytes"] == 2 * 20_000_000
