@@ -126,7 +126,7 @@ class Engine:
         queue.copied = self._copied
         self._looked = 0
         """The process that was looked at last."""
-        self._may_be_large = not isinstance(queue, GroupQueue) and max(manifest.sizes, default=0) > LEAST_BYTES
+        self._may_be_large = max(manifest.sizes, default=0) > LEAST_BYTES
         self._unbarred: set[int] = set()
         """In flight, written to, and without a tombstone: they may be published until they are received."""
         self._mean_bytes = manifest.total_bytes / max(len(manifest), 1)
@@ -306,6 +306,13 @@ class Engine:
         """A copy will not come from another node."""
         self._unbar(id_)
         self._release(id_)
+
+    def postponed(self, id_: int, now: float) -> None:
+        """A large file does not come from another node as long as a program reads it at the source."""
+        self.not_received(id_)
+        if isinstance(self.queue, GroupQueue):
+            self.queue.postponed(id_, now)
+        self._on_final(id_)
 
     def was_read(self, id_: int) -> bool:
         """Whether anybody has read a copy, or it is gone. Its time of last access is the source's until then."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from hpcstage.daemon.groupsequences import PASSING
+from hpcstage.daemon.large import LET_GO_S
 from hpcstage.daemon.queue import FINAL, LOOK_LIMIT, WAIT_FACTOR, Decision, Place, Verdict
 from hpcstage.daemon.rates import Estimates
 from hpcstage.daemon.room import blocks_bytes
@@ -41,11 +43,10 @@ class GroupQueue(SharedQueue):
         """To be asked for before the order goes on."""
         self._doubtful: set[int] = set()
         """Given up while their copies may still come."""
-
-    def is_large(self, id_: int) -> bool:
-        """None is: other nodes may wait for what this one copies."""
-        del id_
-        return False
+        self._far_aside: dict[int, None] = {}
+        """Large files that are not asked for yet, in the order in which it was their turn."""
+        self._not_before: dict[int, float] = {}
+        """When large files may be asked for once more."""
 
     def is_asked_for(self, id_: int) -> bool:
         """Whether another node was asked for it and has not answered."""
@@ -77,6 +78,8 @@ class GroupQueue(SharedQueue):
         place = self.place(id_)
         if place in FINAL:
             return super().want(id_, now)
+        if self.is_far(id_) and self.is_large(id_) and not self._closed:
+            return self._want_large_far(id_, place, now)
         if not self.linked and self.is_far(id_) and id_ not in self._far_flying:
             self._localise(id_)
             if place is Place.PROMOTED:
@@ -107,6 +110,24 @@ class GroupQueue(SharedQueue):
             expected_s = max(expected_s - (now - self._flying[id_]), expected_s / 8)
         if expected_s > self._patience_s:
             return Decision(Verdict.DIRECT, reason=Reason.LATER)
+        return self._wait_far(id_, expected_s, now)
+
+    def _want_large_far(self, id_: int, place: Place, now: float) -> Decision:
+        """A copy that another node has is waited for, if it comes sooner than from the source. That node says at once
+        if it has none."""
+        expected_s = self.peers.transfer_s(self._sizes[id_])
+        longest_s = min(self._patience_s, self.estimates.transfer_s(self._sizes[id_]))
+        has_room = place is not Place.AWAY or self.transit.can_hold(blocks_bytes(self._sizes[id_]))
+        if not self.linked or self.is_put_off(id_, now) or expected_s > longest_s or not has_room:
+            self.large.read_at_source(id_, now)
+            return Decision(Verdict.DIRECT, reason=Reason.LARGE)
+        self.large.asked_for(id_)
+        if place is Place.AWAY:
+            self._move(id_, Place.WAITING)
+        return self._wait_far(id_, expected_s, now)
+
+    def _wait_far(self, id_: int, expected_s: float, now: float) -> Decision:
+        size = self._sizes[id_]
         self._ahead.pop(id_, None)
         if self._places[id_] == Place.WAITING:
             self._move(id_, Place.PROMOTED)
@@ -122,9 +143,12 @@ class GroupQueue(SharedQueue):
         chosen: list[int] = []
         passed_over = 0
         while len(chosen) < files and passed_over < LOOK_LIMIT and self.linked and not self._closed:
-            id_ = self._pop_far()
+            id_ = self._pop_far(now)
             if id_ is None:
                 break
+            if self._put_far_aside(id_, now):
+                passed_over += 1
+                continue
             wanted = self._places[id_] == Place.PROMOTED
             size = self._sizes[id_]
             if (size > size_bytes and self._far_flying) or not self._fits_now(id_):
@@ -143,7 +167,7 @@ class GroupQueue(SharedQueue):
             chosen.append(id_)
         return chosen
 
-    def _pop_far(self) -> int | None:
+    def _pop_far(self, now: float) -> int | None:
         while self._far_promoted:
             id_ = self._far_promoted.popleft()
             if self._places[id_] == Place.PROMOTED and self.is_far(id_):
@@ -154,13 +178,55 @@ class GroupQueue(SharedQueue):
             if self._places[id_] in (Place.WAITING, Place.AWAY) and self.is_far(id_):
                 return id_
         kept = self._sequences.pop_far() if self._far_waiting else None
-        return self._next_ahead() if kept is None else kept
+        kept = self._pop_far_aside(now) if kept is None else kept
+        return self._next_ahead(now) if kept is None else kept
 
-    def _next_ahead(self) -> int | None:
+    def _put_far_aside(self, id_: int, now: float) -> bool:
+        """Whether a large file is not asked for now, since a program reads it at the source."""
+        if self._places[id_] == Place.PROMOTED or not self.is_put_off(id_, now):
+            return False
+        self.large.held_back.add(id_)
+        if self._places[id_] == Place.WAITING:
+            self._far_aside[id_] = None
+        return True
+
+    def _pop_far_aside(self, now: float) -> int | None:
+        for id_ in list(islice(self._far_aside, LOOK_LIMIT)):
+            waits = self._places[id_] == Place.WAITING and self.is_far(id_)
+            if waits and self.is_put_off(id_, now):
+                continue
+            del self._far_aside[id_]
+            if waits:
+                return id_
+        return None
+
+    def is_put_off(self, id_: int, now: float) -> bool:
+        """Whether a large file is not to be passed between nodes now."""
+        return self.is_large(id_) and (self.large.in_use(id_, now) or now < self._not_before.get(id_, now))
+
+    def is_held_back(self, id_: int, now: float) -> bool:
+        """Whether other nodes that ask for a file are told to ask again later."""
+        if self.place(id_) not in (Place.WAITING, Place.AWAY) or not self.is_large(id_):
+            return False
+        return self.is_put_off(id_, now) or (not self.is_far(id_) and self.large.must_wait(id_, now))
+
+    def read_elsewhere(self, ids: Iterable[int], now: float) -> None:
+        """Programs of other nodes read these at the source. A copy that is nearly here is finished all the same."""
+        for id_ in ids:
+            if id_ < len(self._sizes) and self.is_large(id_) and not self._is_nearly_here(id_, now):
+                self.large.read_elsewhere(id_, now)
+
+    def _is_nearly_here(self, id_: int, now: float) -> bool:
+        if self.place(id_) is not Place.FLYING or id_ in self._far_flying:
+            return self.place(id_) in FINAL
+        return self.large.is_worth_waiting(self._sizes[id_], self.copied(id_), now - self._flying[id_])
+
+    def _next_ahead(self, now: float) -> int | None:
         """What the program will read next of what other nodes keep: the last order with a name that has some."""
         if not self.transit.limit_bytes:
             return None
-        id_ = self._sequences.peek_ahead(Place.AWAY)
+        while (id_ := self._sequences.peek_ahead(Place.AWAY)) is not None and self._put_far_aside(id_, now):
+            self._sequences.pass_ahead(id_)
         self.is_stalled = id_ is not None and not self.transit.fits_ahead(blocks_bytes(self._sizes[id_]))
         return None if self.is_stalled else id_
 
@@ -183,6 +249,7 @@ class GroupQueue(SharedQueue):
 
     def _took(self, id_: int, size_bytes: int, took_s: float, now: float) -> None:
         wanted = self._far_flying.pop(id_, None)
+        self.large.came(id_)
         if wanted is None:
             super()._took(id_, size_bytes, took_s, now)
         elif wanted:
@@ -211,6 +278,15 @@ class GroupQueue(SharedQueue):
             self._put_back(id_)
             self._released.append(id_)
 
+    def postponed(self, id_: int, now: float) -> None:
+        """The node that was asked does not copy a large file now: it is asked again later."""
+        if self._far_flying.pop(id_, None) is None:
+            return
+        self._put_back(id_)
+        self._not_before[id_] = now + LET_GO_S
+        if self._places[id_] == Place.WAITING:
+            self._far_aside[id_] = None
+
     def _put_back(self, id_: int) -> None:
         self._ahead.pop(id_, None)
         del self._flying[id_]
@@ -226,6 +302,7 @@ class GroupQueue(SharedQueue):
             return place == Place.STORED
         if place == Place.PROMOTED:
             self._promoted_bytes -= self._sizes[id_]
+        self.large.came(id_)
         self.room.take(id_, size_bytes)
         self._set_size(id_, size_bytes)
         self._move(id_, Place.STORED)

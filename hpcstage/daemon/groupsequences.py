@@ -53,6 +53,12 @@ class GroupSequences(Sequences):
             one.ahead = len(ids)
         return None
 
+    def pass_ahead(self, id_: int) -> None:
+        """`peek_ahead` gives something else from here on."""
+        for one in self._all:
+            if one.name and one.ahead < len(one.ids) and one.ids[one.ahead] == id_:
+                one.ahead += 1
+
     def start_at(self, position: int) -> None:
         """Where the list says nothing of the order: nodes begin at different places of it."""
         self._all.insert(min(2, len(self._all)), One(range(position, len(self._places))))

@@ -4,6 +4,7 @@ A file is large if the source is busy with it for more than a second. A program 
 goes on reading it there, so a copy that is made meanwhile only takes bandwidth away from it. Such a copy is held back
 until the program has let go of the file; one that is under way is given up. While files are read like that, no more
 others are copied ahead than are being read, until the program opens those copies: whether it ever will is not known.
+In a node group all nodes tell each other what their programs read at the source, and each holds back accordingly.
 Callers pass `now`.
 """
 
@@ -18,6 +19,8 @@ LARGE_S = 1.0
 LEAST_BYTES = 16 << 20
 LET_GO_S = 5.0
 """After so long without a sign of use the program has let go of a file."""
+TELL_EVERY_S = 1.0
+"""So often other nodes are told that a program still reads a file at the source."""
 MOST_TRIES = 3
 """So often the copying of one file is begun."""
 MOST_WAIT_S, NEARLY_DONE = 1.0, 0.75
@@ -32,6 +35,8 @@ class Large:
         """Files that the program read at the source, so that they were not copied when it was their turn."""
         self._estimates = estimates
         self._used_at: dict[int, float] = {}
+        self._untold: set[int] = set()
+        self._told_at: dict[int, float] = {}
         self._tries: Counter[int] = Counter()
         self._ahead: set[int] = set()
         """Copied or being copied, and not opened yet."""
@@ -41,8 +46,24 @@ class Large:
         return size_bytes > max(LEAST_BYTES, LARGE_S * self._estimates.all_bytes_per_s)
 
     def read_at_source(self, id_: int, now: float) -> None:
-        """The program has this file open at the source, or is about to open it there."""
+        """A program of this node has this file open at the source, or is about to open it there."""
         self._used_at[id_] = now
+        self._untold.add(id_)
+
+    def read_elsewhere(self, id_: int, now: float) -> None:
+        """A program of another node has it open at the source."""
+        self._used_at[id_] = now
+
+    def asked_for(self, id_: int) -> None:
+        """A program waits for another node's copy, and opens the file at the source if there is none."""
+        self._untold.add(id_)
+
+    def untold(self, now: float) -> list[int]:
+        """What other nodes are to be told now: these are in use on this node."""
+        found = [id_ for id_ in self._untold if now - self._told_at.get(id_, -TELL_EVERY_S) >= TELL_EVERY_S]
+        self._untold.difference_update(found)
+        self._told_at.update(dict.fromkeys(found, now))
+        return found
 
     def in_use(self, id_: int, now: float) -> bool:
         """Whether the program reads it at the source."""
@@ -54,6 +75,10 @@ class Large:
             self.held_back.add(id_)
             return True
         return self._tries[id_] >= MOST_TRIES or self.are_enough(now)
+
+    def came(self, id_: int) -> None:
+        """Another node's copy is here."""
+        self.held_back.discard(id_)
 
     def are_enough(self, now: float) -> bool:
         """Whether as many copies are ahead of the program as it reads files at the source."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +27,9 @@ class Stage(Protocol):
 
     def written_elsewhere(self, ids: list[int]) -> None:
         """Programs of other nodes write to these."""
+
+    def read_elsewhere(self, ids: Collection[int]) -> None:
+        """Programs of other nodes read these large files at the source."""
 
     def problem(self, id_: str, text: str, remedy: str) -> None:
         """For the record."""

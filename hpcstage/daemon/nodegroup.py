@@ -108,6 +108,9 @@ class NodeGroup:
             self._gone(message.node)
         elif isinstance(message, link.Written):
             self._written.hear(message.ids)
+        elif isinstance(message, link.Reading):
+            if self.joined:
+                self._stage.read_elsewhere(message.ids)
         elif isinstance(message, link.Ask) and not self.joined:
             self._ask_early(message)
         elif self.peers is not None:
@@ -269,6 +272,12 @@ class NodeGroup:
     def written(self, ids: Iterable[int]) -> None:
         """A program of this node writes to these: no other node may keep a copy."""
         self._written.tell(ids, self._link.send if self.joined and self._link is not None else None)
+
+    def reading(self, ids: Iterable[int]) -> None:
+        """A program of this node reads these large files at the source: no other node copies them meanwhile."""
+        if self.joined and self._link is not None:
+            for message in link.in_messages(link.Reading(tuple(ids))):
+                self._link.send(message)
 
     # ---- the clock
 

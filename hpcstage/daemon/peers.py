@@ -176,7 +176,7 @@ class Peers:
 
     def timed_out(self, id_: int, now: float) -> None:
         """The program has waited for an id in vain."""
-        if self._send is None or self.routes is None or not self._queue.is_far(id_):
+        if self._send is None or self.routes is None or not self._queue.is_far(id_) or self._queue.is_large(id_):
             return
         for given_up in self._requests.late(self.routes.asked(id_), now):
             self._queue.missed(given_up, wanted=self._is_wanted(given_up), doubtful=True)
@@ -212,6 +212,9 @@ class Peers:
                 self._requests.answered(id_, now)
             if message.why is Why.EXISTS and self._take_if_here(id_, now):
                 continue
+            if message.why is Why.LATER:
+                self._engine.postponed(id_, now)
+                continue
             self._engine.not_received(id_)
             self._queue.missed(id_, wanted=self._is_wanted(id_))
 
@@ -236,7 +239,9 @@ class Peers:
         """Another node wants files."""
         self._requests.heard(message.node, now)
         for id_ in message.ids:
-            if id_ < len(self._queue) and (self._queue.asked(id_) is Verdict.WAIT or self._expects(id_)):
+            if id_ >= len(self._queue) or self._queue.is_held_back(id_, now):
+                self._offer(id_, message.node)
+            elif self._queue.asked(id_) is Verdict.WAIT or self._expects(id_):
                 self._askers.add(id_, message.node)
             else:
                 self._offer(id_, message.node)
@@ -255,6 +260,12 @@ class Peers:
         """An id came to its end here: those who asked are told."""
         for node in self._askers.settle(id_):
             self._offer(id_, node)
+
+    def hold_back(self, now: float) -> None:
+        """Those who asked for large files that programs read at the source do not wait for them here."""
+        for id_ in self._askers.ids():
+            if self._queue.is_held_back(id_, now):
+                self.final(id_)
 
     def voided(self, ids: Container[int]) -> None:
         """These were written to: nobody waits for them."""
@@ -275,6 +286,8 @@ class Peers:
         place = self._queue.place(id_) if id_ < len(self._queue) else None
         if place in _WHY:
             return _WHY[place]
+        if place is not None and self._queue.is_held_back(id_, time.monotonic()):
+            return Why.LATER
         # Another node reads it: the one that asks, or it is asked once more when it knows as much as this one.
         owns = place is not None and self.routes is not None and self.routes.owner(id_) == node
         return Why.ABSENT if owns else Why.UNKNOWN

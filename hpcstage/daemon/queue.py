@@ -199,13 +199,16 @@ class Queue:
 
     def _next_aside(self, now: float) -> int | None:
         for id_ in list(islice(self._aside, LOOK_LIMIT)):
-            waits = self._places[id_] == Place.WAITING
+            waits = self._may_come_aside(id_)
             if waits and self.large.must_wait(id_, now):
                 continue
             del self._aside[id_]
             if waits:
                 return id_
         return None
+
+    def _may_come_aside(self, id_: int) -> bool:
+        return self._places[id_] == Place.WAITING
 
     def _put_aside(self, id_: int) -> None:
         if self._places[id_] != Place.WAITING:

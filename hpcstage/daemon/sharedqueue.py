@@ -191,6 +191,15 @@ class SharedQueue(Queue):
                 return id_
         return self._sequences.pop() if self.near_waiting else None
 
+    def _put_aside(self, id_: int) -> None:
+        if self._is_passing(id_):
+            self._move(id_, Place.AWAY)
+        else:
+            super()._put_aside(id_)
+
+    def _may_come_aside(self, id_: int) -> bool:
+        return super()._may_come_aside(id_) and not self.is_far(id_)
+
     def _drop(self, id_: int) -> None:
         self.room.drop(id_, self._sizes[id_])
         self._move(id_, Place.AWAY)

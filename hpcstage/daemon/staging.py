@@ -276,7 +276,9 @@ class Staging:
         """Now and then: what the program reads at the source by itself is not copied meanwhile."""
         if self.engine is not None and self.state is State.STAGING:
             self.engine.see_use(self.programs, now)
-            self.engine.yield_to_program(now)
+            self._yield_to_programs(self.engine, now)
+            if self.peers is not None:
+                self.peers.hold_back(now)
             if self.group is None and not self.engine.queue.closed:
                 self._stop_if_little_is_read(self.engine)
 
@@ -356,7 +358,7 @@ class Staging:
             return self.answers.reply(Reason.UNKNOWN)
         decision = engine.queue.want(id_, now)
         if decision.verdict is not Verdict.WAIT:
-            engine.yield_to_program(now)
+            self._yield_to_programs(engine, now)
             return self.answers.told(decision)
         self.answers.park(id_, token, decision.deadline)
         if engine.queue.place(id_) is Place.FLYING:
@@ -365,7 +367,14 @@ class Staging:
             engine.pump(now)
             if self.peers is not None:
                 self.peers.pump(now)
+        self._yield_to_programs(engine, now)
         return None
+
+    def _yield_to_programs(self, engine: Engine, now: float) -> None:
+        """What programs read at the source is copied neither here nor, in a group, on other nodes."""
+        engine.yield_to_program(now)
+        if self.group is not None and (untold := engine.queue.large.untold(now)):
+            self.group.reading(untold)
 
     def _answer_early(self) -> None:
         """The files are known, or the wait for that is over."""
@@ -425,6 +434,16 @@ class Staging:
             self._final(id_)
         if self.peers is not None:
             self.peers.voided(ids)
+
+    def read_elsewhere(self, ids: Collection[int]) -> None:
+        """Programs of other nodes read these large files at the source."""
+        if self.engine is None or self.peers is None:
+            return
+        now = time.monotonic()
+        assert isinstance(self.engine.queue, GroupQueue)
+        self.engine.queue.read_elsewhere(ids, now)
+        self.engine.yield_to_program(now)
+        self.peers.hold_back(now)
 
     def written_elsewhere(self, ids: list[int]) -> None:
         """Programs of other nodes write to these: no copy of them is visible here, or will be."""

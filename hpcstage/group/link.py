@@ -55,6 +55,8 @@ class Why(IntEnum):
     """The node's run has ended."""
     EXISTS = 9
     """Something has its name in the receiver's store: a copy that came another way, or a tombstone."""
+    LATER = 10
+    """A large file that a program reads at the source: it is not copied before the program lets go of it."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,15 @@ class Written:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """A program reads these large files at the source. Daemon: here, tell all others. Exchange: on another node."""
+
+    CODE: ClassVar[int] = 44
+    FORM: ClassVar[struct.Struct] = struct.Struct("<")
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class End:
     """Daemon: the run has ended, nothing more is asked or offered."""
 
@@ -204,10 +215,10 @@ class End:
     FORM: ClassVar[struct.Struct] = struct.Struct("<")
 
 
-Message = Hello | Ready | Manifest | Fetch | Ask | Offer | Missed | Got | Sent | Gone | Written | End
-_WITH_IDS = (Fetch, Ask, Offer, Missed, Written)
+Message = Hello | Ready | Manifest | Fetch | Ask | Offer | Missed | Got | Sent | Gone | Written | Reading | End
+_WITH_IDS = (Fetch, Ask, Offer, Missed, Written, Reading)
 _CLASSES: dict[int, type[Message]] = {kind.CODE: kind for kind in get_args(Message)}
-_Listed = TypeVar("_Listed", Fetch, Ask, Offer, Missed, Written)
+_Listed = TypeVar("_Listed", Fetch, Ask, Offer, Missed, Written, Reading)
 
 
 def pack(message: Message) -> bytes:
@@ -271,7 +282,7 @@ def ready_messages(generation: int, index: int, nodes: Sequence[Node]) -> Iterat
         yield Ready(generation, index, len(nodes), first, tuple(nodes[first : first + per_message]))
 
 
-def _fixed(message: Ready | Fetch | Ask | Offer | Missed | Written) -> list[int]:
+def _fixed(message: Ready | Fetch | Ask | Offer | Missed | Written | Reading) -> list[int]:
     """All values but the last."""
     return list(vars(message).values())[:-1]
 

@@ -213,3 +213,58 @@ def test_a_million_ids_quickly():
             q.done(id_, 100_000, 0.1)
     assert time.process_time() - start < 4
     assert q.count(Place.STORED) == 40_000
+
+
+LARGE = 100 << 20
+
+
+def test_what_another_node_reads_at_the_source_is_not_copied_and_not_waited_for():
+    q = queue([LARGE, 10], Share([0, 1]))
+    assert q.asked(0) is Verdict.WAIT
+    q.read_elsewhere([0, 7], 1.0)
+    assert q.is_held_back(0, 1.0), "who asked is told to come again"
+    assert q.next_transfers(9, 1.0) == [1]
+    assert q.next_transfers(9, 6.1) == [0], "nobody told that it is still read"
+    assert not q.is_held_back(0, 6.1)
+
+
+def test_a_copy_is_given_up_when_another_node_reads_the_file_unless_it_is_nearly_here():
+    q = queue([LARGE, LARGE], Share([0, 1]))
+    assert q.next_transfers(9, 0.0) == [0, 1]
+    q.copied = lambda id_: LARGE * 9 // 10 if id_ else LARGE // 10
+    q.read_elsewhere([0, 1], 3.0)
+    assert q.large_in_flight(3.0) == [0]
+    assert q.put_off(0)
+    assert q.is_held_back(0, 3.0)
+
+
+def test_a_large_file_is_not_asked_for_while_it_is_read():
+    q = queue([LARGE, 10, LARGE], Share([]))
+    q.large.read_at_source(0, 0.0)
+    assert q.next_requests(9, MANY, 0.0) == [1, 2]
+    assert q.large.held_back == {0}
+    q.postponed(2, 0.0)
+    assert q.want(2, 1.0).reason is Reason.LARGE
+    assert q.next_requests(9, MANY, 5.0) == [0]
+    assert q.next_requests(9, MANY, 6.1) == [2]
+    assert q.done(0, LARGE, 7.0)
+    assert not q.large.held_back & {0}
+
+
+def test_a_large_copy_of_another_node_is_waited_for_where_it_comes_sooner_than_from_the_source():
+    q = queue([LARGE, LARGE], Share([], transit=Budget(1 << 40, 10)))
+    assert q.want(0, 0.0).verdict is Verdict.WAIT
+    assert q.large.untold(0.0) == [0], "who has it says whether it can be had now"
+    assert q.next_requests(9, MANY, 0.0) == [0]
+    q.postponed(0, 0.1)
+    assert q.place(0) is Place.AWAY
+    assert q.want(0, 0.1).reason is Reason.LARGE
+    q.peers.stream_bytes_per_s = 1e6
+    assert q.want(1, 0.1).reason is Reason.LARGE
+
+
+def test_other_nodes_are_told_now_and_then_what_is_read_here():
+    q = queue([LARGE], Share([0]))
+    for tenth in range(25):
+        q.want(0, tenth / 10)
+        assert q.large.untold(tenth / 10) == ([0] if tenth % 10 == 0 else [])

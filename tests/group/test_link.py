@@ -29,6 +29,7 @@ MESSAGES = st.one_of(
     st.builds(link.Sent, U32, U32, U64),
     st.builds(link.Gone, U32),
     st.builds(link.End),
+    st.builds(link.Reading, IDS),
 )
 
 

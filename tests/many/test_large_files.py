@@ -1,0 +1,92 @@
+"""A large file on a slow source, two virtual nodes: none copies it while a program of any node reads it there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import manylab
+import pytest
+from conftest import Hpcstage
+
+from hpcstage.emulator import Settings, Slowfs, unavailable
+
+pytestmark = [
+    manylab.needs_mpi,
+    pytest.mark.fuse,
+    pytest.mark.compiler,
+    pytest.mark.skipif(unavailable() is not None, reason=f"emulator: {unavailable()}"),
+]
+MB = 1_000_000
+SIZE_BYTES = 90 * MB
+BANDWIDTH = 30 * MB
+PART = 20 * MB
+READ = """
+import mmap, os, sys, time
+rank, anew = int(os.environ["RANK"]), sys.argv[2] == "anew"
+if rank != int(sys.argv[3]):
+    sys.exit()
+kept = os.open(sys.argv[1], os.O_RDONLY)
+if anew:
+    os.close(kept)
+for start in range(0, 20_000_000, 1_000_000):
+    if anew:
+        with open(sys.argv[1], "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            mapped[start : start + 1_000_000]
+    else:
+        os.pread(kept, 1_000_000, start)
+    time.sleep(0.1)
+"""
+"""One of two ranks reads a part of the file and holds it open, or opens it anew for each step."""
+LET_GO = """
+import os, sys, time
+with open(sys.argv[1], "rb", buffering=0) as file:
+    file.read(1_000_000)
+store, deadline = os.environ["HPCSTAGE_NODE_DIR"] + "/store", time.monotonic() + 60
+while not any("large" in files for _, _, files in os.walk(store)) and time.monotonic() < deadline:
+    time.sleep(0.1)
+"""
+"""Each rank reads a little of the file and waits for its node's copy."""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[Slowfs]:
+    """One large file."""
+    behind = tmp_path / "behind"
+    behind.mkdir()
+    with (behind / "large").open("wb") as file:
+        file.truncate(SIZE_BYTES)
+    with Slowfs(behind, Settings(bandwidth_bytes_per_s=BANDWIDTH), keep_cache=True) as slow:
+        yield slow
+
+
+def run(hpcstage: Hpcstage, source: Slowfs, code: str, *words: str, options: tuple[str, ...] = ()) -> dict[str, Any]:
+    ranks, _ = manylab.write_programs(hpcstage.cwd)
+    program = hpcstage.cwd / "program.py"
+    program.write_text(code)
+    command = [sys.executable, ranks, "2", program, source.path / "large", *words]
+    done = hpcstage("run", "--nodes", "2", *options, "--data", source.path, "--", *command)
+    assert done.returncode == 0, done.stderr
+    return manylab.record_of(hpcstage)
+
+
+@pytest.mark.parametrize("placement", ["replicate", "partition"])
+@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize("way", ["kept", "anew"])
+def test_what_a_program_of_any_node_reads_at_the_source_is_not_copied(
+    hpcstage: Hpcstage, source: Slowfs, way: str, rank: str, placement: str
+) -> None:
+    record = run(hpcstage, source, READ, way, rank, options=("--placement", placement))
+    assert source.counters().read_bytes < 1.5 * PART
+    assert record["coverage"]["reasons"]["large"] == (1 if way == "kept" else 21)
+    said = {note["id"]: note["text"] for note in record["notes"]}
+    assert "a large file (90 MB) was not copied, as the program read it at the source" in said["left-to-program"]
+
+
+def test_it_is_copied_once_for_all_nodes_when_no_program_reads_it_any_more(hpcstage: Hpcstage, source: Slowfs) -> None:
+    record = run(hpcstage, source, LET_GO, options=("--placement", "replicate"))
+    assert [part["datasets"][0]["staged_bytes"] for part in manylab.parts_of(hpcstage)] == [SIZE_BYTES, SIZE_BYTES]
+    assert source.counters().read_bytes <= SIZE_BYTES + 8 * MB
+    assert "left-to-program" not in {note["id"] for note in record["notes"]}
