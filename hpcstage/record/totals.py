@@ -99,7 +99,7 @@ PEERS = ("peer_bytes", "peer_files", "sent_bytes", "sent_files")
 COPIED = ("bytes", "files", "opens", "reads")
 KEYS = (
     "source_bytes", "source_files", "source_ops", "source_opens", "measuring_opens", "source_reads", *PEERS,
-    "local_bytes", "local_reads", "wanted", "want_ready", "want_direct", "hit_opens", "ready_opens", "failed", "void", "refused",
-    "copy_busy_s", "copied_bytes", "copied_files", "copied_opens", "copied_reads", "source_listings", "source_stats",
-    "direct_opens", "direct_stats", "direct_bytes", "direct_reads",
+    "local_bytes", "local_reads", "wanted", "want_ready", "want_direct", "hit_opens", "ready_opens", "failed", "void",
+    "refused", "copy_busy_s", "copied_bytes", "copied_files", "copied_opens", "copied_reads", "source_listings",
+    "source_stats", "direct_opens", "direct_stats", "direct_bytes", "direct_reads",
 )  # fmt: skip
