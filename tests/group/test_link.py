@@ -87,7 +87,7 @@ def test_every_message_has_a_code_of_its_own_that_no_reply_of_the_socket_begins_
     from hpcstage import wire
 
     codes = [kind.CODE for kind in get_args(link.Message)]
-    assert len(codes) == len(set(codes)) == 12
+    assert len(codes) == len(set(codes)) == 13
     assert wire.VERSION not in codes
 
 
