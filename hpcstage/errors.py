@@ -59,6 +59,10 @@ class LocalDiskProblem(NotStarted):
         super().__init__(f"{what} on {os.uname().nodename}", remedy)
 
 
+class NoLocalDir(LocalDiskProblem):
+    """The node has no directory that can be used: all processes of a launch find that out there."""
+
+
 class CommandNotExecutable(HpcstageError):
     """The command exists and cannot be executed."""
 

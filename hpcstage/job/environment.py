@@ -33,7 +33,7 @@ def detect(
         # Under srun with PMI both speak, of the same launch. What srun does not say the library may know.
         ranks = replace(ranks, launch=facts.ranks.launch, local_rank=_first(ranks.local_rank, facts.ranks.local_rank))
     ranks = ranks or facts.ranks
-    name, nodes, index = _locate(facts, hostname)
+    name, nodes, index = _locate(facts, hostname, is_passed_on=ranks is not None and ranks.launch is None)
     return Job(
         scheduler=facts.scheduler,
         hostname=name,
@@ -59,9 +59,13 @@ def _first(one: int | None, other: int | None) -> int | None:
     return other if one is None else one
 
 
-def _locate(facts: Facts, hostname: str) -> tuple[str, tuple[str, ...], int | None]:
-    """This host's name, the nodes, its position among them; None: it is a login node, with salloc's shell."""
-    for name in (facts.node_name, hostname):
+def _locate(facts: Facts, hostname: str, *, is_passed_on: bool) -> tuple[str, tuple[str, ...], int | None]:
+    """This host's name, the nodes, its position among them; None: it is a login node, with salloc's shell.
+
+    `is_passed_on`: an MPI launcher may have brought the variables here from another node, whose name they say.
+    """
+    names = (hostname, facts.node_name) if is_passed_on else (facts.node_name, hostname)
+    for name in names:
         for index, node in enumerate(facts.nodes):
             if name and _same_host(node, name):
                 return node, facts.nodes, index

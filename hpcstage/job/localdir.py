@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcstage.config.expand import expand
-from hpcstage.errors import LocalDiskProblem
+from hpcstage.errors import NoLocalDir
 from hpcstage.job.disks import Machine, Probe, Space, is_memory, is_network
 from hpcstage.job.types import Job
 
@@ -27,6 +27,10 @@ _SHARED = frozenset({TMP, "/var/tmp", RAM})  # noqa: S108 - to be refused
 _MEMORY_SHARE = 2
 """Of memory that is left, staging may take one part in this many: the training needs the rest."""
 _ASK = "ask the scheduler for local disk, or give --local-dir DIR, --local-dir ram or --local-dir none"
+_NOT_BY_SSH = (
+    "schedulers make the job's directory for processes that they start, not for those that come by ssh: put hpcstage "
+    "in front of the launcher, or give --local-dir DIR, a directory that every node has"
+)
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class _Candidate:
 def choose(setting: str | None, env: Mapping[str, str], job: Job, *, fs: Probe | None = None) -> LocalDir | None:
     """The directory to use on this node; None if the user wants none.
 
-    `setting` is the value of local_dir; None or `auto`: what the scheduler made. Raises LocalDiskProblem, whose message
+    `setting` is the value of local_dir; None or `auto`: what the scheduler made. Raises NoLocalDir, whose message
     names every candidate that failed.
     """
     probe = fs or Machine()
@@ -75,7 +79,8 @@ def choose(setting: str | None, env: Mapping[str, str], job: Job, *, fs: Probe |
         except _Unfit as error:
             skipped.append(f"{candidate.why}: {error}")
     reason = "; ".join(skipped) or f"none of {', '.join(VARIABLES)} is set"
-    raise LocalDiskProblem(f"no node-local directory: {reason}", _ASK)
+    missing = any(not os.path.lexists(candidate.path) for candidate in _automatic(env, scheduled))
+    raise NoLocalDir(f"no node-local directory: {reason}", _NOT_BY_SSH if job.is_rank and missing else _ASK)
 
 
 class _Unfit(Exception):
@@ -88,7 +93,7 @@ def _explicit(setting: str, env: Mapping[str, str], scheduled: bool, probe: Prob
         shown = setting if setting in ("ram", path) else f"{setting} ({path})"
         return _checked(_Candidate(path, f"local_dir is {shown}", True, scheduled), probe, ())
     except (_Unfit, ValueError) as error:
-        raise LocalDiskProblem(f"local directory {setting}: {error}", _ASK) from None
+        raise NoLocalDir(f"local directory {setting}: {error}", _ASK) from None
 
 
 def _automatic(env: Mapping[str, str], scheduled: bool) -> list[_Candidate]:

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from hpcstage import inherited
 from hpcstage import job as jobs
 from hpcstage.errors import HpcstageError
-from hpcstage.job import ranks
-from hpcstage.launch import facts, rundir
+from hpcstage.launch import facts, grouping, rundir
 from hpcstage.record import index
 
 if TYPE_CHECKING:
@@ -26,12 +25,12 @@ if TYPE_CHECKING:
 
 
 def leave_word(command: Sequence[str], config: Config, error: HpcstageError, resolved: Resolved, clock: Clock) -> None:
-    """Says in the run directory why nothing was staged. Behind a launcher only the first rank does."""
-    rank = ranks.from_launcher(os.environ)
-    if rank is not None and rank.rank:
-        return
+    """Says in the run directory why nothing was staged. Behind a launcher the first rank does, or, where the launch has
+    no name and each node stages alone, the first on each node."""
     with contextlib.suppress(HpcstageError, OSError):
         job = jobs.detect(os.environ, hostname=socket.gethostname(), parent_pid=os.getppid())
+        if not grouping.leaves_word(job):
+            return
         run_id = rundir.unique_id(clock.unix_s, job.job_id)
         part = facts.run_part(command, config, clock, run_id, job, None)
         part.roots = [os.fsdecode(dataset.root) for dataset in resolved.datasets]

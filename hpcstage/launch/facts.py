@@ -32,11 +32,14 @@ def workload(config: Config) -> dict[str, Any]:
     return {**values, "workload_sources": sources}
 
 
-def shared_id(run_key: str | None, config: Config) -> str | None:
-    """The id that all wrappers of one launch on a node find alone; two commands of one task must not share it."""
+def shared_id(run_key: str | None, config: Config, host: str = "") -> str | None:
+    """The id that all wrappers of one launch on a node find alone; two commands of one task must not share it.
+
+    `host` is given where each node stages alone: then other nodes must not share it, either.
+    """
     if run_key is None:
         return None
-    asked = "\0".join([config.mode, config.order, *config.data])
+    asked = "\0".join([config.mode, config.order, *config.data, *([host] if host else [])])
     return f"{run_key}-{zlib.crc32(os.fsencode(asked)):08x}"
 
 
@@ -62,6 +65,15 @@ def run_part(
         kernel=platform.release(),
         pid_space=alive.pid_space(),
     )
+
+
+def tell_of_one_node(part: RunPart, job: jobs.Job) -> None:
+    """Behind a launcher, where each node stages alone: the record is of this node, and says so."""
+    part.nodes = [job.hostname]
+    if len(job.nodes) > 1:
+        text = f"this report is about {job.hostname} only: each node of this launch stages alone and has its own"
+        remedy = "put hpcstage in front of the launcher: one report, and files are passed between the nodes"
+        part.problems.append({"id": "alone", "text": text, "remedy": remedy})
 
 
 def check_datasets(resolved: Resolved, local: LocalDir, part: RunPart, *, strict: bool) -> list[str]:

@@ -94,9 +94,21 @@ def find(config: Config, job: Job, local: LocalDir, host: str) -> Grouping | Non
     launcher = launchers.choose(job, config.launcher)
     if not job.is_rank:
         return Grouping(_first(job), 0, launcher, starts_daemons=True, parts=job.parts)
-    if job.run_key is None or any(mark in job.run_key for mark in _LOCAL_KEYS):
-        return None  # the wrappers of other nodes cannot know that they belong together
+    if not _is_known_elsewhere(job):
+        return None
     return Grouping(list(job.nodes), job.node_index, launcher, starts_daemons=False)
+
+
+def _is_known_elsewhere(job: Job) -> bool:
+    """Whether the wrappers of other nodes can know that they belong to the same launch."""
+    return job.run_key is not None and not any(mark in job.run_key for mark in _LOCAL_KEYS)
+
+
+def leaves_word(job: Job) -> bool:
+    """Whether this wrapper, which cannot stage, says so for others: for the launch, or for a node that is alone."""
+    if job.rank is None or _is_known_elsewhere(job) or job.local_rank is None:
+        return not job.rank
+    return job.local_rank == 0
 
 
 def placed(group: Grouping | None, run_dir: Path, run_id: str) -> Grouping | None:
@@ -193,6 +205,14 @@ def agent_script(directory: Path, env: Mapping[str, str]) -> str:
     lines += [f"export {name}={shlex.quote(value)}" for name, value in kept.items()]
     words = [sys.executable, "-s", "-m", "hpcstage.group.agent", os.fspath(directory / groupspec.SPEC)]
     return "\n".join([*lines, "exec " + shlex.join(words), ""])
+
+
+def joined(group: Grouping) -> list[str]:
+    """The nodes that will write a part as far as is known: behind a launcher those that ever said that they are up."""
+    if group.starts_daemons:
+        return group.hosts
+    directory = Path(group.directory)
+    return [h for i, h in enumerate(group.hosts) if groupspec.state_file(directory, i, "ready").exists()]
 
 
 def await_parts(run_dir: Path, hosts: Sequence[str], since_unix_s: float, deadline: float) -> bool:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from hpcstage import inherited
-from hpcstage.errors import HpcstageError, NotStarted, UsageError
+from hpcstage import job as jobs
+from hpcstage.errors import HpcstageError, NoLocalDir, NotStarted, UsageError
 from hpcstage.launch import messages
 from hpcstage.launch.child import FATAL, Child, Signals, finish
 from hpcstage.launch.plain import replace_with
@@ -83,8 +84,15 @@ def _without_us(
     leave_word(command, config, error, resolved, started)
     if config.strict:
         raise error
-    messages.warn(f"{error.line()}; the command runs without staging")
+    if not (isinstance(error, NoLocalDir) and _is_later_on_node()):
+        messages.warn(f"{error.line()}; the command runs without staging")
     return replace_with(command)
+
+
+def _is_later_on_node() -> bool:
+    """Whether another wrapper of this launch on this node says what is so for the whole node."""
+    job = jobs.detect(os.environ, hostname=socket.gethostname(), parent_pid=os.getppid())
+    return bool(job.local_rank)
 
 
 def _run(command: Sequence[str], session: Session, signals: Signals) -> int:

@@ -70,11 +70,14 @@ class Session:
         local = localdir.choose(config.local_dir, os.environ, job)
         if local is None:
             raise NotStarted("local_dir is none", "give --local-dir")
-        run_id = facts.shared_id(job.run_key, config) or rundir.unique_id(clock.unix_s, job.job_id)
+        group = grouping.find(config, job, local, host)
+        alone = host if group is None else ""
+        run_id = facts.shared_id(job.run_key, config, alone) or rundir.unique_id(clock.unix_s, job.job_id)
         part = facts.run_part(command, config, clock, run_id, job, local)
+        if group is None and job.is_rank:
+            facts.tell_of_one_node(part, job)
         part.roots = [os.fsdecode(dataset.root) for dataset in resolved.datasets]
         notices = facts.check_datasets(resolved, local, part, strict=config.strict)
-        group = grouping.find(config, job, local, host)
         run_dir = rundir.make(config.run_dir, inherited.directory(), run_id, dict(os.environ))
         try:
             group = grouping.placed(group, run_dir, run_id)
@@ -229,7 +232,8 @@ class Session:
             if self.lead.ended(max(0.0, deadline - time.monotonic())) and not self.lead.failed:
                 deadline = min(deadline, time.monotonic() + LATE_PARTS_S)  # what is not there by then will not come
             self.part.problems += self.lead.problems()
-        grouping.await_parts(self.run_dir, self.group.hosts, self.part.started_unix_s, deadline)
+        awaited = grouping.joined(self.group)
+        grouping.await_parts(self.run_dir, awaited, self.part.started_unix_s, deadline)
         if any(problem["id"].startswith(("group-", "node-")) for problem in self.part.problems):
             with contextlib.suppress(OSError):
                 shutil.copyfile(self.node.path / "lead.log", self.run_dir / "nodes" / "lead.log")

@@ -117,7 +117,37 @@ fakelib.enter(sys.argv[1])
 os.execvpe("sh", ["sh", "-c", " ".join(sys.argv[2:])], {**os.environ, "HOSTNAME": sys.argv[1]})
 """
 
-PROGRAMS = {"onnode": ONNODE, "srun": SRUN, "byrank": BYRANK, "pbsdsh": PBSDSH, "qrsh": QRSH, "site-rsh": RSH}
+SSH = """
+# ssh NODE COMMAND: the shell there has the user's own environment, nothing of the job, and a process table of its own.
+import fakelib, os, sys
+words = sys.argv[1:]
+while words[0].startswith("-"):
+    words.pop(0)
+fakelib.enter(words[0])
+own = {"HOME": os.path.expanduser("~"), "USER": "root", "PATH": "/usr/bin:/bin", "SHELL": "/bin/sh"}
+os.chdir(own["HOME"])
+fork = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", " ".join(words[1:])]
+os.execvpe(fork[0], fork, own)
+"""
+
+OPENMPI = """
+# mpirun of a launch that has a name, whose ranks on other nodes came by ssh: these get none of the job's variables.
+import fakelib, os, sys
+nodes = open(sys.argv[1]).read().split()
+name, started = f"prterun-{nodes[0]}-{os.getpid()}@1", []
+for rank, node in enumerate(nodes):
+    own = {"PMIX_NAMESPACE": name, "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(len(nodes)),
+           "OMPI_COMM_WORLD_LOCAL_RANK": str(nodes[:rank].count(node))}
+    job = ("PBS_", "TMPDIR") if node != nodes[0] else ()
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(job or "no job")}
+    started.append(fakelib.start(node, sys.argv[2:], {**kept, **own}))
+fakelib.wait(started)
+"""
+
+PROGRAMS = {
+    "onnode": ONNODE, "srun": SRUN, "byrank": BYRANK, "pbsdsh": PBSDSH, "qrsh": QRSH, "site-rsh": RSH, "ssh": SSH,
+    "openmpi": OPENMPI,
+}  # fmt: skip
 
 
 class FakeCluster:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import manylab
 import psutil
@@ -247,3 +249,98 @@ def test_a_launcher_that_fails_leaves_the_first_node_staging(
     assert "task failed to start" in done.stderr.decode()
     parts = manylab.parts_of(hpcstage)
     assert [part["complete"] for part in parts] == [True, False, False]
+
+
+def over_ssh(hpcstage: Hpcstage, cluster: FakeCluster, data: Path, *options: str) -> list[str]:
+    """MPICH's mpirun, two ranks on each node, each behind hpcstage; one of them leaves with code 7."""
+    program = hpcstage.cwd / "rank.py"
+    program.write_text(RANK_OF_MPI)
+    launcher = ["mpiexec", "-launcher", "ssh", "-launcher-exec", os.fspath(cluster.base / "bin" / "ssh")]
+    words = [*launcher, "-iface", "lo", "-f", os.fspath(cluster.base / "hosts"), "-n", "6", "-ppn", "2"]
+    staged = hpcstage.command("run", *options, "--data", data, "--", sys.executable, program, data)
+    return [*words, *map(os.fsdecode, staged)]
+
+
+RANK_OF_MPI = """
+import hashlib, os, sys
+root, rank = sys.argv[1], int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
+total = hashlib.sha256()
+for name in sorted(os.path.join(d, f) for d, _, files in os.walk(root) for f in files):
+    with open(name, "rb") as file:
+        total.update(file.read())
+with open(f"out.{rank}", "w") as file:
+    file.write(total.hexdigest() + " " + os.environ.get("HPCSTAGE_NODE_DIR", ""))
+sys.exit(7 if rank == 3 else 0)
+"""
+
+
+def records_by_host(hpcstage: Hpcstage) -> dict[str, dict[str, Any]]:
+    """The records of nodes that stage alone."""
+    found = [json.loads(path.read_text()) for path in hpcstage.records()]
+    assert len(found) == len({record["run"]["host"] for record in found})
+    return {record["run"]["host"]: record for record in found}
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs", "gridengine"])
+def test_behind_mpirun_over_ssh_each_node_has_a_record_of_its_own(
+    hpcstage: Hpcstage, make_tree: Tree, cluster: FakeCluster, scheduler: str
+) -> None:
+    """The ranks have the variables of the first node, whose name must not become that of all."""
+    data = make_tree(files=30)
+    done = Job(hpcstage, cluster, scheduler).run(over_ssh(hpcstage, cluster, data, "--local-dir", str(cluster.local)))
+    assert done.returncode == 7, done.stderr
+    digests, places = manylab.written(hpcstage.cwd, 6)
+    assert len(set(digests)) == 1
+    assert all(places), "all ranks are served"
+    found = records_by_host(hpcstage)
+    assert sorted(found) == cluster.nodes
+    for host, record in found.items():
+        assert record["complete"] is True, record["problems"]
+        assert [node["host"] for node in record["nodes"]] == [host]
+        assert [problem["id"] for problem in record["problems"]] == ["alone"]
+        (part,) = hpcstage.cwd.glob(f"hpcstage-runs/*/nodes/{host}.json")
+        assert len(json.loads(part.read_text())["processes"]) == 2, "one daemon serves all ranks of a node"
+    assert "no report from" not in done.stderr.decode()
+
+
+def test_behind_mpirun_over_ssh_on_nodes_without_the_jobs_directory(
+    hpcstage: Hpcstage, make_tree: Tree, cluster: FakeCluster
+) -> None:
+    """Schedulers make it for the processes that they start."""
+    data = make_tree(files=30)
+    (cluster.disk(cluster.nodes[0]) / "job").mkdir()
+    done = Job(hpcstage, cluster, "pbs").run(over_ssh(hpcstage, cluster, data), TMPDIR=str(cluster.local / "job"))
+    assert done.returncode == 7, done.stderr
+    digests, places = manylab.written(hpcstage.cwd, 6)
+    assert len(set(digests)) == 1
+    assert [bool(place) for place in places] == [True, True, False, False, False, False]
+    said = [line for line in done.stderr.decode().splitlines() if "no node-local directory" in line]
+    assert len(said) == 2, "one line on each node, not one of each rank"
+    for node in cluster.nodes[1:]:
+        (line,) = [line for line in said if node in line]
+        assert "not for those that come by ssh" in line
+    found = records_by_host(hpcstage)
+    assert found[cluster.nodes[0]]["complete"] is True
+    parts = [json.loads(path.read_text()) for path in hpcstage.cwd.glob("hpcstage-runs/*/run.part.json")]
+    aside = {part["host"]: part["problems"][0]["text"] for part in parts if part["aside"]}
+    assert sorted(aside) == cluster.nodes[1:]
+    assert "no node-local directory" in aside[cluster.nodes[1]]
+
+
+def test_a_node_that_never_joined_is_not_waited_for_at_the_end(
+    hpcstage: Hpcstage, make_tree: Tree, cluster: FakeCluster
+) -> None:
+    """Behind Open MPI's mpirun over ssh only the first node knows the job."""
+    data = make_tree(files=30)
+    program = hpcstage.cwd / "rank.py"
+    program.write_text(RANK_OF_MPI)
+    words = [os.fspath(cluster.base / "bin" / "openmpi"), os.fspath(cluster.base / "hosts")]
+    words += map(os.fsdecode, hpcstage.command("run", "--data", data, "--", sys.executable, program, data))
+    done = Job(hpcstage, cluster, "pbs").run(words)
+    assert done.returncode == 7, done.stderr
+    assert len(set(manylab.written(hpcstage.cwd, 6)[0])) == 1
+    found = records_by_host(hpcstage)
+    assert sorted(found) == cluster.nodes
+    run = found[cluster.nodes[0]]["run"]
+    assert run["ended_s"] - run["child_ended_s"] < 4.0
+    assert [found[node]["complete"] for node in cluster.nodes[1:]] == [True, True]
