@@ -137,7 +137,8 @@ def test_a_job_with_some_of_the_processors_takes_its_part_of_the_disk(hpcstage: 
     data.mkdir()
     disk.mkdir(mode=0o700)
     (data / "file").write_bytes(b"x")
-    job = {"SLURM_JOB_ID": "4711", "SLURM_CPUS_ON_NODE": "1", "SLURM_JOB_NODELIST": "node1"}
+    slurm = {"JOB_ID": "4711", "CPUS_ON_NODE": "1", "JOB_NODELIST": "node1"}
+    job = {"SLURMD_NODENAME": "node1", **{f"SLURM_{name}": value for name, value in slurm.items()}}
     options = ("--mode", "upfront", "--local-dir", disk, "--data", data)
     done = hpcstage("run", *options, "--", sys.executable, "-c", "pass", env=job)
     assert done.returncode == 0, done.stderr
