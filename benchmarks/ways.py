@@ -30,14 +30,17 @@ LEAST_PLAIN_S = 20.0
 """Less than what it is set to where the kernel reads ahead while the program computes."""
 LATENCY_S = 0.001
 LARGE_BYTES, QUICK_LARGE_BYTES = 240_000_000, 12_000_000
+SEVERAL_FILES, SEVERAL_BYTES, QUICK_SEVERAL_BYTES = 10, 80_000_000, 4_000_000
 SMALL_FILES, QUICK_SMALL_FILES, SMALL_BYTES = 800, 40, 250_000
 DELAY_S = 3.0
 AS_FAST = "as fast"
 RATIOS = {"3 times slower": 3.0, AS_FAST: 1.0, "a third": 1 / 3}
 """How long the source takes for what is read, in times of computing."""
 LARGE = ("anew-tenth", "kept-tenth", "anew-all", "pread-twice", "pread-random", "kept-all", "hdf5", "lmdb")
+SEVERAL = "several"
+"""Several large files, two readers."""
 SMALL = ("loop", "loop-random", "link", "loader-0", "loader-2", "nothing")
-OVERLAPPING, AT_THE_SAME_TIME = ("loader-2", "nothing"), 2.0
+OVERLAPPING, AT_THE_SAME_TIME = ("loader-2", "nothing", SEVERAL), 2.0
 """Ways that read while they compute, or do not read: reading and computing together take so many times as long as the
 program, where both take the same time."""
 NEEDED = {"hdf5": "h5py", "lmdb": "lmdb", "loader-0": "torch", "loader-2": "torch"}
@@ -73,6 +76,7 @@ class Cell:
 def cells() -> list[Cell]:
     """Those in which most was lost first: a run that is cut off has them."""
     large = [Cell(way, ratio, delay_s) for delay_s in (0.0, DELAY_S) for ratio in RATIOS for way in LARGE]
+    large += [Cell(SEVERAL, ratio) for ratio in RATIOS]
     return large + [Cell(way, ratio) for ratio in RATIOS for way in SMALL if way != "nothing" or ratio == AS_FAST]
 
 
@@ -83,6 +87,7 @@ class Runs:
         self.where = where
         self.plain_s = QUICK_PLAIN_S if options.quick else PLAIN_S
         self.large_bytes = QUICK_LARGE_BYTES if options.quick else LARGE_BYTES
+        self.several_bytes = QUICK_SEVERAL_BYTES if options.quick else SEVERAL_BYTES
         self.small_files = QUICK_SMALL_FILES if options.quick else SMALL_FILES
 
     def arms(self, cell: Cell) -> dict[str, Arm]:
@@ -116,6 +121,11 @@ class Runs:
 
     def _data(self, cell: Cell) -> tuple[Path, int, int]:
         """The directory, how many bytes of it are read, and in how many pieces."""
+        if cell.way == SEVERAL:
+            root = self.where.memory / SEVERAL
+            if not root.exists():
+                make_files(root, SEVERAL_FILES, self.several_bytes, spread=0.0)
+            return root, SEVERAL_FILES * self.several_bytes, 1
         if not cell.is_large:
             root = self.where.memory / "small"
             if not root.exists():

@@ -10,11 +10,13 @@ runs can be compared. The file or the directory is made by `make` in the form th
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import random
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,38 @@ BATCHES = 60
 BLOCK_BYTES = 256 << 10
 READ_BYTES = 1 << 20
 TENTH = 10
+READERS = 2
+COMPUTE_VARIABLE = "WAYS_COMPUTE_S"
+"""For ways that compute while they read: they do so themselves."""
 Batches = Iterator[bytes]
+
+
+# ---- several large files
+
+
+def _in_blocks(number: int, root: str, compute_s: float, results: SimpleQueue[tuple[int, int]]) -> None:
+    found = 0
+    for name in _names(root)[number::READERS]:
+        with open(name, "rb", buffering=0) as file:
+            while piece := file.read(READ_BYTES):
+                found = zlib.crc32(piece, found)
+                time.sleep(compute_s)
+    results.put((number, found))
+
+
+def several(root: str) -> Batches:
+    """Two processes, each of which reads every other file and computes as it reads."""
+    size = sum(os.stat(name).st_size for name in _names(root))
+    step_s = float(os.environ[COMPUTE_VARIABLE]) / (size / READERS / READ_BYTES)
+    context = multiprocessing.get_context("fork")
+    results: SimpleQueue[tuple[int, int]] = context.SimpleQueue()
+    started = [context.Process(target=_in_blocks, args=(number, root, step_s, results)) for number in range(READERS)]
+    for process in started:
+        process.start()
+    found = sorted(results.get() for _ in started)
+    for process in started:
+        process.join()
+    yield repr(found).encode()
 
 
 # ---- one large file
@@ -154,6 +187,7 @@ WAYS: dict[str, Callable[[str], Batches]] = {
     "kept-tenth": lambda path: memmap_kept(path, TENTH),
     "anew-all": lambda path: memmap_anew(path, 1),
     "anew-tenth": lambda path: memmap_anew(path, TENTH),
+    "several": several,
     "hdf5": hdf5,
     "lmdb": lmdb,
     "loop": loop,
@@ -201,8 +235,9 @@ def main() -> None:
     given.add_argument("--pieces", type=int, default=BATCHES, help="so many are read, about")
     given.add_argument("--delay", type=float, default=0.0, help="seconds before the first open")
     options = given.parse_args()
+    os.environ[COMPUTE_VARIABLE] = str(options.compute)
     time.sleep(options.delay)
-    found, step_s = 0, options.compute / options.pieces
+    found, step_s = 0, 0.0 if options.way == "several" else options.compute / options.pieces
     for piece in WAYS[options.way](options.path):
         found = zlib.crc32(piece, found)
         time.sleep(step_s)

@@ -1,9 +1,10 @@
 """Large files that the program reads at the source itself: when copying them beside it is held back. Pure.
 
-A file is large if the source is busy with it for more than a second. A program that has such a file open at the source
-goes on reading it there, so a copy that is made meanwhile only takes bandwidth away from it. Such a copy is held back
-until the program has let go of the file; one that is under way is given up. While files are read like that, no more
-others are copied ahead than are being read, until the program opens those copies: whether it ever will is not known.
+A file is large if the source is busy with it for more than a quarter of a second. A program that has such a file open
+at the source goes on reading it there, so a copy that is made meanwhile only takes bandwidth away from it. Such a copy
+is held back until the program has let go of the file; one that is under way is given up. While files are read like
+that, no more others are copied ahead than are being read, until the program opens those copies: whether it ever will is
+not known. Afterwards files that the program has not read yet come before those that it has read.
 In a node group all nodes tell each other what their programs read at the source, and each holds back accordingly.
 Callers pass `now`.
 """
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 
 from hpcstage.daemon.rates import Estimates
 
-LARGE_S = 1.0
+LARGE_S = 0.25
 LEAST_BYTES = 16 << 20
 LET_GO_S = 5.0
 """After so long without a sign of use the program has let go of a file."""

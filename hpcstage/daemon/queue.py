@@ -198,7 +198,8 @@ class Queue:
         return None if self.large.are_enough(now) else self._next_aside(now)
 
     def _next_aside(self, now: float) -> int | None:
-        for id_ in list(islice(self._aside, LOOK_LIMIT)):
+        looked = list(islice(self._aside, LOOK_LIMIT))
+        for id_ in sorted(looked, key=self.large.held_back.__contains__):  # what the program has read comes last
             waits = self._may_come_aside(id_)
             if waits and self.large.must_wait(id_, now):
                 continue

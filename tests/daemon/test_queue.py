@@ -135,7 +135,7 @@ def test_no_more_is_copied_ahead_than_is_read_at_the_source():
     assert q.next_transfers(9, 4.0) == [], "nobody has opened the copy"
     q.large.opened(1)
     assert q.next_transfers(9, 4.0) == [2]
-    assert q.next_transfers(9, 9.1) == [0, 3, 4], "nothing is read at the source any more"
+    assert q.next_transfers(9, 9.1) == [3, 4, 0], "nothing is read at the source any more"
 
 
 def test_a_large_file_is_tried_a_few_times_only():
@@ -149,7 +149,8 @@ def test_a_large_file_is_tried_a_few_times_only():
 
 
 def test_deadline_follows_from_size_and_rate():
-    q = queue([40_000_000, 1000], want_cap_s=60, patience_s=20)
+    q = queue([10_000_000, 1000], want_cap_s=60, patience_s=20)
+    q.estimates.stream_bytes_per_s = 10e6
     fast = q.want(1, 0.0).deadline
     slow = q.want(0, 0.0).deadline
     assert slow > 3
@@ -157,7 +158,8 @@ def test_deadline_follows_from_size_and_rate():
 
 
 def test_deadline_stays_below_half_the_cap():
-    q = queue([40_000_000], want_cap_s=4, patience_s=20)
+    q = queue([10_000_000], want_cap_s=4, patience_s=20)
+    q.estimates.stream_bytes_per_s = 10e6
     assert q.want(0, 10.0).deadline == pytest.approx(12.0)
 
 
@@ -210,3 +212,17 @@ def test_a_million_ids_quickly():
         q.want(id_, 0.2)
     assert time.process_time() - start < 3
     assert q.count(Place.STORED) == 20_000
+
+
+def test_what_the_program_has_read_at_the_source_is_copied_last():
+    q = queue([LARGE] * 6)
+    for id_ in (0, 1):
+        q.want(id_, 0.0)
+    assert q.next_transfers(9, 0.0) == [2, 3]
+    assert q.next_transfers(9, 5.1) == [4, 5, 0, 1]
+
+
+def test_a_file_that_keeps_the_source_busy_for_a_moment_is_large():
+    q = queue([80_000_000])
+    q.estimates.all_bytes_per_s = 200e6
+    assert q.want(0, 0.0).reason is Reason.LARGE
