@@ -11,8 +11,9 @@ def main() -> None:
 
     hold_streams()
     from hpcstage.cli.main import run
+    from hpcstage.ending import end
 
-    sys.exit(run(sys.argv[1:]))
+    end(run(sys.argv[1:]))
 
 
 if __name__ == "__main__":

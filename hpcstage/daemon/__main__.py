@@ -10,6 +10,7 @@ from pathlib import Path
 from hpcstage.daemon.main import Daemon
 from hpcstage.daemon.server import allow_many_connections
 from hpcstage.daemon.spec import DaemonSpec
+from hpcstage.ending import end
 
 
 def main(arguments: list[str]) -> int:
@@ -37,4 +38,4 @@ def _wait_for_our_turn() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    end(main(sys.argv[1:]))

@@ -322,12 +322,15 @@ class Daemon:
         """Stops, reports, answers, cleans up; bounded but for the unlinking of the store."""
         deadline = time.monotonic() + OWN_DRAIN * self.spec.drain_s
         self.page.set_state(State.ENDED)
+        _hurry()
         for stop in (self._stop_answering, self._stop_learning, self._stop_copying):
             self._guarded(stop)
         self._guarded(lambda: self._write_last_part(deadline))
         if self._last_token is not None:
             self.server.answer(self._last_token, Reply(Answer.LAST, keep=True))
         self.server.stop_listening()
+        if self.pool is not None:
+            self.pool.close(POOL_END_S)
         self._guarded(lambda: self.helpers.wait(_SWEEP, SWEEP_END_S))
         self.helpers.close()
         store.remove_tree(self._out_of_sight(), last=("lock",))
@@ -347,7 +350,7 @@ class Daemon:
         if self.staging.engine is not None:
             self.staging.engine.queue.close(Reason.LATER)
         if self.pool is not None:
-            self.pool.close(POOL_END_S)
+            self.pool.kill()
 
     def _out_of_sight(self) -> Path:
         """A wrapper of the same launch that comes late must make its own directory, not join one that is going."""
@@ -364,6 +367,12 @@ class Daemon:
         self.sampler.tick(now)
         self._write_part(now, complete=True)
         self.helpers.wait(_PART, max(0.1, deadline - time.monotonic()))
+
+
+def _hurry() -> None:
+    """From here on the user waits for us, and the program does not run any more."""
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def _remove_all(paths: list[Path]) -> bytes:

@@ -189,14 +189,17 @@ class Pool:
         member.commands = member.results = -1
         member.assigned.clear()
 
+    def kill(self) -> None:
+        """Ends all copiers at once: what they have not published is of no use any more. Does not wait."""
+        for member in self.members:
+            if member.alive:
+                with contextlib.suppress(OSError):
+                    os.kill(member.pid, signal.SIGKILL)
+
     def close(self, timeout_s: float = 1.0) -> None:
-        """Ends all copiers at once: what they have not published is of no use any more. One that hangs in the kernel is
-        left to it after a while."""
+        """After this no copier is left. One that hangs in the kernel is left to it after a while."""
+        self.kill()
         deadline = time.monotonic() + timeout_s
-        alive = [member for member in self.members if member.alive]
-        for member in alive:
-            with contextlib.suppress(OSError):
-                os.kill(member.pid, signal.SIGKILL)
-        for member in alive:
+        for member in [member for member in self.members if member.alive]:
             self._end(member, max(0.0, deadline - time.monotonic()))
         self._of_id.clear()

@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 
 from hpcstage.plan.types import Budget
@@ -18,6 +18,9 @@ from hpcstage.record.rule import BUDGET_ASKED
 
 DEFAULT_SHARE = 0.8
 _REMOVERS = 8
+_BATCH = 256
+_FEW_BATCHES = 4
+"""One thread removes them faster than several are started."""
 _NO_INODES = 1 << 62
 
 
@@ -136,18 +139,28 @@ class Store:
 
 
 def remove_tree(path: Path | str, *, last: tuple[str, ...] = ()) -> None:
-    """Removes a directory with several threads; entries named in `last` go last. Errors are passed over."""
-    with ThreadPoolExecutor(_REMOVERS) as pool:
-        _empty(os.fsencode(path), pool, {os.fsencode(name) for name in last})
+    """Removes a directory, a large one with several threads; entries named in `last` go last. Passes over errors."""
+    directories: list[bytes] = []
+    batches = _batches(os.fsencode(path), {os.fsencode(name) for name in last}, directories)
+    for batch in islice(batches, _FEW_BATCHES):
+        _unlink_all(batch)
+    for first in batches:
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(_REMOVERS) as pool:
+            for _ in pool.map(_unlink_all, chain([first], batches)):
+                pass
+    for directory in reversed(directories):
+        with contextlib.suppress(OSError):
+            os.rmdir(directory)
     shutil.rmtree(path, ignore_errors=True)
 
 
-def _empty(path: bytes, pool: ThreadPoolExecutor, kept: set[bytes]) -> None:
-    """Walks without recursion limits: directories are listed here, files unlinked by the pool in batches."""
-    stack, directories = [path], []
+def _batches(path: bytes, kept: set[bytes], directories: list[bytes]) -> Iterator[list[bytes]]:
+    """The files below a directory, without recursion limits; `directories` gets those below it."""
+    stack, files = [path], []
     while stack:
         directory = stack.pop()
-        files: list[bytes] = []
         with contextlib.suppress(OSError), os.scandir(directory) as entries:
             for entry in entries:
                 if directory == path and entry.name in kept:
@@ -155,14 +168,12 @@ def _empty(path: bytes, pool: ThreadPoolExecutor, kept: set[bytes]) -> None:
                 if entry.is_dir(follow_symlinks=False):
                     stack.append(entry.path)
                     directories.append(entry.path)
-                else:
-                    files.append(entry.path)
-        for start in range(0, len(files), 256):
-            pool.submit(_unlink_all, files[start : start + 256])
-    pool.shutdown(wait=True)
-    for directory in reversed(directories):
-        with contextlib.suppress(OSError):
-            os.rmdir(directory)
+                    continue
+                files.append(entry.path)
+                if len(files) == _BATCH:
+                    yield files
+                    files = []
+    yield files
 
 
 def _unlink_all(paths: list[bytes]) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from hpcstage import wire
@@ -50,10 +51,17 @@ class Signals:
     def __init__(self) -> None:
         self.waited = {*FORWARDED, signal.SIGCHLD}
         self.before = signal.pthread_sigmask(signal.SIG_BLOCK, self.waited)
+        self._came: deque[signal.struct_siginfo] = deque()
 
     def take(self, timeout_s: float) -> signal.struct_siginfo | None:
         """The next signal, or None after the timeout."""
-        return signal.sigtimedwait(self.waited, timeout_s)
+        return self._came.popleft() if self._came else signal.sigtimedwait(self.waited, timeout_s)
+
+    def keep(self, timeout_s: float) -> None:
+        """Waits for a signal that is taken later. Two equal ones that stay pending would be one."""
+        info = signal.sigtimedwait(self.waited, timeout_s)
+        if info is not None:
+            self._came.append(info)
 
     def release(self) -> None:
         """Puts the caller's mask back; what is pending is delivered."""
@@ -78,6 +86,9 @@ class Child:
     def wait(self, watch: Callable[[], None], interval_s: float = 1.0) -> int:
         """Forwards signals until the command ends; returns its wait status. Calls `watch` now and then."""
         pause_s = _SETTLES_S
+        self._reap()
+        if self.status is not None:  # it was shorter than it takes to find a witness
+            return self.status
         with Witness(self.pid) as witness:
             while self.status is None:
                 info = self.signals.take(pause_s)
@@ -93,7 +104,7 @@ class Child:
         """Passes a signal on, unless whoever sent it has reached the command as well."""
         if info.si_code >= SI_KERNEL_FROM and not (info.si_signo in OF_TERMINALS and witness.is_there):
             return
-        if not witness.got(info.si_signo) and self._is_running():
+        if not witness.got(info.si_signo, self.signals.keep) and self._is_running():
             os.kill(self.pid, info.si_signo)
 
     def _is_running(self) -> bool:

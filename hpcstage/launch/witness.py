@@ -15,6 +15,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -58,8 +59,8 @@ class Witness:
             self._place = group
             self._renew()
 
-    def got(self, number: int) -> bool:
-        """Whether the signal came to the witness as well; waits a moment for it."""
+    def got(self, number: int, pause: Callable[[float], object]) -> bool:
+        """Whether the signal came to the witness as well; waits a moment for it, in `pause`."""
         deadline = time.monotonic() + MOMENT_S
         while self.is_there:
             pending = _pending(self._pid)
@@ -70,7 +71,7 @@ class Witness:
                 return True
             if time.monotonic() > deadline:
                 break
-            time.sleep(_POLL_S)
+            pause(_POLL_S)
         return False
 
     def _group(self) -> int | None:

@@ -13,7 +13,6 @@ truncated or foreign file is one UsageError when it is opened, never a crash lat
 
 from __future__ import annotations
 
-import hashlib
 import json
 import mmap
 import os
@@ -239,6 +238,8 @@ class Manifest:
 
     def paths_digest(self) -> str:
         """Equal digests: the same ids for the same paths (below the same number of datasets). SHA-256, hexadecimal."""
+        import hashlib
+
         paths = memoryview(self._buffer)[self._paths_at : self._paths_at + self._offsets[len(self)]]
         found = hashlib.sha256()
         for part in (self._offsets, self._of, paths):

@@ -8,10 +8,8 @@ files is none, with a reason.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -42,6 +40,8 @@ def digest(manifest: Manifest) -> str:
 
 def key(roots: Sequence[str], command: Sequence[str]) -> str:
     """The name of a trace's file: 16 hexadecimal digits for these datasets and this command."""
+    import hashlib
+
     asked = json.dumps([sorted(roots), list(command)])
     return hashlib.sha256(asked.encode()).hexdigest()[:16]
 
@@ -76,6 +76,8 @@ def save(directory: Path, trace: Trace) -> str | None:
 
 
 def _write(path: Path, content: bytes) -> None:
+    import tempfile
+
     # Homes are shared between nodes: a process id would not be unique.
     fd, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
     try:

@@ -130,6 +130,21 @@ def test_several_signals_in_turn_are_told_apart(hpcstage: Hpcstage, make_tree: T
     assert sorted(job.seen()) == sorted([signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR2])
 
 
+def test_equal_signals_in_quick_succession_all_reach_the_command(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    job = Job(hpcstage, make_tree(files=1), SLURM)
+    for _ in range(3):
+        to_wrapper(job, signal.SIGUSR1)
+        with contextlib.suppress(AssertionError, TimeoutError):  # a wrapper that takes longer than this loses the next
+            wait_for(lambda: not _is_pending(job.wrapper.pid, signal.SIGUSR1), 0.1, "that the wrapper takes it")
+    assert job.seen() == [signal.SIGUSR1] * 3
+
+
+def _is_pending(pid: int, number: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    masks = [int(line.split()[1], 16) for line in status if line.startswith(("SigPnd:", "ShdPnd:"))]
+    return any(mask >> (number - 1) & 1 for mask in masks)
+
+
 @pytest.mark.parametrize("send", [to_all, to_all_slowly, to_group, to_wrapper])
 def test_a_command_with_a_process_group_of_its_own(
     hpcstage: Hpcstage, make_tree: Tree, send: Callable[[Job, int], None]
