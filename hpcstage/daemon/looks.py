@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 EVERY_S = 0.05
 LONGEST_S = 0.25
@@ -32,14 +32,19 @@ class Looked:
     """Sums over the looks at one process, in seconds."""
 
     looked_s: float = 0.0
-    source_s: float = 0.0
-    local_s: float = 0.0
+    inside: dict[str, float] = field(default_factory=dict)
+    """A thread was inside a call, `source` or `local`, whatever the others did."""
+    waited: dict[str, float] = field(default_factory=dict)
+    """The process waited there, inside a call."""
+    faulted: dict[str, float] = field(default_factory=dict)
+    """The process waited there, in a page fault."""
     at: float | None = None
 
     def counters(self) -> dict[str, int]:
         """As they stand beside the process's own counters."""
-        names = {"looked_ns": self.looked_s, "look_source_ns": self.source_s, "look_local_ns": self.local_s}
-        return {name: int(value * 1e9) for name, value in names.items() if value}
+        sums = {"look_inside": self.inside, "look_wait": self.waited, "look_fault": self.faulted}
+        found = {f"{name}_{where}_ns": value for name, sum_s in sums.items() for where, value in sum_s.items()}
+        return {name: int(value * 1e9) for name, value in {"looked_ns": self.looked_s, **found}.items() if value}
 
 
 class Looks:
@@ -67,33 +72,28 @@ class Looks:
             states = threads_of(pid, room)
             room -= len(states)
             if states:
-                self._add(pid, now, _wait(states, inside, waits, source_maps, local_maps))
+                call = ("source" if waits else "local") if inside else ""
+                self._add(pid, now, states, call, "source" if source_maps else "local" if local_maps else "")
         least_s = EVERY_S if seen else FIND_EVERY_S
         self._next = now + max(least_s, COST * (time.monotonic() - begin))
 
-    def _add(self, pid: int, now: float, wait: str) -> None:
+    def _add(self, pid: int, now: float, states: str, call: str, mapped: str) -> None:
+        """`call`: where a thread is inside a call, `mapped`: where files are mapped; `source`, `local` or nothing."""
         looked = self._found.setdefault(pid, Looked())
         passed_s = 0.0 if looked.at is None else min(now - looked.at, LONGEST_S)
         looked.at = now
         looked.looked_s += passed_s
-        looked.source_s += passed_s * (wait == "source")
-        looked.local_s += passed_s * (wait == "local")
+        rests = "R" not in states
+        if call:
+            looked.inside[call] = looked.inside.get(call, 0.0) + passed_s
+            looked.waited[call] = looked.waited.get(call, 0.0) + passed_s * rests
+        elif mapped and rests and "D" in states:
+            looked.faulted[mapped] = looked.faulted.get(mapped, 0.0) + passed_s
 
     def of(self, pid: int) -> dict[str, int]:
         """What was seen of a process."""
         looked = self._found.get(pid)
         return looked.counters() if looked else {}
-
-
-def _wait(states: str, inside: bool, waits: bool, source_maps: bool, local_maps: bool) -> str:
-    """What a process waits for at this moment: `source`, `local` or nothing."""
-    if "R" in states:
-        return ""
-    if inside:
-        return "source" if waits else "local"
-    if "D" in states:
-        return "source" if source_maps else "local" if local_maps else ""
-    return ""
 
 
 def threads_of(pid: int, most: int) -> str:

@@ -5,9 +5,11 @@ and none of its threads runs. Waits of several threads at the same moment are on
 the computing of another is none.
 
 * Where at most one thread was inside such calls at a time, the time inside them is the wait. It is measured exactly.
-* Where several were, or where files were mapped into memory (a page fault is no call, and neither the count of faults
-  nor the bytes of /proc/PID/io tell of those on a network file system), the daemon's looks at the threads tell
-  (`daemon.looks`): the share of looks at which all waited, times the life of the process. Too few looks: not measured.
+* Where several were, the daemon's looks at the threads tell in which share of that time no other thread ran
+  (`daemon.looks`). The time itself is measured exactly, also that before the first look.
+* Where files were mapped into memory (a page fault is no call, and neither the count of faults nor the bytes of
+  /proc/PID/io tell of those on a network file system), the share of looks at which all threads rested and one was in a
+  page fault, times the life of the process, is added. Too few looks: not measured.
 
 What a process did while it lived and did not wait is computing. Of several reading processes of a node the parts are
 added and divided by how many lived at a time, on average over the time in which any did.

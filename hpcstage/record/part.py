@@ -68,9 +68,9 @@ class ProcessPart:
     python: str
     attached_s: float
     counters: dict[str, int]
-    """By the lower-case names of wire.Counter, zeros left out; `direct_<reason>` for the reasons. looked_ns,
-    look_source_ns, look_local_ns: of how long the daemon looked at its threads, and what it saw all of them wait for
-    (see `daemon.looks`)."""
+    """By the lower-case names of wire.Counter, zeros left out; `direct_<reason>` for the reasons. looked_ns: of how
+    long the daemon looked at its threads, look_inside_source_ns, look_wait_local_ns and the like: what it saw (see
+    `daemon.looks`)."""
     hist_open: dict[int, int] = field(default_factory=dict)
     """Bucket (wire.bucket_of_ns) → count, opens at the source."""
     hist_read: dict[int, int] = field(default_factory=dict)

@@ -56,14 +56,28 @@ def waited_ns(process: ProcessPart, life_ns: int) -> tuple[float, float] | None:
     """
     if not tally.reads_known(process):
         return None
-    if not (tally.count(process, "readers") > 1 or tally.maps(process)):
-        source_ns = tally.count(process, "blocked_source_ns")
-        return float(source_ns), float(max(0, tally.count(process, "blocked_ns") - source_ns))
+    source_ns = tally.count(process, "blocked_source_ns")
+    local_ns = max(0, tally.count(process, "blocked_ns") - source_ns)
+    several = tally.count(process, "readers") > 1
+    if not (several or tally.maps(process)):
+        return float(source_ns), float(local_ns)
     looked_ns = tally.count(process, "looked_ns")
     if looked_ns < max(LEAST_LOOKED_NS, LOOKED * life_ns):
         return None
     whole = max(1.0, life_ns / looked_ns)
-    return tally.count(process, "look_source_ns") * whole, tally.count(process, "look_local_ns") * whole
+    calls_ns = {"source": source_ns, "local": local_ns}
+    waits = [
+        inside_ns * (_resting(process, where) if several else 1.0)
+        + tally.count(process, f"look_fault_{where}_ns") * whole
+        for where, inside_ns in calls_ns.items()
+    ]
+    return waits[0], waits[1]
+
+
+def _resting(process: ProcessPart, where: str) -> float:
+    """The share of the looks at threads inside calls in which no other thread ran."""
+    inside_ns = tally.count(process, f"look_inside_{where}_ns")
+    return tally.count(process, f"look_wait_{where}_ns") / inside_ns if inside_ns else 1.0
 
 
 def shares_of(node: NodePart, trainers: Sequence[ProcessPart], unmeasured: list[str]) -> Shares:

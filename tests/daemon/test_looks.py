@@ -38,7 +38,7 @@ def test_a_process_whose_threads_sleep_waits_for_what_it_is_inside_of(
         looks.look(tenth / 10)
     found = looks.of(sleeper)
     assert found["looked_ns"] > 0
-    assert ("look_source_ns" in found, "look_local_ns" in found) == (source_ns, local_ns)
+    assert ("look_wait_source_ns" in found, "look_wait_local_ns" in found) == (source_ns, local_ns)
     assert all(value <= found["looked_ns"] for value in found.values())
 
 
@@ -47,7 +47,19 @@ def test_a_process_with_a_thread_that_runs_does_not_wait() -> None:
     looks = Looks(lambda: iter([(os.getpid(), True, True, True, True)]), 0.0)
     for tenth in range(10, 60):
         looks.look(tenth / 10)
-    assert set(looks.of(os.getpid())) == {"looked_ns"}
+    assert set(looks.of(os.getpid())) == {"looked_ns", "look_inside_source_ns"}
+
+
+@pytest.mark.parametrize("maps", [(True, False), (False, True), (False, False)])
+def test_a_page_fault_is_one_where_files_are_mapped(monkeypatch: pytest.MonkeyPatch, maps: tuple[bool, bool]) -> None:
+    monkeypatch.setattr(
+        "hpcstage.daemon.looks.threads_of", lambda pid, most: "DS"
+    )  # the kernel alone can put one there
+    looks = Looks(lambda: iter([(os.getpid(), False, False, *maps)]), 0.0)
+    for tenth in range(10, 60):
+        looks.look(tenth / 10)
+    found = looks.of(os.getpid())
+    assert ("look_fault_source_ns" in found, "look_fault_local_ns" in found) == maps
 
 
 def test_a_process_that_is_gone_is_not_looked_at() -> None:

@@ -99,7 +99,7 @@ def test_files_that_stay_in_memory_are_read_from_the_source_once() -> None:
     [
         ({"source_maps": 1, "looked_ns": 14 * SECOND}, "memory maps"),
         ({"readers": 8}, "threads waited"),
-        ({"readers": 8, "looked_ns": 14 * SECOND, "look_source_ns": 4 * SECOND}, "threads read while it computes"),
+        ({"readers": 8, "looked_ns": 14 * SECOND, "look_wait_source_ns": 4 * SECOND}, "threads read while it computes"),
         ({"local_read_bytes": 10**7}, "once and whole"),
     ],
 )

@@ -79,10 +79,21 @@ def blocked(source_s: float, local_s: float = 0.0) -> dict[str, int]:
     return {"blocked_ns": int((source_s + local_s) * SECOND), "blocked_source_ns": int(source_s * SECOND), "readers": 1}
 
 
-def looked(life_s: float, source_s: float, local_s: float = 0.0) -> dict[str, int]:
-    """What the daemon saw when it looked at the threads."""
-    values = {"looked_ns": life_s, "look_source_ns": source_s, "look_local_ns": local_s}
+def looked(life_s: float, source_s: float = 0.0, local_s: float = 0.0, inside: float = 1.0) -> dict[str, int]:
+    """What the daemon saw when it looked at the threads: waits inside calls, a share of the time inside of them."""
+    values = {
+        "looked_ns": life_s,
+        "look_wait_source_ns": source_s,
+        "look_wait_local_ns": local_s,
+        "look_inside_source_ns": source_s / inside,
+        "look_inside_local_ns": local_s / inside,
+    }
     return {name: int(value * SECOND) for name, value in values.items()}
+
+
+def faulted(source_s: float, local_s: float = 0.0) -> dict[str, int]:
+    """Page faults that the daemon saw."""
+    return {"look_fault_source_ns": int(source_s * SECOND), "look_fault_local_ns": int(local_s * SECOND)}
 
 
 def test_without_a_loader_the_main_process_is_measured() -> None:
@@ -111,12 +122,19 @@ def test_without_an_exit_another_process_lived_to_its_last_read() -> None:
 
 
 def test_waits_of_many_threads_are_what_the_looks_at_them_tell() -> None:
-    busy = reader(source_read_ns=400 * SECOND, **(blocked(50) | {"readers": 32}), **looked(48, 12, 6))
+    busy = reader(source_read_ns=400 * SECOND, **(blocked(30, 10) | {"readers": 32}), **looked(48, 12, 6, inside=0.5))
     split = split_of([busy])
-    assert split["wait_source_s"] == pytest.approx(12.5)
-    assert split["wait_local_s"] == pytest.approx(6.25)
-    assert split["compute_s"] == pytest.approx(50 - 18.75)
+    assert split["wait_source_s"] == pytest.approx(15)
+    assert split["wait_local_s"] == pytest.approx(5)
+    assert split["compute_s"] == pytest.approx(50 - 20)
     assert split["unmeasured"] == []
+
+
+def test_threads_that_waited_before_the_first_look_waited() -> None:
+    """The first 20 s were spent in calls, and the looks that came then saw the program compute nearly all the time."""
+    split = split_of([reader(**(blocked(21) | {"readers": 8}), **looked(30, 1))])
+    assert split["wait_source_s"] == pytest.approx(21)
+    assert split["compute_s"] == pytest.approx(29)
 
 
 @pytest.mark.parametrize("how", [{"readers": 32}, {"source_maps": 1}, {"local_maps": 1}])
@@ -128,9 +146,16 @@ def test_without_looks_what_threads_and_page_faults_wait_for_is_not_computing(ho
 
 
 def test_page_faults_on_mapped_files_are_waiting() -> None:
-    split = split_of([reader(source_maps=1, **blocked(0.1), **looked(50, 40))])
-    assert split["wait_source_s"] == pytest.approx(40)
-    assert split["compute_s"] == pytest.approx(10)
+    split = split_of([reader(source_maps=1, **blocked(0.1), **looked(50), **faulted(40))])
+    assert split["wait_source_s"] == pytest.approx(40.1)
+    assert split["compute_s"] == pytest.approx(9.9)
+
+
+def test_a_process_that_maps_files_waited_in_calls_before_the_first_look_too() -> None:
+    split = split_of([reader(local_maps=1, hit_opens=50, **blocked(15, 1), **looked(30), **faulted(0, 0.5))])
+    assert split["wait_source_s"] == pytest.approx(15)
+    assert split["wait_local_s"] == pytest.approx(1 + 0.5 * 50 / 30)
+    assert split["compute_s"] == pytest.approx(50 - 15 - 1 - 0.5 * 50 / 30)
 
 
 def test_what_was_read_of_mapped_files_is_not_known() -> None:
@@ -147,7 +172,7 @@ def test_a_loaders_waits_for_mapped_files_are_not_preprocessing() -> None:
     assert split["preprocess_s"] is None
     assert split["compute_s"] == pytest.approx(44)
     for process in workers:
-        process.counters |= looked(56, 14)
+        process.counters |= looked(56) | faulted(14)
     assert split_of([trainer(), *workers])["wait_source_s"] == pytest.approx(12)
 
 
