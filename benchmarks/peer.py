@@ -6,10 +6,12 @@ of its own in memory that has been touched before: what MPI does with data that 
 buffer, which the processor's cache then holds, stands beside it. `shared memory`: as MPI chooses on one machine; `tcp`:
 by the network's protocols, without a network's limits; `10 Gbit/s`: over a link of that rate between two network
 namespaces, as between machines (needs root). There one node gets and the other gives, since a ping-pong uses one
-direction at a time. Beside them: the same files passed by reading, sending and writing each byte once, with no exchange
-(`filepass.py`): what files cost beyond a message, whoever passes them. Both ways of passing files are measured after a
-pass of other files, and after what that wrote has reached the disk: the first pass finds memory and a disk that are
-idle, and a program measured without one seemed ten times as fast.
+direction at a time. Beside them: the same files passed by the plainest MPI program with no exchange (`filepass.py`),
+two processes of which each reads, sends, receives and writes one MiB after the other: what files cost beyond a message,
+whoever passes them. A process that copies from file to file, without another one, passes nothing from node to node and
+is no measure. Both ways of passing files are measured in processes that have passed other files before, and after what
+that wrote has reached the disk: the first pass finds memory and a disk that are idle, and a program measured without
+one seemed ten times as fast.
 """
 
 from __future__ import annotations
@@ -26,10 +28,10 @@ from typing import Any
 
 import psutil
 
-from benchmarks.filepass import Pass, passed
+from benchmarks.filepass import Line, passed
 from benchmarks.files import Place, place, touch_memory
 from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_least, at_most, divide, holds, options_of, parser
-from benchmarks.link import ADDRESSES, link, unavailable
+from benchmarks.link import link, unavailable
 from benchmarks.peernodes import MPIEXEC, Node, launch, manifest_of, serve
 from benchmarks.programs import run
 
@@ -78,12 +80,15 @@ class Launch:
     """How two processes are started that are to reach each other in a certain way."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
-    sides: tuple[Sequence[str], Sequence[str]] = ((), ())
-    """Words in front of a process on either side; mpiexec is on the first."""
+    before: Sequence[str] = ()
+    """Words in front of mpiexec."""
     arguments: Sequence[str] = ()
     """For mpiexec."""
-    address: str | None = None
-    """Of the second side, where there is a network."""
+
+    @property
+    def mpiexec(self) -> list[str | Path]:
+        """The command that starts two processes."""
+        return [*self.before, MPIEXEC, *self.arguments, "-n", "2"]
 
 
 @contextlib.contextmanager
@@ -91,11 +96,9 @@ def launching(cell: Cell, directory: Path) -> Iterator[Launch]:
     """For the processes of a sample."""
     if cell.way == LINKED:
         with link(directory, RATE) as up:
-            yield Launch(up.environment, (up.before(0), up.before(1)), up.arguments, ADDRESSES[1])
-    elif cell.way == "tcp":
-        yield Launch(TCP, address="127.0.0.1")
+            yield Launch(up.environment, up.before(), up.arguments)
     else:
-        yield Launch()
+        yield Launch(TCP if cell.way == "tcp" else {})
 
 
 def cells(quick: bool) -> list[Cell]:
@@ -131,11 +134,9 @@ class Peers:
 
     def _no_exchange(self, cell: Cell) -> dict[str, Any]:
         with self._nodes(cell) as nodes, launching(cell, self._where.disk) as how:
-            for ids in (_WARM, _measured_ids(cell)):
-                os.sync()
-                passes = [Pass(_files(nodes, to, ids), how.address, how.sides) for to in cell.receivers]
-                seconds = passed(passes, self._where.disk)
-            return {"seconds": seconds, "bytes": cell.size_bytes}
+            passes = [_lines(nodes, cell.receivers, ids) for ids in (_WARM, _measured_ids(cell))]
+            seconds = passed(passes, self._where.disk, how.mpiexec, how.environment)
+        return {"seconds": seconds[-1], "bytes": cell.size_bytes}
 
     @contextlib.contextmanager
     def _nodes(self, cell: Cell) -> Iterator[list[Node]]:
@@ -155,9 +156,8 @@ class Peers:
         touch_memory(4 * cell.files * cell.file_bytes)
         with launching(cell, self._where.disk) as how:
             settings = [f"{name}={value}" for name, value in how.environment.items()]
-            head: list[str | Path] = ["env", *settings, *how.sides[0], MPIEXEC, *how.arguments, "-n", "2"]
             program = [sys.executable, "-m", "benchmarks.pingpong", str(cell.file_bytes), str(cell.files), places]
-            done = run([*head, *program], self._where.disk)
+            done = run(["env", *settings, *how.mpiexec, *program], self._where.disk)
         return dict(json.loads(done.stdout))
 
     def at_rest(self, seconds: float) -> dict[str, Any]:
@@ -187,9 +187,11 @@ def _measured_ids(cell: Cell) -> range:
     return range(2 * WARM_FILES, 2 * (cell.files + WARM_FILES))
 
 
-def _files(nodes: Sequence[Node], to: int, ids: range) -> list[tuple[Path, Path]]:
-    """What the other node has of these, and where it would lie."""
-    return [(nodes[1 - to].file(id_), _made(nodes[to].file(id_))) for id_ in ids if id_ % 2 != to]
+def _lines(nodes: Sequence[Node], receivers: Sequence[int], ids: range) -> list[Line]:
+    """What the receivers lack of these, where the other node has it, and where it would lie."""
+    return [
+        (to, nodes[1 - to].file(id_), _made(nodes[to].file(id_))) for to in receivers for id_ in ids if id_ % 2 != to
+    ]
 
 
 def _made(path: Path) -> Path:
@@ -199,7 +201,7 @@ def _made(path: Path) -> Path:
 
 def _measured(cell: Cell, nodes: Sequence[Node], how: Launch) -> dict[str, Any]:
     base = nodes[0].path.parent
-    process = launch(nodes, base, env=how.environment, before=how.sides[0], arguments=how.arguments)
+    process = launch(nodes, base, env=how.environment, before=how.before, arguments=how.arguments)
     serve(nodes, lambda: all(node.is_ready for node in nodes))
     for ids in (_WARM, _measured_ids(cell)):
         os.sync()

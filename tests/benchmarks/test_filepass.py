@@ -1,47 +1,47 @@
-"""Files passed with no exchange: all come, whole, whatever their size, by one process and by a socket."""
+"""Files passed with no exchange: all come, whole, whatever their size, one way and both ways; nothing hangs."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from benchmarks.filepass import BLOCK, Pass, passed
+from benchmarks.filepass import BLOCK, Line, passed
+from benchmarks.peernodes import MPIEXEC
+from benchmarks.programs import CommandFailed
 
+pytest.importorskip("mpi4py")
+
+PROGRAM = (MPIEXEC, "-n", "2")
 SIZES = (0, 1, 1000, BLOCK - 1, BLOCK, 2 * BLOCK + 7)
 
 
-def files_of(directory: Path) -> list[tuple[Path, Path]]:
+def lines_of(directory: Path, receivers: Sequence[int]) -> list[Line]:
     directory.mkdir()
     made = []
     for number, size in enumerate(SIZES):
-        source, target = directory / f"from {number}", directory / f"to {number}"
-        source.write_bytes(os.urandom(size))
-        made.append((source, target))
+        for to in receivers:
+            source, target = directory / f"from {number} {to}", directory / f"to {number} {to}"
+            source.write_bytes(os.urandom(size))
+            made.append((to, source, target))
     return made
 
 
-@pytest.mark.parametrize("address", [None, "127.0.0.1"])
-def test_both_ways_at_the_same_time(tmp_path: Path, address: str | None) -> None:
-    ways = [files_of(tmp_path / name) for name in ("one", "other")]
-    assert passed([Pass(files, address) for files in ways], tmp_path) > 0
-    for source, target in (pair for files in ways for pair in files):
+@pytest.mark.parametrize("receivers", [(0, 1), (1,)])
+def test_all_come_whole_in_each_pass(tmp_path: Path, receivers: Sequence[int]) -> None:
+    passes = [lines_of(tmp_path / name, receivers) for name in ("warm", "measured")]
+    seconds = passed(passes, tmp_path, PROGRAM, {})
+    assert len(seconds) == 2
+    assert min(seconds) > 0
+    for _, source, target in (line for lines in passes for line in lines):
         assert target.read_bytes() == source.read_bytes()
+    assert not list(tmp_path.glob("*/*.part")), "a file has its name when it is whole"
 
 
-@pytest.mark.parametrize("address", [None, "127.0.0.1"])
-def test_one_that_fails_says_so(tmp_path: Path, address: str | None) -> None:
-    files = files_of(tmp_path / "one")
-    files[0][1].touch()
-    with pytest.raises(RuntimeError, match="ended with 1"):
-        passed([Pass(files, address)], tmp_path)
-
-
-def test_a_receiver_whose_sender_never_comes_is_ended(tmp_path: Path) -> None:
-    sides = ((), ()), (("false",), ())
-    with pytest.raises(RuntimeError, match="before it began"):
-        passed(
-            [Pass(files_of(tmp_path / name), "127.0.0.1", side) for name, side in zip("ab", sides, strict=True)],
-            tmp_path,
-        )
+def test_one_that_fails_ends_both(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path / "one", (0, 1))
+    lines[0][2].with_name(f"{lines[0][2].name}.part").touch()
+    with pytest.raises(CommandFailed, match="FileExistsError"):
+        passed([lines], tmp_path, PROGRAM, {})
