@@ -5,7 +5,8 @@ gets the file, its source and its target. A process reads the next MiB of what i
 of what it gets, waits for both and writes, to a temporary name that is renamed when the file has come whole. So it uses
 the transport that the exchange uses, between as many processes, and leaves the same files. It does not ask for files,
 checks nothing, keeps neither permissions nor times, tells nobody what has come, and does one thing after the other.
-Before each pass what was written has reached the disk. Rank 0 prints the seconds of each pass, as one line of JSON.
+Before each pass what was written has reached the disk, and memory for what comes has been touched. Rank 0 prints the
+seconds of each pass, as one line of JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from benchmarks.files import write_list
+from benchmarks.files import touch_memory, write_list
 from benchmarks.programs import run
 
 BLOCK = 1 << 20
@@ -69,6 +70,7 @@ def _pass(mpi: Any, lines: Sequence[tuple[int, str, str]]) -> float:  # noqa: AN
     into = memoryview(bytearray(BLOCK))
     if comm.rank == 0:
         os.sync()
+        touch_memory(2 * sum(os.stat(source).st_size for _, source, _ in lines))
     comm.Barrier()
     start = time.perf_counter()
     for out, place in zip_longest(_read(given), _places(gotten)):

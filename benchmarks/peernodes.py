@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -80,6 +80,7 @@ class Node:
         """Whether asks are answered at once with what is in the store."""
         self._todo: dict[int, deque[int]] = {}
         self._pending: dict[int, int] = {}
+        self._pending_files: Counter[int] = Counter()
         self._pending_bytes: dict[int, int] = {}
 
     def _close(self) -> None:
@@ -140,7 +141,7 @@ class Node:
     def _refill(self, node: int) -> None:
         todo = self._todo.get(node)
         pending_bytes = self._pending_bytes.get(node, 0)
-        pending = sum(1 for other in self._pending.values() if other == node) if todo else 0
+        pending = self._pending_files[node]
         if not todo or pending > link.CREDIT_FILES // 2:
             return
         batch: list[int] = []
@@ -152,6 +153,7 @@ class Node:
             batch.append(todo.popleft())
             pending_bytes += size
         self._pending.update(dict.fromkeys(batch, node))
+        self._pending_files[node] += len(batch)
         self._pending_bytes[node] = pending_bytes
         if batch:
             self.send(link.Fetch(node, tuple(batch)))
@@ -160,6 +162,7 @@ class Node:
         assert self.manifest is not None
         for id_ in ids:
             if self._pending.pop(id_, None) is not None:
+                self._pending_files[node] -= 1
                 self._pending_bytes[node] -= self.manifest.size(id_)
 
     def receive(self) -> None:
