@@ -37,10 +37,11 @@ AS_FAST = "as fast"
 RATIOS = {"3 times slower": 3.0, AS_FAST: 1.0, "a third": 1 / 3}
 """How long the source takes for what is read, in times of computing."""
 LARGE = ("anew-tenth", "kept-tenth", "anew-all", "pread-twice", "pread-random", "kept-all", "hdf5", "lmdb")
-SEVERAL = "several"
-"""Several large files, two readers."""
+TWO_READERS = "several"
+SEVERAL = (TWO_READERS, "children")
+"""Several large files."""
 SMALL = ("loop", "loop-random", "link", "loader-0", "loader-2", "nothing")
-OVERLAPPING, AT_THE_SAME_TIME = ("loader-2", "nothing", SEVERAL), 2.0
+OVERLAPPING, AT_THE_SAME_TIME = ("loader-2", "nothing", TWO_READERS), 2.0
 """Ways that read while they compute, or do not read: reading and computing together take so many times as long as the
 program, where both take the same time."""
 NEEDED = {"hdf5": "h5py", "lmdb": "lmdb", "loader-0": "torch", "loader-2": "torch"}
@@ -76,7 +77,7 @@ class Cell:
 def cells() -> list[Cell]:
     """Those in which most was lost first: a run that is cut off has them."""
     large = [Cell(way, ratio, delay_s) for delay_s in (0.0, DELAY_S) for ratio in RATIOS for way in LARGE]
-    large += [Cell(SEVERAL, ratio) for ratio in RATIOS]
+    large += [Cell(way, ratio) for ratio in RATIOS for way in SEVERAL]
     return large + [Cell(way, ratio) for ratio in RATIOS for way in SMALL if way != "nothing" or ratio == AS_FAST]
 
 
@@ -121,11 +122,12 @@ class Runs:
 
     def _data(self, cell: Cell) -> tuple[Path, int, int]:
         """The directory, how many bytes of it are read, and in how many pieces."""
-        if cell.way == SEVERAL:
-            root = self.where.memory / SEVERAL
+        if cell.way in SEVERAL:
+            root = self.where.memory / "several"
             if not root.exists():
                 make_files(root, SEVERAL_FILES, self.several_bytes, spread=0.0)
-            return root, SEVERAL_FILES * self.several_bytes, 1
+            size = SEVERAL_FILES * self.several_bytes
+            return root, size, -(-size // ways.READ_BYTES)
         if not cell.is_large:
             root = self.where.memory / "small"
             if not root.exists():

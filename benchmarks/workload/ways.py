@@ -13,6 +13,7 @@ import argparse
 import multiprocessing
 import os
 import random
+import subprocess
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -56,6 +57,15 @@ def several(root: str) -> Batches:
     for process in started:
         process.join()
     yield repr(found).encode()
+
+
+def children(root: str) -> Batches:
+    """One `cat` for each file: programs without the shim."""
+    for name in _names(root):
+        with subprocess.Popen(["cat", name], stdout=subprocess.PIPE) as cat:
+            assert cat.stdout is not None
+            while piece := cat.stdout.read(READ_BYTES):
+                yield piece
 
 
 # ---- one large file
@@ -188,6 +198,7 @@ WAYS: dict[str, Callable[[str], Batches]] = {
     "anew-all": lambda path: memmap_anew(path, 1),
     "anew-tenth": lambda path: memmap_anew(path, TENTH),
     "several": several,
+    "children": children,
     "hdf5": hdf5,
     "lmdb": lmdb,
     "loop": loop,
