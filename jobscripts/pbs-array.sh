@@ -1,7 +1,7 @@
 #!/bin/bash
 # Many runs of one node each, as an array job under PBS Professional or OpenPBS: qsub jobscripts/pbs-array.sh
 # Another dataset or number of epochs: qsub -v DATA=/lustre/other,EPOCHS=5 jobscripts/pbs-array.sh
-# Tried with the variables that PBS sets, not on a real PBS.
+# Tried by hand on OpenPBS; the tests run it with the variables that PBS sets.
 
 #PBS -N sweep
 #PBS -J 0-9

@@ -45,7 +45,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 DefMemPerNode=1000
 SchedulerType=sched/backfill
-SchedulerParameters=sched_min_interval=100000,batch_sched_delay=0
+SchedulerParameters=sched_min_interval=100000,batch_sched_delay=0,bf_interval=1
 MpiDefault=none
 ReturnToService=2
 KillWait={KILL_WAIT_S}

@@ -140,3 +140,32 @@ def test_the_exit_code_in_front_of_srun(slurm: Slurm, project: Project) -> None:
     job = slurm.submit("--nodes=2", env=project.env, cwd=project.path, script=front("--exit 7"))
     assert slurm.wait(job)["ExitCode"] == "7:0", project.log()
     checked_record(slurm, project, job, nodes=2)
+
+
+def test_a_job_of_several_parts_is_one_run(slurm: Slurm, project: Project) -> None:
+    """`sbatch a : b`: the nodes of both parts, each part with a job number and a local directory of its own."""
+    shape = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH hetjob\n#SBATCH --nodes=2 --ntasks-per-node=1\n"
+    script = front(launcher="srun --het-group=0,1").replace("#!/bin/bash\n", shape)
+    job = slurm.submit(env={**project.env, "HPCSTAGE_MODE": "upfront"}, cwd=project.path, script=script)
+    assert slurm.wait(job)["JobState"] == "COMPLETED", project.log()
+    said = project.said("rank-*.said")
+    assert [line["digest"] for line in said] == [digest()] * 3
+    record = project.record()
+    assert sorted(node["host"] for node in record["nodes"]) == sorted(line["host"] for line in said)
+    assert (record["complete"], record["problems"]) == (True, [])
+    assert record["totals"]["source_bytes"] == DATA_BYTES, project.report()
+    left = {**slurm.left_by(job), **slurm.left_by(job + 1)}
+    assert left == dict.fromkeys((line["host"] for line in said), "")
+
+
+def test_the_shell_of_salloc_on_a_host_that_is_no_node_of_the_job(slurm: Slurm, project: Project) -> None:
+    here, given = slurm.nodes.names[:2]
+    (project.outside / "shell.sh").write_text(front())
+    words = ["salloc", "--quiet", f"--nodelist={given}", "bash", f"{project.path}/shell.sh"]
+    done = slurm.nodes.run(1, *words, user=True, env=project.env, cwd=project.path)
+    (said,) = project.said("rank-*.said")
+    assert (said["digest"], said["host"], said["node_dir"]) == (digest(), given, None)
+    (line,) = done.stderr.splitlines()
+    assert f"{here} is not a node of job" in line
+    assert given in line
+    assert "srun hpcstage run" in line
