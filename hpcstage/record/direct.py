@@ -62,6 +62,10 @@ def direct_of(
     found = Range(max(0.0, wall_s + low), wall_s + high)
     if not load.is_steady():
         raise CannotTell("the source's speed goes up and down, and was seen for too short a time to know its mean")
+    if load.is_brief(readers):
+        raise CannotTell(
+            f"the source was seen for {load.copying_s:.1f} s only, too short a time to know its mean speed"
+        )
     if (found.high - found.low) / 2 > WIDE * found.middle:
         raise CannotTell(_why_wide(programs, load, files, found))
     alone = load.alone

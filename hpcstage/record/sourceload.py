@@ -39,6 +39,10 @@ KEPT, DROPPED = 0.9, 0.1
 """Shares of a file's pages in memory after a later open: from the first on they are kept, up to the second not."""
 FITS, TOO_LARGE = 0.5, 1.5
 """Shares of the memory that the files take: below the first all stay, above the second none does."""
+LEAST_MEAN_S = 1.2
+"""A rate that was seen for less is no mean: other jobs come and go in seconds. It matters where the source's rate,"""
+SHARED = 0.5
+"""and not its latency, makes up at least this share of the time of a file."""
 LEAST_HALF = 4
 """Samples in each half of what was seen, if their difference is to say how the source changed."""
 
@@ -76,6 +80,8 @@ class Seen:
     """Transfers in flight at full load, on average."""
     bytes_per_s: float | None
     """Of copiers and program together, at full load."""
+    copying_s: float
+    """Time in which any file was being copied."""
     looked_up: bool
     """Whether the scan had looked the names up so shortly before that the client still knew them."""
 
@@ -100,6 +106,7 @@ def seen_of(node: NodePart) -> Seen:
         loaded_s=at_source_s / copied if copied else None,
         flying=fmean([s.busy for s in usable]) if usable else 0.0,
         bytes_per_s=sum(s.copied_bytes + s.shim_bytes for s in usable) / seen_s if seen_s else None,
+        copying_s=node.totals.get("copy_busy_s", 0.0),
         looked_up=node.scan_s is not None and node.scan_s < FORGET_S,
     )
 
@@ -148,6 +155,8 @@ class Load:
     keeps: bool | None
     """Whether a client keeps what was read for a later open."""
     memory_bytes: int | None
+    copying_s: float
+    """Time in which the source was seen, copying, by the node that saw it longest."""
 
     def cycle(self, readers: float, think_s: float) -> Range | None:
         """From one file of a reader to its next, with so many readers."""
@@ -165,6 +174,15 @@ class Load:
         smooth, mean = _smooth(self.rates), _mean_rate(self.rates)
         above = [rate > mean for rate in smooth]
         return len(smooth) <= 1 or sum(one is not other for one, other in pairwise(above)) >= LEAST_TURNS
+
+    def is_brief(self, readers: float) -> bool:
+        """Whether too little was seen of what sets the time of a file: the source's rate, which others share."""
+        rate = _mean_rate(self.rates)
+        if self.alone is None or not rate or self.copying_s >= LEAST_MEAN_S:
+            return False
+        each_s = max(self.alone.high, readers / rate)
+        passing_s = each_s if readers / rate >= self.alone.high else 1 / rate
+        return passing_s >= SHARED * each_s
 
     def _drift(self, readers: float, think_s: float) -> float:
         """By how much the two halves of what was seen differ from their middle."""
@@ -244,6 +262,7 @@ def load_of(seen: Iterable[Seen], size_bytes: int | None) -> Load:
         bytes_per_s=sum(n.bytes_per_s or 0.0 for n in nodes) or None,
         keeps=_keeps(nodes, size_bytes, min(memory, default=None)),
         memory_bytes=min(memory, default=None),
+        copying_s=max((node.copying_s for node in nodes), default=0.0),
     )
 
 

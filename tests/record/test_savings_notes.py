@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -128,6 +129,18 @@ def test_of_a_source_that_goes_up_and_down_a_few_periods_do_not_tell_the_mean() 
         sample.copied_files = 2
     assert "up and down" in record_of(node, child_ended_s=16.2)["savings"]["vs_direct"]["reason"]
     assert record_of(looped(), child_ended_s=16.2)["savings"]["vs_direct_s"] is not None
+
+
+@pytest.mark.parametrize(("copied_files", "copying_s", "known"), [(15, 1.0, False), (15, 2.0, True), (2500, 1.0, True)])
+def test_a_rate_that_was_seen_for_a_moment_is_no_mean_where_it_counts(
+    copied_files: int, copying_s: float, known: bool
+) -> None:
+    """At 60 files a second passing one takes most of what a file takes alone; at 10,000 a hundredth of it."""
+    node = looped(samples=[replace(sample, copied_files=copied_files) for sample in looped().samples[:4]])
+    node.totals = node.totals | {"copy_busy_s": copying_s}
+    saved = record_of(node, child_ended_s=16.2)["savings"]["vs_direct"]
+    assert (saved["saved_s"] is not None) is known
+    assert known or "seen for 1.0 s only" in saved["reason"]
 
 
 @pytest.mark.parametrize(
