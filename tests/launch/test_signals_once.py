@@ -80,7 +80,8 @@ def to_all_slowly(job: Job, number: int) -> None:
     before = len(job.seen_so_far())
     wrapper, *others = job.processes()
     for pid in others:
-        os.kill(pid, number)
+        with contextlib.suppress(ProcessLookupError):  # the witness of the signal before may just be going
+            os.kill(pid, number)
     wait_for(lambda: len(job.seen_so_far()) > before, 10, "the command's note")
     os.kill(wrapper, number)
 
