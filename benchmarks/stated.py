@@ -236,12 +236,12 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "peer",
-        "The same files read, sent and written by the plainest program, with no exchange / the ping-pong",
+        "The same files passed by an earlier program with no exchange (sockets; in shared memory one process for each way, which copies from file to file) / the ping-pong",
         lambda r: _peer(r, "of ping-pong"),
     ),
     Row(
         "peer",
-        "Files of 128 kB, 64 MB from node to node with stores on a disk, shared memory: MB/s; the plainest program",
+        "Files of 128 kB, 64 MB from node to node with stores on a disk, shared memory: MB/s, without a warm-up pass; by one process for each way, which copies from file to file and passes nothing to another",
         lambda r: "; ".join(
             ", ".join(f"{v:,.0f}" for v in r.column("From store", c, ".*, disk, shared memory"))
             for c in ("peer copies MB/s", "files, no exchange MB/s")

@@ -110,9 +110,7 @@ class Exchange:
         elif isinstance(message, link.Manifest):
             self._handed.begin(message)
         elif isinstance(message, link.Written):
-            self._tell_others(Sort.WRITTEN, message.ids)
-        elif isinstance(message, link.Reading):
-            self._tell_others(Sort.READING, message.ids)
+            self._written(message)
         elif isinstance(message, link.End):
             self.ended = True
             self._sender.stop()
@@ -138,11 +136,11 @@ class Exchange:
         else:
             self._sender.offer(to, message.ids)
 
-    def _tell_others(self, sort: Sort, ids: tuple[int, ...]) -> None:
+    def _written(self, message: link.Written) -> None:
         catalog = self._look()
         if catalog is None:
             return  # the others have no copies by a manifest that they have not seen
-        packed = Control(sort, catalog.fingerprint, ids=ids).pack()
+        packed = Control(Sort.WRITTEN, catalog.fingerprint, ids=message.ids).pack()
         for place in range(len(self._nodes)):
             if place != self._position:
                 self._post.send(packed, place, CONTROL_TAG)
@@ -207,11 +205,10 @@ class Exchange:
             self._asked(source, message)
         elif message.sort is Sort.REFUSE:
             self._receiver.refused(source, message.why, message.ids)
-        elif message.sort in (Sort.WRITTEN, Sort.READING) and not self.ended:
+        elif message.sort is Sort.WRITTEN and not self.ended:
             catalog = self._look()
             if catalog is not None and catalog.fingerprint == message.fingerprint:
-                told = link.Written(message.ids) if message.sort is Sort.WRITTEN else link.Reading(message.ids)
-                self._daemon.send(told)
+                self._daemon.send(*link.in_messages(link.Written(message.ids)))
 
     def _asked(self, source: int, message: Control) -> None:
         catalog = self._look()

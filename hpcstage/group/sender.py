@@ -18,7 +18,7 @@ from hpcstage.group.mpi import Post
 from hpcstage.group.outgoing import Filled, Outgoing
 from hpcstage.group.pool import Buffer, Pool
 
-MOST_PER_NODE = 2
+MOST_PER_NODE = 6
 """Bundles for one node that are filled or under way."""
 MOST_FILLING = 2
 
