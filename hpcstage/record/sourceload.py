@@ -180,8 +180,8 @@ class Load:
         rate = _mean_rate(self.rates)
         if self.alone is None or not rate or self.copying_s >= LEAST_MEAN_S:
             return False
-        each_s = max(self.alone.high, readers / rate)
-        passing_s = each_s if readers / rate >= self.alone.high else 1 / rate
+        each_s = max(self.alone.low, readers / rate)
+        passing_s = each_s if readers / rate >= self.alone.low else 1 / rate
         return passing_s >= SHARED * each_s
 
     def _drift(self, readers: float, think_s: float) -> float:
