@@ -110,7 +110,9 @@ class Exchange:
         elif isinstance(message, link.Manifest):
             self._handed.begin(message)
         elif isinstance(message, link.Written):
-            self._written(message)
+            self._tell_others(Sort.WRITTEN, message.ids)
+        elif isinstance(message, link.Reading):
+            self._tell_others(Sort.READING, message.ids)
         elif isinstance(message, link.End):
             self.ended = True
             self._sender.stop()
@@ -136,11 +138,11 @@ class Exchange:
         else:
             self._sender.offer(to, message.ids)
 
-    def _written(self, message: link.Written) -> None:
+    def _tell_others(self, sort: Sort, ids: tuple[int, ...]) -> None:
         catalog = self._look()
         if catalog is None:
             return  # the others have no copies by a manifest that they have not seen
-        packed = Control(Sort.WRITTEN, catalog.fingerprint, ids=message.ids).pack()
+        packed = Control(sort, catalog.fingerprint, ids=ids).pack()
         for place in range(len(self._nodes)):
             if place != self._position:
                 self._post.send(packed, place, CONTROL_TAG)
@@ -205,10 +207,11 @@ class Exchange:
             self._asked(source, message)
         elif message.sort is Sort.REFUSE:
             self._receiver.refused(source, message.why, message.ids)
-        elif message.sort is Sort.WRITTEN and not self.ended:
+        elif message.sort in (Sort.WRITTEN, Sort.READING) and not self.ended:
             catalog = self._look()
             if catalog is not None and catalog.fingerprint == message.fingerprint:
-                self._daemon.send(*link.in_messages(link.Written(message.ids)))
+                told = link.Written(message.ids) if message.sort is Sort.WRITTEN else link.Reading(message.ids)
+                self._daemon.send(told)
 
     def _asked(self, source: int, message: Control) -> None:
         catalog = self._look()

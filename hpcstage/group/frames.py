@@ -45,6 +45,8 @@ class Sort(IntEnum):
     """The sender lives."""
     WRITTEN = 4
     """Ids that a program of the sender's node writes to."""
+    READING = 5
+    """Ids of large files that a program of the sender's node reads at the source."""
 
 
 class Place(IntEnum):
