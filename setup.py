@@ -24,7 +24,7 @@ FLAGS = [
 ]
 LINK_FLAGS = ["-Wl,-z,now", "-Wl,-z,relro"]  # bound at load: a hook may run where the lazy binder must not
 SHIM = Path("hpcstage/shim")
-PUBLISH = "hpcstage/daemon/_publish.h"
+PUBLISH = "hpcstage/store/_publish.h"
 OLDEST = "cp310"
 """As `requires-python` says. The shim's extension is built for older ones: programs may run another Python."""
 HAS_LIMITED_API = not sysconfig.get_config_var("Py_GIL_DISABLED")
@@ -49,8 +49,8 @@ EXTENSIONS = [
         sorted(str(p) for p in SHIM.glob("*.c")),
         sorted(str(p) for p in SHIM.glob("*.h")),
     ),
-    extension("hpcstage.daemon._copy", ["hpcstage/daemon/_copy.c"], [PUBLISH]),
-    extension("hpcstage.group._files", ["hpcstage/group/_files.c"], [PUBLISH]),
+    extension("hpcstage.store._copy", ["hpcstage/store/_copy.c"], [PUBLISH]),
+    extension("hpcstage.store._files", ["hpcstage/store/_files.c"], [PUBLISH]),
 ]
 
 setup(

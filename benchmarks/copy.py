@@ -154,8 +154,8 @@ class Copies:
 def engine(source: Path, node_dir: Path) -> int:
     """What the daemon does with a dataset, alone: scan, manifest, all files in the manifest's order."""
     from hpcstage.daemon.copyall import copy_all
-    from hpcstage.plan.datasets import resolve
-    from hpcstage.plan.scan import scan
+    from hpcstage.plan.dataset.datasets import resolve
+    from hpcstage.plan.dataset.scan import scan
 
     started_s = time.monotonic()
     resolved = resolve([str(source)], Path.cwd())

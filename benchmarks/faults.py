@@ -139,8 +139,8 @@ def role(process: psutil.Process) -> str:
     words = process.cmdline()
     for module, name in (
         ("hpcstage.daemon", "daemon"),
-        ("hpcstage.group.lead", "lead"),
-        ("hpcstage.group", "exchange"),
+        ("hpcstage.lead.main", "lead"),
+        ("hpcstage.exchange", "exchange"),
     ):
         if module in words:
             return name

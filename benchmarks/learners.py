@@ -1,7 +1,7 @@
 """Up to 1,024 learners as a simulation: loading with and without the sampler, at rates that paper 004 gives.
 
 Owns the model of the paper's machine. Which learner reads which sample is `hpcstage.torch.shares`' word, where files
-are `hpcstage.plan.placement`'s, and what waits for what `benchmarks.simulated`'s.
+are `hpcstage.plan.placement.placements`'s, and what waits for what `benchmarks.simulated`'s.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.simulated import DIRECT, Machine, Outcome, Simulation, Work
 from hpcstage.plan import equations
-from hpcstage.plan.placement import Kind, Node, place
+from hpcstage.plan.placement.placements import Kind, Node, place
 from hpcstage.torch.shares import Held, divide
 
 LEARNERS_PER_NODE = 4

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.harness import Bench, Figure, Row, at_most, divide, holds
 from benchmarks.simulated import DIRECT, Machine, Work
-from hpcstage.plan.placement import Kind
+from hpcstage.plan.placement.placements import Kind
 
 LINK_BYTES_PER_S = 1e9
 """Between virtual nodes: memory."""

@@ -22,8 +22,8 @@ from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_least, at_mo
 from benchmarks.programs import hpcstage_command, run
 from benchmarks.storage import Storage
 from hpcstage.emulator import Settings
-from hpcstage.plan.placement import Kind
-from hpcstage.plan.sharing import alike
+from hpcstage.plan.placement.hits import alike
+from hpcstage.plan.placement.placements import Kind
 
 MB = 1e6
 RANKS = Path(__file__).resolve().parent / "workload" / "ranks.py"

@@ -169,7 +169,7 @@ class Peers:
             settled = time.monotonic() + 1.0
             serve(nodes, lambda: time.monotonic() > settled)
             found = psutil.Process(process.pid).children(recursive=True)
-            exchanges = [child for child in found if child.cmdline()[1:3] == ["-m", "hpcstage.group"]]
+            exchanges = [child for child in found if child.cmdline()[1:3] == ["-m", "hpcstage.exchange"]]
             before, start = [sum(p.cpu_times()[:2]) for p in exchanges], time.monotonic()
             serve(nodes, lambda: time.monotonic() > start + seconds)
             took = time.monotonic() - start

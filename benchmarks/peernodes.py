@@ -18,14 +18,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from hpcstage.daemon.store import Store
-from hpcstage.group import link
-from hpcstage.group.link import Why
-from hpcstage.group.spec import GroupSpec, Member
-from hpcstage.plan.manifest import Manifest
+from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.types import Dataset, Entry, Kind
-from hpcstage.wire import REQUEST
-from hpcstage.wire import Kind as Request
+from hpcstage.protocol import exchange
+from hpcstage.protocol.exchange import Why
+from hpcstage.protocol.exchangespec import GroupSpec, Member
+from hpcstage.protocol.shim import REQUEST
+from hpcstage.protocol.shim import Kind as Request
+from hpcstage.store.directory import Store
 
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 REPO = Path(__file__).resolve().parent.parent
@@ -66,12 +66,12 @@ class Node:
     def reset(self) -> None:
         """Nothing has been said yet."""
         self._close()
-        self.ready: list[link.Ready] = []
-        self.handed: list[link.Manifest] = []
-        self.asked: list[link.Ask] = []
+        self.ready: list[exchange.Ready] = []
+        self.handed: list[exchange.Manifest] = []
+        self.asked: list[exchange.Ask] = []
         self.gone: list[int] = []
-        self.got: dict[int, link.Got] = {}
-        self.missed: dict[int, link.Missed] = {}
+        self.got: dict[int, exchange.Got] = {}
+        self.missed: dict[int, exchange.Missed] = {}
         self.sent_files = self.sent_bytes = 0
         self.closed = False
         self.lost = False
@@ -123,13 +123,13 @@ class Node:
         connection.settimeout(10.0)
         assert REQUEST.unpack_from(connection.recv(8192))[1] == Request.PEER
         self.connection = connection
-        self.send(link.Hello(self.index, self.count, 1 << 40, 1 << 20))
+        self.send(exchange.Hello(self.index, self.count, 1 << 40, 1 << 20))
 
-    def send(self, message: link.Message) -> None:
+    def send(self, message: exchange.Message) -> None:
         """To the exchange."""
         if self.connection is not None and not self.closed:
             try:
-                self.connection.send(link.pack(message), socket.MSG_NOSIGNAL)
+                self.connection.send(exchange.pack(message), socket.MSG_NOSIGNAL)
             except OSError:
                 self.closed = True
 
@@ -142,13 +142,13 @@ class Node:
         todo = self._todo.get(node)
         pending_bytes = self._pending_bytes.get(node, 0)
         pending = self._pending_files[node]
-        if not todo or pending > link.CREDIT_FILES // 2:
+        if not todo or pending > exchange.CREDIT_FILES // 2:
             return
         batch: list[int] = []
         assert self.manifest is not None
-        while todo and pending + len(batch) < link.CREDIT_FILES:
+        while todo and pending + len(batch) < exchange.CREDIT_FILES:
             size = self.manifest.size(todo[0])
-            if pending_bytes and pending_bytes + size > link.CREDIT_BYTES:
+            if pending_bytes and pending_bytes + size > exchange.CREDIT_BYTES:
                 break
             batch.append(todo.popleft())
             pending_bytes += size
@@ -156,7 +156,7 @@ class Node:
         self._pending_files[node] += len(batch)
         self._pending_bytes[node] = pending_bytes
         if batch:
-            self.send(link.Fetch(node, tuple(batch)))
+            self.send(exchange.Fetch(node, tuple(batch)))
 
     def _settle(self, node: int, ids: Sequence[int]) -> None:
         assert self.manifest is not None
@@ -169,52 +169,52 @@ class Node:
         """One datagram."""
         assert self.connection is not None
         try:
-            data = self.connection.recv(link.MAX_MESSAGE_BYTES)
+            data = self.connection.recv(exchange.MAX_MESSAGE_BYTES)
         except OSError:
             data = b""
         if not data:
             self.closed = self.lost = True
             self._close()
             return
-        messages = link.unpack_all(data)
+        messages = exchange.unpack_all(data)
         for message in messages:
             self._heard(message)
         for node in list(self._todo):
             self._refill(node)
 
-    def _heard(self, message: link.Message) -> None:
-        if isinstance(message, link.Got):
+    def _heard(self, message: exchange.Message) -> None:
+        if isinstance(message, exchange.Got):
             self.got[message.id] = message
             self._settle(message.node, [message.id])
-        elif isinstance(message, link.Missed):
+        elif isinstance(message, exchange.Missed):
             self.missed.update(dict.fromkeys(message.ids, message))
             self._settle(message.node, message.ids)
-        elif isinstance(message, link.Ask):
+        elif isinstance(message, exchange.Ask):
             self.asked.append(message)
             if self.answers:
                 self.offer(message)
-        elif isinstance(message, link.Sent):
+        elif isinstance(message, exchange.Sent):
             self.sent_files += message.files
             self.sent_bytes += message.size_bytes
-        elif isinstance(message, link.Gone):
+        elif isinstance(message, exchange.Gone):
             self.gone.append(message.node)
-        elif isinstance(message, link.Ready):
+        elif isinstance(message, exchange.Ready):
             self.ready.append(message)
-        elif isinstance(message, link.Manifest):
+        elif isinstance(message, exchange.Manifest):
             self.handed.append(message)
             self.manifest = Manifest.open(self.path / "manifest.bin")
 
-    def offer(self, message: link.Ask) -> None:
+    def offer(self, message: exchange.Ask) -> None:
         """Answers an ask with what is in the store."""
         here = [id_ for id_ in message.ids if self.file(id_).exists()]
         for why, ids in ((Why.NONE, here), (Why.FAILED, sorted(set(message.ids) - set(here)))):
             if ids:
-                self.send(link.Offer(message.node, why, tuple(ids)))
+                self.send(exchange.Offer(message.node, why, tuple(ids)))
 
     def end(self, *, says: bool = True) -> None:
         """As a daemon does at the end of a run, or when it is killed."""
         if says:
-            self.send(link.End())
+            self.send(exchange.End())
         self._close()
         self.closed = True
 
@@ -261,7 +261,7 @@ def launch(
     GroupSpec(generation, members, **times).save(spec)  # type: ignore[arg-type]
     with open(log or os.devnull, "ab") as output:
         return subprocess.Popen(
-            [*before, MPIEXEC, "-n", str(len(nodes)), *arguments, sys.executable, "-m", "hpcstage.group", spec],
+            [*before, MPIEXEC, "-n", str(len(nodes)), *arguments, sys.executable, "-m", "hpcstage.exchange", spec],
             env={**os.environ, "PYTHONPATH": os.fspath(REPO), **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.harness import Bench, Figure, Options, at_most, divide
-from hpcstage.plan.nodesplan import Given, nodes_plan
-from hpcstage.plan.placement import Kind, Node, place
+from hpcstage.plan.forecast.nodes import Given, nodes_plan
+from hpcstage.plan.placement.placements import Kind, Node, place
 from hpcstage.plan.types import Budget, Rates, Workload
 
 NODE = 3

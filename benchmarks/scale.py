@@ -18,8 +18,8 @@ from benchmarks import measured, planning
 from benchmarks.harness import Arm, Bench, Figure, Row, at_most, divide, holds, options_of, parser, worst
 from benchmarks.simulated import DIRECT, Machine, Simulation, Work
 from hpcstage.plan import equations
-from hpcstage.plan.placement import Kind
-from hpcstage.plan.sharing import Sharing, alike
+from hpcstage.plan.placement.hits import Sharing, alike
+from hpcstage.plan.placement.placements import Kind
 
 # 150 GB of images, a node that trains them in 8 minutes, a source that 16 such nodes saturate, fast links between them.
 FAST = Machine(source_bytes_per_s=5e9, link_bytes_per_s=10e9)

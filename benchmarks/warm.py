@@ -24,7 +24,7 @@ from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_most, holds,
 from benchmarks.programs import Training, hpcstage_command, record, run
 from benchmarks.storage import Storage
 from hpcstage.emulator import Settings
-from hpcstage.launch.shimdir import SHIM
+from hpcstage.node.shimdir import SHIM
 
 MB = 1e6
 OPENS = Path(__file__).resolve().parent / "workload" / "opens.py"

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
-from hpcstage import wire
+from hpcstage.protocol import shim
 
 ANSWER_TIMEOUT_S = 1.0
 
@@ -40,6 +40,6 @@ def _tell(sock: str, name: bytes) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(ANSWER_TIMEOUT_S)
         connection.connect(sock)
-        connection.send(wire.REQUEST.pack(wire.VERSION, wire.Kind.ORDER, 0, os.getpid()) + name)
-        reply = connection.recv(wire.REPLY.size)
-    return len(reply) == wire.REPLY.size and wire.REPLY.unpack(reply)[1] == wire.Answer.DONE
+        connection.send(shim.REQUEST.pack(shim.VERSION, shim.Kind.ORDER, 0, os.getpid()) + name)
+        reply = connection.recv(shim.REPLY.size)
+    return len(reply) == shim.REPLY.size and shim.REPLY.unpack(reply)[1] == shim.Answer.DONE

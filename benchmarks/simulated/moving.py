@@ -12,7 +12,7 @@ from collections import deque
 from heapq import heappush
 
 from benchmarks.simulated.values import DIRECT, Machine, Outcome, Work
-from hpcstage.plan.placement import Kind, Node, Placement, place
+from hpcstage.plan.placement.placements import Kind, Node, Placement, place
 
 FETCHED, READ, GOT, STEP = range(4)
 UNASKED, COMING, HERE = range(3)

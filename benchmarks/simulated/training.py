@@ -8,7 +8,7 @@ from heapq import heappop
 
 from benchmarks.simulated.moving import COMING, HERE, READ, STEP, UNASKED, Moving
 from benchmarks.simulated.values import Outcome
-from hpcstage.plan.placement import Kind
+from hpcstage.plan.placement.placements import Kind
 
 
 class Simulation(Moving):

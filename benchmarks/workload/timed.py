@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hpcstage import wire
+from hpcstage.protocol import shim
 
 SLOTS = 64
 EPOCH, BATCH, SAMPLES = range(3)
@@ -145,8 +145,8 @@ def log_ns(path: str) -> float:
             os.close(os.open(path, os.O_RDONLY))
 
     with open(os.path.join(os.environ["HPCSTAGE_NODE_DIR"], "page"), "r+b") as page:
-        mapped = memoryview(mmap.mmap(page.fileno(), wire.PAGE_HEADER_BYTES)).cast("I")
-    at = wire.LOGGING_OFFSET // struct.calcsize("I")
+        mapped = memoryview(mmap.mmap(page.fileno(), shim.PAGE_HEADER_BYTES)).cast("I")
+    at = shim.LOGGING_OFFSET // struct.calcsize("I")
     before = mapped[at]
     for number in range(2 * BLOCKS):
         mapped[at] = logging = number % 2

@@ -27,7 +27,7 @@ def install_hook(python: str, remove: bool) -> int:
 
     Exit code 0: done, or nothing to remove; 2: the environment cannot be written, or there is no such Python.
     """
-    from hpcstage.launch import hook
+    from hpcstage.wrapper import hook
 
     if not remove:
         place = hook.install(python)

@@ -15,7 +15,7 @@ from hpcstage.cli.options import dataset_options, sampler_options
 from hpcstage.errors import UsageError
 
 if TYPE_CHECKING:
-    from hpcstage.plan.planfile import Plan
+    from hpcstage.preview.planfile import Plan
 
 
 @click.command("plan", short_help="Show what would be copied in which order, whether it fits and what it gains.")
@@ -47,7 +47,7 @@ def plan(run_dir: Path | None, no_probe: bool, limit: int | None, as_json: bool,
 
 
 def _past(run_dir: Path, given: dict[str, Any]) -> Plan:
-    from hpcstage.plan.planfile import load
+    from hpcstage.preview.planfile import load
 
     if given.get("data"):
         raise UsageError("both a run directory and --data are given", "give one of them")
@@ -58,7 +58,7 @@ def _past(run_dir: Path, given: dict[str, Any]) -> Plan:
 
 def _coming(given: dict[str, Any], *, with_probe: bool) -> Plan:
     from hpcstage.config import load
-    from hpcstage.plan.preview import preview
+    from hpcstage.preview.pipeline import preview
 
     config = load(given, os.environ, inherited.directory())
     for warning in config.warnings:
@@ -70,7 +70,7 @@ def _coming(given: dict[str, Any], *, with_probe: bool) -> Plan:
 def _print(found: Plan, limit: int | None, *, as_json: bool) -> None:
     import json
 
-    from hpcstage.report import plan_text
+    from hpcstage.report.plan import page as plan_text
 
     page = json.dumps(plan_text.to_json(found, limit), indent=1) + "\n" if as_json else plan_text.text(found, limit)
     # Help texts and paths may hold what the terminal's encoding has not.

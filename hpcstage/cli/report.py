@@ -27,7 +27,7 @@ def report(run: Path | None, as_json: bool, nodes: bool, no_color: bool) -> int:
     """
     from hpcstage import inherited
     from hpcstage.record import files, lookup
-    from hpcstage.report.show import look, shown
+    from hpcstage.report.terminal.show import look, shown
 
     cwd = inherited.directory()
     record = files.load_run(lookup.named_run(run, os.environ, cwd) if run else lookup.last_run(os.environ, cwd))

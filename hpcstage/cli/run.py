@@ -27,12 +27,12 @@ def run(command: tuple[str, ...], verbose: bool, quiet: bool, **given: Any) -> i
 
     Exits with the command's exit code. With HPCSTAGE_DISABLE=1 it only executes the command.
     """
-    from hpcstage.launch.plain import passes_through, replace_with
+    from hpcstage.wrapper.plain import passes_through, replace_with
 
     if passes_through(os.environ):
         return replace_with(command)
     from hpcstage import inherited
     from hpcstage.config import load
-    from hpcstage.launch.run import run as launch
+    from hpcstage.wrapper.run import run as launch
 
     return launch(command, load(given, os.environ, inherited.directory()), verbose - quiet)

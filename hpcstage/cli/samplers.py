@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hpcstage.errors import UsageError
 
 if TYPE_CHECKING:
-    from hpcstage.plan.readings import Asked
+    from hpcstage.plan.order.readings import Asked
 
 _ONLY = {
     "ranks": ("distributed",),
@@ -35,7 +35,7 @@ def asked(given: Mapping[str, Any], epochs: int | None) -> Asked | None:
             raise UsageError(f"{flag} needs --sampler {' or '.join(samplers)}", f"add it, or leave out {flag}")
     if sampler is None:
         return None
-    from hpcstage.plan.readings import Asked
+    from hpcstage.plan.order.readings import Asked
 
     if given.get("drop_last") and given.get("batch") is None:
         raise UsageError("--drop-last needs the size of a batch", "add --batch N")

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 from hpcstage.daemon.main import Daemon
-from hpcstage.daemon.server import allow_many_connections
-from hpcstage.daemon.spec import DaemonSpec
+from hpcstage.daemon.process.server import allow_many_connections
 from hpcstage.ending import end
+from hpcstage.protocol.daemonspec import DaemonSpec
 
 
 def main(arguments: list[str]) -> int:

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcstage.daemon.copier import CopierSettings
-from hpcstage.daemon.engine import Engine
-from hpcstage.daemon.pool import Pool
-from hpcstage.daemon.queue import Place, Queue
-from hpcstage.daemon.stats import Totals
-from hpcstage.daemon.store import Store, budget
-from hpcstage.plan.manifest import Manifest
+from hpcstage.daemon.copying.copier import CopierSettings
+from hpcstage.daemon.copying.engine import Engine
+from hpcstage.daemon.copying.pool import Pool
+from hpcstage.daemon.queue.queue import Place, Queue
+from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.types import Budget
+from hpcstage.store.counters import Totals
+from hpcstage.store.directory import Store, budget
 
 
 @dataclass(frozen=True)

@@ -16,30 +16,33 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from hpcstage.daemon import bytecode, lists, nodepart, signals, store
-from hpcstage.daemon.alone import Reopened
-from hpcstage.daemon.copier import CopierSettings
-from hpcstage.daemon.descriptors import Descriptors
-from hpcstage.daemon.engine import Busy
-from hpcstage.daemon.events import Events
-from hpcstage.daemon.helpers import Helpers
-from hpcstage.daemon.looks import Looks
-from hpcstage.daemon.ordering import TRACE_HELPER
-from hpcstage.daemon.page import Page
-from hpcstage.daemon.pool import Pool
+from hpcstage.daemon import part as nodepart
+from hpcstage.daemon.copying.alone import Reopened
+from hpcstage.daemon.copying.copier import CopierSettings
+from hpcstage.daemon.copying.engine import Busy
+from hpcstage.daemon.copying.pool import Pool
 from hpcstage.daemon.preparing import DIRECT_MODE, PLAN_HELPER
-from hpcstage.daemon.proc import descendants
-from hpcstage.daemon.queue import Place
-from hpcstage.daemon.sampler import Reading, Sampler
-from hpcstage.daemon.server import Reply, Server, open_listener
-from hpcstage.daemon.spec import DaemonSpec
+from hpcstage.daemon.process import bytecode, signals
+from hpcstage.daemon.process.descriptors import Descriptors
+from hpcstage.daemon.process.events import Events
+from hpcstage.daemon.process.helpers import Helpers
+from hpcstage.daemon.process.looks import Looks
+from hpcstage.daemon.process.page import Page
+from hpcstage.daemon.process.proc import descendants
+from hpcstage.daemon.process.server import Reply, Server, open_listener
+from hpcstage.daemon.process.wrappers import Wrappers
+from hpcstage.daemon.queue.queue import Place
+from hpcstage.daemon.reading import lists
+from hpcstage.daemon.reading.ordering import TRACE_HELPER
+from hpcstage.daemon.reading.watch import Watch
 from hpcstage.daemon.staging import Staging
-from hpcstage.daemon.stats import Totals
-from hpcstage.daemon.watch import Watch
-from hpcstage.daemon.wrappers import Wrappers
+from hpcstage.daemon.telemetry import Reading, Sampler
 from hpcstage.errors import HpcstageError
-from hpcstage.job import nodedir
-from hpcstage.wire import END, LANDED, MANIFEST_FILE, Answer, Kind, Layer, Reason, State
+from hpcstage.node import directory as nodedir
+from hpcstage.protocol.daemonspec import DaemonSpec
+from hpcstage.protocol.shim import END, LANDED, MANIFEST_FILE, Answer, Kind, Layer, Reason, State
+from hpcstage.store import directory
+from hpcstage.store.counters import Totals
 
 TICK_S = 1.0
 PART_EVERY_S = 10.0
@@ -66,7 +69,7 @@ class Daemon:
         self.page = Page(self.node_dir / "page")
         self.helpers = Helpers(umask)
         self.events = Events(self.node_dir / "events")
-        store.Store(self.node_dir).make()
+        directory.Store(self.node_dir).make()
         self.pool = self._fork_copiers()
         self.server = Server(open_listener(f"{spec.node_dir}/sock", spec.listen_fd), self.selector, self)
         self.watch = Watch(self.node_dir, self.page, self.started)
@@ -333,7 +336,7 @@ class Daemon:
             self.pool.close(POOL_END_S)
         self._guarded(lambda: self.helpers.wait(_SWEEP, SWEEP_END_S))
         self.helpers.close()
-        store.remove_tree(self._out_of_sight(), last=("lock",))
+        directory.remove_tree(self._out_of_sight(), last=("lock",))
         self.server.close_all()
 
     def _stop_answering(self) -> None:
@@ -378,7 +381,7 @@ def _hurry() -> None:
 def _remove_all(paths: list[Path]) -> bytes:
     os.nice(19 - os.nice(0))
     for path in paths:
-        store.remove_tree(path)
+        directory.remove_tree(path)
     return b""
 
 

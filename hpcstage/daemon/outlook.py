@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hpcstage.daemon.scanning import Scanned
+from hpcstage.daemon.reading.scanning import Scanned
 from hpcstage.plan.types import Budget
 
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from hpcstage.daemon import scanning
-from hpcstage.daemon.helpers import Helpers
 from hpcstage.daemon.outlook import Outlook
-from hpcstage.daemon.scanning import AUTO_MODE, Scanned
-from hpcstage.daemon.spec import DaemonSpec
-from hpcstage.plan.manifest import Manifest
+from hpcstage.daemon.process.helpers import Helpers
+from hpcstage.daemon.reading import scanning
+from hpcstage.daemon.reading.scanning import AUTO_MODE, Scanned
+from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.types import Order
+from hpcstage.protocol.daemonspec import DaemonSpec
 
 DIRECT_MODE = "direct"
 SCAN_HELPER = "scan"

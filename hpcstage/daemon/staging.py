@@ -12,34 +12,34 @@ import time
 from collections.abc import Callable, Collection, Container
 from pathlib import Path
 
-from hpcstage.daemon import store
-from hpcstage.daemon.answers import Answers
-from hpcstage.daemon.changes import Changes
-from hpcstage.daemon.copyfile import Status
-from hpcstage.daemon.engine import Engine
-from hpcstage.daemon.events import EventKind, Events
-from hpcstage.daemon.groupqueue import GroupQueue
-from hpcstage.daemon.helpers import Helpers
-from hpcstage.daemon.inodes import Inodes
-from hpcstage.daemon.little import Little
-from hpcstage.daemon.messages import Result
-from hpcstage.daemon.nodegroup import NodeGroup
-from hpcstage.daemon.ordering import Ordering
+from hpcstage.daemon.copying.changes import Changes
+from hpcstage.daemon.copying.engine import Engine
+from hpcstage.daemon.copying.inodes import Inodes
+from hpcstage.daemon.copying.messages import Result
+from hpcstage.daemon.copying.pool import Pool
+from hpcstage.daemon.copying.writes import Writes
 from hpcstage.daemon.outlook import Outlook
-from hpcstage.daemon.page import Page
-from hpcstage.daemon.peers import Peers
-from hpcstage.daemon.pool import Pool
+from hpcstage.daemon.peers.nodegroup import NodeGroup
+from hpcstage.daemon.peers.peers import Peers
 from hpcstage.daemon.preparing import DIRECT_MODE, Preparing
-from hpcstage.daemon.queue import FINAL, Place, Queue, Verdict
-from hpcstage.daemon.scanning import AUTO_MODE
-from hpcstage.daemon.server import Reply
-from hpcstage.daemon.spec import DaemonSpec
-from hpcstage.daemon.watch import Watch
-from hpcstage.daemon.writes import Writes
-from hpcstage.plan.manifest import Manifest
-from hpcstage.plan.placement import Kind
+from hpcstage.daemon.process.events import EventKind, Events
+from hpcstage.daemon.process.helpers import Helpers
+from hpcstage.daemon.process.page import Page
+from hpcstage.daemon.process.server import Reply
+from hpcstage.daemon.queue.answers import Answers
+from hpcstage.daemon.queue.groupqueue import GroupQueue
+from hpcstage.daemon.queue.little import Little
+from hpcstage.daemon.queue.queue import FINAL, Place, Queue, Verdict
+from hpcstage.daemon.reading.ordering import Ordering
+from hpcstage.daemon.reading.scanning import AUTO_MODE
+from hpcstage.daemon.reading.watch import Watch
+from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.plan.placement.placements import Kind
 from hpcstage.plan.types import Order
-from hpcstage.wire import Answer, Reason, State
+from hpcstage.protocol.daemonspec import DaemonSpec
+from hpcstage.protocol.shim import Answer, Reason, State
+from hpcstage.store import directory
+from hpcstage.store.copyfile import Status
 
 EARLY_S = 0.5
 """So long after the start a want waits for the end of the scan; later, and where a probe follows the scan, the program
@@ -64,7 +64,7 @@ class Staging:
     ) -> None:
         self.spec = spec
         self.node_dir = Path(spec.node_dir)
-        self.store = store.Store(self.node_dir, self._stuck)
+        self.store = directory.Store(self.node_dir, self._stuck)
         self._page = page
         self._helpers = helpers
         self.pool = pool
@@ -139,7 +139,7 @@ class Staging:
     def _queue(self, manifest: Manifest, order: Order, directories: int) -> Queue:
         spec = self.spec
         if self.group is None:
-            limit = store.budget(
+            limit = directory.budget(
                 self.node_dir, spec.budget_bytes, spec.budget_inodes, spec.budget_part, spec.budget_part_why
             )
         else:

@@ -179,7 +179,7 @@ def _run(mode: str, storage: Storage, work: Path, local: Path) -> dict[str, Any]
 
 
 def _show(records: list[dict[str, Any]], weights: list[Path], say: Say) -> int:
-    from hpcstage.report.sidebyside import side_by_side
+    from hpcstage.report.terminal.sidebyside import side_by_side
 
     say("")
     for line in side_by_side(records).splitlines():

@@ -13,20 +13,20 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from hpcstage.record import coverage, totals, virtual
-from hpcstage.record.alive import Life
-from hpcstage.record.contention import contention_of
-from hpcstage.record.digest import Digest, digest_of
-from hpcstage.record.group import group_of
-from hpcstage.record.nodes import rows_of
-from hpcstage.record.notes import notes_of
-from hpcstage.record.order import order_of
-from hpcstage.record.part import DatasetPart, NodePart, RunPart
-from hpcstage.record.problems import ended, problems_of
-from hpcstage.record.roster import State, expected, is_left_over, names_of, without_part
-from hpcstage.record.savings import savings_of
-from hpcstage.record.series import Together, series_of
-from hpcstage.record.timesplit import time_split
+from hpcstage.record.figures import coverage, totals, virtual
+from hpcstage.record.figures.contention import contention_of
+from hpcstage.record.figures.digest import Digest, digest_of
+from hpcstage.record.figures.order import order_of
+from hpcstage.record.figures.savings import savings_of
+from hpcstage.record.figures.series import Together, series_of
+from hpcstage.record.figures.timesplit import time_split
+from hpcstage.record.nodes.group import group_of
+from hpcstage.record.nodes.sidebyside import rows_of
+from hpcstage.record.notes.notes import notes_of
+from hpcstage.record.notes.problems import ended, problems_of
+from hpcstage.record.parts.alive import Life
+from hpcstage.record.parts.part import DatasetPart, NodePart, RunPart
+from hpcstage.record.parts.roster import State, expected, is_left_over, names_of, without_part
 
 SCHEMA_VERSION = "1.2"
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from hpcstage.errors import NoResult
-from hpcstage.record import alive
 from hpcstage.record.compose import SCHEMA_VERSION, compose
-from hpcstage.record.part import NodePart, RunPart
+from hpcstage.record.parts import alive
+from hpcstage.record.parts.part import NodePart, RunPart
 
 RECORD = "run.json"
 RUN_PART = "run.part.json"

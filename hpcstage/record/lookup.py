@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hpcstage.errors import NoResult
-from hpcstage.record import index
 from hpcstage.record.files import RECORD, RUN_PART
+from hpcstage.record.parts import index
 
 RUNS = "hpcstage-runs"
 

@@ -17,8 +17,8 @@ import torch
 from torch.utils.data import ConcatDataset, Subset
 
 from hpcstage.errors import HpcstageError
-from hpcstage.plan.manifest import Manifest
-from hpcstage.wire import HOLDINGS_FILE, HOLDINGS_HEADER, HOLDINGS_MAGIC, MANIFEST_FILE, Holding
+from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.protocol.shim import HOLDINGS_FILE, HOLDINGS_HEADER, HOLDINGS_MAGIC, MANIFEST_FILE, Holding
 
 NODE_DIR = "HPCSTAGE_NODE_DIR"
 _ATTRIBUTES = ("samples", "imgs", "paths", "files")

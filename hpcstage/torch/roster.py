@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hpcstage.protocol.shim import Holding
 from hpcstage.torch.holdings import NodeHoldings
 from hpcstage.torch.shares import NOBODY, Held
-from hpcstage.wire import Holding
 
 _HEAD_BYTES = 9
 """The epoch in eight, and whether the rank knows what its node holds."""

@@ -19,11 +19,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hpcstage import wire
-from hpcstage.daemon.spec import DaemonSpec
-from hpcstage.launch import page
-from hpcstage.plan.datasets import resolve
-from hpcstage.record.part import NodePart
+from hpcstage.node import page
+from hpcstage.plan.dataset.datasets import resolve
+from hpcstage.protocol import shim
+from hpcstage.protocol.daemonspec import DaemonSpec
+from hpcstage.record.parts.part import NodePart
 
 REPO = Path(__file__).resolve().parents[2]
 DEADLINE_S = 30.0
@@ -56,14 +56,14 @@ class Client:
 
     @staticmethod
     def send(connection: socket.socket, kind: int, payload: bytes = b"") -> None:
-        connection.send(wire.REQUEST.pack(wire.VERSION, kind, 0, os.getpid()) + payload)
+        connection.send(shim.REQUEST.pack(shim.VERSION, kind, 0, os.getpid()) + payload)
 
     @staticmethod
-    def receive(connection: socket.socket) -> tuple[wire.Answer, wire.Reason, int]:
+    def receive(connection: socket.socket) -> tuple[shim.Answer, shim.Reason, int]:
         data = connection.recv(100)
         assert data, "the daemon closed the connection without an answer"
-        _, answer, reason, value = wire.REPLY.unpack(data)
-        return wire.Answer(answer), wire.Reason(reason), value
+        _, answer, reason, value = shim.REPLY.unpack(data)
+        return shim.Answer(answer), shim.Reason(reason), value
 
     def ask(self, kind: int, payload: bytes = b"", connection: socket.socket | None = None):
         own = connection or self.connect()
@@ -74,8 +74,8 @@ class Client:
             if connection is None:
                 own.close()
 
-    def want(self, path: Path | bytes) -> tuple[wire.Answer, wire.Reason]:
-        return self.ask(wire.Kind.WANT, os.fsencode(path))[:2]
+    def want(self, path: Path | bytes) -> tuple[shim.Answer, shim.Reason]:
+        return self.ask(shim.Kind.WANT, os.fsencode(path))[:2]
 
 
 class DaemonProcess(Client):
@@ -102,25 +102,25 @@ class DaemonProcess(Client):
 
     def attach(self, child_pid: int = 0) -> DaemonProcess:
         self.wrapper = self.connect()
-        answer, _, _ = self.ask(wire.Kind.ATTACH, child_pid.to_bytes(4, "little"), self.wrapper)
-        assert answer is wire.Answer.DONE
+        answer, _, _ = self.ask(shim.Kind.ATTACH, child_pid.to_bytes(4, "little"), self.wrapper)
+        assert answer is shim.Answer.DONE
         return self
 
     def staged(self) -> None:
         try:
-            assert self.ask(wire.Kind.STAGED, b"", self.wrapper)[0] is wire.Answer.DONE
+            assert self.ask(shim.Kind.STAGED, b"", self.wrapper)[0] is shim.Answer.DONE
         except BrokenPipeError:
             pytest.fail(f"the daemon has ended early: {self.process.poll()}\n{self.log_text()}")
 
-    def state(self) -> wire.State:
-        return wire.State(self.ask(wire.Kind.STATUS)[2])
+    def state(self) -> shim.State:
+        return shim.State(self.ask(shim.Kind.STATUS)[2])
 
     def wait_for_scan(self) -> None:
-        wait_until(lambda: self.state() not in (wire.State.STARTING, wire.State.SCANNING))
+        wait_until(lambda: self.state() not in (shim.State.STARTING, shim.State.SCANNING))
 
     def end(self) -> NodePart:
-        answer, _, _ = self.ask(wire.Kind.END, (0).to_bytes(4, "little"), self.wrapper)
-        assert answer is wire.Answer.LAST
+        answer, _, _ = self.ask(shim.Kind.END, (0).to_bytes(4, "little"), self.wrapper)
+        assert answer is shim.Answer.LAST
         assert self.wrapper.recv(10) == b"", "end of file once the node directory is gone"
         assert not self.node_dir.exists()
         assert self.process.wait(DEADLINE_S) == 0
@@ -141,13 +141,13 @@ class DaemonProcess(Client):
 
     def gate(self) -> tuple[int, int, int, int]:
         """The words of the page that say whether copies are opened."""
-        data = (self.node_dir / "page").read_bytes()[wire.GATE_OFFSET : wire.GATE_OFFSET + wire.GATE_BYTES]
+        data = (self.node_dir / "page").read_bytes()[shim.GATE_OFFSET : shim.GATE_OFFSET + shim.GATE_BYTES]
         return struct.unpack("<4I", data)
 
     def poke(self, word: int, value: int) -> None:
         """Sets one of them, as a program does."""
         with (self.node_dir / "page").open("r+b") as file:
-            file.seek(wire.GATE_OFFSET + 4 * word)
+            file.seek(shim.GATE_OFFSET + 4 * word)
             file.write(struct.pack("<I", value))
 
     def watches(self) -> bool:

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from daemon_process import REPO, DaemonProcess, wait_until
 
-from hpcstage.group.spec import GroupSpec, Member
-from hpcstage.record.part import NodePart
+from hpcstage.protocol.exchangespec import GroupSpec, Member
+from hpcstage.record.parts.part import NodePart
 
 MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
 
@@ -28,7 +28,7 @@ class World:
         spec = path / f"group{generation}.json"
         GroupSpec(generation, members).save(spec)
         self.log_path = path / f"group{generation}.log"
-        command = [str(MPIEXEC), "-n", str(len(daemons)), sys.executable, "-m", "hpcstage.group", os.fspath(spec)]
+        command = [str(MPIEXEC), "-n", str(len(daemons)), sys.executable, "-m", "hpcstage.exchange", os.fspath(spec)]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 command,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcstage.daemon.alone import FIRST_S, LEAST_FILES, MOST_S, Alone, reopen
-from hpcstage.daemon.copyfile import Status
-from hpcstage.daemon.messages import Result
+from hpcstage.daemon.copying.alone import FIRST_S, LEAST_FILES, MOST_S, Alone, reopen
+from hpcstage.daemon.copying.messages import Result
+from hpcstage.store.copyfile import Status
 
 MS = 1_000_000
 

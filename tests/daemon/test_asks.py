@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcstage.daemon.asks import (
+from hpcstage.daemon.peers.requests import (
     FIRST_FILES,
     LEAST_FILES,
     LONG_S,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hpcstage.daemon.attributes import Attributes, Table
-from hpcstage.plan.manifest import Manifest
+from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.types import Dataset, Entry, Kind
-from hpcstage.wire import (
+from hpcstage.protocol.shim import (
     ATTRIBUTES_FACTOR,
     ATTRIBUTES_FILE,
     ATTRIBUTES_HEADER,
@@ -17,6 +16,7 @@ from hpcstage.wire import (
     ATTRIBUTES_ROW,
     ATTRIBUTES_ROW_BYTES,
 )
+from hpcstage.store.attributes import Attributes, Table
 
 
 def entry(path: Path, name: bytes = b"", **changed: int) -> Entry:

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from daemon_process import start_daemon, wait_until  # noqa: F401
 
-from hpcstage.daemon import bytecode
+from hpcstage.daemon.process import bytecode
 
 FILL = """
 import sys
 from pathlib import Path
-from hpcstage.daemon import bytecode
+from hpcstage.daemon.process import bytecode
 shim, package = Path(sys.argv[1]), Path(sys.argv[2])
 names = bytecode.missing(shim)
 bytecode.fill(shim, names, package)

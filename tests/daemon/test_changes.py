@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from daemon_process import start_daemon, wait_until  # noqa: F401
 
-from hpcstage.daemon import changes
-from hpcstage.launch import shimdir
-from hpcstage.plan.datasets import resolve
-from hpcstage.plan.scan import scan
-from hpcstage.wire import Answer, Reason
+from hpcstage.daemon.copying import changes
+from hpcstage.node import shimdir
+from hpcstage.plan.dataset.datasets import resolve
+from hpcstage.plan.dataset.scan import scan
+from hpcstage.protocol.shim import Answer, Reason
 
 WAYS = {
     "redirection": "echo new > a/file",

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from hpcstage.daemon import copyfile
-from hpcstage.plan.datasets import resolve
-from hpcstage.plan.scan import scan
+from hpcstage.plan.dataset.datasets import resolve
+from hpcstage.plan.dataset.scan import scan
+from hpcstage.store import copyfile
 
 pytestmark = pytest.mark.skipif(not copyfile.HAS_TURNS, reason="the C function was not built")
 HELP = """
 import os, sys, threading, time
 from pathlib import Path
-from hpcstage.daemon import _copy, copier, copyfile
-from hpcstage.daemon.messages import COMMAND, RESULT, Op
-from hpcstage.daemon.stats import StatsArea
+from hpcstage.store import _copy, copyfile; from hpcstage.daemon.copying import copier
+from hpcstage.daemon.copying.messages import COMMAND, RESULT, Op
+from hpcstage.store.counters import StatsArea
 
 def until(condition):
     deadline = time.monotonic() + 20

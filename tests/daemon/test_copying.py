@@ -17,15 +17,15 @@ import psutil
 import pytest
 from conftest import wait_for
 
-from hpcstage.daemon import bigcopy, copyfile
-from hpcstage.daemon.copier import CopierSettings
 from hpcstage.daemon.copyall import copy_all
-from hpcstage.daemon.copyfile import Job, Outcome, Status, Worker
-from hpcstage.daemon.stats import StatsArea
-from hpcstage.plan.datasets import resolve
-from hpcstage.plan.manifest import Manifest
-from hpcstage.plan.scan import scan
+from hpcstage.daemon.copying.copier import CopierSettings
+from hpcstage.plan.dataset.datasets import resolve
+from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.plan.dataset.scan import scan
 from hpcstage.plan.types import Budget
+from hpcstage.store import copyfile, largecopy
+from hpcstage.store.copyfile import Job, Outcome, Status, Worker
+from hpcstage.store.counters import StatsArea
 
 native = pytest.mark.parametrize(
     "native",
@@ -324,7 +324,7 @@ def test_both_ways_count_alike(tmp_path, local_dir):
 
 def test_a_big_copy_that_cannot_begin_says_why(tmp_path, local_dir):
     worker = Worker(StatsArea(1).thread(0))
-    big = bigcopy.BigCopy(0, Job(b"/nonexistent/x", b"t", b"target"), None, 0, lambda _: None)
+    big = largecopy.BigCopy(0, Job(b"/nonexistent/x", b"t", b"target"), None, 0, lambda _: None)
     assert not big.open(worker)
     assert big.outcome.status is Status.SOURCE_ERROR
     assert not big.work(worker)

@@ -14,8 +14,8 @@ import pytest
 from daemon_process import start_daemon, wait_until  # noqa: F401
 
 from hpcstage.daemon.main import POOL_END_S
-from hpcstage.job import nodedir
 from hpcstage.job.localdir import LocalDir
+from hpcstage.node import directory as nodedir
 
 MOVED_FROM, MOVED_TO, DELETED, QUEUE_OVERFLOW = 0x40, 0x80, 0x200, 0x4000
 HEAD = struct.Struct("iIII")

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from daemon_process import same, start_daemon, wait_until  # noqa: F401
 
-from hpcstage.wire import Answer, Kind, Reason, State
+from hpcstage.protocol.shim import Answer, Kind, Reason, State
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root to mount")
 

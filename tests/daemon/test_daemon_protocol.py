@@ -12,10 +12,10 @@ import sys
 import pytest
 from daemon_process import Client, same, start_daemon, wait_until  # noqa: F401
 
-from hpcstage import wire
-from hpcstage.daemon import events
-from hpcstage.plan import planfile
-from hpcstage.wire import Answer, Kind, Reason, State
+from hpcstage.daemon.process import events
+from hpcstage.preview import planfile
+from hpcstage.protocol import shim
+from hpcstage.protocol.shim import Answer, Kind, Reason, State
 
 
 def files_of(root):
@@ -151,23 +151,23 @@ def test_strange_requests_are_refused(start_daemon, make_tree):
 
 def test_slots_of_the_python_layer(start_daemon, make_tree):
     daemon = start_daemon(make_tree(), "direct").attach()
-    first = daemon.ask(Kind.HELLO, bytes([wire.Layer.PYTHON, 3, 11]))[2]
-    second = daemon.ask(Kind.HELLO, bytes([wire.Layer.PYTHON, 3, 11]))[2]
-    assert (first, second) == (wire.PYTHON_SLOTS_FROM, wire.PYTHON_SLOTS_FROM + 1)
-    assert daemon.ask(Kind.HELLO, bytes([wire.Layer.NATIVE, 3, 11]))[2] == 0
+    first = daemon.ask(Kind.HELLO, bytes([shim.Layer.PYTHON, 3, 11]))[2]
+    second = daemon.ask(Kind.HELLO, bytes([shim.Layer.PYTHON, 3, 11]))[2]
+    assert (first, second) == (shim.PYTHON_SLOTS_FROM, shim.PYTHON_SLOTS_FROM + 1)
+    assert daemon.ask(Kind.HELLO, bytes([shim.Layer.NATIVE, 3, 11]))[2] == 0
     daemon.end()
 
 
 def test_what_the_page_says_is_in_the_part(start_daemon, make_tree):
     daemon = start_daemon(make_tree(), "direct").attach()
-    at = wire.PAGE_HEADER_BYTES + wire.SLOT_BYTES
+    at = shim.PAGE_HEADER_BYTES + shim.SLOT_BYTES
     with (daemon.node_dir / "page").open("r+b") as page:
-        page.seek(wire.NEXT_NATIVE_OFFSET)
+        page.seek(shim.NEXT_NATIVE_OFFSET)
         page.write(struct.pack("<I", 2))
         page.seek(at)
-        page.write(wire.SLOT_HEAD.pack(4711, wire.Layer.NATIVE, 3 << 8 | 12, 1, 10**9))
-        for counter, value in ((wire.Counter.SOURCE_OPENS, 5), (wire.Counter.DIRECT_BASE + Reason.LATER, 2)):
-            page.seek(at + wire.COUNTERS_OFFSET + 8 * counter)
+        page.write(shim.SLOT_HEAD.pack(4711, shim.Layer.NATIVE, 3 << 8 | 12, 1, 10**9))
+        for counter, value in ((shim.Counter.SOURCE_OPENS, 5), (shim.Counter.DIRECT_BASE + Reason.LATER, 2)):
+            page.seek(at + shim.COUNTERS_OFFSET + 8 * counter)
             page.write(struct.pack("<Q", value))
     part = daemon.end()
     process = next(p for p in part.processes if p.pid == 4711)
@@ -262,7 +262,7 @@ def test_another_user_is_refused(start_daemon, make_tree):
         "s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.connect(sys.argv[1]);"
         "s.send(bytes.fromhex(sys.argv[2])); print(s.recv(100)[1])"
     )
-    request = wire.REQUEST.pack(wire.VERSION, Kind.STATUS, 0, 1).hex()
+    request = shim.REQUEST.pack(shim.VERSION, Kind.STATUS, 0, 1).hex()
     done = subprocess.run(
         ["/usr/bin/python3", "-c", code, os.fspath(daemon.sock), request],
         capture_output=True,

@@ -12,20 +12,20 @@ import pytest
 from daemon_process import same, start_daemon, wait_until  # noqa: F401
 from immutability import immutable
 
-from hpcstage.daemon import inodes
-from hpcstage.daemon.copier import CopierSettings
 from hpcstage.daemon.copyall import run_to_end
-from hpcstage.daemon.engine import Engine
-from hpcstage.daemon.helpers import Helpers
-from hpcstage.daemon.inodes import Inodes
-from hpcstage.daemon.pool import Pool
-from hpcstage.daemon.queue import Queue
-from hpcstage.daemon.store import Store
-from hpcstage.daemon.writes import HELPER, MANY, Writes
-from hpcstage.plan.datasets import resolve
-from hpcstage.plan.scan import scan
+from hpcstage.daemon.copying import inodes
+from hpcstage.daemon.copying.copier import CopierSettings
+from hpcstage.daemon.copying.engine import Engine
+from hpcstage.daemon.copying.inodes import Inodes
+from hpcstage.daemon.copying.pool import Pool
+from hpcstage.daemon.copying.writes import HELPER, MANY, Writes
+from hpcstage.daemon.process.helpers import Helpers
+from hpcstage.daemon.queue.queue import Queue
+from hpcstage.plan.dataset.datasets import resolve
+from hpcstage.plan.dataset.scan import scan
 from hpcstage.plan.types import Budget
-from hpcstage.wire import CAUGHT_UP, CLOSED, GIVEN_UP, HELD, LANDED, Answer, Kind, Reason, State
+from hpcstage.protocol.shim import CAUGHT_UP, CLOSED, GIVEN_UP, HELD, LANDED, Answer, Kind, Reason, State
+from hpcstage.store.directory import Store
 
 
 def test_a_staged_copy_is_dropped(start_daemon, make_tree):

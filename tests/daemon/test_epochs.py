@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcstage.daemon import arrays, epochs
-from hpcstage.daemon.epochs import Job
-from hpcstage.daemon.learn import Listed, Table
-from hpcstage.daemon.streams import Stream, Who
-from hpcstage.plan.manifest import Manifest
-from hpcstage.plan.sampling import Distributed
+from hpcstage.daemon.reading import arrays, epochs
+from hpcstage.daemon.reading.epochs import Job
+from hpcstage.daemon.reading.learn import Listed, Table
+from hpcstage.daemon.reading.streams import Stream, Who
+from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.plan.order.sampling import Distributed
 from hpcstage.plan.types import Dataset, Entry, Kind
-from hpcstage.wire import EPOCH, EPOCH_ENDED
+from hpcstage.protocol.shim import EPOCH, EPOCH_ENDED
 
 DATASET = Dataset("0-data", Kind.DIRECTORY, b"/src/data", (b"/alias",), ("/src/data",))
 FILES = 12

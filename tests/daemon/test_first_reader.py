@@ -10,18 +10,18 @@ import pytest
 from daemon_process import same, start_daemon  # noqa: F401
 from group_process import nodes, total  # noqa: F401
 
-from hpcstage.daemon import events
-from hpcstage.daemon.epochs import Announced
-from hpcstage.daemon.firstreader import FirstReader, compute, node_of
-from hpcstage.daemon.helpers import Helpers
-from hpcstage.daemon.learn import Table
-from hpcstage.daemon.routes import Members, make
-from hpcstage.daemon.streams import Who
-from hpcstage.plan.placement import Kind, Node, place
-from hpcstage.plan.sampling import Distributed
+from hpcstage.daemon.peers.firstreader import FirstReader, compute, node_of
+from hpcstage.daemon.peers.routes import Members, make
+from hpcstage.daemon.process import events
+from hpcstage.daemon.process.helpers import Helpers
+from hpcstage.daemon.reading.epochs import Announced
+from hpcstage.daemon.reading.learn import Table
+from hpcstage.daemon.reading.streams import Who
+from hpcstage.plan.order.sampling import Distributed
+from hpcstage.plan.placement.placements import Kind, Node, place
 from hpcstage.plan.types import Budget
-from hpcstage.wire import EPOCH, Answer
-from hpcstage.wire import Kind as Request
+from hpcstage.protocol.shim import EPOCH, Answer
+from hpcstage.protocol.shim import Kind as Request
 
 
 def files_of(root):

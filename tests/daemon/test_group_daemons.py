@@ -9,8 +9,8 @@ from array import array
 from daemon_process import same, start_daemon, wait_until  # noqa: F401
 from group_process import nodes, total  # noqa: F401
 
-from hpcstage.group import link
-from hpcstage.wire import EPOCH, Answer, Kind, Reason, State
+from hpcstage.protocol import exchange as link
+from hpcstage.protocol.shim import EPOCH, Answer, Kind, Reason, State
 
 
 def files_of(root):

@@ -12,7 +12,7 @@ import pytest
 from daemon_process import same, start_daemon, wait_until  # noqa: F401
 from group_process import nodes, total  # noqa: F401
 
-from hpcstage.wire import Answer, Reason, State
+from hpcstage.protocol.shim import Answer, Reason, State
 
 
 def files_of(root):
@@ -27,7 +27,7 @@ def exchanges(world):
     found = []
     for process in psutil.Process(world.process.pid).children(recursive=True):
         line = process.cmdline()
-        if "hpcstage.group" in line and "mpiexec" not in line[0]:
+        if "hpcstage.exchange" in line and "mpiexec" not in line[0]:
             found.append(process)
     return found
 

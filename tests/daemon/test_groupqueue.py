@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from array import array
 
-from hpcstage.daemon.groupqueue import GroupQueue
-from hpcstage.daemon.queue import Place, Verdict
-from hpcstage.daemon.sharedqueue import Share
-from hpcstage.daemon.transit import Transit, share_of
+from hpcstage.daemon.queue.groupqueue import GroupQueue
+from hpcstage.daemon.queue.passing import Transit, share_of
+from hpcstage.daemon.queue.queue import Place, Verdict
+from hpcstage.daemon.queue.sharedqueue import Share
 from hpcstage.plan.types import Budget
-from hpcstage.wire import Reason
+from hpcstage.protocol.shim import Reason
 
 PLENTY = Budget(1 << 60, 1 << 40)
 MANY = 1 << 50

@@ -6,12 +6,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hpcstage.daemon.groupqueue import GroupQueue
-from hpcstage.daemon.queue import FINAL, Place, Verdict
-from hpcstage.daemon.room import BLOCK_BYTES, blocks_bytes
-from hpcstage.daemon.sharedqueue import Share
+from hpcstage.daemon.queue.groupqueue import GroupQueue
+from hpcstage.daemon.queue.queue import FINAL, Place, Verdict
+from hpcstage.daemon.queue.room import BLOCK_BYTES, blocks_bytes
+from hpcstage.daemon.queue.sharedqueue import Share
 from hpcstage.plan.types import Budget
-from hpcstage.wire import Reason
+from hpcstage.protocol.shim import Reason
 
 SIZES = st.lists(st.integers(0, 3 * BLOCK_BYTES), min_size=1, max_size=24)
 PLENTY = Budget(1 << 40, 1 << 30)

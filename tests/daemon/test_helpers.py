@@ -7,7 +7,7 @@ import signal
 import psutil
 import pytest
 
-from hpcstage.daemon.helpers import Helpers
+from hpcstage.daemon.process.helpers import Helpers
 
 PATIENCE_S = 30.0
 

@@ -11,9 +11,9 @@ import pytest
 from daemon_process import DaemonProcess, start_daemon, wait_until  # noqa: F401
 from group_process import nodes  # noqa: F401
 
-from hpcstage.daemon.holdings import Holdings
-from hpcstage.plan.manifest import Manifest
-from hpcstage.wire import HOLDINGS_FILE, HOLDINGS_HEADER, HOLDINGS_MAGIC, Answer, Holding, Kind
+from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.protocol.shim import HOLDINGS_FILE, HOLDINGS_HEADER, HOLDINGS_MAGIC, Answer, Holding, Kind
+from hpcstage.store.holdings import Holdings
 
 
 def said(node_dir: Path) -> list[int]:

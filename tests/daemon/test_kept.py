@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcstage.daemon.kept import MOST_SAMPLES, NEAR, PLACES, Following, Keeping, Lead, positions
-from hpcstage.daemon.streams import Who
+from hpcstage.daemon.reading.kept import MOST_SAMPLES, NEAR, PLACES, Following, Keeping, Lead, positions
+from hpcstage.daemon.reading.streams import Who
 
 IDS = st.lists(st.integers(0, 12), max_size=25)
 

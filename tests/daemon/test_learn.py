@@ -7,7 +7,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcstage.daemon.learn import JUDGED_AFTER, MOST_COLUMNS, MOST_INDEX, NONE, Learner, Learnt, Listed, Table
+from hpcstage.daemon.reading.learn import JUDGED_AFTER, MOST_COLUMNS, MOST_INDEX, NONE, Learner, Learnt, Listed, Table
 
 SAMPLES = st.dictionaries(
     st.integers(0, 6000), st.lists(st.integers(0, 99), min_size=1, max_size=MOST_COLUMNS, unique=True), max_size=30

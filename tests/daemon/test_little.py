@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hpcstage.daemon.little import LEAST_MEAN_BYTES, LEAST_OPENS, LOOKS, Little
-from hpcstage.wire import COUNTERS, Counter
+from hpcstage.daemon.queue.little import LEAST_MEAN_BYTES, LEAST_OPENS, LOOKS, Little
+from hpcstage.protocol.shim import COUNTERS, Counter
 
 SIZE = 4 * LEAST_MEAN_BYTES
 

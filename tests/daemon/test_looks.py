@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from conftest import wait_for
 
-from hpcstage.daemon.looks import Looks, threads_of
+from hpcstage.daemon.process.looks import Looks, threads_of
 
 State = tuple[int, bool, bool, bool, bool]
 
@@ -53,7 +53,7 @@ def test_a_process_with_a_thread_that_runs_does_not_wait() -> None:
 @pytest.mark.parametrize("maps", [(True, False), (False, True), (False, False)])
 def test_a_page_fault_is_one_where_files_are_mapped(monkeypatch: pytest.MonkeyPatch, maps: tuple[bool, bool]) -> None:
     monkeypatch.setattr(
-        "hpcstage.daemon.looks.threads_of", lambda pid, most: "DS"
+        "hpcstage.daemon.process.looks.threads_of", lambda pid, most: "DS"
     )  # the kernel alone can put one there
     looks = Looks(lambda: iter([(os.getpid(), False, False, *maps)]), 0.0)
     for tenth in range(10, 60):

@@ -6,8 +6,8 @@ import mmap
 import os
 from pathlib import Path
 
-from hpcstage.daemon import openfiles
-from hpcstage.daemon.openfiles import in_turn, open_below
+from hpcstage.daemon.copying import openfiles
+from hpcstage.daemon.copying.openfiles import in_turn, open_below
 
 
 def test_open_and_mapped_files_below_a_directory(tmp_path: Path) -> None:

@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcstage import wire
-from hpcstage.daemon.opens import Lost, Marked, Opened, Opens, Ring, finder
-from hpcstage.daemon.ringlog import Damaged, Record, parse
-from hpcstage.launch import shimdir
-from hpcstage.plan.manifest import Manifest
+from hpcstage.daemon.reading.opens import Lost, Marked, Opened, Opens, Ring, finder
+from hpcstage.daemon.reading.ringlog import Damaged, Record, parse
+from hpcstage.node import shimdir
+from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.types import Dataset, Entry, Kind
+from hpcstage.protocol import shim
 
 DATASETS = [
     Dataset("0-data", Kind.DIRECTORY, b"/src/data", (), ("/src/data",)),
@@ -53,7 +53,7 @@ batches = st.lists(st.lists(records, max_size=40), max_size=8)
 @given(batches, st.integers(0, 2**40), st.booleans())
 def test_what_is_written_is_read(written: list[list[Any]], begin: int, near_end: bool) -> None:
     """From any position, so from any place in the data; also across 2**32, where the stamps begin again."""
-    at = begin * 8 if not near_end else (begin % 2**20 + 1) * wire.RING_DATA_BYTES - begin % 64 * 8
+    at = begin * 8 if not near_end else (begin % 2**20 + 1) * shim.RING_DATA_BYTES - begin % 64 * 8
     with tempfile.TemporaryDirectory() as directory:
         path = f"{directory}/1.ring"
         writer, ring = Writer(path.encode()), Ring(path)
@@ -78,7 +78,7 @@ def test_any_bytes_are_parsed_or_damaged(chunk: bytes, at: int) -> None:
 def test_an_incomplete_record_ends_it(written: list[Any], data: st.DataObject) -> None:
     chunk, ends = b"", [0]
     for kind, detail, ns, payload in written:
-        body = wire.RECORD.pack((len(chunk) + 1) % 2**32, len(payload), kind, detail, ns) + payload
+        body = shim.RECORD.pack((len(chunk) + 1) % 2**32, len(payload), kind, detail, ns) + payload
         chunk += body + bytes(-len(body) % 8)
         ends.append(len(chunk))
     gap = data.draw(st.integers(0, len(written) - 1))
@@ -89,12 +89,12 @@ def test_an_incomplete_record_ends_it(written: list[Any], data: st.DataObject) -
 
 def record(at: int, size: int, kind: int = 1) -> bytes:
     """The head of a record with nothing behind it."""
-    return wire.RECORD.pack(at + 1, size, kind, 0, 0)
+    return shim.RECORD.pack(at + 1, size, kind, 0, 0)
 
 
 @pytest.mark.parametrize(
     "chunk",
-    [record(0, 100), record(0, 65535), record(0, 0, wire.RECORD_PAD)],
+    [record(0, 100), record(0, 65535), record(0, 0, shim.RECORD_PAD)],
     ids=["longer than what was reserved", "longest", "padding without an end"],
 )
 def test_damaged(chunk: bytes) -> None:
@@ -112,7 +112,7 @@ def directory(tmp_path: Path) -> Path:
 def write(writer: Any, *indices: int) -> None:
     """Marks of dataset 1."""
     for index in indices:
-        writer.put(wire.RECORD_INDEX, 0, index + 1, wire.INDEX.pack(1, index))
+        writer.put(shim.RECORD_INDEX, 0, index + 1, shim.INDEX.pack(1, index))
 
 
 def nothing(path: bytes) -> None:
@@ -123,7 +123,7 @@ def test_a_damaged_ring_goes_on_behind_the_damage(directory: Path) -> None:
     writer = Writer(os.fsencode(directory / "3.ring"))
     opens = Opens(directory, lambda _: False)
     write(writer, 1, 2)
-    struct.pack_into("<H", writer._map, wire.RING_HEADER_BYTES + 4, 5000)
+    struct.pack_into("<H", writer._map, shim.RING_HEADER_BYTES + 4, 5000)
     assert opens.poll(nothing) == [Lost(3, 64)]
     write(writer, 3)
     assert opens.poll(nothing) == [Marked(3, 4, 1, 3)]
@@ -157,16 +157,16 @@ def test_events_are_kept_until_there_is_a_manifest(directory: Path) -> None:
     opens = Opens(directory, lambda _: False)
     write(writer, 1)
     assert opens.poll(None) == []
-    writer.put(wire.RECORD_OPEN, 1, 7, b"0-data/b")
+    writer.put(shim.RECORD_OPEN, 1, 7, b"0-data/b")
     assert opens.poll(None) == []
-    writer.put(wire.RECORD_OPEN, 0, 8, b"0-data/unknown")
+    writer.put(shim.RECORD_OPEN, 0, 8, b"0-data/unknown")
     ids = {b"0-data/b": 5}
     assert opens.poll(ids.get) == [Marked(3, 2, 1, 1), Opened(3, 7, 5, True)]
     opens.close()
 
 
 def test_much_is_left_for_the_next_poll(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcstage.daemon.opens.POLL_BYTES", 100)
+    monkeypatch.setattr("hpcstage.daemon.reading.opens.POLL_BYTES", 100)
     writers = [Writer(os.fsencode(directory / f"{slot}.ring")) for slot in (1, 2, 3)]
     opens = Opens(directory, lambda _: False)
     for writer in writers:
@@ -182,7 +182,7 @@ def test_much_is_left_for_the_next_poll(directory: Path, monkeypatch: pytest.Mon
 
 
 def test_rings_beyond_the_most_wait(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcstage.daemon.opens.MOST_RINGS", 2)
+    monkeypatch.setattr("hpcstage.daemon.reading.opens.MOST_RINGS", 2)
     for slot in (1, 2, 3):
         write(Writer(os.fsencode(directory / f"{slot}.ring")), slot)
     opens = Opens(directory, lambda _: True)

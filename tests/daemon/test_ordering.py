@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from daemon_process import DaemonProcess, start_daemon, wait_until  # noqa: F401
 
-from hpcstage import wire
-from hpcstage.daemon import events
-from hpcstage.launch import shimdir
-from hpcstage.plan import trace
-from hpcstage.plan.sampling import Distributed
-from hpcstage.wire import Answer, Kind
+from hpcstage.daemon.process import events
+from hpcstage.node import shimdir
+from hpcstage.plan.order import trace
+from hpcstage.plan.order.sampling import Distributed
+from hpcstage.protocol import shim
+from hpcstage.protocol.shim import Answer, Kind
 
 SLOW = {"max_rate_bytes_per_s": 500_000.0, "transfers": 1}
 KEY = 77
@@ -50,10 +50,10 @@ class Program:
         opens.mkdir(exist_ok=True)
         self.ring = Ring(os.fsencode(opens / f"{slot}.ring"))
         with (daemon.node_dir / "page").open("r+b") as page:
-            page.seek(wire.NEXT_NATIVE_OFFSET)
+            page.seek(shim.NEXT_NATIVE_OFFSET)
             page.write(struct.pack("<I", slot + 1))
-            page.seek(wire.PAGE_HEADER_BYTES + slot * wire.SLOT_BYTES)
-            page.write(wire.SLOT_HEAD.pack(os.getpid(), wire.Layer.NATIVE, 0, 0, 1))
+            page.seek(shim.PAGE_HEADER_BYTES + slot * shim.SLOT_BYTES)
+            page.write(shim.SLOT_HEAD.pack(os.getpid(), shim.Layer.NATIVE, 0, 0, 1))
 
     def announce(self, indices, table=(), *, columns=1, stream=1, key=KEY, formula=""):
         name = f"epoch-{stream}-{self.epochs}"
@@ -62,21 +62,21 @@ class Program:
         if table:
             table_name = f"table-{len(table) // columns}-{columns}-{hash(tuple(table)) & 0xFFFF:08x}"
             place(self.daemon, table_name, b"\0".join(os.fsencode(p) for p in table))
-        head = wire.EPOCH.pack(stream, self.epochs, columns if table else 0, 0, key)
+        head = shim.EPOCH.pack(stream, self.epochs, columns if table else 0, 0, key)
         self.epochs += 1
         names = b"\0".join((name.encode(), table_name.encode(), formula.encode()))
         assert self.daemon.ask(Kind.EPOCH, head + names)[0] is Answer.DONE
 
     def ended(self, stream=1, formula=""):
-        head = wire.EPOCH.pack(stream, 0, 0, wire.EPOCH_ENDED, 0)
+        head = shim.EPOCH.pack(stream, 0, 0, shim.EPOCH_ENDED, 0)
         assert self.daemon.ask(Kind.EPOCH, head + b"\0\0" + formula.encode())[0] is Answer.DONE
 
     def open(self, path: Path) -> None:
         below = os.fsencode(self.daemon.store(path).relative_to(self.daemon.node_dir / "store"))
-        self.ring.put(wire.RECORD_OPEN, 1, time.monotonic_ns(), below)
+        self.ring.put(shim.RECORD_OPEN, 1, time.monotonic_ns(), below)
 
     def sample(self, index: int, *paths: Path, key: int = KEY) -> None:
-        self.ring.put(wire.RECORD_INDEX, 0, time.monotonic_ns(), wire.INDEX.pack(key, index))
+        self.ring.put(shim.RECORD_INDEX, 0, time.monotonic_ns(), shim.INDEX.pack(key, index))
         for path in paths:
             self.open(path)
 
@@ -88,7 +88,7 @@ class Program:
 
 def logging(daemon: DaemonProcess) -> int:
     with (daemon.node_dir / "page").open("rb") as page:
-        page.seek(wire.LOGGING_OFFSET)
+        page.seek(shim.LOGGING_OFFSET)
         return struct.unpack("<I", page.read(4))[0]
 
 
@@ -348,7 +348,7 @@ def test_ranks_of_one_node(start_daemon, make_tree):
 def test_strange_announcements(start_daemon, make_tree):
     daemon = start_daemon(make_tree(), order="auto").attach()
     daemon.wait_for_scan()
-    head = wire.EPOCH.pack(1, 0, 1, 0, 0)
+    head = shim.EPOCH.pack(1, 0, 1, 0, 0)
     strange = [
         b"",
         head,

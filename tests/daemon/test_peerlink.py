@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from hpcstage.daemon.peerlink import MOST_OUT, PeerLink
-from hpcstage.group import link
+from hpcstage.daemon.peers.link import MOST_OUT, PeerLink
+from hpcstage.protocol import exchange
 
 
 class Side:
@@ -18,7 +18,7 @@ class Side:
     def __init__(self) -> None:
         own, self.other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.selector = selectors.DefaultSelector()
-        self.messages: list[link.Message] = []
+        self.messages: list[exchange.Message] = []
         self.ends: list[str] = []
         self.link = PeerLink(own, self.selector, self.messages.append, self.ends.append)
 
@@ -38,25 +38,25 @@ def side() -> Iterator[Side]:
 
 
 def test_messages_both_ways(side):
-    side.link.send(link.Fetch(3, (1, 2)))
-    assert link.unpack(side.other.recv(1000)) == link.Fetch(3, (1, 2))
-    side.other.send(link.pack(link.Gone(2)))
-    got = [link.Got(1, id_, 5, 6, 7, 8, 9) for id_ in range(3)]
-    side.other.send(next(link.pack_all(got)))
+    side.link.send(exchange.Fetch(3, (1, 2)))
+    assert exchange.unpack(side.other.recv(1000)) == exchange.Fetch(3, (1, 2))
+    side.other.send(exchange.pack(exchange.Gone(2)))
+    got = [exchange.Got(1, id_, 5, 6, 7, 8, 9) for id_ in range(3)]
+    side.other.send(next(exchange.pack_all(got)))
     side.turn()
-    assert side.messages == [link.Gone(2), *got]
+    assert side.messages == [exchange.Gone(2), *got]
     side.link.close()
     assert side.other.recv(10) == b""
     assert side.ends == []
 
 
 def test_what_has_no_room_goes_later_and_in_order(side):
-    sent = [link.Fetch(0, tuple(range(n, n + 1000))) for n in range(300)]
+    sent = [exchange.Fetch(0, tuple(range(n, n + 1000))) for n in range(300)]
     for message in sent:
         side.link.send(message)
     received = []
     while len(received) < len(sent):
-        received.append(link.unpack(side.other.recv(link.MAX_MESSAGE_BYTES)))
+        received.append(exchange.unpack(side.other.recv(exchange.MAX_MESSAGE_BYTES)))
         if not len(received) % 10:
             side.turn()
     assert received == sent
@@ -64,16 +64,16 @@ def test_what_has_no_room_goes_later_and_in_order(side):
 
 def test_an_exchange_that_does_not_read_is_given_up(side):
     for number in range(MOST_OUT + 2000):
-        side.link.send(link.Offer(number, link.Why.NONE, tuple(range(100))))
+        side.link.send(exchange.Offer(number, exchange.Why.NONE, tuple(range(100))))
         assert side.ends == [], "who sends is not interrupted"
     side.turn()
     assert side.ends == ["the exchange does not read what it is told"]
-    side.link.send(link.End())
+    side.link.send(exchange.End())
 
 
 def test_the_end_is_told_once(side):
     side.other.close()
-    side.link.send(link.End())
+    side.link.send(exchange.End())
     assert side.ends == []
     side.turn()
     assert len(side.ends) == 1

@@ -7,11 +7,11 @@ from array import array
 
 import pytest
 
-from hpcstage.daemon.large import MOST_TRIES
-from hpcstage.daemon.queue import LOOK_LIMIT, Place, Queue, Verdict
-from hpcstage.daemon.rates import Bucket
+from hpcstage.daemon.queue.large import MOST_TRIES
+from hpcstage.daemon.queue.queue import LOOK_LIMIT, Place, Queue, Verdict
+from hpcstage.daemon.queue.rates import Bucket
 from hpcstage.plan.types import Budget
-from hpcstage.wire import Reason
+from hpcstage.protocol.shim import Reason
 
 LARGE = 100 << 20
 PLENTY = Budget(1 << 60, 1 << 40)

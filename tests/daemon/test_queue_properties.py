@@ -6,10 +6,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hpcstage.daemon.queue import FINAL, Place, Queue, Verdict
-from hpcstage.daemon.room import BLOCK_BYTES, blocks_bytes
+from hpcstage.daemon.queue.queue import FINAL, Place, Queue, Verdict
+from hpcstage.daemon.queue.room import BLOCK_BYTES, blocks_bytes
 from hpcstage.plan.types import Budget
-from hpcstage.wire import Reason
+from hpcstage.protocol.shim import Reason
 
 SIZES = st.lists(st.integers(0, 5 * BLOCK_BYTES), min_size=1, max_size=30)
 

@@ -7,11 +7,11 @@ from array import array
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcstage.daemon.membership import Membership
-from hpcstage.daemon.routes import Members, make, transit_of
-from hpcstage.group import link
-from hpcstage.plan.placement import Kind
+from hpcstage.daemon.peers.membership import Membership
+from hpcstage.daemon.peers.routes import Members, make, transit_of
+from hpcstage.plan.placement.placements import Kind
 from hpcstage.plan.types import Budget
+from hpcstage.protocol import exchange
 
 PLENTY = Budget(1 << 40, 1 << 30)
 TIGHT = Budget(64 * 4096, 200)
@@ -76,9 +76,9 @@ def test_what_auto_means():
 def test_membership():
     nodes = Membership(1, 4)
     assert not nodes.leads
-    ready = [link.Node(index, 1 << 30, 1000, "h") for index in (1, 2, 3)]
-    assert not nodes.take(link.Ready(0, 1, 3, 0, tuple(ready[:1])))
-    assert nodes.take(link.Ready(0, 1, 3, 1, tuple(ready[1:])))
+    ready = [exchange.Node(index, 1 << 30, 1000, "h") for index in (1, 2, 3)]
+    assert not nodes.take(exchange.Ready(0, 1, 3, 0, tuple(ready[:1])))
+    assert nodes.take(exchange.Ready(0, 1, 3, 1, tuple(ready[1:])))
     assert nodes.leads, "node 0 is not there"
     assert nodes.to_json(nodes.members) == {"generations": 1, "size": 3, "missing": [0], "why": nodes.why}
     assert nodes.lose(3)

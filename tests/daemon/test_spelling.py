@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcstage.daemon import spelling
-from hpcstage.plan.datasets import resolve
-from hpcstage.plan.scan import scan
+from hpcstage.daemon.reading import spelling
+from hpcstage.plan.dataset.datasets import resolve
+from hpcstage.plan.dataset.scan import scan
 
 
 @pytest.fixture

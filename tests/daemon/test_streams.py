@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcstage.daemon.streams import MOST_STREAMS, Stream, Streams, Who, merge
+from hpcstage.daemon.reading.streams import MOST_STREAMS, Stream, Streams, Who, merge
 
 ORDERS = st.lists(st.lists(st.integers(0, 30), max_size=30), max_size=5)
 

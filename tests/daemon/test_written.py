@@ -8,9 +8,9 @@ import os
 from daemon_process import start_daemon, wait_until  # noqa: F401
 from group_process import nodes, total  # noqa: F401
 
-from hpcstage.daemon.written import Written
-from hpcstage.group import link
-from hpcstage.wire import LANDED, Answer, Kind, Reason
+from hpcstage.daemon.peers.invalidation import Written
+from hpcstage.protocol import exchange
+from hpcstage.protocol.shim import LANDED, Answer, Kind, Reason
 
 
 def files_of(root):
@@ -80,7 +80,7 @@ def test_a_directory_of_many_files(nodes, make_tree):
 
 def test_what_is_heard_early_counts_once_there_is_a_manifest() -> None:
     dropped: list[int] = []
-    said: list[link.Message] = []
+    said: list[exchange.Message] = []
     written = Written(dropped.extend)
     written.hear([3, 4])
     assert dropped == []
@@ -90,4 +90,4 @@ def test_what_is_heard_early_counts_once_there_is_a_manifest() -> None:
     written.tell([1, 2], None)
     written.connect(said.append)
     written.tell(range(7, 9), said.append)
-    assert said == [link.Written((1, 2)), link.Written((7, 8))]
+    assert said == [exchange.Written((1, 2)), exchange.Written((7, 8))]

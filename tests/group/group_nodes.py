@@ -45,7 +45,7 @@ class Group:
 
     def exchanges(self) -> list[psutil.Process]:
         found = psutil.Process(self.process.pid).children(recursive=True)
-        return [child for child in found if child.cmdline()[1:3] == ["-m", "hpcstage.group"]]
+        return [child for child in found if child.cmdline()[1:3] == ["-m", "hpcstage.exchange"]]
 
     def end(self) -> int:
         for node in self.nodes:

@@ -13,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.peernodes import Node, manifest_of
-from hpcstage.group import files
-from hpcstage.group.catalog import Catalog
-from hpcstage.group.frames import (
+from hpcstage.exchange.files import batch
+from hpcstage.exchange.files.reading import Outgoing
+from hpcstage.exchange.files.writing import Incoming
+from hpcstage.exchange.transport.buffers import Pool
+from hpcstage.exchange.transport.frames import (
     BUFFER_BYTES,
     MAX_ROWS,
     PIECE_BYTES,
@@ -27,14 +29,12 @@ from hpcstage.group.frames import (
     close_bundle,
     open_bundle,
 )
-from hpcstage.group.incoming import Incoming
-from hpcstage.group.link import Why
-from hpcstage.group.outgoing import Outgoing
-from hpcstage.group.pool import Pool
+from hpcstage.protocol.exchange import Why
+from hpcstage.store.catalog import Catalog
 
 U32 = st.integers(0, 2**32 - 1)
 FORMS = [
-    pytest.param(True, marks=pytest.mark.skipif(not files.HAS_NATIVE, reason="the extension is not built")),
+    pytest.param(True, marks=pytest.mark.skipif(not batch.HAS_NATIVE, reason="the extension is not built")),
     False,
 ]
 
@@ -42,7 +42,7 @@ FORMS = [
 @pytest.fixture(params=FORMS, ids=["c", "python"])
 def form(request, monkeypatch):
     if not request.param:
-        monkeypatch.setattr(files, "_files", None)
+        monkeypatch.setattr(batch, "_files", None)
     return request.param
 
 

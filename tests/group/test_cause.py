@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcstage.group.children import cause
+from hpcstage.lead.children import cause
 
 HYDRA = """
 ssh: connect to host node2 port 22: Connection refused
@@ -30,7 +30,7 @@ MPIDI_UCX_comm_addr_exchange(159).....:  ucx function returned with failed statu
 """
 PYTHON = """
 Traceback (most recent call last):
-  File "/home/error/hpcstage/group/mpi.py", line 91, in _initialised
+  File "/home/error/hpcstage/exchange/transport/mpi.py", line 91, in _initialised
     raise WorldError(f"cannot {name}")
 ImportError: libmpi.so.12: cannot open shared object file: No such file or directory
 ===================================================================================

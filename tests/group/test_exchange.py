@@ -13,9 +13,9 @@ pytest.importorskip("mpi4py", reason="needs mpi4py")
 from group_nodes import Group
 
 from benchmarks.peernodes import MPIEXEC, Node, manifest_of, serve
-from hpcstage.group import link
-from hpcstage.group.link import Why
-from hpcstage.group.spec import CONNECTED, GroupSpec, Member
+from hpcstage.protocol import exchange
+from hpcstage.protocol.exchange import Why
+from hpcstage.protocol.exchangespec import CONNECTED, GroupSpec, Member
 
 if not MPIEXEC.exists():
     pytest.skip("needs the mpiexec of mpi4py's MPI", allow_module_level=True)
@@ -97,10 +97,10 @@ def test_manifest_and_order_are_handed_on(group, count):
     one.start().ready()
     size = (one.nodes[0].path / "manifest.bin").stat().st_size
     assert size > 3 * MB
-    one.nodes[0].send(link.Manifest(size, len(order), 77))
+    one.nodes[0].send(exchange.Manifest(size, len(order), 77))
     serve(one.nodes, lambda: all(node.handed for node in one.nodes[1:]))
     for node in one.nodes[1:]:
-        assert node.handed == [link.Manifest(size, len(order), 77)]
+        assert node.handed == [exchange.Manifest(size, len(order), 77)]
         assert (node.path / "manifest.bin").read_bytes() == (one.nodes[0].path / "manifest.bin").read_bytes()
         assert (node.path / "order.bin").read_bytes() == order
         assert not left_over(node) or left_over(node) == ["manifest"]
@@ -118,7 +118,7 @@ def test_a_node_with_another_manifest_takes_and_gives_nothing(group):
     before = (one.nodes[1].path / "manifest.bin").read_bytes()
     one.stage(0, 0)
     one.start().ready()
-    one.nodes[0].send(link.Manifest(1, 0, 0))
+    one.nodes[0].send(exchange.Manifest(1, 0, 0))
     one.nodes[1].want(0, [0])
     serve(one.nodes, lambda: 0 in one.nodes[1].missed)
     assert one.nodes[1].missed[0].why is Why.UNKNOWN
@@ -133,7 +133,7 @@ def test_a_node_that_found_the_same_files_takes_part_with_its_own_manifest(group
     manifest_of([10, 20], mtime_ns=1_600_000_000_123_456_000).save(one.nodes[1].path / "manifest.bin")
     data = one.stage(0, 0)
     one.start().ready()
-    one.nodes[0].send(link.Manifest(1, 0, 3))
+    one.nodes[0].send(exchange.Manifest(1, 0, 3))
     serve(one.nodes, lambda: bool(one.nodes[1].handed))
     one.nodes[1].want(0, [0])
     serve(one.nodes, lambda: 0 in one.nodes[1].got)
@@ -153,8 +153,8 @@ def test_what_cannot_come_is_said_with_the_reason(group):
     one.stage(4, 0)
     one.start().ready()
     one.nodes[1].want(0, [0, 1, 2, 3, 4])
-    one.nodes[1].send(link.Fetch(7, (5,)))
-    one.nodes[1].send(link.Fetch(0, (99,)))
+    one.nodes[1].send(exchange.Fetch(7, (5,)))
+    one.nodes[1].send(exchange.Fetch(0, (99,)))
     serve(one.nodes, lambda: {*one.nodes[1].got, *one.nodes[1].missed} >= {0, 1, 2, 3, 4, 5, 99})
     assert {id_: missed.why for id_, missed in one.nodes[1].missed.items() if id_ in {1, 2, 3, 5, 99}} == {
         1: Why.LOST,
@@ -174,9 +174,9 @@ def test_reasons_of_the_owner_are_passed_on(group):
     one.nodes[0].answers = False
     one.nodes[1].want(0, [0, 1])
     serve(one.nodes, lambda: bool(one.nodes[0].asked))
-    assert one.nodes[0].asked == [link.Ask(1, (0, 1))]
-    one.nodes[0].send(link.Offer(1, Why.VOID, (0,)))
-    one.nodes[0].send(link.Offer(1, Why.FULL, (1,)))
+    assert one.nodes[0].asked == [exchange.Ask(1, (0, 1))]
+    one.nodes[0].send(exchange.Offer(1, Why.VOID, (0,)))
+    one.nodes[0].send(exchange.Offer(1, Why.FULL, (1,)))
     serve(one.nodes, lambda: len(one.nodes[1].missed) == 2)
     assert {id_: (missed.node, missed.why) for id_, missed in one.nodes[1].missed.items()} == {
         0: (0, Why.VOID),
@@ -190,7 +190,7 @@ def test_unasked_files_are_not_taken(group):
     one.stage(0, 0)
     data = one.stage(1, 0)
     one.start().ready()
-    one.nodes[0].send(link.Offer(1, Why.NONE, (0,)))
+    one.nodes[0].send(exchange.Offer(1, Why.NONE, (0,)))
     one.nodes[1].want(0, [1])
     serve(one.nodes, lambda: 1 in one.nodes[1].got)
     check(one, one.nodes[1], 1, data)
@@ -260,7 +260,7 @@ def test_what_is_wrong_with_mpi_is_said_in_one_line(group, variables, said):
     members = [Member("a", str(node.path), str(node.path / "sock")) for node in one.nodes]
     GroupSpec(0, members).save(one.directory / "spec.json")
     done = subprocess.run(
-        [sys.executable, "-m", "hpcstage.group", one.directory / "spec.json"],
+        [sys.executable, "-m", "hpcstage.exchange", one.directory / "spec.json"],
         env={**env, **variables},
         check=False,
         capture_output=True,

@@ -18,9 +18,9 @@ from conftest import wait_for
 from group_nodes import Group
 
 from benchmarks.peernodes import MPIEXEC, serve
-from hpcstage.group import link
-from hpcstage.group.link import Why
-from hpcstage.group.spec import CONNECTED
+from hpcstage.protocol import exchange as link
+from hpcstage.protocol.exchange import Why
+from hpcstage.protocol.exchangespec import CONNECTED
 
 if not MPIEXEC.exists():
     pytest.skip("needs the mpiexec of mpi4py's MPI", allow_module_level=True)
@@ -84,7 +84,7 @@ def kill(one: Group, victim: str, rng: random.Random) -> None:
     elif victim == "mpiexec":
         one.process.kill()
     else:
-        name = "hpcstage.group" if victim == "exchange" else "hydra_pmi_proxy"
+        name = "hpcstage.exchange" if victim == "exchange" else "hydra_pmi_proxy"
         found = [
             p for p in psutil.Process(one.process.pid).children(recursive=True) if name in " ".join(p.cmdline()[:4])
         ]

@@ -2,7 +2,7 @@
 
 import os
 
-from hpcstage.group.spec import GroupSpec, Member
+from hpcstage.protocol.exchangespec import GroupSpec, Member
 
 
 def test_it_comes_back_as_it_was_saved(tmp_path):

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from hpcstage.group.lane import Lane, Wake
-from hpcstage.group.pool import Pool
+from hpcstage.exchange.files.lane import Lane, Wake
+from hpcstage.exchange.transport.buffers import Pool
 
 
 def collect_all(lane: Lane, wake: Wake) -> None:

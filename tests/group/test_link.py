@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcstage.group import link
-from hpcstage.group.link import Node, Why
+from hpcstage.protocol import exchange
+from hpcstage.protocol.exchange import Node, Why
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
@@ -18,96 +18,96 @@ HOST = st.text(st.characters(codec="ascii"), max_size=60)
 NODE = st.builds(Node, U32, U64, U64, HOST)
 
 MESSAGES = st.one_of(
-    st.builds(link.Hello, U32, U32, U64, U64),
-    st.builds(link.Ready, U32, U32, U32, U32, st.lists(NODE, max_size=20).map(tuple)),
-    st.builds(link.Manifest, U64, U64, U64),
-    st.builds(link.Fetch, U32, IDS),
-    st.builds(link.Ask, U32, IDS),
-    st.builds(link.Offer, U32, WHY, IDS),
-    st.builds(link.Missed, U32, WHY, IDS),
-    st.builds(link.Got, U32, U32, U64, I64, U64, U64, U64),
-    st.builds(link.Sent, U32, U32, U64),
-    st.builds(link.Gone, U32),
-    st.builds(link.End),
-    st.builds(link.Reading, IDS),
+    st.builds(exchange.Hello, U32, U32, U64, U64),
+    st.builds(exchange.Ready, U32, U32, U32, U32, st.lists(NODE, max_size=20).map(tuple)),
+    st.builds(exchange.Manifest, U64, U64, U64),
+    st.builds(exchange.Fetch, U32, IDS),
+    st.builds(exchange.Ask, U32, IDS),
+    st.builds(exchange.Offer, U32, WHY, IDS),
+    st.builds(exchange.Missed, U32, WHY, IDS),
+    st.builds(exchange.Got, U32, U32, U64, I64, U64, U64, U64),
+    st.builds(exchange.Sent, U32, U32, U64),
+    st.builds(exchange.Gone, U32),
+    st.builds(exchange.End),
+    st.builds(exchange.Reading, IDS),
 )
 
 
 @settings(deadline=None)
 @given(MESSAGES)
 def test_what_is_packed_is_unpacked(message):
-    assert link.unpack(link.pack(message)) == message
+    assert exchange.unpack(exchange.pack(message)) == message
 
 
 @settings(deadline=None)
 @given(MESSAGES, st.data())
 def test_a_cut_message_is_refused_or_lists_less(message, data):
-    packed = link.pack(message)
+    packed = exchange.pack(message)
     cut = packed[: data.draw(st.integers(0, len(packed) - 1))]
     try:
-        found = link.unpack(cut)
-    except link.LinkError:
+        found = exchange.unpack(cut)
+    except exchange.LinkError:
         return
     assert type(found) is type(message)
-    assert link.pack(found) == cut
+    assert exchange.pack(found) == cut
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_message_or_refused(data):
     try:
-        found = link.unpack(data)
-    except link.LinkError:
+        found = exchange.unpack(data)
+    except exchange.LinkError:
         return
-    assert link.pack(found) == data
+    assert exchange.pack(found) == data
 
 
 @settings(deadline=None)
-@given(st.lists(st.builds(link.Got, U32, U32, U64, I64, U64, U64, U64), max_size=5), st.integers(1, 300))
+@given(st.lists(st.builds(exchange.Got, U32, U32, U64, I64, U64, U64, U64), max_size=5), st.integers(1, 300))
 def test_many_files_go_in_one_datagram(messages, times):
-    datagrams = list(link.pack_all(messages * times))
-    assert all(len(data) <= link.MAX_MESSAGE_BYTES for data in datagrams)
-    assert [message for data in datagrams for message in link.unpack_all(data)] == messages * times
+    datagrams = list(exchange.pack_all(messages * times))
+    assert all(len(data) <= exchange.MAX_MESSAGE_BYTES for data in datagrams)
+    assert [message for data in datagrams for message in exchange.unpack_all(data)] == messages * times
 
 
 @settings(deadline=None)
 @given(MESSAGES)
 def test_a_datagram_may_hold_one_message(message):
-    assert link.unpack_all(link.pack(message)) == [message]
+    assert exchange.unpack_all(exchange.pack(message)) == [message]
 
 
 def test_an_empty_or_cut_datagram_is_refused():
-    got = link.pack(link.Got(1, 2, 3, 4, 5, 6, 7))
-    for data in (b"", got[:-1], got + got[:-1], got + link.pack(link.End())):
-        with pytest.raises(link.LinkError):
-            link.unpack_all(data)
+    got = exchange.pack(exchange.Got(1, 2, 3, 4, 5, 6, 7))
+    for data in (b"", got[:-1], got + got[:-1], got + exchange.pack(exchange.End())):
+        with pytest.raises(exchange.LinkError):
+            exchange.unpack_all(data)
 
 
 def test_every_message_has_a_code_of_its_own_that_no_reply_of_the_socket_begins_with():
-    from hpcstage import wire
+    from hpcstage.protocol import shim
 
-    codes = [kind.CODE for kind in get_args(link.Message)]
+    codes = [kind.CODE for kind in get_args(exchange.Message)]
     assert len(codes) == len(set(codes)) == 13
-    assert wire.VERSION not in codes
+    assert shim.VERSION not in codes
 
 
 def test_a_message_with_something_behind_it_is_refused():
-    with pytest.raises(link.LinkError, match="End: 1 bytes too long"):
-        link.unpack(link.pack(link.End()) + b"x")
+    with pytest.raises(exchange.LinkError, match="End: 1 bytes too long"):
+        exchange.unpack(exchange.pack(exchange.End()) + b"x")
 
 
 def test_an_unknown_reason_is_refused():
-    packed = bytearray(link.pack(link.Missed(1, Why.FULL, (1, 2))))
+    packed = bytearray(exchange.pack(exchange.Missed(1, Why.FULL, (1, 2))))
     packed[5] = 200
-    with pytest.raises(link.LinkError, match="Missed"):
-        link.unpack(bytes(packed))
+    with pytest.raises(exchange.LinkError, match="Missed"):
+        exchange.unpack(bytes(packed))
 
 
-@pytest.mark.parametrize("count", [0, 1, link.MAX_IDS, link.MAX_IDS + 1, 3 * link.MAX_IDS])
+@pytest.mark.parametrize("count", [0, 1, exchange.MAX_IDS, exchange.MAX_IDS + 1, 3 * exchange.MAX_IDS])
 def test_long_lists_go_in_several_messages(count):
-    whole = link.Offer(3, Why.NONE, tuple(range(count)))
-    parts = list(link.in_messages(whole))
-    assert all(len(link.pack(part)) <= link.MAX_MESSAGE_BYTES for part in parts)
+    whole = exchange.Offer(3, Why.NONE, tuple(range(count)))
+    parts = list(exchange.in_messages(whole))
+    assert all(len(exchange.pack(part)) <= exchange.MAX_MESSAGE_BYTES for part in parts)
     assert [part.why for part in parts] == [Why.NONE] * len(parts)
     assert sum((part.ids for part in parts), ()) == whole.ids
 
@@ -115,10 +115,10 @@ def test_long_lists_go_in_several_messages(count):
 @pytest.mark.parametrize("count", [1, 7, 4096])
 def test_large_groups_go_in_several_messages(count):
     nodes = [Node(index, 10**15, 10**9, "n" * (index % 300)) for index in range(count)]
-    parts = list(link.ready_messages(2, 5, nodes))
-    packed = [link.pack(part) for part in parts]
-    assert max(map(len, packed)) <= link.MAX_MESSAGE_BYTES
-    found = [node for data in packed for node in link.unpack(data).nodes]
+    parts = list(exchange.ready_messages(2, 5, nodes))
+    packed = [exchange.pack(part) for part in parts]
+    assert max(map(len, packed)) <= exchange.MAX_MESSAGE_BYTES
+    found = [node for data in packed for node in exchange.unpack(data).nodes]
     assert [node.index for node in found] == list(range(count))
-    assert all(node.host == "n" * min(node.index % 300, link.MAX_HOST_BYTES) for node in found)
+    assert all(node.host == "n" * min(node.index % 300, exchange.MAX_HOST_BYTES) for node in found)
     assert {(part.generation, part.index, part.total) for part in parts} == {(2, 5, count)}

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peernodes import Node, manifest_of
-from hpcstage.group.catalog import Catalog
-from hpcstage.group.frames import Control, Sort, open_bundle
-from hpcstage.group.lane import Lane, Wake
-from hpcstage.group.link import Missed, Why
-from hpcstage.group.mpi import Mail
-from hpcstage.group.outgoing import Outgoing
-from hpcstage.group.pool import Pool
-from hpcstage.group.receiver import Receiver
+from hpcstage.exchange.files.lane import Lane, Wake
+from hpcstage.exchange.files.reading import Outgoing
+from hpcstage.exchange.files.receiver import Receiver
+from hpcstage.exchange.transport.buffers import Pool
+from hpcstage.exchange.transport.frames import Control, Sort, open_bundle
+from hpcstage.exchange.transport.mpi import Mail
+from hpcstage.protocol.exchange import Missed, Why
+from hpcstage.store.catalog import Catalog
 
 SIZES = [100, 200, 300, 400]
 OTHER = [100, 200, 300, 401]

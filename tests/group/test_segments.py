@@ -15,7 +15,7 @@ MPIEXEC = Path(sys.executable).parent / "mpiexec"
 PROGRAM = """
 import glob
 from mpi4py import MPI
-from hpcstage.group import segments
+from hpcstage.node import mpifiles as segments
 MPI.COMM_WORLD.Barrier()
 names = glob.glob("/tmp/hydra_*")
 MPI.COMM_WORLD.Barrier()

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from hpcstage.errors import LocalDiskProblem
-from hpcstage.job import nodedir
 from hpcstage.job.localdir import LocalDir
-from hpcstage.job.nodedir import Claim
+from hpcstage.node import directory
+from hpcstage.node.directory import Claim
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 UID = os.geteuid()
@@ -25,7 +25,7 @@ HOLDER = """
 import os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
-from hpcstage.job import nodedir
+from hpcstage.node import directory as nodedir
 from hpcstage.job.localdir import LocalDir
 local = LocalDir(Path(sys.argv[1]), "", (), False, 0, None, 0)
 found = nodedir.claim(local, sys.argv[2])
@@ -69,7 +69,7 @@ def claims() -> Iterator[list[Claim]]:
 
 
 def test_a_new_node_directory_is_ours_alone(tmp_path: Path, claims: list[Claim]) -> None:
-    claims.append(nodedir.claim(at(tmp_path), "slurm-1.0"))
+    claims.append(directory.claim(at(tmp_path), "slurm-1.0"))
     assert claims[0].path == tmp_path / f"hpcstage-{UID}" / "slurm-1.0"
     assert claims[0].lock_fd is not None
     assert claims[0].leftovers == ()
@@ -81,7 +81,7 @@ def test_a_new_node_directory_is_ours_alone(tmp_path: Path, claims: list[Claim])
 def test_umask_makes_no_difference(tmp_path: Path, claims: list[Claim]) -> None:
     before = os.umask(0)
     try:
-        claims.append(nodedir.claim(at(tmp_path), "r"))
+        claims.append(directory.claim(at(tmp_path), "r"))
     finally:
         os.umask(before)
     assert stat.S_IMODE(claims[0].path.stat().st_mode) == 0o700
@@ -92,7 +92,7 @@ def test_a_base_that_others_may_read_is_closed(tmp_path: Path, claims: list[Clai
     base = tmp_path / f"hpcstage-{UID}"
     base.mkdir()
     base.chmod(0o777)
-    claims.append(nodedir.claim(at(tmp_path), "r"))
+    claims.append(directory.claim(at(tmp_path), "r"))
     assert stat.S_IMODE(base.stat().st_mode) == 0o700
 
 
@@ -101,14 +101,14 @@ def test_a_link_in_the_place_of_the_base_is_refused(tmp_path: Path) -> None:
     victim.mkdir()
     (tmp_path / f"hpcstage-{UID}").symlink_to(victim)
     with pytest.raises(LocalDiskProblem, match="symbolic link"):
-        nodedir.claim(at(tmp_path), "r")
+        directory.claim(at(tmp_path), "r")
     assert list(victim.iterdir()) == []
 
 
 def test_a_file_in_the_place_of_the_base_is_refused(tmp_path: Path) -> None:
     (tmp_path / f"hpcstage-{UID}").touch()
     with pytest.raises(LocalDiskProblem, match="cannot be used"):
-        nodedir.claim(at(tmp_path), "r")
+        directory.claim(at(tmp_path), "r")
 
 
 def test_links_below_the_base_are_not_followed(tmp_path: Path, claims: list[Claim]) -> None:
@@ -117,12 +117,12 @@ def test_links_below_the_base_are_not_followed(tmp_path: Path, claims: list[Clai
     base = tmp_path / f"hpcstage-{UID}"
     base.mkdir(mode=0o700)
     (base / "old").symlink_to(victim)
-    claims.append(nodedir.claim(at(tmp_path), "r"))
+    claims.append(directory.claim(at(tmp_path), "r"))
     assert claims[0].leftovers == ()
     (base / ".lock").unlink()
     (base / ".lock").symlink_to(victim / "made")
     with pytest.raises(LocalDiskProblem):
-        nodedir.claim(at(tmp_path), "r2")
+        directory.claim(at(tmp_path), "r2")
     assert list(victim.iterdir()) == []
 
 
@@ -132,7 +132,7 @@ def test_a_base_of_somebody_else_is_refused(tmp_path: Path) -> None:
     base.mkdir(mode=0o700)
     os.chown(base, 65534, 65534)
     with pytest.raises(LocalDiskProblem, match="belongs to user 65534"):
-        nodedir.claim(at(tmp_path), "r")
+        directory.claim(at(tmp_path), "r")
     assert list(base.iterdir()) == []
 
 
@@ -141,13 +141,13 @@ def test_a_directory_of_somebody_else_is_not_put_aside(tmp_path: Path, claims: l
     other = tmp_path / f"hpcstage-{UID}" / "other"
     other.mkdir(parents=True)
     os.chown(other, 65534, 65534)
-    claims.append(nodedir.claim(at(tmp_path), "r"))
+    claims.append(directory.claim(at(tmp_path), "r"))
     assert claims[0].leftovers == ()
     assert other.is_dir()
 
 
 def test_a_second_wrapper_of_a_launch_is_a_guest(tmp_path: Path, claims: list[Claim]) -> None:
-    claims.append(nodedir.claim(at(tmp_path), "slurm-1.0"))
+    claims.append(directory.claim(at(tmp_path), "slurm-1.0"))
     second = Holder(tmp_path, "slurm-1.0")
     try:
         assert second.said() == ["guest", "0"]
@@ -162,45 +162,45 @@ def test_a_live_job_is_left_alone_and_a_dead_one_is_put_aside(tmp_path: Path, cl
         assert live.said()[0] == killed.said()[0] == "owner"
         killed.end(signal.SIGKILL)
         (base / "killed" / "store").mkdir()
-        claims.append(nodedir.claim(at(tmp_path), "new"))
+        claims.append(directory.claim(at(tmp_path), "new"))
         (aside,) = claims[0].leftovers
         assert aside.name.startswith("dead-")
         assert sorted(p.name for p in base.iterdir()) == [".lock", aside.name, "live", "new"]
         assert (aside / "store").is_dir()
-        nodedir.remove(aside)
-        assert nodedir.leftovers(base) == []
+        directory.remove(aside)
+        assert directory.leftovers(base) == []
     finally:
         live.end()
-    assert len(nodedir.leftovers(base)) == 1
+    assert len(directory.leftovers(base)) == 1
     assert (base / "new").is_dir()
 
 
 def test_the_lock_outlives_its_taker_in_a_process_that_inherited_it(tmp_path: Path, claims: list[Claim]) -> None:
-    first = nodedir.claim(at(tmp_path), "r")
+    first = directory.claim(at(tmp_path), "r")
     assert first.lock_fd is not None
     daemon = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[first.lock_fd])
     os.close(first.lock_fd)
     with daemon:
-        claims.append(nodedir.claim(at(tmp_path), "r"))
+        claims.append(directory.claim(at(tmp_path), "r"))
         assert claims[0].lock_fd is None
         assert daemon.stdin
         daemon.stdin.close()
         daemon.wait(10)
-    claims.append(nodedir.claim(at(tmp_path), "r"))
+    claims.append(directory.claim(at(tmp_path), "r"))
     assert claims[1].lock_fd is not None
     assert len(claims[1].leftovers) == 1
 
 
 def test_a_directory_whose_maker_died_before_the_lock_is_put_aside(tmp_path: Path, claims: list[Claim]) -> None:
     (tmp_path / f"hpcstage-{UID}" / "half").mkdir(parents=True)
-    claims.append(nodedir.claim(at(tmp_path), "r"))
+    claims.append(directory.claim(at(tmp_path), "r"))
     assert len(claims[0].leftovers) == 1
 
 
 def test_what_a_killed_run_had_put_aside_is_found_again(tmp_path: Path, claims: list[Claim]) -> None:
     old = tmp_path / f"hpcstage-{UID}" / "dead-0123"
     old.mkdir(parents=True)
-    claims.append(nodedir.claim(at(tmp_path), "r"))
+    claims.append(directory.claim(at(tmp_path), "r"))
     assert claims[0].leftovers == (old,)
 
 
@@ -217,7 +217,7 @@ def test_of_many_wrappers_at_once_one_owns(tmp_path: Path) -> None:
 
 def test_many_runs_at_once_never_take_each_other_for_dead(tmp_path: Path) -> None:
     def one(index: int) -> Claim:
-        return nodedir.claim(at(tmp_path), f"run-{index}")
+        return directory.claim(at(tmp_path), f"run-{index}")
 
     with ThreadPoolExecutor(16) as pool:
         made = list(pool.map(one, range(64)))
@@ -233,41 +233,41 @@ def test_many_runs_at_once_never_take_each_other_for_dead(tmp_path: Path) -> Non
 def test_a_base_lock_that_is_held_is_waited_for_a_bounded_time(tmp_path: Path, claims: list[Claim]) -> None:
     import fcntl
 
-    claims.append(nodedir.claim(at(tmp_path), "r"))
+    claims.append(directory.claim(at(tmp_path), "r"))
     with (claims[0].path.parent / ".lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(LocalDiskProblem, match="held for"):
-            nodedir.claim(at(tmp_path), "r2", timeout_s=0.05)
+            directory.claim(at(tmp_path), "r2", timeout_s=0.05)
 
 
 def test_retired_directories_are_not_found_by_later_wrappers(tmp_path: Path, claims: list[Claim]) -> None:
-    claims.append(nodedir.claim(at(tmp_path), "r"))
-    aside = nodedir.retire(claims[0].path)
+    claims.append(directory.claim(at(tmp_path), "r"))
+    aside = directory.retire(claims[0].path)
     assert aside.is_dir()
-    claims.append(nodedir.claim(at(tmp_path), "r"))
+    claims.append(directory.claim(at(tmp_path), "r"))
     assert claims[1].lock_fd is not None
 
 
 def test_nodes_that_see_the_same_directory_do_not_see_each_other(tmp_path: Path, claims: list[Claim]) -> None:
-    claims.extend(nodedir.claim(at(tmp_path, is_network=True), "r", host=host) for host in ("a", "b"))
+    claims.extend(directory.claim(at(tmp_path, is_network=True), "r", host=host) for host in ("a", "b"))
     assert all(c.lock_fd is not None for c in claims)
-    claims.append(nodedir.claim(at(tmp_path), "r", host="a"))
+    claims.append(directory.claim(at(tmp_path), "r", host="a"))
     assert claims[2].path.parent.name == f"hpcstage-{UID}"
 
 
 @pytest.mark.parametrize("run_id", ["", ".", "..", "a/b", ".lock", "dead-1", "a\nb", "x" * 101, "-x"])
 def test_a_run_id_that_cannot_name_a_directory(tmp_path: Path, run_id: str) -> None:
     with pytest.raises(ValueError, match="cannot name"):
-        nodedir.claim(at(tmp_path), run_id)
+        directory.claim(at(tmp_path), run_id)
 
 
 def test_a_missing_local_directory_is_said(tmp_path: Path) -> None:
     with pytest.raises(LocalDiskProblem, match="No such file"):
-        nodedir.claim(at(tmp_path / "gone"), "r")
+        directory.claim(at(tmp_path / "gone"), "r")
 
 
 def test_no_base_has_no_leftovers(tmp_path: Path) -> None:
-    assert nodedir.leftovers(tmp_path / "nothing") == []
+    assert directory.leftovers(tmp_path / "nothing") == []
 
 
 def bound(path: Path) -> None:
@@ -280,13 +280,13 @@ def bound(path: Path) -> None:
 def test_the_name_of_the_socket_can_be_bound(tmp_path: Path, length: int) -> None:
     node_dir = tmp_path / ("x" * (length - len(os.fspath(tmp_path)) - 1))
     node_dir.mkdir()
-    sock = nodedir.sock_path(node_dir, {})
+    sock = directory.sock_path(node_dir, {})
     try:
         assert (sock.short_dir is None) == (length <= 102)
         bound(sock.path)
         assert (node_dir / "sock").is_socket()
     finally:
-        nodedir.drop_short(sock.short_dir)
+        directory.drop_short(sock.short_dir)
     assert sock.short_dir is None or not sock.short_dir.exists()
 
 
@@ -295,14 +295,14 @@ def test_the_short_name_is_private_and_goes_with_its_dead_job(tmp_path: Path, cl
     runtime.mkdir(mode=0o700)
     deep = tmp_path / ("y" * 120)
     deep.mkdir()
-    first = nodedir.claim(at(deep), "r")
-    sock = nodedir.sock_path(first.path, {"XDG_RUNTIME_DIR": os.fspath(runtime)})
+    first = directory.claim(at(deep), "r")
+    sock = directory.sock_path(first.path, {"XDG_RUNTIME_DIR": os.fspath(runtime)})
     assert sock.short_dir
     assert sock.short_dir.parent == runtime
     assert stat.S_IMODE(sock.short_dir.stat().st_mode) == 0o700
     assert first.lock_fd is not None
     os.close(first.lock_fd)
-    claims.append(nodedir.claim(at(deep), "r2"))
+    claims.append(directory.claim(at(deep), "r2"))
     assert not sock.short_dir.exists()
 
 
@@ -312,9 +312,9 @@ def test_a_runtime_directory_that_others_may_enter_is_not_used(tmp_path: Path) -
     runtime.chmod(0o755)
     node_dir = tmp_path / ("z" * 120)
     node_dir.mkdir()
-    sock = nodedir.sock_path(node_dir, {"XDG_RUNTIME_DIR": os.fspath(runtime)})
+    sock = directory.sock_path(node_dir, {"XDG_RUNTIME_DIR": os.fspath(runtime)})
     try:
         assert sock.short_dir
         assert sock.short_dir.parent != runtime
     finally:
-        nodedir.drop_short(sock.short_dir)
+        directory.drop_short(sock.short_dir)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from hpcstage.daemon import store
 from hpcstage.job import localdir, share
 from hpcstage.job.disks import Machine
 from hpcstage.job.localdir import LocalDir
 from hpcstage.job.share import Processors, Share, of_disk, of_node
 from hpcstage.job.types import Job
+from hpcstage.store import directory
 
 PLAIN = Processors(online=64, cores=64, usable=64)
 THREADS = Processors(online=64, cores=32, usable=64)
@@ -66,13 +66,13 @@ def test_this_machine_has_processors():
 
 
 def test_the_budget_says_why(tmp_path):
-    whole = store.budget(tmp_path, None, None)
+    whole = directory.budget(tmp_path, None, None)
     quarter = Share(16, 64)
-    limit = store.budget(tmp_path, None, None, quarter.part, quarter.why)
+    limit = directory.budget(tmp_path, None, None, quarter.part, quarter.why)
     assert limit.size_bytes == pytest.approx(whole.size_bytes / 4, rel=0.05)
     assert limit.inodes == pytest.approx(whole.inodes / 4, rel=0.05)
     assert "bytes: 80% of what is free for 16 of the node's 64 processors" in limit.why
-    asked = store.budget(tmp_path, 5000, 7, quarter.part, quarter.why)
+    asked = directory.budget(tmp_path, 5000, 7, quarter.part, quarter.why)
     assert (asked.size_bytes, asked.inodes, asked.why) == (5000, 7, "as asked for")
 
 

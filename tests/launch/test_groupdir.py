@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcstage.errors import NotStarted
-from hpcstage.launch import groupdir
+from hpcstage.wrapper import groupdir
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give directories to others")
 OTHER = 61002

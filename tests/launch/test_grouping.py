@@ -17,7 +17,7 @@ from hpcstage.config import Config, load
 from hpcstage.errors import NotStarted
 from hpcstage.job import Job, detect
 from hpcstage.job.localdir import LocalDir
-from hpcstage.launch import grouping
+from hpcstage.wrapper import grouping
 
 ENVIRONMENTS = REPO / "tests" / "job" / "environments"
 LOCAL = LocalDir(SHM, "", (), False, 10**9, 10**6, 1)

@@ -12,8 +12,8 @@ import manylab
 import pytest
 from conftest import Hpcstage, wait_for
 
-from hpcstage.group.leadworld import find_mpiexec, mpi_of
 from hpcstage.job.launchers import Mpi
+from hpcstage.lead.world import find_mpiexec, mpi_of
 
 Tree = Callable[..., Path]
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from conftest import Hpcstage, wait_for
 
-from hpcstage.group import segments
+from hpcstage.node import mpifiles
 
 Tree = Callable[..., Path]
 pytestmark = manylab.needs_mpi
@@ -26,13 +26,13 @@ def victims(hpcstage: Hpcstage, wrapper: int, kind: str, node: int) -> list[psut
     for child in psutil.Process(wrapper).children(recursive=True):
         words = child.cmdline()
         of_node = any(word.endswith(f".v{node}/spec.json") for word in words)
-        exchange = "hpcstage.group" in words and child.environ().get("PMI_RANK") == str(node)
+        exchange = "hpcstage.exchange" in words and child.environ().get("PMI_RANK") == str(node)
         is_mpi = bool(words) and Path(words[0]).name.startswith("mpiexec")
         if (
             (kind in ("daemon", "node") and of_node)
             or (kind in ("exchange", "node") and exchange)
             or (kind == "mpi" and is_mpi)
-            or (kind == "lead" and "hpcstage.group.lead" in words)
+            or (kind == "lead" and "hpcstage.lead.main" in words)
         ):
             found.append(child)
     found.sort(key=lambda process: process.create_time())
@@ -46,7 +46,7 @@ def stored(local_dir: Path) -> list[int]:
 
 def exchanges(process: subprocess.Popen[bytes]) -> set[int]:
     """Pids."""
-    found = manylab.below(process, "hpcstage.group")
+    found = manylab.below(process, "hpcstage.exchange")
     return {one.pid for one in found if not Path(one.cmdline()[0]).name.startswith("mpiexec")}
 
 
@@ -112,6 +112,6 @@ def test_mpi_leaves_no_memory_behind_whoever_is_killed(hpcstage: Hpcstage, make_
     wait_for(lambda: stored(local_dir) == [60, 60], 30, "all files on both nodes")
     running = exchanges(process)
     assert len(running) == 2
-    assert [segments.mapped(pid) for pid in running] == [[], []], "what has no name is gone with its process"
+    assert [mpifiles.mapped(pid) for pid in running] == [[], []], "what has no name is gone with its process"
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err

@@ -84,7 +84,7 @@ def test_one_wheel_for_all_that_are_supported(wheel: Path, tmp_path: Path) -> No
     assert below(REPO, "hpcstage/**/*.py", "hpcstage/**/*.json") - below(tmp_path, "hpcstage/**/*") == set()
     metadata = next(tmp_path.glob("*.dist-info/METADATA")).read_text()
     assert f"Requires-Python: >=3.{OLDEST}\n" in metadata
-    code = "import hpcstage; from hpcstage.launch.shimdir import native_available as n; print(hpcstage.__file__, n())"
+    code = "import hpcstage; from hpcstage.node.shimdir import native_available as n; print(hpcstage.__file__, n())"
     env = {**os.environ, "PYTHONPATH": os.fspath(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=True

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcstage.plan.placement import Kind, Node, Placement, by_first_reader, choose, place
-from hpcstage.plan.rooms import needed_bytes
+from hpcstage.plan.placement.owners import needed_bytes
+from hpcstage.plan.placement.placements import Kind, Node, Placement, by_first_reader, choose, place
 
 BLOCK = 4096
 ROOMY = Node(1 << 50, 1 << 40)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcstage.plan.budget import BLOCK_BYTES, fit, on_disk
-from hpcstage.plan.manifest import Manifest
+from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.plan.placement.fitting import BLOCK_BYTES, fit, on_disk
 from hpcstage.plan.types import Budget, Dataset, Entry, Kind
 
 DATASETS = [Dataset(f"{i}-d", Kind.DIRECTORY, b"/d%d" % i, (), ()) for i in range(2)]

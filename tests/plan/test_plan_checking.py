@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hpcstage.errors import UsageError
-from hpcstage.plan import checking, datasets
-from hpcstage.plan.datasets import Resolved, resolve
+from hpcstage.plan.dataset import checking, datasets
+from hpcstage.plan.dataset.datasets import Resolved, resolve
 
 
 @pytest.fixture

@@ -14,15 +14,15 @@ import pytest
 from conftest import python_command
 
 from hpcstage.errors import UsageError
-from hpcstage.plan import planfile
-from hpcstage.plan.budget import fit
-from hpcstage.plan.datasets import resolve
-from hpcstage.plan.forecast import forecast
-from hpcstage.plan.order import complete
-from hpcstage.plan.rows import rows
-from hpcstage.plan.scan import scan
+from hpcstage.plan.dataset.datasets import resolve
+from hpcstage.plan.dataset.scan import scan
+from hpcstage.plan.forecast.modes import forecast
+from hpcstage.plan.order.orders import complete
+from hpcstage.plan.placement.fitting import fit
 from hpcstage.plan.types import Budget, Order, Rates, Workload
-from hpcstage.report import plan_text
+from hpcstage.preview import planfile
+from hpcstage.preview.rows import rows
+from hpcstage.report.plan import page
 
 RATES = Rates(1e6, 1e3, 0.01, 1e6, 1e9, 1e-4)
 
@@ -47,8 +47,8 @@ def test_plan_files_come_back(make_tree: Callable[..., Path], tmp_path: Path):
     planfile.save(run_dir, plan)
     assert sorted(os.listdir(run_dir)) == ["manifest.bin", "order.bin", "plan.json"]
     loaded = planfile.load(run_dir)
-    assert plan_text.text(loaded) == plan_text.text(plan)
-    assert json.dumps(plan_text.to_json(loaded, 5)) == json.dumps(plan_text.to_json(plan, 5))
+    assert page.text(loaded) == page.text(plan)
+    assert json.dumps(page.to_json(loaded, 5)) == json.dumps(page.to_json(plan, 5))
     assert loaded.scan == plan.scan
     assert (loaded.forecast, loaded.fit, loaded.workload, loaded.rates) == (
         plan.forecast, plan.fit, plan.workload, plan.rates
@@ -77,7 +77,7 @@ def test_rows_are_cumulative_and_end_with_the_budget(make_tree: Callable[..., Pa
 
 def test_text_names_everything(make_tree: Callable[..., Path]):
     root = make_tree(files=30)
-    text = plan_text.text(make_plan(root, Budget(50_000, 1000, "said"), [7, 2]), limit=3)
+    text = page.text(make_plan(root, Budget(50_000, 1000, "said"), [7, 2]), limit=3)
     for words in (
         f"{root.resolve()}: 30 files, 300 kB", "given, 2 files, then 28 that it does not name", "/l (why)",
         "the rest is read from the source", "... and 27 more", "direct", "upfront", "runtime", "auto",
@@ -175,7 +175,7 @@ def test_past_plan_from_its_run_directory(hpcstage: Any, make_tree: Callable[...
     planfile.save(run_dir, plan)
     result = hpcstage("plan", "run")
     assert result.returncode == 0, result.stderr
-    assert result.stdout.decode() == plan_text.text(plan)
+    assert result.stdout.decode() == page.text(plan)
 
 
 def test_what_a_run_did_and_what_its_record_tells_the_next(hpcstage: Any, make_tree: Callable[..., Path]):

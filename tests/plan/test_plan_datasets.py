@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcstage.errors import UsageError
-from hpcstage.plan.datasets import Resolved, common_directories, resolve, resolve_again
-from hpcstage.plan.pathlist import parse_list
-from hpcstage.plan.roots import Roots, is_below, tidy
+from hpcstage.plan.dataset.datasets import Resolved, common_directories, resolve, resolve_again
+from hpcstage.plan.dataset.pathlist import parse_list
+from hpcstage.plan.dataset.roots import Roots, is_below, tidy
 from hpcstage.plan.types import Kind
 
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcstage.plan import commandline
-from hpcstage.plan.earlier import Earlier, known
-from hpcstage.plan.forecast import forecast
-from hpcstage.plan.forecast_terms import queued_s
+from hpcstage.plan.forecast.modes import forecast
+from hpcstage.plan.forecast.terms import queued_s
 from hpcstage.plan.types import Forecast, Rates, Workload
-from hpcstage.record.workload import Measured
+from hpcstage.preview import commandline
+from hpcstage.preview.earlier import Earlier, known
+from hpcstage.record.parts.workload import Measured
 
 INSTANT = 1e15
 # 1000 files, 1 MB each; one reader takes 20 s, all transfers together 10 s, local reading 2 s.

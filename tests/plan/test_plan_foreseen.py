@@ -13,11 +13,11 @@ import pytest
 
 from hpcstage.cli.samplers import asked
 from hpcstage.errors import UsageError
-from hpcstage.plan import readings, trace
-from hpcstage.plan.datasets import resolve
-from hpcstage.plan.manifest import Manifest
-from hpcstage.plan.pathlist import PathList
-from hpcstage.plan.scan import scan
+from hpcstage.plan.dataset.datasets import resolve
+from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.plan.dataset.pathlist import PathList
+from hpcstage.plan.dataset.scan import scan
+from hpcstage.plan.order import readings, trace
 from hpcstage.plan.types import Dataset, Entry, Kind
 
 RANDOM = readings.Asked("random", seed=3)

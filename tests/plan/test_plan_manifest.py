@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcstage.errors import UsageError
-from hpcstage.plan.manifest import Manifest
+from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.types import Dataset, Entry, Kind
 
 DATASETS = [

@@ -13,13 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcstage.plan import equations, nodesplan
-from hpcstage.plan.forecast import forecast
-from hpcstage.plan.nodesplan import Given, NodesPlan, counted, nodes_plan
-from hpcstage.plan.placement import Kind
-from hpcstage.plan.sharing import Hits, Sharing, alike
+from hpcstage.plan import equations
+from hpcstage.plan.forecast import nodes as nodesplan
+from hpcstage.plan.forecast.modes import forecast
+from hpcstage.plan.forecast.nodes import Given, NodesPlan, counted, nodes_plan
+from hpcstage.plan.placement.hits import Hits, Sharing, alike
+from hpcstage.plan.placement.placements import Kind
 from hpcstage.plan.types import Budget, Rates, Workload
-from hpcstage.report import plan_nodes_text
+from hpcstage.report.plan import nodes as plan_nodes_text
 
 GB = 10**9
 # 100 GB in 1000 files: the source gives 1 GB/s, one node trains 0.25 GB/s, a link carries 0.5 GB/s.

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcstage.errors import UsageError
-from hpcstage.plan import order
-from hpcstage.plan.columns import Columns
-from hpcstage.plan.manifest import Manifest
-from hpcstage.plan.pathlist import PathList
+from hpcstage.plan.dataset.columns import Columns
+from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.plan.dataset.pathlist import PathList
+from hpcstage.plan.order import orders
 from hpcstage.plan.types import Dataset, Entry, Kind, Order
 
 DATASET = Dataset("0-d", Kind.DIRECTORY, b"/d", (b"/alias",), ("/d",))
@@ -30,58 +30,58 @@ ABC = manifest_of(b"a", b"b", b"c", b"s/1", b"s/2")
 
 def test_settings():
     lists = [PathList("@l", [b"/d/c", b"/d/a"]), PathList("@m", [b"/d/b", b"/d/c"])]
-    assert list(order.build(ABC, None).ids) == [0, 1, 2, 3, 4]
-    assert list(order.build(ABC, "manifest", lists=lists).ids) == [0, 1, 2, 3, 4]
-    assert list(order.build(ABC, None, lists=lists).ids) == [2, 0, 1]
-    assert order.build(ABC, "given", lists=lists) == Order("given", array("I", [2, 0, 1]))
-    assert order.build(ABC, "given").provenance == "manifest"
+    assert list(orders.build(ABC, None).ids) == [0, 1, 2, 3, 4]
+    assert list(orders.build(ABC, "manifest", lists=lists).ids) == [0, 1, 2, 3, 4]
+    assert list(orders.build(ABC, None, lists=lists).ids) == [2, 0, 1]
+    assert orders.build(ABC, "given", lists=lists) == Order("given", array("I", [2, 0, 1]))
+    assert orders.build(ABC, "given").provenance == "manifest"
 
 
 def test_settings_with_a_trace():
     lists = [PathList("@l", [b"/d/c", b"/d/a"])]
     trace = Order("trace", array("I", [4, 1]))
     for setting in (None, "auto", "trace"):
-        assert order.build(ABC, setting, trace=trace) == trace
+        assert orders.build(ABC, setting, trace=trace) == trace
     for setting in ("manifest", "sampler", "given"):
-        assert order.build(ABC, setting, trace=trace).provenance == "manifest"
+        assert orders.build(ABC, setting, trace=trace).provenance == "manifest"
     for setting in (None, "auto", "given"):
-        assert order.build(ABC, setting, lists=lists, trace=trace).provenance == "given"
-    assert order.build(ABC, "trace", lists=lists, trace=trace) == trace
-    assert order.build(ABC, "trace", lists=lists).provenance == "manifest"
-    assert order.build(ABC, "sampler", lists=lists).provenance == "manifest"
+        assert orders.build(ABC, setting, lists=lists, trace=trace).provenance == "given"
+    assert orders.build(ABC, "trace", lists=lists, trace=trace) == trace
+    assert orders.build(ABC, "trace", lists=lists).provenance == "manifest"
+    assert orders.build(ABC, "sampler", lists=lists).provenance == "manifest"
 
 
 def test_which_settings_follow_samplers():
-    assert [s for s in (None, "auto", "sampler", "manifest", "given", "trace", "x") if order.follows_samplers(s)] == [
+    assert [s for s in (None, "auto", "sampler", "manifest", "given", "trace", "x") if orders.follows_samplers(s)] == [
         None, "auto", "sampler",
     ]  # fmt: skip
 
 
 @given(st.lists(st.integers(-1, 12)))
 def test_an_order_of_ids_has_each_once_and_none_unknown(ids: list[int]):
-    found = list(order.from_ids(ids, 10, "trace").ids)
+    found = list(orders.from_ids(ids, 10, "trace").ids)
     assert found == list(dict.fromkeys(i for i in ids if 0 <= i < 10))
 
 
 def test_from_paths_counts_what_is_unknown():
-    listed = order.from_paths(ABC, [b"/d/c", b"/alias//c", b"/x", b"relative", b"/d/a"], "sampler")
+    listed = orders.from_paths(ABC, [b"/d/c", b"/alias//c", b"/x", b"relative", b"/d/a"], "sampler")
     assert listed == (Order("sampler", array("I", [2, 0])), 2, (b"/x", b"relative"))
 
 
 def test_what_lists_name_in_vain_is_counted_whichever_order_is_taken():
     lists = [PathList("@l", [b"/d/x", b"/d/c", b"/d/y", b"/d/z", b"/d/q", b"/d/a"])]
     for setting in ("auto", "given", "my.txt", "manifest", "trace", "sampler"):
-        listed = order.build_counting(ABC, setting, lists=lists, trace=Order("trace", array("I", [4, 1])))
+        listed = orders.build_counting(ABC, setting, lists=lists, trace=Order("trace", array("I", [4, 1])))
         assert (listed.unknown, listed.examples) == (4, (b"/d/x", b"/d/y", b"/d/z"))
-        assert order.missing_text(listed, lists) == (
+        assert orders.missing_text(listed, lists) == (
             "4 of 6 entries of the list @l name no file: /d/x, /d/y, /d/z, ..."
         )
-    assert order.missing_text(order.build_counting(ABC, None), []) == ""
+    assert orders.missing_text(orders.build_counting(ABC, None), []) == ""
 
 
 @given(st.lists(st.integers(0, 19), unique=True))
 def test_complete_adds_the_rest_in_the_manifests_order(ids: list[int]):
-    whole = list(order.complete(Order("given", array("I", ids)), 20))
+    whole = list(orders.complete(Order("given", array("I", ids)), 20))
     assert whole[: len(ids)] == ids
     assert whole[len(ids) :] == sorted(set(range(20)) - set(ids))
 
@@ -89,28 +89,28 @@ def test_complete_adds_the_rest_in_the_manifests_order(ids: list[int]):
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=50), st.sampled_from(["given", "manifest", "sampler", "trace"]))
 def test_saved_and_loaded(tmp_path_factory: pytest.TempPathFactory, ids: list[int], provenance: str):
     path = tmp_path_factory.mktemp("o") / "order.bin"
-    order.save(Order(provenance, array("I", ids)), path)
-    assert order.load(path) == Order(provenance, array("I", ids))
+    orders.save(Order(provenance, array("I", ids)), path)
+    assert orders.load(path) == Order(provenance, array("I", ids))
 
 
 @pytest.mark.parametrize("damage", [b"", b"short", b"x" * 200])
 def test_foreign_order_is_one_clear_error(tmp_path: Path, damage: bytes):
     (tmp_path / "o").write_bytes(damage)
     with pytest.raises(UsageError, match="not an order"):
-        order.load(tmp_path / "o")
+        orders.load(tmp_path / "o")
     with pytest.raises(UsageError, match="cannot read the order"):
-        order.load(tmp_path / "missing")
+        orders.load(tmp_path / "missing")
 
 
 def test_order_of_another_manifest_or_cut_off(tmp_path: Path):
     path = tmp_path / "o"
-    order.save(Order("given", array("I", [0, 9])), path)
-    assert len(order.load(path, 10).ids) == 2
+    orders.save(Order("given", array("I", [0, 9])), path)
+    assert len(orders.load(path, 10).ids) == 2
     with pytest.raises(UsageError):
-        order.load(path, 9)
+        orders.load(path, 9)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(UsageError):
-        order.load(path)
+        orders.load(path)
 
 
 @pytest.mark.slow
@@ -122,9 +122,9 @@ def test_a_million_paths(tmp_path: Path):
         columns.add(0, name, facts, is_link=False)
     started = time.monotonic()
     manifest = Manifest.build([DATASET], columns)
-    found, unknown, _ = order.from_paths(manifest, [b"/d/" + name for name in names], "given")
-    order.save(found, tmp_path / "o")
-    order.load(tmp_path / "o", len(manifest))
+    found, unknown, _ = orders.from_paths(manifest, [b"/d/" + name for name in names], "given")
+    orders.save(found, tmp_path / "o")
+    orders.load(tmp_path / "o", len(manifest))
     assert time.monotonic() - started < 40
     assert (len(found.ids), unknown) == (1_000_000, 0)
     assert [manifest.path(i) for i in found.ids[:3]] == names[:3]

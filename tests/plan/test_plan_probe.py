@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from hpcstage.emulator import Settings, Slowfs, unavailable
-from hpcstage.plan import order
-from hpcstage.plan.datasets import resolve
-from hpcstage.plan.manifest import Manifest
-from hpcstage.plan.probe import probe
-from hpcstage.plan.scan import scan
+from hpcstage.plan.dataset.datasets import resolve
+from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.plan.dataset.scan import scan
+from hpcstage.plan.order import orders
+from hpcstage.preview.probe import probe
 
 NO_FUSE = unavailable()
 fuse = [pytest.mark.fuse, pytest.mark.skipif(NO_FUSE is not None, reason=str(NO_FUSE))]
@@ -30,7 +30,7 @@ def manifest_of(root: Path) -> Manifest:
 
 def test_everything_is_measured_and_nothing_is_left(make_tree: Callable[..., Path], local_dir: Path):
     manifest = manifest_of(make_tree(files=100, size_bytes=50_000))
-    found = probe(manifest, order.build(manifest, None).ids, local_dir, limit_s=1.0)
+    found = probe(manifest, orders.build(manifest, None).ids, local_dir, limit_s=1.0)
     assert set(found.rates.sources) == KNOWN
     for name in KNOWN:
         assert getattr(found.rates, name) > 0
@@ -76,7 +76,7 @@ def test_emulated_storage_is_measured_right(make_tree: Callable[..., Path], loca
     root = make_tree(files=600, size_bytes=100_000)
     with Slowfs(root, Settings(bandwidth_bytes_per_s=50e6, metadata_latency_s=0.002, data_latency_s=0.002)) as slow:
         manifest = manifest_of(slow.path)
-        rates = probe(manifest, order.build(manifest, None).ids, local_dir).rates
+        rates = probe(manifest, orders.build(manifest, None).ids, local_dir).rates
     assert rates.reader_file_s is not None
     assert rates.source_bytes_per_s is not None
     assert rates.reader_bytes_per_s is not None

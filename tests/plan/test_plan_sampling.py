@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcstage.plan import sampling
+from hpcstage.plan.order import sampling
 
 SEEDS = st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 5000), st.integers(-(2**63), -1))
 

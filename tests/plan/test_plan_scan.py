@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from hpcstage.emulator import Settings, Slowfs, unavailable
 from hpcstage.errors import UsageError
-from hpcstage.plan import order
-from hpcstage.plan.datasets import resolve
-from hpcstage.plan.globs import Pattern
-from hpcstage.plan.scan import ScanCancelled, ScanResult, scan
+from hpcstage.plan.dataset.datasets import resolve
+from hpcstage.plan.dataset.globs import Pattern
+from hpcstage.plan.dataset.scan import ScanCancelled, ScanResult, scan
+from hpcstage.plan.order import orders
 
 NO_FUSE = unavailable()
 
@@ -194,7 +194,7 @@ def test_a_list_takes_what_it_names_and_directories_whole(tmp_path: Path):
     assert paths(result) == [b"2", b"link", b"sub/3", b"sub/4"]
     assert result.manifest.entry(1).is_link
     assert result.skipped_counts == {"No such file or directory": 1}
-    given_order, unknown, _ = order.build_counting(result.manifest, None, lists=resolved.lists)
+    given_order, unknown, _ = orders.build_counting(result.manifest, None, lists=resolved.lists)
     assert (list(given_order.ids), unknown) == ([0, 1, 2, 3], 1)
 
 
@@ -243,7 +243,7 @@ def test_a_million_files_from_a_list(tmp_path: Path, local_dir: Path):
     started = time.monotonic()
     resolved = resolve([f"@{listed}"], tmp_path)
     result = scan(resolved)
-    found, unknown, _ = order.build_counting(result.manifest, None, lists=resolved.lists)
+    found, unknown, _ = orders.build_counting(result.manifest, None, lists=resolved.lists)
     seconds = time.monotonic() - started
     assert (len(result.manifest), len(found.ids), unknown) == (1000, 1000, 0)
     assert seconds < 40

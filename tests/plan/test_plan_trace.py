@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcstage.plan import trace, tracefile
-from hpcstage.plan.manifest import Manifest
-from hpcstage.plan.trace import Header, Table, Trace, Unusable
+from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.plan.order import trace, tracefile
+from hpcstage.plan.order.trace import Header, Table, Trace, Unusable
 from hpcstage.plan.types import Dataset, Entry, Kind
 
 DATASET = Dataset("0-d", Kind.DIRECTORY, b"/d", (), ("/d",))

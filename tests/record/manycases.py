@@ -13,7 +13,7 @@ from recordcases import SECOND, START, histogram, node_part, run_part, trainer, 
 
 import hpcstage.record
 from hpcstage.record.compose import compose
-from hpcstage.record.part import DatasetPart, NodePart, RunPart, Sample
+from hpcstage.record.parts.part import DatasetPart, NodePart, RunPart, Sample
 
 FILES = 10_000
 SIZE = 10**9

@@ -8,8 +8,8 @@ from typing import Any
 
 from sourcesim import Source, samples_of
 
-from hpcstage.record.part import DatasetPart, NodePart, ProcessPart, RunPart, Sample
-from hpcstage.wire import bucket_of_ns
+from hpcstage.protocol.shim import bucket_of_ns
+from hpcstage.record.parts.part import DatasetPart, NodePart, ProcessPart, RunPart, Sample
 
 SECOND = 1_000_000_000
 START = 1_800_000_000.0

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hpcstage.record.part import Sample
+from hpcstage.record.parts.part import Sample
 
 MB = 1e6
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from recordcases import SECOND, node_part, run_part, trainer, worker
 
 import hpcstage.record
+from hpcstage.protocol.shim import Counter, Reason
 from hpcstage.record.compose import compose
-from hpcstage.record.part import NodePart, ProcessPart, RunPart, Sample
-from hpcstage.record.totals import KEYS
-from hpcstage.wire import Counter, Reason
+from hpcstage.record.figures.totals import KEYS
+from hpcstage.record.parts.part import NodePart, ProcessPart, RunPart, Sample
 
 SCHEMA = json.loads((Path(hpcstage.record.__file__).parent / "schema.json").read_text())
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from recordcases import node_part, run_part
 from sourcesim import MB, Source, fluid, samples_of
 
-from hpcstage.record import detect
 from hpcstage.record.compose import compose
-from hpcstage.record.part import Sample
-from hpcstage.record.speeds import even_sizes, of_copies
+from hpcstage.record.figures import detect
+from hpcstage.record.figures.speeds import even_sizes, of_copies
+from hpcstage.record.parts.part import Sample
 
 Schedule = list[tuple[float, float, float]]
 SIZES: dict[str, Callable[[int], float]] = {

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcstage.record.histogram import merge, percentile_ns, percentiles_ms
-from hpcstage.wire import bucket_of_ns, bucket_upper_ns
+from hpcstage.protocol.shim import bucket_of_ns, bucket_upper_ns
+from hpcstage.record.figures.histogram import merge, percentile_ns, percentiles_ms
 
 BUCKET = bucket_of_ns(1_000_000)
 LOWER, UPPER = bucket_upper_ns(BUCKET - 1), bucket_upper_ns(BUCKET)

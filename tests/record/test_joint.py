@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from manycases import job, node, run, steady
 
-from hpcstage.record.cells import CELLS, Cells, coarser, parts_of, track_of
 from hpcstage.record.compose import compose
-from hpcstage.record.part import NodePart, Sample
-from hpcstage.record.speeds import Point
+from hpcstage.record.figures.cells import CELLS, Cells, coarser, parts_of, track_of
+from hpcstage.record.figures.speeds import Point
+from hpcstage.record.parts.part import NodePart, Sample
 
 Load = Callable[[float], float]
 

@@ -14,7 +14,7 @@ from recordcases import SECOND, START, trainer, worker
 
 from hpcstage.record import files
 from hpcstage.record.compose import compose
-from hpcstage.record.part import NodePart, ProcessPart, RunPart, Sample
+from hpcstage.record.parts.part import NodePart, ProcessPart, RunPart, Sample
 
 # ---- time ----
 

@@ -10,7 +10,7 @@ from manycases import FILES, SIZE, VALIDATOR, ids, job, missing, node, record_of
 from recordcases import START
 
 from hpcstage.record.compose import compose
-from hpcstage.record.part import NodePart
+from hpcstage.record.parts.part import NodePart
 
 
 @pytest.mark.parametrize("count", [2, 64])

@@ -10,10 +10,10 @@ import manycases
 import pytest
 from recordcases import SECOND, announced, node_part, run_part, samples, trainer, worker
 
-from hpcstage.record.alive import Life
 from hpcstage.record.compose import compose
-from hpcstage.record.notes import RULES
-from hpcstage.record.part import ProcessPart, Sample
+from hpcstage.record.notes.notes import RULES
+from hpcstage.record.parts.alive import Life
+from hpcstage.record.parts.part import ProcessPart, Sample
 
 Record = dict[str, Any]
 
@@ -178,7 +178,7 @@ def test_another_cause_has_another_remedy(case: Case) -> None:
 
 
 def test_a_full_disk_does_not_lead_to_a_larger_budget() -> None:
-    from hpcstage.daemon.nodepart import DISK_FULL
+    from hpcstage.daemon.part import DISK_FULL
 
     remedy = {"id": "disk-full", "text": "the local disk is full", "remedy": DISK_FULL}
     full = one(problems=[remedy], processes=[reader(source_opens=50, direct_full=50)])

@@ -14,9 +14,10 @@ import pytest
 from recordcases import node_part, run_part, trainer, worker
 
 from hpcstage.errors import NoResult
-from hpcstage.record import alive, files, index
+from hpcstage.record import files
 from hpcstage.record.compose import compose
-from hpcstage.record.workload import workload_of
+from hpcstage.record.parts import alive, index
+from hpcstage.record.parts.workload import workload_of
 
 
 def record_of(**run: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 from recordcases import SECOND, node_part, run_part, trainer, worker
 
 from hpcstage.record.compose import compose
-from hpcstage.record.part import DatasetPart, NodePart, ProcessPart, Sample
+from hpcstage.record.parts.part import DatasetPart, NodePart, ProcessPart, Sample
 
 
 def record_of(node: NodePart | None, **run: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from recordcases import SECOND, node_part, run_part, trainer, worker
 
 from hpcstage.record.compose import compose
-from hpcstage.record.part import ProcessPart, Sample
+from hpcstage.record.parts.part import ProcessPart, Sample
 
 
 def split_of(processes: list[ProcessPart], samples: list[Sample] | None = None, **run: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import manycases
 from recordcases import SECOND, announced, node_part, run_part, trainer, worker
 
 from hpcstage.record.compose import compose
-from hpcstage.record.part import DatasetPart, ProcessPart
+from hpcstage.record.parts.part import DatasetPart, ProcessPart
 
 HOSTILE = "/data/\x1b[31mred\x07\n\r\t\udcff\u202eevil 漢字漢字 " + "x" * 300
 

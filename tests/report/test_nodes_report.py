@@ -8,12 +8,12 @@ import re
 import pytest
 from reportcases import CASES
 
-from hpcstage.report import text
-from hpcstage.report.nodes_text import LINES, brief, every, nodes
-from hpcstage.report.short import short
-from hpcstage.report.sidebyside import side_by_side
-from hpcstage.report.terminal import render
-from hpcstage.report.text import Style
+from hpcstage.report.terminal import text
+from hpcstage.report.terminal.nodes import LINES, brief, every, nodes
+from hpcstage.report.terminal.page import render
+from hpcstage.report.terminal.short import short
+from hpcstage.report.terminal.sidebyside import side_by_side
+from hpcstage.report.terminal.text import Style
 
 SEVERAL = [name for name in CASES if "nodes" in name or name == "everything at once"]
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from reportcases import CASES
 
-from hpcstage.record import files, index
+from hpcstage.record import files
+from hpcstage.record.parts import index
 
 REPO = Path(__file__).resolve().parents[2]
 

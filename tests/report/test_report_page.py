@@ -9,9 +9,9 @@ import pytest
 from reportcases import CASES
 
 import hpcstage
-from hpcstage.report.sections import ENDINGS, REASON_NAMES
-from hpcstage.report.terminal import EXPLAINED, render
-from hpcstage.wire import Reason
+from hpcstage.protocol.shim import Reason
+from hpcstage.report.terminal.page import EXPLAINED, render
+from hpcstage.report.terminal.sections import ENDINGS, REASON_NAMES
 
 REPO = Path(__file__).resolve().parents[2]
 PAGE = (REPO / "docs" / "report.md").read_text(encoding="utf-8")

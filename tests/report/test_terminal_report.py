@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reportcases import CASES, compose, node_part, run_part, trainer
 
-from hpcstage.report import text
-from hpcstage.report.short import short
-from hpcstage.report.sidebyside import side_by_side
-from hpcstage.report.terminal import render
+from hpcstage.report.terminal import text
+from hpcstage.report.terminal.page import render
+from hpcstage.report.terminal.short import short
+from hpcstage.report.terminal.sidebyside import side_by_side
 
 COLOUR = re.compile(r"\x1b\[[0-9;]+m")
 

@@ -12,8 +12,8 @@ import pytest
 from conftest import Hpcstage
 
 from hpcstage.emulator import Settings, Slowfs, unavailable
-from hpcstage.plan import trace
-from hpcstage.plan.tracefile import decode
+from hpcstage.plan.order import trace
+from hpcstage.plan.order.tracefile import decode
 
 READ = """
 import sys

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import Hpcstage
 
-from hpcstage.launch import environment
+from hpcstage.node import environment
 
 SHIM = Path("/local/hpcstage-1/run/shim")
 

@@ -32,7 +32,7 @@ def test_exit_codes(hpcstage: Hpcstage, make_tree: Tree) -> None:
 
 ALL_CODES = """
 import os
-from hpcstage.launch.child import Child, Signals, finish
+from hpcstage.wrapper.child import Child, Signals, finish
 
 signals = Signals()
 for code in range(256):

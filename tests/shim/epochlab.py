@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shimlab import Lab, Responder, ready
 
-from hpcstage import wire
+from hpcstage.protocol import shim
 
 
 @dataclass
@@ -36,8 +36,8 @@ class Announced:
         """The names, read when they are asked for: the program waits for the answer to what it announces."""
         if self.table_file is None:
             return None
-        chosen, _, base = self.table_file.name.partition(wire.CHOSEN_OF)
-        if not chosen.startswith(wire.CHOSEN):
+        chosen, _, base = self.table_file.name.partition(shim.CHOSEN_OF)
+        if not chosen.startswith(shim.CHOSEN):
             return _texts(self.table_file)
         names, rows = _texts(self.table_file.with_name(base)), array("I", self.table_file.read_bytes())
         return [name for row in rows for name in names[row * self.columns : (row + 1) * self.columns]]
@@ -69,27 +69,27 @@ class Epochs:
         """Epochs that began."""
         return [announced for announced in self.said[form] if not announced.ended]
 
-    def answer(self, kind: wire.Kind, payload: bytes) -> bytes:
-        if kind is wire.Kind.ORDER:
+    def answer(self, kind: shim.Kind, payload: bytes) -> bytes:
+        if kind is shim.Kind.ORDER:
             self._order(payload)
-        elif kind is wire.Kind.EPOCH:
+        elif kind is shim.Kind.EPOCH:
             self.said[list(self.said)[-1]].append(self._epoch(payload))
         return ready(kind, payload)
 
     def _order(self, payload: bytes) -> None:
         if payload.startswith(b"form "):
             self.said[payload[5:].decode()] = []
-        elif payload.startswith(wire.EARLY_ORDER):
+        elif payload.startswith(shim.EARLY_ORDER):
             self.guesses.append(_texts(self.orders / os.fsdecode(payload)))
             (self.orders / os.fsdecode(payload)).unlink()
         else:
-            assert payload.startswith(wire.SAMPLER_ORDER)
+            assert payload.startswith(shim.SAMPLER_ORDER)
             self.heads.append(_texts(self.orders / os.fsdecode(payload)))
 
     def _epoch(self, payload: bytes) -> Announced:
-        stream, epoch, columns, flags, key = wire.EPOCH.unpack_from(payload)
-        name, table, formula = payload[wire.EPOCH.size :].split(b"\0")
-        announced = Announced(stream, epoch, columns, bool(flags & wire.EPOCH_ENDED), key, formula)
+        stream, epoch, columns, flags, key = shim.EPOCH.unpack_from(payload)
+        name, table, formula = payload[shim.EPOCH.size :].split(b"\0")
+        announced = Announced(stream, epoch, columns, bool(flags & shim.EPOCH_ENDED), key, formula)
         assert bool(columns) == bool(table)
         if name:
             announced.content = (self.orders / os.fsdecode(name)).read_bytes()

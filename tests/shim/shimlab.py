@@ -21,10 +21,10 @@ from typing import Any
 
 import pytest
 
-from hpcstage import wire
-from hpcstage.daemon.attributes import Table
-from hpcstage.launch import page, shimdir
+from hpcstage.node import page, shimdir
 from hpcstage.plan.types import Entry
+from hpcstage.protocol import shim
+from hpcstage.store.attributes import Table
 
 LAYERS = ("native", "python")
 PRELUDE = """
@@ -48,25 +48,25 @@ class Lab:
         self.store.mkdir(parents=True)
         page.create(self.node / "page")
         self._table = Table(self.node, 1000)
-        self.state(wire.State.STAGING)
+        self.state(shim.State.STAGING)
         self.unlinked()
 
-    def state(self, state: wire.State) -> None:
+    def state(self, state: shim.State) -> None:
         """What the page says."""
-        self._poke(wire.STATE_OFFSET, int(state))
+        self._poke(shim.STATE_OFFSET, int(state))
 
     def gate(self) -> tuple[int, int, int, int]:
         """The four words that say whether copies are opened."""
-        data = (self.node / "page").read_bytes()[wire.GATE_OFFSET : wire.GATE_OFFSET + wire.GATE_BYTES]
+        data = (self.node / "page").read_bytes()[shim.GATE_OFFSET : shim.GATE_OFFSET + shim.GATE_BYTES]
         return struct.unpack("<4I", data)
 
     def catch_up(self) -> None:
         """As a daemon that has read all that was sent."""
-        self._poke(wire.GATE_OFFSET + 4 * wire.CAUGHT_UP, self.gate()[wire.GIVEN_UP])
+        self._poke(shim.GATE_OFFSET + 4 * shim.CAUGHT_UP, self.gate()[shim.GIVEN_UP])
 
-    def unlinked(self, value: int = wire.UNLINKED) -> None:
+    def unlinked(self, value: int = shim.UNLINKED) -> None:
         """No file of the dataset is a symbolic link or behind one."""
-        self._poke(wire.LINKED_OFFSET, value)
+        self._poke(shim.LINKED_OFFSET, value)
 
     def _poke(self, offset: int, value: int) -> None:
         with (self.node / "page").open("r+b") as file:
@@ -131,9 +131,9 @@ class Lab:
     def slots(self) -> list[dict[str, Any]]:
         """The used slots: pid, layer, parent and counters by name."""
         data = (self.node / "page").read_bytes()
-        header = wire.PAGE_HEADER.unpack_from(data)
-        numbers = [*range(min(header[5], wire.PYTHON_SLOTS_FROM)), *range(wire.PYTHON_SLOTS_FROM, header[6])]
-        slots = (_slot(data, wire.PAGE_HEADER_BYTES + n * wire.SLOT_BYTES) for n in numbers)
+        header = shim.PAGE_HEADER.unpack_from(data)
+        numbers = [*range(min(header[5], shim.PYTHON_SLOTS_FROM)), *range(shim.PYTHON_SLOTS_FROM, header[6])]
+        slots = (_slot(data, shim.PAGE_HEADER_BYTES + n * shim.SLOT_BYTES) for n in numbers)
         return [slot for slot in slots if slot["pid"] or slot["counters"]]
 
     def counters(self) -> dict[str, int]:
@@ -147,15 +147,15 @@ class Lab:
 
 MARK = "HPCSTAGE_TEST_SESSION"
 _NAMES = {
-    **{int(c): c.name.lower() for c in wire.Counter},
-    **{wire.Counter.DIRECT_BASE + r: f"direct_{r.name.lower()}" for r in wire.Reason if r},
+    **{int(c): c.name.lower() for c in shim.Counter},
+    **{shim.Counter.DIRECT_BASE + r: f"direct_{r.name.lower()}" for r in shim.Reason if r},
 }
 
 
 def _slot(data: bytes, at: int) -> dict[str, Any]:
-    pid, layer, version, parent, attach_ns = wire.SLOT_HEAD.unpack_from(data, at)
-    values = struct.unpack_from(f"<{wire.COUNTERS}Q", data, at + wire.COUNTERS_OFFSET)
-    hist = struct.unpack_from(f"<{wire.HIST_BUCKETS}I", data, at + wire.HIST_OPEN_OFFSET)
+    pid, layer, version, parent, attach_ns = shim.SLOT_HEAD.unpack_from(data, at)
+    values = struct.unpack_from(f"<{shim.COUNTERS}Q", data, at + shim.COUNTERS_OFFSET)
+    hist = struct.unpack_from(f"<{shim.HIST_BUCKETS}I", data, at + shim.HIST_OPEN_OFFSET)
     counters = {_NAMES.get(i, str(i)): value for i, value in enumerate(values) if value}
     return {
         "pid": pid, "layer": layer, "python": (version >> 8, version & 255), "parent": parent, "attach_ns": attach_ns,
@@ -163,22 +163,22 @@ def _slot(data: bytes, at: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-Answers = Callable[[wire.Kind, bytes], "bytes | None"]
+Answers = Callable[[shim.Kind, bytes], "bytes | None"]
 
 
-def ready(kind: wire.Kind, path: bytes) -> bytes:
+def ready(kind: shim.Kind, path: bytes) -> bytes:
     """WANT: READY. WROTE: DONE."""
-    answer = wire.Answer.READY if kind is wire.Kind.WANT else wire.Answer.DONE
-    return wire.REPLY.pack(wire.VERSION, answer, 0, 0)
+    answer = shim.Answer.READY if kind is shim.Kind.WANT else shim.Answer.DONE
+    return shim.REPLY.pack(shim.VERSION, answer, 0, 0)
 
 
-def direct(reason: wire.Reason) -> Answers:
+def direct(reason: shim.Reason) -> Answers:
     """WANT: DIRECT for a reason. WROTE: DONE."""
 
-    def answer(kind: wire.Kind, path: bytes) -> bytes:
-        if kind is not wire.Kind.WANT:
+    def answer(kind: shim.Kind, path: bytes) -> bytes:
+        if kind is not shim.Kind.WANT:
             return ready(kind, path)
-        return wire.REPLY.pack(wire.VERSION, wire.Answer.DIRECT, reason, 0)
+        return shim.REPLY.pack(shim.VERSION, shim.Answer.DIRECT, reason, 0)
 
     return answer
 
@@ -187,7 +187,7 @@ class Responder:
     """Answers on the socket like a daemon; `asked` holds (kind, path). An answer of None is silence."""
 
     def __init__(self, sock: Path, answers: Answers) -> None:
-        self.asked: list[tuple[wire.Kind, bytes]] = []
+        self.asked: list[tuple[shim.Kind, bytes]] = []
         self._answers = answers
         self._held: list[socket.socket] = []
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -202,18 +202,18 @@ class Responder:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
-            data = connection.recv(wire.MAX_DATAGRAM)
+            data = connection.recv(shim.MAX_DATAGRAM)
             if not data:
                 connection.close()
                 continue
-            version, kind, _, pid = wire.REQUEST.unpack_from(data)
-            assert version == wire.VERSION
+            version, kind, _, pid = shim.REQUEST.unpack_from(data)
+            assert version == shim.VERSION
             assert pid > 0
-            path = data[wire.REQUEST.size :]
-            if kind == wire.Kind.LANDED and len(path) > wire.LANDED.size:  # the same question, with the inode
-                kind, path = wire.Kind.WROTE, path[wire.LANDED.size :]
-            reply = self._answers(wire.Kind(kind), path)
-            self.asked.append((wire.Kind(kind), path))
+            path = data[shim.REQUEST.size :]
+            if kind == shim.Kind.LANDED and len(path) > shim.LANDED.size:  # the same question, with the inode
+                kind, path = shim.Kind.WROTE, path[shim.LANDED.size :]
+            reply = self._answers(shim.Kind(kind), path)
+            self.asked.append((shim.Kind(kind), path))
             if reply is None:
                 self._held.append(connection)
                 continue
@@ -221,7 +221,7 @@ class Responder:
                 connection.send(reply)
             connection.close()
 
-    def paths(self, kind: wire.Kind) -> list[bytes]:
+    def paths(self, kind: shim.Kind) -> list[bytes]:
         """What was asked, of one kind."""
         return [path for k, path in self.asked if k is kind]
 

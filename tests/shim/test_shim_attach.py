@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from shimlab import Lab
 
-from hpcstage import wire
-from hpcstage.launch import shimdir
+from hpcstage.node import shimdir
+from hpcstage.protocol import shim
 
 pytest_plugins = ("shimfixtures",)
 READ = "import _hpcstage_attach as a; say([a.layer, open(src('file')).read()])"
@@ -64,7 +64,7 @@ say(out)
     assert lab.run(code, python=interpreter(version)) == [
         lab.layer, "copy..", "copy..", "copy..", True, True, ["file", "remote"], 2, 6, "source", True, True, "new"
     ]  # fmt: skip
-    assert lab.slots()[0]["layer"] == wire.Layer[lab.layer.upper()]
+    assert lab.slots()[0]["layer"] == shim.Layer[lab.layer.upper()]
     assert lab.slots()[0]["counters"]["exit_ns"] > lab.slots()[0]["attach_ns"] > 0
 
 
@@ -183,7 +183,7 @@ def test_a_subinterpreter_has_the_same_layer(lab: Lab, version: str) -> None:
     assert lab.run(SUBINTERPRETER, python=interpreter(version)) == [inner * 2, lab.layer, "copy.."]
     slots = lab.slots()
     assert len({slot["pid"] for slot in slots}) == 1
-    assert {slot["layer"] for slot in slots} == {wire.Layer[lab.layer.upper()]}
+    assert {slot["layer"] for slot in slots} == {shim.Layer[lab.layer.upper()]}
     assert lab.counters()["hit_opens"] == 3
 
 
@@ -202,7 +202,7 @@ def test_off_only_counts_the_process(lab: Lab) -> None:
     lab.put("file", b"source", b"copy..")
     lab.install(intercept="off")
     assert lab.run(READ) == ["direct", "source"]
-    assert [slot["layer"] for slot in lab.slots()] == [wire.Layer.DIRECT]
+    assert [slot["layer"] for slot in lab.slots()] == [shim.Layer.DIRECT]
 
 
 def test_the_own_sitecustomize_runs(lab: Lab, tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_a_damaged_page_fails_open(lab: Lab, damage: str) -> None:
     if damage == "short":
         os.truncate(lab.node / "page", 5000)
     else:
-        (lab.node / "page").write_bytes(b"x" * wire.PAGE_BYTES)
+        (lab.node / "page").write_bytes(b"x" * shim.PAGE_BYTES)
     done = plain(lab, "import sys; print(open(sys.argv[1] + '/file').read())")
     assert (done.returncode, done.stderr) == (0, b"")
 

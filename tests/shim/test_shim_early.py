@@ -9,7 +9,7 @@ import pytest
 from epochlab import Epochs
 from shimlab import Lab
 
-from hpcstage import wire
+from hpcstage.protocol import shim
 
 pytest.importorskip("torch")
 
@@ -88,6 +88,6 @@ def test_a_wrong_one(filled: Lab) -> None:
 
 @pytest.mark.parametrize("state", ["SETTLED", "MEASURING", "ENDED"])
 def test_only_while_files_are_copied(filled: Lab, state: str) -> None:
-    filled.state(wire.State[state])
-    filled._poke(wire.LOGGING_OFFSET, 1)
+    filled.state(shim.State[state])
+    filled._poke(shim.LOGGING_OFFSET, 1)
     assert outcome(filled, KEPT["shuffled"])[1] == []

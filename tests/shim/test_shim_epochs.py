@@ -14,8 +14,8 @@ import pytest
 from epochlab import Announced, Epochs
 from shimlab import Lab
 
-from hpcstage import wire
-from hpcstage.launch import shimdir
+from hpcstage.node import shimdir
+from hpcstage.protocol import shim
 
 pytest.importorskip("torch")
 pytest.importorskip("numpy")
@@ -172,8 +172,8 @@ def test_both_layers_announce(lab: Lab) -> None:
 )
 def test_only_while_it_is_of_use(native_lab: Lab, state: str, logging: int, announced: int) -> None:
     fill(native_lab)
-    native_lab.state(wire.State[state])
-    native_lab._poke(wire.LOGGING_OFFSET, logging)
+    native_lab.state(shim.State[state])
+    native_lab._poke(shim.LOGGING_OFFSET, logging)
     with Epochs(native_lab) as epochs:
         small(native_lab)
     assert len(epochs.begun()) == announced

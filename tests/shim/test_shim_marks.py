@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from shimlab import Lab
 
-from hpcstage import wire
+from hpcstage.protocol import shim
 
 pytest.importorskip("torch")
 pytest_plugins = ("shimfixtures",)
@@ -40,8 +40,8 @@ def noting(loader):
 def noted(lab: Lab, loader: str, logging: int = 1) -> Any:
     """What was marked and read."""
     lab.install()
-    lab._poke(wire.LOGGING_OFFSET, logging)
-    lab.state(wire.State.ENDED)
+    lab._poke(shim.LOGGING_OFFSET, logging)
+    lab.state(shim.State.ENDED)
     return lab.run(CODE + f"say(noting({loader}))")
 
 

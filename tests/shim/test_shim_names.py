@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from shimlab import Lab, Responder, ready, wait_until
 
-from hpcstage import wire
+from hpcstage.protocol import shim
 
 pytest_plugins = ("shimfixtures",)
 
@@ -95,8 +95,8 @@ def test_the_daemon_is_asked_by_the_names_it_knows(lab: Lab, here: Path) -> None
     with Responder(lab.sock, ready) as daemon:
         lab.run("open(sys.argv[2]).read(); open(sys.argv[2], 'a').close()", here / "link/d/file")
         canonical = os.fsencode(lab.source / "d/file")
-        assert set(daemon.paths(wire.Kind.WANT)) == {canonical}
-        assert set(daemon.paths(wire.Kind.WROTE)) == {canonical}
+        assert set(daemon.paths(shim.Kind.WANT)) == {canonical}
+        assert set(daemon.paths(shim.Kind.WROTE)) == {canonical}
 
 
 CHANGES = {
@@ -123,8 +123,8 @@ def test_a_change_through_a_link_drops_the_copy(lab: Lab, here: Path, way: str, 
     code = f"name = sys.argv[2]; sys.argv[3] == 'True' and open(name).read(); {CHANGES[way]}"
     with Responder(lab.sock, ready) as daemon:
         lab.run(code, here / "link/d/file", str(known), cwd=here)
-        wait_until(lambda: bool(daemon.paths(wire.Kind.WROTE)))
-        assert any(os.fsencode(lab.source / "d/file").startswith(path) for path in daemon.paths(wire.Kind.WROTE))
+        wait_until(lambda: bool(daemon.paths(shim.Kind.WROTE)))
+        assert any(os.fsencode(lab.source / "d/file").startswith(path) for path in daemon.paths(shim.Kind.WROTE))
 
 
 FILE_CHANGES = {name: CHANGES[name] for name in ("w", "r+", "O_RDWR", "truncate", "chmod", "utime")}
@@ -137,7 +137,7 @@ def test_a_change_through_a_link_to_a_file_drops_the_copy(lab: Lab, here: Path, 
     lab.install()
     with Responder(lab.sock, ready) as daemon:
         lab.run(f"name = sys.argv[2]; {CHANGES[way]}", here / "file", cwd=here)
-        assert os.fsencode(lab.source / "d/file") in daemon.paths(wire.Kind.WROTE)
+        assert os.fsencode(lab.source / "d/file") in daemon.paths(shim.Kind.WROTE)
 
 
 def test_what_acts_on_a_link_itself_drops_nothing(lab: Lab, here: Path) -> None:
@@ -153,7 +153,7 @@ say(before + [open("other/d/file").read(), os.path.exists("file"), os.path.exist
 """
     with Responder(lab.sock, ready) as daemon:
         assert lab.run(code, here) == ["copy..", "copy..", True, "copy..", False, False]
-        assert daemon.paths(wire.Kind.WROTE) == []
+        assert daemon.paths(shim.Kind.WROTE) == []
 
 
 SWITCHES = {
@@ -348,4 +348,4 @@ say([open(name).read(), os.stat(name).st_size])
 """
     with Responder(lab.sock, ready) as daemon:
         assert lab.run(code, lab.store) == ["source", 6]
-        assert os.fsencode(lab.source / "d/other") in daemon.paths(wire.Kind.WROTE)
+        assert os.fsencode(lab.source / "d/other") in daemon.paths(shim.Kind.WROTE)

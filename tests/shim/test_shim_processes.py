@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from shimlab import Lab, Responder, compile_library, ready
 
-from hpcstage import wire
+from hpcstage.protocol import shim
 
 pytest_plugins = ("shimfixtures",)
 
@@ -99,8 +99,8 @@ os.read(fd, 1000)
 def test_slots_run_out(lab: Lab) -> None:
     lab.put("file", b"source", b"copy..")
     lab.install()
-    offset = wire.NEXT_NATIVE_OFFSET + (4 if lab.layer == "python" else 0)
-    lab._poke(offset, wire.SLOTS if lab.layer == "python" else wire.PYTHON_SLOTS_FROM - 1)
+    offset = shim.NEXT_NATIVE_OFFSET + (4 if lab.layer == "python" else 0)
+    lab._poke(offset, shim.SLOTS if lab.layer == "python" else shim.PYTHON_SLOTS_FROM - 1)
     for _ in range(2):
         assert lab.run("say(open(src('file')).read())") == "copy.."
     if lab.layer == "native":

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from shimlab import Lab, Responder, compile_library, direct, ready
 
-from hpcstage import wire
-from hpcstage.daemon.opens import Event, Lost, Marked, Opened, Opens
-from hpcstage.daemon.page import Page
+from hpcstage.daemon.process.page import Page
+from hpcstage.daemon.reading.opens import Event, Lost, Marked, Opened, Opens
+from hpcstage.protocol import shim
 
 pytest_plugins = ("shimfixtures",)
 STEP = """
@@ -94,7 +94,7 @@ def test_in_order(logged: Logged) -> None:
     lab.put("sub/deeper", b"s", b"c")
     lab.put("remote", b"s")
     lab.install()
-    with Responder(lab.sock, direct(wire.Reason.LATER)):
+    with Responder(lab.sock, direct(shim.Reason.LATER)):
         lab.run("""
 mark = attach.active.mark
 open(src("there")).close()
@@ -124,7 +124,7 @@ def test_times_and_slots(logged: Logged) -> None:
     assert before <= event.ns <= after
     assert logged.names == [b"0-source/file"]
     data = (logged.directory / f"{event.slot}.ring").read_bytes()
-    pid = wire.RING_HEADER.unpack_from(data)[3]
+    pid = shim.RING_HEADER.unpack_from(data)[3]
     assert pid == lab.slots()[0]["pid"]
     assert logged.opens.lost_bytes == logged.opens.gaps == 0
 
@@ -133,7 +133,7 @@ def test_ready_is_logged_once(logged: Logged) -> None:
     lab = logged.lab
     lab.put("file", b"source")
 
-    def answer(kind: wire.Kind, path: bytes) -> bytes:
+    def answer(kind: shim.Kind, path: bytes) -> bytes:
         lab.put("file", store=b"copy..")
         return ready(kind, path)
 
@@ -389,7 +389,7 @@ def test_no_ring_and_no_harm(logged: Logged, obstacle: str) -> None:
     lab = logged.lab
     lab.put("file", b"source", b"copy..")
     lab.install()
-    first = wire.PYTHON_SLOTS_FROM if lab.layer == "python" else 1
+    first = shim.PYTHON_SLOTS_FROM if lab.layer == "python" else 1
     if obstacle in ("missing", "a file"):
         logged.directory.rmdir()
     if obstacle == "a file":
@@ -430,8 +430,8 @@ def test_slots_that_ran_out_have_none(logged: Logged) -> None:
     lab = logged.lab
     lab.put("file", b"s", b"c")
     lab.install()
-    offset = wire.NEXT_NATIVE_OFFSET + (4 if lab.layer == "python" else 0)
-    lab._poke(offset, wire.SLOTS if lab.layer == "python" else wire.PYTHON_SLOTS_FROM)
+    offset = shim.NEXT_NATIVE_OFFSET + (4 if lab.layer == "python" else 0)
+    lab._poke(offset, shim.SLOTS if lab.layer == "python" else shim.PYTHON_SLOTS_FROM)
     lab.run("open(src('file')).close(); attach.active.mark(1, 1)")
     assert logged.rings() == []
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from shimlab import Lab, Responder, ready
 
-from hpcstage import wire
+from hpcstage.protocol import shim
 
 pytest_plugins = ("shimfixtures",)
 
@@ -138,7 +138,7 @@ def test_a_change_drops_the_copy(lab: Lab, way: str, answered: bool) -> None:
     lab.put("d/other", b"source", b"copy..")
     lab.install()
 
-    def unlink_at(kind: wire.Kind, path: bytes) -> bytes:
+    def unlink_at(kind: shim.Kind, path: bytes) -> bytes:
         local = lab.store / Path(os.fsdecode(path)).relative_to(lab.source)
         if local.is_dir():
             local.rename(lab.node / "gone")
@@ -149,7 +149,7 @@ def test_a_change_drops_the_copy(lab: Lab, way: str, answered: bool) -> None:
     if answered:
         with Responder(lab.sock, unlink_at) as daemon:
             lab.run(code, name)
-            wrote = daemon.paths(wire.Kind.WROTE)
+            wrote = daemon.paths(shim.Kind.WROTE)
         assert any(os.fsencode(name).startswith(path) for path in wrote)
     else:
         lab.run(code, name)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcstage.launch import shimdir
+from hpcstage.node import shimdir
 
 torch = pytest.importorskip("torch")
 numpy = pytest.importorskip("numpy")

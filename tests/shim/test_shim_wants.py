@@ -14,7 +14,7 @@ import pytest
 from immutability import immutable
 from shimlab import Lab, Responder, direct, ready, wait_until
 
-from hpcstage import wire
+from hpcstage.protocol import shim
 
 pytest_plugins = ("shimfixtures",)
 READ = "say(open(src('file')).read())"
@@ -24,21 +24,21 @@ def test_ready_reads_the_copy(lab: Lab) -> None:
     lab.put("file", b"source")
     lab.install()
 
-    def stage(kind: wire.Kind, path: bytes) -> bytes:
+    def stage(kind: shim.Kind, path: bytes) -> bytes:
         (lab.store / "file").write_bytes(b"copy..")
         return ready(kind, path)
 
     with Responder(lab.sock, stage) as daemon:
         assert lab.run(READ + ";" + READ) == "copy.."
-        assert daemon.asked == [(wire.Kind.WANT, os.fsencode(lab.source / "file"))]
+        assert daemon.asked == [(shim.Kind.WANT, os.fsencode(lab.source / "file"))]
     counters = lab.counters()
     assert (counters["wants"], counters["ready_opens"], counters["hit_opens"]) == (1, 1, 1)
     assert counters["want_ns"] > 0
     assert "source_opens" not in counters
 
 
-@pytest.mark.parametrize("reason", [r for r in wire.Reason if r.name in ("UNKNOWN", "LATER", "FULL", "FAILED", "VOID")])
-def test_direct_reads_the_source(lab: Lab, reason: wire.Reason) -> None:
+@pytest.mark.parametrize("reason", [r for r in shim.Reason if r.name in ("UNKNOWN", "LATER", "FULL", "FAILED", "VOID")])
+def test_direct_reads_the_source(lab: Lab, reason: shim.Reason) -> None:
     lab.put("file", b"source")
     lab.install()
     with Responder(lab.sock, direct(reason)):
@@ -65,7 +65,7 @@ def test_no_want_in_other_states(lab: Lab, state: str) -> None:
     lab.put("file", b"source")
     lab.put("staged", b"source", b"copy..")
     lab.install()
-    lab.state(wire.State[state])
+    lab.state(shim.State[state])
     with Responder(lab.sock, ready) as daemon:
         assert lab.run("say([open(src(n)).read() for n in ('file', 'staged')])") == ["source", "copy.."]
         assert daemon.asked == []
@@ -75,9 +75,9 @@ def test_no_want_in_other_states(lab: Lab, state: str) -> None:
 def test_a_want_before_the_daemon_has_begun_waits_for_it(lab: Lab) -> None:
     lab.put("file", b"source")
     lab.install()
-    lab.state(wire.State.STARTING)
+    lab.state(shim.State.STARTING)
 
-    def stage(kind: wire.Kind, path: bytes) -> bytes:
+    def stage(kind: shim.Kind, path: bytes) -> bytes:
         (lab.store / "file").write_bytes(b"copy..")
         return ready(kind, path)
 
@@ -89,7 +89,7 @@ def test_a_daemon_that_does_not_begin_is_waited_for_once(lab: Lab) -> None:
     for name in ("file", "b", "c"):
         lab.put(name, b"source")
     lab.install(want_cap_s=20)
-    lab.state(wire.State.STARTING)
+    lab.state(shim.State.STARTING)
     with Responder(lab.sock, lambda kind, path: None) as daemon:
         assert lab.run("say([open(src(n)).read() for n in ('file', 'b', 'c')])") == ["source"] * 3
         assert len(daemon.asked) == 1
@@ -102,7 +102,7 @@ def test_a_daemon_that_does_not_begin_is_waited_for_once(lab: Lab) -> None:
 def test_direct_mode_only_counts(lab: Lab, how: str) -> None:
     lab.put("file", b"source", b"copy..")
     lab.install(mode="direct" if how == "config" else "stage")
-    lab.state(wire.State.MEASURING)
+    lab.state(shim.State.MEASURING)
     with Responder(lab.sock, ready) as daemon:
         code = """
 with open(src("file"), "r+") as f: f.write("S")
@@ -160,7 +160,7 @@ def test_garbage_for_an_answer(lab: Lab) -> None:
     lab.install()
     with Responder(lab.sock, lambda kind, path: b"\xff\x01"):
         assert lab.run(READ) == "source"
-    with_reason = wire.REPLY.pack(wire.VERSION, wire.Answer.DIRECT, 999, 0)
+    with_reason = shim.REPLY.pack(shim.VERSION, shim.Answer.DIRECT, 999, 0)
     lab.sock.unlink()
     with Responder(lab.sock, lambda kind, path: with_reason):
         assert lab.run(READ) == "source"
@@ -219,7 +219,7 @@ def test_a_socket_address_that_does_not_fit(lab: Lab, tmp_path: object) -> None:
 def test_a_fresh_write_before_the_daemon_waits_for_nobody(lab: Lab) -> None:
     lab.put("file", b"source")
     lab.install()
-    lab.state(wire.State.STARTING)
+    lab.state(shim.State.STARTING)
     with Responder(lab.sock, lambda kind, path: None) as daemon:
         begin = time.monotonic()
         lab.run("open(src('file'), 'w').close()")
@@ -227,7 +227,7 @@ def test_a_fresh_write_before_the_daemon_waits_for_nobody(lab: Lab) -> None:
         deadline = time.monotonic() + 5
         while not daemon.asked and time.monotonic() < deadline:
             time.sleep(0.005)
-        assert daemon.paths(wire.Kind.WROTE) == [os.fsencode(lab.source / "file")]
+        assert daemon.paths(shim.Kind.WROTE) == [os.fsencode(lab.source / "file")]
 
 
 def test_a_write_waits_for_the_daemon_a_second_at_most(lab: Lab) -> None:
@@ -250,7 +250,7 @@ def test_a_daemon_that_hangs_is_told_of_every_write(lab: Lab) -> None:
         lab.run("for name in ('a', 'b', 'c'): open(src(name), 'r+').write('S')")
         assert time.monotonic() - begin < 3
         wait_until(lambda: len(daemon.asked) == 3)
-        assert daemon.paths(wire.Kind.WROTE) == [os.fsencode(lab.source / name) for name in ("a", "b", "c")]
+        assert daemon.paths(shim.Kind.WROTE) == [os.fsencode(lab.source / name) for name in ("a", "b", "c")]
 
 
 def test_nothing_is_served_before_the_daemon_has_read_of_a_write(lab: Lab) -> None:
@@ -296,11 +296,11 @@ def test_writes_elsewhere_are_noted_before_the_files_are_known(lab: Lab, tmp_pat
     (tmp_path / "outside").write_bytes(b"x")
     info = (tmp_path / "outside").stat()
     lab.install()
-    lab.state(wire.State.SCANNING)
+    lab.state(shim.State.SCANNING)
     with Responder(lab.sock, ready) as daemon:
         lab.run("open(sys.argv[2], 'r+').close()", tmp_path / "outside")
         assert daemon.asked == []
-    noted = wire.LANDED.iter_unpack((lab.node / wire.EARLY_FILE).read_bytes())
+    noted = shim.LANDED.iter_unpack((lab.node / shim.EARLY_FILE).read_bytes())
     assert (info.st_dev, info.st_ino) in set(noted)
 
 
@@ -313,12 +313,12 @@ def test_writes_elsewhere_cost_no_message_where_they_cannot_be_a_datasets(lab: L
     lab.unlinked(0)
     with Responder(lab.sock, ready) as daemon:
         lab.run(code, tmp_path)
-        assert len(daemon.paths(wire.Kind.LANDED)) >= 2
+        assert len(daemon.paths(shim.Kind.LANDED)) >= 2
         lab.unlinked()
         daemon.asked.clear()
         lab.run(code, tmp_path)
         info = (tmp_path / "two").stat()
-        assert daemon.asked == [(wire.Kind.LANDED, wire.LANDED.pack(info.st_dev, info.st_ino))]
+        assert daemon.asked == [(shim.Kind.LANDED, shim.LANDED.pack(info.st_dev, info.st_ino))]
 
 
 def test_a_copy_that_cannot_be_removed_is_never_served_again(lab: Lab) -> None:
@@ -343,7 +343,7 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 say([text, len(hits) > 0])
 """
 
-    def late(kind: wire.Kind, path: bytes) -> bytes:
+    def late(kind: shim.Kind, path: bytes) -> bytes:
         time.sleep(0.2)  # the time it takes, not a synchronisation
         (lab.store / "file").write_bytes(b"copy..")
         return ready(kind, path)

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shimlab import Lab
 
-from hpcstage import wire
-from hpcstage.launch import page, shimdir
+from hpcstage.node import page, shimdir
+from hpcstage.protocol import shim
 
 pytest_plugins = ("shimfixtures",)
 HEADER = (shimdir.SHIM / "_native_wire.h").read_text()
-KINDS = {"KIND": wire.Kind, "ANSWER": wire.Answer, "REASON": wire.Reason, "LAYER": wire.Layer, "STATE": wire.State,
-         "COUNTER": wire.Counter}  # fmt: skip
+KINDS = {"KIND": shim.Kind, "ANSWER": shim.Answer, "REASON": shim.Reason, "LAYER": shim.Layer, "STATE": shim.State,
+         "COUNTER": shim.Counter}  # fmt: skip
 
 
 def module(name: str) -> object:
@@ -39,9 +39,9 @@ def module(name: str) -> object:
 def expected(name: str) -> int:
     """The number that wire.py has under the shim's name for it."""
     group, _, member = name.partition("_")
-    if name not in vars(wire) and group in KINDS:
+    if name not in vars(shim) and group in KINDS:
         return int(KINDS[group][member])
-    return int(getattr(wire, name))
+    return int(getattr(shim, name))
 
 
 def test_the_header_agrees() -> None:
@@ -50,7 +50,7 @@ def test_the_header_agrees() -> None:
     numbers = {name: sum(_product(term) for term in text.split("+")) for name, text in pairs}
     assert numbers == {name: expected(name) for name in numbers}
     magic = int(re.search(r"PAGE_MAGIC 0x(\w+)ull", HEADER)[1], 16)  # type: ignore[index]
-    assert magic == wire.PAGE_MAGIC
+    assert magic == shim.PAGE_MAGIC
 
 
 def _product(term: str) -> int:
@@ -61,13 +61,13 @@ def _product(term: str) -> int:
 
 
 def test_the_header_has_all_counters() -> None:
-    assert {f"COUNTER_{c.name}" for c in wire.Counter} <= set(re.findall(r"X\((\w+),", HEADER))
+    assert {f"COUNTER_{c.name}" for c in shim.Counter} <= set(re.findall(r"X\((\w+),", HEADER))
 
 
 def test_the_python_module_agrees() -> None:
     numbers = {k: v for k, v in vars(module("_hpcstage_wire")).items() if k.isupper() and isinstance(v, int)}
     numbers.pop("TYPE_CHECKING", None)
-    assert numbers.pop("NEXT_PYTHON_OFFSET") == wire.NEXT_NATIVE_OFFSET + 4
+    assert numbers.pop("NEXT_PYTHON_OFFSET") == shim.NEXT_NATIVE_OFFSET + 4
     assert numbers == {name: expected(name) for name in numbers}
 
 
@@ -79,7 +79,7 @@ def test_the_extension_agrees(native_lab: Lab) -> None:
 
 @given(st.integers(0, 2**64 - 1))
 def test_buckets_agree_in_python(value_ns: int) -> None:
-    assert BUCKET(value_ns) == wire.bucket_of_ns(value_ns)
+    assert BUCKET(value_ns) == shim.bucket_of_ns(value_ns)
 
 
 BUCKET = module("_hpcstage_wire").bucket_of_ns  # type: ignore[attr-defined]
@@ -89,17 +89,17 @@ def test_buckets_agree_in_c(native_lab: Lab) -> None:
     native_lab.install()
     values = sorted({0, 1, *(2**n + d for n in range(9, 64) for d in (-1, 0, 1, 2**n // 4, 2**n // 2, 3 * 2**n // 4))})
     code = "import _hpcstage_native as n; say([n.bucket_of_ns(int(v)) for v in sys.argv[2:]])"
-    assert native_lab.run(code, *map(str, values)) == [wire.bucket_of_ns(v) for v in values]
+    assert native_lab.run(code, *map(str, values)) == [shim.bucket_of_ns(v) for v in values]
 
 
 def test_the_page(tmp_path: Path) -> None:
     page.create(tmp_path / "page")
     data = (tmp_path / "page").read_bytes()
-    assert len(data) == wire.PAGE_BYTES
-    assert wire.PAGE_HEADER.unpack_from(data) == (
-        wire.PAGE_MAGIC, wire.VERSION, wire.State.STARTING, wire.SLOTS, wire.SLOT_BYTES, 1, wire.PYTHON_SLOTS_FROM, 0, 0
+    assert len(data) == shim.PAGE_BYTES
+    assert shim.PAGE_HEADER.unpack_from(data) == (
+        shim.PAGE_MAGIC, shim.VERSION, shim.State.STARTING, shim.SLOTS, shim.SLOT_BYTES, 1, shim.PYTHON_SLOTS_FROM, 0, 0
     )  # fmt: skip
-    assert (tmp_path / "page").stat().st_blocks * 512 >= wire.PAGE_BYTES
+    assert (tmp_path / "page").stat().st_blocks * 512 >= shim.PAGE_BYTES
     with pytest.raises(FileExistsError):
         page.create(tmp_path / "page")
 

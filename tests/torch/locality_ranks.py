@@ -20,9 +20,9 @@ NODE_DIR = "HPCSTAGE_NODE_DIR"
 
 def make_node(node_dir: Path, names: Iterable[str], kept: Iterable[str], due: Iterable[str]) -> Path:
     """A node directory whose daemon knows these names below ROOT."""
-    from hpcstage.daemon.holdings import Holdings
-    from hpcstage.plan.manifest import Manifest
+    from hpcstage.plan.dataset.manifest import Manifest
     from hpcstage.plan.types import Dataset, Entry, Kind
+    from hpcstage.store.holdings import Holdings
 
     node_dir.mkdir(parents=True)
     dataset = Dataset("data", Kind.DIRECTORY, ROOT.encode(), (), ())

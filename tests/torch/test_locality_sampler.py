@@ -21,6 +21,7 @@ import locality_ranks  # noqa: E402
 from locality_ranks import NODE_DIR, ROOT, Files, make_node, run_ranks  # noqa: E402
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, DistributedSampler, Subset  # noqa: E402
 
+from hpcstage.protocol.shim import Holding  # noqa: E402
 from hpcstage.torch import holdings as holdings_module  # noqa: E402
 from hpcstage.torch import locality as locality_module  # noqa: E402
 from hpcstage.torch import roster  # noqa: E402
@@ -28,7 +29,6 @@ from hpcstage.torch.holdings import NodeHoldings, paths_of  # noqa: E402
 from hpcstage.torch.locality import LocalityAwareSampler  # noqa: E402
 from hpcstage.torch.roster import held_by  # noqa: E402
 from hpcstage.torch.shares import NOBODY, divide  # noqa: E402
-from hpcstage.wire import Holding  # noqa: E402
 
 pytestmark = pytest.mark.torch
 quick = settings(deadline=None, max_examples=100)

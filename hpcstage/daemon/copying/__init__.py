@@ -1,0 +1,1 @@
+"""Copies files with copier processes, and drops copies of files that change."""

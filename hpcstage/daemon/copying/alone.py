@@ -1,0 +1,150 @@
+"""What the source gives to one reader alone: measured with a few transfers at the start and a few opens at the end.
+
+A program without staging reads with one or a few readers; copiers read with dozens, and what they see is their own
+queue. So the first transfers go one at a time, for a moment, and their times are kept apart. Their names had just been
+looked up by the scan, which makes an open cheaper: after the last transfer, once the kernel has forgotten what it knew,
+a few files are opened once more (nothing of them is read), and the kernel is asked whether it still has their pages.
+
+Owns both measurements. What follows from them is the record's matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import mmap
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+from hpcstage.daemon.copying.messages import Result
+from hpcstage.daemon.process.helpers import Helpers
+from hpcstage.store.copyfile import DROP_BYTES, Status
+
+LEAST_FILES = 8
+LEAST_S = 0.03
+MOST_S = 0.3
+"""Files are copied one at a time until there are so many of so long in all, and never for longer, from the first on;"""
+FIRST_S = 0.6
+"""the first may take so long: the copiers are just starting."""
+FORGET_S = 1.5
+"""Clients of network file systems hold what they know of a name for about a second without asking."""
+OPENS = 5
+OPENING_S = 1.0
+HELPER = "alone"
+Measured = dict[str, float]
+
+
+class Alone:
+    """The first transfers. Pure but for the clock that callers pass."""
+
+    def __init__(self) -> None:
+        self.measured: Measured = {}
+        self.ids: list[int] = []
+        self._results: list[Result] = []
+        self.last: float | None = None
+        """When the last of them ended."""
+        self._began: float | None = None
+        self._first: float | None = None
+        """When the first ended."""
+        self._over = False
+
+    def room(self, free: int, assigned: int, now: float) -> int:
+        """How many of the free transfers may begin."""
+        if self._began is None:
+            self._began = now
+        if now >= self._end(self._began):
+            self._over = True
+        if self._over or free <= 0:
+            return free
+        return 0 if assigned else 1
+
+    def took(self, result: Result, now: float) -> None:
+        """A transfer ended."""
+        if self._over or self._began is None or result.status is not Status.OK:
+            return
+        self.ids.append(result.id)
+        self.last = now
+        self._results.append(result)
+        self.measured = _typical(self._results)
+        self._first = now if self._first is None else self._first
+        self._over = self.measured["files"] >= LEAST_FILES and now - self._began >= LEAST_S
+
+    def _end(self, began: float) -> float:
+        return began + FIRST_S if self._first is None else self._first + MOST_S
+
+    def wake_after(self, now: float) -> float | None:
+        """Seconds until more may begin by the clock."""
+        return None if self._over or self._began is None else max(0.0, self._end(self._began) - now)
+
+
+def _typical(results: Sequence[Result]) -> Measured:
+    """Sums as if all had been typical: a moment in which the machine did something else makes one of them slow."""
+    reads = sorted(results, key=lambda r: r.read_ns / max(r.size_bytes, 1))
+    usual = reads[: max(1, len(reads) - 1)]
+    read_ns = sum(r.read_ns for r in usual) * len(results) / len(usual)
+    open_ns = statistics.median(r.open_ns for r in results) * len(results)
+    size_bytes = sum(r.size_bytes for r in results)
+    return {"files": len(results), "bytes": size_bytes, "open_ns": round(open_ns), "read_ns": round(read_ns)}
+
+
+class Reopened:
+    """A few opens, once the last transfer is long enough ago."""
+
+    def __init__(self, helpers: Helpers) -> None:
+        self.measured: Measured = {}
+        self._helpers = helpers
+        self._started = False
+
+    def look(self, now: float, alone: Alone, paths: Callable[[Sequence[int]], Sequence[bytes]]) -> None:
+        """Called now and then once all is staged; `paths`: those of files by their ids."""
+        if self._started or alone.last is None or now - alone.last < FORGET_S:
+            return
+        self._started = True
+        chosen = paths(alone.ids)
+        self._helpers.start(HELPER, lambda: reopen(chosen), self._ended)
+
+    def _ended(self, answer: bytes | None) -> None:
+        with contextlib.suppress(ValueError):
+            self.measured = json.loads(answer or b"{}")
+
+
+def reopen(paths: Sequence[bytes]) -> bytes:
+    """Runs in a helper: the source may hang."""
+    opened, kept = [], []
+    end = time.monotonic() + OPENING_S
+    for path in paths[:OPENS]:
+        with contextlib.suppress(OSError):
+            begin_ns = time.monotonic_ns()
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            opened.append(time.monotonic_ns() - begin_ns)
+            try:
+                share = resident(fd)
+            finally:
+                os.close(fd)
+            if share is not None:
+                kept.append(share)
+        if time.monotonic() > end:
+            break
+    found: Measured = {"reopened": len(opened)}
+    if opened:
+        found["cold_open_ns"] = sorted(opened)[len(opened) // 4]  # a busy machine makes some of them slow
+    if kept:
+        found["kept_share"] = statistics.median(kept)
+    return json.dumps(found).encode()
+
+
+def resident(fd: int) -> float | None:
+    """The share of a file's pages in memory; None where the kernel would not tell, or the copiers threw them out."""
+    status = os.fstat(fd)
+    if not 0 < status.st_size < DROP_BYTES or os.geteuid() not in (0, status.st_uid):
+        return None
+    pages = -(-status.st_size // mmap.PAGESIZE)
+    flags = (ctypes.c_ubyte * pages)()
+    with mmap.mmap(fd, status.st_size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE) as mapped:
+        first = ctypes.c_char.from_buffer(mapped)
+        failed = ctypes.CDLL(None).mincore(ctypes.byref(first), ctypes.c_size_t(status.st_size), flags)
+        del first
+    return None if failed else sum(flag & 1 for flag in flags) / pages

@@ -1,0 +1,146 @@
+"""Changes that programs without the shim make on this node: the kernel tells of them for each directory (inotify).
+
+Owns the watches. A helper sets them once the files are known, on the directories of the datasets, and on files that are
+symbolic links or have further names; reading causes no event. Where the kernel lost events everything counts as
+changed. What is not watched is said. The kernel does not tell of changes that other nodes make.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from hpcstage.daemon.process.helpers import Helpers
+from hpcstage.daemon.queue.queue import Place, Queue
+from hpcstage.plan.dataset.manifest import Manifest
+
+HELPER = "changes"
+MOST_WATCHES = 65_536
+LIMIT_FILE = Path("/proc/sys/fs/inotify/max_user_watches")
+_EVENT = struct.Struct("=iIII")
+_READ_BYTES = 1 << 18
+_MODIFY, _ATTRIB, _CLOSE_WRITE = 0x2, 0x4, 0x8
+_MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x40, 0x80, 0x100, 0x200
+_DELETE_SELF, _MOVE_SELF, _OVERFLOW, _IS_DIR = 0x400, 0x800, 0x4000, 0x40000000
+_MOVES = _MOVED_FROM | _MOVED_TO | _DELETE | _DELETE_SELF | _MOVE_SELF
+_MASK = _MODIFY | _ATTRIB | _CLOSE_WRITE | _CREATE | _MOVES
+
+
+class Changes:
+    """See the module. `void` is told of a path that was changed, `unseen` of how much is not watched and why."""
+
+    def __init__(self, helpers: Helpers, void: Callable[[bytes], object], unseen: Callable[[str], None]) -> None:
+        self._helpers = helpers
+        self._void = void
+        self._unseen = unseen
+        self._manifest: Manifest
+        self._queue: Queue
+        self._names: dict[int, list[bytes]] = {}
+        """By the number of a watch: the absolute paths of what it watches."""
+        self._fd = -1
+
+    def open(self, manifest: Manifest, queue: Queue, watch: Callable[[int, Callable[[], None]], None]) -> None:
+        """The files are known. `watch` calls what it is given when a descriptor can be read."""
+        self._manifest, self._queue = manifest, queue
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._fd < 0:
+            self._unseen(f"no directory of the datasets ({os.strerror(ctypes.get_errno())})")
+            return
+        fd = self._fd
+        work = lambda: json.dumps(_watch_all(libc, fd, manifest)).encode()  # noqa: E731
+        self._helpers.start(HELPER, work, lambda data: self._set(data, watch), kept=(fd,))
+
+    def _set(self, data: bytes | None, watch: Callable[[int, Callable[[], None]], None]) -> None:
+        if data is None:
+            self._unseen("no directory of the datasets (the watches could not be set)")
+            return
+        names, missing, why = json.loads(data)
+        for number, name in names:
+            self._names.setdefault(number, []).append(os.fsencode(name))
+        if missing:
+            self._unseen(f"{missing} of {len(names) + missing} directories and linked files ({why})")
+        watch(self._fd, self.read)
+
+    def read(self) -> None:
+        """Takes what the kernel tells."""
+        with suppress(BlockingIOError):
+            events = set(_events(os.read(self._fd, _READ_BYTES)))
+            if any(mask & _OVERFLOW for _, mask, _ in events):
+                for dataset in self._manifest.datasets:
+                    self._void(dataset.root)
+                return
+            for number, mask, name in sorted(events):
+                for directory in self._names.get(number, ()):
+                    self._changed(directory + b"/" + name if name else directory, mask)
+
+    def _changed(self, path: bytes, mask: int) -> None:
+        id_ = self._manifest.find_source(path)
+        if id_ is not None:
+            if self._queue.place(id_) is not Place.VOID:
+                self._void(path)
+        elif mask & _MOVES and any(self._queue.place(i) is not Place.VOID for i in self._manifest.ids_below(path)):
+            self._void(path)
+
+
+def _events(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    at = 0
+    while at < len(data):
+        number, mask, _, length = _EVENT.unpack_from(data, at)
+        at += _EVENT.size + length
+        yield number, mask, data[at - length : at].rstrip(b"\0")
+
+
+def _watch_all(libc: ctypes.CDLL, fd: int, manifest: Manifest) -> tuple[list[tuple[int, str]], int, str]:
+    """In the helper: (number, path) of each watch, how many could not be set, and why."""
+    with suppress(OSError):
+        os.nice(19)
+    limit = _limit()
+    names: list[tuple[int, str]] = []
+    missing, why = 0, ""
+    for path in _to_watch(manifest):
+        if why and len(names) >= limit:
+            missing += 1
+            continue
+        number = libc.inotify_add_watch(fd, ctypes.c_char_p(path), _MASK) if len(names) < limit else -errno.ENOSPC
+        if number >= 0:
+            names.append((number, os.fsdecode(path)))
+            continue
+        error = ctypes.get_errno() if number == -1 else -number
+        missing += 1
+        if error == errno.ENOSPC:
+            limit = len(names)
+            why = "the limit of this user's watches: fs.inotify.max_user_watches"
+        else:
+            why = why or os.strerror(error)
+    return names, missing, why
+
+
+def _limit() -> int:
+    """Half of what the user may have: other programs of his watch, too."""
+    try:
+        return min(MOST_WATCHES, int(LIMIT_FILE.read_text()) // 2)
+    except (OSError, ValueError):
+        return MOST_WATCHES
+
+
+def _to_watch(manifest: Manifest) -> Iterator[bytes]:
+    """The directories of the files and those above them up to the roots, then files with other names elsewhere."""
+    for dataset in range(len(manifest.datasets)):
+        root = manifest.datasets[dataset].root
+        yield root
+        seen = {b""}
+        for id_ in manifest.ids_of(dataset):
+            below = manifest.path(id_).rpartition(b"/")[0]
+            while below not in seen:
+                seen.add(below)
+                yield root + b"/" + below
+                below = below.rpartition(b"/")[0]
+    for id_ in manifest.named_elsewhere():
+        yield manifest.source_path(id_)

@@ -1,0 +1,247 @@
+"""A copier: a process whose threads copy the files that the daemon names by id.
+
+Owns the threads and what they do next; `copyfile` and `bigcopy` copy. It is forked from the daemon before that has
+threads, maps the manifest itself, and exits at once when the daemon's end of its pipe closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import threading
+import time
+import traceback
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+from hpcstage.daemon.copying.messages import COMMAND, Op, pack_result
+from hpcstage.daemon.process.forked import become_quiet, die_with_parent
+from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.store import copyfile
+from hpcstage.store.copyfile import Job, Outcome, Status, Worker
+from hpcstage.store.counters import CANCEL, StatsArea
+from hpcstage.store.largecopy import BigCopy, Pacer
+
+BIG_BYTES = 64 << 20
+"""Larger files are copied by several threads."""
+LEAST_PACED_BYTES = 1 << 20
+PACED_BURST_S = 0.125
+MOST_LOGGED = 5
+STACK_BYTES = 256 << 10
+
+
+@dataclass(frozen=True)
+class CopierSettings:
+    """What is the same for all copiers. Paths below `node_dir`, which is a copier's working directory."""
+
+    node_dir: Path
+    manifest: Path
+    transfers: int
+    """How many files are read from the source at a time."""
+    max_rate_bytes_per_s: float | None = None
+    native: bool = True
+    """Use the C function where it was built."""
+    nice: int = 0
+
+    @property
+    def threads(self) -> int:
+        """Half as many again where they take turns at the source: some write while the others read."""
+        return self.transfers + self.transfers // 2 if self.native and copyfile.HAS_TURNS else self.transfers
+
+    @property
+    def limit_bytes(self) -> int:
+        """Up to here one thread copies a file in one go."""
+        if self.max_rate_bytes_per_s is None:
+            return BIG_BYTES
+        return min(BIG_BYTES, max(LEAST_PACED_BYTES, int(self.max_rate_bytes_per_s * PACED_BURST_S)))
+
+
+class Copier:
+    """The threads and their tasks."""
+
+    def __init__(self, settings: CopierSettings, name: str, stats: StatsArea, first: int, results: int) -> None:
+        self._settings = settings
+        self._incoming = f"incoming/{name}/".encode()
+        self._stats = stats
+        self._first = first
+        self._results = results
+        self._manifest: Manifest
+        self._prefixes: list[tuple[bytes, bytes]] = []
+        self._urgent: deque[int] = deque()
+        self._normal: deque[int] = deque()
+        self._helpers: deque[BigCopy] = deque()
+        self._tokens: SimpleQueue[None] = SimpleQueue()
+        self._pending: set[int] = set()
+        self._current: dict[int, int] = {}
+        self._big: dict[int, BigCopy] = {}
+        self._lock = threading.Lock()
+        self._logged = 0
+        rate = settings.max_rate_bytes_per_s
+        self._pace = None if rate is None else Pacer(rate)
+
+    def run(self, commands: int) -> None:
+        """Obeys commands until the pipe closes."""
+        os.makedirs(self._incoming, mode=0o700, exist_ok=True)
+        copyfile.limit_turns(self._settings.transfers)
+        rest = b""
+        while data := os.read(commands, 65536):
+            data = rest + data
+            whole = len(data) - len(data) % COMMAND.size
+            rest = data[whole:]
+            for op, id_ in COMMAND.iter_unpack(data[:whole]):
+                self._obey(op, id_)
+
+    def _obey(self, op: int, id_: int) -> None:
+        if op == Op.COPY:
+            self._pending.add(id_)
+            self._normal.append(id_)
+            self._tokens.put(None)
+        elif op == Op.URGENT:
+            self._pending.add(id_)
+            self._urgent.append(id_)
+            self._tokens.put(None)
+        elif op == Op.HURRY and id_ in self._pending:
+            self._urgent.append(id_)
+            self._tokens.put(None)
+        elif op == Op.CANCEL:
+            self._cancel(id_)
+        elif op == Op.MANIFEST:
+            self._open_manifest()
+
+    def _open_manifest(self) -> None:
+        with contextlib.suppress(OSError):
+            os.nice(self._settings.nice)  # threads that are started from here on inherit it
+        self._manifest = Manifest.open(self._settings.manifest, verify=False)
+        self._prefixes = [
+            (dataset.root.rstrip(b"/") + b"/", b"store/" + os.fsencode(dataset.name) + b"/")
+            for dataset in self._manifest.datasets
+        ]
+        threading.stack_size(STACK_BYTES)
+        for number in range(self._settings.threads):
+            threading.Thread(target=self._thread, args=(number,), daemon=True).start()
+
+    def _cancel(self, id_: int) -> None:
+        with self._lock:
+            big = self._big.get(id_)
+            if big is not None:
+                big.cancelled = True
+            for number, current in self._current.items():
+                if current == id_:
+                    self._stats.thread(self._first + number).words[CANCEL] = 1
+            waiting = id_ in self._pending
+            self._pending.discard(id_)
+        if waiting:
+            self._report(id_, Outcome(status=Status.CANCELLED), time.monotonic_ns())
+
+    def _thread(self, number: int) -> None:
+        worker = Worker(self._stats.thread(self._first + number), native=self._settings.native)
+        while True:
+            self._tokens.get()
+            with contextlib.suppress(IndexError):
+                self._help(worker, self._helpers.popleft())
+                continue
+            taken = self._take(number)
+            if taken is not None:
+                self._copy(worker, number, *taken)
+
+    def _take(self, number: int) -> tuple[int, bool] | None:
+        """The next id that no thread has taken, and whether somebody waits for it."""
+        with self._lock:
+            for tasks in (self._urgent, self._normal):
+                while tasks:
+                    id_ = tasks.popleft()
+                    if id_ in self._pending:
+                        self._pending.discard(id_)
+                        self._current[number] = id_
+                        return id_, tasks is self._urgent
+        return None
+
+    def _copy(self, worker: Worker, number: int, id_: int, urgent: bool) -> None:
+        started_ns = time.monotonic_ns()
+        try:
+            job = self._job(id_, urgent)
+            worker.stats.works_on(id_)
+            limit_bytes = self._settings.limit_bytes
+            outcome = Outcome(status=Status.TOO_LARGE)
+            if self._manifest.size(id_) <= limit_bytes:
+                outcome = copyfile.copy(worker, job, limit_bytes)
+            if outcome.status is Status.TOO_LARGE:
+                self._copy_big(worker, id_, job, started_ns)
+                return
+        except Exception as error:  # noqa: BLE001  whatever goes wrong with one file ends that file's copy only
+            outcome = Outcome(status=Status.LOCAL_ERROR, errno=getattr(error, "errno", 0) or 0)
+            self._log_error()
+        finally:
+            with self._lock:
+                self._current.pop(number, None)
+                self._stats.thread(self._first + number).words[CANCEL] = 0
+        self._report(id_, outcome, started_ns)
+
+    def _log_error(self) -> None:
+        self._logged += 1
+        if self._logged <= MOST_LOGGED:
+            traceback.print_exc()
+
+    def _job(self, id_: int, urgent: bool) -> Job:
+        entry = self._manifest.entry(id_)
+        source, target = self._prefixes[entry.dataset]
+        return Job(
+            source=source + entry.path,
+            temporary=self._incoming + b"%d" % id_,
+            target=target + entry.path,
+            link=b"links/%d" % id_ if entry.is_link else None,
+            nofollow=not entry.is_link,
+            urgent=urgent,
+        )
+
+    def _copy_big(self, worker: Worker, id_: int, job: Job, started_ns: int) -> None:
+        big = BigCopy(id_, job, self._pace, started_ns, self._invite)
+        with self._lock:
+            self._big[id_] = big
+        if big.open(worker):
+            self._help(worker, big)
+        else:
+            self._end_big(big)
+
+    def _invite(self, big: BigCopy) -> None:
+        self._helpers.append(big)
+        self._tokens.put(None)
+
+    def _help(self, worker: Worker, big: BigCopy) -> None:
+        worker.stats.works_on(big.id)
+        if big.work(worker):
+            self._end_big(big)
+
+    def _end_big(self, big: BigCopy) -> None:
+        with self._lock:
+            self._big.pop(big.id, None)
+        self._report(big.id, big.outcome, big.started_ns)
+
+    def _report(self, id_: int, outcome: Outcome, started_ns: int) -> None:
+        try:
+            os.write(self._results, pack_result(id_, outcome, started_ns))
+        except OSError:
+            os._exit(0)  # the daemon is gone
+
+
+def child_main(
+    settings: CopierSettings, name: str, stats: StatsArea, first: int, pipes: tuple[int, int], parent: int
+) -> None:
+    """What the forked process does; it never returns."""
+    code = 1
+    commands, results = pipes
+    try:
+        gc.freeze()
+        die_with_parent(parent)
+        become_quiet({commands, results})
+        os.umask(0o077)
+        os.chdir(settings.node_dir)
+        Copier(settings, name, stats, first, results).run(commands)
+        code = 0
+    except BaseException:  # noqa: BLE001  nothing may return into the daemon's frames
+        traceback.print_exc()
+    finally:
+        os._exit(code)

@@ -1,0 +1,377 @@
+"""Drives the queue with the pool: hands ids to copiers, takes their results, keeps what the record needs to know.
+
+Owns what a result means (published, try again, failed, no room) and the time with transfers in flight. It answers
+nobody: `on_final` tells the server that an id came to its end.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from hpcstage.daemon.copying.alone import Alone
+from hpcstage.daemon.copying.messages import Result
+from hpcstage.daemon.copying.openfiles import are_mapped_below, in_turn, open_below
+from hpcstage.daemon.copying.pool import Pool
+from hpcstage.daemon.queue.groupqueue import GroupQueue
+from hpcstage.daemon.queue.large import LEAST_BYTES
+from hpcstage.daemon.queue.queue import Place, Queue
+from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.protocol.shim import Reason
+from hpcstage.store.attributes import Attributes
+from hpcstage.store.copyfile import Status
+from hpcstage.store.directory import Store
+from hpcstage.store.holdings import Holdings
+
+MOST_TRIES = 3
+SMALL_BYTES = 256 << 10
+"""Below this mean size copiers may get as many transfers ahead as they have threads."""
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+BROKEN_DISK = frozenset(
+    {errno.EROFS, errno.ENOENT, errno.EIO, errno.ENODEV, errno.ESTALE, errno.EACCES, errno.EPERM, errno.EXDEV}
+)
+MOST_ERRORS = 20
+
+
+@dataclass
+class Errors:
+    """Failures by their text: the first path of each and a count."""
+
+    started: float
+    kinds: dict[str, dict[str, object]] = field(default_factory=dict)
+
+    def add(self, path: bytes, text: str, now: float) -> None:
+        """One more failure."""
+        known = self.kinds.get(text)
+        if known is not None:
+            known["count"] = int(str(known["count"])) + 1
+        elif len(self.kinds) < MOST_ERRORS:
+            name = os.fsencode(path).decode(errors="replace")
+            self.kinds[text] = {"path": name, "error": text, "count": 1, "at_s": round(now - self.started, 3)}
+
+
+@dataclass
+class Busy:
+    """Integrals over time of what is in flight, and of what kept it from being more."""
+
+    at: float
+    transfer_s: float = 0.0
+    busy_s: float = 0.0
+    limited_s: float = 0.0
+
+    def advance(self, now: float, flying: int, most: int, *, capped: bool) -> None:
+        """The state held since the last call; `most` may be at the source at a time."""
+        passed_s = max(0.0, now - self.at)
+        self.at = now
+        self.transfer_s += passed_s * min(flying, most)
+        if flying:
+            self.busy_s += passed_s
+        if capped or flying < most:
+            self.limited_s += passed_s
+
+
+@dataclass
+class DatasetFacts:
+    """Counts of one dataset."""
+
+    files: int = 0
+    size_bytes: int = 0
+    staged_files: int = 0
+    staged_bytes: int = 0
+
+
+class Engine:
+    """Queue, pool and store together."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        queue: Queue,
+        pool: Pool,
+        store: Store,
+        *,
+        on_final: Callable[[int], None] = lambda _: None,
+        on_result: Callable[[Result], None] = lambda _: None,
+        is_wanted: Callable[[int], bool] = lambda _: False,
+        on_hold: Callable[[int], None] = lambda _: None,
+        run_started: float | None = None,
+    ) -> None:
+        self.manifest = manifest
+        self.queue = queue
+        self.pool = pool
+        self.store = store
+        self.holdings = Holdings(store.node_dir, len(manifest))
+        self._attributes = Attributes(store.node_dir, manifest)
+        self.stored_bytes = 0
+        self.stored_files = 0
+        self.last_stored = 0.0
+        now = time.monotonic()
+        started = now if run_started is None else run_started
+        self.errors = Errors(started)
+        self.busy = Busy(now, limited_s=now - started)
+        self.by_dataset = [_facts(manifest, index) for index in range(len(manifest.datasets))]
+        self.alone = Alone()
+        self._on_final = on_final
+        self._on_result = on_result
+        self._is_wanted = is_wanted
+        self._on_hold = on_hold
+        self._tries: dict[int, int] = {}
+        self._barred: set[int] = set()
+        self._read_before: dict[int, int] = {}
+        """Bytes of a large file that earlier attempts at it had read."""
+        queue.copied = self._copied
+        self._looked = 0
+        """The process that was looked at last."""
+        self._may_be_large = max(manifest.sizes, default=0) > LEAST_BYTES
+        self._unbarred: set[int] = set()
+        """In flight, written to, and without a tombstone: they may be published until they are received."""
+        self._mean_bytes = manifest.total_bytes / max(len(manifest), 1)
+
+    @property
+    def unplaced(self) -> int:
+        """In a group that divides the files: so many no node keeps."""
+        return self.queue.unplaced if isinstance(self.queue, GroupQueue) else 0
+
+    # ---- handing out
+
+    def pump(self, now: float) -> None:
+        """Fills the copiers."""
+        assigned = self.pool.assigned
+        free = self.alone.room(self.pool.transfers + self._ahead() - assigned, assigned, now)
+        if free > 0 and not self.queue.closed:
+            for id_ in self.queue.next_transfers(free, now):
+                if self.queue.is_large(id_):
+                    self._read_before[id_] = self.pool.stats.read_of(id_)
+                self.pool.assign(id_, urgent=self._is_wanted(id_))
+            self.pool.flush()
+        self.sweep()
+        self.advance(now)
+
+    def _ahead(self) -> int:
+        """Transfers given to copiers beyond those at the source, so that they do not wait for the daemon."""
+        pool = self.pool
+        beyond = pool.slots if self._mean_bytes < SMALL_BYTES else len(pool.members)
+        most = pool.slots + beyond - pool.transfers
+        return self.queue.estimates.ahead(self._mean_bytes, len(pool.members), most)
+
+    def advance(self, now: float) -> None:
+        """Brings the integrals up to now."""
+        capped = self.queue.wake_after(now) is not None
+        self.busy.advance(now, self.pool.assigned, self.pool.transfers, capped=capped)
+
+    # ---- results
+
+    def receive(self, fd: int, now: float) -> None:
+        """Takes what a copier reports."""
+        self.advance(now)
+        for result in self.pool.receive(fd):
+            self.alone.took(result, now)
+            self._take(result, now)
+        if not self.pool.slots:
+            self.queue.close(Reason.FAILED)
+
+    def _take(self, result: Result, now: float) -> None:
+        self._conclude(result, now)
+        self._release(result.id)
+
+    def _conclude(self, result: Result, now: float) -> None:
+        self._unbar(result.id)
+        if result.status is Status.CANCELLED and self.queue.put_off(result.id):
+            self._on_final(result.id)
+            return
+        if result.status is Status.OK or (result.status is Status.EXISTS and self._is_complete(result.id)):
+            self._stored(result, now)
+        elif self.queue.place(result.id) is Place.VOID:
+            self.queue.failed(result.id, now)
+        elif result.status in {Status.CHANGED, Status.LOST} and self._again(result.id):
+            self.queue.requeue(result.id)
+            return
+        else:
+            self._failed(result, now)
+        self._on_result(result)
+        self._on_final(result.id)
+
+    def _unbar(self, id_: int) -> None:
+        if id_ in self._barred:
+            self._barred.discard(id_)
+            self.store.unbar(id_, self.manifest.store_path(id_))
+
+    def _release(self, id_: int) -> None:
+        if id_ in self._unbarred:
+            self._unbarred.discard(id_)
+            self._on_hold(len(self._unbarred))
+
+    def _stored(self, result: Result, now: float) -> bool:
+        if self.queue.done(result.id, result.size_bytes, now):
+            self.last_stored = now
+            self._count(result.id, 1, result.size_bytes)
+            return True
+        self.store.drop(result.id, self.manifest.store_path(result.id))
+        return False
+
+    def _count(self, id_: int, files: int, size_bytes: int) -> None:
+        self.stored_files += files
+        self.stored_bytes += size_bytes
+        facts = self.by_dataset[self.manifest.dataset_of(id_)]
+        facts.staged_files += files
+        facts.staged_bytes += size_bytes
+        if files > 0:
+            self._attributes.note(id_, self.store.path(self.manifest.store_path(id_)))
+        if files > 0 and self.queue.keeps(id_):
+            self.holdings.keep(id_)
+        else:
+            self.holdings.drop((id_,))
+
+    def _is_complete(self, id_: int) -> bool:
+        """A copier published the file and died before it said so."""
+        try:
+            return stat.S_ISREG(os.lstat(self.store.path(self.manifest.store_path(id_))).st_mode)
+        except OSError:
+            return False
+
+    def _again(self, id_: int) -> bool:
+        tries = self._tries[id_] = self._tries.get(id_, 1) + 1
+        return tries <= MOST_TRIES and self.pool.slots > 0 and not self.queue.closed
+
+    def _failed(self, result: Result, now: float) -> None:
+        local = result.status is Status.LOCAL_ERROR
+        self.queue.failed(result.id, now, no_room=local and result.errno in NO_ROOM)
+        if local and result.errno in BROKEN_DISK:
+            self.queue.close(Reason.FAILED)
+        self.errors.add(self.manifest.source_path(result.id), describe(result), now)
+
+    # ---- large files that the program reads at the source
+
+    def _copied(self, id_: int) -> int:
+        return max(0, self.pool.stats.read_of(id_) - self._read_before.get(id_, 0))
+
+    def see_use(self, programs: Callable[[], Iterable[int]], now: float) -> None:
+        """Looks at which large files these processes have open, at the source and in the store."""
+        queue, manifest = self.queue, self.manifest
+        ahead = queue.large.ahead
+        if queue.settled or not self._may_be_large:
+            return
+        self._looked, pids = in_turn(programs(), self._looked)
+        paths = open_below(pids, self._roots())
+        for path in paths:
+            id_ = manifest.find_source(path)
+            if id_ is not None and queue.is_large(id_):
+                queue.large.read_at_source(id_, now)
+        for id_ in ahead:
+            copy = self.store.path(manifest.store_path(id_))
+            if queue.place(id_) is Place.STORED and (copy in paths or self.was_read(id_)):
+                queue.large.opened(id_)
+
+    def are_mapped(self, programs: Callable[[], Iterable[int]]) -> bool:
+        """Whether processes have files of the datasets mapped, at the source or in the store."""
+        return are_mapped_below(programs(), self._roots())
+
+    def _roots(self) -> list[bytes]:
+        return [self.store.root, *(dataset.root for dataset in self.manifest.datasets)]
+
+    def yield_to_program(self, now: float) -> None:
+        """Gives up copies of files that the program reads at the source, but for what somebody waits for."""
+        for id_ in self.queue.large_in_flight(now):
+            if not self._is_wanted(id_):
+                self.pool.cancel(id_)
+
+    # ---- copies from other nodes
+
+    def received(self, result: Result, now: float) -> bool:
+        """A copy came from another node. False: it is not needed."""
+        queue = self.queue
+        assert isinstance(queue, GroupQueue)
+        self._unbar(result.id)
+        taken = self._stored(result, now) if queue.is_asked_for(result.id) else self._late(queue, result)
+        self._release(result.id)
+        self._on_final(result.id)
+        return taken
+
+    def _late(self, queue: GroupQueue, result: Result) -> bool:
+        """What was given up came all the same. A transfer that is in flight finds it."""
+        place = queue.place(result.id)
+        if place in (Place.STORED, Place.FLYING):
+            return False
+        if queue.came_late(result.id, result.size_bytes):
+            self._count(result.id, 1, result.size_bytes)
+            return True
+        self.store.drop(result.id, self.manifest.store_path(result.id))
+        return False
+
+    def not_received(self, id_: int) -> None:
+        """A copy will not come from another node."""
+        self._unbar(id_)
+        self._release(id_)
+
+    def postponed(self, id_: int, now: float) -> None:
+        """A large file does not come from another node as long as a program reads it at the source."""
+        self.not_received(id_)
+        if isinstance(self.queue, GroupQueue):
+            self.queue.postponed(id_, now)
+        self._on_final(id_)
+
+    def was_read(self, id_: int) -> bool:
+        """Whether anybody has read a copy, or it is gone. Its time of last access is the source's until then."""
+        try:
+            status = os.lstat(self.store.path(self.manifest.store_path(id_)))
+        except OSError:
+            return True
+        return status.st_atime_ns > status.st_mtime_ns
+
+    def sweep(self) -> None:
+        """Removes the transit copies that had to make room."""
+        if not isinstance(self.queue, GroupQueue):
+            return
+        dropped = self.queue.transit.dropped
+        for id_ in dropped:
+            self.store.drop(id_, self.manifest.store_path(id_))
+            self._count(id_, -1, -self.queue.size(id_))
+        dropped.clear()
+
+    # ---- writes below a dataset
+
+    def void(self, ids: Iterable[int]) -> None:
+        """The files are written to: when this returns no copy of them is visible, or will ever be."""
+        ids = [id_ for id_ in ids if self.queue.place(id_) is not Place.VOID]
+        stored = [id_ for id_ in ids if self.queue.place(id_) is Place.STORED]
+        self._bar(self.queue.void(ids))
+        for id_ in stored:
+            self.store.drop(id_, self.manifest.store_path(id_))
+        self.holdings.drop(ids)
+
+    def void_range(self, ids: range) -> bytes:
+        """The same for many, whose copies have been put out of sight. Returns where each of them was."""
+        places, flying = self.queue.void_range(ids)
+        self._bar(flying)
+        self.holdings.drop(ids)
+        return places
+
+    def _bar(self, flying: Iterable[int]) -> None:
+        for id_ in flying:
+            if not self.store.bar(id_, self.manifest.store_path(id_)):
+                self._unbarred.add(id_)
+                self._on_hold(len(self._unbarred))
+            self._barred.add(id_)
+            self.pool.cancel(id_)
+
+
+def _facts(manifest: Manifest, dataset: int) -> DatasetFacts:
+    ids = manifest.ids_of(dataset)
+    return DatasetFacts(len(ids), sum(manifest.sizes[ids.start : ids.stop]))
+
+
+def describe(result: Result) -> str:
+    """What went wrong, for people."""
+    if result.status is Status.SOURCE_ERROR:
+        return f"cannot read the source: {os.strerror(result.errno)}"
+    if result.status is Status.LOCAL_ERROR:
+        return f"cannot write the copy: {os.strerror(result.errno)}"
+    return {
+        Status.CHANGED: "the source changed while it was copied",
+        Status.NOT_REGULAR: "not a regular file any more",
+        Status.LOST: "its copier died",
+    }.get(result.status, f"not copied ({result.status.name.lower()})")

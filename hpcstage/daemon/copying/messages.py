@@ -1,0 +1,60 @@
+"""What passes through the pipes between the daemon and a copier: fixed-size records, written whole (below PIPE_BUF)."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from hpcstage.store.copyfile import Outcome, Status
+
+COMMAND = struct.Struct("<II")
+RESULT = struct.Struct("<IHHQqQQQQ")
+
+
+class Op(IntEnum):
+    """What a copier is told."""
+
+    MANIFEST = 1
+    """The manifest can be mapped now."""
+    COPY = 2
+    URGENT = 3
+    """Before all others that have not begun."""
+    CANCEL = 4
+    HURRY = 5
+    """An id that was given before: to the front, if no thread has taken it."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One transfer's end. Times in ns; `started_ns` is monotonic."""
+
+    id: int
+    status: Status
+    errno: int = 0
+    size_bytes: int = 0
+    mtime_ns: int = 0
+    started_ns: int = 0
+    open_ns: int = 0
+    read_ns: int = 0
+    write_ns: int = 0
+
+
+def pack_result(id_: int, outcome: Outcome, started_ns: int) -> bytes:
+    """One record."""
+    return RESULT.pack(
+        id_,
+        outcome.status,
+        outcome.errno,
+        outcome.size_bytes,
+        outcome.mtime_ns,
+        started_ns,
+        outcome.open_ns,
+        outcome.read_ns,
+        outcome.write_ns,
+    )
+
+
+def unpack_results(data: bytes | memoryview) -> list[Result]:
+    """All records in a buffer of whole ones."""
+    return [Result(values[0], Status(values[1]), *values[2:]) for values in RESULT.iter_unpack(data)]

@@ -1,0 +1,205 @@
+"""The copier processes as the daemon sees them: forks them, hands out ids, collects results, replaces dead ones.
+
+Owns the pipes and who copies what. Which ids are copied, and what a result means, is the engine's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+from dataclasses import dataclass, field
+
+from hpcstage.daemon.copying.copier import CopierSettings, child_main
+from hpcstage.daemon.copying.messages import COMMAND, RESULT, Op, Result, unpack_results
+from hpcstage.daemon.process.forked import reap
+from hpcstage.store.copyfile import Status
+from hpcstage.store.counters import StatsArea
+
+MOST_RESTARTS = 3
+_READ_BYTES = RESULT.size * 1024
+
+
+@dataclass
+class Member:
+    """One copier process."""
+
+    index: int
+    generation: int = 0
+    pid: int = 0
+    commands: int = -1
+    results: int = -1
+    assigned: set[int] = field(default_factory=set)
+    rest: bytes = b""
+
+    @property
+    def name(self) -> str:
+        """Its directory below `incoming/`."""
+        return f"{self.index}.{self.generation}"
+
+    @property
+    def alive(self) -> bool:
+        """It has not been found dead."""
+        return self.pid > 0
+
+
+class Pool:
+    """All copiers. Fork it before the process has threads."""
+
+    def __init__(self, settings: CopierSettings, copiers: int) -> None:
+        self.settings = settings
+        self.stats = StatsArea(settings.threads * copiers)
+        self.members = [Member(index) for index in range(copiers)]
+        self._of_id: dict[int, Member] = {}
+        self._outbox: dict[int, bytearray] = {}
+        self._has_manifest = False
+        for member in self.members:
+            self._fork(member)
+
+    @property
+    def slots(self) -> int:
+        """Threads: transfers that can be under way at the same time now."""
+        return self.settings.threads * self._alive
+
+    @property
+    def transfers(self) -> int:
+        """So many of them can be at the source."""
+        return self.settings.transfers * self._alive
+
+    @property
+    def _alive(self) -> int:
+        return sum(member.alive for member in self.members)
+
+    @property
+    def assigned(self) -> int:
+        """Transfers handed to copiers and not reported."""
+        return len(self._of_id)
+
+    def fds(self) -> list[int]:
+        """What to watch for reading."""
+        return [member.results for member in self.members if member.alive]
+
+    def open_manifest(self) -> None:
+        """The manifest is in its place."""
+        self._has_manifest = True
+        for member in self.members:
+            self._tell(member, Op.MANIFEST, 0)
+        self.flush()
+
+    # ---- handing out
+
+    def assign(self, id_: int, *, urgent: bool = False) -> None:
+        """Gives an id to the copier with the least to do; sent by `flush`."""
+        member = min((m for m in self.members if m.alive), key=lambda m: len(m.assigned))
+        member.assigned.add(id_)
+        self._of_id[id_] = member
+        self._tell(member, Op.URGENT if urgent else Op.COPY, id_)
+
+    def hurry(self, id_: int) -> None:
+        """Somebody waits for an id that was handed out."""
+        self._tell_owner(id_, Op.HURRY)
+
+    def cancel(self, id_: int) -> None:
+        """What is copied has become void; its result still comes."""
+        self._tell_owner(id_, Op.CANCEL)
+
+    def _tell_owner(self, id_: int, op: Op) -> None:
+        member = self._of_id.get(id_)
+        if member is not None:
+            self._tell(member, op, id_)
+            self.flush()
+
+    def _tell(self, member: Member, op: Op, id_: int) -> None:
+        if member.alive:
+            self._outbox.setdefault(member.index, bytearray()).extend(COMMAND.pack(op, id_))
+
+    def flush(self) -> None:
+        """Sends what was handed out."""
+        for index, data in self._outbox.items():
+            with contextlib.suppress(OSError):  # a dead copier shows by the end of its results
+                os.write(self.members[index].commands, data)
+        self._outbox.clear()
+
+    # ---- collecting
+
+    def receive(self, fd: int) -> list[Result]:
+        """Results from one copier; if it died, what it had comes back as LOST and it is replaced."""
+        member = next((m for m in self.members if m.results == fd), None)
+        if member is None:
+            return []
+        try:
+            data = os.read(fd, _READ_BYTES)
+        except OSError:
+            data = b""
+        if not data:
+            return self._bury(member)
+        data = member.rest + data
+        whole = len(data) - len(data) % RESULT.size
+        member.rest = data[whole:]
+        results = unpack_results(data[:whole])
+        for result in results:
+            member.assigned.discard(result.id)
+            self._of_id.pop(result.id, None)
+        return results
+
+    def _bury(self, member: Member) -> list[Result]:
+        lost = [Result(id_, Status.LOST) for id_ in sorted(member.assigned)]
+        for result in lost:
+            del self._of_id[result.id]
+        self._outbox.pop(member.index, None)
+        if member.generation < MOST_RESTARTS:
+            # Before the old pipe is closed: whoever watches descriptors must not see a number twice.
+            fresh = self.members[member.index] = Member(member.index, member.generation + 1)
+            with contextlib.suppress(OSError):
+                self._fork(fresh)
+        self._end(member)
+        shutil.rmtree(self.settings.node_dir / "incoming" / member.name, ignore_errors=True)
+        return lost
+
+    # ---- processes
+
+    def _fork(self, member: Member) -> None:
+        command_in, command_out = os.pipe()
+        result_in, result_out = os.pipe()
+        try:
+            parent = os.getpid()
+            pid = os.fork()
+        except OSError:
+            for fd in (command_in, command_out, result_in, result_out):
+                os.close(fd)
+            raise
+        if pid == 0:
+            first = member.index * self.settings.threads
+            child_main(self.settings, member.name, self.stats, first, (command_in, result_out), parent)
+        os.close(command_in)
+        os.close(result_out)
+        member.pid, member.commands, member.results = pid, command_out, result_in
+        if self._has_manifest:
+            self._tell(member, Op.MANIFEST, 0)
+            self.flush()
+
+    def _end(self, member: Member, timeout_s: float = 0.0) -> None:
+        for fd in (member.commands, member.results):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        reap(member.pid, timeout_s)
+        member.pid = 0
+        member.commands = member.results = -1
+        member.assigned.clear()
+
+    def kill(self) -> None:
+        """Ends all copiers at once: what they have not published is of no use any more. Does not wait."""
+        for member in self.members:
+            if member.alive:
+                with contextlib.suppress(OSError):
+                    os.kill(member.pid, signal.SIGKILL)
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """After this no copier is left. One that hangs in the kernel is left to it after a while."""
+        self.kill()
+        deadline = time.monotonic() + timeout_s
+        for member in [member for member in self.members if member.alive]:
+            self._end(member, max(0.0, deadline - time.monotonic()))
+        self._of_id.clear()

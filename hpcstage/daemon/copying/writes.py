@@ -1,0 +1,149 @@
+"""Writes of the program below a dataset: once one is answered no stale copy is visible, or will ever be.
+
+Owns what was written to before the manifest was there, and the deletion of copies that went many at once: their
+directory is renamed out of sight in one step, and a helper deletes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcstage.daemon.copying.engine import Engine
+from hpcstage.daemon.copying.inodes import Inodes
+from hpcstage.daemon.process.helpers import Helpers
+from hpcstage.daemon.queue.queue import Place
+from hpcstage.daemon.queue.room import blocks_bytes
+from hpcstage.plan.dataset.roots import tidy
+from hpcstage.protocol.shim import EARLY_FILE, LANDED
+from hpcstage.store import directory as store
+
+HELPER = "removal"
+MANY = 1000
+"""Copies that are dropped one by one: some ten milliseconds."""
+_NICEST = 19
+
+
+@dataclass(frozen=True)
+class _Gone:
+    """Copies put aside: where, which ids, and where those were."""
+
+    path: bytes
+    ids: range
+    places: bytes
+
+
+class Writes:
+    """See the module. `on_void` is told which ids are void from here on; there may be a million."""
+
+    def __init__(self, helpers: Helpers, on_void: Callable[[Collection[int]], None]) -> None:
+        self._helpers = helpers
+        self._on_void = on_void
+        self._engine: Engine
+        self._inodes: Inodes
+        self._before: list[tuple[bytes, tuple[int, int] | None]] = []
+        self._gone: deque[_Gone] = deque()
+
+    def hold(self, path: bytes, landed: tuple[int, int] | None = None) -> None:
+        """A write before the manifest is there."""
+        self._before.append((path, landed))
+
+    def open(self, engine: Engine, inodes: Inodes) -> None:
+        """The files are known. Nothing has been copied yet, and the state is STAGING."""
+        self._engine = engine
+        self._inodes = inodes
+        before, self._before = self._before, []
+        for path, landed in before:
+            self.void(path, landed)
+        early = _early(engine.store.node_dir / EARLY_FILE)
+        if numbers := {inode for _, inode in early}:
+            found = {inode for inode in engine.manifest.inodes if inode in numbers}
+            self._void({id_ for key in early if key[1] in found for id_ in inodes.ids(*key)})
+
+    def void(self, path: bytes, landed: tuple[int, int] | None = None) -> None:
+        """A file is written to, or a directory renamed or removed. `landed`: (device, inode) of the file; the path may
+        then be empty."""
+        if landed is not None and (ids := self._inodes.ids(*landed)):
+            self._void(self._inodes.same_as(ids))
+        if not path:
+            return
+        manifest = self._engine.manifest
+        id_ = manifest.find_source(path)
+        if id_ is not None:
+            self._void(self._inodes.same_as((id_,)))
+            return
+        below = manifest.ids_below(path)
+        directory = manifest.store_directory(path)
+        if below and directory is not None:
+            self._void_directory(directory, below)
+            return
+        prefix = tidy(path).rstrip(b"/") + b"/"
+        for index, dataset in enumerate(manifest.datasets):
+            if any(root.startswith(prefix) for root in (dataset.root, *dataset.aliases)):
+                self._void_directory(os.fsencode(dataset.name), manifest.ids_of(index))
+
+    def _void(self, ids: Collection[int]) -> None:
+        self._engine.void(ids)
+        self._on_void(ids)
+
+    def _void_directory(self, directory: bytes, ids: range) -> None:
+        others = [id_ for id_ in self._inodes.same_as(ids) if id_ not in ids]
+        if others:
+            self._void(others)
+        if len(ids) <= MANY:
+            self._void(ids)
+            return
+        try:
+            aside = self._engine.store.put_aside(directory)
+        except OSError:  # then one by one
+            self._void(ids)
+            return
+        places = self._engine.void_range(ids)
+        self._on_void(ids)
+        if aside is not None:
+            self._gone.append(_Gone(aside, ids, places))
+            self._delete()
+
+    # ---- deleting
+
+    def _delete(self) -> None:
+        """Begins with the next one, unless a helper is at it: that will."""
+        while self._gone and HELPER not in self._helpers.names():
+            gone = self._gone.popleft()
+            self._helpers.start(HELPER, lambda gone=gone: self._remove(gone), self._removed)  # type: ignore[misc]
+
+    def _remove(self, gone: _Gone) -> bytes:
+        """In the helper. What its links and copies took is free again when this returns."""
+        with suppress(OSError):
+            os.nice(_NICEST)
+        manifest, queue = self._engine.manifest, self._engine.queue
+        store.remove_tree(os.fsdecode(gone.path))
+        size_bytes = files = 0
+        for id_, place in zip(gone.ids, gone.places, strict=True):
+            if place != Place.STORED:
+                continue
+            files += 1
+            size_bytes += blocks_bytes(queue.size(id_))
+            if manifest.is_link(id_):
+                self._engine.store.drop_link(id_)
+        return json.dumps([size_bytes, files]).encode()
+
+    def _removed(self, data: bytes | None) -> None:
+        if data is not None:
+            size_bytes, files = json.loads(data)
+            self._engine.queue.room.give_back(size_bytes, files)
+        self._delete()
+
+
+def _early(path: Path) -> set[tuple[int, int]]:
+    """What was opened for writing outside of the datasets before they were known."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return set()
+    return set(LANDED.iter_unpack(data[: len(data) // LANDED.size * LANDED.size]))

@@ -1,0 +1,1 @@
+"""This node among the nodes of its job: who has what, and who asks whom."""

@@ -1,0 +1,139 @@
+"""Which node of the group an id comes from, when some of the job's nodes may be missing. Pure.
+
+The placement is made for all nodes of the job, as if those that are missing were like the smallest of the others. So
+it stays the same when nodes are lost or come late, and only what a missing node would read is dealt to the rest.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpcstage.daemon.queue.passing import share_of
+from hpcstage.plan.placement.fitting import BLOCK_BYTES
+from hpcstage.plan.placement.owners import needed_bytes
+from hpcstage.plan.placement.placements import Kind, Node, Placement, choose, copies_fit, place
+from hpcstage.plan.types import Budget
+
+AUTO = "auto"
+_SPREAD = 2654435761
+"""Knuth's multiplier: neighbours go to different nodes."""
+
+
+@dataclass(frozen=True)
+class Members:
+    """The nodes of a group: `budgets` by node index, out of `nodes` nodes of the job."""
+
+    nodes: int
+    budgets: dict[int, Budget]
+
+    @property
+    def present(self) -> list[int]:
+        """Their indices."""
+        return sorted(self.budgets)
+
+    @property
+    def missing(self) -> list[int]:
+        """Those of the job that are not there."""
+        return [index for index in range(self.nodes) if index not in self.budgets]
+
+    def all(self) -> list[Node]:
+        """Every node of the job."""
+        least = Node(
+            min(budget.size_bytes for budget in self.budgets.values()),
+            min(budget.inodes for budget in self.budgets.values()),
+        )
+        known = {index: Node(budget.size_bytes, budget.inodes) for index, budget in self.budgets.items()}
+        return [known.get(index, least) for index in range(self.nodes)]
+
+
+class Routes:
+    """The answers for one node."""
+
+    def __init__(self, placement: Placement, members: Members, node: int, why: str) -> None:
+        self.placement = placement
+        self.later: Placement | None = None
+        """Version 1. What a node has begun by version 0 it still gives: its new owner asks there first."""
+        self.members = members
+        self.node = node
+        self.why = why
+        self._present = members.present
+        self._missing = frozenset(members.missing)
+
+    @property
+    def kind(self) -> Kind:
+        """How files are shared."""
+        return self.placement.kind
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether every node ends with every file (with `private`: as far as there is room)."""
+        return self.kind is Kind.PRIVATE or (self.kind is Kind.REPLICATE and self.placement.files.copies_fit)
+
+    @property
+    def shares_all(self) -> bool:
+        """Whether every node ends with every file, and each is read from the source by one."""
+        return self.keeps_all and self.kind is Kind.REPLICATE
+
+    def fetcher(self, id_: int) -> int:
+        """The node that reads an id from the source, by version 0."""
+        return self._present_node(id_, self.placement.fetcher(id_, self.node))
+
+    def owner(self, id_: int) -> int:
+        """The node that reads an id from the source, by the version that counts."""
+        return self._present_node(id_, (self.later or self.placement).fetcher(id_, self.node))
+
+    def asked(self, id_: int) -> int:
+        """The node to ask for what this one does not read: what it would now read, the one that may have begun it."""
+        owner = self.owner(id_)
+        return self.fetcher(id_) if owner == self.node else owner
+
+    def _present_node(self, id_: int, node: int) -> int:
+        if node not in self._missing:
+            return node
+        return self._present[(id_ * _SPREAD >> 8) % len(self._present)]
+
+    def own(self, order: Sequence[int]) -> array[int]:
+        """What this node reads from the source, and what it takes over of missing nodes."""
+        found = self.placement.own(self.node, order, rotate=False)
+        if self.kind is not Kind.PRIVATE:
+            for missing in sorted(self._missing):
+                taken = self.placement.own(missing, order, rotate=False)
+                found.extend(id_ for id_ in taken if self.fetcher(id_) == self.node)
+        return found
+
+    def others(self, order: Sequence[int]) -> array[int]:
+        """What it keeps as well, and asks other nodes for without being asked by a program; but for its own."""
+        return self.placement.others(self.node, order, rotate=False)
+
+    def unplaced(self) -> array[int]:
+        """What no node keeps."""
+        files = len(self.placement.files.sizes)
+        if sum(owned for owned, _ in self.placement.owned()) == files:
+            return array("I")
+        return array("I", filter(self.placement.unplaced, range(files)))
+
+
+def make(asked: str, sizes: Sequence[int], directories: int, members: Members, node: int) -> Routes:
+    """Version 0 of the placement for what was asked for (`auto` or the name of a kind)."""
+    nodes = [_without(one, Budget(directories * BLOCK_BYTES, directories)) for one in members.all()]
+    if asked == AUTO:
+        kind, why = choose(needed_bytes(sizes), len(sizes), nodes)
+    else:
+        kind, why = Kind(asked), "asked for"
+    keeps_all = kind is Kind.PRIVATE or (kind is Kind.REPLICATE and copies_fit(sizes, nodes))
+    if not keeps_all:
+        nodes = [_without(one, share_of(Budget(one.budget_bytes, one.budget_inodes))) for one in nodes]
+    return Routes(place(kind, sizes, nodes), members, node, why)
+
+
+def transit_of(members: Members, node: int, directories: int) -> Budget:
+    """The share for transit copies that `make` has set aside on a node."""
+    budget = members.budgets[node]
+    rest = _without(Node(budget.size_bytes, budget.inodes), Budget(directories * BLOCK_BYTES, directories))
+    return share_of(Budget(rest.budget_bytes, rest.budget_inodes))
+
+
+def _without(node: Node, taken: Budget) -> Node:
+    return Node(max(0, node.budget_bytes - taken.size_bytes), max(0, node.budget_inodes - taken.inodes))

@@ -1,0 +1,1 @@
+"""The daemon as a process: its helpers, socket, page, and what the kernel says."""

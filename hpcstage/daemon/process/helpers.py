@@ -1,0 +1,126 @@
+"""Forked helpers for what may take long or hang: the scan, writing to the run directory, deleting.
+
+Owns their processes. The daemon stays a single thread that waits for nothing but its selector; a helper hands back
+bytes through a pipe and never outlives the daemon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import time
+import traceback
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from hpcstage.daemon.process.forked import become_quiet, die_with_parent, reap
+
+_READ_BYTES = 1 << 16
+
+
+@dataclass
+class _Helper:
+    name: str
+    pid: int
+    on_end: Callable[[bytes | None], None]
+    data: bytes = b""
+
+
+class Helpers:
+    """Running helpers by the descriptor of their pipe."""
+
+    def __init__(self, umask: int = 0o077) -> None:
+        """`umask`: what helpers write is written for the user, as his umask says."""
+        self._umask = umask
+        self._by_fd: dict[int, _Helper] = {}
+
+    def start(
+        self,
+        name: str,
+        work: Callable[[], bytes],
+        on_end: Callable[[bytes | None], None],
+        kept: Collection[int] = (),
+    ) -> int | None:
+        """Runs `work` in a child; `on_end` gets what it returned, or None if it failed. `kept`: descriptors it needs.
+
+        Returns the descriptor to watch; None if one of that name still runs or none can be started.
+        """
+        if name in self.names():
+            return None
+        try:
+            out, into = os.pipe()
+        except OSError:
+            return None
+        try:
+            parent = os.getpid()
+            pid = os.fork()
+        except OSError:
+            os.close(out)
+            os.close(into)
+            return None
+        if pid == 0:
+            _child(work, into, parent, self._umask, kept)
+        os.close(into)
+        self._by_fd[out] = _Helper(name, pid, on_end)
+        return out
+
+    def fds(self) -> list[int]:
+        """What to watch for reading."""
+        return list(self._by_fd)
+
+    def receive(self, fd: int) -> bool:
+        """Takes what a helper says. True: it ended, and `on_end` was called."""
+        helper = self._by_fd[fd]
+        with contextlib.suppress(OSError):
+            data = os.read(fd, _READ_BYTES)
+            if data:
+                helper.data += data
+                return False
+        del self._by_fd[fd]
+        os.close(fd)
+        reap(helper.pid, 1.0)
+        helper.on_end(helper.data[1:] if helper.data[:1] == b"+" else None)
+        return True
+
+    def names(self) -> list[str]:
+        """Those that run."""
+        return [helper.name for helper in self._by_fd.values()]
+
+    def wait(self, name: str, timeout_s: float) -> bool:
+        """Waits for a helper; False if it did not end in time."""
+        deadline = time.monotonic() + timeout_s
+        while (fd := next((fd for fd, helper in self._by_fd.items() if helper.name == name), None)) is not None:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([fd], [], [], left)[0]:
+                return False
+            self.receive(fd)
+        return True
+
+    def close(self) -> None:
+        """Kills all of them; what they would have said is lost."""
+        for fd, helper in self._by_fd.items():
+            with contextlib.suppress(OSError):
+                os.kill(helper.pid, signal.SIGKILL)
+            os.close(fd)
+            reap(helper.pid, 0.5)
+        self._by_fd.clear()
+
+
+def _child(work: Callable[[], bytes], into: int, parent: int, umask: int, kept: Collection[int]) -> None:
+    code = 1
+    try:
+        gc.freeze()
+        die_with_parent(parent)
+        become_quiet({into, *kept})
+        os.umask(umask)
+        data = b"+" + work()
+        while data:
+            data = data[os.write(into, data) :]
+        code = 0
+    except BaseException:  # noqa: BLE001  nothing may return into the daemon's frames
+        traceback.print_exc()
+    finally:
+        os._exit(code)

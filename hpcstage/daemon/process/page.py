@@ -1,0 +1,204 @@
+"""The shared page as the daemon uses it: sets the state, gives out slots of the python layer, reads all slots."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from hpcstage.protocol.shim import (
+    CAUGHT_UP,
+    CLOSED,
+    COUNTERS,
+    COUNTERS_OFFSET,
+    DEVICE_OFFSET,
+    GATE_OFFSET,
+    GIVEN_UP,
+    HELD,
+    HIST_BUCKETS,
+    HIST_OPEN_OFFSET,
+    HIST_READ_OFFSET,
+    LINKED_OFFSET,
+    LOGGING_OFFSET,
+    NEXT_NATIVE_OFFSET,
+    PAGE_BYTES,
+    PAGE_HEADER_BYTES,
+    PYTHON_SLOTS_FROM,
+    SLOT_BYTES,
+    SLOT_HEAD,
+    SLOTS,
+    STATE_OFFSET,
+    UNLINKED,
+    Counter,
+    Layer,
+    Reason,
+    State,
+)
+from hpcstage.record.parts.part import ProcessPart
+
+_NEXT_PYTHON_OFFSET = NEXT_NATIVE_OFFSET + 4
+_PID_OFFSET = NEXT_NATIVE_OFFSET + 8
+_U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+_NEGATIVE = 1 << 63
+_COUNTERS = struct.Struct(f"<{COUNTERS}Q")
+_HIST = struct.Struct(f"<{HIST_BUCKETS}I")
+_NAMES = {int(c): c.name.lower() for c in Counter if c is not Counter.DIRECT_BASE} | {
+    Counter.DIRECT_BASE + reason: f"direct_{reason.name.lower()}" for reason in Reason
+}
+
+
+class Page:
+    """The mapping. Raises OSError or ValueError if there is no page of the right size."""
+
+    def __init__(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._map = mmap.mmap(fd, PAGE_BYTES)
+        finally:
+            os.close(fd)
+        self._put(_PID_OFFSET, os.getpid())
+
+    def set_state(self, state: State) -> None:
+        """What shims go by."""
+        self._put(STATE_OFFSET, state)
+
+    @property
+    def state(self) -> State:
+        """What shims see now."""
+        return State(self._get(STATE_OFFSET))
+
+    def set_logging(self, logging: bool) -> None:
+        """Whether processes log what they open (see `opens`)."""
+        self._put(LOGGING_OFFSET, int(logging))
+
+    # ---- the gate
+
+    @property
+    def behind(self) -> int | None:
+        """What `catch_up` is to be told once all is read that had been sent before this was asked; None: nothing."""
+        given_up = self._gate(GIVEN_UP)
+        return given_up if given_up != self._gate(CAUGHT_UP) else None
+
+    def catch_up(self, given_up: int) -> None:
+        """All is read that had been sent when `behind` was asked."""
+        self._put(GATE_OFFSET + 4 * CAUGHT_UP, given_up)
+
+    def close(self) -> None:
+        """No copy is ever opened again: a stale one may be visible."""
+        self._put(GATE_OFFSET + 4 * CLOSED, 1)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no copy is ever opened again. Programs may close it, too."""
+        return bool(self._gate(CLOSED))
+
+    def hold(self, transfers: int) -> None:
+        """No copy is opened while there are transfers of files that were written to, and that may be published."""
+        self._put(GATE_OFFSET + 4 * HELD, transfers)
+
+    def set_device(self, device: int) -> None:
+        """All files of the datasets are on it."""
+        _U64.pack_into(self._map, DEVICE_OFFSET, device)
+
+    def set_unlinked(self) -> None:
+        """No file of the datasets is a symbolic link or behind one."""
+        self._put(LINKED_OFFSET, UNLINKED)
+
+    def _gate(self, word: int) -> int:
+        return self._get(GATE_OFFSET + 4 * word)
+
+    def ended(self, slot: int) -> bool:
+        """Whether a slot's process has ended in an orderly way."""
+        at = PAGE_HEADER_BYTES + slot * SLOT_BYTES + COUNTERS_OFFSET
+        return slot < SLOTS and _COUNTERS.unpack_from(self._map, at)[Counter.EXIT_NS] != 0
+
+    def allot_python_slot(self) -> int:
+        """A slot for a process of the python layer; 0, the shared one, when none is left."""
+        slot = self._get(_NEXT_PYTHON_OFFSET)
+        if slot >= SLOTS:
+            return 0
+        self._put(_NEXT_PYTHON_OFFSET, slot + 1)
+        return slot
+
+    def sums(self) -> list[int]:
+        """The counters summed over all slots."""
+        now_ns = time.monotonic_ns()
+        rows = [_finished(_COUNTERS.unpack_from(self._map, at + COUNTERS_OFFSET), now_ns) for at in self._used()]
+        return [sum(column) for column in zip(*rows, strict=True)]
+
+    def several(self) -> Iterator[tuple[int, bool, bool, bool, bool]]:
+        """Living processes whose waits the counters alone do not tell: the pid, whether a thread is inside a call on a
+        dataset's file now, whether one waits for the source there, whether files of the source are mapped, and copies.
+
+        These are processes in which several threads read at once, and those that map files.
+        """
+        for at in self._used():
+            pid = _U32.unpack_from(self._map, at)[0]
+            values = _COUNTERS.unpack_from(self._map, at + COUNTERS_OFFSET)
+            maps = values[Counter.SOURCE_MAPS] > 0, values[Counter.LOCAL_MAPS] > 0
+            if pid and not values[Counter.EXIT_NS] and (values[Counter.READERS] > 1 or any(maps)):
+                inside, waits = (values[c] >= _NEGATIVE for c in (Counter.BLOCKED_NS, Counter.BLOCKED_SOURCE_NS))
+                yield pid, inside, waits, *maps
+
+    def pids(self) -> set[int]:
+        """Processes that attached."""
+        return {_U32.unpack_from(self._map, at)[0] for at in self._used()} - {0}
+
+    def family(self, slot: int) -> list[int]:
+        """The pid of a slot's process, of its parent, and of their parents as far as these attached."""
+        heads = [SLOT_HEAD.unpack_from(self._map, at) for at in self._used()]
+        parents = {head[0]: head[3] for head in heads if head[0]}
+        pid, _, _, parent, _ = SLOT_HEAD.unpack_from(self._map, PAGE_HEADER_BYTES + slot * SLOT_BYTES)
+        found = [pid, parent]
+        while (parent := parents.get(found[-1], 0)) and parent not in found:
+            found.append(parent)
+        return found
+
+    def processes(self, started_monotonic_s: float) -> list[ProcessPart]:
+        """All slots that were used, as they stand in the record."""
+        parts = (self._process(at, started_monotonic_s) for at in self._used())
+        return [part for part in parts if part.pid or part.counters]
+
+    def _process(self, at: int, started_s: float) -> ProcessPart:
+        pid, layer, version, parent, attach_ns = SLOT_HEAD.unpack_from(self._map, at)
+        values = _finished(_COUNTERS.unpack_from(self._map, at + COUNTERS_OFFSET), time.monotonic_ns())
+        values[Counter.ATTACH_NS] = attach_ns
+        return ProcessPart(
+            pid=pid,
+            parent_pid=parent,
+            layer=Layer(layer).name.lower() if layer in Layer._value2member_map_ else "unknown",
+            python=f"{version >> 8}.{version & 255}",
+            attached_s=round(attach_ns / 1e9 - started_s, 6) if attach_ns else 0.0,
+            counters={_NAMES.get(i, f"counter_{i}"): value for i, value in enumerate(values) if value},
+            hist_open=_histogram(_HIST.unpack_from(self._map, at + HIST_OPEN_OFFSET)),
+            hist_read=_histogram(_HIST.unpack_from(self._map, at + HIST_READ_OFFSET)),
+        )
+
+    def _used(self) -> Iterator[int]:
+        native = min(self._get(NEXT_NATIVE_OFFSET), PYTHON_SLOTS_FROM)
+        python = min(self._get(_NEXT_PYTHON_OFFSET), SLOTS)
+        for slot in (*range(native), *range(PYTHON_SLOTS_FROM, python)):
+            yield PAGE_HEADER_BYTES + slot * SLOT_BYTES
+
+    def _get(self, offset: int) -> int:
+        return int(_U32.unpack_from(self._map, offset)[0])
+
+    def _put(self, offset: int, value: int) -> None:
+        _U32.pack_into(self._map, offset, value)
+
+
+def _finished(values: tuple[int, ...], now_ns: int) -> list[int]:
+    """With what is in progress counted up to now."""
+    found = list(values)
+    for counter in (Counter.BLOCKED_NS, Counter.BLOCKED_SOURCE_NS):
+        if found[counter] >= _NEGATIVE:
+            found[counter] = max(0, found[counter] - 2 * _NEGATIVE + now_ns)
+    return found
+
+
+def _histogram(values: tuple[int, ...]) -> dict[int, int]:
+    return {bucket: count for bucket, count in enumerate(values) if count}

@@ -1,0 +1,183 @@
+"""The socket: connections, requests, answers. Owns no decision; a `Handler` makes them.
+
+A token stands for a connection. A handler answers at once by returning a reply, or later through `answer`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import selectors
+import socket
+import struct
+import traceback
+from dataclasses import dataclass
+from itertools import count
+from typing import Protocol
+
+from hpcstage.protocol.shim import MAX_DATAGRAM, REPLY, REQUEST, VERSION, Answer, Kind, Reason
+
+_CREDENTIALS = struct.Struct("3i")
+_ACCEPTS = 64
+"""Connections taken per round, so that results and clocks get their turn."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer. `keep`: the connection stays open."""
+
+    answer: Answer
+    reason: Reason = Reason.NONE
+    value: int = 0
+    keep: bool = False
+
+
+class Handler(Protocol):
+    """Who decides."""
+
+    def request(self, token: int, kind: Kind, pid: int, payload: bytes) -> Reply | None:
+        """Answers a request, or None: `Server.answer` will be called."""
+
+    def dropped(self, token: int) -> None:
+        """A connection that was still open has ended."""
+
+
+class Server:
+    """A listening socket and its connections, watched by a selector."""
+
+    def __init__(self, listener: socket.socket, selector: selectors.BaseSelector, handler: Handler) -> None:
+        self._listener = listener
+        self._selector = selector
+        self._handler = handler
+        self._connections: dict[int, socket.socket] = {}
+        self._tokens = count(1)
+        self._uid = os.getuid()
+        listener.setblocking(False)
+        selector.register(listener, selectors.EVENT_READ, self._accept)
+
+    def read_all(self) -> None:
+        """Reads all that has been sent until now."""
+        for token in list(self._connections):
+            self._read(token)
+        while self._accept() == _ACCEPTS:
+            pass
+
+    def _accept(self) -> int:
+        for accepted in range(_ACCEPTS):
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return accepted
+            token = next(self._tokens)
+            self._connections[token] = connection
+            connection.setblocking(False)
+            if self._is_ours(connection):
+                self._read(token)
+            else:
+                self.answer(token, Reply(Answer.REFUSED))
+        return _ACCEPTS
+
+    def _is_ours(self, connection: socket.socket) -> bool:
+        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        return bool(_CREDENTIALS.unpack(raw)[1] == self._uid)
+
+    def _read(self, token: int) -> None:
+        """One datagram; the connection is watched if it has not come yet."""
+        connection = self._connections.get(token)
+        if connection is None:
+            return
+        try:
+            data = connection.recv(MAX_DATAGRAM)
+        except BlockingIOError:
+            self._watch(token, connection)
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._handler.dropped(token)
+            self.close(token)
+            return
+        reply = self._dispatch(token, data)
+        if reply is not None:
+            self.answer(token, reply)
+        else:
+            self._watch(token, connection)
+
+    def _dispatch(self, token: int, data: bytes) -> Reply | None:
+        if len(data) < REQUEST.size:
+            return Reply(Answer.REFUSED)
+        version, kind, _, pid = REQUEST.unpack_from(data)
+        if version != VERSION or kind not in Kind._value2member_map_:
+            return Reply(Answer.REFUSED)
+        try:
+            return self._handler.request(token, Kind(kind), pid, data[REQUEST.size :])
+        except Exception:  # noqa: BLE001  one request must not end the staging of a node
+            traceback.print_exc()
+            return Reply(Answer.REFUSED)
+
+    def _watch(self, token: int, connection: socket.socket) -> None:
+        if token not in self._connections:
+            return
+        with contextlib.suppress(KeyError):
+            self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(token))
+
+    def answer(self, token: int, reply: Reply) -> None:
+        """Sends an answer. One who is gone does not get it."""
+        connection = self._connections.get(token)
+        if connection is None:
+            return
+        with contextlib.suppress(OSError):
+            connection.send(REPLY.pack(VERSION, reply.answer, reply.reason, reply.value), socket.MSG_NOSIGNAL)
+        if reply.keep:
+            self._watch(token, connection)
+        else:
+            self.close(token)
+
+    def hand_over(self, token: int) -> socket.socket | None:
+        """Somebody else reads this connection from here on, and closes it."""
+        connection = self._connections.pop(token, None)
+        if connection is not None:
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(connection)
+        return connection
+
+    def close(self, token: int) -> None:
+        """Ends a connection."""
+        connection = self._connections.pop(token, None)
+        if connection is not None:
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(connection)
+            connection.close()
+
+    def stop_listening(self) -> None:
+        """New connections are refused; open ones stay."""
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(self._listener)
+        self._listener.close()
+
+    def close_all(self) -> None:
+        """Ends everything."""
+        self.stop_listening()
+        for token in list(self._connections):
+            self.close(token)
+
+
+def open_listener(path: str, listen_fd: int | None) -> socket.socket:
+    """The inherited socket, or one of our own."""
+    if listen_fd is not None:
+        return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=listen_fd)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    listener.bind(path)
+    os.chmod(path, 0o600)
+    listener.listen(1024)
+    return listener
+
+
+def allow_many_connections() -> None:
+    """Every parked want is a descriptor."""
+    with contextlib.suppress(OSError, ValueError):
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

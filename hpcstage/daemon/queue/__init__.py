@@ -1,0 +1,1 @@
+"""What is copied next, and what a want is told. Pure."""

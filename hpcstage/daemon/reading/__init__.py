@@ -1,0 +1,1 @@
+"""What the program reads and will read: opens, announced orders, the order that follows."""

@@ -1,0 +1,177 @@
+"""What samplers announce: the loaders that are alive, and the one order that follows from what they will read.
+
+Owns EPOCH requests from when the manifest is known, the tables that came with them, and the helper that maps what is
+announced; short ones are mapped at once. Whether the order is followed is `ordering`'s word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from hpcstage.daemon.process.helpers import Helpers
+from hpcstage.daemon.queue.queue import Queue
+from hpcstage.daemon.reading import epochs
+from hpcstage.daemon.reading.epochs import Announced, Job, Mapped, Outcome
+from hpcstage.daemon.reading.learn import Rows, Table
+from hpcstage.daemon.reading.lists import SHORT_BYTES
+from hpcstage.daemon.reading.streams import Stream, Streams, Who
+from hpcstage.daemon.reading.watch import Watch
+from hpcstage.plan.dataset.manifest import Manifest
+
+HELPER = "samplers"
+SHORT_EPOCH_BYTES = 32 << 10
+SHORT_FILES = 100_000
+
+
+class OnOrder(Protocol):
+    """Is told the ids that all loaders read from here on, and whether any are known of a new epoch."""
+
+    def __call__(self, ids: Sequence[int], *, known: bool) -> bool:
+        """Returns whether they are followed."""
+
+
+class Announcements:
+    """See the module. One job of mapping runs at a time, so that each knows of the last."""
+
+    def __init__(self, orders: Path, helpers: Helpers, watch: Watch, counts: Counter[str], on_order: OnOrder) -> None:
+        self._dir = orders
+        self._helpers = helpers
+        self._watch = watch
+        self._counts = counts
+        self._on_order = on_order
+        self._manifest: Manifest | None = None
+        self._queue: Queue
+        self._streams = Streams()
+        self._tables: dict[str, Table] = {}
+        self._pending: list[Announced] = []
+        self._latest: dict[Who, Announced] = {}
+        """Of loaders in an epoch."""
+        self._with_later = False
+        self._stale = False
+        """The order of all loaders has to be made anew."""
+
+    def open(self, manifest: Manifest, queue: Queue) -> None:
+        """The files are known."""
+        self._manifest, self._queue = manifest, queue
+
+    def take(self, one: Announced) -> None:
+        """A loader begins an epoch, or is done with it."""
+        self._replace_pending(one)
+        self._latest.pop(one.who, None)
+        if one.ended:
+            self._stale |= self._streams.end(one.who, goes_on=bool(one.formula)) and self._queue.waiting > 0
+        else:
+            self._counts["announcements"] += 1
+            self._pending.append(one)
+            self._latest[one.who] = one
+        self.go_on()
+
+    def forget(self, key: int) -> bool:
+        """Nothing holds any more that was mapped by the table of a dataset; whether anything was."""
+        found = self._streams.forget(key)
+        self._stale |= found
+        return found
+
+    def go_on(self) -> None:
+        """Does what there is to do, at once or in a helper."""
+        if self._manifest is None or HELPER in self._helpers.names():
+            return
+        if not (self._pending or self._stale or self._with_later):
+            return
+        job = self._job(self._manifest)
+        self._pending, self._stale, self._with_later = [], False, False
+        if self._is_short(job):
+            self._done(job, epochs.work(job))
+            return
+        path = self._dir / ".mapped"
+        started = self._helpers.start(
+            HELPER, lambda: epochs.save(epochs.work(job), path), lambda data: self._mapped(job, path, data)
+        )
+        if started is None:
+            self._done(job, Outcome([None] * len(job.announced)))
+
+    def _replace_pending(self, one: Announced) -> None:
+        """An epoch that is over, or over before it was mapped, need not be mapped any more."""
+        for other in [other for other in self._pending if other.who == one.who]:
+            self._pending.remove(other)
+            self._watch.mapped(other, None)
+            self._delete(other)
+
+    # ---- mapping
+
+    def _job(self, manifest: Manifest) -> Job:
+        datasets = [(one, self._watch.dataset(one.key)) for one in self._pending]
+        return Job(
+            manifest,
+            self._dir,
+            self._pending,
+            self._streams.alive(),
+            {one: None if one.columns and not dataset.wrong else dataset.rows for one, dataset in datasets},
+            self._queue.waits,
+            dict(self._tables),
+            with_later=self._with_later,
+        )
+
+    def _is_short(self, job: Job) -> bool:
+        if job.with_later or len(job.manifest) > SHORT_FILES:
+            return False
+        size = 4 * sum(len(stream.ids) for stream in job.streams)
+        tables = 0
+        for one in job.announced:
+            with contextlib.suppress(OSError):
+                size += (self._dir / one.name).stat().st_size
+                if one.table and one.table not in job.tables:
+                    tables += (self._dir / one.table).stat().st_size
+        return size <= SHORT_EPOCH_BYTES and tables <= SHORT_BYTES
+
+    def _mapped(self, job: Job, path: Path, data: bytes | None) -> None:
+        outcome = Outcome([None] * len(job.announced))
+        if data is not None:
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                outcome = epochs.load(path)
+        path.unlink(missing_ok=True)
+        self._done(job, outcome)
+
+    # ---- what was mapped
+
+    def _done(self, job: Job, outcome: Outcome) -> None:
+        self._tables.update(outcome.tables)
+        known = False
+        for one, mapped in zip(job.announced, outcome.mapped, strict=True):
+            self._watch.mapped(one, mapped)
+            self._delete(one)
+            if mapped is not None:
+                known |= self._begin(one, mapped)
+        if (known or not job.announced) and self._on_order(outcome.order, known=known):
+            left = self._queue.waiting > len(outcome.order)
+            self._with_later |= known and left and any(stream.formula for stream in self._streams.alive())
+        self.go_on()
+
+    def _begin(self, one: Announced, mapped: Mapped) -> bool:
+        """Whether anything is known of what the loader reads."""
+        rows = self._rows(one)
+        dataset = self._watch.dataset(one.key)
+        dataset.distinct = max(dataset.distinct, mapped.distinct)
+        if isinstance(rows, Table):
+            dataset.tell(rows)
+        self._counts["announced_samples"] += mapped.samples
+        self._counts["announced_files"] += len(mapped.ids)
+        self._counts["unknown_samples"] += mapped.unknown
+        if self._latest.get(one.who) is not one:
+            return False
+        self._streams.begin(Stream(one.who, one.epoch, mapped.ids, one.key, one.formula, rows))
+        return len(mapped.ids) > 0
+
+    def _rows(self, one: Announced) -> Rows:
+        dataset = self._watch.dataset(one.key)
+        known = self._tables.get(one.table) if one.columns and not dataset.wrong else None
+        return known or dataset.rows
+
+    def _delete(self, one: Announced) -> None:
+        if one.name:
+            with contextlib.suppress(OSError):
+                (self._dir / one.name).unlink()

@@ -1,0 +1,262 @@
+"""From what a loader announced to ids, and to one order of all loaders: work that may run in a helper.
+
+Owns the form of an EPOCH request and the files behind it: indices, tables of paths, and what was made of them. Whose
+order is followed is `ordering`'s, when this runs `announcements`'.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcstage.daemon.reading import arrays
+from hpcstage.daemon.reading.kept import Positions, positions
+from hpcstage.daemon.reading.learn import MOST_INDEX, NONE, Rows, Table
+from hpcstage.daemon.reading.spelling import Spelling
+from hpcstage.daemon.reading.streams import Stream, Who, merge
+from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.plan.order import sampling
+from hpcstage.protocol.shim import CHOSEN, CHOSEN_OF, EPOCH, EPOCH_ENDED
+
+LATER_EPOCHS = 3
+"""So many epochs after the coming one are followed where a formula gives them."""
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class Announced:
+    """One EPOCH request."""
+
+    who: Who
+    epoch: int
+    columns: int
+    ended: bool
+    key: int
+    name: str
+    table: str
+    formula: str
+
+
+def parse(pid: int, payload: bytes) -> Announced | None:
+    """What a request says; None if it is none. Names are such that nothing outside of orders/ is touched."""
+    texts = payload[EPOCH.size :].split(b"\0")
+    if len(payload) < EPOCH.size or len(texts) != 3:
+        return None
+    number, epoch, columns, flags, key = EPOCH.unpack_from(payload)
+    name, table, formula = (text.decode(errors="replace") for text in texts)
+    if any(not is_name(text) for text in (name, table) if text):
+        return None
+    return Announced(Who(pid, number), epoch, columns, bool(flags & EPOCH_ENDED), key, name, table, formula)
+
+
+def is_name(text: str) -> bool:
+    """Whether it names a file in its directory."""
+    return bool(text) and "/" not in text and "\0" not in text and not text.startswith(".")
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """An announced epoch in ids."""
+
+    ids: Sequence[int]
+    where: Positions
+    samples: int
+    distinct: int
+    unknown: int
+    """Samples of which no file is known."""
+
+
+@dataclass
+class Job:
+    """What a helper needs; a fork has it all in memory."""
+
+    manifest: Manifest
+    orders: Path
+    announced: list[Announced]
+    streams: list[Stream]
+    """Those that are alive."""
+    rows: Mapping[Announced, Rows | None]
+    """What is known of the datasets; None: the announced table is to be used."""
+    waits: Callable[[int], bool]
+    tables: dict[str, Table]
+    """Those that are mapped already."""
+    with_later: bool = False
+    """Also what follows from formulas."""
+
+
+@dataclass
+class Outcome:
+    """What became of a job."""
+
+    mapped: list[Mapped | None] = field(default_factory=list)
+    """For each announcement; None: its files could not be read."""
+    order: Sequence[int] = ()
+    """Waiting ids of all loaders."""
+    tables: dict[str, Table] = field(default_factory=dict)
+    """Those that are new."""
+
+
+def work(job: Job) -> Outcome:
+    """Does a job."""
+    outcome = Outcome()
+    for one in job.announced:
+        mapped = None
+        with suppress(OSError, ValueError):
+            mapped = _mapped(job, one, _rows(job, one, outcome))
+        outcome.mapped.append(mapped)
+    taken = bytearray(len(job.manifest))
+    begun = {one.who for one in job.announced}
+    orders = [stream.ids for stream in job.streams if len(stream.ids) and stream.who not in begun]
+    orders += [mapped.ids for mapped in outcome.mapped if mapped is not None]
+    order = merge(orders, job.waits, taken)
+    if job.with_later:
+        order.extend(merge([_later(job)], job.waits, taken))
+    outcome.order = order
+    return outcome
+
+
+def _rows(job: Job, one: Announced, outcome: Outcome) -> Rows:
+    told = job.rows[one]
+    return told if told is not None else _table(job, one.table, one.columns, outcome)
+
+
+def _table(job: Job, name: str, columns: int, outcome: Outcome) -> Table:
+    known = job.tables.get(name) or outcome.tables.get(name)
+    if known is None:
+        chosen, _, base = name.partition(CHOSEN_OF)
+        if base and chosen.startswith(CHOSEN) and not base.startswith(CHOSEN):
+            ids = _chosen_ids(job.orders / name, _table(job, base, columns, outcome))
+        else:
+            ids = _table_ids(job.manifest, job.orders / name)
+        known = Table(ids, columns)
+        outcome.tables[name] = known
+    return known
+
+
+def _chosen_ids(path: Path, base: Table) -> array[int]:
+    rows = array("I")
+    rows.frombytes(path.read_bytes())
+    if sys.byteorder == "big":
+        rows.byteswap()
+    ids, columns, known = base.ids, base.columns, len(base.ids) // base.columns
+    chosen = array("I")
+    for row in rows:
+        chosen.extend(ids[row * columns : (row + 1) * columns] if row < known else [NONE] * columns)
+    return chosen
+
+
+def _mapped(job: Job, one: Announced, rows: Rows) -> Mapped:
+    indices = array("I")
+    indices.frombytes((job.orders / one.name).read_bytes())
+    if sys.byteorder == "big":
+        indices.byteswap()
+    ids, unknown = ids_of(indices, rows)
+    return Mapped(ids, positions(ids, len(job.manifest)), len(indices), _distinct(indices), unknown)
+
+
+def ids_of(indices: Iterable[int], rows: Rows) -> tuple[array[int], int]:
+    """The files of samples in their order, and of how many samples none is known."""
+    found, unknown = array("I"), 0
+    if isinstance(rows, Table) and rows.columns == 1:
+        ids, known = rows.ids, len(rows.ids)
+        for index in indices:
+            id_ = ids[index] if index < known else NONE
+            if id_ == NONE:
+                unknown += 1
+            else:
+                found.append(id_)
+        return found, unknown
+    for index in indices:
+        row = rows.row(index)
+        found.extend(row)
+        unknown += not len(row)
+    return found, unknown
+
+
+def _distinct(indices: array[int]) -> int:
+    top = max(indices, default=0)
+    if top >= MOST_INDEX:
+        return len(indices)
+    seen = bytearray(top + 1)
+    for index in indices:
+        seen[index] = 1
+    return sum(seen)
+
+
+def _later(job: Job) -> array[int]:
+    """What follows from all formulas, epoch behind epoch, the loaders of each in turn."""
+    known = []
+    for stream in job.streams:
+        with suppress(ValueError):
+            if stream.rows is not None:
+                known.append((stream.rows, sampling.parse(stream.formula)))
+    behind = array("I")
+    for step in range(1, LATER_EPOCHS + 1):
+        with suppress(ValueError):
+            orders = sampling.orders_of([sampler.later(step) for _, sampler in known])
+            pairs = zip(known, orders, strict=True)
+            behind.extend(sampling.interleave([ids_of(order, rows)[0] for (rows, _), order in pairs]))
+    return behind
+
+
+# ---- tables of paths
+
+
+def _table_ids(manifest: Manifest, path: Path) -> array[int]:
+    ids = array("I")
+    find, spelt = manifest.find_source, Spelling(manifest)
+    with open(path, "rb") as file:
+        for name in _names(file):
+            id_ = find(name) if name else None
+            if id_ is None and name:
+                id_ = find(spelt(name))
+            ids.append(NONE if id_ is None else id_)
+    return ids
+
+
+def _names(file: Any) -> Iterator[bytes]:  # noqa: ANN401 - a binary file
+    """NUL-separated names, read in pieces."""
+    rest = b""
+    while chunk := file.read(_CHUNK_BYTES):
+        *names, rest = (rest + chunk).split(b"\0")
+        yield from names
+    yield rest
+
+
+# ---- through a file, where a helper did it
+
+
+def save(outcome: Outcome, path: Path) -> bytes:
+    """Writes an outcome; returns nothing that matters."""
+    numbers: dict[str, Sequence[int]] = {"order": outcome.order}
+    mapped: list[list[int] | None] = []
+    for position, one in enumerate(outcome.mapped):
+        mapped.append(None if one is None else [one.samples, one.distinct, one.unknown])
+        if one is not None:
+            names = (f"ids{position}", f"starts{position}", f"places{position}")
+            numbers.update(zip(names, (one.ids, one.where.starts, one.where.places), strict=True))
+    for name, table in outcome.tables.items():
+        numbers[f"table {name}"] = table.ids
+    facts = {"mapped": mapped, "columns": {name: table.columns for name, table in outcome.tables.items()}}
+    arrays.save(path, facts, numbers)
+    return b"saved"
+
+
+def load(path: Path) -> Outcome:
+    """Maps what `save` wrote. Raises OSError or ValueError."""
+    facts, numbers = arrays.load(path)
+    outcome = Outcome(order=numbers["order"])
+    for position, counts in enumerate(facts["mapped"]):
+        if counts is None:
+            outcome.mapped.append(None)
+            continue
+        ids = numbers[f"ids{position}"]
+        where = Positions(ids, numbers[f"starts{position}"], numbers[f"places{position}"])
+        outcome.mapped.append(Mapped(ids, where, *counts))
+    outcome.tables = {name: Table(numbers[f"table {name}"], columns) for name, columns in facts["columns"].items()}
+    return outcome

@@ -1,0 +1,242 @@
+"""How well an announced order was kept, and how far ahead of the program the copies were. Pure: callers pass `now`.
+
+Owns the positions of an announcement, the share of opens that came in its order, the front of the reading and the
+lead. What was announced is in `streams`.
+
+Each process that reads for a loader (itself, or one of its workers) reads a part of the announced order. Its share is
+the longest part of its opens that follows the announced order, found online by patience sorting; where an id was
+announced several times every place of it is tried. Threads of one process read neighbours in any order, which makes no
+difference to what is copied in time: opens at most NEAR places behind the last one in order are counted on their own.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from statistics import median
+from typing import Any
+
+from hpcstage.daemon.reading.streams import Who
+
+PLACES = 64
+"""So many places of one id are tried for an open, those nearest to where its process is."""
+NEAR = 64
+STEPS = 20_000
+"""So far the staged part is followed in one look, so that a look is short."""
+PACE_LOOKS = 16
+MOST_SAMPLES = 256
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Where each id is in an announced order."""
+
+    ids: Sequence[int]
+    starts: Sequence[int]
+    """By id, and one more: its places are places[starts[id]:starts[id + 1]]."""
+    places: Sequence[int]
+    """Positions of each id, rising."""
+
+    def of(self, id_: int, behind: Sequence[int] = ()) -> Sequence[int]:
+        """The positions of an id; of very many only those beyond most of `behind`, which rises."""
+        first, stop = self.starts[id_], self.starts[id_ + 1]
+        if stop - first > PLACES and len(behind) > PLACES:
+            first = bisect_right(self.places, behind[-PLACES], first, stop)
+        return self.places[first : min(stop, first + PLACES)]
+
+
+def positions(ids: Sequence[int], files: int) -> Positions:
+    """The look-up for an order: O(its length)."""
+    counts = array("I", bytes(4 * (files + 1)))
+    for id_ in ids:
+        counts[id_ + 1] += 1
+    starts = array("I", accumulate(counts))
+    free, places = starts[:], array("I", bytes(4 * len(ids)))
+    for position, id_ in enumerate(ids):
+        places[free[id_]] = position
+        free[id_] += 1
+    return Positions(ids, starts, places)
+
+
+class Following:
+    """One announced epoch, followed through the opens of the processes that read for it."""
+
+    def __init__(self, who: Who, where: Positions) -> None:
+        self.who = who
+        self.where = where
+        self.opens = 0
+        """Of announced ids; that a sample opens its file again does not count."""
+        self.near = 0
+        """Opens in the announced order, or at most NEAR places behind it."""
+        self.front = 0
+        """The program has come to this position."""
+        self._ends: dict[int, array[int]] = {}
+        """By process: the smallest last position of every length of a part that is in order."""
+        self._opened = array("I", bytes(4 * len(where.ids)))
+        """How often an id was opened, at its first place in `where.places`."""
+        self._staged_to = 0
+        self._fronts: deque[tuple[float, int]] = deque(maxlen=PACE_LOOKS)
+
+    def distance(self, process: int, id_: int) -> int | None:
+        """How far ahead of what a process read last this id is: negative behind it, None: it was not announced."""
+        ends: Sequence[int] = self._ends.get(process, ())
+        found = self.where.of(id_, ends)
+        if not len(found):
+            return None
+        last = ends[-1] if len(ends) else -1
+        return min((position - last for position in found if position > last), default=found[-1] - last)
+
+    def opened(self, process: int, id_: int) -> None:
+        """A process that reads for this loader opened a file."""
+        where = self.where
+        first, stop = where.starts[id_], where.starts[id_ + 1]
+        if first == stop or self._opened[first] >= stop - first:
+            return
+        self._opened[first] += 1
+        self.opens += 1
+        ends = self._ends.setdefault(process, array("I"))
+        last = ends[-1] if ends else -1
+        found = where.of(id_, ends)
+        self.near += len(found) > 0 and found[-1] >= last - NEAR
+        for position in reversed(found):
+            length = bisect_left(ends, position)
+            if length == len(ends):
+                ends.append(position)
+            else:
+                ends[length] = position
+        self.front = max(self.front, 1 + next((position for position in found if position > last), -1))
+
+    @property
+    def kept(self) -> int:
+        """Opens that came in the announced order."""
+        return sum(map(len, self._ends.values()))
+
+    def ahead(self, now: float, staged: Callable[[int], bool]) -> tuple[int, float | None] | None:
+        """How many files after the front are staged without a gap, and when the program will be there.
+
+        None: nothing that it still has to read is missing. Seconds are None while its pace is not known.
+        """
+        ids = self.where.ids
+        self._fronts.append((now, self.front))
+        at = max(self._staged_to, self.front)
+        stop = min(len(ids), at + STEPS)
+        while at < stop and staged(ids[at]):
+            at += 1
+        self._staged_to = at
+        if at == len(ids):
+            return None
+        (then, before), files = self._fronts[0], at - self.front
+        pace = (self.front - before) / (now - then) if now > then else 0.0
+        return files, files / pace if pace else None
+
+
+@dataclass
+class Lead:
+    """How far ahead the copies were, over time: kept evenly over the run, however long it is."""
+
+    samples: list[tuple[float, int, float | None]] = field(default_factory=list)
+    """Seconds since the start, files, seconds ahead."""
+    least_files: int | None = None
+    least_s: float | None = None
+    _every: int = 1
+    _looks: int = 0
+
+    def add(self, at_s: float, files: int, seconds: float | None) -> None:
+        """One look."""
+        self._looks += 1
+        self.least_files = files if self.least_files is None else min(files, self.least_files)
+        if seconds is not None:
+            self.least_s = round(seconds if self.least_s is None else min(seconds, self.least_s), 3)
+        if self._looks % self._every:
+            return
+        self.samples.append((round(at_s, 3), files, None if seconds is None else round(seconds, 3)))
+        if len(self.samples) > MOST_SAMPLES:
+            self.samples = self.samples[1::2]
+            self._every *= 2
+
+    def to_json(self) -> dict[str, Any] | None:
+        """For the record; None: no look found a file that was still missing."""
+        if not self.samples:
+            return None
+        files = [sample[1] for sample in self.samples]
+        seconds = [sample[2] for sample in self.samples if sample[2] is not None]
+        return {
+            "median_files": int(median(files)),
+            "least_files": self.least_files,
+            "median_s": round(median(seconds), 3) if seconds else None,
+            "least_s": self.least_s,
+            "samples": [list(sample) for sample in self.samples],
+        }
+
+
+class Keeping:
+    """All announced epochs, and which of them a process reads for."""
+
+    def __init__(self, family_of: Callable[[int], Sequence[int]]) -> None:
+        """`family_of`: the pids of a process and of its parents. A process is a number, such as that of its slot."""
+        self.lead = Lead()
+        self._family_of = family_of
+        self._following: dict[Who, Following] = {}
+        self._for: dict[int, list[Following]] = {}
+        self._opens = 0
+        self._kept = 0
+        self._near = 0
+
+    def begin(self, following: Following) -> None:
+        """An epoch was announced; its loader's last one is over."""
+        self.end(following.who)
+        self._following[following.who] = following
+        self._for.clear()
+
+    def end(self, who: Who) -> None:
+        """An epoch is over."""
+        following = self._following.pop(who, None)
+        if following is not None:
+            self._opens += following.opens
+            self._kept += following.kept
+            self._near += following.near
+            self._for.clear()
+
+    def opened(self, process: int, id_: int) -> None:
+        """A process opened a file: it counts for the loader of it or of its parents that is nearest to this id."""
+        candidates = self._for.get(process)
+        if candidates is None:
+            candidates = self._for[process] = self._candidates(process)
+        if len(candidates) == 1:
+            candidates[0].opened(process, id_)
+            return
+        found = [(distance, f) for f in candidates if (distance := f.distance(process, id_)) is not None]
+        if found:
+            min(found, key=lambda pair: (pair[0] <= 0, abs(pair[0])))[1].opened(process, id_)
+
+    def _candidates(self, process: int) -> list[Following]:
+        family = self._family_of(process)
+        return [following for who, following in self._following.items() if who.pid in family]
+
+    def look(self, at_s: float, now: float, staged: Callable[[int], bool]) -> None:
+        """Notes the lead: that of the loader to which the daemon is least ahead."""
+        found = [lead for following in self._following.values() if (lead := following.ahead(now, staged)) is not None]
+        if found:
+            self.lead.add(at_s, *min(found, key=lambda lead: lead[0]))
+
+    @property
+    def opens(self) -> int:
+        """Of announced files, so far."""
+        return self._opens + sum(following.opens for following in self._following.values())
+
+    @property
+    def kept_share(self) -> float | None:
+        """The share of them that came in the announced order; None: there were none."""
+        return self._share(self._kept + sum(following.kept for following in self._following.values()))
+
+    @property
+    def near_share(self) -> float | None:
+        """The same with those that came a little later than announced."""
+        return self._share(self._near + sum(following.near for following in self._following.values()))
+
+    def _share(self, count: int) -> float | None:
+        return round(count / self.opens, 6) if self.opens else None

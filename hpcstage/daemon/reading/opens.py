@@ -1,0 +1,223 @@
+"""What the processes of this node opened, read from the rings that the shim writes into `<node directory>/opens/`.
+
+Owns the files there: finds new ones, follows each from where it was read last, deletes those of processes that have
+ended. What a ring's bytes mean is in `ringlog`; who learns what from the events is the caller's matter.
+
+How to use it (all calls from the daemon's own thread, none of them waits):
+
+    page.set_logging(True)                                  # from now on processes log
+    opens = Opens(node_dir / "opens", page.ended)
+    for event in opens.poll(finder(manifest)): ...          # every tick; poll(None) before there is a manifest
+    while opens.more: ...                                   # a poll is bounded: again, in the same tick or the next
+    page.set_logging(False); opens.poll(...); opens.close() # once nothing more can be learnt, and at the end
+
+`poll` gives Opened, Marked and Lost. The events of one process (one slot) come in the order in which they happened;
+those of different processes are interleaved poll by poll, `ns` (CLOCK_MONOTONIC, as time.monotonic_ns) says how. Opens
+of what is not in the manifest are left out. After Lost, which sample that process reads is not known until its next
+mark. `opens.lost_bytes` and `opens.gaps` are for the record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcstage.daemon.reading.ringlog import Damaged, Record, index_of, parse, path_of
+from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.protocol.shim import RING_DATA_BYTES, RING_HEADER, RING_HEADER_BYTES, RING_MAGIC
+
+SUFFIX = ".ring"
+MOST_RINGS = 1024
+"""Each is a descriptor. Further ones wait until a process has ended."""
+POLL_BYTES = 1 << 20
+"""What one poll reads at most: about ten thousand events, some tens of milliseconds."""
+HELD_EVENTS = 100_000
+"""When so much is kept while there is no manifest, nothing more is read."""
+
+
+class Opened(NamedTuple):
+    """A file was opened for reading; `at_source`: there, not in the store."""
+
+    slot: int
+    ns: int
+    file_id: int
+    at_source: bool
+
+
+class Marked(NamedTuple):
+    """What this process opens from now on is for sample `index` of the dataset `key`; -1: for none."""
+
+    slot: int
+    ns: int
+    key: int
+    index: int  # type: ignore[assignment]  # instead of tuple's method
+
+
+class Lost(NamedTuple):
+    """Records of this process were overwritten before they were read."""
+
+    slot: int
+    lost_bytes: int
+
+
+Event = Opened | Marked | Lost
+Finder = Callable[[bytes], "int | None"]
+
+
+def finder(manifest: Manifest) -> Finder:
+    """Ids of paths below `store/`."""
+    datasets = {os.fsencode(dataset.name): index for index, dataset in enumerate(manifest.datasets)}
+
+    def find(path: bytes) -> int | None:
+        name, _, below = path.partition(b"/")
+        dataset = datasets.get(name)
+        return None if dataset is None else manifest.find(dataset, below)
+
+    return find
+
+
+class Opens:
+    """All rings of the node."""
+
+    def __init__(self, directory: Path, ended: Callable[[int], bool]) -> None:
+        """`ended`: whether the process of a slot is known to have ended."""
+        self._directory = os.fspath(directory)
+        self._ended = ended
+        self._rings: dict[int, Ring] = {}
+        self._turn: deque[int] = deque()
+        self._held: deque[tuple[int, Record | int]] = deque()
+        self.lost_bytes = 0
+        self.gaps = 0
+        self.more = False
+        """Whether the last poll left something because it had read enough."""
+
+    def poll(self, find: Finder | None) -> list[Event]:
+        """What came since. Without a finder it is read and kept, up to a bound, for the poll that has one."""
+        self._discover()
+        if len(self._held) < HELD_EVENTS:
+            self._read()
+        if find is None:
+            return []
+        held, self._held = self._held, deque()
+        return list(_events(held, find))
+
+    def close(self) -> None:
+        """Lets go of all rings and deletes them. Processes that still hold one do no harm."""
+        for slot in list(self._rings):
+            self._forget(slot)
+
+    def _discover(self) -> None:
+        with contextlib.suppress(OSError):
+            for name in os.listdir(self._directory):
+                slot = _slot_of(name)
+                if slot is None or slot in self._rings or len(self._rings) >= MOST_RINGS:
+                    continue
+                with contextlib.suppress(OSError):
+                    self._rings[slot] = Ring(f"{self._directory}/{name}")
+                    self._turn.append(slot)
+
+    def _read(self) -> None:
+        room = POLL_BYTES
+        for _ in range(len(self._turn)):
+            if room <= 0:
+                self.more = True
+                return
+            slot = self._turn[0]
+            self._turn.rotate(-1)
+            room -= self._read_one(slot, self._rings[slot])
+        self.more = False
+
+    def _read_one(self, slot: int, ring: Ring) -> int:
+        ended = self._ended(slot)  # asked before reading: what it wrote before its end is there then
+        begin = ring.tail
+        try:
+            records, lost = ring.read()
+        except OSError:
+            self._forget(slot)
+            return 0
+        if lost:
+            self.lost_bytes += lost
+            self.gaps += 1
+            self._held.append((slot, lost))
+        self._held.extend((slot, record) for record in records)
+        if ended and not records and not lost:
+            self._forget(slot)
+        return max(0, ring.tail - begin)
+
+    def _forget(self, slot: int) -> None:
+        self._rings.pop(slot).close()
+        self._turn.remove(slot)
+        with contextlib.suppress(OSError):
+            os.unlink(f"{self._directory}/{slot}{SUFFIX}")
+
+
+class Ring:
+    """One file and how far it was read. It is read, not mapped: a mapping of a file that somebody cut short kills."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self.tail = 0
+
+    def read(self) -> tuple[list[Record], int]:
+        """The records that came since, and how many bytes were lost before them."""
+        head = self._head()
+        if head == self.tail:
+            return [], 0
+        if head - self.tail > RING_DATA_BYTES or head < self.tail:
+            return [], self._skip(head)
+        chunk = self._bytes(self.tail, head)
+        now = self._head()
+        if now - self.tail > RING_DATA_BYTES or len(chunk) != head - self.tail:
+            return [], self._skip(now)  # it may have been overwritten while it was read
+        try:
+            records, used = parse(chunk, self.tail)
+        except Damaged:
+            return [], self._skip(now)
+        self.tail += used
+        return records, 0
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        os.close(self._fd)
+
+    def _head(self) -> int:
+        header = os.pread(self._fd, RING_HEADER.size, 0)
+        if len(header) < RING_HEADER.size:
+            return self.tail
+        magic, head, data_bytes, _ = RING_HEADER.unpack(header)
+        return int(head) if magic == RING_MAGIC and data_bytes == RING_DATA_BYTES else self.tail  # else: in the making
+
+    def _skip(self, head: int) -> int:
+        lost, self.tail = abs(head - self.tail), head
+        return lost
+
+    def _bytes(self, at: int, end: int) -> bytes:
+        begin = at % RING_DATA_BYTES
+        first = os.pread(self._fd, min(end - at, RING_DATA_BYTES - begin), RING_HEADER_BYTES + begin)
+        rest = end - at - len(first)
+        return first + os.pread(self._fd, rest, RING_HEADER_BYTES) if rest else first
+
+
+def _slot_of(name: str) -> int | None:
+    number, suffix = os.path.splitext(name)
+    return int(number) if suffix == SUFFIX and number.isascii() and number.isdigit() else None
+
+
+def _events(held: deque[tuple[int, Record | int]], find: Finder) -> Iterator[Event]:
+    for slot, record in held:
+        if isinstance(record, int):
+            yield Lost(slot, record)
+            continue
+        path = path_of(record)
+        if path is not None:
+            file_id = find(path)
+            if file_id is not None:
+                yield Opened(slot, record.ns, file_id, record.detail != 0)
+            continue
+        marked = index_of(record)
+        if marked is not None:
+            yield Marked(slot, record.ns, *marked)

@@ -1,0 +1,69 @@
+"""The form of a ring of opens as a reader sees it: bytes in, records out. Owns no file and no clock."""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from hpcstage.protocol.shim import INDEX, RECORD, RECORD_BYTES, RECORD_INDEX, RECORD_OPEN, RECORD_PAD, RING_DATA_BYTES
+
+_HEAD = struct.Struct("<IHBB")
+_STAMPS = 1 << 32
+
+
+class Record(NamedTuple):
+    """One record as it was written. `kind`: RECORD_OPEN, RECORD_INDEX, or one that this version does not know."""
+
+    kind: int
+    detail: int
+    ns: int
+    payload: bytes
+
+
+class Damaged(ValueError):
+    """What lies there is no record."""
+
+
+class Parsed(NamedTuple):
+    """The records that are complete, and how many bytes they and the padding between them took."""
+
+    records: list[Record]
+    used_bytes: int
+
+
+def parse(chunk: bytes, at: int) -> Parsed:
+    """The records of `chunk`, which holds the ring's bytes from position `at` on, laid out straight. Ends at the first
+    one that is reserved and not yet complete. Raises Damaged at what cannot be a record."""
+    records = []
+    offset, end = 0, len(chunk)
+    while offset < end:
+        stamp, size, kind, detail = _HEAD.unpack_from(chunk, offset)
+        if stamp != (at + offset + 1) % _STAMPS:
+            break
+        room = RING_DATA_BYTES - (at + offset) % RING_DATA_BYTES
+        length = room if kind == RECORD_PAD else _length(size)
+        if length > room or offset + length > end:
+            raise Damaged
+        if kind != RECORD_PAD:
+            ns = RECORD.unpack_from(chunk, offset)[4]
+            begin = offset + RECORD_BYTES
+            records.append(Record(kind, detail, ns, chunk[begin : begin + size]))
+        offset += length
+    return Parsed(records, offset)
+
+
+def _length(payload_bytes: int) -> int:
+    return (RECORD_BYTES + payload_bytes + 7) & ~7
+
+
+def index_of(record: Record) -> tuple[int, int] | None:
+    """The dataset's key and the index of an INDEX record."""
+    if record.kind != RECORD_INDEX or len(record.payload) != INDEX.size:
+        return None
+    key, index = INDEX.unpack(record.payload)
+    return key, index
+
+
+def path_of(record: Record) -> bytes | None:
+    """The path below `store/` of an OPEN record."""
+    return record.payload if record.kind == RECORD_OPEN else None

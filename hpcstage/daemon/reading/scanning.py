@@ -1,0 +1,197 @@
+"""The scan and the look-up of announced orders, as work for forked helpers: they never hold up the event loop.
+
+Owns the files that they leave in the node directory. What is found is told in JSON; the arrays are read from the files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from array import array
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hpcstage.daemon.reading import traces
+from hpcstage.daemon.reading.spelling import Spelling
+from hpcstage.plan.dataset.datasets import Resolved, resolve
+from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.plan.dataset.scan import ScanResult, scan
+from hpcstage.plan.order import orders
+from hpcstage.plan.types import Budget, Order, Workload
+from hpcstage.protocol.daemonspec import DaemonSpec
+from hpcstage.protocol.shim import MANIFEST_FILE, SCANNED_FILE
+from hpcstage.store.directory import budget
+
+ORDER_FILE = "order.bin"
+AUTO_MODE = "auto"
+PROBE_S = 0.5
+"""What it reads, the program waits for."""
+_LISTED_SKIPS = 20
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """What the scan found, without the files themselves."""
+
+    seconds: float
+    stats: int
+    listings: int
+    skipped: dict[str, int]
+    """Reason → how many files are left out."""
+    examples: list[str] = field(default_factory=list)
+    unknown_in_order: int = 0
+    problems: list[dict[str, str]] = field(default_factory=list)
+    """What is wrong with the datasets, for the record: {id, text, remedy}."""
+    forecast: dict[str, Any] | None = None
+    """Mode auto: the forecast, after a probe."""
+    probe_s: float = 0.0
+    trace: str = ""
+    """The run that left a trace of this command on these files."""
+    trace_why: str = ""
+    """Why there is none that can be used."""
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Scanned:
+        """What the helper wrote."""
+        values: dict[str, Any] = json.loads(data)
+        return cls(**values)
+
+
+def scan_into(spec: DaemonSpec) -> bytes:
+    """Scans, writes manifest and order into the node directory, returns a `Scanned` in JSON."""
+    node_dir = Path(spec.node_dir)
+    saved = node_dir / "resolved"
+    resolved = Resolved.load(saved) if saved.exists() else resolve(spec.arguments, Path(spec.cwd), order=spec.order)
+    exclude = [os.fsencode(os.path.realpath(path)) for path in (spec.node_dir, spec.run_dir)]
+    result = scan(resolved, exclude=exclude)
+    result.manifest.save(node_dir / MANIFEST_FILE)
+    left, why = traces.find(spec, result.manifest)
+    spelt = Spelling(result.manifest)
+    listed = orders.build_counting(
+        result.manifest,
+        spec.order or None,
+        lists=[replace(item, paths=list(map(spelt, item.paths))) for item in resolved.ordering],
+        trace=None if left is None else orders.from_ids(left.order, len(result.manifest), orders.TRACE),
+    )
+    orders.save(listed.order, node_dir / ORDER_FILE)
+    if left is not None:
+        traces.save_learnt(node_dir, left)
+    scanned = replace(
+        _scanned(result, listed.unknown),
+        problems=_problems(len(result.manifest), orders.missing_text(listed, resolved.ordering)),
+        trace=left.header.run_id if left else "",
+        trace_why=why,
+    )
+    if spec.mode == AUTO_MODE:
+        scanned = _with_forecast(scanned, result.manifest, listed.order, spec)
+    told = json.dumps(asdict(scanned)).encode()
+    (node_dir / SCANNED_FILE).write_bytes(told)  # for a wrapper with --strict, which reads it once the page says so
+    return told
+
+
+def _problems(files: int, missing: str) -> list[dict[str, str]]:
+    found = []
+    if missing:
+        found.append({"id": "list-missing", "text": missing, "remedy": orders.MISSING_REMEDY})
+    if not files:
+        found.append({"id": "no-file", "text": "the datasets hold no file", "remedy": "check --data"})
+    return found
+
+
+def _with_forecast(scanned: Scanned, manifest: Manifest, order: Order, spec: DaemonSpec) -> Scanned:
+    from hpcstage.plan.forecast.modes import forecast
+    from hpcstage.plan.forecast.nodes import Given, outlook
+    from hpcstage.plan.placement.fitting import fit
+    from hpcstage.preview.probe import probe
+
+    node_dir = Path(spec.node_dir)
+    measured = probe(manifest, order.ids, node_dir, transfers=spec.copiers * spec.transfers, limit_s=PROBE_S)
+    limit = budget(node_dir, spec.budget_bytes, spec.budget_inodes, spec.budget_part, spec.budget_part_why)
+    room = fit(manifest, orders.complete(order, len(manifest)), limit)
+    found = forecast(
+        _workload(spec, manifest),
+        measured.rates,
+        fit=room.share,
+        order_known=order.provenance != orders.MANIFEST,
+        begin_s=scanned.seconds + measured.seconds,
+        max_rate_bytes_per_s=spec.max_rate_bytes_per_s,
+        nodes=spec.node_count,
+        sharing=outlook(
+            Given(manifest.sizes, limit, room.needed_inodes - len(manifest), spec.placement), spec.node_count
+        ),
+    )
+    return replace(scanned, forecast=asdict(found), probe_s=measured.seconds)
+
+
+def _workload(spec: DaemonSpec, manifest: Manifest) -> Workload:
+    from hpcstage.preview.earlier import KEYS, find_earlier, known
+
+    said = {name: getattr(spec, name) for name in KEYS}
+    earlier = find_earlier(spec.datasets, os.environ) if None in said.values() else None
+    values, sources = known(said, spec.workload_sources, earlier, spec.command)
+    values["startup_s"] = values["startup_s"] or 0.0
+    nodes = earlier.nodes if earlier is not None and spec.epoch_compute_s is None else spec.node_count
+    size_bytes = manifest.total_bytes
+    found = Workload(files=len(manifest), size_bytes=size_bytes, sources=sources, compute_nodes=nodes, **values)
+    return found.on(spec.node_count)
+
+
+def save_plan(spec: DaemonSpec, manifest: Manifest, order: Order, scanned: Scanned, limit: Budget, mode: str) -> bytes:
+    """Writes what was decided to the run directory, where `hpcstage plan` finds it."""
+    from hpcstage.preview import planfile
+
+    summary = planfile.ScanSummary(scanned.seconds, scanned.stats, scanned.listings, [], scanned.skipped)
+    known = None if scanned.forecast is None else planfile.forecast_from_json(scanned.forecast)
+    plan = planfile.Plan(
+        manifest,
+        order,
+        scan=summary,
+        unknown=scanned.unknown_in_order,
+        local=spec.node_dir,
+        budget=limit,
+        forecast=known,
+        mode=mode,
+    )
+    planfile.save(Path(spec.run_dir), plan)
+    return b""
+
+
+def decided(run_dir: Path) -> bytes:
+    """Mode auto on the other nodes: the forecast of the first one, in JSON."""
+    from hpcstage.preview import planfile
+
+    data = json.loads((run_dir / planfile.PLAN).read_text(encoding="utf-8"))
+    return json.dumps(data["forecast"]).encode()
+
+
+def _scanned(result: ScanResult, unknown: int) -> Scanned:
+    return Scanned(
+        seconds=result.seconds,
+        stats=result.stats,
+        listings=result.listings,
+        skipped=result.skipped_counts,
+        examples=[f"{path.decode(errors='replace')}: {why}" for path, why in result.skipped[:_LISTED_SKIPS]],
+        unknown_in_order=unknown,
+    )
+
+
+def load_scan(node_dir: Path) -> tuple[Manifest, Order]:
+    """What `scan_into` left."""
+    manifest = Manifest.open(node_dir / MANIFEST_FILE, verify=False)
+    return manifest, orders.load(node_dir / ORDER_FILE, len(manifest))
+
+
+def map_order(node_dir: Path, name: str) -> bytes:
+    """Turns an announced list of paths into ids, beside it. Returns how many ids and unknown paths, in JSON."""
+    manifest = Manifest.open(node_dir / MANIFEST_FILE, verify=False)
+    announced = node_dir / "orders" / name
+    paths = [path for path in announced.read_bytes().split(b"\0") if path]
+    listed = orders.from_paths(manifest, map(Spelling(manifest), paths), orders.GIVEN)
+    orders.save(listed.order, announced.with_name(announced.name + ".ids"))
+    return json.dumps({"ids": len(listed.order.ids), "unknown": listed.unknown}).encode()
+
+
+def load_order(node_dir: Path, name: str, files: int) -> array[int]:
+    """What `map_order` left."""
+    return orders.load(node_dir / "orders" / (name + ".ids"), files).ids

@@ -1,0 +1,100 @@
+"""The trace of a run as the daemon leaves and finds it: work for helpers, as a home directory may hang.
+
+Owns when a trace is read and written. Its file is `plan.order.trace`'s; what is learnt is in `learn`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from array import array
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcstage.daemon.reading import arrays
+from hpcstage.daemon.reading.learn import Listed
+from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.plan.order import orders, trace
+from hpcstage.protocol.daemonspec import DaemonSpec
+
+LEARNT_FILE = "learnt"
+FULLER = 2
+"""A trace with so many times the files is not replaced: a run that was broken off knows less."""
+NOTHING_OPENED = "no file was opened"
+NOT_ASKED = "not looked for: --order names another order"
+NOT_LEARNT = "learning is off"
+UNFINISHED = "it was not written in time"
+FAILED = "writing it failed: see the daemon's log"
+NO_STATE = "there is no state directory"
+
+
+class Known(NamedTuple):
+    """What there is to leave."""
+
+    first: Sequence[int]
+    tables: Mapping[int, tuple[Sequence[int], Sequence[int]]]
+    provenance: str | None
+    kept_share: float | None
+
+
+def find(spec: DaemonSpec, manifest: Manifest) -> tuple[trace.Trace | None, str]:
+    """The trace of this command on these files; or None and why there is none."""
+    if not (orders.follows_samplers(spec.order or None) or spec.order == orders.TRACE):
+        return None, NOT_ASKED
+    if not spec.state_dir:
+        return None, NO_STATE
+    return trace.find(_directory(spec), _roots(spec), spec.command, manifest)
+
+
+def save_learnt(node_dir: Path, left: trace.Trace) -> None:
+    """Hands a trace's tables to the daemon."""
+    found: dict[str, Sequence[int]] = {}
+    for table in left.tables:
+        found[f"offsets {table.key}"], found[f"ids {table.key}"] = table.offsets, table.ids
+    arrays.save(node_dir / LEARNT_FILE, {"keys": [table.key for table in left.tables]}, found)
+
+
+def load_learnt(node_dir: Path) -> dict[int, Listed]:
+    """What `save_learnt` left, by key."""
+    with suppress(OSError, ValueError, KeyError):
+        facts, numbers = arrays.load(node_dir / LEARNT_FILE)
+        return {key: Listed(numbers[f"offsets {key}"], numbers[f"ids {key}"]) for key in facts["keys"]}
+    return {}
+
+
+def leave(spec: DaemonSpec, manifest: Manifest, known: Known) -> bytes:
+    """Writes the trace. Returns why not, as JSON; an empty text: it was written."""
+    return json.dumps(_leave(spec, manifest, known)).encode()
+
+
+def _leave(spec: DaemonSpec, manifest: Manifest, known: Known) -> str:
+    if not spec.state_dir:
+        return NO_STATE
+    if not len(known.first):
+        return NOTHING_OPENED
+    last, _ = trace.find(_directory(spec), _roots(spec), spec.command, manifest)
+    if last is not None and len(last.order) > FULLER * len(known.first):
+        return f"run {last.header.run_id} left one of {len(last.order):,} files, this run opened {len(known.first):,}"
+    header = trace.Header(
+        command=tuple(spec.command),
+        roots=tuple(_roots(spec)),
+        digest=trace.digest(manifest),
+        files=len(manifest),
+        run_id=spec.run_id,
+        written_utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        provenance=known.provenance,
+        kept_share=known.kept_share,
+    )
+    tables = [trace.Table(key, array("I", offsets), array("I", ids)) for key, (offsets, ids) in known.tables.items()]
+    return trace.save(_directory(spec), trace.Trace(header, array("I", known.first), tuple(tables))) or ""
+
+
+def _directory(spec: DaemonSpec) -> Path:
+    return Path(spec.state_dir) / trace.DIRECTORY
+
+
+def _roots(spec: DaemonSpec) -> list[str]:
+    return [os.fsdecode(dataset.root) for dataset in spec.datasets]

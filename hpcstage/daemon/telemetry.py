@@ -1,0 +1,111 @@
+"""Four times a second, later once: what was copied, what the program did, how many transfers ran.
+
+Owns the differences only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hpcstage.daemon.copying.engine import Busy
+from hpcstage.protocol.shim import COUNTERS, Counter
+from hpcstage.record.parts.part import Sample
+from hpcstage.store.counters import Totals
+
+MOST_SAMPLES = 100_000
+FINE_S = 0.25
+"""Slow periods of the source of a second are to be seen, so samples are shorter than that"""
+FINE_SAMPLES = 4_000
+"""for so many of them; a longer run has samples of"""
+COARSE_S = 1.0
+COST = 100
+"""A sample takes at most this part of the time, or comes once in `COARSE_S`: there may be thousands of processes."""
+LIMITED_SHARE = 0.25
+_NO_SUMS = [0] * COUNTERS
+
+
+@dataclass(frozen=True)
+class Reading:
+    """All counters at one moment."""
+
+    totals: Totals
+    sums: list[int]
+    busy: Busy
+    queued_files: int = 0
+    store_bytes: int = 0
+    peer_bytes: int = 0
+    sent_bytes: int = 0
+
+
+class Sampler:
+    """Turns readings into samples."""
+
+    def __init__(self, read: Callable[[float], Reading], started: float) -> None:
+        self.samples: list[Sample] = []
+        self._read = read
+        self._started = started
+        self._at = started
+        self._last = Reading(Totals(), _NO_SUMS, Busy(started))
+        self._next = started + FINE_S
+
+    def wake_after(self, now: float) -> float:
+        """Seconds until the next sample."""
+        return max(0.0, self._next - now)
+
+    def look(self, now: float) -> None:
+        """Takes a sample if it is time."""
+        if now >= self._next:
+            begin = time.monotonic()
+            self.tick(now)
+            least_s = FINE_S if len(self.samples) < FINE_SAMPLES else COARSE_S
+            every_s = min(COARSE_S, max(least_s, COST * (time.monotonic() - begin)))
+            self._next = max(self._next + every_s, now + every_s / 2)
+
+    def tick(self, now: float) -> None:
+        """Closes the interval since the last tick."""
+        length_s = now - self._at
+        if length_s <= 0 or len(self.samples) >= MOST_SAMPLES:
+            return
+        reading = self._read(now)
+        self.samples.append(_sample(self._last, reading, round(self._at - self._started, 4), round(length_s, 4)))
+        self._last, self._at = reading, now
+
+
+def _sample(last: Reading, now: Reading, start_s: float, length_s: float) -> Sample:
+    old, new = last.totals, now.totals
+
+    def shim(*counters: Counter) -> int:
+        return sum(now.sums[c] - last.sums[c] for c in counters)
+
+    sample = Sample(
+        start_s=start_s,
+        length_s=length_s,
+        copied_bytes=new.bytes - old.bytes,
+        copied_files=new.files - old.files,
+        copy_open_ns=new.open_ns - old.open_ns,
+        copy_read_ns=new.read_ns - old.read_ns,
+        copy_write_ns=new.write_ns - old.write_ns,
+        busy=round((now.busy.transfer_s - last.busy.transfer_s) / length_s, 3),
+        shim_opens=shim(Counter.SOURCE_OPENS),
+        shim_open_ns=shim(Counter.SOURCE_OPEN_NS),
+        shim_bytes=shim(Counter.SOURCE_READ_BYTES),
+        shim_reads=shim(Counter.SOURCE_READS),
+        shim_read_ns=shim(Counter.SOURCE_READ_NS),
+        hit_opens=shim(Counter.HIT_OPENS),
+        wants=shim(Counter.WANTS),
+        want_ns=shim(Counter.WANT_NS),
+        queued_files=now.queued_files,
+        store_bytes=now.store_bytes,
+        blocked_ns=shim(Counter.BLOCKED_NS),
+        blocked_source_ns=shim(Counter.BLOCKED_SOURCE_NS),
+        peer_bytes=now.peer_bytes - last.peer_bytes,
+        sent_bytes=now.sent_bytes - last.sent_bytes,
+        loader_wait_ns=shim(Counter.LOADER_WAIT_NS),
+        local_ns=shim(Counter.HIT_OPEN_NS, Counter.LOCAL_READ_NS),
+    )
+    held_back_s = now.busy.limited_s - last.busy.limited_s
+    local_bound = sample.copy_write_ns > sample.copy_read_ns + sample.copy_open_ns
+    sample.limited = held_back_s > LIMITED_SHARE * length_s or local_bound
+    return sample

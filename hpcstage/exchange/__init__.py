@@ -1,0 +1,1 @@
+"""The program that moves staged files between nodes by MPI: one exchange on each node."""

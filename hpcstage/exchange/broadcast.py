@@ -1,0 +1,156 @@
+"""Passes a file from the first node of the group to all others, down a tree in which each node has two below it.
+
+Owns manifest and order on their way: each piece is passed on while it is written. A node takes
+them from the one above it only, under a temporary name; what is made of a whole file is `handed`'s affair.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hpcstage.exchange.files.lane import Lane
+from hpcstage.exchange.transport.buffers import Buffer, Pool
+from hpcstage.exchange.transport.frames import BULK_TAG, PIECE_BYTES, Bundle, Place, Row, close_bundle
+from hpcstage.exchange.transport.mpi import Mail, Post
+
+MOST_READING = 4
+"""Pieces that the first node has read and not passed on."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A file that has come whole. `number` is what the sender gave with it."""
+
+    place: Place
+    number: int
+    path: str
+    size_bytes: int
+
+
+@dataclass
+class _Task:
+    place: Place
+    number: int
+    path: str
+    size_bytes: int
+    position: int = 0
+    done: bool = field(default=False)
+
+
+class Spread:
+    """`position` in the tree: 0 is the root, the parent of p is (p - 1) // 2."""
+
+    def __init__(self, post: Post, lanes: tuple[Lane, Lane], pools: tuple[Pool, Pool], at: tuple[int, int]) -> None:
+        """Reading and writing lane, sending and receiving pool, position and size of the group."""
+        self._post = post
+        self._reading, self._writing = lanes
+        self._sends, self._arrivals = pools
+        position, size = at
+        self._children = [child for child in (2 * position + 1, 2 * position + 2) if child < size]
+        self._parent = (position - 1) // 2 if position else -1
+        self._tasks: deque[_Task] = deque()
+        self._read_ahead = 0
+        self._received: dict[tuple[Place, int], int] = {}
+        self._spoilt: set[Place] = set()
+        self.whole: deque[Leaf] = deque()
+
+    def begin(self, place: Place, number: int, path: str) -> None:
+        """At the first node: passes a file on."""
+        size = os.stat(path).st_size
+        if size and self._children:
+            self._tasks.append(_Task(place, number, path, size))
+
+    def pump(self) -> bool:
+        """Reads the next pieces at the first node. Whether any was begun."""
+        begun = False
+        while self._tasks and self._read_ahead < MOST_READING and self._sends.has_some:
+            task = self._tasks[0]
+            self._read(task)
+            task.position += PIECE_BYTES
+            if task.position >= task.size_bytes:
+                self._tasks.popleft()
+            begun = True
+        return begun
+
+    def _read(self, task: _Task) -> None:
+        buffer = self._sends.take(users=len(self._children))
+        start, length = task.position, min(PIECE_BYTES, task.size_bytes - task.position)
+        self._read_ahead += 1
+
+        def read() -> int:
+            _read_exactly(task.path, buffer.view[:length], start)
+            row = Row(task.number, 0, task.size_bytes, start, length, 0, 0)
+            return close_bundle(buffer.view, length, [row], 0, task.place)
+
+        self._reading.submit(read, lambda total: self._pass_on(buffer, buffer.view[:total], self._sends, read=True))
+
+    def _pass_on(self, buffer: Buffer, data: memoryview, pool: Pool, *, read: bool = False) -> None:
+        left = len(self._children)
+
+        def ended() -> None:
+            nonlocal left
+            left -= 1
+            if read and not left:
+                self._read_ahead -= 1
+            pool.give(buffer)
+
+        for child in self._children:
+            self._post.send(data, child, BULK_TAG, ended)
+
+    def bundle(self, mail: Mail, bundle: Bundle, path: str) -> None:
+        """A piece has come: it is passed on, and written to `path`."""
+        assert mail.buffer is not None
+        buffer = mail.buffer
+        row = bundle.rows[0] if len(bundle.rows) == 1 else None
+        key = (bundle.place, row.id if row else 0)
+        if row is None or mail.source != self._parent or self._received.get(key, 0) != row.start:
+            self._arrivals.give(buffer)
+            return
+        self._received[key] = row.start + row.length
+        buffer.users = 1 + len(self._children)
+        self._pass_on(buffer, mail.data, self._arrivals)
+        self._writing.submit(lambda: _write(path, mail.data, row), self._then(bundle.place, buffer, path, row))
+
+    def _then(self, place: Place, buffer: Buffer, path: str, row: Row) -> Callable[[bool], None]:
+        def written(good: bool) -> None:
+            self._arrivals.give(buffer)
+            if not good:
+                self._spoilt.add(place)
+            if row.start + row.length == row.size_bytes:
+                del self._received[place, row.id]
+                if place in self._spoilt:
+                    self._spoilt.remove(place)
+                else:
+                    self.whole.append(Leaf(place, row.id, path, row.size_bytes))
+
+        return written
+
+
+def _read_exactly(path: str, view: memoryview, start: int) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        at = 0
+        while at < len(view):
+            count = os.preadv(fd, [view[at:]], start + at)
+            if not count:
+                raise OSError(f"{path} is shorter than it was")
+            at += count
+    finally:
+        os.close(fd)
+
+
+def _write(path: str, data: memoryview, row: Row) -> bool:
+    """False: the disk did not take it, or the file ends elsewhere. The first piece begins the file anew."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | (0 if row.start else os.O_TRUNC)
+    try:
+        fd = os.open(path, flags, 0o600)
+        try:
+            written = os.pwrite(fd, data[row.at : row.at + row.length], row.start)
+            return written == row.length and os.fstat(fd).st_size == row.start + row.length
+        finally:
+            os.close(fd)
+    except OSError:
+        return False

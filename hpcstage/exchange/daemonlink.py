@@ -1,0 +1,115 @@
+"""The connection to the node's daemon: datagrams of `protocol.exchange`, never waiting once the daemon has said Hello."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from hpcstage.protocol import exchange
+from hpcstage.protocol.shim import REQUEST, VERSION, Kind
+
+_RETRY_S = 0.02
+MOST_AT_ONCE = 64
+"""Messages taken before others get their turn."""
+
+
+class LinkEnded(Exception):
+    """The daemon has gone, or says what makes no sense."""
+
+
+class DaemonLink:
+    """A connected socket."""
+
+    def __init__(self, connection: socket.socket, hello: exchange.Hello) -> None:
+        self._socket = connection
+        self._unsent: deque[bytes] = deque()
+        self.hello = hello
+        connection.setblocking(False)
+
+    @classmethod
+    def connect(cls, sock: str, timeout_s: float) -> DaemonLink:
+        """Waits for the daemon's Hello. Raises LinkEnded."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                return cls._greet(sock, max(_RETRY_S, deadline - time.monotonic()))
+            except (OSError, exchange.LinkError) as error:
+                if time.monotonic() > deadline:
+                    raise LinkEnded(f"no daemon answers at {sock}: {error}") from None
+                time.sleep(_RETRY_S)
+
+    @classmethod
+    def _greet(cls, sock: str, timeout_s: float) -> DaemonLink:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            connection.settimeout(timeout_s)
+            connection.connect(sock)
+            connection.send(REQUEST.pack(VERSION, Kind.PEER, 0, os.getpid()), socket.MSG_NOSIGNAL)
+            hello = exchange.unpack(connection.recv(exchange.MAX_MESSAGE_BYTES))
+            if not isinstance(hello, exchange.Hello):
+                raise exchange.LinkError(f"{type(hello).__name__} instead of Hello")
+            return cls(connection, hello)
+        except BaseException:
+            connection.close()
+            raise
+
+    def fileno(self) -> int:
+        """For select."""
+        return self._socket.fileno()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether to wait until more can be written."""
+        return bool(self._unsent)
+
+    def send(self, *messages: exchange.Message) -> None:
+        """Queues messages and sends what can be sent."""
+        self._unsent.extend(map(exchange.pack, messages))
+        self.flush()
+
+    def send_got(self, messages: Sequence[exchange.Got]) -> None:
+        """The same for many of the most frequent kind."""
+        self._unsent.extend(exchange.pack_all(messages))
+        self.flush()
+
+    def flush(self) -> None:
+        """Sends what can be sent."""
+        while self._unsent:
+            try:
+                self._socket.send(self._unsent[0], socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                return
+            except OSError:
+                self._unsent.clear()  # why it has gone is found by who reads: it may have said End
+                return
+            self._unsent.popleft()
+
+    def receive(self) -> list[exchange.Message]:
+        """What has come. Raises LinkEnded."""
+        found: list[exchange.Message] = []
+        while True:
+            try:
+                data = self._socket.recv(exchange.MAX_MESSAGE_BYTES)
+            except BlockingIOError:
+                return found
+            except ConnectionResetError:
+                continue  # it closed without reading everything; what it sent before is still to come, once
+            except OSError as error:
+                raise LinkEnded(f"the daemon has gone: {error}") from None
+            if not data:
+                if found:
+                    return found
+                raise LinkEnded("the daemon has gone")
+            try:
+                found += exchange.unpack_all(data)
+            except exchange.LinkError as error:
+                raise LinkEnded(f"the daemon says what makes no sense: {error}") from None
+            if len(found) >= MOST_AT_ONCE:
+                return found
+
+    def close(self) -> None:
+        """Ends it."""
+        self._socket.close()

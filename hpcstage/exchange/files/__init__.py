@@ -1,0 +1,1 @@
+"""Staged files as messages between exchanges: read, sent, received, published."""

@@ -1,0 +1,139 @@
+"""Many small files in one call: read into a buffer, or written from one and published as copiers do.
+
+`_files.c` does both without the interpreter lock where it was built; here is the same in Python.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import time
+from enum import IntEnum
+
+from hpcstage.exchange.transport.buffers import Buffer
+from hpcstage.store import copyfile
+from hpcstage.store.copyfile import CopyError, Job, Status
+
+try:
+    from hpcstage.store import _files  # type: ignore[attr-defined, unused-ignore]
+except ImportError:
+    _files = None
+
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+HAS_NATIVE = _files is not None
+
+
+class Found(IntEnum):
+    """What became of a file to be read; `_files.c` has the same."""
+
+    WHOLE = 0
+    LOST = 1
+    NO_ROOM = 2
+
+
+Given = tuple[int, int, int, int, int]
+"""Found, size in bytes, mode, mtime in ns, place in the buffer."""
+Gotten = tuple[int, int, int, int, bytes, bytes, bytes | None]
+"""Place in the buffer, size in bytes, mode, mtime in ns, temporary name, final name, second name."""
+Written = tuple[int, int, int]
+"""errno or 0, monotonic ns when it was begun, ns that it took. EEXIST: something has the name."""
+
+
+def read_files(paths: list[bytes], buffer: Buffer, at: int, end: int, *, native: bool = HAS_NATIVE) -> list[Given]:
+    """Reads files one behind the other, until one finds no room."""
+    if native and _files is not None:
+        return _files.read_files(paths, buffer.address, at, end)  # type: ignore[no-any-return]
+    found = []
+    for path in paths:
+        given = _read(path, buffer.view, at, end)
+        found.append(given)
+        if given[0] == Found.NO_ROOM:
+            break
+        at += given[1] if given[0] == Found.WHOLE else 0
+    return found
+
+
+def write_files(rows: list[Gotten], buffer: Buffer, *, native: bool = HAS_NATIVE) -> list[Written]:
+    """Writes and publishes files that lie whole in a buffer."""
+    if native and _files is not None:
+        return _files.write_files(rows, buffer.address)  # type: ignore[no-any-return]
+    return [_write(row, buffer.view) for row in rows]
+
+
+def open_given(path: bytes) -> tuple[int, os.stat_result]:
+    """A staged file, opened. Raises OSError."""
+    fd = os.open(path, _FLAGS)
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(fd)
+        raise IsADirectoryError
+    return fd, found
+
+
+def read_into(fd: int, view: memoryview, position: int) -> bool:
+    """Fills the view from a position on. False: the file is shorter, or cannot be read."""
+    count = 0
+    with contextlib.suppress(OSError):
+        while count < len(view):
+            more = os.preadv(fd, [view[count:]], position + count)
+            if not more:
+                break
+            count += more
+    return count == len(view)
+
+
+def write_from(fd: int, view: memoryview, position: int) -> None:
+    """Writes all of the view at a position. Raises CopyError."""
+    with copyfile.local_errors():
+        while view:
+            count = os.pwrite(fd, view, position)
+            view, position = view[count:], position + count
+
+
+def publish(fd: int, job: Job, size_bytes: int, mode: int, mtime_ns: int) -> None:
+    """Checks, stamps and names what was written under the temporary name; closes it. Raises CopyError."""
+    try:
+        with copyfile.local_errors():
+            try:
+                if os.fstat(fd).st_size != size_bytes:
+                    raise CopyError(Status.CHANGED)
+                os.fchmod(fd, mode & copyfile.PERMISSIONS)
+                os.utime(fd, ns=(mtime_ns, mtime_ns))
+            finally:
+                os.close(fd)
+        copyfile.publish(job)
+    except CopyError:
+        copyfile.discard(job.temporary)
+        raise
+
+
+def _read(path: bytes, view: memoryview, at: int, end: int) -> Given:
+    try:
+        fd, found = open_given(path)
+    except OSError:
+        return Found.LOST, 0, 0, 0, at
+    try:
+        what = Found.NO_ROOM
+        if found.st_size <= end - at:
+            what = Found.WHOLE if read_into(fd, view[at : at + found.st_size], 0) else Found.LOST
+        return what, found.st_size, found.st_mode & copyfile.PERMISSIONS, found.st_mtime_ns, at
+    finally:
+        os.close(fd)
+
+
+def _write(row: Gotten, view: memoryview) -> Written:
+    at, size_bytes, mode, mtime_ns, temporary, target, second = row
+    began_ns = time.monotonic_ns()
+    try:
+        fd = copyfile.create(temporary)
+        try:
+            write_from(fd, view[at : at + size_bytes], 0)
+        except CopyError:
+            os.close(fd)
+            copyfile.discard(temporary)
+            raise
+        publish(fd, Job(b"", temporary, target, second), size_bytes, mode, mtime_ns)
+    except CopyError as error:
+        return error.errno, began_ns, time.monotonic_ns() - began_ns
+    return 0, began_ns, time.monotonic_ns() - began_ns

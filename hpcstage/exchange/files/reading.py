@@ -1,0 +1,121 @@
+"""Fills bundles with the staged files that one node is to get. Works in the reading thread; sends nothing."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from dataclasses import dataclass, field
+
+from hpcstage.exchange.files import batch as files
+from hpcstage.exchange.files.batch import Found
+from hpcstage.exchange.transport.buffers import Buffer
+from hpcstage.exchange.transport.frames import MAX_ROWS, PIECE_BYTES, Row, close_bundle
+from hpcstage.store.catalog import Catalog
+
+
+@dataclass
+class Filled:
+    """A bundle. Without rows there was nothing to send."""
+
+    length: int = 0
+    rows: list[Row] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)
+    """Ids whose copies cannot be read, or are not whole."""
+    unknown: list[int] = field(default_factory=list)
+
+    @property
+    def files(self) -> int:
+        """Files that end in this bundle."""
+        return sum(row.start + row.length == row.size_bytes for row in self.rows)
+
+
+@dataclass
+class _Open:
+    id: int
+    fd: int
+    size_bytes: int
+    mode: int
+    mtime_ns: int
+    position: int = 0
+
+
+class Outgoing:
+    """The files for one node, in the order in which they were offered."""
+
+    def __init__(self) -> None:
+        self.ids: deque[int] = deque()
+        self._open: _Open | None = None
+
+    @property
+    def has_some(self) -> bool:
+        """Whether anything is left to be put into bundles."""
+        return bool(self.ids) or self._open is not None
+
+    def fill(self, buffer: Buffer, catalog: Catalog) -> Filled:
+        """The next bundle: as many files as find room, or a piece of a larger one."""
+        filled = Filled()
+        if self._open is None:
+            self._fill_small(buffer, catalog, filled)
+        if self._open is not None:
+            self._piece(buffer, filled)
+        if filled.rows:
+            last = filled.rows[-1]
+            filled.length = close_bundle(buffer.view, last.at + last.length, filled.rows, catalog.fingerprint)
+        return filled
+
+    def close(self) -> None:
+        """Lets go of the file that is open."""
+        if self._open is not None:
+            os.close(self._open.fd)
+            self._open = None
+
+    def _fill_small(self, buffer: Buffer, catalog: Catalog, filled: Filled) -> None:
+        """Reads whole files until one finds no room; if it is the first, it goes in pieces."""
+        at = 0
+        while at < PIECE_BYTES and (ids := self._take(catalog, filled, PIECE_BYTES - at)):
+            found = files.read_files([catalog.staged(id_) for id_ in ids], buffer, at, PIECE_BYTES)
+            for id_, (what, size, mode, mtime_ns, place) in zip(ids, found, strict=False):
+                if what == Found.WHOLE:
+                    filled.rows.append(Row(id_, mode, size, 0, size, place, mtime_ns))
+                    at = place + size
+                elif what == Found.LOST:
+                    filled.lost.append(id_)
+            if found[-1][0] == Found.NO_ROOM:
+                self.ids.extendleft(reversed(ids[len(found) - 1 :]))
+                if not filled.rows:
+                    self._begin(self.ids.popleft(), catalog, filled)
+                return
+
+    def _take(self, catalog: Catalog, filled: Filled, room: int) -> list[int]:
+        """The next ids that should find room, and the one after them."""
+        ids: list[int] = []
+        while self.ids and room > 0 and len(ids) + len(filled.rows) < MAX_ROWS:
+            id_ = self.ids.popleft()
+            if id_ in catalog:
+                ids.append(id_)
+                room -= catalog.size(id_)
+            else:
+                filled.unknown.append(id_)
+        return ids
+
+    def _begin(self, id_: int, catalog: Catalog, filled: Filled) -> None:
+        try:
+            fd, found = files.open_given(catalog.staged(id_))
+        except OSError:
+            filled.lost.append(id_)
+            return
+        self._open = _Open(id_, fd, found.st_size, found.st_mode & 0o777, found.st_mtime_ns)
+
+    def _piece(self, buffer: Buffer, filled: Filled) -> None:
+        """Puts the next piece of the open file into the bundle."""
+        file = self._open
+        assert file is not None
+        length = min(file.size_bytes - file.position, PIECE_BYTES)
+        if not files.read_into(file.fd, buffer.view[:length], file.position):
+            filled.lost.append(file.id)
+            self.close()
+            return
+        filled.rows.append(Row(file.id, file.mode, file.size_bytes, file.position, length, 0, file.mtime_ns))
+        file.position += length
+        if file.position == file.size_bytes:
+            self.close()

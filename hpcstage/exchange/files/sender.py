@@ -1,0 +1,115 @@
+"""What this node sends: files that its daemon offered, to the nodes that asked for them.
+
+Owns who is served next: one bundle each in turn, and no more bundles under way than there are buffers. A node that
+does not take its bundles holds up nobody else for long.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from hpcstage.exchange.files.lane import Lane
+from hpcstage.exchange.files.reading import Filled, Outgoing
+from hpcstage.exchange.transport.buffers import Buffer, Pool
+from hpcstage.exchange.transport.frames import BULK_TAG, CONTROL_TAG, Control, Sort
+from hpcstage.exchange.transport.mpi import Post
+from hpcstage.protocol.exchange import Why
+from hpcstage.store.catalog import Catalog
+
+MOST_PER_NODE = 6
+"""Bundles for one node that are filled or under way."""
+MOST_FILLING = 2
+
+
+@dataclass
+class _Lines:
+    outgoing: Outgoing = field(default_factory=Outgoing)
+    filling: int = 0
+    busy: int = 0
+    files: int = 0
+    size_bytes: int = 0
+
+
+class Sender:
+    """Destinations are positions in the group."""
+
+    def __init__(self, post: Post, lane: Lane, pool: Pool) -> None:
+        self._post = post
+        self._lane = lane
+        self._pool = pool
+        self._lines: dict[int, _Lines] = {}
+        self._turns: deque[int] = deque()
+        """Destinations that something is left for."""
+
+    def offer(self, to: int, ids: Sequence[int]) -> None:
+        """Queues files for a node."""
+        line = self._lines.setdefault(to, _Lines())
+        line.outgoing.ids.extend(ids)
+        if to not in self._turns:
+            self._turns.append(to)
+
+    def refuse(self, to: int, why: Why, ids: Sequence[int]) -> None:
+        """Tells a node what it does not get."""
+        for start in range(0, len(ids), 4096):
+            message = Control(Sort.REFUSE, why=why, ids=tuple(ids[start : start + 4096]))
+            self._post.send(message.pack(), to, CONTROL_TAG)
+
+    def stop(self) -> None:
+        """Nothing more is begun."""
+        for to in self._turns:
+            self._lines[to].outgoing.ids.clear()
+        self._turns.clear()
+
+    def pump(self, catalog: Catalog) -> bool:
+        """Starts what can be started. Whether anything was."""
+        started = False
+        for _ in range(len(self._turns)):
+            if not self._pool.has_some:
+                break
+            to = self._turns.popleft()
+            line = self._lines[to]
+            if line.filling < MOST_FILLING and line.busy < MOST_PER_NODE and line.outgoing.has_some:
+                self._fill(to, line, catalog)
+                started = True
+            if line.outgoing.has_some or line.filling:
+                self._turns.append(to)
+        return started
+
+    def sent(self) -> list[tuple[int, int, int]]:
+        """Destination, files and bytes since the last call."""
+        found = []
+        for to, line in self._lines.items():
+            if line.size_bytes or line.files:
+                found.append((to, line.files, line.size_bytes))
+                line.files = line.size_bytes = 0
+        return found
+
+    def _fill(self, to: int, line: _Lines, catalog: Catalog) -> None:
+        buffer = self._pool.take()
+        line.filling += 1
+        line.busy += 1
+
+        def filled(result: Filled) -> None:
+            line.filling -= 1
+            self._filled(to, line, buffer, result)
+
+        self._lane.submit(lambda: line.outgoing.fill(buffer, catalog), filled)
+
+    def _filled(self, to: int, line: _Lines, buffer: Buffer, result: Filled) -> None:
+        self.refuse(to, Why.LOST, result.lost)
+        self.refuse(to, Why.UNKNOWN, result.unknown)
+        if not result.rows:
+            self._ended(line, buffer)
+            return
+        line.files += result.files
+        line.size_bytes += sum(row.length for row in result.rows)
+        self._post.send(buffer.view[: result.length], to, BULK_TAG, self._then(line, buffer))
+
+    def _then(self, line: _Lines, buffer: Buffer) -> Callable[[], None]:
+        return lambda: self._ended(line, buffer)
+
+    def _ended(self, line: _Lines, buffer: Buffer) -> None:
+        line.busy -= 1
+        self._pool.give(buffer)

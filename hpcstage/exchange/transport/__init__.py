@@ -1,0 +1,1 @@
+"""Messages and buffers between exchanges. Knows nothing of files."""

@@ -1,0 +1,135 @@
+"""What passes between exchanges over MPI: short control messages, and bundles of files' bytes in reusable buffers.
+
+Owns the bytes; sends nothing. Everything is little-endian. Whatever comes is checked here: a frame that is not whole
+is a FrameError. What its ids, names and sizes mean is checked by who receives it. No path ever comes from a frame.
+
+    control   u8 kind, u8 why, 6 bytes of nothing, u64 fingerprint, ids u32[]
+    bundle    the bytes of its rows one behind the other, from 0; then the rows; then a tail that counts them
+
+A bundle's table comes last, since the sender knows only after it has read the files how many found room.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+from hpcstage.protocol.exchange import Why
+
+CONTROL_TAG = 1
+BULK_TAG = 2
+CONTROL = struct.Struct("<BB6xQ")
+ROW = struct.Struct("<IIQQIIq")
+TAIL = struct.Struct("<IIQ")
+MAX_ROWS = 256
+PIECE_BYTES = 1 << 20
+BUFFER_BYTES = PIECE_BYTES + MAX_ROWS * ROW.size + TAIL.size
+MAX_CONTROL_BYTES = CONTROL.size + 4 * 4096
+
+
+class FrameError(ValueError):
+    """What came is no frame of ours."""
+
+
+class Sort(IntEnum):
+    """Kinds of control messages."""
+
+    ASK = 1
+    """Ids that the sender wants."""
+    REFUSE = 2
+    """Ids that do not come, and why."""
+    BEAT = 3
+    """The sender lives."""
+    WRITTEN = 4
+    """Ids that a program of the sender's node writes to."""
+    READING = 5
+    """Ids of large files that a program of the sender's node reads at the source."""
+
+
+class Place(IntEnum):
+    """What a bundle is part of."""
+
+    STORE = 0
+    MANIFEST = 1
+    ORDER = 2
+
+
+@dataclass(frozen=True)
+class Control:
+    """A control message. `fingerprint`: of the sender's manifest, without which ids mean nothing."""
+
+    sort: Sort
+    fingerprint: int = 0
+    why: Why = Why.NONE
+    ids: tuple[int, ...] = ()
+
+    def pack(self) -> bytes:
+        """Its bytes."""
+        head = CONTROL.pack(self.sort, self.why, self.fingerprint)
+        return head + struct.pack(f"<{len(self.ids)}I", *self.ids)
+
+    @classmethod
+    def unpack(cls, data: bytes | bytearray | memoryview) -> Control:
+        """The message. Raises FrameError."""
+        try:
+            sort, why, fingerprint = CONTROL.unpack_from(data)
+            ids = struct.unpack(f"<{(len(data) - CONTROL.size) // 4}I", data[CONTROL.size :])
+            return cls(Sort(sort), fingerprint, Why(why), ids)
+        except (struct.error, ValueError) as error:
+            raise FrameError(f"a damaged control message: {error}") from None
+
+
+class Row(NamedTuple):
+    """`length` bytes from `start` in a file of `size_bytes`; they lie `at` in the bundle."""
+
+    id: int
+    mode: int
+    size_bytes: int
+    start: int
+    length: int
+    at: int
+    mtime_ns: int
+
+
+def close_bundle(
+    buffer: memoryview, data_bytes: int, rows: Sequence[Row], fingerprint: int, place: Place = Place.STORE
+) -> int:
+    """Writes the table behind the bytes. Returns the length of the bundle."""
+    at = data_bytes
+    for row in rows:
+        ROW.pack_into(buffer, at, *row)
+        at += ROW.size
+    TAIL.pack_into(buffer, at, len(rows), place, fingerprint)
+    return at + TAIL.size
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What came in a buffer."""
+
+    place: Place
+    fingerprint: int
+    rows: tuple[Row, ...]
+
+
+def open_bundle(data: memoryview) -> Bundle:
+    """The table of a bundle, checked: rows lie one behind the other and fill it, none is longer than its file."""
+    try:
+        count, place, fingerprint = TAIL.unpack_from(data, len(data) - TAIL.size)
+        end = len(data) - TAIL.size - count * ROW.size
+        if count > MAX_ROWS or end < 0:
+            raise FrameError("the table is larger than the bundle")
+        rows = tuple(map(Row._make, ROW.iter_unpack(data[end : end + count * ROW.size])))
+        at = 0
+        for id_, _, size_bytes, start, length, lies_at, _ in rows:
+            if lies_at != at or start + length > size_bytes:
+                raise FrameError(f"the row of id {id_} is wrong")
+            at += length
+        if at != end:
+            raise FrameError("the rows do not fill it")
+        return Bundle(Place(place), fingerprint, rows)
+    except (struct.error, ValueError) as error:
+        raise FrameError(f"a damaged bundle: {error}") from None

@@ -1,1 +1,0 @@
-"""The node group: exchanges that move staged files between nodes by MPI, and what starts them."""

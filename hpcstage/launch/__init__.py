@@ -1,1 +1,0 @@
-"""The wrapper: node and run directories, daemon and command, signals, exit codes, cleaning up."""

@@ -1,0 +1,159 @@
+"""`python -m hpcstage.lead.agent SPEC`: brings up one other node of a run and stays until the run is over.
+
+Started on each node by the scheduler's launcher. Owns this node's daemon, says how it does (a line for the lead where
+the launcher passes output on, a file where not), and goes when the lead does: launchers pass on an end of input, or
+the file `end` appears, or the lead's pulse stops.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from hpcstage import job as jobs
+from hpcstage.errors import HpcstageError
+from hpcstage.node.hosted import Hosted, Taken, bring_up
+from hpcstage.protocol import leadspec
+from hpcstage.protocol.daemonspec import DaemonSpec
+from hpcstage.protocol.leadspec import LeadSpec
+
+LINE = "hpcstage-node "
+"""What a line for the lead begins with."""
+PULSE_LOST_S = 60.0
+"""Longer than any shared file system hides a change."""
+END_EVERY_S = 2.0
+OTHERS_SPEC_S = 5.0
+_LOOK_S = 1.0
+_POLL_S = 0.02
+
+
+class Agent:
+    """One node's agent."""
+
+    def __init__(self, spec: Path) -> None:
+        self.lead = LeadSpec.load(spec)
+        self.directory = spec.parent
+        self.job = jobs.detect(os.environ, hostname=socket.gethostname())
+        self.index = index_of(self.lead.hosts, self.job.hostname)
+        self._stdin_open = True
+        self._joined = False
+        self._started = time.monotonic()
+        self._pulse = (b"", time.monotonic())
+        self._next_end = self._next_pulse = 0.0
+
+    def run(self) -> int:
+        """Until the run is over. 0 unless this node could not be brought up."""
+        if self.index is None or self.index == 0:
+            return 0  # a launcher that starts on all nodes: the first has its wrapper
+        try:
+            hosted = bring_up(self.lead, self.index, os.environ, self.job)
+        except (HpcstageError, OSError) as error:
+            if isinstance(error, Taken) and self._is_served(error.path):
+                return 0
+            self._say("missing", reason=error.line() if isinstance(error, HpcstageError) else str(error))
+            return 1
+        try:
+            self._say("ready", **hosted.member())
+            self._stay(hosted)
+        finally:
+            hosted.tell_end()
+            if hosted.ended(self.lead.drain_s):
+                self._say("ended")
+            hosted.close()
+            self._say("gone")
+        return 0
+
+    def _is_served(self, node_dir: Path) -> bool:
+        """Whether another agent was first on this node: some launchers start one for each processor."""
+        deadline = time.monotonic() + OTHERS_SPEC_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError, ValueError):
+                return bool(DaemonSpec.load(node_dir / "spec.json").node_index == self.index)
+            time.sleep(_POLL_S)
+        return False
+
+    def _stay(self, hosted: Hosted) -> None:
+        asked = told = False
+        while not self._is_over():
+            if not self._joined and hosted.is_staging():
+                self._joined = True
+                self._say("joined", **hosted.member())
+            if hosted.dead():
+                self._say("dead", reason="its daemon ended early")
+                return
+            if self.lead.daemon["mode"] == "upfront" and not told:
+                if not asked:
+                    hosted.ask_staged()
+                    asked = True
+                if hosted.staged():
+                    told = True
+                    self._say("staged", **hosted.member())
+            self._wait()
+
+    def _wait(self) -> None:
+        """Until the input ends, where it is connected, but a second at most; less while the command is held back."""
+        is_urgent = not self._joined and time.monotonic() - self._started < self.lead.join_s
+        wait_s = _POLL_S if is_urgent else _LOOK_S
+        if not self._stdin_open:
+            time.sleep(wait_s)
+        elif select.select([0], [], [], wait_s)[0] and not os.read(0, 4096):
+            self._stdin_open = False
+
+    def _is_over(self) -> bool:
+        """Looks at shared files as seldom as it can: there may be a thousand agents."""
+        if self.lead.input_ends and not self._stdin_open:
+            return True
+        now = time.monotonic()
+        if not self.lead.input_ends and now >= self._next_end:
+            self._next_end = now + END_EVERY_S
+            if (self.directory / leadspec.END).exists():
+                return True
+        if now >= self._next_pulse:
+            self._next_pulse = now + leadspec.PULSE_S
+            return self._pulse_lost()
+        return False
+
+    def _pulse_lost(self) -> bool:
+        try:
+            beat = (self.directory / leadspec.PULSE).read_bytes()
+        except OSError:
+            beat = b""
+        if beat != self._pulse[0]:
+            self._pulse = (beat, time.monotonic())
+        return time.monotonic() - self._pulse[1] > PULSE_LOST_S
+
+    def _say(self, state: str, **more: Any) -> None:  # noqa: ANN401  what JSON takes
+        data = {"run_id": self.lead.run_id, "index": self.index, "state": state, "pid": os.getpid(), **more}
+        assert self.index is not None
+        with contextlib.suppress(OSError):
+            leadspec.write_json(leadspec.state_file(self.directory, self.index, state), data)
+        if not self.lead.passes_output:
+            return
+        with contextlib.suppress(OSError, ValueError):
+            print(LINE + json.dumps(data), flush=True)  # noqa: T201  for the lead
+
+
+def index_of(hosts: list[str], host: str) -> int | None:
+    """The node with this name, with or without its domain."""
+    short = host.partition(".")[0]
+    return next((index for index, name in enumerate(hosts) if name.partition(".")[0] == short), None)
+
+
+def main(arguments: list[str]) -> int:
+    """See the module."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)  # meant for the command; the end of the run is told in other ways
+    os.chdir("/")
+    return Agent(Path(arguments[0])).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,207 @@
+"""`python -m hpcstage.lead.main SPEC`: what the first node's wrapper starts when there are other nodes.
+
+Owns the sequence: bring the nodes up, connect them, keep them connected, end them when the wrapper says so or is gone.
+Standard input and output are the wrapper's (see `wrapper.leadlink`). Nothing here holds up the command: what fails is
+said, and the nodes go on alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from hpcstage.lead.nodes import Nodes, NodeState, hosts_of, problem_of
+from hpcstage.lead.world import World
+from hpcstage.node.start import REMOVAL_S
+from hpcstage.protocol.leadspec import SPEC, LeadSpec
+from hpcstage.record.parts.part import NodePart
+
+_LOOK_S = 0.2
+_SOON_S = 0.02
+_GOODBYE_S = 2.0
+
+
+class Lead:
+    """See the module."""
+
+    def __init__(self, spec: LeadSpec, directory: Path) -> None:
+        self.started = time.monotonic()
+        self.started_unix_s = time.time()
+        self.world = World(spec.launcher, directory, spec.parts)
+        if self.world.over:  # nobody will come: the nodes need not wait for each other
+            spec = replace(spec, daemon={**spec.daemon, "group_wait_s": 0.0})
+            spec.save(directory / SPEC)
+        self.spec = spec
+        self.directory = directory
+        self.nodes = Nodes(spec, directory)
+        self.ending = False
+        self._ready_at: float | None = None
+        self._joined = False
+        self._staged_asked = False
+        self._said: set[int] = set()
+        self._buffer = b""
+        self._why_said = ""
+        self._noticed = False
+
+    def run(self) -> None:
+        """Until the wrapper says that the command has ended, or is gone."""
+        self.nodes.begin(self.world.mpi)
+        while not self.ending:
+            now = time.monotonic()
+            self.nodes.look(now)
+            self._say_news(now)
+            if self.spec.exchanges:
+                self._keep_connected(now)
+            self._wait()
+        self._end()
+
+    def _wait(self) -> None:
+        outputs = self.nodes.fds()
+        if self.world.output is not None and self.world.output.fd >= 0:
+            outputs[self.world.output.fd] = self.world.output
+        for fd in select.select([0, *outputs], [], [], _LOOK_S if self._joined else _SOON_S)[0]:
+            if fd == 0:
+                self._hear()
+            else:
+                outputs[fd].read()
+
+    # ---- the wrapper
+
+    def _hear(self) -> None:
+        data = os.read(0, 65536)
+        if not data:
+            self.ending = True
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            word, _, rest = line.decode(errors="replace").partition(" ")
+            if word == "end":
+                self.ending = True
+            elif word == "child":
+                self.nodes.attach(int(rest))
+            elif word == "dead":
+                self.nodes.first_is_dead()
+            elif word == "staged?":
+                self._staged_asked = True
+                self.nodes.ask_staged()
+
+    def _say_news(self, now: float) -> None:
+        if self.nodes.waiting and now - self.started > self.spec.wait_s:
+            self.nodes.give_up_waiting()
+        for index, node in enumerate(self.nodes.all):
+            if index and node.state in ("missing", "dead") and index not in self._said:
+                self._said.add(index)
+                say("problem", "\t".join(problem_of(node)).replace("\n", " "))
+                if node.state == "missing":
+                    self._write_missing(index, node)
+        if not self.nodes.waiting and self._ready_at is None:
+            self._ready_at = now
+            log(f"{len(self.nodes.alive)} of {len(self.nodes.all)} nodes are up")
+        if not self._joined and self._ready_at is not None and self._may_start(now - self._ready_at):
+            self._joined = True
+            say("joined")
+        if self._staged_asked and not self.nodes.waiting and self.nodes.staged():
+            self._staged_asked = False
+            say("staged")
+
+    def _may_start(self, waited_s: float) -> bool:
+        """What is opened before the nodes know the files is read from the source by each of them, so it pays to wait
+        a little: the nodes are connected sooner than most programs read."""
+        return not self.spec.exchanges or self.world.over or waited_s > self.spec.join_s or self.nodes.joined()
+
+    def _write_missing(self, index: int, node: NodeState) -> None:
+        """The record has a part for every node."""
+        name, text, remedy = problem_of(node)
+        part = NodePart(
+            host=node.host,
+            mode="direct",
+            mode_asked=self.spec.daemon["mode"],
+            mode_why="its daemon did not come up",
+            started_unix_s=self.started_unix_s,
+            node_index=index,
+            node_count=len(self.spec.hosts),
+            problems=[{"id": name, "text": text, "remedy": remedy}],
+        )
+        from hpcstage.daemon.part import write_part
+
+        with contextlib.suppress(OSError):
+            write_part(part, Path(self.spec.run_dir), node.host)
+
+    # ---- the group
+
+    def _keep_connected(self, now: float) -> None:
+        if self.world.look(now):
+            log(self.world.why)
+            self._say_not_yet()
+        elif self.world.is_late(now):
+            self._say_not_yet()
+        if self.world.over:
+            self._say_unconnected()
+        elif not self.world.running and not self.nodes.waiting and now >= self.world.next_at:
+            alive = self.nodes.alive
+            if len(alive) < 2:
+                return
+            members = [member for index in alive if (member := self.nodes.all[index].member) is not None]
+            if self.world.start(members, now):
+                log(f"generation {self.world.generation}: {', '.join(hosts_of(self.nodes.all, alive))}")
+
+    def _say_not_yet(self) -> None:
+        """Said at once, and once: the user may know what is wrong before all has been tried."""
+        tells = self.world.tells or self.world.generation > 0 or self.world.running
+        if tells and not self.world.connected and not self.world.over and not self._noticed:
+            self._noticed = True
+            say("notice", f"the nodes are not connected yet: {self.world.why}; it is tried again".replace("\n", " "))
+
+    def _say_unconnected(self) -> None:
+        if (self.ending or not self.world.running) and self.world.why != self._why_said:
+            self._why_said = self.world.why
+            text = f"the nodes are not connected, each stages for itself: {self.world.why}"
+            say(
+                "problem", "\t".join(("group-lost", text, "see nodes/lead.log in the run directory")).replace("\n", " ")
+            )
+
+    # ---- the end
+
+    def _end(self) -> None:
+        deadline = time.monotonic() + self.spec.drain_s
+        if self._noticed and not self.world.connected:
+            self._say_unconnected()
+        self.nodes.tell_end()
+        self.nodes.ended(deadline)
+        say("ended")
+        self.world.end(max(0.0, min(_GOODBYE_S, deadline - time.monotonic())))
+        self.nodes.close(REMOVAL_S)
+        if not self._said and not self._why_said and not self.nodes.waiting:
+            shutil.rmtree(self.directory, ignore_errors=True)  # files of every node, of use only if something failed
+
+
+def say(word: str, rest: str = "") -> None:
+    """A line for the wrapper, who may be gone."""
+    with contextlib.suppress(OSError, ValueError):
+        os.write(1, f"{word} {rest}".rstrip().encode(errors="replace") + b"\n")
+
+
+def log(text: str) -> None:
+    """One line to lead.log."""
+    stamp = time.strftime("%H:%M:%S")
+    print(f"{stamp} {text}", file=sys.stderr, flush=True)  # noqa: T201  standard error is lead.log
+
+
+def main(arguments: list[str]) -> int:
+    """See the module."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)  # they are the command's; the wrapper says when to end
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the wrapper's blocks signals, and children would inherit that
+    spec = Path(arguments[0])
+    Lead(LeadSpec.load(spec), spec.parent).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,165 @@
+"""The MPI program of exchanges: started on the nodes that are up, started anew when it dies, a bounded number of times.
+
+An MPI program dies as a whole. The daemons outlive it, and with the next generation say again what they hold.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcstage.job import launchers
+from hpcstage.lead import children
+from hpcstage.node import mpifiles
+from hpcstage.protocol.exchangespec import CONNECTED, GroupSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hpcstage.protocol.exchangespec import Member
+
+MOST_GENERATIONS = 6
+"""The first, and five more."""
+FIRST_PAUSE_S = 1.0
+SOON_S = 3.0
+"""A program that ends so soon was started in the wrong way: the next way is tried."""
+CONNECT_S = 90.0
+"""A program whose processes have not come together by then is ended."""
+LATE_S = 20.0
+"""If they have not by then, it is said."""
+LEAST_GOODBYE_S = 0.2
+_KILL_S = 2.0
+_VERSION_S = 10.0
+
+
+class World:
+    """The exchanges of a run, generation after generation."""
+
+    def __init__(self, launcher: str, directory: Path, parts: Sequence[Sequence[str]] = ()) -> None:
+        self._launcher = launcher
+        self._parts = parts
+        self._directory = directory
+        self._way = 0
+        self._output: children.Output | None = None
+        self._began = 0.0
+        self.connected = False
+        """The processes of the last one that was started have come together."""
+        self.generation = -1
+        self.next_at = 0.0
+        self.why = ""
+        """Why the last one ended, if it said why, or why there is none."""
+        self.tells = False
+        """A line of its output names an error."""
+        self.over = False
+        """None will be started any more."""
+        self.mpiexec = find_mpiexec()
+        self.mpi = mpi_of(self.mpiexec)
+        if importlib.util.find_spec("mpi4py") is None:
+            self.over, self.why = True, "mpi4py is not installed (pip install mpi4py mpich)"
+        elif self.mpiexec is None and launcher != "srun":
+            self.over, self.why = True, "there is no mpiexec"
+
+    @property
+    def running(self) -> bool:
+        """An MPI program of ours runs."""
+        return self._output is not None
+
+    @property
+    def output(self) -> children.Output | None:
+        """The running program's."""
+        return self._output
+
+    def start(self, members: Sequence[Member], now: float) -> bool:
+        """Starts the next generation. False: it could not, and `why` says why."""
+        self.generation += 1
+        path = self._directory / f"world-{self.generation}.json"
+        program = (sys.executable, "-s", "-m", "hpcstage.exchange", os.fspath(path))
+        hosts = [member.host for member in members]
+        ways = launchers.mpi_world(self._launcher, program, hosts, self.mpi, self.mpiexec, self._parts)
+        try:
+            GroupSpec(self.generation, list(members)).save(path)
+            env = launchers.scrubbed(os.environ)
+            command = ways[min(self._way, len(ways) - 1)]
+            self._output = children.Output(command, env, self._heard)
+        except (OSError, IndexError) as error:
+            self.over, self.why = True, f"the MPI program cannot be started: {error}"
+            return False
+        self._ways = len(ways)
+        self._began = now
+        self.connected = False
+        return True
+
+    def _heard(self, line: str) -> bool:
+        if line == CONNECTED:
+            self.connected, self.tells = True, False
+        return line == CONNECTED
+
+    def is_late(self, now: float) -> bool:
+        """Whether the program runs and should have connected the nodes by now; `why` says what is known."""
+        if self._output is None or self.connected or now - self._began < LATE_S:
+            return False
+        said = self._output.reason
+        self.why = f"the MPI program has not connected them in {LATE_S:g} s" + (f": {said}" if said else "")
+        return True
+
+    def look(self, now: float) -> bool:
+        """True: the program has just ended."""
+        output = self._output
+        if output is None:
+            return False
+        is_stuck = not self.connected and now - self._began > CONNECT_S
+        if not output.ended and not is_stuck:
+            return False
+        output.read()
+        code = output.returncode or 0
+        how = f"ended with exit code {code}" if code >= 0 else f"ended with signal {-code}"
+        if is_stuck:
+            how = f"has not connected them in {CONNECT_S:g} s"
+        if output.tells or not self.tells:  # a launcher that ends in a hurry does not always pass the reason on
+            self.tells = output.tells
+            self.why = f"the MPI program {how}" + (f": {output.reason}" if output.reason else "")
+        output.kill(_KILL_S)
+        self._output = None
+        if code != 0 and now - self._began < SOON_S:
+            self._way = min(self._way + 1, self._ways - 1)
+        if self.generation + 1 >= MOST_GENERATIONS:
+            self.over = True
+        self.next_at = now + FIRST_PAUSE_S * (self.generation + 1)
+        return True
+
+    def end(self, timeout_s: float) -> None:
+        """Lets the exchanges say goodbye, for so long; then they go."""
+        self.over = True
+        if self._output is not None:
+            # One that began a moment ago is still looking for daemons that have gone.
+            if not self._output.wait(min(timeout_s, max(LEAST_GOODBYE_S, (time.monotonic() - self._began) / 2))):
+                left = mpifiles.of_tree(self._output.pid)
+                self._output.kill(_KILL_S)
+                mpifiles.unlink(left)
+            self._output.kill(_KILL_S)
+            self._output = None
+
+
+def find_mpiexec() -> str | None:
+    """The one that belongs to this Python (a wheel's), else the site's."""
+    own = Path(sys.executable).parent / "mpiexec"
+    return os.fspath(own) if os.access(own, os.X_OK) else shutil.which("mpiexec") or shutil.which("mpirun")
+
+
+def mpi_of(mpiexec: str | None) -> launchers.Mpi:
+    """Its kind."""
+    if mpiexec is None:
+        return launchers.Mpi.UNKNOWN
+    try:
+        done = subprocess.run(
+            [mpiexec, "--version"], capture_output=True, text=True, errors="replace", timeout=_VERSION_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return launchers.Mpi.UNKNOWN
+    return launchers.kind_of_mpi(done.stdout + done.stderr)

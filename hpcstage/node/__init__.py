@@ -1,0 +1,1 @@
+"""One node of a run: its directory, its shared page, its environment, the start and the end of its daemon."""

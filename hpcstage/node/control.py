@@ -1,0 +1,165 @@
+"""The wrapper's side of its daemon: start it, attach, end, and make sure that it is gone.
+
+Every wait is bounded; a daemon that does not answer is ended by its pid, and the command is never held up by it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpcstage.protocol import shim
+
+ATTACH_TIMEOUT_S = 5.0
+
+
+class Control:
+    """An ATTACH connection, and the daemon's process if this wrapper started it."""
+
+    def __init__(self, sock: Path, process: subprocess.Popen[bytes] | None) -> None:
+        self.process = process
+        self.unread_attaches = 0
+        self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.connection.settimeout(ATTACH_TIMEOUT_S)
+        try:
+            self.connection.connect(os.fspath(sock))
+        except OSError:
+            self.connection.close()
+            raise
+
+    def attach(self, child_pid: int) -> None:
+        """Says that a wrapper is here and which process it waits for. Nothing waits for the answer."""
+        with contextlib.suppress(OSError):
+            self._send(shim.Kind.ATTACH, child_pid.to_bytes(4, "little"))
+            self.unread_attaches += 1
+
+    def ask_staged(self) -> None:
+        """Asks to be told when nothing is left to copy."""
+        with contextlib.suppress(OSError):
+            self._send(shim.Kind.STAGED, b"")
+
+    def staged(self, timeout_s: float) -> bool:
+        """Whether the answer to `ask_staged` came, or never will because the daemon is gone."""
+        answer = self.answer(timeout_s)
+        if answer == shim.Answer.DONE and self.unread_attaches:
+            self.unread_attaches -= 1
+            return False
+        return answer is not None
+
+    def answer(self, timeout_s: float) -> int | None:
+        """The next answer; None if none came in time, 0 if the daemon is gone."""
+        readable, _, _ = select.select([self.connection], [], [], max(timeout_s, 0))
+        if not readable:
+            return None
+        try:
+            reply = self.connection.recv(shim.REPLY.size)
+        except OSError:
+            return 0
+        return shim.REPLY.unpack(reply)[1] if len(reply) == shim.REPLY.size else 0
+
+    def tell_end(self, status: int, read_bytes: int | None = None) -> None:
+        """Says that the command ended and what it read, if it ran, and does not wait."""
+        payload = status.to_bytes(4, "little", signed=True) if read_bytes is None else shim.END.pack(status, read_bytes)
+        with contextlib.suppress(OSError):
+            self._send(shim.Kind.END, payload)
+
+    def await_end(self, timeout_s: float) -> bool | None:
+        """After `tell_end`. True: the last wrapper, the node's part is written; None: no answer."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            answer = self.answer(deadline - time.monotonic())
+            if answer in (shim.Answer.LAST, shim.Answer.OTHERS):
+                return answer == shim.Answer.LAST
+            if not answer:
+                return None
+
+    def gone(self, timeout_s: float) -> bool:
+        """Waits until the daemon has closed the connection, which it does after cleaning up."""
+        deadline = time.monotonic() + timeout_s
+        while (left := deadline - time.monotonic()) > 0:
+            if self.answer(left) == 0:
+                return True
+        return False
+
+    def dead(self) -> bool:
+        """Whether the daemon that this wrapper started has ended."""
+        return self.process is not None and self.process.poll() is not None
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """Closes the connection; the daemon that we started is waited for, then ended with all its copiers."""
+        self.connection.close()
+        if self.process is None:
+            return
+        if not _ends(self.process, timeout_s):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)  # its own session: itself and its copiers
+            _ends(self.process, timeout_s)
+
+    def _send(self, kind: shim.Kind, payload: bytes) -> None:
+        self.connection.send(shim.REQUEST.pack(shim.VERSION, kind, 0, os.getpid()) + payload)
+
+
+def _ends(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
+    """Whether a child ends in time. Popen's own wait sleeps between its looks, and up to 50 ms too long."""
+    with contextlib.suppress(OSError, AttributeError):  # no pidfd: an old kernel
+        fd = os.pidfd_open(process.pid)
+        try:
+            select.select([fd], [], [], timeout_s)
+            timeout_s = 0.0
+        finally:
+            os.close(fd)
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def join(sock: Path) -> Control:
+    """Attaches to the daemon that another wrapper of this launch is starting; it binds its socket last."""
+    deadline = time.monotonic() + ATTACH_TIMEOUT_S
+    while True:
+        try:
+            return Control(sock, None)
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def start_daemon(spec: Path, log: Path, env: Mapping[str, str], fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
+    """Starts `python -m hpcstage.daemon SPEC` in a session of its own; it inherits lock and socket."""
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-s", "-m", "hpcstage.daemon", os.fspath(spec)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=dict(env),
+            cwd="/",
+            pass_fds=fds,
+            start_new_session=True,
+        )
+    finally:
+        os.close(output)
+
+
+def listen(sock: Path, backlog: int = 1024) -> socket.socket:
+    """Binds and listens before the daemon runs: wants of the first moments queue instead of failing."""
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        server.bind(os.fspath(sock))
+        server.listen(backlog)
+    except OSError:
+        server.close()
+        raise
+    return server

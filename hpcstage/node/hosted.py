@@ -1,0 +1,162 @@
+"""A node brought up for a run whose wrapper is elsewhere: by an agent on its node, or by the lead for a virtual one.
+
+Owns its directory and its daemon until both are gone. The directory has the name that the first node's has, so that
+what the command inherits from the wrapper is right on every node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcstage.config import parse
+from hpcstage.config.model import copier_count
+from hpcstage.errors import NotStarted
+from hpcstage.job import localdir
+from hpcstage.node import directory, page, start
+from hpcstage.protocol import leadspec, shim
+from hpcstage.protocol.daemonspec import DaemonSpec
+
+if TYPE_CHECKING:
+    from hpcstage.job import Job
+    from hpcstage.job.localdir import LocalDir
+    from hpcstage.node.control import Control
+    from hpcstage.protocol.leadspec import LeadSpec
+
+AUTO_SHARE = 0.8
+"""Of what is free on the local disk, as the daemon takes if nothing is said."""
+KEEP_LOG_BYTES = 1 << 20
+
+
+class Taken(NotStarted):
+    """The node directory has an owner: another agent on this node, or another node that sees the same disk."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} is in use by another node", "nodes must not share their local directory")
+        self.path = path
+
+
+class Hosted:
+    """A node whose daemon runs."""
+
+    def __init__(self, lead: LeadSpec, index: int, node: start.Node, control: Control) -> None:
+        self.index = index
+        self.host = lead.hosts[index]
+        self.node = node
+        self._lead = lead
+        self._control = control
+        self._said_dead = False
+
+    def member(self) -> dict[str, Any]:
+        """What an exchange must know to find this node."""
+        return {"host": self.host, "node_dir": os.fspath(self.node.path), "sock": os.fspath(self.node.sock)}
+
+    def is_staging(self) -> bool:
+        """Whether its daemon knows the files."""
+        return page.is_staging(self.node.path / "page")
+
+    def attach(self, child_pid: int) -> None:
+        """The command runs, on this machine: if we die, the daemon serves it to its end."""
+        self._control.attach(child_pid)
+
+    def dead(self) -> bool:
+        """Whether the daemon has ended before it was told to; then shims stop asking it."""
+        if not self._control.dead():
+            return False
+        if not self._said_dead:
+            self._said_dead = True
+            page.set_state(self.node.path / "page", shim.State.ENDED)
+            self._keep_log()
+        return True
+
+    def ask_staged(self) -> None:
+        """See `staged`."""
+        self._control.ask_staged()
+
+    def staged(self, timeout_s: float = 0.0) -> bool:
+        """Whether nothing is left to copy here, or never will be."""
+        return self.dead() or self._control.staged(timeout_s)
+
+    def tell_end(self) -> None:
+        """The command has ended. Does not wait."""
+        self._control.tell_end(0)
+
+    def ended(self, timeout_s: float) -> bool:
+        """After `tell_end`: whether the part of the record is written, or never will be."""
+        return self._control.await_end(timeout_s) is not None or self.dead()
+
+    def close(self, timeout_s: float = start.REMOVAL_S) -> None:
+        """Waits until the daemon has cleaned up; cleans up after one that died."""
+        gone = self._control.gone(0.0 if self.dead() else timeout_s)
+        self._control.close()
+        if not gone or self._said_dead:
+            self._keep_log()
+            shutil.rmtree(self.node.path, ignore_errors=True)
+        self.node.close()
+
+    def _keep_log(self) -> None:
+        with contextlib.suppress(OSError):
+            shutil.copyfile(self.node.log, Path(self._lead.run_dir) / "nodes" / f"{self.host}.log")
+
+
+def bring_up(lead: LeadSpec, index: int, env: Mapping[str, str], job: Job) -> Hosted:
+    """Makes the node directory and starts the daemon. Raises NotStarted or OSError with the reason."""
+    local = localdir.choose(lead.local_dir, env, job)
+    if local is None:
+        raise NotStarted("no node-local directory")
+    claim = directory.claim(local, lead.node_name(index), host=job.hostname)
+    node = start.Node(claim, directory.sock_path(claim.path, env))
+    if node.lock_fd is None:
+        node.close()
+        raise Taken(claim.path)
+    try:
+        template = DaemonSpec.from_json(lead.daemon)
+        shutil.copyfile(Path(lead.group_dir) / leadspec.RESOLVED, node.path / "resolved")
+        start.prepare(node, shims(lead, template, node))
+        control = start.start_daemon(node, _spec(lead, index, template, node, local, job), env)
+    except OSError:
+        shutil.rmtree(node.path, ignore_errors=True)
+        node.close()
+        raise
+    control.attach(0)
+    return Hosted(lead, index, node, control)
+
+
+def shims(lead: LeadSpec, spec: DaemonSpec, node: start.Node) -> start.ShimSetup:
+    """What the shims of one node of the group are told."""
+    virtual = None
+    if lead.virtual:
+        virtual = os.fspath(node.path.parent / leadspec.virtual_name(lead.run_id, 0))[:-1], len(lead.hosts)
+    return start.ShimSetup(spec.datasets, lead.intercept, spec.mode == "direct", spec.want_cap_s, virtual, spec.learn)
+
+
+def _spec(lead: LeadSpec, index: int, template: DaemonSpec, node: start.Node, local: LocalDir, job: Job) -> DaemonSpec:
+    size, inodes = budget(lead.budget, local, len(lead.hosts) if lead.virtual else 1)
+    cpus = job.cpus or len(os.sched_getaffinity(0))
+    return replace(
+        template,
+        host=lead.hosts[index],
+        node_dir=os.fspath(node.path),
+        node_index=index,
+        budget_bytes=size,
+        budget_inodes=inodes,
+        copiers=template.copiers if lead.virtual else copier_count(lead.copiers, cpus),
+        leftovers=[os.fspath(path) for path in node.leftovers],
+    )
+
+
+def budget(asked: str | None, local: LocalDir, share_of: int = 1) -> tuple[int | None, int | None]:
+    """Bytes and inodes that a node may use; `share_of` nodes share the disk."""
+    free_bytes = local.free_bytes // share_of
+    free_inodes = None if local.free_inodes is None else local.free_inodes // share_of
+    wanted = parse.BudgetAsked() if asked is None else parse.budget(asked)
+    size, inodes = wanted.resolve(free_bytes, free_inodes)
+    if share_of > 1:
+        size = round(free_bytes * AUTO_SHARE) if size is None else size
+        inodes = round(free_inodes * AUTO_SHARE) if inodes is None and free_inodes is not None else inodes
+    return (free_bytes if size is None and local.is_memory else size), inodes

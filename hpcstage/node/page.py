@@ -1,0 +1,59 @@
+"""The shared page of a node: made here, before the daemon and the first attached process.
+
+Owns its creation. What lies where is in `wire`; the daemon writes the state, every attached process its own slot.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from hpcstage.protocol import shim
+
+
+def create(path: Path, *, logging: bool = False) -> None:
+    """Makes the page with its header. `logging`: processes log what they open from their first moment on.
+
+    Its blocks are allocated at once: a store into a hole of a mapped file on a disk that has filled up since would end
+    the training process with SIGBUS. Raises OSError if there is no room now.
+    """
+    slots = (shim.SLOTS, shim.SLOT_BYTES, 1, shim.PYTHON_SLOTS_FROM)
+    header = shim.PAGE_HEADER.pack(shim.PAGE_MAGIC, shim.VERSION, shim.State.STARTING, *slots, 0, int(logging))
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, shim.PAGE_BYTES)
+        os.pwrite(fd, header, 0)
+    finally:
+        os.close(fd)
+
+
+def is_staging(path: Path) -> bool:
+    """Whether the daemon knows the files, or never will; then opens are answered as they will be later."""
+    try:
+        with path.open("rb") as file:
+            file.seek(shim.STATE_OFFSET)
+            return int.from_bytes(file.read(4), "little") >= shim.State.STAGING
+    except OSError:
+        return True
+
+
+def waits_until_staging(path: Path, timeout_s: float) -> bool:
+    """The same, after a while if it is not so yet."""
+    if not is_staging(path):
+        time.sleep(timeout_s)
+    return is_staging(path)
+
+
+def set_state(path: Path, state: shim.State) -> None:
+    """Sets the state in place of a daemon that has died, and ends the logging. What cannot be written is no longer
+    read either."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        os.pwrite(fd, int(state).to_bytes(4, "little"), shim.STATE_OFFSET)
+        os.pwrite(fd, bytes(4), shim.LOGGING_OFFSET)
+    finally:
+        os.close(fd)

@@ -1,0 +1,367 @@
+"""From `--data` arguments to datasets: roots that never nest, the spellings of each, what is taken below it.
+
+Cheap by design (the command waits for it): no scan, no glob expansion, a look at a few entries of a list. Owns what a
+`Resolved` is and its file, which carries lists that can be read only once to the daemon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hpcstage.errors import UsageError
+from hpcstage.plan.dataset.arguments import Glob, Named, Parsed, parse
+from hpcstage.plan.dataset.checking import check, check_list
+from hpcstage.plan.dataset.pathlist import PathList, is_there, read_list
+from hpcstage.plan.dataset.roots import Roots, is_below, with_slash
+from hpcstage.plan.types import ORDER_WORDS, Dataset, Kind
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+_MAGIC = b"hpcstage-resolved 1\n"
+ENDS = 64
+"""So many entries of a list are looked up, from either end, for one that is there."""
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something the user should know; what follows from it is the caller's decision."""
+
+    id: str
+    """`already_local`: the dataset is on the local disk."""
+    text: str
+    remedy: str
+    dataset: int
+
+
+@dataclass
+class Selection:
+    """What is staged of a dataset of kind FILES besides the entries of lists. Paths are below its root."""
+
+    files: list[bytes] = field(default_factory=list)
+    directories: list[bytes] = field(default_factory=list)
+    """Taken whole."""
+    globs: list[tuple[bytes, bytes]] = field(default_factory=list)
+    """(fixed directory, pattern below it)."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What the arguments of a job name."""
+
+    datasets: list[Dataset]
+    lists: list[PathList]
+    """In the order of the arguments; their entries that no directory holds are staged too."""
+    selections: dict[int, Selection]
+    """By index of the dataset; only for kind FILES."""
+    warnings: list[Notice]
+    order: PathList | None = None
+    """The list that `--order` names."""
+
+    @property
+    def ordering(self) -> list[PathList]:
+        """The lists that say in which order files are read."""
+        return self.lists if self.order is None else [self.order]
+
+    def save(self, path: Path) -> None:
+        """Writes it for another process (mode 0600). Warnings are not kept."""
+        head = {
+            "datasets": [d.to_json() for d in self.datasets],
+            "lists": [[x.argument, len(x.paths)] for x in self._all_lists()],
+            "order": self.order is not None,
+            "selections": {i: _selection_out(s) for i, s in self.selections.items()},
+        }
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(_MAGIC + json.dumps(head).encode() + b"\n")
+            for item in self._all_lists():
+                file.write(b"\0".join([*item.paths, b""]))
+
+    @classmethod
+    def load(cls, path: Path) -> Resolved:
+        """Reads what `save` wrote."""
+        data = path.read_bytes()
+        if not data.startswith(_MAGIC):
+            raise UsageError(f"{path} is not what hpcstage wrote there", "start the run again")
+        line, _, rest = data[len(_MAGIC) :].partition(b"\n")
+        head = json.loads(line)
+        paths = rest.split(b"\0")
+        lists = []
+        for argument, count in head["lists"]:
+            lists.append(PathList(argument, paths[:count]))
+            paths = paths[count:]
+        order = lists.pop() if head["order"] else None
+        selections = {int(i): _selection_in(s) for i, s in head["selections"].items()}
+        return cls([Dataset.from_json(d) for d in head["datasets"]], lists, selections, [], order)
+
+    def _all_lists(self) -> list[PathList]:
+        return [*self.lists, *([self.order] if self.order else [])]
+
+
+def resolve(arguments: Sequence[str], cwd: Path, local_device: int | None = None, order: str | None = None) -> Resolved:
+    """Makes datasets of `--data` arguments, and reads the list if `order` is a file's name. Raises UsageError that
+    names the argument and the fix."""
+    if not arguments:
+        raise UsageError("no dataset given", "name it with --data DIRECTORY, a glob, a file or @list.txt")
+    base = os.fsencode(cwd)
+    parsed = [parse(argument, base) for argument in dict.fromkeys(arguments)]
+    built = _Builder(parsed).build()
+    check(parsed)
+    resolved = replace(built, order=_read_order(order, base))
+    resolved.warnings.extend(already_local(resolved.datasets, local_device))
+    return resolved
+
+
+def resolve_again(datasets: Sequence[Dataset], cwd: Path) -> Resolved:
+    """The same datasets from their arguments, in a process that has only them. Lists must be readable again."""
+    arguments = dict.fromkeys(a for d in datasets for a in d.arguments)
+    resolved = resolve(list(arguments), cwd)
+    index_of = {d.root: i for i, d in enumerate(datasets)}
+    if sorted(index_of) != sorted(d.root for d in resolved.datasets):
+        raise UsageError("the datasets changed since the run started", "start the run again")
+    selections = {index_of[resolved.datasets[i].root]: s for i, s in resolved.selections.items()}
+    return replace(resolved, datasets=list(datasets), selections=selections)
+
+
+def _read_order(order: str | None, cwd: bytes) -> PathList | None:
+    if not order or order in ORDER_WORDS:
+        return None
+    try:
+        found = read_list(f"{order} of --order", os.path.join(cwd, os.fsencode(order)), cwd)
+    except UsageError as error:
+        raise UsageError(error.what, f"use --order FILE, one path per line, or {'|'.join(ORDER_WORDS)}") from None
+    check_list(found)
+    return found
+
+
+@dataclass
+class _Draft:
+    """A dataset in the making. `spelt` are directories by which the user named it or parts of it."""
+
+    root: bytes
+    whole: bool
+    arguments: list[str]
+    spelt: list[tuple[bytes, bytes]]
+    """(as spelt, resolved)."""
+
+
+class _Builder:
+    """Collects drafts, makes their roots disjoint, then distributes what was named over them."""
+
+    def __init__(self, parsed: Sequence[Parsed]) -> None:
+        self._parsed = parsed
+        self._drafts: list[_Draft] = []
+        self._named: list[tuple[bytes, bytes, str]] = []
+        """(kind, resolved directory or file, rest) of what FILES datasets take."""
+        self._lists: list[PathList] = []
+
+    def build(self) -> Resolved:
+        for item in self._parsed:
+            if isinstance(item, Named) and item.is_directory:
+                self._add_directory(item)
+        for item in self._parsed:
+            if isinstance(item, PathList):
+                self._add_list(item)
+            elif isinstance(item, Glob):
+                self._add(item.directory, item.argument)
+            elif not item.is_directory:
+                self._add(os.path.dirname(item.path), item.argument)
+        self._merge()
+        self._sort()
+        return self._finish()
+
+    def _add_directory(self, item: Named) -> None:
+        root = os.path.realpath(item.path)
+        for draft in self._drafts:
+            if draft.root == root:
+                draft.arguments.append(item.argument)
+                draft.spelt.append((item.path, root))
+                return
+            if is_below(draft.root, root) or is_below(root, draft.root):
+                _refuse_overlap(draft, root, item.argument)
+        self._drafts.append(_Draft(root, True, [item.argument], [(item.path, root)]))
+
+    def _add(self, directory: bytes, argument: str) -> bytes:
+        root = os.path.realpath(directory)
+        for draft in self._drafts:
+            if is_below(root, draft.root):
+                draft.arguments.append(argument)
+                draft.spelt.append((directory, root))
+                return root
+        self._drafts.append(_Draft(root, False, [argument], [(directory, root)]))
+        return root
+
+    def _add_list(self, item: PathList) -> None:
+        known = [(with_slash(s), with_slash(r)) for d in self._drafts if d.whole for s, r in d.spelt]
+        known += [(r, r) for _, r in known]
+        rest = item.paths
+        for prefix, _ in known:
+            rest = [path for path in rest if not path.startswith(prefix)]
+        moved = [(prefix, real) for prefix, real in known if prefix != real]
+        for draft in self._drafts:
+            if len(rest) < len(item.paths) and draft.whole and _any_below(item.paths, draft):
+                draft.arguments.append(item.argument)
+        for directory in common_directories(rest, is_there):
+            root = self._add(directory, item.argument)
+            if root != directory:
+                moved.append((with_slash(directory), with_slash(root)))
+        self._lists.append(replace(item, paths=_respell(item.paths, moved)))
+
+    def _merge(self) -> None:
+        """Makes one dataset of nested roots. Nested directories were refused before, so the outer one is FILES."""
+        outer: list[_Draft] = []
+        for draft in sorted(self._drafts, key=lambda d: len(d.root)):
+            home = next((o for o in outer if is_below(draft.root, o.root)), None)
+            if home is None:
+                outer.append(draft)
+                continue
+            home.arguments.extend(draft.arguments)
+            home.spelt.extend(draft.spelt)
+            home.whole = home.whole or (draft.whole and draft.root == home.root)
+        self._drafts = outer
+
+    def _sort(self) -> None:
+        position = {item.argument: i for i, item in enumerate(self._parsed)}
+        for draft in self._drafts:
+            draft.arguments = sorted(set(draft.arguments), key=position.__getitem__)
+        self._drafts.sort(key=lambda d: position[d.arguments[0]])
+
+    def _finish(self) -> Resolved:
+        datasets: list[Dataset] = []
+        for index, draft in enumerate(self._drafts):
+            datasets.append(_dataset(index, draft, _aliases(draft)))
+        selections = {i: Selection() for i, d in enumerate(datasets) if d.kind is Kind.FILES}
+        roots = Roots(datasets)
+        for item in self._parsed:
+            _select(item, roots, selections)
+        return Resolved(datasets, self._lists, selections, [])
+
+
+def _any_below(paths: Iterable[bytes], draft: _Draft) -> bool:
+    prefixes = tuple({with_slash(p) for pair in draft.spelt for p in pair})
+    return any(path.startswith(prefixes) for path in paths)
+
+
+def _respell(paths: list[bytes], moved: list[tuple[bytes, bytes]]) -> list[bytes]:
+    for prefix, real in moved:
+        cut = len(prefix)
+        paths = [real + path[cut:] if path.startswith(prefix) else path for path in paths]
+    return paths
+
+
+Outermost = Callable[[int, Sequence[bytes]], list[bytes]]
+
+
+def common_directories(paths: Sequence[bytes], there: Callable[[bytes], bool] = bool) -> list[bytes]:
+    """The directories above all of the (absolute) paths: one, or several where only `/` is above all. Of entries that
+    are not `there` none makes a directory larger than it would be without them, as far as is looked."""
+    if not paths:
+        return []
+    # What the smallest and the largest have in common, all have in common.
+    first, last = _end(paths, there, heapq.nsmallest), _end(paths, there, heapq.nlargest)
+    shared = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    directory = first[: first.rfind(b"/", 0, shared)]
+    if directory:
+        return [directory]
+    groups: dict[bytes, list[bytes]] = {}
+    for path in paths:
+        groups.setdefault(path.split(b"/", 2)[1], []).append(path)
+    kept = [group for _, group in sorted(groups.items()) if any(map(there, group[:ENDS]))] or list(groups.values())
+    if len(kept) == 1 == len(kept[0]) or any(path.count(b"/") == 1 for group in kept for path in group):
+        return [b"/"]
+    return [found for group in kept for found in common_directories(group, there)]
+
+
+def _end(paths: Sequence[bytes], there: Callable[[bytes], bool], outermost: Outermost) -> bytes:
+    """The first or last path that is there, by name; the very first or last where none of the outermost is."""
+    (end,) = outermost(1, paths)
+    return end if there(end) else next(filter(there, outermost(ENDS, paths)), end)
+
+
+def _refuse_overlap(draft: _Draft, root: bytes, argument: str) -> None:
+    inner, outer = argument, draft.arguments[0]
+    if is_below(draft.root, root):
+        inner, outer = outer, inner
+    raise UsageError(f"the datasets {outer} and {inner} overlap", f"leave out --data {inner}: {outer} contains it")
+
+
+def _aliases(draft: _Draft) -> tuple[bytes, ...]:
+    """Other spellings of the root that follow from how the user spelt parts of it."""
+    found: dict[bytes, None] = {}
+    for spelt, real in draft.spelt:
+        inner = real[len(draft.root) :] if draft.root != b"/" else real
+        inner = b"" if inner == b"/" else inner
+        alias = spelt.removesuffix(inner) if inner else spelt
+        leads_there = not inner or (spelt.endswith(inner) and alias and os.path.realpath(alias) == draft.root)
+        if leads_there and alias != draft.root:
+            found[alias] = None
+    return tuple(found)
+
+
+def _dataset(index: int, draft: _Draft, aliases: tuple[bytes, ...]) -> Dataset:
+    base = _UNSAFE.sub("_", os.fsencode(os.path.basename(draft.root)).decode("ascii", "replace"))[:40]
+    kind = Kind.DIRECTORY if draft.whole else Kind.FILES
+    return Dataset(f"{index}-{base or 'root'}", kind, draft.root, aliases, tuple(draft.arguments))
+
+
+def _select(item: Parsed, roots: Roots, selections: dict[int, Selection]) -> None:
+    if isinstance(item, PathList):
+        return
+    directory = item.directory if isinstance(item, Glob) else item.path
+    name = b""
+    if isinstance(item, Named) and not item.is_directory:
+        directory, name = os.path.split(item.path)
+    place = roots.locate(os.path.realpath(directory))
+    if place is None or place[0] not in selections:
+        return
+    selection, below = selections[place[0]], place[1]
+    if isinstance(item, Glob):
+        selection.globs.append((below, item.pattern))
+    elif item.is_directory:
+        selection.directories.append(below)
+    else:
+        selection.files.append(os.path.join(below, name))
+
+
+def already_local(datasets: Sequence[Dataset], local_device: int | None) -> list[Notice]:
+    """Datasets that lie on the node-local disk: copying them gains nothing."""
+    if local_device is None:
+        return []
+    return [
+        Notice(
+            "already_local",
+            f"the dataset {os.fsdecode(d.root)} is already on the node-local disk",
+            "it is read where it is; if that is not the node's own disk, name the disk with --local-dir",
+            i,
+        )
+        for i, d in enumerate(datasets)
+        if _device(d.root) == local_device
+    ]
+
+
+def _device(path: bytes) -> int | None:
+    with contextlib.suppress(OSError):
+        return os.stat(path).st_dev
+    return None
+
+
+def _selection_out(selection: Selection) -> dict[str, Any]:
+    return {
+        "files": [os.fsdecode(p) for p in selection.files],
+        "directories": [os.fsdecode(p) for p in selection.directories],
+        "globs": [[os.fsdecode(d), os.fsdecode(p)] for d, p in selection.globs],
+    }
+
+
+def _selection_in(data: dict[str, Any]) -> Selection:
+    return Selection(
+        [os.fsencode(p) for p in data["files"]],
+        [os.fsencode(p) for p in data["directories"]],
+        [(os.fsencode(d), os.fsencode(p)) for d, p in data["globs"]],
+    )

@@ -1,0 +1,200 @@
+"""One look of the scan: at the entries of a directory, or at some names, with what each is.
+
+Owns the kinds of tasks and what a worker gathers from them; who does which task when is `scan`'s. Whatever is not a
+regular file is left out with a reason. Symbolic links are followed, but never to a directory that holds the one that is
+being walked, and behind a link the walk stays on the file system that the link leads to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from hpcstage.plan.dataset.columns import Columns
+from hpcstage.plan.dataset.globs import WHOLE, Pattern, Positions
+from hpcstage.plan.dataset.roots import join
+
+BATCH = 128
+SKIPPED_LIMIT = 100
+MOST_NAMES = 64
+"""Names that links may give a directory: where directories link to each other, the names are without number."""
+
+
+@dataclass
+class Tally:
+    """What one worker gathered; merged at the end, so no locks while walking."""
+
+    columns: Columns = field(default_factory=Columns)
+    skipped: list[tuple[bytes, str]] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    stats: int = 0
+    listings: int = 0
+
+    def skip(self, path: bytes, why: str) -> None:
+        """It is left out."""
+        self.counts[why] += 1
+        if len(self.skipped) < SKIPPED_LIMIT:
+            self.skipped.append((path, why))
+
+
+@dataclass(frozen=True)
+class Directory:
+    """A directory to be listed."""
+
+    dataset: int
+    path: bytes
+    """Below the root; empty for the root."""
+    ancestors: tuple[tuple[int, int], ...]
+    """(device, inode) of the directories above, those above the dataset among them."""
+    pattern: Pattern
+    positions: Positions
+    device: int | None = None
+    """Behind a symbolic link: the file system that it leads to."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """Files to be looked at: names in a directory, or paths of a list."""
+
+    dataset: int
+    parent: bytes
+    names: list[bytes]
+    directory: Directory | None
+    """Where the names were listed."""
+
+    def part(self, start: int, stop: int) -> Names:
+        """Some of the names."""
+        return replace(self, names=self.names[start:stop])
+
+
+Task = Directory | Names
+
+
+class Bounds:
+    """Which directories a walk enters. `exclude`: absolute paths of some that it does not."""
+
+    def __init__(self, exclude: frozenset[bytes] = frozenset()) -> None:
+        self.exclude = exclude
+        self._names: Counter[tuple[int, int]] = Counter()
+
+    def refuses(self, task: Directory, key: tuple[int, int]) -> str:
+        """Why a directory with this (device, inode) is left out, or nothing."""
+        if key in task.ancestors:
+            return "a symbolic link to a directory above it"
+        if task.device is None:
+            return ""
+        if key[0] != task.device:
+            return "another file system behind a symbolic link"
+        self._names[key] += 1
+        return f"more than {MOST_NAMES} names by symbolic links" if self._names[key] > MOST_NAMES else ""
+
+
+def above(path: bytes) -> tuple[tuple[int, int], ...]:
+    """(device, inode) of the directories above a path."""
+    found = []
+    while (parent := os.path.dirname(path)) != path:
+        path = parent
+        with contextlib.suppress(OSError):
+            itself = os.stat(path)
+            found.append((itself.st_dev, itself.st_ino))
+    return tuple(found)
+
+
+def list_directory(task: Directory, root: bytes, tally: Tally, push: Callable[[Task], None], bounds: Bounds) -> int:
+    """Lists a directory; returns how many entries it has."""
+    path = join(root, task.path)
+    if path in bounds.exclude:
+        return 0
+    tally.listings += 1
+    tally.stats += 1
+    try:
+        itself = os.stat(path)
+        key = (itself.st_dev, itself.st_ino)
+        if why := bounds.refuses(task, key):
+            tally.skip(path, why)
+            return 0
+        here = replace(task, ancestors=(*task.ancestors, key))
+        with os.scandir(path) as entries:
+            return _sort_entries(entries, here, push)
+    except OSError as error:
+        tally.skip(path, f"directory: {error.strerror}")
+        return 0
+
+
+def _sort_entries(entries: Iterator[os.DirEntry[bytes]], here: Directory, push: Callable[[Task], None]) -> int:
+    # Types are not asked for here: where the file system does not list them, asking is one operation each, in a row.
+    names: list[bytes] = []
+    count = 0
+    for count, entry in enumerate(entries, 1):  # noqa: B007  the last one is the number of entries
+        name = entry.name
+        if here.pattern.takes_file(here.positions, name) or here.pattern.into(here.positions, name):
+            names.append(name)
+            if len(names) == BATCH:
+                push(Names(here.dataset, here.path, names, here))
+                names = []
+    if names:
+        push(Names(here.dataset, here.path, names, here))
+    return count
+
+
+def _descend(here: Directory, name: bytes, device: int | None, push: Callable[[Task], None]) -> None:
+    positions = here.pattern.into(here.positions, name)
+    if positions:
+        below = here.path + b"/" + name if here.path else name
+        push(replace(here, path=below, positions=positions, device=here.device if device is None else device))
+
+
+def look(task: Names, start: int, stop: int, root: bytes, tally: Tally, push: Callable[[Task], None]) -> float:
+    """Looks at some of the names; returns the median time of a look, which a preempted moment does not change."""
+    prefix = join(root, task.parent)
+    prefix = prefix if prefix.endswith(b"/") else prefix + b"/"
+    below = task.parent + b"/" if task.parent else b""
+    times = [time.monotonic()]
+    for name in task.names[start:stop]:
+        is_link = False
+        try:
+            tally.stats += 1
+            found = os.lstat(prefix + name)
+            if is_link := stat.S_ISLNK(found.st_mode):
+                tally.stats += 1
+                found = os.stat(prefix + name)
+        except OSError as error:
+            if task.directory is None or _takes(task.directory, name):
+                tally.skip(prefix + name, _why(error, is_link=is_link))
+            continue
+        finally:
+            times.append(time.monotonic())
+        if stat.S_ISDIR(found.st_mode):
+            _follow(task, name, root, found.st_dev if is_link else None, push)
+        elif task.directory is not None and not _takes(task.directory, name):
+            continue
+        elif stat.S_ISREG(found.st_mode):
+            behind = task.directory is not None and task.directory.device is not None
+            tally.columns.add(task.dataset, below + name, found, is_link=is_link, behind=behind)
+        else:
+            tally.skip(prefix + name, "not a regular file")
+    return sorted(after - before for before, after in pairwise(times))[(len(times) - 1) // 2]
+
+
+def _why(error: OSError, *, is_link: bool) -> str:
+    if is_link and error.errno == errno.ENOENT:
+        return "a dangling symbolic link"
+    return error.strerror or "unreadable"
+
+
+def _takes(directory: Directory, name: bytes) -> bool:
+    return directory.pattern.takes_file(directory.positions, name)
+
+
+def _follow(task: Names, name: bytes, root: bytes, device: int | None, push: Callable[[Task], None]) -> None:
+    if task.directory is not None:
+        _descend(task.directory, name, device, push)
+    else:
+        push(Directory(task.dataset, name, above(join(root, name)), WHOLE, WHOLE.start, device))

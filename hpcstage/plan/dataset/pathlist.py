@@ -1,0 +1,158 @@
+"""Lists of paths (`@list.txt`): reading them. One path per line, or NUL-separated where names hold newlines.
+
+Owns the form of a list. Does not look at what the paths name, except where a name could be a comment.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+from dataclasses import dataclass, field
+
+from hpcstage.errors import UsageError
+from hpcstage.plan.dataset.roots import tidy
+from hpcstage.reading import read_whole
+
+PATH_MAX = 4096
+LOOKED = 16
+_MARKED = re.compile(rb"[#~]|.*[ \t]\Z", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class PathList:
+    """A list that the user gave, in its order."""
+
+    argument: str
+    """As the user wrote it, with the `@`."""
+    paths: list[bytes]
+    """Absolute; duplicates are kept."""
+    left_out: tuple[int, ...] = field(default=(), compare=False)
+    """Numbers of the lines that hold no path, ascending."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"the list {self.argument}"
+
+    def line_of(self, index: int) -> int:
+        """The number of the line that holds a path."""
+        number = index + 1
+        for empty in self.left_out:
+            number += empty <= number
+        return number
+
+
+def is_there(path: bytes) -> bool:
+    """Whether something has this name."""
+    return os.path.lexists(path)
+
+
+def read_list(argument: str, file: bytes, cwd: bytes) -> PathList:
+    """Reads a list; relative paths are relative to `cwd`. Raises UsageError that names the list (and line)."""
+    try:
+        data = read_whole(file)
+    except OSError as error:
+        raise UsageError(
+            f"cannot read the list {argument}: {error.strerror}", "give a readable file with one path per line"
+        ) from None
+    found = parse_list(argument, data, cwd)
+    if not found.paths:
+        raise UsageError(f"{found.name} names no file", "put one path per line into it")
+    return found
+
+
+def parse_list(argument: str, data: bytes, cwd: bytes) -> PathList:
+    """The paths of a list's content, made absolute."""
+    base = cwd.rstrip(b"/") + b"/"
+    lines = _lines(argument, data, base)
+    if len(data) > PATH_MAX:
+        _check_lengths(argument, lines)
+    paths = [line if line[:1] == b"/" else base + line for line in lines if line]
+    left_out = tuple(i for i, line in enumerate(lines, 1) if not line) if len(paths) < len(lines) else ()
+    whole = b"\0".join([*paths, b""])
+    if b"//" in whole or b"/." in whole or b"/\0" in whole:
+        resolver = _DotDot()
+        paths = [resolver.resolve(path) for path in paths]
+    return PathList(argument, paths, left_out)
+
+
+def _lines(argument: str, data: bytes, base: bytes) -> list[bytes]:
+    """The entries as they are meant; empty where a line holds none. What NUL bytes separate is taken as it is."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and b"\0" in data:
+        raise UsageError(f"the list {argument} is text in UTF-16", "save it as UTF-8")
+    if b"\0" in data:
+        return data.split(b"\0")
+    lines = data.split(b"\n")
+    if b"\r\n" in data[: PATH_MAX + 2]:
+        lines = [line.removesuffix(b"\r") for line in lines]
+    if lines[0].startswith(codecs.BOM_UTF8) and not is_there(base + lines[0]):
+        lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
+    return _Spelling(base).meant(lines)
+
+
+class _Spelling:
+    """What people write around paths: comments, `~`, blanks behind. A file that has such a name is meant itself; where
+    none of the first such lines names one, the others are not looked up."""
+
+    def __init__(self, base: bytes) -> None:
+        self._base = base
+        self._looked = 0
+        self._found = False
+
+    def meant(self, lines: list[bytes]) -> list[bytes]:
+        """The lines without it."""
+        return [line if not _MARKED.match(line) else self._one(line) for line in lines]
+
+    def _one(self, line: bytes) -> bytes:
+        if self._is_name(line):
+            return line
+        text = line.rstrip(b" \t")
+        if text.startswith(b"#"):
+            return b""
+        return os.path.expanduser(text) if text.startswith(b"~") else text
+
+    def _is_name(self, line: bytes) -> bool:
+        if not self._found and self._looked >= LOOKED:
+            return False
+        self._looked += 1
+        found = is_there(os.path.join(self._base, line))
+        self._found = self._found or found
+        return found
+
+
+def _check_lengths(argument: str, lines: list[bytes]) -> None:
+    if max(map(len, lines)) < PATH_MAX:
+        return
+    number = next(i for i, line in enumerate(lines, 1) if len(line) >= PATH_MAX)
+    raise UsageError(
+        f"the list {argument}, line {number}: {len(lines[number - 1])} bytes are too long for a path",
+        "a list holds one path per line, or NUL-separated paths",
+    )
+
+
+class _DotDot:
+    """Tidies paths; `..` is resolved per directory, by the file system, since what is before it may be a symlink."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, bytes] = {}
+
+    def resolve(self, path: bytes) -> bytes:
+        path = tidy(path)
+        if b"/.." not in path:
+            return path
+        head, tail = os.path.split(path)
+        if tail == b"..":
+            head, tail = path, b""
+        if head not in self._known:
+            self._known[head] = collapse(head)
+        return os.path.join(self._known[head], tail) if tail else self._known[head]
+
+
+def collapse(directory: bytes) -> bytes:
+    """A directory's path without `..`: textually where that names the same directory, else resolved."""
+    textual = os.path.normpath(directory)
+    if b"/.." not in directory:
+        return textual
+    real = os.path.realpath(directory)
+    return textual if os.path.realpath(textual) == real else real

@@ -1,0 +1,234 @@
+"""The scan: which files the datasets hold, with the facts of each, found in parallel.
+
+Owns the walk; what a single look finds is `looking`'s. The number of threads grows only where the file system is slow,
+since short calls from many threads cost more than they hide. No global state: works in a thread or a forked child.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from hpcstage.plan.dataset.columns import Columns
+from hpcstage.plan.dataset.datasets import Resolved
+from hpcstage.plan.dataset.globs import WHOLE, Pattern
+from hpcstage.plan.dataset.listing import (
+    BATCH,
+    SKIPPED_LIMIT,
+    Bounds,
+    Directory,
+    Names,
+    Tally,
+    Task,
+    above,
+    list_directory,
+    look,
+)
+from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.plan.dataset.roots import Roots, join
+from hpcstage.plan.types import Kind
+
+SLOW_BATCH = 8
+FAST_OPERATION_S = 100e-6
+GROW_AFTER_S = 0.01
+"""Time beyond that of fast operations adds up, fast ones pay it back; at so much the threads are doubled."""
+
+
+@dataclass
+class ScanResult:
+    """What was found."""
+
+    manifest: Manifest
+    skipped: list[tuple[bytes, str]]
+    """(absolute path, reason) of what was left out; the first hundred."""
+    skipped_counts: dict[str, int]
+    """By reason, all of them."""
+    stats: int
+    """Metadata operations at the source, listings apart."""
+    listings: int
+    seconds: float
+    threads: int
+    """How many threads the walk ended with."""
+
+
+class ScanCancelled(Exception):
+    """`cancel` was set."""
+
+
+def scan(
+    resolved: Resolved,
+    *,
+    threads: int = 64,
+    exclude: Sequence[bytes] = (),
+    cancel: threading.Event | None = None,
+) -> ScanResult:
+    """Walks all datasets. `exclude`: absolute directories to leave out (the run directory, the store)."""
+    started = time.monotonic()
+    walk = _Walk(resolved, frozenset(exclude), threads, cancel or threading.Event())
+    tally = walk.run(_first_tasks(resolved))
+    if walk.cancelled:
+        raise ScanCancelled
+    manifest = Manifest.build(resolved.datasets, tally.columns)
+    seconds = time.monotonic() - started
+    return ScanResult(
+        manifest, tally.skipped, dict(tally.counts), tally.stats, tally.listings, seconds, walk.workers_started
+    )
+
+
+def _first_tasks(resolved: Resolved) -> Iterator[Task]:
+    for index, dataset in enumerate(resolved.datasets):
+        if dataset.kind is Kind.DIRECTORY:
+            yield Directory(index, b"", above(dataset.root), WHOLE, WHOLE.start)
+            continue
+        selection = resolved.selections[index]
+        for path in selection.directories:
+            yield Directory(index, path, above(join(dataset.root, path)), WHOLE, WHOLE.start)
+        for path, text in selection.globs:
+            pattern = Pattern(text)
+            yield Directory(index, path, above(join(dataset.root, path)), pattern, pattern.start)
+        if selection.files:
+            yield Names(index, b"", list(selection.files), None)
+    yield from _tasks_of_lists(resolved)
+
+
+def _tasks_of_lists(resolved: Resolved) -> Iterator[Task]:
+    roots = Roots(resolved.datasets)
+    wanted = [dataset.kind is Kind.FILES for dataset in resolved.datasets]
+    if not any(wanted):
+        return
+    for item in resolved.lists:
+        batches: dict[int, list[bytes]] = {}
+        for path in item.paths:
+            place = roots.locate(path)
+            if place is None or not wanted[place[0]]:
+                continue
+            batch = batches.setdefault(place[0], [])
+            batch.append(place[1])
+            if len(batch) == BATCH:
+                yield Names(place[0], b"", batches.pop(place[0]), None)
+        for index, batch in batches.items():
+            yield Names(index, b"", batch, None)
+
+
+class _Walk:
+    """A stack of tasks and the threads that work on it."""
+
+    def __init__(self, resolved: Resolved, exclude: frozenset[bytes], threads: int, cancel: threading.Event) -> None:
+        self._roots = [dataset.root for dataset in resolved.datasets]
+        self._bounds = Bounds(exclude)
+        self._limit = max(1, threads)
+        self._cancel = cancel
+        self._tasks: deque[Task] = deque()
+        self._feed: Iterator[Task] = iter(())
+        self._busy = 0
+        self._lost_s = 0.0
+        self._changed = threading.Condition()
+        self._tallies: list[Tally] = []
+        self._threads: list[threading.Thread] = []
+        self._failure: BaseException | None = None
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancel.is_set()
+
+    @property
+    def workers_started(self) -> int:
+        return len(self._threads)
+
+    def run(self, tasks: Iterator[Task]) -> Tally:
+        """Works until nothing is left; the threads are daemons, so a hung source cannot keep the process."""
+        self._feed = tasks
+        with self._changed:
+            self._start_worker()
+        for thread in self._threads:  # grows while it is iterated
+            while thread.is_alive() and not self.cancelled:
+                thread.join(timeout=0.2)
+        if self._failure is not None:
+            raise self._failure
+        return self._merged()
+
+    def _merged(self) -> Tally:
+        total = Tally()
+        for tally in self._tallies:
+            total.columns.extend(tally.columns)
+            total.skipped.extend(tally.skipped[: SKIPPED_LIMIT - len(total.skipped)])
+            total.counts.update(tally.counts)
+            total.stats += tally.stats
+            total.listings += tally.listings
+            tally.columns = Columns()
+        return total
+
+    def _start_worker(self) -> None:
+        tally = Tally()
+        thread = threading.Thread(target=self._work, args=(tally,), name="scan", daemon=True)
+        self._tallies.append(tally)
+        self._threads.append(thread)
+        thread.start()
+
+    def _work(self, tally: Tally) -> None:
+        try:
+            while (task := self._take()) is not None:
+                self._do(task, tally)
+                self._finished()
+        except BaseException as error:  # noqa: BLE001  handed to the caller of scan
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+
+    def _take(self) -> Task | None:
+        with self._changed:
+            while not self.cancelled and self._failure is None:
+                task = self._tasks.pop() if self._tasks else next(self._feed, None)
+                if task is not None:
+                    self._busy += 1
+                    return task
+                if self._busy == 0:
+                    break
+                self._changed.wait(timeout=1.0)
+            self._changed.notify_all()
+            return None
+
+    def _finished(self) -> None:
+        with self._changed:
+            self._busy -= 1
+            if self._busy == 0:
+                self._changed.notify_all()
+
+    def _is_slow(self, operations: int, seconds: float) -> bool:
+        """Told what some operations took: doubles the threads where that was long, and not just a preempted moment."""
+        with self._changed:
+            self._lost_s = max(0.0, self._lost_s + seconds - operations * FAST_OPERATION_S)
+            if self._lost_s < GROW_AFTER_S or self._limit == 1:
+                return False
+            self._lost_s = 0.0
+            for _ in range(min(len(self._threads), self._limit - len(self._threads))):
+                self._start_worker()
+            return True
+
+    def _push(self, task: Task) -> None:
+        with self._changed:
+            if isinstance(task, Directory):
+                self._tasks.appendleft(task)
+            else:
+                self._tasks.append(task)
+            self._changed.notify()
+
+    def _do(self, task: Task, tally: Tally) -> None:
+        root = self._roots[task.dataset]
+        started = time.monotonic()
+        if isinstance(task, Directory):
+            entries = list_directory(task, root, tally, self._push, self._bounds)
+            self._is_slow(2 + entries, time.monotonic() - started)
+            return
+        done = 0
+        while done < len(task.names):
+            typical_s = look(task, done, done + SLOW_BATCH, root, tally, self._push)
+            done += SLOW_BATCH
+            if self._is_slow(SLOW_BATCH, SLOW_BATCH * typical_s):
+                break
+        # Others take part in what is slow.
+        for start in range(done, len(task.names), SLOW_BATCH):
+            self._push(task.part(start, start + SLOW_BATCH))

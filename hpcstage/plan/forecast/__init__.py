@@ -1,0 +1,1 @@
+"""What the modes would take. Pure."""

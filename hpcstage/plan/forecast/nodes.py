@@ -1,0 +1,277 @@
+"""What a job on several nodes would do: each node's part, and forecasts over the number of nodes. Pure.
+
+Owns the table that answers "what if": 1, 2, 4, ... nodes under each placement. The nodes are taken to be alike, with
+the room that was found where the plan is made. The model is in `forecast` and `sharing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hpcstage.plan.forecast.modes import ASSUMED_EPOCHS, DIRECT, RUNTIME, forecast, source_pass_s
+from hpcstage.plan.placement.fitting import BLOCK_BYTES
+from hpcstage.plan.placement.hits import Hits, Sharing, alike
+from hpcstage.plan.placement.owners import needed_bytes
+from hpcstage.plan.placement.placements import Kind, Node, Placement, choose, place
+from hpcstage.plan.types import Budget, Forecast, Rates, Workload
+
+AUTO = "auto"
+MOST_LOOKED_AT = 4_000_000
+"""Ids, where each node must be looked at by itself."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One node's, in files and in bytes of content."""
+
+    node: int
+    fetched_files: int
+    fetched_bytes: int
+    """From the source, once."""
+    kept_files: int
+    kept_bytes: int
+    others_files: int
+    others_bytes: int
+    """From other nodes: all that it keeps and does not fetch; with partition what it reads in an epoch."""
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """One number of nodes under one placement."""
+
+    nodes: int
+    placement: str
+    total_s: float
+    first_epoch_s: float
+    later_epoch_s: float
+    source_bytes: float
+    """All nodes, all epochs."""
+    peer_bytes: float
+    """Likewise, between nodes."""
+    later: Hits
+
+
+@dataclass(frozen=True)
+class Size:
+    """One number of nodes."""
+
+    nodes: int
+    choice: str
+    """What auto takes; or the placement that was asked for."""
+    direct_s: float
+    direct_epoch_s: float
+    compute_epoch_s: float
+    placements: tuple[Scaled, ...]
+
+    def chosen(self) -> Scaled:
+        """Under the placement of `choice`."""
+        return next(item for item in self.placements if item.placement == self.choice)
+
+
+@dataclass(frozen=True)
+class NodesPlan:
+    """The job on `nodes` nodes, and on fewer."""
+
+    nodes: int
+    kind: str
+    why: str
+    room_bytes: int | None
+    """Of each node, for files; None: unknown, as much as is needed."""
+    room_inodes: int | None
+    unplaced_files: int
+    unplaced_bytes: int
+    parts: tuple[Part, ...]
+    knee: float | None
+    """Nodes at which reading the source takes as long as computing, R / V; None: the compute time is unknown."""
+    sizes: tuple[Size, ...]
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a plan for several nodes is made of."""
+
+    sizes: Sequence[int]
+    """Of files, in bytes, by id."""
+    budget: Budget | None
+    directories: int
+    """Each takes a block and an inode on every node."""
+    asked: str = AUTO
+    seed: int = 0
+    order_known: bool = True
+    begin_s: float = 0.0
+    max_rate_bytes_per_s: float | None = None
+
+
+def nodes_plan(given: Given, workload: Workload, rates: Rates, nodes: int) -> NodesPlan:
+    """For `nodes` nodes of one kind."""
+    needed = needed_bytes(given.sizes)
+    room = _room(given, needed)
+    kind, why = _kind(given, needed, [room] * nodes)
+    placement = place(kind, given.sizes, [room] * nodes, given.seed)
+    parts, left_files, left_bytes = parts_of(placement)
+    counts = counted(nodes)
+    return NodesPlan(
+        nodes=nodes,
+        kind=kind.value,
+        why=why,
+        room_bytes=None if given.budget is None else room.budget_bytes,
+        room_inodes=None if given.budget is None else room.budget_inodes,
+        unplaced_files=left_files,
+        unplaced_bytes=left_bytes,
+        parts=parts,
+        knee=_knee(workload, rates, given),
+        sizes=tuple(_size(given, workload, rates, count, needed) for count in counts),
+        seed=given.seed,
+    )
+
+
+def sharing_of(given: Given, nodes: int, kind: Kind) -> Sharing:
+    """The shares that alike nodes keep, by bytes on disk or by inodes, whichever is short."""
+    needed = needed_bytes(given.sizes)
+    return alike(kind, nodes, _share(_room(given, needed), needed, len(given.sizes)))
+
+
+def outlook(given: Given, nodes: int) -> Sharing | None:
+    """What alike nodes would keep under the placement that is asked for; None: there is one node."""
+    if nodes < 2:
+        return None
+    needed = needed_bytes(given.sizes)
+    room = _room(given, needed)
+    return alike(_kind(given, needed, [room] * nodes)[0], nodes, _share(room, needed, len(given.sizes)))
+
+
+def counted(nodes: int) -> list[int]:
+    """1, 2, 4, ... and `nodes`."""
+    powers = [1 << exponent for exponent in range(nodes.bit_length()) if 1 << exponent < nodes]
+    return [*powers, nodes]
+
+
+def parts_of(placement: Placement) -> tuple[tuple[Part, ...], int, int]:
+    """Each node's part; files and bytes that are placed nowhere."""
+    sizes, count = placement.files.sizes, placement.nodes
+    total_files, total_bytes = len(sizes), sum(sizes)
+    if placement.kind is Kind.PRIVATE:
+        alone = (total_files, total_bytes)
+        return tuple(Part(node, *alone, *alone, 0, 0) for node in range(count)), 0, 0
+    owned = placement.owned()
+    placed_files, placed_bytes = sum(files for files, _ in owned), sum(size for _, size in owned)
+    copies = _copies(placement, owned, placed_files, placed_bytes)
+    parts = []
+    for node, own in enumerate(owned):
+        if placement.kind is Kind.PARTITION:
+            parts.append(Part(node, *own, *own, *_others_read(own, placed_files, placed_bytes, count)))
+        else:
+            files, size = copies[node % len(copies)]
+            parts.append(Part(node, *own, own[0] + files, own[1] + size, files, size))
+    return tuple(parts), total_files - placed_files, total_bytes - placed_bytes
+
+
+def _copies(placement: Placement, owned: Sequence[tuple[int, int]], files: int, size: int) -> list[tuple[int, int]]:
+    """With replicate: what each node holds of others; of some nodes for all, where looking at each takes long."""
+    if placement.kind is not Kind.REPLICATE:
+        return []
+    if placement.files.copies_fit:
+        return [(files - own[0], size - own[1]) for own in owned]
+    looked_at = max(1, min(placement.nodes, MOST_LOOKED_AT // max(1, files)))
+    spans = [placement.span(node) for node in range(looked_at)]
+    return [(span.files, span.size_bytes) for span in spans]
+
+
+def _others_read(own: tuple[int, int], files: int, size: int, nodes: int) -> tuple[int, int]:
+    """Of the p-th part of the dataset that a node reads in an epoch, what it does not keep."""
+    return round((files - own[0]) / nodes), round((size - own[1]) / nodes)
+
+
+def _room(given: Given, needed: int) -> Node:
+    if given.budget is None:
+        return Node(needed, len(given.sizes))
+    return Node(
+        max(0, given.budget.size_bytes - given.directories * BLOCK_BYTES),
+        max(0, given.budget.inodes - given.directories),
+    )
+
+
+def _share(room: Node, needed: int, files: int) -> float:
+    by_bytes = room.budget_bytes / needed if needed else 1.0
+    by_inodes = room.budget_inodes / files if files else 1.0
+    return min(1.0, by_bytes, by_inodes)
+
+
+def _kind(given: Given, needed: int, nodes: Sequence[Node]) -> tuple[Kind, str]:
+    if given.asked != AUTO:
+        return Kind(given.asked), "as asked for"
+    return choose(needed, len(given.sizes), nodes)
+
+
+def _size(given: Given, workload: Workload, rates: Rates, nodes: int, needed: int) -> Size:
+    work = workload.on(nodes)
+    room = _room(given, needed)
+    kinds = [Kind.PRIVATE] if nodes == 1 else list(Kind)
+    share = _share(room, needed, len(given.sizes))
+    pairs = [(alike(kind, nodes, share), kind) for kind in kinds]
+    found = [(sharing, kind, _forecast(given, work, rates, sharing)) for sharing, kind in pairs]
+    direct = found[0][2].modes[DIRECT]
+    chosen = Kind.PRIVATE if nodes == 1 else _kind(given, needed, [room] * nodes)[0]
+    placements = tuple(_scaled(work, sharing, kind, result) for sharing, kind, result in found)
+    compute_s = work.epoch_compute_s or 0.0
+    return Size(nodes, chosen.value, direct.total_s, direct.later_epoch_s, compute_s, placements)
+
+
+def _forecast(given: Given, work: Workload, rates: Rates, sharing: Sharing) -> Forecast:
+    return forecast(
+        work,
+        rates,
+        fit=sharing.kept,
+        order_known=given.order_known,
+        begin_s=given.begin_s,
+        max_rate_bytes_per_s=given.max_rate_bytes_per_s,
+        nodes=sharing.nodes,
+        sharing=sharing,
+    )
+
+
+def _scaled(work: Workload, sharing: Sharing, kind: Kind, result: Forecast) -> Scaled:
+    mode = result.modes[RUNTIME]
+    epochs = work.epochs or ASSUMED_EPOCHS
+    later = sharing.later(epochs)
+    if kind is Kind.REPLICATE:
+        passed_on = sharing.kept * sharing.nodes - sharing.placed + max(0, epochs - 1) * later.peers
+    else:
+        passed_on = sharing.hits(1).peers + max(0, epochs - 1) * later.peers
+    return Scaled(
+        nodes=sharing.nodes,
+        placement=kind.value,
+        total_s=mode.total_s,
+        first_epoch_s=mode.first_epoch_s,
+        later_epoch_s=mode.later_epoch_s,
+        source_bytes=sharing.source_share(epochs) * work.size_bytes,
+        peer_bytes=passed_on * work.size_bytes,
+        later=later,
+    )
+
+
+def _knee(workload: Workload, rates: Rates, given: Given) -> float | None:
+    """(5): what one node computes in, over what the source takes for one pass."""
+    if not workload.epoch_compute_s:
+        return None
+    alone = workload.on(1)
+    source_s = source_pass_s(alone, rates, max_rate_bytes_per_s=given.max_rate_bytes_per_s)
+    return (alone.epoch_compute_s or 0.0) / source_s if source_s else None
+
+
+def to_json(plan: NodesPlan) -> dict[str, Any]:
+    """Plain data."""
+    return asdict(plan)
+
+
+def from_json(data: dict[str, Any]) -> NodesPlan:
+    """Reads what `to_json` gave."""
+    sizes = tuple(Size(**{**item, "placements": _scaled_in(item["placements"])}) for item in data["sizes"])
+    return NodesPlan(**{**data, "parts": tuple(Part(**item) for item in data["parts"]), "sizes": sizes})
+
+
+def _scaled_in(items: Sequence[dict[str, Any]]) -> tuple[Scaled, ...]:
+    return tuple(Scaled(**{**item, "later": Hits(**item["later"])}) for item in items)

@@ -1,0 +1,153 @@
+"""The numbers of the cost model: seconds for one pass over what a node reads in an epoch. Pure.
+
+Owns how rates and amounts become seconds, on one node and on several. What the modes make of them is in `forecast`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hpcstage.plan.placement.hits import Sharing
+from hpcstage.plan.placement.placements import Kind
+from hpcstage.plan.types import Rates, Workload
+from hpcstage.units import format_duration as show
+
+
+@dataclass(frozen=True)
+class Terms:
+    """All known."""
+
+    epochs: int
+    startup_s: float
+    begin_s: float
+    """From the start to the first copied file: the scan."""
+    compute_s: float
+    readers: int
+    source_alone_s: float
+    """One reader alone reads everything from the source."""
+    source_s: float
+    """Everything with as many transfers in flight as pay."""
+    local_alone_s: float
+    """One reader alone reads everything that is staged, here or on another node."""
+    copy_s: float
+    """Copying what a node reads in an epoch."""
+    whole_copy_s: float
+    """Copying the dataset to where the placement wants it."""
+    share: float
+    """Of the dataset that is staged."""
+    order_known: bool
+    files: int
+    peers_s: float = 0.0
+    """Everything that is staged, as far as it is on other nodes, at the rate of the link."""
+
+    def read_s(self, share: float) -> float:
+        """Reading once, a share of it from what is staged."""
+        alone = share * self.local_alone_s + (1 - share) * self.source_alone_s
+        if self.readers == 0:
+            return alone
+        return queued_s(alone, ((1 - share) * self.source_s, share * self.peers_s), self.readers)
+
+    def epoch_s(self, share: float) -> float:
+        """Reading and computing once."""
+        read_s = self.read_s(share)
+        return self.compute_s + read_s if self.readers == 0 else max(self.compute_s, read_s)
+
+    def say_epoch(self, share: float) -> str:
+        """The epoch's formula with its numbers."""
+        staged = "nodes" if self.peers_s else "local"
+        where = staged if share == 1 else "source" if share == 0 else f"{share:.0%} {staged}, rest source"
+        read = f"{where} {show(self.read_s(share))}"
+        compute = f"compute {show(self.compute_s)}"
+        return f"({compute} + {read})" if self.readers == 0 else f"max({compute}, {read})"
+
+
+@dataclass(frozen=True)
+class Phases:
+    """The terms of the first epoch, of later ones, and of those after copying everything first."""
+
+    first: Terms
+    later: Terms
+    upfront: Terms
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is forecast besides workload and rates."""
+
+    fit: float = 1.0
+    order_known: bool = True
+    begin_s: float = 0.0
+    max_rate_bytes_per_s: float | None = None
+    nodes: int = 1
+    sharing: Sharing | None = None
+
+
+def queued_s(alone_s: float, shared_s: tuple[float, ...], readers: int) -> float:
+    """What a pass takes readers that do one thing each at a time, and queue for what they share: alone over readers
+    where that is little, the largest share where they are many, more than both between (mean value analysis)."""
+    if not alone_s and not any(shared_s):
+        return 0.0
+    own_s = max(0.0, alone_s - sum(shared_s))
+    queues, rate = [0.0] * len(shared_s), 0.0
+    for count in range(1, readers + 1):
+        held_s = [needed * (1 + queue) for needed, queue in zip(shared_s, queues, strict=True)]
+        rate = count / (own_s + sum(held_s))
+        queues = [rate * held for held in held_s]
+    return 1 / rate
+
+
+def phases(workload: Workload, rates: Rates, asked: Asked) -> Phases:
+    """Of known numbers."""
+    sharing = asked.sharing
+    if sharing is None or sharing.nodes < 2:
+        terms = _terms(workload, rates, asked, asked.fit, 0.0)
+        return Phases(terms, terms, terms)
+    if sharing.kind is Kind.PRIVATE:
+        terms = _terms(workload, rates, asked, sharing.kept, 0.0)
+        return Phases(terms, replace(terms, share=sharing.later(terms.epochs).local), terms)
+    first, later = sharing.hits(1), sharing.later(workload.epochs or 1)
+    placed = max(sharing.placed, 1e-12)
+    before = _terms(workload, rates, asked, sharing.placed, first.peers / placed)
+    after = _terms(workload, rates, asked, sharing.placed, later.peers / placed)
+    passed_on_s = max(0.0, sharing.kept - sharing.placed / sharing.nodes) * _over(
+        workload.size_bytes, rates.peer_bytes_per_s
+    )
+    upfront = replace(after, whole_copy_s=max(after.copy_s, passed_on_s / placed))
+    return Phases(before, after, upfront)
+
+
+def _terms(workload: Workload, rates: Rates, asked: Asked, share: float, peers: float) -> Terms:
+    """`peers`: of what is staged, the share that comes from other nodes."""
+    nodes = asked.nodes
+    files, size = max(1, workload.files) / nodes, workload.size_bytes / nodes
+    source_s = _pass_s(files, size, rates.source_files_per_s, rates.source_bytes_per_s) * nodes
+    copy_s = max(source_s, _pass_s(files, size, rates.copy_files_per_s, rates.copy_bytes_per_s) * nodes)
+    if asked.max_rate_bytes_per_s:
+        copy_s = max(copy_s, size * nodes / asked.max_rate_bytes_per_s)
+    alone_s = files * (rates.reader_file_s or 0.0) + _over(size, rates.reader_bytes_per_s)
+    from_peers_s = peers * _over(size, rates.peer_bytes_per_s)
+    local_s = files * (rates.local_file_s or 0.0) + _over(size, rates.local_bytes_per_s)
+    return Terms(
+        epochs=workload.epochs or 1,
+        startup_s=workload.startup_s,
+        begin_s=asked.begin_s,
+        compute_s=workload.epoch_compute_s or 0.0,
+        readers=workload.readers or 0,
+        source_alone_s=max(alone_s, source_s if nodes > 1 else 0.0),
+        source_s=source_s,
+        local_alone_s=local_s + from_peers_s + peers * files * (rates.peer_file_s or 0.0),
+        copy_s=copy_s,
+        whole_copy_s=copy_s * nodes,
+        share=min(1.0, max(0.0, share)),
+        order_known=asked.order_known,
+        files=max(1, workload.files),
+        peers_s=from_peers_s,
+    )
+
+
+def _pass_s(files: float, size: float, files_per_s: float | None, bytes_per_s: float | None) -> float:
+    return max(_over(files, files_per_s), _over(size, bytes_per_s))
+
+
+def _over(amount: float, rate: float | None) -> float:
+    return amount / rate if rate else 0.0

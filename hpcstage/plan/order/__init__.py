@@ -1,0 +1,1 @@
+"""In which order files are read: lists, samplers, traces. Pure."""

@@ -1,0 +1,165 @@
+"""The order: a sequence of ids from lists, from the manifest, from a trace, or from a file.
+
+Owns `order.bin` and the turning of paths into ids. A wrong order costs time, never correctness, so unknown paths are
+counted and left out.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import zlib
+from array import array
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcstage.errors import UsageError
+from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.plan.dataset.pathlist import PathList
+from hpcstage.plan.dataset.roots import printable
+from hpcstage.plan.types import ORDER_WORDS, Order
+
+AUTO, MANIFEST, GIVEN, TRACE, SAMPLER = ORDER_WORDS
+EXAMPLES = 3
+_FOLLOWING = (None, AUTO, SAMPLER)
+_MAGIC = b"hpcstage order 1"
+_HEAD = struct.Struct("<16s32sIIQ")
+"""magic, provenance, CRC of the ids, unused, ids."""
+
+
+def follows_samplers(setting: str | None) -> bool:
+    """Whether orders that samplers announce are followed: not where another order was asked for by name."""
+    return setting in _FOLLOWING
+
+
+class Listed(NamedTuple):
+    """An order, and what lists name besides."""
+
+    order: Order
+    unknown: int = 0
+    """Paths of the lists that are no file of the manifest and no directory of files."""
+    examples: tuple[bytes, ...] = ()
+    """The first of them."""
+
+
+def build(
+    manifest: Manifest, setting: str | None, *, lists: Sequence[PathList] = (), trace: Order | None = None
+) -> Order:
+    """The order with which a run starts.
+
+    `setting` is `manifest`, `given`, `trace`, `sampler` (nothing is known until one announces its order: by path),
+    the name of a list, which is among `lists` then, or `auto` (or None): the best that is there, which is a list, else
+    a trace, else by path.
+    """
+    return build_counting(manifest, setting, lists=lists, trace=trace).order
+
+
+def build_counting(
+    manifest: Manifest, setting: str | None, *, lists: Sequence[PathList] = (), trace: Order | None = None
+) -> Listed:
+    """Like `build`, and what of the lists is not in the manifest."""
+    listed = from_paths(manifest, (path for item in lists for path in item.paths), GIVEN)
+    if lists and setting not in (MANIFEST, TRACE, SAMPLER):
+        return listed
+    if trace is not None and setting in (None, AUTO, TRACE):
+        return listed._replace(order=trace)
+    return listed._replace(order=Order(MANIFEST, array("I", range(len(manifest)))))
+
+
+def from_ids(ids: Iterable[int], files: int, provenance: str) -> Order:
+    """An order of ids that may come several times (the first counts) or be none of the manifest's."""
+    seen = bytearray(files)
+    kept = array("I")
+    for file_id in ids:
+        if 0 <= file_id < files and not seen[file_id]:
+            seen[file_id] = 1
+            kept.append(file_id)
+    return Order(provenance, kept)
+
+
+def from_paths(manifest: Manifest, paths: Iterable[bytes], provenance: str) -> Listed:
+    """Ids of absolute paths, duplicates at their first place, a directory as its files."""
+    seen = bytearray(len(manifest))
+    ids = array("I")
+    unknown = 0
+    examples: list[bytes] = []
+    find = manifest.find_source
+    for path in paths:
+        found = find(path)
+        if found is not None:
+            if not seen[found]:
+                seen[found] = 1
+                ids.append(found)
+            continue
+        below = manifest.ids_below(path)
+        if not below:
+            unknown += 1
+            if len(examples) < EXAMPLES:
+                examples.append(path)
+        for file_id in below:
+            if not seen[file_id]:
+                seen[file_id] = 1
+                ids.append(file_id)
+    return Listed(Order(provenance, ids), unknown, tuple(examples))
+
+
+def missing_text(listed: Listed, lists: Sequence[PathList]) -> str:
+    """What is said of entries that name no file; empty if all do."""
+    if not listed.unknown:
+        return ""
+    entries = sum(len(item.paths) for item in lists)
+    more = ", ..." if listed.unknown > len(listed.examples) else ""
+    names = ", ".join(map(printable, listed.examples)) + more
+    return f"{listed.unknown:,} of {entries:,} entries of {' and '.join(x.name for x in lists)} name no file: {names}"
+
+
+MISSING_REMEDY = "correct the list, or go on: the others are staged"
+
+
+def complete(order: Order, files: int) -> array[int]:
+    """All ids: the order's, then those that it leaves out, in the manifest's order."""
+    if len(order.ids) == files:
+        return order.ids
+    seen = bytearray(files)
+    for file_id in order.ids:
+        seen[file_id] = 1
+    return order.ids + array("I", (i for i in range(files) if not seen[i]))
+
+
+def save(order: Order, path: Path) -> None:
+    """Writes an order atomically."""
+    content = _little(order.ids).tobytes()
+    head = _HEAD.pack(_MAGIC, order.provenance.encode()[:32], zlib.crc32(content), 0, len(order.ids))
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(head + content)
+    temporary.replace(path)
+
+
+def load(path: Path, files: int | None = None) -> Order:
+    """Reads what `save` wrote; `files` of the manifest bound the ids. Raises UsageError if it is not an order."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"cannot read the order {path}: {error.strerror}", "name a run directory of hpcstage"
+        ) from None
+    ids = array("I")
+    if len(data) >= _HEAD.size:
+        magic, provenance, crc, _, count = _HEAD.unpack_from(data)
+        content = data[_HEAD.size :]
+        if magic == _MAGIC and len(content) == 4 * count and zlib.crc32(content) == crc:
+            ids.frombytes(content)
+            ids = _little(ids)
+            if files is None or not ids or max(ids) < files:
+                return Order(provenance.rstrip(b"\0").decode("utf-8", "replace"), ids)
+    raise UsageError(f"{path} is damaged or not an order of hpcstage for this manifest", "start a new run")
+
+
+def _little(ids: array[int]) -> array[int]:
+    if sys.byteorder == "little":
+        return ids
+    swapped = array("I", ids)
+    swapped.byteswap()
+    return swapped

@@ -1,0 +1,171 @@
+"""The trace of a run: which files a command opened first, in which order, and which index of its dataset opened what.
+
+Owns the files `<directory>/<key>.trace`, their bounds, and whether one may be used. It does not own their form
+(`tracefile`), where the directory lies (callers pass `record.index.state_dir(env) / DIRECTORY`), nor what is learnt.
+A trace is a convenience: nothing fails where a home is read-only, and a file that is damaged, foreign or of other
+files is none, with a reason.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.plan.order.tracefile import Header, Table, Trace, Unusable, decode, encode, header_end, header_of
+
+__all__ = ["DIRECTORY", "PROVENANCE", "Header", "Table", "Trace", "Unusable", "digest", "find", "key", "load",
+           "newest", "path_of", "read_header", "save"]  # fmt: skip
+DIRECTORY = "traces"
+"""Below the user's state directory."""
+PROVENANCE = "trace"
+MOST_BYTES = 64 << 20
+MOST_FILES = 64
+MOST_TOTAL_BYTES = 512 << 20
+NONE_LEFT = "no earlier run of this command on these datasets left a trace"
+_SUFFIX = ".trace"
+_TEMPORARY = ".new-"
+_STALE_S = 3600.0
+_FIRST_BYTES, _MOST_HEADER_BYTES = 1 << 14, 8 << 20
+
+
+def digest(manifest: Manifest) -> str:
+    """Of all paths of a manifest, with their datasets: equal digests mean that ids mean the same files."""
+    return manifest.paths_digest()
+
+
+def key(roots: Sequence[str], command: Sequence[str]) -> str:
+    """The name of a trace's file: 16 hexadecimal digits for these datasets and this command."""
+    import hashlib
+
+    asked = json.dumps([sorted(roots), list(command)])
+    return hashlib.sha256(asked.encode()).hexdigest()[:16]
+
+
+def path_of(directory: Path, roots: Sequence[str], command: Sequence[str]) -> Path:
+    """Where the trace of this command on these datasets lies."""
+    return directory / (key(roots, command) + _SUFFIX)
+
+
+# ---- writing
+
+
+def save(directory: Path, trace: Trace) -> str | None:
+    """Writes a trace in place of the last one, then removes the oldest beyond the bounds. Why not, or None: written.
+
+    Several writers may meet: the last one's file stays, whole. Tables are left out where the file would grow too large.
+    """
+    try:
+        content = encode(trace)
+        if len(content) > MOST_BYTES:
+            content = encode(replace(trace, tables=()))
+        if len(content) > MOST_BYTES:
+            return f"{len(content) >> 20} MiB are more than the {MOST_BYTES >> 20} MiB that a trace may have"
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = path_of(directory, trace.header.roots, trace.header.command)
+        _write(path, content)
+    except OSError as error:
+        return f"{directory}: {error.strerror or error}"
+    with suppress(OSError):
+        _prune(directory, path)
+    return None
+
+
+def _write(path: Path, content: bytes) -> None:
+    import tempfile
+
+    # Homes are shared between nodes: a process id would not be unique.
+    fd, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _prune(directory: Path, newest: Path) -> None:
+    """The oldest go. Ages are taken against the file just written: the clock of the file system, not of this node."""
+    now = newest.stat().st_mtime
+    found = []
+    for entry in os.scandir(directory):
+        with suppress(OSError):
+            facts = entry.stat(follow_symlinks=False)
+            if entry.name.startswith(_TEMPORARY):
+                if now - facts.st_mtime > _STALE_S:
+                    os.unlink(entry.path)
+            elif entry.name.endswith(_SUFFIX) and entry.name != newest.name:
+                found.append((facts.st_mtime_ns, facts.st_size, entry.path))
+    left, total = 1, newest.stat().st_size
+    for _, size, path in sorted(found, reverse=True):
+        left, total = left + 1, total + size
+        if left > MOST_FILES or total > MOST_TOTAL_BYTES:
+            with suppress(OSError):
+                os.unlink(path)
+
+
+# ---- reading
+
+
+def find(directory: Path, roots: Sequence[str], command: Sequence[str], manifest: Manifest) -> tuple[Trace | None, str]:
+    """The trace of this command on these datasets; or None and why there is none that can be used."""
+    try:
+        return load(path_of(directory, roots, command), manifest), ""
+    except Unusable as why:
+        return None, str(why)
+
+
+def newest(directory: Path, roots: Sequence[str]) -> Path | None:
+    """The trace written last of any command on these datasets."""
+    wanted = sorted(roots)
+    for path in _by_age(directory):
+        with suppress(Unusable):
+            if sorted(read_header(path).roots) == wanted:
+                return path
+    return None
+
+
+def _by_age(directory: Path) -> list[Path]:
+    found = []
+    with suppress(OSError):
+        for entry in os.scandir(directory):
+            with suppress(OSError):
+                if entry.name.endswith(_SUFFIX):
+                    found.append((entry.stat().st_mtime_ns, Path(entry.path)))
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def read_header(path: Path) -> Header:
+    """What is known of a trace without reading its arrays; only its form is checked. Raises Unusable."""
+    data = _read(path, _FIRST_BYTES)
+    if header_end(data) > len(data):
+        data = _read(path, min(header_end(data), _MOST_HEADER_BYTES))
+    return header_of(data)
+
+
+def load(path: Path, manifest: Manifest | None = None) -> Trace:
+    """Reads what `save` wrote, for the files of a manifest. Raises Unusable, which says why."""
+    data = _read(path, MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise Unusable("the trace is too large")
+    trace = decode(data)
+    header = trace.header
+    if manifest is not None and (header.files != len(manifest) or header.digest != digest(manifest)):
+        raise Unusable(f"the dataset's files are not those of run {header.run_id}, which left the trace")
+    return trace
+
+
+def _read(path: Path, most: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(most)
+    except FileNotFoundError:
+        raise Unusable(NONE_LEFT) from None
+    except OSError as error:
+        raise Unusable(f"the trace cannot be read: {error.strerror}") from None

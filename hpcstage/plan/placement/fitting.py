@@ -1,0 +1,84 @@
+"""How much of the order fits into the budget. Pure.
+
+A copy takes whole blocks and one inode, a directory one inode (and a block); the queue counts likewise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.plan.types import Budget
+
+BLOCK_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What can be staged, taking the order from its beginning until the first file that has no room."""
+
+    files: int
+    size_bytes: int
+    """On the local disk, in whole blocks."""
+    inodes: int
+    fits: bool
+    first_left_out: int | None
+    """Its id."""
+    share: float
+    """Of the dataset's bytes that fit (of its files, where all are empty)."""
+    needed_bytes: int
+    """What all files would take."""
+    needed_inodes: int
+
+
+def on_disk(size_bytes: int) -> int:
+    """What a file of this size takes."""
+    return (size_bytes + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES
+
+
+def fit(manifest: Manifest, ids: Iterable[int], budget: Budget) -> Fit:
+    """Fills the budget in the order of `ids` (all files: see `order.complete`)."""
+    counter = _Counter(manifest)
+    files = content = 0
+    taken: tuple[int, int] = (0, 0)
+    left_out: int | None = None
+    for file_id in ids:
+        size = counter.add(file_id)
+        if left_out is None:
+            if counter.size_bytes > budget.size_bytes or counter.inodes > budget.inodes:
+                left_out = file_id
+                continue
+            files, content, taken = files + 1, content + size, (counter.size_bytes, counter.inodes)
+    total = manifest.total_bytes
+    share = content / total if total else files / max(1, len(manifest))
+    complete = left_out is None
+    return Fit(files, *taken, complete, left_out, 1.0 if complete else share, counter.size_bytes, counter.inodes)
+
+
+class _Counter:
+    """Adds up blocks and inodes, directories once."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._known: set[tuple[int, bytes]] = set()
+        self.size_bytes = 0
+        self.inodes = 0
+
+    def add(self, file_id: int) -> int:
+        size = self._manifest.size(file_id)
+        self.size_bytes += on_disk(size)
+        self.inodes += 1
+        path = self._manifest.path(file_id)
+        directory = path[: max(0, path.rfind(b"/"))]
+        self._add_directory(self._manifest.dataset_of(file_id), directory)
+        return size
+
+    def _add_directory(self, dataset: int, directory: bytes) -> None:
+        while (dataset, directory) not in self._known:
+            self._known.add((dataset, directory))
+            self.inodes += 1
+            self.size_bytes += BLOCK_BYTES
+            if not directory:
+                return
+            directory = directory[: max(0, directory.rfind(b"/"))]

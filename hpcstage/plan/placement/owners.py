@@ -1,0 +1,231 @@
+"""Who owns which id when the nodes' budgets are counted: what a deal puts on a node beyond its room goes elsewhere.
+
+Owns the budgets' arithmetic, in blocks and inodes, and the list of exceptions to a deal. The result is the same on
+every node, as it follows from sizes, budgets and the deal alone.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
+from itertools import accumulate
+from typing import Protocol
+
+from hpcstage.plan.placement import dealing
+from hpcstage.plan.placement.dealing import BLOCK_BYTES, Deal, blocks_of
+from hpcstage.plan.placement.dealing import blocks as blocks_in
+
+NOBODY = 0xFFFF
+"""The owner of an id that no node has room for."""
+
+
+class Owners(Protocol):
+    """Which node owns an id."""
+
+    def owner(self, file_id: int) -> int:
+        """The node, or NOBODY."""
+
+    def ids_of(self, node: int) -> array[int]:
+        """What a node owns, ascending."""
+
+    def totals(self, sizes: Sequence[int]) -> list[tuple[int, int]]:
+        """Per node: how many files it owns, and their bytes."""
+
+
+@dataclass
+class Rooms:
+    """What is left on each node."""
+
+    blocks: list[int]
+    inodes: list[int]
+
+    def has(self, node: int, blocks: int) -> bool:
+        """Whether one more file has room."""
+        return self.blocks[node] >= blocks and self.inodes[node] > 0
+
+    def take(self, node: int, blocks: int, inodes: int = 1) -> None:
+        """Uses some."""
+        self.blocks[node] -= blocks
+        self.inodes[node] -= inodes
+
+    def fill(self, ids: Sequence[int], sizes: Sequence[int]) -> tuple[array[int], array[int]]:
+        """Gives each id to the node with the most room: those that found one, in their order, and the nodes."""
+        heap = [(-blocks, node) for node, blocks in enumerate(self.blocks) if self.inodes[node] > 0]
+        heapify(heap)
+        smallest = blocks_in(min(map(sizes.__getitem__, ids), default=0))
+        given, nodes = array("I"), array("H")
+        for file_id in ids:
+            if not heap or -heap[0][0] < smallest:
+                break
+            needed = blocks_in(sizes[file_id])
+            if -heap[0][0] < needed:
+                continue
+            node = heap[0][1]
+            self.take(node, needed)
+            if self.inodes[node] > 0:
+                heapreplace(heap, (-self.blocks[node], node))
+            else:
+                heappop(heap)
+            given.append(file_id)
+            nodes.append(node)
+        return given, nodes
+
+
+class Dealt:
+    """A deal of the first ids, and exceptions: what went elsewhere. Six bytes and a bit for each of these."""
+
+    def __init__(self, deal: Deal, end: int, moved: array[int], to: array[int]) -> None:
+        """The deal holds below `end`. `moved`: ids, ascending, on either side; `to`: the node of each, or NOBODY."""
+        self._deal, self._end = deal, end
+        self._ids, self._to = moved, to
+        self._odd = bytearray(deal.files // 8 + 1 if moved else 0)
+        for file_id in self._ids:
+            self._odd[file_id >> 3] |= 1 << (file_id & 7)
+
+    def owner(self, file_id: int) -> int:
+        """The node, or NOBODY."""
+        if self._odd and self._is_odd(file_id):
+            return self._to[bisect_left(self._ids, file_id)]
+        return self._deal.owner(file_id) if file_id < self._end else NOBODY
+
+    def ids_of(self, node: int) -> array[int]:
+        """What a node owns, ascending."""
+        found = self._deal.ids_of(node)
+        found = found[: bisect_left(found, self._end)]
+        if not self._odd:
+            return found
+        kept = [file_id for file_id in found if not self._is_odd(file_id)]
+        kept += [file_id for file_id, to in zip(self._ids, self._to, strict=True) if to == node]
+        return array("I", sorted(kept))
+
+    def totals(self, sizes: Sequence[int]) -> list[tuple[int, int]]:
+        """Per node: how many files it owns, and their bytes."""
+        counts, total = self._deal.counts(self._end), self._deal.sums(sizes[: self._end])
+        for file_id, to in zip(self._ids, self._to, strict=True):
+            if file_id < self._end:
+                before = self._deal.owner(file_id)
+                counts[before] -= 1
+                total[before] -= sizes[file_id]
+            if to != NOBODY:
+                counts[to] += 1
+                total[to] += sizes[file_id]
+        return list(zip(counts, total, strict=True))
+
+    def _is_odd(self, file_id: int) -> int:
+        return self._odd[file_id >> 3] >> (file_id & 7) & 1
+
+
+class Table:
+    """An owner per id: two bytes each."""
+
+    def __init__(self, owners: array[int], nodes: int) -> None:
+        """Type code "H"."""
+        self._owners = owners
+        self._nodes = nodes
+
+    def owner(self, file_id: int) -> int:
+        """The node, or NOBODY."""
+        return self._owners[file_id]
+
+    def ids_of(self, node: int) -> array[int]:
+        """What a node owns, ascending."""
+        return array("I", [file_id for file_id, owner in enumerate(self._owners) if owner == node])
+
+    def totals(self, sizes: Sequence[int]) -> list[tuple[int, int]]:
+        """Per node: how many files it owns, and their bytes."""
+        counts, total = [0] * self._nodes, [0] * self._nodes
+        for owner, size in zip(self._owners, sizes, strict=True):
+            if owner != NOBODY:
+                counts[owner] += 1
+                total[owner] += size
+        return list(zip(counts, total, strict=True))
+
+
+def needed_bytes(sizes: Sequence[int]) -> int:
+    """What all files take on one disk."""
+    return sum(blocks_of(sizes)) * BLOCK_BYTES
+
+
+def rooms_of(budgets: Iterable[tuple[int, int]]) -> Rooms:
+    """Of (bytes, inodes) per node."""
+    pairs = list(budgets)
+    return Rooms([max(0, size) // BLOCK_BYTES for size, _ in pairs], [max(0, inodes) for _, inodes in pairs])
+
+
+def dealt_within(sizes: Sequence[int], rooms: Rooms, seed: int) -> Dealt:
+    """Deals all ids so that no node gets more than it has room for; `rooms` is left with what remains."""
+    needed = sum(blocks_of(sizes))
+    deal = _deal(len(sizes), needed, rooms, seed)
+    if needed <= sum(rooms.blocks) and len(sizes) <= sum(rooms.inodes):
+        return _all_dealt(deal, sizes, rooms)
+    return _first_dealt(deal, sizes, rooms)
+
+
+def _all_dealt(deal: Deal, sizes: Sequence[int], rooms: Rooms) -> Dealt:
+    """Where all together have room: what is too much for a node goes to others, the largest files first."""
+    blocks, counts = deal.sums(_Blocks(sizes)), deal.counts(len(sizes))
+    homeless: list[int] = []
+    for node in range(deal.nodes):
+        if blocks[node] <= rooms.blocks[node] and counts[node] <= rooms.inodes[node]:
+            rooms.take(node, blocks[node], counts[node])
+        else:
+            homeless += _surplus(deal.ids_of(node), sizes, rooms, node)
+    homeless.sort(key=lambda file_id: (-sizes[file_id], file_id))
+    found = dict.fromkeys(homeless, NOBODY)
+    found.update(zip(*rooms.fill(homeless, sizes), strict=True))
+    ids = array("I", sorted(homeless))
+    return Dealt(deal, len(sizes), ids, array("H", map(found.__getitem__, ids)))
+
+
+def _first_dealt(deal: Deal, sizes: Sequence[int], rooms: Rooms) -> Dealt:
+    """Where there is not room for all: the first ids are dealt while all nodes have room, and some of the rest fit."""
+    end = deal.common_end(_Blocks(sizes), rooms.inodes, rooms.blocks)
+    blocks, counts = deal.sums(_Blocks(sizes[:end])), deal.counts(end)
+    for node in range(deal.nodes):
+        rooms.take(node, blocks[node], counts[node])
+    return Dealt(deal, end, *rooms.fill(range(end, len(sizes)), sizes))
+
+
+def _deal(files: int, needed: int, rooms: Rooms, seed: int) -> Deal:
+    """Equal parts where they have room; else smaller nodes get what they have room for, the others more."""
+    typical = max(1, needed // max(1, files))
+    caps = [min(blocks, inodes * typical) for blocks, inodes in zip(rooms.blocks, rooms.inodes, strict=True)]
+    level = _level(caps, needed)
+    if min(caps) >= level:
+        return dealing.equal(files, len(caps), seed)
+    return dealing.weighted(files, [min(cap, level) for cap in caps], seed)
+
+
+def _level(caps: Sequence[int], needed: int) -> int:
+    """The part at which nodes with room for it, and the smaller ones filled, hold everything (at most the largest)."""
+    left = needed
+    for index, cap in enumerate(sorted(caps)):
+        part = -(-left // (len(caps) - index))
+        if cap >= part:
+            return part
+        left -= cap
+    return max(caps)
+
+
+def _surplus(ids: array[int], sizes: Sequence[int], rooms: Rooms, node: int) -> array[int]:
+    """Takes room for the first of a node's ids; those that have none."""
+    ends = list(accumulate(blocks_of(map(sizes.__getitem__, ids))))
+    kept = min(bisect_right(ends, rooms.blocks[node]), rooms.inodes[node])
+    rooms.take(node, ends[kept - 1] if kept else 0, kept)
+    return ids[kept:]
+
+
+class _Blocks(Sequence[int]):
+    """Sizes as blocks, part by part: no second column is kept."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = sizes
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __getitem__(self, part: slice) -> list[int]:  # type: ignore[override]
+        return list(blocks_of(self._sizes[part]))

@@ -1,0 +1,201 @@
+"""The plan as a whole, and its files in a run directory: plan.json, manifest.bin, order.bin.
+
+Owns their names and the form of plan.json. A preview and a past run give the same `Plan`, so both print alike.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcstage.errors import UsageError
+from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.plan.dataset.roots import printable
+from hpcstage.plan.dataset.scan import ScanResult
+from hpcstage.plan.forecast import nodes as nodesplan
+from hpcstage.plan.forecast.nodes import NodesPlan
+from hpcstage.plan.order import orders
+from hpcstage.plan.placement.fitting import Fit, fit
+from hpcstage.plan.types import Budget, Forecast, Kept, ModeForecast, Order, Rates, Workload
+
+if TYPE_CHECKING:
+    from hpcstage.plan.order.readings import Readings
+
+PLAN, MANIFEST, ORDER = "plan.json", "manifest.bin", "order.bin"
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class ScanSummary:
+    """What the scan took and left out."""
+
+    seconds: float
+    stats: int
+    listings: int
+    skipped: list[tuple[bytes, str]] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, result: ScanResult) -> ScanSummary:
+        """Without the manifest."""
+        return cls(result.seconds, result.stats, result.listings, result.skipped, result.skipped_counts)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Manifest, order, budget and forecast. None is unknown."""
+
+    manifest: Manifest
+    order: Order
+    scan: ScanSummary | None = None
+    unknown: int = 0
+    """Paths of the order's list that the manifest does not have."""
+    about: str = ""
+    """What there is to say of the order, for people."""
+    kept: Kept | None = None
+    """How well an earlier run of this command, or else on these datasets, kept to an announced order."""
+    readings: Readings | None = None
+    """Of a preview with a named sampler; not saved."""
+    local: str | None = None
+    """The local directory and why it was chosen."""
+    budget: Budget | None = None
+    fit: Fit | None = None
+    workload: Workload | None = None
+    rates: Rates | None = None
+    forecast: Forecast | None = None
+    mode: str | None = None
+    """What a run did; of a preview the forecast's choice."""
+    notes: tuple[str, ...] = ()
+    nodes: NodesPlan | None = None
+    """Of a job on several nodes."""
+
+
+def save(run_dir: Path, plan: Plan) -> None:
+    """Writes the three files, plan.json last and atomically. Raises OSError."""
+    plan.manifest.save(run_dir / MANIFEST)
+    orders.save(plan.order, run_dir / ORDER)
+    temporary = run_dir / f".{PLAN}.{os.getpid()}"
+    temporary.write_text(json.dumps(summary(plan), indent=1), encoding="utf-8")
+    temporary.replace(run_dir / PLAN)
+
+
+def load(run_dir: Path) -> Plan:
+    """Reads what `save` wrote. Raises UsageError where a file is missing or damaged."""
+    data = _read(run_dir / PLAN)
+    manifest = Manifest.open(run_dir / MANIFEST)
+    order = orders.load(run_dir / ORDER, len(manifest))
+    try:
+        plan = _plan(data, manifest, order)
+        if plan.fit is None and plan.budget is not None:
+            plan = replace(plan, fit=fit(manifest, orders.complete(order, len(manifest)), plan.budget))
+        return plan
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(f"{run_dir / PLAN} is damaged or of another version", "start a new run") from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"no plan in {path.parent}: {error.strerror}", "name the run directory of a run") from None
+    except ValueError as error:
+        raise UsageError(f"{path} is not JSON", "start a new run") from error
+    if not isinstance(data, dict) or data.get("schema_version") != SCHEMA_VERSION:
+        raise UsageError(f"{path} is of another version of hpcstage", "start a new run")
+    return data
+
+
+# ---- plan.json
+
+
+def summary(plan: Plan) -> dict[str, Any]:
+    """Plain data, without the arrays."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "datasets": [d.to_json() for d in plan.manifest.datasets],
+        "files": len(plan.manifest),
+        "size_bytes": plan.manifest.total_bytes,
+        "scan": _scan_out(plan.scan),
+        "order": _order_out(plan),
+        "local": plan.local,
+        "budget": plan.budget and asdict(plan.budget),
+        "fit": plan.fit and asdict(plan.fit),
+        "workload": plan.workload and asdict(plan.workload),
+        "rates": plan.rates and asdict(plan.rates),
+        "forecast": plan.forecast and asdict(plan.forecast),
+        "mode": plan.mode,
+        "notes": list(plan.notes),
+        "nodes": plan.nodes and nodesplan.to_json(plan.nodes),
+    }
+
+
+def _order_out(plan: Plan) -> dict[str, Any]:
+    numbers = {"provenance": plan.order.provenance, "ids": len(plan.order.ids), "unknown": plan.unknown}
+    return {**numbers, "about": plan.about, "kept": plan.kept and asdict(plan.kept)}
+
+
+def _scan_out(scan: ScanSummary | None) -> dict[str, Any] | None:
+    if scan is None:
+        return None
+    skipped = [{**path_json(path), "why": why} for path, why in scan.skipped]
+    numbers = {"seconds": scan.seconds, "stats": scan.stats, "listings": scan.listings}
+    return {**numbers, "skipped": skipped, "counts": scan.counts}
+
+
+def _plan(data: dict[str, Any], manifest: Manifest, order: Order) -> Plan:
+    scan = data["scan"]
+    return Plan(
+        manifest=manifest,
+        order=order,
+        scan=scan and ScanSummary(scan["seconds"], scan["stats"], scan["listings"], _skipped_in(scan), scan["counts"]),
+        unknown=data["order"]["unknown"],
+        about=data["order"].get("about", ""),
+        kept=_kept_in(data["order"].get("kept")),
+        local=data["local"],
+        budget=data["budget"] and Budget(**data["budget"]),
+        fit=data["fit"] and Fit(**data["fit"]),
+        workload=data["workload"] and Workload(**data["workload"]),
+        rates=data["rates"] and Rates(**data["rates"]),
+        forecast=data["forecast"] and forecast_from_json(data["forecast"]),
+        mode=data["mode"],
+        notes=tuple(data["notes"]),
+        nodes=nodesplan.from_json(data["nodes"]) if data.get("nodes") else None,
+    )
+
+
+def _kept_in(data: dict[str, Any] | None) -> Kept | None:
+    return Kept(data["provenance"], data["share"], data["run_id"]) if data else None
+
+
+def _skipped_in(scan: dict[str, Any]) -> list[tuple[bytes, str]]:
+    return [(path_from_json(item), item["why"]) for item in scan["skipped"]]
+
+
+def forecast_from_json(data: dict[str, Any]) -> Forecast:
+    """Reads `dataclasses.asdict` of a forecast."""
+    modes = {name: ModeForecast(**mode) for name, mode in data["modes"].items()}
+    return Forecast(modes, data["choice"], data["why"], tuple(data["assumptions"]))
+
+
+# ---- paths
+
+
+def path_json(path: bytes) -> dict[str, str]:
+    """`path`, and `path_b64` where the path is not UTF-8."""
+    import base64
+
+    try:
+        return {"path": path.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {"path": printable(path), "path_b64": base64.b64encode(path).decode("ascii")}
+
+
+def path_from_json(data: dict[str, Any]) -> bytes:
+    """The bytes again."""
+    import base64
+
+    exact = data.get("path_b64")
+    return base64.b64decode(exact) if exact else str(data["path"]).encode("utf-8")

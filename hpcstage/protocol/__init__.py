@@ -1,0 +1,1 @@
+"""All that two programs of hpcstage tell each other. No behaviour."""

@@ -1,0 +1,94 @@
+"""What the wrapper tells the daemon: one JSON file in the node directory. Paths may be any bytes (surrogateescape)."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcstage.plan.types import Dataset
+
+
+@dataclass(frozen=True)
+class DaemonSpec:
+    """Everything a daemon needs to know. Files it works with have fixed names below `node_dir`."""
+
+    run_id: str
+    host: str
+    node_dir: str
+    run_dir: str
+    mode: str
+    """runtime, upfront, direct or auto (then the daemon decides and says so in its part of the record)."""
+    datasets: list[Dataset]
+    arguments: list[str]
+    """All `--data` arguments: `plan.datasets.resolve(arguments, cwd)` gives the lists and globs again."""
+    cwd: str
+    order: str
+    """`auto`, `manifest`, `given` (the lists among the `--data` arguments, in their order), `trace`, `sampler`, or the
+    path of a list of paths: see `plan.order.orders`."""
+    learn: bool = True
+    """Watch what the program opens; shims announce nothing either where it is off."""
+    budget_bytes: int | None = None
+    """None: 80 % of what is free."""
+    budget_inodes: int | None = None
+    budget_part: float = 1.0
+    """Of what is free, where the node and its disk are shared with other jobs; for a budget that is None."""
+    budget_part_why: str = ""
+    copiers: int = 1
+    transfers: int = 32
+    """In flight per copier."""
+    max_rate_bytes_per_s: float | None = None
+    want_cap_s: float = 20.0
+    """The shim's bound; the daemon answers earlier."""
+    patience_s: float = 5.0
+    """A want that would take longer than this is answered DIRECT at once."""
+    nice: int = 5
+    lock_fd: int | None = None
+    listen_fd: int | None = None
+    """A bound, listening SOCK_SEQPACKET socket that the daemon inherits."""
+    leftovers: list[str] = field(default_factory=list)
+    """Node directories of dead jobs, renamed aside by the wrapper, to be deleted in the background."""
+    epochs: int | None = None
+    epoch_compute_s: float | None = None
+    readers: int | None = None
+    startup_s: float | None = None
+    workload_sources: dict[str, str] = field(default_factory=dict)
+    drain_s: float = 8.0
+    command: list[str] = field(default_factory=list)
+    """With the datasets' roots it names the trace."""
+    state_dir: str = ""
+    """The user's, where traces are kept; empty: none is read or written."""
+    node_index: int = 0
+    node_count: int = 1
+    """Of the job; with one node there is no group."""
+    placement: str = "auto"
+    """As asked: private, replicate, partition or auto."""
+    group_wait_s: float = 10.0
+    """So long a node waits for the others before it stages alone."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**asdict(self), "datasets": [dataset.to_json() for dataset in self.datasets]}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> DaemonSpec:
+        """Reads what `to_json` gave."""
+        return cls(**{**data, "datasets": [Dataset.from_json(dataset) for dataset in data["datasets"]]})
+
+    @property
+    def own_rate_bytes_per_s(self) -> float | None:
+        """This node's part of the job's cap: the sum over all nodes never exceeds it, whoever is there."""
+        return None if self.max_rate_bytes_per_s is None else self.max_rate_bytes_per_s / self.node_count
+
+    def save(self, path: Path) -> None:
+        """Writes the spec; readable by its owner only."""
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
+            json.dump(self.to_json(), file)
+
+    @classmethod
+    def load(cls, path: Path) -> DaemonSpec:
+        """Reads what `save` wrote."""
+        return cls.from_json(json.loads(path.read_text(encoding="utf-8", errors="surrogateescape")))

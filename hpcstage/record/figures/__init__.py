@@ -1,0 +1,1 @@
+"""What follows from the parts: totals, times, contention, savings. Pure."""

@@ -1,0 +1,291 @@
+"""Finds the periods in which a noisy series of speeds lies well below its own best level. Pure.
+
+The best level is found first (median of the intervals near the upper end of the smoothed series). Then each interval
+scores for or against "fallen" by its logarithm, and the runs with the best total are taken, less a price for each
+change (a two-state Viterbi path): change points are exact up to the noise of single intervals.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from hpcstage.record.figures.speeds import Point
+
+FALLEN = 0.75
+"""A period's mean is below this share of the best level."""
+LEAST_S = 1.0
+"""Shorter ones are not looked for."""
+BORDER = 0.86
+"""Intervals below this share of the best level speak for a period: half way to `FALLEN` in logarithms."""
+NEARLY = 0.9
+"""Sampling intervals are not exactly as long as asked for."""
+SIGMAS = 6.0
+"""How far outside the noise of its mean a period's drop must be."""
+FLOOR = 0.02
+"""A stalled source counts as this share of the best level in logarithms."""
+BEST_S = 3.0
+BEST_SHARE = 0.1
+"""The best level was held for at least BEST_S, and for this share of the time."""
+NOISY = 0.2
+UPPER = 0.5
+"""Noise is that of the intervals above this share of the upper level: below it single files make all the difference."""
+LEAST_STEPS = 4
+CLEAR = 0.8
+"""Where no mean falls below this share of the best level, no period was missed (its ends share intervals)."""
+PEAK_S = 0.5
+SMOOTH = 2
+ROUNDS = 3
+SWITCH = 1.5
+"""Price of a change of level, in intervals of clear evidence."""
+SWITCH_SHARP = 1.0
+CLEAREST = 2.0
+REACH = 3
+"""How many intervals the ends of a period may move outwards."""
+GAP_S = 5.0
+"""A period does not reach over a longer time without anything to see."""
+EDGE = 5
+"""Of periods with at least so many intervals the first and the last, partly outside, do not count for the loss."""
+
+
+@dataclass(frozen=True)
+class Period:
+    """One period of contention."""
+
+    start_s: float
+    end_s: float
+    loss: float
+    """1 - mean speed / best speed."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The levels and the periods."""
+
+    best: float
+    typical: float
+    periods: list[Period]
+    unclear: bool = False
+    """No period was found, and none can be excluded: somewhere the mean over `LEAST_S` is as low as in one, or what
+    stands as the best level may itself be one."""
+
+
+def find(points: Sequence[Point]) -> Found | None:
+    """Levels and periods; None if the source was not seen long enough at its best."""
+    seen, points = points, _calm(points)
+    strong = [p for p in points if not p.weak]
+    if sum(p.length_s for p in strong) < BEST_S:
+        return None
+    best = _first_best(strong)
+    if best <= 0:
+        return None
+    periods: list[Period] = []
+    for _ in range(ROUNDS):
+        periods = _periods(points, best)
+        best = _best_outside(strong, periods, best)
+    factor = _plain(strong, periods)
+    unclear = not periods and (_dips(seen, best) or _peaks(seen, best))
+    return Found(best * factor, median(p.bytes_per_s for p in strong), periods, unclear)
+
+
+def _dips(points: Sequence[Point], best: float) -> bool:
+    """Whether the mean over any `LEAST_S` is below what a period's would be."""
+    return any(mean < CLEAR * best for mean in _means(points, LEAST_S))
+
+
+def _peaks(points: Sequence[Point], best: float) -> bool:
+    """Whether anything is so far above the best level that the level may itself be a period's."""
+    return any(CLEAR * mean > best for mean in _means(points, PEAK_S))
+
+
+def _means(points: Sequence[Point], least_s: float) -> Iterator[float]:
+    """The mean speeds of all runs of neighbours that are just so long."""
+    for run in _without_gaps(points):
+        length_s = work = 0.0
+        first = 0
+        for point in run:
+            length_s += point.length_s
+            work += point.speed * point.length_s
+            while length_s - run[first].length_s >= least_s * NEARLY:
+                length_s -= run[first].length_s
+                work -= run[first].speed * run[first].length_s
+                first += 1
+            if length_s >= least_s * NEARLY:
+                yield work / length_s
+
+
+def _plain(points: Sequence[Point], periods: Sequence[Period]) -> float:
+    """From compared speeds back to bytes per second as seen, in the intervals of the best level."""
+    outside = [p for p in points if not _inside(p, periods) and p.speed > 0] or list(points)
+    return median(p.bytes_per_s / p.speed for p in outside if p.speed > 0)
+
+
+def _calm(points: Sequence[Point]) -> list[Point]:
+    """Neighbours merged until the noise between them is small enough to tell levels apart."""
+    current = list(points)
+    while len(current) >= 16 and _noise(current) > NOISY:
+        current = _halved(current)
+    return current
+
+
+def _halved(points: Sequence[Point]) -> list[Point]:
+    merged = [_both(a, b) for a, b in zip(points[::2], points[1::2], strict=False)]
+    return merged + list(points[len(merged) * 2 :])
+
+
+def _both(one: Point, other: Point) -> Point:
+    length_s = one.length_s + other.length_s
+
+    def mean(of: Callable[[Point], float]) -> float:
+        return (of(one) * one.length_s + of(other) * other.length_s) / length_s
+
+    return Point(
+        one.start_s,
+        other.end_s - one.start_s,
+        mean(lambda p: p.bytes_per_s),
+        mean(lambda p: p.speed),
+        one.files + other.files,
+        weak=one.weak or other.weak,
+    )
+
+
+def _noise(points: Sequence[Point]) -> float:
+    """Standard deviation of one interval's logarithm, from neighbours' differences: steps do not count."""
+    ordered = sorted(p.speed for p in points)
+    top = ordered[int(0.9 * (len(ordered) - 1))] if ordered else 0.0
+    if top <= 0 or len(points) < 3:
+        return 0.0
+    logs = [math.log(max(p.speed / top, FLOOR)) for p in points]
+    steps = [abs(b - a) for a, b in pairwise(logs) if min(a, b) > math.log(UPPER)]
+    if len(steps) < LEAST_STEPS:
+        steps = [abs(b - a) for a, b in pairwise(logs)]
+    return 1.4826 * median(steps) / math.sqrt(2)
+
+
+def _first_best(points: Sequence[Point]) -> float:
+    """A high percentile of the smoothed series, so high that the level was held long enough."""
+    smooth = _smoothed(points)
+    total_s = sum(p.length_s for p in points)
+    wanted_s = min(max(BEST_S, BEST_SHARE * total_s), total_s / 2)
+    held_s = 0.0
+    for speed, length_s in sorted(smooth, reverse=True):
+        held_s += length_s
+        if held_s >= wanted_s:
+            return speed
+    return 0.0
+
+
+def _smoothed(points: Sequence[Point]) -> list[tuple[float, float]]:
+    """Median over neighbours, with the interval's length."""
+    speeds = [p.speed for p in points]
+    return [(median(speeds[max(0, i - SMOOTH) : i + SMOOTH + 1]), point.length_s) for i, point in enumerate(points)]
+
+
+def _best_outside(points: Sequence[Point], periods: Sequence[Period], best: float) -> float:
+    """The middle of the intervals near the best level."""
+    near = [
+        p.speed for p, (smooth, _) in zip(points, _smoothed(points), strict=True)
+        if not _inside(p, periods) and smooth > BORDER * best
+    ]  # fmt: skip
+    return max(median(near), BORDER * best) if len(near) >= 2 else best
+
+
+def _inside(point: Point, periods: Sequence[Period]) -> bool:
+    middle_s = point.start_s + point.length_s / 2
+    return any(period.start_s <= middle_s <= period.end_s for period in periods)
+
+
+def _periods(points: Sequence[Point], best: float) -> list[Period]:
+    noise = _noise(points)
+    return [
+        _period(found, best)
+        for run in _without_gaps(points)
+        for found in _sharpened(run, two_levels([_score(p, best) for p in run]), best)
+        if _counts(found, noise, best)
+    ]
+
+
+def _sharpened(run: Sequence[Point], rough: Sequence[tuple[int, int]], best: float) -> list[Sequence[Point]]:
+    """Each rough period once more, with its own level in place of a general border: ends move, a gap splits it."""
+    found: list[Sequence[Point]] = []
+    ends = [0, *(end for _, end in rough)]
+    starts = [*(start for start, _ in rough), len(run)]
+    for index, (start, end) in enumerate(rough):
+        first, last = max(ends[index], start - REACH), min(starts[index + 1], end + REACH)
+        level = median(_log(p, best) for p in _inner(run[start:end]))
+        if level >= 0:
+            continue
+        near = run[first:last]
+        scores = [min(max(2 * _log(p, best) / level - 1, -1.0), 1.0) for p in near]
+        found += [near[a:b] for a, b in two_levels(scores, SWITCH_SHARP)]
+    return found
+
+
+def _without_gaps(points: Sequence[Point]) -> list[list[Point]]:
+    runs: list[list[Point]] = []
+    for point in points:
+        if runs and point.start_s - runs[-1][-1].end_s <= GAP_S:
+            runs[-1].append(point)
+        else:
+            runs.append([point])
+    return runs
+
+
+def _log(point: Point, best: float) -> float:
+    return math.log(max(point.speed / best, FLOOR))
+
+
+def _score(point: Point, best: float) -> float:
+    """-1 at the best level, 1 where twice as far down as the border; one interval never outweighs several."""
+    score = _log(point, best) / math.log(BORDER) - 1
+    return min(max(score, -1.0), CLEAREST)
+
+
+def _counts(points: Sequence[Point], noise: float, best: float) -> bool:
+    if points[-1].end_s - points[0].start_s < LEAST_S * NEARLY:
+        return False
+    if _mean_speed(_inner(points)) >= FALLEN * best:
+        return False
+    drop = -sum(_log(p, best) for p in points) / len(points)
+    return drop * math.sqrt(len(points)) >= SIGMAS * noise
+
+
+def _inner(points: Sequence[Point]) -> Sequence[Point]:
+    return points[1:-1] if len(points) >= EDGE else points
+
+
+def _mean_speed(points: Sequence[Point]) -> float:
+    return sum(p.speed * p.length_s for p in points) / sum(p.length_s for p in points)
+
+
+def _period(points: Sequence[Point], best: float) -> Period:
+    return Period(points[0].start_s, points[-1].end_s, min(1.0, max(0.0, 1 - _mean_speed(_inner(points)) / best)))
+
+
+def two_levels(scores: Sequence[float], switch: float = SWITCH) -> list[tuple[int, int]]:
+    """The runs (first, last + 1) with the largest sum of scores, less `switch` for each of their ends."""
+    out, inside = 0.0, -switch
+    came: list[tuple[bool, bool]] = []
+    for score in scores:
+        leave, enter = inside - switch > out, out - switch > inside
+        came.append((leave, enter))
+        out, inside = max(out, inside - switch), max(inside, out - switch) + score
+    return _backwards(came, inside - switch > out)
+
+
+def _backwards(came: Sequence[tuple[bool, bool]], inside: bool) -> list[tuple[int, int]]:
+    runs: list[tuple[int, int]] = []
+    end = len(came)
+    for index in range(len(came) - 1, -1, -1):
+        leave, enter = came[index]
+        if inside and enter:
+            runs.append((index, end))
+            inside = False
+        elif not inside and leave:
+            end, inside = index, True
+    if inside:
+        runs.append((0, end))
+    return runs[::-1]

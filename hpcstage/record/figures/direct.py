@@ -1,0 +1,244 @@
+"""How long the same command would have taken without staging. Pure.
+
+The estimate goes on from the wall time of this run: what the program waited is taken away, and what it would have
+waited at the source is put in its place, file by file in its own order (`readers`), at what a file takes there with as
+many readers as the program has (`sourceload`). What is not known is carried along as a range; an estimate whose range
+is wide is none.
+
+* A process that reads by itself, one file after the other: its files, each with what the process did in between.
+* Several threads of a process: between reading that hides all of the rest, and reading that hides none of it.
+* A loader with workers: played through, batch by batch: workers in turn, two batches of each ahead of the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpcstage.record.figures.readers import Loader, Program, Readers
+from hpcstage.record.figures.sourceload import Load, Range
+
+WIDE = 0.12
+"""A range that reaches further than this share to both sides of its middle says nothing."""
+STRANGE = 0.1
+"""So large a share of the opens by processes that are not understood is too much."""
+WHOLE = 0.75
+"""A file counts as read whole if the program read at least this share of a file's size, and at most by this more."""
+AHEAD = 2
+"""Batches of each worker that PyTorch's loader asks for before they are needed."""
+PLAYED = 400
+"""Batches of an epoch that are played through; the rest go on at the pace of the last."""
+FORMULA = "what the program's files take at the source, with as many readers, in place of its waits"
+
+
+class CannotTell(Exception):
+    """Why."""
+
+
+@dataclass(frozen=True)
+class Direct:
+    """The estimate, and from what."""
+
+    seconds: Range
+    inputs: dict[str, Any] = field(default_factory=dict)
+
+
+def direct_of(
+    wall_s: float,
+    programs: Sequence[Program],
+    load: Load,
+    files: int | None,
+    size_bytes: int | None,
+    copied_bytes: int | None = None,
+) -> Direct:
+    """`files`, `size_bytes`: of the datasets; `copied_bytes`: by hpcstage. Raises CannotTell."""
+    if not any(program.swapped for program in programs):
+        return _unserved(wall_s, programs, copied_bytes)
+    _check(programs, load, files, size_bytes)
+    readers = sum(_at_once(program) for program in programs)
+    changes = [_change(program, readers, load, files) for program in programs if _opens(program)]
+    low, high = max(change.low for change in changes), max(change.high for change in changes)
+    found = Range(max(0.0, wall_s + low), wall_s + high)
+    if not load.is_steady():
+        raise CannotTell("the source's speed goes up and down, and was seen for too short a time to know its mean")
+    if load.is_brief(readers):
+        raise CannotTell(
+            f"the source was seen for {load.copying_s:.1f} s only, too short a time to know its mean speed"
+        )
+    if (found.high - found.low) / 2 > WIDE * found.middle:
+        raise CannotTell(_why_wide(programs, load, files, found))
+    alone = load.alone
+    inputs = {
+        "wall_s": wall_s,
+        "opens": sum(_opens(program) for program in programs),
+        "readers": readers,
+        "alone_file_s": None if alone is None else alone.middle,
+        "source_files_per_s": _rate(load),
+        "client_keeps_files": load.keeps,
+        "low_s": found.low,
+        "high_s": found.high,
+    }
+    return Direct(found, inputs)
+
+
+def _unserved(wall_s: float, programs: Sequence[Program], copied_bytes: int | None) -> Direct:
+    """All was read at the source here, too: copying can only have taken its share of what the source passed."""
+    if not any(_opens(program) for program in programs):
+        raise CannotTell("no open of a process whose reads are understood was seen")
+    copied = copied_bytes or 0
+    low_s = wall_s
+    if copied:
+        alone = [program.readers for program in programs if program.readers is not None]
+        read = sum(program.size_bytes or 0 for program in programs)
+        waited = [None if group.waited_s is None else group.waited_s / group.at_once for group in alone]
+        if None in waited or not read or len(alone) < len(programs):
+            raise CannotTell("nothing was served from copies, and how much copying slowed its reads is not known")
+        low_s = wall_s - max(value or 0.0 for value in waited) * copied / (copied + read)
+    found = Range(low_s, wall_s)
+    if (found.high - found.low) / 2 > WIDE * found.middle:
+        raise CannotTell("nothing was served from copies, and how much copying slowed its reads is not known")
+    return Direct(found, {"wall_s": wall_s, "copied_bytes": copied, "low_s": low_s, "high_s": wall_s})
+
+
+def _rate(load: Load) -> float | None:
+    seconds = sum(s for s, _ in load.rates)
+    return sum(s * rate for s, rate in load.rates) / seconds if seconds else None
+
+
+def _opens(program: Program) -> int:
+    return sum(loader.opens for loader in program.loaders) + (program.readers.opens if program.readers else 0)
+
+
+def _at_once(program: Program) -> float:
+    alone = program.readers
+    own = alone.at_once * alone.threads if alone else 0.0
+    return own + sum(loader.workers for loader in program.loaders)
+
+
+def _check(programs: Sequence[Program], load: Load, files: int | None, size_bytes: int | None) -> None:
+    opens = sum(_opens(program) for program in programs)
+    if not opens:
+        raise CannotTell("no open of a process whose reads are understood was seen")
+    if sum(program.strangers for program in programs) > STRANGE * opens:
+        raise CannotTell("processes beside the training read much of the data")
+    if load.alone is None:
+        raise CannotTell("what a file takes for one reader alone was not measured")
+    if not load.rates:
+        raise CannotTell("how much the whole source passes was not seen")
+    read = [program.size_bytes for program in programs]
+    if None in read:
+        raise CannotTell("how much of its files the program reads is not known (memory maps, or no measured reads)")
+    if files and size_bytes:
+        share = sum(value or 0 for value in read) / opens / (size_bytes / files)
+        if not WHOLE <= share <= 1 / WHOLE:
+            raise CannotTell("the program does not read its files once and whole")
+
+
+def _why_wide(programs: Sequence[Program], load: Load, files: int | None, found: Range) -> str:
+    span = f"between {found.low:.3g} and {found.high:.3g} s"
+    if any(program.readers and program.readers.threads > 1 for program in programs):
+        return f"whether its threads read while it computes is not known: {span}"
+    if load.keeps is None and files and sum(_opens(program) for program in programs) > files:
+        return f"whether files that are read again come from the node's memory is not known: {span}"
+    return f"the source changed too much, or too little was seen of it: {span}"
+
+
+def _change(program: Program, readers: float, load: Load, files: int | None) -> Range:
+    """By how much longer the command would have run on this node."""
+    changes = [_less(_of_loader(loader, readers, load, files), loader.queued_s) for loader in program.loaders]
+    if program.readers is not None:
+        changes.append(_less(_of_readers(program.readers, readers, load, files), program.readers.queued_s))
+    return Range(max(change.low for change in changes), max(change.high for change in changes))
+
+
+def _less(change: Range, queued_s: float) -> Range:
+    """Without the copiers beside it, the program may not have waited for a processor."""
+    return Range(change.low - queued_s, change.high)
+
+
+def _cycle(load: Load, readers: float, think_s: float) -> Range:
+    found = load.cycle(readers, think_s)
+    if found is None:
+        raise CannotTell("what a file takes at the source was not measured")
+    return found
+
+
+def _again(load: Load, first: Range, think_s: float, local_s: float) -> Range:
+    """A cycle with a file that was read before: from memory, if the client keeps it."""
+    if load.keeps is False or load.open is None:
+        return first
+    kept = think_s + load.open.low + local_s
+    return Range(kept, kept if load.keeps else first.high)
+
+
+def _reread(opens: int, files: int | None) -> int:
+    return max(0, opens - files) if files else 0
+
+
+def _of_readers(group: Readers, readers: float, load: Load, files: int | None) -> Range:
+    if group.waited_s is None:
+        raise CannotTell("what its threads waited for was not measured")
+    think_s = max(0.0, group.phase_s - group.waited_s)
+    if group.threads > 1:
+        return _of_threads(group, readers, load, files, think_s)
+    each = _cycle(load, readers, think_s / group.opens)
+    return _total(group, each, load, files, think_s / group.opens, group.at_once)
+
+
+def _total(group: Readers, each: Range, load: Load, files: int | None, think_s: float, at_once: float) -> Range:
+    again = _again(load, each, think_s, 0.0)
+    more = _reread(group.opens, files)
+    now_s = group.phase_s / group.at_once
+    low = ((group.opens - more) * each.low + more * again.low) / at_once - now_s
+    high = ((group.opens - more) * each.high + more * again.high) / at_once - now_s
+    return Range(low, high)
+
+
+def _of_threads(group: Readers, readers: float, load: Load, files: int | None, think_s: float) -> Range:
+    """Between reading that hides computing, and reading and computing in turn."""
+    at_once = group.at_once * group.threads
+    reading = _total(group, _cycle(load, readers, 0.0), load, files, 0.0, at_once)
+    now_s, compute_s = group.phase_s / group.at_once, think_s / group.at_once
+    return Range(max(reading.low, compute_s - now_s), reading.high + compute_s)
+
+
+# ---- a loader with workers ----
+
+
+def _of_loader(loader: Loader, readers: float, load: Load, files: int | None) -> Range:
+    compute_s = max(0.0, loader.span_s - loader.wait_s) / loader.steps
+    per_batch = loader.opens / loader.steps
+    think_s = loader.cpu_s / loader.opens if loader.opens else 0.0
+    batches = max(1, round(loader.steps / loader.epochs))
+    local_s = per_batch * (think_s + loader.local_file_s)
+    played_s = loader.epochs * _epoch_wait_s(batches, loader.workers, local_s, compute_s)
+    rest_s = max(0.0, (loader.local_wait_s or 0.0) - played_s)
+    each = _cycle(load, readers, think_s)
+    again = _again(load, each, think_s, loader.local_file_s)
+    share = _reread(loader.opens, files) / loader.opens if loader.opens else 0.0
+    later = share * loader.epochs
+
+    def wait_s(first_s: float, again_s: float) -> float:
+        first = _epoch_wait_s(batches, loader.workers, per_batch * first_s, compute_s)
+        second = _epoch_wait_s(batches, loader.workers, per_batch * again_s, compute_s)
+        return (loader.epochs - later) * first + later * second + rest_s - loader.wait_s
+
+    return Range(wait_s(each.low, again.low), wait_s(each.high, again.high))
+
+
+def _epoch_wait_s(batches: int, workers: int, batch_s: float, compute_s: float) -> float:
+    """What a program waits for its batches in an epoch, if a worker takes so long for each."""
+    played = min(batches, max(PLAYED, 4 * AHEAD * workers))
+    free_s = [0.0] * workers
+    got_s: list[float] = []
+    now_s = waited_s = 0.0
+    for number in range(played):
+        worker = number % workers
+        asked_s = got_s[number - AHEAD * workers] if number >= AHEAD * workers else 0.0
+        free_s[worker] = max(free_s[worker], asked_s) + batch_s
+        waited_s += max(0.0, free_s[worker] - now_s)
+        now_s = max(now_s, free_s[worker])
+        got_s.append(now_s)
+        now_s += compute_s
+    return waited_s + (batches - played) * max(0.0, batch_s / workers - compute_s)

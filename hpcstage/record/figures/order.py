@@ -1,0 +1,60 @@
+"""The access order of a run: where it came from, how well it was kept, how far ahead the copies were. Pure.
+
+Owns the section `order` of the record, drawn from what each node's daemon saw of its own loaders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hpcstage.record.figures.digest import Digest
+
+SUMMED = (
+    "announcements",
+    "announced_files",
+    "announced_opens",
+    "unknown_samples",
+    "opened_files",
+    "lost_bytes",
+)
+SHARES = ("kept_share", "near_share")
+"""Of announced_opens."""
+OF_FIRST = ("provenance", "planned", "ids", "followed", "trace_used", "trace_unused_why", "trace_written", "trace_why")
+"""The same on all nodes, but for what only one of them can say of the trace."""
+
+
+def order_of(nodes: Sequence[Digest]) -> dict[str, Any]:
+    """The section. Unknown is null: the shares and `lead` where nothing was announced, or seen to be opened."""
+    parts = [node.part.order for node in nodes]
+    found: dict[str, Any] = {name: _first(parts, name) for name in OF_FIRST}
+    found |= {name: _sum(parts, name) for name in SUMMED}
+    found |= {name: _share(parts, name) for name in SHARES}
+    found["lead"] = _lead(nodes)
+    found["tables"] = [table for part in parts[:1] for table in part.get("tables") or []]
+    return found
+
+
+def _first(parts: Sequence[dict[str, Any]], name: str) -> object:
+    return next((part[name] for part in parts if part.get(name) is not None), None)
+
+
+def _sum(parts: Sequence[dict[str, Any]], name: str) -> int | None:
+    known = [part[name] for part in parts if part.get(name) is not None]
+    return sum(known) if known else None
+
+
+def _share(parts: Sequence[dict[str, Any]], name: str) -> float | None:
+    known = [(part[name], part["announced_opens"]) for part in parts if part.get(name) is not None]
+    opens = sum(count for _, count in known)
+    return sum(share * count for share, count in known) / opens if opens else None
+
+
+def _lead(nodes: Sequence[Digest]) -> dict[str, Any] | None:
+    """That of the node which was least ahead, as a job waits for its slowest node."""
+    known = [(node, node.part.order["lead"]) for node in nodes if node.part.order.get("lead")]
+    if not known:
+        return None
+    node, lead = min(known, key=lambda pair: (pair[1]["median_files"], pair[1]["least_files"]))
+    samples = [[round(at_s + node.shift_s, 3), files, seconds] for at_s, files, seconds in lead["samples"]]
+    return {**lead, "samples": samples, "host": node.name}

@@ -1,0 +1,138 @@
+"""Who read, how many at a time, and what they did besides: where the estimate of a run without staging begins. Pure.
+
+Two kinds. Readers: processes that read by themselves, and training processes whose loader has no workers. Loaders:
+training processes whose workers read ahead of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpcstage.record.figures import tally
+from hpcstage.record.figures.waits import family_of, waited_ns
+from hpcstage.record.parts.part import NodePart, ProcessPart
+
+NS = 1e9
+
+
+@dataclass(frozen=True)
+class Readers:
+    """Processes of a node that read by themselves, together."""
+
+    opens: int
+    at_once: float
+    """How many of them read at a time, on average."""
+    threads: int
+    """Of one of them, at most, at once."""
+    phase_s: float
+    """From the first to the last call of each, summed."""
+    waited_s: float | None
+    """Summed over processes, for the source and for copies."""
+    mapped: bool
+    queued_s: float
+    """What the main thread of one of them waited for a processor outside of its calls, about and at most."""
+
+
+@dataclass(frozen=True)
+class Loader:
+    """A training process whose loader has workers."""
+
+    steps: int
+    epochs: int
+    workers: int
+    opens: int
+    span_s: float
+    wait_s: float
+    cpu_s: float
+    """Processor time of its workers."""
+    local_file_s: float
+    """What a staged copy took to open and read."""
+    local_wait_s: float | None
+    """Of the waits: those that the source does not explain."""
+    queued_s: float
+    """What its main thread waited for a processor."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """All that read on a node."""
+
+    loaders: tuple[Loader, ...] = ()
+    readers: Readers | None = None
+    swapped: int = 0
+    """Opens that got a staged copy."""
+    strangers: int = 0
+    """Opens by processes that belong to neither."""
+    size_bytes: int | None = None
+    """That was read, of copies and at the source; None where not all was measured."""
+    stats: int = 0
+    """Answered by staged copies."""
+
+
+def program_of(node: NodePart, source_share: float | None) -> Program:
+    """`source_share`: of the loaders' waits, what the source explains."""
+    trainers = [p for p in node.processes if tally.count(p, "loader_steps") > 0]
+    loading = [p for p in trainers if tally.count(p, "loader_workers") > 0]
+    families = [family_of(p, node) for p in loading]
+    members = {id(p) for family in families for p in family}
+    reading = [p for p in node.processes if tally.opens_of(p) and id(p) not in members]
+    alone = [p for p in reading if p in trainers] if trainers else reading
+    reads = [
+        tally.source_reads(node.processes, "source_read_bytes"),
+        tally.local_reads(node.processes, "local_read_bytes"),
+    ]
+    return Program(
+        loaders=tuple(_loader(p, family, source_share) for p, family in zip(loading, families, strict=True)),
+        readers=_readers(alone) if alone else None,
+        swapped=sum(tally.swapped_of(p) for p in node.processes),
+        strangers=sum(tally.opens_of(p) for p in reading if p not in alone),
+        size_bytes=None if None in reads else sum(value or 0 for value in reads),
+        stats=tally.total(node.processes, "hit_stats"),
+    )
+
+
+def _loader(trainer: ProcessPart, family: Sequence[ProcessPart], source_share: float | None) -> Loader:
+    workers = [p for p in family if p is not trainer]
+    local_ns = tally.total(family, "hit_open_ns") + tally.total(family, "local_read_ns")
+    swapped = sum(tally.swapped_of(p) for p in family)
+    span_ns = tally.count(trainer, "loader_last_ns") - tally.count(trainer, "loader_first_ns")
+    wait_s = tally.count(trainer, "loader_wait_ns") / NS
+    return Loader(
+        steps=tally.count(trainer, "loader_steps"),
+        epochs=max(1, tally.count(trainer, "loader_epochs")),
+        workers=tally.count(trainer, "loader_workers"),
+        opens=sum(tally.opens_of(p) for p in family),
+        span_s=max(0, span_ns) / NS,
+        wait_s=wait_s,
+        cpu_s=tally.total(workers, "cpu_ns") / NS,
+        local_file_s=local_ns / NS / swapped if swapped else 0.0,
+        local_wait_s=None if source_share is None else wait_s * (1 - source_share),
+        queued_s=tally.count(trainer, "queued_ns") / NS,
+    )
+
+
+def _readers(processes: Sequence[ProcessPart]) -> Readers:
+    phases = sorted((tally.count(p, "first_ns"), tally.count(p, "last_ns")) for p in processes)
+    lived_ns = sum(max(0, last - first) for first, last in phases)
+    end_ns = covered_ns = 0
+    for first, last in phases:
+        covered_ns += max(0, last - max(first, end_ns))
+        end_ns = max(end_ns, last)
+    waits = [waited_ns(p, tally.life_ns(p)) for p in processes]
+    known = [sum(pair) for pair in waits if pair is not None]
+    return Readers(
+        opens=sum(tally.opens_of(p) for p in processes),
+        at_once=max(1.0, lived_ns / covered_ns) if covered_ns else 1.0,
+        threads=max(1, *(tally.count(p, "readers") for p in processes)),
+        phase_s=lived_ns / NS,
+        waited_s=sum(known) / NS if len(known) == len(waits) else None,
+        mapped=any(tally.maps(p) for p in processes),
+        queued_s=max(tally.count(p, "queued_ns") for p in processes) / NS * _outside(lived_ns / NS, waits),
+    )
+
+
+def _outside(lived_s: float, waits: Sequence[tuple[float, float] | None]) -> float:
+    """The share of their time that was outside of calls."""
+    inside_s = sum(sum(pair) for pair in waits if pair is not None) / NS
+    return max(0.0, 1 - inside_s / lived_s) if lived_s else 1.0

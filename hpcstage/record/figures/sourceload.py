@@ -1,0 +1,299 @@
+"""What a file takes at the source, by how many read there at once: from what the run itself saw of it. Pure.
+
+Two things were measured at two loads. Files that were copied with no other beside them say what one reader waits for a
+file, and the copiers at full load say how many files the source passes in a second. Between the two a source of any
+kind is bounded: `K` readers, each of which does something else for `think_s` between files, wait for a file no less
+than one reader does, and together they get no more than the whole source passes. At one end of the range their requests
+meet only where they must; at the other all read at the same moments, as those do that began together and compute for
+the same time. Where one reader alone was faster than all together, either the copiers were slow or the source allows
+short bursts: what the one got and what all of them got are then the ends.
+
+Over time the source changes: where it did, the bounds are taken for each sample of the run, and the mean over the
+samples is by time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+
+from hpcstage.record.parts.part import NodePart, Sample
+
+NS = 1e9
+LEAST_FILES = 3
+"""So many files copied alone say what a file takes."""
+LEAST_SEEN_S = 0.5
+"""For so long the copiers must have been at full load, for their samples to be used one by one."""
+MOST_SAMPLES = 400
+FULL = 0.6
+"""So large a share of their time the copiers' transfers must be at the source for it to be what sets their rate."""
+FORGET_S = 1.2
+"""Clients hold what they know of a name for about a second without asking."""
+UNSTEADY = 0.25
+"""Where the rates, smoothed, are further from their mean than this share of it, on average, the source changes, and"""
+LEAST_TURNS = 6
+"""they must have crossed the mean so often for it to hold."""
+KEPT, DROPPED = 0.9, 0.1
+"""Shares of a file's pages in memory after a later open: from the first on they are kept, up to the second not."""
+FITS, TOO_LARGE = 0.5, 1.5
+"""Shares of the memory that the files take: below the first all stay, above the second none does."""
+LEAST_MEAN_S = 1.2
+"""A rate that was seen for less is no mean: other jobs come and go in seconds. It matters where the source's rate,"""
+SHARED = 0.5
+"""and not its latency, makes up at least this share of the time of a file."""
+LEAST_HALF = 4
+"""Samples in each half of what was seen, if their difference is to say how the source changed."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """What is known of a time: it lies between these."""
+
+    low: float
+    high: float
+
+    @property
+    def middle(self) -> float:
+        """The best guess."""
+        return (self.low + self.high) / 2
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One node's view of the source."""
+
+    alone_files: int
+    open_s: float
+    read_s: float
+    """Of a file that was copied alone, on average."""
+    cold_open_s: float | None
+    """Of an open whose name the client did not know any more."""
+    kept_share: float | None
+    memory_bytes: int | None
+    rates: tuple[tuple[float, float], ...]
+    """(seconds, files per second that the node got), while only the source decided."""
+    loaded_s: float | None
+    """Time at the source of a file, at full load."""
+    flying: float
+    """Transfers in flight at full load, on average."""
+    bytes_per_s: float | None
+    """Of copiers and program together, at full load."""
+    copying_s: float
+    """Time in which any file was being copied."""
+    looked_up: bool
+    """Whether the scan had looked the names up so shortly before that the client still knew them."""
+
+
+def seen_of(node: NodePart) -> Seen:
+    """From samples and totals."""
+    alone = node.alone
+    files = int(alone.get("files", 0))
+    usable = _at_full_load(node)
+    copied = sum(s.copied_files for s in usable)
+    at_source_s = sum(s.copy_open_ns + s.copy_read_ns for s in usable) / NS
+    seen_s = sum(s.length_s for s in usable)
+    cold_ns = alone.get("cold_open_ns")
+    return Seen(
+        alone_files=files,
+        open_s=alone.get("open_ns", 0) / NS / max(files, 1),
+        read_s=alone.get("read_ns", 0) / NS / max(files, 1),
+        cold_open_s=None if cold_ns is None else cold_ns / NS,
+        kept_share=alone.get("kept_share"),
+        memory_bytes=node.memory_bytes,
+        rates=_rates(node, usable),
+        loaded_s=at_source_s / copied if copied else None,
+        flying=fmean([s.busy for s in usable]) if usable else 0.0,
+        bytes_per_s=sum(s.copied_bytes + s.shim_bytes for s in usable) / seen_s if seen_s else None,
+        copying_s=node.totals.get("copy_busy_s", 0.0),
+        looked_up=node.scan_s is not None and node.scan_s < FORGET_S,
+    )
+
+
+def _at_full_load(node: NodePart) -> list[Sample]:
+    found = [s for s in node.samples if not s.limited and s.busy >= 1 and s.length_s > 0]
+    return found[1:]
+
+
+def _rates(node: NodePart, usable: Sequence[Sample]) -> tuple[tuple[float, float], ...]:
+    seen_s = sum(s.length_s for s in usable)
+    if seen_s >= LEAST_SEEN_S and any(s.copied_files for s in usable):
+        return tuple((s.length_s, (s.copied_files + s.shim_opens) / s.length_s) for s in _joined(usable))
+    busy_s = node.totals.get("copy_busy_s", 0.0) - (node.alone.get("open_ns", 0) + node.alone.get("read_ns", 0)) / NS
+    files = node.totals.get("source_files", 0.0) - node.alone.get("files", 0)
+    return ((busy_s, files / busy_s),) if busy_s > 0 and files > 0 else ()
+
+
+def _joined(samples: Sequence[Sample]) -> list[Sample]:
+    """Neighbours joined until there are few enough."""
+    step = -(-len(samples) // MOST_SAMPLES)
+    groups = [samples[at : at + step] for at in range(0, len(samples), step)]
+    return [
+        Sample(
+            group[0].start_s,
+            sum(s.length_s for s in group),
+            copied_files=sum(s.copied_files for s in group),
+            shim_opens=sum(s.shim_opens for s in group),
+        )
+        for group in groups
+    ]
+
+
+@dataclass(frozen=True)
+class Load:
+    """The source as all nodes together saw it."""
+
+    alone: Range | None
+    """Of a file for one reader, opened as a program opens it."""
+    open: Range | None
+    """The part of it before the first byte."""
+    rates: tuple[tuple[float, float], ...]
+    loaded_s: float | None
+    flying: float
+    bytes_per_s: float | None
+    keeps: bool | None
+    """Whether a client keeps what was read for a later open."""
+    memory_bytes: int | None
+    copying_s: float
+    """Time in which the source was seen, copying, by the node that saw it longest."""
+
+    def cycle(self, readers: float, think_s: float) -> Range | None:
+        """From one file of a reader to its next, with so many readers."""
+        if self.alone is None or not self.rates:
+            return None
+        low = self._mean(self.rates, readers, think_s, self.alone.low, together=False)
+        high = self._mean(self.rates, readers, think_s, self.alone.high, together=True)
+        if self.loaded_s is not None and readers <= self.flying:
+            high = max(low, min(high, think_s + max(self.loaded_s, self.alone.high)))
+        drift = self._drift(readers, think_s)
+        return Range(max(0.0, low - drift), high + drift)
+
+    def is_steady(self) -> bool:
+        """Whether the mean of what was seen stands for the source over a longer time."""
+        smooth, mean = _smooth(self.rates), _mean_rate(self.rates)
+        above = [rate > mean for rate in smooth]
+        return len(smooth) <= 1 or sum(one is not other for one, other in pairwise(above)) >= LEAST_TURNS
+
+    def is_brief(self, readers: float) -> bool:
+        """Whether too little was seen of what sets the time of a file: the source's rate, which others share."""
+        rate = _mean_rate(self.rates)
+        if self.alone is None or not rate or self.copying_s >= LEAST_MEAN_S:
+            return False
+        each_s = max(self.alone.low, readers / rate)
+        passing_s = each_s if readers / rate >= self.alone.low else 1 / rate
+        return passing_s >= SHARED * each_s
+
+    def _drift(self, readers: float, think_s: float) -> float:
+        """By how much the two halves of what was seen differ from their middle."""
+        half = len(self.rates) // 2
+        if half < LEAST_HALF or self.alone is None:
+            return 0.0
+        parts = [self.rates[:half], self.rates[half:]]
+        one, other = (self._mean(part, readers, think_s, self.alone.middle, together=False) for part in parts)
+        return abs(one - other) / 2
+
+    def _mean(
+        self, rates: Sequence[tuple[float, float]], readers: float, think_s: float, alone_s: float, *, together: bool
+    ) -> float:
+        first = self._first_rate()
+        least_s = 1 / first if first else 0.0
+        scale = min(1.0, alone_s / least_s) if least_s and not (together and self._is_full()) else 1.0
+        latency_s = max(0.0, alone_s - least_s)
+        passed = total_s = 0.0
+        for seconds, rate in rates:
+            total_s += seconds
+            if rate > 0:
+                delay_s, service_s = think_s + latency_s, scale / rate
+                bound_s = max(delay_s + service_s, readers * service_s)
+                together_s = think_s + max(latency_s + service_s, readers * service_s)
+                each_s = together_s if together else bound_s
+                passed += seconds / each_s
+        return total_s / passed if passed else float("inf")
+
+    def _is_full(self) -> bool:
+        """Whether the copiers spent their time at the source, so that the source, not they, set the rate."""
+        seconds = sum(s for s, _ in self.rates)
+        passed = sum(s * rate for s, rate in self.rates)
+        return bool(seconds and self.loaded_s and self.loaded_s * passed / seconds >= FULL * self.flying)
+
+    def _first_rate(self) -> float:
+        """Of the time right after files were copied alone."""
+        near = self.rates[:3]
+        seconds = sum(s for s, _ in near)
+        return sum(s * rate for s, rate in near) / seconds if seconds else 0.0
+
+
+def _mean_rate(rates: Sequence[tuple[float, float]]) -> float:
+    seconds = sum(s for s, _ in rates)
+    return sum(s * rate for s, rate in rates) / seconds if seconds else 0.0
+
+
+def _smooth(rates: Sequence[tuple[float, float]]) -> list[float]:
+    return [_mean_rate(rates[max(0, at - 1) : at + 2]) for at in range(len(rates))]
+
+
+def _evened(rates: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+    """One rate, where the samples differ no more than files that end by chance in one of them or the next."""
+    mean, smooth = _mean_rate(rates), _smooth(rates)
+    spread = sum(abs(rate - mean) for rate in smooth) / len(smooth) if smooth else 0.0
+    if spread > UNSTEADY * mean:
+        return rates
+    seconds = sum(s for s, _ in rates)
+    return ((seconds, mean),) if seconds else ()
+
+
+def load_of(seen: Iterable[Seen], size_bytes: int | None) -> Load:
+    """`size_bytes`: of all files, whether they fit into memory."""
+    nodes = list(seen)
+    alone = [node for node in nodes if node.alone_files >= LEAST_FILES]
+    cold = next((node.cold_open_s for node in nodes if node.cold_open_s is not None), None)
+    opened = _opened(alone, cold)
+    read_s = sum(n.read_s * n.alone_files for n in alone) / sum(n.alone_files for n in alone) if alone else 0.0
+    whole = None if opened is None else Range(opened.low + read_s, opened.high + read_s)
+    loaded = [node.loaded_s for node in nodes if node.loaded_s is not None]
+    memory = [node.memory_bytes for node in nodes if node.memory_bytes is not None]
+    return Load(
+        alone=whole,
+        open=opened,
+        rates=_evened(_together([node.rates for node in nodes if node.rates])),
+        loaded_s=fmean(loaded) if loaded else None,
+        flying=sum(node.flying for node in nodes),
+        bytes_per_s=sum(n.bytes_per_s or 0.0 for n in nodes) or None,
+        keeps=_keeps(nodes, size_bytes, min(memory, default=None)),
+        memory_bytes=min(memory, default=None),
+        copying_s=max((node.copying_s for node in nodes), default=0.0),
+    )
+
+
+def _opened(alone: Sequence[Seen], cold_s: float | None) -> Range | None:
+    """The scan had just looked the names up: without a later open the look-up's cost is not known, but that it is
+    about that of the open."""
+    if not alone:
+        return None
+    warm_s = sum(n.open_s * n.alone_files for n in alone) / sum(n.alone_files for n in alone)
+    if cold_s is not None and any(n.looked_up for n in alone):
+        return Range(max(warm_s, cold_s), max(warm_s, cold_s))
+    if any(n.looked_up for n in alone):
+        return Range(warm_s, 2 * warm_s)
+    least_s = warm_s if cold_s is None else min(warm_s, cold_s)
+    return Range(least_s, least_s)
+
+
+def _together(rates: Sequence[tuple[tuple[float, float], ...]]) -> tuple[tuple[float, float], ...]:
+    """Of several nodes the sum of their means: they copy at the same time."""
+    if len(rates) <= 1:
+        return rates[0] if rates else ()
+    means = [sum(s * rate for s, rate in node) / sum(s for s, _ in node) for node in rates]
+    return ((fmean([sum(s for s, _ in node) for node in rates]), sum(means)),)
+
+
+def _keeps(nodes: Sequence[Seen], size_bytes: int | None, memory_bytes: int | None) -> bool | None:
+    shares = [node.kept_share for node in nodes if node.kept_share is not None]
+    if shares and max(shares) <= DROPPED:
+        return False
+    if size_bytes is None or memory_bytes is None:
+        return None
+    if size_bytes > TOO_LARGE * memory_bytes:
+        return False
+    return True if shares and min(shares) >= KEPT and size_bytes < FITS * memory_bytes else None

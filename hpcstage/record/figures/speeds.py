@@ -1,0 +1,168 @@
+"""From samples to speeds of the source: which intervals say something about it, and what. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
+
+from hpcstage.record.parts.part import Sample
+
+NS = 1e9
+SHORTEST_S = 0.2
+LEAST_POINTS = 5
+"""Fewer say nothing."""
+FEW = 0.5
+"""Below this share of the typical number in flight an interval's speed is raised to what that number would give."""
+IDLE = 0.01
+"""Fewer transfers in flight, as a mean over an interval: it was all but idle, and says nothing."""
+CACHED_BYTES_PER_S = 1.2e9
+"""One reader that is faster than this inside reads got them from the node's memory: nothing about the source."""
+SIZES_DIFFER = 1.5
+"""File sizes are evened out if their spread (90th by 10th percentile of the intervals' means) is larger."""
+SMOOTH = 2
+CLASS_POINTS = 4
+GRID = 40
+PAYS = 0.8
+LEAST_FILES = 20
+"""So many files give a mean size."""
+
+
+class Point(NamedTuple):
+    """One interval's speed of the source."""
+
+    start_s: float
+    length_s: float
+    bytes_per_s: float
+    """As seen."""
+    speed: float
+    """As to be compared: for equal numbers in flight and equal file sizes; in the unit of `bytes_per_s`."""
+    files: float
+    """How many files it took: their mean size follows."""
+    weak: bool
+    """Few in flight: says that the source was slow or not, but not how fast it can be."""
+
+    @property
+    def end_s(self) -> float:
+        """Where the interval ends."""
+        return self.start_s + self.length_s
+
+
+def of_samples(samples: Sequence[Sample]) -> tuple[str, list[Point]]:
+    """The copiers' intervals, or the program's where the copiers had little to do; and which: `copies`, `reads`."""
+    copies = of_copies(samples)
+    reads = of_reads(samples)
+    if len(copies) >= LEAST_POINTS and 4 * len(copies) >= len(reads):
+        return "copies", copies
+    return "reads", reads
+
+
+def of_copies(samples: Sequence[Sample]) -> list[Point]:
+    """Intervals in which only the source decided how fast copies went."""
+    usable = [s for s in samples if s.length_s >= SHORTEST_S and s.busy >= IDLE and not s.limited]
+    usable = _without_ramp(usable)
+    if not usable:
+        return []
+    busy = median(s.busy for s in usable)
+    return [_copy_point(s, busy) for s in usable]
+
+
+def _without_ramp(samples: list[Sample]) -> list[Sample]:
+    """Without the first interval: transfers start and the first bytes come somewhere inside it."""
+    return samples[1:]
+
+
+def _copy_point(sample: Sample, typical_busy: float) -> Point:
+    rate = sample.copied_bytes / sample.length_s
+    weak = sample.busy < FEW * typical_busy
+    speed = rate * typical_busy / sample.busy if weak else rate
+    return Point(sample.start_s, sample.length_s, rate, speed, sample.copied_files, weak)
+
+
+def of_reads(samples: Sequence[Sample]) -> list[Point]:
+    """Intervals in which the program itself read the source, undisturbed by our copiers."""
+    usable = [s for s in samples if _reads_source(s)]
+    if not usable:
+        return []
+    readers = max(1.0, median(_inside_ns(s) / NS / s.length_s for s in usable))
+    return [_read_point(s, readers) for s in usable]
+
+
+def _reads_source(sample: Sample) -> bool:
+    if sample.busy > 0.1 or sample.length_s < SHORTEST_S or not sample.shim_bytes or not sample.shim_read_ns:
+        return False
+    if sample.shim_bytes * NS / sample.shim_read_ns > CACHED_BYTES_PER_S:
+        return False
+    return _inside_ns(sample) >= 0.05 * sample.length_s * NS
+
+
+def _inside_ns(sample: Sample) -> int:
+    return sample.shim_open_ns + sample.shim_read_ns
+
+
+def _read_point(sample: Sample, readers: float) -> Point:
+    rate = sample.shim_bytes * NS / _inside_ns(sample) * readers
+    return Point(sample.start_s, sample.length_s, rate, rate, sample.shim_opens, weak=False)
+
+
+def even_sizes(points: Sequence[Point]) -> list[Point]:
+    """Speeds as if all files had one size: small files cost their latency, large ones their bytes.
+
+    A transfer of s bytes takes a + s / C: intervals of small files are slower by 1 + a C / s, load or no load. The
+    product a C (the size at which both halves are equal) is taken so that the best speeds of all sizes agree best.
+    """
+    sizes = _smooth_sizes(points)
+    if not sizes or _spread(sizes) < SIZES_DIFFER:
+        return list(points)
+    half = _half_size(_best_by_size([p.speed for p in points], sizes))
+    middle = 1 + half / median(sizes)
+    return [p._replace(speed=p.speed * (1 + half / size) / middle) for p, size in zip(points, sizes, strict=True)]
+
+
+def _smooth_sizes(points: Sequence[Point]) -> list[float] | None:
+    """Mean file size around each interval; None where files are so few that it says little."""
+    result = []
+    for index in range(len(points)):
+        near = points[max(0, index - SMOOTH) : index + SMOOTH + 1]
+        files = sum(p.files for p in near)
+        if files < LEAST_FILES:
+            return None
+        result.append(max(1.0, sum(p.bytes_per_s * p.length_s for p in near) / files))
+    return result
+
+
+def _spread(sizes: Sequence[float]) -> float:
+    ordered = sorted(sizes)
+    return ordered[int(0.9 * (len(ordered) - 1))] / ordered[int(0.1 * (len(ordered) - 1))]
+
+
+def _best_by_size(speeds: Sequence[float], sizes: Sequence[float]) -> list[tuple[float, float]]:
+    """(size, upper speed) for each class of sizes (a factor of two) that was seen often enough."""
+    classes: dict[int, list[tuple[float, float]]] = {}
+    for speed, size in zip(speeds, sizes, strict=True):
+        classes.setdefault(round(math.log2(size)), []).append((speed, size))
+    found = []
+    for members in classes.values():
+        if len(members) >= CLASS_POINTS:
+            upper = sorted(members, reverse=True)[: max(2, len(members) // 3)]
+            found.append((median(size for _, size in upper), max(1.0, median(speed for speed, _ in upper))))
+    return found
+
+
+def _half_size(best: Sequence[tuple[float, float]]) -> float:
+    """The size at which latency and bytes cost the same; 0 where size makes no difference."""
+    if len(best) < 2:
+        return 0.0
+    low, high = min(size for size, _ in best) / 30, max(size for size, _ in best) * 30
+    grid = [0.0, *(low * (high / low) ** (k / GRID) for k in range(GRID + 1))]
+    unevenness = {half: _uneven(best, half) for half in grid}
+    half = min(grid, key=lambda h: unevenness[h])
+    return half if unevenness[half] < PAYS * unevenness[0.0] else 0.0
+
+
+def _uneven(best: Sequence[tuple[float, float]], half: float) -> float:
+    """Mean distance of the evened speeds' logarithms from their middle."""
+    logs = [math.log(speed * (1 + half / size)) for size, speed in best]
+    middle = sum(logs) / len(logs)
+    return sum(abs(value - middle) for value in logs) / len(logs)

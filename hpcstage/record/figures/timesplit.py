@@ -1,0 +1,135 @@
+"""The time split: what the command's wall time went into. Pure.
+
+Kept true for any counters: compute + wait for the source + wait for local + preprocessing + other = wall, and none is
+negative.
+A part that was not measured is None, and its time is contained in `other_s`. `hidden_s` overlaps the others.
+
+Of several nodes the parts are means over all training processes, so that they still add up to the wall time, which is
+that of the whole command. A job goes on when its slowest process does: the node whose program waited longest is named
+beside them, as `slowest`. Nothing is summed over nodes: a second in which all wait is one second of the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple
+from typing import Any
+
+from hpcstage.record.figures.digest import Digest
+from hpcstage.record.figures.nodesplit import ENOUGH, Measured, Split, fit, mean, say, splits_of
+from hpcstage.record.figures.window import Window, window_of
+from hpcstage.record.parts.part import RunPart
+
+LOADER = (
+    "PyTorch's loader timed each step's wait in {n}; a wait counts as source or local as far as the time that the "
+    "processes reading for it spent inside opens, wants and reads of these files explains it (divided by their "
+    "number), the rest of it as preprocessing; compute = from the first to the last batch, less the waits"
+)
+OPENS = (
+    "no PyTorch loader: time in which {n} had a thread inside an open, want, read, stat or listing of the datasets, or "
+    "in a page fault on a mapped file of them, and no thread that ran; compute = the rest of its life"
+)
+NO_READS = "this layer does not measure reads: compute and waits cannot be told apart"
+NOTHING = "not measured: the whole wall time is `other_s`"
+
+
+def time_split(run: RunPart, nodes: Sequence[Digest]) -> dict[str, Any]:
+    """The time_split section; gives each node its own split (`Digest.split`), too."""
+    window = window_of(run, nodes)
+    unmeasured = [] if window.end_seen or not nodes else ["the end of the command was not seen: up to the last sample"]
+    wall_s = window.wall_s
+    if wall_s is None:
+        return _section(None, Split(), None, NOTHING, ["when the command ended is not known"])
+    for node in nodes:
+        node.split = _of_node(node.measured, wall_s)
+    split, method = _measure(nodes, wall_s, unmeasured)
+    split = fit(split, wall_s)
+    section = _section(wall_s, split, _hidden_s(nodes, window, split), method, unmeasured)
+    section["before_s"] = run.child_started_s
+    section["slowest"] = _slowest(nodes)
+    return section
+
+
+def _section(
+    wall_s: float | None, split: Split, hidden_s: float | None, method: str, unmeasured: list[str]
+) -> dict[str, Any]:
+    taken = sum(value for value in astuple(split) if value is not None)
+    return {
+        "wall_s": wall_s,
+        "compute_s": split.compute_s,
+        "wait_source_s": split.wait_source_s,
+        "wait_local_s": split.wait_local_s,
+        "preprocess_s": split.preprocess_s,
+        "other_s": None if wall_s is None else max(0.0, wall_s - taken),
+        "hidden_s": hidden_s,
+        "before_s": None,
+        "slowest": None,
+        "method": method,
+        "unmeasured": unmeasured,
+    }
+
+
+def _of_node(measured: Measured, wall_s: float) -> Split:
+    splits = splits_of(measured, wall_s) if measured.reads_known else []
+    return fit(mean(splits), wall_s) if splits else Split()
+
+
+def _slowest(nodes: Sequence[Digest]) -> dict[str, Any] | None:
+    """The node whose program waited longest; None with one node, or where no waits were measured."""
+    known = [(node.waited_s, -node.index, node) for node in nodes if node.waited_s is not None]
+    if len(nodes) < 2 or not known:
+        return None
+    node = max(known, key=lambda row: row[:2])[2]
+    return {"host": node.name, "wait_source_s": node.split.wait_source_s, "wait_local_s": node.split.wait_local_s}
+
+
+def _measure(nodes: Sequence[Digest], wall_s: float, unmeasured: list[str]) -> tuple[Split, str]:
+    found = [node.measured for node in nodes]
+    with_loader = [measured for measured in found if measured.shares is not None]
+    used = with_loader or [measured for measured in found if measured.readers]
+    unmeasured += dict.fromkeys(sentence for measured in used for sentence in measured.said)
+    if not used:
+        unmeasured.append(_why_nothing(found))
+        return Split(), NOTHING
+    known = [measured for measured in used if measured.reads_known]
+    if len(known) < max(1.0, ENOUGH * len(used)):
+        say(unmeasured, NO_READS)
+        return Split(), NOTHING
+    splits = [split for measured in known for split in splits_of(measured, wall_s)]
+    whole = _whole(splits, 0 if with_loader else len(used) - len(splits), unmeasured)
+    if with_loader:
+        return mean(whole), LOADER.format(n=_several(len(whole), "training process"))
+    return mean(whole), OPENS.format(n=_several(sum(len(measured.readers) for measured in known), "process"))
+
+
+def _whole(splits: Sequence[Split], lost: int, unmeasured: list[str]) -> Sequence[Split]:
+    """Those with measured waits, if they are enough to stand for all."""
+    whole = [split for split in splits if split.wait_source_s is not None]
+    left_out = len(splits) - len(whole) + max(0, lost)
+    if not left_out or len(whole) < ENOUGH * (len(whole) + left_out):
+        return splits
+    say(unmeasured, f"waits of {left_out} of {len(whole) + left_out} processes were not measured: left out of the mean")
+    return whole
+
+
+def _why_nothing(found: Sequence[Measured]) -> str:
+    if not found:
+        return "no node reported"
+    if not any(measured.attached for measured in found):
+        return "no process of the command attached"
+    return "no attached process opened a file of the datasets"
+
+
+def _several(number: int, what: str) -> str:
+    if number == 1:
+        return f"one {what}"
+    return f"{number} {what}es (mean)"
+
+
+def _hidden_s(nodes: Sequence[Digest], window: Window, split: Split) -> float | None:
+    """Time with copies in flight while the command ran and did not wait for the source; several nodes are averaged."""
+    copying = [node.copying_s for node in nodes if node.copying_s is not None]
+    if not copying:
+        return None
+    waited_s = split.wait_source_s or 0.0
+    return max(0.0, min(sum(copying) / len(copying), window.wall_s or 0.0) - waited_s)

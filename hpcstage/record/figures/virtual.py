@@ -1,0 +1,48 @@
+"""Virtual nodes: several on one machine, whose daemons all see the processes of the whole command. Pure.
+
+A process that attached to one of them did not fail to attach to the others, and one that attached to none is one
+process, however many daemons saw it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpcstage.record.figures.coverage import EXAMPLES, Coverage
+from hpcstage.record.parts.part import NodePart
+
+
+def is_virtual(node: NodePart) -> bool:
+    """By its name, `HOST.vINDEX`."""
+    return node.node_count > 1 and node.host.endswith(f".v{node.node_index}")
+
+
+def pids_of(node: NodePart) -> frozenset[int]:
+    """Of attached processes, where they matter."""
+    return frozenset(process.pid for process in node.processes) if is_virtual(node) else frozenset()
+
+
+def settle(nodes: Sequence[tuple[NodePart, frozenset[int], Coverage]]) -> None:
+    """Corrects how many processes were missed: all of them stand at the first virtual node."""
+    virtual = [found for found in nodes if is_virtual(found[0])]
+    attached = frozenset[int]().union(*(pids for _, pids, _ in virtual))
+    missed = {m.get("pid"): m for node, _, _ in virtual for m in node.missed_processes if m.get("pid") not in attached}
+    _settle_accounts([coverage for _, _, coverage in virtual])
+    counts = [_unlisted(node, len(attached) - len(pids)) for node, pids, _ in virtual]
+    for at, (_, _, coverage) in enumerate(virtual):
+        coverage["processes_missed"] = 0 if at else max(len(missed), *counts)
+        coverage["missed_examples"] = [] if at else list(missed.values())[:EXAMPLES]
+
+
+def _settle_accounts(nodes: Sequence[Coverage]) -> None:
+    """The command's counter is with one of them, what its processes read is accounted for at all of them."""
+    known = [coverage["accounts"] for coverage in nodes if coverage["accounts"]]
+    if known:
+        sums = {name: sum(account[name] for account in known) for name in known[0]}
+        for at, coverage in enumerate(nodes):
+            coverage["accounts"] = dict.fromkeys(sums, 0) if at else sums
+
+
+def _unlisted(node: NodePart, elsewhere: int) -> int:
+    """Where a daemon missed more than it lists: less those that attached elsewhere."""
+    return max(0, node.missed_count - elsewhere) if node.missed_count > len(node.missed_processes) else 0

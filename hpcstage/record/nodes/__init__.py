@@ -1,0 +1,1 @@
+"""The nodes of a job side by side. Pure."""

@@ -1,0 +1,115 @@
+"""What is wrong with a run as a whole: what wrappers and daemons told, and what their silence says. Pure.
+
+The same thing on many nodes is one problem, with the number and the first names of these nodes before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcstage.record.figures.digest import Digest
+from hpcstage.record.parts.alive import Life
+from hpcstage.record.parts.part import RunPart
+from hpcstage.record.parts.roster import State, few
+
+KILLED = "the figures end with the last thing noted; if the job ended early, look for its wall time or memory limit"
+NO_PART = (
+    "its daemon did not start, or could not write to the run directory; a log that it left is nodes/{host}.log there"
+)
+DIED = "training went on from the source; the figures of that node end where its daemon did"
+RUNNING = "the figures are those up to now; ask again when the command has ended"
+UNCLEAR = "the figures are those up to now; ask again in a minute, or on that host"
+NAMED = 16
+"""So many nodes of a problem are named."""
+
+Problem = dict[str, Any]
+
+
+def problems_of(
+    run: RunPart, nodes: Sequence[Digest], silent: Sequence[str], total: int, running: Life | None = None
+) -> list[Problem]:
+    """Told ones first. `silent`: nodes of which nothing was heard; `total`: so many nodes the job has."""
+    told = [_Told(None, _whole(problem)) for problem in run.problems]
+    told += [_Told(node.name, _whole(problem)) for node in nodes for problem in node.part.problems]
+    problems = _grouped(told, total) if total > 1 else _unique(one.problem for one in told)
+    counts = {problem["id"]: problem.get("count", 1) for problem in problems}
+    return [*problems, *(p for p in _own(run, nodes, silent, running) if not _told_already(p, counts))]
+
+
+def _told_already(problem: Problem, counts: dict[str, int]) -> bool:
+    """What the lead saw die is not told again, as far as that is all that died."""
+    if problem["id"] == "daemon-died" and counts.get("node-dead", 0) >= problem["count"]:
+        return True
+    return problem["id"] in counts
+
+
+@dataclass(frozen=True)
+class _Told:
+    node: str | None
+    """None: the wrapper or the lead said it."""
+    problem: Problem
+
+
+def ended(run: RunPart) -> bool:
+    """Whether the wrapper saw the end of the command."""
+    return run.exit_code is not None or run.signal is not None
+
+
+def _own(run: RunPart, nodes: Sequence[Digest], silent: Sequence[str], running: Life | None) -> list[Problem]:
+    if run.aside or (ended(run) and run.child_started_s is None):
+        return []
+    if running and not ended(run):
+        if running.is_certain:
+            return [_problem("running", f"the command is still running: {running.why}", RUNNING)]
+        text = f"the command runs on {run.host}, or was killed a moment ago: {running.why}"
+        return [_problem("unclear", text, UNCLEAR)]
+    found = []
+    if not ended(run):
+        found.append(_problem("killed", "hpcstage stopped before the command did", KILLED))
+    if silent:
+        remedy = NO_PART.format(host=silent[0])
+        found.append(_problem("no-part", f"no report from {few(silent)}", remedy, silent))
+    cut = [node.name for node in nodes if node.state is State.DIED]
+    if cut:
+        found.append(_problem("daemon-died", f"the daemon on {few(cut)} did not shut down cleanly", DIED, cut))
+    return found
+
+
+def _problem(name: str, text: str, remedy: str, nodes: Sequence[str] = ()) -> Problem:
+    problem: Problem = {"id": name, "text": text, "remedy": remedy}
+    return problem | ({"nodes": list(nodes[:NAMED]), "count": len(nodes)} if nodes else {})
+
+
+def _whole(problem: dict[str, str]) -> Problem:
+    return _problem(problem.get("id", "unknown"), problem.get("text", ""), problem.get("remedy", ""))
+
+
+def _grouped(told: Sequence[_Told], total: int) -> list[Problem]:
+    """One for each id."""
+    groups: dict[str, list[_Told]] = {}
+    for one in told:
+        groups.setdefault(one.problem["id"], []).append(one)
+    return [_joined(found, total) for found in groups.values()]
+
+
+def _joined(found: Sequence[_Told], total: int) -> Problem:
+    names = list(dict.fromkeys(one.node for one in found if one.node is not None))
+    texts = list(dict.fromkeys(one.problem["text"] for one in found))
+    first = found[0].problem
+    if len(names) > 1:
+        text = f"{len(names)} of {total} nodes ({few(names)}): {texts[0]}"
+    elif names and names[0] not in texts[0]:
+        text = f"{names[0]}: {texts[0]}"
+    else:
+        text = texts[0] if len(texts) == 1 else f"{texts[0]} (and {len(texts) - 1} more like it)"
+    joined = _problem(first["id"], text, first["remedy"], names)
+    return joined if names or len(texts) == 1 else joined | {"count": len(texts)}
+
+
+def _unique(problems: Iterable[Problem]) -> list[Problem]:
+    kept: dict[tuple[str, str], Problem] = {}
+    for problem in problems:
+        kept.setdefault((problem["id"], problem["text"]), problem)
+    return list(kept.values())

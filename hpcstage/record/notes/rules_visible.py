@@ -1,0 +1,190 @@
+"""Rules about what could be seen and redirected. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hpcstage.record.notes.rule import Note, Severity, number, percent, stages, was_watched
+from hpcstage.units import format_size
+
+MUCH_UNSEEN = 0.2
+LONG_SCAN_S = 2.0
+"""A scan that takes less leaves nothing to be gained by a smaller directory."""
+WORTH = 0.02
+"""Opens that were not swapped are worth a note from this share of all on."""
+
+REASONS = {
+    # Of "large" the daemon says what was left at the source, whoever opened it.
+    "unknown": (
+        "were not there when the dataset was scanned, or not regular files",
+        "files that the program makes itself need no staging; else put their directory into --data",
+    ),
+    "later": (
+        "went to the source because waiting for the copy would have taken longer",
+        "give the reading order (--data @list.txt or --order FILE), or --mode upfront",
+    ),
+    "full": (
+        "found no room in the store",
+        "see the note on the room for staged files",
+    ),
+    "failed": (
+        "could not be copied",
+        "see the errors listed in `hpcstage report --json` under nodes",
+    ),
+    "void": (
+        "had been written to during the run",
+        "write outputs outside the dataset",
+    ),
+    "scanning": (
+        "came before the scan of the datasets had ended",
+        "a smaller directory or a list (--data @list.txt) is scanned sooner; later runs know the files from this one",
+    ),
+    "timeout": (
+        "got no answer from the daemon in time",
+        "leave the daemon some processor time: use one loader worker less",
+    ),
+    "no_daemon": (
+        "found no staging daemon",
+        "if the daemon ended early, its log is in nodes/ of the run directory",
+    ),
+    "settled": (
+        "were of files that had not been staged when staging stopped",
+        "the notes say why it stopped; files that appeared later are not staged",
+    ),
+    "local_error": (
+        "could not be read from the local disk",
+        "look at the health and the quota of the local disk",
+    ),
+    "unstated": (
+        "went to the source without a stated reason",
+        "`hpcstage report --json` lists the processes under nodes",
+    ),
+}  # fmt: skip
+
+
+def nothing_attached(record: dict[str, Any]) -> Iterator[Note]:
+    """No shim ran in any process."""
+    if record["coverage"]["processes_attached"] == 0 and was_watched(record):
+        yield Note(
+            "nothing-attached",
+            Severity.ERROR if stages(record) else Severity.WARNING,
+            "no Python process of the command attached: what it read came from the source, and was not measured",
+            _how_to_attach(record)
+            or "python -I, -E or -S, `env -i`, sudo and containers with a clean environment drop PYTHONPATH: "
+            "pass it on; programs that are not Python are not redirected",
+        )
+
+
+def _how_to_attach(record: dict[str, Any]) -> str:
+    """The line to change, where processes were started with another PYTHONPATH than ours."""
+    paths = [missed["pythonpath"] for missed in record["coverage"]["missed_examples"] if "pythonpath" in missed]
+    if not paths:
+        return ""
+    if not paths[0]:
+        return "a script unsets PYTHONPATH: keep it, or run `hpcstage install-hook` once in this environment"
+    append = f"export PYTHONPATH={paths[0]}${{PYTHONPATH:+:$PYTHONPATH}}"
+    return f"a script sets PYTHONPATH={paths[0]}: append with `{append}`, or run `hpcstage install-hook` once"
+
+
+def nothing_opened(record: dict[str, Any]) -> Iterator[Note]:
+    """Shims ran, and saw nothing of the datasets."""
+    coverage = record["coverage"]
+    attached = (coverage["processes_attached"] or 0) - (coverage["processes_uncounted"] or 0)
+    if attached > 0 and coverage["opens"] == 0:
+        roots = ", ".join(d["root"] for d in record["datasets"][:2]) or "the datasets"
+        yield Note(
+            "nothing-opened",
+            Severity.WARNING,
+            f"no attached process opened a file below {roots}",
+            "check that --data names the paths that the program opens, and that they are regular files",
+        )
+
+
+def missed(record: dict[str, Any]) -> Iterator[Note]:
+    """Python processes without a shim."""
+    count = record["coverage"]["processes_missed"] or 0
+    if count and record["coverage"]["processes_attached"]:
+        examples = record["coverage"]["missed_examples"]
+        first = f", such as {str(examples[0].get('command', '?'))[:60]}" if examples else ""
+        yield Note(
+            "processes-missed",
+            Severity.WARNING,
+            f"{number(count, 'Python process', 'Python processes')} never attached{first}: they read the source",
+            _how_to_attach(record) or "started with -I, -E or -S, or without PYTHONPATH in the environment?",
+        )
+
+
+def unseen(record: dict[str, Any]) -> Iterator[Note]:
+    """The kernel's counters say that processes read much that no shim saw."""
+    size = record["coverage"].get("unseen_bytes") or 0
+    seen = (record["totals"]["local_bytes"] or 0) + (record["totals"]["direct_bytes"] or 0)
+    if size > WORTH * seen:
+        yield Note(
+            "unseen-reads",
+            Severity.WARNING if size > MUCH_UNSEEN * seen else Severity.INFO,
+            f"processes that hpcstage did not see read up to {format_size(size)}, libraries and other files included",
+            "programs that are not Python, and python -I, -E or -S, read the source directly",
+        )
+
+
+def uncounted(record: dict[str, Any]) -> Iterator[Note]:
+    """Shims that switched themselves off."""
+    count = record["coverage"]["processes_uncounted"] or 0
+    if count:
+        yield Note(
+            "shim-off",
+            Severity.WARNING,
+            f"in {number(count, 'process', 'processes')} redirection failed its self-test: they read the source",
+            "try --intercept python; please report the platform",
+        )
+
+
+def python_layer(record: dict[str, Any]) -> Iterator[Note]:
+    """No compiler at installation: less is redirected and measured."""
+    layers = record["coverage"]["by_layer"]
+    if layers.get("python", {}).get("opens") and not layers.get("native", {}).get("opens"):
+        yield Note(
+            "python-layer",
+            Severity.INFO,
+            "Python layer only: files opened by C code were read from the source, and reads are not timed",
+            "reinstall hpcstage where a C compiler exists (x86-64 or aarch64, glibc), or drop --intercept python",
+        )
+
+
+def not_swapped(record: dict[str, Any]) -> Iterator[Note]:
+    """The main reasons for opens at the source."""
+    opens = record["coverage"]["opens"]
+    if not opens or not stages(record):
+        return
+    for name, count in sorted(record["coverage"]["reasons"].items(), key=lambda item: -item[1])[:2]:
+        if name in REASONS and count >= WORTH * opens and not _harmless(name, record):
+            what, remedy = REASONS[name]
+            severity = Severity.WARNING if count >= 0.2 * opens else Severity.INFO
+            text = f"{number(count, 'open')} ({percent(count / opens)}) {what}"
+            yield Note(f"direct-{name.replace('_', '-')}", severity, text, remedy)
+
+
+def _harmless(name: str, record: dict[str, Any]) -> bool:
+    """Opens during a scan of a moment, which nothing that a user does would change; and those after copying was stopped
+    because little is read, which is said already."""
+    if name == "settled":
+        return any(problem["id"] == "little-read" for problem in record["problems"])
+    scans = [node["scan_s"] for node in record["nodes"] if node["scan_s"] is not None]
+    took_s = max(scans, default=record["time_split"]["wall_s"] or LONG_SCAN_S)
+    return name == "scanning" and took_s < LONG_SCAN_S
+
+
+def shim_errors(record: dict[str, Any]) -> Iterator[Note]:
+    """Failures that the shim swallowed."""
+    count = record["coverage"]["errors"] or 0
+    if count:
+        yield Note(
+            "shim-errors",
+            Severity.INFO,
+            f"the shim swallowed {number(count, 'failure')} of its own; these calls went to the source",
+            "results are not affected; please report it",
+        )
+
+
+VISIBLE_RULES = [nothing_attached, nothing_opened, missed, unseen, uncounted, python_layer, not_swapped, shim_errors]

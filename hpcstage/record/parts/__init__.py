@@ -1,0 +1,1 @@
+"""What is written: the nodes' parts, the record, the index of runs."""

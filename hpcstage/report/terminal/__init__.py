@@ -1,0 +1,1 @@
+"""The report of a run as lines for a terminal."""

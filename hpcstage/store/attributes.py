@@ -1,0 +1,115 @@
+"""What stat says of the sources of staged copies, in a mapped table beside the store that programs look into.
+
+Owns the table: one row per copy, found by the copy's inode. A copy without a row is no mistake: programs then ask the
+source. The values are the manifest's; a copy that differs from it in size or time gets no row.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from contextlib import suppress
+from pathlib import Path
+
+from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.plan.types import Entry
+from hpcstage.protocol.shim import (
+    ATTRIBUTES_FACTOR,
+    ATTRIBUTES_FILE,
+    ATTRIBUTES_HEADER,
+    ATTRIBUTES_HEADER_BYTES,
+    ATTRIBUTES_MAGIC,
+    ATTRIBUTES_PROBES,
+    ATTRIBUTES_ROW,
+    ATTRIBUTES_ROW_BYTES,
+)
+
+_LEAST_ROWS = 64
+_KEY = struct.Struct("<Qq")
+
+
+class Table:
+    """The mapping. Raises OSError if there is no room for it."""
+
+    def __init__(self, node_dir: Path, files: int) -> None:
+        """For so many copies. Its blocks are allocated at once: a store into a hole on a full disk is SIGBUS."""
+        self._rows = max(_LEAST_ROWS, 1 << (max(files, 1) * 3 // 2).bit_length())
+        self._shift = 64 - (self._rows.bit_length() - 1)
+        size_bytes = ATTRIBUTES_HEADER_BYTES + self._rows * ATTRIBUTES_ROW_BYTES
+        temporary = node_dir / f".{ATTRIBUTES_FILE}"
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, size_bytes)
+            self._map = mmap.mmap(fd, size_bytes)
+            ATTRIBUTES_HEADER.pack_into(self._map, 0, ATTRIBUTES_MAGIC, self._rows, os.fstat(fd).st_dev)
+            temporary.rename(node_dir / ATTRIBUTES_FILE)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(fd)
+
+    def put(self, copy: os.stat_result, source: Entry, device: int) -> None:
+        """A copy stands for a file on `device`, as this node calls it."""
+        at = self._place(copy.st_ino)
+        row = ATTRIBUTES_ROW.pack(
+            copy.st_ino, copy.st_ctime_ns, device, source.inode, source.ctime_ns, source.mode, source.links, source.uid,
+            source.gid,
+        )  # fmt: skip
+        self._map[at : at + 8] = bytes(8)  # no row while it is written
+        self._map[at + 8 : at + len(row)] = row[8:]
+        self._map[at : at + 8] = row[:8]
+
+    def _place(self, inode: int) -> int:
+        """Where its row is, or is to be: an empty one, else that of the copy that changed last of all longest ago."""
+        first = (inode * ATTRIBUTES_FACTOR & (1 << 64) - 1) >> self._shift
+        places = [
+            ATTRIBUTES_HEADER_BYTES + (first + probe & self._rows - 1) * ATTRIBUTES_ROW_BYTES
+            for probe in range(ATTRIBUTES_PROBES)
+        ]
+        found: list[tuple[int, int, int]] = [(*_KEY.unpack_from(self._map, at), at) for at in places]
+        same = [at for key, _, at in found if key == inode]
+        empty = [at for key, _, at in found if key == 0]
+        oldest = min(found, key=lambda row: row[1])[2]
+        return (same or empty or [oldest])[0]
+
+
+class Attributes:
+    """The table of a store with the files of a manifest."""
+
+    def __init__(self, node_dir: Path, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._devices = _devices_here(manifest)
+        self._table: Table | None = None
+        if any(device is not None for device in self._devices.values()):
+            with suppress(OSError):
+                self._table = Table(node_dir, len(manifest))
+
+    def note(self, id_: int, path: bytes) -> None:
+        """A copy is in the store under this name."""
+        if self._table is None:
+            return
+        entry = self._manifest.entry(id_)
+        device = self._devices[entry.device]
+        with suppress(OSError):
+            copy = os.lstat(path)
+            as_listed = (copy.st_size, copy.st_mtime_ns) == (entry.size_bytes, entry.mtime_ns)
+            if device is not None and as_listed and entry.ctime_ns:
+                self._table.put(copy, entry, device)
+
+
+def _devices_here(manifest: Manifest) -> dict[int, int | None]:
+    """What this node calls each device of the manifest, which may have been made on another node; None: its inodes are
+    not the same here."""
+    devices = manifest.devices
+    first = {device: next(id_ for id_, of in enumerate(devices) if of == device) for device in set(devices)}
+    return {device: _device_here(manifest.entry(id_), manifest.source_path(id_)) for device, id_ in first.items()}
+
+
+def _device_here(entry: Entry, path: bytes) -> int | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev if found.st_ino == entry.inode else None

@@ -1,0 +1,313 @@
+"""Copies one file from the source to the store: read, check that it stayed as it was, publish.
+
+Owns the way of a file that one thread copies, in Python, and the pieces that ranged copies share. `_copy.c` does the
+same without the interpreter lock where it was built. A file appears under its final name complete or not at all, and
+never in the place of something that is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from hpcstage.store.counters import ThreadStats
+
+try:
+    from hpcstage.store import _copy  # type: ignore[attr-defined, unused-ignore]
+except ImportError:
+    _copy = None
+
+HAS_TURNS = _copy is not None
+"""Whether threads can take turns at the source."""
+CHUNK_BYTES = 1 << 20
+DROP_BYTES = 1 << 20
+"""Sources of this size and more are dropped from the page cache once copied: nobody here reads them again."""
+PERMISSIONS = 0o777
+_NO_LOCK = contextlib.nullcontext()
+
+
+class Status(IntEnum):
+    """What became of a transfer; `_copy.c` repeats the first eight."""
+
+    OK = 0
+    SOURCE_ERROR = 1
+    LOCAL_ERROR = 2
+    CHANGED = 3
+    """The source changed while it was copied."""
+    NOT_REGULAR = 4
+    TOO_LARGE = 5
+    """Above the limit of one thread; never reported to the daemon."""
+    CANCELLED = 6
+    EXISTS = 7
+    """Something has the final name."""
+    LOST = 8
+    """The copier died; never sent by a copier."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One file to be copied. `link`: a second name for copies of symbolic links, which lstat tells them by. `urgent`:
+    somebody waits for it, so it goes before others that wait for their turn at the source."""
+
+    source: bytes
+    temporary: bytes
+    target: bytes
+    link: bytes | None = None
+    nofollow: bool = False
+    urgent: bool = False
+
+
+@dataclass
+class Outcome:
+    """What became of it; size and mtime are the copy's."""
+
+    status: Status = Status.OK
+    errno: int = 0
+    size_bytes: int = 0
+    mtime_ns: int = 0
+    open_ns: int = 0
+    read_ns: int = 0
+    write_ns: int = 0
+
+
+class CopyError(Exception):
+    """A copy ends here."""
+
+    def __init__(self, status: Status, number: int = 0) -> None:
+        super().__init__(status, number)
+        self.status = status
+        self.errno = number
+
+
+@dataclass
+class Worker:
+    """What one thread copies with: its counters, its buffer and, where it was built, the C function."""
+
+    stats: ThreadStats
+    native: bool = True
+    buffer: memoryview = field(init=False)
+    address: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.buffer = memoryview(bytearray(CHUNK_BYTES))
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.stats.block))
+        self.native = self.native and _copy is not None
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Held while this thread asks the source for something; without the C function there are no more threads."""
+        if not self.native:
+            yield
+            return
+        _copy.take_turn()
+        try:
+            yield
+        finally:
+            _copy.give_turn()
+
+
+def limit_turns(transfers: int) -> None:
+    """So many threads of this process may be at the source at a time."""
+    if _copy is not None:
+        _copy.limit(transfers)
+
+
+def copy(worker: Worker, job: Job, limit_bytes: int) -> Outcome:
+    """Copies a file of at most `limit_bytes`; a larger one is left for a ranged copy (TOO_LARGE)."""
+    if worker.native:
+        names = (job.source, job.temporary, job.target, job.link)
+        values = _copy.copy(*names, job.nofollow, job.urgent, limit_bytes, worker.address)
+        return Outcome(Status(values[0]), *values[1:])
+    return _copy_in_python(worker, job, limit_bytes)
+
+
+def _copy_in_python(worker: Worker, job: Job, limit_bytes: int) -> Outcome:
+    outcome = Outcome()
+    try:
+        source = open_source(job, worker.stats, outcome)
+        try:
+            before = regular(source)
+            outcome.size_bytes, outcome.mtime_ns = before.st_size, before.st_mtime_ns
+            if before.st_size > limit_bytes:
+                raise CopyError(Status.TOO_LARGE)
+            _copy_out(worker, job, source, before, outcome)
+        finally:
+            os.close(source)
+        worker.stats.words[6] += 1
+    except CopyError as error:
+        outcome.status, outcome.errno = error.status, error.errno
+    worker.stats.wrote(outcome.write_ns)
+    return outcome
+
+
+def _copy_out(worker: Worker, job: Job, source: int, before: os.stat_result, outcome: Outcome) -> None:
+    start = time.monotonic_ns()
+    target = create(job.temporary)
+    try:
+        read_before = outcome.read_ns
+        try:
+            copy_range(worker, source, target, 0, before.st_size, outcome)
+            check_and_stamp(source, target, before)
+        finally:
+            with local_errors():
+                os.close(target)
+        publish(job)
+    except CopyError:
+        discard(job.temporary)
+        raise
+    finally:
+        outcome.write_ns = time.monotonic_ns() - start - (outcome.read_ns - read_before)
+
+
+# ---- the pieces
+
+
+class local_errors(contextlib.AbstractContextManager[None]):
+    """Turns an OSError into a CopyError of the local disk."""
+
+    status = Status.LOCAL_ERROR
+
+    def __exit__(self, kind: object, value: BaseException | None, traceback: object) -> None:
+        if isinstance(value, OSError):
+            raise CopyError(self.status, value.errno or errno.EIO) from value
+
+
+class source_errors(local_errors):
+    """Turns an OSError into a CopyError of the source."""
+
+    status = Status.SOURCE_ERROR
+
+
+_noatime = os.O_NOATIME if hasattr(os, "O_NOATIME") else 0
+
+
+def open_source(job: Job, stats: ThreadStats, outcome: Outcome) -> int:
+    """Opens the source for reading; a FIFO does not block, the access time stays where we may say so."""
+    global _noatime
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | (os.O_NOFOLLOW if job.nofollow else 0)
+    asked = _noatime  # another thread may take it back in between
+    start = time.monotonic_ns()
+    with source_errors():
+        try:
+            fd = os.open(job.source, flags | asked)
+        except PermissionError:
+            if not asked:
+                raise
+            fd = os.open(job.source, flags)
+            _noatime = 0
+        finally:
+            outcome.open_ns = time.monotonic_ns() - start
+            stats.opened(outcome.open_ns)
+    return fd
+
+
+def regular(source: int) -> os.stat_result:
+    """Its attributes, if it is a regular file."""
+    with source_errors():
+        status = os.fstat(source)
+    if not stat.S_ISREG(status.st_mode):
+        raise CopyError(Status.NOT_REGULAR)
+    return status
+
+
+def create(temporary: bytes) -> int:
+    """A new file under a temporary name."""
+    with local_errors():
+        return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def copy_range(
+    worker: Worker,
+    source: int,
+    target: int,
+    start: int,
+    length: int,
+    outcome: Outcome,
+    pace: Callable[[int], None] | None = None,
+    writing: contextlib.AbstractContextManager[Any] = _NO_LOCK,
+) -> None:
+    """Copies bytes `start` to `start + length`. `writing` is held while writing: the kernel lets one thread write to
+    a file at a time and has the others spin."""
+    position, end = start, start + length
+    while position < end:
+        if worker.stats.cancelled:
+            raise CopyError(Status.CANCELLED)
+        chunk = worker.buffer[: min(CHUNK_BYTES, end - position)]
+        if pace is not None:
+            pace(len(chunk))
+        with worker.turn(), source_errors():
+            began = time.monotonic_ns()
+            count = os.preadv(source, [chunk], position)
+            took = time.monotonic_ns() - began
+        outcome.read_ns += took
+        worker.stats.read(count, took)
+        if not count:
+            raise CopyError(Status.CHANGED)
+        with writing:
+            _write_all(target, chunk[:count], position)
+        position += count
+
+
+def _write_all(target: int, data: memoryview, position: int) -> None:
+    with local_errors():
+        while data:
+            count = os.pwrite(target, data, position)
+            data, position = data[count:], position + count
+
+
+def check_and_stamp(source: int, target: int, before: os.stat_result) -> None:
+    """The source must be as it was before the copy; the copy gets its permission bits and modification time."""
+    with source_errors():
+        after = os.fstat(source)
+    if fingerprint(before) != fingerprint(after):
+        raise CopyError(Status.CHANGED)
+    if after.st_size >= DROP_BYTES:
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(source, 0, 0, os.POSIX_FADV_DONTNEED)
+    with local_errors():
+        os.fchmod(target, after.st_mode & PERMISSIONS)
+        os.utime(target, ns=(after.st_mtime_ns, after.st_mtime_ns))
+
+
+def fingerprint(status: os.stat_result) -> tuple[int, int, int]:
+    """What changes when a file does."""
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def publish(job: Job) -> None:
+    """Gives the copy its final name, unless something has it (EXISTS): a tombstone of a file that became void."""
+    if job.link is not None:
+        with local_errors():
+            os.link(job.temporary, job.link)
+    try:
+        _link(job)
+    except FileExistsError as error:
+        discard(job.link)
+        raise CopyError(Status.EXISTS, errno.EEXIST) from error
+    except OSError as error:
+        discard(job.link)
+        raise CopyError(Status.LOCAL_ERROR, error.errno or errno.EIO) from error
+    discard(job.temporary)
+
+
+def _link(job: Job) -> None:
+    try:
+        os.link(job.temporary, job.target, follow_symlinks=False)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(job.target), mode=0o700, exist_ok=True)
+        os.link(job.temporary, job.target, follow_symlinks=False)
+
+
+def discard(path: bytes | None) -> None:
+    """Removes a name if it is there."""
+    if path is not None:
+        with contextlib.suppress(OSError):
+            os.unlink(path)

@@ -1,0 +1,109 @@
+"""Counters of the copier threads in memory shared with the daemon: bytes count in the second they are read in.
+
+Owns the layout (repeated in `_copy.c`). Each thread writes its own block and nobody else's, so there are no locks;
+the daemon only reads, but for CANCEL. Counters outlive the copier that wrote them.
+"""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+
+from hpcstage.protocol.shim import HIST_BUCKETS, bucket_of_ns
+
+BLOCK_BYTES = 1024
+BYTES, OPENS, OPEN_NS, READS, READ_NS, WRITE_NS, FILES, CANCEL, CURRENT, CURRENT_BYTES = range(10)
+_COUNTERS = 7
+_WORDS = 16
+"""u64 at the start of a block; then two histograms of u32."""
+_HIST_OPEN = _WORDS * 2
+_HIST_READ = _HIST_OPEN + HIST_BUCKETS
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over all threads since the start."""
+
+    bytes: int = 0
+    opens: int = 0
+    open_ns: int = 0
+    reads: int = 0
+    read_ns: int = 0
+    write_ns: int = 0
+    files: int = 0
+
+
+class ThreadStats:
+    """One thread's block."""
+
+    def __init__(self, block: memoryview) -> None:
+        self.words = block.cast("Q")
+        self._hist = block.cast("I")
+        self.block = block
+
+    def opened(self, took_ns: int) -> None:
+        """One open at the source."""
+        self.words[OPENS] += 1
+        self.words[OPEN_NS] += took_ns
+        self._hist[_HIST_OPEN + bucket_of_ns(took_ns)] += 1
+
+    def read(self, size_bytes: int, took_ns: int) -> None:
+        """One read at the source."""
+        self.words[BYTES] += size_bytes
+        self.words[CURRENT_BYTES] += size_bytes
+        self.words[READS] += 1
+        self.words[READ_NS] += took_ns
+        self._hist[_HIST_READ + bucket_of_ns(took_ns)] += 1
+
+    def wrote(self, took_ns: int) -> None:
+        """Time at the local disk."""
+        self.words[WRITE_NS] += took_ns
+
+    def works_on(self, id_: int) -> None:
+        """What this thread reads from here on is of this file."""
+        if self.words[CURRENT] != id_ + 1:
+            self.words[CURRENT_BYTES] = 0
+            self.words[CURRENT] = id_ + 1
+
+    @property
+    def cancelled(self) -> bool:
+        """What this thread copies has become void."""
+        return bool(self.words[CANCEL])
+
+
+class StatsArea:
+    """The blocks of all threads of all copiers: anonymous shared memory, made before the copiers are forked."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self._map = mmap.mmap(-1, max(threads, 1) * BLOCK_BYTES)
+        self._view = memoryview(self._map)
+
+    def thread(self, index: int) -> ThreadStats:
+        """A thread's own block."""
+        start = index * BLOCK_BYTES
+        return ThreadStats(self._view[start : start + BLOCK_BYTES])
+
+    def totals(self) -> Totals:
+        """The sums at this moment."""
+        words = self._view.cast("Q")
+        step = BLOCK_BYTES // 8
+        blocks = (words[i * step : i * step + _COUNTERS].tolist() for i in range(self.threads))
+        return Totals(*(sum(column) for column in zip(*blocks, strict=True)))
+
+    def read_of(self, id_: int) -> int:
+        """Bytes of one file that were read by the threads whose last file it is, in all attempts at it."""
+        words = self._view.cast("Q")
+        starts = range(0, self.threads * (BLOCK_BYTES // 8), BLOCK_BYTES // 8)
+        return sum(words[start + CURRENT_BYTES] for start in starts if words[start + CURRENT] == id_ + 1)
+
+    def histograms(self) -> tuple[dict[int, int], dict[int, int]]:
+        """Opens and reads by bucket, zeros left out."""
+        words = self._view.cast("I")
+        step = BLOCK_BYTES // 4
+        pair = []
+        for offset in (_HIST_OPEN, _HIST_READ):
+            rows = (words[i * step + offset : i * step + offset + HIST_BUCKETS].tolist() for i in range(self.threads))
+            sums = [sum(column) for column in zip(*rows, strict=True)]
+            pair.append({bucket: count for bucket, count in enumerate(sums) if count})
+        return pair[0], pair[1]

@@ -1,0 +1,182 @@
+"""The node directory's places, what the local disk has left, and removing copies and the whole directory.
+
+Owns names below the node directory and tombstones. Copies are published by the copiers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+
+from hpcstage.plan.types import Budget
+from hpcstage.record.notes.rule import BUDGET_ASKED
+
+DEFAULT_SHARE = 0.8
+_REMOVERS = 8
+_BATCH = 256
+_FEW_BATCHES = 4
+"""One thread removes them faster than several are started."""
+_NO_INODES = 1 << 62
+
+
+@dataclass(frozen=True)
+class Free:
+    """What is free for us on a file system."""
+
+    size_bytes: int
+    inodes: int
+
+
+def free(path: Path) -> Free:
+    """Of the file system that holds `path`. A file system that does not count inodes has enough of them."""
+    status = os.statvfs(path)
+    return Free(status.f_bavail * status.f_frsize, status.f_favail if status.f_files else _NO_INODES)
+
+
+def budget(path: Path, size_bytes: int | None, inodes: int | None, part: float = 1.0, part_why: str = "") -> Budget:
+    """What the store may use: what was asked for, else a share of what is free for this job, which is `part` of it."""
+    now = free(path)
+    reasons = []
+    shown = f"{DEFAULT_SHARE:.0%} of what is free" + (f" for {part_why}" if part_why else "")
+    if size_bytes is None:
+        size_bytes = int(now.size_bytes * DEFAULT_SHARE * part)
+        reasons.append(f"bytes: {shown}")
+    if inodes is None:
+        inodes = int(now.inodes * DEFAULT_SHARE * part)
+        reasons.append(f"inodes: {shown}")
+    return Budget(size_bytes, inodes, "; ".join(reasons) or BUDGET_ASKED)
+
+
+class Store:
+    """The copies in a node directory. `on_stuck` is told of one that cannot be removed, and why."""
+
+    def __init__(self, node_dir: Path, on_stuck: Callable[[bytes, str], None] = lambda *_: None) -> None:
+        self._on_stuck = on_stuck
+        self.node_dir = node_dir
+        self.root = os.fsencode(node_dir / "store")
+        self._asides = 0
+
+    def make(self) -> None:
+        """The directories that copiers need; what a daemon before us left in `incoming` goes."""
+        shutil.rmtree(self.node_dir / "incoming", ignore_errors=True)
+        for name in ("store", "incoming", "links", "orders"):
+            (self.node_dir / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def path(self, store_path: bytes) -> bytes:
+        """Where a copy is."""
+        return self.root + b"/" + store_path
+
+    def drop(self, id_: int, store_path: bytes) -> None:
+        """Removes a copy that is not in flight."""
+        try:
+            os.unlink(self.path(store_path))
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError as error:
+            self._on_stuck(store_path, os.strerror(error.errno or 0))
+        self.drop_link(id_)
+
+    def drop_link(self, id_: int) -> None:
+        """Removes the second name of a copy, if it has one."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._link(b"", id_))
+
+    def put_aside(self, directory: bytes) -> bytes | None:
+        """Renames a directory of the store out of sight, in one step; gives its new name, None if there was none."""
+        aside = os.fsencode(self.node_dir / "gone")
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(aside, 0o700)
+        self._asides += 1
+        name = aside + b"/%d" % self._asides
+        try:
+            os.rename(self.path(directory), name)
+        except FileNotFoundError:
+            return None
+        return name
+
+    def bar(self, id_: int, store_path: bytes) -> bool:
+        """Puts a tombstone in the place of a copy that is in flight: from now on it cannot be published.
+
+        A tombstone is a dangling symbolic link with two names: opening it fails, so readers go to the source, and
+        lstat shows the second name, as it does for copies of the source's own symbolic links. False: no room for it.
+        """
+        path, second = self.path(store_path), self._link(b"void-", id_)
+        try:
+            self._tombstone(second)
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            while True:
+                try:
+                    os.link(second, path, follow_symlinks=False)
+                    return True
+                except FileExistsError:
+                    if os.path.islink(path):
+                        return True
+                    os.unlink(path)
+        except OSError:
+            return False
+
+    def unbar(self, id_: int, store_path: bytes) -> None:
+        """The transfer that was barred has ended: the tombstone goes."""
+        path = self.path(store_path)
+        with contextlib.suppress(OSError):
+            if os.path.islink(path):
+                os.unlink(path)
+        for prefix in (b"void-", b""):
+            with contextlib.suppress(OSError):
+                os.unlink(self._link(prefix, id_))
+
+    def _tombstone(self, path: bytes) -> None:
+        with contextlib.suppress(FileExistsError):
+            os.symlink(b"/nonexistent/hpcstage-void", path)
+
+    def _link(self, prefix: bytes, id_: int) -> bytes:
+        return os.fsencode(self.node_dir / "links") + b"/" + prefix + b"%d" % id_
+
+
+def remove_tree(path: Path | str, *, last: tuple[str, ...] = ()) -> None:
+    """Removes a directory, a large one with several threads; entries named in `last` go last. Passes over errors."""
+    directories: list[bytes] = []
+    batches = _batches(os.fsencode(path), {os.fsencode(name) for name in last}, directories)
+    for batch in islice(batches, _FEW_BATCHES):
+        _unlink_all(batch)
+    for first in batches:
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(_REMOVERS) as pool:
+            for _ in pool.map(_unlink_all, chain([first], batches)):
+                pass
+    for directory in reversed(directories):
+        with contextlib.suppress(OSError):
+            os.rmdir(directory)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _batches(path: bytes, kept: set[bytes], directories: list[bytes]) -> Iterator[list[bytes]]:
+    """The files below a directory, without recursion limits; `directories` gets those below it."""
+    stack, files = [path], []
+    while stack:
+        directory = stack.pop()
+        with contextlib.suppress(OSError), os.scandir(directory) as entries:
+            for entry in entries:
+                if directory == path and entry.name in kept:
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    stack.append(entry.path)
+                    directories.append(entry.path)
+                    continue
+                files.append(entry.path)
+                if len(files) == _BATCH:
+                    yield files
+                    files = []
+    yield files
+
+
+def _unlink_all(paths: list[bytes]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.unlink(path)

@@ -1,0 +1,167 @@
+"""Copies one large file with several threads, so that a single file also comes at the source's full speed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from hpcstage.store import copyfile
+from hpcstage.store.copyfile import CopyError, Job, Outcome, Status, Worker
+
+RANGE_BYTES = 16 << 20
+MOST_THREADS = 8
+QUICK_NS = 50_000_000
+"""One more thread is worth it as long as a chunk takes no longer: with more of them waiting at a slow source, whatever
+the program asks for would wait behind them."""
+
+
+class Pacer:
+    """Spreads reads so that they stay at a rate. Shared by the threads of a copier."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._rate = bytes_per_s
+        self._lock = threading.Lock()
+        self._next = 0.0
+
+    def __call__(self, size_bytes: int) -> None:
+        """Waits until this many bytes may be read."""
+        with self._lock:
+            now = time.monotonic()
+            start = max(self._next, now)
+            self._next = start + size_bytes / self._rate
+        time.sleep(max(0.0, start - now))
+
+
+class BigCopy:
+    """The ranges of one file. Threads call `work`; the one that ends last publishes and gets the outcome."""
+
+    def __init__(
+        self, id_: int, job: Job, pace: Pacer | None, started_ns: int, invite: Callable[[BigCopy], object]
+    ) -> None:
+        """`invite` has one more thread call `work`."""
+        self.id = id_
+        self.job = job
+        self.started_ns = started_ns
+        self.outcome = Outcome()
+        self.cancelled = False
+        self._pace = pace
+        self._invite = invite
+        self._invitations = 0
+        self._lock = threading.Lock()
+        self._writing = threading.Lock()
+        self._position = 0
+        self._inside = 0
+        self._finished = False
+        self._source = self._target = -1
+        self._before: os.stat_result
+
+    def open(self, worker: Worker) -> bool:
+        """Opens both ends. False if it failed (see `outcome`)."""
+        try:
+            self._source = copyfile.open_source(self.job, worker.stats, self.outcome)
+            self._before = copyfile.regular(self._source)
+            self.outcome.size_bytes, self.outcome.mtime_ns = self._before.st_size, self._before.st_mtime_ns
+            self._target = copyfile.create(self.job.temporary)
+            with copyfile.local_errors():
+                _preallocate(self._target, self._before.st_size)
+        except CopyError as error:
+            self._fail(error)
+            self._finished = True
+            self._close()
+            copyfile.discard(self.job.temporary)
+            return False
+        self._invitations = min(1 if self._pace else MOST_THREADS - 1, self._before.st_size // RANGE_BYTES)
+        return True
+
+    def work(self, worker: Worker) -> bool:
+        """Copies ranges until none is left. True for the one thread that has to report the outcome."""
+        while (start := self._claim()) is not None:
+            part = Outcome()
+            step = partial(self._step, part, [0])
+            try:
+                length = min(RANGE_BYTES, self._before.st_size - start)
+                copyfile.copy_range(worker, self._source, self._target, start, length, part, step, self._writing)
+            except CopyError as error:
+                self._fail(error)
+            if self._leave(part):
+                self._finish(worker)
+                return True
+        return False
+
+    def _step(self, part: Outcome, seen_ns: list[int], size_bytes: int) -> None:
+        """Before each chunk."""
+        if self.cancelled:
+            raise CopyError(Status.CANCELLED)
+        took_ns, seen_ns[0] = part.read_ns - seen_ns[0], part.read_ns
+        if 0 < took_ns < QUICK_NS and self._may_invite():
+            self._invite(self)
+        if self._pace is not None:
+            self._pace(size_bytes)
+
+    def _may_invite(self) -> bool:
+        with self._lock:
+            may = self._invitations > 0 and not self._exhausted()
+            self._invitations -= may
+            return may
+
+    def _claim(self) -> int | None:
+        with self._lock:
+            if self._finished or self._exhausted():
+                return None
+            start = self._position
+            self._position += RANGE_BYTES
+            self._inside += 1
+            return start
+
+    def _leave(self, part: Outcome) -> bool:
+        with self._lock:
+            self.outcome.read_ns += part.read_ns
+            self._inside -= 1
+            last = self._exhausted() and not self._inside and not self._finished
+            self._finished = self._finished or last
+            return last
+
+    def _exhausted(self) -> bool:
+        return self._position >= max(self._before.st_size, 1) or self.outcome.status is not Status.OK
+
+    def _fail(self, error: CopyError) -> None:
+        if not self.outcome.status:
+            self.outcome.status, self.outcome.errno = error.status, error.errno
+
+    def _finish(self, worker: Worker) -> None:
+        began = time.monotonic_ns()
+        try:
+            if self.outcome.status:
+                raise CopyError(self.outcome.status, self.outcome.errno)
+            copyfile.check_and_stamp(self._source, self._target, self._before)
+            self._close()
+            copyfile.publish(self.job)
+            worker.stats.words[6] += 1
+        except CopyError as error:
+            self._fail(error)
+            self._close()
+            copyfile.discard(self.job.temporary)
+        self.outcome.write_ns += time.monotonic_ns() - began
+        worker.stats.wrote(self.outcome.write_ns)
+
+    def _close(self) -> None:
+        for fd in (self._source, self._target):
+            if fd >= 0:
+                os.close(fd)
+        self._source = self._target = -1
+
+
+def _preallocate(fd: int, size_bytes: int) -> None:
+    """Takes the room at once where the file system can; a full disk then shows before anything is read."""
+    if not size_bytes:
+        return
+    try:
+        os.posix_fallocate(fd, 0, size_bytes)
+    except OSError as error:
+        if error.errno not in {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}:
+            raise
+        os.ftruncate(fd, size_bytes)

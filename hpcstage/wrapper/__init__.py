@@ -1,0 +1,1 @@
+"""The program `hpcstage run`: directories, command, signals, exit code, record, cleaning up."""

@@ -1,0 +1,137 @@
+"""The user's command: started with the caller's signal mask, told every signal once, waited for.
+
+Owns signals and the exit status. Does not know what the command is for.
+
+Signals that we forward are blocked in this process from before the command starts and are taken with
+sigtimedwait, so none can be lost or interrupt anything. Under Slurm's cgroup tracking only the direct process of a
+step is told about scancel or a time limit, so the wrapper passes them on. PBS, Grid Engine and terminals signal the
+command as well; a second one would end a program that is saving its state, so the wrapper passes on only what the
+witness beside the command did not get.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from hpcstage.procio import read_bytes
+from hpcstage.protocol import shim
+from hpcstage.wrapper.plain import exec_error
+from hpcstage.wrapper.witness import Witness
+
+FORWARDED = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGCONT,
+    signal.SIGWINCH,
+    signal.SIGALRM,
+    signal.SIGXCPU,
+)
+FATAL = frozenset(FORWARDED) - {signal.SIGCONT, signal.SIGWINCH}
+OWN_IO = "/proc/self/io"
+"""Reaping a child adds what it read to this."""
+SI_KERNEL_FROM = 1
+"""si_code above 0: the kernel sent it, for a terminal or because of a limit of this process alone."""
+OF_TERMINALS = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGCONT, signal.SIGWINCH})
+_SETTLES_S = 0.05
+"""By then a command that makes a process group of its own has made it."""
+IGNORED_BY_PYTHON = [signal.SIGPIPE, signal.SIGXFSZ]
+
+
+class Signals:
+    """Blocks the forwarded signals for as long as it lives."""
+
+    def __init__(self) -> None:
+        self.waited = {*FORWARDED, signal.SIGCHLD}
+        self.before = signal.pthread_sigmask(signal.SIG_BLOCK, self.waited)
+        self._came: deque[signal.struct_siginfo] = deque()
+
+    def take(self, timeout_s: float) -> signal.struct_siginfo | None:
+        """The next signal, or None after the timeout."""
+        return self._came.popleft() if self._came else signal.sigtimedwait(self.waited, timeout_s)
+
+    def keep(self, timeout_s: float) -> None:
+        """Waits for a signal that is taken later. Two equal ones that stay pending would be one."""
+        info = signal.sigtimedwait(self.waited, timeout_s)
+        if info is not None:
+            self._came.append(info)
+
+    def release(self) -> None:
+        """Puts the caller's mask back; what is pending is delivered."""
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.before)
+
+
+class Child:
+    """The running command."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], signals: Signals) -> None:
+        self.signals = signals
+        self.status: int | None = None
+        self.read_bytes = shim.READ_UNKNOWN
+        """By the command and all of its reaped descendants; known when it has ended."""
+        try:
+            self.pid = os.posix_spawnp(
+                command[0], list(command), dict(env), setsigmask=signals.before, setsigdef=IGNORED_BY_PYTHON
+            )
+        except OSError as error:
+            raise exec_error(command, error) from None
+
+    def wait(self, watch: Callable[[], None], interval_s: float = 1.0) -> int:
+        """Forwards signals until the command ends; returns its wait status. Calls `watch` now and then."""
+        pause_s = _SETTLES_S
+        self._reap()
+        if self.status is not None:  # it was shorter than it takes to find a witness
+            return self.status
+        with Witness(self.pid) as witness:
+            while self.status is None:
+                info = self.signals.take(pause_s)
+                pause_s = interval_s
+                if info is not None and info.si_signo != signal.SIGCHLD:
+                    self.forward(info, witness)
+                witness.follow()
+                self._reap()
+                watch()
+        return self.status
+
+    def forward(self, info: signal.struct_siginfo, witness: Witness) -> None:
+        """Passes a signal on, unless whoever sent it has reached the command as well."""
+        if info.si_code >= SI_KERNEL_FROM and not (info.si_signo in OF_TERMINALS and witness.is_there):
+            return
+        if not witness.got(info.si_signo, self.signals.keep) and self._is_running():
+            os.kill(self.pid, info.si_signo)
+
+    def _is_running(self) -> bool:
+        self._reap()
+        return self.status is None
+
+    def _reap(self) -> None:
+        if self.status is not None:
+            return
+        if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return
+        before = read_bytes(OWN_IO)
+        _, self.status = os.waitpid(self.pid, 0)
+        after = read_bytes(OWN_IO)
+        if before is not None and after is not None:
+            self.read_bytes = max(0, after - before)
+
+
+def finish(status: int) -> int:
+    """The exit code for a wait status; dies of the command's signal if that is how it ended."""
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return code
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # its core file, not a second one of ours
+    number = -code
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    os.kill(os.getpid(), number)
+    return 128 + number

@@ -1,0 +1,89 @@
+"""What is known of a run before it starts: its part of the record, its id, its datasets' notices."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hpcstage import __version__, inherited
+from hpcstage import job as jobs
+from hpcstage.errors import NotStarted
+from hpcstage.plan.dataset.datasets import already_local
+from hpcstage.preview.earlier import said_of_program
+from hpcstage.record.parts import alive
+from hpcstage.record.parts.part import RunPart
+
+if TYPE_CHECKING:
+    from hpcstage.config import Config
+    from hpcstage.job.localdir import LocalDir
+    from hpcstage.plan.dataset.datasets import Resolved
+    from hpcstage.wrapper.run import Clock
+
+
+def workload(config: Config) -> dict[str, Any]:
+    """What the user says of the program; the daemon's scan looks for the rest while the program starts."""
+    if config.mode != "auto":
+        return {}
+    values, sources = said_of_program(config)
+    return {**values, "workload_sources": sources}
+
+
+def shared_id(run_key: str | None, config: Config, host: str = "") -> str | None:
+    """The id that all wrappers of one launch on a node find alone; two commands of one task must not share it.
+
+    `host` is given where each node stages alone: then other nodes must not share it, either.
+    """
+    if run_key is None:
+        return None
+    asked = "\0".join([config.mode, config.order, *config.data, *([host] if host else [])])
+    return f"{run_key}-{zlib.crc32(os.fsencode(asked)):08x}"
+
+
+def run_part(
+    command: Sequence[str], config: Config, clock: Clock, run_id: str, job: jobs.Job, local: LocalDir | None
+) -> RunPart:
+    """The wrapper's part of the record, as far as it is known before the start."""
+    return RunPart(
+        run_id=run_id,
+        command=list(command),
+        cwd=os.fspath(inherited.directory()),
+        host=socket.gethostname(),
+        started_unix_s=clock.unix_s,
+        mode_asked=config.mode,
+        scheduler=job.scheduler,
+        job_id=job.job_id,
+        nodes=list(job.nodes),
+        local_dir=None if local is None else os.fspath(local.path),
+        local_dir_why="" if local is None else local.why,
+        config=config.rows(),
+        version=__version__,
+        python=platform.python_version(),
+        kernel=platform.release(),
+        pid_space=alive.pid_space(),
+    )
+
+
+def tell_of_one_node(part: RunPart, job: jobs.Job) -> None:
+    """Behind a launcher, where each node stages alone: the record is of this node, and says so."""
+    part.nodes = [job.hostname]
+    if len(job.nodes) > 1:
+        text = f"this report is about {job.hostname} only: each node of this launch stages alone and has its own"
+        remedy = "put hpcstage in front of the launcher: one report, and files are passed between the nodes"
+        part.problems.append({"id": "alone", "text": text, "remedy": remedy})
+
+
+def check_datasets(resolved: Resolved, local: LocalDir, part: RunPart, *, strict: bool) -> list[str]:
+    """A dataset on the local disk already has nothing to gain: it is read where it is. Returns what to say."""
+    said = []
+    for notice in [*resolved.warnings, *already_local(resolved.datasets, local.device)]:
+        if notice.id == "already_local":
+            if strict:
+                raise NotStarted(notice.text, notice.remedy)
+            part.direct_why = notice.text
+        said.append(f"{notice.text} ({notice.remedy})")
+        part.problems.append({"id": notice.id.replace("_", "-"), "text": notice.text, "remedy": notice.remedy})
+    return said

@@ -1,0 +1,250 @@
+"""Several nodes: whether there are any, who starts what, and what the first wrapper tells the lead.
+
+In front of a launcher there is one wrapper, on the first node, and the lead brings the others up. Behind a launcher
+each node has its wrappers, which start its daemon; the lead of the first only connects them. Without a scheduler
+`--nodes N` makes virtual nodes on this machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcstage.errors import NotStarted
+from hpcstage.job import launchers, nodelist
+from hpcstage.node import directory as nodedir
+from hpcstage.node import environment, start
+from hpcstage.protocol import leadspec
+from hpcstage.protocol.leadspec import LeadSpec
+from hpcstage.wrapper import messages
+
+if TYPE_CHECKING:
+    from hpcstage.config import Config
+    from hpcstage.job import Job
+    from hpcstage.job.localdir import LocalDir
+    from hpcstage.protocol.daemonspec import DaemonSpec
+    from hpcstage.wrapper.leadlink import LeadLink
+    from hpcstage.wrapper.session import Session
+
+GROUP_WAIT_S = 10.0
+NODES_PER_S = 50
+"""Launchers take longer for many nodes."""
+_POLL_S = 0.05
+_LOCAL_KEYS = ("parent-", "torchelastic")
+"""In names of launches that are made of a process's number."""
+_INHERITED = ("PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "LC_ALL")
+"""What a Python of a module or a virtual environment needs on a node where the launcher passes nothing on."""
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """The nodes of a run as this wrapper knows them."""
+
+    hosts: list[str]
+    index: int
+    """This node's."""
+    launcher: str
+    starts_daemons: bool
+    parts: tuple[tuple[str, ...], ...] = ()
+    """The nodes by part of the job, where it has several: see `Job.parts`."""
+    directory: str = ""
+    """Where the nodes find each other; see `groupdir`."""
+
+    @property
+    def virtual(self) -> bool:
+        """All nodes are this machine."""
+        return self.launcher == launchers.VIRTUAL
+
+    def node_name(self, run_id: str) -> str:
+        """The name of this node's directory."""
+        return leadspec.virtual_name(run_id, self.index) if self.virtual else run_id
+
+
+def require_node(job: Job) -> None:
+    """Raises NotStarted on a host that is no node of the job: what is staged there is of no use to the nodes."""
+    if job.node_index is None:
+        raise NotStarted(
+            f"this host {job.hostname} is not a node of job {job.job_id} (its nodes: {nodelist.fold(job.nodes)})",
+            "start hpcstage on the nodes: `srun hpcstage run ... -- COMMAND`, "
+            "or in a shell of `srun --pty` or a batch script",
+        )
+
+
+def find(config: Config, job: Job, local: LocalDir, host: str) -> Grouping | None:
+    """The nodes of this run; None: this node alone."""
+    if config.nodes == 1 or config.launcher == launchers.NONE:
+        return None
+    if job.scheduler == "none" and len(job.nodes) == 1:
+        if config.nodes is None or job.is_rank:
+            return None
+        hosts = [f"{host}.v{index}" for index in range(config.nodes)]
+        return Grouping(hosts, 0, launchers.VIRTUAL, starts_daemons=True)
+    if config.nodes not in (None, len(job.nodes)):
+        messages.warn(f"nodes is {config.nodes}, the scheduler gave {len(job.nodes)}: all of these are used")
+    if len(job.nodes) < 2 or job.node_index is None:
+        return None
+    if local.is_network:
+        messages.warn(f"{local.path} is seen by all nodes: each node stages alone")
+        return None
+    launcher = launchers.choose(job, config.launcher)
+    if not job.is_rank:
+        return Grouping(_first(job), 0, launcher, starts_daemons=True, parts=job.parts)
+    if not _is_known_elsewhere(job):
+        return None
+    return Grouping(list(job.nodes), job.node_index, launcher, starts_daemons=False)
+
+
+def _is_known_elsewhere(job: Job) -> bool:
+    """Whether the wrappers of other nodes can know that they belong to the same launch."""
+    return job.run_key is not None and not any(mark in job.run_key for mark in _LOCAL_KEYS)
+
+
+def leaves_word(job: Job) -> bool:
+    """Whether this wrapper, which cannot stage, says so for others: for the launch, or for a node that is alone."""
+    if job.rank is None or _is_known_elsewhere(job) or job.local_rank is None:
+        return not job.rank
+    return job.local_rank == 0
+
+
+def placed(group: Grouping | None, run_dir: Path, run_id: str) -> Grouping | None:
+    """The same with its directory. Raises NotStarted if there is none that only this user can change."""
+    from hpcstage.wrapper import groupdir
+
+    if group is None:
+        return None
+    if group.virtual:
+        return replace(group, directory=os.path.abspath(run_dir / leadspec.DIRECTORY))
+    return replace(group, directory=os.fspath(groupdir.choose(run_dir, run_id, os.environ)))
+
+
+def _first(job: Job) -> list[str]:
+    return [job.hostname, *(node for node in job.nodes if node != job.hostname)]
+
+
+def in_group(config: Config, group: Grouping | None) -> dict[str, Any]:
+    """What a daemon's spec says of the group."""
+    if group is None:
+        return {"placement": config.placement}
+    return {
+        "node_index": group.index,
+        "node_count": len(group.hosts),
+        "placement": config.placement,
+        "group_wait_s": _wait_s(group),
+    }
+
+
+def lead_spec(session: Session, spec: DaemonSpec, local: LocalDir, group: Grouping) -> LeadSpec:
+    """What the lead and the agents are told."""
+    config = session.config
+    plan = launchers.per_node(group.launcher, ["agent"], group.hosts[1:], parts=group.parts)
+    return LeadSpec(
+        run_id=session.part.run_id,
+        run_dir=os.path.abspath(session.run_dir),
+        group_dir=group.directory,
+        hosts=group.hosts,
+        launcher=group.launcher,
+        parts=[list(part) for part in group.parts],
+        starts_daemons=group.starts_daemons,
+        exchanges=spec.mode != "direct" and config.placement != "private",
+        local_dir=os.fspath(local.path),
+        daemon=spec.to_json(),
+        budget=config.budget,
+        copiers=config.copiers,
+        intercept=config.intercept,
+        wait_s=_wait_s(group),
+        drain_s=config.drain_s,
+        input_ends=plan.takes_stdin,
+        passes_output=plan.passes_output,
+        own={"node_dir": os.fspath(session.node.path), "sock": os.fspath(session.node.sock)},
+    )
+
+
+def _wait_s(group: Grouping) -> float:
+    return GROUP_WAIT_S + len(group.hosts) / NODES_PER_S
+
+
+def begin(group: Grouping, lead: LeadSpec, node: start.Node) -> LeadLink | None:
+    """Says that this node is up, and on the first node starts the lead."""
+    from hpcstage.wrapper.leadlink import LeadLink
+
+    directory = Path(lead.group_dir)
+    if group.starts_daemons:
+        shutil.rmtree(directory, ignore_errors=True)  # of an earlier run, where the user names the run directory
+    directory.mkdir(mode=0o700, exist_ok=True)
+    if not group.starts_daemons:
+        leadspec.write_json(
+            leadspec.state_file(directory, group.index, "ready"),
+            {
+                "run_id": lead.run_id,
+                "state": "ready",
+                "index": group.index,
+                "host": group.hosts[group.index],
+                **lead.own,
+            },
+        )
+    if group.index != 0:
+        return None
+    lead.save(directory / leadspec.SPEC)
+    shutil.copyfile(node.path / "resolved", directory / leadspec.RESOLVED)
+    (directory / leadspec.SCRIPT).write_text(agent_script(directory, os.environ))
+    return LeadLink(directory / leadspec.SPEC, node.path / "lead.log", launchers.scrubbed(os.environ))
+
+
+def agent_script(directory: Path, env: Mapping[str, str]) -> str:
+    """A script for the shell of another node; it takes no arguments and needs nothing of the launcher."""
+    import sys
+
+    given = environment.for_daemon(env, start.package_parent())
+    kept = {name: given[name] for name in (*_INHERITED, "PYTHONPATH") if name in given}
+    lines = ["#!/bin/sh", "# Made by hpcstage run: brings up another node of the run."]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in kept.items()]
+    words = [sys.executable, "-s", "-m", "hpcstage.lead.agent", os.fspath(directory / leadspec.SPEC)]
+    return "\n".join([*lines, "exec " + shlex.join(words), ""])
+
+
+def joined(group: Grouping) -> list[str]:
+    """The nodes that will write a part as far as is known: behind a launcher those that ever said that they are up."""
+    if group.starts_daemons:
+        return group.hosts
+    directory = Path(group.directory)
+    return [h for i, h in enumerate(group.hosts) if leadspec.state_file(directory, i, "ready").exists()]
+
+
+def await_parts(run_dir: Path, hosts: Sequence[str], since_unix_s: float, deadline: float) -> bool:
+    """Until all nodes have written their last word, or the deadline."""
+    missing = set(hosts)
+    while True:
+        missing = {host for host in missing if not _is_final(run_dir / "nodes" / f"{host}.json", since_unix_s)}
+        if not missing or time.monotonic() >= deadline:
+            return not missing
+        time.sleep(_POLL_S)
+
+
+def _is_final(path: Path, since_unix_s: float) -> bool:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
+        if data["started_unix_s"] < since_unix_s - 60.0:
+            return False  # of an earlier run into the same directory; clocks of nodes differ a little
+        ended = bool(data["complete"])
+        return ended or any(problem.get("id") == "node-missing" for problem in data["problems"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
+
+
+def sweep_virtual(first: Path, count: int, timeout_s: float) -> None:
+    """Waits until the directories of virtual nodes are gone, and removes those whose daemons were killed."""
+    base, stem = first.parent, first.name[:-1]
+    deadline = time.monotonic() + timeout_s
+    while any((base / f"{stem}{index}").exists() for index in range(count)) and time.monotonic() < deadline:
+        with contextlib.suppress(Exception):
+            for path in nodedir.leftovers(base):
+                nodedir.remove(path)
+        time.sleep(_POLL_S)

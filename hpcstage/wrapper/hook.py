@@ -1,0 +1,88 @@
+"""`hpcstage install-hook`: files in an environment's site-packages that let its Pythons find the shim where a script
+has set PYTHONPATH anew.
+
+Owns their names and contents. They do nothing outside of `hpcstage run`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+from hpcstage.errors import UsageError
+from hpcstage.node.shimdir import SHIM
+
+MODULE = "_hpcstage_hook"
+PTH = "hpcstage-hook.pth"
+START = "hpcstage-hook.start"
+START_FROM = [3, 15]
+"""From here on .start files are read, and take the place of the import lines of the .pth file of the same name."""
+OLDEST = [3, 8]
+_LINE = (
+    "import os; os.environ.get('HPCSTAGE_NODE_DIR') and "
+    f"os.path.exists(os.path.join({{site!r}}, '{MODULE}.py')) and __import__('{MODULE}').attach()\n"
+)
+_ASK = (
+    "import json, site, sys, sysconfig; print(json.dumps([list(sys.version_info[:2]), sysconfig.get_path('purelib'),"
+    " site.getusersitepackages() if site.ENABLE_USER_SITE else None]))"
+)
+
+
+def install(python: str) -> Path:
+    """Writes the files into the environment of an interpreter, or into the user's own if that cannot be written."""
+    version, places = _places(python)
+    if version < OLDEST:
+        raise UsageError(f"{python} is older than Python 3.8", "name another with --python")
+    for place in places:
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            _write(place, version)
+        except OSError:
+            continue
+        return place
+    raise UsageError(
+        f"cannot write to {' or '.join(map(str, places))}", "activate an environment of your own, or name its --python"
+    )
+
+
+def remove(python: str) -> list[Path]:
+    """Removes the files; where they were."""
+    found = []
+    for place in _places(python)[1]:
+        there = [path for name in (PTH, START, MODULE + ".py") if (path := place / name).exists()]
+        for path in there:  # the module last: what names it must not be left without it
+            try:
+                path.unlink()
+            except OSError as error:
+                raise UsageError(f"cannot remove {path}: {error.strerror}", "remove it by hand") from None
+        for compiled in (place / "__pycache__").glob(MODULE + ".*.pyc"):
+            compiled.unlink(missing_ok=True)
+        if there:
+            found.append(place)
+    return found
+
+
+def _write(place: Path, version: list[int]) -> None:
+    contents = {MODULE + ".py": (SHIM / (MODULE + ".py")).read_text(encoding="utf-8")}
+    if version >= START_FROM:
+        contents[START] = f"{MODULE}:attach\n"
+    contents[PTH] = _LINE.format(site=os.fspath(place))
+    for name, content in contents.items():
+        temporary = place / f".{name}.{os.getpid()}"
+        try:
+            temporary.write_text(content, encoding="utf-8")
+            temporary.replace(place / name)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _places(python: str) -> tuple[list[int], list[Path]]:
+    """The version of an interpreter, and the directories in which it looks for .pth files, the environment's first."""
+    try:
+        done = subprocess.run([python, "-c", _ASK], capture_output=True, timeout=60, check=True, cwd="/")
+        version, *places = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        raise UsageError(f"cannot ask {python} where its packages are", "name a Python with --python") from None
+    return version, [Path(place) for place in places if place]

@@ -1,0 +1,146 @@
+"""The wrapper's side of the lead: start it, hear what it says, end it. Nothing here may hold up the command.
+
+The lead takes lines on its standard input (`child PID`, `staged?`, `end`; its end means the same as `end`) and gives
+lines: `joined`, `staged`, `ended`, `notice TEXT`, and `problem ID<TAB>TEXT<TAB>REMEDY`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpcstage.node import environment, start
+from hpcstage.wrapper import messages
+
+KILLED_S = 5.0
+READY_S = 20.0
+"""The lead gives up earlier on nodes that do not come."""
+
+
+class LeadLink:
+    """A lead that was started."""
+
+    def __init__(self, spec: Path, log: Path, env: Mapping[str, str]) -> None:
+        self.failed = False
+        self._said: set[str] = set()
+        self._problems: list[dict[str, str]] = []
+        self._buffer = b""
+        self._started = time.monotonic()
+        self._asked_staged = False
+        self._ending = False
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-s", "-m", "hpcstage.lead.main", os.fspath(spec)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                env=environment.for_daemon(env, start.package_parent()),
+                start_new_session=True,
+            )
+        finally:
+            os.close(output)
+
+    def ready(self, timeout_s: float) -> bool:
+        """Whether all nodes are up and know the files, or are given up."""
+        return self._hear("joined", timeout_s) or time.monotonic() - self._started > READY_S
+
+    def staged(self, timeout_s: float) -> bool:
+        """Whether the other nodes hold what they will."""
+        if not self._asked_staged:
+            self._asked_staged = True
+            self.tell("staged?")
+        return self._hear("staged", timeout_s)
+
+    def ended(self, timeout_s: float) -> bool:
+        """After `end`: whether the other nodes have written their parts."""
+        deadline = time.monotonic() + timeout_s
+        while (left := deadline - time.monotonic()) > 0:
+            if self._hear("ended", left):
+                return True
+        return False
+
+    def problems(self) -> list[dict[str, str]]:
+        """What went wrong since the last question; said once, kept for the record."""
+        self._take(0.0)
+        if not self.failed and not self._ending and self._process.poll() is not None:
+            self.failed = True
+            text = "what connects the nodes ended early; each node stages for itself"
+            self._problems.append(
+                {"id": "group-lost", "text": text, "remedy": "see nodes/lead.log in the run directory"}
+            )
+        found, self._problems = self._problems, []
+        for problem in found:
+            messages.warn(problem["text"])
+        return found
+
+    def tell(self, line: str) -> None:
+        """Says something to the lead."""
+        stdin = self._process.stdin
+        with contextlib.suppress(OSError, ValueError):
+            if stdin is not None:
+                stdin.write(line.encode() + b"\n")
+                stdin.flush()
+
+    def end(self) -> None:
+        """The command has ended. Does not wait."""
+        self.problems()
+        self._ending = True
+        self.tell("end")
+        with contextlib.suppress(OSError, ValueError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+
+    def close(self, timeout_s: float) -> None:
+        """Ends the lead, and makes sure that it is gone."""
+        if not self._ending:
+            self.end()
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(KILLED_S)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _hear(self, word: str, timeout_s: float) -> bool:
+        """Whether the word was said, or never will be."""
+        if word in self._said:
+            return True
+        return not self._take(timeout_s) or word in self._said
+
+    def _take(self, timeout_s: float) -> bool:
+        """Reads what there is; False: the lead is gone."""
+        pipe = self._process.stdout
+        if pipe is None or pipe.closed:
+            return False
+        while select.select([pipe], [], [], max(timeout_s, 0.0))[0]:
+            data = os.read(pipe.fileno(), 65536)
+            if not data:
+                return False
+            *lines, self._buffer = (self._buffer + data).split(b"\n")
+            for line in lines:
+                self._line(line.decode(errors="replace"))
+            timeout_s = 0.0
+        return True
+
+    def _line(self, line: str) -> None:
+        word, _, rest = line.partition(" ")
+        self._said.add(word)
+        if word == "notice":
+            messages.warn(rest)
+        if word == "problem":
+            name, text, remedy, *_ = [*rest.split("\t"), "", ""]
+            self._problems.append({"id": name, "text": text, "remedy": remedy})

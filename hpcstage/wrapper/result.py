@@ -1,0 +1,27 @@
+"""The end of a run: compose the record, write it, add it to the index, say the short form."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hpcstage.record import files
+from hpcstage.record.compose import compose
+from hpcstage.record.parts import index
+from hpcstage.record.parts.part import RunPart
+from hpcstage.report.terminal.short import short
+from hpcstage.wrapper import messages, rundir
+
+
+def write_record(run_dir: Path, part: RunPart) -> None:
+    """Whatever fails here is said; the command's exit code stays what it is."""
+    try:
+        rundir.save_part(run_dir, part)
+        record = compose(part, files.node_parts(run_dir))
+        files.save(record, run_dir / rundir.RECORD)
+    except OSError as error:
+        messages.warn(f"cannot write the report of this run to {run_dir}: {error.strerror}")
+        return
+    index.add(record, run_dir, os.environ)
+    if part.child_started_s is not None:
+        messages.result([*short(record), f"report: hpcstage report {run_dir} (explained in docs/report.md)"])

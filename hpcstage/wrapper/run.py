@@ -1,0 +1,138 @@
+"""`hpcstage run`: from a configuration and a command to the command's exit code.
+
+Owns the sequence and the promise that the command runs whatever happens to us: any failure before it starts means
+that it runs without us (or, with `--strict`, that it does not run and the exit code is 125).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from hpcstage import inherited
+from hpcstage import job as jobs
+from hpcstage.errors import HpcstageError, NoLocalDir, NotStarted, UsageError
+from hpcstage.plan.dataset import datasets as plan_datasets
+from hpcstage.wrapper import messages
+from hpcstage.wrapper.child import FATAL, Child, Signals, finish
+from hpcstage.wrapper.plain import replace_with
+
+if TYPE_CHECKING:
+    from hpcstage.config import Config
+    from hpcstage.plan.dataset.datasets import Resolved
+    from hpcstage.wrapper.session import Session
+
+_WAIT_S = 0.05
+
+
+def run(command: Sequence[str], config: Config, verbosity: int) -> int:
+    """Runs the command with its datasets staged; returns its exit code."""
+    messages.set_verbosity(verbosity)
+    for warning in config.warnings:
+        messages.warn(warning)
+    started = Clock()
+    resolved = _resolve(config)
+    signals = Signals()
+    try:
+        session = _open_session(command, config, resolved, started)
+    except HpcstageError as error:
+        return _without_us(command, config, error, signals, resolved, started)
+    try:
+        return finish(_run(command, session, signals))
+    finally:
+        signals.release()
+
+
+class Clock:
+    """The start of the run on both clocks."""
+
+    def __init__(self) -> None:
+        self.unix_s = time.time()
+        self.monotonic_s = time.monotonic()
+
+    def elapsed_s(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.monotonic_s
+
+
+def _resolve(config: Config) -> Resolved:
+    if not config.data:
+        raise UsageError("no dataset given", "use --data DIRECTORY, or data: in hpcstage.yaml")
+    return plan_datasets.resolve(config.data, inherited.directory(), order=config.order_asked())
+
+
+def _open_session(command: Sequence[str], config: Config, resolved: Resolved, started: Clock) -> Session:
+    from hpcstage.wrapper.session import Session
+
+    try:
+        return Session.open(command, config, resolved, started)
+    except OSError as error:
+        raise NotStarted(f"cannot prepare the run on {socket.gethostname()}: {error}") from None
+
+
+def _without_us(
+    command: Sequence[str], config: Config, error: HpcstageError, signals: Signals, resolved: Resolved, started: Clock
+) -> int:
+    from hpcstage.wrapper.unstaged import leave_word
+
+    signals.release()
+    if isinstance(error, UsageError):
+        raise error
+    leave_word(command, config, error, resolved, started)
+    if config.strict:
+        raise error
+    if not (isinstance(error, NoLocalDir) and _is_later_on_node()):
+        messages.warn(f"{error.line()}; the command runs without staging")
+    return replace_with(command)
+
+
+def _is_later_on_node() -> bool:
+    """Whether another wrapper of this launch on this node says what is so for the whole node."""
+    job = jobs.detect(os.environ, hostname=socket.gethostname(), parent_pid=os.getppid())
+    return bool(job.local_rank)
+
+
+def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
+    stopped_by = _wait_until(session.nodes_up, signals)
+    if stopped_by is None and session.config.strict:
+        stopped_by = _wait_until(session.scanned, signals)
+        if stopped_by is None:
+            _require_datasets(session)
+    if stopped_by is None and session.waits_for_copy:
+        session.control.attach(0)
+        session.control.ask_staged()
+        stopped_by = _wait_until(session.staged, signals)
+    if stopped_by is not None:
+        session.close(stopped_by)
+        return stopped_by
+    try:
+        child = Child(command, session.environment(os.environ), signals)
+    except HpcstageError as error:
+        session.not_run(error)
+        raise
+    session.started(child.pid)
+    status = child.wait(session.watch)
+    session.read_bytes = child.read_bytes
+    session.close(status)
+    return status
+
+
+def _require_datasets(session: Session) -> None:
+    """With --strict the scan's findings are known before the command starts."""
+    problem = session.scan_problem()
+    if problem is not None:
+        error = NotStarted(*problem)
+        session.not_run(error)
+        raise error
+
+
+def _wait_until(done: Callable[[float], bool], signals: Signals) -> int | None:
+    """Waits, `done` a little at a time; the wait status to end with if a signal says so, else None."""
+    while not done(_WAIT_S):
+        info = signals.take(0)
+        if info is not None and info.si_signo in FATAL:
+            return int(info.si_signo)
+    return None

@@ -1,0 +1,64 @@
+"""The run directory: where a run's results lie, its own part of the record, the record at the end.
+
+The run directory is on the source, `./hpcstage-runs/<run id>`, or where the user wants it. Where that cannot be
+written, results go to the user's state directory: a read-only working directory is no reason to fail.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hpcstage.errors import UsageError
+from hpcstage.record.parts import index
+from hpcstage.record.parts.part import RunPart
+
+PART = "run.part.json"
+RECORD = "run.json"
+
+
+def unique_id(now_s: float, job_id: str | None) -> str:
+    """A run id that sorts by time: `20261121-031422-1f3a`, with the job's id behind it where there is one."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now_s))
+    name = f"{stamp}-{os.urandom(2).hex()}"
+    return f"{name}-{job_id}" if job_id else name
+
+
+def make(wanted: str | None, cwd: Path, run_id: str, env: dict[str, str]) -> Path:
+    """Makes the run directory; falls back to the state directory. Raises OSError if nothing can be written."""
+    if wanted:
+        path = _below(cwd) / wanted if not os.path.isabs(wanted) else Path(wanted)
+        try:
+            (path / "nodes").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            what = f"--run-dir {wanted} cannot be made: {error.strerror}"
+            raise UsageError(what, "name a directory that you may write to, on the shared file system") from None
+        return path
+    try:
+        path = _below(cwd) / "hpcstage-runs" / run_id
+        (path / "nodes").mkdir(parents=True, exist_ok=True)
+    except OSError:
+        path = index.state_dir(env) / "runs" / run_id
+        (path / "nodes").mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _below(cwd: Path) -> Path:
+    if not cwd.is_dir():
+        raise FileNotFoundError(f"the working directory {cwd} is not there")
+    return cwd
+
+
+def save_part(run_dir: Path, part: RunPart) -> None:
+    """Writes what the wrapper knows so far: a killed job still has a report."""
+    _write(run_dir / PART, asdict(part))
+
+
+def _write(path: Path, data: dict[str, Any]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(data), encoding="utf-8", errors="surrogateescape")
+    temporary.replace(path)

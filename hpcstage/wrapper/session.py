@@ -1,0 +1,343 @@
+"""One run on this node: its directories, its daemon, its group of nodes, its record.
+
+Owns what is made before the command starts and what is done after it ended. Several wrappers of one launch on one
+node share a node directory: who takes its lock starts the daemon, the others only attach.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import resource
+import shutil
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcstage import inherited
+from hpcstage import job as jobs
+from hpcstage.errors import HpcstageError, NotStarted
+from hpcstage.job import localdir, share
+from hpcstage.node import control, directory, environment, hosted, page, start
+from hpcstage.protocol import shim
+from hpcstage.protocol.daemonspec import DaemonSpec
+from hpcstage.record.parts import index
+from hpcstage.record.parts.index import state_dir
+from hpcstage.wrapper import facts, grouping, messages, rundir
+
+if TYPE_CHECKING:
+    from hpcstage.config import Config
+    from hpcstage.job.localdir import LocalDir
+    from hpcstage.plan.dataset.datasets import Resolved
+    from hpcstage.protocol.leadspec import LeadSpec
+    from hpcstage.record.parts.part import RunPart
+    from hpcstage.wrapper.grouping import Grouping
+    from hpcstage.wrapper.leadlink import LeadLink
+    from hpcstage.wrapper.run import Clock
+
+LATE_PARTS_S = 0.5
+READY_AFTER_S = 4.0
+JOIN_S = 3.0
+"""Behind a launcher: from the start of this wrapper, until the nodes have found each other."""
+
+
+class Session:
+    """A prepared run: the daemon is up or coming up, the command may start."""
+
+    def __init__(self, config: Config, node: start.Node, run_dir: Path, part: RunPart, clock: Clock) -> None:
+        self.config = config
+        self.node = node
+        self.run_dir = run_dir
+        self.part = part
+        self.part.run_dir = os.fspath(run_dir)
+        self.clock = clock
+        self.group: Grouping | None = None
+        self.lead: LeadLink | None = None
+        self.control: control.Control
+        self.lost = False
+        self.ready = False
+        self.read_bytes: int | None = None
+        """By the command, once it has ended."""
+
+    @classmethod
+    def open(cls, command: Sequence[str], config: Config, resolved: Resolved, clock: Clock) -> Session:
+        """Makes the directories and starts or joins the daemon. Signals are blocked: nothing interrupts half-way."""
+        host = socket.gethostname()
+        job = jobs.detect(os.environ, hostname=host, parent_pid=os.getppid())
+        grouping.require_node(job)
+        local = localdir.choose(config.local_dir, os.environ, job)
+        if local is None:
+            raise NotStarted("local_dir is none", "give --local-dir")
+        group = grouping.find(config, job, local, host)
+        alone = host if group is None else ""
+        run_id = facts.shared_id(job.run_key, config, alone) or rundir.unique_id(clock.unix_s, job.job_id)
+        part = facts.run_part(command, config, clock, run_id, job, local)
+        if group is None and job.is_rank:
+            facts.tell_of_one_node(part, job)
+        part.roots = [os.fsdecode(dataset.root) for dataset in resolved.datasets]
+        notices = facts.check_datasets(resolved, local, part, strict=config.strict)
+        run_dir = rundir.make(config.run_dir, inherited.directory(), run_id, dict(os.environ))
+        try:
+            group = grouping.placed(group, run_dir, run_id)
+        except NotStarted as error:
+            if config.strict:
+                raise
+            notices.append(error.line())
+            part.problems.append({"id": "group-lost", "text": error.what, "remedy": error.remedy})
+            group = None
+        claim = directory.claim(local, group.node_name(run_id) if group else run_id, host=host)
+        if claim.lock_fd is not None:  # said once on a node, not by every rank
+            for warning in (*job.notes, *local.warnings, *notices):
+                messages.warn(warning)
+            messages.info(f"staging below {local.path} ({local.why})")
+        session = cls(config, start.Node(claim, directory.sock_path(claim.path, os.environ)), run_dir, part, clock)
+        session._connect(resolved, local, job, group)
+        return session
+
+    @property
+    def waits_for_copy(self) -> bool:
+        """Upfront: the command starts when the copy is complete."""
+        return self.mode == "upfront"
+
+    @property
+    def mode(self) -> str:
+        """The mode that was asked for, or direct where copying has nothing to gain."""
+        return "direct" if self.part.direct_why else self.part.mode_asked
+
+    def environment(self, env: Mapping[str, str]) -> dict[str, str]:
+        """The command's environment."""
+        return environment.for_command(
+            env,
+            shim_dir=self.node.path / "shim",
+            node_dir=self.node.path,
+            run_dir=self.run_dir,
+            run_id=self.part.run_id,
+            sock=self.node.sock,
+        )
+
+    def nodes_up(self, timeout_s: float) -> bool:
+        """Whether the other nodes are up and all know the files, or are not waited for any longer."""
+        if self.group is None:
+            return True
+        if self.group.starts_daemons:
+            return self.lead is None or self.lead.ready(timeout_s)
+        return self.clock.elapsed_s() > JOIN_S or page.waits_until_staging(self.node.path / "page", timeout_s)
+
+    def scanned(self, timeout_s: float) -> bool:
+        """Whether this node knows the files, or never will."""
+        return self.control.dead() or page.waits_until_staging(self.node.path / "page", timeout_s)
+
+    def scan_problem(self) -> tuple[str, str] | None:
+        """After `scanned`: what the scan of this node found wrong with the datasets, and the remedy."""
+        if self.part.mode_asked == "direct" or not self._is_first() or self.node.lock_fd is None:
+            return None
+        try:
+            found = json.loads((self.node.path / shim.SCANNED_FILE).read_bytes())
+        except (OSError, ValueError):
+            return "the scan of the datasets failed", f"look at the daemon's log {self.node.log}"
+        first = next(iter(found["problems"]), None)
+        return (first["text"], first["remedy"]) if first else None
+
+    def staged(self, timeout_s: float) -> bool:
+        """After `control.ask_staged`: whether all nodes hold what they will, or never will because they are gone."""
+        if self.control.process is not None and self.control.dead():
+            return True
+        if self.lead is not None and not self.lead.staged(0.0):
+            return False
+        return self.control.staged(timeout_s)
+
+    def started(self, pid: int) -> None:
+        """The command runs."""
+        self.part.child_started_s = self.clock.elapsed_s()
+        self.part.child_pid = pid
+        self.control.attach(pid)
+        if self.lead is not None:
+            self.lead.tell(f"child {pid}")
+        with contextlib.suppress(OSError):
+            rundir.save_part(self.run_dir, self.part)
+            if self._is_first() and self.node.lock_fd is not None:
+                index.begin(self.part, self.run_dir)
+
+    def watch(self) -> None:
+        """Called now and then while the command runs: a dead daemon is said once, and shims stop asking it."""
+        self._get_ready()
+        if self.lead is not None:
+            self.part.problems += self.lead.problems()
+        if self.lost or not self.control.dead():
+            return
+        self.lost = True
+        if self.lead is not None:
+            self.lead.tell("dead")
+        page.set_state(self.node.path / "page", shim.State.ENDED)
+        text = f"the staging daemon on {self.part.host} ended early; what is not staged is read from the source"
+        messages.warn(f"{text} (its log: {self._log_kept})")
+        self.part.problems.append({"id": "daemon-died", "text": text, "remedy": f"its log: {self._log_kept}"})
+        self._keep_log()
+
+    def _get_ready(self) -> None:
+        """Imports what the end needs while the command computes, and not while it starts: nobody waits for it then."""
+        begun_s = self.part.child_started_s
+        if not self.ready and begun_s is not None and self.clock.elapsed_s() > begun_s + READY_AFTER_S:
+            self._import_result()
+
+    def not_run(self, error: HpcstageError) -> None:
+        """The command could not be executed: the record says so, and nothing else is said besides the error."""
+        self.part.exit_code = error.exit_code
+        self.part.problems.append({"id": "command-not-run", "text": error.what, "remedy": error.remedy})
+        self.close(None)
+
+    def _import_result(self) -> None:
+        if not self.ready:
+            self.ready = True
+            with contextlib.suppress(ImportError):  # said when it is needed
+                importlib.import_module("hpcstage.wrapper.result")
+
+    def close(self, status: int | None) -> None:
+        """After the command: the daemons' parts, the record, the short report, nothing left on the nodes."""
+        deadline = time.monotonic() + self.config.drain_s
+        self.part.child_ended_s = self.clock.elapsed_s() if self.part.child_started_s is not None else None
+        self._take_status(status)
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        self.part.child_cpu_s = usage.ru_utime + usage.ru_stime
+        self.watch()
+        if self.lead is not None and self.group is not None and self.group.starts_daemons:
+            self.lead.end()
+        self.control.tell_end(status or 0, self.read_bytes)
+        self._import_result()  # while the daemon ends
+        last = self.control.await_end(self.config.drain_s)
+        if last is not False and self._is_first():
+            self._await_others(deadline)
+            self._report(complete=last is True)
+        gone = self.control.gone(start.REMOVAL_S if last is not None else 0.0)
+        self.control.close()
+        if self.control.process is not None and not gone:
+            self._keep_log()
+            shutil.rmtree(self.node.path, ignore_errors=True)
+        if self.lead is not None:
+            self.lead.close(start.REMOVAL_S)
+        self.node.close()
+        self._sweep()
+
+    def _is_first(self) -> bool:
+        """The first node's last wrapper writes the record."""
+        return self.group is None or self.group.index == 0
+
+    def _await_others(self, deadline: float) -> None:
+        """Their parts belong into the record; a node that takes longer is named in it."""
+        if self.group is None:
+            return
+        if self.lead is not None and self.group.starts_daemons:
+            if self.lead.ended(max(0.0, deadline - time.monotonic())) and not self.lead.failed:
+                deadline = min(deadline, time.monotonic() + LATE_PARTS_S)  # what is not there by then will not come
+            self.part.problems += self.lead.problems()
+        awaited = grouping.joined(self.group)
+        grouping.await_parts(self.run_dir, awaited, self.part.started_unix_s, deadline)
+        if any(problem["id"].startswith(("group-", "node-")) for problem in self.part.problems):
+            with contextlib.suppress(OSError):
+                shutil.copyfile(self.node.path / "lead.log", self.run_dir / "nodes" / "lead.log")
+
+    def _sweep(self) -> None:
+        """Virtual nodes whose lead died: their daemons have ended with the command, or are cleaned up after."""
+        if self.group is not None and self.group.virtual and self.lead is not None and self.lead.failed:
+            grouping.sweep_virtual(self.node.path, len(self.group.hosts), self.config.drain_s)
+
+    def _connect(self, resolved: Resolved, local: LocalDir, job: jobs.Job, group: Grouping | None) -> None:
+        self.group = group
+        if group is not None:
+            self.part.nodes = list(group.hosts)
+        try:
+            if self.node.lock_fd is None:
+                self.control = control.join(self.node.sock)
+                return
+            spec = self._spec(resolved, local, job)
+            resolved.save(self.node.path / "resolved")  # a list may be readable only once
+            lead = grouping.lead_spec(self, spec, local, group) if group is not None else None
+            config = self.config
+            setup = start.ShimSetup(
+                resolved.datasets, config.intercept, spec.mode == "direct", config.want_cap_s, learn=config.learn
+            )
+            start.prepare(self.node, setup if lead is None else hosted.shims(lead, spec, self.node))
+            self.control = start.start_daemon(self.node, spec, os.environ)
+        except OSError:
+            if self.node.lock_fd is not None:
+                shutil.rmtree(self.node.path, ignore_errors=True)
+            self.node.close()
+            raise
+        if lead is not None and group is not None:
+            self._begin_group(group, lead)
+
+    def _begin_group(self, group: Grouping, lead: LeadSpec) -> None:
+        try:
+            self.lead = grouping.begin(group, lead, self.node)
+        except OSError as error:
+            text = f"the other nodes are left alone: {error}"
+            messages.warn(text)
+            self.part.problems.append({"id": "group-lost", "text": text, "remedy": "each node reads for itself"})
+
+    def _spec(self, resolved: Resolved, local: LocalDir, job: jobs.Job) -> DaemonSpec:
+        config, group = self.config, self.group
+        shares = len(group.hosts) if group is not None and group.virtual else 1
+        budget_bytes, budget_inodes = hosted.budget(config.budget, local, shares)
+        cpus = job.cpus or len(os.sched_getaffinity(0))
+        disk = share.of_disk(job, local)
+        return DaemonSpec(
+            run_id=self.part.run_id,
+            host=self.part.host if group is None else group.hosts[group.index],
+            node_dir=os.fspath(self.node.path),
+            run_dir=os.fspath(self.run_dir),
+            mode=self.mode,
+            datasets=list(resolved.datasets),
+            arguments=list(config.data),
+            cwd=self.part.cwd,
+            order=config.order_asked(),
+            learn=config.learn,
+            budget_bytes=budget_bytes,
+            budget_inodes=budget_inodes,
+            budget_part=disk.part if disk else 1.0,
+            budget_part_why=disk.why if disk else "",
+            copiers=config.copier_count(max(1, cpus // shares)),
+            transfers=config.transfers,
+            max_rate_bytes_per_s=config.max_rate_bytes_per_s,
+            want_cap_s=config.want_cap_s,
+            patience_s=config.patience_s,
+            nice=config.nice,
+            leftovers=[os.fspath(path) for path in self.node.leftovers],
+            **facts.workload(config),
+            drain_s=config.drain_s,
+            command=self.part.command,
+            state_dir=os.path.abspath(state_dir(os.environ)),
+            **grouping.in_group(config, group),
+        )
+
+    @property
+    def _log_kept(self) -> Path:
+        """Where the daemon's log is found after the node directory has gone."""
+        return self.run_dir / "nodes" / f"{self.part.host}.log"
+
+    def _keep_log(self) -> None:
+        with contextlib.suppress(OSError):
+            shutil.copyfile(self.node.log, self._log_kept)
+
+    def _take_status(self, status: int | None) -> None:
+        if status is None:
+            return
+        code = os.waitstatus_to_exitcode(status)
+        self.part.exit_code = code if code >= 0 else 128 - code
+        self.part.signal = -code if code < 0 else None
+
+    def _report(self, *, complete: bool) -> None:
+        """Composes the record and says the short form; whatever fails here is said and changes nothing else."""
+        self.part.ended_s = self.clock.elapsed_s()
+        if not complete and not self.lost:
+            text = f"the staging daemon did not answer within {self.config.drain_s:.0f} s of the command's end"
+            self.part.problems.append({"id": "daemon-silent", "text": text, "remedy": f"its log: {self._log_kept}"})
+        try:
+            from hpcstage.wrapper.result import write_record
+
+            write_record(self.run_dir, self.part)
+        except Exception as error:  # noqa: BLE001  nodes are to be cleaned up, and the command's exit code passed on
+            messages.warn(f"cannot report on this run: {type(error).__name__}: {error}")
