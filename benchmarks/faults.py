@@ -139,7 +139,7 @@ def role(process: psutil.Process) -> str:
     words = process.cmdline()
     for module, name in (
         ("hpcstage.daemon", "daemon"),
-        ("hpcstage.lead.main", "lead"),
+        ("hpcstage.lead", "lead"),
         ("hpcstage.exchange", "exchange"),
     ):
         if module in words:

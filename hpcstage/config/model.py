@@ -303,7 +303,8 @@ class Config:
         return parse.BudgetAsked() if self.budget is None else parse.budget(self.budget)
 
     def order_asked(self) -> str:
-        """`auto`, `manifest`, `given`, `trace`, `sampler` or the path of a list: `plan.order.orders` says what each means."""
+        """`auto`, `manifest`, `given`, `trace`, `sampler` or the path of a list: see
+        `plan.order.orders`."""
         return self.order.removeprefix("@")
 
     def copier_count(self, cpus: int) -> int:

@@ -41,6 +41,7 @@ from hpcstage.errors import HpcstageError
 from hpcstage.node import directory as nodedir
 from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.shim import END, LANDED, MANIFEST_FILE, Answer, Kind, Layer, Reason, State
+from hpcstage.record.parts.part import write_part
 from hpcstage.store import directory
 from hpcstage.store.counters import Totals
 
@@ -226,7 +227,7 @@ class Daemon:
         if part.problems:
             extra = (*extra, (self.node_dir / "daemon.log", "log"))
         run_dir, host = Path(self.spec.run_dir), self.spec.host
-        self.helpers.start(_PART, lambda: nodepart.write_part(part, run_dir, host, extra), self._part_written)
+        self.helpers.start(_PART, lambda: write_part(part, run_dir, host, extra), self._part_written)
 
     def _part_written(self, answer: bytes | None) -> None:
         if answer is None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import time
 from collections import Counter
-from collections.abc import Sequence
-from pathlib import Path
 
 from hpcstage.daemon.copying.alone import Reopened
 from hpcstage.daemon.copying.engine import Engine
@@ -211,17 +207,3 @@ def _copied(engine: Engine) -> dict[str, float]:
         "refused": queue.count(Place.REFUSED),
         "copy_busy_s": round(engine.busy.busy_s, 6),
     }
-
-
-def write_part(part: NodePart, run_dir: Path, host: str, extra: Sequence[tuple[Path, str]] = ()) -> bytes:
-    """Writes the part atomically, and copies files beside it: (file, suffix). Runs in a helper: the source may hang."""
-    nodes = run_dir / "nodes"
-    nodes.mkdir(parents=True, exist_ok=True)
-    for path, suffix in extra:
-        if path.exists():
-            shutil.copyfile(path, nodes / f"{host}.{suffix}")
-    temporary = nodes / f".{host}.json.{os.getpid()}"
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(part.to_json(), file)
-    temporary.replace(nodes / f"{host}.json")
-    return b"written"

@@ -1,4 +1,4 @@
-"""The connection to the node's daemon: datagrams of `protocol.exchange`, never waiting once the daemon has said Hello."""
+"""The connection to the node's daemon: datagrams of `protocol.exchange`; no waiting after the daemon's Hello."""
 
 from __future__ import annotations
 

@@ -97,6 +97,10 @@ class Kept:
     run_id: str
 
 
+BUDGET_ASKED = "as asked for"
+"""How a budget says that the user set it."""
+
+
 @dataclass(frozen=True)
 class Budget:
     """What the store may use of the node-local disk."""

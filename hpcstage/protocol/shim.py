@@ -53,7 +53,8 @@ class Kind(IntEnum):
     FORMULA, each of which may be empty. Reply: DONE."""
     PEER = 10
     """The node's exchange (a process of the node group). No payload. The connection carries the messages of
-    `protocol.exchange` from here on, both ways; the daemon's HELLO is the first. A newer one takes the place of an older."""
+    `protocol.exchange` from here on, both ways; the daemon's HELLO is the first. A newer one takes the place of an
+    older."""
     LANDED = 11
     """A write begins, or has begun, on an inode. Payload: LANDED, then the path as with WROTE; empty where it is not
     below a dataset. Reply: DONE, as with WROTE, for all names of the inode."""

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
-from hpcstage.plan.types import Budget
-from hpcstage.record.notes.rule import BUDGET_ASKED
+from hpcstage.plan.types import BUDGET_ASKED, Budget
 
 DEFAULT_SHARE = 0.8
 _REMOVERS = 8

@@ -38,7 +38,7 @@ class LeadLink:
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-s", "-m", "hpcstage.lead.main", os.fspath(spec)],
+                [sys.executable, "-s", "-m", "hpcstage.lead", os.fspath(spec)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,

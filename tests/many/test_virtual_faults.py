@@ -32,7 +32,7 @@ def victims(hpcstage: Hpcstage, wrapper: int, kind: str, node: int) -> list[psut
             (kind in ("daemon", "node") and of_node)
             or (kind in ("exchange", "node") and exchange)
             or (kind == "mpi" and is_mpi)
-            or (kind == "lead" and "hpcstage.lead.main" in words)
+            or (kind == "lead" and "hpcstage.lead" in words)
         ):
             found.append(child)
     found.sort(key=lambda process: process.create_time())

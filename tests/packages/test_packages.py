@@ -80,7 +80,7 @@ def test_one_wheel_for_all_that_are_supported(wheel: Path, tmp_path: Path) -> No
     with zipfile.ZipFile(wheel) as content:
         content.extractall(tmp_path)
     built = below(tmp_path, "hpcstage/**/*.so")
-    assert built == {f"hpcstage/{name}.abi3.so" for name in ("shim/_hpcstage_native", "daemon/_copy", "group/_files")}
+    assert built == {f"hpcstage/{name}.abi3.so" for name in ("shim/_hpcstage_native", "store/_copy", "store/_files")}
     assert below(REPO, "hpcstage/**/*.py", "hpcstage/**/*.json") - below(tmp_path, "hpcstage/**/*") == set()
     metadata = next(tmp_path.glob("*.dist-info/METADATA")).read_text()
     assert f"Requires-Python: >=3.{OLDEST}\n" in metadata

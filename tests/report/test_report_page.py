@@ -45,8 +45,9 @@ def test_columns(column: str) -> None:
 
 def test_every_note_is_named() -> None:
     found = set()
-    for path in Path(hpcstage.__file__).parent.rglob("*.py"):
-        if path.parts[-2] in ("record", "daemon", "launch", "group", "plan"):
+    package = Path(hpcstage.__file__).parent
+    for path in package.rglob("*.py"):
+        if path.relative_to(package).parts[0] in ("record", "daemon", "store", "wrapper", "lead", "exchange", "plan"):
             found |= {name.replace("_", "-") for name in IDS.findall(path.read_text(encoding="utf-8"))}
     assert len(found) > 30
     assert sorted(name for name in found if f"`{name}`" not in PAGE) == []

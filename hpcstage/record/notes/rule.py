@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from hpcstage.plan.types import BUDGET_ASKED
+
 
 class Severity(Enum):
     """Worst first."""
@@ -45,10 +47,6 @@ def more_room(budget_why: str) -> str:
     if budget_why == BUDGET_ASKED:
         return "raise --budget, or name a larger disk with --local-dir"
     return "name a larger disk with --local-dir; --budget SIZE takes more than the default share of what is free"
-
-
-BUDGET_ASKED = "as asked for"
-"""How a budget says that the user set it."""
 
 
 def was_watched(record: dict[str, Any]) -> bool:

@@ -7,9 +7,13 @@ nodes; a column of nothing but its default is left out.
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import repeat
+from pathlib import Path
 from typing import Any
 
 from hpcstage.record.parts.thinning import NODES, thinned
@@ -109,12 +113,12 @@ class NodePart:
     totals: dict[str, float] = field(default_factory=dict)
     """source_bytes, source_files, source_opens, source_reads, source_stats, source_listings: by daemon and copiers
     alone (the shims' are in `processes`); want_ready, want_direct; failed, void, refused; copy_busy_s: time with at
-    least one transfer in flight; measuring_opens: those of `daemon.copying.alone`, not in source_opens. In a node group:
-    peer_bytes, peer_files received from other nodes, sent_bytes, sent_files sent to them."""
+    least one transfer in flight; measuring_opens: those of `daemon.copying.alone`, not in source_opens. In a node
+    group: peer_bytes, peer_files received from other nodes, sent_bytes, sent_files sent to them."""
     alone: dict[str, float] = field(default_factory=dict)
-    """What the source gives to one reader alone (see `daemon.copying.alone`): files, bytes, open_ns, read_ns of transfers that
-    had no other beside them; reopened: files opened once more after all was staged, cold_open_ns: the median of these
-    opens, kept_share: of their pages, how many were still in memory."""
+    """What the source gives to one reader alone (see `daemon.copying.alone`). files, bytes, open_ns, read_ns: transfers
+    that had no other beside them. reopened: files opened once more after all was staged. cold_open_ns: the median of
+    these opens. kept_share: of their pages, how many were still in memory."""
     memory_bytes: int | None = None
     """What programs could use of the node's memory at the end, the page cache included."""
     errors: list[dict[str, Any]] = field(default_factory=list)
@@ -262,3 +266,17 @@ class RunPart:
     def from_json(cls, data: dict[str, Any]) -> RunPart:
         """Reads what `to_json` gave; unknown keys of a newer version are dropped."""
         return cls(**_known(cls, data))
+
+
+def write_part(part: NodePart, run_dir: Path, host: str, extra: Sequence[tuple[Path, str]] = ()) -> bytes:
+    """Writes the part atomically, and copies files beside it: (file, suffix). Runs in a helper: the source may hang."""
+    nodes = run_dir / "nodes"
+    nodes.mkdir(parents=True, exist_ok=True)
+    for path, suffix in extra:
+        if path.exists():
+            shutil.copyfile(path, nodes / f"{host}.{suffix}")
+    temporary = nodes / f".{host}.json.{os.getpid()}"
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(part.to_json(), file)
+    temporary.replace(nodes / f"{host}.json")
+    return b"written"

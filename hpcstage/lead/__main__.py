@@ -1,4 +1,4 @@
-"""`python -m hpcstage.lead.main SPEC`: what the first node's wrapper starts when there are other nodes.
+"""`python -m hpcstage.lead SPEC`: what the first node's wrapper starts when there are other nodes.
 
 Owns the sequence: bring the nodes up, connect them, keep them connected, end them when the wrapper says so or is gone.
 Standard input and output are the wrapper's (see `wrapper.leadlink`). Nothing here holds up the command: what fails is
@@ -128,7 +128,7 @@ class Lead:
             node_count=len(self.spec.hosts),
             problems=[{"id": name, "text": text, "remedy": remedy}],
         )
-        from hpcstage.daemon.part import write_part
+        from hpcstage.record.parts.part import write_part
 
         with contextlib.suppress(OSError):
             write_part(part, Path(self.spec.run_dir), node.host)
