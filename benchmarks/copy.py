@@ -153,7 +153,7 @@ class Copies:
 
 def engine(source: Path, node_dir: Path) -> int:
     """What the daemon does with a dataset, alone: scan, manifest, all files in the manifest's order."""
-    from hpcstage.daemon.copyall import copy_all
+    from benchmarks.copyall import copy_all
     from hpcstage.plan.dataset.datasets import resolve
     from hpcstage.plan.dataset.scan import scan
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hpcstage.plan import equations
+from benchmarks import equations
 from hpcstage.torch.balance import balance
 from hpcstage.torch.shares import Held, divide
 

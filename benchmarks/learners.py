@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benchmarks import equations
 from benchmarks.simulated import DIRECT, Machine, Outcome, Simulation, Work
-from hpcstage.plan import equations
 from hpcstage.plan.placement.placements import Kind, Node, place
 from hpcstage.torch.shares import Held, divide
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import evening, learners
+from benchmarks import equations, evening, learners
 from benchmarks.files import Place, empty, make_files, place, total_bytes
 from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_least, at_most, divide, options_of, parser, worst
 from benchmarks.link import network, unavailable
@@ -25,7 +25,6 @@ from benchmarks.nodes import served
 from benchmarks.programs import hpcstage_command, run
 from benchmarks.storage import Storage
 from hpcstage.emulator import Settings
-from hpcstage.plan import equations
 
 WORKLOAD = Path(__file__).resolve().parent / "workload"
 PAPER_MEDIANS = {32: 6.9, 64: 4.8, 128: 3.4}

@@ -14,10 +14,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import measured, planning
+from benchmarks import equations, measured, planning
 from benchmarks.harness import Arm, Bench, Figure, Row, at_most, divide, holds, options_of, parser, worst
 from benchmarks.simulated import DIRECT, Machine, Simulation, Work
-from hpcstage.plan import equations
 from hpcstage.plan.placement.hits import Sharing, alike
 from hpcstage.plan.placement.placements import Kind
 

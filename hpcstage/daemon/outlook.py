@@ -13,7 +13,6 @@ class Outlook:
     """Filled as it becomes known."""
 
     scanned: Scanned | None = None
-    scan_error: str = ""
     budget: Budget | None = None
     mode: str = ""
     mode_why: str = "asked for"

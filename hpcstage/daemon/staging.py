@@ -125,7 +125,6 @@ class Staging:
         self._on_state(state)
 
     def _give_up(self, why: str) -> None:
-        self.outlook.scan_error = why
         remedy = f"the program reads the source; the daemon's log is nodes/{self.spec.host}.log in the run directory"
         self.outlook.problems.append({"id": "scan-failed", "text": why, "remedy": remedy})
         if self.group is not None:

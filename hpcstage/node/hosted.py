@@ -116,7 +116,7 @@ def bring_up(lead: LeadSpec, index: int, env: Mapping[str, str], job: Job) -> Ho
         raise Taken(claim.path)
     try:
         template = DaemonSpec.from_json(lead.daemon)
-        shutil.copyfile(Path(lead.group_dir) / leadspec.RESOLVED, node.path / "resolved")
+        shutil.copyfile(Path(lead.group_dir) / leadspec.RESOLVED, node.path / leadspec.RESOLVED)
         start.prepare(node, shims(lead, template, node))
         control = start.start_daemon(node, _spec(lead, index, template, node, local, job), env)
     except OSError:

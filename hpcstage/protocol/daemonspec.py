@@ -22,9 +22,6 @@ class DaemonSpec:
     mode: str
     """runtime, upfront, direct or auto (then the daemon decides and says so in its part of the record)."""
     datasets: list[Dataset]
-    arguments: list[str]
-    """All `--data` arguments: `plan.datasets.resolve(arguments, cwd)` gives the lists and globs again."""
-    cwd: str
     order: str
     """`auto`, `manifest`, `given` (the lists among the `--data` arguments, in their order), `trace`, `sampler`, or the
     path of a list of paths: see `plan.order.orders`."""

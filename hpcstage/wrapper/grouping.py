@@ -193,7 +193,7 @@ def begin(group: Grouping, lead: LeadSpec, node: start.Node) -> LeadLink | None:
     if group.index != 0:
         return None
     lead.save(directory / leadspec.SPEC)
-    shutil.copyfile(node.path / "resolved", directory / leadspec.RESOLVED)
+    shutil.copyfile(node.path / leadspec.RESOLVED, directory / leadspec.RESOLVED)
     (directory / leadspec.SCRIPT).write_text(agent_script(directory, os.environ))
     return LeadLink(directory / leadspec.SPEC, node.path / "lead.log", launchers.scrubbed(os.environ))
 

@@ -25,6 +25,7 @@ from hpcstage.job import localdir, share
 from hpcstage.node import control, directory, environment, hosted, page, start
 from hpcstage.protocol import shim
 from hpcstage.protocol.daemonspec import DaemonSpec
+from hpcstage.protocol.leadspec import RESOLVED
 from hpcstage.record.parts import index
 from hpcstage.record.parts.index import state_dir
 from hpcstage.wrapper import facts, grouping, messages, rundir
@@ -254,7 +255,7 @@ class Session:
                 self.control = control.join(self.node.sock)
                 return
             spec = self._spec(resolved, local, job)
-            resolved.save(self.node.path / "resolved")  # a list may be readable only once
+            resolved.save(self.node.path / RESOLVED)  # a list may be readable only once
             lead = grouping.lead_spec(self, spec, local, group) if group is not None else None
             config = self.config
             setup = start.ShimSetup(
@@ -291,8 +292,6 @@ class Session:
             run_dir=os.fspath(self.run_dir),
             mode=self.mode,
             datasets=list(resolved.datasets),
-            arguments=list(config.data),
-            cwd=self.part.cwd,
             order=config.order_asked(),
             learn=config.learn,
             budget_bytes=budget_bytes,

@@ -23,6 +23,7 @@ from hpcstage.node import page
 from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.protocol import shim
 from hpcstage.protocol.daemonspec import DaemonSpec
+from hpcstage.protocol.leadspec import RESOLVED
 from hpcstage.record.parts.part import NodePart
 
 REPO = Path(__file__).resolve().parents[2]
@@ -185,15 +186,15 @@ def start_daemon(tmp_path: Path, local_dir: Path) -> Iterator[Callable[..., Daem
         node_dir.mkdir(mode=0o700, exist_ok=True)
         run_dir.mkdir(exist_ok=True)
         page.create(node_dir / "page")
+        resolved = resolve(arguments, tmp_path, order=options.get("order"))
+        resolved.save(node_dir / RESOLVED)
         spec = DaemonSpec(
             run_id="test",
             host="node",
             node_dir=os.fspath(node_dir),
             run_dir=os.fspath(run_dir),
             mode=mode,
-            datasets=list(resolve(arguments, tmp_path).datasets),
-            arguments=arguments,
-            cwd=os.fspath(tmp_path),
+            datasets=list(resolved.datasets),
             order="given" if arguments[0].startswith("@") else "manifest",
             transfers=8,
         )

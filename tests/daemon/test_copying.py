@@ -17,7 +17,7 @@ import psutil
 import pytest
 from conftest import wait_for
 
-from hpcstage.daemon.copyall import copy_all
+from benchmarks.copyall import copy_all
 from hpcstage.daemon.copying.copier import CopierSettings
 from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.manifest import Manifest

@@ -12,7 +12,7 @@ import pytest
 from daemon_process import same, start_daemon, wait_until  # noqa: F401
 from immutability import immutable
 
-from hpcstage.daemon.copyall import run_to_end
+from benchmarks.copyall import run_to_end
 from hpcstage.daemon.copying import inodes
 from hpcstage.daemon.copying.copier import CopierSettings
 from hpcstage.daemon.copying.engine import Engine

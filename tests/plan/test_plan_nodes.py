@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcstage.plan import equations
+from benchmarks import equations
 from hpcstage.plan.forecast import nodes as nodesplan
 from hpcstage.plan.forecast.modes import forecast
 from hpcstage.plan.forecast.nodes import Given, NodesPlan, counted, nodes_plan

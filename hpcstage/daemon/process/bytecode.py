@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-SHIM = Path(__file__).resolve().parent.parent / "shim"
+from hpcstage.node.shimdir import SHIM
+
 HELPER = "bytecode"
 _HEADER_BYTES = 16
 _NICEST = 19

@@ -14,7 +14,7 @@ How to use it (all calls from the daemon's own thread, none of them waits):
 `poll` gives Opened, Marked and Lost. The events of one process (one slot) come in the order in which they happened;
 those of different processes are interleaved poll by poll, `ns` (CLOCK_MONOTONIC, as time.monotonic_ns) says how. Opens
 of what is not in the manifest are left out. After Lost, which sample that process reads is not known until its next
-mark. `opens.lost_bytes` and `opens.gaps` are for the record.
+mark. `Opens.lost_bytes` says how much.
 """
 
 from __future__ import annotations
@@ -91,7 +91,6 @@ class Opens:
         self._turn: deque[int] = deque()
         self._held: deque[tuple[int, Record | int]] = deque()
         self.lost_bytes = 0
-        self.gaps = 0
         self.more = False
         """Whether the last poll left something because it had read enough."""
 
@@ -141,7 +140,6 @@ class Opens:
             return 0
         if lost:
             self.lost_bytes += lost
-            self.gaps += 1
             self._held.append((slot, lost))
         self._held.extend((slot, record) for record in records)
         if ended and not records and not lost:

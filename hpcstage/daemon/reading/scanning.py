@@ -14,12 +14,13 @@ from typing import Any
 
 from hpcstage.daemon.reading import traces
 from hpcstage.daemon.reading.spelling import Spelling
-from hpcstage.plan.dataset.datasets import Resolved, resolve
+from hpcstage.plan.dataset.datasets import Resolved
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.scan import ScanResult, scan
 from hpcstage.plan.order import orders
 from hpcstage.plan.types import Budget, Order, Workload
 from hpcstage.protocol.daemonspec import DaemonSpec
+from hpcstage.protocol.leadspec import RESOLVED
 from hpcstage.protocol.shim import MANIFEST_FILE, SCANNED_FILE
 from hpcstage.store.directory import budget
 
@@ -61,8 +62,7 @@ class Scanned:
 def scan_into(spec: DaemonSpec) -> bytes:
     """Scans, writes manifest and order into the node directory, returns a `Scanned` in JSON."""
     node_dir = Path(spec.node_dir)
-    saved = node_dir / "resolved"
-    resolved = Resolved.load(saved) if saved.exists() else resolve(spec.arguments, Path(spec.cwd), order=spec.order)
+    resolved = Resolved.load(node_dir / RESOLVED)
     exclude = [os.fsencode(os.path.realpath(path)) for path in (spec.node_dir, spec.run_dir)]
     result = scan(resolved, exclude=exclude)
     result.manifest.save(node_dir / MANIFEST_FILE)

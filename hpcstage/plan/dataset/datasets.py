@@ -118,17 +118,6 @@ def resolve(arguments: Sequence[str], cwd: Path, local_device: int | None = None
     return resolved
 
 
-def resolve_again(datasets: Sequence[Dataset], cwd: Path) -> Resolved:
-    """The same datasets from their arguments, in a process that has only them. Lists must be readable again."""
-    arguments = dict.fromkeys(a for d in datasets for a in d.arguments)
-    resolved = resolve(list(arguments), cwd)
-    index_of = {d.root: i for i, d in enumerate(datasets)}
-    if sorted(index_of) != sorted(d.root for d in resolved.datasets):
-        raise UsageError("the datasets changed since the run started", "start the run again")
-    selections = {index_of[resolved.datasets[i].root]: s for i, s in resolved.selections.items()}
-    return replace(resolved, datasets=list(datasets), selections=selections)
-
-
 def _read_order(order: str | None, cwd: bytes) -> PathList | None:
     if not order or order in ORDER_WORDS:
         return None

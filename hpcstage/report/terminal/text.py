@@ -12,7 +12,6 @@ from hpcstage.units import format_duration, format_rate, format_size
 UNKNOWN = "not measured"
 BARS = "▁▂▃▄▅▆▇█"
 PLAIN_BARS = ".:-=+*%#"
-GAP = " "
 
 
 @dataclass(frozen=True)
@@ -34,10 +33,6 @@ class Style:
     def yellow(self, text: str) -> str:
         """Warnings."""
         return self._paint("33", text)
-
-    def green(self, text: str) -> str:
-        """What is well."""
-        return self._paint("32", text)
 
     def _paint(self, code: str, text: str) -> str:
         return f"\x1b[{code}m{text}\x1b[0m" if self.color and text else text
