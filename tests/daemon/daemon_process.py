@@ -175,7 +175,7 @@ class DaemonProcess(Client):
 
 @pytest.fixture
 def start_daemon(tmp_path: Path, local_dir: Path) -> Iterator[Callable[..., DaemonProcess]]:
-    """Starts daemons on a dataset; `node_dir` may be given."""
+    """Starts daemons on a dataset; `node_dir` may be given. `resolved=False`: nothing says what to scan."""
     started: list[DaemonProcess] = []
 
     def start(source: Path | list[str], mode: str = "runtime", **options) -> DaemonProcess:
@@ -187,7 +187,8 @@ def start_daemon(tmp_path: Path, local_dir: Path) -> Iterator[Callable[..., Daem
         run_dir.mkdir(exist_ok=True)
         page.create(node_dir / "page")
         resolved = resolve(arguments, tmp_path, order=options.get("order"))
-        resolved.save(node_dir / RESOLVED)
+        if options.pop("resolved", True):
+            resolved.save(node_dir / RESOLVED)
         spec = DaemonSpec(
             run_id="test",
             host="node",

@@ -236,9 +236,9 @@ def test_leftovers_are_removed(start_daemon, make_tree, local_dir):
     daemon.end()
 
 
-def test_a_missing_dataset_is_a_problem_not_an_end(start_daemon, make_tree):
+def test_a_scan_that_cannot_begin_is_a_problem_not_an_end(start_daemon, make_tree):
     root = make_tree()
-    daemon = start_daemon(root, arguments=[os.fspath(root / "missing")]).attach()
+    daemon = start_daemon(root, resolved=False).attach()
     daemon.staged()
     assert daemon.want(files_of(root)[0])[0] is Answer.DIRECT
     part = daemon.end()

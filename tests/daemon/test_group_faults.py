@@ -154,10 +154,10 @@ def test_kill_9_at_random_moments(nodes, make_tree, seed):
         daemon.end()
 
 
-def test_a_first_node_that_cannot_scan(nodes, make_tree, tmp_path):
+def test_a_first_node_that_cannot_scan(nodes, make_tree):
     """The others do not wait for it: the next one scans."""
     root = make_tree(files=30)
-    broken = {0: {"arguments": [os.fspath(tmp_path / "not there")]}}
+    broken = {0: {"resolved": False}}
     daemons = nodes.up(root, 3, placement="replicate", group_wait_s=20.0, group=False, each=broken)
     wait_until(lambda: "scan" in daemons[0].log_text() or daemons[0].state() is State.SETTLED)
     nodes.world()
