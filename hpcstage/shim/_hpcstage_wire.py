@@ -1,4 +1,4 @@
-"""The numbers of hpcstage/wire.py that the shim's Python needs. A test holds the two against each other."""
+"""The numbers of hpcstage/protocol/shim.py that the shim's Python needs. A test holds the two against each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-/* The numbers of hpcstage/wire.py once more, for C. A test holds the two against each other through WIRE. */
+/* The numbers of hpcstage/protocol/shim.py once more, for C. A test holds the two against each other through WIRE. */
 #ifndef HPCSTAGE_NATIVE_WIRE_H
 #define HPCSTAGE_NATIVE_WIRE_H
 

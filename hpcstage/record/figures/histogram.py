@@ -1,4 +1,4 @@
-"""Latency histograms: merging, percentiles. Owns no bucket edges (those are in `wire`)."""
+"""Latency histograms: merging, percentiles. Owns no bucket edges (those are in `protocol.shim`)."""
 
 from __future__ import annotations
 
