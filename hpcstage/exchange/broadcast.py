@@ -1,7 +1,7 @@
 """Passes a file from the first node of the group to all others, down a tree in which each node has two below it.
 
 Owns manifest and order on their way: each piece is passed on while it is written. A node takes
-them from the one above it only, under a temporary name; what is made of a whole file is `handed`'s affair.
+them from the one above it only, under a temporary name; `handover` says what is made of a whole file.
 """
 
 from __future__ import annotations

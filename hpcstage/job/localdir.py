@@ -1,6 +1,6 @@
 """Which node-local directory to use, and whether it can be used: the choice is printed once, with its reason.
 
-Owns candidates, their order and the checks. Creates nothing there (`nodedir` does), but tries a rename.
+Owns candidates, their order and the checks. Creates nothing there (`node.directory` does), but tries a rename.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The shared page of a node: made here, before the daemon and the first attached process.
 
-Owns its creation. What lies where is in `protocol.shim`; the daemon writes the state, every attached process its own slot.
+Owns its creation. `protocol.shim` says what lies where; the daemon writes the state, every attached process its slot.
 """
 
 from __future__ import annotations

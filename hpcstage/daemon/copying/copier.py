@@ -1,7 +1,7 @@
 """A copier: a process whose threads copy the files that the daemon names by id.
 
-Owns the threads and what they do next; `copyfile` and `bigcopy` copy. It is forked from the daemon before that has
-threads, maps the manifest itself, and exits at once when the daemon's end of its pipe closes.
+Owns the threads and what they do next; `store.copyfile` and `store.largecopy` copy. It is forked from the daemon
+before that has threads, maps the manifest itself, and exits at once when the daemon's end of its pipe closes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The queue of a node in a group, and what it asks other nodes for.
 
 Owns the order of requests, what is asked for ahead of a program that announced what it reads, and what becomes of
-requests that fail. Whom to ask is `routes`' business, how much may be asked for at a time `asks`'. Pure.
+requests that fail. Whom to ask is decided in `peers.routes`, how much may be asked for
+at a time in `peers.requests`. Pure.
 """
 
 from __future__ import annotations

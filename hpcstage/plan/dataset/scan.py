@@ -1,6 +1,6 @@
 """The scan: which files the datasets hold, with the facts of each, found in parallel.
 
-Owns the walk; what a single look finds is `looking`'s. The number of threads grows only where the file system is slow,
+Owns the walk; `listing` says what a single look finds. The number of threads grows only where the file system is slow,
 since short calls from many threads cost more than they hide. No global state: works in a thread or a forked child.
 """
 

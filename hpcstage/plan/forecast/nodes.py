@@ -1,7 +1,7 @@
 """What a job on several nodes would do: each node's part, and forecasts over the number of nodes. Pure.
 
 Owns the table that answers "what if": 1, 2, 4, ... nodes under each placement. The nodes are taken to be alike, with
-the room that was found where the plan is made. The model is in `forecast` and `sharing`.
+the room that was found where the plan is made. The model is in `modes` and `placement.hits`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Deals ids to nodes: a pattern that any node can evaluate for one id or for all of its own, without a table.
 
-Owns the pattern. Budgets are in `rooms`, the meaning of an owner in `placement`.
+Owns the pattern. Budgets are in `owners`, the meaning of an owner in `placements`.
 
 The ids are cut into blocks of as many as the pattern has slots. Each slot belongs to a node, and each block turns the
 pattern by another amount. So every node gets its part of every block, neighbours in a directory go to different nodes,

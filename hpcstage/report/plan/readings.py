@@ -1,4 +1,4 @@
-"""What a named sampler reads, epoch by epoch, for people and for programs: a part of `plan_text`.
+"""What a named sampler reads, epoch by epoch, for people and for programs: a part of `page`.
 
 Owns wording and layout. Epochs are computed one after the other and only as far as they are shown.
 """
