@@ -9,6 +9,7 @@ import os
 from struct import Struct
 
 import _hpcstage_wire as wire  # type: ignore[import-not-found]
+from _hpcstage_mapping import mapped  # type: ignore[import-not-found]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ _open = os.open
 _close = os.close
 _fstat = os.fstat
 _row = Struct("<QqQQqIIII8x").unpack_from
-_kept: list[Any] = []
-"""Mappings stay, as those of rings do."""
 
 
 class Attributes:
@@ -46,15 +45,12 @@ class Attributes:
         return self._table is not None
 
     def _map(self) -> None:
-        import mmap
-
         fd = _open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             size = _fstat(fd).st_size
-            table = mmap.mmap(fd, size, access=mmap.ACCESS_READ)
+            table = mapped(fd, size, writable=False)
         finally:
             _close(fd)
-        _kept.append(table)
         magic, rows, device = Struct("<8sQQ").unpack_from(table, 0)
         if magic != wire.ATTRIBUTES_MAGIC or size < wire.ATTRIBUTES_HEADER_BYTES + rows * wire.ATTRIBUTES_ROW_BYTES:
             raise ValueError("not a table")

@@ -14,6 +14,7 @@ from _thread import allocate_lock
 from time import monotonic_ns
 
 import _hpcstage_wire as wire  # type: ignore[import-not-found]
+from _hpcstage_mapping import mapped  # type: ignore[import-not-found]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ DATA = wire.RING_DATA_BYTES
 FRAME = wire.RECORD_BYTES
 END = HEADER + DATA
 ROUNDED = FRAME + 7
-_kept: list[Any] = []
-"""Mappings stay: to let one go closes its descriptor, whose number may be that of a file of the program by then."""
 _open = os.open
 _close = os.close
 _unlink = os.unlink
@@ -79,24 +78,21 @@ class Ring:
 
     def __init__(self, path: bytes, late: deque[tuple[int, int, int, bytes]] | None = None) -> None:
         """`late`: what waits to be written, now and later."""
-        import mmap
         from struct import Struct
 
         fd = _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             os.posix_fallocate(fd, 0, END)  # a hole on a disk that has filled up since would be SIGBUS
-            self._map = mmap.mmap(fd, END)
+            self._map = view = mapped(fd, END, writable=True)
         except BaseException:
             _unlink(path)
             raise
         finally:
             _close(fd)
-        _kept.append(self._map)
         lock = allocate_lock()
         self._acquire = lock.acquire
         self._release = lock.release
         self._late: deque[tuple[int, int, int, bytes]] = deque(maxlen=LEFT_OVER) if late is None else late
-        view = memoryview(self._map)
         self._stamps: Any = view.cast("I")
         self._head: Any = view[wire.RING_HEAD_OFFSET : wire.RING_HEAD_OFFSET + 8].cast("Q")
         self._behind_stamp = Struct("<HBBQ").pack

@@ -10,6 +10,7 @@ import os
 from time import monotonic_ns
 
 import _hpcstage_wire as wire  # type: ignore[import-not-found]
+from _hpcstage_mapping import mapped  # type: ignore[import-not-found]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -155,11 +156,9 @@ class Slot:
 
 
 def _map(fd: int) -> Any:
-    import mmap
-
     if os.fstat(fd).st_size < wire.PAGE_BYTES:
         raise OSError("no page")
-    view = memoryview(mmap.mmap(fd, wire.PAGE_BYTES))
+    view = mapped(fd, wire.PAGE_BYTES, writable=True)
     if bytes(view[:8]) != wire.PAGE_MAGIC or view[8] != wire.VERSION:
         raise OSError("a page of another version")
     return view

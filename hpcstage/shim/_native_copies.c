@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/xattr.h>
@@ -173,6 +174,14 @@ void copy_changes(int fd) {
 
 /* ---- locks ---- */
 
+/* Where a lock's descriptor goes. Below a small limit, the upper half leaves the program's next opens their numbers. */
+static int high_number(void) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur > HIGH_NUMBER)
+        return HIGH_NUMBER;
+    return (int)(limit.rlim_cur / 2);
+}
+
 /* The descriptor to lock for a copy. `lets_go`: nothing is to be locked, so nothing is opened for it. */
 static __attribute__((noinline)) int lock_of(int fd, int lets_go) {
     struct place at;
@@ -180,7 +189,7 @@ static __attribute__((noinline)) int lock_of(int fd, int lets_go) {
     take_turn();
     if (!locks[fd] && !lets_go && place_of(fd, &at) == FILE_NAME) {
         int flags = fcntl(fd, F_GETFD), opened = open_source(fd, &at);
-        int high = opened >= 0 ? fcntl(opened, flags & FD_CLOEXEC ? F_DUPFD_CLOEXEC : F_DUPFD, HIGH_NUMBER) : -1;
+        int high = opened >= 0 ? fcntl(opened, flags & FD_CLOEXEC ? F_DUPFD_CLOEXEC : F_DUPFD, high_number()) : -1;
         if (high >= 0) {
             close(opened);
             opened = high;
