@@ -1,1 +1,1 @@
-"""What is copied next, and what a want is told. Pure."""
+"""Decides which file is copied next and how a want is answered. Pure."""

@@ -1,6 +1,6 @@
-"""What wants are told: at once, when their file has come to its end, or when they have waited long enough.
+"""Answers wants: at once, when their file has reached its final state, or when they have waited long enough.
 
-Owns the wants that wait and the counts of answers; the queue decides what is answered.
+Owns the wants that wait and the counts of answers; the queue decides what the answer is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hpcstage.protocol.shim import Answer, Reason
 
 
 class Answers:
-    """`answer` sends a reply to a token."""
+    """Holds the wants that wait and counts the answers. `answer` sends a reply to the shim behind a token."""
 
     def __init__(self, answer: Callable[[int, Reply], None]) -> None:
         self.counts: Counter[str] = Counter()
@@ -28,7 +28,7 @@ class Answers:
         self.park = self._parked.park
 
     def reply(self, reason: Reason) -> Reply:
-        """The copy is there (NONE), or why the source is to be read."""
+        """Returns the reply for a reason: NONE means that the copy is there, any other why the source is to be read."""
         if reason is Reason.NONE:
             self.counts["want_ready"] += 1
             return Reply(Answer.READY)
@@ -36,18 +36,18 @@ class Answers:
         return Reply(Answer.DIRECT, reason)
 
     def told(self, decision: Decision) -> Reply:
-        """What the queue decided, to somebody who waits no longer."""
+        """Returns the reply for a want that waits no longer; a decision to wait becomes LATER."""
         return self.reply(Reason.NONE if decision.verdict is Verdict.READY else decision.reason or Reason.LATER)
 
     def expire(self, now: float) -> list[int]:
-        """Who has waited long enough reads the source. Gives what they waited for."""
+        """Sends the wants that have waited long enough to the source. Returns the ids that they waited for."""
         expired = self._parked.expire(now)
         for token, _ in expired:
             self._answer(token, self.reply(Reason.LATER))
         return [id_ for _, id_ in expired]
 
     def settle(self, id_: int, queue: Queue) -> None:
-        """A file has come to its end."""
+        """Answers the wants that wait for a file, which has reached its final state."""
         tokens = self._parked.settle(id_)
         if not tokens:
             return
@@ -56,11 +56,11 @@ class Answers:
             self._answer(token, self.told(decision))
 
     def wanted(self, among: Container[int] | None = None) -> Collection[int]:
-        """What somebody waits for, of all or of some."""
+        """Returns the ids that wants wait for; with `among` only those of them."""
         return [id_ for id_ in self._parked.ids() if among is None or id_ in among]
 
     def end(self, reason: Reason) -> None:
-        """Nobody is left waiting."""
+        """Answers every want that still waits with this reason."""
         for id_ in self._parked.ids():
             for token in self._parked.settle(id_):
                 self._answer(token, self.reply(reason))

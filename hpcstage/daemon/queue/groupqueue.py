@@ -1,8 +1,8 @@
-"""The queue of a node in a group, and what it asks other nodes for.
+"""The queue of a node in a node group, which also decides what the node asks other nodes for.
 
-Owns the order of requests, what is asked for ahead of a program that announced what it reads, and what becomes of
-requests that fail. Whom to ask is decided in `peers.routes`, how much may be asked for
-at a time in `peers.requests`. Pure.
+Owns the order of requests, the requests that run ahead of a program that announced what it reads, and what happens
+after a request failed. `peers.routes` decides which node is asked, `peers.requests` how much may be asked for at a
+time. Pure.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from hpcstage.plan.types import Budget
 from hpcstage.protocol.shim import Reason
 
 SHORTEST_NEAR_WAIT_S, SHORTEST_FAR_WAIT_S = 2.0, 5.0
-"""A wait that ends too early has a file read twice from the source, which is what a group is there to avoid; and
-another node may have to read it first."""
+"""The least time that a want waits. A wait that ends too early has a file read twice from the source, which a node
+group is there to avoid. A file of another node gets longer, since that node may have to read it first."""
 LONGEST_QUEUE_S = 1.0
-"""Answers that took long, maybe because a node was gone, do not end the asking."""
+"""The estimate of a wait counts at most this much of the time that the last answers took: answers that took long,
+maybe because a node was gone, do not end the asking."""
 
 
 class GroupQueue(SharedQueue):
-    """See the module."""
+    """A shared queue that also hands out requests to other nodes; owns the requests in flight."""
 
     def __init__(self, sizes: Sequence[int], budget: Budget, order: Sequence[int] = (), **options: Any) -> None:  # noqa: ANN401
         super().__init__(sizes, budget, order, **options)
@@ -37,35 +38,36 @@ class GroupQueue(SharedQueue):
         self.linked = False
         """Whether other nodes can be asked now."""
         self.peers = Estimates()
-        """Of files that somebody waited for, from the request to the copy."""
+        """How long files that a program waited for took, from the request to the copy."""
         self.is_stalled = False
-        """Nothing more is asked for ahead of the program before it has read what came."""
+        """Whether the program has to read what came before this node asks for more ahead of it."""
         self._far_held: deque[int] = deque()
-        """To be asked for before the order goes on."""
+        """Ids that are asked for before the order goes on."""
         self._doubtful: set[int] = set()
-        """Given up while their copies may still come."""
+        """Ids whose requests were given up while their copies may still come."""
         self._far_aside: dict[int, None] = {}
         """Large files that are not asked for yet, in the order in which it was their turn."""
         self._not_before: dict[int, float] = {}
-        """When large files may be asked for once more."""
+        """By id: the time before which a large file is not asked for again."""
 
     def is_asked_for(self, id_: int) -> bool:
-        """Whether another node was asked for it and has not answered."""
+        """Returns whether another node was asked for this file and has not answered."""
         return id_ in self._far_flying
 
     @property
     def asking(self) -> int:
-        """Ids that were asked for and have not come."""
+        """The number of ids that were asked for and have not come."""
         return len(self._far_flying)
 
     @property
     def unplaced(self) -> int:
-        """Where this node keeps only a share: so many are refused for good, whatever ended the staging."""
+        """The number of ids that are refused for good where this node keeps only a share, whatever ended the staging;
+        0 where it keeps everything."""
         return self._counts[Place.REFUSED] if self.transit.limit_bytes else 0
 
     @property
     def far_wanted(self) -> int:
-        """About so many wants are to be passed on."""
+        """The number of wanted files that other nodes are still to be asked for, roughly."""
         return len(self._far_promoted)
 
     def _resettle(self) -> None:
@@ -75,7 +77,8 @@ class GroupQueue(SharedQueue):
     # ---- wants
 
     def want(self, id_: int, now: float) -> Decision:
-        """As of any queue. What another node reads is asked for next; without other nodes it comes from the source."""
+        """Answers as any queue does. A file that another node reads is asked for next; while no other node can be
+        asked, this node reads it from the source."""
         place = self.place(id_)
         if place in FINAL:
             return super().want(id_, now)
@@ -99,7 +102,8 @@ class GroupQueue(SharedQueue):
         return decision
 
     def _passed(self) -> int:
-        """A want for what is not here says that the program has gone past the oldest of what came ahead of it."""
+        """Returns how many of the oldest unread copies the program has probably read: it has gone past them, since it
+        wants a file that is not here."""
         return len(self.transit.oldest_unread(LOOK_LIMIT)) // 4
 
     def _want_far(self, id_: int, now: float) -> Decision:
@@ -114,8 +118,8 @@ class GroupQueue(SharedQueue):
         return self._wait_far(id_, expected_s, now)
 
     def _want_large_far(self, id_: int, place: Place, now: float) -> Decision:
-        """A copy that another node has is waited for, if it comes sooner than from the source. That node says at once
-        if it has none."""
+        """Lets the program wait for another node's copy if that comes sooner than the file from the source. That node
+        says at once if it has no copy."""
         expected_s = self.peers.transfer_s(self._sizes[id_])
         longest_s = min(self._patience_s, self.estimates.transfer_s(self._sizes[id_]))
         has_room = place is not Place.AWAY or self.transit.can_hold(blocks_bytes(self._sizes[id_]))
@@ -140,7 +144,8 @@ class GroupQueue(SharedQueue):
     # ---- asking other nodes
 
     def next_requests(self, files: int, size_bytes: int, now: float) -> list[int]:
-        """Ids to ask other nodes for, at most so many and so large; a larger one alone. They are in flight then."""
+        """Returns ids to ask other nodes for, at most `files` with `size_bytes` together. A larger one is asked for
+        only when no other request is in flight. The ids are in flight from here on."""
         chosen: list[int] = []
         passed_over = 0
         while len(chosen) < files and passed_over < LOOK_LIMIT and self.linked and not self._closed:
@@ -183,7 +188,7 @@ class GroupQueue(SharedQueue):
         return self._next_ahead(now) if kept is None else kept
 
     def _put_far_aside(self, id_: int, now: float) -> bool:
-        """Whether a large file is not asked for now, since a program reads it at the source."""
+        """Puts a large file aside that a program reads at the source. Returns whether it is not asked for now."""
         if self._places[id_] == Place.PROMOTED or not self.is_put_off(id_, now):
             return False
         self.large.held_back.add(id_)
@@ -202,17 +207,18 @@ class GroupQueue(SharedQueue):
         return None
 
     def is_put_off(self, id_: int, now: float) -> bool:
-        """Whether a large file is not to be passed between nodes now."""
+        """Returns whether a large file is not to be passed between nodes now."""
         return self.is_large(id_) and (self.large.in_use(id_, now) or now < self._not_before.get(id_, now))
 
     def is_held_back(self, id_: int, now: float) -> bool:
-        """Whether other nodes that ask for a file are told to ask again later."""
+        """Returns whether other nodes that ask for a file are told to ask again later."""
         if self.place(id_) not in (Place.WAITING, Place.AWAY) or not self.is_large(id_):
             return False
         return self.is_put_off(id_, now) or (not self.is_far(id_) and self.large.must_wait(id_, now))
 
     def read_elsewhere(self, ids: Iterable[int], now: float) -> None:
-        """Programs of other nodes read these at the source. A copy that is nearly here is finished all the same."""
+        """Notes that programs of other nodes read these files at the source. A copy that is nearly here is finished all
+        the same."""
         for id_ in ids:
             if id_ < len(self._sizes) and self.is_large(id_) and not self._is_nearly_here(id_, now):
                 self.large.read_elsewhere(id_, now)
@@ -223,7 +229,8 @@ class GroupQueue(SharedQueue):
         return self.large.is_worth_waiting(self._sizes[id_], self.copied(id_), now - self._flying[id_])
 
     def _next_ahead(self, now: float) -> int | None:
-        """What the program will read next of what other nodes keep: the last order with a name that has some."""
+        """Returns the next id that the program will read of those that other nodes keep, by the newest order with a
+        name that has one; None where there is none or no free budget for it."""
         if not self.transit.limit_bytes:
             return None
         while (id_ := self._sequences.peek_ahead(Place.AWAY)) is not None and self._put_far_aside(id_, now):
@@ -232,11 +239,11 @@ class GroupQueue(SharedQueue):
         return None if self.is_stalled else id_
 
     def hasten(self, id_: int) -> None:
-        """Somebody else waits for it: it is asked for next."""
+        """Has a file asked for next, since another node waits for it."""
         self._far_held.append(id_)
 
     def _fits_now(self, id_: int) -> bool:
-        """False for what has to wait until transit copies in flight have come."""
+        """Returns False for a file that has to wait until transit copies in flight have come."""
         blocks = blocks_bytes(self._sizes[id_])
         passing = self._flags[id_] & PASSING
         return not passing or not self.transit.can_hold(blocks) or self.transit.fits(blocks)
@@ -264,9 +271,9 @@ class GroupQueue(SharedQueue):
         super().failed(id_, now, no_room=no_room)
 
     def missed(self, id_: int, *, wanted: bool, doubtful: bool = False) -> None:
-        """What was asked for does not come: this node reads it from the source, next if it is `wanted`.
+        """Takes back a request that brought nothing: this node reads the file from the source, next if it is `wanted`.
 
-        `doubtful`: it may come all the same.
+        `doubtful` says that the copy may come all the same.
         """
         if self._far_flying.pop(id_, None) is None:
             return
@@ -280,7 +287,7 @@ class GroupQueue(SharedQueue):
             self._released.append(id_)
 
     def postponed(self, id_: int, now: float) -> None:
-        """The node that was asked does not copy a large file now: it is asked again later."""
+        """Puts a large file aside that the other node does not copy now; it is asked for again later."""
         if self._far_flying.pop(id_, None) is None:
             return
         self._put_back(id_)
@@ -296,7 +303,8 @@ class GroupQueue(SharedQueue):
             self._move(id_, Place.AWAY if self._flags[id_] & PASSING else Place.WAITING)
 
     def came_late(self, id_: int, size_bytes: int) -> bool:
-        """A copy that was given up has come. False: it has to go, or a transfer will find it."""
+        """Takes in a copy whose request was given up. Returns False if the caller has to delete it or a transfer under
+        way will find it."""
         self._doubtful.discard(id_)
         place = self._places[id_]
         if place not in (Place.WAITING, Place.PROMOTED):
@@ -310,7 +318,8 @@ class GroupQueue(SharedQueue):
         return True
 
     def unlink(self, is_wanted: Callable[[int], bool]) -> None:
-        """Nobody can be asked any more: what was asked for waits again; what is wanted comes from the source."""
+        """Notes that no node can be asked any more: ids that were asked for wait again, and wanted ones are read from
+        the source."""
         self.linked = False
         for id_ in list(self._far_flying):
             if is_wanted(id_):
@@ -326,12 +335,12 @@ class GroupQueue(SharedQueue):
         self._promote_anew()
 
     def void(self, ids: Iterable[int]) -> list[int]:
-        """See Queue: also what was given up and may still come."""
+        """See Queue; returns also the ids whose requests were given up and whose copies may still come."""
         ids = list(ids)
         flying = super().void(ids)
         return flying + [id_ for id_ in ids if id_ in self._doubtful and id_ not in self._flying]
 
     def void_range(self, ids: range) -> tuple[bytes, list[int]]:
-        """See Queue: also what was given up and may still come."""
+        """See Queue; returns also the ids whose requests were given up and whose copies may still come."""
         places, flying = super().void_range(ids)
         return places, flying + [id_ for id_ in self._doubtful if id_ in ids and id_ not in self._flying]

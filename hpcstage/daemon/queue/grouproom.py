@@ -1,4 +1,7 @@
-"""The budget of a node that keeps only a share of the files: its own, and copies that only pass through. Pure."""
+"""The budget of a node that keeps only a share of the files, divided between its own copies and transit copies. Pure.
+
+A transit copy only passes through the node.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from hpcstage.plan.types import Budget
 
 
 class GroupRoom(Room):
-    """`is_passing` says of an id whether its copy only passes through; `drop_surplus` removes one that has to go."""
+    """Counts the two parts of the budget. `is_passing` says whether the copy of an id is a transit copy; `drop_surplus`
+    removes one for which there is no budget any more."""
 
     def __init__(
         self,
@@ -25,7 +29,7 @@ class GroupRoom(Room):
         self._drop_surplus = drop_surplus
 
     def set_aside(self, limit: Budget | None) -> None:
-        """The share for what passes through; None: everything is kept."""
+        """Sets a share of the budget aside for transit copies; None: the node keeps everything."""
         given, inodes = (limit.size_bytes, limit.inodes) if limit else (0, 0)
         self._left_bytes += self.transit.limit_bytes - given
         self._left_inodes += self.transit.limit_inodes - inodes
@@ -33,7 +37,7 @@ class GroupRoom(Room):
 
     @property
     def is_full(self) -> bool:
-        """Never with a share set aside: a full store must not end what passes through."""
+        """Whether nothing more fits; never while a share is set aside, since a full store must not end transit."""
         return not self.transit.limit_bytes and super().is_full
 
     def reserve(self, id_: int, size_bytes: int) -> bool:
@@ -78,6 +82,6 @@ class GroupRoom(Room):
             super().drop(id_, size_bytes)
 
     def now_kept(self, size_bytes: int) -> None:
-        """A copy that passed through counts as one that is kept."""
+        """Counts a former transit copy as one that this node keeps."""
         self._left_bytes -= blocks_bytes(size_bytes)
         self._left_inodes -= 1

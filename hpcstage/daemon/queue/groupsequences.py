@@ -1,22 +1,23 @@
-"""The orders of a node in a group: for what it reads from the source, and for what it asks other nodes for. Pure."""
+"""The orders of a node in a node group: of what it reads from the source and of what it asks other nodes for. Pure."""
 
 from __future__ import annotations
 
 from hpcstage.daemon.queue.sequences import WAITS, One, Sequences
 
 REMOTE, PASSING = 1, 2
-"""Flags of an id: another node reads it from the source; it is not kept here."""
+"""Flags of an id: another node reads it from the source; this node does not keep it."""
 
 
 class GroupSequences(Sequences):
-    """Over the flags of all ids as well. No order is forgotten: what comes from whom may change."""
+    """Sequences that look at the flags of ids, too. It forgets no finished order, since what other nodes read may
+    change."""
 
     def __init__(self, places: bytearray, flags: bytearray) -> None:
         super().__init__(places)
         self._flags = flags
 
     def pop(self) -> int | None:
-        """The next waiting id that this node reads from the source. O(ids) in all."""
+        """Returns the next waiting id that this node reads from the source. All calls together take O(ids)."""
         for one in reversed(self._all):
             position = self._find(one, one.cursor, 0)
             one.cursor = position + 1
@@ -25,7 +26,7 @@ class GroupSequences(Sequences):
         return None
 
     def pop_far(self) -> int | None:
-        """The next waiting id that another node reads."""
+        """Returns the next waiting id that another node reads."""
         for one in reversed(self._all):
             position = self._find(one, one.far, REMOTE)
             one.far = position + 1
@@ -42,7 +43,8 @@ class GroupSequences(Sequences):
         return len(ids)
 
     def peek_ahead(self, away: int) -> int | None:
-        """What the program reads next of what is in the place `away`: the last order with a name that has some."""
+        """Returns the id in the place `away` that the program reads next, by the newest order with a name that has
+        one."""
         for one in reversed(self._all):
             ids = one.ids if one.name else ()
             for position in range(one.ahead, len(ids)):
@@ -54,17 +56,18 @@ class GroupSequences(Sequences):
         return None
 
     def pass_ahead(self, id_: int) -> None:
-        """`peek_ahead` gives something else from here on."""
+        """Passes over an id that `peek_ahead` returned, so that it returns another one."""
         for one in self._all:
             if one.name and one.ahead < len(one.ids) and one.ids[one.ahead] == id_:
                 one.ahead += 1
 
     def start_at(self, position: int) -> None:
-        """Where the list says nothing of the order: nodes begin at different places of it."""
+        """Begins the order of the manifest at `position`: where nothing is known of the order, nodes begin at different
+        places."""
         self._all.insert(min(2, len(self._all)), One(range(position, len(self._places))))
 
     def restart(self, *, near: bool) -> None:
-        """All orders are gone through anew, for what other nodes read; with `near` for the rest as well."""
+        """Goes through all orders anew for the files that other nodes read; with `near` also for the others."""
         for one in self._all:
             one.far = 0
             if near:

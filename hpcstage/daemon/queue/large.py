@@ -1,10 +1,10 @@
-"""Large files that the program reads at the source itself: when copying them beside it is held back. Pure.
+"""Decides when the copying of large files is held back because the program reads them at the source itself. Pure.
 
 A file is large if the source is busy with it for more than a quarter of a second. A program that has such a file open
 at the source goes on reading it there, so a copy that is made meanwhile only takes bandwidth away from it. Such a copy
-is held back until the program has let go of the file; one that is under way is given up. While files are read like
-that, no more others are copied ahead than are being read, until the program opens those copies: whether it ever will is
-not known. Afterwards files that the program has not read yet come before those that it has read.
+is held back until the program has let go of the file; one that is under way is given up. While the program reads large
+files at the source, no more of the others are copied ahead than it is reading, until it opens those copies: it is not
+known whether it ever will. Afterwards files that the program has not read yet come before those that it has read.
 In a node group all nodes tell each other what their programs read at the source, and each holds back accordingly.
 Callers pass `now`.
 """
@@ -19,97 +19,98 @@ from hpcstage.daemon.queue.rates import Estimates
 LARGE_S = 0.25
 LEAST_BYTES = 16 << 20
 LET_GO_S = 5.0
-"""After so long without a sign of use the program has let go of a file."""
+"""The program has let go of a file once this much time has passed without a sign of use."""
 TELL_EVERY_S = 1.0
-"""So often other nodes are told that a program still reads a file at the source."""
+"""The interval at which other nodes are told that a program still reads a file at the source."""
 MOST_TRIES = 3
-"""So often the copying of one file is begun."""
+"""The most times that the copying of one file is begun."""
 MOST_WAIT_S, NEARLY_DONE = 1.0, 0.75
-"""A copy of which less is missing is waited for, if that is expected to take no longer."""
+"""A program waits for a copy of which NEARLY_DONE is there, if the rest is expected within MOST_WAIT_S."""
 
 
 class Large:
-    """What is known of the use of large files."""
+    """Knows which large files are in use at the source, which copies are ahead of the program and which are held
+    back."""
 
     def __init__(self, estimates: Estimates) -> None:
         self.held_back: set[int] = set()
-        """Files that the program read at the source, so that they were not copied when it was their turn."""
+        """Files that were not copied when it was their turn, since the program read them at the source."""
         self._estimates = estimates
         self._used_at: dict[int, float] = {}
         self._untold: set[int] = set()
         self._told_at: dict[int, float] = {}
         self._tries: Counter[int] = Counter()
         self._ahead: set[int] = set()
-        """Copied or being copied, and not opened yet."""
+        """Ids that are copied or being copied and that the program has not opened since."""
 
     def is_large(self, size_bytes: int) -> bool:
-        """Whether a file of this size is one."""
+        """Returns whether a file of this size is large."""
         return size_bytes > max(LEAST_BYTES, LARGE_S * self._estimates.all_bytes_per_s)
 
     def read_at_source(self, id_: int, now: float) -> None:
-        """A program of this node has this file open at the source, or is about to open it there."""
+        """Notes that a program of this node has a file open at the source or is about to open it there."""
         self._used_at[id_] = now
         self._untold.add(id_)
 
     def read_elsewhere(self, id_: int, now: float) -> None:
-        """A program of another node has it open at the source."""
+        """Notes that a program of another node has a file open at the source."""
         self._used_at[id_] = now
 
     def asked_for(self, id_: int) -> None:
-        """A program waits for another node's copy, and opens the file at the source if there is none."""
+        """Notes that a program waits for another node's copy and opens the file at the source if there is none."""
         self._untold.add(id_)
 
     def untold(self, now: float) -> list[int]:
-        """What other nodes are to be told now: these are in use on this node."""
+        """Returns the files in use on this node of which other nodes are to be told now."""
         found = [id_ for id_ in self._untold if now - self._told_at.get(id_, -TELL_EVERY_S) >= TELL_EVERY_S]
         self._untold.difference_update(found)
         self._told_at.update(dict.fromkeys(found, now))
         return found
 
     def in_use(self, id_: int, now: float) -> bool:
-        """Whether the program reads it at the source."""
+        """Returns whether a program reads the file at the source."""
         return now - self._used_at.get(id_, -LET_GO_S) < LET_GO_S
 
     def must_wait(self, id_: int, now: float) -> bool:
-        """Whether a large file whose turn it is must not be copied now."""
+        """Returns whether a large file whose turn it is must not be copied now."""
         if self.in_use(id_, now):
             self.held_back.add(id_)
             return True
         return self._tries[id_] >= MOST_TRIES or self.are_enough(now)
 
     def came(self, id_: int) -> None:
-        """Another node's copy is here."""
+        """Notes that another node's copy has come."""
         self.held_back.discard(id_)
 
     def are_enough(self, now: float) -> bool:
-        """Whether as many copies are ahead of the program as it reads files at the source."""
+        """Returns whether the copies ahead of the program are as many as the files that it reads at the source."""
         for id_ in [id_ for id_ in self._used_at if not self.in_use(id_, now)]:
             del self._used_at[id_]
         return 0 < len(self._used_at) <= len(self._ahead)
 
     def begun(self, id_: int) -> None:
-        """Its copying begins."""
+        """Notes that the copying of a file begins."""
         self.held_back.discard(id_)
         self._tries[id_] += 1
         self._ahead.add(id_)
 
     def given_up(self, id_: int) -> None:
-        """Its copying ended without a copy, for the program reads it."""
+        """Notes that the copying of a file was given up, since a program reads it at the source."""
         self._ahead.discard(id_)
         self.held_back.add(id_)
 
     @property
     def ahead(self) -> Sequence[int]:
-        """Those of whose copies it is not known whether they are of any use."""
+        """The ids of copies that may prove to be of no use, since the program has not opened them."""
         return list(self._ahead)
 
     def opened(self, id_: int) -> None:
-        """The program opened the copy, or there will be none."""
+        """Notes that the program opened the copy or that there will be none."""
         self._ahead.discard(id_)
 
     @staticmethod
     def is_worth_waiting(size_bytes: int, copied_bytes: int, took_s: float) -> bool:
-        """Whether the rest of a copy under way is waited for: never for long, as the program may read little of it."""
+        """Returns whether a program waits for the rest of a copy under way: never for long, as it may read little."""
         if copied_bytes < NEARLY_DONE * size_bytes:
             return False
         return (size_bytes - copied_bytes) * took_s <= MOST_WAIT_S * copied_bytes

@@ -1,9 +1,9 @@
-"""What is copied next, and what a want is told: a pure state machine over the ids of a manifest.
+"""Decides which file is copied next and what a want is told: a pure state machine over the ids of a manifest.
 
-Owns the state of every id, the rate cap and the estimates behind the bound of a wait; the order is `sequences`'s, the
-budget `room`'s. It owns no clock (callers pass `now`, monotonic seconds), no disk, no process and no connection. An id
-ends in exactly one of STORED, FAILED, VOID and REFUSED; nothing is ever evicted. A million ids cost 9 MB: a byte of
-state and eight of size. Ids that come from other nodes are `groupqueue`'s.
+Owns the state of every id, the rate cap and the estimates behind the bound of a wait. `sequences` owns the order,
+`room` the budget, `groupqueue` the ids that come from other nodes. The queue owns no clock (callers pass `now`,
+monotonic seconds), no disk, no process and no connection. An id ends in exactly one of STORED, FAILED, VOID and
+REFUSED; nothing is ever evicted. A million ids cost 9 MB: a byte of state and eight of size.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from hpcstage.plan.types import Budget
 from hpcstage.protocol.shim import Reason
 
 LOOK_LIMIT = 4096
-"""Ids passed over in one call, so that a full store never holds up the event loop."""
+"""The most ids that one call passes over, so that a full store never holds up the event loop."""
 SHORTEST_WAIT_S = 0.25
 WAIT_FACTOR = 4.0
 
 
 class Place(IntEnum):
-    """Where an id is."""
+    """The state of an id."""
 
     WAITING = WAITS
     PROMOTED = 1
@@ -39,7 +39,7 @@ class Place(IntEnum):
     VOID = 5
     REFUSED = 6
     AWAY = 7
-    """Another node keeps it; it comes here when it is wanted. Only in a node group."""
+    """Another node keeps the file; it comes here when a program wants it. Only in a node group."""
 
 
 FINAL = frozenset({Place.STORED, Place.FAILED, Place.VOID, Place.REFUSED})
@@ -47,7 +47,7 @@ _REASONS = {Place.FAILED: Reason.FAILED, Place.VOID: Reason.VOID, Place.REFUSED:
 
 
 class Verdict(Enum):
-    """What a want is told."""
+    """The kind of answer to a want."""
 
     READY = "ready"
     WAIT = "wait"
@@ -89,13 +89,13 @@ class Queue:
         self._counts = Counter({Place.WAITING: len(sizes)})
         self._closed = Reason.NONE
         self.disk_full = False
-        """The disk itself had no room left, whatever the budget allows."""
+        """Whether the disk itself was full, whatever the budget allows."""
         self.room = self._make_room(budget, directories)
         self._bucket = Bucket(max_rate_bytes_per_s)
         self.estimates = Estimates()
         self.large = Large(self.estimates)
         self.copied: Callable[[int], int] = lambda _: 0
-        """Bytes of a transfer in flight that have been read."""
+        """Returns the bytes of a transfer in flight that have been read; the engine sets it."""
         self._aside: dict[int, None] = {}
         """Large files that are held back, in the order in which it was their turn."""
         self.shortest_wait_s = SHORTEST_WAIT_S
@@ -116,16 +116,16 @@ class Queue:
     # ---- what is where
 
     def place(self, id_: int) -> Place:
-        """Where an id is now."""
+        """Returns the state of an id; a closed queue counts those that were not handed out as refused."""
         place = Place(self._places[id_])
         return Place.REFUSED if self._closed and place <= Place.PROMOTED else place
 
     def size(self, id_: int) -> int:
-        """In bytes: of the copy, once there is one."""
+        """Returns the bytes of a file; of its copy once there is one."""
         return self._sizes[id_]
 
     def count(self, place: Place) -> int:
-        """How many ids are there."""
+        """Returns how many ids are in this state."""
         waiting = self._counts[Place.WAITING] + self._counts[Place.PROMOTED]
         if place <= Place.PROMOTED:
             return 0 if self._closed else self._counts[place]
@@ -133,41 +133,41 @@ class Queue:
 
     @property
     def waiting(self) -> int:
-        """Ids that will still be handed out."""
+        """The number of ids that will still be handed out."""
         return self.count(Place.WAITING) + self.count(Place.PROMOTED)
 
     def waits(self, id_: int) -> bool:
-        """Whether it is the order that decides when an id is handed out."""
+        """Returns whether the order decides when an id is handed out."""
         return self._places[id_] == Place.WAITING and not self._closed
 
     def keeps(self, id_: int) -> bool:
-        """Whether a copy stays here."""
+        """Returns whether this node keeps a copy; always, outside of a node group."""
         del id_
         return True
 
     @property
     def flying(self) -> int:
-        """Transfers handed out and not yet reported."""
+        """The number of transfers that were handed out and are not yet reported."""
         return len(self._flying)
 
     @property
     def settled(self) -> bool:
-        """Nothing is in flight and nothing will be handed out any more."""
+        """Whether nothing is in flight and nothing will be handed out any more."""
         return not self._flying and not self.waiting
 
     @property
     def closed(self) -> Reason:
-        """Why nothing more is admitted; NONE while it is."""
+        """Why nothing more is admitted; NONE while the queue is open."""
         return self._closed
 
     def wake_after(self, now: float) -> float | None:
-        """Seconds until the rate cap admits the next transfer; None if it keeps nothing back."""
+        """Returns the seconds until the rate cap admits the next transfer; None if it keeps nothing back."""
         return self._bucket.delay_s(now) or None if self.waiting else None
 
     # ---- handing out
 
     def next_transfers(self, free: int, now: float) -> list[int]:
-        """Up to `free` ids to be copied now: wanted ones first, then in order. They are in flight from here on."""
+        """Returns up to `free` ids to copy now, wanted ones first, then in order. They are in flight from here on."""
         chosen: list[int] = []
         passed_over = 0
         while len(chosen) < free and passed_over < LOOK_LIMIT and not self._closed and self._bucket.open(now):
@@ -187,7 +187,7 @@ class Queue:
         return chosen
 
     def is_large(self, id_: int) -> bool:
-        """Whether it may be held back."""
+        """Returns whether a file is large, so that its copying may be held back."""
         return self.large.is_large(self._sizes[id_])
 
     def _next(self, now: float) -> int | None:
@@ -242,7 +242,7 @@ class Queue:
     # ---- wants
 
     def want(self, id_: int, now: float) -> Decision:
-        """What the program that opens `id_` is told. A wait moves a waiting id to the front."""
+        """Returns what the program that opens `id_` is told. A wait moves a waiting id to the front."""
         place = self.place(id_)
         if place is Place.STORED:
             return READY
@@ -279,7 +279,8 @@ class Queue:
     # ---- what became of a transfer
 
     def done(self, id_: int, size_bytes: int, now: float) -> bool:
-        """A transfer was published with this size. False: it had become void, so the copy has to go."""
+        """Notes that a transfer was published with this size. Returns False if it had become void, so that the caller
+        has to delete the copy."""
         started = self._flying.pop(id_, None)
         if started is None:
             return self._places[id_] == Place.STORED
@@ -297,7 +298,7 @@ class Queue:
         self.estimates.finished(size_bytes, took_s, now)
 
     def failed(self, id_: int, now: float, *, no_room: bool = False) -> None:
-        """A transfer failed for good. With `no_room` (ENOSPC, EDQUOT) nothing more is admitted."""
+        """Notes that a transfer failed for good. With `no_room` (ENOSPC, EDQUOT) the queue admits nothing more."""
         del now
         if no_room:
             self.disk_full = True
@@ -310,7 +311,7 @@ class Queue:
             self._move(id_, Place.REFUSED if no_room else Place.FAILED)
 
     def requeue(self, id_: int) -> None:
-        """A transfer was lost (its copier died): it waits again, in front."""
+        """Puts a transfer that was lost (its copier died) back, in front."""
         if self._flying.pop(id_, None) is None:
             return
         self.room.release(id_)
@@ -320,7 +321,8 @@ class Queue:
             self._promoted_bytes += self._sizes[id_]
 
     def put_off(self, id_: int) -> bool:
-        """A transfer was given up because the program reads the file at the source. False: it was not in flight."""
+        """Takes back a transfer that was given up because the program reads the file at the source. Returns False if it
+        was not in flight."""
         if self._places[id_] != Place.FLYING or self._flying.pop(id_, None) is None:
             return False
         self.room.release(id_)
@@ -329,11 +331,11 @@ class Queue:
         return True
 
     def large_in_flight(self, now: float) -> list[int]:
-        """Transfers of files that the program reads at the source meanwhile."""
+        """Returns the transfers in flight whose files the program reads at the source meanwhile."""
         return [id_ for id_ in self._flying if self._places[id_] == Place.FLYING and self.large.in_use(id_, now)]
 
     def void(self, ids: Iterable[int]) -> list[int]:
-        """The files were written to: they are never handed out again. Returns those that are in flight."""
+        """Voids files that were written to: they are never handed out again. Returns those that are in flight."""
         flying = []
         for id_ in ids:
             place = Place(self._places[id_])
@@ -347,8 +349,8 @@ class Queue:
         return flying
 
     def void_range(self, ids: range) -> tuple[bytes, list[int]]:
-        """As `void`, for a million at once: where each was, and those in flight. What was stored keeps its room: who
-        deletes it gives that back."""
+        """Voids a range of ids as `void` does, fast enough for a million. Returns the state that each had, and those in
+        flight. Stored copies keep their part of the budget: the caller that deletes them gives it back."""
         places = bytes(self._places[ids.start : ids.stop])
         flying = [id_ for id_ in self._flying if id_ in ids and self._places[id_] == Place.FLYING]
         for id_ in self._promoted:
@@ -369,13 +371,13 @@ class Queue:
     # ---- what is decided from outside
 
     def reorder(self, order: Sequence[int], name: str = "") -> None:
-        """Waiting ids are handed out in this order from here on; ids not mentioned keep their place behind.
+        """Sets the order in which waiting ids are handed out; ids that it does not mention keep their place behind it.
 
-        An order with a name takes the place of the last one of that name, which is forgotten.
+        An order with a name replaces the last one of that name.
         """
         self._sequences.push(order, name)
 
     def close(self, reason: Reason) -> None:
-        """Nothing more is admitted; what is in flight may finish. The first reason stays."""
+        """Ends the admission of files; transfers in flight may finish. The first reason stays."""
         if not self._closed:
             self._closed = reason

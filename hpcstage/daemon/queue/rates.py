@@ -1,4 +1,4 @@
-"""How long a transfer should take, from what the last ones took; and the cap on the rate. Pure: callers pass `now`."""
+"""Estimates how long a transfer takes from what the last ones took, and caps the rate. Pure: callers pass `now`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _FIRST_FILE_S = 0.02
 _FIRST_STREAM_BYTES_PER_S = 50e6
 _WINDOW_S = 0.5
 _AHEAD_S = 0.05
-"""The longest that a copier should wait for the daemon, with work ahead."""
+"""Copiers are given transfers ahead for this long, so that they do not wait for the daemon."""
 
 
 class Bucket:
@@ -29,19 +29,19 @@ class Bucket:
         self._at = now
 
     def open(self, now: float) -> bool:
-        """Whether a transfer may start."""
+        """Returns whether a transfer may start."""
         if not self._rate:
             return True
         self._refill(now)
         return self._balance > 0
 
     def take(self, size_bytes: int) -> None:
-        """A transfer of this size starts."""
+        """Takes the bytes of a transfer that starts from the balance."""
         if self._rate:
             self._balance -= max(size_bytes, 1)
 
     def delay_s(self, now: float) -> float:
-        """Seconds until a transfer may start; 0 if it may now."""
+        """Returns the seconds until a transfer may start; 0 if it may now."""
         if not self._rate or self.open(now):
             return 0.0
         return (1 - self._balance) / self._rate
@@ -60,23 +60,23 @@ class Estimates:
         self._window_files = 0
 
     def transfer_s(self, size_bytes: int) -> float:
-        """What one transfer of this size should take."""
+        """Returns the seconds that one transfer of this size should take."""
         return self.file_s + max(size_bytes - _SMALL_BYTES, 0) / self.stream_bytes_per_s
 
     def drain_s(self, size_bytes: float) -> float:
-        """What this many bytes take with all transfers together."""
+        """Returns the seconds that this many bytes take with all transfers together."""
         return size_bytes / max(self.all_bytes_per_s, 1.0)
 
     def ahead(self, mean_bytes: float, least: int, most: int) -> int:
-        """Transfers to give ahead. What is given cannot be put into another order any more: where the source is slow,
-        few, so that a new order counts at once."""
+        """Returns how many transfers to give the copiers ahead, at least `least`, at most `most`. A transfer that was
+        given cannot be put into another order any more, so a slow source gets few, and a new order counts at once."""
         files_per_s = self.all_files_per_s
         if files_per_s is None:
             files_per_s = self.all_bytes_per_s / max(mean_bytes, 1.0)
         return min(most, max(least, int(files_per_s * _AHEAD_S)))
 
     def finished(self, size_bytes: int, took_s: float, now: float) -> None:
-        """One transfer ended."""
+        """Takes a transfer that ended into the averages."""
         if size_bytes <= _SMALL_BYTES:
             self.file_s += _WEIGHT * (took_s - self.file_s)
         else:

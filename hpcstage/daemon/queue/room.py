@@ -1,4 +1,4 @@
-"""What of the budget is taken: by copies in the store, by transfers under way, by directories. Pure.
+"""Counts what is taken of the budget: by copies in the store, by transfers under way and by directories. Pure.
 
 A copy takes whole blocks and one inode, a directory a block and an inode; `plan.placement.fitting` counts likewise.
 """
@@ -11,12 +11,12 @@ BLOCK_BYTES = 4096
 
 
 def blocks_bytes(size_bytes: int) -> int:
-    """What a file of this size takes on disk."""
+    """Returns the bytes that a file of this size takes on disk."""
     return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 class Room:
-    """The budget less what was taken. `used` counts the copies, those under way included."""
+    """The budget less what was taken. `used_bytes` and `used_files` count the copies, those under way included."""
 
     def __init__(self, budget: Budget, directories: int) -> None:
         self._left_bytes = budget.size_bytes - directories * BLOCK_BYTES
@@ -28,16 +28,16 @@ class Room:
 
     @property
     def used_inodes(self) -> int:
-        """Of files and of the directories set aside for them."""
+        """The inodes of the copies and of the directories set aside for them."""
         return self.used_files + self._directories
 
     @property
     def is_full(self) -> bool:
-        """Not even the smallest file fits."""
+        """Whether not even the smallest file fits."""
         return self._left_inodes <= 0 or self._left_bytes < BLOCK_BYTES
 
     def reserve(self, id_: int, size_bytes: int) -> bool:
-        """Sets room aside for a transfer; False: there is not enough."""
+        """Reserves budget for a transfer. Returns False if there is not enough."""
         blocks = blocks_bytes(size_bytes)
         if blocks > self._left_bytes or self._left_inodes <= 0:
             return False
@@ -46,21 +46,21 @@ class Room:
         return True
 
     def release(self, id_: int) -> None:
-        """The transfer has ended."""
+        """Gives back what was reserved for a transfer that has ended."""
         self.give_back(self._reserved.pop(id_), 1)
 
     def take(self, id_: int, size_bytes: int) -> None:
-        """A copy of this size is in the store."""
+        """Counts a copy of this size that is in the store."""
         del id_
         self.give_back(-blocks_bytes(size_bytes), -1)
 
     def drop(self, id_: int, size_bytes: int) -> None:
-        """It is not there any more."""
+        """Gives back the budget of a copy that is not in the store any more."""
         del id_
         self.give_back(blocks_bytes(size_bytes), 1)
 
     def give_back(self, blocks: int, files: int) -> None:
-        """Of many at once, in bytes of whole blocks."""
+        """Gives back the budget of many copies at once, in bytes of whole blocks; negative numbers take it."""
         self._left_bytes += blocks
         self._left_inodes += files
         self.used_bytes -= blocks

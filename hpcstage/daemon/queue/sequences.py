@@ -1,4 +1,4 @@
-"""The orders of the queue, one above the other: the newest counts, what it does not mention comes after it. Pure."""
+"""Holds the orders of the queue: the newest decides first, then the earlier ones for ids it does not mention. Pure."""
 
 from __future__ import annotations
 
@@ -7,32 +7,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WAITS = 0
-"""The place of an id that it is the order's business to hand out."""
+"""The state of an id that the order has yet to hand out."""
 _MOST = 8
 
 
 @dataclass
 class One:
-    """An order and how far it has been worked off."""
+    """An order, and how far it has been worked off."""
 
     ids: Sequence[int]
     cursor: int = 0
     name: str = ""
     far: int = 0
-    """Likewise for what comes from other nodes (see `groupsequences`)."""
+    """The cursor for files that come from other nodes (see `groupsequences`)."""
     ahead: int = 0
-    """Likewise for what is asked of them on demand, ahead of the demand."""
+    """The cursor for files that other nodes keep and that are asked for ahead of the program."""
 
 
 class Sequences:
-    """Over the places of all ids, a byte each, which are the queue's: an id that does not wait is passed over."""
+    """The orders, newest last. `places` is the queue's state of all ids, a byte each; an id that does not wait is
+    passed over."""
 
     def __init__(self, places: bytearray) -> None:
         self._places = places
         self._all = [One(range(len(places)))]
 
     def pop(self) -> int | None:
-        """The next waiting id, or None if there is none. The caller takes it out of its place."""
+        """Returns the next waiting id, or None if there is none. The caller gives it another state."""
         while self._all:
             one = self._all[-1]
             ids, places = one.ids, self._places
@@ -44,7 +45,7 @@ class Sequences:
         return None
 
     def push(self, ids: Sequence[int], name: str = "") -> None:
-        """From here on this order counts. One with a name takes the place of the last of that name."""
+        """Puts an order above all others. One with a name replaces the last of that name."""
         if name:
             self._all = [one for one in self._all if one.name != name]
         self._all.append(One(ids, name=name))

@@ -1,10 +1,11 @@
-"""A queue of which other nodes read a part: which ids are theirs, what is kept, and what they asked for.
+"""A queue whose files are divided among nodes: it knows which ids other nodes read and which copies this node keeps.
 
-Owns the flags of ids, the division of the files among nodes, and the share of the budget for copies that only pass
-through (transit copies: the oldest go when it is full). Asking other nodes is `groupqueue`'s. Pure, as `queue` is.
+Owns the flags of ids, the division of the files among nodes, the files that other nodes asked for, and the share of the
+budget for copies that only pass through (transit copies: the oldest go when it is full). `groupqueue` asks other nodes.
+Pure, as `queue` is.
 
-Among the files that this node reads from the source, those come first for which a program waits here; then those that
-other nodes asked for and those of its own order take turns.
+Of the files that this node reads from the source, those that a program here waits for come first. After them, files
+that other nodes asked for and files of this node's own order take turns.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ class Share:
     """A node's part of the files."""
 
     own: Sequence[int]
-    """It reads them from the source."""
+    """The ids that this node reads from the source."""
     others: Sequence[int] = ()
-    """With `transit`: what it keeps of the rest. Without, it keeps everything."""
+    """With `transit`: the ids that it keeps of the rest. Without `transit` it keeps everything."""
     unplaced: Sequence[int] = ()
-    """No node keeps them."""
+    """The ids that no node keeps."""
     transit: Budget | None = None
-    """Room for what it does not keep."""
+    """The budget for copies that it does not keep; None: it keeps everything."""
 
 
 class SharedQueue(Queue):
-    """A queue that starts out as any other: `divide` makes ids come from other nodes, `adopt` takes that back."""
+    """Starts out as any other queue; `divide` makes ids come from other nodes, `adopt` takes that back."""
 
     room: GroupRoom
     _sequences: GroupSequences
@@ -50,14 +51,14 @@ class SharedQueue(Queue):
         self._far_waiting = 0
         super().__init__(sizes, budget, order, **options)
         self.turns = 1
-        """So many files that other nodes asked for are read for one of this node's order."""
+        """The number of files asked for by other nodes that are read before each file of this node's own order."""
         self._far_promoted: deque[int] = deque()
         self._far_flying: dict[int, bool] = {}
-        """Asked for, and whether somebody waited for it then."""
+        """By id that another node was asked for: whether a program waited for it then."""
         self._ahead: dict[int, bool] = {}
-        """Transit copies that were asked for and nobody waited for."""
+        """Ids of transit copies that were asked for while no program waited for them."""
         self._released: deque[int] = deque()
-        """Asked for in vain: before the order goes on."""
+        """Ids that another node was asked for in vain; they are read before the order goes on."""
         self._asked: deque[int] = deque()
         self._turn = 0
 
@@ -69,13 +70,13 @@ class SharedQueue(Queue):
 
     @property
     def transit(self) -> Transit:
-        """What passes through."""
+        """The transit copies and their budget."""
         return self.room.transit
 
     # ---- what is where
 
     def is_far(self, id_: int) -> bool:
-        """Whether another node reads it from the source."""
+        """Returns whether another node reads the file from the source."""
         return bool(self._flags[id_] & REMOTE)
 
     def keeps(self, id_: int) -> bool:
@@ -87,11 +88,11 @@ class SharedQueue(Queue):
 
     @property
     def near_waiting(self) -> int:
-        """Ids in the order that this node reads from the source."""
+        """The number of ids that wait in the order and that this node reads from the source."""
         return self._counts[Place.WAITING] - self._far_waiting
 
     def waits(self, id_: int) -> bool:
-        """Whether it may come by an order: from the source, or from another node ahead of the program."""
+        """Returns whether an order may bring the file: from the source, or from another node ahead of the program."""
         return self._places[id_] in (Place.WAITING, Place.AWAY) and not self._closed
 
     def _move(self, id_: int, to: Place) -> None:
@@ -109,7 +110,8 @@ class SharedQueue(Queue):
     # ---- dividing the files among nodes
 
     def divide(self, share: Share) -> None:
-        """This node reads its share from the source. What has begun goes on, what is here stays. O(number of ids)."""
+        """Divides the files: this node reads its share from the source. Transfers that have begun go on, copies that
+        are here stay. O(number of ids)."""
         self.room.set_aside(share.transit)
         rest = REMOTE if share.transit is None else REMOTE | PASSING
         flags = bytearray(bytes((rest,))) * len(self._flags)
@@ -125,7 +127,7 @@ class SharedQueue(Queue):
                 self._move(id_, Place.REFUSED)
 
     def hand_over(self, ids: Iterable[int], busy: Container[int]) -> None:
-        """Other nodes read these, but for what is begun or in `busy`."""
+        """Hands files over to other nodes, which read them from the source, except those begun or in `busy`."""
         for id_ in ids:
             if self._places[id_] == Place.WAITING and not self.is_far(id_) and id_ not in busy:
                 self._flags[id_] |= REMOTE
@@ -133,17 +135,19 @@ class SharedQueue(Queue):
         self._sequences.restart(near=False)
 
     def adopt(self) -> None:
-        """There are no other nodes: everything comes from the source, as far as there is room."""
+        """Takes all files back when there are no other nodes: this node reads them from the source, as far as the
+        budget allows."""
         self.room.set_aside(None)
         self._flags[:] = bytes(len(self._flags))
         self._resettle()
 
     def start_at(self, position: int) -> None:
-        """Where the list says nothing of the order: nodes begin at different places of it."""
+        """Begins the order of the manifest at `position`: where nothing is known of the order, nodes begin at different
+        places."""
         self._sequences.start_at(position)
 
     def _resettle(self) -> None:
-        """Counts and places follow the flags; all orders are gone through anew. Tens of milliseconds for a million."""
+        """Sets counts and states by the flags and begins all orders anew. Takes tens of milliseconds for a million."""
         still = self._counts[Place.WAITING] + self._counts[Place.AWAY]
         waits = _mask(self._places, _STILL)
         passing, remote = _mask(self._flags, _PASSING), _mask(self._flags, _REMOTE)
@@ -157,7 +161,7 @@ class SharedQueue(Queue):
         self._promote_anew()
 
     def _promote_anew(self) -> None:
-        """Every wanted id into the line that it belongs to now."""
+        """Puts every wanted id into the line that it belongs to now."""
         wanted = dict.fromkeys((*self._promoted, *self._far_promoted))
         self._promoted.clear()
         self._far_promoted.clear()
@@ -210,7 +214,7 @@ class SharedQueue(Queue):
         places, flying = super().void_range(ids)
         for id_, place in zip(ids, places, strict=True):
             self._far_waiting -= place == Place.WAITING and self.is_far(id_)
-            # Who deletes them gives room back as if all had been kept.
+            # The caller that deletes them gives budget back as if this node had kept all of them.
             if place == Place.STORED and self.transit.give_back(id_):
                 self.room.now_kept(self._sizes[id_])
         for id_ in self._far_promoted:
@@ -221,7 +225,7 @@ class SharedQueue(Queue):
     # ---- asked by other nodes
 
     def asked(self, id_: int) -> Verdict:
-        """What another node that asks is told; WAIT: it is read from the source soon."""
+        """Returns what another node that asks for a file is told; WAIT: this node reads it from the source soon."""
         place = self.place(id_)
         if place is Place.STORED:
             return Verdict.READY
@@ -233,5 +237,5 @@ class SharedQueue(Queue):
 
 
 def _mask(values: bytearray, table: bytes) -> int:
-    """A byte of 0 or 1 for each value, as one number: arithmetic on all of them at once."""
+    """Returns a byte of 0 or 1 for each value, as one number, for arithmetic on all of them at once."""
     return int.from_bytes(values.translate(table), "little")

@@ -1,4 +1,4 @@
-"""Wants that wait for their file: who, for which id, until when. Pure: callers pass `now`."""
+"""Holds the wants that wait for their file: by which token, for which id, until when. Pure: callers pass `now`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from heapq import heappop, heappush
 
 
 class Parked:
-    """Waiting wants; a token is whatever the caller answers by (a connection's number)."""
+    """The waiting wants. A token is what the caller answers by (a connection's number)."""
 
     def __init__(self) -> None:
         self._by_id: dict[int, list[int]] = {}
@@ -17,13 +17,14 @@ class Parked:
         return len(self._of_token)
 
     def park(self, id_: int, token: int, deadline: float) -> None:
-        """`token` waits for `id_` until `deadline` at most. A token waits once."""
+        """Lets `token` wait for `id_` until `deadline` at most. A token waits for one id at a time."""
         self._of_token[token] = id_
         self._by_id.setdefault(id_, []).append(token)
         heappush(self._deadlines, (deadline, token))
 
     def settle(self, id_: int) -> list[int]:
-        """The id reached its end: the tokens to be answered, in the order in which they came."""
+        """Takes out the tokens that wait for an id that is in its final state. Returns them in the order in which they
+        came."""
         tokens = self._by_id.pop(id_, None)
         if tokens is None:
             return []
@@ -32,7 +33,7 @@ class Parked:
         return tokens
 
     def expire(self, now: float) -> list[tuple[int, int]]:
-        """Tokens whose deadline has passed, and what they waited for."""
+        """Takes out the tokens whose deadline has passed. Returns them with the ids that they waited for."""
         expired = []
         while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][1] not in self._of_token):
             _, token = heappop(self._deadlines)
@@ -42,7 +43,7 @@ class Parked:
         return expired
 
     def drop(self, token: int) -> None:
-        """The one who waited is gone."""
+        """Takes out a token whose process is gone."""
         id_ = self._of_token.pop(token, None)
         if id_ is None:
             return
@@ -52,15 +53,15 @@ class Parked:
             del self._by_id[id_]
 
     def waits_for(self, id_: int) -> bool:
-        """Whether somebody waits for it."""
+        """Returns whether a want waits for this id."""
         return id_ in self._by_id
 
     def ids(self) -> list[int]:
-        """Ids that somebody waits for."""
+        """Returns the ids that wants wait for."""
         return list(self._by_id)
 
     def next_deadline(self) -> float | None:
-        """When `expire` has work next."""
+        """Returns the time at which `expire` has work next; None while no want waits."""
         while self._deadlines and self._deadlines[0][1] not in self._of_token:
             heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
