@@ -1,1 +1,1 @@
-"""What the program reads and will read: opens, announced orders, the order that follows."""
+"""Learns what the program reads and will read, from its opens and its announcements, and sets the order by it."""

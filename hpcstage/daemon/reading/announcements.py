@@ -1,7 +1,7 @@
-"""What samplers announce: the loaders that are alive, and the one order that follows from what they will read.
+"""Takes what samplers announce and makes one order of what all living loaders will read.
 
-Owns EPOCH requests from when the manifest is known, the tables that came with them, and the helper that maps what is
-announced; short ones are mapped at once. Whether the order is followed is `ordering`'s word.
+Owns EPOCH requests from when the manifest is known, the tables that came with them, and the helper that maps
+announcements to ids; short ones are mapped at once. `ordering` decides whether the order is followed.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ SHORT_FILES = 100_000
 
 
 class OnOrder(Protocol):
-    """Is told the ids that all loaders read from here on, and whether any are known of a new epoch."""
+    """A function that takes the ids that all loaders read from here on; `known` says whether some belong to a new
+    epoch."""
 
     def __call__(self, ids: Sequence[int], *, known: bool) -> bool:
-        """Returns whether they are followed."""
+        """Returns whether the order is followed."""
 
 
 class Announcements:
-    """See the module. One job of mapping runs at a time, so that each knows of the last."""
+    """Owns what the module says. One job of mapping runs at a time, so that each knows what the last one found."""
 
     def __init__(self, orders: Path, helpers: Helpers, watch: Watch, counts: Counter[str], on_order: OnOrder) -> None:
         self._dir = orders
@@ -49,17 +50,17 @@ class Announcements:
         self._tables: dict[str, Table] = {}
         self._pending: list[Announced] = []
         self._latest: dict[Who, Announced] = {}
-        """Of loaders in an epoch."""
+        """By loader that is in an epoch: its last announcement."""
         self._with_later = False
         self._stale = False
-        """The order of all loaders has to be made anew."""
+        """Whether the order of all loaders has to be made anew."""
 
     def open(self, manifest: Manifest, queue: Queue) -> None:
-        """The files are known."""
+        """Sets manifest and queue; before, announcements wait."""
         self._manifest, self._queue = manifest, queue
 
     def take(self, one: Announced) -> None:
-        """A loader begins an epoch, or is done with it."""
+        """Takes the announcement of a loader that begins an epoch or is done with one."""
         self._replace_pending(one)
         self._latest.pop(one.who, None)
         if one.ended:
@@ -71,13 +72,13 @@ class Announcements:
         self.go_on()
 
     def forget(self, key: int) -> bool:
-        """Nothing holds any more that was mapped by the table of a dataset; whether anything was."""
+        """Drops the orders of the loaders of a dataset, whose table proved wrong. Returns whether there were any."""
         found = self._streams.forget(key)
         self._stale |= found
         return found
 
     def go_on(self) -> None:
-        """Does what there is to do, at once or in a helper."""
+        """Maps the announcements that wait, at once or in a helper, unless a helper is at it."""
         if self._manifest is None or HELPER in self._helpers.names():
             return
         if not (self._pending or self._stale or self._with_later):
@@ -95,7 +96,7 @@ class Announcements:
             self._done(job, Outcome([None] * len(job.announced)))
 
     def _replace_pending(self, one: Announced) -> None:
-        """An epoch that is over, or over before it was mapped, need not be mapped any more."""
+        """Drops the waiting announcements of the same loader: an epoch that is over need not be mapped any more."""
         for other in [other for other in self._pending if other.who == one.who]:
             self._pending.remove(other)
             self._watch.mapped(other, None)
@@ -152,7 +153,7 @@ class Announcements:
         self.go_on()
 
     def _begin(self, one: Announced, mapped: Mapped) -> bool:
-        """Whether anything is known of what the loader reads."""
+        """Takes in a mapped announcement. Returns whether anything is known of what the loader reads."""
         rows = self._rows(one)
         dataset = self._watch.dataset(one.key)
         dataset.distinct = max(dataset.distinct, mapped.distinct)

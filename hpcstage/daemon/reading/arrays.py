@@ -1,6 +1,7 @@
-"""Files of u32 arrays below the node directory, by which a helper hands over what it found: mapped, never parsed.
+"""Writes and maps files of u32 arrays in the node directory, by which a helper hands over what it found.
 
-Length of the head (u32), head (JSON: {"facts": ..., "arrays": {name: numbers}}), the arrays in native byte order.
+The arrays are mapped, never parsed. A file holds the length of the head (u32), the head (JSON: {"facts": ...,
+"arrays": {name: numbers}}) and the arrays in native byte order.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def save(path: Path, facts: Mapping[str, Any], arrays: Mapping[str, Sequence[int
 
 
 def load(path: Path) -> tuple[dict[str, Any], dict[str, Sequence[int]]]:
-    """Maps what `save` wrote; the file may be deleted then. Raises OSError or ValueError if it is not such a file."""
+    """Maps what `save` wrote; the file may be deleted afterwards. Raises OSError or ValueError for any other file."""
     with open(path, "rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     if len(mapped) < _LENGTH.size:

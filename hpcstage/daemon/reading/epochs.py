@@ -1,7 +1,7 @@
-"""From what a loader announced to ids, and to one order of all loaders: work that may run in a helper.
+"""Maps what loaders announced to ids and makes one order of all loaders: work that may run in a helper.
 
-Owns the form of an EPOCH request and the files behind it: indices, tables of paths, and what was made of them. Whose
-order is followed is `ordering`'s, when this runs `announcements`'.
+Owns the form of an EPOCH request and the files behind it: indices, tables of paths, and what was made of them.
+`announcements` decides when this runs, `ordering` which order is followed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from hpcstage.plan.order import sampling
 from hpcstage.protocol.shim import CHOSEN, CHOSEN_OF, EPOCH, EPOCH_ENDED
 
 LATER_EPOCHS = 3
-"""So many epochs after the coming one are followed where a formula gives them."""
+"""The number of epochs after the announced one that enter the order where a formula gives them."""
 _CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
 class Announced:
-    """One EPOCH request."""
+    """An EPOCH request: a loader begins an epoch, or is done with one."""
 
     who: Who
     epoch: int
@@ -43,7 +43,7 @@ class Announced:
 
 
 def parse(pid: int, payload: bytes) -> Announced | None:
-    """What a request says; None if it is none. Names are such that nothing outside of orders/ is touched."""
+    """Returns what a request says; None if it is malformed. Its names can lead to no file outside of orders/."""
     texts = payload[EPOCH.size :].split(b"\0")
     if len(payload) < EPOCH.size or len(texts) != 3:
         return None
@@ -55,7 +55,7 @@ def parse(pid: int, payload: bytes) -> Announced | None:
 
 
 def is_name(text: str) -> bool:
-    """Whether it names a file in its directory."""
+    """Returns whether the text is the name of a file, without a directory, that does not begin with a dot."""
     return bool(text) and "/" not in text and "\0" not in text and not text.startswith(".")
 
 
@@ -68,41 +68,41 @@ class Mapped:
     samples: int
     distinct: int
     unknown: int
-    """Samples of which no file is known."""
+    """The number of samples of which no file is known."""
 
 
 @dataclass
 class Job:
-    """What a helper needs; a fork has it all in memory."""
+    """The announcements to map and what is needed for it; a forked helper has it all in memory."""
 
     manifest: Manifest
     orders: Path
     announced: list[Announced]
     streams: list[Stream]
-    """Those that are alive."""
+    """The loaders that are alive."""
     rows: Mapping[Announced, Rows | None]
-    """What is known of the datasets; None: the announced table is to be used."""
+    """By announcement: the known files of its dataset's samples; None: the announced table is to be used."""
     waits: Callable[[int], bool]
     tables: dict[str, Table]
-    """Those that are mapped already."""
+    """By name: the tables that are mapped already."""
     with_later: bool = False
-    """Also what follows from formulas."""
+    """Whether the order also contains the epochs that follow from formulas."""
 
 
 @dataclass
 class Outcome:
-    """What became of a job."""
+    """The result of a job."""
 
     mapped: list[Mapped | None] = field(default_factory=list)
-    """For each announcement; None: its files could not be read."""
+    """One for each announcement; None: its files could not be read."""
     order: Sequence[int] = ()
-    """Waiting ids of all loaders."""
+    """The waiting ids of all loaders."""
     tables: dict[str, Table] = field(default_factory=dict)
-    """Those that are new."""
+    """By name: the tables that this job mapped."""
 
 
 def work(job: Job) -> Outcome:
-    """Does a job."""
+    """Maps the announcements of a job and makes the order of all loaders."""
     outcome = Outcome()
     for one in job.announced:
         mapped = None
@@ -160,7 +160,7 @@ def _mapped(job: Job, one: Announced, rows: Rows) -> Mapped:
 
 
 def ids_of(indices: Iterable[int], rows: Rows) -> tuple[array[int], int]:
-    """The files of samples in their order, and of how many samples none is known."""
+    """Returns the files of samples in the order of `indices`, and the number of samples of which no file is known."""
     found, unknown = array("I"), 0
     if isinstance(rows, Table) and rows.columns == 1:
         ids, known = rows.ids, len(rows.ids)
@@ -189,7 +189,7 @@ def _distinct(indices: array[int]) -> int:
 
 
 def _later(job: Job) -> array[int]:
-    """What follows from all formulas, epoch behind epoch, the loaders of each in turn."""
+    """Returns what follows from all formulas, epoch after epoch, the loaders in turn within each."""
     known = []
     for stream in job.streams:
         with suppress(ValueError):
@@ -220,7 +220,7 @@ def _table_ids(manifest: Manifest, path: Path) -> array[int]:
 
 
 def _names(file: Any) -> Iterator[bytes]:  # noqa: ANN401 - a binary file
-    """NUL-separated names, read in pieces."""
+    """Yields the NUL-separated names of a file, which it reads in pieces."""
     rest = b""
     while chunk := file.read(_CHUNK_BYTES):
         *names, rest = (rest + chunk).split(b"\0")
@@ -232,7 +232,7 @@ def _names(file: Any) -> Iterator[bytes]:  # noqa: ANN401 - a binary file
 
 
 def save(outcome: Outcome, path: Path) -> bytes:
-    """Writes an outcome; returns nothing that matters."""
+    """Writes an outcome to a file. The bytes that it returns only say that it did."""
     numbers: dict[str, Sequence[int]] = {"order": outcome.order}
     mapped: list[list[int] | None] = []
     for position, one in enumerate(outcome.mapped):
@@ -248,7 +248,7 @@ def save(outcome: Outcome, path: Path) -> bytes:
 
 
 def load(path: Path) -> Outcome:
-    """Maps what `save` wrote. Raises OSError or ValueError."""
+    """Maps what `save` wrote. Raises OSError or ValueError for any other file."""
     facts, numbers = arrays.load(path)
     outcome = Outcome(order=numbers["order"])
     for position, counts in enumerate(facts["mapped"]):

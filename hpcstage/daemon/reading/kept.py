@@ -1,12 +1,14 @@
-"""How well an announced order was kept, and how far ahead of the program the copies were. Pure: callers pass `now`.
+"""Measures how well the program kept an announced order, and how far ahead of it the copies were. Pure: callers pass
+`now`.
 
 Owns the positions of an announcement, the share of opens that came in its order, the front of the reading and the
 lead. What was announced is in `streams`.
 
-Each process that reads for a loader (itself, or one of its workers) reads a part of the announced order. Its share is
-the longest part of its opens that follows the announced order, found online by patience sorting; where an id was
-announced several times every place of it is tried. Threads of one process read neighbours in any order, which makes no
-difference to what is copied in time: opens at most NEAR places behind the last one in order are counted on their own.
+Each process that reads for a loader (the loader's own process or one of its workers) reads a part of the announced
+order. Of its opens, the longest part that follows the announced order counts as in order; it is found online by
+patience sorting, and where an id was announced several times every position of it is tried. Threads of one process read
+neighbours in any order, which makes no difference to what is copied in time: opens at most NEAR positions behind the
+last one in order are counted on their own.
 """
 
 from __future__ import annotations
@@ -23,26 +25,26 @@ from typing import Any
 from hpcstage.daemon.reading.streams import Who
 
 PLACES = 64
-"""So many places of one id are tried for an open, those nearest to where its process is."""
+"""The most positions of one id that are tried for an open: those nearest to where its process is."""
 NEAR = 64
 STEPS = 20_000
-"""So far the staged part is followed in one look, so that a look is short."""
+"""The most positions by which one look follows the staged part, so that a look is short."""
 PACE_LOOKS = 16
 MOST_SAMPLES = 256
 
 
 @dataclass(frozen=True)
 class Positions:
-    """Where each id is in an announced order."""
+    """Knows the positions of each id in an announced order."""
 
     ids: Sequence[int]
     starts: Sequence[int]
-    """By id, and one more: its places are places[starts[id]:starts[id + 1]]."""
+    """By id, and one more: the positions of an id are places[starts[id]:starts[id + 1]]."""
     places: Sequence[int]
-    """Positions of each id, rising."""
+    """The positions of each id, rising."""
 
     def of(self, id_: int, behind: Sequence[int] = ()) -> Sequence[int]:
-        """The positions of an id; of very many only those beyond most of `behind`, which rises."""
+        """Returns the positions of an id; of very many only those beyond most of `behind`, which rises."""
         first, stop = self.starts[id_], self.starts[id_ + 1]
         if stop - first > PLACES and len(behind) > PLACES:
             first = bisect_right(self.places, behind[-PLACES], first, stop)
@@ -50,7 +52,7 @@ class Positions:
 
 
 def positions(ids: Sequence[int], files: int) -> Positions:
-    """The look-up for an order: O(its length)."""
+    """Builds the look-up for an order: O(its length)."""
     counts = array("I", bytes(4 * (files + 1)))
     for id_ in ids:
         counts[id_ + 1] += 1
@@ -63,26 +65,27 @@ def positions(ids: Sequence[int], files: int) -> Positions:
 
 
 class Following:
-    """One announced epoch, followed through the opens of the processes that read for it."""
+    """Follows one announced epoch through the opens of the processes that read for it."""
 
     def __init__(self, who: Who, where: Positions) -> None:
         self.who = who
         self.where = where
         self.opens = 0
-        """Of announced ids; that a sample opens its file again does not count."""
+        """The number of opens of announced ids; a sample that opens its file again does not count."""
         self.near = 0
-        """Opens in the announced order, or at most NEAR places behind it."""
+        """The number of opens in the announced order or at most NEAR positions behind it."""
         self.front = 0
-        """The program has come to this position."""
+        """The position that the program has come to."""
         self._ends: dict[int, array[int]] = {}
         """By process: the smallest last position of every length of a part that is in order."""
         self._opened = array("I", bytes(4 * len(where.ids)))
-        """How often an id was opened, at its first place in `where.places`."""
+        """How often an id was opened, stored at `where.starts[id]`."""
         self._staged_to = 0
         self._fronts: deque[tuple[float, int]] = deque(maxlen=PACE_LOOKS)
 
     def distance(self, process: int, id_: int) -> int | None:
-        """How far ahead of what a process read last this id is: negative behind it, None: it was not announced."""
+        """Returns how far ahead of what a process read last this id is, negative if it is behind; None if it was not
+        announced."""
         ends: Sequence[int] = self._ends.get(process, ())
         found = self.where.of(id_, ends)
         if not len(found):
@@ -91,7 +94,7 @@ class Following:
         return min((position - last for position in found if position > last), default=found[-1] - last)
 
     def opened(self, process: int, id_: int) -> None:
-        """A process that reads for this loader opened a file."""
+        """Counts an open by a process that reads for this loader."""
         where = self.where
         first, stop = where.starts[id_], where.starts[id_ + 1]
         if first == stop or self._opened[first] >= stop - first:
@@ -112,13 +115,15 @@ class Following:
 
     @property
     def kept(self) -> int:
-        """Opens that came in the announced order."""
+        """The number of opens that came in the announced order."""
         return sum(map(len, self._ends.values()))
 
     def ahead(self, now: float, staged: Callable[[int], bool]) -> tuple[int, float | None] | None:
-        """How many files after the front are staged without a gap, and when the program will be there.
+        """Returns how many files after the front are staged without a gap, and in how many seconds the program will be
+        at the end of them.
 
-        None: nothing that it still has to read is missing. Seconds are None while its pace is not known.
+        Returns None if nothing that the program still has to read is missing. The seconds are None while its pace is
+        not known.
         """
         ids = self.where.ids
         self._fronts.append((now, self.front))
@@ -136,17 +141,17 @@ class Following:
 
 @dataclass
 class Lead:
-    """How far ahead the copies were, over time: kept evenly over the run, however long it is."""
+    """How far ahead the copies were, as samples spread evenly over the run, however long it is."""
 
     samples: list[tuple[float, int, float | None]] = field(default_factory=list)
-    """Seconds since the start, files, seconds ahead."""
+    """Seconds since the start, files ahead, seconds ahead."""
     least_files: int | None = None
     least_s: float | None = None
     _every: int = 1
     _looks: int = 0
 
     def add(self, at_s: float, files: int, seconds: float | None) -> None:
-        """One look."""
+        """Adds what one look found."""
         self._looks += 1
         self.least_files = files if self.least_files is None else min(files, self.least_files)
         if seconds is not None:
@@ -159,7 +164,7 @@ class Lead:
             self._every *= 2
 
     def to_json(self) -> dict[str, Any] | None:
-        """For the record; None: no look found a file that was still missing."""
+        """Returns the lead for the record; None if no look found a file that was still missing."""
         if not self.samples:
             return None
         files = [sample[1] for sample in self.samples]
@@ -174,10 +179,11 @@ class Lead:
 
 
 class Keeping:
-    """All announced epochs, and which of them a process reads for."""
+    """Follows all announced epochs and finds the one that a process reads for."""
 
     def __init__(self, family_of: Callable[[int], Sequence[int]]) -> None:
-        """`family_of`: the pids of a process and of its parents. A process is a number, such as that of its slot."""
+        """`family_of` returns the pids of a process and of its parents. A process is a number, such as that of its
+        slot."""
         self.lead = Lead()
         self._family_of = family_of
         self._following: dict[Who, Following] = {}
@@ -187,13 +193,13 @@ class Keeping:
         self._near = 0
 
     def begin(self, following: Following) -> None:
-        """An epoch was announced; its loader's last one is over."""
+        """Begins to follow an announced epoch; its loader's last one is over."""
         self.end(following.who)
         self._following[following.who] = following
         self._for.clear()
 
     def end(self, who: Who) -> None:
-        """An epoch is over."""
+        """Ends the epoch of a loader and adds up its opens."""
         following = self._following.pop(who, None)
         if following is not None:
             self._opens += following.opens
@@ -202,7 +208,8 @@ class Keeping:
             self._for.clear()
 
     def opened(self, process: int, id_: int) -> None:
-        """A process opened a file: it counts for the loader of it or of its parents that is nearest to this id."""
+        """Counts an open. Of the loaders that the process and its parents have made, it belongs to the one nearest to
+        this id."""
         candidates = self._for.get(process)
         if candidates is None:
             candidates = self._for[process] = self._candidates(process)
@@ -218,24 +225,24 @@ class Keeping:
         return [following for who, following in self._following.items() if who.pid in family]
 
     def look(self, at_s: float, now: float, staged: Callable[[int], bool]) -> None:
-        """Notes the lead: that of the loader to which the daemon is least ahead."""
+        """Notes the lead: the smallest lead over any loader, in files."""
         found = [lead for following in self._following.values() if (lead := following.ahead(now, staged)) is not None]
         if found:
             self.lead.add(at_s, *min(found, key=lambda lead: lead[0]))
 
     @property
     def opens(self) -> int:
-        """Of announced files, so far."""
+        """The number of opens of announced files so far."""
         return self._opens + sum(following.opens for following in self._following.values())
 
     @property
     def kept_share(self) -> float | None:
-        """The share of them that came in the announced order; None: there were none."""
+        """The share of these opens that came in the announced order; None if there were none."""
         return self._share(self._kept + sum(following.kept for following in self._following.values()))
 
     @property
     def near_share(self) -> float | None:
-        """The same with those that came a little later than announced."""
+        """The same share, with the opens that came a little later than announced."""
         return self._share(self._near + sum(following.near for following in self._following.values()))
 
     def _share(self, count: int) -> float | None:

@@ -1,6 +1,6 @@
-"""What is learnt from the files that a program opens: which index of a dataset opened what, and the order of all. Pure.
+"""Learns from the files that a program opens: which files an index of a dataset opens, and the order of all. Pure.
 
-Owns what is known of each dataset of the program (its key), whether a table that was announced holds, and the order of
+Owns what is known of each dataset of the program (by its key), whether an announced table is right, and the order of
 first opens. How well an announced order was kept is in `kept`.
 
 A sample's files are those that its process opened between the mark of its index and the next mark.
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 NONE = 0xFFFFFFFF
-"""No file, in a table's ids."""
+"""Stands for no file in a table's ids."""
 JUDGED_AFTER = 32
-"""So many samples that opened files decide whether a table holds."""
+"""The number of samples that opened files after which a table is judged to be right or wrong."""
 MOST_KEYS = 64
 MOST_TOLD = 4
 MOST_INDEX = 1 << 24
@@ -28,12 +28,12 @@ class Rows(Protocol):
     """The files of each sample of a dataset."""
 
     def row(self, index: int) -> Sequence[int]:
-        """Ids of a sample's files, in the order in which they are opened; nothing for an unknown index."""
+        """Returns the ids of a sample's files in the order in which they are opened; nothing for an unknown index."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Announced: so many files per sample."""
+    """An announced table, with `columns` files per sample."""
 
     ids: Sequence[int]
     columns: int
@@ -46,7 +46,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Listed:
-    """From a trace: any number of files per sample."""
+    """A table from a trace, with any number of files per sample."""
 
     offsets: Sequence[int]
     ids: Sequence[int]
@@ -59,12 +59,13 @@ class Listed:
 
 
 class Learnt:
-    """Observed. Arrays with a column for each file that a sample may have: a million samples of one file are 4 MB."""
+    """A table learnt from opens. It has an array for each file that a sample may have: a million samples of one file
+    take 4 MB."""
 
     def __init__(self) -> None:
         self.samples = 0
         self._columns: list[array[int]] = []
-        """Id + 1; 0: none."""
+        """By column and index: id + 1; 0 for no file."""
 
     def row(self, index: int) -> Sequence[int]:
         """See Rows."""
@@ -74,7 +75,7 @@ class Learnt:
         return [mark - 1 for mark in marks if mark]
 
     def add(self, index: int, ids: Sequence[int]) -> None:
-        """What a sample opened; only its first time counts."""
+        """Adds the files that a sample opened; only its first time counts."""
         if not ids or not 0 <= index < MOST_INDEX or self.row(index):
             return
         self.samples += 1
@@ -87,7 +88,7 @@ class Learnt:
             column[index] = id_ + 1
 
     def listed(self) -> tuple[array[int], array[int]]:
-        """Offsets and ids, as a trace keeps them."""
+        """Returns offsets and ids, as a trace stores them."""
         offsets, ids = array("I", [0]), array("I")
         length = len(self._columns[0]) if self._columns else 0
         for index in range(length):
@@ -100,47 +101,48 @@ class Learnt:
 
 @dataclass
 class Dataset:
-    """What is known of one of the program's datasets, or of several that have one key."""
+    """What is known of one of the program's datasets, or of several that share a key."""
 
     told: list[Rows] = field(default_factory=list)
-    """Announced, or of a trace."""
+    """Tables that were announced or came from a trace, the newest last."""
     judged: int = 0
     agreed: int = 0
     learnt: Learnt = field(default_factory=Learnt)
     distinct: int = 0
-    """So many of its samples were announced at once, at most."""
+    """The most of its samples that were announced at once."""
     wrong: bool = False
-    """What was told proved wrong: no table is taken any more."""
+    """Whether `told` proved wrong; no further table is taken then."""
 
     @property
     def settled(self) -> bool:
-        """Whether it is known that what was told holds."""
+        """Whether the tables in `told` proved right."""
         return bool(self.told) and self.judged >= JUDGED_AFTER
 
     @property
     def known(self) -> int:
-        """Changes with all that is learnt."""
+        """A number that changes whenever something is learnt."""
         return self.judged + self.learnt.samples
 
     @property
     def rows(self) -> Rows:
-        """The best that is known."""
+        """The best table that is known."""
         return self.told[-1] if self.told else self.learnt
 
     @property
     def complete(self) -> bool:
-        """Nothing more can be learnt that was announced."""
+        """Whether nothing more can be learnt of the announced samples."""
         if self.told:
             return self.judged >= min(JUDGED_AFTER, self.distinct)
         return self.learnt.samples >= self.distinct
 
     def tell(self, rows: Rows) -> None:
-        """A table was announced."""
+        """Takes a table that was announced or came from a trace."""
         if not self.wrong and not any(rows is known for known in self.told):
             self.told = [*self.told[1 - MOST_TOLD :], rows]
 
     def judge(self, index: int, ids: Sequence[int]) -> bool:
-        """A sample was read. True if by it what was told proves wrong, and is dropped."""
+        """Compares the files that a sample opened with `told`. Returns True if `told` thereby proves wrong and is
+        dropped."""
         if self.settled:
             return False
         self.learnt.add(index, ids)
@@ -158,21 +160,21 @@ class Dataset:
 
 
 class Learner:
-    """Follows the opens and marks of all processes. A process is a number, such as that of its slot."""
+    """Learns from the opens and marks of all processes. A process is a number, such as that of its slot."""
 
     def __init__(self, files: int) -> None:
         self.first = array("I")
-        """Ids in the order in which they were opened first."""
+        """Ids in the order in which they were first opened."""
         self.datasets: dict[int, Dataset] = {}
-        """By key."""
+        """The program's datasets by key."""
         self.quiet = 0
-        """So many opens and marks since anything new was learnt."""
+        """The number of opens and marks since anything new was learnt."""
         self._seen = bytearray(files)
         self._samples: dict[int, tuple[int, int, list[int]]] = {}
-        """By process: key, index and files of the sample that it reads."""
+        """By process: the key, index and files of the sample that it reads."""
 
     def dataset(self, key: int) -> Dataset:
-        """What is known of a dataset; beyond the bound a new one is not kept."""
+        """Returns what is known of a dataset; a new one beyond MOST_KEYS is not remembered."""
         found = self.datasets.get(key)
         if found is None:
             found = Dataset()
@@ -181,7 +183,7 @@ class Learner:
         return found
 
     def opened(self, process: int, id_: int) -> None:
-        """A process opened a file."""
+        """Takes the open of a file by a process."""
         self.quiet += 1
         if not self._seen[id_]:
             self.quiet = 0
@@ -192,7 +194,8 @@ class Learner:
             sample[2].append(id_)
 
     def marked(self, process: int, key: int, index: int) -> int | None:
-        """A process goes on to another sample (-1: to none). Returns the key of a table that by this proves wrong."""
+        """Takes the mark of a process that goes on to another sample (-1: to none). Returns the key of the dataset
+        whose table thereby proves wrong, if any."""
         self.quiet += 1
         last = self._samples.pop(process, None)
         if index >= 0:
@@ -207,21 +210,22 @@ class Learner:
         return last[0] if wrong else None
 
     def lost(self, process: int) -> None:
-        """Something of a process was missed: which sample it reads is not known."""
+        """Notes that records of a process were missed, so that the sample that it reads is not known."""
         self._samples.pop(process, None)
 
     @property
     def files(self) -> int:
-        """Of the manifest."""
+        """The number of files in the manifest."""
         return len(self._seen)
 
     @property
     def complete(self) -> bool:
-        """Every file was opened, and all that was announced is known."""
+        """Whether every file was opened and all announced samples are known."""
         return len(self.first) == len(self._seen) and all(d.complete for d in self.datasets.values())
 
     def tables(self) -> dict[int, tuple[Sequence[int], Sequence[int]]]:
-        """Offsets and ids of what only opens can tell, by key: observed, or of a trace that holds."""
+        """Returns, by key, offsets and ids of the tables that only opens can tell: those learnt, and those of a trace
+        that have not proved wrong."""
         found: dict[int, tuple[Sequence[int], Sequence[int]]] = {}
         for key, dataset in self.datasets.items():
             rows = dataset.rows

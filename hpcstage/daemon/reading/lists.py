@@ -1,7 +1,7 @@
-"""Lists of paths that the program leaves below orders/: reads them, as ids of the manifest.
+"""Reads the lists of paths that the program leaves below orders/, as ids of the manifest.
 
-Owns their files and the helpers that map long ones; short ones are mapped at once. What an order is used for is
-`ordering`'s.
+Owns their files and the helpers that map long ones; short ones are mapped at once. `ordering` decides what an order is
+used for.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpcstage.daemon.reading import scanning
 
 HELPER = "order "
 SHORT_BYTES = 256 << 10
-"""A few thousand paths: looked up in milliseconds, less than a fork."""
+"""The size of a few thousand paths, which are looked up in milliseconds, less than a fork takes."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Listed:
     name: str
     ids: array[int]
     paths: int
-    """Of the dataset's files, as often as they are named."""
+    """The number of files of the manifest that the list names, those below a named directory included."""
 
 
 class Lists:
-    """`on_list` gets each list once it is read; one that cannot be read is passed over."""
+    """Reads lists, at once or in helpers, and gives each to `on_list`; it passes over one that cannot be read."""
 
     def __init__(self, node_dir: Path, helpers: Helpers, on_list: Callable[[Listed], None]) -> None:
         self._node_dir = node_dir
@@ -40,7 +40,7 @@ class Lists:
         self._on_list = on_list
 
     def read(self, name: str, files: int) -> None:
-        """Reads the list of this name; `files` are in the manifest."""
+        """Reads the list of this name; `files` is the number of files in the manifest."""
         with contextlib.suppress(OSError):
             if (self._node_dir / "orders" / name).stat().st_size <= SHORT_BYTES:
                 self._mapped(name, files, scanning.map_order(self._node_dir, name))

@@ -1,9 +1,9 @@
-"""What the processes of this node opened, read from the rings that the shim writes into `<node directory>/opens/`.
+"""Reads what the processes of this node opened from the rings that the shim writes into `<node directory>/opens/`.
 
 Owns the files there: finds new ones, follows each from where it was read last, deletes those of processes that have
-ended. What a ring's bytes mean is in `ringlog`; who learns what from the events is the caller's matter.
+ended. What a ring's bytes mean is in `ringlog`; the caller decides who learns what from the events.
 
-How to use it (all calls from the daemon's own thread, none of them waits):
+How to use it (all calls come from the daemon's own thread, and none of them waits):
 
     page.set_logging(True)                                  # from now on processes log
     opens = Opens(node_dir / "opens", page.ended)
@@ -11,10 +11,10 @@ How to use it (all calls from the daemon's own thread, none of them waits):
     while opens.more: ...                                   # a poll is bounded: again, in the same tick or the next
     page.set_logging(False); opens.poll(...); opens.close() # once nothing more can be learnt, and at the end
 
-`poll` gives Opened, Marked and Lost. The events of one process (one slot) come in the order in which they happened;
-those of different processes are interleaved poll by poll, `ns` (CLOCK_MONOTONIC, as time.monotonic_ns) says how. Opens
-of what is not in the manifest are left out. After Lost, which sample that process reads is not known until its next
-mark. `Opens.lost_bytes` says how much.
+`poll` returns Opened, Marked and Lost. The events of one process (one slot) come in the order in which they happened;
+those of different processes come one process after the other within a poll, and `ns` (CLOCK_MONOTONIC, as
+time.monotonic_ns) says when each happened. Opens of files that are not in the manifest are left out. After Lost it is
+not known which sample that process reads until its next mark. `Opens.lost_bytes` counts the bytes that were lost.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from hpcstage.protocol.shim import RING_DATA_BYTES, RING_HEADER, RING_HEADER_BYT
 
 SUFFIX = ".ring"
 MOST_RINGS = 1024
-"""Each is a descriptor. Further ones wait until a process has ended."""
+"""The most rings that are open, since each takes a descriptor. Further ones wait until a process has ended."""
 POLL_BYTES = 1 << 20
-"""What one poll reads at most: about ten thousand events, some tens of milliseconds."""
+"""The most bytes that one poll reads: about ten thousand events, some tens of milliseconds."""
 HELD_EVENTS = 100_000
-"""When so much is kept while there is no manifest, nothing more is read."""
+"""While there is no manifest, nothing more is read once this many events wait for it."""
 
 
 class Opened(NamedTuple):
-    """A file was opened for reading; `at_source`: there, not in the store."""
+    """A file was opened for reading; `at_source` says whether the source was read, not the store."""
 
     slot: int
     ns: int
@@ -49,7 +49,7 @@ class Opened(NamedTuple):
 
 
 class Marked(NamedTuple):
-    """What this process opens from now on is for sample `index` of the dataset `key`; -1: for none."""
+    """From now on the process opens files for sample `index` of the dataset `key`; -1: for no sample."""
 
     slot: int
     ns: int
@@ -69,7 +69,7 @@ Finder = Callable[[bytes], "int | None"]
 
 
 def finder(manifest: Manifest) -> Finder:
-    """Ids of paths below `store/`."""
+    """Returns a function that finds the id of a path below `store/`."""
     datasets = {os.fsencode(dataset.name): index for index, dataset in enumerate(manifest.datasets)}
 
     def find(path: bytes) -> int | None:
@@ -81,10 +81,10 @@ def finder(manifest: Manifest) -> Finder:
 
 
 class Opens:
-    """All rings of the node."""
+    """Owns all rings of the node and the events that wait for the manifest."""
 
     def __init__(self, directory: Path, ended: Callable[[int], bool]) -> None:
-        """`ended`: whether the process of a slot is known to have ended."""
+        """`ended` says whether the process of a slot is known to have ended."""
         self._directory = os.fspath(directory)
         self._ended = ended
         self._rings: dict[int, Ring] = {}
@@ -95,7 +95,8 @@ class Opens:
         """Whether the last poll left something because it had read enough."""
 
     def poll(self, find: Finder | None) -> list[Event]:
-        """What came since. Without a finder it is read and kept, up to a bound, for the poll that has one."""
+        """Returns the events that came since the last poll. Without a finder they are read and kept, up to a bound, for
+        the poll that has one."""
         self._discover()
         if len(self._held) < HELD_EVENTS:
             self._read()
@@ -105,7 +106,7 @@ class Opens:
         return list(_events(held, find))
 
     def close(self) -> None:
-        """Lets go of all rings and deletes them. Processes that still hold one do no harm."""
+        """Closes all rings and deletes them. Processes that still hold one do no harm."""
         for slot in list(self._rings):
             self._forget(slot)
 
@@ -154,14 +155,15 @@ class Opens:
 
 
 class Ring:
-    """One file and how far it was read. It is read, not mapped: a mapping of a file that somebody cut short kills."""
+    """One file, and how far it was read. It is read, not mapped: a process that maps a file which is then cut short
+    dies."""
 
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         self.tail = 0
 
     def read(self) -> tuple[list[Record], int]:
-        """The records that came since, and how many bytes were lost before them."""
+        """Returns the records that came since the last call, and how many bytes were lost before them."""
         head = self._head()
         if head == self.tail:
             return [], 0
@@ -179,7 +181,7 @@ class Ring:
         return records, 0
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Closes the file."""
         os.close(self._fd)
 
     def _head(self) -> int:

@@ -1,10 +1,10 @@
-"""In which order files are copied: what was planned, what is announced, and whose word counts.
+"""Decides in which order files are copied: the planned one, one that the program gives, or what samplers announce.
 
-Owns the provenance of the order, requests that come before the manifest, and the trace that is left. Lists of paths are
-read by `lists`, what samplers announce is `announcements`'s, what the program then really opens `watch`'s.
+Owns the provenance of the order, requests that come before the manifest, and the trace that the run leaves. `lists`
+reads lists of paths, `announcements` handles what samplers announce, `watch` what the program then really opens.
 
-What `hpcstage.order` gives is always followed. What samplers announce is followed unless another order was asked for
-by name, and counted in any case.
+An order that `hpcstage.order` gives is always followed. What samplers announce is followed unless the user asked for
+another order by name; it is counted in any case.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ from hpcstage.protocol.shim import EARLY_ORDER, SAMPLER_ORDER
 
 TRACE_HELPER = "trace"
 SHIM_PREFIX, EARLY_PREFIX = SAMPLER_ORDER.decode(), EARLY_ORDER.decode()
-"""Of names below orders/ that the shim gives; of what it guesses when a loader is made."""
+"""Prefixes of names below orders/: of the beginning of an epoch, which the shim gives, and of its guess when a loader
+is made."""
 ANNOUNCED, HEAD, GUESSED = "announced", "head", "guessed"
 """Names of orders in the queue."""
 MOST_PENDING = 1024
 MOST_GUESSES = 64
-"""More processes than that are not ranks that read side by side."""
+"""The most guesses that are taken; more processes than that are not ranks that read side by side."""
 
 
 class Ordering:
-    """See the module. `on_change` is called when the queue has another order."""
+    """Sets the queue's order. `on_change` is called when the queue has another one."""
 
     def __init__(self, spec: DaemonSpec, helpers: Helpers, watch: Watch, on_change: Callable[[], None]) -> None:
         self.provenance = ""
@@ -48,7 +49,7 @@ class Ordering:
         self._planned = ""
         self._follows = orders.follows_samplers(spec.order)
         self._trace: str | None = None
-        """Why none was left; empty: one was."""
+        """Why no trace was left; empty if one was; None while it is not known."""
         self._spec = spec
         self._node_dir = Path(spec.node_dir)
         self._helpers = helpers
@@ -63,7 +64,7 @@ class Ordering:
         self._guesses: list[Sequence[int]] = []
 
     def open(self, manifest: Manifest, queue: Queue, order: Order) -> None:
-        """The files are known, and with which order copying begins."""
+        """Sets manifest, queue and the order with which copying begins, and handles the requests that waited."""
         self._manifest, self._queue = manifest, queue
         self.provenance = self._planned = order.provenance
         self.counts["ordered"] = len(order.ids)
@@ -81,7 +82,7 @@ class Ordering:
     # ---- requests
 
     def order(self, name: str) -> None:
-        """A list of paths below orders/ is the order from here on."""
+        """Reads a list of paths below orders/, which becomes the order once it is read."""
         if not epochs.is_name(name):
             return
         manifest = self._manifest
@@ -91,7 +92,7 @@ class Ordering:
             self._lists.read(name, len(manifest))
 
     def epoch(self, pid: int, payload: bytes) -> None:
-        """A loader begins an epoch, or is done with it."""
+        """Takes the request of a loader that begins an epoch or is done with one."""
         one = epochs.parse(pid, payload)
         if one is None:
             return
@@ -117,8 +118,8 @@ class Ordering:
             self._reorder(listed.ids, orders.SAMPLER, HEAD)
 
     def _guessed(self, ids: Sequence[int]) -> None:
-        """What the loaders of several processes read first, as far as that can be said before they begin; only where
-        nothing better is known."""
+        """Adds a guess at what a loader reads first, made before it begins. The guesses of several processes make one
+        order, which is followed only where nothing better is known."""
         if not self._follows or self.provenance != orders.MANIFEST or self.counts["announcements"]:
             return
         if len(self._guesses) >= MOST_GUESSES:
@@ -134,13 +135,14 @@ class Ordering:
         self._on_change()
 
     def _announced(self, ids: Sequence[int], *, known: bool) -> bool:
-        """What all loaders read from here on; `known`: of a new epoch, too. Whether it is followed."""
+        """Takes the order of all loaders; `known` says whether it contains ids of a new epoch. Returns whether it is
+        followed."""
         if self._follows:
             self._reorder(ids, orders.SAMPLER if known else self.provenance, ANNOUNCED)
         return self._follows
 
     def _wrong(self, key: int) -> None:
-        """The table of a dataset proved wrong."""
+        """Drops what was announced for a dataset whose table proved wrong."""
         if self._announcements.forget(key):
             self.provenance = self._planned
         self._announcements.go_on()
@@ -148,7 +150,7 @@ class Ordering:
     # ---- the end
 
     def leave_trace(self) -> None:
-        """Begins to write the trace."""
+        """Starts the helper that writes the trace."""
         manifest, learner = self._manifest, self.watch.learner
         if manifest is None or learner is None:
             return
@@ -169,7 +171,7 @@ class Ordering:
     # ---- the record
 
     def to_json(self) -> dict[str, Any]:
-        """What was announced, and what became of it."""
+        """Returns what the record says of the order and of what the program opened."""
         counts = self.counts
         return {
             "provenance": self.provenance or None,

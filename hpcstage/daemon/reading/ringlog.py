@@ -1,4 +1,4 @@
-"""The form of a ring of opens as a reader sees it: bytes in, records out. Owns no file and no clock."""
+"""Parses a ring of opens: bytes in, records out. Owns no file and no clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Record(NamedTuple):
 
 
 class Damaged(ValueError):
-    """What lies there is no record."""
+    """The bytes are no record."""
 
 
 class Parsed(NamedTuple):
@@ -32,8 +32,8 @@ class Parsed(NamedTuple):
 
 
 def parse(chunk: bytes, at: int) -> Parsed:
-    """The records of `chunk`, which holds the ring's bytes from position `at` on, laid out straight. Ends at the first
-    one that is reserved and not yet complete. Raises Damaged at what cannot be a record."""
+    """Returns the records of `chunk`, which holds the ring's bytes from position `at` on, laid out straight. Ends at
+    the first record that is reserved and not yet complete. Raises Damaged where the bytes cannot be a record."""
     records = []
     offset, end = 0, len(chunk)
     while offset < end:
@@ -57,7 +57,7 @@ def _length(payload_bytes: int) -> int:
 
 
 def index_of(record: Record) -> tuple[int, int] | None:
-    """The dataset's key and the index of an INDEX record."""
+    """Returns the dataset's key and the index of an INDEX record; None for any other."""
     if record.kind != RECORD_INDEX or len(record.payload) != INDEX.size:
         return None
     key, index = INDEX.unpack(record.payload)
@@ -65,5 +65,5 @@ def index_of(record: Record) -> tuple[int, int] | None:
 
 
 def path_of(record: Record) -> bytes | None:
-    """The path below `store/` of an OPEN record."""
+    """Returns the path below `store/` of an OPEN record; None for any other."""
     return record.payload if record.kind == RECORD_OPEN else None

@@ -1,6 +1,7 @@
-"""The scan and the look-up of announced orders, as work for forked helpers: they never hold up the event loop.
+"""Scans the datasets and looks up announced orders, as work for forked helpers: it never holds up the event loop.
 
-Owns the files that they leave in the node directory. What is found is told in JSON; the arrays are read from the files.
+Owns the files that this work leaves in the node directory. A helper returns its findings in JSON; the daemon reads the
+arrays from the files.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from hpcstage.store.directory import budget
 ORDER_FILE = "order.bin"
 AUTO_MODE = "auto"
 PROBE_S = 0.5
-"""What it reads, the program waits for."""
+"""The longest that a probe reads, in seconds; the program waits for the source meanwhile."""
 _LISTED_SKIPS = 20
 
 
 @dataclass(frozen=True)
 class Scanned:
-    """What the scan found, without the files themselves."""
+    """The findings of the scan, without the files themselves."""
 
     seconds: float
     stats: int
@@ -43,24 +44,24 @@ class Scanned:
     examples: list[str] = field(default_factory=list)
     unknown_in_order: int = 0
     problems: list[dict[str, str]] = field(default_factory=list)
-    """What is wrong with the datasets, for the record: {id, text, remedy}."""
+    """The problems of the datasets, for the record: {id, text, remedy}."""
     forecast: dict[str, Any] | None = None
-    """Mode auto: the forecast, after a probe."""
+    """The forecast, made after a probe; only in mode auto."""
     probe_s: float = 0.0
     trace: str = ""
-    """The run that left a trace of this command on these files."""
+    """The id of the run that left a trace of this command on these files; empty if there is none."""
     trace_why: str = ""
     """Why there is none that can be used."""
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Scanned:
-        """What the helper wrote."""
+        """Parses what the helper returned."""
         values: dict[str, Any] = json.loads(data)
         return cls(**values)
 
 
 def scan_into(spec: DaemonSpec) -> bytes:
-    """Scans, writes manifest and order into the node directory, returns a `Scanned` in JSON."""
+    """Scans the datasets and writes manifest and order into the node directory. Returns a `Scanned` in JSON."""
     node_dir = Path(spec.node_dir)
     resolved = Resolved.load(node_dir / RESOLVED)
     exclude = [os.fsencode(os.path.realpath(path)) for path in (spec.node_dir, spec.run_dir)]
@@ -138,7 +139,7 @@ def _workload(spec: DaemonSpec, manifest: Manifest) -> Workload:
 
 
 def save_plan(spec: DaemonSpec, manifest: Manifest, order: Order, scanned: Scanned, limit: Budget, mode: str) -> bytes:
-    """Writes what was decided to the run directory, where `hpcstage plan` finds it."""
+    """Writes the plan to the run directory, where `hpcstage plan` finds it."""
     from hpcstage.preview import planfile
 
     summary = planfile.ScanSummary(scanned.seconds, scanned.stats, scanned.listings, [], scanned.skipped)
@@ -158,7 +159,7 @@ def save_plan(spec: DaemonSpec, manifest: Manifest, order: Order, scanned: Scann
 
 
 def decided(run_dir: Path) -> bytes:
-    """Mode auto on the other nodes: the forecast of the first one, in JSON."""
+    """Returns the forecast of the first node, in JSON, from the plan; the other nodes use it in mode auto."""
     from hpcstage.preview import planfile
 
     data = json.loads((run_dir / planfile.PLAN).read_text(encoding="utf-8"))
@@ -177,13 +178,14 @@ def _scanned(result: ScanResult, unknown: int) -> Scanned:
 
 
 def load_scan(node_dir: Path) -> tuple[Manifest, Order]:
-    """What `scan_into` left."""
+    """Loads the manifest and the order that `scan_into` left."""
     manifest = Manifest.open(node_dir / MANIFEST_FILE, verify=False)
     return manifest, orders.load(node_dir / ORDER_FILE, len(manifest))
 
 
 def map_order(node_dir: Path, name: str) -> bytes:
-    """Turns an announced list of paths into ids, beside it. Returns how many ids and unknown paths, in JSON."""
+    """Writes the ids of an announced list of paths beside it. Returns the numbers of ids and of unknown paths, in
+    JSON."""
     manifest = Manifest.open(node_dir / MANIFEST_FILE, verify=False)
     announced = node_dir / "orders" / name
     paths = [path for path in announced.read_bytes().split(b"\0") if path]
@@ -193,5 +195,5 @@ def map_order(node_dir: Path, name: str) -> bytes:
 
 
 def load_order(node_dir: Path, name: str, files: int) -> array[int]:
-    """What `map_order` left."""
+    """Loads the ids that `map_order` left."""
     return orders.load(node_dir / "orders" / (name + ".ids"), files).ids

@@ -1,5 +1,5 @@
-"""Paths as a program or a list spells them, made such as the manifest knows: symbolic links outside of the datasets are
-followed.
+"""Turns paths as a program or a list spells them into those that the manifest knows: it follows symbolic links outside
+of the datasets.
 
 Owns what was learnt of directories, for one list; asks the file system a bounded number of times.
 """
@@ -13,11 +13,12 @@ from hpcstage.plan.dataset.roots import Roots
 
 MOST_DIRECTORIES = 50_000
 MOST_FILES = 1_000
-"""Names that may be links themselves."""
+"""The most names that are checked for being links themselves."""
 
 
 class Spelling:
-    """Gives the path below a dataset that an absolute path leads to, or the path itself."""
+    """Returns, when called, the path below a dataset that an absolute path leads to, or the path itself. Remembers the
+    directories that it resolved."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._roots = Roots(manifest.datasets)

@@ -1,10 +1,10 @@
-"""What the loaders of a node will read next, and one order out of all of it. Pure.
+"""Holds what the loaders of a node will read next and merges it into one order. Pure.
 
-Owns which announcements are alive and how several loaders' orders are merged. It knows ids, neither paths nor indices:
+Owns the loaders that are alive and the way in which their orders are merged. It knows ids, neither paths nor indices:
 `epochs` turns an announcement into ids.
 
-A loader announces an epoch when it begins one; its next announcement takes the place of the last. Loaders are merged
-by position, for ranks of one job go through their epochs side by side, and a loader that begins its epoch while
+A loader announces an epoch when it begins one; its next announcement replaces the last. Orders are merged
+by position: ranks of one job go through their epochs side by side, and a loader that begins its epoch while
 another is half-way through is the one that reads now.
 """
 
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from hpcstage.daemon.reading.learn import Rows
 
 MOST_STREAMS = 256
-"""More loaders than this are not followed, the oldest go: a program that makes loaders without end."""
+"""The most loaders that are followed; the oldest go, for there are programs that make loaders without end."""
 
 
 class Who(NamedTuple):
@@ -31,16 +31,16 @@ class Who(NamedTuple):
 
 @dataclass(frozen=True)
 class Stream:
-    """What one loader reads."""
+    """The epoch that one loader reads."""
 
     who: Who
     epoch: int
     ids: Sequence[int]
-    """In reading order; an id may come several times. Empty when the epoch is over."""
+    """The ids in reading order; an id may come several times. Empty when the epoch is over."""
     key: int = 0
-    """Of its dataset."""
+    """The key of the loader's dataset."""
     formula: str = ""
-    """From which later epochs can be computed; empty if they cannot."""
+    """The formula from which later epochs can be computed; empty if they cannot."""
     rows: Rows | None = None
     """The files of its samples."""
 
@@ -55,14 +55,15 @@ class Streams:
         return len(self._streams)
 
     def begin(self, stream: Stream) -> None:
-        """A loader begins an epoch."""
+        """Adds the epoch that a loader begins, in place of its last one."""
         self._streams.pop(stream.who, None)
         self._streams[stream.who] = stream
         if len(self._streams) > MOST_STREAMS:
             del self._streams[next(iter(self._streams))]
 
     def end(self, who: Who, *, goes_on: bool) -> bool:
-        """A loader's epoch is over. Where it goes on, its later epochs stay. False: it was not known."""
+        """Ends a loader's epoch; if the loader goes on, its formula stays for later epochs. Returns False for an
+        unknown loader."""
         stream = self._streams.get(who)
         if stream is None:
             return False
@@ -73,25 +74,25 @@ class Streams:
         return True
 
     def forget(self, key: int) -> bool:
-        """What was announced for a dataset turned out to be wrong. True if anything was."""
+        """Drops the loaders of a dataset whose table proved wrong. Returns whether there were any."""
         gone = [who for who, stream in self._streams.items() if stream.key == key]
         for who in gone:
             del self._streams[who]
         return bool(gone)
 
     def alive(self) -> list[Stream]:
-        """All of them."""
+        """Returns the streams of all loaders that are alive."""
         return list(self._streams.values())
 
     def orders(self) -> list[Sequence[int]]:
-        """What is left to `merge`."""
+        """Returns the orders that `merge` takes: those of all loaders in an epoch."""
         return [stream.ids for stream in self._streams.values() if len(stream.ids)]
 
 
 def merge(orders: Iterable[Sequence[int]], waits: Callable[[int], bool], taken: bytearray) -> array[int]:
-    """One order out of several, taken in turn: every id that waits, at its first place.
+    """Merges several orders into one, an id of each in turn: every id that waits, at its first position.
 
-    `taken` (a byte per id) holds what comes before, and afterwards also what is returned.
+    `taken` (a byte per id) marks the ids to leave out, and afterwards also all ids of these orders.
     """
     given = list(orders)
     merged = array("I")

@@ -1,6 +1,6 @@
-"""The trace of a run as the daemon leaves and finds it: work for helpers, as a home directory may hang.
+"""Finds the trace of an earlier run and leaves that of this one: work for helpers, as a home directory may hang.
 
-Owns when a trace is read and written. Its file is `plan.order.trace`'s; what is learnt is in `learn`.
+Owns when a trace is read and written. `plan.order.trace` owns its file; what is learnt is in `learn`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hpcstage.protocol.daemonspec import DaemonSpec
 
 LEARNT_FILE = "learnt"
 FULLER = 2
-"""A trace with so many times the files is not replaced: a run that was broken off knows less."""
+"""A trace with more than this many times the files is not replaced: a run that was broken off knows less."""
 NOTHING_OPENED = "no file was opened"
 NOT_ASKED = "not looked for: --order names another order"
 NOT_LEARNT = "learning is off"
@@ -32,7 +32,7 @@ NO_STATE = "there is no state directory"
 
 
 class Known(NamedTuple):
-    """What there is to leave."""
+    """What the trace of this run will contain."""
 
     first: Sequence[int]
     tables: Mapping[int, tuple[Sequence[int], Sequence[int]]]
@@ -41,7 +41,7 @@ class Known(NamedTuple):
 
 
 def find(spec: DaemonSpec, manifest: Manifest) -> tuple[trace.Trace | None, str]:
-    """The trace of this command on these files; or None and why there is none."""
+    """Returns the trace of this command on these files, or None and why there is none."""
     if not (orders.follows_samplers(spec.order or None) or spec.order == orders.TRACE):
         return None, NOT_ASKED
     if not spec.state_dir:
@@ -50,7 +50,7 @@ def find(spec: DaemonSpec, manifest: Manifest) -> tuple[trace.Trace | None, str]
 
 
 def save_learnt(node_dir: Path, left: trace.Trace) -> None:
-    """Hands a trace's tables to the daemon."""
+    """Writes a trace's tables to the node directory, where the daemon reads them."""
     found: dict[str, Sequence[int]] = {}
     for table in left.tables:
         found[f"offsets {table.key}"], found[f"ids {table.key}"] = table.offsets, table.ids
@@ -58,7 +58,7 @@ def save_learnt(node_dir: Path, left: trace.Trace) -> None:
 
 
 def load_learnt(node_dir: Path) -> dict[int, Listed]:
-    """What `save_learnt` left, by key."""
+    """Returns the tables that `save_learnt` left, by key; none if they cannot be read."""
     with suppress(OSError, ValueError, KeyError):
         facts, numbers = arrays.load(node_dir / LEARNT_FILE)
         return {key: Listed(numbers[f"offsets {key}"], numbers[f"ids {key}"]) for key in facts["keys"]}
@@ -66,7 +66,7 @@ def load_learnt(node_dir: Path) -> dict[int, Listed]:
 
 
 def leave(spec: DaemonSpec, manifest: Manifest, known: Known) -> bytes:
-    """Writes the trace. Returns why not, as JSON; an empty text: it was written."""
+    """Writes the trace. Returns why it was not written, as JSON; an empty text if it was."""
     return json.dumps(_leave(spec, manifest, known)).encode()
 
 

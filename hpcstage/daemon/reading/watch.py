@@ -1,8 +1,8 @@
-"""Watches what the program opens: learns from it, and holds what was announced against it.
+"""Watches what the program opens, learns from it and compares it with what was announced.
 
-Owns whether processes log (the page's word), the rings, and when enough is known. What is learnt is in `learn`, how
-well an order was kept in `kept`. Events and announcements are taken in the order in which they came: what was opened
-after an epoch was announced waits until its indices are mapped.
+Owns the decision whether processes log (which the page tells them), the rings, and when enough is known. What is learnt
+is in `learn`, how well an order was kept in `kept`. Events and announcements are handled in the order in which they
+came: opens that follow the announcement of an epoch wait until its indices are mapped.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from hpcstage.plan.dataset.manifest import Manifest
 LOOK_EVERY_S = 0.25
 BUSY_EVERY_S = 0.05
 BUSY_EVENTS = 1_000
-"""In one look: a ring might be full before the next one."""
+"""After a look that found more than this, the next comes after BUSY_EVERY_S: a ring might be full otherwise."""
 DIRECTORY = "opens"
 STEP_EVENTS = 5_000
-"""Taken in one look, a few milliseconds, so that wants are answered in between."""
+"""The most events that one look handles, in a few milliseconds, so that wants are answered in between."""
 MOST_WAITING = 200_000
-"""When more wait for a mapping, they go on without it."""
+"""When more events wait for a mapping, they are handled without it."""
 ENOUGH_PER_FILE = 4
 ENOUGH_BESIDES = 100_000
 MOST_POLLS = 2
 MOST_POLLED = 10_000
 LAST_POLLS = 32
 LEAST_RECORD_BYTES = 32
-"""Of lost records only the bytes are known; their number must not be underrated, or logging would go on and on."""
+"""The number of lost records is estimated from their bytes. It must not be underrated, or logging would never end."""
 
 
 class Watch:
-    """See the module. `on_wrong` is told the key of a table that does not hold."""
+    """Owns what the module says. `on_wrong` is called with the key of a dataset whose table proved wrong."""
 
     def __init__(self, node_dir: Path, page: Page, started: float) -> None:
         self.on_wrong: Callable[[int], object] = bool
         self.on_mapped: Callable[[Announced], object] = bool
-        """Is told of announcements whose ids are known."""
+        """Is called with announcements whose ids are known."""
         self.learner: Learner | None = None
         self.keeping = Keeping(self._family)
         self.events = 0
         self.opened_files = self.opened_bytes = 0
-        """Opens of files, and the sizes of these files together."""
+        """The number of opens of files, and the sum of the sizes of these files."""
         self._sizes: Sequence[int] = ()
         self._watched = False
         self._page = page
@@ -59,14 +59,14 @@ class Watch:
         self._staging: Callable[[], bool] = bool
         self._backlog: deque[Event | Announced] = deque()
         self._awaited: set[Announced] = set()
-        """In the backlog."""
+        """The announcements in the backlog."""
         self._mapped: dict[Announced, Mapped | None] = {}
         self._families: dict[int, list[int]] = {}
         self._logging = False
         self._next = 0.0
 
     def start(self) -> None:
-        """From here on processes log what they open."""
+        """Makes processes log what they open from here on."""
         self._logging = self._watched = True
         self._page.set_logging(True)
 
@@ -78,7 +78,8 @@ class Watch:
         staging: Callable[[], bool],
         known: dict[int, Listed],
     ) -> None:
-        """The files are known. `staged` says it of an id, `staging` whether any is missing; `known` is of a trace."""
+        """Sets the manifest. `staged` says whether an id is staged, `staging` whether any is missing; `known` are the
+        tables of a trace."""
         self._find = finder(manifest)
         self._sizes = manifest.sizes
         self._staged, self._staging = staged, staging
@@ -87,14 +88,14 @@ class Watch:
             self.learner.dataset(key).tell(rows)
 
     def dataset(self, key: int) -> Dataset:
-        """What is known of one of the program's datasets. Only once the files are known."""
+        """Returns what is known of one of the program's datasets. May be called only after `open`."""
         assert self.learner is not None
         return self.learner.dataset(key)
 
     # ---- announcements
 
     def announced(self, one: Announced) -> None:
-        """Before it is answered: what was opened until now belongs to what was announced before."""
+        """Takes an announcement before it is answered: opens up to now belong to what was announced before."""
         if self._logging:
             self._poll(MOST_POLLS)
             self._take(MOST_POLLED)  # so that it is mapped with all that was learnt before
@@ -102,7 +103,7 @@ class Watch:
             self._awaited.add(one)
 
     def mapped(self, one: Announced, mapped: Mapped | None) -> None:
-        """The ids of an announcement are known, or will not be."""
+        """Takes the ids of an announcement; None if they will never be known."""
         if mapped is not None:
             self.on_mapped(one)
         if one in self._awaited:
@@ -111,11 +112,11 @@ class Watch:
     # ---- the clock
 
     def look_after(self, now: float) -> float | None:
-        """Seconds until `look` has work."""
+        """Returns the seconds until `look` has work; None if nothing is logged."""
         return max(0.0, self._next - now) if self._logging else None
 
     def look(self, now: float) -> None:
-        """Takes what came, in small steps."""
+        """Handles the events that came, in small steps."""
         if not self._logging or now < self._next:
             return
         came = self._poll() if len(self._backlog) < STEP_EVENTS else 0
@@ -128,7 +129,7 @@ class Watch:
             self.stop()
 
     def stop(self) -> None:
-        """Nothing more is logged; what was is taken."""
+        """Ends the logging and handles what was logged."""
         if not self._logging:
             return
         self._page.set_logging(False)
@@ -143,7 +144,7 @@ class Watch:
         learner = self.learner
         if learner is None or self._opens.more:
             return False
-        # Not at once when all is known: a loader that begins after the first epoch of another has yet to be heard.
+        # Logging goes on for a while when all is known: a loader may begin after the first epoch of another one.
         known = learner.complete and learner.quiet >= learner.files
         return known or self.events > ENOUGH_PER_FILE * learner.files + ENOUGH_BESIDES
 
@@ -210,7 +211,7 @@ class Watch:
     # ---- the record
 
     def to_json(self) -> dict[str, Any]:
-        """What is known of the opens."""
+        """Returns what the record says of the opens."""
         tables = [] if self.learner is None else [_table(key, d) for key, d in self.learner.datasets.items()]
         return {
             "kept_share": self.keeping.kept_share,
@@ -236,7 +237,7 @@ def _table(key: int, dataset: Dataset) -> dict[str, Any]:
 
 
 def in_time(events: list[Event]) -> list[Event]:
-    """Events of several processes by their time; those of one stay in their order."""
+    """Returns the events of several processes sorted by time; those of one process stay in their order."""
     if len({event.slot for event in events}) < 2:
         return events
     latest: dict[int, int] = {}
