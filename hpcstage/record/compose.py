@@ -1,9 +1,9 @@
-"""From the parts of the wrapper and the nodes to the record, the one machine-readable result of a run. Pure.
+"""Composes the record, the one machine-readable result of a run, from the parts of the wrapper and the nodes. Pure.
 
-Owns the top level of the record (`schema.json` says what each key holds). Each section has a module of its own. The
-parts are looked at one after the other: what stays of a node is its `Digest`.
+This module owns the top level of the record (`schema.json` says what each key holds). Each section has a module of its
+own. The parts are read one after the other, and only the `Digest` of each node stays in memory.
 
-Sums over nodes are those of the nodes that reported a figure; which did not is in `group` and `problems`.
+A sum over nodes covers the nodes that reported a figure; `group` and `problems` name those that did not.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ SCHEMA_VERSION = "1.2"
 
 @dataclass
 class _Looked:
-    """All parts, looked at."""
+    """The digests of all parts, and what several of them add up to."""
 
     nodes: list[Digest] = field(default_factory=list)
     speaking: list[Digest] = field(default_factory=list)
-    """Those that reported any figure, or all if none did."""
+    """The nodes that reported any figure, or all nodes if none did."""
     alone: NodePart | None = None
-    """The only one that reported, whole."""
+    """The whole part of the reporting node where only one reported."""
     together: Together = field(default_factory=Together)
 
 
 def compose(run: RunPart, nodes: Iterable[NodePart], running: Life | None = None) -> dict[str, Any]:
-    """The record. Whatever is missing is null in it, and named in `problems`.
+    """Returns the record. A missing value is null in it, and `problems` names it.
 
-    `running`: why the command is taken to be still running, where hpcstage saw no end of it.
+    `running` says why the command is taken to be still running, where hpcstage saw no end of it.
     """
     looked = _look(run, nodes, running=running is not None)
     found, parts = looked.speaking, [node.part for node in looked.nodes]
@@ -102,7 +102,7 @@ def _look(run: RunPart, nodes: Iterable[NodePart], *, running: bool) -> _Looked:
 
 
 def _without_doubles(nodes: Sequence[Digest]) -> list[Digest]:
-    """A node that was given up and came up after all has two parts: its own counts."""
+    """Drops the part that says that a node never came up, where the node came up after all and has its own part."""
     here = {(node.part.host, node.index) for node in nodes if node.state is not State.MISSING}
     return [node for node in nodes if node.state is not State.MISSING or (node.part.host, node.index) not in here]
 
@@ -137,7 +137,7 @@ def _run(run: RunPart, nodes: Sequence[Digest], running: Life | None) -> dict[st
 
 
 def _state(run: RunPart, running: Life | None) -> str:
-    """How far the run got, as far as hpcstage saw it."""
+    """Says how far the run got, as far as hpcstage saw it."""
     if run.aside:
         return "aside"
     if ended(run):
@@ -161,7 +161,7 @@ def _environment(run: RunPart) -> dict[str, Any]:
 
 
 def _datasets(nodes: Sequence[Digest]) -> list[dict[str, Any]]:
-    """By root; what several nodes staged is added, what they scanned is the same."""
+    """Merges the datasets by root: adds what the nodes staged; what they scanned is the same on all nodes."""
     merged: dict[str, dict[str, Any]] = {}
     for dataset in (dataset for node in nodes for dataset in node.part.datasets):
         found = merged.setdefault(dataset.root, _dataset(dataset))

@@ -1,4 +1,4 @@
-"""Records and parts as files: atomic to write, clear about what is wrong when read."""
+"""Writes records atomically and reads records and parts; an error says what is wrong with the file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAJOR = SCHEMA_VERSION.split(".", maxsplit=1)[0]
 
 
 def save(record: dict[str, Any], path: Path) -> None:
-    """Writes a record: readers see the old file or the whole new one. Raises OSError."""
+    """Writes a record so that readers see the old file or the whole new one. Raises OSError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("w", encoding="utf-8") as file:
@@ -47,7 +47,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def load_run(path: Path) -> dict[str, Any]:
-    """The record of a run directory, or a record file; of a killed run it is composed from what its parts hold."""
+    """Reads the record of a run directory or a record file; composes that of a killed run from its parts."""
     if not path.is_dir():
         return load(path)
     if (path / RECORD).exists() and not _late(path):
@@ -57,7 +57,7 @@ def load_run(path: Path) -> dict[str, Any]:
 
 
 def node_parts(run_dir: Path) -> Iterator[NodePart]:
-    """What the nodes wrote, one part after the other; one that cannot be read shows as a node without a report."""
+    """Yields the nodes' parts one after the other. A node whose part cannot be read shows as one without a report."""
     for path in _part_paths(run_dir):
         with contextlib.suppress(NoResult, TypeError, ValueError, KeyError, AttributeError):
             yield NodePart.from_json(_read(path))
@@ -68,7 +68,7 @@ def _part_paths(run_dir: Path) -> list[Path]:
 
 
 def _late(run_dir: Path) -> bool:
-    """Whether a node's last word came after the record of a run with several nodes, which lacks it then."""
+    """Whether a node of several wrote its part after the record was written, so that the record lacks it."""
     with contextlib.suppress(NoResult, OSError, KeyError):
         record = load(run_dir / RECORD)
         if not record["complete"] and record.get("group") and (run_dir / RUN_PART).exists():
@@ -111,5 +111,5 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _no_number(text: str) -> float:
-    """NaN and Infinity are no JSON, and no figure of ours."""
+    """Rejects NaN and Infinity: JSON does not have them, and hpcstage writes neither."""
     raise ValueError(f"{text} is not a number")

@@ -1,7 +1,7 @@
 """Finds the run that a user asks for: by its directory, its id, its job's id, or the last one.
 
-Owns where is looked: the index, `./hpcstage-runs`, and the runs of the state directory. The index may be missing (a
-read-only home, another machine); the run directories say the same.
+This module owns the places where it looks: the index, `./hpcstage-runs`, and the runs of the state directory. The index
+may be missing (a read-only home, another machine); the run directories hold the same information.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ RUNS = "hpcstage-runs"
 
 
 def last_run(env: Mapping[str, str], cwd: Path) -> Path:
-    """The run that was last written to, of the index's last one and those that lie here; NoResult if there is none."""
+    """Returns the run that was last written to, among the index's last run and those in `./hpcstage-runs`.
+
+    Raises NoResult if there is none.
+    """
     indexed = index.last(env)
     found = _newest([*([indexed] if indexed else []), *_lying(cwd / RUNS)])
     if found is None:
@@ -28,7 +31,7 @@ def last_run(env: Mapping[str, str], cwd: Path) -> Path:
 
 
 def named_run(asked: Path, env: Mapping[str, str], cwd: Path) -> Path:
-    """The path itself if it is one, else the last run with this id, or of the job with this id. Raises NoResult."""
+    """Returns `asked` if this path exists, else the last run with this run id or job id. Raises NoResult."""
     if (cwd / asked).exists():
         return asked
     places = [*_lying(cwd / RUNS), *_lying(index.state_dir(env) / "runs"), *index.known(env)]
@@ -49,7 +52,7 @@ def _newest(paths: list[Path]) -> Path | None:
 
 
 def _written_ns(run_dir: Path) -> int:
-    """When the run was last written to; 0 for what is no run directory."""
+    """Returns when the run was last written to; 0 if the path is no run directory."""
     times = [0]
     for name in (RECORD, RUN_PART, "nodes"):
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """Sums over the cells of a common time axis, and a node's speeds on it. Pure.
 
-Cell `i` of level `l` reaches from `i * 2**l` to `(i + 1) * 2**l` seconds of the run: the axes of all nodes fit into one
-another, and a coarser one is the sum of neighbours. However long a run is, it has at most so many cells.
+Cell `i` of level `l` reaches from `i * 2**l` to `(i + 1) * 2**l` seconds of the run, so the axes of all nodes fit into
+one another, and a coarser cell is the sum of two neighbours. The number of cells has a bound, however long the run is.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from math import nan
 from hpcstage.record.figures.speeds import Point
 
 CELLS = 2048
-"""Of a node's track: an hour in cells of two seconds."""
+"""A node's track has at most this many cells: cells of two seconds in a run of an hour."""
 
 
 class Cells:
-    """Rows of sums by cell; cells double in length as often as it takes to have at most `most`."""
+    """Rows of sums by cell. The cells double in length as often as it takes to have at most `most` of them."""
 
     def __init__(self, most: int) -> None:
         self.level = 0
@@ -28,11 +28,11 @@ class Cells:
 
     @property
     def length_s(self) -> float:
-        """Of a cell."""
+        """The length of a cell."""
         return float(2**self.level)
 
     def reach(self, start_s: float, end_s: float) -> None:
-        """Makes room for this time, before anything is put there."""
+        """Makes the axis contain this time; the caller does so before it adds values there."""
         first, last = int(start_s // self.length_s), int(end_s // self.length_s)
         low, high = self._span or (first, last)
         low, high = min(first, low), max(last, high)
@@ -42,7 +42,7 @@ class Cells:
         self._span = low, high
 
     def add(self, start_s: float, length_s: float, values: Sequence[float]) -> None:
-        """Adds values that belong to an interval; what lies across a border is divided in proportion to time."""
+        """Adds the values of an interval; divides them in proportion to time where it lies across a border."""
         for cell, inside_s in parts_of(start_s, length_s, self.length_s):
             self.put(cell, [value * inside_s / length_s for value in values])
 
@@ -59,7 +59,7 @@ class Cells:
 
 
 def parts_of(start_s: float, length_s: float, cell_s: float) -> list[tuple[int, float]]:
-    """The cells that an interval touches, and how much of it lies in each."""
+    """Returns the cells that an interval touches, and how many seconds of it lie in each."""
     first, last = int(start_s // cell_s), int((start_s + length_s) // cell_s)
     if first == last:
         return [(first, length_s)]
@@ -69,10 +69,10 @@ def parts_of(start_s: float, length_s: float, cell_s: float) -> list[tuple[int, 
 
 @dataclass(frozen=True)
 class Track:
-    """A node's speeds of the source, cell by cell; `seen_s` is 0 where nothing says anything about it."""
+    """How fast the source was for a node, cell by cell; `seen_s` is 0 in a cell where no sample tells it."""
 
     on: str
-    """copies or reads: of whom."""
+    """What was measured: `copies` of the copiers or `reads` of the program."""
     level: int
     first: int
     """The cell with which the columns begin."""
@@ -80,11 +80,11 @@ class Track:
     size: array[float]
     """Bytes."""
     work: array[float]
-    """Bytes as to be compared (Point.speed), for equal numbers in flight."""
+    """Bytes as `Point.speed` counts them, made comparable for equal numbers in flight."""
     files: array[float]
 
     def speeds(self, cells: range) -> array[float]:
-        """In these cells, among which are all of its own; nan where less than half of one was seen."""
+        """Returns the speeds in `cells`, which contain all of the track's; nan where less than half of one was seen."""
         found = array("f", [nan]) * len(cells)
         least_s = 2 ** (self.level - 1)
         for at, (seen_s, work) in enumerate(zip(self.seen_s, self.work, strict=True), self.first - cells.start):
@@ -93,14 +93,14 @@ class Track:
         return found
 
     def mean(self, cells: Sequence[int]) -> float | None:
-        """Over cells, by time; None where nothing was seen in them."""
+        """Returns the mean speed over cells, weighted by time; None where nothing was seen in them."""
         inside = [cell - self.first for cell in cells if 0 <= cell - self.first < len(self.seen_s)]
         seen_s = sum(self.seen_s[at] for at in inside)
         return sum(self.work[at] for at in inside) / seen_s if seen_s > 0 else None
 
 
 def track_of(on: str, points: Sequence[Point], shift_s: float) -> Track | None:
-    """A node's points, in order, on the run's axis; None if there are none."""
+    """Puts a node's points, which are in order of time, on the run's axis; None if there are none."""
     if not points:
         return None
     start_s = min(p.start_s for p in points) + shift_s
@@ -127,11 +127,11 @@ def _small(column: list[float]) -> array[float]:
 
 
 LARGEST = 3e38
-"""Of a 32-bit float."""
+"""About the largest value of a 32-bit float; larger ones are cut."""
 
 
 def coarser(track: Track, level: int) -> Track:
-    """The same in the cells of a higher level."""
+    """Returns the track in the longer cells of a higher level."""
     steps = level - track.level
     if steps <= 0:
         return track

@@ -1,13 +1,13 @@
-"""Contention: how far, and for how long, the source fell below its own best in this job. Pure.
+"""Composes the section `contention`: how far, and for how long, the source fell below its own best in this job. Pure.
 
-What is looked at: the bandwidth of each interval in which the copiers kept transfers in flight and nothing of ours held
-them back; in mode direct, the bandwidth that the program saw while it was inside its own reads. What is asked of a
-period before it is reported: a mean of less than `FALLEN` x the best level, for `LEAST_S`, and far outside the noise
-that the series shows from one interval to the next. With one node nothing is known about the cause: other jobs, a
-recovering server, or this node's own link look the same from there. With several, `joint` tells the source from a node.
+The module looks at the bandwidth of each interval in which the copiers kept transfers in flight and nothing of hpcstage
+held them back; in mode direct, at the bandwidth that the program saw while it was inside its own reads. It reports a
+period whose mean is less than `FALLEN` x the best level, for `LEAST_S`, and far outside the noise that the series shows
+from one interval to the next. With one node it knows nothing about the cause: other jobs, a recovering server, or the
+node's own link look the same from there. With several nodes, `joint` tells whether the source or one node was slow.
 
-The nodes' samples are brought to one time axis by the clock that each had when its daemon started. What the run's own
-span proves to be wrong is put right (`roster.clock_error_s`); smaller errors of clocks are not seen, and blur the ends
+The nodes' samples are brought to one time axis by the clock that each node had when its daemon started. Errors that the
+run's own span proves are corrected (`roster.clock_error_s`); smaller errors of clocks are not seen, and blur the ends
 of periods by as much.
 """
 
@@ -24,10 +24,12 @@ from hpcstage.record.figures.speeds import LEAST_POINTS, even_sizes, of_samples
 from hpcstage.record.parts.part import NodePart
 
 NAMED = 16
-"""So many nodes of a period are named."""
+"""At most this many nodes of a period are named."""
 LISTED = 64
+"""At most this many periods of single nodes are listed, by the product of length and loss."""
 PERIODS, NONE, UNKNOWN = "periods", "none", "unknown"
-"""The verdict: periods were found; at no time the mean over a second was as low as in one; neither can be said."""
+"""The verdicts: periods were found; there were none, as the mean over a second was never as low as in one; or neither
+can be said."""
 NOTHING = "too few intervals say something about the source"
 METHOD = {
     "copies": "bandwidth of the copiers in intervals with transfers in flight and nothing of ours holding them back",
@@ -39,7 +41,7 @@ Section = dict[str, Any]
 
 
 def contention_of(nodes: Sequence[Digest], alone: NodePart | None) -> Section:
-    """The contention section; times on the run's axis. `alone`: the whole part of the only node that reported."""
+    """Returns the section; times are on the run's axis. `alone` is the whole part of the only node that reported."""
     latency = {"latency_ms": latency_of(nodes)}
     if alone is not None:
         return _of_node(alone, nodes[0]) | latency
@@ -55,7 +57,10 @@ def contention_of(nodes: Sequence[Digest], alone: NodePart | None) -> Section:
 
 
 def latency_of(nodes: Sequence[Digest]) -> Section:
-    """Percentiles of opens and reads at the source, copiers' and program's together; the plain keys are the opens'."""
+    """Returns percentiles of opens and reads at the source, the copiers' and the program's together.
+
+    The keys beside `open` and `read` are those of the opens.
+    """
     opens = percentiles_ms(merge(node.hist_open for node in nodes))
     reads = percentiles_ms(merge(node.hist_read for node in nodes))
     return {**opens, "open": opens, "read": reads}
@@ -76,7 +81,8 @@ def _nothing() -> Section:
 
 
 def _of_node(part: NodePart, node: Digest) -> Section:
-    """One node cannot tell whether others were slow at the same time: `own_periods` stays unknown."""
+    """Returns the section from one node, where `own_periods` stays unknown: the node cannot tell whether others were
+    slow at the same time."""
     on, points = of_samples(part.samples)
     points = even_sizes(points)
     result = detect.find(points) if len(points) >= LEAST_POINTS else None
@@ -125,6 +131,6 @@ def _period(period: detect.Period, shift_s: float) -> Section:
 
 
 def _most(nodes: Sequence[Digest]) -> str | None:
-    """What most nodes were measured on."""
+    """Returns what most nodes were measured on, `copies` or `reads`."""
     kinds = [node.track.on for node in nodes if node.track is not None]
     return max(sorted(set(kinds)), key=kinds.count, default=None)

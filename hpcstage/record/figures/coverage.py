@@ -1,4 +1,4 @@
-"""Coverage: which opens below the datasets were swapped, which were not and why. Pure."""
+"""Composes the section `coverage`: which opens below the datasets were swapped, which were not and why. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Coverage = dict[str, Any]
 
 
 def coverage_of(node: NodePart) -> Coverage:
-    """Of one node."""
+    """Returns the coverage of one node."""
     processes = node.processes
     opens = sum(tally.opens_of(p) for p in processes)
     swapped = sum(tally.swapped_of(p) for p in processes)
@@ -40,7 +40,7 @@ def coverage_of(node: NodePart) -> Coverage:
 
 
 def added(nodes: Sequence[Coverage]) -> Coverage:
-    """The section: of all nodes that reported."""
+    """Returns the section: the sum over all nodes that reported."""
     if not nodes:
         return {
             **dict.fromkeys(KEYS),
@@ -62,9 +62,9 @@ def added(nodes: Sequence[Coverage]) -> Coverage:
 
 
 def _unseen_bytes(accounts: Sequence[dict[str, int]], missed: int) -> int | None:
-    """At most so much was read by processes that were not seen; 0 where it is no more than starting processes takes.
+    """Returns how many bytes unseen processes read at most; 0 where it is no more than starting processes takes.
 
-    None where it is not known: a launcher's processes need not descend from the wrapper's command.
+    Returns None where it is not known: a launcher's processes need not descend from the wrapper's command.
     """
     known = [account for account in accounts if account and 2 * account["command_bytes"] >= account["accounted_bytes"]]
     if not known:
@@ -78,10 +78,11 @@ def _unseen_bytes(accounts: Sequence[dict[str, int]], missed: int) -> int | None
 
 
 LEAST_UNSEEN_BYTES = 64 * 10**6
+"""Fewer unseen bytes count as none."""
 LEAST_MISSED_BYTES = 10**6
-"""Where processes are known to have been missed."""
+"""This is the limit where processes are known to have been missed."""
 START_BYTES = 32 * 10**6
-"""What an attached process may read to start and to import its libraries between two looks at it."""
+"""An attached process may read this much to start and to import its libraries between two looks at it."""
 COUNTS = (
     "opens", "swapped", "failed_opens", "write_opens", "dropped", "processes_attached", "processes_missed",
     "processes_uncounted", "errors",
@@ -105,7 +106,7 @@ def _added_layer(layers: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
 
 
 def _shown(reasons: dict[str, int]) -> dict[str, int]:
-    """All that are known, and others where they occurred."""
+    """Returns the counts of all known reasons, and of others where they occurred."""
     table = dict.fromkeys(REASONS, 0) | reasons
     return {name: value for name, value in table.items() if value or name in REASONS}
 
@@ -123,7 +124,7 @@ def _layer(processes: Sequence[ProcessPart]) -> dict[str, Any]:
 
 
 def _reasons(node: NodePart) -> dict[str, int]:
-    """Why opens went to the source; what has no reason of its own is mode direct's, or `unstated`."""
+    """Counts opens at the source by reason; one without a reason counts as `mode_direct`, or as `unstated`."""
     result = dict.fromkeys(REASONS, 0)
     result |= {"mode_direct": 0, "unstated": 0}
     rest = "mode_direct" if node.mode == "direct" else "unstated"

@@ -1,8 +1,8 @@
 """Finds the periods in which a noisy series of speeds lies well below its own best level. Pure.
 
-The best level is found first (median of the intervals near the upper end of the smoothed series). Then each interval
-scores for or against "fallen" by its logarithm, and the runs with the best total are taken, less a price for each
-change (a two-state Viterbi path): change points are exact up to the noise of single intervals.
+The module finds the best level first (the median of the intervals near the upper end of the smoothed series). Then each
+interval scores for or against "fallen" by its logarithm, and the runs with the best total, less a price for each
+change, are taken (a two-state Viterbi path): change points are exact up to the noise of single intervals.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from hpcstage.record.figures.speeds import Point
 FALLEN = 0.75
 """A period's mean is below this share of the best level."""
 LEAST_S = 1.0
-"""Shorter ones are not looked for."""
+"""Shorter periods are not looked for."""
 BORDER = 0.86
 """Intervals below this share of the best level speak for a period: half way to `FALLEN` in logarithms."""
 NEARLY = 0.9
-"""Sampling intervals are not exactly as long as asked for."""
+"""This share of a length is enough, as sampling intervals are not exactly as long as asked for."""
 SIGMAS = 6.0
-"""How far outside the noise of its mean a period's drop must be."""
+"""A period's drop must be this many times the noise of its mean."""
 FLOOR = 0.02
 """A stalled source counts as this share of the best level in logarithms."""
 BEST_S = 3.0
 BEST_SHARE = 0.1
 """The best level was held for at least BEST_S, and for this share of the time."""
 NOISY = 0.2
+"""Neighbours are merged while the noise is larger than this."""
 UPPER = 0.5
-"""Noise is that of the intervals above this share of the upper level: below it single files make all the difference."""
+"""Noise is taken from the intervals above this share of the upper level: below it single files decide the speed."""
 LEAST_STEPS = 4
 CLEAR = 0.8
 """Where no mean falls below this share of the best level, no period was missed (its ends share intervals)."""
@@ -40,15 +41,16 @@ PEAK_S = 0.5
 SMOOTH = 2
 ROUNDS = 3
 SWITCH = 1.5
-"""Price of a change of level, in intervals of clear evidence."""
+"""The price of a change of level, in intervals of clear evidence."""
 SWITCH_SHARP = 1.0
 CLEAREST = 2.0
 REACH = 3
-"""How many intervals the ends of a period may move outwards."""
+"""The ends of a period may move outwards by this many intervals."""
 GAP_S = 5.0
-"""A period does not reach over a longer time without anything to see."""
+"""A period does not reach over a longer time without usable intervals."""
 EDGE = 5
-"""Of periods with at least so many intervals the first and the last, partly outside, do not count for the loss."""
+"""In periods with at least this many intervals the first and the last, which may lie partly outside of the period, do
+not count for the loss."""
 
 
 @dataclass(frozen=True)
@@ -63,18 +65,18 @@ class Period:
 
 @dataclass(frozen=True)
 class Found:
-    """The levels and the periods."""
+    """The levels of a series in bytes per second, and its periods of contention."""
 
     best: float
     typical: float
     periods: list[Period]
     unclear: bool = False
-    """No period was found, and none can be excluded: somewhere the mean over `LEAST_S` is as low as in one, or what
-    stands as the best level may itself be one."""
+    """Whether no period was found but none can be excluded: somewhere the mean over `LEAST_S` is as low as in one, or
+    the best level that was found may itself be that of a period."""
 
 
 def find(points: Sequence[Point]) -> Found | None:
-    """Levels and periods; None if the source was not seen long enough at its best."""
+    """Finds levels and periods; None if the source was not seen long enough at its best."""
     seen, points = points, _calm(points)
     strong = [p for p in points if not p.weak]
     if sum(p.length_s for p in strong) < BEST_S:
@@ -97,12 +99,12 @@ def _dips(points: Sequence[Point], best: float) -> bool:
 
 
 def _peaks(points: Sequence[Point], best: float) -> bool:
-    """Whether anything is so far above the best level that the level may itself be a period's."""
+    """Whether a mean is so far above the best level that this level may itself be that of a period."""
     return any(CLEAR * mean > best for mean in _means(points, PEAK_S))
 
 
 def _means(points: Sequence[Point], least_s: float) -> Iterator[float]:
-    """The mean speeds of all runs of neighbours that are just so long."""
+    """Yields the mean speeds of all runs of neighbours that are just as long as `least_s`."""
     for run in _without_gaps(points):
         length_s = work = 0.0
         first = 0
@@ -118,13 +120,13 @@ def _means(points: Sequence[Point], least_s: float) -> Iterator[float]:
 
 
 def _plain(points: Sequence[Point], periods: Sequence[Period]) -> float:
-    """From compared speeds back to bytes per second as seen, in the intervals of the best level."""
+    """Returns the factor from compared speeds back to bytes per second as seen, in intervals outside of periods."""
     outside = [p for p in points if not _inside(p, periods) and p.speed > 0] or list(points)
     return median(p.bytes_per_s / p.speed for p in outside if p.speed > 0)
 
 
 def _calm(points: Sequence[Point]) -> list[Point]:
-    """Neighbours merged until the noise between them is small enough to tell levels apart."""
+    """Merges neighbours until the noise between them is small enough to tell levels apart."""
     current = list(points)
     while len(current) >= 16 and _noise(current) > NOISY:
         current = _halved(current)
@@ -153,7 +155,8 @@ def _both(one: Point, other: Point) -> Point:
 
 
 def _noise(points: Sequence[Point]) -> float:
-    """Standard deviation of one interval's logarithm, from neighbours' differences: steps do not count."""
+    """Returns the standard deviation of an interval's logarithm, from the median difference of neighbours, which
+    single steps of the level hardly change."""
     ordered = sorted(p.speed for p in points)
     top = ordered[int(0.9 * (len(ordered) - 1))] if ordered else 0.0
     if top <= 0 or len(points) < 3:
@@ -166,7 +169,7 @@ def _noise(points: Sequence[Point]) -> float:
 
 
 def _first_best(points: Sequence[Point]) -> float:
-    """A high percentile of the smoothed series, so high that the level was held long enough."""
+    """Returns the highest speed of the smoothed series that was held for long enough."""
     smooth = _smoothed(points)
     total_s = sum(p.length_s for p in points)
     wanted_s = min(max(BEST_S, BEST_SHARE * total_s), total_s / 2)
@@ -179,13 +182,13 @@ def _first_best(points: Sequence[Point]) -> float:
 
 
 def _smoothed(points: Sequence[Point]) -> list[tuple[float, float]]:
-    """Median over neighbours, with the interval's length."""
+    """Returns for each interval the median speed over its neighbours, and its length."""
     speeds = [p.speed for p in points]
     return [(median(speeds[max(0, i - SMOOTH) : i + SMOOTH + 1]), point.length_s) for i, point in enumerate(points)]
 
 
 def _best_outside(points: Sequence[Point], periods: Sequence[Period], best: float) -> float:
-    """The middle of the intervals near the best level."""
+    """Returns the median speed of the intervals near the best level and outside of periods."""
     near = [
         p.speed for p, (smooth, _) in zip(points, _smoothed(points), strict=True)
         if not _inside(p, periods) and smooth > BORDER * best
@@ -209,7 +212,8 @@ def _periods(points: Sequence[Point], best: float) -> list[Period]:
 
 
 def _sharpened(run: Sequence[Point], rough: Sequence[tuple[int, int]], best: float) -> list[Sequence[Point]]:
-    """Each rough period once more, with its own level in place of a general border: ends move, a gap splits it."""
+    """Finds each rough period again with its own level in place of the general border: its ends may move, and a gap
+    splits it."""
     found: list[Sequence[Point]] = []
     ends = [0, *(end for _, end in rough)]
     starts = [*(start for start, _ in rough), len(run)]
@@ -239,7 +243,8 @@ def _log(point: Point, best: float) -> float:
 
 
 def _score(point: Point, best: float) -> float:
-    """-1 at the best level, 1 where twice as far down as the border; one interval never outweighs several."""
+    """Scores -1 at the best level and 1 twice as far down as the border; the score is limited, so that one interval
+    never outweighs several."""
     score = _log(point, best) / math.log(BORDER) - 1
     return min(max(score, -1.0), CLEAREST)
 
@@ -266,7 +271,7 @@ def _period(points: Sequence[Point], best: float) -> Period:
 
 
 def two_levels(scores: Sequence[float], switch: float = SWITCH) -> list[tuple[int, int]]:
-    """The runs (first, last + 1) with the largest sum of scores, less `switch` for each of their ends."""
+    """Returns the runs (first, last + 1) with the largest sum of scores, less `switch` for each of their ends."""
     out, inside = 0.0, -switch
     came: list[tuple[bool, bool]] = []
     for score in scores:

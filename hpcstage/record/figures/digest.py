@@ -1,6 +1,6 @@
-"""What is kept of a node's part while the record is drawn: its figures, without its samples and processes. Pure.
+"""Reduces a node's part to the figures that the record needs of it, without its samples and processes. Pure.
 
-Parts of a thousand nodes do not fit into memory, and need not: each is looked at once, and a few kilobytes of it stay.
+The parts of a thousand nodes need not fit into memory: each is read once, and a few kilobytes of it stay.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from hpcstage.record.parts.part import NodePart, ProcessPart, RunPart, short_gro
 from hpcstage.record.parts.roster import State, clock_error_s, expected, reason_of, says_something, state_of
 
 PROCESSES = 64
-"""So many processes are listed per node, those with most opens first."""
+"""At most this many processes are listed per node, those with most opens first."""
 ROWS = 1024
-"""So many are listed of all nodes together, and so many errors."""
+"""About this many processes, and as many errors, are listed of all nodes together, but LEAST_ROWS of each node."""
 LEAST_ROWS = 2
 LEAST_BYTES = 16 * 2**20
-"""So many bytes read from staged copies say how fast a local disk is."""
+"""The speed of a local disk is known if at least this many bytes were read from staged copies."""
 
 
 @dataclass
 class Digest:
-    """One node."""
+    """The figures of one node."""
 
     part: NodePart
-    """Without samples, processes and what else grows with the run."""
+    """The part without samples, processes and other data that grow with the run."""
     state: State
     why: str | None
-    """Why it is not `OK`."""
+    """Why the node's state is not `OK`."""
     speaks: bool
-    """Whether it reported any figure."""
+    """Whether the node reported any figure."""
     shift_s: float
-    """From its axis to the run's."""
+    """Seconds to be added to a time on the node's axis to get that on the run's."""
     clock_moved_s: float
     last_s: float
     totals: Totals
@@ -55,34 +55,34 @@ class Digest:
     seen: Seen
     hist_open: Histogram
     hist_read: Histogram
-    """At the source, the copiers' and the program's together."""
+    """Latencies of opens and of reads at the source, the copiers' and the program's together."""
     disk: tuple[int, int]
     """Nanoseconds in writes to the local disk, and in all that copying does, summed over transfers."""
     track: Track | None
     local_ns_per_byte: float | None
-    """Of the program's reads of staged copies; None where too little was read."""
+    """Nanoseconds per byte of the program's reads of staged copies; None where too little was read."""
     processes: list[dict[str, Any]]
     pids: frozenset[int] = frozenset()
     name: str = ""
     split: Split = field(default_factory=Split)
     relative_pace: float | None = None
-    """Its speed of the source by that of the other nodes at the same moment, at the median."""
+    """How fast the source was for the node as a share of how fast it was for the others at the same moment; median."""
 
     @property
     def index(self) -> int:
-        """Of the job's nodes."""
+        """The node's index in the job."""
         return self.part.node_index
 
     @property
     def waited_s(self) -> float | None:
-        """For source and local disk together."""
+        """Seconds that the program waited for the source and the local disk; None: not measured."""
         if self.split.wait_source_s is None or self.split.wait_local_s is None:
             return None
         return self.split.wait_source_s + self.split.wait_local_s
 
 
 def digest_of(run: RunPart, node: NodePart, *, running: bool = False) -> Digest:
-    """Everything that the record says of a node, or needs of it for what it says of all."""
+    """Computes all figures of a node that the record needs."""
     state = state_of(node, running=running)
     last_s = last_of(node)
     moved_s = -clock_error_s(run, node, last_s)
@@ -136,7 +136,7 @@ def _disk(node: NodePart) -> tuple[int, int]:
 
 
 def _listed(processes: Sequence[ProcessPart], rows: int) -> list[dict[str, Any]]:
-    """Those with most opens; training processes first where only a few can be listed."""
+    """Lists the processes with most opens; training processes first where only a few can be listed."""
 
     def rank(process: ProcessPart) -> tuple[bool, int]:
         return rows < PROCESSES and tally.count(process, "loader_steps") > 0, tally.opens_of(process)

@@ -1,13 +1,12 @@
-"""How long the same command would have taken without staging. Pure.
+"""Estimates how long the same command would have taken without staging. Pure.
 
-The estimate goes on from the wall time of this run: what the program waited is taken away, and what it would have
-waited at the source is put in its place, file by file in its own order (`readers`), at what a file takes there with as
-many readers as the program has (`sourceload`). What is not known is carried along as a range; an estimate whose range
-is wide is none.
+The estimate begins with the wall time of this run and replaces the time that the program waited by the time that it
+would have waited at the source: file by file (`readers`), with the time that a file takes there for as many readers as
+the program has (`sourceload`). Unknown values are carried along as a range; a wide range gives no estimate.
 
-* A process that reads by itself, one file after the other: its files, each with what the process did in between.
-* Several threads of a process: between reading that hides all of the rest, and reading that hides none of it.
-* A loader with workers: played through, batch by batch: workers in turn, two batches of each ahead of the program.
+* For a process that reads one file after the other, each file takes its time at the source and the process's own time.
+* For several threads of a process, the range reaches from reading that hides all computing to reading that hides none.
+* A loader with workers is simulated batch by batch: the workers take turns, each two batches ahead of the program.
 """
 
 from __future__ import annotations
@@ -20,25 +19,26 @@ from hpcstage.record.figures.readers import Loader, Program, Readers
 from hpcstage.record.figures.sourceload import Load, Range
 
 WIDE = 0.12
-"""A range that reaches further than this share to both sides of its middle says nothing."""
+"""A range that reaches further than this share to both sides of its middle gives no estimate."""
 STRANGE = 0.1
-"""So large a share of the opens by processes that are not understood is too much."""
+"""There is no estimate if processes that are neither readers nor loaders opened more than this share of their opens."""
 WHOLE = 0.75
-"""A file counts as read whole if the program read at least this share of a file's size, and at most by this more."""
+"""The program reads files once and whole if its bytes per open are at least this share of the mean file size, and at
+most its inverse."""
 AHEAD = 2
-"""Batches of each worker that PyTorch's loader asks for before they are needed."""
+"""PyTorch's loader asks each worker for this many batches before they are needed."""
 PLAYED = 400
-"""Batches of an epoch that are played through; the rest go on at the pace of the last."""
+"""At least this many batches of an epoch are simulated, if it has them; the others take the steady pace."""
 FORMULA = "what the program's files take at the source, with as many readers, in place of its waits"
 
 
 class CannotTell(Exception):
-    """Why."""
+    """There is no estimate; the text says why."""
 
 
 @dataclass(frozen=True)
 class Direct:
-    """The estimate, and from what."""
+    """The estimated wall time, and the numbers from which it follows."""
 
     seconds: Range
     inputs: dict[str, Any] = field(default_factory=dict)
@@ -52,7 +52,8 @@ def direct_of(
     size_bytes: int | None,
     copied_bytes: int | None = None,
 ) -> Direct:
-    """`files`, `size_bytes`: of the datasets; `copied_bytes`: by hpcstage. Raises CannotTell."""
+    """Estimates the wall time without staging. `files` and `size_bytes` are those of the datasets, `copied_bytes` is
+    what hpcstage copied. Raises CannotTell."""
     if not any(program.swapped for program in programs):
         return _unserved(wall_s, programs, copied_bytes)
     _check(programs, load, files, size_bytes)
@@ -83,7 +84,8 @@ def direct_of(
 
 
 def _unserved(wall_s: float, programs: Sequence[Program], copied_bytes: int | None) -> Direct:
-    """All was read at the source here, too: copying can only have taken its share of what the source passed."""
+    """Estimates a run that read everything at the source, too: copying can only have taken its share of the source's
+    bandwidth."""
     if not any(_opens(program) for program in programs):
         raise CannotTell("no open of a process whose reads are understood was seen")
     copied = copied_bytes or 0
@@ -145,7 +147,7 @@ def _why_wide(programs: Sequence[Program], load: Load, files: int | None, found:
 
 
 def _change(program: Program, readers: float, load: Load, files: int | None) -> Range:
-    """By how much longer the command would have run on this node."""
+    """Returns by how many seconds longer the command would have run on this node."""
     changes = [_less(_of_loader(loader, readers, load, files), loader.queued_s) for loader in program.loaders]
     if program.readers is not None:
         changes.append(_less(_of_readers(program.readers, readers, load, files), program.readers.queued_s))
@@ -153,7 +155,7 @@ def _change(program: Program, readers: float, load: Load, files: int | None) -> 
 
 
 def _less(change: Range, queued_s: float) -> Range:
-    """Without the copiers beside it, the program may not have waited for a processor."""
+    """Widens a change downwards: without copiers beside it, the program may not have waited for a processor."""
     return Range(change.low - queued_s, change.high)
 
 
@@ -165,7 +167,7 @@ def _cycle(load: Load, readers: float, think_s: float) -> Range:
 
 
 def _again(load: Load, first: Range, think_s: float, local_s: float) -> Range:
-    """A cycle with a file that was read before: from memory, if the client keeps it."""
+    """Returns the cycle time of a file that was read before, which comes from memory if the client keeps it."""
     if load.keeps is False or load.open is None:
         return first
     kept = think_s + load.open.low + local_s
@@ -196,7 +198,7 @@ def _total(group: Readers, each: Range, load: Load, files: int | None, think_s: 
 
 
 def _of_threads(group: Readers, readers: float, load: Load, files: int | None, think_s: float) -> Range:
-    """Between reading that hides computing, and reading and computing in turn."""
+    """Returns a range from reading that hides computing to reading and computing in turn."""
     at_once = group.at_once * group.threads
     reading = _total(group, _cycle(load, readers, 0.0), load, files, 0.0, at_once)
     now_s, compute_s = group.phase_s / group.at_once, think_s / group.at_once
@@ -228,7 +230,7 @@ def _of_loader(loader: Loader, readers: float, load: Load, files: int | None) ->
 
 
 def _epoch_wait_s(batches: int, workers: int, batch_s: float, compute_s: float) -> float:
-    """What a program waits for its batches in an epoch, if a worker takes so long for each."""
+    """Returns how long a program waits for its batches in an epoch, if a worker takes `batch_s` for each."""
     played = min(batches, max(PLAYED, 4 * AHEAD * workers))
     free_s = [0.0] * workers
     got_s: list[float] = []

@@ -1,4 +1,4 @@
-"""Latency histograms: merging, percentiles. Owns no bucket edges (those are in `protocol.shim`)."""
+"""Merges latency histograms and computes percentiles. The edges of the buckets are in `protocol.shim`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PERCENTILES = (50, 95, 99)
 
 
 def merge(parts: Iterable[Mapping[int, int]]) -> Histogram:
-    """The sum of several histograms."""
+    """Returns the sum of several histograms."""
     total: Histogram = {}
     for part in parts:
         for bucket, count in part.items():
@@ -20,7 +20,7 @@ def merge(parts: Iterable[Mapping[int, int]]) -> Histogram:
 
 
 def percentile_ns(histogram: Mapping[int, int], percent: float) -> float | None:
-    """A percentile, interpolated inside its bucket; None of an empty histogram."""
+    """Returns a percentile, interpolated inside its bucket; None for an empty histogram."""
     total = sum(histogram.values())
     if total <= 0:
         return None
@@ -35,6 +35,6 @@ def percentile_ns(histogram: Mapping[int, int], percent: float) -> float | None:
 
 
 def percentiles_ms(histogram: Mapping[int, int]) -> dict[str, float | None]:
-    """p50, p95 and p99 in milliseconds."""
+    """Returns p50, p95 and p99 in milliseconds."""
     values = {f"p{p}": percentile_ns(histogram, p) for p in PERCENTILES}
     return {name: None if value is None else value / 1e6 for name, value in values.items()}

@@ -1,9 +1,9 @@
-"""Slow reads of many nodes: of all at once (the shared file system) or of one (its link, its load). Pure.
+"""Tells periods in which all nodes read slowly (the shared file system) from those of one (its link, its load). Pure.
 
 The source is judged by what all nodes got from it together, as one node's share depends on how many others are
-reading: when some have finished, the rest get more. Fewer active nodes than usual are raised to the usual number; a
-fall counts if more than half of the nodes that were observed took part in it. A single node is judged by its speed
-divided by the median of the others' at the same moment: whatever hits all of them is not in it.
+reading: when some have finished, the rest get more. The sum of fewer active nodes than usual is scaled to the usual
+number; a fall counts if more than half of the observed nodes took part in it. A single node is judged by its speed
+divided by the median of the others' at the same moment, which does not contain what slows all of them.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from hpcstage.record.figures.cells import CELLS, Track, coarser
 from hpcstage.record.figures.speeds import Point, even_sizes
 
 FEW = 0.25
-"""Of the usual number of active nodes: below it nothing is said about the source."""
+"""With fewer than this share of the usual number of active nodes, an interval says nothing about the source."""
 FEWER = 0.8
-"""Below it an interval is raised, and says nothing about how fast the source can be."""
+"""With fewer than this share of the usual number, an interval says nothing about how fast the source can be."""
 USUAL = 0.9
-"""The usual number of active nodes is this quantile."""
+"""The usual number of active nodes is this quantile of their number over time."""
 LEAST_POINTS = 5
 EXAMINED = 32
-"""Nodes whose own periods are looked for: those that lag behind the others most."""
+"""The own periods of at most this many nodes are looked for: of those that lag behind the others most."""
 LAGS = 0.75
 
 
 @dataclass(frozen=True)
 class Shared:
-    """A period in which more than half of the nodes were slower: positions in the list of tracks."""
+    """A period in which more than half of the observed nodes were slower; `fallen` are their positions in the list of
+    tracks."""
 
     period: detect.Period
     fallen: list[int]
@@ -42,22 +43,22 @@ class Shared:
 
 @dataclass(frozen=True)
 class Joint:
-    """What the tracks of several nodes say together."""
+    """The levels and periods that follow from the tracks of several nodes."""
 
     best: float | None
     typical: float | None
     shared: list[Shared]
     own: dict[int, list[detect.Period]]
-    """Of single nodes, by position; at most EXAMINED of them."""
+    """The periods of single nodes, by position; of at most EXAMINED nodes."""
     pace: list[float | None]
     """Each node's median speed as a share of the others' at the same moment."""
     observed_s: float
     unclear: bool
-    """No period of all was found, and none can be excluded."""
+    """Whether a shared period can be neither shown nor excluded."""
 
 
 def joint_of(tracks: Sequence[Track]) -> Joint:
-    """Looks at all tracks; they have the same `on`."""
+    """Judges the source and each node by all tracks, which have the same `on`."""
     tracks, cells = _aligned(tracks)
     points = _together(tracks, cells)
     found = detect.find(even_sizes(points)) if len(points) >= LEAST_POINTS else None
@@ -75,7 +76,7 @@ def joint_of(tracks: Sequence[Track]) -> Joint:
 
 
 def _aligned(tracks: Sequence[Track]) -> tuple[list[Track], range]:
-    """All in cells of one length, and the range of these cells."""
+    """Returns all tracks in cells of one length, and the range of these cells."""
     level = max(track.level for track in tracks)
     while True:
         first = min(track.first >> (level - track.level) for track in tracks)
@@ -86,7 +87,7 @@ def _aligned(tracks: Sequence[Track]) -> tuple[list[Track], range]:
 
 
 def _together(tracks: Sequence[Track], cells: range) -> list[Point]:
-    """The sum of all nodes in each cell with enough of them, as if the usual number had been active."""
+    """Returns the sum over all nodes for each cell with enough of them, scaled to the usual number of active nodes."""
     sums = [[0.0] * len(cells) for _ in range(4)]
     for track in tracks:
         for total, column in zip(sums, (track.seen_s, track.size, track.work, track.files), strict=True):
@@ -131,7 +132,7 @@ def _share(value: float | None, of: float | None) -> float | None:
 
 
 def _ratios(tracks: Sequence[Track], cells: range) -> list[array[float]]:
-    """Each node's speed by the median of the others', cell by cell; nan where there is nothing to compare."""
+    """Divides each node's speed by the median of the others', cell by cell; nan where there is nothing to compare."""
     rows = [track.speeds(cells) for track in tracks]
     for at, speeds in enumerate(zip(*rows, strict=True)):
         ordered = sorted(speed for speed in speeds if not isnan(speed))
@@ -143,7 +144,7 @@ def _ratios(tracks: Sequence[Track], cells: range) -> list[array[float]]:
 
 
 def _median_without(ordered: Sequence[float], value: float) -> float:
-    """Of sorted values but for this one; 0 if there is no other."""
+    """Returns the median of sorted values without this one; 0 if there is no other."""
     rest, own = len(ordered) - 1, bisect_left(ordered, value)
     if rest < 1:
         return 0.0
@@ -170,7 +171,7 @@ def _own(tracks: Sequence[Track], cells: range, ratios: Sequence[array[float]]) 
 
 
 def _lag(row: array[float]) -> float:
-    """How much is missing in sum to `LAGS` of the node's own upper level, or of the others'."""
+    """Returns by how much the node's ratios lie below `LAGS` of its own upper level, or of the others', in sum."""
     known = sorted(ratio for ratio in row if not isnan(ratio))
     if len(known) < LEAST_POINTS:
         return 0.0
@@ -179,7 +180,7 @@ def _lag(row: array[float]) -> float:
 
 
 def _compared(track: Track, cells: range, row: array[float]) -> list[Point]:
-    """Points whose speed is the ratio, at most 1: being faster than the others is no level to fall from."""
+    """Returns points whose speed is the ratio, at most 1: being faster than the others is no level to fall from."""
     length_s = float(2**track.level)
     points = []
     for cell, ratio in zip(cells, row, strict=True):

@@ -1,18 +1,18 @@
-"""What one node says about waiting and computing, before the wall time is known. Pure.
+"""Measures on one node how long its processes waited and computed, before the wall time is known. Pure.
 
 A process waits while a thread of it is inside a call on a dataset's file (an open, a want, a read, a stat, a listing)
 and none of its threads runs. Waits of several threads at the same moment are one wait, and a wait of one thread beside
 the computing of another is none.
 
 * Where at most one thread was inside such calls at a time, the time inside them is the wait. It is measured exactly.
-* Where several were, the daemon's looks at the threads tell in which share of that time no other thread ran
-  (`daemon.process.looks`). The time itself is measured exactly, also that before the first look.
+* Where several threads were, the daemon's looks at the threads tell in which share of that time no other thread ran
+  (`daemon.process.looks`). The time itself is measured exactly, including that before the first look.
 * Where files were mapped into memory (a page fault is no call, and neither the count of faults nor the bytes of
   /proc/PID/io tell of those on a network file system), the share of looks at which all threads rested and one was in a
-  page fault, times the life of the process, is added. Too few looks: not measured.
+  page fault, times the life of the process, is added. With too few looks the wait counts as not measured.
 
-What a process did while it lived and did not wait is computing. Of several reading processes of a node the parts are
-added and divided by how many lived at a time, on average over the time in which any did.
+A process computes while it lives and does not wait. The times of several reading processes of a node are added and
+divided by the mean number of them that lived at a time, over the time in which any did.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from hpcstage.record.parts.part import NodePart, ProcessPart, RunPart
 
 NS = 1e9
 ENOUGH = 0.5
-"""So large a share of the processes stands for all, where some did not measure their waits."""
+"""At least this share of the processes must have measured their waits to stand for all."""
 READER_SHARE = 0.5
 """The main process counts as the reader if it did at least this share of all opens."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """Seconds of one process; they add up to its wall. None: not measured."""
+    """Seconds of one process by what it did; None: not measured."""
 
     compute_s: float | None = None
     wait_source_s: float | None = None
@@ -55,14 +55,14 @@ class Reader:
 
     begin_ns: int
     life_ns: int
-    """0: how long it lived was not seen."""
+    """0: hpcstage did not see how long the process lived."""
     waits: tuple[float, float] | None
-    """Nanoseconds, for the source and for staged copies. None: not measured."""
+    """Nanoseconds that the process waited for the source and for staged copies. None: not measured."""
 
 
 @dataclass
 class Measured:
-    """One node's processes, as far as they say something about the time split."""
+    """The times of one node's processes that the time split needs."""
 
     attached: bool = False
     loaders: Sequence[Loader] = ()
@@ -73,7 +73,7 @@ class Measured:
 
 
 def measured_of(run: RunPart, node: NodePart) -> Measured:
-    """Training processes where there are any, else the processes that read."""
+    """Measures the training processes where there are any, else the processes that read."""
     trainers = [p for p in node.processes if tally.count(p, "loader_steps") > 0]
     found = Measured(attached=bool(node.processes))
     if trainers:
@@ -104,7 +104,7 @@ def _reader(process: ProcessPart, child_pid: int | None, said: list[str]) -> Rea
 
 
 def _readers(child_pid: int | None, processes: Sequence[ProcessPart], said: list[str]) -> list[ProcessPart]:
-    """The process whose waits are the program's: its main one, or all that read where that reads little itself."""
+    """Returns the processes whose waits are the program's: its main one, or all that read if that reads little."""
     reading = sorted((p for p in processes if _reads(p)), key=tally.opens_of, reverse=True)
     if not reading:
         return []
@@ -122,13 +122,13 @@ def _reads(process: ProcessPart) -> bool:
 
 
 def say(said: list[str], sentence: str) -> None:
-    """Once."""
+    """Adds a sentence once."""
     if sentence not in said:
         said.append(sentence)
 
 
 def splits_of(measured: Measured, wall_s: float) -> list[Split]:
-    """One per training process, else one of all readers of the node, within the wall time."""
+    """Returns a split per training process, else one of all readers of the node, within the wall time."""
     shares = measured.shares
     if shares is not None:
         return [_of_loader(loader, wall_s, shares) for loader in measured.loaders]
@@ -143,7 +143,7 @@ def _of_loader(loader: Loader, wall_s: float, shares: Shares) -> Split:
 
 
 def _of_readers(readers: Sequence[Reader], wall_s: float) -> Split:
-    """Of those that were measured, if they are enough to stand for all."""
+    """Returns the split of the measured readers, if they are enough to stand for all."""
     known = [reader for reader in readers if reader.waits is not None]
     if not known or len(known) < ENOUGH * len(readers):
         return Split()
@@ -162,7 +162,7 @@ def _of_reader(reader: Reader, wall_s: float) -> tuple[float, float, float]:
 
 
 def _at_once(readers: Iterable[Reader], wall_s: float) -> float:
-    """How many lived at a time, over the time in which any did."""
+    """Returns the mean number of readers that lived at a time, over the time in which any did."""
     end_ns, covered_ns, lived_ns = 0.0, 0.0, 0.0
     for reader in sorted(readers, key=lambda reader: reader.begin_ns):
         life_ns = reader.life_ns or wall_s * NS
@@ -174,7 +174,7 @@ def _at_once(readers: Iterable[Reader], wall_s: float) -> float:
 
 
 def fit(split: Split, wall_s: float) -> Split:
-    """Scaled down where the parts exceed the wall (clocks of several processes, or several threads that read)."""
+    """Scales the parts down where they exceed the wall time, as several clocks or several reading threads may do."""
     values = [split.compute_s, split.wait_source_s, split.wait_local_s, split.preprocess_s]
     taken = sum(value for value in values if value is not None)
     factor = min(1.0, wall_s / taken) if taken > 0 else 1.0
@@ -182,7 +182,7 @@ def fit(split: Split, wall_s: float) -> Split:
 
 
 def mean(splits: Sequence[Split]) -> Split:
-    """A part that is not known of all of them is not known."""
+    """Returns the mean of splits; a part that is unknown in one of them is unknown."""
     return Split(
         _mean_of([s.compute_s for s in splits]),
         _mean_of([s.wait_source_s for s in splits]),

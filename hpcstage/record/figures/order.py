@@ -1,6 +1,7 @@
-"""The access order of a run: where it came from, how well it was kept, how far ahead the copies were. Pure.
+"""Composes the section `order`: where the access order came from, how well the program kept to it, and how far ahead
+of the program the copies were. Pure.
 
-Owns the section `order` of the record, drawn from what each node's daemon saw of its own loaders.
+The section is composed from what each node's daemon saw of its own loaders.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ SUMMED = (
     "lost_bytes",
 )
 SHARES = ("kept_share", "near_share")
-"""Of announced_opens."""
+"""The fields that are shares of announced_opens."""
 OF_FIRST = ("provenance", "planned", "ids", "followed", "trace_used", "trace_unused_why", "trace_written", "trace_why")
-"""The same on all nodes, but for what only one of them can say of the trace."""
+"""The fields that are the same on all nodes, except that only one node may know those of the trace."""
 
 
 def order_of(nodes: Sequence[Digest]) -> dict[str, Any]:
-    """The section. Unknown is null: the shares and `lead` where nothing was announced, or seen to be opened."""
+    """Returns the section. The shares and `lead` are null where nothing was announced, or no announced file was seen
+    to be opened."""
     parts = [node.part.order for node in nodes]
     found: dict[str, Any] = {name: _first(parts, name) for name in OF_FIRST}
     found |= {name: _sum(parts, name) for name in SUMMED}
@@ -51,7 +53,7 @@ def _share(parts: Sequence[dict[str, Any]], name: str) -> float | None:
 
 
 def _lead(nodes: Sequence[Digest]) -> dict[str, Any] | None:
-    """That of the node which was least ahead, as a job waits for its slowest node."""
+    """Returns the lead of the node whose copies were least ahead, as a job waits for its slowest node."""
     known = [(node, node.part.order["lead"]) for node in nodes if node.part.order.get("lead")]
     if not known:
         return None

@@ -1,7 +1,7 @@
-"""Who read, how many at a time, and what they did besides: where the estimate of a run without staging begins. Pure.
+"""Says which processes read, how many at a time, and what else they did: the input of `direct`'s estimate. Pure.
 
-Two kinds. Readers: processes that read by themselves, and training processes whose loader has no workers. Loaders:
-training processes whose workers read ahead of them.
+There are two kinds. Readers are processes that read by themselves, and training processes whose loader has no workers.
+Loaders are training processes whose workers read ahead of them.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ NS = 1e9
 
 @dataclass(frozen=True)
 class Readers:
-    """Processes of a node that read by themselves, together."""
+    """All processes of a node that read by themselves."""
 
     opens: int
     at_once: float
-    """How many of them read at a time, on average."""
+    """The mean number of them that read at a time."""
     threads: int
-    """Of one of them, at most, at once."""
+    """The most threads of one process that read at once."""
     phase_s: float
-    """From the first to the last call of each, summed."""
+    """The time from the first to the last call of each process, summed."""
     waited_s: float | None
-    """Summed over processes, for the source and for copies."""
+    """Seconds that the processes waited for the source and for copies, summed; None: not measured."""
     mapped: bool
     queued_s: float
-    """What the main thread of one of them waited for a processor outside of its calls, about and at most."""
+    """About how long, at most, the main thread of one of them waited for a processor outside of its calls."""
 
 
 @dataclass(frozen=True)
@@ -47,31 +47,31 @@ class Loader:
     cpu_s: float
     """Processor time of its workers."""
     local_file_s: float
-    """What a staged copy took to open and read."""
+    """Seconds to open and read a staged copy, on average."""
     local_wait_s: float | None
-    """Of the waits: those that the source does not explain."""
+    """The part of `wait_s` that the source does not explain."""
     queued_s: float
-    """What its main thread waited for a processor."""
+    """Seconds that its main thread waited for a processor."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """All that read on a node."""
+    """All processes of a node that read."""
 
     loaders: tuple[Loader, ...] = ()
     readers: Readers | None = None
     swapped: int = 0
     """Opens that got a staged copy."""
     strangers: int = 0
-    """Opens by processes that belong to neither."""
+    """Opens by processes that are neither readers nor belong to a loader."""
     size_bytes: int | None = None
-    """That was read, of copies and at the source; None where not all was measured."""
+    """Bytes that were read from copies and at the source; None where not all reads were measured."""
     stats: int = 0
-    """Answered by staged copies."""
+    """Stats that staged copies answered."""
 
 
 def program_of(node: NodePart, source_share: float | None) -> Program:
-    """`source_share`: of the loaders' waits, what the source explains."""
+    """Returns the program of a node. `source_share` is the part of the loaders' waits that the source explains."""
     trainers = [p for p in node.processes if tally.count(p, "loader_steps") > 0]
     loading = [p for p in trainers if tally.count(p, "loader_workers") > 0]
     families = [family_of(p, node) for p in loading]
@@ -133,6 +133,6 @@ def _readers(processes: Sequence[ProcessPart]) -> Readers:
 
 
 def _outside(lived_s: float, waits: Sequence[tuple[float, float] | None]) -> float:
-    """The share of their time that was outside of calls."""
+    """Returns the share of the processes' time that was outside of calls."""
     inside_s = sum(sum(pair) for pair in waits if pair is not None) / NS
     return max(0.0, 1 - inside_s / lived_s) if lived_s else 1.0

@@ -1,11 +1,11 @@
-"""What staging saved: estimates, each with its formula and inputs; None with a reason where nothing can be said. Pure.
+"""Estimates what staging saved, with formula and inputs; None with a reason where no estimate is possible. Pure.
 
-Both answer "and if the same command had run the other way?" from what this run measured. They assume that the program
-computes as fast as it did. Whether files that are read again would have come from the node's page cache is asked of the
-kernel (`daemon.copying.alone`); where that cannot be known and matters, nothing is said.
+Both estimates say from what this run measured how long the same command would have taken in another mode. They assume
+that the program computes as fast as it did. The kernel tells whether files that are read again would have come from
+the node's page cache (`daemon.copying.alone`); where that is unknown and matters, there is no estimate.
 
-Of several nodes: readers and what the source passes are those of all nodes; the command takes as long as on the node
-where it takes longest; staging ends with the last node.
+With several nodes, the readers and the rate of the source are those of all nodes; the command takes as long as on the
+node where it takes longest; staging ends with the last node.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from hpcstage.record.parts.roster import State
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds saved (negative: lost), how that follows, from what."""
+    """Seconds saved (negative: lost), the formula from which they follow, and its inputs."""
 
     saved_s: float | None
     formula: str
     inputs: dict[str, Any]
     reason: str | None = None
-    """Why nothing can be said."""
+    """Why there is no estimate."""
 
     def to_json(self) -> dict[str, Any]:
-        """For the record."""
+        """Returns the estimate as plain data for the record."""
         return {"saved_s": self.saved_s, "formula": self.formula, "inputs": self.inputs, "reason": self.reason}
 
 
 def savings_of(run: RunPart, nodes: Sequence[Digest], record: dict[str, Any]) -> dict[str, Any]:
-    """The savings section, from the sections that are there already."""
+    """Returns the section `savings`, from the sections that the record has already."""
     mode = nodes[0].part.mode if nodes else None
     direct = _vs_direct(nodes, record, mode)
     upfront = _vs_upfront(run, nodes, record, mode)
@@ -63,7 +63,7 @@ def _cannot(reason: str, formula: str = "") -> Estimate:
 
 
 def _vs_direct(nodes: Sequence[Digest], record: dict[str, Any], mode: str | None) -> Estimate:
-    """See `direct` for the model."""
+    """Estimates the savings against mode direct; `direct` describes the model."""
     split, datasets = record["time_split"], record["datasets"]
     if mode is None:
         return _cannot("no node reported")
@@ -93,7 +93,7 @@ def _sum(values: Iterable[int | None]) -> int | None:
 
 
 def _before_s(split: dict[str, Any], nodes: Sequence[Digest]) -> float:
-    """Staging before the command: only upfront makes it wait."""
+    """Returns the seconds of staging before the command, which waits for it only in mode upfront."""
     return float(split["before_s"] or 0.0) if nodes[0].part.mode == "upfront" else 0.0
 
 
@@ -122,7 +122,10 @@ def _vs_upfront(run: RunPart, nodes: Sequence[Digest], record: dict[str, Any], m
 
 
 def _staging_s(run: RunPart, nodes: Sequence[Digest]) -> float | None:
-    """From the command's start, or the daemon's, to the last file; all nodes stage at once. Dead ones are left out."""
+    """Returns the time from the command's start, or the daemons' if that is later, to the last staged file.
+
+    All nodes stage at once. Nodes that died are left out.
+    """
     alive = [node for node in nodes if node.state is State.OK] or nodes
     ends = [node.part.staged_s for node in alive]
     known = [end for end in ends if end is not None]

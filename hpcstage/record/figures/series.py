@@ -1,4 +1,7 @@
-"""The run over time in at most 240 points: columns of equal length, times on the run's axis. Pure."""
+"""Composes the section `series`: the run over time in at most 240 points, as columns of equal length. Pure.
+
+Times are on the run's axis.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ Series = dict[str, Any]
 
 
 def series_of(node: NodePart | None, shift_s: float) -> Series:
-    """The series section of one node, or of none."""
+    """Returns the section of one node, or an empty one."""
     placed = timeline(node, shift_s) if node else []
     groups = _grouped(placed, POINTS)
     return {
@@ -54,7 +57,7 @@ def _longest(placed: Sequence[Placed]) -> float:
 
 
 def _grouped(placed: Sequence[Placed], points: int) -> list[tuple[float, list[Placed]]]:
-    """Samples by intervals of equal width; empty intervals are left out."""
+    """Groups samples by intervals of equal width; empty intervals are left out."""
     width_s = _width(placed, points)
     if not width_s:
         return []
@@ -70,7 +73,7 @@ Group = tuple[float, list[Placed]]
 
 
 def _span_s(group: Group) -> float:
-    """Time that the group's samples cover."""
+    """Returns the seconds that the group's samples cover."""
     starts = [start_s for start_s, _ in group[1]]
     ends = [start_s + sample.length_s for start_s, sample in group[1]]
     return max(max(ends) - min(starts), 1e-9)
@@ -89,7 +92,8 @@ def _mean_busy(group: Group) -> float:
 
 
 def _latency(placed: Sequence[Placed]) -> dict[str, list[float | None]]:
-    """Means over about a twentieth of the run each: ms per open at the source, ms of reading per file copied."""
+    """Returns means over about a twentieth of the run each, in milliseconds: per open at the source, of reading per
+    copied file, and per read of the program at the source."""
     groups = _grouped(placed, LATENCY_POINTS)
     return {
         "start_s": [start_s for start_s, _ in groups],
@@ -112,19 +116,19 @@ def _sum(group: Group, names: Sequence[str]) -> float:
 
 ADDED = ("copied_bytes", "shim_bytes", "peer_bytes", "hit_opens", "wants")
 HELD = ("queued_files", "store_bytes", "busy")
-"""Levels, not flows: their means over time are added over the nodes."""
+"""These fields are levels, not flows: their means over time are added over the nodes."""
 TIMES = ("copy_open_ns", "shim_open_ns", "copied_files", "shim_opens", "copy_read_ns", "shim_read_ns", "shim_reads")
 _ADDED, _HELD, _TIMES = attrgetter(*ADDED), attrgetter(*HELD), attrgetter(*TIMES)
 
 
 class Together:
-    """The sums of all nodes on one axis; each node is added once."""
+    """Sums the samples of all nodes on one axis; each node is added once."""
 
     def __init__(self) -> None:
         self._cells = Cells(POINTS)
 
     def add(self, node: NodePart, shift_s: float) -> None:
-        """A node's samples."""
+        """Adds a node's samples."""
         samples = node.samples
         if not samples:
             return
@@ -144,7 +148,7 @@ class Together:
             self._by_runs([start_s + length / 2 for start_s, length in zip(starts, length_s, strict=True)], columns)
 
     def _by_runs(self, middles_s: Sequence[float], columns: Sequence[Sequence[float]]) -> None:
-        """Whole samples at a time, where cells are so long that borders hardly matter."""
+        """Adds whole samples, undivided, where cells are so long that their borders hardly matter."""
         length_s = self._cells.length_s
         begin = 0
         for cell, run in groupby(int(middle_s // length_s) for middle_s in middles_s):
@@ -153,7 +157,7 @@ class Together:
             begin = end
 
     def section(self) -> Series:
-        """The series section: flows and levels of all nodes together."""
+        """Returns the section: flows and levels of all nodes together."""
         length_s = self._cells.length_s
         rows = [self._cells.rows[cell] for cell in sorted(self._cells.rows)]
         columns = dict(zip((*ADDED, *HELD), zip(*rows, strict=True), strict=False)) if rows else {}

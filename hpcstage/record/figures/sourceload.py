@@ -1,15 +1,14 @@
-"""What a file takes at the source, by how many read there at once: from what the run itself saw of it. Pure.
+"""Estimates how long a file takes at the source for a number of readers, from what the run itself measured. Pure.
 
-Two things were measured at two loads. Files that were copied with no other beside them say what one reader waits for a
-file, and the copiers at full load say how many files the source passes in a second. Between the two a source of any
-kind is bounded: `K` readers, each of which does something else for `think_s` between files, wait for a file no less
+The run measures the source at two loads. Files that were copied with no other beside them say how long one reader waits
+for a file, and the copiers at full load say how many files the source passes in a second. Between the two, a source of
+any kind is bounded: `K` readers, each of which does something else for `think_s` between files, wait for a file no less
 than one reader does, and together they get no more than the whole source passes. At one end of the range their requests
-meet only where they must; at the other all read at the same moments, as those do that began together and compute for
+meet only where they must; at the other all read at the same moments, as readers do that began together and compute for
 the same time. Where one reader alone was faster than all together, either the copiers were slow or the source allows
-short bursts: what the one got and what all of them got are then the ends.
+short bursts: the ends of the range are then what the one reader got and what all of them got.
 
-Over time the source changes: where it did, the bounds are taken for each sample of the run, and the mean over the
-samples is by time.
+Where the source changed over time, the bounds are taken for each sample of the run, and their mean is weighted by time.
 """
 
 from __future__ import annotations
@@ -23,71 +22,72 @@ from hpcstage.record.parts.part import NodePart, Sample
 
 NS = 1e9
 LEAST_FILES = 3
-"""So many files copied alone say what a file takes."""
+"""At least this many files must have been copied alone to say how long a file takes for one reader."""
 LEAST_SEEN_S = 0.5
-"""For so long the copiers must have been at full load, for their samples to be used one by one."""
+"""The copiers must have been at full load for at least this long for their samples to be used one by one."""
 MOST_SAMPLES = 400
 FULL = 0.6
-"""So large a share of their time the copiers' transfers must be at the source for it to be what sets their rate."""
+"""The source sets the copiers' rate if their transfers spend at least this share of their time at the source."""
 FORGET_S = 1.2
-"""Clients hold what they know of a name for about a second without asking."""
+"""A client remembers a name for about a second without asking the source again."""
 UNSTEADY = 0.25
-"""Where the rates, smoothed, are further from their mean than this share of it, on average, the source changes, and"""
+"""The source changes if its smoothed rates differ from their mean by more than this share of it, on average."""
 LEAST_TURNS = 6
-"""they must have crossed the mean so often for it to hold."""
+"""The mean of a source that changes holds if the smoothed rates crossed it at least this often."""
 KEPT, DROPPED = 0.9, 0.1
-"""Shares of a file's pages in memory after a later open: from the first on they are kept, up to the second not."""
+"""A client keeps what was read if at least the first share of a file's pages is in memory after a later open; it does
+not if at most the second share is."""
 FITS, TOO_LARGE = 0.5, 1.5
-"""Shares of the memory that the files take: below the first all stay, above the second none does."""
+"""All files stay in memory if they take less than the first share of it, and none if more than the second."""
 LEAST_MEAN_S = 1.2
-"""A rate that was seen for less is no mean: other jobs come and go in seconds. It matters where the source's rate,"""
+"""A rate that was seen for a shorter time is no mean, as other jobs come and go in seconds."""
 SHARED = 0.5
-"""and not its latency, makes up at least this share of the time of a file."""
+"""LEAST_MEAN_S matters where the source's rate, not its latency, sets at least this share of the time of a file."""
 LEAST_HALF = 4
-"""Samples in each half of what was seen, if their difference is to say how the source changed."""
+"""Each half of the rates needs at least this many samples for their difference to say how the source changed."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """What is known of a time: it lies between these."""
+    """The bounds between which a time lies, in seconds."""
 
     low: float
     high: float
 
     @property
     def middle(self) -> float:
-        """The best guess."""
+        """The mean of the bounds, which is the best guess."""
         return (self.low + self.high) / 2
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One node's view of the source."""
+    """The figures that one node measured of the source."""
 
     alone_files: int
     open_s: float
     read_s: float
-    """Of a file that was copied alone, on average."""
+    """Mean seconds to open and to read a file that was copied alone."""
     cold_open_s: float | None
-    """Of an open whose name the client did not know any more."""
+    """Seconds of an open whose name the client had forgotten; None: not measured."""
     kept_share: float | None
     memory_bytes: int | None
     rates: tuple[tuple[float, float], ...]
-    """(seconds, files per second that the node got), while only the source decided."""
+    """Pairs (seconds, files per second that the node got) of the time in which only the source set the rate."""
     loaded_s: float | None
-    """Time at the source of a file, at full load."""
+    """Mean seconds that a file took at the source at full load."""
     flying: float
-    """Transfers in flight at full load, on average."""
+    """Mean number of transfers in flight at full load."""
     bytes_per_s: float | None
-    """Of copiers and program together, at full load."""
+    """The rate of copiers and program together at full load."""
     copying_s: float
-    """Time in which any file was being copied."""
+    """Seconds in which any file was being copied."""
     looked_up: bool
     """Whether the scan had looked the names up so shortly before that the client still knew them."""
 
 
 def seen_of(node: NodePart) -> Seen:
-    """From samples and totals."""
+    """Computes a node's figures of the source from its samples and totals."""
     alone = node.alone
     files = int(alone.get("files", 0))
     usable = _at_full_load(node)
@@ -126,7 +126,7 @@ def _rates(node: NodePart, usable: Sequence[Sample]) -> tuple[tuple[float, float
 
 
 def _joined(samples: Sequence[Sample]) -> list[Sample]:
-    """Neighbours joined until there are few enough."""
+    """Joins neighbours into at most MOST_SAMPLES samples."""
     step = -(-len(samples) // MOST_SAMPLES)
     groups = [samples[at : at + step] for at in range(0, len(samples), step)]
     return [
@@ -142,12 +142,12 @@ def _joined(samples: Sequence[Sample]) -> list[Sample]:
 
 @dataclass(frozen=True)
 class Load:
-    """The source as all nodes together saw it."""
+    """The figures of the source that all nodes together measured."""
 
     alone: Range | None
-    """Of a file for one reader, opened as a program opens it."""
+    """Seconds of a file for one reader that opens it as a program does."""
     open: Range | None
-    """The part of it before the first byte."""
+    """The part of `alone` before the first byte."""
     rates: tuple[tuple[float, float], ...]
     loaded_s: float | None
     flying: float
@@ -156,10 +156,10 @@ class Load:
     """Whether a client keeps what was read for a later open."""
     memory_bytes: int | None
     copying_s: float
-    """Time in which the source was seen, copying, by the node that saw it longest."""
+    """Seconds in which files were being copied on the node where that took longest."""
 
     def cycle(self, readers: float, think_s: float) -> Range | None:
-        """From one file of a reader to its next, with so many readers."""
+        """Returns the seconds from one file of a reader to its next, with this many readers."""
         if self.alone is None or not self.rates:
             return None
         low = self._mean(self.rates, readers, think_s, self.alone.low, together=False)
@@ -170,13 +170,13 @@ class Load:
         return Range(max(0.0, low - drift), high + drift)
 
     def is_steady(self) -> bool:
-        """Whether the mean of what was seen stands for the source over a longer time."""
+        """Whether the mean of the measured rates holds for the source over a longer time."""
         smooth, mean = _smooth(self.rates), _mean_rate(self.rates)
         above = [rate > mean for rate in smooth]
         return len(smooth) <= 1 or sum(one is not other for one, other in pairwise(above)) >= LEAST_TURNS
 
     def is_brief(self, readers: float) -> bool:
-        """Whether too little was seen of what sets the time of a file: the source's rate, which others share."""
+        """Whether the source's rate, which others share, sets the time of a file but was seen for too short a time."""
         rate = _mean_rate(self.rates)
         if self.alone is None or not rate or self.copying_s >= LEAST_MEAN_S:
             return False
@@ -185,7 +185,7 @@ class Load:
         return passing_s >= SHARED * each_s
 
     def _drift(self, readers: float, think_s: float) -> float:
-        """By how much the two halves of what was seen differ from their middle."""
+        """Returns by how many seconds the cycle times of both halves of the rates differ from their middle."""
         half = len(self.rates) // 2
         if half < LEAST_HALF or self.alone is None:
             return 0.0
@@ -218,7 +218,7 @@ class Load:
         return bool(seconds and self.loaded_s and self.loaded_s * passed / seconds >= FULL * self.flying)
 
     def _first_rate(self) -> float:
-        """Of the time right after files were copied alone."""
+        """Returns the rate of the time right after files were copied alone."""
         near = self.rates[:3]
         seconds = sum(s for s, _ in near)
         return sum(s * rate for s, rate in near) / seconds if seconds else 0.0
@@ -234,7 +234,7 @@ def _smooth(rates: Sequence[tuple[float, float]]) -> list[float]:
 
 
 def _evened(rates: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
-    """One rate, where the samples differ no more than files that end by chance in one of them or the next."""
+    """Joins the rates into one where they differ no more than by chance (a file ends in one sample or in the next)."""
     mean, smooth = _mean_rate(rates), _smooth(rates)
     spread = sum(abs(rate - mean) for rate in smooth) / len(smooth) if smooth else 0.0
     if spread > UNSTEADY * mean:
@@ -244,7 +244,7 @@ def _evened(rates: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float]
 
 
 def load_of(seen: Iterable[Seen], size_bytes: int | None) -> Load:
-    """`size_bytes`: of all files, whether they fit into memory."""
+    """Combines the nodes' figures. `size_bytes`, that of all files, tells whether they fit into memory."""
     nodes = list(seen)
     alone = [node for node in nodes if node.alone_files >= LEAST_FILES]
     cold = next((node.cold_open_s for node in nodes if node.cold_open_s is not None), None)
@@ -267,8 +267,11 @@ def load_of(seen: Iterable[Seen], size_bytes: int | None) -> Load:
 
 
 def _opened(alone: Sequence[Seen], cold_s: float | None) -> Range | None:
-    """The scan had just looked the names up: without a later open the look-up's cost is not known, but that it is
-    about that of the open."""
+    """Returns the seconds of an open that includes the look-up of the name.
+
+    Where the scan had just looked the names up and no file was opened again later, the cost of the look-up is unknown,
+    but at most about that of the open.
+    """
     if not alone:
         return None
     warm_s = sum(n.open_s * n.alone_files for n in alone) / sum(n.alone_files for n in alone)
@@ -281,7 +284,7 @@ def _opened(alone: Sequence[Seen], cold_s: float | None) -> Range | None:
 
 
 def _together(rates: Sequence[tuple[tuple[float, float], ...]]) -> tuple[tuple[float, float], ...]:
-    """Of several nodes the sum of their means: they copy at the same time."""
+    """Adds up the mean rates of several nodes, which copy at the same time."""
     if len(rates) <= 1:
         return rates[0] if rates else ()
     means = [sum(s * rate for s, rate in node) / sum(s for s, _ in node) for node in rates]

@@ -1,4 +1,4 @@
-"""From samples to speeds of the source: which intervals say something about it, and what. Pure."""
+"""Computes speeds of the source from samples: chooses the intervals that say something about it. Pure."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from hpcstage.record.parts.part import Sample
 NS = 1e9
 SHORTEST_S = 0.2
 LEAST_POINTS = 5
-"""Fewer say nothing."""
+"""Fewer intervals say nothing about the source."""
 FEW = 0.5
-"""Below this share of the typical number in flight an interval's speed is raised to what that number would give."""
+"""With fewer transfers in flight than this share of the typical number, an interval's speed is scaled to that number."""
 IDLE = 0.01
-"""Fewer transfers in flight, as a mean over an interval: it was all but idle, and says nothing."""
+"""An interval with a smaller mean number of transfers in flight was almost idle, and says nothing about the source."""
 CACHED_BYTES_PER_S = 1.2e9
-"""One reader that is faster than this inside reads got them from the node's memory: nothing about the source."""
+"""A reader that is faster than this inside reads gets its bytes from the node's memory, not from the source."""
 SIZES_DIFFER = 1.5
-"""File sizes are evened out if their spread (90th by 10th percentile of the intervals' means) is larger."""
+"""Speeds are evened out for file sizes if these spread (90th by 10th percentile of the intervals' means) by more."""
 SMOOTH = 2
 CLASS_POINTS = 4
 GRID = 40
 PAYS = 0.8
 LEAST_FILES = 20
-"""So many files give a mean size."""
+"""A mean size needs at least this many files."""
 
 
 class Point(NamedTuple):
@@ -35,22 +35,22 @@ class Point(NamedTuple):
     start_s: float
     length_s: float
     bytes_per_s: float
-    """As seen."""
+    """The measured rate."""
     speed: float
-    """As to be compared: for equal numbers in flight and equal file sizes; in the unit of `bytes_per_s`."""
+    """The rate made comparable, for equal numbers in flight and equal file sizes; in the unit of `bytes_per_s`."""
     files: float
-    """How many files it took: their mean size follows."""
+    """The number of files in the interval, from which their mean size follows."""
     weak: bool
-    """Few in flight: says that the source was slow or not, but not how fast it can be."""
+    """Whether few transfers were in flight: the interval says whether the source was slow, not how fast it can be."""
 
     @property
     def end_s(self) -> float:
-        """Where the interval ends."""
+        """When the interval ends."""
         return self.start_s + self.length_s
 
 
 def of_samples(samples: Sequence[Sample]) -> tuple[str, list[Point]]:
-    """The copiers' intervals, or the program's where the copiers had little to do; and which: `copies`, `reads`."""
+    """Returns `copies` and the copiers' intervals, or `reads` and the program's where the copiers had little to do."""
     copies = of_copies(samples)
     reads = of_reads(samples)
     if len(copies) >= LEAST_POINTS and 4 * len(copies) >= len(reads):
@@ -59,7 +59,7 @@ def of_samples(samples: Sequence[Sample]) -> tuple[str, list[Point]]:
 
 
 def of_copies(samples: Sequence[Sample]) -> list[Point]:
-    """Intervals in which only the source decided how fast copies went."""
+    """Returns the intervals in which only the source limited the copies."""
     usable = [s for s in samples if s.length_s >= SHORTEST_S and s.busy >= IDLE and not s.limited]
     usable = _without_ramp(usable)
     if not usable:
@@ -69,7 +69,7 @@ def of_copies(samples: Sequence[Sample]) -> list[Point]:
 
 
 def _without_ramp(samples: list[Sample]) -> list[Sample]:
-    """Without the first interval: transfers start and the first bytes come somewhere inside it."""
+    """Drops the first interval: transfers start and the first bytes come somewhere inside it."""
     return samples[1:]
 
 
@@ -81,7 +81,7 @@ def _copy_point(sample: Sample, typical_busy: float) -> Point:
 
 
 def of_reads(samples: Sequence[Sample]) -> list[Point]:
-    """Intervals in which the program itself read the source, undisturbed by our copiers."""
+    """Returns the intervals in which the program itself read the source while hpcstage's copiers were idle."""
     usable = [s for s in samples if _reads_source(s)]
     if not usable:
         return []
@@ -107,10 +107,10 @@ def _read_point(sample: Sample, readers: float) -> Point:
 
 
 def even_sizes(points: Sequence[Point]) -> list[Point]:
-    """Speeds as if all files had one size: small files cost their latency, large ones their bytes.
+    """Scales the speeds as if all files had one size: small files cost their latency, large ones their bytes.
 
-    A transfer of s bytes takes a + s / C: intervals of small files are slower by 1 + a C / s, load or no load. The
-    product a C (the size at which both halves are equal) is taken so that the best speeds of all sizes agree best.
+    A transfer of s bytes takes a + s / C, so intervals of small files are slower by 1 + a C / s under any load. The
+    product a C (the size at which both parts are equal) is chosen so that the best speeds of all sizes agree best.
     """
     sizes = _smooth_sizes(points)
     if not sizes or _spread(sizes) < SIZES_DIFFER:
@@ -121,7 +121,7 @@ def even_sizes(points: Sequence[Point]) -> list[Point]:
 
 
 def _smooth_sizes(points: Sequence[Point]) -> list[float] | None:
-    """Mean file size around each interval; None where files are so few that it says little."""
+    """Returns the mean file size around each interval; None where there are too few files for a mean."""
     result = []
     for index in range(len(points)):
         near = points[max(0, index - SMOOTH) : index + SMOOTH + 1]
@@ -138,7 +138,7 @@ def _spread(sizes: Sequence[float]) -> float:
 
 
 def _best_by_size(speeds: Sequence[float], sizes: Sequence[float]) -> list[tuple[float, float]]:
-    """(size, upper speed) for each class of sizes (a factor of two) that was seen often enough."""
+    """Returns (size, upper speed) for each class of sizes (a factor of two) that occurs often enough."""
     classes: dict[int, list[tuple[float, float]]] = {}
     for speed, size in zip(speeds, sizes, strict=True):
         classes.setdefault(round(math.log2(size)), []).append((speed, size))
@@ -151,7 +151,7 @@ def _best_by_size(speeds: Sequence[float], sizes: Sequence[float]) -> list[tuple
 
 
 def _half_size(best: Sequence[tuple[float, float]]) -> float:
-    """The size at which latency and bytes cost the same; 0 where size makes no difference."""
+    """Returns the size at which latency and bytes cost the same; 0 where size makes no difference."""
     if len(best) < 2:
         return 0.0
     low, high = min(size for size, _ in best) / 30, max(size for size, _ in best) * 30
@@ -162,7 +162,7 @@ def _half_size(best: Sequence[tuple[float, float]]) -> float:
 
 
 def _uneven(best: Sequence[tuple[float, float]], half: float) -> float:
-    """Mean distance of the evened speeds' logarithms from their middle."""
+    """Returns the mean distance of the evened speeds' logarithms from their mean."""
     logs = [math.log(speed * (1 + half / size)) for size, speed in best]
     middle = sum(logs) / len(logs)
     return sum(abs(value - middle) for value in logs) / len(logs)

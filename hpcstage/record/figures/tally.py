@@ -1,4 +1,4 @@
-"""Sums over attached processes and nodes that know the difference between zero and unknown."""
+"""Sums counters over attached processes and nodes, and tells zero from unknown."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ UNSEEN_LAYER = "direct"
 
 
 def count(process: ProcessPart, name: str) -> int:
-    """A counter (zeros are left out in the part)."""
+    """Returns a counter; the part leaves out those that are zero."""
     return process.counters.get(name, 0)
 
 
 def total(processes: Iterable[ProcessPart], name: str) -> int:
-    """A counter summed over processes."""
+    """Returns a counter summed over processes."""
     return sum(count(process, name) for process in processes)
 
 
 def opens_of(process: ProcessPart) -> int:
-    """Opens for reading below a dataset that succeeded."""
+    """Counts the successful opens for reading below a dataset."""
     return swapped_of(process) + count(process, "source_opens")
 
 
 def swapped_of(process: ProcessPart) -> int:
-    """Opens that got the staged copy."""
+    """Counts the opens that got the staged copy."""
     return count(process, "hit_opens") + count(process, "ready_opens")
 
 
@@ -36,24 +36,27 @@ def reads_known(process: ProcessPart) -> bool:
 
 
 def life_ns(process: ProcessPart) -> int:
-    """From its attaching to its end, or to its last call on a dataset's file where its end was not seen; 0: unknown."""
+    """Returns the nanoseconds from a process's attaching to its end; 0: unknown.
+
+    Where the end was not seen, its last call on a dataset's file counts as the end.
+    """
     begin_ns = count(process, "attach_ns")
     end_ns = count(process, "exit_ns") or count(process, "last_ns")
     return end_ns - begin_ns if end_ns > begin_ns > 0 else 0
 
 
 def maps(process: ProcessPart) -> bool:
-    """Whether it mapped files of the datasets into memory: what it read there, no call has told."""
+    """Whether the process mapped files of the datasets into memory, which it then reads without calls."""
     return bool(count(process, "source_maps") or count(process, "local_maps"))
 
 
 def source_reads(processes: Iterable[ProcessPart], name: str) -> int | None:
-    """A counter of reads at the source; None if a process that opened files there did not measure its reads."""
+    """Sums a counter of reads at the source; None if a process that opened files there did not measure its reads."""
     return _reads(processes, name, "source_maps", "source_opens")
 
 
 def local_reads(processes: Iterable[ProcessPart], name: str) -> int | None:
-    """A counter of reads of staged copies; None if a process that opened some did not measure its reads."""
+    """Sums a counter of reads of staged copies; None if a process that opened some did not measure its reads."""
     return _reads(processes, name, "local_maps", "hit_opens", "ready_opens")
 
 
@@ -69,14 +72,14 @@ def _reads(processes: Iterable[ProcessPart], name: str, mapped: str, *opens: str
 
 
 def add(*values: float | None) -> float | None:
-    """The sum, unknown if a part is."""
+    """Returns the sum; None if a part is None."""
     if any(value is None for value in values):
         return None
     return sum(value for value in values if value is not None)
 
 
 def ratio(part: float | None, whole: float | None) -> float | None:
-    """part / whole; None if either is unknown or the whole is nothing."""
+    """Returns part / whole; None if either is unknown or the whole is 0."""
     if part is None or not whole:
         return None
     return part / whole

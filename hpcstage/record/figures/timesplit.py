@@ -1,12 +1,11 @@
-"""The time split: what the command's wall time went into. Pure.
+"""Composes the section `time_split`, which divides the command's wall time. Pure.
 
-Kept true for any counters: compute + wait for the source + wait for local + preprocessing + other = wall, and none is
-negative.
-A part that was not measured is None, and its time is contained in `other_s`. `hidden_s` overlaps the others.
+For any counters, compute + wait for the source + wait for local + preprocessing + other = wall, and no part is
+negative. A part that was not measured is None, and `other_s` contains its time. `hidden_s` overlaps the other parts.
 
-Of several nodes the parts are means over all training processes, so that they still add up to the wall time, which is
-that of the whole command. A job goes on when its slowest process does: the node whose program waited longest is named
-beside them, as `slowest`. Nothing is summed over nodes: a second in which all wait is one second of the job.
+With several nodes the parts are means over all training processes, so that they still add up to the wall time, which is
+that of the whole command. A job goes on when its slowest process does, so `slowest` names the node whose program waited
+longest. Nothing is summed over nodes: a second in which all wait is one second of the job.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ NOTHING = "not measured: the whole wall time is `other_s`"
 
 
 def time_split(run: RunPart, nodes: Sequence[Digest]) -> dict[str, Any]:
-    """The time_split section; gives each node its own split (`Digest.split`), too."""
+    """Returns the section, and sets each node's own split (`Digest.split`)."""
     window = window_of(run, nodes)
     unmeasured = [] if window.end_seen or not nodes else ["the end of the command was not seen: up to the last sample"]
     wall_s = window.wall_s
@@ -75,7 +74,7 @@ def _of_node(measured: Measured, wall_s: float) -> Split:
 
 
 def _slowest(nodes: Sequence[Digest]) -> dict[str, Any] | None:
-    """The node whose program waited longest; None with one node, or where no waits were measured."""
+    """Names the node whose program waited longest; None with one node, or where no waits were measured."""
     known = [(node.waited_s, -node.index, node) for node in nodes if node.waited_s is not None]
     if len(nodes) < 2 or not known:
         return None
@@ -103,7 +102,7 @@ def _measure(nodes: Sequence[Digest], wall_s: float, unmeasured: list[str]) -> t
 
 
 def _whole(splits: Sequence[Split], lost: int, unmeasured: list[str]) -> Sequence[Split]:
-    """Those with measured waits, if they are enough to stand for all."""
+    """Returns the splits with measured waits, if they are enough to stand for all; else all splits."""
     whole = [split for split in splits if split.wait_source_s is not None]
     left_out = len(splits) - len(whole) + max(0, lost)
     if not left_out or len(whole) < ENOUGH * (len(whole) + left_out):
@@ -127,7 +126,8 @@ def _several(number: int, what: str) -> str:
 
 
 def _hidden_s(nodes: Sequence[Digest], window: Window, split: Split) -> float | None:
-    """Time with copies in flight while the command ran and did not wait for the source; several nodes are averaged."""
+    """Returns the seconds with copies in flight while the command ran and did not wait for the source; the mean over
+    the nodes."""
     copying = [node.copying_s for node in nodes if node.copying_s is not None]
     if not copying:
         return None

@@ -1,7 +1,7 @@
-"""Totals: bytes, files and operations by origin, the daemons' and the shims' parts added. Pure.
+"""Composes the section `totals`: bytes, files and operations by origin, the daemons' and the shims' parts added. Pure.
 
-Those of the job are the sums over the nodes that reported: a byte that two nodes read from the source counts twice
-there, since the source gave it twice. What one node does not know, the sum does not know.
+The job's totals are the sums over the nodes that reported: a byte that two nodes read from the source counts twice,
+since the source delivered it twice. A sum is unknown if a node's value is unknown.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Totals = dict[str, Any]
 
 
 def totals_of(node: NodePart) -> Totals:
-    """Of one node. `copied_*` are the copiers' share, `direct_*` the program's own at the source."""
+    """Returns the totals of a node. `copied_*` are the copiers' share, `direct_*` the program's own at the source."""
     processes = node.processes
     copied = _copied(node)
     direct = {
@@ -54,7 +54,8 @@ def totals_of(node: NodePart) -> Totals:
 
 
 def summed(nodes: Sequence[tuple[NodePart, Totals]]) -> Totals:
-    """Of the job. Nodes that had no group exchanged nothing; if none had, `peer_*` and `sent_*` are null."""
+    """Returns the totals of the job. A node without a group exchanged nothing; if none had a group, `peer_*` and
+    `sent_*` are null."""
     if not nodes:
         return dict.fromkeys(KEYS)
     result = {name: tally.add(*(totals[name] for _, totals in nodes)) for name in KEYS}
@@ -77,7 +78,7 @@ def _copied(node: NodePart) -> dict[str, int | None]:
 
 
 def _total(node: NodePart, name: str, nothing: Callable[[NodePart], bool]) -> int | None:
-    """A daemon that had no reason to begin counting did nothing; where it had, a missing total is unknown."""
+    """Returns a total of the node. A missing one is 0 if the daemon had nothing to count (`nothing`), else unknown."""
     return 0 if name not in node.totals and nothing(node) else _whole(node.totals.get(name))
 
 
@@ -87,7 +88,7 @@ def _copied_nothing(node: NodePart) -> bool:
 
 
 def _scanned_nothing(node: NodePart) -> bool:
-    """In mode direct, or where another node scanned for the group."""
+    """Whether the daemon scanned nothing: in mode direct, or where another node scanned for the group."""
     return node.scan_s is None and (node.mode == "direct" or bool(node.group and node.node_index))
 
 

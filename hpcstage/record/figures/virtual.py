@@ -1,7 +1,7 @@
-"""Virtual nodes: several on one machine, whose daemons all see the processes of the whole command. Pure.
+"""Corrects the counts of virtual nodes: several on one machine, whose daemons all see the whole command. Pure.
 
-A process that attached to one of them did not fail to attach to the others, and one that attached to none is one
-process, however many daemons saw it.
+A process that attached to one of them counts as missed on none, and one that attached to none is one process, however
+many daemons saw it.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from hpcstage.record.parts.part import NodePart
 
 
 def is_virtual(node: NodePart) -> bool:
-    """By its name, `HOST.vINDEX`."""
+    """Whether a node is virtual, by its name `HOST.vINDEX`."""
     return node.node_count > 1 and node.host.endswith(f".v{node.node_index}")
 
 
 def pids_of(node: NodePart) -> frozenset[int]:
-    """Of attached processes, where they matter."""
+    """Returns the pids of the processes that attached to a virtual node; none for other nodes."""
     return frozenset(process.pid for process in node.processes) if is_virtual(node) else frozenset()
 
 
 def settle(nodes: Sequence[tuple[NodePart, frozenset[int], Coverage]]) -> None:
-    """Corrects how many processes were missed: all of them stand at the first virtual node."""
+    """Corrects how many processes were missed: the first virtual node gets all of them."""
     virtual = [found for found in nodes if is_virtual(found[0])]
     attached = frozenset[int]().union(*(pids for _, pids, _ in virtual))
     missed = {m.get("pid"): m for node, _, _ in virtual for m in node.missed_processes if m.get("pid") not in attached}
@@ -35,7 +35,8 @@ def settle(nodes: Sequence[tuple[NodePart, frozenset[int], Coverage]]) -> None:
 
 
 def _settle_accounts(nodes: Sequence[Coverage]) -> None:
-    """The command's counter is with one of them, what its processes read is accounted for at all of them."""
+    """Adds up the accounts at the first virtual node: one node has the command's counter, all have those of its
+    processes."""
     known = [coverage["accounts"] for coverage in nodes if coverage["accounts"]]
     if known:
         sums = {name: sum(account[name] for account in known) for name in known[0]}
@@ -44,5 +45,5 @@ def _settle_accounts(nodes: Sequence[Coverage]) -> None:
 
 
 def _unlisted(node: NodePart, elsewhere: int) -> int:
-    """Where a daemon missed more than it lists: less those that attached elsewhere."""
+    """Returns how many processes a node missed, less those that attached elsewhere, if it missed more than it lists."""
     return max(0, node.missed_count - elsewhere) if node.missed_count > len(node.missed_processes) else 0

@@ -1,12 +1,12 @@
-"""What a loader's waits were for: the source, local disk, or neither. Pure.
+"""Divides a loader's waits among the source, the local disk, and neither. Pure.
 
 A batch is read by W processes (the loader's workers; the training process itself if it has none). While the training
 process waits for w seconds, W * w seconds of their work pass. If they were blocked for S seconds at the source and L
 seconds locally in that interval, min(w, (S + L) / W) of the wait is explained by reading and split in the proportion
-S : L; what is left, they must have spent on decoding and collating. The sum goes over the daemon's samples, and a wait
-that ended in one is held against what was blocked since it can have begun, so that waits of the first epoch are not
-explained by reads of the second; where the samples do not hold the waits it goes over the whole run. Each node's waits
-are divided by what it read itself. Reading is named first: `preprocess_s` is the least it can have been.
+S : L; they must have spent the rest on decoding and collating. The sum goes over the daemon's samples, and a wait that
+ended in one is compared with the time blocked since the wait can have begun, so that waits of the first epoch are not
+explained by reads of the second; where the samples do not hold the waits, it goes over the whole run. Each node's waits
+are divided by its own reads. Reading comes first, so `preprocess_s` is the least that preprocessing can have taken.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ SAMPLED = 0.5
 """The samples are used if they hold at least this share of the waits that the processes counted."""
 
 LOOKED = 0.5
-"""The daemon looked at a process for at least this share of its life, and"""
+"""The daemon's looks at a process are used if they cover at least this share of its life and LEAST_LOOKED_NS."""
 LEAST_LOOKED_NS = 500_000_000
-"""for so long, if its looks are to tell what the process waited for."""
 
 
 @dataclass(frozen=True)
@@ -38,19 +37,20 @@ class Shares:
 NS = 1e9
 SOURCE_NS = ("want_ns", "source_open_ns", "source_read_ns", "source_stat_ns", "listing_ns")
 Interval = tuple[float, float, float]
-"""Nanoseconds, summed over processes: waits of the loaders, inside the source, inside staged copies."""
+"""Nanoseconds, summed over processes: waits of the loaders, time inside calls at the source, and on staged copies."""
 
 
 def blocked_ns(process: ProcessPart) -> tuple[int, int]:
-    """Time inside opens, wants, reads, stats and listings at the source, and inside opens and reads of staged copies;
-    summed over the threads of a process."""
+    """Returns the time inside opens, wants, reads, stats and listings at the source, and that inside opens and reads of
+    staged copies, in nanoseconds, summed over the threads of a process."""
     source = sum(tally.count(process, n) for n in SOURCE_NS)
     local = sum(tally.count(process, n) for n in ("hit_open_ns", "local_read_ns"))
     return source, local
 
 
 def waited_ns(process: ProcessPart, life_ns: int) -> tuple[float, float] | None:
-    """What a process that reads by itself waited for the source, and for staged copies; None: not measured.
+    """Returns how long a process that reads by itself waited for the source and for staged copies, in nanoseconds;
+    None: not measured.
 
     See `nodesplit` for what a wait is where several threads read, or where files are mapped.
     """
@@ -75,13 +75,13 @@ def waited_ns(process: ProcessPart, life_ns: int) -> tuple[float, float] | None:
 
 
 def _resting(process: ProcessPart, where: str) -> float:
-    """The share of the looks at threads inside calls in which no other thread ran."""
+    """Returns the share of the looks at threads inside calls in which no other thread ran."""
     inside_ns = tally.count(process, f"look_inside_{where}_ns")
     return tally.count(process, f"look_wait_{where}_ns") / inside_ns if inside_ns else 1.0
 
 
 def shares_of(node: NodePart, trainers: Sequence[ProcessPart], unmeasured: list[str]) -> Shares:
-    """How the waits of a node's training processes divide."""
+    """Returns how the waits of a node's training processes divide."""
     families = [family_of(trainer, node) for trainer in trainers]
     members = [process for family in families for process in family]
     waited = tally.total(trainers, "loader_wait_ns")
@@ -100,7 +100,7 @@ def shares_of(node: NodePart, trainers: Sequence[ProcessPart], unmeasured: list[
 
 
 def _mapped(members: Sequence[ProcessPart], waited: int, unmeasured: list[str]) -> Shares:
-    """Of processes that map files: by the daemon's looks, over the whole run."""
+    """Divides the waits where processes map files, by the daemon's looks over the whole run."""
     reading = [p for p in members if tally.opens_of(p)]
     waits = [waited_ns(p, tally.life_ns(p)) for p in reading]
     known = [pair for pair in waits if pair is not None]
@@ -116,7 +116,7 @@ def _workers(trainer: ProcessPart) -> int:
 
 
 def family_of(trainer: ProcessPart, node: NodePart) -> list[ProcessPart]:
-    """A process and its descendants."""
+    """Returns a process and its descendants."""
     pids, family = {trainer.pid}, [trainer]
     rest = [p for p in node.processes if p is not trainer]
     while True:
@@ -137,7 +137,8 @@ def _intervals(node: NodePart, members: Sequence[ProcessPart], waited_ns: int) -
 
 
 def _sampled(samples: Sequence[Sample]) -> list[Interval]:
-    """The waits that ended in a sample, and what was blocked from where they can have begun to the sample's end."""
+    """Returns for each sample in which waits ended these waits, and the time blocked from when they can have begun to
+    the sample's end."""
     found: list[Interval] = []
     begin = 0
     source = local = 0.0

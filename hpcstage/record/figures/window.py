@@ -1,4 +1,4 @@
-"""When things happened, on the run's own time axis: seconds since the wrapper started. Pure."""
+"""Places times on the run's own axis: seconds since the wrapper started. Pure."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Window:
-    """The life of the command."""
+    """When the command ran, in seconds on the run's axis."""
 
     start_s: float
     end_s: float | None
     end_seen: bool
-    """False: the end is that of the last thing anybody noted (a killed job)."""
+    """False: the end is the last time that any node noted, as in a killed job."""
 
     @property
     def wall_s(self) -> float | None:
-        """How long the command ran, or was seen running."""
+        """Seconds for which the command ran, or was seen running."""
         return None if self.end_s is None else max(0.0, self.end_s - self.start_s)
 
 
 def command_of(run: RunPart) -> Window:
-    """When the command ran, as far as the wrapper saw it."""
+    """Returns when the command ran, as far as the wrapper saw it."""
     return Window(run.child_started_s or 0.0, run.child_ended_s, run.child_ended_s is not None)
 
 
 def window_of(run: RunPart, nodes: Sequence[Digest]) -> Window:
-    """When the command ran; where its end was not seen, up to the last thing that any node noted."""
+    """Returns when the command ran; where its end was not seen, up to the last time that any node noted."""
     window = command_of(run)
     if window.end_seen:
         return window
@@ -42,15 +42,15 @@ def window_of(run: RunPart, nodes: Sequence[Digest]) -> Window:
 
 
 def last_of(node: NodePart) -> float:
-    """The last thing that a node noted, on its own axis."""
+    """Returns the last time that a node noted, on its own axis."""
     return max(node.ended_s or 0.0, *(sample.start_s + sample.length_s for sample in node.samples[-1:]), 0.0)
 
 
 def copying_s(node: NodePart, window: Window, shift_s: float) -> float | None:
-    """Time with copies in flight within the command's life; None without samples.
+    """Returns the seconds with copies in flight while the command ran; None without samples.
 
-    A sample says how many were in flight on average, not when: the node's own sum of times with any in flight, and the
-    moment of the last file, correct what short bursts would add.
+    A sample says how many copies were in flight on average, not when: the node's own sum of times with any in flight,
+    and the moment of the last file, correct what short bursts would add.
     """
     if not node.samples:
         return None
@@ -69,5 +69,5 @@ def copying_s(node: NodePart, window: Window, shift_s: float) -> float | None:
 
 
 def timeline(node: NodePart, shift_s: float) -> list[tuple[float, Sample]]:
-    """A node's samples with their start on the run's time axis, in order."""
+    """Returns a node's samples with their start on the run's time axis, in order."""
     return sorted(((shift_s + sample.start_s, sample) for sample in node.samples), key=lambda pair: pair[0])

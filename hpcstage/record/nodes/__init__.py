@@ -1,1 +1,1 @@
-"""The nodes of a job side by side. Pure."""
+"""Compares the nodes of a job, and describes their node group. Pure."""

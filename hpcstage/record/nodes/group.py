@@ -1,4 +1,6 @@
-"""The nodes as a group: placement and why, who took part, how often the group was started, how it shared. Pure."""
+"""Composes the section `group`: the placement and why, which nodes took part, how often the node group was started, and
+how often the datasets were read from the source. Pure.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ Section = dict[str, Any]
 
 
 def group_of(nodes: Sequence[Digest], silent: Sequence[str], total: int, record: dict[str, Any]) -> Section | None:
-    """The section; None where the job has one node. `silent`: names of nodes of which nothing was heard."""
+    """Returns the section; None where the job has one node. `silent` names the nodes that reported nothing at all."""
     if total < 2:
         return None
     members = [node for node in nodes if node.part.group]
@@ -41,12 +43,12 @@ def group_of(nodes: Sequence[Digest], silent: Sequence[str], total: int, record:
 
 
 def _troubled(alone: Sequence[Digest], members: Sequence[Digest]) -> Sequence[Digest]:
-    """Those whose reason says something: outside of the group, or in one that was started anew."""
+    """Returns the nodes whose reason matters: those outside of the group, else those whose group was started anew."""
     return alone or [node for node in members if (node.part.group.get("generations") or 0) > 1]
 
 
 def _placement(nodes: Sequence[Digest]) -> str | None:
-    """What most nodes did: one that lost the group is private."""
+    """Returns the placement that most nodes followed, as a node that lost the group reports `private`."""
     kinds = Counter(node.part.placement for node in nodes if node.speaks)
     return kinds.most_common(1)[0][0] if kinds else None
 
@@ -56,7 +58,7 @@ def _first(texts: Sequence[str | None]) -> str | None:
 
 
 def _times(record: dict[str, Any]) -> Section:
-    """How often the datasets were read from the source, and how often they would have been without sharing."""
+    """Returns how often the datasets were read from the source: source bytes divided by their size."""
     sizes = [dataset["size_bytes"] for dataset in record["datasets"]]
     size = sum(sizes) if sizes and None not in sizes else None
     totals = record["totals"]

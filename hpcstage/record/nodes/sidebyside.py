@@ -1,6 +1,6 @@
-"""The nodes side by side: a row for each, and what sets a slow one apart from the others. Pure.
+"""Composes the section `nodes`: a row for each node, and what makes a slow node slower than the others. Pure.
 
-A node is compared with the median of the others, so that what slows all of them down makes none of them slow.
+A node is compared with the median of the others, so that trouble that all of them share marks none of them as slow.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from hpcstage.record.parts.roster import State, unheard_why
 from hpcstage.units import format_duration
 
 SLOWER = 0.75
-"""Of the others' rate."""
+"""A node whose pace at the source is below this share of the others' is slow."""
 TIMES = 2.0
-"""As long as on the others: a slow disk."""
+"""A local disk is slow if a byte takes more than this many times as long as on the other nodes."""
 WAITS = 0.05
-"""Of the wall time, more than the others: its program waits."""
+"""A node is slow if its program waited longer than the others' by this share of the wall time and LEAST_WAIT_S."""
 LEAST_WAIT_S = 2.0
 LEAST_WRITE_NS = 10**9
-"""Of all transfers together: what a few files took says nothing about a disk."""
+"""A disk is judged if all transfers together wrote to it for longer than this: a few files say nothing about it."""
 LOCAL_WAITS = 0.02
-"""Of the wall time: below it a slow local disk does no harm."""
+"""A slow local disk does no harm if the program waited for it for less than this share of the wall time."""
 MOST_COMPARED = 64
-"""Of more nodes one more or less does not change the median."""
+"""With more nodes than this the median includes the node itself: one value hardly changes it."""
 Row = dict[str, Any]
 
 
 def rows_of(run: RunPart, nodes: Sequence[Digest], silent: Sequence[str], record: Row) -> list[Row]:
-    """By index; nodes of which nothing was heard at the end."""
+    """Returns the rows in the order of `nodes`, then those of the nodes that reported nothing (`silent`)."""
     slow = _slow(nodes, record) if len(nodes) > 1 else [[] for _ in nodes]
     behind = _behind([node.waited_s for node in nodes])
     rows = [_row(*found) for found in zip(nodes, slow, behind, strict=True)]
@@ -78,7 +78,7 @@ def _row(node: Digest, slow: list[str], behind_s: float | None) -> Row:
 
 
 def _disk(node: Digest) -> Row:
-    """How fast the local disk was for transfers and for the program; empty where nothing was measured."""
+    """Says how fast the local disk was for transfers and for the program; empty where nothing was measured."""
     write_ns, all_ns = node.disk
     read = node.local_ns_per_byte
     if not all_ns and not read:
@@ -121,7 +121,7 @@ def _error(error: dict[str, Any]) -> dict[str, Any]:
     return {**error, "path": os.fsdecode(path) if isinstance(path, bytes) else path}
 
 
-# ---- slow ones ----
+# ---- slow nodes ----
 
 
 def _slow(nodes: Sequence[Digest], record: Row) -> list[list[str]]:
@@ -176,7 +176,7 @@ def _write_ns_per_byte(node: Digest) -> float | None:
 
 
 def _behind(values: Sequence[float | None]) -> list[float | None]:
-    """How much more each is than the median of the others; None where there is nothing to compare."""
+    """Returns by how much each value exceeds the median of the others; None where there is nothing to compare."""
     others = _others(values)
     return [
         None if value is None or other is None else value - other for value, other in zip(values, others, strict=True)
@@ -189,7 +189,7 @@ def _times_others(values: Sequence[float | None]) -> list[float | None]:
 
 
 def _others(values: Sequence[float | None]) -> list[float | None]:
-    """For each the median of the other known values."""
+    """Returns for each value the median of the other known values."""
     known = [value for value in values if value is not None]
     if len(known) < 2:
         return [None] * len(values)

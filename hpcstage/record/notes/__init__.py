@@ -1,1 +1,1 @@
-"""What a user should know about a run and do about it. Pure."""
+"""Composes notes: what a user should know about a run and do about it. Pure."""

@@ -1,7 +1,7 @@
-"""Notes: what a user should know about a run and do about it, worst first. Pure.
+"""Composes the notes, which say what a user should know about a run and do about it, worst first. Pure.
 
-Owns the order and the form. The rules are functions from the record to notes in `rules_*`; a new one is added to
-its module's list.
+This module owns their order and form. The rules are functions from the record to notes in `rules_*`; a new rule is
+added to its module's list.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NEWS = {"running", "unclear"}
 
 
 def notes_of(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """All notes that apply."""
+    """Returns all notes that apply, worst first."""
     found = [note for rule in RULES for note in rule(record)]
     told = {note.id for note in found}
     notes = [*(note for note in _of_problems(record["problems"]) if note.id not in told), *found]
@@ -34,7 +34,7 @@ def notes_of(record: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _of_problems(problems: Iterable[dict[str, str]]) -> list[Note]:
-    """Under their own names: what a rule says under the same name, it says better."""
+    """Turns problems into notes with their ids. The caller drops those with a rule's id, as a rule's text is better."""
     return [Note(p["id"], _severity(p["id"]), p["text"], p["remedy"]) for p in problems]
 
 

@@ -1,6 +1,6 @@
-"""What is wrong with a run as a whole: what wrappers and daemons told, and what their silence says. Pure.
+"""Lists what is wrong with a run as a whole: what wrapper and daemons reported, and what their silence means. Pure.
 
-The same thing on many nodes is one problem, with the number and the first names of these nodes before it.
+The same problem on many nodes is one entry, whose text begins with the number and the first names of these nodes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DIED = "training went on from the source; the figures of that node end where its
 RUNNING = "the figures are those up to now; ask again when the command has ended"
 UNCLEAR = "the figures are those up to now; ask again in a minute, or on that host"
 NAMED = 16
-"""So many nodes of a problem are named."""
+"""At most this many nodes of a problem are named."""
 
 Problem = dict[str, Any]
 
@@ -30,7 +30,7 @@ Problem = dict[str, Any]
 def problems_of(
     run: RunPart, nodes: Sequence[Digest], silent: Sequence[str], total: int, running: Life | None = None
 ) -> list[Problem]:
-    """Told ones first. `silent`: nodes of which nothing was heard; `total`: so many nodes the job has."""
+    """Returns all problems, reported ones first. `silent` names nodes without a part; the job has `total` nodes."""
     told = [_Told(None, _whole(problem)) for problem in run.problems]
     told += [_Told(node.name, _whole(problem)) for node in nodes for problem in node.part.problems]
     problems = _grouped(told, total) if total > 1 else _unique(one.problem for one in told)
@@ -39,7 +39,7 @@ def problems_of(
 
 
 def _told_already(problem: Problem, counts: dict[str, int]) -> bool:
-    """What the lead saw die is not told again, as far as that is all that died."""
+    """Whether a reported problem covers this one: `node-dead` covers `daemon-died` if it counts as many nodes."""
     if problem["id"] == "daemon-died" and counts.get("node-dead", 0) >= problem["count"]:
         return True
     return problem["id"] in counts
@@ -48,7 +48,7 @@ def _told_already(problem: Problem, counts: dict[str, int]) -> bool:
 @dataclass(frozen=True)
 class _Told:
     node: str | None
-    """None: the wrapper or the lead said it."""
+    """Name of the node; None: the wrapper or the lead reported the problem."""
     problem: Problem
 
 
@@ -87,7 +87,7 @@ def _whole(problem: dict[str, str]) -> Problem:
 
 
 def _grouped(told: Sequence[_Told], total: int) -> list[Problem]:
-    """One for each id."""
+    """Joins the reported problems into one for each id."""
     groups: dict[str, list[_Told]] = {}
     for one in told:
         groups.setdefault(one.problem["id"], []).append(one)

@@ -1,4 +1,4 @@
-"""What a rule gives, and words that several rules use. Pure."""
+"""Defines the note that a rule returns, and texts and tests that several rules use. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpcstage.plan.types import BUDGET_ASKED
 
 
 class Severity(Enum):
-    """Worst first."""
+    """How much a note matters, worst first."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -19,7 +19,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True)
 class Note:
-    """One thing to know, and what to do about it."""
+    """One thing that the user should know, and what to do about it."""
 
     id: str
     severity: Severity
@@ -28,7 +28,7 @@ class Note:
 
 
 def percent(share: float) -> str:
-    """A share for people; small ones do not become 0 %."""
+    """Formats a share for people; a small share does not become 0 %, and a nearly whole one does not become 100 %."""
     value = 100 * share
     if 0 < value < 1:
         return "under 1 %"
@@ -38,22 +38,22 @@ def percent(share: float) -> str:
 
 
 def number(count: int, one: str, many: str | None = None) -> str:
-    """`1 file`, `2,000 files`."""
+    """Formats a number with its noun: `1 file`, `2,000 files`."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def more_room(budget_why: str) -> str:
-    """What to do where the budget is too small: one that was asked for can be raised."""
+    """Says what to do where the budget is too small: one that the user asked for can be raised."""
     if budget_why == BUDGET_ASKED:
         return "raise --budget, or name a larger disk with --local-dir"
     return "name a larger disk with --local-dir; --budget SIZE takes more than the default share of what is free"
 
 
 def was_watched(record: dict[str, Any]) -> bool:
-    """Whether the command ran, and hpcstage beside it."""
+    """Whether the command ran with hpcstage beside it."""
     return record["run"]["state"] not in ("aside", "not started")
 
 
 def stages(record: dict[str, Any]) -> bool:
-    """Whether this run staged anything (every mode but direct)."""
+    """Whether the run's mode stages files."""
     return record["run"]["mode"] in ("runtime", "upfront")

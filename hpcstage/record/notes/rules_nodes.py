@@ -10,13 +10,13 @@ from hpcstage.record.parts.roster import few
 from hpcstage.units import format_duration
 
 TWICE = 1.05
-"""The source was read more often than once if it was read so many times."""
+"""The datasets count as read more often than once if they were read more than this many times."""
 MUCH = 0.05
-"""Of the wall time: a slow node that costs more deserves a warning."""
+"""A slow node deserves a warning if its program waited longer than the others' by this share of the wall time."""
 
 
 def slow_nodes(record: dict[str, Any]) -> Iterator[Note]:
-    """Nodes that the others do not share their trouble with."""
+    """Notes the nodes that are slower than the others."""
     slow = sorted((n for n in record["nodes"] if n.get("slow")), key=lambda n: -(n["behind_s"] or 0.0))
     if not slow or not record["group"]:
         return
@@ -35,7 +35,7 @@ def slow_nodes(record: dict[str, Any]) -> Iterator[Note]:
 
 
 def read_more_than_once(record: dict[str, Any]) -> Iterator[Note]:
-    """Each byte should leave the source once."""
+    """Notes that datasets were read from the source more than once: each byte should leave it once."""
     group = record["group"]
     if not group or not stages(record) or (group["source_times"] or 0.0) <= TWICE:
         return
@@ -56,7 +56,7 @@ def read_more_than_once(record: dict[str, Any]) -> Iterator[Note]:
 
 
 def idle_nodes(record: dict[str, Any]) -> Iterator[Note]:
-    """Nodes on which the program read nothing, while it read on others."""
+    """Notes nodes on which the program opened no file of the datasets, while it did on others."""
     well = [node for node in record["nodes"] if node["opens"] is not None]
     idle = [node["host"] for node in well if not node["opens"]]
     if not record["group"] or not idle or len(idle) == len(well):
@@ -71,7 +71,7 @@ def idle_nodes(record: dict[str, Any]) -> Iterator[Note]:
 
 
 def restarted(record: dict[str, Any]) -> Iterator[Note]:
-    """The group was started anew."""
+    """Notes that the group was started anew."""
     group = record["group"]
     if group and group["generations"] > 1:
         yield Note(
@@ -84,7 +84,7 @@ def restarted(record: dict[str, Any]) -> Iterator[Note]:
 
 
 def clocks(record: dict[str, Any]) -> Iterator[Note]:
-    """Clocks that cannot be right."""
+    """Notes nodes whose clocks cannot be right."""
     moved = {n["host"]: n["clock_moved_s"] for n in record["nodes"] if n.get("clock_moved_s")}
     if moved:
         worst_s = max(abs(value) for value in moved.values())

@@ -9,14 +9,14 @@ from hpcstage.record.notes.rule import Note, Severity, more_room, number, percen
 from hpcstage.units import format_rate, format_size
 
 WRITES = 0.5
-"""Of the time of transfers: above it the local disk, not the source, is what they wait for."""
+"""Transfers that spend more than this share of their time in writes wait for the local disk, not for the source."""
 LEAST_WRITE_S = 2.0
 WAITS_LOCAL = 0.15
 MEMORY_WORDS = ("tmpfs", "memory", "ramfs")
 
 
 def store_full(record: dict[str, Any]) -> Iterator[Note]:
-    """The datasets do not fit: how much is missing."""
+    """Notes that the datasets do not fit into the store, and how many bytes are missing."""
     sizes = [dataset["size_bytes"] for dataset in record["datasets"]]
     budgets = [node["budget"].get("size_bytes") for node in record["nodes"] if node.get("state") != "missing"]
     if not sizes or not budgets or None in sizes or None in budgets or not stages(record):
@@ -39,7 +39,7 @@ def _budget_why(record: dict[str, Any]) -> str:
 
 
 def slow_disk(record: dict[str, Any]) -> Iterator[Note]:
-    """The local disk limits copying, or the reading of copies. Of several nodes the slowest is named."""
+    """Notes that the local disk limits copying or the reading of copies; names the slowest of several nodes."""
     found = [node for node in record["nodes"] if node.get("disk")]
     writing = [
         node for node in found if node["disk"]["write_share"] > WRITES and node["disk"]["write_s"] > LEAST_WRITE_S
@@ -71,7 +71,7 @@ def _waited_for_copies(record: dict[str, Any]) -> bool:
 
 
 def in_memory(record: dict[str, Any]) -> Iterator[Note]:
-    """The local directory is memory, which counts as the job's."""
+    """Notes that the local directory is memory, so that staged files count as the job's memory."""
     why = record["environment"]["local_dir_why"].lower()
     if stages(record) and any(word in why for word in MEMORY_WORDS):
         yield Note(
@@ -83,7 +83,7 @@ def in_memory(record: dict[str, Any]) -> Iterator[Note]:
 
 
 def copy_errors(record: dict[str, Any]) -> Iterator[Note]:
-    """Files that could not be copied."""
+    """Notes files that could not be copied."""
     errors = [error for node in record["nodes"] for error in node["errors"]]
     count = sum(int(error.get("count", 1)) for error in errors)
     if count:
@@ -97,7 +97,7 @@ def copy_errors(record: dict[str, Any]) -> Iterator[Note]:
 
 
 def written(record: dict[str, Any]) -> Iterator[Note]:
-    """Files of the datasets that the program wrote to."""
+    """Notes that the program wrote to files of the datasets whose copies were dropped then."""
     dropped = record["coverage"]["dropped"] or 0
     if dropped:
         yield Note(

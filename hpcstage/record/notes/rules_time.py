@@ -24,7 +24,7 @@ WAITS = {
 
 
 def contention(record: dict[str, Any]) -> Iterator[Note]:
-    """The source was slower than it can be."""
+    """Notes periods in which the source was slower than its own best."""
     periods = record["contention"]["periods"]
     if not periods:
         return
@@ -42,7 +42,7 @@ def contention(record: dict[str, Any]) -> Iterator[Note]:
 
 
 def waits_for_source(record: dict[str, Any]) -> Iterator[Note]:
-    """Much of the time went into waiting for the source."""
+    """Notes that the program waited for the source for much of its time."""
     split = record["time_split"]
     if not split["wall_s"] or split["wait_source_s"] is None or split["wait_source_s"] < MUCH * split["wall_s"]:
         return
@@ -56,7 +56,7 @@ def waits_for_source(record: dict[str, Any]) -> Iterator[Note]:
 
 
 def _why_waited(record: dict[str, Any]) -> str:
-    """The advice follows from what most of the opens at the source have in common."""
+    """Returns the advice for the reason that most of the opens at the source have."""
     counts = {"copy": record["totals"]["want_ready"] or 0, **record["coverage"]["reasons"]}
     most = max(counts, key=lambda name: counts[name])
     if record["run"]["mode"] == "runtime" and counts[most] and most in WAITED_FOR:
@@ -71,11 +71,11 @@ WAITED_FOR = {
     "failed": "most of these files could not be copied: see the note on the errors",
     "void": "most of these files had been written to during the run",
 }
-"""Where copiers are not what limits."""
+"""Advice by the reason of the opens, for reasons that more copiers would not change."""
 
 
 def _mode(record: dict[str, Any]) -> str | None:
-    """What decides the advice: the mode, and who chose to read directly."""
+    """Returns the key of the advice: the mode, and for mode direct `auto` or `local` if the user did not ask for it."""
     run = record["run"]
     if run["mode"] != "direct" or run["mode_asked"] == "direct":
         mode: str | None = run["mode"]
@@ -84,7 +84,7 @@ def _mode(record: dict[str, Any]) -> str | None:
 
 
 def preprocessing(record: dict[str, Any]) -> Iterator[Note]:
-    """The loader is short of CPU, not of data."""
+    """Notes that the loader is short of CPU, not of data."""
     split = record["time_split"]
     if split["wall_s"] and (split["preprocess_s"] or 0) > MUCH * split["wall_s"]:
         yield Note(
@@ -97,7 +97,7 @@ def preprocessing(record: dict[str, Any]) -> Iterator[Note]:
 
 
 def order(record: dict[str, Any]) -> Iterator[Note]:
-    """The program did not read in the order of copying."""
+    """Notes that the program opened many files before they were staged."""
     opens, wanted = record["coverage"]["opens"], record["totals"]["wanted"]
     if opens and wanted and stages(record) and wanted > OUT_OF_ORDER * opens:
         provenance = record["order"]["provenance"] or "manifest"
@@ -117,7 +117,7 @@ def order(record: dict[str, Any]) -> Iterator[Note]:
 
 
 def gained_nothing(record: dict[str, Any]) -> Iterator[Note]:
-    """The honest verdict."""
+    """Notes that staging gained nothing, or cost time, by estimate."""
     saved, wall = record["savings"]["vs_direct_s"], record["time_split"]["wall_s"]
     if not stages(record) or saved is None or not wall or wall < LEAST_WALL_S or saved > GAINED * wall:
         return
@@ -131,7 +131,7 @@ def gained_nothing(record: dict[str, Any]) -> Iterator[Note]:
 
 
 def not_kept(record: dict[str, Any]) -> Iterator[Note]:
-    """Copies followed an announced order, and the program read in another."""
+    """Notes that copies followed an announced order, but the program read in another."""
     part = record["order"]
     share = part["kept_share"]
     near = part.get("near_share") or 0.0
@@ -149,5 +149,5 @@ def not_kept(record: dict[str, Any]) -> Iterator[Note]:
 GIVE_ORDER = "pass the order on with hpcstage.order(paths) or --order FILE"
 KEPT = 0.9
 LEAST_OPENS = 100
-"""Of fewer the order hardly matters."""
+"""With fewer announced opens the order hardly matters."""
 TIME_RULES = [waits_for_source, gained_nothing, contention, order, not_kept, preprocessing]

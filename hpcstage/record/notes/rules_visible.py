@@ -1,4 +1,4 @@
-"""Rules about what could be seen and redirected. Pure."""
+"""Rules about what hpcstage could see and redirect. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hpcstage.units import format_size
 
 MUCH_UNSEEN = 0.2
 LONG_SCAN_S = 2.0
-"""A scan that takes less leaves nothing to be gained by a smaller directory."""
+"""A smaller directory gains nothing where the scan takes less than this."""
 WORTH = 0.02
-"""Opens that were not swapped are worth a note from this share of all on."""
+"""Opens that were not swapped are worth a note if they are at least this share of all opens."""
 
 REASONS = {
-    # Of "large" the daemon says what was left at the source, whoever opened it.
+    # "large" has no entry: the daemon itself reports which files were left at the source, whoever opened them.
     "unknown": (
         "were not there when the dataset was scanned, or not regular files",
         "files that the program makes itself need no staging; else put their directory into --data",
@@ -64,7 +64,7 @@ REASONS = {
 
 
 def nothing_attached(record: dict[str, Any]) -> Iterator[Note]:
-    """No shim ran in any process."""
+    """Notes that no shim ran in any process."""
     if record["coverage"]["processes_attached"] == 0 and was_watched(record):
         yield Note(
             "nothing-attached",
@@ -77,7 +77,7 @@ def nothing_attached(record: dict[str, Any]) -> Iterator[Note]:
 
 
 def _how_to_attach(record: dict[str, Any]) -> str:
-    """The line to change, where processes were started with another PYTHONPATH than ours."""
+    """Names the line to change where processes were started with another PYTHONPATH than hpcstage's; empty if none."""
     paths = [missed["pythonpath"] for missed in record["coverage"]["missed_examples"] if "pythonpath" in missed]
     if not paths:
         return ""
@@ -88,7 +88,7 @@ def _how_to_attach(record: dict[str, Any]) -> str:
 
 
 def nothing_opened(record: dict[str, Any]) -> Iterator[Note]:
-    """Shims ran, and saw nothing of the datasets."""
+    """Notes that shims ran, but no process opened a file of the datasets."""
     coverage = record["coverage"]
     attached = (coverage["processes_attached"] or 0) - (coverage["processes_uncounted"] or 0)
     if attached > 0 and coverage["opens"] == 0:
@@ -102,7 +102,7 @@ def nothing_opened(record: dict[str, Any]) -> Iterator[Note]:
 
 
 def missed(record: dict[str, Any]) -> Iterator[Note]:
-    """Python processes without a shim."""
+    """Notes Python processes without a shim, where others have one."""
     count = record["coverage"]["processes_missed"] or 0
     if count and record["coverage"]["processes_attached"]:
         examples = record["coverage"]["missed_examples"]
@@ -116,7 +116,7 @@ def missed(record: dict[str, Any]) -> Iterator[Note]:
 
 
 def unseen(record: dict[str, Any]) -> Iterator[Note]:
-    """The kernel's counters say that processes read much that no shim saw."""
+    """Notes that processes read much that no shim saw, by the kernel's counters."""
     size = record["coverage"].get("unseen_bytes") or 0
     seen = (record["totals"]["local_bytes"] or 0) + (record["totals"]["direct_bytes"] or 0)
     if size > WORTH * seen:
@@ -129,7 +129,7 @@ def unseen(record: dict[str, Any]) -> Iterator[Note]:
 
 
 def uncounted(record: dict[str, Any]) -> Iterator[Note]:
-    """Shims that switched themselves off."""
+    """Notes shims that switched themselves off."""
     count = record["coverage"]["processes_uncounted"] or 0
     if count:
         yield Note(
@@ -141,7 +141,7 @@ def uncounted(record: dict[str, Any]) -> Iterator[Note]:
 
 
 def python_layer(record: dict[str, Any]) -> Iterator[Note]:
-    """No compiler at installation: less is redirected and measured."""
+    """Notes that only the Python layer ran (no compiler at installation): it redirects and measures less."""
     layers = record["coverage"]["by_layer"]
     if layers.get("python", {}).get("opens") and not layers.get("native", {}).get("opens"):
         yield Note(
@@ -153,7 +153,7 @@ def python_layer(record: dict[str, Any]) -> Iterator[Note]:
 
 
 def not_swapped(record: dict[str, Any]) -> Iterator[Note]:
-    """The main reasons for opens at the source."""
+    """Notes the two main reasons for opens at the source."""
     opens = record["coverage"]["opens"]
     if not opens or not stages(record):
         return
@@ -166,8 +166,8 @@ def not_swapped(record: dict[str, Any]) -> Iterator[Note]:
 
 
 def _harmless(name: str, record: dict[str, Any]) -> bool:
-    """Opens during a scan of a moment, which nothing that a user does would change; and those after copying was stopped
-    because little is read, which is said already."""
+    """Whether opens at the source with this reason need no note: those during a short scan, which the user cannot
+    change, and those after copying was stopped because little is read, which another note says."""
     if name == "settled":
         return any(problem["id"] == "little-read" for problem in record["problems"])
     scans = [node["scan_s"] for node in record["nodes"] if node["scan_s"] is not None]
@@ -176,7 +176,7 @@ def _harmless(name: str, record: dict[str, Any]) -> bool:
 
 
 def shim_errors(record: dict[str, Any]) -> Iterator[Note]:
-    """Failures that the shim swallowed."""
+    """Notes failures that the shim swallowed."""
     count = record["coverage"]["errors"] or 0
     if count:
         yield Note(

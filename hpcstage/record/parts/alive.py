@@ -1,4 +1,4 @@
-"""Whether a run that has no end in its record still goes on. Owns the evidence: processes here, files elsewhere."""
+"""Decides whether a run without an end in its record still goes on: by its process on this host, else by its files."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hpcstage.record.parts.part import RunPart
 from hpcstage.units import format_duration
 
 QUIET_S = 45.0
-"""Daemons write their parts every ten seconds: who wrote nothing for so long is taken to be gone."""
+"""Daemons write their parts every ten seconds: a run that wrote nothing for this long is taken to have ended."""
 START_OFF_S = 10.0
-"""By so much the kernel's start of a process may differ from the wrapper's note of it."""
+"""The kernel's start time of a process may differ from the wrapper's by up to this."""
 
 
 @dataclass(frozen=True)
 class Life:
-    """A run that goes on, or may."""
+    """Says that a run goes on, or may go on, and why."""
 
     is_certain: bool
     """False: the run may have been killed a moment ago."""
@@ -28,17 +28,17 @@ class Life:
 
 
 def pid_space() -> str:
-    """Names the PID namespace of this process; empty where the kernel does not tell."""
+    """Names the PID namespace of this process; empty where the kernel does not say."""
     with contextlib.suppress(OSError):
         return os.readlink("/proc/self/ns/pid")
     return ""
 
 
 def evidence(run: RunPart, run_dir: Path) -> Life | None:
-    """Why the run is taken to be running; None: it is not.
+    """Says why the run is taken to be running; None: it is not.
 
-    On the host of the wrapper its child's process decides. From elsewhere the age of the last file decides: a run that
-    was killed less than QUIET_S ago cannot be told from one that runs.
+    On the host of the wrapper its child's process decides. On other hosts the age of the last file decides: there a run
+    that was killed less than QUIET_S ago cannot be told from one that runs.
     """
     if run.aside or run.exit_code is not None or run.signal is not None:
         return None

@@ -1,7 +1,7 @@
-"""The index of a user's runs: one JSON line each in `$XDG_STATE_HOME/hpcstage/runs.jsonl`.
+"""Keeps the index of a user's runs: one JSON line for each in `$XDG_STATE_HOME/hpcstage/runs.jsonl`.
 
-It makes `hpcstage report` without an argument possible and finds earlier runs of a command. It is a convenience: where
-it cannot be written (a read-only home) nothing fails, and a line that cannot be read is skipped.
+The index makes `hpcstage report` without an argument possible and finds earlier runs of a command. It is a convenience:
+where it cannot be written (a read-only home) nothing fails, and a line that cannot be read is skipped.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ if TYPE_CHECKING:
 
 NAME = "runs.jsonl"
 KEPT = 1000
+"""The index is cut to this many last lines when it has more than twice as many."""
 
 
 def state_dir(env: Mapping[str, str]) -> Path:
-    """What is kept of a user's runs: `$XDG_STATE_HOME/hpcstage`."""
+    """Returns the directory of the user's index and runs: `$XDG_STATE_HOME/hpcstage`."""
     base = env.get("XDG_STATE_HOME") or os.path.join(env.get("HOME") or os.path.expanduser("~"), ".local", "state")
     return Path(base) / "hpcstage"
 
 
 def path_of(env: Mapping[str, str]) -> Path:
-    """Where the index lies."""
+    """Returns the path of the index."""
     return state_dir(env) / NAME
 
 
 def begin(part: RunPart, run_dir: Path, env: Mapping[str, str] = os.environ) -> None:
-    """Appends a run that has just started: if it is killed, its report can be found all the same. Never fails."""
+    """Appends a run that has just started, so that its report can be found even if it is killed. Never fails."""
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(part.started_unix_s))
     run = {"id": part.run_id, "command": part.command, "cwd": part.cwd, "started_utc": started}
     datasets = [{"root": root} for root in part.roots]
@@ -54,17 +55,17 @@ def add(record: Mapping[str, Any], run_dir: Path, env: Mapping[str, str] = os.en
 
 
 def last(env: Mapping[str, str] = os.environ) -> Path | None:
-    """The run directory of the last run that is still there."""
+    """Returns the last run directory of the index that still exists."""
     return next(known(env), None)
 
 
 def known(env: Mapping[str, str] = os.environ) -> Iterator[Path]:
-    """The run directories of the index that are still there, the last first."""
+    """Yields the run directories of the index that still exist, the last first."""
     return (_run_dir(entry) for entry in _newest(env) if _run_dir(entry).is_dir())
 
 
 def find(command: Sequence[str] | None, roots: Sequence[str], env: Mapping[str, str] = os.environ) -> Path | None:
-    """The run directory of the last successful run of this command (None: any) on these datasets."""
+    """Returns the run directory of the last successful run of this command (None: any) on these datasets."""
     for entry in _newest(env):
         if command is not None and entry.get("command") != list(command):
             continue
@@ -90,7 +91,7 @@ def _line(record: Mapping[str, Any], run_dir: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[bool]:
-    """Whether the lock was had at once: who has not only appends, and a line of one write stays whole."""
+    """Yields whether the lock was free. Without it the caller only appends, as a line of one write stays whole."""
     with path.with_suffix(".lock").open("ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,8 +1,8 @@
-"""A node's part of the record: what its daemon saw, as plain data. Written to the run directory as JSON.
+"""Defines a node's part of the record: what its daemon saw, as plain data, written to the run directory as JSON.
 
-Owns the form; `daemon` fills it, `record.compose` draws the record from the parts. Seconds are relative to
-`started_unix_s`; unknown is None, never 0. Samples are written by column, as there are thousands on each of many
-nodes; a column of nothing but its default is left out.
+This module owns the form; `daemon` fills it, and `record.compose` composes the record from the parts. Seconds are
+relative to `started_unix_s`; an unknown value is None, never 0. Samples are written by column, as each of many nodes
+has thousands; a column that holds nothing but its default is left out.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from hpcstage.record.parts.thinning import NODES, thinned
 
 @dataclass(slots=True)
 class Sample:
-    """One interval of about a second, seen from the daemon."""
+    """What the daemon saw in one interval of about a second."""
 
     start_s: float
     length_s: float
     copied_bytes: int = 0
-    """Read from the source by copiers."""
+    """Bytes that copiers read from the source."""
     copied_files: int = 0
     copy_open_ns: int = 0
     copy_read_ns: int = 0
-    """Summed over transfers, as are the others."""
+    """Summed over transfers, as `copy_open_ns` and `copy_write_ns` are."""
     copy_write_ns: int = 0
     busy: float = 0.0
     """Mean number of transfers in flight."""
     limited: bool = False
-    """The rate cap, the local disk or an empty queue kept transfers back: says nothing about the source."""
+    """The rate cap, the local disk or an empty queue held transfers back: the sample says nothing about the source."""
     shim_opens: int = 0
     """Opens for reading at the source by the program (from the page)."""
     shim_open_ns: int = 0
@@ -55,11 +55,11 @@ class Sample:
     """Time in which the processes of the program had a thread inside a call on a dataset's file, each counted by itself
     and summed, up to the sample's end (BLOCKED_NS)."""
     blocked_source_ns: int = 0
-    """The part of it that waited for the source."""
+    """The part of `blocked_ns` that waited for the source."""
     peer_bytes: int = 0
-    """Of staged files received from other nodes."""
+    """Bytes of staged files received from other nodes."""
     sent_bytes: int = 0
-    """Of staged files sent to other nodes."""
+    """Bytes of staged files sent to other nodes."""
 
 
 @dataclass
@@ -72,17 +72,17 @@ class ProcessPart:
     python: str
     attached_s: float
     counters: dict[str, int]
-    """By the lower-case names of wire.Counter, zeros left out; `direct_<reason>` for the reasons. looked_ns: of how
-    long the daemon looked at its threads, look_inside_source_ns, look_wait_local_ns and the like: what it saw (see
-    `daemon.process.looks`)."""
+    """The counters by their lower-case names in `protocol.shim.Counter`, without zeros; `direct_<reason>` counts the
+    opens at the source with that reason. looked_ns is how long the daemon looked at the process's threads;
+    look_inside_source_ns, look_wait_local_ns and the like are what it saw (see `daemon.process.looks`)."""
     hist_open: dict[int, int] = field(default_factory=dict)
-    """Bucket (wire.bucket_of_ns) → count, opens at the source."""
+    """Opens at the source: their number by bucket (`protocol.shim.bucket_of_ns`)."""
     hist_read: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass
 class DatasetPart:
-    """What happened to one dataset."""
+    """One dataset: its name and root, what the scan found, and what was staged of it."""
 
     name: str
     root: str
@@ -99,40 +99,42 @@ class NodePart:
 
     host: str
     mode: str
-    """What was done."""
+    """The mode that was followed."""
     mode_asked: str
     mode_why: str
     started_unix_s: float
     ended_s: float | None = None
     complete: bool = False
-    """The daemon ended in an orderly way; False: killed, the numbers end where it did."""
+    """Whether the daemon ended in an orderly way; False: it was killed, and the figures end where it did."""
     datasets: list[DatasetPart] = field(default_factory=list)
     scan_s: float | None = None
     staged_s: float | None = None
-    """When the last file was staged (from the start), if all were."""
+    """When the last file was staged, in seconds from the start; None if not all were."""
     totals: dict[str, float] = field(default_factory=dict)
-    """source_bytes, source_files, source_opens, source_reads, source_stats, source_listings: by daemon and copiers
-    alone (the shims' are in `processes`); want_ready, want_direct; failed, void, refused; copy_busy_s: time with at
-    least one transfer in flight; measuring_opens: those of `daemon.copying.alone`, not in source_opens. In a node
-    group: peer_bytes, peer_files received from other nodes, sent_bytes, sent_files sent to them."""
+    """source_bytes, source_files, source_opens, source_reads, source_stats, source_listings count what daemon and
+    copiers did (the shims' counts are in `processes`). Others are want_ready, want_direct, failed, void and refused.
+    copy_busy_s is the time with at least one transfer in flight; measuring_opens counts the opens of
+    `daemon.copying.alone`, which source_opens does not contain. In a node group: peer_bytes and peer_files received
+    from other nodes, sent_bytes and sent_files sent to them."""
     alone: dict[str, float] = field(default_factory=dict)
-    """What the source gives to one reader alone (see `daemon.copying.alone`). files, bytes, open_ns, read_ns: transfers
-    that had no other beside them. reopened: files opened once more after all was staged. cold_open_ns: the median of
-    these opens. kept_share: of their pages, how many were still in memory."""
+    """How fast the source is for one reader alone (see `daemon.copying.alone`). files, bytes, open_ns and read_ns are
+    of transfers that had no other beside them. reopened counts the files that were opened once more after all files
+    were staged; cold_open_ns is the median of these opens, and kept_share the share of their pages that was still in
+    memory."""
     memory_bytes: int | None = None
-    """What programs could use of the node's memory at the end, the page cache included."""
+    """Bytes of the node's memory that programs could use at the end, the page cache included."""
     errors: list[dict[str, Any]] = field(default_factory=list)
-    """Up to 20: {path, error, count, at_s}; the same error of many files counts up."""
+    """Up to 20 entries {path, error, count, at_s}; `count` is the number of files with the same error."""
     hist_open: dict[int, int] = field(default_factory=dict)
     """Copiers' opens at the source."""
     hist_read: dict[int, int] = field(default_factory=dict)
     budget: dict[str, Any] = field(default_factory=dict)
     """size_bytes, inodes, why, used_bytes, used_inodes."""
     order: dict[str, Any] = field(default_factory=dict)
-    """provenance and ids of the order that copies followed last, and with which one they began (planned);
-    announcements, announced_files, unknown_samples, followed: what samplers announced; kept_share, near_share,
-    announced_opens, lead, tables: how it was kept; opened_files, lost_bytes; trace_used, trace_unused_why,
-    trace_written, trace_why."""
+    """provenance and ids are of the order that copies followed last, planned is the provenance of the one with which
+    they began. announcements, announced_files, unknown_samples and followed say what samplers announced; kept_share,
+    near_share, announced_opens, lead and tables say how well the program kept to it. Others are opened_files,
+    lost_bytes, trace_used, trace_unused_why, trace_written and trace_why."""
     forecast: dict[str, Any] | None = None
     samples: list[Sample] = field(default_factory=list)
     processes: list[ProcessPart] = field(default_factory=list)
@@ -140,34 +142,36 @@ class NodePart:
     """Python processes of the command that never attached: {pid, command}; up to 20."""
     missed_count: int = 0
     accounts: dict[str, int] = field(default_factory=dict)
-    """By the kernel's counters, when the command has ended: command_bytes that it and all its descendants read, from
-    files of any kind; accounted_bytes of these by attached processes; attached: so many these were. What each read
-    after the last look at it is not accounted for, but for reads of the datasets. Empty: not known."""
+    """What the kernel's counters say when the command has ended. command_bytes: read by the command and all its
+    descendants, from files of any kind; accounted_bytes: the part of it that attached processes read; attached: the
+    number of these processes. Of what a process read after the last look at it, only reads of the datasets are
+    accounted for. Empty: not known."""
     pressure: dict[str, float] = field(default_factory=dict)
-    """From the kernel over the run: io_some_s, io_full_s, cpu_some_s, memory_some_s; those that it offers."""
+    """The kernel's pressure figures over the run, as far as it offers them: io_some_s, io_full_s, cpu_some_s,
+    memory_some_s."""
     problems: list[dict[str, str]] = field(default_factory=list)
-    """{id, text, remedy}. `node-missing`: its daemon never came up (the part is the lead's); `group-missing`: it
-    staged without the group."""
+    """Entries {id, text, remedy}. `node-missing`: the node's daemon never came up (the lead wrote the part);
+    `group-missing`: the node staged without the group."""
     node_index: int = 0
     """Of the job's nodes; the first scans."""
     node_count: int = 1
-    """So many nodes the job has."""
+    """Number of nodes of the job."""
     placement: str = "private"
-    """What was done: private, replicate or partition."""
+    """The placement that was followed: private, replicate or partition."""
     placement_why: str = ""
     group: dict[str, Any] = field(default_factory=dict)
-    """The node group, empty without one: generations (worlds of exchanges that this node was in), size (nodes in the
-    last), missing (indices of nodes that were not in it; the first of them, with missing_count, where they are many),
-    why (the reason of the last end or absence)."""
+    """The node group; empty without one. generations: how many worlds of exchanges this node was in; size: nodes in the
+    last; missing: indices of nodes that were not in it (the first of them, with missing_count, where there are many);
+    why: the reason of the last end or absence."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for json.dump (dictionary keys become text there); of a large job with fewer samples."""
+        """Returns plain data for json.dump, which turns dictionary keys into text; a large job's has fewer samples."""
         samples = thinned(self.samples) if self.node_count > NODES else self.samples
         return {**asdict(replace(self, samples=[], group=short_group(self.group))), "samples": _columns(samples)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> NodePart:
-        """Reads what `to_json` gave; unknown keys of a newer version are dropped."""
+        """Reads what `to_json` returned; drops unknown keys of a newer version."""
         known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
         known["datasets"] = [DatasetPart(**_known(DatasetPart, d)) for d in known.get("datasets", [])]
         known["samples"] = _samples(known.get("samples", []))
@@ -178,7 +182,7 @@ class NodePart:
 
 
 def short_group(group: dict[str, Any]) -> dict[str, Any]:
-    """Where many nodes are missing, the first of them and their number: a thousand lists of a thousand are too much."""
+    """Cuts a long list of missing nodes to the first ones and their number: 1000 lists of 1000 nodes are too much."""
     missing = group.get("missing") or []
     if len(missing) <= NAMED:
         return group
@@ -195,7 +199,7 @@ REQUIRED = ("start_s", "length_s")
 
 
 def _samples(data: dict[str, list[Any]] | list[dict[str, Any]]) -> list[Sample]:
-    """By column, or by row as earlier versions wrote them. Raises ValueError where columns differ in length."""
+    """Reads samples by column, or by row as earlier versions wrote them. Raises ValueError if columns are unequal."""
     if not isinstance(data, dict):
         return [Sample(**_known(Sample, row)) for row in data]
     rows = len(data["start_s"]) if data else 0
@@ -219,7 +223,7 @@ def _process(data: dict[str, Any]) -> ProcessPart:
 
 @dataclass
 class RunPart:
-    """What the wrapper knows of a run, for the record."""
+    """The wrapper's part of the record: what it knows of the run."""
 
     run_id: str
     command: list[str]
@@ -242,7 +246,7 @@ class RunPart:
     local_dir: str | None = None
     local_dir_why: str = ""
     config: list[dict[str, Any]] = field(default_factory=list)
-    """{key, value, source}."""
+    """The settings: entries {key, value, source}."""
     child_cpu_s: float | None = None
     """User and system time of the command and its reaped children."""
     child_pid: int | None = None
@@ -250,26 +254,29 @@ class RunPart:
     roots: list[str] = field(default_factory=list)
     """Roots of the datasets, known before any node has reported."""
     problems: list[dict[str, str]] = field(default_factory=list)
-    """{id, text, remedy}."""
+    """Entries {id, text, remedy}."""
     direct_why: str = ""
     """Why nothing is staged although another mode was asked for; empty: the mode that was asked for is followed."""
     aside: bool = False
-    """hpcstage could not stage and left the machine to the command, whose end it did not see."""
+    """Whether hpcstage could not stage and left the machine to the command, whose end it did not see."""
     pid_space: str = ""
-    """The wrapper's PID namespace: within it `child_pid` says whether the command still runs."""
+    """The wrapper's PID namespace; `child_pid` is valid only within it."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for json.dump."""
+        """Returns plain data for json.dump."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> RunPart:
-        """Reads what `to_json` gave; unknown keys of a newer version are dropped."""
+        """Reads what `to_json` returned; drops unknown keys of a newer version."""
         return cls(**_known(cls, data))
 
 
 def write_part(part: NodePart, run_dir: Path, host: str, extra: Sequence[tuple[Path, str]] = ()) -> bytes:
-    """Writes the part atomically, and copies files beside it: (file, suffix). Runs in a helper: the source may hang."""
+    """Writes the part atomically, and copies the files of `extra`, pairs (file, suffix), beside it.
+
+    Runs in a helper process, as the source may hang.
+    """
     nodes = run_dir / "nodes"
     nodes.mkdir(parents=True, exist_ok=True)
     for path, suffix in extra:

@@ -1,7 +1,7 @@
-"""Which nodes a job has, what they are called, which of them never came up or died. Pure.
+"""Says which nodes a job has, what they are called, and which of them never came up or died. Pure.
 
-A node that never came up has a part that whoever should have started its daemon wrote (problem `node-missing`), or no
-part at all.
+A node that never came up has no part, or one (with the problem `node-missing`) from the program that should have
+started its daemon.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from hpcstage.record.parts.part import NodePart, RunPart
 
 MISSING = "node-missing"
 FAR_S = 10.0
-"""By so much a node's times may lie outside of the run before its clock is taken to be wrong."""
+"""A node's times may lie outside of the run by up to this before its clock is taken to be wrong."""
 LEFT_OVER_S = 60.0
-"""A part that began so long before the run is of an earlier one, or of a node with a wrong clock."""
+"""A part that began longer than this before the run is of an earlier run, or of a node with a wrong clock."""
 
 
 class State(Enum):
-    """How a node fared."""
+    """The state of a node at the end of the run, or now."""
 
     OK = "ok"
     DIED = "died"
-    """Its daemon ended before the job did."""
+    """The node's daemon ended before the job did."""
     MISSING = "missing"
     """No daemon ever reported."""
     RUNNING = "running"
@@ -32,13 +32,13 @@ class State(Enum):
 
 
 def is_left_over(run: RunPart, node: NodePart) -> bool:
-    """A part of an earlier run into the same run directory, of a node that this one does not have."""
+    """Whether the part is left over from an earlier run in the same run directory, of a node that this run lacks."""
     early = node.started_unix_s < run.started_unix_s - LEFT_OVER_S
     return early and _short(node.host) not in {_short(host) for host in (run.host, *run.nodes)}
 
 
 def state_of(node: NodePart, *, running: bool = False) -> State:
-    """From its part. While the job runs, a part without an end is as it should be."""
+    """Returns a node's state from its part. While the job runs, a part without an end is normal."""
     if any(problem.get("id") == MISSING for problem in node.problems):
         return State.MISSING
     if node.complete:
@@ -47,12 +47,12 @@ def state_of(node: NodePart, *, running: bool = False) -> State:
 
 
 def says_something(node: NodePart) -> bool:
-    """Whether a part holds any figure; if not, the sums are those of the other nodes."""
+    """Whether a part holds any figure; if not, sums cover the other nodes only."""
     return node.complete or bool(node.totals or node.samples or node.processes)
 
 
 def reason_of(run: RunPart, node: NodePart, state: State) -> str | None:
-    """Why it did not come up or died, as far as anybody said."""
+    """Says why a node did not come up or died, as far as a part says it; None for other nodes."""
     if state in (State.OK, State.RUNNING):
         return None
     told = [problem for problem in node.problems if problem.get("id") == MISSING] or _of_host(run, node.host)
@@ -67,30 +67,30 @@ def _of_host(run: RunPart, host: str) -> list[dict[str, str]]:
 
 
 def unheard_why(run: RunPart, host: str) -> str:
-    """As `reason_of`, of a node without a part."""
+    """Says why a node without a part did not come up, as `reason_of` does for a node with one."""
     told = _of_host(run, host)
     return without_host(told[0]["text"], host) if told else "nothing was heard of it"
 
 
 def without_host(text: str, host: str) -> str:
-    """What comes after `nothing is staged on HOST: `: the host is said elsewhere."""
+    """Returns what follows `nothing is staged on HOST: `, as the caller names the host elsewhere."""
     head, _, rest = text.partition(": ")
     return rest if rest and host in head.split() else text
 
 
 def names_of(nodes: Sequence[NodePart]) -> list[str]:
-    """Hosts; where several nodes share one, with the node's index."""
+    """Returns the nodes' names: their hosts, with the node's index where several nodes share a host."""
     hosts = Counter(node.host for node in nodes)
     return [node.host if hosts[node.host] == 1 else f"{node.host}.v{node.node_index}" for node in nodes]
 
 
 def expected(run: RunPart, nodes: Sequence[NodePart]) -> int:
-    """How many nodes the job has."""
+    """Returns how many nodes the job has."""
     return max([len(set(run.nodes)) or 1, *(node.node_count for node in nodes)])
 
 
 def without_part(run: RunPart, nodes: Sequence[NodePart]) -> list[str]:
-    """Nodes of which nothing at all was heard: by name as far as names are known, else by index."""
+    """Lists the nodes that have no part: by name as far as names are known, else by index."""
     lacking = expected(run, nodes) - len(nodes)
     if lacking <= 0:
         return []
@@ -104,22 +104,23 @@ def without_part(run: RunPart, nodes: Sequence[NodePart]) -> list[str]:
 
 
 def _short(host: str) -> str:
-    """Without its domain: schedulers and hosts do not agree on it."""
+    """Returns the host name without its domain, on which schedulers and hosts do not agree."""
     head = host.split(".", maxsplit=1)[0]
     return host if head.isdigit() else head
 
 
 def few(names: Collection[str]) -> str:
-    """The first three, and how many more."""
+    """Returns the first three names and how many more there are, as text."""
     listed = list(names)
     shown = ", ".join(listed[:3])
     return shown if len(listed) <= 3 else f"{shown} and {len(listed) - 3} more"
 
 
 def clock_error_s(run: RunPart, node: NodePart, last_s: float) -> float:
-    """By how much a node's clock must be ahead (positive) or behind, if its times are to lie within the run.
+    """Returns by how much a node's clock must be ahead (positive) or behind, if its times are to lie within the run.
 
-    Only what the run's own span proves: smaller errors show nowhere. Nodes of the wrapper's host have its clock.
+    Only errors that the run's own span proves are found: smaller ones show nowhere. A node on the wrapper's host has
+    the wrapper's clock.
     """
     if node.host == run.host:
         return 0.0

@@ -1,4 +1,4 @@
-"""Fewer and longer samples, where there are so many nodes that a second of one of them matters little. Pure."""
+"""Joins samples into fewer and longer ones in jobs of so many nodes that a second of one matters little. Pure."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ if TYPE_CHECKING:
     from hpcstage.record.parts.part import Sample
 
 NODES = 64
-"""Of jobs with more nodes, parts are thinned."""
+"""The parts of jobs with more nodes than this are thinned."""
 SAMPLES = 900
-"""So many are left of each: four seconds each of an hour."""
+"""A thinned part has at most this many samples: four seconds each in a run of an hour."""
 LEVELS = ("queued_files", "store_bytes")
-"""Not added up: as they stood at the end."""
+"""These fields are not added up: the value of the later sample is used."""
 
 
 def thinned(samples: Sequence[Sample], most: int = SAMPLES) -> list[Sample]:
-    """Neighbours are joined, two by two, until at most so many are left. Sums stay what they are."""
+    """Joins neighbours two by two until at most `most` samples are left. Their sums do not change."""
     found = list(samples)
     while len(found) > most:
         pairs = [_both(one, other) for one, other in zip(found[::2], found[1::2], strict=False)]

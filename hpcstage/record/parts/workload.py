@@ -1,4 +1,4 @@
-"""What an earlier record says about a command, for the forecast of its next run. Pure."""
+"""Reads from an earlier record what the forecast of the command's next run needs. Pure."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured; None is unknown. `source` names the run."""
+    """What an earlier run measured; None is unknown. `source` names the run."""
 
     epochs: int | None = None
     epoch_compute_s: float | None = None
-    """Of one epoch, if reading took no time: computing and preprocessing."""
+    """Seconds that one epoch would take if reading took no time: computing and preprocessing."""
     startup_s: float | None = None
     readers: int | None = None
     """Loader workers of one training process; 0: it reads without prefetch."""
     source: str = ""
     sources: dict[str, str] = field(default_factory=dict)
-    """For each number that is known, where it comes from."""
+    """Says for each number that is known where it comes from."""
 
 
 def workload_of(record: Mapping[str, Any]) -> Measured:
-    """Epochs, compute time per epoch, time before the first read, and readers."""
+    """Returns the epochs, the compute time per epoch, the time before the first read, and the readers of a run."""
     source = f"record of {record['run']['id']}"
     trainers = [p for node in record["nodes"] for p in node["processes"] if p["loader_steps"]]
     split = record["time_split"]
@@ -40,7 +40,10 @@ def workload_of(record: Mapping[str, Any]) -> Measured:
 
 
 def _epochs_by_opens(record: Mapping[str, Any]) -> int | None:
-    """How often the datasets' files were opened, if a whole number of times (loaders count validation, too)."""
+    """Returns how often the datasets' files were opened, if that is about a whole number; None if not.
+
+    Opens are asked first, as a loader counts its epochs over validation data, too.
+    """
     files = [dataset["files"] for dataset in record["datasets"]]
     opens = record["coverage"]["opens"]
     if not opens or not files or None in files or not sum(files):
