@@ -14,7 +14,7 @@ SHORTEST_S = 0.2
 LEAST_POINTS = 5
 """Fewer intervals say nothing about the source."""
 FEW = 0.5
-"""With fewer transfers in flight than this share of the typical number, an interval's speed is scaled to that number."""
+"""The speed of an interval with fewer transfers in flight than this share of the typical number is scaled to it."""
 IDLE = 0.01
 """An interval with a smaller mean number of transfers in flight was almost idle, and says nothing about the source."""
 CACHED_BYTES_PER_S = 1.2e9
