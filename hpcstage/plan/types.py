@@ -1,4 +1,4 @@
-"""The values that the plan is made of. Paths are bytes: a dataset may hold names that are not text."""
+"""Defines the values that the plan is made of. Paths are bytes, as a dataset may hold names that are not text."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from enum import Enum
 from typing import Any
 
 ORDER_WORDS = ("auto", "manifest", "given", "trace", "sampler")
-"""What `--order` takes besides the name of a list."""
+"""The values of `--order` besides the name of a list."""
 
 
 class Kind(Enum):
-    """What a `--data` argument named."""
+    """Whether the user named a whole directory or files."""
 
     DIRECTORY = "directory"
     FILES = "files"
@@ -22,20 +22,20 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Dataset:
-    """One dataset: what the user named with one or several `--data`. Roots of a job's datasets never nest."""
+    """A dataset that the user named with one or several `--data`. The roots of a job's datasets never nest."""
 
     name: str
-    """Its directory below `store/`: unique, short, made of the index and the root's base name."""
+    """The dataset's directory below `store/`: unique, short, made of the index and the root's base name."""
     kind: Kind
     root: bytes
-    """Absolute, symlinks resolved once."""
+    """The absolute path, with symlinks resolved once."""
     aliases: tuple[bytes, ...]
     """Other absolute spellings of the root that the program may use (as the user wrote it, made absolute)."""
     arguments: tuple[str, ...]
     """The `--data` arguments as the user wrote them."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; bytes that are not text as surrogates."""
+        """Returns plain data, with bytes that are not text as surrogates."""
         return {
             "name": self.name,
             "kind": self.kind.value,
@@ -46,7 +46,7 @@ class Dataset:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Dataset:
-        """Reads what `to_json` gave."""
+        """Reads what `to_json` returned."""
         return cls(
             name=data["name"],
             kind=Kind(data["kind"]),
@@ -62,16 +62,16 @@ class Entry:
 
     dataset: int
     path: bytes
-    """Below the dataset's root."""
+    """The path below the dataset's root."""
     size_bytes: int
     mtime_ns: int
     mode: int
     device: int
     inode: int
     is_link: bool
-    """A symbolic link at the source: its target's content is staged under its name."""
+    """Whether the file is a symbolic link at the source: its target's content is staged under its name."""
     ctime_ns: int = 0
-    """0: this and what follows is not known."""
+    """0: this field and those after it are not known."""
     links: int = 1
     uid: int = 0
     gid: int = 0
@@ -79,12 +79,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Order:
-    """Who reads what, when. A wrong order costs time, never correctness."""
+    """The sequence in which files are read. A wrong order costs time, never correctness."""
 
     provenance: str
     """`given` (a list or hpcstage.order), `sampler` (of the running or a named one), `trace`, `manifest`."""
     ids: array[int]
-    """Type code "I"; every id at most once; ids that are missing are read later, in the manifest's order."""
+    """Ids (type code "I"), each at most once; missing ids are read later, in the manifest's order."""
 
 
 @dataclass(frozen=True)
@@ -93,17 +93,17 @@ class Kept:
 
     provenance: str | None
     share: float
-    """Of the opens of announced files: those in the announced order."""
+    """The share of the opens of announced files that came in the announced order."""
     run_id: str
 
 
 BUDGET_ASKED = "as asked for"
-"""How a budget says that the user set it."""
+"""The `why` of a budget that the user set."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What the store may use of the node-local disk."""
+    """The bytes and inodes that the store may use on the node-local disk."""
 
     size_bytes: int
     inodes: int
@@ -113,15 +113,15 @@ class Budget:
 
 @dataclass(frozen=True)
 class Workload:
-    """What the program will do with the dataset; None is unknown."""
+    """How the program will read the dataset; None is unknown."""
 
     files: int
     size_bytes: int
     epochs: int | None = None
     epoch_compute_s: float | None = None
-    """Time of one epoch if reading took no time, on `compute_nodes` nodes together."""
+    """Seconds that an epoch would take if reading took no time, on `compute_nodes` nodes together."""
     startup_s: float = 0.0
-    """Time from the program's start to its first read."""
+    """Seconds from the program's start to its first read."""
     readers: int | None = None
     """Processes that read ahead of the training (a loader's num_workers); 0: it reads when it needs."""
     sources: dict[str, str] = field(default_factory=dict)
@@ -129,7 +129,7 @@ class Workload:
     compute_nodes: int = 1
 
     def on(self, nodes: int) -> Workload:
-        """The same work on another number of nodes: computing scales."""
+        """Returns the same work on another number of nodes; the compute time scales with it."""
         if self.epoch_compute_s is None:
             return replace(self, compute_nodes=nodes)
         scaled_s = self.epoch_compute_s * self.compute_nodes / nodes
@@ -138,33 +138,33 @@ class Workload:
 
 @dataclass(frozen=True)
 class Rates:
-    """What source and local disk give, from a probe or an earlier record. None is unknown."""
+    """The rates of source and local disk, from a probe or an earlier record. None is unknown."""
 
     source_bytes_per_s: float | None
     """With as many transfers in flight as the copiers keep."""
     source_files_per_s: float | None
-    """Likewise, bounded by latency for small files."""
+    """With as many transfers in flight as the copiers keep; latency bounds it for small files."""
     reader_file_s: float | None
-    """One reader alone: seconds per file besides its bytes (open, first byte)."""
+    """Seconds that one reader alone needs per file besides its bytes (open, first byte)."""
     reader_bytes_per_s: float | None
-    """One reader alone, streaming."""
+    """The rate at which one reader alone streams."""
     local_bytes_per_s: float | None
-    """Reading staged files."""
+    """The rate at which staged files are read."""
     local_file_s: float | None
-    """Opening a staged file, per file."""
+    """Seconds to open a staged file."""
     sources: dict[str, str] = field(default_factory=dict)
     copy_bytes_per_s: float | None = None
-    """Source to local disk, with as many transfers in flight as the copiers keep; None: as fast as the source."""
+    """From source to local disk, with as many transfers in flight as the copiers keep; None: as fast as the source."""
     copy_files_per_s: float | None = None
     peer_bytes_per_s: float | None = None
     """From other nodes to one node."""
     peer_file_s: float | None = None
-    """Asking another node for a file, besides its bytes."""
+    """Seconds per file that another node is asked for, besides its bytes."""
 
 
 @dataclass(frozen=True)
 class ModeForecast:
-    """What one mode would take."""
+    """The times that one mode would take."""
 
     mode: str
     total_s: float
@@ -183,4 +183,4 @@ class Forecast:
     choice: str
     why: str
     assumptions: tuple[str, ...]
-    """What had to be assumed because nobody said and nothing measured it."""
+    """The values that the forecast assumes because they were neither given nor measured."""

@@ -1,1 +1,1 @@
-"""Which files a run reads: arguments, scan, manifest. Only the scan touches the disk."""
+"""Finds the files that a run reads: arguments, scan, manifest."""

@@ -1,6 +1,6 @@
-"""What one `--data` argument is: a directory, a file, a glob or a list. Looks at the argument's fixed part only.
+"""Reads one `--data` argument: a directory, a file, a glob or a list. Looks at the argument's fixed part only.
 
-Owns the reading of a single argument; how arguments make datasets is in `datasets`.
+`datasets` owns how several arguments make datasets.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MAGIC = re.compile(rb"[*?\[]")
 
 @dataclass(frozen=True)
 class Named:
-    """A directory or single file, as spelt (absolute)."""
+    """A directory or a single file, with its absolute path as the user spelt it."""
 
     argument: str
     path: bytes

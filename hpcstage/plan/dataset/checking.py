@@ -1,7 +1,7 @@
-"""Refuses `--data` arguments that cannot be meant: nothing below them, no match, lists of something else than paths.
+"""Refuses `--data` arguments that must be mistakes: no file below them, no match, lists of something else than paths.
 
-Each check takes a few looks at the source, because the command waits for it: where these do not tell, the scan will.
-Owns no dataset; what an argument is, `arguments` says.
+Each check makes a few operations at the source only, because the command waits for it: where these do not tell, the
+scan will. `arguments` says what an argument is.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from hpcstage.plan.dataset.pathlist import PathList, is_there
 
 LOOKED_S = 0.1
 LOOKED_ENTRIES = 2000
-"""A directory that shows no file within so much time and so many names is left to the scan."""
+"""A directory that shows no file within LOOKED_S and this many names is left to the scan."""
 FIRST, SPREAD, ODD, ODD_AMONG = 16, 16, 16, 10_000
-"""Of a list the first entries are looked at, some from everywhere, and some of the first that look like no path."""
+"""The check looks up a list's first FIRST entries, about SPREAD at even distances, and ODD of the first ODD_AMONG that
+do not look like a path."""
 _BLANKS = re.compile(rb"[ \t,;]+")
 _ODD = re.compile(rb"[ \t,;*?\[]")
 
 
 def check(parsed: Sequence[Parsed]) -> None:
-    """Raises UsageError that names the argument, of a list also the line."""
+    """Raises UsageError that names the argument, and the line if it is in a list."""
     for item in parsed:
         if isinstance(item, PathList):
             check_list(item)
@@ -41,7 +42,7 @@ def check(parsed: Sequence[Parsed]) -> None:
 
 
 def check_list(item: PathList) -> None:
-    """Refuses a list with labels or patterns among its paths, and one of which nothing is there."""
+    """Refuses a list with labels or patterns among its paths, and one none of whose paths exists."""
     there = {index: is_there(item.paths[index]) for index in (*_sample(len(item.paths)), *_odd(item.paths))}
     for index, found in there.items():
         if not found:
@@ -58,12 +59,12 @@ def _sample(count: int) -> list[int]:
 
 
 def _odd(paths: Sequence[bytes]) -> list[int]:
-    """The first few entries with blanks, commas or wildcards in them."""
+    """Returns the positions of the first few entries with blanks, commas or wildcards in them."""
     return list(islice((i for i, path in enumerate(paths[:ODD_AMONG]) if _ODD.search(path)), ODD))
 
 
 def _refuse_other_than_path(item: PathList, index: int) -> None:
-    """Raises UsageError for an entry, which is not there, that is a path with a label or a pattern."""
+    """Raises UsageError if an entry that does not exist is a path with a label, or a pattern."""
     path = item.paths[index]
     where = f"{item.name}, line {item.line_of(index)}"
     for blank in _BLANKS.finditer(path):
@@ -85,7 +86,7 @@ def _is_pattern(path: bytes) -> bool:
 
 
 def _holds_file(directory: bytes, pattern: Pattern) -> bool | None:
-    """Whether the pattern matches a file below the directory; None if that takes longer to find out."""
+    """Whether the pattern matches a file below the directory; None if finding out would take too long."""
     deadline = time.monotonic() + LOOKED_S
     left = LOOKED_ENTRIES
     open_ones: list[tuple[Iterator[os.DirEntry[bytes]], Positions]] = []

@@ -1,4 +1,4 @@
-"""Files found by a scan, as columns: a million of them in tens of megabytes, not one object each."""
+"""Holds the files that a scan found as columns, not as one object each: a million take tens of megabytes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from hpcstage.plan.types import Entry
 
 LINK_FLAG = 1
-"""A symbolic link."""
+"""The file is a symbolic link."""
 BEHIND_FLAG = 2
-"""Found behind a symbolic link to a directory."""
+"""The file was found behind a symbolic link to a directory."""
 
 
 class Columns:
@@ -50,7 +50,7 @@ class Columns:
         self.gids.append(found.st_gid)
 
     def add_entry(self, entry: Entry) -> None:
-        """Appends a file that is at hand as a value."""
+        """Appends a file that is given as an `Entry`."""
         self.paths.append(entry.path)
         self.datasets.append(entry.dataset)
         self.sizes.append(entry.size_bytes)
@@ -71,12 +71,12 @@ class Columns:
             mine.extend(theirs)
 
     def arrays(self) -> list[array[int]]:
-        """The numeric columns, always in the same sequence."""
+        """Returns the numeric columns, always in the same sequence."""
         wide = [self.sizes, self.mtimes, self.devices, self.inodes, self.ctimes]
         return [*wide, self.modes, self.links, self.uids, self.gids, self.datasets, self.flags]
 
     def sorted(self) -> Columns:
-        """A copy in the sequence (dataset, path), of files with the same place only the first found."""
+        """Returns a copy sorted by (dataset, path), with only the first of files with the same dataset and path."""
         result = Columns()
         result.paths = []
         chosen = self._positions()

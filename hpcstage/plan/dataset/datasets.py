@@ -1,7 +1,7 @@
-"""From `--data` arguments to datasets: roots that never nest, the spellings of each, what is taken below it.
+"""Makes datasets of `--data` arguments: roots that never nest, the spellings of each, and what is staged below it.
 
-Cheap by design (the command waits for it): no scan, no glob expansion, a look at a few entries of a list. Owns what a
-`Resolved` is and its file, which carries lists that can be read only once to the daemon.
+This is cheap, as the command waits for it: no scan, no glob expansion, a look at a few entries of a list. The module
+owns `Resolved` and its file, which carries lists that can be read only once to the daemon.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from hpcstage.plan.types import ORDER_WORDS, Dataset, Kind
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _MAGIC = b"hpcstage-resolved 1\n"
 ENDS = 64
-"""So many entries of a list are looked up, from either end, for one that is there."""
+"""At most this many entries from either end of a list are looked up to find one that exists."""
 
 
 @dataclass(frozen=True)
 class Notice:
-    """Something the user should know; what follows from it is the caller's decision."""
+    """Something that the user should know; the caller decides what follows from it."""
 
     id: str
     """`already_local`: the dataset is on the local disk."""
@@ -42,35 +42,35 @@ class Notice:
 
 @dataclass
 class Selection:
-    """What is staged of a dataset of kind FILES besides the entries of lists. Paths are below its root."""
+    """The files of a dataset of kind FILES that are staged besides the entries of lists. Paths are below its root."""
 
     files: list[bytes] = field(default_factory=list)
     directories: list[bytes] = field(default_factory=list)
-    """Taken whole."""
+    """Directories of which all files are staged."""
     globs: list[tuple[bytes, bytes]] = field(default_factory=list)
-    """(fixed directory, pattern below it)."""
+    """Pairs (fixed directory, pattern below it)."""
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """What the arguments of a job name."""
+    """The datasets and lists that the arguments of a job name."""
 
     datasets: list[Dataset]
     lists: list[PathList]
-    """In the order of the arguments; their entries that no directory holds are staged too."""
+    """Lists in the order of the arguments; entries that are in no dataset of kind DIRECTORY are staged, too."""
     selections: dict[int, Selection]
-    """By index of the dataset; only for kind FILES."""
+    """Selections by index of the dataset; only for kind FILES."""
     warnings: list[Notice]
     order: PathList | None = None
     """The list that `--order` names."""
 
     @property
     def ordering(self) -> list[PathList]:
-        """The lists that say in which order files are read."""
+        """Returns the lists that say in which order files are read."""
         return self.lists if self.order is None else [self.order]
 
     def save(self, path: Path) -> None:
-        """Writes it for another process (mode 0600). Warnings are not kept."""
+        """Writes a file for another process (mode 0600), without the warnings."""
         head = {
             "datasets": [d.to_json() for d in self.datasets],
             "lists": [[x.argument, len(x.paths)] for x in self._all_lists()],
@@ -131,13 +131,13 @@ def _read_order(order: str | None, cwd: bytes) -> PathList | None:
 
 @dataclass
 class _Draft:
-    """A dataset in the making. `spelt` are directories by which the user named it or parts of it."""
+    """A dataset that is not complete yet. `spelt` holds the directories by which the user named it or parts of it."""
 
     root: bytes
     whole: bool
     arguments: list[str]
     spelt: list[tuple[bytes, bytes]]
-    """(as spelt, resolved)."""
+    """Pairs (as spelt, resolved)."""
 
 
 class _Builder:
@@ -147,7 +147,7 @@ class _Builder:
         self._parsed = parsed
         self._drafts: list[_Draft] = []
         self._named: list[tuple[bytes, bytes, str]] = []
-        """(kind, resolved directory or file, rest) of what FILES datasets take."""
+        """Triples (kind, resolved directory or file, rest) of the files that FILES datasets take."""
         self._lists: list[PathList] = []
 
     def build(self) -> Resolved:
@@ -203,7 +203,7 @@ class _Builder:
         self._lists.append(replace(item, paths=_respell(item.paths, moved)))
 
     def _merge(self) -> None:
-        """Makes one dataset of nested roots. Nested directories were refused before, so the outer one is FILES."""
+        """Makes one dataset of nested roots. Nested directories were refused before, so the outer root is of FILES."""
         outer: list[_Draft] = []
         for draft in sorted(self._drafts, key=lambda d: len(d.root)):
             home = next((o for o in outer if is_below(draft.root, o.root)), None)
@@ -248,11 +248,13 @@ Outermost = Callable[[int, Sequence[bytes]], list[bytes]]
 
 
 def common_directories(paths: Sequence[bytes], there: Callable[[bytes], bool] = bool) -> list[bytes]:
-    """The directories above all of the (absolute) paths: one, or several where only `/` is above all. Of entries that
-    are not `there` none makes a directory larger than it would be without them, as far as is looked."""
+    """Returns the directories above all of the (absolute) paths: one, or several where only `/` is above all.
+
+    Entries that are not `there` do not widen a directory, as far as the function looks them up.
+    """
     if not paths:
         return []
-    # What the smallest and the largest have in common, all have in common.
+    # A prefix of the smallest and the largest path is a prefix of all.
     first, last = _end(paths, there, heapq.nsmallest), _end(paths, there, heapq.nlargest)
     shared = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
     directory = first[: first.rfind(b"/", 0, shared)]
@@ -268,7 +270,7 @@ def common_directories(paths: Sequence[bytes], there: Callable[[bytes], bool] = 
 
 
 def _end(paths: Sequence[bytes], there: Callable[[bytes], bool], outermost: Outermost) -> bytes:
-    """The first or last path that is there, by name; the very first or last where none of the outermost is."""
+    """Returns the first or last path by name that exists; the very first or last if none of the outermost exists."""
     (end,) = outermost(1, paths)
     return end if there(end) else next(filter(there, outermost(ENDS, paths)), end)
 
@@ -281,7 +283,7 @@ def _refuse_overlap(draft: _Draft, root: bytes, argument: str) -> None:
 
 
 def _aliases(draft: _Draft) -> tuple[bytes, ...]:
-    """Other spellings of the root that follow from how the user spelt parts of it."""
+    """Returns other spellings of the root that follow from how the user spelt parts of it."""
     found: dict[bytes, None] = {}
     for spelt, real in draft.spelt:
         inner = real[len(draft.root) :] if draft.root != b"/" else real
@@ -319,7 +321,7 @@ def _select(item: Parsed, roots: Roots, selections: dict[int, Selection]) -> Non
 
 
 def already_local(datasets: Sequence[Dataset], local_device: int | None) -> list[Notice]:
-    """Datasets that lie on the node-local disk: copying them gains nothing."""
+    """Returns a notice for each dataset on the node-local disk: copying it gains nothing."""
     if local_device is None:
         return []
     return [

@@ -1,7 +1,7 @@
-"""Patterns as the walk needs them: which directories to enter, which files to take.
+"""Matches glob patterns step by step, so that the walk knows which directories to enter and which files to take.
 
-As in a shell: `*`, `?` and `[...]` do not cross slashes and do not match a leading dot; `**` is any number of
-directories. A directory that the whole pattern matches is taken whole, as the shell would hand it over.
+Patterns work as in a shell: `*`, `?` and `[...]` do not cross slashes and do not match a leading dot; `**` is any
+number of directories. A directory that the whole pattern matches is taken with all its files, as a shell would pass it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import re
 from functools import lru_cache
 
 Positions = frozenset[int]
-"""Which components of the pattern may come next (several because of `**`)."""
+"""The components of the pattern that may come next (several because of `**`)."""
 EVERYTHING = -1
-"""Stands for: below a directory that is taken whole."""
+"""The position below a directory of which all files are taken."""
 
 
 class Pattern:
-    """A glob of components."""
+    """A glob, split into the components of its path."""
 
     def __init__(self, text: bytes) -> None:
         self._parts = text.split(b"/")
@@ -25,7 +25,7 @@ class Pattern:
         self.start: Positions = self._closed({0})
 
     def into(self, positions: Positions, name: bytes) -> Positions:
-        """The positions below a directory of this name; empty: not to be entered."""
+        """Returns the positions below a directory of this name; empty: the walk does not enter it."""
         if EVERYTHING in positions:
             return positions
         after = set()
@@ -40,7 +40,7 @@ class Pattern:
         return self._closed(after)
 
     def takes_file(self, positions: Positions, name: bytes) -> bool:
-        """Whether a file of this name is meant."""
+        """Whether the pattern matches a file of this name."""
         if EVERYTHING in positions:
             return True
         last = len(self._parts) - 1
@@ -49,7 +49,7 @@ class Pattern:
         return self._parts[last] == b"**" or self._tests[last].match(name) is not None
 
     def _closed(self, positions: set[int]) -> Positions:
-        """Adds what `**` may skip."""
+        """Adds the positions that `**` reaches by matching no directory."""
         closed = set(positions)
         for position in sorted(positions):
             while position < len(self._parts) - 1 and self._parts[position] == b"**":
@@ -59,7 +59,7 @@ class Pattern:
 
 
 class _Whole(Pattern):
-    """Takes all."""
+    """A pattern that takes all files."""
 
     def __init__(self) -> None:
         super().__init__(b"**")

@@ -1,8 +1,8 @@
-"""One look of the scan: at the entries of a directory, or at some names, with what each is.
+"""Does the single tasks of the scan: lists the entries of a directory, or finds out what some names are.
 
-Owns the kinds of tasks and what a worker gathers from them; who does which task when is `scan`'s. Whatever is not a
-regular file is left out with a reason. Symbolic links are followed, but never to a directory that holds the one that is
-being walked, and behind a link the walk stays on the file system that the link leads to.
+This module owns the kinds of tasks and what a worker gathers from them; `scan` decides which worker does which task
+when. Names that are not regular files are left out with a reason. The walk follows symbolic links, but never to a
+directory above the one that it walks, and behind a link it stays on the file system that the link leads to.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from hpcstage.plan.dataset.roots import join
 BATCH = 128
 SKIPPED_LIMIT = 100
 MOST_NAMES = 64
-"""Names that links may give a directory: where directories link to each other, the names are without number."""
+"""Links may give a directory at most this many names: directories that link to each other have endlessly many."""
 
 
 @dataclass
 class Tally:
-    """What one worker gathered; merged at the end, so no locks while walking."""
+    """The findings of one worker. They are merged at the end, so the walk needs no locks for them."""
 
     columns: Columns = field(default_factory=Columns)
     skipped: list[tuple[bytes, str]] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Tally:
     listings: int = 0
 
     def skip(self, path: bytes, why: str) -> None:
-        """It is left out."""
+        """Counts a path that is left out, and remembers the first of them with the reason."""
         self.counts[why] += 1
         if len(self.skipped) < SKIPPED_LIMIT:
             self.skipped.append((path, why))
@@ -50,13 +50,13 @@ class Directory:
 
     dataset: int
     path: bytes
-    """Below the root; empty for the root."""
+    """The path below the root; empty for the root."""
     ancestors: tuple[tuple[int, int], ...]
-    """(device, inode) of the directories above, those above the dataset among them."""
+    """(device, inode) of the directories above, including those above the dataset."""
     pattern: Pattern
     positions: Positions
     device: int | None = None
-    """Behind a symbolic link: the file system that it leads to."""
+    """The file system that the symbolic link leads to, if the directory was found behind one."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,10 @@ class Names:
     parent: bytes
     names: list[bytes]
     directory: Directory | None
-    """Where the names were listed."""
+    """The directory where the names were listed; None for paths of a list."""
 
     def part(self, start: int, stop: int) -> Names:
-        """Some of the names."""
+        """Returns a task with some of the names."""
         return replace(self, names=self.names[start:stop])
 
 
@@ -78,14 +78,14 @@ Task = Directory | Names
 
 
 class Bounds:
-    """Which directories a walk enters. `exclude`: absolute paths of some that it does not."""
+    """Decides which directories a walk enters. `exclude` holds absolute paths that it does not enter."""
 
     def __init__(self, exclude: frozenset[bytes] = frozenset()) -> None:
         self.exclude = exclude
         self._names: Counter[tuple[int, int]] = Counter()
 
     def refuses(self, task: Directory, key: tuple[int, int]) -> str:
-        """Why a directory with this (device, inode) is left out, or nothing."""
+        """Says why a directory with this (device, inode) is left out; empty if it is not."""
         if key in task.ancestors:
             return "a symbolic link to a directory above it"
         if task.device is None:
@@ -97,7 +97,7 @@ class Bounds:
 
 
 def above(path: bytes) -> tuple[tuple[int, int], ...]:
-    """(device, inode) of the directories above a path."""
+    """Returns (device, inode) of the directories above a path."""
     found = []
     while (parent := os.path.dirname(path)) != path:
         path = parent
@@ -129,7 +129,7 @@ def list_directory(task: Directory, root: bytes, tally: Tally, push: Callable[[T
 
 
 def _sort_entries(entries: Iterator[os.DirEntry[bytes]], here: Directory, push: Callable[[Task], None]) -> int:
-    # Types are not asked for here: where the file system does not list them, asking is one operation each, in a row.
+    # This loop does not ask for types: where the file system does not list them, each costs an operation, in sequence.
     names: list[bytes] = []
     count = 0
     for count, entry in enumerate(entries, 1):  # noqa: B007  the last one is the number of entries

@@ -1,7 +1,7 @@
-"""The manifest: the frozen list of a job's files in one binary file that is mapped, never parsed.
+"""Holds the manifest, the frozen list of a job's files, in one binary file that is mapped, never parsed.
 
-Owns the file format and look-ups in it. Scanning is in `scan`; who reads what, when, is in `order`. A corrupt,
-truncated or foreign file is one UsageError when it is opened, never a crash later.
+This module owns the file format and look-ups in it. Scanning is in `scan`; who reads what, when, is in `order`. Opening
+a corrupt, truncated or foreign file raises a UsageError; it never crashes later.
 
     header    magic, version, counts, byte offsets, CRC of the rest
     columns   size u64, mtime i64, device u64, inode u64, offset of the path u64 (one more than files), ctime i64,
@@ -46,7 +46,7 @@ class Manifest:
     """The files of a job. An id is a position; files are sorted by (dataset, path)."""
 
     def __init__(self, buffer: bytes | mmap.mmap, header: tuple[int, int, int, int]) -> None:
-        """For `build` and `open`."""
+        """Only `build` and `open` call this."""
         files, slots, path_bytes, json_bytes = header
         self._buffer = buffer
         view = memoryview(buffer)
@@ -75,7 +75,7 @@ class Manifest:
 
     @classmethod
     def build(cls, datasets: Sequence[Dataset], entries: Iterable[Entry] | Columns) -> Manifest:
-        """Makes a manifest in memory. Of entries with the same dataset and path the first is taken."""
+        """Makes a manifest in memory. It takes the first of entries with the same dataset and path."""
         if isinstance(entries, Columns):
             found = entries
         else:
@@ -107,7 +107,7 @@ class Manifest:
         return len(self._sizes)
 
     def entry(self, file_id: int) -> Entry:
-        """Everything known of a file."""
+        """Returns all that the manifest knows of a file."""
         return Entry(
             dataset=self._of[file_id],
             path=self.path(file_id),
@@ -124,36 +124,36 @@ class Manifest:
         )
 
     def path(self, file_id: int) -> bytes:
-        """Below the root of its dataset."""
+        """Returns the file's path below the root of its dataset."""
         at = self._paths_at
         return self._buffer[at + self._offsets[file_id] : at + self._offsets[file_id + 1]]
 
     def dataset_of(self, file_id: int) -> int:
-        """The index of a file's dataset."""
+        """Returns the index of a file's dataset."""
         return self._of[file_id]
 
     def size(self, file_id: int) -> int:
-        """In bytes, at the scan."""
+        """Returns the size in bytes that the scan found."""
         return self._sizes[file_id]
 
     def source_path(self, file_id: int) -> bytes:
-        """The absolute path at the source."""
+        """Returns the file's absolute path at the source."""
         return join(self.datasets[self._of[file_id]].root, self.path(file_id))
 
     def store_path(self, file_id: int) -> bytes:
-        """The path of the staged copy below `store/`."""
+        """Returns the path of the staged copy below `store/`."""
         return os.fsencode(self.datasets[self._of[file_id]].name) + b"/" + self.path(file_id)
 
     def is_link(self, file_id: int) -> bool:
-        """Whether it is a symbolic link at the source."""
+        """Whether the file is a symbolic link at the source."""
         return bool(self._flags[file_id] & LINK_FLAG)
 
     def has_links(self) -> bool:
-        """Whether a file may lie outside of the datasets: it is a symbolic link, or behind one."""
+        """Whether any file may lie outside of the datasets, as it is a symbolic link or was found behind one."""
         return any(self._flags)
 
     def named_elsewhere(self) -> Iterator[int]:
-        """The ids that are symbolic links, and those of files with several names."""
+        """Yields the ids of symbolic links and of files with several names."""
         return (
             i
             for i, (flags, links) in enumerate(zip(self._flags, self._links, strict=True))
@@ -163,7 +163,7 @@ class Manifest:
     # ---- look-ups
 
     def find(self, dataset: int, path: bytes) -> int | None:
-        """The id of a path below a dataset's root."""
+        """Returns the id of a path below a dataset's root; None if the manifest lacks it."""
         slot = zlib.crc32(path, dataset) & self._mask
         while (mark := self._index[slot]) != _NO_ID:
             if self.path(mark - 1) == path and self._of[mark - 1] == dataset:
@@ -172,12 +172,12 @@ class Manifest:
         return None
 
     def find_source(self, path: bytes) -> int | None:
-        """The id of an absolute path, spelt with a root or an alias; `//` and `/./` do not matter."""
+        """Returns the id of an absolute path, spelt with a root or an alias; `//` and `/./` do not matter."""
         place = self._roots.locate(path)
         return None if place is None else self.find(*place)
 
     def ids_below(self, directory: bytes) -> range:
-        """The ids of all files below an absolute directory (none for a file)."""
+        """Returns the ids of all files below an absolute directory (none for a file)."""
         place = self._roots.locate(tidy(directory))
         if place is None:
             return range(0)
@@ -189,12 +189,12 @@ class Manifest:
         return range(self._bisect(below + b"/", first, last), self._bisect(below + b"0", first, last))
 
     def store_directory(self, directory: bytes) -> bytes | None:
-        """The path below `store/` of an absolute directory; None outside the datasets."""
+        """Returns the path below `store/` of an absolute directory; None outside the datasets."""
         place = self._roots.locate(directory)
         return None if place is None else join(os.fsencode(self.datasets[place[0]].name), place[1])
 
     def ids_of_inode(self, inode: int) -> list[int]:
-        """The ids of an inode, on whichever device; searches the whole column."""
+        """Returns the ids with this inode on any device; searches the whole column."""
         wanted, found = _INODE.pack(inode), []
         at, end = self._inodes_at, self._inodes_at + _INODE.size * len(self)
         while (at := self._buffer.find(wanted, at, end)) >= 0:
@@ -205,7 +205,7 @@ class Manifest:
         return found
 
     def ids_of(self, dataset: int) -> range:
-        """The ids of a dataset's files."""
+        """Returns the ids of a dataset's files."""
         return range(_bisect_column(self._of, dataset), _bisect_column(self._of, dataset + 1))
 
     def _bisect(self, path: bytes, low: int, high: int) -> int:
@@ -237,7 +237,7 @@ class Manifest:
         return self._total_bytes
 
     def paths_digest(self) -> str:
-        """Equal digests: the same ids for the same paths (below the same number of datasets). SHA-256, hexadecimal."""
+        """Returns a SHA-256 in hexadecimal. Equal digests mean that ids mean the same paths below as many roots."""
         import hashlib
 
         paths = memoryview(self._buffer)[self._paths_at : self._paths_at + self._offsets[len(self)]]
@@ -247,7 +247,7 @@ class Manifest:
         return found.hexdigest()
 
     def entries(self) -> Iterator[Entry]:
-        """All files, by id."""
+        """Yields all files by id."""
         return map(self.entry, range(len(self)))
 
 

@@ -1,6 +1,7 @@
-"""Lists of paths (`@list.txt`): reading them. One path per line, or NUL-separated where names hold newlines.
+"""Reads lists of paths (`@list.txt`), with one path per line, or NUL-separated where names hold newlines.
 
-Owns the form of a list. Does not look at what the paths name, except where a name could be a comment.
+This module owns the form of a list. It looks a name up only where a line may be something else than a path (a comment,
+`~`, trailing blanks), and to resolve `..`.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ class PathList:
     argument: str
     """As the user wrote it, with the `@`."""
     paths: list[bytes]
-    """Absolute; duplicates are kept."""
+    """Absolute paths, with duplicates."""
     left_out: tuple[int, ...] = field(default=(), compare=False)
     """Numbers of the lines that hold no path, ascending."""
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The list's name in messages."""
         return f"the list {self.argument}"
 
     def line_of(self, index: int) -> int:
-        """The number of the line that holds a path."""
+        """Returns the number of the line that holds a path."""
         number = index + 1
         for empty in self.left_out:
             number += empty <= number
@@ -44,7 +45,7 @@ class PathList:
 
 
 def is_there(path: bytes) -> bool:
-    """Whether something has this name."""
+    """Whether a file, directory or symbolic link of this name exists."""
     return os.path.lexists(path)
 
 
@@ -63,7 +64,7 @@ def read_list(argument: str, file: bytes, cwd: bytes) -> PathList:
 
 
 def parse_list(argument: str, data: bytes, cwd: bytes) -> PathList:
-    """The paths of a list's content, made absolute."""
+    """Returns the paths in a list's content, made absolute."""
     base = cwd.rstrip(b"/") + b"/"
     lines = _lines(argument, data, base)
     if len(data) > PATH_MAX:
@@ -78,7 +79,7 @@ def parse_list(argument: str, data: bytes, cwd: bytes) -> PathList:
 
 
 def _lines(argument: str, data: bytes, base: bytes) -> list[bytes]:
-    """The entries as they are meant; empty where a line holds none. What NUL bytes separate is taken as it is."""
+    """Returns the list's entries, empty where a line holds none. NUL-separated entries are taken as they are."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and b"\0" in data:
         raise UsageError(f"the list {argument} is text in UTF-16", "save it as UTF-8")
     if b"\0" in data:
@@ -92,8 +93,8 @@ def _lines(argument: str, data: bytes, base: bytes) -> list[bytes]:
 
 
 class _Spelling:
-    """What people write around paths: comments, `~`, blanks behind. A file that has such a name is meant itself; where
-    none of the first such lines names one, the others are not looked up."""
+    """Removes what people write around paths: comments, `~`, trailing blanks. A line that names a file as it stands
+    means that file; where none of the first LOOKED such lines names one, the others are not looked up."""
 
     def __init__(self, base: bytes) -> None:
         self._base = base
@@ -101,7 +102,7 @@ class _Spelling:
         self._found = False
 
     def meant(self, lines: list[bytes]) -> list[bytes]:
-        """The lines without it."""
+        """Returns the paths that the lines mean."""
         return [line if not _MARKED.match(line) else self._one(line) for line in lines]
 
     def _one(self, line: bytes) -> bytes:
@@ -132,7 +133,7 @@ def _check_lengths(argument: str, lines: list[bytes]) -> None:
 
 
 class _DotDot:
-    """Tidies paths; `..` is resolved per directory, by the file system, since what is before it may be a symlink."""
+    """Tidies paths. The file system resolves `..`, once per directory, since the name before it may be a symlink."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, bytes] = {}
@@ -150,7 +151,7 @@ class _DotDot:
 
 
 def collapse(directory: bytes) -> bytes:
-    """A directory's path without `..`: textually where that names the same directory, else resolved."""
+    """Returns a directory's path without `..`: textually where that names the same directory, else resolved."""
     textual = os.path.normpath(directory)
     if b"/.." not in directory:
         return textual

@@ -1,6 +1,6 @@
-"""Which dataset a path belongs to: roots and aliases against absolute paths, textually.
+"""Finds the dataset that an absolute path belongs to, by comparing it as text with roots and aliases.
 
-Owns the textual rules for paths (bytes). Touches no file system: symlinks are resolved once, by `datasets`.
+This module owns the textual rules for paths (bytes). It touches no file system: `datasets` resolves symlinks once.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ def tidy(path: bytes) -> bytes:
 
 
 def is_below(path: bytes, root: bytes) -> bool:
-    """Whether `path` is the root or lies in it. Both tidy."""
+    """Whether `path` is the root or lies in it. Both must be tidy."""
     return path == root or path.startswith(with_slash(root))
 
 
 def with_slash(root: bytes) -> bytes:
-    """The prefix of everything in a directory."""
+    """Returns the prefix of all paths in a directory."""
     return root if root.endswith(b"/") else root + b"/"
 
 
 def join(root: bytes, path: bytes) -> bytes:
-    """The absolute path of something below a root; the root itself for an empty path."""
+    """Returns the absolute path of a path below a root; the root itself for an empty path."""
     return with_slash(root) + path if path else root
 
 
 def printable(path: bytes) -> str:
-    r"""A path on one line: bytes that are not text, newlines and other controls as \xNN."""
+    r"""Returns a path on one line, with bytes that are not text, newlines and other controls as \xNN."""
     text = path.decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else _escaped(c) for c in text)
 
@@ -52,7 +52,7 @@ class Roots:
         self._prefixes.sort(key=lambda item: -len(item[0]))
 
     def locate(self, path: bytes) -> tuple[int, bytes] | None:
-        """(index of the dataset, path below its root; empty for the root itself) of an absolute path, or None."""
+        """Returns the dataset's index and the path below its root (empty for the root) of an absolute path, or None."""
         path = tidy(path)
         for prefix, index in self._prefixes:
             if path.startswith(prefix):

@@ -1,7 +1,8 @@
-"""The scan: which files the datasets hold, with the facts of each, found in parallel.
+"""Scans the datasets: finds the files that they hold and the stat fields of each, in parallel.
 
-Owns the walk; `listing` says what a single look finds. The number of threads grows only where the file system is slow,
-since short calls from many threads cost more than they hide. No global state: works in a thread or a forked child.
+This module owns the walk; `listing` does its single tasks. The number of threads grows only where the file system is
+slow, since short calls from many threads cost more than they hide. There is no global state, so a scan works in a
+thread or a forked child.
 """
 
 from __future__ import annotations
@@ -34,28 +35,28 @@ from hpcstage.plan.types import Kind
 SLOW_BATCH = 8
 FAST_OPERATION_S = 100e-6
 GROW_AFTER_S = 0.01
-"""Time beyond that of fast operations adds up, fast ones pay it back; at so much the threads are doubled."""
+"""The threads are doubled when this much time beyond that of fast operations has added up; fast ones reduce it."""
 
 
 @dataclass
 class ScanResult:
-    """What was found."""
+    """The manifest that a scan made, what it left out, and what it cost."""
 
     manifest: Manifest
     skipped: list[tuple[bytes, str]]
-    """(absolute path, reason) of what was left out; the first hundred."""
+    """Pairs (absolute path, reason) of the first hundred names that were left out."""
     skipped_counts: dict[str, int]
-    """By reason, all of them."""
+    """Number of all names that were left out, by reason."""
     stats: int
-    """Metadata operations at the source, listings apart."""
+    """Number of metadata operations at the source, without listings."""
     listings: int
     seconds: float
     threads: int
-    """How many threads the walk ended with."""
+    """Number of threads at the end of the walk."""
 
 
 class ScanCancelled(Exception):
-    """`cancel` was set."""
+    """The caller set `cancel`, so there is no result."""
 
 
 def scan(
@@ -65,7 +66,7 @@ def scan(
     exclude: Sequence[bytes] = (),
     cancel: threading.Event | None = None,
 ) -> ScanResult:
-    """Walks all datasets. `exclude`: absolute directories to leave out (the run directory, the store)."""
+    """Walks all datasets, except for the absolute directories of `exclude` (the run directory, the store)."""
     started = time.monotonic()
     walk = _Walk(resolved, frozenset(exclude), threads, cancel or threading.Event())
     tally = walk.run(_first_tasks(resolved))
@@ -139,7 +140,7 @@ class _Walk:
         return len(self._threads)
 
     def run(self, tasks: Iterator[Task]) -> Tally:
-        """Works until nothing is left; the threads are daemons, so a hung source cannot keep the process."""
+        """Works until no task is left; the threads are daemon threads, so a hung source cannot keep the process."""
         self._feed = tasks
         with self._changed:
             self._start_worker()
@@ -198,7 +199,10 @@ class _Walk:
                 self._changed.notify_all()
 
     def _is_slow(self, operations: int, seconds: float) -> bool:
-        """Told what some operations took: doubles the threads where that was long, and not just a preempted moment."""
+        """Takes the seconds of some operations; doubles the threads and returns True if slow time has added up.
+
+        A single preempted moment is too short to add up to that.
+        """
         with self._changed:
             self._lost_s = max(0.0, self._lost_s + seconds - operations * FAST_OPERATION_S)
             if self._lost_s < GROW_AFTER_S or self._limit == 1:
@@ -229,6 +233,6 @@ class _Walk:
             done += SLOW_BATCH
             if self._is_slow(SLOW_BATCH, SLOW_BATCH * typical_s):
                 break
-        # Others take part in what is slow.
+        # The file system is slow: other threads take parts of the rest.
         for start in range(done, len(task.names), SLOW_BATCH):
             self._push(task.part(start, start + SLOW_BATCH))

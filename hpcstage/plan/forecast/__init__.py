@@ -1,1 +1,1 @@
-"""What the modes would take. Pure."""
+"""Forecasts how long the modes would take. Pure."""

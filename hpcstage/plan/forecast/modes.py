@@ -1,4 +1,4 @@
-"""What the four modes would take: Yang and Cong's cost model, in Higuchi et al.'s three ways. Pure.
+"""Forecasts how long the four modes would take, by Yang and Cong's cost model in Higuchi et al.'s three ways. Pure.
 
 Per epoch, with C the compute time, D the bytes and n the files of the dataset:
 
@@ -8,15 +8,15 @@ Per epoch, with C the compute time, D the bytes and n the files of the dataset:
     true cost   max(C, reading) where readers work ahead, C + reading where none do     (6)
     with store  (1 - a) of the storage term + a of the local term, a the staged share   (7, 8)
 
-Preprocessing (3, 4) is part of C: where the files lie does not change it. Of p nodes that share the source each reads
-its own p-th part at a p-th of the source's rates; `upfront` copies the whole dataset to each. Where nodes get files
-from each other, these come over each node's own link, beside the source: the larger of the two terms of (7) counts.
-Filling a replica goes on behind the training and is not waited for.
+Preprocessing (3, 4) is part of C, as it does not depend on where the files lie. Each of p nodes that share the source
+reads its own p-th part at a p-th of the source's rates; `upfront` copies the whole dataset to each. Where nodes get
+files from each other, these come over each node's own link, beside the source, so the larger of the two terms of (7)
+counts. A replica is filled while the training runs, which does not wait for it.
 
     direct   startup + E x epoch(a = 0)
     upfront  copy + startup + E x epoch(a)
-    runtime  epoch 1 ends when both the program and the copying have got through: max(startup + epoch(a), copy), then
-             (E - 1) x epoch(a). Where the order is not known, files that are asked for are fetched first.
+    runtime  epoch 1 ends when both the program and the copying are through: max(startup + epoch(a), copy), then
+             (E - 1) x epoch(a). Where the order is not known, files that the program asks for are fetched first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hpcstage.units import format_duration as show
 
 DIRECT, UPFRONT, RUNTIME, AUTO = "direct", "upfront", "runtime", "auto"
 TIE = 1.03
-"""Forecasts this near to each other are the same; `runtime` then, as it is right about more surprises."""
+"""Forecasts within this factor count as equal; `runtime` is then chosen, as it suffers least from a wrong forecast."""
 ONE_EPOCH_TIE = 1.01
 ASSUMED_EPOCHS = 10
 ASSUMED_READERS = 0
@@ -54,10 +54,10 @@ def forecast(
     nodes: int = 1,
     sharing: Sharing | None = None,
 ) -> Forecast:
-    """The four modes. `fit` is the share of the dataset that fits the budget; `begin_s` what the scan takes.
+    """Forecasts the four modes. `fit` is the share of the dataset that fits the budget; `begin_s` is the scan's time.
 
     With several nodes `epoch_compute_s` is that of `nodes` together; `sharing` says what they get from each other
-    and takes the place of `fit`.
+    and replaces `fit`.
     """
     workload, rates, assumptions = _assume(workload, rates, nodes)
     if not order_known:
@@ -72,7 +72,7 @@ def forecast(
 
 
 def source_pass_s(workload: Workload, rates: Rates, *, max_rate_bytes_per_s: float | None = None) -> float:
-    """Copying everything from the source once, with all transfers in flight: D / R."""
+    """Returns the seconds of copying everything from the source once, with all transfers in flight: D / R."""
     workload, rates, _ = _assume(workload, rates, 1)
     return phases(workload, rates, Asked(max_rate_bytes_per_s=max_rate_bytes_per_s)).first.copy_s
 
@@ -127,10 +127,10 @@ def _first_epoch(terms: Terms) -> tuple[float, str]:
 
 
 def _unordered_s(terms: Terms) -> float:
-    """Epoch 1 where the copying does not know what comes next: step by step through the program's reads.
+    """Returns the end of epoch 1 where the copying does not know the order; goes through the reads step by step.
 
-    Whatever was read is staged (as far as it fits), so of the files still unread the share (staged - read) / (1 - read)
-    is found; the others are fetched while the program waits.
+    Files that were read are staged (as far as they fit), so the program finds the share (staged - read) / (1 - read) of
+    the unread files; the others are fetched while it waits.
     """
     now_s = terms.startup_s
     for step in range(_STEPS):
@@ -146,7 +146,7 @@ def _unordered_s(terms: Terms) -> float:
 
 
 def choose(terms: Terms, modes: dict[str, ModeForecast], *, from_nodes: bool = False) -> tuple[str, str]:
-    """The fastest mode; near ties go to runtime, but with one epoch to direct. And why, in one sentence."""
+    """Returns the fastest mode, and why in one sentence. Near ties go to runtime, but with one epoch to direct."""
     best = min(modes.values(), key=lambda m: m.total_s)
     direct, runtime = modes[DIRECT], modes[RUNTIME]
     if terms.share == 0:
@@ -192,7 +192,7 @@ def _why_runtime(terms: Terms, modes: dict[str, ModeForecast], from_nodes: bool)
 
 
 def _assume(workload: Workload, rates: Rates, nodes: int) -> tuple[Workload, Rates, list[str]]:
-    """Fills in what is not known, and lists it."""
+    """Fills in values that are not known, and lists them."""
     notes: list[str] = []
     if workload.epochs is None:
         workload = replace(workload, epochs=ASSUMED_EPOCHS)

@@ -1,7 +1,7 @@
-"""What a job on several nodes would do: each node's part, and forecasts over the number of nodes. Pure.
+"""Plans a job on several nodes: each node's part, and forecasts over the number of nodes. Pure.
 
-Owns the table that answers "what if": 1, 2, 4, ... nodes under each placement. The nodes are taken to be alike, with
-the room that was found where the plan is made. The model is in `modes` and `placement.hits`.
+This module owns the table that answers "what if": 1, 2, 4, ... nodes under each placement. It assumes that all nodes
+have the budget that was found where the plan is made. The model is in `modes` and `placement.hits`.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from hpcstage.plan.types import Budget, Forecast, Rates, Workload
 
 AUTO = "auto"
 MOST_LOOKED_AT = 4_000_000
-"""Ids, where each node must be looked at by itself."""
+"""At most about this many ids are looked at where each node needs a pass of its own."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One node's, in files and in bytes of content."""
+    """One node's part, in files and in bytes of content."""
 
     node: int
     fetched_files: int
     fetched_bytes: int
-    """From the source, once."""
+    """Bytes that the node reads from the source, once."""
     kept_files: int
     kept_bytes: int
     others_files: int
     others_bytes: int
-    """From other nodes: all that it keeps and does not fetch; with partition what it reads in an epoch."""
+    """Bytes from other nodes: those that the node keeps and does not fetch; with partition those it reads per epoch."""
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """One number of nodes under one placement."""
+    """The forecast for one number of nodes under one placement."""
 
     nodes: int
     placement: str
@@ -47,26 +47,26 @@ class Scaled:
     first_epoch_s: float
     later_epoch_s: float
     source_bytes: float
-    """All nodes, all epochs."""
+    """Bytes that all nodes read from the source in all epochs."""
     peer_bytes: float
-    """Likewise, between nodes."""
+    """Bytes that all nodes send each other in all epochs."""
     later: Hits
 
 
 @dataclass(frozen=True)
 class Size:
-    """One number of nodes."""
+    """The forecasts for one number of nodes."""
 
     nodes: int
     choice: str
-    """What auto takes; or the placement that was asked for."""
+    """The placement that auto chooses, or the one that was asked for."""
     direct_s: float
     direct_epoch_s: float
     compute_epoch_s: float
     placements: tuple[Scaled, ...]
 
     def chosen(self) -> Scaled:
-        """Under the placement of `choice`."""
+        """Returns the forecast under the placement of `choice`."""
         return next(item for item in self.placements if item.placement == self.choice)
 
 
@@ -78,26 +78,27 @@ class NodesPlan:
     kind: str
     why: str
     room_bytes: int | None
-    """Of each node, for files; None: unknown, as much as is needed."""
+    """Bytes of each node for files; None: unknown, taken as enough."""
     room_inodes: int | None
     unplaced_files: int
     unplaced_bytes: int
     parts: tuple[Part, ...]
     knee: float | None
-    """Nodes at which reading the source takes as long as computing, R / V; None: the compute time is unknown."""
+    """The number of nodes at which an epoch reads the source for as long as it computes, R / V; None: the compute time
+    is unknown."""
     sizes: tuple[Size, ...]
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a plan for several nodes is made of."""
+    """The input of a plan for several nodes."""
 
     sizes: Sequence[int]
-    """Of files, in bytes, by id."""
+    """Sizes of files in bytes, by id."""
     budget: Budget | None
     directories: int
-    """Each takes a block and an inode on every node."""
+    """Number of directories, each of which takes a block and an inode on every node."""
     asked: str = AUTO
     seed: int = 0
     order_known: bool = True
@@ -106,7 +107,7 @@ class Given:
 
 
 def nodes_plan(given: Given, workload: Workload, rates: Rates, nodes: int) -> NodesPlan:
-    """For `nodes` nodes of one kind."""
+    """Plans the job for `nodes` nodes that are alike."""
     needed = needed_bytes(given.sizes)
     room = _room(given, needed)
     kind, why = _kind(given, needed, [room] * nodes)
@@ -129,13 +130,13 @@ def nodes_plan(given: Given, workload: Workload, rates: Rates, nodes: int) -> No
 
 
 def sharing_of(given: Given, nodes: int, kind: Kind) -> Sharing:
-    """The shares that alike nodes keep, by bytes on disk or by inodes, whichever is short."""
+    """Returns the shares that alike nodes keep, limited by bytes on disk or by inodes, whichever is short."""
     needed = needed_bytes(given.sizes)
     return alike(kind, nodes, _share(_room(given, needed), needed, len(given.sizes)))
 
 
 def outlook(given: Given, nodes: int) -> Sharing | None:
-    """What alike nodes would keep under the placement that is asked for; None: there is one node."""
+    """Returns what alike nodes would keep under the placement that is asked for; None with one node."""
     if nodes < 2:
         return None
     needed = needed_bytes(given.sizes)
@@ -144,13 +145,13 @@ def outlook(given: Given, nodes: int) -> Sharing | None:
 
 
 def counted(nodes: int) -> list[int]:
-    """1, 2, 4, ... and `nodes`."""
+    """Returns 1, 2, 4, ... and `nodes`."""
     powers = [1 << exponent for exponent in range(nodes.bit_length()) if 1 << exponent < nodes]
     return [*powers, nodes]
 
 
 def parts_of(placement: Placement) -> tuple[tuple[Part, ...], int, int]:
-    """Each node's part; files and bytes that are placed nowhere."""
+    """Returns each node's part, and the number and bytes of the files that are placed nowhere."""
     sizes, count = placement.files.sizes, placement.nodes
     total_files, total_bytes = len(sizes), sum(sizes)
     if placement.kind is Kind.PRIVATE:
@@ -170,7 +171,7 @@ def parts_of(placement: Placement) -> tuple[tuple[Part, ...], int, int]:
 
 
 def _copies(placement: Placement, owned: Sequence[tuple[int, int]], files: int, size: int) -> list[tuple[int, int]]:
-    """With replicate: what each node holds of others; of some nodes for all, where looking at each takes long."""
+    """Returns with replicate what each node holds of others' files; only of some nodes where each takes long."""
     if placement.kind is not Kind.REPLICATE:
         return []
     if placement.files.copies_fit:
@@ -181,7 +182,7 @@ def _copies(placement: Placement, owned: Sequence[tuple[int, int]], files: int, 
 
 
 def _others_read(own: tuple[int, int], files: int, size: int, nodes: int) -> tuple[int, int]:
-    """Of the p-th part of the dataset that a node reads in an epoch, what it does not keep."""
+    """Returns the files and bytes that a node reads in an epoch, its p-th part of the dataset, but does not keep."""
     return round((files - own[0]) / nodes), round((size - own[1]) / nodes)
 
 
@@ -254,7 +255,7 @@ def _scaled(work: Workload, sharing: Sharing, kind: Kind, result: Forecast) -> S
 
 
 def _knee(workload: Workload, rates: Rates, given: Given) -> float | None:
-    """(5): what one node computes in, over what the source takes for one pass."""
+    """Returns the knee (5): the time in which one node computes an epoch over that of one pass at the source."""
     if not workload.epoch_compute_s:
         return None
     alone = workload.on(1)
@@ -263,12 +264,12 @@ def _knee(workload: Workload, rates: Rates, given: Given) -> float | None:
 
 
 def to_json(plan: NodesPlan) -> dict[str, Any]:
-    """Plain data."""
+    """Returns plain data."""
     return asdict(plan)
 
 
 def from_json(data: dict[str, Any]) -> NodesPlan:
-    """Reads what `to_json` gave."""
+    """Reads what `to_json` returned."""
     sizes = tuple(Size(**{**item, "placements": _scaled_in(item["placements"])}) for item in data["sizes"])
     return NodesPlan(**{**data, "parts": tuple(Part(**item) for item in data["parts"]), "sizes": sizes})
 

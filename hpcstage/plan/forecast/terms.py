@@ -1,6 +1,7 @@
-"""The numbers of the cost model: seconds for one pass over what a node reads in an epoch. Pure.
+"""Computes the terms of the cost model: seconds for one pass over what a node reads in an epoch. Pure.
 
-Owns how rates and amounts become seconds, on one node and on several. What the modes make of them is in `forecast`.
+This module owns how rates and amounts become seconds, on one node and on several. `modes` owns what the modes make of
+them.
 """
 
 from __future__ import annotations
@@ -15,45 +16,45 @@ from hpcstage.units import format_duration as show
 
 @dataclass(frozen=True)
 class Terms:
-    """All known."""
+    """The terms of the model, all of them known."""
 
     epochs: int
     startup_s: float
     begin_s: float
-    """From the start to the first copied file: the scan."""
+    """Seconds from the start to the first copied file: the scan."""
     compute_s: float
     readers: int
     source_alone_s: float
-    """One reader alone reads everything from the source."""
+    """Seconds in which one reader alone reads all files of the pass from the source."""
     source_s: float
-    """Everything with as many transfers in flight as pay."""
+    """Seconds of the same pass with as many transfers in flight as pay."""
     local_alone_s: float
-    """One reader alone reads everything that is staged, here or on another node."""
+    """Seconds in which one reader alone reads them from staged copies, here or on another node."""
     copy_s: float
-    """Copying what a node reads in an epoch."""
+    """Seconds of copying what a node reads in an epoch."""
     whole_copy_s: float
-    """Copying the dataset to where the placement wants it."""
+    """Seconds of copying the dataset to the nodes that keep it."""
     share: float
-    """Of the dataset that is staged."""
+    """The share of the dataset that is staged."""
     order_known: bool
     files: int
     peers_s: float = 0.0
-    """Everything that is staged, as far as it is on other nodes, at the rate of the link."""
+    """Seconds to get the staged files that are on other nodes, at the rate of the link."""
 
     def read_s(self, share: float) -> float:
-        """Reading once, a share of it from what is staged."""
+        """Returns the seconds of reading once, with a share of the reads from staged copies."""
         alone = share * self.local_alone_s + (1 - share) * self.source_alone_s
         if self.readers == 0:
             return alone
         return queued_s(alone, ((1 - share) * self.source_s, share * self.peers_s), self.readers)
 
     def epoch_s(self, share: float) -> float:
-        """Reading and computing once."""
+        """Returns the seconds of reading and computing once."""
         read_s = self.read_s(share)
         return self.compute_s + read_s if self.readers == 0 else max(self.compute_s, read_s)
 
     def say_epoch(self, share: float) -> str:
-        """The epoch's formula with its numbers."""
+        """Returns the epoch's formula with its numbers, as text."""
         staged = "nodes" if self.peers_s else "local"
         where = staged if share == 1 else "source" if share == 0 else f"{share:.0%} {staged}, rest source"
         read = f"{where} {show(self.read_s(share))}"
@@ -72,7 +73,7 @@ class Phases:
 
 @dataclass(frozen=True)
 class Asked:
-    """What is forecast besides workload and rates."""
+    """The input of a forecast besides workload and rates."""
 
     fit: float = 1.0
     order_known: bool = True
@@ -83,8 +84,11 @@ class Asked:
 
 
 def queued_s(alone_s: float, shared_s: tuple[float, ...], readers: int) -> float:
-    """What a pass takes readers that do one thing each at a time, and queue for what they share: alone over readers
-    where that is little, the largest share where they are many, more than both between (mean value analysis)."""
+    """Returns the seconds of a pass by readers that each do one thing at a time and queue for what they share.
+
+    That is `alone_s` / readers where they share little, the largest of `shared_s` where there are many readers, and
+    more than both in between (mean value analysis).
+    """
     if not alone_s and not any(shared_s):
         return 0.0
     own_s = max(0.0, alone_s - sum(shared_s))
@@ -97,7 +101,7 @@ def queued_s(alone_s: float, shared_s: tuple[float, ...], readers: int) -> float
 
 
 def phases(workload: Workload, rates: Rates, asked: Asked) -> Phases:
-    """Of known numbers."""
+    """Computes the terms from known numbers."""
     sharing = asked.sharing
     if sharing is None or sharing.nodes < 2:
         terms = _terms(workload, rates, asked, asked.fit, 0.0)
@@ -117,7 +121,7 @@ def phases(workload: Workload, rates: Rates, asked: Asked) -> Phases:
 
 
 def _terms(workload: Workload, rates: Rates, asked: Asked, share: float, peers: float) -> Terms:
-    """`peers`: of what is staged, the share that comes from other nodes."""
+    """Computes the terms. `peers` is the share of the staged files that comes from other nodes."""
     nodes = asked.nodes
     files, size = max(1, workload.files) / nodes, workload.size_bytes / nodes
     source_s = _pass_s(files, size, rates.source_files_per_s, rates.source_bytes_per_s) * nodes

@@ -1,1 +1,1 @@
-"""In which order files are read: lists, samplers, traces. Pure."""
+"""Makes the order in which files are read: from lists, samplers and traces. Pure, but for reading and writing files."""

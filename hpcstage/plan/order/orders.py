@@ -1,6 +1,6 @@
-"""The order: a sequence of ids from lists, from the manifest, from a trace, or from a file.
+"""Makes orders, sequences of ids, from lists, the manifest, a trace, or a file.
 
-Owns `order.bin` and the turning of paths into ids. A wrong order costs time, never correctness, so unknown paths are
+This module owns `order.bin` and turns paths into ids. A wrong order costs time, never correctness, so unknown paths are
 counted and left out.
 """
 
@@ -30,28 +30,27 @@ _HEAD = struct.Struct("<16s32sIIQ")
 
 
 def follows_samplers(setting: str | None) -> bool:
-    """Whether orders that samplers announce are followed: not where another order was asked for by name."""
+    """Whether the run follows orders that samplers announce: not where the user asked for another order."""
     return setting in _FOLLOWING
 
 
 class Listed(NamedTuple):
-    """An order, and what lists name besides."""
+    """An order, and the paths of lists that it lacks."""
 
     order: Order
     unknown: int = 0
     """Paths of the lists that are no file of the manifest and no directory of files."""
     examples: tuple[bytes, ...] = ()
-    """The first of them."""
+    """The first of the unknown paths."""
 
 
 def build(
     manifest: Manifest, setting: str | None, *, lists: Sequence[PathList] = (), trace: Order | None = None
 ) -> Order:
-    """The order with which a run starts.
+    """Returns the order with which a run starts.
 
-    `setting` is `manifest`, `given`, `trace`, `sampler` (nothing is known until one announces its order: by path),
-    the name of a list, which is among `lists` then, or `auto` (or None): the best that is there, which is a list, else
-    a trace, else by path.
+    `setting` is `manifest`, `given`, `trace`, `sampler` (the order is by path until a sampler announces one), the name
+    of a list, which is then among `lists`, or `auto` (or None): a list if there is one, else a trace, else by path.
     """
     return build_counting(manifest, setting, lists=lists, trace=trace).order
 
@@ -59,7 +58,7 @@ def build(
 def build_counting(
     manifest: Manifest, setting: str | None, *, lists: Sequence[PathList] = (), trace: Order | None = None
 ) -> Listed:
-    """Like `build`, and what of the lists is not in the manifest."""
+    """Returns the same order as `build`, and which paths of the lists the manifest lacks."""
     listed = from_paths(manifest, (path for item in lists for path in item.paths), GIVEN)
     if lists and setting not in (MANIFEST, TRACE, SAMPLER):
         return listed
@@ -69,7 +68,7 @@ def build_counting(
 
 
 def from_ids(ids: Iterable[int], files: int, provenance: str) -> Order:
-    """An order of ids that may come several times (the first counts) or be none of the manifest's."""
+    """Makes an order of ids; leaves out repeated ids after the first, and ids that the manifest lacks."""
     seen = bytearray(files)
     kept = array("I")
     for file_id in ids:
@@ -80,7 +79,7 @@ def from_ids(ids: Iterable[int], files: int, provenance: str) -> Order:
 
 
 def from_paths(manifest: Manifest, paths: Iterable[bytes], provenance: str) -> Listed:
-    """Ids of absolute paths, duplicates at their first place, a directory as its files."""
+    """Makes an order of absolute paths: duplicates stand at their first place, a directory stands for its files."""
     seen = bytearray(len(manifest))
     ids = array("I")
     unknown = 0
@@ -106,7 +105,7 @@ def from_paths(manifest: Manifest, paths: Iterable[bytes], provenance: str) -> L
 
 
 def missing_text(listed: Listed, lists: Sequence[PathList]) -> str:
-    """What is said of entries that name no file; empty if all do."""
+    """Says which entries of the lists name no file; empty if all do."""
     if not listed.unknown:
         return ""
     entries = sum(len(item.paths) for item in lists)
@@ -119,7 +118,7 @@ MISSING_REMEDY = "correct the list, or go on: the others are staged"
 
 
 def complete(order: Order, files: int) -> array[int]:
-    """All ids: the order's, then those that it leaves out, in the manifest's order."""
+    """Returns all ids: the order's, then those that it leaves out, in the manifest's order."""
     if len(order.ids) == files:
         return order.ids
     seen = bytearray(files)
@@ -138,7 +137,7 @@ def save(order: Order, path: Path) -> None:
 
 
 def load(path: Path, files: int | None = None) -> Order:
-    """Reads what `save` wrote; `files` of the manifest bound the ids. Raises UsageError if it is not an order."""
+    """Reads what `save` wrote; ids must be below `files`. Raises UsageError if the file is not an order."""
     try:
         data = path.read_bytes()
     except OSError as error:

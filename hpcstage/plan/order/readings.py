@@ -1,7 +1,7 @@
-"""What a program with a named sampler of PyTorch will read, epoch by epoch, as files of the manifest.
+"""Computes which files a program with a named sampler of PyTorch will read, epoch by epoch. Pure.
 
-Owns how an index of the program's dataset is taken for a file, and how ranks of a node are merged. The arithmetic of
-samplers is in `sampling`. Pure.
+This module owns which file an index of the program's dataset is taken for, and how ranks of a node are merged. The
+arithmetic of samplers is in `sampling`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hpcstage.plan.types import Order
 SEQUENTIAL, RANDOM, DISTRIBUTED = "sequential", "random", "distributed"
 SAMPLERS = (SEQUENTIAL, RANDOM, DISTRIBUTED)
 ORDERED_EPOCHS = 3
-"""So many epochs count for the order of copying: on a node with some of the ranks each epoch brings files anew."""
+"""The order of copying follows from this many epochs: on a node with some of the ranks each epoch reads new files."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class Asked:
     """The distributed sampler's own drop_last."""
     replicas: int = 1
     ranks: tuple[int, ...] = (0,)
-    """Those of the node."""
+    """The ranks of the node."""
     batch: int = 1
     drop_last: bool = False
-    """The loader's: the last batch is left out where it is not full."""
+    """The loader's drop_last: the last batch is left out where it is not full."""
     persistent_workers: bool = False
 
     def text(self) -> str:
-        """For people."""
+        """Describes the sampler for people."""
         if self.sampler == SEQUENTIAL:
             return "sequential"
         if self.sampler == RANDOM:
@@ -55,23 +55,23 @@ class Asked:
 
 @dataclass(frozen=True)
 class Reading:
-    """One epoch on the node."""
+    """The reads of one epoch on the node."""
 
     epoch: int
-    """From 0, as `set_epoch` counts."""
+    """The epoch's number from 0, as `set_epoch` counts."""
     indices: array[int]
-    """Into the program's dataset, in reading order; of several ranks one after the other in turn."""
+    """Indices of the program's dataset in reading order; several ranks take turns."""
 
 
 @dataclass(frozen=True)
 class Readings:
-    """All epochs that were asked for. They are computed while iterated over: each takes a moment for a million."""
+    """All epochs that were asked for. The iteration computes each when it reaches it: a moment for a million files."""
 
     asked: Asked
     dataset: array[int]
-    """By index of the program's dataset: the file's id."""
+    """Ids of files by index of the program's dataset."""
     about: str
-    """What is taken for the program's dataset."""
+    """Text that says which files are taken for the program's dataset."""
 
     def __iter__(self) -> Iterator[Reading]:
         orders = islice(_epochs(self.asked, len(self.dataset)), self.asked.epochs)
@@ -79,24 +79,24 @@ class Readings:
 
     @property
     def samples(self) -> int:
-        """Read on the node in each epoch, what is read twice to fill up included."""
+        """Number of samples that the node reads in each epoch, including those read twice to fill up."""
         asked, n = self.asked, len(self.dataset)
         if asked.sampler == DISTRIBUTED:
             n = _rank(asked, n, asked.ranks[0]).samples
         return (n - n % asked.batch if asked.drop_last else n) * len(asked.ranks)
 
     def rank_at(self, position: int) -> int:
-        """Who reads at a position of an epoch, from 0."""
+        """Returns the rank that reads at a position of an epoch; positions begin with 0."""
         return self.asked.ranks[position % len(self.asked.ranks)]
 
     def order(self) -> Order:
-        """In which order the files are needed first."""
+        """Returns the order in which the program needs the files first."""
         indices = chain.from_iterable(reading.indices for reading in islice(self, ORDERED_EPOCHS))
         return from_ids(map(self.dataset.__getitem__, indices), max(self.dataset, default=-1) + 1, SAMPLER)
 
 
 def readings(asked: Asked, manifest: Manifest, lists: Sequence[PathList] = ()) -> Readings:
-    """What a program reads whose dataset has the files of the lists, or else all files. Raises UsageError."""
+    """Computes the reads of a program whose dataset has the lists' files, or else all files. Raises UsageError."""
     dataset, about = _listed(manifest, lists) if lists else _by_class(manifest)
     if not dataset:
         raise UsageError("the sampler's dataset holds no file", "check --data")
@@ -152,9 +152,9 @@ def _by_class(manifest: Manifest) -> tuple[array[int], str]:
 
 
 def _class_key(path: bytes) -> bytes:
-    """ImageFolder's order: classes sorted, in each its directories sorted by path, in each of them its files.
+    """Returns a key that sorts as ImageFolder does: by class, then by directory, then by file name.
 
-    It differs from the manifest's, where `a-b/1` comes before `a/1`, as a whole path is compared.
+    The order differs from the manifest's, which compares whole paths, so that `a-b/1` comes before `a/1`.
     """
     directory, _, name = path.rpartition(b"/")
     return b"\0".join((directory.partition(b"/")[0], directory, name))

@@ -1,7 +1,7 @@
-"""PyTorch's sampling orders, exactly, without PyTorch. Pure: numbers in, indices into the loader's dataset out.
+"""Computes PyTorch's sampling orders exactly, without PyTorch. Pure: from numbers to indices of the loader's dataset.
 
-Owns the arithmetic of torch's CPU generator and of its samplers, and the text form of a distributed sampler
-(`distributed n=10 replicas=2 ...`). What an index means (which file) is not known here.
+This module owns the arithmetic of torch's CPU generator and of its samplers, and the text form of a distributed sampler
+(`distributed n=10 replicas=2 ...`). It does not know which file an index means.
 
 Python's own generator is the same Mersenne Twister as torch's; only the seeding differs, so the words come from it.
 """
@@ -17,7 +17,7 @@ from itertools import chain, zip_longest
 from operator import add, mod
 
 MOST_SAMPLES = (1 << 32) // 20 - 1
-"""Above, torch draws other numbers for a permutation."""
+"""For more samples torch draws other numbers for a permutation."""
 DISTRIBUTED = "distributed"
 _STATE_WORDS = 624
 _CHUNK = 1 << 20
@@ -26,7 +26,7 @@ _LARGEST_SEED = 1 << 64
 
 
 class Words:
-    """The 32-bit words of `torch.Generator().manual_seed(seed)`, from the first."""
+    """The sequence of 32-bit words that `torch.Generator().manual_seed(seed)` yields."""
 
     def __init__(self, seed: int) -> None:
         state = [seed & _WORD]
@@ -37,7 +37,7 @@ class Words:
         self._twister.setstate((3, (*state, _STATE_WORDS), None))
 
     def take(self, count: int) -> array[int]:
-        """The next words."""
+        """Returns the next words."""
         words = array("I")
         if count > 0:
             words.frombytes(self._twister.getrandbits(32 * count).to_bytes(4 * count, "little"))
@@ -46,14 +46,14 @@ class Words:
         return words
 
     def skip(self, count: int) -> None:
-        """Leaves words out, as a draw does whose result does not matter."""
+        """Skips words that a draw takes whose result does not matter."""
         while count > 0:
             self._twister.getrandbits(32 * min(count, _CHUNK))
             count -= _CHUNK
 
 
 def randperm(n: int, words: Words) -> array[int]:
-    """`torch.randperm(n, generator=...)`. Raises ValueError for a number of samples that it cannot do."""
+    """Returns `torch.randperm(n, generator=...)`. Raises ValueError for a number of samples that it cannot compute."""
     _check_samples(n)
     order = array("I", range(n))
     for first in range(0, n - 1, _CHUNK):
@@ -69,23 +69,23 @@ def randperm(n: int, words: Words) -> array[int]:
 
 
 def sequential(n: int) -> array[int]:
-    """`SequentialSampler`."""
+    """Returns the order of a `SequentialSampler`."""
     _check_samples(n)
     return array("I", range(n))
 
 
 def random_epochs(n: int, seed: int, *, persistent_workers: bool = False) -> Iterator[array[int]]:
-    """Epoch after epoch of `DataLoader(shuffle=True, generator=torch.Generator().manual_seed(seed))`, without end.
+    """Yields epochs of `DataLoader(shuffle=True, generator=torch.Generator().manual_seed(seed))` without end.
 
-    Holds where every epoch is read to its end and nothing else draws from the generator. `num_workers`, `batch_size`
-    and `drop_last` do not matter; workers that persist do: their loader draws its base seed only once.
+    The orders are right if every epoch is read to its end and nothing else draws from the generator. `num_workers`,
+    `batch_size` and `drop_last` do not matter; persistent workers do, as their loader draws its base seed only once.
     """
     _check_samples(n)
     words = Words(seed)
     words.skip(_BASE_SEED_WORDS)
     while True:
         yield randperm(n, words)
-        # At its end the sampler draws a second permutation, of which it takes nothing.
+        # At the end of an epoch the sampler draws a second permutation, which it does not use.
         words.skip(n - 1)
         if not persistent_workers:
             words.skip(_BASE_SEED_WORDS)
@@ -104,7 +104,7 @@ class Distributed:
     rank: int
     shuffle: bool = True
     drop_last: bool = False
-    """The sampler's own, not the loader's."""
+    """The sampler's own drop_last, not the loader's."""
     seed: int = 0
     epoch: int = 0
 
@@ -126,11 +126,11 @@ class Distributed:
         return self.part(self.permutation())
 
     def permutation(self) -> array[int]:
-        """Of all ranks, before it is divided: the same for all ranks of one epoch."""
+        """Returns the permutation of all samples before it is divided; all ranks of one epoch have the same."""
         return randperm(self.n, Words(self.seed + self.epoch)) if self.shuffle else sequential(self.n)
 
     def part(self, permutation: array[int]) -> array[int]:
-        """The rank's share of a permutation."""
+        """Returns the rank's share of a permutation."""
         missing = self.samples * self.replicas - self.n
         share = permutation[self.rank : max(self.n + min(missing, 0), 0) : self.replicas]
         if missing > 0 and len(share) < self.samples:
@@ -139,16 +139,16 @@ class Distributed:
         return share
 
     def _filled(self) -> tuple[int, int, int]:
-        """Positions behind the end that are the rank's, counted on from the permutation's start."""
+        """Returns the range (start, stop, step) of the rank's positions behind the end, counted from the end."""
         first = self.rank + self.replicas * (-(-(self.n - self.rank) // self.replicas) if self.rank < self.n else 0)
         return first - self.n, self.samples * self.replicas - self.n, self.replicas
 
     def later(self, epochs: int) -> Distributed:
-        """The same rank, so many epochs on."""
+        """Returns the same rank's sampler this many epochs later."""
         return replace(self, epoch=self.epoch + epochs)
 
     def text(self) -> str:
-        """As announced; `parse` reads it."""
+        """Returns the text form that is announced; `parse` reads it."""
         flags = f"shuffle={self.shuffle:d} drop_last={self.drop_last:d}"
         return f"{DISTRIBUTED} n={self.n} replicas={self.replicas} rank={self.rank} {flags} " + (
             f"seed={self.seed} epoch={self.epoch}"
@@ -174,7 +174,7 @@ def parse(formula: str) -> Distributed:
 
 
 def orders_of(samplers: Sequence[Distributed]) -> list[array[int]]:
-    """The orders of several ranks (or epochs); what ranks share is computed once."""
+    """Returns the orders of several ranks (or epochs); a permutation that ranks share is computed once."""
     known: dict[tuple[int, int | None], array[int]] = {}
     found = []
     for sampler in samplers:
@@ -189,12 +189,12 @@ def orders_of(samplers: Sequence[Distributed]) -> list[array[int]]:
 
 
 def batched(order: array[int], batch: int, *, drop_last: bool) -> array[int]:
-    """What a loader reads of an order: all, or without the last batch if that is not full."""
+    """Returns what a loader reads of an order: all of it, or all but the last batch if that is not full."""
     return order[: len(order) - len(order) % batch] if drop_last else order
 
 
 def interleave(orders: Sequence[array[int]]) -> array[int]:
-    """Several ranks' orders as one: the first of each, then the second of each, and so on."""
+    """Merges several ranks' orders: the first index of each, then the second of each, and so on."""
     if len({len(order) for order in orders}) == 1:
         merged = array("I", bytes(4 * sum(map(len, orders))))
         for rank, order in enumerate(orders):

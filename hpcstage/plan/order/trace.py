@@ -1,9 +1,10 @@
-"""The trace of a run: which files a command opened first, in which order, and which index of its dataset opened what.
+"""Writes and reads the trace of a run: the order in which a command first opened its files, and which files each index
+of its dataset opened.
 
-Owns the files `<directory>/<key>.trace`, their bounds, and whether one may be used. It does not own their form
-(`tracefile`), where the directory lies (callers pass `record.index.state_dir(env) / DIRECTORY`), nor what is learnt.
-A trace is a convenience: nothing fails where a home is read-only, and a file that is damaged, foreign or of other
-files is none, with a reason.
+This module owns the files `<directory>/<key>.trace`, their bounds, and whether a run may use one. It does not own their
+form (`tracefile`), where the directory lies (callers pass `record.parts.index.state_dir(env) / DIRECTORY`), nor what a
+run learns. A trace is a convenience: nothing fails where a home is read-only, and a trace that is damaged, foreign or
+of other files is not used, with a reason.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from hpcstage.plan.order.tracefile import Header, Table, Trace, Unusable, decode
 __all__ = ["DIRECTORY", "PROVENANCE", "Header", "Table", "Trace", "Unusable", "digest", "find", "key", "load",
            "newest", "path_of", "read_header", "save"]  # fmt: skip
 DIRECTORY = "traces"
-"""Below the user's state directory."""
+"""The directory of traces below the user's state directory."""
 PROVENANCE = "trace"
 MOST_BYTES = 64 << 20
 MOST_FILES = 64
@@ -34,12 +35,12 @@ _FIRST_BYTES, _MOST_HEADER_BYTES = 1 << 14, 8 << 20
 
 
 def digest(manifest: Manifest) -> str:
-    """Of all paths of a manifest, with their datasets: equal digests mean that ids mean the same files."""
+    """Returns a digest of a manifest's paths and their datasets: if digests are equal, ids mean the same files."""
     return manifest.paths_digest()
 
 
 def key(roots: Sequence[str], command: Sequence[str]) -> str:
-    """The name of a trace's file: 16 hexadecimal digits for these datasets and this command."""
+    """Returns the name of a trace's file: 16 hexadecimal digits for these datasets and this command."""
     import hashlib
 
     asked = json.dumps([sorted(roots), list(command)])
@@ -47,7 +48,7 @@ def key(roots: Sequence[str], command: Sequence[str]) -> str:
 
 
 def path_of(directory: Path, roots: Sequence[str], command: Sequence[str]) -> Path:
-    """Where the trace of this command on these datasets lies."""
+    """Returns the path of the trace of this command on these datasets."""
     return directory / (key(roots, command) + _SUFFIX)
 
 
@@ -55,9 +56,10 @@ def path_of(directory: Path, roots: Sequence[str], command: Sequence[str]) -> Pa
 
 
 def save(directory: Path, trace: Trace) -> str | None:
-    """Writes a trace in place of the last one, then removes the oldest beyond the bounds. Why not, or None: written.
+    """Writes a trace in place of the last one, then removes the oldest beyond the bounds.
 
-    Several writers may meet: the last one's file stays, whole. Tables are left out where the file would grow too large.
+    Returns None if it was written, else why not. Where several processes write at once, the file of the last one stays,
+    whole. Tables are left out where the file would be too large.
     """
     try:
         content = encode(trace)
@@ -91,7 +93,8 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _prune(directory: Path, newest: Path) -> None:
-    """The oldest go. Ages are taken against the file just written: the clock of the file system, not of this node."""
+    """Removes the oldest traces. Ages are relative to the file just written: by the file system's clock, not the
+    node's."""
     now = newest.stat().st_mtime
     found = []
     for entry in os.scandir(directory):
@@ -114,7 +117,7 @@ def _prune(directory: Path, newest: Path) -> None:
 
 
 def find(directory: Path, roots: Sequence[str], command: Sequence[str], manifest: Manifest) -> tuple[Trace | None, str]:
-    """The trace of this command on these datasets; or None and why there is none that can be used."""
+    """Returns the trace of this command on these datasets, or None and why there is none that can be used."""
     try:
         return load(path_of(directory, roots, command), manifest), ""
     except Unusable as why:
@@ -122,7 +125,7 @@ def find(directory: Path, roots: Sequence[str], command: Sequence[str], manifest
 
 
 def newest(directory: Path, roots: Sequence[str]) -> Path | None:
-    """The trace written last of any command on these datasets."""
+    """Returns the path of the trace that any command on these datasets wrote last."""
     wanted = sorted(roots)
     for path in _by_age(directory):
         with suppress(Unusable):
@@ -142,7 +145,7 @@ def _by_age(directory: Path) -> list[Path]:
 
 
 def read_header(path: Path) -> Header:
-    """What is known of a trace without reading its arrays; only its form is checked. Raises Unusable."""
+    """Reads the header of a trace without its arrays; checks only its form. Raises Unusable."""
     data = _read(path, _FIRST_BYTES)
     if header_end(data) > len(data):
         data = _read(path, min(header_end(data), _MOST_HEADER_BYTES))

@@ -1,5 +1,5 @@
-"""The form of a trace's file: a header in JSON, then arrays of ids, checked as a whole. Bytes in, a `Trace` out.
-
+"""Defines the form of a trace's file: a header in JSON, then arrays of ids, with a checksum over all. It turns bytes
+into a `Trace` and back; it opens no files.
 magic, CRC-32 of the rest, length of the header | header: JSON | zlib of the arrays, u32 little-endian:
 the order's ids, then for each table its offsets and its ids
 """
@@ -25,37 +25,37 @@ DAMAGED = "the trace is damaged"
 
 
 class Unusable(Exception):
-    """Why a trace is not taken; for people."""
+    """A trace cannot be used; the text says why, for people."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Which files each index of a loader's dataset opened."""
+    """The files that each index of a loader's dataset opened."""
 
     key: int
-    """Identity of the dataset within a program, as in announcements."""
+    """The identity of the dataset within a program, as in announcements."""
     offsets: array[int]
-    """"I"; one more than samples: the files of sample i are ids[offsets[i]:offsets[i + 1]]."""
+    """Type code "I"; one more than samples: the files of sample i are ids[offsets[i]:offsets[i + 1]]."""
     ids: array[int]
-    """"I"; ids of the manifest."""
+    """Type code "I"; ids of the manifest."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """What is known of a trace without its arrays."""
+    """The fields of a trace except for its arrays."""
 
     command: tuple[str, ...]
     roots: tuple[str, ...]
-    """Of the datasets."""
+    """The roots of the datasets."""
     digest: str
-    """Of the manifest's paths: the ids hold for these files only."""
+    """The digest of the manifest's paths: the ids hold for these files only."""
     files: int
-    """Of the manifest."""
+    """The number of files in the manifest."""
     run_id: str
     written_utc: str
     """ISO 8601."""
     provenance: str | None = None
-    """Of the order that the run followed."""
+    """The provenance of the order that the run followed."""
     kept_share: float | None = None
     """How well the program kept to it, from 0 to 1; None: nothing was announced."""
 
@@ -66,12 +66,12 @@ class Trace:
 
     header: Header
     order: array[int]
-    """"I"; ids in the order in which the program opened them first, each once."""
+    """Type code "I"; ids in the order in which the program opened them first, each once."""
     tables: tuple[Table, ...] = ()
 
 
 def encode(trace: Trace) -> bytes:
-    """The file's content."""
+    """Returns the file's content."""
     fields = {
         "version": _VERSION,
         **asdict(trace.header),
@@ -93,17 +93,17 @@ def _all_arrays(trace: Trace) -> Iterator[array[int]]:
 
 
 def header_of(data: bytes) -> Header:
-    """Of the first bytes of a file, `header_end` of them. Only its form is checked. Raises Unusable."""
+    """Reads the header in a file's first `header_end` bytes; checks only its form. Raises Unusable."""
     return _header_in(_fields(data, _lengths(data)[1]))
 
 
 def header_end(data: bytes) -> int:
-    """How many bytes of a file its header needs, of its first few. Raises Unusable."""
+    """Returns from a file's first bytes where its header ends, in bytes. Raises Unusable."""
     return _HEAD.size + _lengths(data)[1]
 
 
 def decode(data: bytes) -> Trace:
-    """Reads what `encode` gave, all of it checked. Raises Unusable."""
+    """Reads what `encode` returned, and checks all of it. Raises Unusable."""
     crc, length = _lengths(data)
     if zlib.crc32(memoryview(data)[_CHECKED_FROM:]) != crc:
         raise Unusable(DAMAGED)
@@ -112,7 +112,7 @@ def decode(data: bytes) -> Trace:
 
 
 def _lengths(data: bytes) -> tuple[int, int]:
-    """CRC and length of the header."""
+    """Returns the checksum of the file, and the length of its header."""
     if not data.startswith(_MAGIC):
         raise Unusable("the file is not a trace of this version of hpcstage")
     if len(data) < _HEAD.size:

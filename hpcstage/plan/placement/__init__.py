@@ -1,1 +1,1 @@
-"""Which node reads which file from the source, and which nodes keep it. Pure."""
+"""Decides which node reads which file from the source, and which nodes keep it. Pure."""

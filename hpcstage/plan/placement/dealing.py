@@ -1,10 +1,10 @@
-"""Deals ids to nodes: a pattern that any node can evaluate for one id or for all of its own, without a table.
+"""Deals ids to nodes by a pattern that any node can evaluate for one id or for all of its own, without a table.
 
-Owns the pattern. Budgets are in `owners`, the meaning of an owner in `placements`.
+This module owns the pattern. Budgets are in `owners`, the meaning of an owner in `placements`.
 
-The ids are cut into blocks of as many as the pattern has slots. Each slot belongs to a node, and each block turns the
-pattern by another amount. So every node gets its part of every block, neighbours in a directory go to different nodes,
-and nothing that repeats in the list (an image, its label, an image, ...) falls to one node.
+The ids are cut into blocks; each has as many ids as the pattern has slots. Each slot belongs to a node, and each block
+rotates the pattern by another amount. So every node gets its part of every block, neighbours in a directory go to
+different nodes, and files that repeat in the list (an image, its label, an image, ...) do not all go to one node.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _MASK = (1 << 64) - 1
 
 
 class Deal:
-    """`files` ids over nodes with equal or weighted parts."""
+    """Divides the ids below `files` among nodes, in equal or weighted parts."""
 
     def __init__(self, files: int, slots: array[int], nodes: int, seed: int) -> None:
-        """`slots`: a node each. For `equal` and `weighted`."""
+        """Only `equal` and `weighted` call this; `slots` holds the node of each slot."""
         self.files = files
         self.nodes = nodes
         self._span = len(slots)
@@ -35,12 +35,12 @@ class Deal:
         self._turns = array("I", (_mixed(block, seed) % self._span for block in range(count)))
 
     def owner(self, file_id: int) -> int:
-        """The node that an id is dealt to."""
+        """Returns the node that an id is dealt to."""
         block, position = divmod(file_id, self._span)
         return self._slots[position + self._turns[block]]
 
     def ids_of(self, node: int) -> array[int]:
-        """What a node is dealt, ascending: takes as long as its part is large."""
+        """Returns the ids that a node is dealt, ascending, in a time that grows with their number."""
         span, turns = self._span, self._turns
         firsts = range(0, len(turns) * span, span)
         found: list[int] = []
@@ -52,16 +52,16 @@ class Deal:
         return array("I", found)
 
     def sums(self, values: Sequence[int]) -> list[int]:
-        """Per node: the sum of a value by id over what it is dealt of the first len(values) ids."""
+        """Returns per node the sum of its ids' values; `values` are those of the first ids."""
         by_slot = [0] * self._span
         for block in range(-(-len(values) // self._span)):
             by_slot = self._added(by_slot, block, values)
         return self._by_node(by_slot)
 
     def common_end(self, values: Sequence[int], counts: Sequence[int], limits: Sequence[int]) -> int:
-        """How many of the first ids can be dealt so that no node gets more than its limit of values, and its count.
+        """Returns how many of the first ids can be dealt so that no node exceeds its limit of values or its count.
 
-        A whole number of blocks, and not the last such, but at most a part of _PARTS before it.
+        The result is a whole number of blocks, at most one of _PARTS parts less than the largest possible.
         """
         blocks = self.files // self._span
         by_slot, step = [0] * self._span, max(1, blocks // _PARTS)
@@ -83,7 +83,7 @@ class Deal:
         return list(map(add, by_slot, part[at:] + part[:at]))
 
     def counts(self, end: int) -> list[int]:
-        """Per node: how many of the first `end` ids it is dealt."""
+        """Returns per node how many of the first `end` ids it is dealt."""
         whole = end // self._span
         by_slot = [whole] * self._span
         for file_id in range(whole * self._span, end):
@@ -98,7 +98,7 @@ class Deal:
 
 
 def equal(files: int, nodes: int, seed: int) -> Deal:
-    """Every node gets as many ids, within one pattern."""
+    """Makes a deal in which every node gets equally many ids of each whole block."""
     rounds = max(1, -(-files // (nodes * _MOST_BLOCKS)))
     slots = array("H")
     for number in range(rounds):
@@ -107,13 +107,13 @@ def equal(files: int, nodes: int, seed: int) -> Deal:
 
 
 def weighted(files: int, weights: Sequence[int], seed: int) -> Deal:
-    """Every node gets ids in proportion to its weight; 0 gets none."""
+    """Makes a deal in which every node gets ids in proportion to its weight; a node of weight 0 gets none."""
     nodes, total = len(weights), sum(weights)
     if not total:
         return equal(files, nodes, seed)
     wanted = max(nodes, min(_SLOTS_PER_NODE * nodes, _MOST_SLOTS))
     parts = [wanted * weight // total for weight in weights]
-    # What rounding leaves goes to the largest: a slot more is the least for them.
+    # The slots that rounding leaves go to the largest nodes, for which one more matters least.
     largest = sorted(range(nodes), key=lambda n: (-weights[n], n))
     for node in largest[: wanted - sum(parts)]:
         parts[node] += 1
@@ -122,12 +122,12 @@ def weighted(files: int, weights: Sequence[int], seed: int) -> Deal:
 
 
 def blocks(size_bytes: int) -> int:
-    """What a file takes on a disk, in blocks of BLOCK_BYTES."""
+    """Returns how many blocks of BLOCK_BYTES a file takes on a disk."""
     return (size_bytes + BLOCK_BYTES - 1) // BLOCK_BYTES
 
 
 def blocks_of(sizes: Iterable[int]) -> Iterable[int]:
-    """`blocks` of each, without a loop of Python's."""
+    """Returns `blocks` of each size, without a loop in Python."""
     return map(floordiv, map(add, sizes, repeat(BLOCK_BYTES - 1)), repeat(BLOCK_BYTES))
 
 
@@ -140,7 +140,7 @@ def _shuffled(items: list[int], seed: int) -> list[int]:
 
 
 def _mixed(number: int, seed: int) -> int:
-    """A well mixed 64-bit number (the finaliser of splitmix64)."""
+    """Returns a well mixed 64-bit number (the finaliser of splitmix64)."""
     value = (number * 0x9E3779B97F4A7C15 + seed * 0xD1B54A32D192ED03 + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ value >> 30) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ value >> 27) * 0x94D049BB133111EB) & _MASK

@@ -1,6 +1,6 @@
-"""How much of the order fits into the budget. Pure.
+"""Computes how much of the order fits into the budget. Pure.
 
-A copy takes whole blocks and one inode, a directory one inode (and a block); the queue counts likewise.
+A copy takes whole blocks and one inode, a directory one inode and a block; the daemon's queue counts likewise.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ BLOCK_BYTES = 4096
 
 @dataclass(frozen=True)
 class Fit:
-    """What can be staged, taking the order from its beginning until the first file that has no room."""
+    """The part of the order that can be staged: from its beginning to the first file that does not fit."""
 
     files: int
     size_bytes: int
-    """On the local disk, in whole blocks."""
+    """Bytes on the local disk, in whole blocks."""
     inodes: int
     fits: bool
     first_left_out: int | None
-    """Its id."""
+    """The id of the first file that does not fit."""
     share: float
-    """Of the dataset's bytes that fit (of its files, where all are empty)."""
+    """The share of the dataset's bytes that fits (of its files, where all are empty)."""
     needed_bytes: int
-    """What all files would take."""
+    """Bytes that all files would take on the local disk."""
     needed_inodes: int
 
 
 def on_disk(size_bytes: int) -> int:
-    """What a file of this size takes."""
+    """Returns the bytes that a file of this size takes on the local disk."""
     return (size_bytes + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES
 
 
 def fit(manifest: Manifest, ids: Iterable[int], budget: Budget) -> Fit:
-    """Fills the budget in the order of `ids` (all files: see `order.complete`)."""
+    """Fills the budget in the order of `ids`, which are all files' (see `orders.complete`)."""
     counter = _Counter(manifest)
     files = content = 0
     taken: tuple[int, int] = (0, 0)
@@ -57,7 +57,7 @@ def fit(manifest: Manifest, ids: Iterable[int], budget: Budget) -> Fit:
 
 
 class _Counter:
-    """Adds up blocks and inodes, directories once."""
+    """Adds up blocks and inodes; counts each directory once."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest

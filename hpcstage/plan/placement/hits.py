@@ -1,13 +1,13 @@
-"""How reads are served where nodes share what they keep: hit rates by placement, number of nodes and epoch. Pure.
+"""Computes how reads are served where nodes share their copies: hit rates by placement, nodes and epoch. Pure.
 
-Each epoch every node reads another random p-th part of the dataset, as a DistributedSampler deals it.
+In each epoch every node reads another random p-th part of the dataset, as a DistributedSampler deals it.
 
-    private    a node holds what it has read: after e epochs 1 - (1 - 1/p)^e of the dataset, as far as its room goes
-    replicate  a node holds what it has room for, others the rest of what is placed
-    partition  a node holds its p-th part of what is placed, others the rest
+    private    a node holds what it has read: after e epochs 1 - (1 - 1/p)^e of the dataset, as far as its budget goes
+    replicate  a node holds what its budget allows, others hold the rest of the placed files
+    partition  a node holds its p-th part of the placed files, others hold the rest
 
-What is placed nowhere comes from the source, every time. Private nodes go on copying what nobody there has read yet, as
-far as the source gives more than is asked of it: they may find more than this, and read up to all files each.
+Files that are placed nowhere come from the source, every time. Private nodes also copy files that they have not read
+yet, as far as the source is not busy: they may find more than this locally, and read up to all files each.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hpcstage.plan.placement.placements import Kind
 
 @dataclass(frozen=True)
 class Hits:
-    """Shares of reads; they add up to 1."""
+    """The shares of reads by where they are served; they add up to 1."""
 
     local: float
     peers: float
@@ -29,17 +29,20 @@ class Hits:
 
 @dataclass(frozen=True)
 class Sharing:
-    """Nodes that keep parts of one dataset."""
+    """How nodes that are alike keep one dataset."""
 
     kind: Kind
     nodes: int
     placed: float
-    """Share of the dataset that some node keeps."""
+    """The share of the dataset that some node keeps."""
     kept: float
-    """Share of it that one node keeps, on average."""
+    """The share of the dataset that one node keeps, on average."""
 
     def hits(self, epoch: int) -> Hits:
-        """Where the reads of an epoch are served; in the first (1) what a node does not fetch comes from others."""
+        """Returns where the reads of an epoch are served.
+
+        In the first epoch (1), placed files that a node does not fetch itself come from others.
+        """
         if self.kind is Kind.PRIVATE:
             seen = 1 - (1 - 1 / self.nodes) ** (epoch - 1)
             local = min(self.kept, seen)
@@ -49,7 +52,7 @@ class Sharing:
         return Hits(local, self.placed - local, 1 - self.placed)
 
     def later(self, epochs: int) -> Hits:
-        """The mean of the epochs after the first."""
+        """Returns the mean hits of the epochs after the first."""
         if self.kind is not Kind.PRIVATE:
             return self.hits(2)
         if self.nodes == 1:
@@ -61,14 +64,14 @@ class Sharing:
         return Hits(local, 0.0, 1 - local)
 
     def source_share(self, epochs: int) -> float:
-        """What leaves the source in all epochs, in datasets."""
+        """Returns how often the dataset leaves the source in all epochs together."""
         if self.kind is Kind.PRIVATE:
             return 1 + (epochs - 1) * self.later(epochs).source
         return self.placed + epochs * (1 - self.placed)
 
 
 def alike(kind: Kind, nodes: int, room: float) -> Sharing:
-    """Nodes that each have room for `room` of the dataset (1: for all of it)."""
+    """Returns the sharing of nodes whose budgets each hold the share `room` of the dataset (1: all of it)."""
     room = max(0.0, min(1.0, room))
     placed = room if kind is Kind.PRIVATE else min(1.0, room * nodes)
     return Sharing(kind, nodes, placed, placed / nodes if kind is Kind.PARTITION else room)

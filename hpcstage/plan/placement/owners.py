@@ -1,7 +1,7 @@
-"""Who owns which id when the nodes' budgets are counted: what a deal puts on a node beyond its room goes elsewhere.
+"""Decides which node owns which id within the nodes' budgets: ids that a deal puts on a full node go to others.
 
-Owns the budgets' arithmetic, in blocks and inodes, and the list of exceptions to a deal. The result is the same on
-every node, as it follows from sizes, budgets and the deal alone.
+This module owns the arithmetic of budgets, in blocks and inodes, and the list of exceptions to a deal. The result is
+the same on every node, as it follows from sizes, budgets and the deal alone.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ from hpcstage.plan.placement.dealing import BLOCK_BYTES, Deal, blocks_of
 from hpcstage.plan.placement.dealing import blocks as blocks_in
 
 NOBODY = 0xFFFF
-"""The owner of an id that no node has room for."""
+"""The owner of an id that fits on no node."""
 
 
 class Owners(Protocol):
-    """Which node owns an id."""
+    """Says which node owns an id."""
 
     def owner(self, file_id: int) -> int:
-        """The node, or NOBODY."""
+        """Returns the owner of an id, or NOBODY."""
 
     def ids_of(self, node: int) -> array[int]:
-        """What a node owns, ascending."""
+        """Returns the ids that a node owns, ascending."""
 
     def totals(self, sizes: Sequence[int]) -> list[tuple[int, int]]:
-        """Per node: how many files it owns, and their bytes."""
+        """Returns per node how many files it owns, and their bytes."""
 
 
 @dataclass
 class Rooms:
-    """What is left on each node."""
+    """The free blocks and inodes of each node."""
 
     blocks: list[int]
     inodes: list[int]
 
     def has(self, node: int, blocks: int) -> bool:
-        """Whether one more file has room."""
+        """Whether one more file of `blocks` blocks fits on a node."""
         return self.blocks[node] >= blocks and self.inodes[node] > 0
 
     def take(self, node: int, blocks: int, inodes: int = 1) -> None:
-        """Uses some."""
+        """Takes blocks and inodes of a node's free ones."""
         self.blocks[node] -= blocks
         self.inodes[node] -= inodes
 
     def fill(self, ids: Sequence[int], sizes: Sequence[int]) -> tuple[array[int], array[int]]:
-        """Gives each id to the node with the most room: those that found one, in their order, and the nodes."""
+        """Gives each id to the node with most free blocks; returns the ids that fit, in order, and their nodes."""
         heap = [(-blocks, node) for node, blocks in enumerate(self.blocks) if self.inodes[node] > 0]
         heapify(heap)
         smallest = blocks_in(min(map(sizes.__getitem__, ids), default=0))
@@ -75,10 +75,13 @@ class Rooms:
 
 
 class Dealt:
-    """A deal of the first ids, and exceptions: what went elsewhere. Six bytes and a bit for each of these."""
+    """A deal of the first ids, and exceptions to it. An exception takes six bytes, and there is a bit for every id."""
 
     def __init__(self, deal: Deal, end: int, moved: array[int], to: array[int]) -> None:
-        """The deal holds below `end`. `moved`: ids, ascending, on either side; `to`: the node of each, or NOBODY."""
+        """The deal holds for ids below `end`, except for those in `moved`.
+
+        `moved` holds ids, ascending, on either side of `end`; `to` holds the node of each, or NOBODY.
+        """
         self._deal, self._end = deal, end
         self._ids, self._to = moved, to
         self._odd = bytearray(deal.files // 8 + 1 if moved else 0)
@@ -86,13 +89,13 @@ class Dealt:
             self._odd[file_id >> 3] |= 1 << (file_id & 7)
 
     def owner(self, file_id: int) -> int:
-        """The node, or NOBODY."""
+        """Returns the owner of an id, or NOBODY."""
         if self._odd and self._is_odd(file_id):
             return self._to[bisect_left(self._ids, file_id)]
         return self._deal.owner(file_id) if file_id < self._end else NOBODY
 
     def ids_of(self, node: int) -> array[int]:
-        """What a node owns, ascending."""
+        """Returns the ids that a node owns, ascending."""
         found = self._deal.ids_of(node)
         found = found[: bisect_left(found, self._end)]
         if not self._odd:
@@ -102,7 +105,7 @@ class Dealt:
         return array("I", sorted(kept))
 
     def totals(self, sizes: Sequence[int]) -> list[tuple[int, int]]:
-        """Per node: how many files it owns, and their bytes."""
+        """Returns per node how many files it owns, and their bytes."""
         counts, total = self._deal.counts(self._end), self._deal.sums(sizes[: self._end])
         for file_id, to in zip(self._ids, self._to, strict=True):
             if file_id < self._end:
@@ -119,23 +122,23 @@ class Dealt:
 
 
 class Table:
-    """An owner per id: two bytes each."""
+    """An explicit owner for each id, in two bytes each."""
 
     def __init__(self, owners: array[int], nodes: int) -> None:
-        """Type code "H"."""
+        """`owners` has the type code "H"."""
         self._owners = owners
         self._nodes = nodes
 
     def owner(self, file_id: int) -> int:
-        """The node, or NOBODY."""
+        """Returns the owner of an id, or NOBODY."""
         return self._owners[file_id]
 
     def ids_of(self, node: int) -> array[int]:
-        """What a node owns, ascending."""
+        """Returns the ids that a node owns, ascending."""
         return array("I", [file_id for file_id, owner in enumerate(self._owners) if owner == node])
 
     def totals(self, sizes: Sequence[int]) -> list[tuple[int, int]]:
-        """Per node: how many files it owns, and their bytes."""
+        """Returns per node how many files it owns, and their bytes."""
         counts, total = [0] * self._nodes, [0] * self._nodes
         for owner, size in zip(self._owners, sizes, strict=True):
             if owner != NOBODY:
@@ -145,18 +148,18 @@ class Table:
 
 
 def needed_bytes(sizes: Sequence[int]) -> int:
-    """What all files take on one disk."""
+    """Returns the bytes that all files take on one disk."""
     return sum(blocks_of(sizes)) * BLOCK_BYTES
 
 
 def rooms_of(budgets: Iterable[tuple[int, int]]) -> Rooms:
-    """Of (bytes, inodes) per node."""
+    """Makes the free blocks and inodes from (bytes, inodes) per node."""
     pairs = list(budgets)
     return Rooms([max(0, size) // BLOCK_BYTES for size, _ in pairs], [max(0, inodes) for _, inodes in pairs])
 
 
 def dealt_within(sizes: Sequence[int], rooms: Rooms, seed: int) -> Dealt:
-    """Deals all ids so that no node gets more than it has room for; `rooms` is left with what remains."""
+    """Deals all ids so that no node gets more than fits; `rooms` then holds what is still free."""
     needed = sum(blocks_of(sizes))
     deal = _deal(len(sizes), needed, rooms, seed)
     if needed <= sum(rooms.blocks) and len(sizes) <= sum(rooms.inodes):
@@ -165,7 +168,7 @@ def dealt_within(sizes: Sequence[int], rooms: Rooms, seed: int) -> Dealt:
 
 
 def _all_dealt(deal: Deal, sizes: Sequence[int], rooms: Rooms) -> Dealt:
-    """Where all together have room: what is too much for a node goes to others, the largest files first."""
+    """Deals all ids where all nodes together can hold them; ids beyond a node's budget go to others, largest first."""
     blocks, counts = deal.sums(_Blocks(sizes)), deal.counts(len(sizes))
     homeless: list[int] = []
     for node in range(deal.nodes):
@@ -181,7 +184,7 @@ def _all_dealt(deal: Deal, sizes: Sequence[int], rooms: Rooms) -> Dealt:
 
 
 def _first_dealt(deal: Deal, sizes: Sequence[int], rooms: Rooms) -> Dealt:
-    """Where there is not room for all: the first ids are dealt while all nodes have room, and some of the rest fit."""
+    """Deals the first ids while they fit on all nodes, where not all ids fit; then places others that still fit."""
     end = deal.common_end(_Blocks(sizes), rooms.inodes, rooms.blocks)
     blocks, counts = deal.sums(_Blocks(sizes[:end])), deal.counts(end)
     for node in range(deal.nodes):
@@ -190,7 +193,7 @@ def _first_dealt(deal: Deal, sizes: Sequence[int], rooms: Rooms) -> Dealt:
 
 
 def _deal(files: int, needed: int, rooms: Rooms, seed: int) -> Deal:
-    """Equal parts where they have room; else smaller nodes get what they have room for, the others more."""
+    """Makes equal parts where they fit; else smaller nodes get what they can hold, and the others more."""
     typical = max(1, needed // max(1, files))
     caps = [min(blocks, inodes * typical) for blocks, inodes in zip(rooms.blocks, rooms.inodes, strict=True)]
     level = _level(caps, needed)
@@ -200,7 +203,10 @@ def _deal(files: int, needed: int, rooms: Rooms, seed: int) -> Deal:
 
 
 def _level(caps: Sequence[int], needed: int) -> int:
-    """The part at which nodes with room for it, and the smaller ones filled, hold everything (at most the largest)."""
+    """Returns the size of an equal part at which all nodes hold everything, where smaller nodes are filled.
+
+    It is at most the size of the largest node.
+    """
     left = needed
     for index, cap in enumerate(sorted(caps)):
         part = -(-left // (len(caps) - index))
@@ -211,7 +217,7 @@ def _level(caps: Sequence[int], needed: int) -> int:
 
 
 def _surplus(ids: array[int], sizes: Sequence[int], rooms: Rooms, node: int) -> array[int]:
-    """Takes room for the first of a node's ids; those that have none."""
+    """Takes blocks and inodes for the first of a node's ids; returns those that do not fit."""
     ends = list(accumulate(blocks_of(map(sizes.__getitem__, ids))))
     kept = min(bisect_right(ends, rooms.blocks[node]), rooms.inodes[node])
     rooms.take(node, ends[kept - 1] if kept else 0, kept)
@@ -219,7 +225,7 @@ def _surplus(ids: array[int], sizes: Sequence[int], rooms: Rooms, node: int) -> 
 
 
 class _Blocks(Sequence[int]):
-    """Sizes as blocks, part by part: no second column is kept."""
+    """Gives sizes as blocks, slice by slice, without a second column in memory."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self._sizes = sizes

@@ -1,15 +1,15 @@
-"""Which node reads which file from the source, and which nodes keep it. Pure, and the same on every node.
+"""Decides which node reads which file from the source, and which nodes keep it. Pure, and the same on every node.
 
-Owns the two questions of a node group that need no message: who fetches an id, and who holds it. Every node computes
-the answers from what all nodes know: the manifest's sizes, the nodes' budgets and a seed. Nothing here is a table of
-nodes times files.
+This module answers the two questions of a node group that need no message: which node fetches an id, and which nodes
+hold it. Every node computes the answers from what all nodes know: the manifest's sizes, the nodes' budgets and a seed.
+There is no table of nodes times files.
 
     private    each node reads from the source what its own ranks read
-    replicate  one node reads a file from the source; all nodes with room end with a copy
+    replicate  one node reads a file from the source; all nodes whose budget allows it get a copy
     partition  one node reads a file from the source and keeps it; others ask that node
 
-A budget counts whole blocks and one inode per file. What directories take is the caller's to subtract. Where not even
-all nodes together have room, some ids are placed nowhere: whoever needs one reads the source.
+A budget counts whole blocks and one inode per file. The caller subtracts what directories take. Where not even all
+nodes together can hold all files, some ids are placed nowhere: a node that needs one reads the source.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hpcstage.units import format_size
 
 
 class Kind(str, Enum):
-    """How files are shared among nodes."""
+    """How nodes share files."""
 
     PRIVATE = "private"
     REPLICATE = "replicate"
@@ -36,7 +36,7 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True)
 class Node:
-    """What one node's store may use."""
+    """The bytes and inodes that one node's store may use."""
 
     budget_bytes: int
     budget_inodes: int
@@ -44,31 +44,31 @@ class Node:
 
 @dataclass(frozen=True)
 class Files:
-    """What a placement was made of."""
+    """The input from which a placement was made."""
 
     sizes: Sequence[int]
-    """In bytes, by id."""
+    """Sizes in bytes, by id."""
     nodes: tuple[Node, ...]
     seed: int
     copies_fit: bool
-    """Every node has room for all files."""
+    """Whether all files fit on every node."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Copies of what others own: from the node's place of the list on."""
+    """The part of the id list, from the node's place on, in which a node keeps copies of what others own."""
 
     ids: int
-    """The span's length; the node's own and unplaced ids in it are no copies."""
+    """Length of the span; the node's own ids and unplaced ids in it are no copies."""
     files: int
     size_bytes: int
 
 
 class Placement:
-    """A function of ids; made by `place` and `by_first_reader`."""
+    """Says by id which node fetches it and which nodes keep it; `place` and `by_first_reader` make it."""
 
     def __init__(self, kind: Kind, files: Files, owners: Owners, *, version: int = 0) -> None:
-        """For `place`."""
+        """Only `place` and `by_first_reader` call this."""
         self.kind = kind
         self.nodes = len(files.nodes)
         self.version = version
@@ -77,18 +77,18 @@ class Placement:
         self._spans: dict[int, Span] = {}
 
     def fetcher(self, file_id: int, asking: int = 0) -> int:
-        """The only node that reads an id from the source; with PRIVATE, and of unplaced ids, the `asking` node."""
+        """Returns the only node that reads an id from the source; with PRIVATE, and for unplaced ids, `asking`."""
         if self.kind is Kind.PRIVATE:
             return asking
         owner = self._owners.owner(file_id)
         return asking if owner == NOBODY else owner
 
     def unplaced(self, file_id: int) -> bool:
-        """No node has room for it: whoever needs it reads the source, every time."""
+        """Whether an id fits on no node: a node that needs it reads the source, every time."""
         return self.kind is not Kind.PRIVATE and self._owners.owner(file_id) == NOBODY
 
     def keeps(self, file_id: int, node: int) -> bool:
-        """Whether a node holds an id for good (with PRIVATE: as far as its own room goes)."""
+        """Whether a node holds an id for good (with PRIVATE: as far as its own budget goes)."""
         if self.kind is Kind.PRIVATE:
             return True
         owner = self._owners.owner(file_id)
@@ -100,10 +100,10 @@ class Placement:
         return (file_id - count * node // self.nodes) % count < self.span(node).ids
 
     def own(self, node: int, order: Sequence[int], *, rotate: bool = True) -> array[int]:
-        """The ids that a node fetches from the source, as they come in `order`.
+        """Returns the ids that a node fetches from the source, in the sequence of `order`.
 
-        `rotate`: the node starts at its own place of the list, for lists that do not say what it reads first. False
-        where they do (a sampler's order): then what is read first comes first.
+        With `rotate` the node starts at its own place of the list, for lists that do not say what it reads first.
+        Without, it starts at the beginning, for lists that do (a sampler's order).
         """
         if self.kind is Kind.PRIVATE:
             return array("I", _turned(order, node, self.nodes, rotate))
@@ -114,7 +114,7 @@ class Placement:
         return _chosen(_turned(order, node, self.nodes, rotate), self._mask(ids))
 
     def others(self, node: int, order: Sequence[int], *, rotate: bool = True) -> array[int]:
-        """The ids that a node asks other nodes for on its own account: what it keeps and does not fetch."""
+        """Returns the ids that a node asks other nodes for without a want: those that it keeps and does not fetch."""
         if self.kind is not Kind.REPLICATE:
             return array("I")
         turned = _turned(order, node, self.nodes, rotate)
@@ -125,7 +125,7 @@ class Placement:
         return array("I", (i for i in turned if owner(i) != node and self.keeps(i, node)))
 
     def owned(self) -> list[tuple[int, int]]:
-        """Per node: how many files it fetches, and their bytes (not with PRIVATE)."""
+        """Returns per node how many files it fetches, and their bytes (not with PRIVATE)."""
         return self._owners.totals(self.files.sizes)
 
     def _mask(self, ids: Iterable[int]) -> bytearray:
@@ -135,7 +135,10 @@ class Placement:
         return mask
 
     def span(self, node: int) -> Span:
-        """With REPLICATE where not all copies fit: what a node holds of others. Takes as long as that is much."""
+        """Returns what a node holds of others' files, with REPLICATE where not all copies fit.
+
+        The time that this takes grows with the number of these files.
+        """
         if node not in self._spans:
             self._spans[node] = self._measured_span(node)
         return self._spans[node]
@@ -159,7 +162,7 @@ class Placement:
 
 
 def place(kind: Kind, sizes: Sequence[int], nodes: Sequence[Node], seed: int = 0) -> Placement:
-    """Version 0: ids dealt to nodes, within the budgets. `sizes`: bytes by id, such as `Manifest.sizes`."""
+    """Makes version 0: deals ids to nodes within the budgets. `sizes` are bytes by id, such as `Manifest.sizes`."""
     if not nodes:
         raise ValueError("a placement needs a node")
     fits = kind is Kind.PRIVATE or copies_fit(sizes, nodes)
@@ -172,10 +175,10 @@ def place(kind: Kind, sizes: Sequence[int], nodes: Sequence[Node], seed: int = 0
 
 
 def by_first_reader(placement: Placement, orders_of_nodes: Sequence[Sequence[int]]) -> Placement:
-    """Version 1: the node that reads an id first in the first epoch fetches it. One order per node.
+    """Makes version 1: the node that reads an id first in the first epoch fetches it. There is one order per node.
 
-    What nobody reads, and what its first reader has no room for, stays with its owner of version 0 or, if that has
-    none left, goes to the node with the most room.
+    An id that no node reads, or that does not fit on its first reader, stays with its owner of version 0 or, if it does
+    not fit there, goes to the node with most free blocks.
     """
     files = placement.files
     if placement.kind is Kind.PRIVATE:
@@ -195,7 +198,7 @@ def by_first_reader(placement: Placement, orders_of_nodes: Sequence[Sequence[int
 
 
 def choose(size_bytes: int, files: int, nodes: Sequence[Node], *, grouped: bool = True) -> tuple[Kind, str]:
-    """What `auto` means for files that take `size_bytes` on a disk (see `needed_bytes`); and why, in one sentence."""
+    """Returns what `auto` means for files that take `size_bytes` on a disk (see `needed_bytes`), and why."""
     if len(nodes) < 2:
         return Kind.PRIVATE, "there is one node"
     if not grouped:
@@ -219,7 +222,7 @@ def _rooms(nodes: Iterable[Node]) -> Rooms:
 
 
 def copies_fit(sizes: Sequence[int], nodes: Sequence[Node]) -> bool:
-    """Whether every node has room for all files."""
+    """Whether all files fit on every node."""
     if min(node.budget_inodes for node in nodes) < len(sizes):
         return False
     return needed_bytes(sizes) <= min(node.budget_bytes for node in nodes)
