@@ -1,1 +1,1 @@
-"""Measures what a plan needs and nobody said, for `hpcstage plan` and for mode auto."""
+"""Measures what a plan needs and the user did not say, for `hpcstage plan` and for mode auto."""

@@ -1,7 +1,7 @@
-"""What the command's own arguments say of the program: how often it reads its data, with how many processes. Pure.
+"""Reads from the command's own arguments how often the program reads its data, and with how many processes. Pure.
 
-Names that training scripts commonly use. A wrong guess costs a worse choice of `--mode auto`, never a wrong result; an
-option of hpcstage's own (`--epochs`, `--readers`) comes before it.
+This module knows the names that training scripts commonly use. A wrong guess costs a worse choice of `--mode auto`,
+never a wrong result; hpcstage's own options (`--epochs`, `--readers`) override it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MOST_EPOCHS, MOST_READERS = 1_000_000, 4096
 
 
 def told(command: Sequence[str]) -> tuple[dict[str, int], dict[str, str]]:
-    """Values by their name in the forecast, and the argument that each is from. The last one of a kind counts."""
+    """Returns values by their name in the forecast, and the argument of each. The last argument of a kind counts."""
     values: dict[str, int] = {}
     sources: dict[str, str] = {}
     for name, text in _settings(command):
@@ -38,7 +38,7 @@ def _known(key: str, text: str) -> tuple[str, int] | None:
 
 
 def _settings(command: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """`--name value`, `--name=value` and `name=value`."""
+    """Yields name and value of `--name value`, `--name=value` and `name=value`."""
     for at, word in enumerate(command):
         name, equals, value = word.partition("=")
         if equals:

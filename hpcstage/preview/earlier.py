@@ -1,6 +1,6 @@
-"""What is known of a program before it runs: what the user says of it, then what the record of an earlier run tells.
+"""Collects what is known of a program before it runs: from the user's options, then from an earlier run's record.
 
-Owns where each value is from. Light to import: the wrapper asks for what was said before it starts the command.
+This module owns where each value is from. It is light to import, as the wrapper uses it before it starts the command.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from hpcstage.record.parts.workload import Measured
 
 KEYS = {"epochs": "epochs", "epoch_compute_s": "epoch_compute", "readers": "readers", "startup_s": "startup"}
-"""Value of the program → the option that says it."""
+"""Maps the name of a value to the option that sets it."""
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """What an earlier run with the same datasets tells."""
+    """What the record of an earlier run with the same datasets tells."""
 
     program: Measured
     source_bytes_per_s: float | None
@@ -33,7 +33,7 @@ class Earlier:
 
 
 def said_of_program(config: Config) -> tuple[dict[str, Any], dict[str, str]]:
-    """Epochs, compute, readers and start-up as far as options say them, and which option it was."""
+    """Returns epochs, compute, readers and start-up as far as options set them, and where each was set."""
     values = {name: getattr(config, name) for name in KEYS}
     return values, {name: config.origin[key] for name, key in KEYS.items() if values[name] is not None}
 
@@ -41,7 +41,7 @@ def said_of_program(config: Config) -> tuple[dict[str, Any], dict[str, str]]:
 def known(
     values: Mapping[str, Any], sources: Mapping[str, str], earlier: Earlier | None, command: Sequence[str] = ()
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The same with what the command's arguments and the earlier run tell where nothing was said."""
+    """Fills in, from the command's arguments and the earlier run, the values that no option set."""
     values, sources = dict(values), dict(sources)
     of_command, where = commandline.told(command)
     for name in KEYS:
@@ -56,7 +56,7 @@ def known(
 
 
 def find_earlier(datasets: Sequence[Dataset], env: Mapping[str, str]) -> Earlier | None:
-    """The last run that succeeded; a record that cannot be read is none."""
+    """Returns the last successful run on these datasets; None if there is none or its record cannot be read."""
     from hpcstage.record import files
     from hpcstage.record.parts import index, workload
 

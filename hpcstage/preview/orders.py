@@ -1,7 +1,7 @@
-"""Which order a preview shows: a list's, a trace's, a named sampler's, or the manifest's; and what is said of it.
+"""Chooses the order that a preview shows (a list's, a trace's, a named sampler's, or the manifest's) and describes it.
 
-Owns the look-up of an earlier run's trace and of how well an order was kept. The orders themselves are in `order`,
-`trace` and `readings`.
+This module owns the look-up of an earlier run's trace and of how well a program kept to an order. The orders
+themselves are in `plan.order`.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ _FROM_TRACE = (orders.AUTO, orders.TRACE)
 
 @dataclass(frozen=True)
 class Foreseen:
-    """An order, what is said of it, and the readings behind it where a sampler was named."""
+    """An order, what the preview says of it, and the readings behind it where a sampler was named."""
 
     order: Order
     unknown: int = 0
-    """Paths of lists that the manifest does not have."""
+    """Number of the lists' paths that the manifest lacks."""
     missing: str = ""
-    """What there is to say of them."""
+    """Text about these paths."""
     about: str = ""
     readings: Readings | None = None
     kept: Kept | None = None
-    """What the trace says of the run that left it."""
+    """How well the run that left the trace kept to its order."""
 
 
 def foresee(
     config: Config, manifest: Manifest, resolved: Resolved, env: Mapping[str, str], asked: Asked | None
 ) -> Foreseen:
-    """The order with which a run would start, or, of a named sampler, in which it would read. Raises UsageError."""
+    """Returns the order with which a run would start, or in which a named sampler would read. Raises UsageError."""
     setting = config.order_asked()
     if asked is not None:
         if setting not in (orders.AUTO, orders.SAMPLER):
@@ -66,7 +66,7 @@ def foresee(
 
 
 def _trace(resolved: Resolved, manifest: Manifest, env: Mapping[str, str]) -> tuple[trace.Trace | None, str]:
-    """The trace that was written last for these datasets, whichever the command; or why there is none."""
+    """Returns the trace that was written last for these datasets by any command, or why there is none."""
     from hpcstage.record.parts.index import state_dir
 
     path = trace.newest(state_dir(env) / trace.DIRECTORY, [os.fsdecode(d.root) for d in resolved.datasets])

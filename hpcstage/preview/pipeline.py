@@ -1,7 +1,7 @@
 """Makes a plan without running anything: scan, order, budget, probe, forecast.
 
-Owns where each input of the forecast comes from: an option, the record of an earlier run, the probe, or nothing
-(then `forecast` assumes something and says so). The daemon makes its plan of the same parts.
+This module owns where each input of the forecast comes from: an option, the record of an earlier run, the probe, or
+nothing (then `plan.forecast` assumes a value and says so). The daemon makes its plan of the same parts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 DEFAULT_SHARE = 0.8
 NO_LIMIT = 1 << 62
 DAEMON_START_S = 0.25
-"""From the start of the command to the start of the daemon's scan, on an idle node."""
+"""Seconds from the start of the command to the start of the daemon's scan, on an idle node."""
 NOTHING_KNOWN = Rates(None, None, None, None, None, None)
 
 
@@ -54,9 +54,9 @@ class Disk:
 def preview(
     config: Config, env: Mapping[str, str], cwd: Path, *, with_probe: bool, sampler: Asked | None = None
 ) -> Plan:
-    """The plan of a run with this configuration. Raises UsageError for datasets that cannot be.
+    """Makes the plan of a run with this configuration. Raises UsageError for datasets that cannot be used.
 
-    `sampler`: the sampler of the program to come, as the user named it; its readings are the order then.
+    `sampler` is that of the program to be run, as the user named it; the order then follows its readings.
     """
     disk = local_disk(config, env)
     resolved = resolve(config.data, cwd, disk.device, config.order_asked())
@@ -118,7 +118,8 @@ def preview(
 
 
 def local_disk(config: Config, env: Mapping[str, str]) -> Disk:
-    """The directory that a run here would use. On a login node there may be none: then the budget is unknown."""
+    """Returns the local directory that a run here would use. On a login node there may be none; the budget is then
+    unknown."""
     from hpcstage.job import localdir, share
 
     job = _job(env)
@@ -144,7 +145,7 @@ def _budget(config: Config, local: LocalDir, mine: Share | None) -> Budget:
     why = "as asked for"
     part = DEFAULT_SHARE * (mine.part if mine else 1.0)
     if size is None:
-        # What is free of memory is already the part that staging may take.
+        # In memory, `free_bytes` is already the part that staging may take.
         size = int(local.free_bytes * (1.0 if local.is_memory else part))
         why = f"{DEFAULT_SHARE:.0%} of what is free" + (f" for {mine.why}" if mine else "")
         why = "half of the free memory" if local.is_memory else why
@@ -157,7 +158,7 @@ def _budget(config: Config, local: LocalDir, mine: Share | None) -> Budget:
 
 
 def workload_of(config: Config, manifest: Manifest, earlier: Earlier | None, nodes: int = 1) -> Workload:
-    """Options first, which are said of `nodes` nodes, then the earlier run, which had its own."""
+    """Returns the workload from options, which hold for `nodes` nodes, else from the earlier run with its own nodes."""
     values, sources = known(*said_of_program(config), earlier)
     compute_nodes = earlier.nodes if earlier is not None and config.epoch_compute_s is None else nodes
     return Workload(

@@ -1,6 +1,7 @@
-"""The plan as a whole, and its files in a run directory: plan.json, manifest.bin, order.bin.
+"""Holds the plan as a whole, and writes and reads its files in a run directory: plan.json, manifest.bin, order.bin.
 
-Owns their names and the form of plan.json. A preview and a past run give the same `Plan`, so both print alike.
+This module owns their names and the form of plan.json. A preview and a past run give the same `Plan`, so both are
+printed alike.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class ScanSummary:
-    """What the scan took and left out."""
+    """The cost of the scan, and the names that it left out."""
 
     seconds: float
     stats: int
@@ -40,7 +41,7 @@ class ScanSummary:
 
     @classmethod
     def of(cls, result: ScanResult) -> ScanSummary:
-        """Without the manifest."""
+        """Returns the summary of a scan's result, without the manifest."""
         return cls(result.seconds, result.stats, result.listings, result.skipped, result.skipped_counts)
 
 
@@ -52,13 +53,13 @@ class Plan:
     order: Order
     scan: ScanSummary | None = None
     unknown: int = 0
-    """Paths of the order's list that the manifest does not have."""
+    """Number of paths in the order's lists that the manifest lacks."""
     about: str = ""
-    """What there is to say of the order, for people."""
+    """Text about the order, for people."""
     kept: Kept | None = None
     """How well an earlier run of this command, or else on these datasets, kept to an announced order."""
     readings: Readings | None = None
-    """Of a preview with a named sampler; not saved."""
+    """The readings of a preview with a named sampler; `save` leaves them out."""
     local: str | None = None
     """The local directory and why it was chosen."""
     budget: Budget | None = None
@@ -67,10 +68,10 @@ class Plan:
     rates: Rates | None = None
     forecast: Forecast | None = None
     mode: str | None = None
-    """What a run did; of a preview the forecast's choice."""
+    """The mode that the run followed; in a preview the forecast's choice."""
     notes: tuple[str, ...] = ()
     nodes: NodesPlan | None = None
-    """Of a job on several nodes."""
+    """The plan for the nodes of a job on several nodes."""
 
 
 def save(run_dir: Path, plan: Plan) -> None:
@@ -112,7 +113,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def summary(plan: Plan) -> dict[str, Any]:
-    """Plain data, without the arrays."""
+    """Returns the plan as plain data, without the arrays."""
     return {
         "schema_version": SCHEMA_VERSION,
         "datasets": [d.to_json() for d in plan.manifest.datasets],
@@ -184,7 +185,7 @@ def forecast_from_json(data: dict[str, Any]) -> Forecast:
 
 
 def path_json(path: bytes) -> dict[str, str]:
-    """`path`, and `path_b64` where the path is not UTF-8."""
+    """Returns the path under the key `path`, and as base64 under `path_b64` where it is not UTF-8."""
     import base64
 
     try:
@@ -194,7 +195,7 @@ def path_json(path: bytes) -> dict[str, str]:
 
 
 def path_from_json(data: dict[str, Any]) -> bytes:
-    """The bytes again."""
+    """Returns the bytes of a path from what `path_json` returned."""
     import base64
 
     exact = data.get("path_b64")

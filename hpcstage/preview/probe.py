@@ -1,7 +1,7 @@
-"""A short measurement of source and local disk: what the forecast needs and nobody said.
+"""Measures source and local disk for a short time, as far as the forecast needs rates that are not known.
 
-Reads a sample of the dataset's own files, spread over the order, so that sizes and places are the job's: some by one
-reader alone, some copied with as many transfers in flight as the copiers keep, the copies read back.
+The probe reads a sample of the dataset's own files, spread over the order, so that sizes and places are the job's. One
+reader alone reads some of them; others are copied with as many transfers in flight as the copiers keep, and read back.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from hpcstage.preview.transfers import Measured, measure, read_back
 
 SAMPLE_FILES = 2000
 ALONE_SHARE = 0.3
-"""Of the time limit; the copying takes up to half, reading back the rest."""
+"""The share of the time limit for one reader alone; copying takes up to COPY_SHARE, reading back the rest."""
 COPY_SHARE = 0.5
 THREAD_COST_S = 50e-6
-"""What a Python thread needs for a transfer besides waiting."""
+"""Seconds that a Python thread needs for a transfer besides waiting."""
 FEW = 16
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What was measured; unknown where it could not be."""
+    """The measured rates; those that could not be measured are None."""
 
     rates: Rates
     seconds: float
@@ -44,7 +44,7 @@ def probe(
     transfers: int = 32,
     limit_s: float = 2.0,
 ) -> ProbeResult:
-    """Measures. `ids` is the order; `local_dir` None: the source alone is measured."""
+    """Measures the rates with files of the order `ids`; without `local_dir`, only those of the source."""
     started = time.monotonic()
     sample = _sample(manifest, ids)
     if not sample:
@@ -59,7 +59,8 @@ def probe(
 
 
 def _useful(alone: Measured, transfers: int) -> int:
-    """Threads that hide what one reader waits; where that is little, more would only get in each other's way."""
+    """Returns how many threads hide one reader's waits; where these are short, more threads would only slow each other
+    down."""
     if not alone.files:
         return transfers
     return max(2, min(transfers, int((alone.open_s + alone.read_s) / alone.files / THREAD_COST_S)))
@@ -69,10 +70,10 @@ def _useful(alone: Measured, transfers: int) -> int:
 
 
 def _sample(manifest: Manifest, ids: Sequence[int]) -> list[bytes]:
-    """Paths at even distances over the order, those at the far ends not last."""
+    """Returns paths at even distances over the order, in a sequence whose every beginning is spread over it."""
     count = min(SAMPLE_FILES, len(ids))
     places = [i * len(ids) // count for i in range(count)]
-    # Whatever time allows shall be spread over the whole: take them in bit-reversed turns.
+    # The time limit may cut the sample anywhere: in bit-reversed sequence, each beginning is spread over the order.
     turns = sorted(range(count), key=lambda i: int(f"{i:016b}"[::-1], 2))
     return [manifest.source_path(ids[places[i]]) for i in turns]
 
@@ -119,7 +120,8 @@ def _rates(alone: Measured | None, many: Measured | None, local: Measured | None
 
 
 def _not_slower_than_one(values: dict[str, float | None]) -> None:
-    """Where the source is so fast that few threads pay, it is they that make several transfers slower than one."""
+    """Raises the source's rate to that of one reader. Where the source is so fast that few threads pay, the threads
+    make several transfers slower than one."""
     many, one = values["source_bytes_per_s"], values["reader_bytes_per_s"]
     if many is not None and one is not None and many < one:
         values["source_bytes_per_s"] = one
@@ -127,7 +129,7 @@ def _not_slower_than_one(values: dict[str, float | None]) -> None:
 
 def _alone_rates(found: Measured, name: str) -> dict[str, float | None]:
     rate = found.size_bytes / found.read_s if found.size_bytes and found.read_s > 0 else None
-    # Without content there is only the time per file, and reading to the end belongs to it.
+    # Files without content have only a time per file, which includes reading to their end.
     per_file = found.open_s / found.files if rate else (found.open_s + found.read_s) / found.files
     return {f"{name}_file_s": per_file, f"{name}_bytes_per_s": rate}
 
@@ -135,7 +137,7 @@ def _alone_rates(found: Measured, name: str) -> dict[str, float | None]:
 def _parallel_rates(found: Measured) -> dict[str, float | None]:
     files_per_s, bytes_per_s = found.files / found.wall_s, found.size_bytes / found.wall_s or None
     rates: dict[str, float | None] = {"copy_files_per_s": files_per_s, "copy_bytes_per_s": bytes_per_s}
-    # Had the threads not written, they would have read for the whole time.
+    # If the threads had not written, they would have read for the whole time.
     reading = (found.open_s + found.read_s) / max(1e-9, found.open_s + found.read_s + found.write_s)
     rates["source_files_per_s"] = files_per_s / max(reading, 0.05)
     rates["source_bytes_per_s"] = bytes_per_s / max(reading, 0.05) if bytes_per_s else None

@@ -1,4 +1,4 @@
-"""The plan's table: what is copied in which place, and when it should be there. Pure."""
+"""Makes the plan's table: which file is copied at which position, and when it should be staged. Pure."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from hpcstage.preview.planfile import Plan
 
 @dataclass(frozen=True)
 class Row:
-    """One file in its place of the order."""
+    """One file at its position of the order."""
 
     position: int
-    """From 1."""
+    """The position, from 1."""
     file_id: int
     size_bytes: int
     cumulative_bytes: int
     expected_s: float | None
-    """From the start of the run; None: the copying rate is not known."""
+    """Seconds from the start of the run; None: the file is not staged, or the copying rate is not known."""
     staged: bool
-    """False: the budget ends before it."""
+    """Whether the budget holds the file."""
 
 
 def rows(plan: Plan) -> Iterator[Row]:
-    """All files, lazily."""
+    """Yields the rows of all files."""
     staged = plan.fit.files if plan.fit is not None else len(plan.manifest)
     cumulative = 0
     for position, file_id in enumerate(complete(plan.order, len(plan.manifest)), 1):
@@ -36,7 +36,7 @@ def rows(plan: Plan) -> Iterator[Row]:
 
 
 def expected_s(plan: Plan, files: int, size_bytes: int) -> float | None:
-    """When so many files and bytes have been copied, the scan included."""
+    """Returns when this many files and bytes should have been copied, in seconds from the start of the scan."""
     if plan.rates is None:
         return None
     per_s = (plan.rates.copy_files_per_s or plan.rates.source_files_per_s, files)

@@ -1,8 +1,8 @@
-"""Transfers of files by several threads for a limited time, and what they took: the measuring of the probe.
+"""Transfers files with several threads for a limited time and measures what that takes, for the probe.
 
-Each file's cached pages are dropped first (POSIX_FADV_DONTNEED), so that cache hits do not flatter; what the storage
-servers cache cannot be dropped from here. Bounded in time even where the source hangs: the threads are daemons and are
-left behind.
+It drops each file's cached pages first (POSIX_FADV_DONTNEED), so that cache hits do not make the source look faster;
+a node cannot drop what the storage servers cache. The time is bounded even where the source hangs: the threads are
+daemon threads and are left behind.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 
 CHUNK_BYTES = 1 << 20
 FILE_LIMIT_BYTES = 32 << 20
-"""Of a large file only its beginning is read."""
+"""The probe reads only this much of a large file, from its beginning."""
 COPY_LIMIT_BYTES = 256 << 20
 GRACE_S = 0.25
 CACHED_S = 50e-6
-"""A look-up that is faster was answered by this node."""
+"""A look-up that is faster than this was answered by this node's cache."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Measured:
 
 @dataclass
 class _Sums:
-    """What one thread did."""
+    """The sums of one thread."""
 
     files: int = 0
     size_bytes: int = 0
@@ -49,7 +49,7 @@ class _Sums:
     read_s: float = 0.0
     write_s: float = 0.0
     last_s: float = 0.0
-    """Monotonic time when its last transfer ended."""
+    """The monotonic time at which the thread's last transfer ended."""
     copies: list[str] = field(default_factory=list)
 
 
@@ -115,7 +115,7 @@ def _transfer_all(source: _Shared, place: str | None, deadline_s: float, sums: _
 
 
 def _transfer(path: bytes, target: str | None, deadline_s: float, sums: _Sums, buffer: memoryview) -> None:
-    """One file: counted as a whole only if it was read as far as it should; bytes count in any case."""
+    """Transfers one file. The file counts only if the transfer raised no error; its bytes count in any case."""
     start = time.monotonic()
     _look_up(path)
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -141,9 +141,9 @@ def _transfer(path: bytes, target: str | None, deadline_s: float, sums: _Sums, b
 
 
 def _look_up(path: bytes) -> None:
-    """Pays for looking the name up as the program will, which comes when what the scan left in caches is gone.
+    """Looks the name up as the program will, which opens the file when the caches have lost what the scan left there.
 
-    A name that is still cached is replaced by one beside it that does not exist, which costs the storage the same.
+    Where the name is still cached, a missing name beside it is looked up, too, which costs the storage the same.
     """
     start = time.monotonic()
     os.stat(path)
@@ -173,7 +173,7 @@ def _pump(fd: int, out: int, deadline_s: float, sums: _Sums, buffer: memoryview)
 
 
 def read_back(copies: Sequence[str], limit_s: float) -> Measured | None:
-    """Reads copies from the disk, not from memory, as far as they could be written through in half the time."""
+    """Reads copies from the disk, not from memory: those that could be written through in half of the time."""
     if not copies:
         return None
     half_s = time.monotonic() + limit_s / 2
