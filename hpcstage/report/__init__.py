@@ -1,1 +1,1 @@
-"""Record in; terminal text and JSON out."""
+"""Turns records and plans into terminal text and JSON."""

@@ -1,1 +1,1 @@
-"""A plan for people and for programs."""
+"""Prints a plan for people and for programs."""

@@ -1,6 +1,6 @@
-"""The part of `hpcstage plan` about several nodes: what each fetches, keeps and gets from others, and "what if".
+"""Prints the part of `hpcstage plan` about several nodes: what each fetches, keeps and gets from others, and "what if".
 
-Owns the wording and layout. Computes nothing: all numbers are the plan's.
+This module owns the wording and layout. It computes nothing: all numbers are the plan's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NO_LIMIT = 1 << 60
 
 
 def text(plan: NodesPlan, rows: int) -> list[list[str]]:
-    """Paragraphs: the nodes, and the forecasts over their number. `rows`: so many nodes are listed."""
+    """Returns two paragraphs: the nodes, of which at most `rows` are listed, and the forecasts over their number."""
     return [list(_nodes(plan, rows)), list(_sizes(plan))]
 
 

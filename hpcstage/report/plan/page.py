@@ -1,6 +1,6 @@
-"""A plan for people and for programs: the text and the JSON that `hpcstage plan` prints.
+"""Makes the text and the JSON that `hpcstage plan` prints.
 
-Owns the wording and layout. Computes nothing: all numbers are the plan's.
+This module owns the wording and layout. It computes nothing: all numbers are the plan's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ UNKNOWN = "?"
 
 
 def text(plan: Plan, limit: int | None = None) -> str:
-    """The whole page. `limit`: so many rows of each table; None: a few, of a few epochs of a named sampler."""
+    """Returns the whole page, with at most `limit` rows of each table.
+
+    None: a few rows, and a few epochs of a named sampler.
+    """
     rows_shown = DEFAULT_LIMIT if limit is None else limit
     parts = [list(_head(plan)), list(_table(plan, rows_shown))]
     if plan.readings is not None:
@@ -37,7 +40,7 @@ def text(plan: Plan, limit: int | None = None) -> str:
 
 
 def to_json(plan: Plan, limit: int | None = None) -> dict[str, Any]:
-    """The plan without its arrays, or with the first `limit` files of the order."""
+    """Returns the plan without its arrays, and with the first `limit` files of the order if a limit is given."""
     data = summary(plan)
     if limit is not None:
         data["entries"] = [_row_json(plan, row) for row in islice(rows(plan), limit)]

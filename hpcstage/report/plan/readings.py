@@ -1,6 +1,6 @@
-"""What a named sampler reads, epoch by epoch, for people and for programs: a part of `page`.
+"""Prints what a named sampler reads, epoch by epoch, for people and for programs, as a part of `page`.
 
-Owns wording and layout. Epochs are computed one after the other and only as far as they are shown.
+This module owns wording and layout. Epochs are computed one after the other and only as far as they are shown.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DEFAULT_EPOCHS = 3
 
 
 def text(plan: Plan, readings: Readings, limit: int, epochs: int) -> Iterator[list[str]]:
-    """The lines of each epoch: `limit` rows of the first `epochs`; and what is left out."""
+    """Yields the lines of the first `epochs`, with `limit` rows each, and a line about those that are left out."""
     if limit <= 0:
         return
     for reading in islice(readings, epochs):
@@ -30,7 +30,7 @@ def text(plan: Plan, readings: Readings, limit: int, epochs: int) -> Iterator[li
 
 
 def to_json(plan: Plan, readings: Readings, limit: int | None) -> dict[str, Any]:
-    """The sampler and what it reads; `entries`: the first `limit` of each epoch."""
+    """Returns the sampler and, with a limit, the first `limit` reads of each epoch as `entries`."""
     data: dict[str, Any] = {
         "sampler": asdict(readings.asked),
         "about": readings.about,
@@ -57,7 +57,7 @@ def _epoch(plan: Plan, readings: Readings, reading: Reading, limit: int) -> Iter
 
 
 def _rows(readings: Readings, reading: Reading, limit: int) -> Iterator[tuple[int, int, int, int]]:
-    """Position from 1, rank, index of the program's dataset, id of the file."""
+    """Yields position from 1, rank, index of the program's dataset, and id of the file."""
     for position, index in enumerate(reading.indices[:limit]):
         yield position + 1, readings.rank_at(position), index, readings.dataset[index]
 

@@ -1,1 +1,1 @@
-"""The report of a run as lines for a terminal."""
+"""Turns the record of a run into lines for a terminal."""

@@ -1,6 +1,6 @@
-"""The nodes of a job side by side, in a few lines however many there are. Record in, lines out.
+"""Prints the nodes of a job side by side, in a few lines however many there are. From record to lines.
 
-Failed nodes come first, then slow ones, each with what sets it apart; the others stand in one line where they are many.
+Failed nodes come first, then slow ones, each with the reason; the others are in one line where they are many.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ NARROW = 10
 FIGURES = ("source_bytes", "peer_bytes", "local_bytes")
 FAILED = {"missing": "never came up", "died": "died"}
 SINGLY = 2
-"""So many failed nodes are named in lines of their own."""
+"""Up to this many failed nodes get a line each."""
 
 Row = dict[str, Any]
 
 
 def nodes(record: Row, style: Style, lines: int = LINES) -> list[str]:
-    """The section; nothing where the job has one node."""
+    """Returns the section; empty where the job has one node."""
     group = record.get("group")
     if not group:
         return []
@@ -43,7 +43,7 @@ def nodes(record: Row, style: Style, lines: int = LINES) -> list[str]:
 
 
 def every(record: Row, style: Style) -> list[str]:
-    """Each node in a line, the failed ones first, then slow ones, both with what is the matter; as long as it gets."""
+    """Returns a line for each node without a limit: failed ones first, then slow ones, both with the reason."""
     if not record.get("group"):
         return ["this job had one node: see `hpcstage report`"]
     failed, slow, well = _sorted(_without_domain(record)["nodes"])
@@ -61,7 +61,7 @@ def every(record: Row, style: Style) -> list[str]:
 
 
 def _sorted(rows: Sequence[Row]) -> tuple[list[Row], list[Row], list[Row]]:
-    """Failed ones, slow ones by what they cost, and the others."""
+    """Returns the failed nodes, the slow ones by what they cost, and the others."""
     failed = [row for row in rows if row["state"] in FAILED]
     alive = [row for row in rows if row["state"] not in FAILED]
     return failed, sorted((row for row in alive if row["slow"]), key=_cost), [row for row in alive if not row["slow"]]
@@ -72,7 +72,7 @@ def _cost(row: Row) -> tuple[float, int]:
 
 
 def _all(record: Row, rows: Sequence[Row]) -> Row:
-    """Sums of bytes; of the waits the longest, as that is what the job waited for."""
+    """Returns the sums of bytes and the longest wait, as the job waits for its slowest node."""
     waits = [wait for row in rows if (wait := _waited(row)) is not None]
     return {**{name: record["totals"][name] for name in FIGURES}, "waited_s": max(waits, default=None), "longest": True}
 
@@ -102,7 +102,7 @@ def _line(line: str, style: Style) -> str:
 
 
 def _clipped(name: str) -> str:
-    """A long name's end, as that is where names of nodes differ."""
+    """Returns the end of a long name, as names of nodes differ there."""
     name = text.clean(name)
     if text.display_width(name) <= NAME - 3:
         return name
@@ -111,7 +111,7 @@ def _clipped(name: str) -> str:
 
 
 def _without_domain(record: Row) -> Row:
-    """Names without what all of them end with, such as `.cluster.example.org`."""
+    """Removes the domain from the nodes' names where all have the same, such as `.cluster.example.org`."""
     domains = {row["host"].partition(".")[2] for row in record["nodes"]}
     if len(domains) != 1 or not (domain := domains.pop()):
         return record
@@ -131,12 +131,12 @@ def _failed(rows: Sequence[Row], group: Row, style: Style) -> list[str]:
 
 
 def _failure(who: str, what: str, why: str | None, style: Style) -> str:
-    """Bold and red would make columns hard to count: the mark is enough."""
+    """Returns the line of a failure. It is neither bold nor red, which would make columns hard to count."""
     return _line(f"  !! {who} {what}".replace("  !!  ", "  !! ") + (f": {why}" if why else ""), style)
 
 
 def _rest(rows: Sequence[Row], room: int, style: Style) -> list[str]:
-    """One line each where there is room for all of them, else one for all of them."""
+    """Returns a line for each node where that fits into `room` lines, else one line for all."""
     if not rows or room < 1:
         return []
     if len(rows) <= room:
@@ -152,7 +152,7 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 
 def _together(record: Row, slow: Sequence[Row]) -> str:
-    """Placement and why; how often the source was read; who stood aside."""
+    """Says the placement and why, how often the source was read, and how many nodes were outside of the group."""
     group = record["group"]
     said = ["each node reads the source"]
     if record["run"]["mode"] != "direct":
@@ -170,7 +170,7 @@ def _together(record: Row, slow: Sequence[Row]) -> str:
 
 
 def _times(group: Row) -> str:
-    """How often, by the nodes that reported: others may have read it, too."""
+    """Says how often the source was read by the nodes that reported; others may have read it, too."""
     value = group["source_times"]
     often = "once" if f"{value:.3g}" == "1" else f"{value:.3g} times"
     whole = group["reported"] >= group["nodes"] and not group["died_count"]
@@ -178,7 +178,7 @@ def _times(group: Row) -> str:
 
 
 def held(nodes: Sequence[Row], files: float | None) -> str:
-    """Several nodes may hold the same files: what each holds says more than the sum."""
+    """Says how many files each node holds. As several nodes may hold the same files, a sum would say less."""
     found = [row["staged_files"] for row in nodes if row["staged_files"] is not None]
     if not found:
         return text.UNKNOWN
@@ -188,7 +188,7 @@ def held(nodes: Sequence[Row], files: float | None) -> str:
 
 
 def brief(record: Row) -> str:
-    """For the end of a run, in one line; empty with one node."""
+    """Describes the nodes in one line for the end of a run; empty with one node."""
     group = record.get("group")
     if not group:
         return ""

@@ -1,4 +1,4 @@
-"""The report for a terminal: at most 40 lines of plain text. Record in, text out."""
+"""Lays out the report for a terminal: at most 40 lines of plain text. From record to text."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ LINES = 40
 EXPLAINED = "docs/report.md explains every word and figure of this report."
 NOTES = 5
 LEAST_NOTES = 8
-"""Room for one note at least, heading and remedy included."""
+"""The lines that one note takes at most, with heading and remedy."""
 TEXT_LINES, REMEDY_LINES = 4, 3
-"""So long may a note be: ours are shorter, those with names of others may be cut."""
+"""The most lines of a note: hpcstage's own texts are shorter, those with the user's names in them may be cut."""
 NARROWEST = 80
-"""A narrower terminal breaks lines itself: figures are worth more than fitting."""
+"""A narrower terminal breaks lines itself, as complete figures matter more than fitting lines."""
 UNWATCHED = ("aside", "not started")
-"""Of a command that did not run, or not beside hpcstage, there are no figures."""
+"""States without figures: the command did not run, or ran without hpcstage."""
 MARKS = {"error": "!!", "warning": "! ", "info": "- "}
 
 
 def render(record: dict[str, Any], *, width: int = 80, color: bool = False, unicode: bool = True) -> str:
-    """The whole report; colour and other characters than ASCII only where asked for."""
+    """Returns the whole report; colour and other characters than ASCII only where asked for."""
     style = Style(max(width, NARROWEST), color, unicode)
     record = record if unicode else plain_record(record)
     if record["run"].get("state") in UNWATCHED:
@@ -42,7 +42,7 @@ def render(record: dict[str, Any], *, width: int = 80, color: bool = False, unic
 
 
 def plain_record(value: Any) -> Any:  # noqa: ANN401  any JSON value
-    """The same value with all text in ASCII, before anything is laid out."""
+    """Returns the same value with all text in ASCII; the layout needs that first."""
     if isinstance(value, str):
         return text.plain(text.clean(value))
     if isinstance(value, dict):
@@ -51,7 +51,7 @@ def plain_record(value: Any) -> Any:  # noqa: ANN401  any JSON value
 
 
 def notes(record: dict[str, Any], style: Style, room: int) -> list[str]:
-    """As many notes as there is room for, worst first: never one without its remedy."""
+    """Returns as many notes as fit into `room` lines, worst first, each with its remedy."""
     found = record["notes"]
     if not found:
         return []

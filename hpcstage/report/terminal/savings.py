@@ -1,4 +1,4 @@
-"""What staging saved, by estimate. Record in, lines out."""
+"""Prints the estimates of what staging saved. From record to lines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpcstage.report.terminal.text import Style
 
 
 def savings(record: dict[str, Any], style: Style) -> list[str]:
-    """The estimates with their formulas; of several nodes without, as the nodes need the room."""
+    """Returns the estimates with their formulas; with several nodes without these, as the nodes need the lines."""
     part = record["savings"]
     if record.get("group"):
         line = text.clip(
@@ -21,7 +21,7 @@ def savings(record: dict[str, Any], style: Style) -> list[str]:
 
 
 def saved(part: dict[str, Any]) -> str:
-    """What is known, in one line."""
+    """Returns the known estimates in one line."""
     known = [
         (text.seconds(part[f"vs_{name}_s"]), name) for name in ("direct", "upfront") if part[f"vs_{name}_s"] is not None
     ]

@@ -1,4 +1,4 @@
-"""The sections of the terminal report but for the notes: record in, lines out. A new section is added to `SECTIONS`."""
+"""Prints the sections of the terminal report except for notes and nodes. New sections are added to `SECTIONS`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ REASON_NAMES = {
 }  # fmt: skip
 PERIODS = 3
 MODE_LINES = 3
-"""With several nodes one: the table of nodes needs the room."""
+"""The lines for why another mode was followed; with several nodes one, as the table of nodes needs the others."""
 UNSEEN = 0.02
-"""Of what was seen: less does not change the share."""
+"""Unseen bytes below this share of those seen are ignored: they do not change the local share."""
 ENDINGS = {"running": "still running", "aside": "ran without hpcstage"}
 
 
 def header(record: dict[str, Any], style: Style) -> list[str]:
-    """Which run, what command, where, how it ended."""
+    """Names the run and its command, where it ran, and how it ended."""
     run = record["run"]
     left = f"hpcstage report: {text.clip(run['id'], 38)}"
     right = f"mode {run['mode'] or run['mode_asked']}, {ending(run)}"
@@ -49,7 +49,7 @@ def header(record: dict[str, Any], style: Style) -> list[str]:
 
 
 def ending(run: dict[str, Any]) -> str:
-    """How the command ended."""
+    """Says how the command ended."""
     if (told := ENDINGS.get(run.get("state", ""))) is not None:
         return told
     if run["signal"] is not None:
@@ -73,7 +73,7 @@ def _staged(record: dict[str, Any]) -> list[str]:
 
 
 def order(record: dict[str, Any]) -> list[str]:
-    """What samplers announced and how it was kept; how far ahead of the program the copies were."""
+    """Says what samplers announced, how well the program kept to it, and how far ahead of it the copies were."""
     part = record["order"]
     count = part.get("announcements")
     if not count:
@@ -92,7 +92,8 @@ def order(record: dict[str, Any]) -> list[str]:
 
 
 def _nearly(part: dict[str, Any]) -> str:
-    """Where threads read neighbours in any order."""
+    """Returns the share of opens near their announced place, where it differs, as threads read neighbours in any
+    order."""
     near = part.get("near_share")
     told = None if near is None else text.percent(near)
     return "" if told in (None, text.percent(part["kept_share"])) else f" ({told} nearly so)"
@@ -119,7 +120,7 @@ def _row(label: str, value: str, style: Style) -> str:
 
 
 def meters(record: dict[str, Any], style: Style) -> list[str]:
-    """Served locally, data-wait share, local disk."""
+    """Shows the share served locally, the share of waits for data, and the use of the local disk."""
     split, budget = record["time_split"], _budget(record)
     waited = wait_share(split)
     disk = None if budget is None else budget[0] / budget[1]
@@ -135,14 +136,14 @@ def meters(record: dict[str, Any], style: Style) -> list[str]:
 
 
 def local_measure(record: dict[str, Any]) -> str:
-    """Bytes where reads were measured, else opens."""
+    """Returns `bytes` where reads were measured, else `opens`."""
     totals = record["totals"]
     known = totals["local_bytes"] is not None and totals["direct_bytes"] is not None
     return "bytes" if known and totals["local_bytes"] + totals["direct_bytes"] > 0 else "opens"
 
 
 def local_share(record: dict[str, Any]) -> float | None:
-    """The share of what the program read that came from the local disk."""
+    """Returns the share of what the program read that came from the local disk."""
     if local_measure(record) == "opens":
         share: float | None = record["coverage"]["share"]
         return share
@@ -151,7 +152,7 @@ def local_share(record: dict[str, Any]) -> float | None:
 
 
 def unseen(record: dict[str, Any]) -> int:
-    """At most so much was read by processes that hpcstage did not see, where that is enough to matter."""
+    """Returns how many bytes processes that hpcstage did not see read at most; 0 where that does not matter."""
     coverage, totals = record["coverage"], record["totals"]
     found = coverage.get("unseen_bytes") or 0
     seen = (totals["local_bytes"] or 0) + (totals["direct_bytes"] or 0)
@@ -159,7 +160,7 @@ def unseen(record: dict[str, Any]) -> int:
 
 
 def served_of(record: dict[str, Any]) -> str:
-    """What the share is a share of."""
+    """Says what `local_share` is a share of."""
     measure = local_measure(record)
     group = record.get("group")
     if group and group["reported"] < group["nodes"]:
@@ -170,21 +171,21 @@ def served_of(record: dict[str, Any]) -> str:
 
 
 def wait_share(split: dict[str, Any]) -> float | None:
-    """The share of the wall time in which the program waited for files."""
+    """Returns the share of the wall time in which the program waited for files."""
     if not split["wall_s"] or split["wait_source_s"] is None or split["wait_local_s"] is None:
         return None
     return float((split["wait_source_s"] + split["wait_local_s"]) / split["wall_s"])
 
 
 def _budget(record: dict[str, Any]) -> tuple[float, float] | None:
-    """Used and allowed bytes of the fullest node."""
+    """Returns the used and the allowed bytes of the fullest node."""
     pairs = [(n["budget"].get("used_bytes"), n["budget"].get("size_bytes")) for n in record["nodes"]]
     known = [(float(used), float(allowed)) for used, allowed in pairs if used is not None and allowed]
     return max(known, key=lambda pair: pair[0] / pair[1]) if known else None
 
 
 def time(record: dict[str, Any], style: Style) -> list[str]:
-    """The time split."""
+    """Shows the time split."""
     split = record["time_split"]
     left = [("compute", "compute_s"), ("preprocessing", "preprocess_s"), ("other", "other_s")]
     right = [("waiting for source", "wait_source_s"), ("waiting for local", "wait_local_s")]
@@ -207,7 +208,7 @@ def _unmeasured(split: dict[str, Any], style: Style) -> list[str]:
 
 
 def origin(record: dict[str, Any], style: Style) -> list[str]:
-    """Bytes and opens by where they came from."""
+    """Shows opens and bytes by where they were served."""
     totals, coverage = record["totals"], record["coverage"]
     ops = f"copied; {text.count(totals['source_ops'])} source ops in all"
     rows = [
@@ -230,7 +231,7 @@ def _origin_row(name: str, opens: str, size: int | None, what: str, style: Style
 
 
 def coverage(record: dict[str, Any], style: Style) -> list[str]:
-    """Opens below the datasets: swapped or not, and why not."""
+    """Says how many opens below the datasets were swapped, and why the others were not."""
     part = record["coverage"]
     swapped = f"{text.count(part['opens'])} opens below the datasets, {text.count(part['swapped'])} swapped"
     share = f" ({text.percent(part['share'])})" if part["share"] is not None else ""
@@ -251,7 +252,7 @@ def _reasons(reasons: dict[str, int]) -> str:
 
 
 def source(record: dict[str, Any], style: Style) -> list[str]:
-    """Latency and bandwidth of the source, over time, and contention."""
+    """Shows latency and bandwidth of the source, its bandwidth over time, and contention."""
     part = record["contention"]
     levels = f"  best {text.rate(part['best_bytes_per_s'])}, typical {text.rate(part['typical_bytes_per_s'])}"
     if part["best_bytes_per_s"] is None:
@@ -293,7 +294,7 @@ def _none(part: dict[str, Any]) -> list[str]:
 
 
 def _worst(periods: list[dict[str, Any]], most: int, line: Callable[[dict[str, Any]], str]) -> list[str]:
-    """Those that cost most, one line each, and how many there are besides."""
+    """Returns a line for each of the periods that cost most, and says how many there are besides."""
     found = sorted(periods, key=lambda p: (p["start_s"] - p["end_s"]) * p["loss"])[:most]
     lines = [line(period) for period in found]
     rest = len(periods) - len(lines)
@@ -314,11 +315,11 @@ def _of_one(p: dict[str, Any]) -> str:
 
 
 def clock(value_s: float) -> str:
-    """A moment of the run."""
+    """Formats a time of the run."""
     if value_s < 600:
         return f"{value_s:.1f} s"
     return f"{int(value_s) // 3600}:{int(value_s) % 3600 // 60:02d}:{int(value_s) % 60:02d}"
 
 
 SECTIONS = (header, meters, time, origin, coverage, source, savings)
-"""In this order; `nodes_text.nodes` stands after the meters."""
+"""The sections in their order; `page` puts those of the nodes after the meters, and the notes at the end."""

@@ -1,4 +1,4 @@
-"""The end of a run in a few lines, for stderr. Record in, lines out."""
+"""Summarises a run in a few lines for stderr at its end. From record to lines."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hpcstage.report.terminal.sections import local_measure, local_share, unseen
 
 WIDTH = 110
 NOTE_WIDTH = 400
-"""Notes are not cut short of this: what to do stands at their end."""
+"""Notes may be this wide, as they end with what to do."""
 LINES = 5
 NOTES = 2
 WORTH_SAYING = ("error", "warning")
 
 
 def short(record: dict[str, Any]) -> list[str]:
-    """At most five lines: what was served locally, the time, the source, what it saved, what is off."""
+    """Returns at most five lines: what was served locally, the nodes, the time, the source, the savings, and notes."""
     notes = [_note(note) for note in record["notes"] if note["severity"] in WORTH_SAYING][:NOTES]
     facts = [_served(record), brief(record), _time(record["time_split"]), _source(record), _saved(record)]
     told = [fact for fact in facts if fact][: LINES - len(notes)]

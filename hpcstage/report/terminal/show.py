@@ -1,4 +1,4 @@
-"""How a report looks on this terminal: width, colour, characters. Owns no layout."""
+"""Decides how a report looks on this terminal: width, colour, characters. It owns no layout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ WIDEST = 100
 
 
 def look(env: Mapping[str, str], *, no_color: bool) -> Style:
-    """80 columns unless the terminal has more, or less; colour only on a terminal, and where nobody refuses it."""
+    """Returns the style: the terminal's width up to WIDEST, or 80 columns without one.
+
+    Colour is used only on a terminal, and where neither `--no-color` nor the environment refuses it.
+    """
     tty = sys.stdout.isatty()
     color = tty and not no_color and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
     width = min(shutil.get_terminal_size((80, 24)).columns, WIDEST) if tty else 80
@@ -24,7 +27,7 @@ def look(env: Mapping[str, str], *, no_color: bool) -> Style:
 
 
 def shown(record: Mapping[str, Any], style: Style, *, every_node: bool = False) -> str:
-    """The report in that look, or all of its nodes."""
+    """Returns the report in that style, or the lines of all its nodes."""
     if every_node:
         return "\n".join(every(dict(record) if style.unicode else plain_record(dict(record)), style))
     return render(dict(record), width=style.width, color=style.color, unicode=style.unicode)

@@ -1,4 +1,4 @@
-"""Several records side by side, one column each, for comparing modes on the same command. Records in, text out."""
+"""Prints several records side by side, one column each, to compare modes on the same command. From records to text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Cell = Callable[[dict[str, Any]], str]
 
 
 def side_by_side(records: Sequence[dict[str, Any]], *, width: int = 80) -> str:
-    """A table: a row per figure, a column per record, headed by its mode."""
+    """Returns a table with a row for each figure, and a column for each record, headed by its mode."""
     column = max(12, (width - LABEL) // max(1, len(records)))
     rows: list[tuple[str, Cell]] = [("mode", lambda r: r["run"]["mode"] or r["run"]["mode_asked"]), *ROWS]
     if any(record["totals"]["peer_bytes"] is not None for record in records):
@@ -27,7 +27,7 @@ def _line(name: str, cells: Sequence[str], column: int) -> str:
 
 
 def total_s(record: dict[str, Any]) -> float | None:
-    """Staging before the command, and the command."""
+    """Returns the seconds of the command and of staging before it."""
     split = record["time_split"]
     if split["wall_s"] is None:
         return None

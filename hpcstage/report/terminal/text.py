@@ -1,4 +1,4 @@
-"""Text for terminals: escaping, display width, meters, sparklines, numbers with their unit. No records."""
+"""Makes text for terminals: escaping, display width, meters, sparklines, numbers with units. It knows no records."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ PLAIN_BARS = ".:-=+*%#"
 
 @dataclass(frozen=True)
 class Style:
-    """How text may look."""
+    """The width of the text, and whether it may have colour and other characters than ASCII."""
 
     width: int = 80
     color: bool = False
     unicode: bool = True
 
     def bold(self, text: str) -> str:
-        """Headings."""
+        """Returns text as a heading."""
         return self._paint("1", text)
 
     def red(self, text: str) -> str:
-        """Errors."""
+        """Returns text in the colour of errors."""
         return self._paint("31", text)
 
     def yellow(self, text: str) -> str:
-        """Warnings."""
+        """Returns text in the colour of warnings."""
         return self._paint("33", text)
 
     def _paint(self, code: str, text: str) -> str:
@@ -39,7 +39,7 @@ class Style:
 
 
 def clean(text: str) -> str:
-    """One line that cannot drive a terminal: what is not printable is escaped, bytes that are no text as \\xNN."""
+    """Returns one line without control characters: escapes what is not printable; bytes that are no text as \\xNN."""
     return "".join(char if char.isprintable() else _escaped(char) for char in text)
 
 
@@ -54,12 +54,12 @@ def _escaped(char: str) -> str:
 
 
 def plain(text: str) -> str:
-    """ASCII only, for terminals that show nothing else."""
+    """Returns text in ASCII, for terminals that show nothing else."""
     return text.encode("ascii", "backslashreplace").decode()
 
 
 def display_width(text: str) -> int:
-    """Columns on a terminal."""
+    """Returns the number of columns that text takes on a terminal."""
     return sum(_columns(char) for char in text)
 
 
@@ -70,7 +70,7 @@ def _columns(char: str) -> int:
 
 
 def clip(text: str, width: int) -> str:
-    """Cleaned and cut to a width; `...` says that something was cut off."""
+    """Cleans text and cuts it to a width; `...` says that something was cut off."""
     text = clean(text)
     if display_width(text) <= width:
         return text
@@ -87,13 +87,13 @@ def _cut(text: str, width: int) -> str:
 
 
 def pad(text: str, width: int, *, right: bool = False) -> str:
-    """Filled with blanks to a width."""
+    """Fills text with blanks to a width."""
     blanks = " " * max(0, width - display_width(text))
     return blanks + text if right else text + blanks
 
 
 def wrap(text: str, width: int, *, lines: int) -> list[str]:
-    """Cleaned and broken at blanks; what does not fit into `lines` is cut."""
+    """Cleans text and breaks it at blanks; cuts what does not fit into `lines`."""
     result: list[str] = []
     rest = clean(text)
     while rest and len(result) < lines - 1 and display_width(rest) > width:
@@ -108,7 +108,7 @@ def wrap(text: str, width: int, *, lines: int) -> list[str]:
 
 
 def meter(share: float | None, width: int) -> str:
-    """`[|||||      42 %]`, as people know it from job statistics."""
+    """Returns a bar such as `[|||||      42 %]`, as in job statistics."""
     inner = width - 2
     if share is None:
         return f"[{pad(UNKNOWN, inner, right=True)}]"
@@ -119,7 +119,7 @@ def meter(share: float | None, width: int) -> str:
 
 
 def sparkline(values: Sequence[float | None], width: int, *, unicode: bool = True) -> str:
-    """A row of bars up to the largest value; a blank where there was nothing, or nothing is known."""
+    """Returns a row of bars, scaled to the largest value; a blank stands for 0 or an unknown value."""
     merged = _merged(values, width)
     top = max((v for v in merged if v is not None), default=0.0)
     bars = BARS if unicode else PLAIN_BARS
@@ -139,7 +139,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def percent(share: float | None) -> str:
-    """A share; a little is not shown as nothing, and not quite all not as all."""
+    """Formats a share; a small one is not shown as 0 %, and a nearly whole one not as 100 %."""
     if share is None:
         return UNKNOWN
     value = 100 * share
@@ -151,7 +151,7 @@ def percent(share: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A duration, or that it is not known."""
+    """Formats a duration, or says that it is not known."""
     if value is None:
         return UNKNOWN
     text = format_duration(abs(value)) if abs(value) >= 0.1 else f"{abs(value) * 1000:.3g} ms"
@@ -160,22 +160,22 @@ def seconds(value: float | None) -> str:
 
 
 def size(value: float | None) -> str:
-    """Bytes, or that they are not known."""
+    """Formats bytes, or says that they are not known."""
     return UNKNOWN if value is None else format_size(value)
 
 
 def rate(value: float | None) -> str:
-    """Bytes per second, or that they are not known."""
+    """Formats bytes per second, or says that they are not known."""
     return UNKNOWN if value is None else format_rate(value)
 
 
 def count(value: float | None) -> str:
-    """A number of things, or that it is not known."""
+    """Formats a number of things, or says that it is not known."""
     return UNKNOWN if value is None else f"{value:,.0f}"
 
 
 def milliseconds(value: float | None) -> str:
-    """A latency, or that it is not known."""
+    """Formats a latency, or says that it is not known."""
     if value is None:
         return UNKNOWN
     if value < 0.1:
