@@ -13,9 +13,10 @@ __all__ = ["__version__", "order"]
 
 
 def order(paths: Iterable[str | bytes | os.PathLike[str]]) -> bool:
-    """Announces the files that this program will read, in this order; True if a daemon of `hpcstage run` took it.
+    """Announces the files that this program will read, in this order. Returns True if a daemon of `hpcstage run` took
+    it.
 
-    Does nothing outside of `hpcstage run`, so it may stay in the program.
+    The function does nothing outside of `hpcstage run`, so it may stay in the program.
     """
     from hpcstage.announce import order as announce
 

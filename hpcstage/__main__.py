@@ -1,4 +1,4 @@
-"""`python -m hpcstage` and the console script."""
+"""The entry point of `python -m hpcstage` and of the console script."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`hpcstage.order(paths)`: a program tells the daemon of its node what it will read next.
+"""Owns `hpcstage.order(paths)`, with which a program tells the daemon of its node what it will read next.
 
-Outside of `hpcstage run` it does nothing, so it may stay in the program. Owns no order: the daemon maps paths to the
-manifest and ignores what is not in it.
+Outside of `hpcstage run` the call does nothing, so it may stay in the program. The module owns no order: the daemon
+maps the paths to the manifest and ignores those that are not in it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ANSWER_TIMEOUT_S = 1.0
 
 
 def order(paths: Iterable[str | bytes | os.PathLike[str]]) -> bool:
-    """Announces the files that will be read, in this order. True if a daemon took it."""
+    """Announces the files that will be read, in this order. Returns True if a daemon took the order."""
     node_dir, sock = os.environ.get("HPCSTAGE_NODE_DIR"), os.environ.get("HPCSTAGE_SOCKET")
     if not node_dir or not sock:
         return False

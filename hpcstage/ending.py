@@ -1,4 +1,4 @@
-"""How a process of ours ends. Owns nothing else."""
+"""Ends a process of hpcstage. Owns nothing else."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import NoReturn
 
 
 def end(code: int) -> NoReturn:
-    """Ends this process at once: Python takes 20 ms to take itself apart, and somebody waits for that."""
+    """Ends this process at once: Python takes 20 ms to take itself apart, and the caller's shell waits for that."""
     with contextlib.suppress(OSError, ValueError):
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code & 0xFF)
-    sys.exit(code)  # Python says what could not be written
+    sys.exit(code)  # Python reports what could not be written

@@ -1,6 +1,6 @@
-"""The error tree: each class owns its exit code and says the next step.
+"""Owns the error tree: each class has its exit code and names the next step.
 
-Owns: what a user is told when something fails before the command starts. It does not own the exit code of the
+The module owns what a user is told when something fails before the command starts. It does not own the exit code of the
 command, which is always passed on unchanged.
 """
 
@@ -10,7 +10,7 @@ import os
 
 
 class HpcstageError(Exception):
-    """Something failed; `what` says what and to which object, `remedy` what to do next."""
+    """Something failed: `what` says what and to which object, `remedy` says what to do next."""
 
     exit_code = 1
 
@@ -20,7 +20,7 @@ class HpcstageError(Exception):
         self.remedy = remedy
 
     def line(self) -> str:
-        """The whole message on one line, causes chained behind colons."""
+        """Returns the whole message on one line, with the causes behind colons."""
         parts = [self.what]
         cause = self.__cause__
         while cause is not None:
@@ -31,13 +31,13 @@ class HpcstageError(Exception):
 
 
 class UsageError(HpcstageError):
-    """A bad option, list or plan file: the user changes the command line."""
+    """An option, a list or a plan file is wrong: the user has to change the command line."""
 
     exit_code = 2
 
 
 class ConfigError(UsageError):
-    """A bad configuration file or variable: names the key, the file and the line."""
+    """A configuration file or variable is wrong: the message names the key, the file and the line."""
 
 
 class NoResult(HpcstageError):
@@ -47,24 +47,25 @@ class NoResult(HpcstageError):
 
 
 class NotStarted(HpcstageError):
-    """We failed before the command started (only with --strict; otherwise the command runs without us)."""
+    """hpcstage failed before the command started. Raised only with --strict; otherwise the command runs without
+    hpcstage."""
 
     exit_code = 125
 
 
 class LocalDiskProblem(NotStarted):
-    """No usable node-local directory; the message carries the host."""
+    """The node-local directory cannot be used; the message names the host."""
 
     def __init__(self, what: str, remedy: str = "") -> None:
         super().__init__(f"{what} on {os.uname().nodename}", remedy)
 
 
 class NoLocalDir(LocalDiskProblem):
-    """The node has no directory that can be used: all processes of a launch find that out there."""
+    """The node has no directory that can be used. All processes of a launch on this node find that out."""
 
 
 class CommandNotExecutable(HpcstageError):
-    """The command exists and cannot be executed."""
+    """The command exists but cannot be executed."""
 
     exit_code = 126
 

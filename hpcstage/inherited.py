@@ -1,6 +1,6 @@
-"""How this process was started: its standard streams and its working directory, any of which may be missing.
+"""Handles how this process was started: its standard streams and its working directory may be missing.
 
-Owns what takes their place in this process. A command that this process starts gets them as they were.
+The module owns what takes their place in this process. A command that this process starts gets them as they were.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ STREAMS = (0, 1, 2)
 
 
 def hold_streams() -> None:
-    """Keeps the numbers of closed standard streams from being given to files of ours. The placeholders are closed in
-    every program that is started from here, so that it finds the streams closed as well."""
+    """Keeps the numbers of closed standard streams from being given to files of hpcstage. The placeholders are closed
+    in every program that this process starts, so that the program finds the streams closed as well."""
     for number in STREAMS:
         try:
             os.fstat(number)
@@ -29,7 +29,8 @@ def hold_streams() -> None:
 
 
 def directory() -> Path:
-    """The working directory. Of one that was deleted, what the kernel calls it, which is no directory's name."""
+    """Returns the working directory. If it was deleted, returns the kernel's name for it, which is no directory's
+    name."""
     try:
         return Path.cwd()
     except OSError:

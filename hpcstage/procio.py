@@ -1,10 +1,10 @@
-"""What a process has read so far, by the kernel's counter. Owns the form of the io files in /proc."""
+"""Reads from the kernel's counter what a process has read so far. Owns the format of the io files in /proc."""
 
 from __future__ import annotations
 
 
 def read_bytes(path: str) -> int | None:
-    """`rchar` of an io file in /proc; None where the kernel does not tell."""
+    """Returns `rchar` of an io file in /proc; None where the kernel does not say."""
     try:
         with open(path, "rb") as file:
             first = file.readline()

@@ -1,6 +1,6 @@
-"""Reads a file that a user named, whole. Owns how long a pipe that nobody writes to is waited for.
+"""Reads the whole of a file that a user named. Owns how long to wait for a pipe that nobody writes to.
 
-A pipe is read to its end as long as somebody holds its other end: `--data @<(find ...)` may take its time.
+A pipe is read to its end as long as some process holds its other end: `--data @<(find ...)` may take its time.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _POLL_MS = 50
 
 
 def read_whole(path: bytes | str | os.PathLike[str], limit_bytes: int | None = None) -> bytes:
-    """The content; of a file above the limit one byte more than the limit.
+    """Returns the content; of a file above the limit, one byte more than the limit.
 
-    Raises OSError; a pipe that nobody writes to is one, and its `strerror` says so.
+    Raises OSError, also for a pipe that nobody writes to; its `strerror` then says so.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -48,7 +48,8 @@ def _read(fd: int, limit_bytes: int | None) -> bytes:
 
 
 def _awaits_writer(fd: int) -> bool:
-    """At an end: a pipe that no writer has opened yet has no event; a file, or a pipe whose writers have gone, has."""
+    """Tells, at an end of the data, whether a writer may still come: a pipe that no writer has opened yet has no event;
+    a file, or a pipe whose writers have gone, has one."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return not poll.poll(_POLL_MS)

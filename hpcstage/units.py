@@ -1,4 +1,4 @@
-"""Sizes, rates and durations as people write them, and back."""
+"""Parses and formats sizes, rates and durations as people write them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)")
 
 
 def parse_size(text: str) -> int:
-    """`"800GiB"` → bytes. Raises ValueError that says what is accepted."""
+    """Returns the bytes that a size such as `"800GiB"` means. Raises a ValueError that says what is accepted."""
     match = _NUMBER.fullmatch(text.strip())
     if not match or match[2].lower() not in _FACTORS:
         raise ValueError(f"{text!r} is not a size (such as 500MB, 800GiB or 1.5TB)")
@@ -22,7 +22,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_duration(text: str) -> float:
-    """`"5m"` → seconds. Raises ValueError that says what is accepted."""
+    """Returns the seconds that a duration such as `"5m"` means. Raises a ValueError that says what is accepted."""
     match = _NUMBER.fullmatch(text.strip())
     if not match or match[2].lower() not in _SECONDS:
         raise ValueError(f"{text!r} is not a duration (such as 30s, 5m or 1.5h)")
@@ -30,7 +30,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_size(size_bytes: float) -> str:
-    """Bytes for people, in decimal units: 1.23 GB."""
+    """Formats bytes for people, in decimal units: 1.23 GB."""
     value = float(size_bytes)
     for unit in ("B", "kB", "MB", "GB"):
         if abs(value) < 1000:
@@ -40,12 +40,12 @@ def format_size(size_bytes: float) -> str:
 
 
 def format_rate(bytes_per_s: float) -> str:
-    """Bytes per second for people."""
+    """Formats bytes per second for people."""
     return f"{format_size(bytes_per_s)}/s"
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds for people: 0.42 s, 12.3 s, 4m05s, 2h13m."""
+    """Formats seconds for people: 0.42 s, 12.3 s, 4m05s, 2h13m."""
     if seconds < 100:
         return f"{seconds:.3g} s" if seconds >= 0.001 or seconds == 0 else f"{seconds * 1e6:.0f} us"
     whole = round(seconds)

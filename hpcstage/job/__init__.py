@@ -1,6 +1,6 @@
-"""Inside the job: which scheduler, which nodes, which local disk, how much time is left.
+"""Finds out about the job: its scheduler, its nodes, the local disk, the time that is left.
 
-`detect` says where we are, `localdir.choose` which node-local directory to use, `nodedir.claim` makes ours below it.
+`detect` returns the job, `localdir.choose` the node-local directory to use; `node.directory` makes ours below it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What the kernel says about a directory: file system, free space, memory behind it. Owns no choice.
+"""Asks the kernel about a directory: its file system, the free space, the memory behind it. Owns no choice.
 
-File systems are told apart by the names in /proc/self/mountinfo: no ctypes, no command, a millisecond.
+The module tells file systems apart by their names in /proc/self/mountinfo, which takes a millisecond and neither ctypes
+nor a command.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ _ESCAPES = {b"\\040": b" ", b"\\011": b"\t", b"\\012": b"\n", b"\\134": b"\\"}
 
 @dataclass(frozen=True)
 class Space:
-    """What is free on a file system for us; None: it does not count inodes."""
+    """What is free on a file system for this user; `free_inodes` is None where the file system does not count
+    inodes."""
 
     free_bytes: int
     free_inodes: int | None
@@ -29,36 +31,38 @@ class Space:
 
 
 class Probe(Protocol):
-    """What the choice asks about the machine; tests answer for machines that they do not have."""
+    """Answers what the choice of a directory asks about the machine; tests answer for machines that they do not
+    have."""
 
     def kind(self, path: str) -> str | None:
-        """Name of the file system below `path`; None is unknown."""
+        """Returns the name of the file system below `path`; None if it is unknown."""
 
     def space(self, path: str) -> Space:
-        """Raises OSError."""
+        """Returns what is free below `path`. Raises OSError."""
 
     def is_own(self, path: str, *, made_for_job: bool) -> bool:
-        """Whether what is free there is free for this directory alone."""
+        """Whether the free space there belongs to this directory alone."""
 
     def memory_left(self) -> int | None:
-        """Bytes that the job may still take; None is unknown."""
+        """Returns the bytes of memory that the job may still take; None if unknown."""
 
 
 def is_network(kind: str | None) -> bool:
-    """Shared between nodes, or served by a process that may be anywhere (fuse, but for fuseblk: a local device)."""
+    """Whether nodes share the file system, or a process that may be anywhere serves it (fuse, but for fuseblk, which is
+    a local device)."""
     return kind is not None and (kind in _NETWORK or kind == "fuse" or kind.startswith("fuse."))
 
 
 def is_memory(kind: str | None) -> bool:
-    """What is written there counts as the job's memory."""
+    """Whether what is written to the file system counts as the job's memory."""
     return kind in _MEMORY
 
 
 class Machine:
-    """The real one."""
+    """Answers for the real machine."""
 
     def kind(self, path: str) -> str | None:
-        """The file system of the mount point that holds `path`."""
+        """Returns the file system of the mount point that holds `path`."""
         try:
             mounts = Path("/proc/self/mountinfo").read_bytes()
         except OSError:
@@ -66,15 +70,15 @@ class Machine:
         return mount_kind(mounts, os.fsencode(os.path.realpath(path)))
 
     def space(self, path: str) -> Space:
-        """What is free for an ordinary user."""
+        """Returns what is free for an ordinary user."""
         found = os.statvfs(path)
         free_inodes = found.f_favail if found.f_files else None
         device = os.stat(path).st_dev
         return Space(found.f_bavail * found.f_frsize, free_inodes, device, bool(found.f_flag & os.ST_RDONLY))
 
     def is_own(self, path: str, *, made_for_job: bool) -> bool:
-        """A quota on the directory (it promises less than the file system around it), or, if it was made for the job, a
-        file system of its own."""
+        """Whether the directory has a quota (it promises less than the file system around it) or, if it was made for
+        the job, is a file system of its own."""
         try:
             top = _top_of_file_system(path)
             if top == os.path.realpath(path):
@@ -84,13 +88,13 @@ class Machine:
             return False
 
     def memory_left(self) -> int | None:
-        """The lower of what the node has available and what the job's control group leaves."""
+        """Returns the lower of what the node has available and what the job's control group leaves."""
         found = [n for n in (_available(), *_group_left()) if n is not None]
         return max(min(found), 0) if found else None
 
 
 def _top_of_file_system(path: str) -> str:
-    """The uppermost directory above `path` on the same device."""
+    """Returns the uppermost directory above `path` on the same device."""
     top = os.path.realpath(path)
     device = os.stat(top).st_dev
     while top != "/" and os.stat(os.path.dirname(top)).st_dev == device:
@@ -99,7 +103,8 @@ def _top_of_file_system(path: str) -> str:
 
 
 def mount_kind(mountinfo: bytes, path: bytes) -> str | None:
-    """The type of the innermost mount above `path`; of two on one directory the later hides the other."""
+    """Returns the type of the innermost mount above `path`; of two mounts on one directory the later hides the
+    other."""
     best, kind = -1, None
     for line in mountinfo.splitlines():
         head, _, tail = line.partition(b" - ")
@@ -127,7 +132,7 @@ def _available() -> int | None:
 
 
 def _group_left() -> list[int]:
-    """For each memory control group above us that has a limit: limit less use (v2, v1)."""
+    """Returns the limit less the use of each memory control group above this process that has a limit (v2 and v1)."""
     try:
         lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
@@ -153,7 +158,7 @@ def _left_below(top: Path, name: str, limit: str, usage: str) -> list[int]:
             most = int((directory / limit).read_text(encoding="ascii"))
             used = int((directory / usage).read_text(encoding="ascii"))
         except (OSError, ValueError):
-            # "max", or a level without the file.
+            # The limit is "max", or this level does not have the file.
             continue
         left.append(most - used)
     return left

@@ -1,6 +1,7 @@
-"""Where am I? One `Job` from the environment; never runs a command and never fails.
+"""Makes one `Job` from the environment; never runs a command and never fails.
 
-Owns how facts of scheduler, launcher and host name are put together. What each scheduler says is in `schedulers`.
+The module owns how facts of scheduler, launcher and host name are put together. `schedulers` owns what each scheduler
+says.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ from hpcstage.job.types import Job
 
 
 def read_file(path: str) -> str:
-    """The text of a host file."""
+    """Returns the text of a file that lists hosts."""
     return Path(path).read_text(encoding="utf-8")
 
 
 def detect(
     env: Mapping[str, str], *, hostname: str, read_text: ReadText = read_file, parent_pid: int | None = None
 ) -> Job:
-    """The job that `env` belongs to.
+    """Returns the job that `env` belongs to.
 
-    `parent_pid` tells launches apart that have no name of their own: the ranks of a node share their parent.
+    `parent_pid` tells apart launches that have no name of their own: the ranks of a node share their parent.
     """
     facts = next((f for scheduler in SCHEDULERS if (f := scheduler(env, read_text))), Facts("none", ""))
     ranks = launcher.from_launcher(env)
     if ranks and facts.ranks and not ranks.launch:
-        # Under srun with PMI both speak, of the same launch. What srun does not say the library may know.
+        # Under srun with PMI both describe the same launch. srun may know what the MPI library's variables do not say.
         ranks = replace(ranks, launch=facts.ranks.launch, local_rank=_first(ranks.local_rank, facts.ranks.local_rank))
     ranks = ranks or facts.ranks
     name, nodes, index = _locate(facts, hostname, is_passed_on=ranks is not None and ranks.launch is None)
@@ -60,9 +61,11 @@ def _first(one: int | None, other: int | None) -> int | None:
 
 
 def _locate(facts: Facts, hostname: str, *, is_passed_on: bool) -> tuple[str, tuple[str, ...], int | None]:
-    """This host's name, the nodes, its position among them; None: it is a login node, with salloc's shell.
+    """Returns this host's name, the nodes, and its position among them, which is None on a login node (in salloc's
+    shell).
 
-    `is_passed_on`: an MPI launcher may have brought the variables here from another node, whose name they say.
+    `is_passed_on` means that an MPI launcher may have brought the variables here from another node, whose name they
+    hold.
     """
     names = (hostname, facts.node_name) if is_passed_on else (facts.node_name, hostname)
     for name in names:
@@ -71,7 +74,7 @@ def _locate(facts: Facts, hostname: str, *, is_passed_on: bool) -> tuple[str, tu
                 return node, facts.nodes, index
     index_said = facts.node_index
     if facts.nodes and facts.may_be_elsewhere and (facts.node_name or index_said is None):
-        # On the nodes Slurm says which one it is; a name that is not in the list comes from a job around this one.
+        # On a node Slurm says which node it is; a name that is not in the list comes from a job around this one.
         return hostname, facts.nodes, None
     if index_said is not None and index_said < len(facts.nodes):
         return facts.nodes[index_said], facts.nodes, index_said
@@ -92,7 +95,7 @@ def _run_key(facts: Facts, ranks: Ranks, parent_pid: int | None) -> str | None:
             return None
         launch = f"parent-{parent_pid}"
     elif "torchelastic" in launch and parent_pid is not None:
-        # The default of --rdzv-id is "none": not unique.
+        # The default of --rdzv-id is "none", which is not unique.
         launch = f"{launch}-{parent_pid}"
     job = facts.job_id or "local"
     again = f".r{facts.restarts}" if facts.restarts else ""
@@ -100,7 +103,7 @@ def _run_key(facts: Facts, ranks: Ranks, parent_pid: int | None) -> str | None:
 
 
 def _file_name(key: str) -> str:
-    """Safe as a part of a path; long or strange keys keep apart by a hash."""
+    """Returns a key that is safe as a part of a path; a hash keeps long or strange keys apart."""
     plain = "".join(c if c.isascii() and (c.isalnum() or c in "-_.[]") else "_" for c in key)
     if plain == key and len(key) <= 64:
         return key

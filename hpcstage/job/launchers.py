@@ -1,8 +1,8 @@
-"""How to start processes on the other nodes of a job: command lines and environments. Pure; starts nothing.
+"""Builds the command lines and environments that start processes on the other nodes of a job. Pure; starts nothing.
 
-Owns what is known of srun, pbsdsh, qrsh, pjrsh (the last from its description, never tried) and of MPI's own launchers.
-Every command line is given a program whose words hold no spaces and no shell characters (a script), since some
-launchers hand their words to a shell again.
+The module owns what is known of srun, pbsdsh, qrsh, pjrsh (the last from its description, never tried) and of MPI's own
+launchers. Every command line is given a program whose words hold no spaces and no shell characters (a script), since
+some launchers pass their words to a shell again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hpcstage.job.ranks import without_rank
 from hpcstage.job.types import Job
 
 BY_SCHEDULER = {"slurm": "srun", "pbs": "pbsdsh", "gridengine": "qrsh", "pjm": "pjrsh"}
-"""Others (LSF, Flux) are left to their MPI's launcher, which knows them."""
+"""Other schedulers (LSF, Flux) are left to their MPI's launcher, which knows them."""
 NONE = "none"
 VIRTUAL = "virtual"
 """All nodes are this machine."""
@@ -28,11 +28,11 @@ _SRUN_INPUT = (
     "SLURM_STEP", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_GTIDS", "SLURM_MPI_TYPE", "SRUN_",
     "SLURM_ARBITRARY", "SLURM_HOSTFILE", "SLURM_LABELIO", "SLURM_STDINMODE", "SLURM_STDOUTMODE", "SLURM_STDERRMODE",
 )  # fmt: skip
-"""What srun takes as options, or what tells an MPI library that it is within a step."""
+"""Variables that srun takes as options, or that tell an MPI library that it runs within a step."""
 
 
 class Mpi(Enum):
-    """Kinds of `mpiexec` by the options that they take."""
+    """Tells kinds of `mpiexec` apart by the options that they take."""
 
     HYDRA = "hydra"
     """MPICH, Intel MPI, MVAPICH."""
@@ -42,19 +42,21 @@ class Mpi(Enum):
 
 @dataclass(frozen=True)
 class PerNode:
-    """Command lines that start one process on each of some nodes."""
+    """Holds command lines that start one process on each of some nodes."""
 
     commands: tuple[tuple[str, ...], ...]
     takes_stdin: bool
-    """The end of its standard input reaches the processes; otherwise they must find out in another way."""
+    """Whether the end of the launcher's standard input reaches the processes; otherwise they must find out in another
+    way."""
     passes_output: bool = True
-    """What the processes print comes back to the launcher; otherwise it would be lines of the job's output."""
+    """Whether the launcher prints what the processes print; otherwise their lines would land in the job's output."""
     exact: bool = True
-    """One process on each named node; False: on all nodes of the job, possibly several on one."""
+    """Whether one process starts on each named node; otherwise they start on all nodes of the job, possibly several on
+    one."""
 
 
 def choose(job: Job, asked: str = "auto") -> str:
-    """The launcher for this job: what the user asked for, else the scheduler's own."""
+    """Returns the launcher for this job: what the user asked for, else the scheduler's own."""
     if asked != "auto":
         return asked
     return BY_SCHEDULER.get(job.scheduler, "mpiexec" if len(job.nodes) > 1 else NONE)
@@ -67,14 +69,16 @@ def per_node(
     mpi: Mpi = Mpi.UNKNOWN,
     parts: Sequence[Sequence[str]] = (),
 ) -> PerNode:
-    """How to start `argv` once on each of `hosts`; no commands if nothing can. `parts` are the job's nodes by part."""
+    """Returns how to start `argv` once on each of `hosts`, with no commands if nothing can start it. `parts` are the
+    job's nodes by part."""
     if not hosts or launcher in (NONE, VIRTUAL):
         return PerNode((), takes_stdin=False)
     if launcher == "srun":
         last = ("--mpi=none", "--kill-on-bad-exit=0", "--wait=0", *argv)
         return PerNode(tuple(("srun", *words, *last) for words in _steps(hosts, parts)), takes_stdin=True)
     if launcher == "pbsdsh":
-        # Its node numbers count lines of the node file at some sites and processors at others; all nodes are safe.
+        # Its node numbers count lines of the node file at some sites and processors at others; starting on all nodes is
+        # safe.
         return PerNode((("pbsdsh", "--", *argv),), takes_stdin=False, passes_output=False, exact=False)
     if launcher == "qrsh":
         return PerNode(tuple(("qrsh", "-inherit", host, *argv) for host in hosts), takes_stdin=True)
@@ -91,10 +95,11 @@ def mpi_world(
     mpiexec: str | None,
     parts: Sequence[Sequence[str]] = (),
 ) -> list[tuple[str, ...]]:
-    """Command lines for one MPI program with one process per node, the best first; the next is for where it fails."""
+    """Returns command lines for one MPI program with one process per node, the best first; the next one is for where it
+    fails."""
     found = []
     if launcher == "srun":
-        # MPICH speaks PMI-2 to srun, Open MPI PMIx; the wrong one starts programs of one process each.
+        # MPICH speaks PMI-2 to srun, Open MPI speaks PMIx; the wrong one starts programs of one process each.
         kind = "pmix" if mpi is Mpi.OPENMPI else "pmi2"
         last = (f"--mpi={kind}", "--kill-on-bad-exit=1", *argv)
         first, *others = _steps(hosts, parts)
@@ -106,7 +111,7 @@ def mpi_world(
 
 
 def kind_of_mpi(version_text: str) -> Mpi:
-    """What `mpiexec --version` says about itself."""
+    """Returns the kind of MPI that the output of `mpiexec --version` names."""
     if "HYDRA" in version_text or "Intel(R) MPI" in version_text or "MPICH" in version_text:
         return Mpi.HYDRA
     if any(name in version_text for name in ("Open MPI", "OpenRTE", "Open RTE", "OpenMPI", "PRTE", "prterun")):
@@ -115,14 +120,15 @@ def kind_of_mpi(version_text: str) -> Mpi:
 
 
 def scrubbed(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a launcher of ours: not that of a rank, and without options meant for the user's srun."""
+    """Returns the environment for a launcher that hpcstage starts: without that of a rank and without options for the
+    user's srun."""
     kept = {name: value for name, value in without_rank(env).items() if not name.startswith(_SRUN_INPUT)}
-    # Open MPI refuses root otherwise; others do not know these names.
+    # Without these Open MPI refuses root; other MPIs do not know the names.
     return {**kept, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 def _steps(hosts: Sequence[str], parts: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    """What srun is told in order to start one task on each host, for each part of the job that has any of them."""
+    """Returns srun's options that start one task on each host, for each part of the job that has any of the hosts."""
     if len(parts) < 2:
         return [_step(hosts)]
     here = [[host for host in hosts if host in part] for part in parts]

@@ -1,6 +1,7 @@
-"""Which node-local directory to use, and whether it can be used: the choice is printed once, with its reason.
+"""Chooses the node-local directory and checks that it can be used; the choice is printed once, with its reason.
 
-Owns candidates, their order and the checks. Creates nothing there (`node.directory` does), but tries a rename.
+The module owns the candidates, their order and the checks. It creates nothing there (`node.directory` does), but tries
+a rename.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ RAM = "/dev/shm"  # noqa: S108 - named by the user with `ram`
 TMP = "/tmp"  # noqa: S108 - only without a scheduler
 _SHARED = frozenset({TMP, "/var/tmp", RAM})  # noqa: S108 - to be refused
 _MEMORY_SHARE = 2
-"""Of memory that is left, staging may take one part in this many: the training needs the rest."""
+"""Staging may take one part in so many of the memory that is left: the training needs the rest."""
 _ASK = "ask the scheduler for local disk, or give --local-dir DIR, --local-dir ram or --local-dir none"
 _NOT_BY_SSH = (
     "schedulers make the job's directory for processes that they start, not for those that come by ssh: put hpcstage "
@@ -42,14 +43,14 @@ class LocalDir:
     warnings: tuple[str, ...]
     is_memory: bool
     free_bytes: int
-    """Of memory: the part of what is left that staging may take."""
+    """Free bytes; where the directory is memory, the part of the memory left that staging may take."""
     free_inodes: int | None
-    """None: the file system does not count them."""
+    """Free inodes; None if the file system does not count them."""
     device: int
     is_network: bool = False
-    """Other nodes see the same directory."""
+    """Whether other nodes see the same directory."""
     is_own: bool = False
-    """What is free there is free for this job alone."""
+    """Whether the free space there is free for this job alone."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,9 @@ class _Candidate:
 
 
 def choose(setting: str | None, env: Mapping[str, str], job: Job, *, fs: Probe | None = None) -> LocalDir | None:
-    """The directory to use on this node; None if the user wants none.
+    """Returns the directory to use on this node; None if the user wants none.
 
-    `setting` is the value of local_dir; None or `auto`: what the scheduler made. Raises NoLocalDir, whose message
+    `setting` is the value of local_dir; None or `auto` means what the scheduler made. Raises NoLocalDir, whose message
     names every candidate that failed.
     """
     probe = fs or Machine()
@@ -84,7 +85,7 @@ def choose(setting: str | None, env: Mapping[str, str], job: Job, *, fs: Probe |
 
 
 class _Unfit(Exception):
-    """This candidate cannot be used; the text says why."""
+    """The candidate cannot be used; the text says why."""
 
 
 def _explicit(setting: str, env: Mapping[str, str], scheduled: bool, probe: Probe) -> LocalDir:
@@ -142,7 +143,8 @@ def _is_below_shared(path: str) -> bool:
 
 
 def _owner_warnings(candidate: _Candidate) -> list[str]:
-    """Others must not be able to exchange what we make there: in a sticky directory, or in our own, they cannot."""
+    """Returns warnings about who may write there, or raises _Unfit. Others must not be able to exchange what hpcstage
+    makes there: in a sticky directory, or in the user's own, they cannot."""
     path = candidate.path
     if not path.startswith("/"):
         raise _Unfit("is not an absolute path")
@@ -180,7 +182,7 @@ def _space(probe: Probe, path: str) -> Space:
 
 
 def _try_rename(path: str) -> None:
-    """Publication is a rename: it must work here, and so must writing."""
+    """Checks that a file can be written and renamed here: the store publishes copies by a rename."""
     own = Path(path) / f".hpcstage-{os.urandom(8).hex()}"
     try:
         own.mkdir(mode=0o700)

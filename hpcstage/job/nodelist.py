@@ -1,4 +1,4 @@
-"""Node lists as schedulers write them: `a[001-003,7],b` to names and back. Pure; asks no scheduler."""
+"""Turns node lists as schedulers write them, such as `a[001-003,7],b`, into names and back. Pure; asks no scheduler."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator
 from itertools import product
 
 MAX_NODES = 1_000_000
-"""A list that would give more is damaged, not large."""
+"""A list that would give more names than this is damaged, not large."""
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """All names, in the order of the list: brackets with ranges, several per name, a suffix behind them.
+    """Returns all names in the order of the list; knows brackets with ranges, several per name, and a suffix behind
+    them.
 
     Raises ValueError if the list is damaged.
     """
@@ -23,7 +24,7 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def fold(names: Iterable[str]) -> str:
-    """The short form of a list of names; `expand` gives the same names in the same order."""
+    """Returns the short form of a list of names, from which `expand` gives the same names in the same order."""
     parts: list[str] = []
     prefix, numbers = "", list[str]()
     for name in names:

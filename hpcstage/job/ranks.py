@@ -1,6 +1,6 @@
-"""Who am I behind a launcher? Ranks from the variables of MPI libraries, torchrun and schedulers. Pure.
+"""Finds the rank of a process behind a launcher, from variables of MPI libraries, torchrun and schedulers. Pure.
 
-MPI before the scheduler: `mpirun` within one Slurm task passes SLURM_LOCALID=0 on to all its ranks.
+MPI goes before the scheduler: `mpirun` within one Slurm task passes SLURM_LOCALID=0 on to all its ranks.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ _OF_RANK = (
     "PALS_NODEID", "PALS_APID", "PALS_APINFO", "PALS_SPOOL_DIR", "PALS_FD", "PALS_NRANKS", "PALS_PPN", "PALS_DEPTH",
     "PALS_CPU_BIND", "PALS_HOST",
 )  # fmt: skip
-"""What names of variables begin with that say who a process is, or how many the user's launcher starts."""
+"""Variables whose names begin so say which rank a process is, or how many ranks the user's launcher starts."""
 _SETTINGS = ("OMPI_MCA_", "OMPI_ALLOW_", "PRTE_MCA_", "PRTE_ALLOW_", "PMIX_MCA_")
-"""Of these, what says how to start: the remote shell, the interfaces, the transports."""
+"""Of these variables, those that begin so are settings of how to start: the remote shell, the interfaces, the
+transports."""
 _MCA_OF_RANK = (
     "PREFIXES", "cpu_type", "ess", "initial_wdir", "num_procs", "shmem_RUNTIME_QUERY_hint",
     *(f"{runtime}_{name}" for runtime in ("orte", "prte") for name in (
@@ -37,7 +38,7 @@ _MCA_OF_RANK_WHOLE = ("orte_launch", "prte_launch")
 
 @dataclass(frozen=True)
 class Ranks:
-    """A process behind a launcher."""
+    """The rank of a process behind a launcher."""
 
     rank: int
     local_rank: int | None
@@ -47,9 +48,9 @@ class Ranks:
 
 
 def from_launcher(env: Mapping[str, str]) -> Ranks | None:
-    """What an MPI launcher or torchrun set; None in front of one.
+    """Returns what an MPI launcher or torchrun set; None in front of one.
 
-    RANK and LOCAL_RANK count only together with torchrun's own mark: users set RANK for their own purposes.
+    RANK and LOCAL_RANK are used only together with torchrun's own mark: users set RANK for their own purposes.
     """
     launch = next((f"{name.lower()}-{env[name]}" for name in _LAUNCH if env.get(name)), None)
     if "TORCHELASTIC_RUN_ID" in env and (rank := number(env.get("RANK"))) is not None:
@@ -61,18 +62,18 @@ def from_launcher(env: Mapping[str, str]) -> Ranks | None:
 
 
 def first_number(env: Mapping[str, str], names: tuple[str, ...]) -> int | None:
-    """The first variable that holds a number of 0 or more."""
+    """Returns the first of the variables that holds a number of 0 or more."""
     return next((n for name in names if (n := number(env.get(name))) is not None), None)
 
 
 def number(text: str | None) -> int | None:
-    """A decimal number of 0 or more, else None: schedulers also write `undefined` and `4(x2)`."""
+    """Returns a decimal number of 0 or more, else None: schedulers also write `undefined` and `4(x2)`."""
     return int(text) if text and text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
 def without_rank(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a process that is no rank of the user's launch. It keeps what says how MPI starts and connects
-    processes on this machine: `HYDRA_*`, `I_MPI_*`, MCA parameters and the like."""
+    """Returns the environment of a process that is no rank of the user's launch. It keeps the variables that say how
+    MPI starts and connects processes on this machine: `HYDRA_*`, `I_MPI_*`, MCA parameters and the like."""
     return {name: value for name, value in env.items() if not _is_of_rank(name)}
 
 

@@ -1,7 +1,7 @@
-"""One function per scheduler: its variables and host files to facts. Pure, but for the host file read by `read_text`.
+"""Turns each scheduler's variables and host files into facts, in one function each. Pure, but for `read_text`.
 
 To add a scheduler, write a function like these and put it into `SCHEDULERS`; `environment` does the rest.
-Which variables exist where: see the captured environments in tests/job/environments.
+The captured environments in tests/job/environments show which variables exist where.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ Env = Mapping[str, str]
 ReadText = Callable[[str], str]
 
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
-"""Slurm's batch script, interactive and external steps have ids from here on: they are no launch."""
+"""Slurm's batch, interactive and external steps have ids from here on: they are no launch."""
 
 _MAX_PARTS = 1024
-"""Slurm itself takes 128; more is no number of parts."""
+"""Slurm itself takes at most 128 parts; a number above this one is damaged."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a scheduler says; `environment` completes it with host name and launcher."""
+    """What a scheduler says; `environment` adds host name and launcher."""
 
     scheduler: str
     job_id: str
@@ -32,9 +32,9 @@ class Facts:
     step_id: str | None = None
     nodes: tuple[str, ...] = ()
     parts: tuple[tuple[str, ...], ...] = ()
-    """The same by part, where the job has several."""
+    """The nodes by part, where the job has several parts."""
     may_be_elsewhere: bool = False
-    """The scheduler also gives its variables to a process on a host that is no node of the job."""
+    """Whether the scheduler also gives its variables to a process on a host that is no node of the job."""
     node_name: str | None = None
     node_index: int | None = None
     ranks: Ranks | None = None
@@ -46,7 +46,8 @@ class Facts:
 
 
 def slurm(env: Env, _read_text: ReadText) -> Facts | None:
-    """Slurm. In a batch script PROCID and LOCALID are 0 and NTASKS > 1: only a step id says `behind srun`."""
+    """Reads Slurm's variables. In a batch script PROCID and LOCALID are 0 and NTASKS > 1: only a step id means `behind
+    srun`."""
     job_id = env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID")
     if not job_id:
         return None
@@ -81,7 +82,8 @@ def slurm(env: Env, _read_text: ReadText) -> Facts | None:
 
 
 def _slurm_parts(env: Env) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]:
-    """The nodes of each part of a heterogeneous job, and notes. SLURM_JOB_NODELIST lists those of the first only."""
+    """Returns the nodes of each part of a heterogeneous job, and notes. SLURM_JOB_NODELIST lists those of the first
+    part only."""
     found: list[tuple[str, ...]] = []
     notes: list[str] = []
     for index in range(min(number(env.get("SLURM_HET_SIZE")) or 0, _MAX_PARTS)):
@@ -101,7 +103,7 @@ def _slurm_ranks(env: Env, launch: str) -> Ranks | None:
 
 
 def pbs(env: Env, read_text: ReadText) -> Facts | None:
-    """PBS Professional, OpenPBS, Torque: `PBS_JOBID` is `123.server` or, of an array, `123[4].server`."""
+    """Reads PBS Professional, OpenPBS, Torque: `PBS_JOBID` is `123.server` or, of an array, `123[4].server`."""
     job_id = env.get("PBS_JOBID")
     if not job_id or not (env.get("PBS_ENVIRONMENT") or env.get("PBS_NODEFILE")):
         return None
@@ -120,7 +122,8 @@ def pbs(env: Env, read_text: ReadText) -> Facts | None:
 
 
 def gridengine(env: Env, read_text: ReadText) -> Facts | None:
-    """Grid Engine in all its kinds. SGE_ROOT alone is set on login nodes as well; JOB_ID alone may be anybody's."""
+    """Reads Grid Engine in all its kinds. SGE_ROOT alone is set on login nodes as well; JOB_ID alone may belong to
+    another program."""
     job_id = env.get("JOB_ID")
     if not job_id or not (env.get("SGE_ROOT") or env.get("SGE_O_WORKDIR") or env.get("SGE_TASK_ID")):
         return None
@@ -144,12 +147,12 @@ def _own_slots(slots: Mapping[str, int], env: Env) -> int | None:
     for name, count in slots.items():
         if host and name.partition(".")[0] == host:
             return count
-    # NSLOTS counts all nodes; behind `qrsh -inherit` it is not to be trusted.
+    # NSLOTS is the count of all nodes; behind `qrsh -inherit` it is not reliable.
     return number(env.get("NSLOTS")) if len(slots) <= 1 else None
 
 
 def pjm(env: Env, read_text: ReadText) -> Facts | None:
-    """Fujitsu's Technical Computing Suite (Fugaku, Flow, Wisteria)."""
+    """Reads Fujitsu's Technical Computing Suite (Fugaku, Flow, Wisteria)."""
     job_id = env.get("PJM_JOBID")
     if not job_id:
         return None
@@ -161,7 +164,7 @@ def pjm(env: Env, read_text: ReadText) -> Facts | None:
 
 
 def lsf(env: Env, read_text: ReadText) -> Facts | None:
-    """LSF."""
+    """Reads LSF's variables."""
     job_id = env.get("LSB_JOBID")
     if not job_id:
         return None
@@ -172,13 +175,13 @@ def lsf(env: Env, read_text: ReadText) -> Facts | None:
 
 
 def flux(env: Env, _read_text: ReadText) -> Facts | None:
-    """Flux; its node list needs a command, which detection does not run."""
+    """Reads Flux's variables; its node list needs a command, which detection does not run."""
     job_id = env.get("FLUX_JOB_ID")
     return Facts("flux", job_id) if job_id else None
 
 
 SCHEDULERS: tuple[Callable[[Env, ReadText], Facts | None], ...] = (flux, slurm, pbs, gridengine, pjm, lsf)
-"""Flux first: it is often started inside a job of another scheduler, which then is not the one that counts."""
+"""Flux goes first: it is often started inside a job of another scheduler, whose facts then do not apply."""
 
 
 def _expanded(text: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -189,7 +192,7 @@ def _expanded(text: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _host_file(path: str | None, read_text: ReadText) -> tuple[list[list[str]], tuple[str, ...]]:
-    """The words of each line, without empty lines."""
+    """Returns the words of each line, without empty lines, and notes."""
     if not path:
         return [], ()
     try:

@@ -1,6 +1,7 @@
-"""Which part of a node is this job's, where jobs share it: by processors, of which schedulers give each job its number.
+"""Computes which part of a node is this job's, where jobs share it: by processors, whose number schedulers give each
+job.
 
-Owns the decision whether the local disk is shared by them, too. The processors of the node are read by `processors`;
+The module also owns the decision whether jobs share the local disk. `processors` reads the processors of the node;
 everything else is pure.
 """
 
@@ -21,35 +22,36 @@ _CPUS = Path("/sys/devices/system/cpu")
 
 @dataclass(frozen=True)
 class Processors:
-    """Of the whole node, whoever may use them."""
+    """The processors of the whole node, whoever may use them."""
 
     online: int
     cores: int
     """Fewer than `online` where a core runs several threads."""
     usable: int
-    """By this process."""
+    """The processors that this process may use."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """This job's part of the node."""
+    """This job's part of the node, in processors."""
 
     cpus: int
     of: int
 
     @property
     def part(self) -> float:
-        """Between 0 and 1."""
+        """Returns the part as a number between 0 and 1."""
         return self.cpus / self.of
 
     @property
     def why(self) -> str:
-        """For people."""
+        """Returns the reason, for people."""
         return f"{self.cpus} of the node's {self.of} processors"
 
 
 def processors() -> Processors:
-    """Of this machine. Where the kernel does not say which threads share a core, each counts as one."""
+    """Reads the processors of this machine. Where the kernel does not say which threads share a core, each counts as
+    one."""
     online = os.cpu_count() or 1
     siblings = set()
     for path in _CPUS.glob("cpu[0-9]*/topology/thread_siblings_list"):
@@ -61,9 +63,11 @@ def processors() -> Processors:
 
 
 def of_disk(job: Job, local: LocalDir, found: Processors | None = None) -> Share | None:
-    """The job's share of what is free in its local directory; None: all of it, or nothing is known of other jobs.
+    """Returns the job's share of what is free in its local directory; None if all of it is the job's, or nothing is
+    known of other jobs.
 
-    A directory with a quota or a file system of its own is the job's alone. Of memory the job's limit says more.
+    A directory with a quota or a file system of its own is the job's alone. Where it is memory, the job's memory limit
+    says more.
     """
     if job.scheduler == "none" or job.cpus is None or local.is_own or local.is_memory:
         return None
@@ -71,7 +75,7 @@ def of_disk(job: Job, local: LocalDir, found: Processors | None = None) -> Share
 
 
 def of_node(cpus: int, found: Processors) -> Share | None:
-    """The share of a job with so many processors; None: the whole node, as far as can be told."""
+    """Returns the share of a job with so many processors; None if it has the whole node, as far as can be told."""
     if cpus == found.cores:  # sites that give out whole cores count those, and not their threads
         return None
     confined = found.usable if found.usable < found.online else 0

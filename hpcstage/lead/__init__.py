@@ -1,1 +1,1 @@
-"""The programs lead and agent: they bring the other nodes of a run up and end them."""
+"""The programs lead and agent bring the other nodes of a run up and end them."""

@@ -1,8 +1,8 @@
-"""`python -m hpcstage.lead SPEC`: what the first node's wrapper starts when there are other nodes.
+"""Runs as `python -m hpcstage.lead SPEC`; the first node's wrapper starts it when there are other nodes.
 
-Owns the sequence: bring the nodes up, connect them, keep them connected, end them when the wrapper says so or is gone.
-Standard input and output are the wrapper's (see `wrapper.leadlink`). Nothing here holds up the command: what fails is
-said, and the nodes go on alone.
+The lead owns the sequence: it brings the nodes up, connects them, keeps them connected, and ends them when the wrapper
+says so or is gone. It talks with the wrapper over standard input and output (see `wrapper.leadlink`). Nothing here
+holds up the command: the lead reports what fails, and the nodes go on alone.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _GOODBYE_S = 2.0
 
 
 class Lead:
-    """See the module."""
+    """Runs the sequence that the module describes, and owns what has been told to the wrapper."""
 
     def __init__(self, spec: LeadSpec, directory: Path) -> None:
         self.started = time.monotonic()
         self.started_unix_s = time.time()
         self.world = World(spec.launcher, directory, spec.parts)
-        if self.world.over:  # nobody will come: the nodes need not wait for each other
+        if self.world.over:  # no exchange will come: the nodes need not wait for each other
             spec = replace(spec, daemon={**spec.daemon, "group_wait_s": 0.0})
             spec.save(directory / SPEC)
         self.spec = spec
@@ -51,7 +51,7 @@ class Lead:
         self._noticed = False
 
     def run(self) -> None:
-        """Until the wrapper says that the command has ended, or is gone."""
+        """Runs until the wrapper says that the command has ended, or is gone."""
         self.nodes.begin(self.world.mpi)
         while not self.ending:
             now = time.monotonic()
@@ -111,12 +111,12 @@ class Lead:
             say("staged")
 
     def _may_start(self, waited_s: float) -> bool:
-        """What is opened before the nodes know the files is read from the source by each of them, so it pays to wait
-        a little: the nodes are connected sooner than most programs read."""
+        """Whether the command may start. Each node reads from the source what is opened before the nodes know the
+        files, so it pays to wait a little: the nodes are connected sooner than most programs read."""
         return not self.spec.exchanges or self.world.over or waited_s > self.spec.join_s or self.nodes.joined()
 
     def _write_missing(self, index: int, node: NodeState) -> None:
-        """The record has a part for every node."""
+        """Writes the part of a missing node, since the record has a part for every node."""
         name, text, remedy = problem_of(node)
         part = NodePart(
             host=node.host,
@@ -152,7 +152,7 @@ class Lead:
                 log(f"generation {self.world.generation}: {', '.join(hosts_of(self.nodes.all, alive))}")
 
     def _say_not_yet(self) -> None:
-        """Said at once, and once: the user may know what is wrong before all has been tried."""
+        """Reports the failure at once, and once: the user may know what is wrong before all ways have been tried."""
         tells = self.world.tells or self.world.generation > 0 or self.world.running
         if tells and not self.world.connected and not self.world.over and not self._noticed:
             self._noticed = True
@@ -182,22 +182,22 @@ class Lead:
 
 
 def say(word: str, rest: str = "") -> None:
-    """A line for the wrapper, who may be gone."""
+    """Writes a line for the wrapper, which may be gone."""
     with contextlib.suppress(OSError, ValueError):
         os.write(1, f"{word} {rest}".rstrip().encode(errors="replace") + b"\n")
 
 
 def log(text: str) -> None:
-    """One line to lead.log."""
+    """Writes one line to lead.log."""
     stamp = time.strftime("%H:%M:%S")
     print(f"{stamp} {text}", file=sys.stderr, flush=True)  # noqa: T201  standard error is lead.log
 
 
 def main(arguments: list[str]) -> int:
-    """See the module."""
+    """Runs the lead; see the module."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)  # they are the command's; the wrapper says when to end
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the wrapper's blocks signals, and children would inherit that
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the wrapper blocks signals, and children would inherit that
     spec = Path(arguments[0])
     Lead(LeadSpec.load(spec), spec.parent).run()
     return 0

@@ -1,8 +1,8 @@
-"""`python -m hpcstage.lead.agent SPEC`: brings up one other node of a run and stays until the run is over.
+"""Runs as `python -m hpcstage.lead.agent SPEC`: brings up one other node of a run and stays until the run is over.
 
-Started on each node by the scheduler's launcher. Owns this node's daemon, says how it does (a line for the lead where
-the launcher passes output on, a file where not), and goes when the lead does: launchers pass on an end of input, or
-the file `end` appears, or the lead's pulse stops.
+The scheduler's launcher starts an agent on each node. The agent owns this node's daemon and reports its state (by a
+line for the lead where the launcher passes output on, and by a file in any case). It ends when the lead does: the
+launcher passes on an end of input, or the file `end` appears, or the lead's pulse stops.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.leadspec import LeadSpec
 
 LINE = "hpcstage-node "
-"""What a line for the lead begins with."""
+"""A line for the lead begins with this."""
 PULSE_LOST_S = 60.0
-"""Longer than any shared file system hides a change."""
+"""Seconds after which the lead is taken for dead; no shared file system hides a change for so long."""
 END_EVERY_S = 2.0
 OTHERS_SPEC_S = 5.0
 _LOOK_S = 1.0
@@ -36,7 +36,7 @@ _POLL_S = 0.02
 
 
 class Agent:
-    """One node's agent."""
+    """The agent of one node."""
 
     def __init__(self, spec: Path) -> None:
         self.lead = LeadSpec.load(spec)
@@ -50,9 +50,9 @@ class Agent:
         self._next_end = self._next_pulse = 0.0
 
     def run(self) -> int:
-        """Until the run is over. 0 unless this node could not be brought up."""
+        """Runs until the run is over. Returns 1 if this node could not be brought up, else 0."""
         if self.index is None or self.index == 0:
-            return 0  # a launcher that starts on all nodes: the first has its wrapper
+            return 0  # some launchers start an agent on all nodes; the first node has its wrapper
         try:
             hosted = bring_up(self.lead, self.index, os.environ, self.job)
         except (HpcstageError, OSError) as error:
@@ -99,7 +99,7 @@ class Agent:
             self._wait()
 
     def _wait(self) -> None:
-        """Until the input ends, where it is connected, but a second at most; less while the command is held back."""
+        """Waits until the input ends, if it is connected, but at most a second; less while the command is held back."""
         is_urgent = not self._joined and time.monotonic() - self._started < self.lead.join_s
         wait_s = _POLL_S if is_urgent else _LOOK_S
         if not self._stdin_open:
@@ -108,7 +108,7 @@ class Agent:
             self._stdin_open = False
 
     def _is_over(self) -> bool:
-        """Looks at shared files as seldom as it can: there may be a thousand agents."""
+        """Whether the run is over. Looks at shared files as seldom as it can: there may be a thousand agents."""
         if self.lead.input_ends and not self._stdin_open:
             return True
         now = time.monotonic()
@@ -142,15 +142,15 @@ class Agent:
 
 
 def index_of(hosts: list[str], host: str) -> int | None:
-    """The node with this name, with or without its domain."""
+    """Returns the index of the node with this name, with or without its domain; None if there is none."""
     short = host.partition(".")[0]
     return next((index for index, name in enumerate(hosts) if name.partition(".")[0] == short), None)
 
 
 def main(arguments: list[str]) -> int:
-    """See the module."""
+    """Runs the agent; see the module."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_IGN)  # meant for the command; the end of the run is told in other ways
+        signal.signal(number, signal.SIG_IGN)  # meant for the command; the agent learns of the end otherwise
     os.chdir("/")
     return Agent(Path(arguments[0])).run()
 

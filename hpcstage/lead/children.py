@@ -1,4 +1,4 @@
-"""Processes that the lead starts: their output line by line, their end, and that none outlives the lead."""
+"""Starts processes for the lead: reads their output line by line, sees their end, and lets none outlive the lead."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _LIBC = ctypes.CDLL(None)
 
 
 class Output:
-    """A child whose output is read. `heard` is given each line and says whether it was meant for us; the first of the
-    others are kept, for the reason of a failure."""
+    """A child whose output is read. `heard` is given each line and returns whether it was meant for the lead; the first
+    of the other lines are kept, for the reason of a failure."""
 
     def __init__(
         self,
@@ -59,36 +59,36 @@ class Output:
 
     @property
     def reason(self) -> str:
-        """The line that tells why it failed, as well as can be seen; empty if it has said nothing."""
+        """Returns the line that tells best why the child failed; empty if it has said nothing."""
         return cause(self._lines)
 
     @property
     def tells(self) -> bool:
-        """Whether that line names an error, or is only the last that was said."""
+        """Whether that line names an error; otherwise it is only the last line that was said."""
         return any(_tells(line) for line in self._lines)
 
     @property
     def fd(self) -> int:
-        """To wait for; -1 once the output has ended."""
+        """Returns the file descriptor to wait for; -1 once the output has ended."""
         return -1 if self._pipe.closed else self._pipe.fileno()
 
     @property
     def pid(self) -> int:
-        """Of the process that was started."""
+        """Returns the id of the process that was started."""
         return self._process.pid
 
     @property
     def ended(self) -> bool:
-        """The process is gone."""
+        """Whether the process is gone."""
         return self._process.poll() is not None
 
     @property
     def returncode(self) -> int | None:
-        """As of subprocess."""
+        """Returns the return code as subprocess does; None while the process runs."""
         return self._process.poll()
 
     def read(self) -> None:
-        """Takes what there is."""
+        """Reads what the child has written."""
         while not self._pipe.closed:
             try:
                 data = os.read(self._pipe.fileno(), 65536)
@@ -109,20 +109,20 @@ class Output:
             self._lines.append(line[:_LINE_CHARS])
 
     def close_stdin(self) -> None:
-        """Whoever reads it sees its end."""
+        """Closes the child's standard input, so that its reader sees the end."""
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it ended in time."""
+        """Waits for the child; returns whether it ended in time."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
             return True
         return False
 
     def kill(self, patience_s: float) -> None:
-        """Ends it with what it started in its session: asks first, then does."""
+        """Ends the child with all that it started in its session: by SIGTERM first, by SIGKILL after the patience."""
         self.close_stdin()
         for number in (signal.SIGTERM, signal.SIGKILL):
             if self.ended:
@@ -135,8 +135,8 @@ class Output:
 
 
 def cause(lines: Sequence[str]) -> str:
-    """The line that tells most: our own, else the first that names an error, since what follows are its consequences
-    and advice; else the last."""
+    """Returns the line that tells most: a line of hpcstage; else the first that names an error, since the next ones are
+    its consequences and advice; else the last."""
     own = [line for line in lines if line.startswith(OURS)]
     return next(iter([*own, *filter(_tells, lines), *lines[-1:]]), "")
 
@@ -146,7 +146,7 @@ def _tells(line: str) -> bool:
 
 
 def wait_some(outputs: Iterable[Output], timeout_s: float) -> None:
-    """Waits until one of them says something, then takes it."""
+    """Waits until one of the children writes something, then reads it."""
     by_fd = {output.fd: output for output in outputs if output.fd >= 0}
     for fd in select.select(list(by_fd), [], [], timeout_s)[0]:
         by_fd[fd].read()
@@ -154,5 +154,5 @@ def wait_some(outputs: Iterable[Output], timeout_s: float) -> None:
 
 def _die_with_parent() -> None:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_DFL)  # what the lead ignores its children must not
+        signal.signal(number, signal.SIG_DFL)  # a child must not ignore what the lead ignores
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

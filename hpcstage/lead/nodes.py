@@ -1,6 +1,7 @@
-"""The lead's view of the nodes: brings them up, knows how each does, ends them.
+"""Owns the lead's view of the nodes: brings them up, knows the state of each, ends them.
 
-Owns the launch of agents, the virtual nodes' daemons, and the parts of the record of nodes that never came up.
+The module owns the launch of agents and the virtual nodes' daemons, and words the problems of nodes that are not in the
+group.
 """
 
 from __future__ import annotations
@@ -28,36 +29,36 @@ from hpcstage.protocol.leadspec import LeadSpec
 _FILES_EVERY_S = 0.2
 _STAGED_EVERY_S = 1.0
 _WORDS = ("ready", "joined", "staged", "missing", "dead", "ended")
-"""In the order in which a node says them."""
+"""States in the order in which a node says them."""
 _GONE = "gone"
-"""The last word: nothing of the run is left on the node."""
+"""The last state: nothing of the run is left on the node."""
 _LAST_S = 1.0
-"""A launcher ends so soon after the last of its processes."""
+"""A launcher ends within so many seconds after the last of its processes."""
 _KILL_S = 2.0
 
 
 @dataclass
 class NodeState:
-    """One node."""
+    """The state of one node."""
 
     host: str
     state: str = "waiting"
-    """waiting, ready, staged, ended; missing or dead with a reason."""
+    """One of waiting, ready, staged, ended; or missing or dead, with a reason."""
     reason: str = ""
     member: Member | None = None
     joined: bool = False
-    """Its daemon knows the files."""
+    """Whether its daemon knows the files."""
     cleaning: bool = False
-    """Its agent has said that the end has come, or that the daemon is dead, and has not yet said that it is gone."""
+    """Whether its agent has said that the end has come or that the daemon is dead, but not yet that it is gone."""
 
     @property
     def alive(self) -> bool:
-        """It has a daemon."""
+        """Whether it has a daemon."""
         return self.state in ("ready", "staged")
 
 
 class Nodes:
-    """All nodes of the run, by index. The first is the wrapper's."""
+    """All nodes of the run, by index. The first node belongs to the wrapper."""
 
     def __init__(self, spec: LeadSpec, directory: Path) -> None:
         self.spec = spec
@@ -70,10 +71,10 @@ class Nodes:
         self._next_files = 0.0
         self._began = time.monotonic()
         self._read: set[str] = set()
-        """Names of state files."""
+        """Names of the state files that have been read."""
 
     def begin(self, mpi: launchers.Mpi) -> None:
-        """Starts what the wrapper did not. What fails at once is a missing node."""
+        """Starts the nodes that the wrapper did not start. A node whose start fails at once is missing."""
         if not self.spec.starts_daemons:
             return
         if self.spec.virtual:
@@ -106,11 +107,11 @@ class Nodes:
     # ---- how they do
 
     def fds(self) -> dict[int, children.Output]:
-        """What to wait for."""
+        """Returns the outputs to wait for, by file descriptor."""
         return {output.fd: output for output in self._launched if output.fd >= 0}
 
     def look(self, now: float) -> None:
-        """Takes what is new."""
+        """Takes the news: dead daemons, state files, launchers that have ended."""
         for index, hosted in self.hosted.items():
             if self.all[index].alive and hosted.dead():
                 self._set(index, "dead", "its daemon ended early")
@@ -126,7 +127,8 @@ class Nodes:
                 self._set(index, "dead", reason)
 
     def _pace_s(self, now: float) -> float:
-        """The shared file system is asked often while the command is held back, and else seldom."""
+        """Returns the seconds until the state files are read again: few while the command is held back, else more, to
+        spare the shared file system."""
         soon = now - self._began < self.spec.wait_s + self.spec.join_s
         if soon and not self.joined():
             return _FILES_EVERY_S
@@ -134,12 +136,12 @@ class Nodes:
 
     @property
     def waiting(self) -> list[int]:
-        """Nodes that may still come."""
+        """Returns the nodes that may still come."""
         return [index for index, node in enumerate(self.all) if node.state == "waiting"]
 
     @property
     def alive(self) -> list[int]:
-        """Nodes that can be in a group, in order."""
+        """Returns the nodes that can be in a group, in order."""
         return [index for index, node in enumerate(self.all) if node.alive]
 
     def joined(self) -> bool:
@@ -149,28 +151,28 @@ class Nodes:
         return all(node.joined for node in self.all[1:] if node.alive or node.state == "waiting")
 
     def staged(self) -> bool:
-        """Upfront: whether all other nodes hold what they will."""
+        """Whether, with mode upfront, all other nodes hold what they will hold."""
         for index, hosted in self.hosted.items():
             if self.all[index].state == "ready" and hosted.staged():
                 self.all[index].state = "staged"
         return all(node.state not in ("waiting", "ready") for node in self.all[1:])
 
     def ask_staged(self) -> None:
-        """See `staged`."""
+        """Asks the daemons of virtual nodes for `staged`."""
         for hosted in self.hosted.values():
             hosted.ask_staged()
 
     def attach(self, child_pid: int) -> None:
-        """The command runs; virtual nodes serve it to its end even if we die."""
+        """Tells the daemons of virtual nodes that the command runs; they serve it to its end even if the lead dies."""
         for hosted in self.hosted.values():
             hosted.attach(child_pid)
 
     def first_is_dead(self) -> None:
-        """The wrapper says so."""
+        """Takes from the wrapper that the first node's daemon is dead."""
         self._set(0, "dead", "its daemon ended early")
 
     def give_up_waiting(self) -> None:
-        """Who has not come by now is left out."""
+        """Leaves out the nodes that have not come by now."""
         said = next((output.reason for output in self._launched if output.reason), "")
         reason = f"no answer within {self.spec.wait_s:g} s" + (f" ({said})" if said else "")
         self._give_up(reason)
@@ -186,7 +188,7 @@ class Nodes:
     # ---- what agents say
 
     def _heard(self, line: str) -> bool:
-        """A line of a launcher's output; True if it was an agent's word."""
+        """Takes a line of a launcher's output; returns True if an agent said it."""
         at = line.find(LINE)
         if at < 0:
             return False
@@ -231,7 +233,7 @@ class Nodes:
     # ---- the end
 
     def tell_end(self) -> None:
-        """The run is over, everywhere."""
+        """Tells all nodes that the run is over."""
         with contextlib.suppress(OSError):
             (self.directory / leadspec.END).touch()
         for hosted in self.hosted.values():
@@ -240,7 +242,8 @@ class Nodes:
             output.close_stdin()
 
     def ended(self, deadline: float) -> bool:
-        """Waits until all other nodes have written their parts, at most until the deadline."""
+        """Waits until all other nodes have written their parts, at most until the deadline. Returns whether they
+        have."""
         for index, hosted in self.hosted.items():
             if self.all[index].alive and hosted.ended(max(0.0, deadline - time.monotonic())):
                 self._set(index, "ended")
@@ -255,8 +258,8 @@ class Nodes:
         return self.spec.starts_daemons and any(node.alive for node in self.all[1:])
 
     def close(self, removal_s: float) -> None:
-        """Waits until the nodes are clean that still answer, then makes sure that nothing of ours runs here. A launcher
-        may never return for a node that is lost."""
+        """Waits until the nodes that still answer are clean, then makes sure that nothing of the run is left on this
+        machine. A launcher may never return for a node that is lost."""
         for hosted in self.hosted.values():
             hosted.close(removal_s)
         deadline = time.monotonic() + removal_s
@@ -271,7 +274,7 @@ class Nodes:
 
 
 def problem_of(node: NodeState) -> tuple[str, str, str]:
-    """What to say of a node that is not in the group: id, text, remedy."""
+    """Returns what to say of a node that is not in the group: id, text, remedy."""
     if node.state == "missing":
         text = f"nothing is staged on {node.host}: {node.reason}"
         return (
@@ -284,5 +287,5 @@ def problem_of(node: NodeState) -> tuple[str, str, str]:
 
 
 def hosts_of(nodes: Sequence[NodeState], indices: Sequence[int]) -> list[str]:
-    """Names by index."""
+    """Returns the names of the nodes with these indices."""
     return [nodes[index].host for index in indices]

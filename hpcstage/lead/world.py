@@ -1,6 +1,7 @@
-"""The MPI program of exchanges: started on the nodes that are up, started anew when it dies, a bounded number of times.
+"""Owns the MPI program of exchanges: starts it on the nodes that are up, and anew, a bounded number of times, when it
+dies.
 
-An MPI program dies as a whole. The daemons outlive it, and with the next generation say again what they hold.
+An MPI program dies as a whole. The daemons outlive it, and tell the next generation again what they hold.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ if TYPE_CHECKING:
     from hpcstage.protocol.exchangespec import Member
 
 MOST_GENERATIONS = 6
-"""The first, and five more."""
+"""The first program, and five more."""
 FIRST_PAUSE_S = 1.0
 SOON_S = 3.0
-"""A program that ends so soon was started in the wrong way: the next way is tried."""
+"""A program that fails within so many seconds was started in the wrong way: the next way is tried."""
 CONNECT_S = 90.0
-"""A program whose processes have not come together by then is ended."""
+"""A program whose processes have not come together within so many seconds is ended."""
 LATE_S = 20.0
-"""If they have not by then, it is said."""
+"""If the processes have not come together within so many seconds, the lead says so."""
 LEAST_GOODBYE_S = 0.2
 _KILL_S = 2.0
 _VERSION_S = 10.0
@@ -49,15 +50,15 @@ class World:
         self._output: children.Output | None = None
         self._began = 0.0
         self.connected = False
-        """The processes of the last one that was started have come together."""
+        """Whether the processes of the latest program have come together."""
         self.generation = -1
         self.next_at = 0.0
         self.why = ""
-        """Why the last one ended, if it said why, or why there is none."""
+        """Why the latest program ended, if it said why, or why there is none."""
         self.tells = False
-        """A line of its output names an error."""
+        """Whether a line of its output names an error."""
         self.over = False
-        """None will be started any more."""
+        """Whether no more program will be started."""
         self.mpiexec = find_mpiexec()
         self.mpi = mpi_of(self.mpiexec)
         if importlib.util.find_spec("mpi4py") is None:
@@ -67,16 +68,16 @@ class World:
 
     @property
     def running(self) -> bool:
-        """An MPI program of ours runs."""
+        """Whether an MPI program runs."""
         return self._output is not None
 
     @property
     def output(self) -> children.Output | None:
-        """The running program's."""
+        """Returns the running program's output; None if none runs."""
         return self._output
 
     def start(self, members: Sequence[Member], now: float) -> bool:
-        """Starts the next generation. False: it could not, and `why` says why."""
+        """Starts the next generation. Returns False if it could not be started; `why` then says why."""
         self.generation += 1
         path = self._directory / f"world-{self.generation}.json"
         program = (sys.executable, "-s", "-m", "hpcstage.exchange", os.fspath(path))
@@ -109,7 +110,7 @@ class World:
         return True
 
     def look(self, now: float) -> bool:
-        """True: the program has just ended."""
+        """Looks after the program; returns True if it has just ended."""
         output = self._output
         if output is None:
             return False
@@ -134,10 +135,10 @@ class World:
         return True
 
     def end(self, timeout_s: float) -> None:
-        """Lets the exchanges say goodbye, for so long; then they go."""
+        """Lets the exchanges say goodbye within the timeout, then ends them."""
         self.over = True
         if self._output is not None:
-            # One that began a moment ago is still looking for daemons that have gone.
+            # A program that began a moment ago is still looking for daemons that have gone.
             if not self._output.wait(min(timeout_s, max(LEAST_GOODBYE_S, (time.monotonic() - self._began) / 2))):
                 left = mpifiles.of_tree(self._output.pid)
                 self._output.kill(_KILL_S)
@@ -147,13 +148,13 @@ class World:
 
 
 def find_mpiexec() -> str | None:
-    """The one that belongs to this Python (a wheel's), else the site's."""
+    """Returns the mpiexec that belongs to this Python (a wheel's), else the site's; None if there is none."""
     own = Path(sys.executable).parent / "mpiexec"
     return os.fspath(own) if os.access(own, os.X_OK) else shutil.which("mpiexec") or shutil.which("mpirun")
 
 
 def mpi_of(mpiexec: str | None) -> launchers.Mpi:
-    """Its kind."""
+    """Returns the kind of MPI that an mpiexec belongs to."""
     if mpiexec is None:
         return launchers.Mpi.UNKNOWN
     try:

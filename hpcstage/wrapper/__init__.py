@@ -1,1 +1,1 @@
-"""The program `hpcstage run`: directories, command, signals, exit code, record, cleaning up."""
+"""The program `hpcstage run` handles directories, the command, signals, the exit code, the record and the clean-up."""

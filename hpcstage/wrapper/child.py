@@ -1,12 +1,12 @@
-"""The user's command: started with the caller's signal mask, told every signal once, waited for.
+"""Runs the user's command: starts it with the caller's signal mask, passes each signal on once, waits for its end.
 
-Owns signals and the exit status. Does not know what the command is for.
+The module owns signals and the exit status. It does not know what the command is for.
 
-Signals that we forward are blocked in this process from before the command starts and are taken with
-sigtimedwait, so none can be lost or interrupt anything. Under Slurm's cgroup tracking only the direct process of a
-step is told about scancel or a time limit, so the wrapper passes them on. PBS, Grid Engine and terminals signal the
-command as well; a second one would end a program that is saving its state, so the wrapper passes on only what the
-witness beside the command did not get.
+Signals that the wrapper forwards are blocked in this process from before the command starts and are taken with
+sigtimedwait, so none can be lost or interrupt anything. Under Slurm's cgroup tracking only the direct process of a step
+is told about scancel or a time limit, so the wrapper passes them on. PBS, Grid Engine and terminals signal the command
+as well; a second signal would end a program that is saving its state, so the wrapper passes on only what the witness
+beside the command did not get.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ FORWARDED = (
 )
 FATAL = frozenset(FORWARDED) - {signal.SIGCONT, signal.SIGWINCH}
 OWN_IO = "/proc/self/io"
-"""Reaping a child adds what it read to this."""
+"""When a child is reaped, the kernel adds what the child read to this file."""
 SI_KERNEL_FROM = 1
-"""si_code above 0: the kernel sent it, for a terminal or because of a limit of this process alone."""
+"""An si_code above 0 means that the kernel sent the signal, for a terminal or because of a limit of this process
+alone."""
 OF_TERMINALS = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGCONT, signal.SIGWINCH})
 _SETTLES_S = 0.05
-"""By then a command that makes a process group of its own has made it."""
+"""A command that makes a process group of its own has made it by then."""
 IGNORED_BY_PYTHON = [signal.SIGPIPE, signal.SIGXFSZ]
 
 
 class Signals:
-    """Blocks the forwarded signals for as long as it lives."""
+    """Blocks the forwarded signals until `release`."""
 
     def __init__(self) -> None:
         self.waited = {*FORWARDED, signal.SIGCHLD}
@@ -54,28 +55,28 @@ class Signals:
         self._came: deque[signal.struct_siginfo] = deque()
 
     def take(self, timeout_s: float) -> signal.struct_siginfo | None:
-        """The next signal, or None after the timeout."""
+        """Returns the next signal, or None after the timeout."""
         return self._came.popleft() if self._came else signal.sigtimedwait(self.waited, timeout_s)
 
     def keep(self, timeout_s: float) -> None:
-        """Waits for a signal that is taken later. Two equal ones that stay pending would be one."""
+        """Waits for a signal and keeps it for a later `take`. Two equal signals that stay pending would become one."""
         info = signal.sigtimedwait(self.waited, timeout_s)
         if info is not None:
             self._came.append(info)
 
     def release(self) -> None:
-        """Puts the caller's mask back; what is pending is delivered."""
+        """Puts the caller's mask back; the kernel then delivers the pending signals."""
         signal.pthread_sigmask(signal.SIG_SETMASK, self.before)
 
 
 class Child:
-    """The running command."""
+    """The running command. Owns its process id, its wait status and the count of bytes that it read."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], signals: Signals) -> None:
         self.signals = signals
         self.status: int | None = None
         self.read_bytes = shim.READ_UNKNOWN
-        """By the command and all of its reaped descendants; known when it has ended."""
+        """Bytes read by the command and all of its reaped descendants; known when the command has ended."""
         try:
             self.pid = os.posix_spawnp(
                 command[0], list(command), dict(env), setsigmask=signals.before, setsigdef=IGNORED_BY_PYTHON
@@ -84,10 +85,10 @@ class Child:
             raise exec_error(command, error) from None
 
     def wait(self, watch: Callable[[], None], interval_s: float = 1.0) -> int:
-        """Forwards signals until the command ends; returns its wait status. Calls `watch` now and then."""
+        """Forwards signals until the command ends, and returns its wait status. Calls `watch` now and then."""
         pause_s = _SETTLES_S
         self._reap()
-        if self.status is not None:  # it was shorter than it takes to find a witness
+        if self.status is not None:  # the command was shorter than it takes to find a witness
             return self.status
         with Witness(self.pid) as witness:
             while self.status is None:
@@ -101,7 +102,7 @@ class Child:
         return self.status
 
     def forward(self, info: signal.struct_siginfo, witness: Witness) -> None:
-        """Passes a signal on, unless whoever sent it has reached the command as well."""
+        """Passes a signal on, unless its sender has reached the command as well."""
         if info.si_code >= SI_KERNEL_FROM and not (info.si_signo in OF_TERMINALS and witness.is_there):
             return
         if not witness.got(info.si_signo, self.signals.keep) and self._is_running():
@@ -124,11 +125,11 @@ class Child:
 
 
 def finish(status: int) -> int:
-    """The exit code for a wait status; dies of the command's signal if that is how it ended."""
+    """Returns the exit code for a wait status; if a signal ended the command, this process ends by the same signal."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return code
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # its core file, not a second one of ours
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the command has its core file; the wrapper leaves no second one
     number = -code
     if number not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(number, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""What is known of a run before it starts: its part of the record, its id, its datasets' notices."""
+"""Gathers what is known of a run before it starts: its part of the record, its id, the notices about its datasets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def workload(config: Config) -> dict[str, Any]:
-    """What the user says of the program; the daemon's scan looks for the rest while the program starts."""
+    """Returns what the user says of the program; the daemon's scan looks for the rest while the program starts."""
     if config.mode != "auto":
         return {}
     values, sources = said_of_program(config)
@@ -33,9 +33,10 @@ def workload(config: Config) -> dict[str, Any]:
 
 
 def shared_id(run_key: str | None, config: Config, host: str = "") -> str | None:
-    """The id that all wrappers of one launch on a node find alone; two commands of one task must not share it.
+    """Returns the id that all wrappers of one launch on a node compute alone; two commands of one task must not share
+    it.
 
-    `host` is given where each node stages alone: then other nodes must not share it, either.
+    `host` is given where each node stages alone: other nodes must not share the id then, either.
     """
     if run_key is None:
         return None
@@ -46,7 +47,7 @@ def shared_id(run_key: str | None, config: Config, host: str = "") -> str | None
 def run_part(
     command: Sequence[str], config: Config, clock: Clock, run_id: str, job: jobs.Job, local: LocalDir | None
 ) -> RunPart:
-    """The wrapper's part of the record, as far as it is known before the start."""
+    """Returns the wrapper's part of the record, as far as it is known before the start."""
     return RunPart(
         run_id=run_id,
         command=list(command),
@@ -68,7 +69,7 @@ def run_part(
 
 
 def tell_of_one_node(part: RunPart, job: jobs.Job) -> None:
-    """Behind a launcher, where each node stages alone: the record is of this node, and says so."""
+    """Says in the record that it is about this node only: behind a launcher each node may stage alone."""
     part.nodes = [job.hostname]
     if len(job.nodes) > 1:
         text = f"this report is about {job.hostname} only: each node of this launch stages alone and has its own"
@@ -77,7 +78,7 @@ def tell_of_one_node(part: RunPart, job: jobs.Job) -> None:
 
 
 def check_datasets(resolved: Resolved, local: LocalDir, part: RunPart, *, strict: bool) -> list[str]:
-    """A dataset on the local disk already has nothing to gain: it is read where it is. Returns what to say."""
+    """Returns what to say about the datasets. A dataset that lies on the local disk gains nothing: it is read there."""
     said = []
     for notice in [*resolved.warnings, *already_local(resolved.datasets, local.device)]:
         if notice.id == "already_local":

@@ -1,9 +1,9 @@
-"""Where the nodes of a run find the script that brings them up: a place that only this user can change.
+"""Chooses where the nodes of a run find the script that brings them up: a place that only this user can change.
 
-Owns the choice and the check. Other nodes execute that script, so whoever could replace it, or a directory above it,
-could run programs as this user. A directory is safe if it belongs to this user or to root and no one else may write to
-it; a sticky one may be written to by others, who cannot replace what is not theirs. What lies below a directory that no
-one else may enter is safe in any case.
+The module owns the choice and the check. Other nodes execute that script, so whoever could replace it, or a directory
+above it, could run programs as this user. A directory is safe if it belongs to this user or to root and no one else may
+write to it. Others may write to a sticky directory, since they cannot replace there what is not theirs. What lies below
+a directory that no one else may enter is safe in any case.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _FALLBACK = "groups"
 
 
 def choose(run_dir: Path, run_id: str, env: Mapping[str, str]) -> Path:
-    """Below the run directory, else below the user's state directory. Raises NotStarted if others can write to both."""
+    """Returns a directory below the run directory, else below the user's state directory. Raises NotStarted if others
+    can write to both."""
     first = Path(os.path.realpath(run_dir)) / leadspec.DIRECTORY
     why = exposed(first)
     if why is None:
@@ -41,7 +42,8 @@ def choose(run_dir: Path, run_id: str, env: Mapping[str, str]) -> Path:
 
 
 def exposed(path: Path) -> str | None:
-    """Which directory from / to `path`, as far as they exist, others could change, and why; None: none."""
+    """Returns which directory from / to `path` others could change, and why; None if there is none. Stops at the first
+    directory that does not exist."""
     for place in (*reversed(path.parents), path):
         try:
             found = os.lstat(place)
@@ -60,7 +62,8 @@ def exposed(path: Path) -> str | None:
 
 
 def _trusted() -> tuple[int, ...]:
-    """This user, root, and in a container root as it is seen where the container has no name for it."""
+    """Returns the trusted users: this user, root and, in a container that has no name for the host's root, the id that
+    stands for it."""
     own = (0, os.geteuid())
     with suppress(OSError, ValueError):
         mapped = sum(int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines())
@@ -70,7 +73,7 @@ def _trusted() -> tuple[int, ...]:
 
 
 def _is_own_group(gid: int) -> bool:
-    """A group that has this user alone: many systems make one for each."""
+    """Whether a group has this user alone: many systems make one for each user."""
     try:
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
     except KeyError:

@@ -1,8 +1,8 @@
-"""Several nodes: whether there are any, who starts what, and what the first wrapper tells the lead.
+"""Handles runs on several nodes: whether there are any, who starts what, and what the first wrapper tells the lead.
 
-In front of a launcher there is one wrapper, on the first node, and the lead brings the others up. Behind a launcher
-each node has its wrappers, which start its daemon; the lead of the first only connects them. Without a scheduler
-`--nodes N` makes virtual nodes on this machine.
+In front of a launcher there is one wrapper, on the first node, and the lead brings the other nodes up. Behind a
+launcher each node has its wrappers, which start its daemon; the lead of the first node only connects the daemons.
+Without a scheduler `--nodes N` makes virtual nodes on this machine.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 GROUP_WAIT_S = 10.0
 NODES_PER_S = 50
-"""Launchers take longer for many nodes."""
+"""Launchers take longer for many nodes: the wait grows by one second for so many nodes."""
 _POLL_S = 0.05
 _LOCAL_KEYS = ("parent-", "torchelastic")
-"""In names of launches that are made of a process's number."""
+"""Names of launches with one of these are made of a process's number, so other nodes do not know them."""
 _INHERITED = ("PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "LC_ALL")
-"""What a Python of a module or a virtual environment needs on a node where the launcher passes nothing on."""
+"""A Python of a module or a virtual environment needs these on a node where the launcher passes nothing on."""
 
 
 @dataclass(frozen=True)
@@ -50,26 +50,27 @@ class Grouping:
 
     hosts: list[str]
     index: int
-    """This node's."""
+    """The index of this node."""
     launcher: str
     starts_daemons: bool
     parts: tuple[tuple[str, ...], ...] = ()
-    """The nodes by part of the job, where it has several: see `Job.parts`."""
+    """The nodes by part of the job, where it has several parts; see `Job.parts`."""
     directory: str = ""
-    """Where the nodes find each other; see `groupdir`."""
+    """The directory in which the nodes find each other; see `groupdir`."""
 
     @property
     def virtual(self) -> bool:
-        """All nodes are this machine."""
+        """Whether all nodes are this machine."""
         return self.launcher == launchers.VIRTUAL
 
     def node_name(self, run_id: str) -> str:
-        """The name of this node's directory."""
+        """Returns the name of this node's directory."""
         return leadspec.virtual_name(run_id, self.index) if self.virtual else run_id
 
 
 def require_node(job: Job) -> None:
-    """Raises NotStarted on a host that is no node of the job: what is staged there is of no use to the nodes."""
+    """Raises NotStarted on a host that is no node of the job: files that are staged there are of no use to the
+    nodes."""
     if job.node_index is None:
         raise NotStarted(
             f"this host {job.hostname} is not a node of job {job.job_id} (its nodes: {nodelist.fold(job.nodes)})",
@@ -79,7 +80,7 @@ def require_node(job: Job) -> None:
 
 
 def find(config: Config, job: Job, local: LocalDir, host: str) -> Grouping | None:
-    """The nodes of this run; None: this node alone."""
+    """Returns the nodes of this run; None if this node stages alone."""
     if config.nodes == 1 or config.launcher == launchers.NONE:
         return None
     if job.scheduler == "none" and len(job.nodes) == 1:
@@ -108,14 +109,15 @@ def _is_known_elsewhere(job: Job) -> bool:
 
 
 def leaves_word(job: Job) -> bool:
-    """Whether this wrapper, which cannot stage, says so for others: for the launch, or for a node that is alone."""
+    """Whether this wrapper, which cannot stage, reports that for others: for the launch, or for a node that stages
+    alone."""
     if job.rank is None or _is_known_elsewhere(job) or job.local_rank is None:
         return not job.rank
     return job.local_rank == 0
 
 
 def placed(group: Grouping | None, run_dir: Path, run_id: str) -> Grouping | None:
-    """The same with its directory. Raises NotStarted if there is none that only this user can change."""
+    """Returns the group with its directory. Raises NotStarted if there is none that only this user can change."""
     from hpcstage.wrapper import groupdir
 
     if group is None:
@@ -130,7 +132,7 @@ def _first(job: Job) -> list[str]:
 
 
 def in_group(config: Config, group: Grouping | None) -> dict[str, Any]:
-    """What a daemon's spec says of the group."""
+    """Returns the fields of a daemon's spec that describe the group."""
     if group is None:
         return {"placement": config.placement}
     return {
@@ -142,7 +144,7 @@ def in_group(config: Config, group: Grouping | None) -> dict[str, Any]:
 
 
 def lead_spec(session: Session, spec: DaemonSpec, local: LocalDir, group: Grouping) -> LeadSpec:
-    """What the lead and the agents are told."""
+    """Returns what the lead and the agents are told."""
     config = session.config
     plan = launchers.per_node(group.launcher, ["agent"], group.hosts[1:], parts=group.parts)
     return LeadSpec(
@@ -172,7 +174,7 @@ def _wait_s(group: Grouping) -> float:
 
 
 def begin(group: Grouping, lead: LeadSpec, node: start.Node) -> LeadLink | None:
-    """Says that this node is up, and on the first node starts the lead."""
+    """Announces that this node is up, and on the first node starts the lead."""
     from hpcstage.wrapper.leadlink import LeadLink
 
     directory = Path(lead.group_dir)
@@ -199,7 +201,7 @@ def begin(group: Grouping, lead: LeadSpec, node: start.Node) -> LeadLink | None:
 
 
 def agent_script(directory: Path, env: Mapping[str, str]) -> str:
-    """A script for the shell of another node; it takes no arguments and needs nothing of the launcher."""
+    """Returns a script for the shell of another node; it takes no arguments and needs nothing of the launcher."""
     import sys
 
     given = environment.for_daemon(env, start.package_parent())
@@ -211,7 +213,8 @@ def agent_script(directory: Path, env: Mapping[str, str]) -> str:
 
 
 def joined(group: Grouping) -> list[str]:
-    """The nodes that will write a part as far as is known: behind a launcher those that ever said that they are up."""
+    """Returns the nodes that will write a part, as far as is known: behind a launcher those that have said that they
+    are up."""
     if group.starts_daemons:
         return group.hosts
     directory = Path(group.directory)
@@ -219,7 +222,7 @@ def joined(group: Grouping) -> list[str]:
 
 
 def await_parts(run_dir: Path, hosts: Sequence[str], since_unix_s: float, deadline: float) -> bool:
-    """Until all nodes have written their last word, or the deadline."""
+    """Waits until all nodes have written their last word, or until the deadline. Returns whether all have."""
     missing = set(hosts)
     while True:
         missing = {host for host in missing if not _is_final(run_dir / "nodes" / f"{host}.json", since_unix_s)}

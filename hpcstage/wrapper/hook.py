@@ -1,7 +1,7 @@
-"""`hpcstage install-hook`: files in an environment's site-packages that let its Pythons find the shim where a script
-has set PYTHONPATH anew.
+"""Owns `hpcstage install-hook`, which puts files into an environment's site-packages. They let its Pythons find the
+shim where a script has set PYTHONPATH anew.
 
-Owns their names and contents. They do nothing outside of `hpcstage run`.
+The module owns the names and contents of these files. They do nothing outside of `hpcstage run`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MODULE = "_hpcstage_hook"
 PTH = "hpcstage-hook.pth"
 START = "hpcstage-hook.start"
 START_FROM = [3, 15]
-"""From here on .start files are read, and take the place of the import lines of the .pth file of the same name."""
+"""From this version on, Python reads .start files; they replace the import lines of the .pth file of the same name."""
 OLDEST = [3, 8]
 _LINE = (
     "import os; os.environ.get('HPCSTAGE_NODE_DIR') and "
@@ -31,7 +31,8 @@ _ASK = (
 
 
 def install(python: str) -> Path:
-    """Writes the files into the environment of an interpreter, or into the user's own if that cannot be written."""
+    """Writes the files into the environment of an interpreter, or into the user's own if that cannot be written.
+    Returns where they are."""
     version, places = _places(python)
     if version < OLDEST:
         raise UsageError(f"{python} is older than Python 3.8", "name another with --python")
@@ -48,11 +49,11 @@ def install(python: str) -> Path:
 
 
 def remove(python: str) -> list[Path]:
-    """Removes the files; where they were."""
+    """Removes the files, and returns the directories where they were."""
     found = []
     for place in _places(python)[1]:
         there = [path for name in (PTH, START, MODULE + ".py") if (path := place / name).exists()]
-        for path in there:  # the module last: what names it must not be left without it
+        for path in there:  # the module goes last: the files that name it must not be left without it
             try:
                 path.unlink()
             except OSError as error:
@@ -79,7 +80,8 @@ def _write(place: Path, version: list[int]) -> None:
 
 
 def _places(python: str) -> tuple[list[int], list[Path]]:
-    """The version of an interpreter, and the directories in which it looks for .pth files, the environment's first."""
+    """Returns the version of an interpreter, and the directories in which it looks for .pth files, the environment's
+    first."""
     try:
         done = subprocess.run([python, "-c", _ASK], capture_output=True, timeout=60, check=True, cwd="/")
         version, *places = json.loads(done.stdout)

@@ -1,7 +1,7 @@
-"""The wrapper's side of the lead: start it, hear what it says, end it. Nothing here may hold up the command.
+"""Owns the wrapper's side of the lead: starts it, reads what it says, ends it. Nothing here may hold up the command.
 
-The lead takes lines on its standard input (`child PID`, `staged?`, `end`; its end means the same as `end`) and gives
-lines: `joined`, `staged`, `ended`, `notice TEXT`, and `problem ID<TAB>TEXT<TAB>REMEDY`.
+The lead takes lines on its standard input (`child PID`, `dead`, `staged?`, `end`; the end of the input means the same
+as `end`) and writes lines: `joined`, `staged`, `ended`, `notice TEXT`, and `problem ID<TAB>TEXT<TAB>REMEDY`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from hpcstage.wrapper import messages
 
 KILLED_S = 5.0
 READY_S = 20.0
-"""The lead gives up earlier on nodes that do not come."""
+"""The wrapper waits no longer for the lead, in seconds; the lead gives up earlier on nodes that do not come."""
 
 
 class LeadLink:
-    """A lead that was started."""
+    """A lead that was started. Owns its process and the lines that it has said."""
 
     def __init__(self, spec: Path, log: Path, env: Mapping[str, str]) -> None:
         self.failed = False
@@ -53,14 +53,14 @@ class LeadLink:
         return self._hear("joined", timeout_s) or time.monotonic() - self._started > READY_S
 
     def staged(self, timeout_s: float) -> bool:
-        """Whether the other nodes hold what they will."""
+        """Whether the other nodes hold what they will hold."""
         if not self._asked_staged:
             self._asked_staged = True
             self.tell("staged?")
         return self._hear("staged", timeout_s)
 
     def ended(self, timeout_s: float) -> bool:
-        """After `end`: whether the other nodes have written their parts."""
+        """Whether the other nodes have written their parts; to be asked after `end`."""
         deadline = time.monotonic() + timeout_s
         while (left := deadline - time.monotonic()) > 0:
             if self._hear("ended", left):
@@ -68,7 +68,7 @@ class LeadLink:
         return False
 
     def problems(self) -> list[dict[str, str]]:
-        """What went wrong since the last question; said once, kept for the record."""
+        """Returns what went wrong since the last call, for the record; each problem is also printed once."""
         self._take(0.0)
         if not self.failed and not self._ending and self._process.poll() is not None:
             self.failed = True
@@ -82,7 +82,7 @@ class LeadLink:
         return found
 
     def tell(self, line: str) -> None:
-        """Says something to the lead."""
+        """Writes a line to the lead."""
         stdin = self._process.stdin
         with contextlib.suppress(OSError, ValueError):
             if stdin is not None:
@@ -90,7 +90,7 @@ class LeadLink:
                 stdin.flush()
 
     def end(self) -> None:
-        """The command has ended. Does not wait."""
+        """Tells the lead that the command has ended. Does not wait."""
         self.problems()
         self._ending = True
         self.tell("end")
@@ -116,13 +116,13 @@ class LeadLink:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def _hear(self, word: str, timeout_s: float) -> bool:
-        """Whether the word was said, or never will be."""
+        """Whether the lead has said the word, or never will."""
         if word in self._said:
             return True
         return not self._take(timeout_s) or word in self._said
 
     def _take(self, timeout_s: float) -> bool:
-        """Reads what there is; False: the lead is gone."""
+        """Reads what the lead has written; returns False if the lead is gone."""
         pipe = self._process.stdout
         if pipe is None or pipe.closed:
             return False

@@ -1,4 +1,4 @@
-"""What the wrapper says: to stderr only, one line each, `hpcstage:` in front."""
+"""Prints what the wrapper says: to stderr only, one line each, with `hpcstage:` in front."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ _verbosity = 0
 
 
 def set_verbosity(verbosity: int) -> None:
-    """-1: errors only; 0: warnings and the short report; 1: what is decided, too."""
+    """Sets how much is printed. -1: errors only; 0: warnings and the short report; 1: decisions as well."""
     global _verbosity
     _verbosity = verbosity
 
 
 def info(text: str) -> None:
-    """Something decided; with -v."""
+    """Prints a decision; only with -v."""
     if _verbosity > 0:
         _write(text)
 
 
 def warn(text: str) -> None:
-    """Something that is off; not with -q."""
+    """Prints a warning; not with -q."""
     if _verbosity >= 0:
         _write(text)
 
 
 def result(lines: list[str]) -> None:
-    """The short report at the end; not with -q."""
+    """Prints the short report at the end; not with -q."""
     if _verbosity >= 0:
         for line in lines:
             _write(line)

@@ -1,4 +1,4 @@
-"""Running the command without us: switched off, nested, or nothing else is possible."""
+"""Runs the command without hpcstage: it is switched off, nested, or cannot stage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def passes_through(env: Mapping[str, str]) -> bool:
 
 
 def replace_with(command: Sequence[str]) -> int:
-    """Becomes the command; returns only by raising."""
+    """Replaces this process by the command; the function ends only by raising."""
     try:
         os.execvp(command[0], list(command))  # noqa: S606  the user's own command
     except OSError as error:
@@ -23,7 +23,7 @@ def replace_with(command: Sequence[str]) -> int:
 
 
 def exec_error(command: Sequence[str], error: OSError) -> CommandNotFound | CommandNotExecutable:
-    """The error for a command that could not be started, with the exit code that shells use."""
+    """Returns the error for a command that could not be started, with the exit code that shells use."""
     what = f"cannot run {command[0]!r}: {error.strerror}"
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return CommandNotFound(what, "check the command after `--`")

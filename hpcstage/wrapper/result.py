@@ -1,4 +1,4 @@
-"""The end of a run: compose the record, write it, add it to the index, say the short form."""
+"""Ends a run: composes the record, writes it, adds it to the index, prints the short form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpcstage.wrapper import messages, rundir
 
 
 def write_record(run_dir: Path, part: RunPart) -> None:
-    """Whatever fails here is said; the command's exit code stays what it is."""
+    """Writes the record and prints the short form. A failure is reported; the command's exit code stays what it is."""
     try:
         rundir.save_part(run_dir, part)
         record = compose(part, files.node_parts(run_dir))

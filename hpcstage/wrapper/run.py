@@ -1,7 +1,7 @@
-"""`hpcstage run`: from a configuration and a command to the command's exit code.
+"""Owns `hpcstage run`, from a configuration and a command to the command's exit code.
 
-Owns the sequence and the promise that the command runs whatever happens to us: any failure before it starts means
-that it runs without us (or, with `--strict`, that it does not run and the exit code is 125).
+The module owns the sequence, and the promise that the command runs whatever happens to hpcstage: after any failure
+before its start, it runs without hpcstage (or, with `--strict`, it does not run and the exit code is 125).
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def run(command: Sequence[str], config: Config, verbosity: int) -> int:
 
 
 class Clock:
-    """The start of the run on both clocks."""
+    """Holds the start of the run on both clocks."""
 
     def __init__(self) -> None:
         self.unix_s = time.time()
         self.monotonic_s = time.monotonic()
 
     def elapsed_s(self) -> float:
-        """Seconds since the start."""
+        """Returns the seconds since the start."""
         return time.monotonic() - self.monotonic_s
 
 
@@ -90,7 +90,7 @@ def _without_us(
 
 
 def _is_later_on_node() -> bool:
-    """Whether another wrapper of this launch on this node says what is so for the whole node."""
+    """Whether another wrapper of this launch on this node reports what is true for the whole node."""
     job = jobs.detect(os.environ, hostname=socket.gethostname(), parent_pid=os.getppid())
     return bool(job.local_rank)
 
@@ -121,7 +121,7 @@ def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
 
 
 def _require_datasets(session: Session) -> None:
-    """With --strict the scan's findings are known before the command starts."""
+    """With --strict, raises if the scan of the datasets, which has ended before the command starts, found a problem."""
     problem = session.scan_problem()
     if problem is not None:
         error = NotStarted(*problem)
@@ -130,7 +130,8 @@ def _require_datasets(session: Session) -> None:
 
 
 def _wait_until(done: Callable[[float], bool], signals: Signals) -> int | None:
-    """Waits, `done` a little at a time; the wait status to end with if a signal says so, else None."""
+    """Waits, calling `done` with a short timeout again and again. Returns the wait status to end with if a signal says
+    so, else None."""
     while not done(_WAIT_S):
         info = signals.take(0)
         if info is not None and info.si_signo in FATAL:

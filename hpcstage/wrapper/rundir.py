@@ -1,7 +1,7 @@
-"""The run directory: where a run's results lie, its own part of the record, the record at the end.
+"""Owns the run directory, which holds a run's results: the wrapper's part of the record and, at the end, the record.
 
-The run directory is on the source, `./hpcstage-runs/<run id>`, or where the user wants it. Where that cannot be
-written, results go to the user's state directory: a read-only working directory is no reason to fail.
+The run directory is on the source, at `./hpcstage-runs/<run id>` or where the user wants it. If the default place
+cannot be written, the results go to the user's state directory: a read-only working directory is no reason to fail.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ RECORD = "run.json"
 
 
 def unique_id(now_s: float, job_id: str | None) -> str:
-    """A run id that sorts by time: `20261121-031422-1f3a`, with the job's id behind it where there is one."""
+    """Returns a run id that sorts by time: `20261121-031422-1f3a`, followed by the job's id if there is one."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now_s))
     name = f"{stamp}-{os.urandom(2).hex()}"
     return f"{name}-{job_id}" if job_id else name
 
 
 def make(wanted: str | None, cwd: Path, run_id: str, env: dict[str, str]) -> Path:
-    """Makes the run directory; falls back to the state directory. Raises OSError if nothing can be written."""
+    """Makes the run directory; falls back to the state directory if the user named none. Raises UsageError if the named
+    one cannot be made, OSError if nothing can be written."""
     if wanted:
         path = _below(cwd) / wanted if not os.path.isabs(wanted) else Path(wanted)
         try:
@@ -54,7 +55,7 @@ def _below(cwd: Path) -> Path:
 
 
 def save_part(run_dir: Path, part: RunPart) -> None:
-    """Writes what the wrapper knows so far: a killed job still has a report."""
+    """Writes what the wrapper knows so far, so that a killed job still has a report."""
     _write(run_dir / PART, asdict(part))
 
 

@@ -1,7 +1,7 @@
-"""One run on this node: its directories, its daemon, its group of nodes, its record.
+"""Owns one run on this node: its directories, its daemon, its node group, its record.
 
-Owns what is made before the command starts and what is done after it ended. Several wrappers of one launch on one
-node share a node directory: who takes its lock starts the daemon, the others only attach.
+The module owns what is made before the command starts and what is done after it ended. Several wrappers of one launch
+on one node share a node directory: the one that takes its lock starts the daemon, the others only attach.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 LATE_PARTS_S = 0.5
 READY_AFTER_S = 4.0
 JOIN_S = 3.0
-"""Behind a launcher: from the start of this wrapper, until the nodes have found each other."""
+"""Behind a launcher, the wrapper waits for so many seconds from its start until the nodes have found each other."""
 
 
 class Session:
-    """A prepared run: the daemon is up or coming up, the command may start."""
+    """A prepared run: the daemon is up or coming up, and the command may start."""
 
     def __init__(self, config: Config, node: start.Node, run_dir: Path, part: RunPart, clock: Clock) -> None:
         self.config = config
@@ -62,11 +62,12 @@ class Session:
         self.lost = False
         self.ready = False
         self.read_bytes: int | None = None
-        """By the command, once it has ended."""
+        """Bytes read by the command; known once it has ended."""
 
     @classmethod
     def open(cls, command: Sequence[str], config: Config, resolved: Resolved, clock: Clock) -> Session:
-        """Makes the directories and starts or joins the daemon. Signals are blocked: nothing interrupts half-way."""
+        """Makes the directories and starts or joins the daemon. Signals are blocked, so nothing interrupts it
+        half-way."""
         host = socket.gethostname()
         job = jobs.detect(os.environ, hostname=host, parent_pid=os.getppid())
         grouping.require_node(job)
@@ -91,7 +92,7 @@ class Session:
             part.problems.append({"id": "group-lost", "text": error.what, "remedy": error.remedy})
             group = None
         claim = directory.claim(local, group.node_name(run_id) if group else run_id, host=host)
-        if claim.lock_fd is not None:  # said once on a node, not by every rank
+        if claim.lock_fd is not None:  # printed once on a node, not by every rank
             for warning in (*job.notes, *local.warnings, *notices):
                 messages.warn(warning)
             messages.info(f"staging below {local.path} ({local.why})")
@@ -101,16 +102,16 @@ class Session:
 
     @property
     def waits_for_copy(self) -> bool:
-        """Upfront: the command starts when the copy is complete."""
+        """Whether the mode is upfront: the command starts when the copy is complete."""
         return self.mode == "upfront"
 
     @property
     def mode(self) -> str:
-        """The mode that was asked for, or direct where copying has nothing to gain."""
+        """Returns the mode that was asked for, or direct where copying gains nothing."""
         return "direct" if self.part.direct_why else self.part.mode_asked
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
-        """The command's environment."""
+        """Returns the command's environment."""
         return environment.for_command(
             env,
             shim_dir=self.node.path / "shim",
@@ -121,7 +122,7 @@ class Session:
         )
 
     def nodes_up(self, timeout_s: float) -> bool:
-        """Whether the other nodes are up and all know the files, or are not waited for any longer."""
+        """Whether the other nodes are up and all know the files, or the command waits for them no longer."""
         if self.group is None:
             return True
         if self.group.starts_daemons:
@@ -133,7 +134,8 @@ class Session:
         return self.control.dead() or page.waits_until_staging(self.node.path / "page", timeout_s)
 
     def scan_problem(self) -> tuple[str, str] | None:
-        """After `scanned`: what the scan of this node found wrong with the datasets, and the remedy."""
+        """Returns what the scan of this node found wrong with the datasets, and the remedy; to be called after
+        `scanned`."""
         if self.part.mode_asked == "direct" or not self._is_first() or self.node.lock_fd is None:
             return None
         try:
@@ -144,7 +146,8 @@ class Session:
         return (first["text"], first["remedy"]) if first else None
 
     def staged(self, timeout_s: float) -> bool:
-        """After `control.ask_staged`: whether all nodes hold what they will, or never will because they are gone."""
+        """Whether all nodes hold what they will hold, or never will because they are gone; to be asked after
+        `control.ask_staged`."""
         if self.control.process is not None and self.control.dead():
             return True
         if self.lead is not None and not self.lead.staged(0.0):
@@ -152,7 +155,7 @@ class Session:
         return self.control.staged(timeout_s)
 
     def started(self, pid: int) -> None:
-        """The command runs."""
+        """Notes that the command runs, tells the daemon and the lead, and saves the part of the record."""
         self.part.child_started_s = self.clock.elapsed_s()
         self.part.child_pid = pid
         self.control.attach(pid)
@@ -164,7 +167,8 @@ class Session:
                 index.begin(self.part, self.run_dir)
 
     def watch(self) -> None:
-        """Called now and then while the command runs: a dead daemon is said once, and shims stop asking it."""
+        """Looks after the daemon and the lead, now and then while the command runs: reports a dead daemon once and
+        makes the shims stop asking it."""
         self._get_ready()
         if self.lead is not None:
             self.part.problems += self.lead.problems()
@@ -180,13 +184,13 @@ class Session:
         self._keep_log()
 
     def _get_ready(self) -> None:
-        """Imports what the end needs while the command computes, and not while it starts: nobody waits for it then."""
+        """Imports what the end needs a while after the command has started: nobody waits for the wrapper then."""
         begun_s = self.part.child_started_s
         if not self.ready and begun_s is not None and self.clock.elapsed_s() > begun_s + READY_AFTER_S:
             self._import_result()
 
     def not_run(self, error: HpcstageError) -> None:
-        """The command could not be executed: the record says so, and nothing else is said besides the error."""
+        """Notes in the record that the command could not be executed; besides the error nothing else is printed."""
         self.part.exit_code = error.exit_code
         self.part.problems.append({"id": "command-not-run", "text": error.what, "remedy": error.remedy})
         self.close(None)
@@ -194,11 +198,12 @@ class Session:
     def _import_result(self) -> None:
         if not self.ready:
             self.ready = True
-            with contextlib.suppress(ImportError):  # said when it is needed
+            with contextlib.suppress(ImportError):  # reported when the module is needed
                 importlib.import_module("hpcstage.wrapper.result")
 
     def close(self, status: int | None) -> None:
-        """After the command: the daemons' parts, the record, the short report, nothing left on the nodes."""
+        """Ends the run after the command: collects the daemons' parts, writes the record and the short report, leaves
+        nothing on the nodes."""
         deadline = time.monotonic() + self.config.drain_s
         self.part.child_ended_s = self.clock.elapsed_s() if self.part.child_started_s is not None else None
         self._take_status(status)
@@ -208,7 +213,7 @@ class Session:
         if self.lead is not None and self.group is not None and self.group.starts_daemons:
             self.lead.end()
         self.control.tell_end(status or 0, self.read_bytes)
-        self._import_result()  # while the daemon ends
+        self._import_result()  # the daemon is ending meanwhile
         last = self.control.await_end(self.config.drain_s)
         if last is not False and self._is_first():
             self._await_others(deadline)
@@ -224,16 +229,17 @@ class Session:
         self._sweep()
 
     def _is_first(self) -> bool:
-        """The first node's last wrapper writes the record."""
+        """Whether this wrapper runs on the first node; the last wrapper there writes the record."""
         return self.group is None or self.group.index == 0
 
     def _await_others(self, deadline: float) -> None:
-        """Their parts belong into the record; a node that takes longer is named in it."""
+        """Waits for the parts of the other nodes, which belong into the record; the record names a node that takes
+        longer."""
         if self.group is None:
             return
         if self.lead is not None and self.group.starts_daemons:
             if self.lead.ended(max(0.0, deadline - time.monotonic())) and not self.lead.failed:
-                deadline = min(deadline, time.monotonic() + LATE_PARTS_S)  # what is not there by then will not come
+                deadline = min(deadline, time.monotonic() + LATE_PARTS_S)  # a part that comes later is not waited for
             self.part.problems += self.lead.problems()
         awaited = grouping.joined(self.group)
         grouping.await_parts(self.run_dir, awaited, self.part.started_unix_s, deadline)
@@ -242,7 +248,7 @@ class Session:
                 shutil.copyfile(self.node.path / "lead.log", self.run_dir / "nodes" / "lead.log")
 
     def _sweep(self) -> None:
-        """Virtual nodes whose lead died: their daemons have ended with the command, or are cleaned up after."""
+        """Cleans up after virtual nodes whose lead died: their daemons end with the command or are removed here."""
         if self.group is not None and self.group.virtual and self.lead is not None and self.lead.failed:
             grouping.sweep_virtual(self.node.path, len(self.group.hosts), self.config.drain_s)
 
@@ -255,7 +261,7 @@ class Session:
                 self.control = control.join(self.node.sock)
                 return
             spec = self._spec(resolved, local, job)
-            resolved.save(self.node.path / RESOLVED)  # a list may be readable only once
+            resolved.save(self.node.path / RESOLVED)  # a list may be readable only once, such as a pipe
             lead = grouping.lead_spec(self, spec, local, group) if group is not None else None
             config = self.config
             setup = start.ShimSetup(
@@ -314,7 +320,7 @@ class Session:
 
     @property
     def _log_kept(self) -> Path:
-        """Where the daemon's log is found after the node directory has gone."""
+        """Returns where the daemon's log is found after the node directory has gone."""
         return self.run_dir / "nodes" / f"{self.part.host}.log"
 
     def _keep_log(self) -> None:
@@ -329,7 +335,7 @@ class Session:
         self.part.signal = -code if code < 0 else None
 
     def _report(self, *, complete: bool) -> None:
-        """Composes the record and says the short form; whatever fails here is said and changes nothing else."""
+        """Composes the record and prints the short form. A failure here is reported and changes nothing else."""
         self.part.ended_s = self.clock.elapsed_s()
         if not complete and not self.lost:
             text = f"the staging daemon did not answer within {self.config.drain_s:.0f} s of the command's end"

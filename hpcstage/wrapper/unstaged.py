@@ -1,7 +1,7 @@
-"""What a run that could not be staged leaves behind: its part of the record, and a line in the index.
+"""Writes what a run that could not be staged leaves behind: its part of the record, and a line in the index.
 
-Without it `hpcstage report` would show an older run as if it were the last. Nothing here may fail or take long: the
-command is waiting.
+Without it `hpcstage report` would show an older run as if it were the last. Nothing here may fail or take long, because
+the command is waiting.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 def leave_word(command: Sequence[str], config: Config, error: HpcstageError, resolved: Resolved, clock: Clock) -> None:
-    """Says in the run directory why nothing was staged. Behind a launcher the first rank does, or, where the launch has
-    no name and each node stages alone, the first on each node."""
+    """Writes into the run directory why nothing was staged. Behind a launcher only the first rank writes; where the
+    launch has no name and each node stages alone, the first rank on each node writes."""
     with contextlib.suppress(HpcstageError, OSError):
         job = jobs.detect(os.environ, hostname=socket.gethostname(), parent_pid=os.getppid())
         if not grouping.leaves_word(job):

@@ -1,12 +1,12 @@
-"""A process that stands beside the command and does nothing: what it is signalled, the command was signalled as well.
+"""Owns the witness, a process beside the command that does nothing: a signal that it got, the command got as well.
 
-Owns the answer to one question: did the sender of a signal reach the wrapper alone, or the command with it? PBS signals
-every process of the job's session, Grid Engine the process group, a terminal its foreground group; Slurm, with
-cgroups, signals the wrapper only. Nothing in a signal tells these apart, so the wrapper looks whether a third process
-in the command's session and process group got it.
+The module answers one question: did the sender of a signal reach the wrapper alone, or the command as well? PBS signals
+every process of the job's session, Grid Engine the process group, a terminal its foreground group; Slurm, with cgroups,
+signals the wrapper only. Nothing in a signal tells these apart, so the wrapper looks whether a third process in the
+command's session and process group got it.
 
-The witness is `cat`, reading a pipe that only the wrapper holds: it ends with the wrapper, however that ends. All its
-signals are blocked, so each that comes stays pending, and /proc shows it.
+The witness is `cat`, reading a pipe that only the wrapper holds: it ends with the wrapper, however the wrapper ends.
+All signals are blocked in it, so each that comes stays pending, and /proc shows it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from pathlib import Path
 from types import TracebackType
 
 MOMENT_S = 0.2
-"""A sender that signals processes one after the other has come to the witness by then."""
+"""A sender that signals one process after the other has reached the witness within so many seconds."""
 _POLL_S = 0.005
 _PENDING = ("SigPnd:", "ShdPnd:")
 
 
 class Witness:
-    """Stands beside a process for as long as the context lasts."""
+    """Keeps a witness beside a process for as long as the context lasts. Owns the witness's process and its pipe."""
 
     def __init__(self, pid: int) -> None:
         self._of = pid
         self._place: int | None = None
         self._pid: int | None = None
         self._seen: set[int] = set()
-        """Signals that an earlier witness got and that nobody has asked for."""
+        """Signals that an earlier witness got and that `got` has not been asked about."""
         self._stdin, self._held = os.pipe()
 
     def __enter__(self) -> Witness:
@@ -49,18 +49,19 @@ class Witness:
 
     @property
     def is_there(self) -> bool:
-        """Whether the witness can tell: it stands where the process stands now."""
+        """Whether the witness can tell: it is in the process group in which the process is now."""
         return self._pid is not None and self._place == self._group()
 
     def follow(self) -> None:
-        """Goes where the process is: `timeout` and shells with job control make a process group of their own."""
+        """Moves the witness to the process's group: `timeout` and shells with job control make a process group of their
+        own."""
         group = self._group()
         if group != self._place:
             self._place = group
             self._renew()
 
     def got(self, number: int, pause: Callable[[float], object]) -> bool:
-        """Whether the signal came to the witness as well; waits a moment for it, in `pause`."""
+        """Whether the signal came to the witness as well; waits a moment for it by calling `pause`."""
         deadline = time.monotonic() + MOMENT_S
         while self.is_there:
             pending = _pending(self._pid)
@@ -75,15 +76,16 @@ class Witness:
         return False
 
     def _group(self) -> int | None:
-        """The process group beside which a witness can stand; None in another session, which no sender has in one."""
+        """Returns the process group beside which a witness can stand; None if the process is in another session: a
+        sender that signals a session or a group does not reach both."""
         with contextlib.suppress(OSError):
             if os.getsid(self._of) == os.getsid(0):
                 return os.getpgid(self._of)
         return None
 
     def _renew(self) -> None:
-        """A signal that is pending can be seen once: the next witness comes before the old one is looked at and goes,
-        so that none is missed."""
+        """Replaces the witness, since a pending signal can be seen only once. The new witness starts before the old one
+        is looked at and ended, so that no signal is missed."""
         old, self._pid = self._pid, None
         if self._place is not None:
             with contextlib.suppress(OSError):
@@ -112,7 +114,7 @@ class Witness:
 
 
 def _pending(pid: int | None) -> set[int]:
-    """The signals that wait for a process."""
+    """Returns the numbers of the signals that are pending for a process."""
     if pid is None:
         return set()
     try:
