@@ -1,1 +1,2 @@
-"""What lives in the training process. Its files are copied to a private directory; nothing here imports hpcstage."""
+"""Holds what runs in the training process. Its files are copied to a private directory; nothing here imports
+hpcstage."""

@@ -1,7 +1,7 @@
 """Attaches the shim to this process: reads the configuration beside it and takes the first layer that works.
 
-Owns the choice of the layer, and `active`: the counters of this process, for whoever measures more (the hook on
-PyTorch's loader). Imports little, because every Python below `hpcstage run` pays for it.
+The module owns the choice of the layer, and `active`: the counters of this process, for code that measures more (the
+hook on PyTorch's loader). It imports little, because every Python below `hpcstage run` pays for it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ PROBE = b"hpcstage\n"
 LAYERS = {"auto": ("native", "python"), "native": ("native",), "python": ("python",)}
 
 active: Any = None
-"""count(counter, value), set, max, get, loader_step(begin_ns, end_ns, workers); None: not attached."""
+"""The counters, with count(counter, value), set, max, get, loader_step(begin_ns, end_ns, workers); None if not
+attached."""
 layer = "none"
 settings: Any = None
-"""The configuration, once attached."""
+"""The configuration; None until the shim is attached."""
 
 
 def attach(here: str) -> None:
@@ -34,7 +35,7 @@ def attach(here: str) -> None:
     if config.virtual:
         config = _own_node(config)
     elif "HPCSTAGE_SOCKET" in os.environ:
-        os.environ["HPCSTAGE_SOCKET"] = os.fsdecode(config.sock)  # of the first node, where its name may be another
+        os.environ["HPCSTAGE_SOCKET"] = os.fsdecode(config.sock)  # the variable may name the first node's socket
     for name in LAYERS.get(config.intercept, ()):
         active = _try(name, config)
         if active is not None:
@@ -49,7 +50,8 @@ def attach(here: str) -> None:
 
 
 class Config:
-    """The file `config`: lines of key and value, `map SOURCE<TAB>STORE` once per root and alias; bytes throughout."""
+    """Reads the file `config`: lines of key and value, `map SOURCE<TAB>STORE` once per root and alias; bytes
+    throughout."""
 
     def __init__(self, here: str) -> None:
         self.maps: list[tuple[bytes, bytes]] = []
@@ -79,7 +81,7 @@ class Config:
 
 
 def _own_node(config: Config) -> Config:
-    """Where several virtual nodes are on this machine: the configuration of the one that this process is on."""
+    """Returns the configuration of the virtual node that this process is on, where several are on this machine."""
     import _hpcstage_rank  # type: ignore[import-not-found]
 
     node = _hpcstage_rank.node_of(os.environ, config.nodes)
@@ -171,7 +173,7 @@ def _selftest(config: Config) -> bool:
 
 
 def _follow(counters: Any) -> None:
-    """Children by fork get a slot of their own, PyTorch's loader is measured once it is imported."""
+    """Gives children by fork a slot of their own, and has PyTorch's loader measured once it is imported."""
     import _hpcstage_imports  # type: ignore[import-not-found]
 
     counters.claim()

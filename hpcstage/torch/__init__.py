@@ -1,11 +1,11 @@
-"""What training code may import: samplers that are kind to caches, a loader with threads. Needs PyTorch.
+"""Offers what training code may import: samplers that use caches well, and a loader with threads. Needs PyTorch.
 
     from hpcstage.torch import BundleRandomSampler, DataLoader, LocalityAwareSampler, read_file
 
 `hpcstage run` needs none of this and never imports it. These classes are for programs that may be edited: unlike
 `hpcstage run` they may change the order of samples, and each says how. All of them work without a running daemon.
 
-A class is imported when it is asked for, so importing this package is cheap, and a missing PyTorch is named then.
+A class is imported when it is asked for, so importing this package is cheap; a missing PyTorch is reported only then.
 """
 
 from __future__ import annotations

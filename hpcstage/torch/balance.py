@@ -1,7 +1,8 @@
-"""Yang and Cong's Algorithm 1: who gives how many samples to whom so that all have what they should. Pure.
+"""Implements Yang and Cong's Algorithm 1: who gives how many samples to whom, so that all have what they should. Pure.
 
-Two heaps, the largest surplus gives to the largest deficit, again and again. To move the fewest samples is easy: every
-order of moves carries the same. To need the fewest moves is NP-complete; this needs less than twice as many.
+By means of two heaps, the largest surplus gives to the largest deficit, again and again. Moving the fewest samples is
+easy: every order of moves carries the same number. Finding the fewest moves is NP-complete; this needs less than twice
+as many.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 
 class Move(NamedTuple):
-    """So many samples from one to another."""
+    """One party gives so many samples to another."""
 
     source: int
     target: int
@@ -20,9 +21,9 @@ class Move(NamedTuple):
 
 
 def balance(imbalance: Sequence[int]) -> list[Move]:
-    """The moves that even out a surplus (above zero) and a deficit (below) of each; O(p log p).
+    """Returns the moves that even out the surplus (above zero) or deficit (below zero) of each party; O(p log p).
 
-    Where the surplus is larger than the deficit, some of it stays where it is; and the other way round.
+    If the surplus is larger than the deficit, some of it stays where it is; and the other way round.
 
     >>> balance([-2, 2, 0])
     [Move(source=1, target=0, samples=2)]
@@ -42,7 +43,7 @@ def balance(imbalance: Sequence[int]) -> list[Move]:
 
 
 def _lower(heap: list[tuple[int, int]], count: int) -> None:
-    """The first of the heap has so many less to give or to take."""
+    """Lowers what the first party of the heap has to give or to take by so many samples."""
     value, who = heap[0]
     if value + count:
         heapq.heapreplace(heap, (value + count, who))
@@ -51,7 +52,8 @@ def _lower(heap: list[tuple[int, int]], count: int) -> None:
 
 
 def pour(levels: Sequence[int], count: int) -> list[int]:
-    """So many things to the lowest levels: how many each gets, so that the lowest of them is as high as can be.
+    """Gives so many things to the lowest levels, so that the lowest becomes as high as can be; returns how many each
+    gets.
 
     >>> pour([-3, 0, -1], 4)
     [3, 0, 1]

@@ -1,10 +1,11 @@
-"""`BundleRandomSampler`: a random order of which the page cache has something (Lee and Bahn, JIIBC 24-2, 2024).
+"""Owns `BundleRandomSampler`, a random order from which the page cache gains (Lee and Bahn, JIIBC 24-2, 2024).
 
-Owns the sampler's epochs, its place in them and its state. The order itself is `bundles`.
+The module owns the sampler's epochs, its place in them and its state. `bundles` makes the order itself.
 
-A cache that keeps what was used last has little left of a random order when the next epoch comes to it: with room for
-half of the dataset it misses 85 % of the reads. Here an epoch begins with what the one before read last, and only what
-does not fit is missed: 50 %. Linux does not keep what was used last unless it is told to: `pages` tells it.
+In a random order, a cache that keeps what was used last has dropped most of the samples when the next epoch comes to
+them: with space for half of the dataset it misses 85 % of the reads. With this sampler an epoch begins with what the
+previous one read last, and only what does not fit is missed: 50 %. Linux does not keep what was used last unless it is
+told to; `pages` tells it.
 """
 
 from __future__ import annotations
@@ -41,24 +42,26 @@ class BundleRandomSampler(Sampler[int]):
     without that its page cache gains little from this order (`python -m benchmarks.bundle` shows both).
 
     A bundle is a random choice of the dataset, fixed by `seed`, and not a run of its order: datasets are often in order
-    of class, and such a run would be a batch of one class, from which nothing is learnt. `consecutive=True` takes runs,
-    for data whose neighbours lie in one file and which is in no order. With both every sample is read once per epoch.
+    of class, and such a run would be a batch of one class, from which nothing is learnt. `consecutive=True` takes runs
+    instead, for data that is in no such order and whose neighbours lie in one file. Either way every sample is read
+    once per epoch.
 
     **The order is not PyTorch's** for the same seed, and depends on the number of ranks. Which samples share a bundle
     never changes; with a small `bundle_ratio` the same samples meet in the batches of each epoch, so keep bundles many
     batches long. `bundle_ratio=1` is a new random order of all samples each epoch.
 
-    **Epochs.** `set_epoch` as with `DistributedSampler`; without it, each iteration is the next epoch (from 0 on).
+    **Epochs.** Call `set_epoch` as with `DistributedSampler`; without it, each iteration is the next epoch (from 0 on).
     An iterator takes its epoch when its first index is asked for.
 
     **Distributed.** Where `torch.distributed` is initialised before the sampler is made, its ranks share an epoch as
-    `DistributedSampler` would: equal counts, what is missing is filled up with samples that are read twice, or with
-    `drop_last` what is over is left out (other samples of the last bundle each epoch). All ranks are in the same bundle
-    at each step, but for the last. Give `num_replicas=1, rank=0` where something else divides the batches, such as
-    Accelerate, and `use_distributed_sampler=False` to Lightning's trainer.
+    with `DistributedSampler`: they get equal counts, and what is missing is filled up with samples that are read twice;
+    with `drop_last`, what is over is left out instead (other samples of the last bundle each epoch). All ranks are in
+    the same bundle at each step, but for the last step. Give `num_replicas=1, rank=0` where something else divides the
+    batches, such as Accelerate, and `use_distributed_sampler=False` to Lightning's trainer.
 
-    **Resuming.** `state_dict` and `load_state_dict`, which torchdata's `StatefulDataLoader` calls, too. A `DataLoader`
-    with workers asks for samples before they are used, so tell the sampler how many of this epoch were:
+    **Resuming.** `state_dict` and `load_state_dict` save and restore the place; torchdata's `StatefulDataLoader` calls
+    them, too. A `DataLoader` with workers asks for samples before they are used, so tell the sampler how many samples
+    of this epoch were used:
 
     >>> state = sampler.state_dict(used=3 * 100)
     >>> resumed = BundleRandomSampler(dataset, bundle_ratio=0.1)
@@ -81,7 +84,7 @@ class BundleRandomSampler(Sampler[int]):
         *,
         consecutive: bool = False,
     ) -> None:
-        """`seed` must be the same on all ranks. Raises ValueError for values out of range."""
+        """Makes the sampler. `seed` must be the same on all ranks. Raises ValueError for values out of range."""
         super().__init__()
         replicas, self.rank = _place(num_replicas, rank)
         self.bundles = Bundles(len(dataset), bundle_ratio, alternate, seed, replicas, drop_last, consecutive)
@@ -91,7 +94,7 @@ class BundleRandomSampler(Sampler[int]):
         self._reading: _Reading | None = None
 
     def __iter__(self) -> Iterator[int]:
-        """One rank's part of one epoch; after `load_state_dict` what is left of it."""
+        """Yields one rank's part of one epoch; after `load_state_dict`, what is left of it."""
         reading, self._next = self._next, self._next.after()
         self._reading = reading
         order: Indices = self.bundles.part(reading.epoch, self.rank)
@@ -102,25 +105,26 @@ class BundleRandomSampler(Sampler[int]):
         reading.ended = True
 
     def __len__(self) -> int:
-        """Samples of a whole epoch on each rank, also where less of it is left after `load_state_dict`."""
+        """Returns the samples of a whole epoch on each rank, also where less of it is left after `load_state_dict`."""
         return self.bundles.per_rank
 
     @property
     def epoch(self) -> int:
-        """The epoch that is being read; the next one if none is."""
+        """Returns the epoch that is being read; the next one if none is."""
         return self._current().epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is this epoch, from its start, or from where `load_state_dict` left it."""
+        """Makes the next iteration this epoch, from its start, or from where `load_state_dict` left it."""
         self._reading = None
         if self._next.epoch != epoch:
             self._next = _Reading(epoch, 0)
 
     def state_dict(self, used: int | None = None) -> dict[str, Any]:
-        """The place in the training, the same on all ranks.
+        """Returns the place in the training, which is the same on all ranks.
 
-        `used`: how many samples of this epoch this rank has really used, those before a resumption included. Without
-        it, all that were taken from the sampler count as used, and after an epoch's end the place is the next's start.
+        `used` is how many samples of this epoch this rank has really used, those before a resumption included. Without
+        it, all samples that were taken from the sampler are taken as used, and after an epoch's end the place is the
+        start of the next.
         """
         current = self._current() if used is None or self._reading is None else self._reading
         position = current.position if used is None else used
@@ -128,9 +132,10 @@ class BundleRandomSampler(Sampler[int]):
         return {"epoch": current.epoch, "position": position, "order": self._kind()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next iteration goes on there, exactly. Raises ValueError if the samplers differ in anything but the rank.
+        """Makes the next iteration go on at that place, exactly. Raises ValueError if the samplers differ in anything
+        but the rank.
 
-        A place at an epoch's end makes one iteration without samples: the loop around it may have more to do there.
+        If the place is an epoch's end, the next iteration has no samples: the loop around it may have more to do there.
         """
         kind = self._kind()
         earlier = state.get("order", {})
@@ -149,7 +154,7 @@ class BundleRandomSampler(Sampler[int]):
         return self._next if self._reading is None or self._reading.ended else self._reading
 
     def _kind(self) -> dict[str, Any]:
-        """All that decides about the order."""
+        """Returns all that decides about the order."""
         bundles = self.bundles
         return {
             "samples": bundles.samples,
@@ -167,7 +172,7 @@ class BundleRandomSampler(Sampler[int]):
 
 
 class _Reading:
-    """One iteration: its epoch, and how far it is."""
+    """One iteration: its epoch, and how many samples it has given."""
 
     def __init__(self, epoch: int, position: int) -> None:
         if epoch < 0:
@@ -181,7 +186,8 @@ class _Reading:
 
 
 def _place(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
-    """This process among all. A number alone is completed from `torch.distributed`, as PyTorch does."""
+    """Returns the number of processes and the rank of this one. If only one of them is given, `torch.distributed`
+    completes it, as in PyTorch."""
     known = dist.is_available() and dist.is_initialized()
     if not known and (num_replicas is None) != (rank is None):
         raise ValueError("num_replicas and rank belong together where torch.distributed is not initialised")

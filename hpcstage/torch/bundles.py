@@ -1,6 +1,7 @@
-"""The order of reading in bundles, without PyTorch. Pure: numbers in, indices out.
+"""Computes the order of reading in bundles, without PyTorch. Pure: takes numbers, returns indices.
 
-Owns which samples are a bundle, the order of an epoch, and each rank's part of it. `bundle` makes a sampler of it.
+The module owns which samples form a bundle, the order of an epoch, and each rank's part of it. `bundle` makes a sampler
+of it.
 
 All samples are dealt to bundles once, by a permutation that the seed fixes. In an epoch the bundles are read one after
 the other, each in a new random order; every other epoch begins with the bundle that the epoch before read last.
@@ -22,29 +23,29 @@ if TYPE_CHECKING:
 
 _SEEDS = 1 << 64
 _DEAL, _EPOCH = 0, 1
-"""Which permutation is drawn from a seed."""
+"""The two kinds of permutation that are drawn from a seed."""
 _TOLERANCE = 1e-9
-"""1 / 0.1 and the like are whole numbers."""
+"""Within this tolerance 1 / 0.1 and the like are taken for whole numbers."""
 
 
 @dataclass(frozen=True)
 class Bundles:
-    """How a dataset is cut, and the order of every epoch. Values out of range raise ValueError."""
+    """Cuts a dataset into bundles, and gives the order of every epoch. Values out of range raise ValueError."""
 
     samples: int
     ratio: float = 0.1
-    """Of the dataset, in one bundle at most: 1 / ratio bundles, rounded up, of equal size."""
+    """The largest part of the dataset in one bundle: there are 1 / ratio bundles, rounded up, of equal size."""
     alternate: bool = True
-    """Odd epochs read the bundles backward."""
+    """Whether odd epochs read the bundles backward."""
     seed: int = 0
     replicas: int = 1
     drop_last: bool = False
-    """What does not divide by the replicas is left out; otherwise samples are read twice to fill up."""
+    """Whether samples that do not divide by the replicas are left out; otherwise samples are read twice to fill up."""
     consecutive: bool = False
-    """A bundle is a run of the dataset's own order, and not a random choice."""
+    """Whether a bundle is a run of the dataset's own order, and not a random choice."""
 
     def __post_init__(self) -> None:
-        """Checks."""
+        """Checks the values."""
         if self.samples < 0:
             raise ValueError(f"{self.samples} samples")
         if not 0 < self.ratio <= 1:
@@ -54,17 +55,18 @@ class Bundles:
 
     @property
     def per_rank(self) -> int:
-        """How many samples each rank reads in an epoch: as many as with `DistributedSampler`."""
+        """Returns how many samples each rank reads in an epoch: as many as with `DistributedSampler`."""
         return self.samples // self.replicas if self.drop_last else -(-self.samples // self.replicas)
 
     @property
     def count(self) -> int:
-        """Of bundles: not more than each rank has samples."""
+        """Returns the number of bundles: not more than each rank has samples, but at least one."""
         wanted = math.ceil(1 / self.ratio - _TOLERANCE)
         return max(1, min(wanted, self.samples // self.replicas))
 
     def sizes(self) -> Indices:
-        """Samples by bundle, in forward order: each divides by the replicas, but for what the last has over."""
+        """Returns the samples of each bundle, in forward order: each number divides by the replicas, but for what the
+        last has over."""
         rows = self.samples // self.replicas
         sizes = np.diff(rows * np.arange(self.count + 1) // self.count) * self.replicas
         sizes[-1] += self._over
@@ -75,7 +77,7 @@ class Bundles:
         return self.alternate and epoch % 2 == 1
 
     def order(self, epoch: int) -> Indices:
-        """What all ranks read together, a row of one sample for each rank at a time."""
+        """Returns what all ranks read together, in rows of one sample for each rank."""
         # A stable sort by bundle keeps the random order inside each.
         shuffled = self._permutation(_EPOCH, epoch)
         bundles = self._bundle_by_position[shuffled]
@@ -87,7 +89,7 @@ class Bundles:
         return np.resize(order, self.per_rank * self.replicas)
 
     def part(self, epoch: int, rank: int) -> Indices:
-        """What one rank reads, in reading order."""
+        """Returns what one rank reads, in reading order."""
         if not 0 <= rank < self.replicas:
             raise ValueError(f"rank {rank} of {self.replicas}: it is from 0 to {self.replicas - 1}")
         return self.order(epoch)[rank :: self.replicas]
@@ -97,14 +99,15 @@ class Bundles:
         return self.samples % self.replicas
 
     def _over_last(self, order: Indices) -> Indices:
-        """The few that do not fill a row come last in any direction: so ranks change bundles at the same row."""
+        """Puts the few samples that do not fill a row last in either direction, so that ranks change bundles at the
+        same row."""
         end = int(self.sizes()[-1])
         start = end - self._over
         return np.concatenate((order[:start], order[end:], order[start:end]))
 
     @cached_property
     def _dealt(self) -> Indices:
-        """The dataset's indices, bundle by bundle."""
+        """Returns the dataset's indices, bundle by bundle."""
         return np.arange(self.samples) if self.consecutive else self._permutation(_DEAL)
 
     @cached_property
@@ -114,6 +117,7 @@ class Bundles:
         return np.repeat(np.arange(self.count, dtype=kind), self.sizes())
 
     def _permutation(self, *purpose: int) -> Indices:
-        """The same for ever: NumPy has frozen the numbers of its older generator, and those of its newer not."""
+        """Returns a permutation that is the same for ever: NumPy has frozen the numbers of its older generator, but not
+        those of its newer one."""
         seeds = np.random.SeedSequence(self.seed % _SEEDS, spawn_key=purpose)
         return np.random.RandomState(np.random.MT19937(seeds)).permutation(self.samples)

@@ -1,7 +1,7 @@
-"""Makes the global generators of random, NumPy and PyTorch ask before they draw, in the order of samples or not at all.
+"""Makes the global generators of random, NumPy and PyTorch ask before they draw, so that samples draw in their order.
 
-Owns the gates: `ask` is called, in the drawing thread, before anything reads or changes one of the three states. What
-is drawn stays what it was, and so do the states. Gates stay until the process ends.
+The module owns the gates: they call `ask`, in the drawing thread, before anything reads or changes one of the three
+states. The numbers that are drawn stay what they were, and so do the states. Gates stay until the process ends.
 """
 
 # ruff: noqa: ANN401 - other libraries' generators and operators are of any type
@@ -42,7 +42,8 @@ def available() -> bool:
 
 
 def install(ask: Ask) -> bool:
-    """Whether all three ask now. If not, samples that draw must not be loaded side by side."""
+    """Installs the gates; returns whether all three generators ask now. If not, samples that draw must not be loaded
+    side by side."""
     if _Asking.asks is not None:
         return _Asking.asks is ask
     if not _has_modes() or not _gate_numpy(ask):
@@ -57,7 +58,7 @@ def install(ask: Ask) -> bool:
 
 
 def _gate_random(ask: Ask) -> None:
-    """Methods of the one hidden instance, which all functions of the module are."""
+    """Gates the methods of the one hidden instance, to which all functions of the module belong."""
     hidden: Any = vars(random)["_inst"]
 
     class Random(random.Random):
@@ -97,7 +98,7 @@ def _gate_random(ask: Ask) -> None:
 
 
 def _replace(gated: dict[int, Any]) -> None:
-    """Also where a module has imported a function by name."""
+    """Replaces functions in all modules, also where a module has imported one by name."""
     for module in list(sys.modules.values()):
         space = getattr(module, "__dict__", None)
         if not isinstance(space, dict):
@@ -110,7 +111,7 @@ def _replace(gated: dict[int, Any]) -> None:
 
 
 def _gate_numpy(ask: Ask) -> bool:
-    """All of NumPy's global functions take the lock of their bit generator for each draw."""
+    """Gates NumPy's global functions, all of which take the lock of their bit generator for each draw."""
     try:
         import numpy.random as library
     except ImportError:
@@ -129,7 +130,7 @@ def _gate_numpy(ask: Ask) -> bool:
 
 
 class _Lock:
-    """A bit generator's lock that asks first."""
+    """A bit generator's lock that asks before it is taken."""
 
     def __init__(self, lock: Any, ask: Ask) -> None:
         self._lock = lock
@@ -142,12 +143,12 @@ class _Lock:
         self._lock.release()
 
     def acquire(self) -> None:
-        """After asking."""
+        """Asks, then takes the lock."""
         self._ask()
         self._lock.acquire()
 
     def release(self) -> None:
-        """As any lock."""
+        """Releases the lock."""
         self._lock.release()
 
 
@@ -188,10 +189,10 @@ def _gated_twister(base: Any, ask: Ask) -> Any:
 
 
 class TorchDraws:
-    """In its block, and in this thread, PyTorch's operators ask before they draw, from whichever generator.
+    """Makes PyTorch's operators ask before they draw, from whichever generator, within its block and in this thread.
 
-    The mode is put on the thread's stack itself: entering it in the usual way also sets flags of the whole process,
-    which threads would leave wrong, and by which torch.compile goes.
+    The mode is put on the thread's stack directly: entering it in the usual way also sets flags of the whole process,
+    which threads would leave wrong, and which torch.compile reads.
     """
 
     def __init__(self, ask: Ask) -> None:
@@ -212,7 +213,7 @@ def _has_modes() -> bool:
 
 @functools.cache
 def _gate(ask: Ask) -> Any:
-    """A mode that has no state, for all threads."""
+    """Returns a mode that has no state, for all threads."""
     base: Any = _stack.TorchDispatchMode
     tag = torch.Tag.nondeterministic_seeded
 
@@ -234,7 +235,7 @@ def _gate(ask: Ask) -> Any:
 
 
 class _Generator:
-    """The default generator as the functions of torch.random see it."""
+    """Stands for the default generator in the functions of torch.random, and asks before each use of it."""
 
     def __init__(self, generator: Any, ask: Ask) -> None:
         self._generator = generator
@@ -246,7 +247,7 @@ class _Generator:
 
 
 def _gate_torch_functions(ask: Ask) -> None:
-    """manual_seed, get_rng_state and so on, which are no operators."""
+    """Gates manual_seed, get_rng_state and so on, which are no operators."""
     module: Any = torch.random
     if hasattr(module, "default_generator"):
         module.default_generator = _Generator(module.default_generator, ask)

@@ -1,6 +1,7 @@
-"""Batches loaded by threads as PyTorch's fetcher loads them, and PyTorch's iterator of a loader without workers.
+"""Loads batches by threads as PyTorch's fetcher loads them, and extends PyTorch's iterator of a loader without workers.
 
-Owns what a sample is to PyTorch: which parts a batch has, what is set around their loading, which errors they raise.
+The module owns what a sample is to PyTorch: which parts a batch has, what is set around their loading, which errors
+they raise.
 """
 
 # ruff: noqa: ANN401 - datasets, indices and samples are of any type
@@ -45,7 +46,7 @@ def available() -> bool:
 
 
 class Loading:
-    """Batches of one dataset, announced ahead and taken in order."""
+    """Loads batches of one dataset, which are announced ahead and taken in order."""
 
     def __init__(self, dataset: Any, settings: Settings, pool: Pool, *, batched: bool) -> None:
         self._dataset = dataset
@@ -62,12 +63,12 @@ class Loading:
         return ahead >= 2 * self._pool.threads
 
     def announce(self, index: Any) -> None:
-        """The batch (or sample) after those that are announced."""
+        """Announces the batch (or sample) after those that are already announced."""
         around = _Around(in_turn=self._in_turn)
         self._announced.append((index, self._pool.announce([around.load(part) for part in self._parts(index)])))
 
     def take(self, index: Any, when_idle: Callable[[], object] | None = None) -> Any:
-        """What PyTorch's fetcher hands to `collate_fn`. Raises what it raises."""
+        """Returns what PyTorch's fetcher hands to `collate_fn`, and raises what PyTorch's fetcher raises."""
         if not self._announced or self._announced[0][0] is not index:
             self.forget()
             self.announce(index)
@@ -79,7 +80,7 @@ class Loading:
         return values if self._is_separate(index) else values[0]
 
     def forget(self) -> None:
-        """What is announced will not be taken."""
+        """Gives up what is announced: nobody will take it."""
         while self._announced:
             self._pool.give_up(self._announced.popleft()[1])
 
@@ -96,14 +97,15 @@ class Loading:
 
 
 def _whole(dataset: Any, indices: Any) -> Any:
-    """A batch of a dataset that fetches it by itself, or of indices that can be gone through only once."""
+    """Loads a batch as a whole: of a dataset that fetches batches by itself, or of indices that can be gone through
+    only once."""
     if getattr(dataset, "__getitems__", None):
         return dataset.__getitems__(indices)
     return [dataset[index] for index in indices]
 
 
 def _one_by_one(dataset: Any) -> bool:
-    """Whether a batch is its samples, each asked for by itself."""
+    """Whether the samples of a batch are asked for one by one."""
     if not getattr(dataset, "__getitems__", None):
         return True
     names = ("__getitem__", "__getitems__")
@@ -113,7 +115,7 @@ def _one_by_one(dataset: Any) -> bool:
 
 
 class _Around:
-    """What is set in the calling thread and would be another in a new one, set around the loading of a sample."""
+    """Sets, around the loading of a sample, what is set in the calling thread and would be different in a new one."""
 
     def __init__(self, *, in_turn: bool) -> None:
         self._in_turn = in_turn
@@ -124,7 +126,7 @@ class _Around:
         self._device = device if device is not None and device.type != "cpu" else None
 
     def load(self, part: Load) -> Load:
-        """The same, in whatever thread."""
+        """Returns a load that does the same in any thread."""
         return functools.partial(self._load, part)
 
     def _load(self, part: Load) -> Any:
@@ -139,7 +141,7 @@ class _Around:
 
 
 class ThreadedFetcher(_Fetcher):  # type: ignore[misc]
-    """PyTorch's fetcher of a map-style dataset, by a pool."""
+    """Fetches from a map-style dataset as PyTorch's fetcher does, but by a pool of threads."""
 
     def __init__(self, dataset: Any, auto_collation: bool, collate_fn: Any, drop_last: bool, **own: Any) -> None:
         super().__init__(dataset, auto_collation, collate_fn, drop_last)
@@ -147,12 +149,12 @@ class ThreadedFetcher(_Fetcher):  # type: ignore[misc]
         self._when_idle: Callable[[], object] | None = own.get("when_idle")
 
     def fetch(self, possibly_batched_index: Any) -> Any:
-        """A batch, collated."""
+        """Returns a batch, collated."""
         return self.collate_fn(self.loading.take(possibly_batched_index, self._when_idle))
 
 
 class AheadIter(_SingleIter):  # type: ignore[misc]
-    """PyTorch's iterator of a loader without workers; the sampler is asked ahead, as it is for workers."""
+    """PyTorch's iterator of a loader without workers; it asks the sampler ahead, as PyTorch does for workers."""
 
     def __init__(self, loader: Any, settings: Settings) -> None:
         super().__init__(loader)

@@ -1,7 +1,7 @@
-"""What this node holds of a dataset's samples, from the shared mapping of its daemon.
+"""Tells what this node holds of a dataset's samples, from the shared mapping of its daemon.
 
-Owns the way from an index of the dataset to a file and from there to the daemon's byte for it. A look at it is a read
-of memory: no message to the daemon, none per sample. What other nodes hold is `roster`'s.
+The module owns the way from an index of the dataset to a file, and from there to the daemon's byte for it. A look is a
+read of memory and sends no message to the daemon. `roster` owns what other nodes hold.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ _NOT_STAGED = -1
 
 
 def paths_of(dataset: Any) -> list[str] | None:  # noqa: ANN401  any dataset
-    """The file of each sample, where the dataset has a list of them; None where it has none.
+    """Returns the file of each sample, where the dataset has a list of them; None where it has none.
 
-    A list of paths, an ImageFolder and what has `samples`, `imgs`, `paths` or `files` like it, any attribute that is a
-    list of absolute paths (or an array or a data frame with a column of them), a Subset or a ConcatDataset of those.
+    The function knows a list of paths; an ImageFolder and datasets that have `samples`, `imgs`, `paths` or `files` like
+    it; any attribute that is a list of absolute paths (or an array or a data frame with a column of them); and a Subset
+    or a ConcatDataset of those.
 
     >>> paths_of(["/data/a.jpg", "/data/b.jpg"])
     ['/data/a.jpg', '/data/b.jpg']
@@ -51,7 +52,8 @@ def paths_of(dataset: Any) -> list[str] | None:  # noqa: ANN401  any dataset
 
 
 def _lists(attribute: Any) -> Iterable[object]:  # noqa: ANN401  any attribute of a dataset
-    """What may be a list of paths: itself, or as one an array of texts, or the columns of a data frame."""
+    """Returns what may be a list of paths: the attribute itself, an array of texts as a list, or the columns of a data
+    frame."""
     if hasattr(attribute, "columns") and hasattr(attribute, "iloc"):
         columns = (attribute.iloc[:, number] for number in range(len(attribute.columns)))  # names may come twice
         return chain.from_iterable(map(_lists, columns))
@@ -61,7 +63,7 @@ def _lists(attribute: Any) -> Iterable[object]:  # noqa: ANN401  any attribute o
 
 
 def _column(rows: object, length: int) -> list[str] | None:
-    """The paths that some rows begin with, if all of them do."""
+    """Returns the paths that the rows begin with, if all rows begin with one; else None."""
     if not isinstance(rows, (list, tuple)) or len(rows) != length or not rows or _path(rows[0]) is None:
         return None
     found = [path for row in rows if (path := _path(row)) is not None]
@@ -74,7 +76,8 @@ def _path(row: object) -> str | None:
 
 
 class NodeHoldings:
-    """What the daemon of this node says. `find` is asked again until there is one that knows the files."""
+    """Reads what the daemon of this node says of the samples. `look` tries again until there is a daemon that knows the
+    files."""
 
     def __init__(self, paths: Sequence[str] | None, env: Mapping[str, str] = os.environ) -> None:
         self._paths = paths
@@ -89,7 +92,7 @@ class NodeHoldings:
 
     @property
     def node(self) -> str:
-        """What all ranks of this node have in common, and no other node."""
+        """Returns a name that all ranks of this node have in common, and no other node has."""
         try:
             boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         except OSError:
@@ -97,7 +100,7 @@ class NodeHoldings:
         return f"{boot} {self._node_dir}"
 
     def look(self) -> torch.Tensor | None:
-        """A `Holding` for each sample, as it is now; None where the daemon does not know the files (yet)."""
+        """Returns a `Holding` for each sample, as it is now; None where the daemon does not know the files (yet)."""
         if not self.possible or (self._ids is None and not self._open()):
             return None
         assert self._ids is not None
@@ -123,7 +126,8 @@ class NodeHoldings:
 
 
 def ids_of(manifest: Manifest, paths: Sequence[str]) -> list[int]:
-    """The id of each path, -1 for what is not staged. Lists are mostly sorted as manifests are: a guess comes first."""
+    """Returns the id of each path, -1 for one that is not staged. Lists are mostly sorted as manifests are, so the next
+    id is tried first."""
     found, guess = [], 0
     for path in paths:
         tidy = path[:1] == "/" and "//" not in path and "/." not in path

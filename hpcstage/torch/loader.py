@@ -1,6 +1,6 @@
-"""PyTorch's loader with threads in each worker, and with this package's samplers by option.
+"""Extends PyTorch's loader by threads in each worker, and by this package's samplers as options.
 
-Owns the options. What the threads do is in `fetching` and `threads`.
+The module owns the options. `fetching` and `threads` own what the threads do.
 """
 
 # ruff: noqa: ANN401 - samplers, contexts and generators are of any type, as in PyTorch
@@ -21,9 +21,9 @@ from hpcstage.torch.threads import turn
 T_co = TypeVar("T_co", covariant=True)
 
 
-# Without its type parameters, of which PyTorch has one, and will have two.
+# The base class has no type parameters here: PyTorch's has one, and will have two.
 class DataLoader(torch.utils.data.DataLoader, Generic[T_co]):  # type: ignore[type-arg]
-    """`torch.utils.data.DataLoader`, whose workers load the samples of a batch side by side.
+    """Works as `torch.utils.data.DataLoader` does; its workers load the samples of a batch side by side.
 
     >>> import torch
     >>> from torch.utils.data import Dataset
@@ -110,7 +110,7 @@ class DataLoader(torch.utils.data.DataLoader, Generic[T_co]):  # type: ignore[ty
                 tell(epoch)
 
     def _get_iterator(self) -> Any:
-        """PyTorch's iterator, or one with threads."""
+        """Returns PyTorch's iterator, or one with threads."""
         if self.threads_per_worker == 1 or isinstance(self.dataset, IterableDataset) or not self._can():
             return super()._get_iterator()
         settings = fetching.Settings(self.threads_per_worker, self.reproducible)
@@ -120,7 +120,7 @@ class DataLoader(torch.utils.data.DataLoader, Generic[T_co]):  # type: ignore[ty
             return super()._get_iterator()
 
     def _can(self) -> bool:
-        """Whether threads can keep what is promised here."""
+        """Whether threads can keep what this class promises."""
         can = fetching.available() and workers.available()
         if can and self.reproducible:
             can = draws.install(turn) if self.num_workers == 0 else draws.available()

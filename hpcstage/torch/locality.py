@@ -1,8 +1,9 @@
 """A batch sampler that gives each rank, of every global mini-batch, what the disk of its node already holds.
 
-Owns the global order and the steps of an epoch; who holds what comes from `roster`, how a step is divided from
-`shares`. All ranks together read in each step what PyTorch's DistributedSampler would have them read, so the gradient
-of a step is the same (paper: Yang and Cong, theorem 1); which rank reads a sample is not. It is therefore opt-in.
+The module owns the global order and the steps of an epoch; `roster` says who holds what, and `shares` how a step is
+divided. All ranks together read in each step what PyTorch's DistributedSampler would have them read, so the gradient of
+a step is the same (paper: Yang and Cong, theorem 1). Which rank reads a sample differs, and therefore the sampler is
+opt-in.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from hpcstage.torch.shares import Held, divide, evenly
 
 @dataclass
 class _Agreed:
-    """What the ranks agreed on. It is changed in place: whoever puts a sampler's attributes back leaves it as it is."""
+    """What the ranks agreed on. It is changed in place: code that puts a sampler's attributes back leaves it as it
+    is."""
 
     met: bool = False
     seats: Seats | None = None
@@ -33,25 +35,25 @@ class _Agreed:
 
 
 class LocalityAwareSampler(Sampler[list[int]]):
-    """Batches of indices for this rank, `DataLoader(dataset, batch_sampler=LocalityAwareSampler(dataset, 32))`.
+    """Gives batches of indices for this rank: `DataLoader(dataset, batch_sampler=LocalityAwareSampler(dataset, 32))`.
 
-    Step k of all ranks together has the samples that step k of `DataLoader(dataset, 32,
-    sampler=DistributedSampler(dataset, seed=seed))` has over all ranks. Within it a rank gets what its node holds, the
-    ranks of a node share that evenly, and what no node holds goes where it is read from the source, or to the ranks
-    with the least. Call `set_epoch` before each epoch: then all ranks agree on who holds what, by one collective. All
-    of them must therefore begin an epoch alike, as they must for training.
+    In step k all ranks together read the samples that they read in step k of `DataLoader(dataset, 32,
+    sampler=DistributedSampler(dataset, seed=seed))`. Of these a rank gets what its node holds, and the ranks of a node
+    share that evenly. A sample that no node holds goes to the node that will read it from the source, or to the ranks
+    with the fewest samples. Call `set_epoch` before each epoch: then all ranks agree on who holds what, by one
+    collective. All of them must therefore begin an epoch alike, as they must for training.
 
     Outside of `hpcstage run`, without torch.distributed, and as long as one rank's node does not know the files, all
     ranks get what a DistributedSampler would give them.
 
-    dataset: has a length and a list of paths that is found by its shape, or `paths` is given.
-    batch_size: of one rank.
+    dataset: it has a length, and a list of paths that is found by its shape unless `paths` is given.
+    batch_size: that of one rank.
     drop_last: the DistributedSampler's: leave out the samples that do not go evenly into the ranks. Else some are
         repeated, as there.
     drop_last_batch: the DataLoader's `drop_last`: leave out the last batch if it is not full.
     balance: the same number of samples for each rank in each step. Without it no sample that a node holds is moved, and
         gradients have to be weighted: see `hpcstage.torch.weights`.
-    num_replicas, rank: as in DistributedSampler; where they are not those of `group`, ranks cannot agree.
+    num_replicas, rank: as in DistributedSampler; if they are not those of `group`, ranks cannot agree.
     group: the ranks of torch.distributed that share the dataset; default: all.
 
     >>> sampler = LocalityAwareSampler(range(10), 4, shuffle=False)
@@ -102,24 +104,24 @@ class LocalityAwareSampler(Sampler[list[int]]):
     # ---- the epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch that begins next: another order, and another look at who holds what."""
+        """Sets the epoch that begins next, which has another order and another look at who holds what."""
         if epoch != self.epoch:
             self._begin = self._given = 0
         self.epoch = epoch
 
     @property
     def sampler(self) -> LocalityAwareSampler:
-        """Itself: Lightning calls `set_epoch` of a batch sampler's sampler. It must not put one of its own in the place
-        of this: `Trainer(use_distributed_sampler=False)`."""
+        """Returns this sampler, because Lightning calls `set_epoch` of a batch sampler's sampler. Lightning must not
+        replace this sampler by one of its own: give `Trainer(use_distributed_sampler=False)`."""
         return self
 
     def __len__(self) -> int:
-        """Steps of an epoch, on every rank the same."""
+        """Returns the number of steps of an epoch, which is the same on every rank."""
         steps, left = divmod(self._per_rank, self.batch_size)
         return steps + (left > 0 and not self.drop_last_batch)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The batches of this rank."""
+        """Yields the batches of this rank."""
         begin, self._begin = self._begin, 0
         order, held = self._order(), self._holders()
         for step in range(begin, len(self)):
@@ -127,7 +129,8 @@ class LocalityAwareSampler(Sampler[list[int]]):
             yield self._own(order[step * self._stride : (step + 1) * self._stride], held)
 
     def global_size(self, step: int) -> int:
-        """How many samples all ranks together have in a step: with `balance=False` the gradient's weight needs it."""
+        """Returns how many samples all ranks together have in a step; with `balance=False` the gradient's weight needs
+        it."""
         if not 0 <= step < len(self):
             raise IndexError(f"step {step} of {len(self)}")
         return min(self._stride, self._per_rank * self.num_replicas - step * self._stride)
@@ -141,7 +144,7 @@ class LocalityAwareSampler(Sampler[list[int]]):
         return self.batch_size * self.num_replicas
 
     def _order(self) -> list[int]:
-        """What all ranks read, step by step: DistributedSampler's order, padded or cut as there."""
+        """Returns what all ranks read, step by step: DistributedSampler's order, padded or cut as there."""
         if self.shuffle:
             generator = torch.Generator()
             generator.manual_seed(self.seed + self.epoch)
@@ -160,7 +163,7 @@ class LocalityAwareSampler(Sampler[list[int]]):
     # ---- what the ranks agree on
 
     def _holders(self) -> Held | None:
-        """Agreed once in an epoch, however often it is asked for."""
+        """Returns who holds what; the ranks agree once in an epoch, however often it is asked for."""
         agreed = self._agreed
         if not self._agrees:
             return None
@@ -184,21 +187,21 @@ class LocalityAwareSampler(Sampler[list[int]]):
         return paths if paths is not None else paths_of(dataset)
 
     def _same(self) -> str:
-        """What must be the same on all ranks."""
+        """Returns a text of what must be the same on all ranks."""
         flags = (self.shuffle, self.drop_last, self.drop_last_batch, self.balance)
         return repr((self._samples, self.num_replicas, self.batch_size, self.seed, *flags))
 
     # ---- stopping and going on
 
     def state_dict(self, used: int | None = None) -> dict[str, int]:
-        """Where the epoch is. `used`: how many batches of it training has used; without it, all that were given count.
-        A DataLoader with workers takes batches ahead of training, so there it has to be said; torchdata's
-        StatefulDataLoader, which calls this, knows."""
+        """Returns the place in the epoch. `used` is how many of its batches training has used; without it, all batches
+        that were given are taken as used. A DataLoader with workers takes batches ahead of training, so `used` is
+        needed there; torchdata's StatefulDataLoader, which calls this method, sees to that itself."""
         return {"epoch": self.epoch, "seed": self.seed, "steps": self._given if used is None else used}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Goes on there: the rest of the epoch has the same global batches. Ranks and nodes that hold samples may be
-        others by then; the number of ranks and the batch size may not."""
+        """Goes on at that place: the rest of the epoch has the same global batches. By then other ranks and nodes may
+        hold the samples; the number of ranks and the batch size must be the same."""
         if state["seed"] != self.seed:
             raise ValueError(f"the state is of seed {state['seed']}, the sampler has seed {self.seed}")
         self.epoch = state["epoch"]

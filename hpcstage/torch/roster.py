@@ -1,7 +1,7 @@
-"""What all ranks know of who holds what: which ranks share a node, and at the start of each epoch what each node has.
+"""Gathers who holds what, for all ranks: which ranks share a node and, at the start of each epoch, what each node has.
 
-Owns the collectives: one when the first epoch begins, one in each epoch in which nodes have anything to say. All ranks
-get the same bytes, so all of them decide alike; also that they do without, where one of them cannot take part.
+The module owns the collectives: one when the first epoch begins, and one in each epoch if all ranks can take part. All
+ranks get the same bytes, so all of them decide alike, also that they do without where one of them cannot take part.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from hpcstage.torch.holdings import NodeHoldings
 from hpcstage.torch.shares import NOBODY, Held
 
 _HEAD_BYTES = 9
-"""The epoch in eight, and whether the rank knows what its node holds."""
+"""The head holds the epoch in eight bytes, and in one byte whether the rank knows what its node holds."""
 _BITS = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
 Gather = Callable[[torch.Tensor], list[torch.Tensor]]
 
 
 def gather_in(group: Any) -> Gather:  # noqa: ANN401  a ProcessGroup or None
-    """All ranks' tensors of a group of torch.distributed, in the order of ranks; through a GPU if it has to be."""
+    """Returns a function that gathers all ranks' tensors of a group of torch.distributed, in the order of ranks; it
+    sends them through a GPU if it has to."""
     backend = str(dist.get_backend(group))
     on_gpu = "nccl" in backend and "gloo" not in backend
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
@@ -41,20 +42,21 @@ def gather_in(group: Any) -> Gather:  # noqa: ANN401  a ProcessGroup or None
 
 @dataclass(frozen=True)
 class Seats:
-    """Who sits where."""
+    """Says on which node each rank is, and which seat it has there."""
 
     ranks: tuple[int, ...]
-    """How many ranks a node has; nodes are numbered by their first rank."""
+    """The number of ranks of each node; nodes are numbered by their first rank."""
     node: int
-    """This rank's node."""
+    """The number of this rank's node."""
     seat: int
-    """This rank among those of its node."""
+    """The position of this rank among those of its node."""
     of_rank: tuple[tuple[int, int], ...]
-    """Node and seat of each rank."""
+    """The node and the seat of each rank."""
 
 
 def meet(gather: Gather, node: str, agreed: str, rank: int, *, possible: bool) -> Seats | None:
-    """Who is where. None on all ranks if one cannot know what its node holds, or if they were not given the same."""
+    """Returns the seats of all ranks. Returns None on all ranks if one of them cannot know what its node holds, or if
+    they were not given the same arguments."""
     card = torch.tensor([_number(node), _number(agreed), rank, int(possible)], dtype=torch.int64)
     cards = [tuple(found.tolist()) for found in gather(card)]
     if any(found[1:] != (cards[0][1], number, 1) for number, found in enumerate(cards)):
@@ -71,8 +73,9 @@ def meet(gather: Gather, node: str, agreed: str, rank: int, *, possible: bool) -
 
 
 def agree(gather: Gather, seats: Seats, holdings: NodeHoldings, samples: int, epoch: int) -> Held | None:
-    """Who holds what from here on, by one all_gather: the ranks of a node tell a part each of what their node has, so
-    that every bit comes once. None on all ranks if one of them knows nothing or is in another epoch."""
+    """Finds out who holds what from now on, by one all_gather: each rank of a node tells a part of what its node has,
+    so that every bit comes once. Returns None on all ranks if one of them knows nothing or is in another epoch, or if
+    no node has anything."""
     seen = holdings.look()
     whole = -(-samples // 8)
     widest = -(-whole // min(seats.ranks))
@@ -95,8 +98,9 @@ def agree(gather: Gather, seats: Seats, holdings: NodeHoldings, samples: int, ep
 
 
 def held_by(kept: Sequence[torch.Tensor], due: Sequence[torch.Tensor], samples: int) -> Held | None:
-    """From each node's maps, a bit per sample. Of several nodes that have a sample one is chosen, each as often as the
-    others; of a sample that nobody has, it is the node that will read it from the source. None: nobody has anything."""
+    """Chooses the owner of each sample from each node's maps, which have a bit per sample. Of several nodes that have a
+    sample one is chosen, each as often as the others; the owner of a sample that no node has is the node that will read
+    it from the source. Returns None if no sample has an owner."""
     counts = torch.zeros(samples, dtype=torch.int16)
     for bits in kept:
         counts += _unpacked(bits, samples)
@@ -120,13 +124,13 @@ def _number(text: str) -> int:
 
 
 def _part(whole: int, ranks: int, seat: int) -> range:
-    """The bytes of the node's map that a rank tells."""
+    """Returns which bytes of the node's map a rank tells."""
     size = -(-whole // ranks)
     return range(min(seat * size, whole), min((seat + 1) * size, whole))
 
 
 def _joined(parts: Sequence[torch.Tensor], seats: Seats, whole: int) -> list[torch.Tensor]:
-    """The whole map of each node."""
+    """Returns the whole map of each node."""
     maps = [torch.zeros(whole, dtype=torch.uint8) for _ in seats.ranks]
     for one, (node, seat) in zip(parts, seats.of_rank, strict=True):
         part = _part(whole, seats.ranks[node], seat)

@@ -1,7 +1,7 @@
-"""A global mini-batch divided among ranks: each takes what its node holds, and what is left over is evened out. Pure.
+"""Divides a global mini-batch among ranks: each takes what its node holds, and what is left over is evened out. Pure.
 
-Owns the division of one step. It knows samples by their index, nodes and ranks by their number; who holds what is
-given.
+The module owns the division of one step. It knows samples by their index, nodes and ranks by their number; the caller
+says who holds what.
 """
 
 from __future__ import annotations
@@ -16,30 +16,31 @@ NOBODY = -1
 
 @dataclass(frozen=True)
 class Held:
-    """Which node has which sample. The same on all ranks."""
+    """Says which node has which sample; it is the same on all ranks."""
 
     owner: Sequence[int]
-    """By sample: a node that has it, or NOBODY."""
+    """For each sample a node that has it, or NOBODY."""
     maps: Sequence[bytes] = ()
-    """By node: a bit per sample, the lowest of a byte first. Only where some sample has several nodes."""
+    """For each node a bit per sample, the lowest bit of a byte first; empty unless several nodes have some sample."""
 
     def has(self, node: int, sample: int) -> bool:
-        """Whether a node has a sample, be it one of several."""
+        """Whether a node has a sample, also where it is one of several nodes."""
         if self.owner[sample] == node:
             return True
         return bool(self.maps) and bool(self.maps[node][sample >> 3] >> (sample & 7) & 1)
 
 
 def evenly(batch: Sequence[int], rank: int, world: int) -> list[int]:
-    """A rank's part where nobody knows who holds what: that of PyTorch's DistributedSampler."""
+    """Returns a rank's part where nobody knows who holds what: that of PyTorch's DistributedSampler."""
     return list(batch[rank::world])
 
 
 def divide(batch: Sequence[int], held: Held, ranks: Sequence[int], *, balanced: bool) -> list[list[list[int]]]:
-    """The parts of all ranks of all nodes; `ranks`: how many a node has.
+    """Returns the parts of all ranks of all nodes; `ranks` says how many ranks each node has.
 
-    Balanced, all ranks get the same number (the batch must be divisible by theirs). Else only what nobody holds is
-    used to even out, and a rank that would get nothing gets one: a collective needs all of them in each step.
+    If `balanced`, all ranks get the same number of samples (the batch must be divisible by the number of ranks).
+    Otherwise only samples that nobody holds are used to even out, and a rank that would get nothing gets one sample: a
+    collective needs all ranks in each step.
 
     >>> divide([0, 1, 2, 3], Held(owner=[0, 0, 0, 1]), [1, 1], balanced=True)
     [[[0, 1]], [[3, 2]]]
@@ -66,7 +67,7 @@ def _over(parts: Sequence[Sequence[int]], ranks: Sequence[int], quota: int) -> l
 
 
 def _carry_out(move: Move, parts: list[list[int]], held: Held) -> None:
-    """What the target holds as well goes first, then what came last."""
+    """Moves samples to the target: first those that it holds as well, then those that came last."""
     source = parts[move.source]
     chosen: list[int] = []
     if held.maps:
@@ -81,5 +82,5 @@ def _carry_out(move: Move, parts: list[list[int]], held: Held) -> None:
 
 
 def _split(part: list[int], ranks: int) -> list[list[int]]:
-    """Evenly to the ranks of a node."""
+    """Divides a part evenly among the ranks of a node."""
     return [part[len(part) * rank // ranks : len(part) * (rank + 1) // ranks] for rank in range(ranks)]

@@ -1,8 +1,8 @@
-"""Threads that load the samples of batches side by side, and the turn in which samples may touch what they share.
+"""Runs threads that load the samples of batches side by side, and gives each sample its turn to touch what they share.
 
-Owns the threads and their waits. A sample's turn has come when its batch is the one that is waited for and all samples
-before it are done (`units`). So whatever is done in turn is done in the order in which one thread would do it. Knows
-nothing of PyTorch.
+The module owns the threads and their waits. A sample's turn has come when its batch is the one that is waited for and
+all samples before it are done (`units`). So whatever is done in turn is done in the order in which one thread would do
+it. The module knows nothing of PyTorch.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from typing import Any
 from hpcstage.torch.units import Batch, GivenUp, Load, State, Unit
 
 STALL_S = 60.0
-"""So long nothing is finished while samples wait for their turn: then one of them may hold what the others need."""
+"""If nothing is finished for so many seconds while samples wait for their turn, one of them may hold what the others
+need."""
 POLL_S = 0.005
 JOIN_S = 2.0
-"""So long the end waits for samples that are being loaded. PyTorch gives a worker 5."""
+"""The end waits so many seconds for samples that are being loaded. PyTorch gives a worker 5."""
 _here = threading.local()
 _log = logging.getLogger(__name__)
 
@@ -29,9 +30,9 @@ _log = logging.getLogger(__name__)
 def turn() -> None:
     """Waits until all samples before the calling one are loaded, as they are where one thread loads them all.
 
-    For datasets whose samples share something that depends on the order, such as a generator of the dataset's own:
-    from here to the sample's end no other sample of the same worker is past its `turn`. Returns at once where no
-    sample is being loaded by a thread of a loader.
+    The function is for datasets whose samples share something that depends on the order, such as a generator of the
+    dataset's own: from here to the sample's end no other sample of the same worker is past its `turn`. It returns at
+    once in a thread that is not loading a sample for a loader.
     """
     unit: Unit | None = getattr(_here, "unit", None)
     if unit is not None:
@@ -40,10 +41,11 @@ def turn() -> None:
 
 
 class Pool:
-    """Loads what is announced, in the order of the announcements, in `threads` threads; results are collected."""
+    """Loads what is announced, in the order of the announcements, in `threads` threads; the caller collects the
+    results."""
 
     def __init__(self, threads: int, prepare: Callable[[], None] | None = None) -> None:
-        """`prepare` is called first in each thread."""
+        """Makes the pool. `prepare` is called first in each thread."""
         self.threads = threads
         self._prepare = prepare
         self._pid = os.getpid()
@@ -51,7 +53,8 @@ class Pool:
         self._lock = lock
         self._work = threading.Condition(lock)
         self._changed = threading.Condition(lock)
-        """For who collects. A thread that waits for its turn has a condition of its own, and is woken when it comes."""
+        """The condition of the thread that collects. A thread that waits for its turn has a condition of its own, and
+        is woken when its turn comes."""
         self._new: deque[Unit] = deque()
         self._waiting: dict[Unit, threading.Condition] = {}
         self._idle = 0
@@ -61,7 +64,7 @@ class Pool:
         self._running: list[threading.Thread] = []
 
     def announce(self, loads: Sequence[Load]) -> Batch:
-        """A batch that will be collected after all that were announced before it."""
+        """Announces a batch, which will be collected after all that were announced before it."""
         batch = Batch()
         batch.units = [Unit(batch, place, load, self.wait_for_turn) for place, load in enumerate(loads)]
         with self._work:
@@ -72,7 +75,7 @@ class Pool:
         return batch
 
     def collect(self, batch: Batch, when_idle: Callable[[], object] | None = None) -> list[Any]:
-        """The samples of a batch in order. Raises the error of the first that has one.
+        """Returns the samples of a batch in order. Raises the error of the first sample that has one.
 
         `when_idle` is called now and then while a thread has nothing to do: it may announce more.
         """
@@ -88,7 +91,7 @@ class Pool:
             self.give_up(batch)
 
     def give_up(self, batch: Batch) -> None:
-        """Nobody will collect it (again)."""
+        """Gives a batch up: nobody will collect it (again)."""
         with self._lock:
             batch.given_up = True
             if any(unit.state is State.NEW for unit in batch.units):
@@ -112,7 +115,7 @@ class Pool:
                 thread.join(max(0.0, until_s - monotonic()))
 
     def wait_for_turn(self, unit: Unit) -> None:
-        """Called by the thread that loads it. Raises GivenUp if it will never come."""
+        """Waits for the turn of a sample, in the thread that loads it. Raises GivenUp if the turn will never come."""
         with self._lock:
             self._waiting[unit] = turned = threading.Condition(self._lock)
             try:
@@ -126,12 +129,12 @@ class Pool:
                 del self._waiting[unit]
 
     def _wake(self) -> None:
-        """All that wait for their turn: to see that it will not come."""
+        """Wakes all threads that wait for their turn, so that they see that it will not come."""
         for turned in self._waiting.values():
             turned.notify()
 
     def _moved(self, batch: Batch) -> None:
-        """Something of it was finished: wakes whose turn it is."""
+        """Notes that something of a batch was finished, and wakes the thread whose turn it is."""
         self._moved_s = monotonic()
         if batch.settled or self._one_by_one:
             self._changed.notify_all()
@@ -177,7 +180,7 @@ class Pool:
         with self._work:
             self._idle += 1
             if not self._new:
-                self._changed.notify_all()  # somebody may have more
+                self._changed.notify_all()  # the collecting thread may have more
             while not self._new and not self._closed:
                 self._work.wait()
             self._idle -= 1
@@ -204,8 +207,8 @@ class Pool:
             when_idle()
 
     def _give_way(self) -> None:
-        """One that waits for its turn may hold a lock that the one whose turn it is needs. From now on samples are
-        loaded one by one."""
+        """Has samples loaded one by one from now on: a sample that waits for its turn may hold a lock that the sample
+        whose turn it is needs."""
         with self._lock:
             self._one_by_one = True
             self._new.clear()
@@ -216,7 +219,8 @@ class Pool:
         )
 
     def _load_here(self, batch: Batch) -> bool:
-        """Loads the next sample in this thread, if no other thread does."""
+        """Loads the next sample in this thread, if samples are loaded one by one and no other thread loads it. Returns
+        whether it did."""
         with self._lock:
             unit = None if batch.settled else batch.units[batch.ready]
             if not self._one_by_one or unit is None or unit.state is not State.NEW:

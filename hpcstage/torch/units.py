@@ -1,6 +1,6 @@
-"""Batches of samples that are being loaded: what is done, what raised, whose turn it is. No thread, no lock.
+"""Describes batches of samples that are being loaded: what is done, what raised, whose turn it is. No thread, no lock.
 
-Owns the rule of turns. Callers hold the pool's lock where they read or change what several threads see.
+The module owns the rule of turns. Callers hold the pool's lock where they read or change what several threads see.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ class GivenUp(BaseException):
 
 
 class State(enum.Enum):
-    """How far a sample is."""
+    """Says how far a sample is."""
 
     NEW = enum.auto()
     RUNNING = enum.auto()
     TO_REPEAT = enum.auto()
-    """Told to unwind; it becomes new when it has."""
+    """The sample was told to unwind; it becomes new when it has."""
     DONE = enum.auto()
 
 
@@ -44,11 +44,11 @@ class Unit:
 
     @property
     def has_turn(self) -> bool:
-        """Whether all that comes before it is over."""
+        """Whether its batch is the one that is waited for, and all samples before it are loaded."""
         return self.batch.current and not self.batch.given_up and self.batch.ready == self.place
 
     def finish(self, value: object, error: BaseException | None) -> None:
-        """It was loaded, or raised."""
+        """Notes that the sample was loaded, or raised."""
         self.state = State.DONE
         self.value, self.error = value, error
         self.load = None
@@ -56,23 +56,23 @@ class Unit:
 
 
 class Batch:
-    """Samples that are waited for together."""
+    """Holds samples that are waited for together."""
 
     def __init__(self) -> None:
         self.units: list[Unit] = []
         self.current = False
-        """It is waited for: all batches before it are over."""
+        """Whether it is the batch that is waited for: all batches before it are over."""
         self.given_up = False
         self.ready = 0
-        """So many samples, counted from the first, are loaded."""
+        """The number of samples, counted from the first, that are loaded."""
 
     @property
     def settled(self) -> bool:
-        """Whether it is known what comes of it: all samples, or the error of the first that has one."""
+        """Whether it is known what comes of the batch: all samples, or the error of the first that has one."""
         return self.ready == len(self.units) or self.units[self.ready].error is not None
 
     def advance(self) -> None:
-        """Counts what is loaded. What comes behind an error is never counted, and so never has its turn."""
+        """Counts the samples that are loaded. A sample behind an error is never counted, and so never has its turn."""
         while self.ready < len(self.units):
             unit = self.units[self.ready]
             if unit.state is not State.DONE or unit.error is not None:
@@ -80,7 +80,7 @@ class Batch:
             self.ready += 1
 
     def values(self) -> list[Any]:
-        """The samples in order. Raises what the first of them raised that did."""
+        """Returns the samples in order. Raises the error of the first sample that has one."""
         error = self.units[self.ready].error if self.ready < len(self.units) else None
         if error is None:
             return [unit.value for unit in self.units]

@@ -1,8 +1,9 @@
-"""Gradients of ranks that have different numbers of samples, averaged as if they had been one batch.
+"""Averages the gradients of ranks that have different numbers of samples, as if the samples had been one batch.
 
 DistributedDataParallel adds up the ranks' gradients and divides by the number of ranks. With a loss that is a mean over
-the rank's own samples that is the gradient of the global batch only if all have the same number; else rank r counts
-`local * ranks / whole` times. Owns that weight and two ways to apply it; who has how many is the sampler's.
+the rank's own samples, that is the gradient of the global batch only if all ranks have the same number of samples;
+otherwise a rank has to be weighted by `local * ranks / whole`. The module owns that weight and two ways to apply it;
+the sampler decides how many samples each rank has.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import torch.distributed as dist
 
 
 def gradient_weight(local: int, whole: int, ranks: int) -> float:
-    """By what a rank's loss (a mean over its samples) is multiplied before `backward`.
+    """Returns the factor by which a rank's loss (a mean over its samples) is multiplied before `backward`.
 
-    local: samples of this rank in this step. whole: of all ranks, `sampler.global_size(step)`. ranks: how many.
+    local: samples of this rank in this step. whole: samples of all ranks, `sampler.global_size(step)`. ranks: their
+    number.
 
         sampler = LocalityAwareSampler(dataset, 32, balance=False)
         for step, (inputs, labels) in enumerate(DataLoader(dataset, batch_sampler=sampler)):
@@ -36,7 +38,7 @@ def gradient_weight(local: int, whole: int, ranks: int) -> float:
 
 
 class WeightedMean:
-    """The same without a change of the loss: a communication hook for DistributedDataParallel.
+    """Applies the same weight without a change of the loss, as a communication hook for DistributedDataParallel.
 
         mean = WeightedMean()
         model.register_comm_hook(mean, WeightedMean.hook)
@@ -55,12 +57,12 @@ class WeightedMean:
         self.share = 0.0
 
     def set(self, local: int, whole: int) -> None:
-        """Before `backward`: samples of this rank in this step, and of all ranks."""
+        """Takes the number of samples of this rank in this step, and of all ranks; to be called before `backward`."""
         self.share = gradient_weight(local, whole, 1)
 
     @staticmethod
     def hook(mean, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN205  PyTorch refuses names as annotations
-        """For `register_comm_hook`: (WeightedMean, GradBucket) to a future of the tensor."""
+        """Is given to `register_comm_hook`: takes (WeightedMean, GradBucket) and returns a future of the tensor."""
         summed = bucket.buffer().mul_(mean.share)
         work = dist.all_reduce(summed, group=mean.group, async_op=True)
         return work.get_future().then(lambda future: future.value()[0])

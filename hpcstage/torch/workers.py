@@ -1,8 +1,8 @@
-"""Threads in a loader's worker processes.
+"""Brings threads into a loader's worker processes.
 
-Owns the way into a worker: a multiprocessing context, which is PyTorch's own extension point, runs ours before
-PyTorch's loop. Nothing is changed in the main process; in the worker, which serves one loader, the class of its fetcher
-is. Where something is missing in this PyTorch, its workers are used as they are.
+The module owns the way into a worker: a multiprocessing context, which is PyTorch's own extension point, runs
+hpcstage's code before PyTorch's loop. Nothing is changed in the main process; in the worker, which serves one loader,
+the class of its fetcher is replaced. If something is missing in this PyTorch, its workers are used as they are.
 """
 
 # ruff: noqa: ANN401 - queues, contexts and datasets are of any type
@@ -40,7 +40,7 @@ def available() -> bool:
 
 @contextlib.contextmanager
 def with_threads(loader: Any, settings: Settings) -> Iterator[None]:
-    """The worker processes that the loader starts in this block load with threads."""
+    """Makes the worker processes that the loader starts in this block load with threads."""
     given = loader.multiprocessing_context
     loader.multiprocessing_context = _Context(given or torch.multiprocessing.get_context(), settings)
     try:
@@ -50,7 +50,7 @@ def with_threads(loader: Any, settings: Settings) -> Iterator[None]:
 
 
 class _Context(BaseContext):
-    """Another context, but for what a loader's worker does first."""
+    """Works as another context does, but for what a loader's worker does first."""
 
     def __init__(self, inner: Any, settings: Settings) -> None:
         self._inner = inner
@@ -69,13 +69,13 @@ class _Context(BaseContext):
 
 @dataclass(frozen=True)
 class Worker:
-    """What a worker process runs: PyTorch's loop, with a fetcher and a queue of ours."""
+    """What a worker process runs: PyTorch's loop, with a fetcher and a queue of hpcstage."""
 
     loop: Any
     settings: Settings
 
     def __call__(self, *args: Any) -> None:
-        """In the worker's main thread, before anything of PyTorch's."""
+        """Runs in the worker's main thread, before anything of PyTorch's."""
         pool = Pool(self.settings.threads, _as_many_as_here)
         try:
             args = self._prepared(args, pool)
@@ -105,7 +105,8 @@ class Worker:
 
 
 def _as_many_as_here() -> None:
-    """PyTorch limits a worker to one processor, which libraries take for a matter of each thread."""
+    """Applies the worker's limit to this thread: PyTorch limits a worker to one processor, but libraries keep the limit
+    for each thread."""
     torch.set_num_threads(torch.get_num_threads())
 
 
@@ -116,11 +117,11 @@ class AheadQueue:
         self._inner = inner
         self._seen: deque[Any] = deque()
         self._at_border = False
-        """What was seen last is no batch: what follows it may be of another epoch."""
+        """Whether the last item seen is no batch: what follows it may belong to another epoch."""
         self.loading: Loading | None = None
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """As of any queue."""
+        """Returns the next item, as any queue does."""
         if not self._seen:
             self._see(self._inner.get(block, timeout))
         self.look()
@@ -129,7 +130,7 @@ class AheadQueue:
         return item
 
     def look(self) -> None:
-        """Announces what came in, as far as there are threads for it."""
+        """Announces the batches that came in, as far as there are threads for them."""
         while not self._at_border and self.loading is not None and not self.loading.has_enough:
             try:
                 item = self._inner.get(False)
