@@ -1,4 +1,5 @@
-"""One typed tree of settings: CLI > environment > files > site > default; every value remembers where it came from.
+"""Collects settings in one typed tree: CLI > environment > files > site > default; every value remembers where it came
+from.
 
 `model` declares the settings, `load` collects them, `files` reads YAML, `commented` writes the commented default.
 """

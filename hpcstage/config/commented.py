@@ -28,7 +28,7 @@ _TAIL = """
 
 
 def commented_default() -> str:
-    """The text of configs/default.yaml."""
+    """Returns the text of configs/default.yaml."""
     return _HEAD + "".join(_entry(s) for s in SETTINGS) + _TAIL
 
 

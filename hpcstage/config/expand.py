@@ -1,4 +1,5 @@
-"""`$VAR`, `${VAR}` and a leading `~` in paths that come from files and variables. Owns no settings and no file."""
+"""Replaces `$VAR`, `${VAR}` and a leading `~` in paths that come from files and variables. Owns no settings and no
+file."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ _VARIABLE = re.compile(r"\$(?:(\$)|\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:
-    """The path with its variables replaced; `$$` is a dollar sign.
+    """Returns the path with its variables replaced; `$$` is a dollar sign.
 
     Raises ValueError for a variable that is not set or empty: a path with a hole in it would name another place.
     """

@@ -1,4 +1,4 @@
-"""YAML files: which there are, and what one of them says, with the line of each key. Owns no setting.
+"""Reads YAML files: which there are, and what one of them says, with the line of each key. Owns no setting.
 
 The YAML library is imported when a file exists, not before: most runs have none and start faster.
 """
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 LARGEST_BYTES = 1 << 18
-"""The safe loader takes about a microsecond for each byte; libyaml's overflows the stack on deep nesting."""
+"""No larger file is read: the safe loader takes about a microsecond for each byte, and libyaml's overflows the stack on
+deep nesting."""
 SITE_FALLBACK = Path("/etc/hpcstage.yaml")
 
 
@@ -35,16 +36,16 @@ class Written:
 
 @dataclass(frozen=True)
 class FileContent:
-    """The keys of one file, `schema` and `locked` taken out."""
+    """The keys of one file, without `schema` and `locked`."""
 
     values: dict[str, Written]
     locked: dict[str, str]
-    """Key → where it was locked."""
+    """For each locked key, where it was locked."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a configuration file may be; one that somebody named must be there."""
+    """Where a configuration file may be; one that somebody named (`named_by`) must be there."""
 
     path: Path
     is_site: bool = False
@@ -52,7 +53,7 @@ class Place:
 
 
 def places(option: object, env: Mapping[str, str], cwd: Path, prefix: Path | None = None) -> list[Place]:
-    """All places, the strongest first. Of the site's files the first that exists counts."""
+    """Returns all places, the strongest first. Of the site's files only the first that exists is used."""
     found = []
     if option == "":
         raise ConfigError("option --config: an empty value", "use --config FILE, or leave it out")
@@ -75,7 +76,8 @@ def _site(env: Mapping[str, str], cwd: Path, prefix: Path) -> Place:
 
 
 def read(place: Place, cwd: Path) -> FileContent | str | None:
-    """What the file says; None if there is none; a sentence if it is there and cannot be read and nobody named it."""
+    """Returns what the file says; None if there is none; a sentence if it is there, cannot be read and nobody named
+    it."""
     try:
         content = read_whole(place.path, LARGEST_BYTES)
     except OSError as error:

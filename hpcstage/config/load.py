@@ -1,7 +1,7 @@
-"""From option, variables and files to one `Config`: precedence, provenance, and errors that name key, origin and fix.
+"""Makes one `Config` of options, variables and files: precedence, provenance, and errors that name key, origin and fix.
 
-Owns the order of precedence: option > environment > --config file > ./hpcstage.yaml > user's file > site's file >
-default. A site's file may lock keys; then nothing above it may say otherwise.
+The module owns the order of precedence: option > environment > --config file > ./hpcstage.yaml > user's file > site's
+file > default. A site's file may lock keys; then nothing above it may say otherwise.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from hpcstage.errors import ConfigError, UsageError
 
 @dataclass(frozen=True)
 class _Found:
-    """What one source says."""
+    """What one origin says."""
 
     values: dict[str, Written]
     by_shell: bool = False
-    """The shell has already replaced variables."""
+    """Whether the shell has already replaced variables."""
 
 
 def load(cli: Mapping[str, Any], env: Mapping[str, str], cwd: Path, *, prefix: Path | None = None) -> Config:
-    """The configuration of this run.
+    """Returns the configuration of this run.
 
     `cli` has the options that were given, by key (None: not given), `config` for `--config`, `verbose` and `quiet`;
     other names are left alone. `prefix` is where the package is installed (for `<prefix>/etc/hpcstage.yaml`). Raises
@@ -150,7 +150,7 @@ def _locked(setting: Setting, written: Written, site: files.FileContent) -> Conf
 
 
 def _check(config: Config, verbosity: int, warnings: tuple[str, ...]) -> Config:
-    """What needs several values at once."""
+    """Checks what needs several values at once, and adds verbosity and warnings."""
     origin, raw = config.origin, config.raw
     if config.patience_s > config.want_cap_s and origin["patience"] == "default":
         raw, origin = {**raw, "patience": raw["want_cap"]}, {**origin, "patience": "default, as want_cap is shorter"}

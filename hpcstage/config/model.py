@@ -1,6 +1,7 @@
-"""Every setting, declared once: options, variables, YAML keys, `config show` and the commented default follow from it.
+"""Declares every setting once: options, variables, YAML keys, `config show` and the commented default follow from it.
 
-Owns names, defaults, kinds and help. Does not own where values come from (`load`) nor what is done with them.
+The module owns names, defaults, kinds and help. It does not own where values come from (`load`) nor what is done with
+them.
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ class Setting:
     help: str
     metavar: str = "TEXT"
     group: str = "run"
-    """`dataset`, `disk`, `copy`, `nodes`, `workload` (taken by `run` and `plan`) or `run` (by `run` alone)."""
+    """One of `dataset`, `disk`, `copy`, `nodes`, `workload` (taken by `run` and `plan`) and `run` (by `run` alone)."""
     choices: tuple[str, ...] = ()
     is_path: bool = False
-    """`$VAR` and `~` are replaced where the shell has not done it: in files and variables."""
+    """Whether `$VAR` and `~` are replaced where the shell has not done it: in files and variables."""
     repeats: bool = False
-    """The option may be given several times; YAML takes a list, the variable a list separated by colons."""
+    """Whether the option may be given several times; YAML takes a list, the variable a list separated by colons."""
     is_switch: bool = False
     more: str = ""
     """Further lines for the commented default."""
 
     @property
     def env(self) -> str:
-        """The variable that sets it."""
+        """Returns the name of the variable that sets it."""
         return f"HPCSTAGE_{self.key.upper()}"
 
     @property
     def flag(self) -> str:
-        """The option that sets it."""
+        """Returns the option that sets it."""
         return "--" + self.key.replace("_", "-")
 
 
@@ -54,7 +55,7 @@ def _choice(key: str, default: str, choices: tuple[str, ...], text: str, **more:
 
 @dataclass(frozen=True)
 class Config:
-    """What holds for this run. Field names carry units; `Setting.key` is what users write."""
+    """The values of all settings for this run. Field names carry units; `Setting.key` is what users write."""
 
     data: tuple[str, ...] = field(
         metadata=_declare(
@@ -91,7 +92,7 @@ class Config:
             is_path=True,
         )
     )
-    """As written; see `order_asked`."""
+    """The order as it was written; see `order_asked`."""
     learn: bool = field(
         metadata=_declare(
             "learn",
@@ -286,34 +287,34 @@ class Config:
         )
     )
     raw: Mapping[str, object]
-    """By key: what was written, for people."""
+    """For each key what was written, for people."""
     origin: Mapping[str, str]
-    """By key: `option --mode`, `environment HPCSTAGE_MODE`, `./hpcstage.yaml:3`, `default`."""
+    """For each key where the value came from: `option --mode`, `environment HPCSTAGE_MODE`, `./hpcstage.yaml:3`,
+    `default`."""
     verbosity: int = 0
-    """-1 with -q, 1 with -v."""
+    """The verbosity: -1 with -q, 1 with -v."""
     warnings: tuple[str, ...] = ()
-    """Things that look like mistakes and do not stop a run."""
+    """Texts about what looks like a mistake and does not stop a run."""
 
     def rows(self) -> list[dict[str, object]]:
-        """Every value with its source, for `config show` and the record."""
+        """Returns every value with where it came from, for `config show` and the record."""
         return [{"key": s.key, "value": self.raw[s.key], "source": self.origin[s.key]} for s in SETTINGS]
 
     def budget_asked(self) -> parse.BudgetAsked:
-        """The budget in numbers and shares."""
+        """Returns the budget in numbers and shares."""
         return parse.BudgetAsked() if self.budget is None else parse.budget(self.budget)
 
     def order_asked(self) -> str:
-        """`auto`, `manifest`, `given`, `trace`, `sampler` or the path of a list: see
-        `plan.order.orders`."""
+        """Returns `auto`, `manifest`, `given`, `trace`, `sampler` or the path of a list: see `plan.order.orders`."""
         return self.order.removeprefix("@")
 
     def copier_count(self, cpus: int) -> int:
-        """Copy processes on a node where the job has `cpus` processors."""
+        """Returns the number of copy processes on a node where the job has `cpus` processors."""
         return copier_count(self.copiers, cpus)
 
 
 def copier_count(asked: int | None, cpus: int) -> int:
-    """Copy processes on a node where the job has `cpus` processors."""
+    """Returns the number of copy processes on a node where the job has `cpus` processors."""
     if asked is not None:
         return asked
     return 1 if cpus < 8 else 2 if cpus < 32 else 4
@@ -327,4 +328,4 @@ OTHER_VARIABLES = frozenset(
     f"HPCSTAGE_{name}"
     for name in ("CONFIG", "SITE_CONFIG", "ACTIVE", "DISABLE", "RUN_ID", "SOCKET", "NODE_DIR", "VERSION", "DEBUG")
 )
-"""Variables that are ours and no settings."""
+"""Variables that belong to hpcstage and are no settings."""

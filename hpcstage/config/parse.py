@@ -1,4 +1,4 @@
-"""From what people write to values, one small parser per kind of setting. Pure; knows no key and no origin.
+"""Turns what people write into values, with one small parser per kind of setting. Pure; knows no key and no origin.
 
 Every parser takes what an option, a variable or a YAML scalar gave and raises ValueError with half a sentence that
 can follow `key (origin): `.
@@ -18,7 +18,7 @@ _FALSE = frozenset({"0", "false", "no", "off"})
 
 
 def scalar(value: object) -> str:
-    """One text or number, as text."""
+    """Returns one text or number, as text."""
     if isinstance(value, str):
         text = value.strip()
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -31,7 +31,7 @@ def scalar(value: object) -> str:
 
 
 def text(word: str | None = None) -> Parser:
-    """Any text; `word` stands for None."""
+    """Parses any text; `word` stands for None."""
 
     def parse(value: object) -> str | None:
         found = scalar(value)
@@ -41,7 +41,7 @@ def text(word: str | None = None) -> Parser:
 
 
 def choice(*choices: str) -> Parser:
-    """One of the words. YAML turns a bare `on` or `off` into a truth value; that is undone here."""
+    """Parses one of the words. YAML turns a bare `on` or `off` into a truth value; that is undone here."""
 
     def parse(value: object) -> str:
         found = scalar(("off", "on")[value] if isinstance(value, bool) else value).lower()
@@ -53,7 +53,7 @@ def choice(*choices: str) -> Parser:
 
 
 def flag(value: object) -> bool:
-    """Yes or no."""
+    """Parses yes or no."""
     if isinstance(value, bool):
         return value
     found = scalar(value).lower()
@@ -63,7 +63,7 @@ def flag(value: object) -> bool:
 
 
 def whole(minimum: int, maximum: int, word: str | None = None) -> Parser:
-    """A whole number between two bounds; `word` stands for None."""
+    """Parses a whole number between two bounds; `word` stands for None."""
 
     def parse(value: object) -> int | None:
         found = scalar(value)
@@ -79,7 +79,7 @@ def whole(minimum: int, maximum: int, word: str | None = None) -> Parser:
 
 
 def rate(word: str) -> Parser:
-    """Bytes per second, more than 0: `500MB`, `2GiB/s`; `word` stands for None."""
+    """Parses bytes per second, more than 0: `500MB`, `2GiB/s`; `word` stands for None."""
 
     def parse(value: object) -> float | None:
         found = scalar(value)
@@ -89,7 +89,7 @@ def rate(word: str) -> Parser:
 
 
 def duration(minimum_s: float, word: str | None = None) -> Parser:
-    """Seconds; `word` stands for None."""
+    """Parses seconds; `word` stands for None."""
 
     def parse(value: object) -> float | None:
         found = scalar(value)
@@ -104,13 +104,13 @@ def duration(minimum_s: float, word: str | None = None) -> Parser:
 
 
 def texts(value: object) -> tuple[str, ...]:
-    """One text or a list of texts."""
+    """Parses one text or a list of texts."""
     items = value if isinstance(value, (list, tuple)) else [value]
     return tuple(scalar(item) for item in items)
 
 
 def positive_size(found: str) -> int:
-    """A size of more than 0 bytes."""
+    """Parses a size of more than 0 bytes."""
     try:
         size_bytes = parse_size(found)
     except OverflowError:
@@ -122,7 +122,8 @@ def positive_size(found: str) -> int:
 
 @dataclass(frozen=True)
 class BudgetAsked:
-    """What the user said about the budget: bytes or a share of what is free, and likewise inodes. None: not said."""
+    """What the user said about the budget: bytes or a share of what is free, and likewise inodes. None means not
+    said."""
 
     size_bytes: int | None = None
     size_share: float | None = None
@@ -130,7 +131,8 @@ class BudgetAsked:
     inodes_share: float | None = None
 
     def resolve(self, free_bytes: int, free_inodes: int | None) -> tuple[int | None, int | None]:
-        """Bytes and inodes in numbers; None where nothing was said (or shares of inodes on a disk that has none)."""
+        """Returns bytes and inodes in numbers; None where nothing was said (or for a share of inodes on a disk that
+        does not count them)."""
         size = self.size_bytes if self.size_share is None else int(free_bytes * self.size_share)
         inodes = self.inodes
         if self.inodes_share is not None and free_inodes is not None:
@@ -139,7 +141,7 @@ class BudgetAsked:
 
 
 def budget(value: object) -> BudgetAsked:
-    """`800GiB`, `80%`, `500GB,2000000`, `80%,50%`; `auto` leaves both to us."""
+    """Parses `800GiB`, `80%`, `500GB,2000000`, `80%,50%`; `auto` leaves both to hpcstage."""
     parts = [p.strip() for p in scalar(value).split(",")]
     if len(parts) > 2:
         raise ValueError(f"{scalar(value)!r} is not BYTES or BYTES,INODES (such as 800GiB, 80% or 500GB,2000000)")
@@ -150,7 +152,7 @@ def budget(value: object) -> BudgetAsked:
 
 
 def budget_text(value: object) -> str | None:
-    """A budget, checked and left as text: shares are taken of what is free when the disk is known."""
+    """Checks a budget and leaves it as text: shares are taken of the free space once the disk is known."""
     found = scalar(value)
     budget(found)
     return None if found == "auto" else found

@@ -1,4 +1,4 @@
-"""The table of `hpcstage config show`. Owns widths, no values."""
+"""Formats the table of `hpcstage config show`. Owns widths, no values."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from hpcstage.config.model import Config
 
 
 def as_text(config: Config) -> str:
-    """A JSON list of {key, value, source}."""
+    """Returns a JSON list of {key, value, source}."""
     return json.dumps(config.rows(), indent=2)
 
 
 def as_table(config: Config) -> str:
-    """Key, value and source, in columns."""
+    """Returns key, value and source, in columns."""
     rows = [("key", "value", "source"), *((str(r["key"]), _shown(r["value"]), str(r["source"])) for r in config.rows())]
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
     return "\n".join(f"{key:<{widths[0]}}  {value:<{widths[1]}}  {source}".rstrip() for key, value, source in rows)

@@ -1,7 +1,7 @@
-"""The slow-storage emulator: a directory seen as shared storage with limits, latencies and competing load.
+"""Owns the slow-storage emulator: a directory seen as shared storage with limits, latencies and competing load.
 
-Owns: starting, setting and ending one mount. It is a model (see slowfs.c), made so that contention is the storage's
-and not the machine's; `python -m benchmarks.slowfs --check` shows what it passes.
+The package starts, sets and ends one mount. It is a model (see slowfs.c), made so that contention comes from the
+storage and not from the machine; `python -m benchmarks.slowfs --check` shows what it passes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Slowfs:
         node: int = 0,
         keep_cache: bool = False,
     ) -> None:
-        """`state`: the storage that this mount is one node of; without it, it has its own with `settings`."""
+        """`state` is the storage that this mount is one node of; without it, the mount has a storage of its own with
+        `settings`."""
         self.source = source.resolve()
         self._stack = contextlib.ExitStack()
         self._given_mountpoint = mountpoint
@@ -97,16 +98,16 @@ class Slowfs:
         self.state.set(replace(self.state.settings, **settings))
 
     def counters(self) -> Counters:
-        """What this mount was asked for so far."""
+        """Returns what this mount was asked for so far."""
         return self.state.counters(self._node)
 
     def cpu_s(self) -> float:
-        """Processor time that the server has used so far."""
+        """Returns the seconds of processor time that the server has used so far."""
         return process_cpu_s(self._process.pid) if self._process else 0.0
 
     @property
     def server_pid(self) -> int:
-        """The server's process."""
+        """Returns the id of the server's process; 0 if there is none."""
         return self._process.pid if self._process else 0
 
     def _own_state(self) -> StateFile:
@@ -145,7 +146,7 @@ class Slowfs:
 
 
 def process_cpu_s(pid: int) -> float:
-    """User and system time of a live process."""
+    """Returns the seconds of user and system time of a live process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -1,6 +1,6 @@
 """Builds the emulator's server once per version of its source and keeps it in the user's cache directory.
 
-Owns: the compiler's command line and the place of the result. It does not own mounts.
+The module owns the compiler's command line and the place of the result. It does not own mounts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class EmulatorUnavailable(HpcstageError):
 
 
 def unavailable() -> str | None:
-    """Why this machine cannot run the emulator, or None."""
+    """Returns why this machine cannot run the emulator, or None."""
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         return "no access to /dev/fuse"
     if os.geteuid() != 0 and not shutil.which("fusermount3"):
@@ -37,7 +37,7 @@ def unavailable() -> str | None:
 
 
 def build() -> Path:
-    """The server's executable, compiled if this source has not been compiled before."""
+    """Returns the server's executable, compiled if this source has not been compiled before."""
     binary = _binary()
     if binary.exists():
         return binary
@@ -61,7 +61,7 @@ def compile_c(source: Path, binary: Path, flags: list[str]) -> None:
 
 
 def cached_binary(source: Path) -> Path:
-    """Where the executable of a C file is kept: outside the package, named after its content."""
+    """Returns where the executable of a C file is kept: outside the package, named after the content of the C file."""
     digest = hashlib.sha256(source.read_bytes() + " ".join(_FLAGS).encode()).hexdigest()[:16]
     base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     return Path(base) / "hpcstage" / "emulator" / f"{source.stem}-{digest}"

@@ -1,4 +1,4 @@
-"""Which emulator mounts exist, and how they end. Never touches a mount itself: a dead one would block or fail."""
+"""Lists the emulator's mounts and ends them. Never touches a mount itself: a dead one would block or fail."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ class Mount:
 
 
 def mounts() -> list[Mount]:
-    """All mounted emulators of this mount namespace, of whatever user."""
+    """Returns all mounted emulators of this mount namespace, of whatever user."""
     return [m for line in _MOUNTINFO.read_bytes().splitlines() if (m := parse_line(line))]
 
 
 def parse_line(line: bytes) -> Mount | None:
-    """One line of mountinfo: optional fields end with a dash, then type, source and the super block's options."""
+    """Parses one line of mountinfo: optional fields end with a dash, then type, source and the super block's
+    options."""
     head, dash, tail = line.partition(b" - ")
     parts = tail.split(b" ")
     if not dash or len(parts) < 3:
@@ -63,7 +64,7 @@ def unmount(path: Path | bytes) -> None:
 
 
 def clean_stale() -> list[Path]:
-    """Unmounts what dead starters of this user left behind, and says what that was."""
+    """Unmounts what dead starters of this user left behind, and returns where that was."""
     stale = [m for m in mounts() if m.uid == os.geteuid() and not _alive(m.starter_pid)]
     for mount in stale:
         unmount(mount.path)

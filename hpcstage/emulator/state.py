@@ -1,7 +1,7 @@
-"""The emulator's state file: its settings, which may change while it is mounted, and its counters.
+"""Owns the emulator's state file: its settings, which may change while it is mounted, and its counters.
 
-Owns: the layout, as `struct state` in slowfs.c has it. A store of one aligned 64-bit integer is one instruction, so
-neither side takes a lock.
+The module owns the layout, as `struct state` in slowfs.c has it. A store of one aligned 64-bit integer is one
+instruction, so neither side takes a lock.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ class Settings:
     """What the storage is like. Zero means: no limit, no latency, no load."""
 
     bandwidth_bytes_per_s: float = 0
-    """All nodes together."""
+    """The bandwidth of all nodes together."""
     metadata_latency_s: float = 0
-    """Added to each look-up, open, listing, rename, ..."""
+    """Seconds added to each look-up, open, listing, rename, ..."""
     data_latency_s: float = 0
-    """Added to each read or write request, as the kernel sends them (up to 128 kB with its usual read-ahead)."""
+    """Seconds added to each read or write request, as the kernel sends them (up to 128 kB with its usual
+    read-ahead)."""
     metadata_per_s: float = 0
-    """All nodes together."""
+    """The metadata rate of all nodes together."""
     load_weight: float = 0
-    """A virtual node that always has requests outstanding: 4 leaves one fifth to a real node of weight 1."""
+    """The weight of a virtual node that always has requests outstanding: 4 leaves one fifth to a real node of weight
+    1."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Counters:
     """What one node asked of the storage since the state file was made."""
 
     lookups: int
-    """FUSE LOOKUP and GETATTR."""
+    """Counts FUSE LOOKUP and GETATTR."""
     opens: int
     listings: int
     reads: int
@@ -71,7 +73,7 @@ class StateFile:
         self.set(settings or Settings())
 
     def set(self, settings: Settings) -> None:
-        """Takes effect with the next request; what is already waiting keeps its time."""
+        """Sets the settings from the next request on; what is already waiting keeps its time."""
         self.settings = settings
         values = (
             settings.bandwidth_bytes_per_s,
@@ -84,25 +86,26 @@ class StateFile:
             self._words[index] = round(value)
 
     def set_weight(self, node: int, weight: float) -> None:
-        """What a node counts for when several have requests outstanding."""
+        """Sets the weight of a node, by which requests are served when several nodes have requests outstanding."""
         self._words[_HEAD + node * _NODE + 1] = max(1, round(weight * _WEIGHT_ONE))
 
     def server_pid(self, node: int) -> int:
-        """The process that serves this node's mount; 0 before it is mounted."""
+        """Returns the process that serves this node's mount; 0 before it is mounted."""
         return self._words[_HEAD + node * _NODE + 2]
 
     def clear_server(self, node: int) -> None:
-        """Before a mount: nobody serves this node."""
+        """Notes, before a mount, that nobody serves this node."""
         self._words[_HEAD + node * _NODE + 2] = 0
 
     def counters(self, node: int = 0) -> Counters:
-        """What this node has asked so far."""
+        """Returns what this node has asked so far."""
         start = _HEAD + node * _NODE + 4
         return Counters(*self._words[start : start + _COUNTERS])
 
     @staticmethod
     def left_behind() -> list[Path]:
-        """All state files of this user, wherever they are made; the name begins with PREFIX and the maker's pid."""
+        """Returns all state files of this user, wherever they are made; a name begins with PREFIX and the maker's
+        pid."""
         places = {_MEMORY, Path(tempfile.gettempdir())}
         found = [path for place in places for path in place.glob(f"{PREFIX}*.state")]
         return [path for path in found if path.lstat().st_uid == os.geteuid()]

@@ -1,1 +1,1 @@
-"""The program that moves staged files between nodes by MPI: one exchange on each node."""
+"""The program that moves staged files between nodes by MPI; one exchange runs on each node."""

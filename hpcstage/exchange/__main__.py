@@ -1,4 +1,4 @@
-"""`python -m hpcstage.exchange SPEC`: the exchange of a node, started on every node by an MPI launcher."""
+"""Runs as `python -m hpcstage.exchange SPEC`: the exchange of a node, which an MPI launcher starts on every node."""
 
 import sys
 

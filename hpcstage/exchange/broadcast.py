@@ -1,7 +1,7 @@
 """Passes a file from the first node of the group to all others, down a tree in which each node has two below it.
 
-Owns manifest and order on their way: each piece is passed on while it is written. A node takes
-them from the one above it only, under a temporary name; `handover` says what is made of a whole file.
+The module owns manifest and order on their way: each piece is passed on while it is written. A node takes pieces only
+from the node above it, and writes them under a temporary name; `handover` decides what is made of a whole file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hpcstage.exchange.transport.frames import BULK_TAG, PIECE_BYTES, Bundle, Pl
 from hpcstage.exchange.transport.mpi import Mail, Post
 
 MOST_READING = 4
-"""Pieces that the first node has read and not passed on."""
+"""The first node reads at most so many pieces that it has not passed on yet."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,12 @@ class _Task:
 
 
 class Spread:
-    """`position` in the tree: 0 is the root, the parent of p is (p - 1) // 2."""
+    """Spreads files over the group. `position` is the place in the tree: 0 is the root, the parent of p is (p - 1) //
+    2."""
 
     def __init__(self, post: Post, lanes: tuple[Lane, Lane], pools: tuple[Pool, Pool], at: tuple[int, int]) -> None:
-        """Reading and writing lane, sending and receiving pool, position and size of the group."""
+        """Takes the reading and the writing lane, the sending and the receiving pool, and position and size of the
+        group."""
         self._post = post
         self._reading, self._writing = lanes
         self._sends, self._arrivals = pools
@@ -58,13 +60,13 @@ class Spread:
         self.whole: deque[Leaf] = deque()
 
     def begin(self, place: Place, number: int, path: str) -> None:
-        """At the first node: passes a file on."""
+        """Begins to pass a file on; called at the first node."""
         size = os.stat(path).st_size
         if size and self._children:
             self._tasks.append(_Task(place, number, path, size))
 
     def pump(self) -> bool:
-        """Reads the next pieces at the first node. Whether any was begun."""
+        """Reads the next pieces at the first node. Returns whether any read was begun."""
         begun = False
         while self._tasks and self._read_ahead < MOST_READING and self._sends.has_some:
             task = self._tasks[0]
@@ -101,7 +103,7 @@ class Spread:
             self._post.send(data, child, BULK_TAG, ended)
 
     def bundle(self, mail: Mail, bundle: Bundle, path: str) -> None:
-        """A piece has come: it is passed on, and written to `path`."""
+        """Passes on a piece that has come, and writes it to `path`."""
         assert mail.buffer is not None
         buffer = mail.buffer
         row = bundle.rows[0] if len(bundle.rows) == 1 else None
@@ -143,7 +145,8 @@ def _read_exactly(path: str, view: memoryview, start: int) -> None:
 
 
 def _write(path: str, data: memoryview, row: Row) -> bool:
-    """False: the disk did not take it, or the file ends elsewhere. The first piece begins the file anew."""
+    """Writes a piece; the first one begins the file anew. Returns False if the disk did not take it, or the file ends
+    elsewhere."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | (0 if row.start else os.O_TRUNC)
     try:
         fd = os.open(path, flags, 0o600)

@@ -1,4 +1,5 @@
-"""The connection to the node's daemon: datagrams of `protocol.exchange`; no waiting after the daemon's Hello."""
+"""Owns the connection to the node's daemon: datagrams of `protocol.exchange`; nothing waits after the daemon's
+Hello."""
 
 from __future__ import annotations
 
@@ -13,15 +14,15 @@ from hpcstage.protocol.shim import REQUEST, VERSION, Kind
 
 _RETRY_S = 0.02
 MOST_AT_ONCE = 64
-"""Messages taken before others get their turn."""
+"""At most so many messages are taken before others get their turn."""
 
 
 class LinkEnded(Exception):
-    """The daemon has gone, or says what makes no sense."""
+    """The daemon has gone, or sends what makes no sense."""
 
 
 class DaemonLink:
-    """A connected socket."""
+    """A connection to the daemon, with the messages that are not sent yet."""
 
     def __init__(self, connection: socket.socket, hello: exchange.Hello) -> None:
         self._socket = connection
@@ -31,7 +32,7 @@ class DaemonLink:
 
     @classmethod
     def connect(cls, sock: str, timeout_s: float) -> DaemonLink:
-        """Waits for the daemon's Hello. Raises LinkEnded."""
+        """Connects, and waits for the daemon's Hello. Raises LinkEnded."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -57,12 +58,12 @@ class DaemonLink:
             raise
 
     def fileno(self) -> int:
-        """For select."""
+        """Returns the descriptor, for select."""
         return self._socket.fileno()
 
     @property
     def has_unsent(self) -> bool:
-        """Whether to wait until more can be written."""
+        """Whether messages wait until more can be written."""
         return bool(self._unsent)
 
     def send(self, *messages: exchange.Message) -> None:
@@ -71,7 +72,7 @@ class DaemonLink:
         self.flush()
 
     def send_got(self, messages: Sequence[exchange.Got]) -> None:
-        """The same for many of the most frequent kind."""
+        """Does the same for many messages of the most frequent kind."""
         self._unsent.extend(exchange.pack_all(messages))
         self.flush()
 
@@ -83,12 +84,12 @@ class DaemonLink:
             except BlockingIOError:
                 return
             except OSError:
-                self._unsent.clear()  # why it has gone is found by who reads: it may have said End
+                self._unsent.clear()  # the reader finds out why it has gone: it may have said End
                 return
             self._unsent.popleft()
 
     def receive(self) -> list[exchange.Message]:
-        """What has come. Raises LinkEnded."""
+        """Returns the messages that have come. Raises LinkEnded."""
         found: list[exchange.Message] = []
         while True:
             try:
@@ -111,5 +112,5 @@ class DaemonLink:
                 return found
 
     def close(self) -> None:
-        """Ends it."""
+        """Closes the connection."""
         self._socket.close()

@@ -1,6 +1,6 @@
-"""Manifest and order: handed on by the first node of the group, taken by the others. Owns when a node has both.
+"""Hands manifest and order on at the first node of the group, and takes them at the others. Owns when a node has both.
 
-A manifest that is there already is never replaced: ids that are in use would change their meaning.
+A manifest that is there already is never replaced, because ids that are in use would change their meaning.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from hpcstage.store.catalog import MANIFEST_NAME, ORDER_NAME, fingerprint
 
 
 class Handed:
-    """The two files of one node."""
+    """The manifest and the order of one node on their way."""
 
     def __init__(self, spread: Spread, incoming: str) -> None:
         self._spread = spread
         self._incoming = incoming
         self._order: Leaf | None = None
         self.fingerprint = 0
-        """Of the group's manifest, once it has come and names the same files as this node's."""
+        """The fingerprint of the group's manifest, once it has come and names the same files as this node's."""
 
     def begin(self, message: Manifest) -> None:
-        """At the first node. The order goes first: who has the manifest has all. Listings travel as its number."""
+        """Begins to pass both files on; called at the first node. The order goes first, so that a node that has the
+        manifest has all. The number of listings travels as the manifest's number."""
         if message.order_bytes:
             self._spread.begin(Place.ORDER, 0, ORDER_NAME)
         self._spread.begin(Place.MANIFEST, message.listings, MANIFEST_NAME)
 
     def scratch(self, place: Place) -> str:
-        """Where a file is written while it comes."""
+        """Returns where a file is written while it comes."""
         return f"{self._incoming}/{place.name.lower()}"
 
     def finished(self) -> Manifest | None:
-        """What to tell the daemon, once."""
+        """Returns what to tell the daemon, once."""
         found = None
         while self._spread.whole:
             leaf = self._spread.whole.popleft()
@@ -55,7 +56,7 @@ class Handed:
             ManifestFile.open(Path(leaf.path), verify=True)
         except UsageError:
             return None
-        # One that is there was made by this node on its own, or has come with a group before.
+        # A manifest that is there already was made by this node on its own, or came with an earlier group.
         if not os.path.exists(MANIFEST_NAME):
             if order is not None:
                 os.replace(order.path, ORDER_NAME)
@@ -68,7 +69,8 @@ class Handed:
 
 
 def _same_ids(theirs: Path, ours: Path) -> bool:
-    """A scan by another node may show other device numbers for the same files."""
+    """Whether two manifests have the same ids; a scan by another node may show other device numbers for the same
+    files."""
     if fingerprint(theirs) == fingerprint(ours):
         return True
     try:

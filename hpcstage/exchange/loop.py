@@ -1,7 +1,9 @@
-"""The exchange of a node: one loop over its daemon's link, the messages of other exchanges, and two threads for files.
+"""Runs the exchange of a node: one loop over its daemon's link, the messages of other exchanges, and two threads for
+files.
 
-Owns when it sleeps: the longer nothing has happened, the longer, since MPI has nothing that one could wait for. Ends
-with its daemon, with whoever started it, and with any other exchange, so that nobody waits for what cannot come.
+The module owns when the loop sleeps: the longer nothing has happened, the longer, since MPI has nothing that one could
+wait for. An exchange ends with its daemon, with the process that started it, and with any other exchange, so that
+nobody waits for what cannot come.
 """
 
 from __future__ import annotations
@@ -29,24 +31,25 @@ from hpcstage.protocol.exchange import Why
 from hpcstage.store.catalog import MANIFEST_NAME, Catalog
 
 BUFFERS = 16
-"""Of 1 MiB, for each direction."""
+"""The number of buffers for each direction, of 1 MiB of data each."""
 SPIN_S = 500e-6
-"""How long MPI is asked again and again while something is under way: each time it moves a piece of it."""
+"""The loop asks MPI again and again for so long while something is under way: each time MPI moves a piece of it."""
 BUSY_S = 2e-3
-"""After so long without anything the other side is slow, and we ask less."""
+"""After so long without anything the other side is slow, and the loop asks less."""
 SLOW_SPIN_S = 100e-6
 LEAST_SLEEP_S = 50e-6
 MOST_SLEEP_S = 20e-3
 SLEEP_SHARE = 1 / 8
-"""Of the time since something happened last: what comes then is late by at most so much of it."""
+"""The loop sleeps for this part of the time since something last happened: what comes then is late by at most so much
+of it."""
 
 
 class Silence(Exception):
-    """A neighbour has not been heard of for too long, or who started us has gone."""
+    """Nothing came from a neighbour for too long, or the process that started the exchange has gone."""
 
 
 class Exchange:
-    """`nodes`: the indices of the nodes of the group, by position; `position` is our own."""
+    """The exchange of this node. `nodes` are the indices of the nodes of the group, by position."""
 
     def __init__(self, daemon: DaemonLink, posts: tuple[Post, Pool], nodes: Sequence[int], silence_s: float) -> None:
         self._daemon = daemon
@@ -72,7 +75,7 @@ class Exchange:
         self._at_rest = False
         self._beaten = self._moved
         self.ended = False
-        """The daemon has said End."""
+        """Whether the daemon has said End."""
 
     def step(self) -> None:
         """Waits a little if nothing happened in the step before, and does what there is to do."""
@@ -93,7 +96,7 @@ class Exchange:
 
     @property
     def is_quiet(self) -> bool:
-        """Nothing of ours is under way to another."""
+        """Whether nothing of this node is under way to another."""
         return not self._post.sending and not self._reading.pending
 
     def close(self) -> None:
@@ -151,7 +154,7 @@ class Exchange:
         self._daemon.send(*exchange.in_messages(exchange.Missed(node, why, tuple(ids))))
 
     def _look(self) -> Catalog | None:
-        """The node's manifest, once it is there."""
+        """Returns the catalog of the node's manifest, once the manifest is there."""
         if self._catalog is None:
             with contextlib.suppress(UsageError):
                 self._catalog = Catalog(Path(MANIFEST_NAME), os.fsencode(self._incoming) + b"/")
@@ -223,7 +226,8 @@ class Exchange:
             self._daemon.send(*exchange.in_messages(exchange.Ask(self._nodes[source], message.ids)))
 
     def _beat(self, now: float) -> None:
-        """Around the ring of nodes: each is heard of by the next. Time in which we were stopped does not count."""
+        """Sends a beat to the next node of the ring, and raises Silence if nothing has come for too long. Time in which
+        this process was stopped is not counted."""
         if len(self._nodes) == 1:
             return
         if now - self._beaten > self._silence_s / 4:
@@ -249,7 +253,8 @@ class Exchange:
         return min(MOST_SLEEP_S, max(LEAST_SLEEP_S, still_s * SLEEP_SHARE))
 
     def _wait(self, now: float) -> bool:
-        """For the daemon, our threads, or as long as messages of others may be late. Obeys the daemon."""
+        """Waits for the daemon, for the threads, or as long as messages of others may be late. Obeys the daemon.
+        Returns whether anything came."""
         timeout = self._sleep_s(now - self._moved) if self._at_rest else 0.0
         link_open = () if self.ended else (self._daemon,)
         unsent = link_open if self._daemon.has_unsent else ()
@@ -269,7 +274,7 @@ class Exchange:
 
 
 def _fresh_incoming() -> str:
-    """Our directory below `incoming`; those of exchanges before us go."""
+    """Makes this exchange's directory below `incoming`, and removes those of earlier exchanges."""
     os.makedirs("incoming", mode=0o700, exist_ok=True)
     for name in os.listdir("incoming"):
         if name.startswith("peer-"):

@@ -1,8 +1,8 @@
-"""How an exchange begins and ends: finds its daemon and its group, then runs until all have ended.
+"""Begins and ends an exchange: finds its daemon and its group, then runs until all have ended.
 
-Owns its exit code and what it says on standard error: one line, for the log of who started it. Code 0: all have ended;
-3: there is no MPI world as it should be; 4: the group has fallen apart (daemon, neighbour or launcher gone); 5: an
-error of ours.
+The module owns the exit code and what the process writes to standard error: one line, for the log of the process that
+started it. Code 0: all have ended; 3: there is no MPI world as it should be; 4: the group has fallen apart (daemon,
+neighbour or launcher gone); 5: an error of hpcstage.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ APART = 4
 FAILED = 5
 _START_S = 60.0
 _CARD = struct.Struct("<BIIQQ64s")
-"""Whether there is a daemon, index, nodes, its budget, host."""
+"""Holds whether there is a daemon, the index, the number of nodes, the budget in bytes and inodes, the host."""
 _ABSENT_POLL_S = 0.05
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The process."""
+    """Runs the process, and returns its exit code."""
     spec = GroupSpec.load(Path(arguments[0]))
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # schedulers warn all processes of a job; that is the command's business
@@ -106,7 +106,7 @@ def _daemon(sock: str, timeout_s: float) -> DaemonLink | None:
 
 
 def _cards(world: World, daemon: DaemonLink | None, spec: GroupSpec) -> list[link.Node]:
-    """The nodes whose daemons were found."""
+    """Returns the nodes whose daemons were found."""
     hello = daemon.hello if daemon else link.Hello(0, 0, 0, 0)
     host = os.fsencode(os.uname().nodename)[:64]
     own = _CARD.pack(daemon is not None, hello.index, hello.nodes, hello.budget_bytes, hello.budget_inodes, host)
@@ -119,7 +119,7 @@ def _cards(world: World, daemon: DaemonLink | None, spec: GroupSpec) -> list[lin
 
 
 def _leave(world: World, deadline: float, exchange: Exchange | None = None) -> None:
-    """Waits until all have ended, still answering those that have not; after the deadline it goes all the same."""
+    """Waits until all have ended, still answering those that have not; leaves after the deadline in any case."""
     while exchange is not None and not exchange.is_quiet and time.monotonic() < deadline:
         exchange.step()
     all_ended = world.barrier()

@@ -1,1 +1,1 @@
-"""Staged files as messages between exchanges: read, sent, received, published."""
+"""Passes staged files as messages between exchanges: reads, sends, receives and publishes them."""

@@ -1,6 +1,7 @@
-"""Many small files in one call: read into a buffer, or written from one and published as copiers do.
+"""Handles many small files in one call: reads them into a buffer, or writes them from one and publishes them as copiers
+do.
 
-`_files.c` does both without the interpreter lock where it was built; here is the same in Python.
+`_files.c` does both without the interpreter lock where it was built; this module does the same in Python.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ HAS_NATIVE = _files is not None
 
 
 class Found(IntEnum):
-    """What became of a file to be read; `_files.c` has the same."""
+    """What became of a file that was to be read; `_files.c` has the same numbers."""
 
     WHOLE = 0
     LOST = 1
@@ -37,11 +38,11 @@ Given = tuple[int, int, int, int, int]
 Gotten = tuple[int, int, int, int, bytes, bytes, bytes | None]
 """Place in the buffer, size in bytes, mode, mtime in ns, temporary name, final name, second name."""
 Written = tuple[int, int, int]
-"""errno or 0, monotonic ns when it was begun, ns that it took. EEXIST: something has the name."""
+"""errno or 0, monotonic ns when it was begun, ns that it took. EEXIST means that something has the name already."""
 
 
 def read_files(paths: list[bytes], buffer: Buffer, at: int, end: int, *, native: bool = HAS_NATIVE) -> list[Given]:
-    """Reads files one behind the other, until one finds no room."""
+    """Reads files into the buffer, one behind the other, until one finds no space."""
     if native and _files is not None:
         return _files.read_files(paths, buffer.address, at, end)  # type: ignore[no-any-return]
     found = []
@@ -62,7 +63,7 @@ def write_files(rows: list[Gotten], buffer: Buffer, *, native: bool = HAS_NATIVE
 
 
 def open_given(path: bytes) -> tuple[int, os.stat_result]:
-    """A staged file, opened. Raises OSError."""
+    """Opens a staged file; returns its descriptor and its attributes. Raises OSError."""
     fd = os.open(path, _FLAGS)
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode):
@@ -72,7 +73,7 @@ def open_given(path: bytes) -> tuple[int, os.stat_result]:
 
 
 def read_into(fd: int, view: memoryview, position: int) -> bool:
-    """Fills the view from a position on. False: the file is shorter, or cannot be read."""
+    """Fills the view from a position on. Returns False if the file is shorter, or cannot be read."""
     count = 0
     with contextlib.suppress(OSError):
         while count < len(view):
@@ -92,7 +93,7 @@ def write_from(fd: int, view: memoryview, position: int) -> None:
 
 
 def publish(fd: int, job: Job, size_bytes: int, mode: int, mtime_ns: int) -> None:
-    """Checks, stamps and names what was written under the temporary name; closes it. Raises CopyError."""
+    """Checks, stamps and names the file that was written under the temporary name, and closes it. Raises CopyError."""
     try:
         with copyfile.local_errors():
             try:

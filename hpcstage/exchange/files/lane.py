@@ -1,7 +1,7 @@
-"""Work that touches files: done at once as long as the file system is quick, by a thread of its own when it is not.
+"""Does work that touches files: at once as long as the file system is quick, in a thread of its own when it is not.
 
-So a slow disk holds up nobody who only passes messages on, and where files are in memory no thread has to be woken for
-a fraction of a millisecond's work.
+So a slow disk does not hold up an exchange that only passes messages on, and where files are in memory no thread has to
+be woken for a fraction of a millisecond's work.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ class Wake:
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def fileno(self) -> int:
-        """For select."""
+        """Returns the descriptor, for select."""
         return self._fd
 
     def up(self) -> None:
-        """From any thread."""
+        """Makes the descriptor readable; may be called from any thread."""
         os.eventfd_write(self._fd, 1)
 
     def clear(self) -> None:
-        """Before looking at what is finished."""
+        """Makes the descriptor unreadable again; to be called before looking at what is finished."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._fd)
 
 
 class Lane:
-    """Does one piece of work after the other; what comes out is handed over when `collect` is called."""
+    """Does one piece of work after the other, and hands over the results when `collect` is called."""
 
     def __init__(self, name: str, wake: Wake, *, slow_s: float = SLOW_S) -> None:
         self._wake = wake
@@ -62,7 +62,7 @@ class Lane:
             self._work.put((work, then))
 
     def collect(self) -> bool:
-        """Hands over what is finished. Raises what the work raised. Whether there was anything."""
+        """Hands over what is finished, and returns whether there was anything. Raises what the work raised."""
         any_finished = False
         while self._finished:
             then, result, error = self._finished.popleft()

@@ -15,7 +15,7 @@ from hpcstage.store.catalog import Catalog
 
 @dataclass
 class Filled:
-    """A bundle. Without rows there was nothing to send."""
+    """A bundle that was filled. It has no rows if there was nothing to send."""
 
     length: int = 0
     rows: list[Row] = field(default_factory=list)
@@ -25,7 +25,7 @@ class Filled:
 
     @property
     def files(self) -> int:
-        """Files that end in this bundle."""
+        """Returns the number of files that end in this bundle."""
         return sum(row.start + row.length == row.size_bytes for row in self.rows)
 
 
@@ -52,7 +52,7 @@ class Outgoing:
         return bool(self.ids) or self._open is not None
 
     def fill(self, buffer: Buffer, catalog: Catalog) -> Filled:
-        """The next bundle: as many files as find room, or a piece of a larger one."""
+        """Fills the next bundle with as many files as find space, or with a piece of a larger one."""
         filled = Filled()
         if self._open is None:
             self._fill_small(buffer, catalog, filled)
@@ -64,13 +64,13 @@ class Outgoing:
         return filled
 
     def close(self) -> None:
-        """Lets go of the file that is open."""
+        """Closes the file that is open."""
         if self._open is not None:
             os.close(self._open.fd)
             self._open = None
 
     def _fill_small(self, buffer: Buffer, catalog: Catalog, filled: Filled) -> None:
-        """Reads whole files until one finds no room; if it is the first, it goes in pieces."""
+        """Reads whole files until one finds no space; if it is the first of the bundle, it goes in pieces."""
         at = 0
         while at < PIECE_BYTES and (ids := self._take(catalog, filled, PIECE_BYTES - at)):
             found = files.read_files([catalog.staged(id_) for id_ in ids], buffer, at, PIECE_BYTES)
@@ -87,7 +87,7 @@ class Outgoing:
                 return
 
     def _take(self, catalog: Catalog, filled: Filled, room: int) -> list[int]:
-        """The next ids that should find room, and the one after them."""
+        """Returns the next ids that should find space, and the one after them."""
         ids: list[int] = []
         while self.ids and room > 0 and len(ids) + len(filled.rows) < MAX_ROWS:
             id_ = self.ids.popleft()

@@ -1,7 +1,7 @@
-"""What this node receives: files that its daemon asked for, from the nodes that have them.
+"""Owns what this node receives: files that its daemon asked for, from the nodes that have them.
 
-Owns what is awaited from whom. What was not asked for, or comes from somebody else, or under another manifest, is
-dropped.
+The module owns which file is awaited from which node. It drops what was not asked for, what comes from another node,
+and what comes under another manifest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class _Awaited:
 
 
 class Receiver:
-    """Sources are positions in the group; what is told to the daemon names nodes, by `nodes[position]`."""
+    """Receives files. Sources are positions in the group; what is told to the daemon names nodes, by
+    `nodes[position]`."""
 
     def __init__(self, post: Post, lane: Lane, pool: Pool, nodes: Sequence[int]) -> None:
         self._post = post
@@ -36,13 +37,13 @@ class Receiver:
         self._incoming = Incoming()
         self._awaited: dict[int, _Awaited] = {}
         self.got: list[Got] = []
-        """For the daemon."""
+        """Files that have come, to be told to the daemon."""
         self.missed: list[Missed] = []
         self.gone: list[int] = []
-        """Positions of those whose run has ended."""
+        """Positions of the nodes whose run has ended."""
 
     def fetch(self, source: int, ids: Sequence[int], catalog: Catalog) -> None:
-        """Asks a node. What is awaited already is not asked for again."""
+        """Asks a node for files. A file that is awaited already is not asked for again."""
         now_ns = time.monotonic_ns()
         fresh = [id_ for id_ in dict.fromkeys(ids) if id_ not in self._awaited]
         unknown = tuple(id_ for id_ in fresh if id_ not in catalog)
@@ -55,7 +56,7 @@ class Receiver:
             self._post.send(message.pack(), source, CONTROL_TAG)
 
     def refused(self, source: int, why: Why, ids: Sequence[int]) -> None:
-        """A node does not send these; a part of them may have come."""
+        """Notes that a node does not send these files, of which a part may have come."""
         if why is Why.ENDED:
             self.gone.append(source)
         ours = tuple(id_ for id_ in dict.fromkeys(ids) if self._is_awaited(source, id_))
@@ -67,7 +68,7 @@ class Receiver:
         self._lane.submit(lambda: self._incoming.drop(ours), lambda _: None)
 
     def bundle(self, mail: Mail, bundle: Bundle, catalog: Catalog) -> None:
-        """Has the rows written that are awaited from their sender; gives the buffer back then."""
+        """Has the rows written that are awaited from their sender, and then gives the buffer back."""
         assert mail.buffer is not None
         buffer = mail.buffer
         awaited, source = self._awaited, mail.source

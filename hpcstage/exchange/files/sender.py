@@ -1,7 +1,7 @@
-"""What this node sends: files that its daemon offered, to the nodes that asked for them.
+"""Owns what this node sends: files that its daemon offered, to the nodes that asked for them.
 
-Owns who is served next: one bundle each in turn, and no more bundles under way than there are buffers. A node that
-does not take its bundles holds up nobody else for long.
+The module owns who is served next: each node gets one bundle in turn, and no more bundles are under way than there are
+buffers. A node that does not take its bundles holds up no other for long.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hpcstage.protocol.exchange import Why
 from hpcstage.store.catalog import Catalog
 
 MOST_PER_NODE = 6
-"""Bundles for one node that are filled or under way."""
+"""At most so many bundles for one node are filled or under way."""
 MOST_FILLING = 2
 
 
@@ -33,7 +33,7 @@ class _Lines:
 
 
 class Sender:
-    """Destinations are positions in the group."""
+    """Sends files. Destinations are positions in the group."""
 
     def __init__(self, post: Post, lane: Lane, pool: Pool) -> None:
         self._post = post
@@ -41,7 +41,7 @@ class Sender:
         self._pool = pool
         self._lines: dict[int, _Lines] = {}
         self._turns: deque[int] = deque()
-        """Destinations that something is left for."""
+        """Destinations for which something is left."""
 
     def offer(self, to: int, ids: Sequence[int]) -> None:
         """Queues files for a node."""
@@ -51,19 +51,19 @@ class Sender:
             self._turns.append(to)
 
     def refuse(self, to: int, why: Why, ids: Sequence[int]) -> None:
-        """Tells a node what it does not get."""
+        """Tells a node which files it does not get, and why."""
         for start in range(0, len(ids), 4096):
             message = Control(Sort.REFUSE, why=why, ids=tuple(ids[start : start + 4096]))
             self._post.send(message.pack(), to, CONTROL_TAG)
 
     def stop(self) -> None:
-        """Nothing more is begun."""
+        """Begins nothing more."""
         for to in self._turns:
             self._lines[to].outgoing.ids.clear()
         self._turns.clear()
 
     def pump(self, catalog: Catalog) -> bool:
-        """Starts what can be started. Whether anything was."""
+        """Starts what can be started, and returns whether anything was."""
         started = False
         for _ in range(len(self._turns)):
             if not self._pool.has_some:
@@ -78,7 +78,7 @@ class Sender:
         return started
 
     def sent(self) -> list[tuple[int, int, int]]:
-        """Destination, files and bytes since the last call."""
+        """Returns destination, files and bytes that were sent since the last call."""
         found = []
         for to, line in self._lines.items():
             if line.size_bytes or line.files:

@@ -32,7 +32,7 @@ class Stored(NamedTuple):
     size_bytes: int = 0
     mtime_ns: int = 0
     begun_ns: int = 0
-    """When its first bytes were written."""
+    """When its first bytes were written, in monotonic ns."""
     write_ns: int = 0
 
 
@@ -47,7 +47,7 @@ class _Part:
 
 
 class Incoming:
-    """The files that have come in part, and what is done with rows."""
+    """Holds the files that have come in part, and writes rows."""
 
     def __init__(self) -> None:
         self._parts: dict[int, _Part] = {}
@@ -69,7 +69,7 @@ class Incoming:
         return stored
 
     def drop(self, ids: Sequence[int]) -> None:
-        """Nothing more comes of these."""
+        """Abandons these files, of which nothing more comes."""
         for id_ in ids:
             part = self._parts.pop(id_, None)
             if part is not None:
@@ -93,7 +93,7 @@ class Incoming:
         return Stored(row.id, Why.NONE, row.size_bytes, row.mtime_ns, part.begun_ns, part.write_ns)
 
     def _part(self, row: Row, catalog: Catalog, began_ns: int) -> _Part:
-        """The file that a row continues or begins."""
+        """Returns the file that a row continues or begins."""
         part = self._parts.get(row.id)
         if part is not None and row.start == part.received and row.size_bytes == part.size_bytes:
             return part
@@ -115,7 +115,7 @@ def _why(error: CopyError) -> Why:
 
 
 def _why_of(number: int) -> Why:
-    """For an error of the local disk."""
+    """Returns the reason that stands for an error of the local disk."""
     if not number:
         return Why.NONE
     if number == errno.EEXIST:

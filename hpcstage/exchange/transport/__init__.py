@@ -1,1 +1,1 @@
-"""Messages and buffers between exchanges. Knows nothing of files."""
+"""Passes messages and buffers between exchanges. Knows nothing of files."""

@@ -1,4 +1,4 @@
-"""Buffers that are used again and again: the last one given back is taken first, while it is still in the cache."""
+"""Reuses buffers: the last one given back is taken first, while it is still in the cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpcstage.exchange.transport.frames import BUFFER_BYTES
 
 @dataclass
 class Buffer:
-    """One buffer; `users` counts who still needs what is in it."""
+    """One buffer; `users` is the number of users that still need what is in it."""
 
     view: memoryview
     address: int = 0
@@ -18,7 +18,7 @@ class Buffer:
 
 
 class Pool:
-    """At most so many buffers, made when they are first needed."""
+    """Owns at most so many buffers, and makes each when it is first needed."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -31,7 +31,7 @@ class Pool:
         return bool(self._free) or self._made < self._most
 
     def take(self, users: int = 1) -> Buffer:
-        """A buffer, for so many users."""
+        """Returns a buffer, for so many users."""
         if not self._free:
             if self._made == self._most:
                 raise LookupError("no buffer is free")
@@ -42,7 +42,7 @@ class Pool:
         return buffer
 
     def give(self, buffer: Buffer) -> None:
-        """One user less; the last one gives it back."""
+        """Takes one user off a buffer; the last one gives it back."""
         buffer.users -= 1
         if not buffer.users:
             self._free.append(buffer)

@@ -1,12 +1,13 @@
-"""What passes between exchanges over MPI: short control messages, and bundles of files' bytes in reusable buffers.
+"""Defines what passes between exchanges over MPI: short control messages, and bundles of files' bytes in reusable
+buffers.
 
-Owns the bytes; sends nothing. Everything is little-endian. Whatever comes is checked here: a frame that is not whole
-is a FrameError. What its ids, names and sizes mean is checked by who receives it. No path ever comes from a frame.
+The module owns the bytes; it sends nothing. Everything is little-endian. The module checks whatever comes: a frame that
+is not whole raises a FrameError. The receiver checks what ids, names and sizes mean. No path ever comes from a frame.
 
     control   u8 kind, u8 why, 6 bytes of nothing, u64 fingerprint, ids u32[]
     bundle    the bytes of its rows one behind the other, from 0; then the rows; then a tail that counts them
 
-A bundle's table comes last, since the sender knows only after it has read the files how many found room.
+A bundle's table comes last, since the sender knows only after it has read the files how many found space.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ MAX_CONTROL_BYTES = CONTROL.size + 4 * 4096
 
 
 class FrameError(ValueError):
-    """What came is no frame of ours."""
+    """What came is no frame of an exchange."""
 
 
 class Sort(IntEnum):
@@ -59,7 +60,7 @@ class Place(IntEnum):
 
 @dataclass(frozen=True)
 class Control:
-    """A control message. `fingerprint`: of the sender's manifest, without which ids mean nothing."""
+    """A control message. `fingerprint` is that of the sender's manifest, without which ids mean nothing."""
 
     sort: Sort
     fingerprint: int = 0
@@ -67,13 +68,13 @@ class Control:
     ids: tuple[int, ...] = ()
 
     def pack(self) -> bytes:
-        """Its bytes."""
+        """Returns the bytes of the message."""
         head = CONTROL.pack(self.sort, self.why, self.fingerprint)
         return head + struct.pack(f"<{len(self.ids)}I", *self.ids)
 
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview) -> Control:
-        """The message. Raises FrameError."""
+        """Returns the message that the bytes hold. Raises FrameError."""
         try:
             sort, why, fingerprint = CONTROL.unpack_from(data)
             ids = struct.unpack(f"<{(len(data) - CONTROL.size) // 4}I", data[CONTROL.size :])
@@ -97,7 +98,7 @@ class Row(NamedTuple):
 def close_bundle(
     buffer: memoryview, data_bytes: int, rows: Sequence[Row], fingerprint: int, place: Place = Place.STORE
 ) -> int:
-    """Writes the table behind the bytes. Returns the length of the bundle."""
+    """Writes the table behind the bytes, and returns the length of the bundle."""
     at = data_bytes
     for row in rows:
         ROW.pack_into(buffer, at, *row)
@@ -108,7 +109,7 @@ def close_bundle(
 
 @dataclass(frozen=True)
 class Bundle:
-    """What came in a buffer."""
+    """The table of a bundle that came in a buffer."""
 
     place: Place
     fingerprint: int
@@ -116,7 +117,8 @@ class Bundle:
 
 
 def open_bundle(data: memoryview) -> Bundle:
-    """The table of a bundle, checked: rows lie one behind the other and fill it, none is longer than its file."""
+    """Returns the table of a bundle, checked: rows lie one behind the other and fill it, none is longer than its
+    file."""
     try:
         count, place, fingerprint = TAIL.unpack_from(data, len(data) - TAIL.size)
         end = len(data) - TAIL.size - count * ROW.size

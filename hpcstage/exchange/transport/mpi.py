@@ -40,28 +40,28 @@ class World:
         self._wait(self._comm.Ibarrier(), timeout_s)
 
     def gather(self, own: bytes, timeout_s: float) -> list[bytes]:
-        """The bytes of all ranks, which are of the same length."""
+        """Returns the bytes of all ranks, which are of the same length."""
         found = bytearray(len(own) * self.size)
         self._wait(self._comm.Iallgather(own, found), timeout_s)
         return [bytes(found[at : at + len(own)]) for at in range(0, len(found), len(own))]
 
     def select(self, key: int | None) -> Any:  # noqa: ANN401  a communicator, or None
-        """A communicator of those who give a key, in the order of the keys."""
+        """Returns a communicator of those who give a key, in the order of the keys; None without a key."""
         color = self._mpi.UNDEFINED if key is None else 0
         found = self._comm.Split(color, key or 0)
         return None if found == self._mpi.COMM_NULL else found
 
     def post(self, comm: Any, pool: Pool) -> Post:  # noqa: ANN401
-        """Messages among the processes of a communicator."""
+        """Returns a post for messages among the processes of a communicator."""
         return Post(self._mpi, comm, pool)
 
     def barrier(self) -> Callable[[], bool]:
-        """Says that this process has come to its end. The function tells whether all have."""
+        """Says that this process has come to its end. Returns a function that tells whether all have."""
         request = self._comm.Ibarrier()
         return lambda: bool(request.Test())
 
     def finalize(self) -> None:
-        """The orderly end."""
+        """Ends MPI in order."""
         self._mpi.Finalize()
 
     def abort(self, code: int) -> None:
@@ -99,7 +99,7 @@ def _other_size(expected: int, size: int) -> str:
 
 @dataclass(frozen=True)
 class Mail:
-    """What came. `buffer` has to be given back to the pool; None: a control message, in `data`."""
+    """A message that came. `buffer` has to be given back to the pool; it is None for a control message."""
 
     source: int
     data: memoryview
@@ -127,7 +127,7 @@ class Post:
 
     @property
     def sending(self) -> int:
-        """Sends that have not ended."""
+        """Returns the number of sends that have not ended."""
         return len(self._sends)
 
     @property
@@ -141,7 +141,7 @@ class Post:
         self._thens.append(then or _nothing)
 
     def poll(self, spin_s: float = 0.0) -> bool:
-        """Moves on with what is under way, for so long if nothing happens. Whether anything did."""
+        """Moves on with what is under way, for up to `spin_s` if nothing happens. Returns whether anything did."""
         if self._end_sends() | self._begin_arrivals() | self._end_arrivals():
             return True
         if spin_s and self.is_active:
@@ -152,7 +152,7 @@ class Post:
         return False
 
     def take(self) -> Iterator[Mail]:
-        """What has come whole; of one source in the order in which it was sent."""
+        """Yields what has come whole; from one source, in the order in which it was sent."""
         held: set[int] = set()
         for _ in range(len(self._arrivals)):
             arrival = self._arrivals.popleft()
