@@ -1,6 +1,6 @@
-"""What stat says of a copy: what it would say of the source, from the table that the daemon keeps beside the store.
+"""Answers stat of a copy with the attributes of the source, from the table that the daemon keeps beside the store.
 
-Owns the look into the table; the native layer has the same. A copy without a row is answered for by its source.
+The module owns the look into the table; the native layer has the same. If a copy has no row, its source is asked.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Attributes:
         self._table: Any = None
         self._tried = False
         self.device = -1
-        """Of the store; -1: there is no table."""
+        """The device of the store; -1 if there is no table."""
         self._rows = 0
         self._shift = 0
 
@@ -60,7 +60,8 @@ class Attributes:
         self._table = table
 
     def of(self, info: os.stat_result) -> os.stat_result | None:
-        """The source's, for what stat says of a copy; None: not known, the source must be asked."""
+        """Returns the source's attributes for what stat says of a copy; None if they are not known and the source must
+        be asked."""
         if not self.ready() or info.st_dev != self.device:
             return None
         first = (info.st_ino * wire.ATTRIBUTES_FACTOR & (1 << 64) - 1) >> self._shift

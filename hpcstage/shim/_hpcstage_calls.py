@@ -1,4 +1,4 @@
-"""The callables of the Python layer.
+"""Defines the callables of the Python layer.
 
 They are instances, not functions: a function that becomes a class attribute binds, a builtin does not. Each holds its
 original, answers `__wrapped__` with it, and pickles by its name.
@@ -77,7 +77,8 @@ class Call:
 
         @property
         def __class__(self) -> Any:
-            """A builtin's, so that `isinstance` and `inspect` say of it what they say of the original."""
+            """Returns the original's class, so that `isinstance` and `inspect` say of this object what they say of the
+            original."""
             return type(self.original)
 
     def __reduce__(self) -> str:
@@ -88,7 +89,7 @@ class Call:
 
 
 class Open(Call):
-    """open, io.open. The file keeps the name that the program gave."""
+    """Replaces open and io.open. The file keeps the name that the program gave."""
 
     def __call__(self, file: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> Any:
         context = self.context
@@ -120,7 +121,8 @@ class Open(Call):
         return result
 
     def _on(self, fd: int, file: Any, mode: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The file object on a descriptor of the copy. It refuses a directory by itself, in the source's name."""
+        """Returns the file object on a descriptor of the copy. The original refuses a directory by itself, in the
+        source's name."""
         fds = [fd]
         kwargs["opener"] = lambda *_: fds.pop()
         try:
@@ -155,7 +157,7 @@ class Open(Call):
 
 
 class OsOpen(Call):
-    """os.open."""
+    """Replaces os.open."""
 
     def __call__(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         context = self.context
@@ -184,7 +186,7 @@ class OsOpen(Call):
         return int(context.from_source(place, lambda: self.original(path, flags, mode, dir_fd=dir_fd), reason))
 
     def _passes(self, path: str, flags: int) -> bool:
-        """Whether an absolute name that is not below a dataset as it is written is of no concern."""
+        """Whether an absolute name that is not below a dataset as it is written may go straight to the original."""
         if not flags & WRITES:
             return "/." not in path and "//" not in path and bool(self.context.leads_outside(path, OPENS))
         if path[:6] in ("/proc/", "/dev/f"):
@@ -209,7 +211,7 @@ class OsOpen(Call):
 
 
 class Stat(Call):
-    """os.stat."""
+    """Replaces os.stat."""
 
     def __call__(self, path: Any, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> os.stat_result:
         context = self.context
@@ -226,7 +228,7 @@ class Stat(Call):
 
 
 class Fstat(Call):
-    """os.fstat."""
+    """Replaces os.fstat."""
 
     def __call__(self, fd: int) -> os.stat_result:
         result: os.stat_result = self.original(fd)
@@ -235,7 +237,7 @@ class Fstat(Call):
 
 
 class Lstat(Call):
-    """os.lstat."""
+    """Replaces os.lstat."""
 
     def __call__(self, path: Any, *, dir_fd: int | None = None) -> os.stat_result:
         context = self.context
@@ -249,7 +251,8 @@ class Lstat(Call):
 
 
 def _answer(context: Context, place: Any, follow_symlinks: bool, *, exact: bool = True) -> os.stat_result | None:
-    """The source's stat by its copy, if there is one that may answer: a second name of a copy marks a symbolic link."""
+    """Returns the source's stat by its copy, if there is one that may answer: a second name of a copy marks a symbolic
+    link."""
     info = None
     if not context.measuring() and (context.quiet or context.slot.serves()):
         try:
@@ -266,7 +269,7 @@ def _answer(context: Context, place: Any, follow_symlinks: bool, *, exact: bool 
 
 
 class Access(Call):
-    """os.access: the copy is asked only whether it exists and can be read."""
+    """Replaces os.access: the copy is asked only whether it exists and can be read."""
 
     def __call__(
         self,
@@ -293,7 +296,7 @@ class Access(Call):
 
 
 class Change(Call):
-    """Functions that change what a name or a descriptor stands for: remove, truncate, chmod, utime."""
+    """Replaces functions that change what a name or a descriptor stands for: remove, truncate, chmod, utime."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         first = args[0] if args else kwargs.get("path", kwargs.get("fd", kwargs.get("src")))
@@ -310,7 +313,7 @@ class Change(Call):
 
 
 class Ask(Call):
-    """Functions that ask the file system for more than bytes: of a copy they ask the source."""
+    """Replaces functions that ask the file system for more than bytes: for a copy they ask the source."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         number = _number(args[0] if args else kwargs.get("path", kwargs.get("fd")))
@@ -320,7 +323,7 @@ class Ask(Call):
 
 
 class Lock(Call):
-    """flock, lockf: whoever locks a copy locks the source, and reads it from then on."""
+    """Replaces flock and lockf: a program that locks a copy locks the source, and reads the source from then on."""
 
     def __call__(self, fd: Any, operation: int, *args: Any) -> Any:
         number = _number(fd)
@@ -330,7 +333,7 @@ class Lock(Call):
 
 
 class Fcntl(Call):
-    """fcntl."""
+    """Replaces fcntl: a program that locks a copy, or asks for its locks, gets the source."""
 
     def __call__(self, fd: Any, command: int, *args: Any) -> Any:
         number = _number(fd) if command in LOCKS else None
@@ -340,7 +343,7 @@ class Fcntl(Call):
 
 
 class Ioctl(Call):
-    """ioctl: what file systems do between their own files, or tell of them."""
+    """Replaces ioctl, for what file systems do between their own files, or tell of them."""
 
     def __call__(self, fd: Any, request: int, *args: Any) -> Any:
         if request >> 8 & 0xFF in FILE_SYSTEMS:
@@ -351,7 +354,7 @@ class Ioctl(Call):
 
 
 class CopyRange(Call):
-    """copy_file_range, which refuses to go from one file system to another."""
+    """Replaces copy_file_range, which refuses to go from one file system to another."""
 
     def __call__(self, src: int, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -363,7 +366,8 @@ class CopyRange(Call):
 
 
 def _number(file: Any) -> int | None:
-    """The descriptor that a function of `fcntl` or `os` is given, itself or as a file."""
+    """Returns the descriptor that a function of `fcntl` or `os` is given, itself or as a file; None if there is
+    none."""
     try:
         number = file if isinstance(file, int) else file.fileno()
     except Exception:
@@ -372,7 +376,7 @@ def _number(file: Any) -> int | None:
 
 
 class Rename(Call):
-    """rename, replace."""
+    """Replaces rename and replace."""
 
     def __call__(self, src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
         self.context.drop(src, src_dir_fd)
@@ -384,7 +388,7 @@ class Rename(Call):
 
 
 class Symlink(Call):
-    """symlink."""
+    """Replaces symlink."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         self.original(*args, **kwargs)
@@ -392,7 +396,7 @@ class Symlink(Call):
 
 
 class Chdir(Call):
-    """chdir, fchdir."""
+    """Replaces chdir and fchdir."""
 
     def __call__(self, path: Any) -> None:
         self.original(path)
@@ -400,7 +404,7 @@ class Chdir(Call):
 
 
 class Exit(Call):
-    """_exit: how forked workers end."""
+    """Replaces _exit, by which forked workers end."""
 
     def __call__(self, status: int) -> Any:
         self.context.slot.finish()

@@ -1,7 +1,7 @@
 """Reads names out of the sequences that datasets keep them in: lists, arrays, data frames, Arrow-like columns.
 
-Owns the forms: which values are sequences that can be read without calling the program's own code, and where in their
-entries the names are. Does not know what the names belong to.
+The module owns the forms: which values are sequences that can be read without calling the program's own code, and where
+in their entries the names are. It does not know what the names belong to.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_NAME = 4096
 
 
 class Column:
-    """One name per sample: `place` says where in an entry (None: the entry is the name)."""
+    """Gives one name per sample. `place` is where the name is in an entry; None means that the entry is the name."""
 
     def __init__(self, read: Reader, place: Place) -> None:
         self._read = read
@@ -34,16 +34,16 @@ class Column:
         """Whether reading a name leaves something behind: a PathLike keeps its text."""
 
     def names(self, wanted: Sequence[int]) -> list[Any]:
-        """As the program has them: str, bytes, PathLike, or anything else where there is none."""
+        """Returns the names as the program has them: str, bytes, PathLike, or anything else where there is none."""
         rows = self._read(wanted)
         return rows if self._place is None else [row[self._place] for row in rows]
 
     def take(self, wanted: Sequence[int]) -> list[str]:
-        """Absolute names of these samples; empty where there is none."""
+        """Returns the absolute names of these samples; a name is empty where there is none."""
         return self.joined(wanted).split("\0") if len(wanted) else []
 
     def joined(self, wanted: Sequence[int]) -> str:
-        """The same with NUL between them."""
+        """Returns the same with NUL between the names."""
         names = self.names(wanted)
         try:
             return self._alike(names)
@@ -53,7 +53,7 @@ class Column:
             return "\0".join(["" if "\0" in text else text for text in texts])
 
     def _alike(self, names: list[Any]) -> str:
-        """What `whole` makes of each, made of all at once. Raises TypeError where not all are spelt alike."""
+        """Makes of all names at once what `whole` makes of each. Raises TypeError where not all are spelt alike."""
         text = os.fsdecode(b"\0".join(names)) if names and isinstance(names[0], bytes) else "\0".join(names)
         if text.count("\0") != len(names) - 1:
             raise TypeError
@@ -67,7 +67,7 @@ class Column:
         return prefix + text.replace("\0", suffix + "\0" + prefix) + suffix
 
     def whole(self, name: Any) -> str:
-        """One name, made absolute."""
+        """Returns one name, made absolute."""
         text = as_text(name)
         if not text:
             return ""
@@ -76,7 +76,7 @@ class Column:
 
 
 def _tidied(text: str, count: int, prefix: str) -> str:
-    """Names that all begin with the same dots, without them and absolute."""
+    """Returns names that all begin with the same dots, without the dots and absolute."""
     text = "\0" + text
     end = max(text.find("\0", 1), 0) or len(text)
     head = text[: max(text.rfind("./", 0, end), text.rfind("//", 0, end)) + 2]
@@ -90,7 +90,7 @@ def _tidied(text: str, count: int, prefix: str) -> str:
 
 
 def as_text(name: Any) -> str:
-    """A name as text, or nothing if it is none."""
+    """Returns a name as text, or nothing if it is none."""
     if not is_name(name):
         return ""
     text = os.fsdecode(name)
@@ -105,7 +105,7 @@ def is_name(value: Any) -> bool:
 
 
 def reader(value: Any) -> Reader | None:
-    """How to read the entries of a sequence, or None if it is not one that is known."""
+    """Returns how to read the entries of a sequence, or None if it is not one that is known."""
     if isinstance(value, (list, tuple)):
         plain = type(value).__getitem__ in (list.__getitem__, tuple.__getitem__)
         return _read_list(value) if plain else None
@@ -146,7 +146,7 @@ def _read_arrow(value: Any) -> Reader:
 
 
 def _values(some: Any) -> list[Any]:
-    """Of an Arrow-like column. Texts come several times faster by way of an array."""
+    """Returns the values of an Arrow-like column. Texts come several times faster by way of an array."""
     if str(getattr(some, "type", "")) in ("string", "large_string"):
         try:
             return list(some.to_numpy(zero_copy_only=False).tolist())
@@ -156,7 +156,8 @@ def _values(some: Any) -> list[Any]:
 
 
 def columns_in(value: Any, rows: int, probes: Sequence[int]) -> list[Column]:
-    """The columns of names that a value holds: one, or one per place in its entries. The probes are where to look."""
+    """Returns the columns of names that a value holds: one, or one per place in its entries. The probes are where to
+    look."""
     found: list[Column] = []
     for sequence in _sequences(value):
         read = reader(sequence)
@@ -166,7 +167,7 @@ def columns_in(value: Any, rows: int, probes: Sequence[int]) -> list[Column]:
 
 
 def _sequences(value: Any) -> list[Any]:
-    """A value, or what it holds if it is a table or a dictionary of sequences."""
+    """Returns a value, or what it holds if it is a table or a dictionary of sequences."""
     if type(value) is dict:
         return list(value.values()) if len(value) <= MAX_PLACES else []
     package = type(value).__module__.split(".")[0]
@@ -179,14 +180,14 @@ def _sequences(value: Any) -> list[Any]:
 
 
 def _parts(column: Any) -> list[Any]:
-    """The fields of an Arrow column of structures: beside a name there may be all that is in the file."""
+    """Returns the fields of an Arrow column of structures: beside a name there may be all that is in the file."""
     flatten = getattr(column, "flatten", None)
     structured = callable(flatten) and str(getattr(column, "type", "")).startswith("struct<")
     return list(column.flatten())[:MAX_PLACES] if structured else [column]
 
 
 def length(sequence: Any) -> int:
-    """Its length, or -1."""
+    """Returns the length of a sequence, or -1."""
     try:
         return len(sequence)
     except Exception:  # a dataset need not have one
@@ -194,7 +195,7 @@ def length(sequence: Any) -> int:
 
 
 def _places(entries: list[Any]) -> list[Place]:
-    """Where the names are: in the entries themselves, or at places of theirs."""
+    """Returns where the names are: in the entries themselves, or at places of theirs."""
     if all(is_name(entry) or entry is None for entry in entries):
         return [None] if any(is_name(entry) for entry in entries) else []
     first = entries[0]
@@ -207,12 +208,12 @@ def _places(entries: list[Any]) -> list[Place]:
 
 
 def integers(sequence: Any, wanted: Sequence[int]) -> list[int]:
-    """Some numbers of a list, range, array, tensor or Arrow-like column of numbers."""
+    """Returns some numbers of a list, range, array, tensor or Arrow-like column of numbers, as integers."""
     return [int(number) for number in numbers(sequence, wanted)]
 
 
 def numbers(sequence: Any, wanted: Sequence[int]) -> Sequence[Any]:
-    """The same, of whatever type they are."""
+    """Returns the same numbers, of whatever type they are."""
     if hasattr(type(sequence), "to_pylist"):
         return _read_arrow(sequence)(wanted)
     if isinstance(wanted, range):
@@ -226,7 +227,7 @@ def numbers(sequence: Any, wanted: Sequence[int]) -> Sequence[Any]:
 
 
 def are_integers(sequence: Any) -> bool:
-    """Whether it begins with one."""
+    """Whether the sequence begins with an integer of 0 or more."""
     try:
         return length(sequence) > 0 and integers(sequence, range(1))[0] >= 0
     except (TypeError, ValueError, IndexError, KeyError):
@@ -234,7 +235,7 @@ def are_integers(sequence: Any) -> bool:
 
 
 def torch_class(name: str) -> Any:
-    """A class of torch.utils.data, if it is loaded; else one that nothing is an instance of."""
+    """Returns a class of torch.utils.data, if it is loaded; else one of which nothing is an instance."""
     module = sys.modules.get("torch.utils.data")
     return getattr(module, name, _Nothing)
 

@@ -1,7 +1,7 @@
-"""What the callables of the Python layer share: the maps, the slot, the daemon, and what becomes of an open.
+"""Holds what the callables of the Python layer share: the maps, the slot, the daemon, and what becomes of an open.
 
-Owns how a copy is opened and counted, what is asked of the daemon when there is none, and what is dropped before a
-change. Every original is taken here, before anything is replaced.
+The module owns how a copy is opened and counted, what is asked of the daemon when there is no copy, and what is dropped
+before a change. It takes every original, before anything is replaced.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OPENED_SOURCE = 1
 
 
 class Context:
-    """What all callables of this process share. Quiet during the self-test: nothing is counted or asked."""
+    """What all callables of this process share. It is quiet during the self-test: nothing is counted or asked."""
 
     def __init__(self, config: Any, slot: Any, paths: Any, daemon: Any) -> None:
         self.direct = config.direct
@@ -44,18 +44,18 @@ class Context:
         self.use(paths, quiet=True)
 
     def use(self, paths: Any, quiet: bool) -> None:
-        """Goes by these maps from now on."""
+        """Uses these maps from now on."""
         self.paths = paths
         self.prefixes = paths.prefixes
         self.leads_outside = paths.names.leads_outside
         self.quiet = quiet
 
     def measuring(self) -> bool:
-        """Mode direct: nothing is redirected, opens are only counted."""
+        """Whether nothing is redirected and opens are only counted, as in mode direct."""
         return not self.quiet and (self.direct or self.slot.state[0] == wire.STATE_MEASURING)
 
     def quick_open(self, name: str, flags: int) -> int:
-        """A descriptor of the copy in the common case, else -1 and nothing has happened."""
+        """Returns a descriptor of the copy in the common case; else -1, and nothing has happened."""
         local = self.paths.copy_name(name)
         slot = self.slot
         if local is None or self.quiet or self.direct or slot.state[0] == wire.STATE_MEASURING:
@@ -77,7 +77,7 @@ class Context:
         return fd
 
     def is_file(self, fd: int) -> bool:
-        """Whether what was just opened is no directory; else it is closed and was no hit."""
+        """Whether what was just opened is no directory; a directory is closed, and was no hit."""
         try:
             _read(fd, 0)
         except OSError:
@@ -87,7 +87,7 @@ class Context:
         return True
 
     def open_copy(self, place: Any, flags: int) -> tuple[int, int]:
-        """(descriptor of the copy, 0) or (-1, Reason); (-2, 0) if this is no regular file."""
+        """Returns (descriptor of the copy, 0) or (-1, Reason); (-2, 0) if this is no regular file."""
         if self.measuring():
             return -1, wire.REASON_NONE
         if not self.quiet and not self.slot.serves():
@@ -124,12 +124,12 @@ class Context:
         return fd, 0
 
     def log(self, local: str, where: int) -> None:
-        """An open for reading has succeeded."""
+        """Logs that an open for reading has succeeded."""
         if self.slot.logs[0] and not self.quiet:
             self.slot.log.opened(local, where, monotonic_ns())
 
     def from_source(self, place: Any, call: Callable[[], Any], reason: int) -> Any:
-        """Opens at the source, counted."""
+        """Opens at the source, and counts it."""
         begin_ns = monotonic_ns()
         try:
             result = call()
@@ -141,7 +141,8 @@ class Context:
         return result
 
     def copy_of(self, name: Any) -> str | None:
-        """The copy's own name, for a library that opens by name; counted like an open."""
+        """Returns the copy's own name, for a library that opens by name; counts it like an open. None if there is no
+        copy."""
         place = self.paths.find(name, None, FOLLOWED | OPENS)
         if place is None or place.is_dir_name:
             return None
@@ -155,7 +156,7 @@ class Context:
         return None
 
     def drop(self, name: Any, dir_fd: int | None = None, follows: bool = False) -> bool:
-        """Before a change of `name`. Whether it is below a dataset."""
+        """Drops the copies of `name` before a change. Returns whether the name is below a dataset."""
         place = self.paths.find(name, dir_fd, AFRESH | (FOLLOWED if follows else 0))
         if place is None:
             return False
@@ -163,8 +164,8 @@ class Context:
         return True
 
     def landed(self, fd: int, named: Any = None) -> None:
-        """After an open for writing, or for the sake of its name: where the name led. It may be below a dataset by a
-        symbolic link, or a name of a dataset's file."""
+        """Drops what the name of a descriptor led to, after an open for writing or for the sake of its name: the name
+        may lead below a dataset by a symbolic link, or be another name of a dataset's file."""
         if self.quiet:
             return
         try:
@@ -179,7 +180,7 @@ class Context:
             self.daemon.landed(info)
 
     def changes(self, name: Any, dir_fd: int | None, follow: bool, moves: bool = False) -> None:
-        """Before a change of a file, or a move of a directory, by whatever name."""
+        """Drops copies before a change of a file, or a move of a directory, by whatever name."""
         if not isinstance(name, (str, bytes)) and not hasattr(name, "__fspath__"):
             return
         try:
@@ -193,7 +194,8 @@ class Context:
             _close(fd)
 
     def could_write(self, name: Any, dir_fd: int | None, creates: bool) -> bool:
-        """Not a directory, which would take all below it along, and not a file that only looks written to."""
+        """Whether an open for writing may change the file: not a directory, which would take all below it along, and
+        not a file that only looks written to."""
         try:
             mode = _stat(name, dir_fd=dir_fd).st_mode
         except (OSError, ValueError):
@@ -201,7 +203,8 @@ class Context:
         return not stat_bits.S_ISDIR(mode) and bool(_access(name, os.W_OK, dir_fd=dir_fd))
 
     def drop_file(self, name: Any, dir_fd: int | None = None, follows: bool = False) -> None:
-        """Before a change of a file; a directory's own mode and times mean nothing to the files in it."""
+        """Drops the copy before a change of a file; a directory's own mode and times mean nothing to the files in
+        it."""
         if self.paths.find(name, dir_fd, AFRESH | (FOLLOWED if follows else 0)) is None:
             return
         try:
@@ -212,14 +215,14 @@ class Context:
         self.drop(name, dir_fd, follows)
 
     def before_reopening(self, name: str) -> None:
-        """Before a descriptor is opened again for writing, by its name."""
+        """Gives up a copy before its descriptor is opened again for writing, by the descriptor's name."""
         number = self.copies.named(name)
         if number is not None:
             self.copies.changes(number)
             self.count(wire.COUNTER_WRITE_OPENS)
 
     def count(self, counter: int) -> None:
-        """Adds one."""
+        """Adds one to a counter."""
         if not self.quiet:
             self.slot.counters[counter] += 1
 

@@ -1,7 +1,8 @@
-"""Descriptors of copies that are used for more than reading: the source's takes their place, with offset and flags.
+"""Puts the source's descriptor, with offset and flags, in the place of a copy's that is used for more than reading.
 
-Owns what is a descriptor of a copy, also under its names below /proc/self/fd and /dev/fd, and the exchange. Where the
-source has gone or is another file by now, the copy is what is left of the file that was opened, and stays.
+The module owns which descriptors are those of copies, also under their names below /proc/self/fd and /dev/fd, and the
+exchange. Where the source has gone or is another file by now, the copy is what is left of the file that was opened, and
+stays.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Copies:
         self._context = context
 
     def named(self, path: Any) -> int | None:
-        """N of /proc/self/fd/N and the like, if that is a copy's."""
+        """Returns N of /proc/self/fd/N and the like, if that is a copy's descriptor; else None."""
         if type(path) is not str or path[:6] not in ("/proc/", "/dev/f"):
             return None
         head, _, number = path.rpartition("/")
@@ -47,7 +48,7 @@ class Copies:
         return int(number) if number.isdigit() and self.source_of(int(number)) is not None else None
 
     def source_of(self, fd: int) -> str | None:
-        """The name at the source of a descriptor of a copy."""
+        """Returns the source's name for a descriptor of a copy; None for any other descriptor."""
         try:
             local = _readlink("/proc/self/fd/%d" % fd)
         except (OSError, TypeError):
@@ -58,13 +59,14 @@ class Copies:
         return source
 
     def changes(self, fd: int) -> None:
-        """Before a change through a descriptor: the source takes the copy's place, and the copy goes."""
+        """Prepares a change through a descriptor: the source takes the copy's place, and the copy is dropped."""
         source = self.source_of(fd)
         if source is not None and self.surrender(fd):
             self._context.drop(source)
 
     def surrender(self, fd: int) -> bool:
-        """Puts the source in the place of a copy, for every number that shares it."""
+        """Puts the source in the place of a copy, for every number that shares the open file. Returns whether it
+        did."""
         source = self.source_of(fd)
         opened = -1 if source is None else self._open_source(fd, source)
         if opened < 0:
@@ -88,14 +90,14 @@ class Copies:
         return -1
 
     def _is_source(self, copy: os.stat_result, now: os.stat_result) -> bool:
-        """The very same file, as far as that is known, else one that looks so."""
+        """Whether a file is the very same as the copy's source, as far as that is known; else whether it looks so."""
         listed = self._context.attributes.of(copy)
         if listed is not None:
             return (listed.st_dev, listed.st_ino) == (now.st_dev, now.st_ino)
         return stat_bits.S_ISREG(now.st_mode) and _content(copy) == _content(now)
 
     def stat(self, fd: int, info: os.stat_result) -> os.stat_result:
-        """What fstat says of a descriptor, if it may be a copy's: the source's."""
+        """Returns the source's attributes for a descriptor that may be a copy's; else what fstat said of it."""
         context = self._context
         if not context.attributes.ready() or info.st_dev != context.attributes.device:
             return info
@@ -118,7 +120,7 @@ def _content(info: os.stat_result) -> tuple[int, int]:
 
 
 def _sharing(fd: int) -> list[int]:
-    """The other numbers of an open file: a flag that means nothing for files is shared."""
+    """Returns the other numbers of an open file: those that share the change of a flag that means nothing for files."""
     same = (_fstat(fd).st_dev, _fstat(fd).st_ino)
     flags = _fcntl(fd, fcntl.F_GETFL)
     found = []

@@ -1,8 +1,8 @@
-"""Guesses, when a loader is made, what it will read first: until its first epoch begins, copying has an order by then.
+"""Guesses, when a loader is made, what it will read first, so that copying has an order before the first epoch begins.
 
-Owns the guess: what the sampler would give if the epoch began now. It holds where the sampler has a seed or a generator
-of its own, and where the program draws nothing until then; what is announced when the epoch begins takes its place. A
-wrong one costs no more than copying by path does.
+The module owns the guess: what the sampler would give if the epoch began now. The guess is right where the sampler has
+a seed or a generator of its own, and where the program draws nothing until then; what is announced when the epoch
+begins takes its place. A wrong guess costs no more than copying by path does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SAMPLES = 4096
 
 
 def guess(loader: Any, roots: Sequence[str]) -> list[str]:
-    """The files that it would read first; none where that is not known, or would cost too much."""
+    """Returns the files that the loader would read first; none where that is not known, or would cost too much."""
     indices = samplers.peek_first(loader._index_sampler, loader.generator, SAMPLES)
     table = tables.table_of(loader.dataset, roots) if indices else None
     if table is None or table.costly:

@@ -1,7 +1,7 @@
-"""Tells the daemon, before the first batch of an epoch, what the epoch will read; and when it is over.
+"""Tells the daemon, before the first batch of an epoch, what the epoch will read, and when the epoch is over.
 
-Owns the numbers of streams and epochs. What an epoch reads comes from the sampler's room, which file an index is from
-the tables' room.
+The module owns the numbers of streams and epochs. `_hpcstage_sampler` knows what an epoch reads, `_hpcstage_tables`
+which file an index stands for.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ASK_CAP_S = 1.0
 HEAD_SAMPLES = 2048
 HEAD_FROM_SAMPLES = 4096
 COSTLY_SAMPLES = 65_536
-"""Of a dataset whose table costs too much, and is learnt from what is opened."""
+"""So many samples are announced of a dataset whose table costs too much, and which is learnt from what is opened."""
 MAP_STYLE = 0
 ANNOUNCED_IN = (wire.STATE_STARTING, wire.STATE_SCANNING, wire.STATE_STAGING)
 
@@ -39,7 +39,7 @@ class _Loader:
     def __init__(self, pid: int, *, lives: bool) -> None:
         self.pid = pid
         self.lives = lives
-        """Whether it will be heard of when the loader goes."""
+        """Whether this process notices when the loader goes."""
         self.free: list[int] = []
         self.epochs = 0
         self.expected: set[int] = set()
@@ -47,7 +47,7 @@ class _Loader:
 
 
 class _Run:
-    """What is known of one iterator: it must not hold it."""
+    """What is known of one iterator; it must not hold the iterator."""
 
     def __init__(self, loader: _Loader, stream: int) -> None:
         self.loader = loader
@@ -77,7 +77,7 @@ class Epochs:
         self._has_guessed = False
 
     def made(self, loader: Any) -> None:
-        """A loader was made. The first of a process is taken for the one that reads first."""
+        """Notes that a loader was made. The first of a process is taken for the one that reads first."""
         try:
             if self._pid != os.getpid():
                 self._start()
@@ -92,7 +92,7 @@ class Epochs:
             self._counters.count(wire.COUNTER_ERRORS, 1)
 
     def begin(self, iterator: Any) -> None:
-        """The first index of an epoch is about to be asked for."""
+        """Announces an epoch; called when its first index is about to be asked for."""
         try:
             if iterator._dataset_kind == MAP_STYLE:
                 self._begin(iterator)
@@ -100,7 +100,7 @@ class Epochs:
             self._counters.count(wire.COUNTER_ERRORS, 1)
 
     def end(self, iterator: Any) -> None:
-        """An epoch was read to its end."""
+        """Notes that an epoch was read to its end."""
         try:
             run = iterator.__dict__.get("_hpcstage_run")
             if run is not None:
@@ -172,7 +172,8 @@ class Epochs:
         return b"epoch-%d-%d-%d-%s" % (os.getpid(), run.stream, run.epoch, os.urandom(3).hex().encode())
 
     def _table(self, dataset: Any, indices: Any) -> tuple[Any, bytes]:
-        """The dataset's table, written, and its name; none where it is not known, or not whole."""
+        """Writes the dataset's table; returns the table and its name, or neither where it is not known or costs too
+        much."""
         try:
             table = tables.table_of(dataset, self._roots)
             if table is None:
@@ -187,20 +188,21 @@ class Epochs:
             return None, b""
 
     def _send_head(self, table: Any, indices: Any, samples: int) -> None:
-        """So that copying in the right order begins before the table is written and read."""
+        """Announces the first samples, so that copying in the right order begins before the table is written and
+        read."""
         if table.rows <= HEAD_FROM_SAMPLES:
             return
         names = [name for name in table.take(list(indices[:samples])) if name]
         self._send_names(b"epoch-%d-head" % os.getpid(), names, ASK_CAP_S)
 
     def _send_names(self, name: bytes, names: list[str], cap_s: float) -> None:
-        """Leaves a list of files and says so."""
+        """Writes a list of files and announces it."""
         file = b"%s-%s" % (name, os.urandom(3).hex().encode())
         files.write(self._orders, file, iter([os.fsencode("\0".join(names))]))
         self._ask(wire.KIND_ORDER, file, cap_s)
 
     def _gone(self, run: _Run) -> None:
-        """The iterator is no more."""
+        """Ends the epoch of an iterator that is no more."""
         try:
             if run.pid == os.getpid():
                 run.loader.free.append(run.stream)
@@ -209,7 +211,7 @@ class Epochs:
             pass
 
     def _loader_gone(self, identity: int, loader: _Loader) -> None:
-        """The loader is no more, and so are the epochs that were expected of it."""
+        """Ends the epochs that were expected of a loader that is no more."""
         try:
             if loader.pid == os.getpid():
                 self._loaders.pop(identity, None)

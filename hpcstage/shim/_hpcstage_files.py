@@ -1,7 +1,7 @@
-"""Writes what is announced: files below orders/, whole under their names or not there at all.
+"""Writes what is announced as files below orders/; each is whole under its name or not there at all.
 
-Owns the form of a table: NUL-separated absolute names, sample by sample, written in pieces to take little memory; where
-the samples are chosen from another table, that table and the rows of it.
+The module owns the form of a table: NUL-separated absolute names, sample by sample, written in pieces to take little
+memory. Where the samples are chosen from another table, that table is written, and the rows of it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 PIECE_SAMPLES = 8192
 CHOSEN_FROM_SAMPLES = 1 << 16
-"""What is shorter is written as it is."""
+"""A table with fewer rows is written as it is."""
 
 
 def write_table(directory: bytes, table: Any, before: Callable[[], None]) -> bytes:
-    """Writes what is not there yet of a table, and gives its name. Calls `before` if there is much to write."""
+    """Writes what is not there yet of a table, and returns its name. Calls `before` if there is much to write."""
     flat = tables.flattened(table) if table.rows > CHOSEN_FROM_SAMPLES else None
     if flat is None:
         return _write_names(directory, [table], before)
@@ -46,14 +46,14 @@ def _write_names(directory: bytes, parts: list[Any], before: Callable[[], None])
 
 
 def table_name(parts: list[Any]) -> bytes:
-    """The same for all processes that have the same table, whose parts these are."""
+    """Returns a name that is the same for all processes that have the same table, whose parts these are."""
     sample = "\0".join(name for part in parts for name in part.take(spread(part.rows)))
     rows, columns = sum(part.rows for part in parts), parts[0].columns
     return b"table-%d-%d-%08x" % (rows, columns, crc32(os.fsencode(sample)))
 
 
 def pieces(parts: list[Any]) -> Iterator[bytes]:
-    """The bytes of a table."""
+    """Yields the bytes of a table."""
     between = b""
     for part in parts:
         for begin in range(0, part.rows, PIECE_SAMPLES):
@@ -63,7 +63,8 @@ def pieces(parts: list[Any]) -> Iterator[bytes]:
 
 
 def write(directory: bytes, name: bytes, pieces: Iterator[Any]) -> None:
-    """Whole under its name, or not at all. Two that write one table write the same."""
+    """Writes a file that is whole under its name, or not there at all. Two processes that write one table write the
+    same."""
     temporary = directory + b".%d-" % os.getpid() + name
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:

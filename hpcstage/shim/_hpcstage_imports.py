@@ -1,6 +1,6 @@
-"""Runs a module of ours after a module of the program's has been imported, and leaves no trace in that module.
+"""Runs a module of the shim after a module of the program has been imported, and leaves no trace in that module.
 
-Owns one meta_path finder, which goes when nothing is awaited any more.
+The module owns one meta_path finder, which goes when nothing is awaited any more.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _patch(ours: str, module: Any) -> None:
 
 
 class _Finder:
-    """Finds what the other finders find, with a loader that comes back to us after the module has run."""
+    """Finds what the other finders find, with a loader that comes back to the shim after the module has run."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name not in _awaited:
@@ -53,7 +53,7 @@ class _Finder:
 
 
 class _Loader:
-    """The true loader, then our patch. The module sees only the true loader."""
+    """Runs the true loader, then the patch of the shim. The module sees only the true loader."""
 
     def __init__(self, spec: Any, ours: str) -> None:
         self._spec = spec

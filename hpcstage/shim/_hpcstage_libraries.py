@@ -1,4 +1,4 @@
-"""Functions of common libraries that open a file by its name in C and derive no other name from it.
+"""Patches functions of common libraries that open a file by its name in C and derive no other name from it.
 
 A library that derives names from the one it is given (HDF5's external links, sidecar files) must never be listed: it
 would look for the others in the store, and miss them without an error.

@@ -1,7 +1,7 @@
 """Marks in the log of opens which sample the coming opens are for, while the daemon asks for that.
 
-Owns the list that marks each index as it is handed out, the identity (key) of a dataset within the job, and this
-process's view of the page's header. Where a dataset fetches a whole batch by itself nothing can be marked.
+The module owns the list that marks each index as it is handed out, the identity (key) of a dataset within the job, and
+this process's view of the page's header. Where a dataset fetches a whole batch by itself nothing can be marked.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_DEPTH = 4
 
 
 class Header:
-    """The page's header, for reading. Raises OSError where there is no page."""
+    """Reads the page's header. Raises OSError where there is no page."""
 
     def __init__(self, page: bytes) -> None:
         import mmap
@@ -42,7 +42,7 @@ class Header:
 
     @property
     def state(self) -> int:
-        """The daemon's state."""
+        """Returns the daemon's state."""
         return int(self._words[wire.STATE_OFFSET // 4])
 
     @property
@@ -52,7 +52,7 @@ class Header:
 
 
 class Marked(list):  # type: ignore[type-arg]
-    """A batch's indices. Each is marked before it is handed out, and the end of them when the last was used."""
+    """Holds a batch's indices: each is marked before it is handed out, and the end of them when the last was used."""
 
     __slots__ = ("_key", "_mark")
 
@@ -106,7 +106,7 @@ def patch(fetch: Any, mark: Mark, header: Header) -> None:
 
 
 def _key_for(fetcher: Any) -> int:
-    """The key of a fetcher's dataset, kept there; -1 where its samples cannot be told apart."""
+    """Returns the key of a fetcher's dataset, and keeps it there; -1 where the samples cannot be told apart."""
     key = fetcher.__dict__.get("_hpcstage_key")
     if key is None:
         try:
@@ -129,8 +129,8 @@ def _one_by_one(dataset: Any) -> bool:
 
 
 def key_of(dataset: Any) -> int:
-    """The identity of a dataset within the job, the same in every process that has it: from its class, its length and
-    what tells datasets of one class apart, as far as it does not change by itself."""
+    """Returns the identity of a dataset within the job, the same in every process that has it. It is made from the
+    dataset's class, its length and what tells datasets of one class apart, as far as that does not change by itself."""
     rows = columns.length(dataset)
     known = _keys.get(id(dataset))
     if known is not None and known[0]() is dataset and known[1] == rows:
@@ -174,5 +174,5 @@ def _first(entry: Any) -> Any:
 
 
 def spread(rows: int) -> list[int]:
-    """The first, the last, and up to 64 places evenly between."""
+    """Returns the first place, the last, and up to 64 places evenly between."""
     return sorted({0, rows - 1, *range(0, rows, max(1, rows // MAX_PROBES))}) if rows > 0 else []

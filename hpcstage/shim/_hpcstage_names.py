@@ -1,9 +1,9 @@
-"""Names that are not below a dataset as they are written, but lead below one through symbolic links.
+"""Resolves names that are not below a dataset as they are written, but lead below one through symbolic links.
 
-The same rules as in C: a name is taken apart from the left, every link is replaced by what it says, until a dataset's
-directory is reached. A directory that leads elsewhere is passed over for REMEMBERED_S seconds, which can only cost a
-copy. A spelling that leads below a dataset is believed for at most a second, and only while every link on its way
-reads as it did. Calls that change something (AFRESH) believe nothing.
+The rules are the same as in C: a name is taken apart from the left, and every link is replaced by what it says, until a
+dataset's directory is reached. A directory that leads elsewhere is passed over for REMEMBERED_S seconds, which can only
+cost a copy. A spelling that leads below a dataset is believed for at most a second, and only while every link on its
+way reads as it did. Calls that change something (AFRESH) believe nothing.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 FOLLOWED = 1
 """The call follows a link in the last component."""
 OPENS = 2
-"""It is an open: whether the last component is a link is looked at now and then."""
+"""The call is an open: now and then it is checked whether the last component is a link."""
 AFRESH = 4
-"""It changes something: what is remembered of links does not count."""
+"""The call changes something: what is remembered of links is not used."""
 LINKS_MAX = 40
 REMEMBERED_S = 10.0
 BELIEVED_S = 1.0
@@ -32,8 +32,8 @@ _readlink = os.readlink
 
 
 class _Directory:
-    """One that leads elsewhere, until a time. `looks`: so many opens in it are still to be looked at for being links
-    themselves. `has_links`: to files of a dataset."""
+    """A directory that leads elsewhere, until a time. `looks` is how many opens in it are still checked for being links
+    themselves; `has_links` says whether it has links to files of a dataset."""
 
     __slots__ = ("has_links", "looks", "until")
 
@@ -64,14 +64,14 @@ class _Alias:
 
 
 class Names:
-    """`is_below` says whether a plain absolute name is a dataset's directory or below one."""
+    """Resolves names. `is_below` says whether a plain absolute name is a dataset's directory or below one."""
 
     def __init__(self, is_below: Callable[[str], bool]) -> None:
         self._is_below = is_below
         self.forget()
 
     def forget(self) -> None:
-        """A link or a directory came under another name."""
+        """Forgets what is remembered, because a link or a directory came under another name."""
         self._directories: dict[str, _Directory] = {}
         self._aliases: dict[str, _Alias] = {}
 
@@ -83,7 +83,7 @@ class Names:
         return known.until > monotonic()
 
     def resolve(self, name: str, how: int) -> str | None:
-        """The name below a dataset's directory that an absolute one (without `..`) leads to, or None."""
+        """Returns the name below a dataset's directory to which an absolute name (without `..`) leads, or None."""
         if how & AFRESH:
             return _Walk(name, self._is_below, whole=bool(how & FOLLOWED), afresh=True).found
         directory = name.rpartition("/")[0]
@@ -129,14 +129,14 @@ class _Walk:
 
     def __init__(self, name: str, is_below: Callable[[str], bool], *, whole: bool, afresh: bool = False) -> None:
         self.found: str | None = None
-        """The name below a dataset that it leads to."""
+        """The name below a dataset to which the name leads."""
         self.spelt = ""
-        """So much of it the caller wrote until there was no link any more."""
+        """The part of the name, as the caller wrote it, behind which there is no link any more."""
         self.links: list[tuple[str, str]] = []
-        """On the way, and what they say."""
+        """The links on the way, and what they say."""
         self._behind = ""
         self._left = name.split("/")[:0:-1]
-        """The components before us, the next one last."""
+        """The components that are still to come, the next one last."""
         own = len(self._left)
         parts = name.split("/")
         while len(self._left) > (0 if whole else 1) and self._step(whole and not afresh):
@@ -147,8 +147,8 @@ class _Walk:
                 return
 
     def _step(self, reads: bool) -> bool:
-        """Past the next component; whether it can be the way to somewhere. To read by a link to an open file means that
-        file, whatever has its name by now."""
+        """Goes past the next component; returns whether it can be the way to somewhere. A read by a link to an open
+        file means that file, whatever has its name by now."""
         part = self._left.pop()
         self._own = len(self._left)
         if part in ("", "."):

@@ -1,8 +1,9 @@
-"""Path rules of the Python layer: is this name below a dataset, and where is its copy? The same rules as in C.
+"""Owns the path rules of the Python layer: is this name below a dataset, and where is its copy? They are the same as in
+C.
 
-Lexical only, and only where that is exact: `//` and `/./` are skipped; `..` at the front of a relative name is taken
-off the working directory, which the kernel names without symbolic links; behind another component the kernel is asked.
-Names that lead below a dataset only through symbolic links are `_hpcstage_names`'s.
+The rules are lexical only, and only where that is exact: `//` and `/./` are skipped; `..` at the front of a relative
+name is taken off the working directory, which the kernel names without symbolic links; for `..` behind another
+component the kernel is asked. `_hpcstage_names` resolves names that lead below a dataset only through symbolic links.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _fsdecode = os.fsdecode
 
 
 class Place:
-    """A name below a dataset: `source` as the daemon knows it, `local` its copy's place in the store."""
+    """A name below a dataset: `source` is the name as the daemon knows it, `local` the place of its copy in the
+    store."""
 
     __slots__ = ("local", "root_n", "source")
 
@@ -36,7 +38,7 @@ class Place:
 
     @property
     def is_dir_name(self) -> bool:
-        """The root, or written with a slash at the end: no file."""
+        """Whether the name is the root, or written with a slash at the end, and so no file."""
         return self.source.endswith("/") or len(self.source) == self.root_n
 
 
@@ -54,7 +56,7 @@ class Paths:
         self.cwd_changed()
 
     def cwd_changed(self) -> None:
-        """After a change of directory."""
+        """Looks at the working directory again, after a change of directory."""
         try:
             here = self._here = _getcwd().rstrip("/") + "/"
         except OSError:
@@ -63,14 +65,14 @@ class Paths:
         self.near = here.startswith(self.prefixes) or any(p.startswith(here) for p in self.prefixes)
 
     def copy_name(self, name: str) -> str | None:
-        """The place of the copy of a plainly written absolute name below a dataset: the common case, fast."""
+        """Returns the place of the copy of a plainly written absolute name below a dataset: the common case, fast."""
         for prefix, n, store in self._maps:
             if name.startswith(prefix):
                 return None if "//" in name or "/." in name or name[-1] == "/" else store + name[n:]
         return None
 
     def find(self, name: Any, dir_fd: int | None = None, how: int = 0) -> Place | None:
-        """Where a name (str, bytes, PathLike; anything else is nobody's) leads, or None."""
+        """Returns where a name (str, bytes, PathLike) leads, or None; anything else leads nowhere."""
         if type(name) is not str:
             name = self._text(name)
             if name is None:
@@ -107,7 +109,7 @@ class Paths:
         return name in self._roots or name.startswith(self.prefixes)
 
     def source_of(self, local: str) -> str | None:
-        """The source of a copy, by the copy's own name."""
+        """Returns the source of a copy, by the copy's own name."""
         for prefix, _, store in self._maps:
             if local.startswith(store + "/"):
                 return prefix[:-1] + local[len(store) :]
@@ -143,7 +145,8 @@ class Paths:
 
 
 def _by_kernel(name: str) -> str:
-    """The part up to the last `..` by the kernel's name for it, then the rest; empty if there is no such directory."""
+    """Returns the name with the part up to the last `..` as the kernel names it; empty if there is no such
+    directory."""
     parts = name.split("/")
     if ".." not in parts:
         return name
@@ -161,7 +164,7 @@ def _by_kernel(name: str) -> str:
 
 
 def _normal(name: str) -> str:
-    """Without empty and `.` components. A slash at the end stays."""
+    """Returns the name without empty and `.` components. A slash at the end stays."""
     parts = name.split("/")
     closed = parts[-1] in ("", ".")
     return "/" + "/".join([p for p in parts if p not in ("", ".")]) + ("/" if closed else "")

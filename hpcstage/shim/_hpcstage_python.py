@@ -1,7 +1,8 @@
 """The Python layer: replaces open, os.open, os.stat and their relatives by objects that look in the store first.
 
-Used where the native layer cannot be. It sees what is opened from Python, not what C libraries open by themselves.
-Owns the order of things: every original is taken before anything is replaced, modules that took one earlier are swept.
+The layer is used where the native layer cannot be. It sees what is opened from Python, not what C libraries open by
+themselves. The module owns the sequence: every original is taken before anything is replaced, and then modules that
+took one earlier are swept.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ SETS = (
 
 
 def install(config: Any, selftest: Callable[[Any], bool]) -> Any:
-    """Replaces the functions; the slot of this process, or None (and all is as before) if the self-test fails."""
+    """Replaces the functions; returns the slot of this process, or None (and all is as before) if the self-test
+    fails."""
     slot = slots.Slot(config.page, wire.LAYER_PYTHON, config.python_version)
     slot.open()
     context = contexts.Context(config, slot, paths.Paths([config.selftest]), wants.Daemon(config, slot))
@@ -66,7 +68,7 @@ def _replacements(context: Any) -> list[tuple[Any, Any]]:
 
 
 def _sweep(table: dict[int, Any]) -> None:
-    """Replaces by identity in every module that holds an original, and in pathlib's accessor (up to 3.10)."""
+    """Replaces originals by identity in every module that holds one, and in pathlib's accessor (up to 3.10)."""
     for name, module in list(sys.modules.items()):
         if name in UNTOUCHED or name.startswith(("_hpcstage", "importlib.")):
             continue
@@ -81,7 +83,7 @@ def _sweep(table: dict[int, Any]) -> None:
 
 
 def _sweep_members(space: dict[str, Any], table: dict[int, Any]) -> None:
-    """What classes of a module and the defaults of its functions hold."""
+    """Replaces originals that classes of a module and the defaults of its functions hold."""
     for value in list(space.values()):
         if isinstance(value, type) and value.__flags__ & HEAP_TYPE:
             _swap(value.__dict__, table, value)

@@ -1,4 +1,4 @@
-"""Which virtual node this process is on: ranks are dealt to nodes in blocks, as launchers do it. Pure."""
+"""Finds out which virtual node this process is on: ranks are dealt to nodes in blocks, as launchers do it. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
 
 def node_of(env: MutableMapping[str, str], nodes: int) -> int:
-    """The node of the rank that the environment names; 0 if it names none that can be."""
+    """Returns the node of the rank that the environment names; 0 if it names none that can be."""
     rank, size = _first(env, RANK), _first(env, SIZE)
     if rank is None or size is None or rank >= size:
         return 0
@@ -19,7 +19,7 @@ def node_of(env: MutableMapping[str, str], nodes: int) -> int:
 
 
 def tell(env: MutableMapping[str, str], node_dir: bytes, sock: bytes) -> None:
-    """What programs may ask the environment is right for this node, too."""
+    """Sets what programs may ask the environment to what is right for this node."""
     found = {"NODE_DIR": node_dir, "LOCAL_DIR": node_dir + b"/store", "SOCKET": sock}
     for name, value in found.items():
         env["HPCSTAGE_" + name] = value.decode("utf-8", "surrogateescape")

@@ -1,8 +1,8 @@
-"""The ring of opens, from Python: which dataset files this process opened, in order, and which sample they were for.
+"""Writes the ring of opens from Python: which dataset files this process opened, in order, and for which sample.
 
-The same form as the native layer's. One thread writes at a time; what another wants to log meanwhile (or a signal
-handler, in the middle of a record) is left for it. Nobody waits, and no failure leaves this module: then nothing is
-logged.
+The form is the native layer's. One thread writes at a time; what another thread (or a signal handler, in the middle of
+a record) wants to log meanwhile is left for it. Nobody waits, and no failure leaves this module: after a failure
+nothing is logged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 LEFT_OVER = 1024
-"""What waits at most for the thread that writes."""
+"""At most so many records wait for the thread that writes."""
 OPEN = wire.RECORD_OPEN
 HEADER = wire.RING_HEADER_BYTES
 DATA = wire.RING_DATA_BYTES
@@ -46,11 +46,12 @@ class Log:
         self._put: Any = self._make if slot.number > 0 else _nowhere
 
     def opened(self, local: str, where: int, ns: int) -> None:
-        """A file was opened for reading; `local` is its place in the store, `where` 0 that copy, 1 the source."""
+        """Logs that a file was opened for reading; `local` is its place in the store, `where` is 0 for that copy, 1 for
+        the source."""
         self._put(OPEN, where, ns, local[self._name_at :].encode(self._encoding, self._errors))
 
     def mark(self, key: int, index: int) -> None:
-        """What is opened from now on is for a sample of a dataset; -1: for none."""
+        """Logs that what is opened from now on is for a sample of a dataset; index -1: for none."""
         try:
             payload = key.to_bytes(4, "little") + int(index).to_bytes(8, "little", signed=True)
         except Exception:
@@ -58,7 +59,7 @@ class Log:
         self._put(wire.RECORD_INDEX, 0, monotonic_ns(), payload)
 
     def _make(self, kind: int, where: int, ns: int, payload: bytes) -> None:
-        """At the first record. What other threads open meanwhile waits for it."""
+        """Makes the ring at the first record. What other threads open meanwhile waits for it."""
         if not self._may_make(False):
             self._late.append((kind, where, ns, payload))
             return
@@ -70,14 +71,14 @@ class Log:
 
 
 def _nowhere(kind: int, where: int, ns: int, payload: bytes) -> None:
-    """In place of a ring that there cannot be."""
+    """Stands in the place of a ring that cannot be made."""
 
 
 class Ring:
-    """The file. Raises OSError where it cannot be made."""
+    """The ring's file. Raises OSError where the file cannot be made."""
 
     def __init__(self, path: bytes, late: deque[tuple[int, int, int, bytes]] | None = None) -> None:
-        """`late`: what waits to be written, now and later."""
+        """`late` holds what waits to be written, now and later."""
         from struct import Struct
 
         fd = _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -100,7 +101,7 @@ class Ring:
         view[:8] = wire.RING_MAGIC
 
     def put(self, kind: int, where: int, ns: int, payload: bytes) -> None:
-        """One record. A thread's records stay in their order: what waits is written before what comes."""
+        """Writes one record. A thread's records stay in their order: what waits is written before what comes."""
         if not self._acquire(False):
             self._late.append((kind, where, ns, payload))
             self._put_late()
@@ -126,7 +127,7 @@ class Ring:
             self._write(*self._late.popleft())
 
     def _write(self, kind: int, where: int, ns: int, payload: bytes) -> None:
-        """The head says first that its place is taken, its stamp last that it is complete."""
+        """Writes a record: first the head says that its place is taken, last its stamp says that it is complete."""
         n = len(payload)
         at = self._head[0]
         begin = at % DATA + HEADER

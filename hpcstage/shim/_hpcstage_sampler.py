@@ -1,7 +1,7 @@
 """Learns what a loader's sampler will give in the coming epoch: runs it once and puts every random state back.
 
-Owns the table of samplers that may be run: those whose every step is known to be repeatable. Everything else is never
-iterated. Owns no loader and announces nothing.
+The module owns the table of samplers that may be run: those whose every step is known to be repeatable. No other
+sampler is ever iterated. The module owns no loader and announces nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Iterable
 
 LIMIT = 50_000_000
-"""Samples of an epoch. What is longer is not run ahead."""
+"""An epoch with more samples than this is not run ahead."""
 _TORCH = "torch.utils.data.sampler"
 _PLAIN = (_TORCH, "BatchSampler")
 _DISTRIBUTED = ("torch.utils.data.distributed", "DistributedSampler")
@@ -26,11 +26,13 @@ _STATEFUL = "torchdata.stateful_dataloader.sampler"
 _BATCHERS = {_PLAIN, (_STATEFUL, "BatchSampler")}
 _FOLLOWING_A_FORMULA = {_DISTRIBUTED, (_STATEFUL, "StatefulDistributedSampler")}
 _PASSES_ON = {(module, "_IndexBatchSamplerWrapper") for module in _LIGHTNING}
-"""Gives exactly what its inner batch sampler gives, and keeps its place in itself: the inner one is run."""
+"""These samplers give exactly what their inner batch sampler gives, and keep their place in themselves: the inner one
+is run."""
 _HOLDERS = {(module, "_DatasetSamplerWrapper") for module in _FABRIC}
-"""A sampler in the place of a distributed sampler's dataset."""
+"""These classes hold a sampler in the place of a distributed sampler's dataset."""
 
-# The class that defines __iter__, and what else of the sampler __iter__ uses: a subclass may have replaced that.
+# The keys are the classes that define __iter__, the values what else of the sampler __iter__ uses: a subclass may have
+# replaced that.
 KNOWN: dict[tuple[str, str], tuple[str, ...]] = {
     ("builtins", "list"): (),
     ("builtins", "tuple"): (),
@@ -55,18 +57,20 @@ KNOWN: dict[tuple[str, str], tuple[str, ...]] = {
 }
 _EAGER = {name for name in KNOWN if name[1].endswith("SamplerWrapper")} - _PASSES_ON
 _EAGER |= {(_STATEFUL, "RandomSampler"), (_STATEFUL, "BatchSampler")}
-"""Draw when `iter` is called, not when the first index is asked for: then it is too late to run them alike."""
+"""These samplers draw when `iter` is called, not when the first index is asked for: then it is too late to run them
+alike."""
 _COPIED = {(_STATEFUL, "_BatchSamplerIterator"), (_STATEFUL, "_StatefulRandomSamplerIterator")}
-"""Iterators that hold all of their place in attributes: what is left of them is what a copy gives."""
+"""These iterators hold all of their place in attributes, so a copy gives what is left of them."""
 _RESUMED = ("itertools", "islice")
-"""A sampler's iterator that goes on where an earlier program was."""
+"""A sampler's iterator of this class goes on where an earlier program was."""
 _INNER = ("sampler", "batch_sampler", "_sampler", "_batch_sampler")
 _SEQUENCES = ("builtins", "array", "numpy", "torch")
 
 
 def peek(sampler: Any, more_generators: Iterable[Any] = (), drawn: Any = None) -> array[int] | None:
-    """All indices that `iter(sampler)` would give now, or None. Raises what the sampler raises; nothing has changed
-    when it returns or raises. `drawn`: the iterator that the loader has of it, not advanced since the epoch began."""
+    """Returns all indices that `iter(sampler)` would give now, or None. Raises what the sampler raises; nothing has
+    changed when it returns or raises. `drawn` is the loader's iterator of the sampler, not advanced since the epoch
+    began."""
     found = parts(sampler)
     copied = _class(drawn) in _COPIED
     begun = _class(drawn) == _RESUMED or (_name(sampler, "__iter__") in _EAGER and not copied)
@@ -80,7 +84,8 @@ def peek(sampler: Any, more_generators: Iterable[Any] = (), drawn: Any = None) -
 
 
 def peek_first(sampler: Any, generator: Any, most: int) -> array[int] | None:
-    """The first indices of an epoch of a loader with this generator that began now: `most` or a few more. As `peek`."""
+    """Returns the first indices (`most` or a few more) of an epoch that began now, of a loader with this generator; as
+    `peek`."""
     found = parts(sampler)
     if found is None or _too_long(found) or _name(sampler, "__iter__") in _EAGER or not _drawn_on_cpu():
         return None
@@ -94,7 +99,7 @@ def peek_first(sampler: Any, generator: Any, most: int) -> array[int] | None:
 
 
 def formula(sampler: Any) -> str:
-    """From what later epochs follow, where the sampler is a distributed one; else nothing."""
+    """Returns a text from which later epochs follow, where the sampler is a distributed one; else nothing."""
     while _name(sampler, "__iter__") in _PASSES_ON:
         sampler = sampler._batch_sampler
     if _name(sampler, "__iter__") in _BATCHERS:
@@ -113,7 +118,7 @@ def formula(sampler: Any) -> str:
 
 
 def parts(sampler: Any) -> list[Any] | None:
-    """The sampler and all that it draws from, or None if one of them is not known."""
+    """Returns the sampler and all that it draws from, or None if one of them is not known."""
     found: list[Any] = []
     waiting = [sampler]
     while waiting:
@@ -142,7 +147,7 @@ def _is_known(part: Any) -> bool:
 
 
 def _name(part: Any, method: str) -> tuple[str, str]:
-    """Module and name of the class that defines a method."""
+    """Returns module and name of the class that defines a method."""
     for cls in type(part).__mro__:
         if method in cls.__dict__:
             return cls.__module__, cls.__qualname__
@@ -170,7 +175,8 @@ def _too_long(found: list[Any]) -> bool:
 
 
 def _drawn_on_cpu() -> bool:
-    """Where the default device is another, the seeds are drawn from that device's generator, which is not saved."""
+    """Whether the default device is the CPU. Seeds are drawn from the default device's generator, and no other is
+    saved."""
     return str(sys.modules["torch"].empty(0).device.type) == "cpu"
 
 
@@ -196,7 +202,7 @@ def _collect(sampler: Any, most: int = LIMIT + 1) -> array[int] | None:
 
 
 def _left(drawn: Any) -> array[int] | None:
-    """What a copied iterator has still to give."""
+    """Returns what a copied iterator has still to give."""
     batched = "batch_size" in _space(drawn)
     inner = _left_inside(drawn) if batched else _random_left(drawn)
     if inner is None:
@@ -208,7 +214,7 @@ def _left(drawn: Any) -> array[int] | None:
 
 
 def _left_inside(drawn: Any) -> Iterable[int] | None:
-    """Of the sampler's iterator that a batch sampler's iterator holds."""
+    """Returns what is left of the sampler's iterator that a batch sampler's iterator holds, or None."""
     inner, sampler = drawn.sampler_iter, drawn.sampler
     if _class(inner) in _COPIED:
         return _random_left(inner)
@@ -225,7 +231,7 @@ def _random_left(drawn: Any) -> Iterable[int]:
 
 
 class _States:
-    """What running a known sampler can change, as it was: random states, and the samplers' attributes."""
+    """Saves what running a known sampler can change: random states, and the samplers' attributes."""
 
     def __init__(self, found: list[Any], more_generators: Iterable[Any]) -> None:
         torch = sys.modules["torch"]

@@ -1,6 +1,6 @@
-"""This process's slot in the shared page, from Python: for the layers that work without the C extension.
+"""Owns this process's slot in the shared page, from Python: for the layers that work without the C extension.
 
-Owns giving out slots of the Python range: under a file lock on the page, so that it needs no daemon and no message,
+The module gives out slots of the Python range under a file lock on the page, so that it needs no daemon and no message,
 and works in a forked child. Without a page or a free slot the counts go to private memory.
 """
 
@@ -21,7 +21,7 @@ LOCK_PAUSE_S = 0.001
 
 
 class Slot:
-    """Counters of this process. `counters` and `hist_open` are views; a forked child gets new ones by `claim`."""
+    """The counters of this process. `counters` and `hist_open` are views; a forked child gets new ones by `claim`."""
 
     def __init__(self, page: bytes, layer: int, python_version: int) -> None:
         self._page = page
@@ -64,15 +64,15 @@ class Slot:
         return bool(given_up == caught_up and not closed and not held)
 
     def give_up(self) -> None:
-        """Until the daemon has read what was sent, no copy is opened."""
+        """Lets no copy be opened until the daemon has read what was sent."""
         self.gate[wire.GIVEN_UP] = int.from_bytes(os.urandom(4), "little") | 1
 
     def close_store(self) -> None:
-        """No copy is ever opened again."""
+        """Lets no copy be opened ever again."""
         self.gate[wire.CLOSED] = 1
 
     def log_opens(self, make_log: Any) -> None:
-        """From now on `logs[0]` says whether to log opens, in what `make_log(slot)` makes for each process."""
+        """Logs opens while `logs[0]` says so, in what `make_log(slot)` makes for each process."""
         self._make_log = make_log
         self._begin_log()
         self.logs = self._map[wire.LOGGING_OFFSET : wire.LOGGING_OFFSET + 4].cast("I")
@@ -122,11 +122,11 @@ class Slot:
         self.counters[counter] = max(self.counters[counter], value)
 
     def get(self, counter: int) -> int:
-        """A counter's value."""
+        """Returns a counter's value."""
         return int(self.counters[counter])
 
     def loader_step(self, begin_ns: int, end_ns: int, workers: int) -> None:
-        """One batch was waited for."""
+        """Counts a batch that was waited for."""
         counters = self.counters
         counters[wire.COUNTER_LOADER_STEPS] += 1
         counters[wire.COUNTER_LOADER_WAIT_NS] += end_ns - begin_ns
@@ -136,7 +136,7 @@ class Slot:
         self.max(wire.COUNTER_LOADER_WORKERS, workers)
 
     def source_open(self, took_ns: int, reason: int) -> None:
-        """An open for reading went to the source."""
+        """Counts an open for reading that went to the source."""
         counters = self.counters
         counters[wire.COUNTER_SOURCE_OPENS] += 1
         counters[wire.COUNTER_SOURCE_OPEN_NS] += took_ns
@@ -145,7 +145,7 @@ class Slot:
         self.hist_open[wire.bucket_of_ns(took_ns)] += 1
 
     def mark(self, key: int, index: int) -> None:
-        """What this process opens from now on is for a sample of a dataset; -1: for none."""
+        """Marks that what this process opens from now on is for a sample of a dataset; index -1: for none."""
         if self.logs[0]:
             self.log.mark(key, index)
 

@@ -1,7 +1,8 @@
 """Finds, by shape, which files a dataset's samples are made of: index -> paths.
 
-Owns the search. It reads the dataset's attributes and calls nothing of the program's. What it finds is believed only
-if a few of the files exist below a dataset of the job; the daemon checks it against what is really opened.
+The module owns the search. It reads the dataset's attributes and calls nothing of the program's. What it finds is
+believed only if a few of the files exist below a dataset of the job; the daemon checks it against what is really
+opened.
 """
 
 from __future__ import annotations
@@ -33,32 +34,32 @@ SUFFIXES = (".jpg", ".JPEG", ".png", ".jpeg", ".npy", ".npz", ".pt", ".wav", ".f
 
 
 class _Rows:
-    """`take` gives the absolute names of some samples, `columns` per sample, sample by sample."""
+    """Rows of names: `take` gives the absolute names of some samples, `columns` names per sample, sample by sample."""
 
     rows: int
     columns: int
 
     def take(self, wanted: Sequence[int]) -> list[str]:
-        """The names, empty where a sample has none."""
+        """Returns the names, empty where a sample has none."""
         raise NotImplementedError
 
     def joined(self, wanted: Sequence[int]) -> str:
-        """The same with NUL between them."""
+        """Returns the same with NUL between the names."""
         return "\0".join(self.take(wanted))
 
 
 class Table(_Rows):
-    """Rows of columns that were found."""
+    """The rows of the columns that were found."""
 
     def __init__(self, rows: int, found: list[Any]) -> None:
         self.rows = rows
         self.columns = len(found)
         self.costly = rows > MOST_COSTLY_ROWS and any(column.costly for column in found)
-        """Too much to be read as a whole."""
+        """Whether it is too much to be read as a whole."""
         self._found = found
 
     def flat(self, leaves: list[Any]) -> Sequence[int]:
-        """Where its rows are in the leaves, one behind the other; leaves that are missing are added."""
+        """Returns where its rows are in the leaves, one leaf behind the other; leaves that are missing are added."""
         begin = 0
         for leaf in leaves:
             if leaf is self:
@@ -142,7 +143,7 @@ class _Joined(_Rows):
         return flat
 
     def _split(self, wanted: Sequence[int]) -> Iterator[tuple[Any, Sequence[int], Sequence[int]]]:
-        """Per table: the places of its rows in what is wanted, and the rows."""
+        """Yields for each table the places of its rows in what is wanted, and the rows."""
         begins = [0, *accumulate(table.rows for table in self._inner)]
         if isinstance(wanted, range):
             for number, table in enumerate(self._inner):
@@ -161,8 +162,8 @@ class _Joined(_Rows):
 
 
 def flattened(table: Any) -> tuple[list[Any], array[int]] | None:
-    """Tables that hold all its rows, each in its own order, and where its rows are in them, one behind the other. None
-    where its rows are better read as they are."""
+    """Returns tables that hold all its rows, each in its own order, and where its rows are in them, one behind the
+    other. Returns None where its rows are better read as they are."""
     leaves: list[Any] = []
     try:
         rows = table.flat(leaves)
@@ -176,12 +177,12 @@ def flattened(table: Any) -> tuple[list[Any], array[int]] | None:
 
 
 def table_of(dataset: Any, roots: Sequence[str]) -> Any:
-    """The table of a dataset, or None. `roots`: the job's datasets, absolute."""
+    """Returns the table of a dataset, or None. `roots` are the absolute paths of the job's datasets."""
     return _table(dataset, _Search(roots), 0)
 
 
 def _table(dataset: Any, search: _Search, depth: int) -> Any:
-    """One object per dataset, however often it is met."""
+    """Returns one object per dataset, however often it is met."""
     if depth > MAX_DEPTH:
         return None
     if id(dataset) not in search.known:
@@ -210,7 +211,7 @@ def _found(dataset: Any, search: _Search, depth: int) -> Any:
 
 
 def _frame(space: dict[str, Any], search: _Search) -> Any:
-    """The table behind the indices of a list of Hugging Face's, which holds both itself."""
+    """Returns the table behind the indices of a dataset of Hugging Face's, which holds both itself."""
     data = space.get("_data")
     rows = getattr(data, "num_rows", 0)
     found = search.columns_of([data], space, rows) if rows else []
@@ -218,13 +219,13 @@ def _frame(space: dict[str, Any], search: _Search) -> Any:
 
 
 def space_of(dataset: Any) -> dict[str, Any]:
-    """Its attributes, without calling anything of its own."""
+    """Returns the dataset's attributes, without calling anything of its own."""
     space = getattr(dataset, "__dict__", None)
     return space if isinstance(space, dict) else {}
 
 
 def indices_of(dataset: Any, rows: int) -> Any:
-    """The choice of rows that a Subset or a relative of it makes, or None."""
+    """Returns the choice of rows that a Subset or a relative of it makes, or None."""
     space = space_of(dataset)
     for name in ("indices", "_indices"):
         value = space.get(name)
@@ -236,8 +237,8 @@ def indices_of(dataset: Any, rows: int) -> Any:
 
 
 def holders_of(dataset: Any) -> list[Any]:
-    """Objects of classes of the program's or a library's in its attributes that may hold the list in its place, such as
-    a reader; no datasets, which are looked at by themselves."""
+    """Returns those objects in its attributes, of classes of the program's or a library's, that may hold the list in
+    its place, such as a reader; no datasets, which are looked at by themselves."""
     kind = columns.torch_class("Dataset")
     values = {id(value): value for value in space_of(dataset).values()}.values()
     return [value for value in values if _is_holder(value) and not isinstance(value, kind)][:MAX_HOLDERS]
@@ -250,14 +251,14 @@ def _is_holder(value: Any) -> bool:
 
 
 def inner_of(dataset: Any) -> Any:
-    """The one dataset that it wraps, or None."""
+    """Returns the one dataset that it wraps, or None."""
     kind = columns.torch_class("Dataset")
     inner = [value for value in space_of(dataset).values() if isinstance(value, kind) or _is_frame(value)]
     return inner[0] if len(inner) == 1 else None
 
 
 def _is_frame(value: Any) -> bool:
-    """Shaped like a data set of Hugging Face's: a table in `_data`, a choice of its rows in `_indices`."""
+    """Whether it is shaped like a dataset of Hugging Face's: a table in `_data`, a choice of its rows in `_indices`."""
     space = space_of(value)
     return "_indices" in space and hasattr(type(space.get("_data")), "column_names")
 
@@ -267,14 +268,14 @@ class _Search:
 
     def __init__(self, roots: Sequence[str]) -> None:
         self.known: dict[int, Any] = {}
-        """Tables by the identity of their datasets, which live as long as this."""
+        """Tables by the identity of their datasets, which live as long as this search."""
         self._roots = tuple(root.rstrip("/") + "/" for root in roots)
         self._left = 0
         self._real: dict[str, str] = {}
         """Directories of names, and where they lead."""
 
     def columns(self, dataset: Any, rows: int) -> list[Any]:
-        """The columns of a dataset, in the order of its attributes; else those of an object that it has."""
+        """Returns the columns of a dataset, in the order of its attributes; else those of an object that it has."""
         space = space_of(dataset)
         found = self.columns_of([dataset, *space.values()], space, rows)
         for holder in [] if found else holders_of(dataset):
@@ -285,7 +286,7 @@ class _Search:
         return found
 
     def columns_of(self, values: list[Any], space: dict[str, Any], rows: int) -> list[Any]:
-        """The columns among some values; `space` has the directories that names may be relative to."""
+        """Returns the columns among some values; `space` has the directories that names may be relative to."""
         probes = sorted({0, rows // 3, 2 * rows // 3, rows - 1})
         unique = {id(value): value for value in values}.values()
         candidates = [column for value in unique for column in columns.columns_in(value, rows, probes)]
@@ -302,7 +303,7 @@ class _Search:
         return list(found.values())[:MAX_COLUMNS]
 
     def _settle(self, column: Any, probes: list[int], bases: list[str], suffixes: list[str]) -> bool:
-        """Finds the directory and the suffix with which the column's names exist."""
+        """Finds the directory and the suffix with which the column's names exist. Returns whether there are such."""
         names = [columns.as_text(name) for name in column.names(probes)]
         present = [name for name in names if name]
         if not present or (suffixes != [""] and "." in os.path.basename(present[0])):
@@ -351,7 +352,8 @@ def _texts(space: dict[str, Any]) -> list[str]:
 
 
 def _bases(space: dict[str, Any]) -> list[str]:
-    """Directories that the names may be relative to: the dataset's own, those below them, the working directory."""
+    """Returns directories that the names may be relative to: the dataset's own, those below them, the working
+    directory."""
     texts = _texts(space)
     bases = [os.path.abspath(text) for text in texts]
     bases += [os.path.abspath(os.path.join(a, b)) for a in texts for b in texts if a is not b and b[0] != "/"]

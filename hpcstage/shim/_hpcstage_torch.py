@@ -1,7 +1,8 @@
-"""Hooks on PyTorch's DataLoader: how long training waits for batches, what an epoch will read, whose opens are whose.
+"""Hooks into PyTorch's DataLoader: how long training waits for batches, what an epoch will read, which sample an open
+is for.
 
-Owns the patches of `_BaseDataLoaderIter`, which every loader of every kind uses. Batches, exceptions and random states
-pass through unchanged. Each hook is set by itself: where PyTorch has changed, the others still work.
+The module owns the patches of `_BaseDataLoaderIter`, which every loader of every kind uses. Batches, exceptions and
+random states pass through unchanged. Each hook is set by itself: where PyTorch has changed, the others still work.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def _measure_waits(iterator: Any, counters: Any, epochs: Any) -> None:
 
 
 def _follow_epochs(module: Any, counters: Any) -> Any:
-    """The announcer of epochs, hooked in. A new epoch is a new iterator of the sampler, or a reset."""
+    """Hooks in the announcer of epochs and returns it. A new epoch is a new iterator of the sampler, or a reset."""
     import _hpcstage_epochs  # type: ignore[import-not-found]
     import _hpcstage_marks  # type: ignore[import-not-found]
 

@@ -1,4 +1,5 @@
-"""Asks the daemon from Python: WANT (it is not in the store), WROTE (a write begins), and what others send by `ask`.
+"""Asks the daemon from Python: WANT (a file is not in the store), WROTE (a write begins), and what others send by
+`ask`.
 
 Every wait is bounded. `_socket` (not `socket`, which imports much) is imported at the first question.
 """
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 WROTE_CAP_S = 1.0
 STARTING_CAP_S = 0.5
-"""So long, and no longer, one open waits for a daemon that has yet to begin."""
+"""One open waits so many seconds, and no longer, for a daemon that has yet to begin."""
 SEND_CAP_S = 1.0
 HUNG_PAUSE_NS = 5_000_000_000
 READY = -1
@@ -40,7 +41,7 @@ class Daemon:
         }  # before they are replaced
 
     def want(self, source: bytes) -> int:
-        """READY, or the Reason to read the source for."""
+        """Returns READY, or the Reason to read the source for."""
         state = self._slot.state[0]
         if state not in (wire.STATE_STARTING, wire.STATE_SCANNING, wire.STATE_STAGING):
             return int(wire.REASON_NO_DAEMON if state == wire.STATE_ENDED else wire.REASON_SETTLED)
@@ -62,7 +63,7 @@ class Daemon:
         return reason if reason < wire.COUNTERS - wire.COUNTER_DIRECT_BASE else wire.REASON_UNKNOWN
 
     def _ask_early(self, source: bytes) -> Any:
-        """Before the daemon answers: what is opened now would be read here and then copied, so it is worth a short
+        """Asks before the daemon answers: what is opened now would be read here and then copied, so it is worth a short
         wait."""
         reply = ask(self._sock, wire.KIND_WANT, source, min(self._cap_s, STARTING_CAP_S))
         if not isinstance(reply, int):
@@ -71,7 +72,7 @@ class Daemon:
         return wire.REASON_SCANNING if reply == wire.REASON_TIMEOUT else reply
 
     def drop(self, source: bytes, local: bytes) -> None:
-        """No copy of it is visible any more when this returns."""
+        """Drops the copy of a file: none is visible any more when this returns."""
         state = self._slot.state[0]
         if self._direct or state == wire.STATE_MEASURING:
             return
@@ -82,8 +83,8 @@ class Daemon:
             self._slot.counters[wire.COUNTER_DROPPED] += 1
 
     def landed(self, info: os.stat_result) -> None:
-        """A file is written to that may be one of the datasets', under another name. With one name and no links in the
-        datasets it is none of theirs."""
+        """Tells the daemon of a write to a file that may be one of the datasets', under another name. With one name and
+        no links in the datasets it is none of theirs, and nothing is told."""
         state = self._slot.state[0]
         if self._direct or state in (wire.STATE_MEASURING, wire.STATE_ENDED) or self._slot.gate[wire.CLOSED]:
             return
@@ -96,7 +97,7 @@ class Daemon:
         self._tell(wire.KIND_LANDED, numbers)
 
     def _note_early(self, numbers: bytes) -> bool:
-        """Before the daemon knows the files. Too late is told: False."""
+        """Notes a write before the daemon knows the files. Returns False if it is too late for that."""
         calls = self._os
         try:
             fd = calls["open"](self._early, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -109,9 +110,9 @@ class Daemon:
         return bool(noted and self._slot.state[0] < wire.STATE_STAGING)
 
     def _tell(self, kind: int, payload: bytes) -> bool:
-        """Sends it always, and waits for the answer unless the daemon hangs. True: the daemon has dropped all copies,
-        or nothing is served before it has. False: it will not; nothing is served any more, since only it knows the
-        file's other names and what is being copied."""
+        """Sends it always, and waits for the answer unless the daemon hangs. Returns True if the daemon has dropped all
+        copies, or nothing is served before it has. Returns False if it will not; nothing is served any more then, since
+        only the daemon knows the file's other names and what is being copied."""
         state = self._slot.state[0]
         cap_s = 0.0 if state == wire.STATE_STARTING or monotonic_ns() < self._hung_until_ns else WROTE_CAP_S
         reply: bytes | int = wire.REASON_NO_DAEMON
@@ -145,8 +146,8 @@ class Daemon:
 
 
 def ask(sock: bytes, kind: int, payload: bytes, cap_s: float, send_cap_s: float = 0.001) -> Any:
-    """One request: the reply, or the Reason why there is none. TIMEOUT: it was sent, and is not answered yet. Cap 0:
-    nobody waits for the answer."""
+    """Sends one request; returns the reply, or the Reason why there is none. TIMEOUT means that it was sent and is not
+    answered yet. With a cap of 0 nobody waits for the answer."""
     from _socket import AF_UNIX, SOCK_SEQPACKET, socket, timeout
 
     sent = False
@@ -170,7 +171,7 @@ def ask(sock: bytes, kind: int, payload: bytes, cap_s: float, send_cap_s: float 
 
 
 def _reach(connection: Any, sock: bytes, until_ns: int) -> None:
-    """A full backlog means that the daemon lives and is busy: tries again until the time is up."""
+    """Connects, and tries again until the time is up: a full backlog means that the daemon lives and is busy."""
     while True:
         try:
             connection.connect(sock)

@@ -1,4 +1,4 @@
-"""The numbers of hpcstage/protocol/shim.py that the shim's Python needs. A test holds the two against each other."""
+"""Holds the numbers of hpcstage/protocol/shim.py that the shim's Python needs. A test compares the two."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ COUNTER_DIRECT_BASE = 40
 
 
 def bucket_of_ns(value_ns: int) -> int:
-    """The histogram bucket of a duration: four per octave, the first holds everything below 1024 ns."""
+    """Returns the histogram bucket of a duration: four per octave, the first holds everything below 1024 ns."""
     if value_ns < 1024:
         return 0
     top = value_ns.bit_length() - 1

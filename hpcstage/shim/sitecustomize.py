@@ -1,7 +1,7 @@
 """Runs at the start of every Python below `hpcstage run`: attaches the shim, then runs the sitecustomize that the
 program would have had without us.
 
-Must be harmless in any Python from 2.7 on: plain syntax, nothing printed, no failure of ours let out.
+It must be harmless in any Python from 2.7 on: plain syntax, nothing printed, no failure of the shim let out.
 """
 
 # ruff: noqa: ANN001, ANN202  (Python 2 has no annotations)
