@@ -20,7 +20,7 @@ from hpcstage.errors import ConfigError, UsageError
 
 @dataclass(frozen=True)
 class _Found:
-    """What one origin says."""
+    """The values of one origin, such as the options or a file."""
 
     values: dict[str, Written]
     by_shell: bool = False

@@ -122,8 +122,7 @@ def positive_size(found: str) -> int:
 
 @dataclass(frozen=True)
 class BudgetAsked:
-    """What the user said about the budget: bytes or a share of what is free, and likewise inodes. None means not
-    said."""
+    """A budget as the user asked for it: bytes or a share of what is free, and likewise inodes. None means not said."""
 
     size_bytes: int | None = None
     size_share: float | None = None

@@ -25,7 +25,7 @@ _MEMORY = Path("/dev/shm")  # noqa: S108  mkstemp makes the names
 
 @dataclass(frozen=True)
 class Settings:
-    """What the storage is like. Zero means: no limit, no latency, no load."""
+    """The properties of the storage. Zero means no limit, no latency, no load."""
 
     bandwidth_bytes_per_s: float = 0
     """The bandwidth of all nodes together."""
@@ -43,7 +43,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Counters:
-    """What one node asked of the storage since the state file was made."""
+    """Counts what one node asked of the storage since the state file was made."""
 
     lookups: int
     """Counts FUSE LOOKUP and GETATTR."""

@@ -41,7 +41,7 @@ class _Task:
 
 
 class Spread:
-    """Spreads files over the group. `position` is the place in the tree: 0 is the root, the parent of p is (p - 1) //
+    """Spreads files over the group. `position` is the place in the tree: 0 is the root, p has the parent (p - 1) //
     2."""
 
     def __init__(self, post: Post, lanes: tuple[Lane, Lane], pools: tuple[Pool, Pool], at: tuple[int, int]) -> None:

@@ -21,7 +21,7 @@ _ESCAPES = {b"\\040": b" ", b"\\011": b"\t", b"\\012": b"\n", b"\\134": b"\\"}
 
 @dataclass(frozen=True)
 class Space:
-    """What is free on a file system for this user; `free_inodes` is None where the file system does not count
+    """The free space of a file system, for this user; `free_inodes` is None where the file system does not count
     inodes."""
 
     free_bytes: int

@@ -24,8 +24,7 @@ _OF_RANK = (
 )  # fmt: skip
 """Variables whose names begin so say which rank a process is, or how many ranks the user's launcher starts."""
 _SETTINGS = ("OMPI_MCA_", "OMPI_ALLOW_", "PRTE_MCA_", "PRTE_ALLOW_", "PMIX_MCA_")
-"""Of these variables, those that begin so are settings of how to start: the remote shell, the interfaces, the
-transports."""
+"""Variables with these names are settings that say how to start: the remote shell, the interfaces, the transports."""
 _MCA_OF_RANK = (
     "PREFIXES", "cpu_type", "ess", "initial_wdir", "num_procs", "shmem_RUNTIME_QUERY_hint",
     *(f"{runtime}_{name}" for runtime in ("orte", "prte") for name in (

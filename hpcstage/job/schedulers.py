@@ -24,7 +24,7 @@ _MAX_PARTS = 1024
 
 @dataclass(frozen=True)
 class Facts:
-    """What a scheduler says; `environment` adds host name and launcher."""
+    """The facts that a scheduler tells; `environment` adds host name and launcher."""
 
     scheduler: str
     job_id: str

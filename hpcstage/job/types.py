@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Job:
-    """What is known about the job. A field that is None is unknown, unless its own text says otherwise."""
+    """The known facts about the job. A field that is None is unknown, unless its own text says otherwise."""
 
     scheduler: str
-    """slurm, pbs, gridengine, pjm, lsf, flux or none."""
+    """One of slurm, pbs, gridengine, pjm, lsf, flux and none."""
     hostname: str
     """This node's name, as the scheduler writes it if it does."""
     nodes: tuple[str, ...]
@@ -38,4 +38,4 @@ class Job:
     """A name that all wrappers of one launch on one node share, and no other launch has; None if this wrapper is
     alone."""
     notes: tuple[str, ...] = ()
-    """What the scheduler said that could not be understood."""
+    """Notes on what the scheduler said that could not be understood."""

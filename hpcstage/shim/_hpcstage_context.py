@@ -33,7 +33,7 @@ OPENED_SOURCE = 1
 
 
 class Context:
-    """What all callables of this process share. It is quiet during the self-test: nothing is counted or asked."""
+    """Owns what all callables of this process share. It is quiet during the self-test: nothing is counted or asked."""
 
     def __init__(self, config: Any, slot: Any, paths: Any, daemon: Any) -> None:
         self.direct = config.direct

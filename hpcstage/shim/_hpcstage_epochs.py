@@ -28,7 +28,8 @@ ASK_CAP_S = 1.0
 HEAD_SAMPLES = 2048
 HEAD_FROM_SAMPLES = 4096
 COSTLY_SAMPLES = 65_536
-"""So many samples are announced of a dataset whose table costs too much, and which is learnt from what is opened."""
+"""The number of samples that are announced of a dataset whose table costs too much, and which is learnt from its
+opens."""
 MAP_STYLE = 0
 ANNOUNCED_IN = (wire.STATE_STARTING, wire.STATE_SCANNING, wire.STATE_STAGING)
 
@@ -47,7 +48,7 @@ class _Loader:
 
 
 class _Run:
-    """What is known of one iterator; it must not hold the iterator."""
+    """The state of one iterator; it must not hold the iterator."""
 
     def __init__(self, loader: _Loader, stream: int) -> None:
         self.loader = loader

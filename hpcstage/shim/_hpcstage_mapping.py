@@ -1,7 +1,7 @@
-"""Files of the node directory as memory of this process, with no descriptor that stays open.
+"""Maps files of the node directory into memory of this process, with no descriptor that stays open.
 
 `mmap` of Python 3.8 to 3.12 keeps the file open under the lowest number that is free, which the program's next open
-would have got. So the C library is called there; where that cannot be, `mmap` is used all the same.
+would have got. So the module calls the C library there; where that cannot be, it uses `mmap` all the same.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ PYBUF_READ = 0x100
 PYBUF_WRITE = 0x200
 NO_MEMORY = (1 << 64) - 1, (1 << 32) - 1
 _kept: list[Any] = []
-"""Mappings stay: to let one go that holds a descriptor closes a number that may be that of a file of the program."""
+"""Mappings stay: the end of one that holds a descriptor closes a number that may be that of a file of the program."""
 _libc: Any = None
 
 
 def mapped(fd: int, size: int, *, writable: bool) -> memoryview:
-    """The first bytes of an open file, shared. Raises OSError or ValueError where that cannot be."""
+    """Returns the first bytes of an open file, shared. Raises OSError or ValueError where that cannot be."""
     import mmap
 
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
@@ -41,7 +41,7 @@ def mapped(fd: int, size: int, *, writable: bool) -> memoryview:
 
 
 def _functions() -> Any:
-    """mmap and PyMemoryView_FromMemory, without `ctypes`: its own imports take milliseconds."""
+    """Returns mmap and PyMemoryView_FromMemory, without `ctypes`: its own imports take milliseconds."""
     global _libc
     if _libc is None:
         from _ctypes import FUNCFLAG_CDECL, FUNCFLAG_PYTHONAPI, CFuncPtr, _SimpleCData, dlopen, dlsym

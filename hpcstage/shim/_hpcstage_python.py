@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FUNCTION = type(lambda: None)
 HEAP_TYPE = 1 << 9
-"""Flag of classes that are made by Python code, and can be changed."""
+"""The flag of classes that are made by Python code, and can be changed."""
 UNTOUCHED = ("posix", "_io", "importlib", "zipimport", "_frozen_importlib", "_frozen_importlib_external", "_imp")
 SETS = (
     "supports_dir_fd",

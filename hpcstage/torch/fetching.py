@@ -33,7 +33,7 @@ _Fetcher: Any = getattr(getattr(_utils, "fetch", None), "_MapDatasetFetcher", ob
 
 @dataclass(frozen=True)
 class Settings:
-    """What a worker needs to know of its loader."""
+    """Holds what a worker needs to know of its loader."""
 
     threads: int
     reproducible: bool

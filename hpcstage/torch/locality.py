@@ -23,8 +23,8 @@ from hpcstage.torch.shares import Held, divide, evenly
 
 @dataclass
 class _Agreed:
-    """What the ranks agreed on. It is changed in place: code that puts a sampler's attributes back leaves it as it
-    is."""
+    """Holds what the ranks agreed on. It is changed in place: code that puts a sampler's attributes back leaves it
+    alone."""
 
     met: bool = False
     seats: Seats | None = None

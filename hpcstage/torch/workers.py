@@ -69,7 +69,7 @@ class _Context(BaseContext):
 
 @dataclass(frozen=True)
 class Worker:
-    """What a worker process runs: PyTorch's loop, with a fetcher and a queue of hpcstage."""
+    """Runs in a worker process: PyTorch's loop, with a fetcher and a queue of hpcstage."""
 
     loop: Any
     settings: Settings

@@ -21,7 +21,7 @@ from hpcstage.wrapper import messages
 
 KILLED_S = 5.0
 READY_S = 20.0
-"""The wrapper waits no longer for the lead, in seconds; the lead gives up earlier on nodes that do not come."""
+"""The wrapper waits at most so many seconds for the nodes; the lead gives up earlier on nodes that do not come."""
 
 
 class LeadLink:

@@ -26,7 +26,7 @@ HAS_NATIVE = _files is not None
 
 
 class Found(IntEnum):
-    """What became of a file that was to be read; `_files.c` has the same numbers."""
+    """Says what became of a file that was to be read; `_files.c` has the same numbers."""
 
     WHOLE = 0
     LOST = 1
@@ -34,11 +34,12 @@ class Found(IntEnum):
 
 
 Given = tuple[int, int, int, int, int]
-"""Found, size in bytes, mode, mtime in ns, place in the buffer."""
+"""The fields are: Found, size in bytes, mode, mtime in ns, place in the buffer."""
 Gotten = tuple[int, int, int, int, bytes, bytes, bytes | None]
-"""Place in the buffer, size in bytes, mode, mtime in ns, temporary name, final name, second name."""
+"""The fields are: place in the buffer, size in bytes, mode, mtime in ns, temporary name, final name, second name."""
 Written = tuple[int, int, int]
-"""errno or 0, monotonic ns when it was begun, ns that it took. EEXIST means that something has the name already."""
+"""The fields are: errno or 0, monotonic ns when it was begun, ns that it took. EEXIST: something has the name
+already."""
 
 
 def read_files(paths: list[bytes], buffer: Buffer, at: int, end: int, *, native: bool = HAS_NATIVE) -> list[Given]:

@@ -25,7 +25,7 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
 class Stored(NamedTuple):
-    """What became of a file: published (`why` NONE), or not."""
+    """Says what became of a file: published (`why` NONE), or not."""
 
     id: int
     why: Why

@@ -32,7 +32,7 @@ MAX_CONTROL_BYTES = CONTROL.size + 4 * 4096
 
 
 class FrameError(ValueError):
-    """What came is no frame of an exchange."""
+    """The bytes that came are no frame of an exchange."""
 
 
 class Sort(IntEnum):
@@ -51,7 +51,7 @@ class Sort(IntEnum):
 
 
 class Place(IntEnum):
-    """What a bundle is part of."""
+    """Says what a bundle is part of."""
 
     STORE = 0
     MANIFEST = 1
