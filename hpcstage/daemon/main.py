@@ -94,6 +94,7 @@ class Daemon:
         self.reporter = nodepart.Reporter(
             spec, self.staging, self.page, self.sampler, self.looks, self.reopened, self.started
         )
+        self.staging.own_bytes = lambda: self.reporter.accounts.own_bytes
         self.descriptors = Descriptors(self.selector)
         self._next_tick = self.started + TICK_S
         self._next_part = self.started

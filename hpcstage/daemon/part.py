@@ -13,6 +13,7 @@ from hpcstage.daemon.process.looks import Looks
 from hpcstage.daemon.process.page import Page
 from hpcstage.daemon.process.proc import Missed, memory_bytes, pressure
 from hpcstage.daemon.queue.queue import Place
+from hpcstage.daemon.queue.unserved import Unserved
 from hpcstage.daemon.staging import Staging
 from hpcstage.daemon.telemetry import Sampler
 from hpcstage.protocol.daemonspec import DaemonSpec
@@ -169,7 +170,10 @@ class Reporter:
         elif refused and engine.queue.closed in (Reason.NONE, Reason.FULL):
             text = f"the budget has no room for {self._left(refused)}: they are read from the source"
             problems.append({"id": "store-full", "text": text, "remedy": self._more_room()})
-        if held := engine.queue.large.held_back:
+        unserved = self._staging.unserved
+        if unserved.files:
+            problems.append(_unserved(unserved))
+        if held := engine.queue.large.held_back - unserved.files:
             size = format_size(sum(map(engine.queue.size, held)))
             one, them = f"a large file ({size}) was", f"{len(held)} large files ({size}) were"
             what, it = (one, "it") if len(held) == 1 else (them, "them")
@@ -192,6 +196,17 @@ class Reporter:
         """A budget that was asked for can be raised; one that follows from what is free mostly cannot."""
         limit = self._staging.outlook.budget
         return more_room(limit.why if limit is not None else "")
+
+
+def _unserved(unserved: Unserved) -> dict[str, str]:
+    count = len(unserved.files)
+    files = f"{count:,} {'file' if count == 1 else 'files'}"
+    text = (
+        f"copying paused for {unserved.paused_s(time.monotonic()):.0f} s in all, as programs that hpcstage does not "
+        f"reach opened {files} or more at the source, and no other program used the datasets"
+    )
+    remedy = "programs that are not Python, and python -I, -E or -S, gain nothing: run them without hpcstage"
+    return {"id": "not-reached", "text": text, "remedy": remedy}
 
 
 def _copied(engine: Engine) -> dict[str, float]:

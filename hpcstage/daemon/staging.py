@@ -17,6 +17,7 @@ from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.copying.inodes import Inodes
 from hpcstage.daemon.copying.messages import Result
 from hpcstage.daemon.copying.pool import Pool
+from hpcstage.daemon.copying.sightings import Sightings
 from hpcstage.daemon.copying.writes import Writes
 from hpcstage.daemon.outlook import Outlook
 from hpcstage.daemon.peers.nodegroup import NodeGroup
@@ -30,6 +31,7 @@ from hpcstage.daemon.queue.answers import Answers
 from hpcstage.daemon.queue.groupqueue import GroupQueue
 from hpcstage.daemon.queue.little import Little
 from hpcstage.daemon.queue.queue import FINAL, Place, Queue, Verdict
+from hpcstage.daemon.queue.unserved import Unserved
 from hpcstage.daemon.reading.ordering import Ordering
 from hpcstage.daemon.reading.scanning import AUTO_MODE
 from hpcstage.daemon.reading.watch import Watch
@@ -37,13 +39,16 @@ from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.placement.placements import Kind
 from hpcstage.plan.types import Order
 from hpcstage.protocol.daemonspec import DaemonSpec
-from hpcstage.protocol.shim import Answer, Reason, State
+from hpcstage.protocol.shim import Answer, Counter, Reason, State
 from hpcstage.store import directory
 from hpcstage.store.copyfile import Status
 
 EARLY_S = 0.5
 """So long after the start a want waits for the end of the scan; later, and where a probe follows the scan, the program
 reads the source meanwhile."""
+ACTIVE_S = 5.0
+"""A process that opened files of the datasets and did nothing with them for so long does not use them now."""
+_OPENS = (Counter.HIT_OPENS, Counter.READY_OPENS, Counter.SOURCE_OPENS)
 
 
 class Staging:
@@ -73,6 +78,12 @@ class Staging:
         self.outlook = Outlook(mode=spec.mode)
         self.programs: Callable[[], Collection[int]] = tuple
         """Pids of the processes that may read the datasets."""
+        self.own_bytes: Callable[[], int] = int
+        """What attached processes have read, by the kernel's counters."""
+        self.unserved = Unserved()
+        self._sightings: Sightings | None = None
+        self._opens = 0
+        """Of attached processes, at the last look."""
         self._preparing = Preparing(
             spec, helpers, self.outlook, lambda: self.state is State.SCANNING, self._stage, self._give_up
         )
@@ -167,6 +178,7 @@ class Staging:
             is_wanted=self.answers.waits_for,
             run_started=self._started,
             on_hold=self._page.hold,
+            on_given=self._given,
         )
         self.pool.open_manifest()
         if not manifest.has_links():
@@ -177,6 +189,9 @@ class Staging:
             self._page.set_device(devices.pop())
         self._writes.open(self.engine, Inodes(manifest, self._helpers, own_scan=own_scan))
         self._changes.open(manifest, queue, self._watch_for)
+        if self.group is None:
+            queue.large.watch()
+            self._sightings = Sightings(self._helpers, manifest, self.own_bytes)
         self._preparing.choose()
         if self.outlook.mode == DIRECT_MODE:
             queue.close(Reason.LATER)
@@ -274,12 +289,42 @@ class Staging:
     def look(self, now: float) -> None:
         """Now and then: what the program reads at the source by itself is not copied meanwhile."""
         if self.engine is not None and self.state is State.STAGING:
-            self.engine.see_use(self.programs, now)
+            self.engine.see_use(self.programs, self._page.sums()[Counter.SOURCE_READ_BYTES], now)
             self._yield_to_programs(self.engine, now)
             if self.peers is not None:
                 self.peers.hold_back(now)
             if self.group is None and not self.engine.queue.closed:
                 self._stop_if_little_is_read(self.engine)
+                self._pause_if_unserved(self.engine, now)
+        elif self._sightings is not None:
+            self._sightings.close()
+            self._sightings = None
+
+    def _pause_if_unserved(self, engine: Engine, now: float) -> None:
+        if self._sightings is None:
+            return
+        sums = self._page.sums()
+        before, self._opens = self._opens, sum(sums[c] for c in _OPENS)
+        if self._opens > before or self._waiting_for_staged or self._page.are_using(ACTIVE_S):
+            self._sightings.pass_over(engine.queue.in_flight)
+            self._served(now)
+            return
+        seen = self._sightings.look(self.programs, self._page.pids(), engine.queue.in_flight, now)
+        if seen is not None:
+            self.unserved.saw(seen, now)
+            if self.unserved.is_paused and not engine.is_paused:
+                engine.pause()
+            engine.is_paused = self.unserved.is_paused
+
+    def _served(self, now: float) -> None:
+        """A process with the shim uses the datasets: copying goes on if it paused."""
+        self.unserved.served(now)
+        if self.engine is not None:
+            self.engine.is_paused = False
+
+    def _given(self, id_: int) -> None:
+        if self._sightings is not None:
+            self._sightings.given(id_)
 
     def _stop_if_little_is_read(self, engine: Engine) -> None:
         watch = self._watch
@@ -355,6 +400,7 @@ class Staging:
         id_ = engine.manifest.find_source(path)
         if id_ is None:
             return self.answers.reply(Reason.UNKNOWN)
+        self._served(now)
         decision = engine.queue.want(id_, now)
         if decision.verdict is not Verdict.WAIT:
             self._yield_to_programs(engine, now)

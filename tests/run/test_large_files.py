@@ -73,6 +73,37 @@ def run(hpcstage: Hpcstage, source: Slowfs, code: str, *options: str) -> dict[st
     return found
 
 
+IN_TURN = """
+import multiprocessing, os, sys, time
+root = sys.argv[1]
+names = sorted(os.listdir(root))
+def read(number):
+    for name in names[number::2]:
+        with open(os.path.join(root, name), "rb", buffering=0) as file:
+            while file.read(1_000_000):
+                time.sleep(float(sys.argv[2]))
+context = multiprocessing.get_context("fork")
+both = [context.Process(target=read, args=(number,)) for number in range(2)]
+for one in both:
+    one.start()
+for one in both:
+    one.join()
+"""
+
+
+@pytest.mark.parametrize("pause_s", [0.05, 0.0], ids=["source as fast", "source slower"])
+def test_files_that_are_read_in_turn_are_not_copied_in_vain(hpcstage: Hpcstage, tmp_path: Path, pause_s: float) -> None:
+    behind = tmp_path / "in-turn"
+    behind.mkdir()
+    for number in range(10):
+        with (behind / f"{number}").open("wb") as file:
+            file.truncate(40 * MB)
+    with Slowfs(behind, Settings(bandwidth_bytes_per_s=40 * MB), keep_cache=True) as slow:
+        done = hpcstage("run", "--data", slow.path, "--", sys.executable, "-c", IN_TURN, slow.path, str(pause_s))
+        assert done.returncode == 0, done.stderr
+        assert slow.counters().read_bytes < 1.1 * 400 * MB
+
+
 @pytest.mark.parametrize("intercept", ["native", "python", "off"])
 @pytest.mark.parametrize("code", [KEPT, ANEW], ids=["kept", "anew"])
 def test_what_the_program_reads_at_the_source_is_not_copied_beside_it(

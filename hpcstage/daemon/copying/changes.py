@@ -24,10 +24,10 @@ HELPER = "changes"
 MOST_WATCHES = 65_536
 LIMIT_FILE = Path("/proc/sys/fs/inotify/max_user_watches")
 _EVENT = struct.Struct("=iIII")
-_READ_BYTES = 1 << 18
+READ_BYTES = 1 << 18
 _MODIFY, _ATTRIB, _CLOSE_WRITE = 0x2, 0x4, 0x8
 _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x40, 0x80, 0x100, 0x200
-_DELETE_SELF, _MOVE_SELF, _OVERFLOW, _IS_DIR = 0x400, 0x800, 0x4000, 0x40000000
+_DELETE_SELF, _MOVE_SELF, OVERFLOW, IS_DIR = 0x400, 0x800, 0x4000, 0x40000000
 _MOVES = _MOVED_FROM | _MOVED_TO | _DELETE | _DELETE_SELF | _MOVE_SELF
 _MASK = _MODIFY | _ATTRIB | _CLOSE_WRITE | _CREATE | _MOVES
 
@@ -71,12 +71,12 @@ class Changes:
     def read(self) -> None:
         """Takes what the kernel tells."""
         with suppress(BlockingIOError):
-            events = set(_events(os.read(self._fd, _READ_BYTES)))
-            if any(mask & _OVERFLOW for _, mask, _ in events):
+            came = set(events(os.read(self._fd, READ_BYTES)))
+            if any(mask & OVERFLOW for _, mask, _ in came):
                 for dataset in self._manifest.datasets:
                     self._void(dataset.root)
                 return
-            for number, mask, name in sorted(events):
+            for number, mask, name in sorted(came):
                 for directory in self._names.get(number, ()):
                     self._changed(directory + b"/" + name if name else directory, mask)
 
@@ -89,7 +89,8 @@ class Changes:
             self._void(path)
 
 
-def _events(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+def events(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """What the kernel tells: the number of a watch, what happened, and the name in a watched directory."""
     at = 0
     while at < len(data):
         number, mask, _, length = _EVENT.unpack_from(data, at)
@@ -101,28 +102,28 @@ def _watch_all(libc: ctypes.CDLL, fd: int, manifest: Manifest) -> tuple[list[tup
     """In the helper: (number, path) of each watch, how many could not be set, and why."""
     with suppress(OSError):
         os.nice(19)
-    limit = _limit()
+    most = limit()
     names: list[tuple[int, str]] = []
     missing, why = 0, ""
-    for path in _to_watch(manifest):
-        if why and len(names) >= limit:
+    for path in to_watch(manifest):
+        if why and len(names) >= most:
             missing += 1
             continue
-        number = libc.inotify_add_watch(fd, ctypes.c_char_p(path), _MASK) if len(names) < limit else -errno.ENOSPC
+        number = libc.inotify_add_watch(fd, ctypes.c_char_p(path), _MASK) if len(names) < most else -errno.ENOSPC
         if number >= 0:
             names.append((number, os.fsdecode(path)))
             continue
         error = ctypes.get_errno() if number == -1 else -number
         missing += 1
         if error == errno.ENOSPC:
-            limit = len(names)
+            most = len(names)
             why = "the limit of this user's watches: fs.inotify.max_user_watches"
         else:
             why = why or os.strerror(error)
     return names, missing, why
 
 
-def _limit() -> int:
+def limit() -> int:
     """Half of what the user may have: other programs of his watch, too."""
     try:
         return min(MOST_WATCHES, int(LIMIT_FILE.read_text()) // 2)
@@ -130,7 +131,7 @@ def _limit() -> int:
         return MOST_WATCHES
 
 
-def _to_watch(manifest: Manifest) -> Iterator[bytes]:
+def to_watch(manifest: Manifest) -> Iterator[bytes]:
     """The directories of the files and those above them up to the roots, then files with other names elsewhere."""
     for dataset in range(len(manifest.datasets)):
         root = manifest.datasets[dataset].root

@@ -17,6 +17,7 @@ from hpcstage.daemon.copying.alone import Alone
 from hpcstage.daemon.copying.messages import Result
 from hpcstage.daemon.copying.openfiles import are_mapped_below, in_turn, open_below
 from hpcstage.daemon.copying.pool import Pool
+from hpcstage.daemon.queue.beside import Read
 from hpcstage.daemon.queue.groupqueue import GroupQueue
 from hpcstage.daemon.queue.large import LEAST_BYTES
 from hpcstage.daemon.queue.queue import Place, Queue
@@ -98,6 +99,7 @@ class Engine:
         on_result: Callable[[Result], None] = lambda _: None,
         is_wanted: Callable[[int], bool] = lambda _: False,
         on_hold: Callable[[int], None] = lambda _: None,
+        on_given: Callable[[int], None] = lambda _: None,
         run_started: float | None = None,
     ) -> None:
         self.manifest = manifest
@@ -119,6 +121,11 @@ class Engine:
         self._on_result = on_result
         self._is_wanted = is_wanted
         self._on_hold = on_hold
+        self._on_given = on_given
+        self.is_paused = False
+        """Whether no copy is begun for now."""
+        self._taken_back: set[int] = set()
+        """The ids of transfers that were cancelled, though not because the program reads the files."""
         self._tries: dict[int, int] = {}
         self._barred: set[int] = set()
         self._read_before: dict[int, int] = {}
@@ -142,10 +149,11 @@ class Engine:
         """Fills the copiers."""
         assigned = self.pool.assigned
         free = self.alone.room(self.pool.transfers + self._ahead() - assigned, assigned, now)
-        if free > 0 and not self.queue.closed:
+        if free > 0 and not self.queue.closed and not self.is_paused:
             for id_ in self.queue.next_transfers(free, now):
                 if self.queue.is_large(id_):
                     self._read_before[id_] = self.pool.stats.read_of(id_)
+                self._on_given(id_)
                 self.pool.assign(id_, urgent=self._is_wanted(id_))
             self.pool.flush()
         self.sweep()
@@ -176,12 +184,12 @@ class Engine:
 
     def _take(self, result: Result, now: float) -> None:
         self._conclude(result, now)
+        self._taken_back.discard(result.id)
         self._release(result.id)
 
     def _conclude(self, result: Result, now: float) -> None:
         self._unbar(result.id)
-        if result.status is Status.CANCELLED and self.queue.put_off(result.id):
-            self._on_final(result.id)
+        if result.status is Status.CANCELLED and self._put_off(result.id, now):
             return
         if result.status is Status.OK or (result.status is Status.EXISTS and self._is_complete(result.id)):
             self._stored(result, now)
@@ -194,6 +202,18 @@ class Engine:
             self._failed(result, now)
         self._on_result(result)
         self._on_final(result.id)
+
+    def _put_off(self, id_: int, now: float) -> bool:
+        """Returns whether a cancelled transfer will be begun again. Who waits for a small file goes on waiting."""
+        if id_ in self._taken_back and self.queue.place(id_) is Place.FLYING and not self.queue.large.in_use(id_, now):
+            self.queue.take_back(id_)
+            if self.queue.is_large(id_):
+                self._on_final(id_)
+            return True
+        if self.queue.put_off(id_):
+            self._on_final(id_)
+            return True
+        return False
 
     def _unbar(self, id_: int) -> None:
         if id_ in self._barred:
@@ -249,18 +269,20 @@ class Engine:
     def _copied(self, id_: int) -> int:
         return max(0, self.pool.stats.read_of(id_) - self._read_before.get(id_, 0))
 
-    def see_use(self, programs: Callable[[], Iterable[int]], now: float) -> None:
-        """Looks at which large files these processes have open, at the source and in the store."""
+    def see_use(self, programs: Callable[[], Iterable[int]], read_bytes: int, now: float) -> None:
+        """Looks at which large files these processes have open, at the source and in the store. They read so many
+        bytes at the source until now."""
         queue, manifest = self.queue, self.manifest
         ahead = queue.large.ahead
         if queue.settled or not self._may_be_large:
             return
         self._looked, pids = in_turn(programs(), self._looked)
         paths = open_below(pids, self._roots())
-        for path in paths:
-            id_ = manifest.find_source(path)
-            if id_ is not None and queue.is_large(id_):
-                queue.large.read_at_source(id_, now)
+        found = {id_ for id_ in map(manifest.find_source, paths) if id_ is not None and queue.is_large(id_)}
+        for id_ in found:
+            queue.large.read_at_source(id_, now)
+        copies = any(map(queue.is_large, queue.in_flight))
+        queue.large.looked(len(found), Read(now, read_bytes, self.pool.stats.totals().bytes), copies=copies)
         for id_ in ahead:
             copy = self.store.path(manifest.store_path(id_))
             if queue.place(id_) is Place.STORED and (copy in paths or self.was_read(id_)):
@@ -277,6 +299,18 @@ class Engine:
         """Gives up copies of files that the program reads at the source, but for what somebody waits for."""
         for id_ in self.queue.large_in_flight(now):
             if not self._is_wanted(id_):
+                self.pool.cancel(id_)
+        self._take_back(self.queue.slowing(now))
+
+    def pause(self) -> None:
+        """Begins nothing more for now and gives up what is under way, but for what a program waits for."""
+        self.is_paused = True
+        self._take_back(self.queue.in_flight)
+
+    def _take_back(self, ids: Iterable[int]) -> None:
+        for id_ in ids:
+            if not self._is_wanted(id_):
+                self._taken_back.add(id_)
                 self.pool.cancel(id_)
 
     # ---- copies from other nodes

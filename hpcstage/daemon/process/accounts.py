@@ -35,6 +35,11 @@ class Accounts:
         unknown = read_bytes == READ_UNKNOWN or self._command is None
         self._command = None if unknown else (self._command or 0) + read_bytes
 
+    @property
+    def own_bytes(self) -> int:
+        """What attached processes have read themselves, as far as it was looked at."""
+        return sum(self._own.values())
+
     def look(self, pids: Iterable[int]) -> None:
         """What attached processes have read themselves so far; of many processes some, and the next ones next time."""
         found = sorted(pids)

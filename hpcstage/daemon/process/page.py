@@ -144,6 +144,24 @@ class Page:
                 inside, waits = (values[c] >= _NEGATIVE for c in (Counter.BLOCKED_NS, Counter.BLOCKED_SOURCE_NS))
                 yield pid, inside, waits, *maps
 
+    def are_using(self, active_s: float) -> bool:
+        """Whether living processes use the datasets: opened files and did something with one within so many seconds,
+        or opened a copy where its use is not counted (mapped files, the Python layer, the shared slot)."""
+        since_ns = time.monotonic_ns() - int(active_s * 1e9)
+        return any(self._is_using(at, since_ns) for at in self._used())
+
+    def _is_using(self, at: int, since_ns: int) -> bool:
+        pid = _U32.unpack_from(self._map, at)[0]
+        values = _COUNTERS.unpack_from(self._map, at + COUNTERS_OFFSET)
+        copies = values[Counter.HIT_OPENS] + values[Counter.READY_OPENS]
+        if values[Counter.EXIT_NS] or not copies + values[Counter.SOURCE_OPENS]:
+            return False
+        if pid and not os.path.exists(f"/proc/{pid}"):
+            return False
+        counted = pid and values[Counter.READS_MEASURED] and not values[Counter.LOCAL_MAPS]
+        is_inside = values[Counter.BLOCKED_NS] >= _NEGATIVE
+        return (copies > 0 and not counted) or is_inside or values[Counter.LAST_NS] >= since_ns
+
     def pids(self) -> set[int]:
         """Processes that attached."""
         return {_U32.unpack_from(self._map, at)[0] for at in self._used()} - {0}

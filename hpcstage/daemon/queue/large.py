@@ -2,9 +2,10 @@
 
 A file is large if the source is busy with it for more than a quarter of a second. A program that has such a file open
 at the source goes on reading it there, so a copy that is made meanwhile only takes bandwidth away from it. Such a copy
-is held back until the program has let go of the file; one that is under way is given up. While the program reads large
-files at the source, no more of the others are copied ahead than it is reading, until it opens those copies: it is not
-known whether it ever will. Afterwards files that the program has not read yet come before those that it has read.
+is held back until the program has let go of the file; one that is under way is given up. While files are read like
+that, others are copied only where that does not slow the reading down (`beside`), and no more than are being read,
+until the program opens those copies: whether it ever will is not known. Later, too, no more are copied at a time than
+the program read at a time. Afterwards files that the program has not read yet come before those that it has read.
 In a node group all nodes tell each other what their programs read at the source, and each holds back accordingly.
 Callers pass `now`.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from hpcstage.daemon.queue.beside import Beside, Read
 from hpcstage.daemon.queue.rates import Estimates
 
 LARGE_S = 0.25
@@ -40,6 +42,10 @@ class Large:
         self._untold: set[int] = set()
         self._told_at: dict[int, float] = {}
         self._tries: Counter[int] = Counter()
+        self._beside: Beside | None = None
+        """Judges copying beside the program; only where this node counts what its programs read."""
+        self._readers = 0
+        """The most files that the program had open at the source at the same time."""
         self._ahead: set[int] = set()
         """Ids that are copied or being copied and that the program has not opened since."""
 
@@ -86,13 +92,43 @@ class Large:
         """Returns whether the copies ahead of the program are as many as the files that it reads at the source."""
         for id_ in [id_ for id_ in self._used_at if not self.in_use(id_, now)]:
             del self._used_at[id_]
-        return 0 < len(self._used_at) <= len(self._ahead)
+        if self.must_not_slow(now):
+            return True
+        readers = min(len(self._used_at), self._readers or len(self._used_at))
+        return 0 < readers <= len(self._ahead)
+
+    def most_in_flight(self) -> int | None:
+        """Returns how many are copied at a time for a program that has read large files at the source: a copy that is
+        not complete when the program opens the file is of no use."""
+        return self._readers or None
+
+    def watch(self) -> None:
+        """Begins to judge copying beside the program: `looked` is told what both read."""
+        self._beside = Beside()
+
+    def looked(self, open_at_source: int, read: Read, *, copies: bool) -> None:
+        """Notes how many large files the program has open at the source now, and whether others are being copied."""
+        self._readers = max(self._readers, open_at_source)
+        if self._beside is not None:
+            self._beside.look(read, reads=self._is_read(read.at), copies=copies)
+
+    def must_not_slow(self, now: float) -> bool:
+        """Returns whether no large file may be copied now, since that slows the program's reading down, or might."""
+        return self._beside is not None and not self._beside.is_allowed and self._is_read(now)
+
+    def _is_read(self, now: float) -> bool:
+        return any(self.in_use(id_, now) for id_ in self._used_at)
 
     def begun(self, id_: int) -> None:
         """Notes that the copying of a file begins."""
         self.held_back.discard(id_)
         self._tries[id_] += 1
         self._ahead.add(id_)
+
+    def taken_back(self, id_: int) -> None:
+        """Notes that the copying of a file was given up for reasons that have nothing to do with the file."""
+        self._ahead.discard(id_)
+        self._tries[id_] = max(0, self._tries[id_] - 1)
 
     def given_up(self, id_: int) -> None:
         """Notes that the copying of a file was given up, since a program reads it at the source."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from itertools import islice
 
-from hpcstage.daemon.queue.large import MOST_WAIT_S, Large
+from hpcstage.daemon.queue.large import MOST_WAIT_S, NEARLY_DONE, Large
 from hpcstage.daemon.queue.rates import Bucket, Estimates
 from hpcstage.daemon.queue.room import Room
 from hpcstage.daemon.queue.sequences import WAITS, Sequences
@@ -151,6 +151,11 @@ class Queue:
         return len(self._flying)
 
     @property
+    def in_flight(self) -> list[int]:
+        """The ids of transfers whose copies are still wanted."""
+        return [id_ for id_ in self._flying if self._places[id_] == Place.FLYING]
+
+    @property
     def settled(self) -> bool:
         """Whether nothing is in flight and nothing will be handed out any more."""
         return not self._flying and not self.waiting
@@ -191,11 +196,16 @@ class Queue:
         return self.large.is_large(self._sizes[id_])
 
     def _next(self, now: float) -> int | None:
+        is_enough = self._are_enough_large()
         while (id_ := self._pop()) is not None:
-            if not (self.is_large(id_) and self.large.must_wait(id_, now)):
+            if not (self.is_large(id_) and (is_enough or self.large.must_wait(id_, now))):
                 return id_
             self._put_aside(id_)
-        return None if self.large.are_enough(now) else self._next_aside(now)
+        return None if is_enough or self.large.are_enough(now) else self._next_aside(now)
+
+    def _are_enough_large(self) -> bool:
+        most = self.large.most_in_flight()
+        return most is not None and sum(map(self.is_large, self.in_flight)) >= most
 
     def _next_aside(self, now: float) -> int | None:
         looked = list(islice(self._aside, LOOK_LIMIT))
@@ -332,7 +342,19 @@ class Queue:
 
     def large_in_flight(self, now: float) -> list[int]:
         """Returns the transfers in flight whose files the program reads at the source meanwhile."""
-        return [id_ for id_ in self._flying if self._places[id_] == Place.FLYING and self.large.in_use(id_, now)]
+        return [id_ for id_ in self.in_flight if self.large.in_use(id_, now)]
+
+    def slowing(self, now: float) -> list[int]:
+        """Returns transfers of other large files that would slow the program's reading down and are not nearly done."""
+        if not self.large.must_not_slow(now):
+            return []
+        found = [id_ for id_ in self.in_flight if self.is_large(id_) and not self.large.in_use(id_, now)]
+        return [id_ for id_ in found if self.copied(id_) < NEARLY_DONE * self._sizes[id_]]
+
+    def take_back(self, id_: int) -> None:
+        """Takes back a transfer that was given up for reasons that have nothing to do with the file."""
+        self.large.taken_back(id_)
+        self.requeue(id_)
 
     def void(self, ids: Iterable[int]) -> list[int]:
         """Voids files that were written to: they are never handed out again. Returns those that are in flight."""

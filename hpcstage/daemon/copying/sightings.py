@@ -1,0 +1,152 @@
+"""Looks now and then which files of the datasets programs without the shim read at the source.
+
+There are two kinds of evidence. A living process that is not attached has a file open, and has read a good deal since
+the last look, or has it mapped. And the kernel told of opens of files (inotify) that no copier was given to copy, while
+processes of the command that are not attached read at least half as much as these files hold: this shows processes
+that live for a moment only. Whose opens these are is not known, which is why both have to be there.
+
+Owns the watches for opens, and what was read by whom at the last look. The events are taken once in a look and
+otherwise cost nothing; where the kernel lost some, that look shows nothing of this kind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from itertools import islice
+
+from hpcstage.daemon.copying import changes
+from hpcstage.daemon.copying.openfiles import are_mapped_below, in_turn, open_below
+from hpcstage.daemon.process.helpers import Helpers
+from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.procio import read_bytes
+
+HELPER = "sightings"
+MOST_WATCHES = 4096
+"""The most directories that are watched; of more, the first ones tell enough."""
+LEAST_BYTES = 256 << 10
+"""A program may read less than this to start."""
+LEAST_SHARE = 0.5
+COST = 100
+"""Looks take at most one part in so many of the time."""
+_OPEN, _ONLYDIR = 0x20, 0x1000000
+
+
+class Sightings:
+    """Holds the watches and what the last look has shown."""
+
+    def __init__(self, helpers: Helpers, manifest: Manifest, own_bytes: Callable[[], int]) -> None:
+        """`own_bytes`: what attached processes have read, by the kernel's counters."""
+        self._manifest = manifest
+        self._own_bytes = own_bytes
+        self._directories: dict[int, bytes] = {}
+        self._given: Counter[int] = Counter()
+        """Ids that copiers were given and of whose opens the kernel has not told yet."""
+        self._read: dict[int, int] = {}
+        """By pid: the bytes that a process and its reaped children had read at the last look."""
+        self._unattached: int | None = None
+        self._last = 0
+        self._next = 0.0
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._fd >= 0:
+            fd = self._fd
+            helpers.start(HELPER, lambda: json.dumps(_watch(libc, fd, manifest)).encode(), self._set, kept=(fd,))
+
+    def _set(self, data: bytes | None) -> None:
+        if data is not None:
+            self._directories = {number: os.fsencode(path) for number, path in json.loads(data)}
+
+    def close(self) -> None:
+        """Ends the watching."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def given(self, id_: int) -> None:
+        """Notes that a copier is going to open a file."""
+        self._given[id_] += 1
+
+    def pass_over(self, flying: Iterable[int]) -> None:
+        """Forgets what happened until now."""
+        self._taken()
+        self._given = Counter(flying)
+        self._read.clear()
+        self._unattached = None
+
+    def look(
+        self, programs: Callable[[], Collection[int]], attached: Collection[int], flying: Iterable[int], now: float
+    ) -> set[int] | None:
+        """Returns the files that were seen; None if it was too early for a look. `attached`: pids of processes with
+        the shim."""
+        if now < self._next:
+            return None
+        begin = time.monotonic()
+        found = self._look(programs(), attached)
+        self._given = Counter({id_: self._given[id_] for id_ in flying})
+        self._next = now + COST * (time.monotonic() - begin)
+        return found
+
+    def _look(self, programs: Collection[int], attached: Collection[int]) -> set[int]:
+        before = self._read
+        self._read = {pid: read for pid in programs if (read := read_bytes(f"/proc/{pid}/io")) is not None}
+        others = self._read.keys() - set(attached)
+        self._last, looked = in_turn(others, self._last)
+        found = self._open_in([pid for pid in looked if self._read[pid] - before.get(pid, 0) >= LEAST_BYTES])
+        found |= self._open_in([pid for pid in looked if are_mapped_below((pid,), self._roots())])
+        unattached = sum(self._read.values()) - self._own_bytes()
+        read = 0 if self._unattached is None else unattached - self._unattached
+        self._unattached = unattached
+        return found | self._opened(self._taken(), read)
+
+    def _roots(self) -> list[bytes]:
+        return [dataset.root for dataset in self._manifest.datasets]
+
+    def _open_in(self, pids: Collection[int]) -> set[int]:
+        found = map(self._manifest.find_source, open_below(pids, self._roots()))
+        return {id_ for id_ in found if id_ is not None}
+
+    def _taken(self) -> list[bytes]:
+        """Returns all events since the last look, in pieces."""
+        pieces: list[bytes] = []
+        if self._fd >= 0:
+            with suppress(BlockingIOError):
+                while piece := os.read(self._fd, changes.READ_BYTES):
+                    pieces.append(piece)
+        return pieces
+
+    def _opened(self, pieces: list[bytes], read: int) -> set[int]:
+        events: Counter[tuple[int, bytes]] = Counter()
+        for piece in pieces:
+            for number, mask, name in changes.events(piece):
+                if mask & changes.OVERFLOW:
+                    return set()
+                if name and not mask & changes.IS_DIR:
+                    events[number, name] += 1
+        found = set()
+        for (number, name), count in events.items():
+            directory = self._directories.get(number)
+            id_ = None if directory is None else self._manifest.find_source(directory + b"/" + name)
+            if id_ is not None:
+                if count > self._given[id_]:
+                    found.add(id_)
+                self._given[id_] = max(0, self._given[id_] - count)
+        sizes = sum(self._manifest.sizes[id_] for id_ in found)
+        return found if read >= max(LEAST_BYTES, LEAST_SHARE * sizes) else set()
+
+
+def _watch(libc: ctypes.CDLL, fd: int, manifest: Manifest) -> list[tuple[int, str]]:
+    """Watches the directories, in the helper; returns them with the numbers of their watches."""
+    with suppress(OSError):
+        os.nice(19)
+    found = []
+    for path in islice(changes.to_watch(manifest), min(MOST_WATCHES, changes.limit() // 2)):
+        number = libc.inotify_add_watch(fd, ctypes.c_char_p(path), _OPEN | _ONLYDIR)
+        if number >= 0:
+            found.append((number, os.fsdecode(path)))
+    return found
