@@ -1,1 +1,2 @@
-"""The plan: manifest, order, placement, forecast. Data in, data out; only the scan touches the disk."""
+"""Makes the plan: manifest, order, placement, forecast. It is pure, except that `dataset` looks at the source, and that
+manifests, orders and traces are read from and written to files."""

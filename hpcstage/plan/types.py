@@ -141,9 +141,9 @@ class Rates:
     """The rates of source and local disk, from a probe or an earlier record. None is unknown."""
 
     source_bytes_per_s: float | None
-    """With as many transfers in flight as the copiers keep."""
+    """The rate with as many transfers in flight as the copiers keep."""
     source_files_per_s: float | None
-    """With as many transfers in flight as the copiers keep; latency bounds it for small files."""
+    """The rate with as many transfers in flight as the copiers keep; latency bounds it for small files."""
     reader_file_s: float | None
     """Seconds that one reader alone needs per file besides its bytes (open, first byte)."""
     reader_bytes_per_s: float | None
@@ -154,10 +154,11 @@ class Rates:
     """Seconds to open a staged file."""
     sources: dict[str, str] = field(default_factory=dict)
     copy_bytes_per_s: float | None = None
-    """From source to local disk, with as many transfers in flight as the copiers keep; None: as fast as the source."""
+    """The rate from source to local disk, with as many transfers in flight as the copiers keep; None: as fast as the
+    source."""
     copy_files_per_s: float | None = None
     peer_bytes_per_s: float | None = None
-    """From other nodes to one node."""
+    """The rate from other nodes to one node."""
     peer_file_s: float | None = None
     """Seconds per file that another node is asked for, besides its bytes."""
 
@@ -172,7 +173,7 @@ class ModeForecast:
     first_epoch_s: float
     later_epoch_s: float
     formula: str
-    """The terms with their numbers, for people."""
+    """The formula's terms with their numbers, for people."""
 
 
 @dataclass(frozen=True)

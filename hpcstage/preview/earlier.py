@@ -24,7 +24,7 @@ KEYS = {"epochs": "epochs", "epoch_compute_s": "epoch_compute", "readers": "read
 
 @dataclass(frozen=True)
 class Earlier:
-    """What the record of an earlier run with the same datasets tells."""
+    """The program and the source as the record of an earlier run with the same datasets describes them."""
 
     program: Measured
     source_bytes_per_s: float | None

@@ -1,1 +1,1 @@
-"""The room that composes the record, the one machine-readable result of a run, from what wrapper and nodes report."""
+"""Composes the record, the one machine-readable result of a run, from what the wrapper and the nodes report."""

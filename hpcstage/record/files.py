@@ -68,7 +68,7 @@ def _part_paths(run_dir: Path) -> list[Path]:
 
 
 def _late(run_dir: Path) -> bool:
-    """Whether a node of several wrote its part after the record was written, so that the record lacks it."""
+    """Returns whether a node of several wrote its part after the record was written, so that the record lacks it."""
     with contextlib.suppress(NoResult, OSError, KeyError):
         record = load(run_dir / RECORD)
         if not record["complete"] and record.get("group") and (run_dir / RUN_PART).exists():

@@ -65,7 +65,7 @@ def _is_of(run_dir: Path, asked: str) -> bool:
 
 
 def _ids(run_dir: Path) -> list[str]:
-    """The run's id and its job's, the latter also without the name of its server (`123.pbs1`)."""
+    """Returns the run's id and its job's, the latter also without the name of its server (`123.pbs1`)."""
     with contextlib.suppress(OSError, ValueError):
         part = json.loads((run_dir / RUN_PART).read_bytes())
         return _told(part.get("run_id"), part.get("job_id")) if isinstance(part, dict) else []

@@ -28,7 +28,7 @@ class Named:
 
 @dataclass(frozen=True)
 class Glob:
-    """A pattern below a fixed directory."""
+    """A glob pattern, and the fixed directory below which it matches."""
 
     argument: str
     directory: bytes

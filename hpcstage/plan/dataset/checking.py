@@ -86,7 +86,7 @@ def _is_pattern(path: bytes) -> bool:
 
 
 def _holds_file(directory: bytes, pattern: Pattern) -> bool | None:
-    """Whether the pattern matches a file below the directory; None if finding out would take too long."""
+    """Returns whether the pattern matches a file below the directory; None if finding out would take too long."""
     deadline = time.monotonic() + LOOKED_S
     left = LOOKED_ENTRIES
     open_ones: list[tuple[Iterator[os.DirEntry[bytes]], Positions]] = []

@@ -40,7 +40,7 @@ class Pattern:
         return self._closed(after)
 
     def takes_file(self, positions: Positions, name: bytes) -> bool:
-        """Whether the pattern matches a file of this name."""
+        """Returns whether the pattern matches a file of this name."""
         if EVERYTHING in positions:
             return True
         last = len(self._parts) - 1

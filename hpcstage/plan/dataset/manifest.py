@@ -32,11 +32,11 @@ _MAGIC = b"hpcstage manifest\n\0\0\0\0\0\0"
 _VERSION = 2
 _ENDIAN_MARK = 0x01020304
 _NUMBERS = struct.Struct("=IIQQQQQ")
-"""version, endian mark, files, index slots, bytes of paths, bytes of datasets, bytes of content."""
+"""The numbers are version, endian mark, files, index slots, bytes of paths, bytes of datasets, and bytes of content."""
 _CRC = struct.Struct("=Q")
 _HEADER_BYTES = len(_MAGIC) + _NUMBERS.size + _CRC.size
 _COLUMNS = "QqQQQqIIIIHH"
-"""Widest first, so that every column is aligned."""
+"""Type codes of the columns, widest first, so that every column is aligned."""
 _INODES = 3
 _INODE = struct.Struct("=Q")
 _NO_ID = 0
@@ -145,11 +145,11 @@ class Manifest:
         return os.fsencode(self.datasets[self._of[file_id]].name) + b"/" + self.path(file_id)
 
     def is_link(self, file_id: int) -> bool:
-        """Whether the file is a symbolic link at the source."""
+        """Returns whether the file is a symbolic link at the source."""
         return bool(self._flags[file_id] & LINK_FLAG)
 
     def has_links(self) -> bool:
-        """Whether any file may lie outside of the datasets, as it is a symbolic link or was found behind one."""
+        """Returns whether any file may lie outside of the datasets: it is a symbolic link, or was found behind one."""
         return any(self._flags)
 
     def named_elsewhere(self) -> Iterator[int]:
@@ -221,17 +221,17 @@ class Manifest:
 
     @property
     def sizes(self) -> memoryview[int]:
-        """The sizes in bytes, by id."""
+        """Returns the sizes in bytes, by id."""
         return self._sizes
 
     @property
     def devices(self) -> memoryview[int]:
-        """The devices that the files are on, by id."""
+        """Returns the devices that the files are on, by id."""
         return self._devices
 
     @property
     def total_bytes(self) -> int:
-        """The sum of all sizes."""
+        """Returns the sum of all sizes."""
         if self._total_bytes is None:
             self._total_bytes = sum(self._sizes)
         return self._total_bytes

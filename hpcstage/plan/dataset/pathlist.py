@@ -25,7 +25,7 @@ class PathList:
     """A list that the user gave, in its order."""
 
     argument: str
-    """As the user wrote it, with the `@`."""
+    """The argument as the user wrote it, with the `@`."""
     paths: list[bytes]
     """Absolute paths, with duplicates."""
     left_out: tuple[int, ...] = field(default=(), compare=False)
@@ -33,7 +33,7 @@ class PathList:
 
     @property
     def name(self) -> str:
-        """The list's name in messages."""
+        """Returns the list's name for messages."""
         return f"the list {self.argument}"
 
     def line_of(self, index: int) -> int:
@@ -45,7 +45,7 @@ class PathList:
 
 
 def is_there(path: bytes) -> bool:
-    """Whether a file, directory or symbolic link of this name exists."""
+    """Returns whether a file, directory or symbolic link of this name exists."""
     return os.path.lexists(path)
 
 

@@ -19,7 +19,7 @@ def tidy(path: bytes) -> bytes:
 
 
 def is_below(path: bytes, root: bytes) -> bool:
-    """Whether `path` is the root or lies in it. Both must be tidy."""
+    """Returns whether `path` is the root or lies in it. Both must be tidy."""
     return path == root or path.startswith(with_slash(root))
 
 

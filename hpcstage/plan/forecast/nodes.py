@@ -72,7 +72,7 @@ class Size:
 
 @dataclass(frozen=True)
 class NodesPlan:
-    """The job on `nodes` nodes, and on fewer."""
+    """The plan of the job for `nodes` nodes, and the forecasts for fewer nodes."""
 
     nodes: int
     kind: str

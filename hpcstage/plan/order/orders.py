@@ -26,11 +26,11 @@ EXAMPLES = 3
 _FOLLOWING = (None, AUTO, SAMPLER)
 _MAGIC = b"hpcstage order 1"
 _HEAD = struct.Struct("<16s32sIIQ")
-"""magic, provenance, CRC of the ids, unused, ids."""
+"""The fields are magic, provenance, CRC of the ids, an unused one, and the number of ids."""
 
 
 def follows_samplers(setting: str | None) -> bool:
-    """Whether the run follows orders that samplers announce: not where the user asked for another order."""
+    """Returns whether the run follows orders that samplers announce: not where the user asked for another order."""
     return setting in _FOLLOWING
 
 

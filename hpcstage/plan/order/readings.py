@@ -79,7 +79,7 @@ class Readings:
 
     @property
     def samples(self) -> int:
-        """Number of samples that the node reads in each epoch, including those read twice to fill up."""
+        """Returns how many samples the node reads in each epoch, including those read twice to fill up."""
         asked, n = self.asked, len(self.dataset)
         if asked.sampler == DISTRIBUTED:
             n = _rank(asked, n, asked.ranks[0]).samples

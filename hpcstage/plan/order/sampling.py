@@ -118,11 +118,11 @@ class Distributed:
 
     @property
     def samples(self) -> int:
-        """How many indices the rank reads."""
+        """Returns how many indices the rank reads."""
         return (self.n if self.drop_last else self.n + self.replicas - 1) // self.replicas
 
     def order(self) -> array[int]:
-        """The indices that the rank reads, in reading order."""
+        """Returns the indices that the rank reads, in reading order."""
         return self.part(self.permutation())
 
     def permutation(self) -> array[int]:
@@ -134,7 +134,7 @@ class Distributed:
         missing = self.samples * self.replicas - self.n
         share = permutation[self.rank : max(self.n + min(missing, 0), 0) : self.replicas]
         if missing > 0 and len(share) < self.samples:
-            # What is missing at the end is filled up from the start, again and again where there is little.
+            # The permutation's start fills up what is missing at its end, repeatedly where the permutation is short.
             share.extend(permutation[i % self.n] for i in range(*self._filled()))
         return share
 

@@ -18,7 +18,7 @@ from typing import Any
 _VERSION = 1
 _MAGIC = b"hpcstage trace 1"
 _HEAD = struct.Struct("<16sII")
-"""magic, CRC-32 of all that follows it, bytes of the header."""
+"""The fields are magic, CRC-32 of all that follows it, and bytes of the header."""
 _CHECKED_FROM = 20
 _MOST_RAW_BYTES = 1 << 30
 DAMAGED = "the trace is damaged"
@@ -53,11 +53,11 @@ class Header:
     """The number of files in the manifest."""
     run_id: str
     written_utc: str
-    """ISO 8601."""
+    """When the trace was written, in ISO 8601."""
     provenance: str | None = None
     """The provenance of the order that the run followed."""
     kept_share: float | None = None
-    """How well the program kept to it, from 0 to 1; None: nothing was announced."""
+    """The share of opens in the announced order, from 0 to 1; None: nothing was announced."""
 
 
 @dataclass(frozen=True)

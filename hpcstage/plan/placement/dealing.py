@@ -132,7 +132,7 @@ def blocks_of(sizes: Iterable[int]) -> Iterable[int]:
 
 
 def _shuffled(items: list[int], seed: int) -> list[int]:
-    # Not the random module: its shuffle may change between versions of Python, and nodes must agree.
+    # The random module is not used: its shuffle may change between versions of Python, and nodes must agree.
     for last in range(len(items) - 1, 0, -1):
         other = _mixed(last, seed) % (last + 1)
         items[last], items[other] = items[other], items[last]

@@ -43,7 +43,7 @@ class Rooms:
     inodes: list[int]
 
     def has(self, node: int, blocks: int) -> bool:
-        """Whether one more file of `blocks` blocks fits on a node."""
+        """Returns whether one more file of `blocks` blocks fits on a node."""
         return self.blocks[node] >= blocks and self.inodes[node] > 0
 
     def take(self, node: int, blocks: int, inodes: int = 1) -> None:

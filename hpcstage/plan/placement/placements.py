@@ -84,11 +84,11 @@ class Placement:
         return asking if owner == NOBODY else owner
 
     def unplaced(self, file_id: int) -> bool:
-        """Whether an id fits on no node: a node that needs it reads the source, every time."""
+        """Returns whether an id fits on no node: a node that needs it reads the source, every time."""
         return self.kind is not Kind.PRIVATE and self._owners.owner(file_id) == NOBODY
 
     def keeps(self, file_id: int, node: int) -> bool:
-        """Whether a node holds an id for good (with PRIVATE: as far as its own budget goes)."""
+        """Returns whether a node holds an id for good (with PRIVATE: as far as its own budget goes)."""
         if self.kind is Kind.PRIVATE:
             return True
         owner = self._owners.owner(file_id)
@@ -222,7 +222,7 @@ def _rooms(nodes: Iterable[Node]) -> Rooms:
 
 
 def copies_fit(sizes: Sequence[int], nodes: Sequence[Node]) -> bool:
-    """Whether all files fit on every node."""
+    """Returns whether all files fit on every node."""
     if min(node.budget_inodes for node in nodes) < len(sizes):
         return False
     return needed_bytes(sizes) <= min(node.budget_bytes for node in nodes)

@@ -28,7 +28,7 @@ class Cells:
 
     @property
     def length_s(self) -> float:
-        """The length of a cell."""
+        """Returns the length of a cell."""
         return float(2**self.level)
 
     def reach(self, start_s: float, end_s: float) -> None:
@@ -72,10 +72,10 @@ class Track:
     """How fast the source was for a node, cell by cell; `seen_s` is 0 in a cell where no sample tells it."""
 
     on: str
-    """What was measured: `copies` of the copiers or `reads` of the program."""
+    """The transfers that were measured: `copies` of the copiers or `reads` of the program."""
     level: int
     first: int
-    """The cell with which the columns begin."""
+    """The cell of the first values in the columns."""
     seen_s: array[float]
     size: array[float]
     """Bytes."""

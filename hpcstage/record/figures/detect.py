@@ -36,7 +36,7 @@ UPPER = 0.5
 """Noise is taken from the intervals above this share of the upper level: below it single files decide the speed."""
 LEAST_STEPS = 4
 CLEAR = 0.8
-"""Where no mean falls below this share of the best level, no period was missed (its ends share intervals)."""
+"""No period was missed if no mean falls below this share of the best level (a period's ends share intervals)."""
 PEAK_S = 0.5
 SMOOTH = 2
 ROUNDS = 3
@@ -94,12 +94,12 @@ def find(points: Sequence[Point]) -> Found | None:
 
 
 def _dips(points: Sequence[Point], best: float) -> bool:
-    """Whether the mean over any `LEAST_S` is below what a period's would be."""
+    """Returns whether the mean over any `LEAST_S` is below what a period's would be."""
     return any(mean < CLEAR * best for mean in _means(points, LEAST_S))
 
 
 def _peaks(points: Sequence[Point], best: float) -> bool:
-    """Whether a mean is so far above the best level that this level may itself be that of a period."""
+    """Returns whether a mean is so far above the best level that this level may itself be that of a period."""
     return any(CLEAR * mean > best for mean in _means(points, PEAK_S))
 
 

@@ -70,12 +70,12 @@ class Digest:
 
     @property
     def index(self) -> int:
-        """The node's index in the job."""
+        """Returns the node's index in the job."""
         return self.part.node_index
 
     @property
     def waited_s(self) -> float | None:
-        """Seconds that the program waited for the source and the local disk; None: not measured."""
+        """Returns the seconds that the program waited for the source and the local disk; None: not measured."""
         if self.split.wait_source_s is None or self.split.wait_local_s is None:
             return None
         return self.split.wait_source_s + self.split.wait_local_s

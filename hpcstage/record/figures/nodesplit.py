@@ -117,7 +117,7 @@ def _readers(child_pid: int | None, processes: Sequence[ProcessPart], said: list
 
 
 def _reads(process: ProcessPart) -> bool:
-    """Whether it opened files, or listed or looked at them at the source."""
+    """Returns whether it opened files, or listed or looked at them at the source."""
     return bool(tally.opens_of(process) or tally.count(process, "source_stats") or tally.count(process, "listings"))
 
 

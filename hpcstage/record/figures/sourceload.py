@@ -56,7 +56,7 @@ class Range:
 
     @property
     def middle(self) -> float:
-        """The mean of the bounds, which is the best guess."""
+        """Returns the mean of the bounds, which is the best guess."""
         return (self.low + self.high) / 2
 
 
@@ -170,13 +170,13 @@ class Load:
         return Range(max(0.0, low - drift), high + drift)
 
     def is_steady(self) -> bool:
-        """Whether the mean of the measured rates holds for the source over a longer time."""
+        """Returns whether the mean of the measured rates holds for the source over a longer time."""
         smooth, mean = _smooth(self.rates), _mean_rate(self.rates)
         above = [rate > mean for rate in smooth]
         return len(smooth) <= 1 or sum(one is not other for one, other in pairwise(above)) >= LEAST_TURNS
 
     def is_brief(self, readers: float) -> bool:
-        """Whether the source's rate, which others share, sets the time of a file but was seen for too short a time."""
+        """Returns whether the source's rate, which others share, sets the time of a file but was seen too briefly."""
         rate = _mean_rate(self.rates)
         if self.alone is None or not rate or self.copying_s >= LEAST_MEAN_S:
             return False
@@ -212,7 +212,7 @@ class Load:
         return total_s / passed if passed else float("inf")
 
     def _is_full(self) -> bool:
-        """Whether the copiers spent their time at the source, so that the source, not they, set the rate."""
+        """Returns whether the copiers spent their time at the source, so that the source, not they, set the rate."""
         seconds = sum(s for s, _ in self.rates)
         passed = sum(s * rate for s, rate in self.rates)
         return bool(seconds and self.loaded_s and self.loaded_s * passed / seconds >= FULL * self.flying)

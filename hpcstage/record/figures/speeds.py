@@ -45,7 +45,7 @@ class Point(NamedTuple):
 
     @property
     def end_s(self) -> float:
-        """When the interval ends."""
+        """Returns when the interval ends."""
         return self.start_s + self.length_s
 
 

@@ -31,7 +31,7 @@ def swapped_of(process: ProcessPart) -> int:
 
 
 def reads_known(process: ProcessPart) -> bool:
-    """Whether this process's reads were measured."""
+    """Returns whether this process's reads were measured."""
     return bool(count(process, "reads_measured")) and process.layer != UNSEEN_LAYER
 
 
@@ -46,7 +46,7 @@ def life_ns(process: ProcessPart) -> int:
 
 
 def maps(process: ProcessPart) -> bool:
-    """Whether the process mapped files of the datasets into memory, which it then reads without calls."""
+    """Returns whether the process mapped files of the datasets into memory, which it then reads without calls."""
     return bool(count(process, "source_maps") or count(process, "local_maps"))
 
 

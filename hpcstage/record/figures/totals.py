@@ -88,7 +88,7 @@ def _copied_nothing(node: NodePart) -> bool:
 
 
 def _scanned_nothing(node: NodePart) -> bool:
-    """Whether the daemon scanned nothing: in mode direct, or where another node scanned for the group."""
+    """Returns whether the daemon scanned nothing: in mode direct, or where another node scanned for the group."""
     return node.scan_s is None and (node.mode == "direct" or bool(node.group and node.node_index))
 
 

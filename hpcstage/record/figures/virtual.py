@@ -13,7 +13,7 @@ from hpcstage.record.parts.part import NodePart
 
 
 def is_virtual(node: NodePart) -> bool:
-    """Whether a node is virtual, by its name `HOST.vINDEX`."""
+    """Returns whether a node is virtual, by its name `HOST.vINDEX`."""
     return node.node_count > 1 and node.host.endswith(f".v{node.node_index}")
 
 

@@ -24,7 +24,7 @@ class Window:
 
     @property
     def wall_s(self) -> float | None:
-        """Seconds for which the command ran, or was seen running."""
+        """Returns the seconds for which the command ran, or was seen running."""
         return None if self.end_s is None else max(0.0, self.end_s - self.start_s)
 
 

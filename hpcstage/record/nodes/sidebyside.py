@@ -28,7 +28,7 @@ LEAST_WRITE_NS = 10**9
 LOCAL_WAITS = 0.02
 """A slow local disk does no harm if the program waited for it for less than this share of the wall time."""
 MOST_COMPARED = 64
-"""With more nodes than this the median includes the node itself: one value hardly changes it."""
+"""In a job with more nodes than this the median includes the node itself, as one value hardly changes it."""
 Row = dict[str, Any]
 
 

@@ -39,7 +39,7 @@ def problems_of(
 
 
 def _told_already(problem: Problem, counts: dict[str, int]) -> bool:
-    """Whether a reported problem covers this one: `node-dead` covers `daemon-died` if it counts as many nodes."""
+    """Returns whether a reported problem covers this one, as `node-dead` of as many nodes covers `daemon-died`."""
     if problem["id"] == "daemon-died" and counts.get("node-dead", 0) >= problem["count"]:
         return True
     return problem["id"] in counts
@@ -53,7 +53,7 @@ class _Told:
 
 
 def ended(run: RunPart) -> bool:
-    """Whether the wrapper saw the end of the command."""
+    """Returns whether the wrapper saw the end of the command."""
     return run.exit_code is not None or run.signal is not None
 
 

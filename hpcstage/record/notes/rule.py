@@ -50,10 +50,10 @@ def more_room(budget_why: str) -> str:
 
 
 def was_watched(record: dict[str, Any]) -> bool:
-    """Whether the command ran with hpcstage beside it."""
+    """Returns whether the command ran with hpcstage beside it."""
     return record["run"]["state"] not in ("aside", "not started")
 
 
 def stages(record: dict[str, Any]) -> bool:
-    """Whether the run's mode stages files."""
+    """Returns whether the run's mode stages files."""
     return record["run"]["mode"] in ("runtime", "upfront")

@@ -166,8 +166,8 @@ def not_swapped(record: dict[str, Any]) -> Iterator[Note]:
 
 
 def _harmless(name: str, record: dict[str, Any]) -> bool:
-    """Whether opens at the source with this reason need no note: those during a short scan, which the user cannot
-    change, and those after copying was stopped because little is read, which another note says."""
+    """Returns whether opens at the source with this reason need no note: those during a short scan, which the user
+    cannot change, and those after copying was stopped because little is read, which another note says."""
     if name == "settled":
         return any(problem["id"] == "little-read" for problem in record["problems"])
     scans = [node["scan_s"] for node in record["nodes"] if node["scan_s"] is not None]

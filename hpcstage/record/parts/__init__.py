@@ -1,1 +1,1 @@
-"""What is written: the nodes' parts, the record, the index of runs."""
+"""Defines the parts of wrapper and nodes from which the record is composed, and keeps the index of runs."""

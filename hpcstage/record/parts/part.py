@@ -21,7 +21,7 @@ from hpcstage.record.parts.thinning import NODES, thinned
 
 @dataclass(slots=True)
 class Sample:
-    """What the daemon saw in one interval of about a second."""
+    """The daemon's counts of one interval of about a second."""
 
     start_s: float
     length_s: float
@@ -37,7 +37,7 @@ class Sample:
     limited: bool = False
     """The rate cap, the local disk or an empty queue held transfers back: the sample says nothing about the source."""
     shim_opens: int = 0
-    """Opens for reading at the source by the program (from the page)."""
+    """The program's opens for reading at the source (from the page)."""
     shim_open_ns: int = 0
     shim_bytes: int = 0
     shim_reads: int = 0
@@ -52,8 +52,8 @@ class Sample:
     local_ns: int = 0
     """The program's opens and reads of staged copies (HIT_OPEN_NS, LOCAL_READ_NS), summed over processes."""
     blocked_ns: int = 0
-    """Time in which the processes of the program had a thread inside a call on a dataset's file, each counted by itself
-    and summed, up to the sample's end (BLOCKED_NS)."""
+    """Time in which a process of the program had a thread inside a call on a dataset's file, up to the sample's end,
+    summed over processes (BLOCKED_NS)."""
     blocked_source_ns: int = 0
     """The part of `blocked_ns` that waited for the source."""
     peer_bytes: int = 0
@@ -95,7 +95,7 @@ class DatasetPart:
 
 @dataclass
 class NodePart:
-    """Everything that one daemon reports."""
+    """A node's part of the record: all that its daemon reports."""
 
     host: str
     mode: str
@@ -142,10 +142,10 @@ class NodePart:
     """Python processes of the command that never attached: {pid, command}; up to 20."""
     missed_count: int = 0
     accounts: dict[str, int] = field(default_factory=dict)
-    """What the kernel's counters say when the command has ended. command_bytes: read by the command and all its
-    descendants, from files of any kind; accounted_bytes: the part of it that attached processes read; attached: the
-    number of these processes. Of what a process read after the last look at it, only reads of the datasets are
-    accounted for. Empty: not known."""
+    """The kernel's counters when the command has ended. command_bytes: read by the command and all its descendants,
+    from files of any kind; accounted_bytes: the part of it that attached processes read; attached: the number of these
+    processes. After the daemon's last look at a process, only its reads of the datasets are accounted for. Empty: not
+    known."""
     pressure: dict[str, float] = field(default_factory=dict)
     """The kernel's pressure figures over the run, as far as it offers them: io_some_s, io_full_s, cpu_some_s,
     memory_some_s."""
@@ -153,7 +153,7 @@ class NodePart:
     """Entries {id, text, remedy}. `node-missing`: the node's daemon never came up (the lead wrote the part);
     `group-missing`: the node staged without the group."""
     node_index: int = 0
-    """Of the job's nodes; the first scans."""
+    """The node's index in the job; node 0 scans."""
     node_count: int = 1
     """Number of nodes of the job."""
     placement: str = "private"

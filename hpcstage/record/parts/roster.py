@@ -26,13 +26,13 @@ class State(Enum):
     DIED = "died"
     """The node's daemon ended before the job did."""
     MISSING = "missing"
-    """No daemon ever reported."""
+    """The node's daemon never reported."""
     RUNNING = "running"
     """The job has not ended."""
 
 
 def is_left_over(run: RunPart, node: NodePart) -> bool:
-    """Whether the part is left over from an earlier run in the same run directory, of a node that this run lacks."""
+    """Returns whether the part is of an earlier run in the same run directory, and of a node that this run lacks."""
     early = node.started_unix_s < run.started_unix_s - LEFT_OVER_S
     return early and _short(node.host) not in {_short(host) for host in (run.host, *run.nodes)}
 
@@ -47,7 +47,7 @@ def state_of(node: NodePart, *, running: bool = False) -> State:
 
 
 def says_something(node: NodePart) -> bool:
-    """Whether a part holds any figure; if not, sums cover the other nodes only."""
+    """Returns whether a part holds any figure; if not, sums cover the other nodes only."""
     return node.complete or bool(node.totals or node.samples or node.processes)
 
 

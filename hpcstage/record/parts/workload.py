@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Measured:
-    """What an earlier run measured; None is unknown. `source` names the run."""
+    """The figures of an earlier run; None is unknown. `source` names the run."""
 
     epochs: int | None = None
     epoch_compute_s: float | None = None
