@@ -1,6 +1,6 @@
 """Finds out about the job: its scheduler, its nodes, the local disk, the time that is left.
 
-`detect` returns the job, `localdir.choose` the node-local directory to use; `node.directory` makes ours below it.
+`detect` returns the job, and `localdir.choose` the node-local directory, below which `node.directory` makes the job's.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ class Nodes:
         return True
 
     def _read_files(self) -> None:
-        # A change of ours in the directory makes network file systems look at it again.
+        # A change in the directory makes network file systems look at it again.
         with contextlib.suppress(OSError):
             leadspec.write_json(self.directory / leadspec.PULSE, {"at": time.monotonic()})
         names: set[str] = set()

@@ -164,8 +164,9 @@ class Context:
         return True
 
     def landed(self, fd: int, named: Any = None) -> None:
-        """Drops what the name of a descriptor led to, after an open for writing or for the sake of its name: the name
-        may lead below a dataset by a symbolic link, or be another name of a dataset's file."""
+        """Drops what the name of a descriptor led to, and tells the daemon of the file, after an open for writing or
+        for the sake of its name: the name may lead below a dataset by a symbolic link, or be another name of a
+        dataset's file."""
         if self.quiet:
             return
         try:

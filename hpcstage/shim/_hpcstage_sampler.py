@@ -175,7 +175,7 @@ def _too_long(found: list[Any]) -> bool:
 
 
 def _drawn_on_cpu() -> bool:
-    """Whether the default device is the CPU. Seeds are drawn from the default device's generator, and no other is
+    """Whether the default device is the CPU. On another device the seeds are drawn from its generator, which is not
     saved."""
     return str(sys.modules["torch"].empty(0).device.type) == "cpu"
 
