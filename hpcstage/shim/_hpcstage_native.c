@@ -1,6 +1,7 @@
-/* The Python face of the native layer: configure it once, then ask it how it does. The only file here that knows Python.
+/* Gives the native layer its Python face: configures it once, then asks it for its state. No other file here knows
+ * Python.
  *
- * Limited API, so that one build serves every CPython from 3.8 on.
+ * The module uses the limited API, so that one build serves every CPython from 3.8 on.
  */
 #include "_native.h"
 #define Py_LIMITED_API 0x03080000

@@ -1,7 +1,7 @@
-/* What stat says of a copy: what it would say of the source, from the table that the daemon keeps beside the store.
+/* Answers stat of a copy with the attributes of the source, from the table that the daemon keeps beside the store.
  *
- * A row is found by the copy's inode and counts while the copy's time of change is the one in it. A copy without a row
- * (it came a moment ago, or there is no table) is answered for by the source itself.
+ * A row is found by the copy's inode, and is valid while the copy's time of change is the one in it. If a copy has no
+ * row (it came a moment ago, or there is no table), the source itself is asked.
  */
 #include "_native.h"
 
@@ -31,7 +31,7 @@ _Static_assert(offsetof(struct table, row) == ATTRIBUTES_HEADER_BYTES, "rows");
 static struct table *table;
 static int tried;
 
-/* The daemon makes it before it stages anything. */
+/* The daemon makes the table before it stages anything. */
 static __attribute__((noinline)) struct table *map_table(void) {
     char path[PATH_MAX];
     struct stat info;
@@ -72,7 +72,7 @@ static struct timespec time_of(int64_t ns) {
     return t;
 }
 
-/* A copy of the row, which the daemon may be writing: it takes the inode away meanwhile. */
+/* Reads a copy of the row, which the daemon may be writing: the daemon takes the inode away meanwhile. */
 static int find_row(uint64_t device, uint64_t inode, int64_t ctime, struct row *out) {
     const struct table *in = __atomic_load_n(&table, __ATOMIC_ACQUIRE);
     if (!in && !(in = map_table()))
@@ -121,7 +121,7 @@ int attributes_same(int fd, int source) {
     return same_content(&copy, &now);
 }
 
-/* What fstat says of a copy that is open. Where nothing better is known it stays as it is. */
+/* Answers fstat of a copy that is open. Where nothing better is known the answer stays as it is. */
 static __attribute__((noinline)) void put_for(int fd, struct stat *info) {
     char source[PATH_MAX];
     struct stat now;
@@ -151,7 +151,7 @@ int attributes_of_named(const char *path, struct stat *info) {
 }
 
 #ifdef STATX_TYPE
-/* 0: the source must be asked. */
+/* Returns 0 if the source must be asked. */
 int attributes_put_x(struct statx *info) {
     struct row row;
     uint64_t device = makedev(info->stx_dev_major, info->stx_dev_minor);

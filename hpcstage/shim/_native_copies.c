@@ -1,9 +1,10 @@
-/* Descriptors of copies that are used for more than reading: locks, attributes, and other names of the descriptor.
+/* Handles descriptors of copies that are used for more than reading: locks, attributes, other names of the descriptor.
  *
- * What changes or asks for more than bytes puts the source's descriptor in the copy's place, with the same offset and
- * flags, for every number that shares it. A lock is taken on a second descriptor, of the source; reading goes on from
- * the copy, which is exact as long as the source is as it was when the lock was got. Where the source has gone or is
- * another file by now, the copy is what is left of the file that was opened, and the call acts on it.
+ * A call that changes the file or asks for more than bytes puts the source's descriptor in the copy's place, with the
+ * same offset and flags, for every number that shares it. A lock is taken on a second descriptor, of the source;
+ * reading goes on from the copy, which is exact as long as the source is as it was when the lock was got. Where the
+ * source has gone or is another file by now, the copy is what is left of the file that was opened, and the call acts on
+ * it.
  */
 #include "_native.h"
 
@@ -58,7 +59,7 @@ static int unchanged(int fd, int source) {
            copy.st_mtim.tv_sec == now.st_mtim.tv_sec && copy.st_mtim.tv_nsec == now.st_mtim.tv_nsec;
 }
 
-/* Where a copy that is open is, or was before it was dropped. */
+/* Finds where a copy that is open is, or was before it was dropped. */
 static enum kind place_of(int fd, struct place *at) {
     static const char deleted[] = " (deleted)";
     struct stat info;
@@ -78,7 +79,7 @@ int copy_source(int fd, char *out) {
     return out[0] != 0;
 }
 
-/* A descriptor of the file that was copied, opened as the copy is, or -1. */
+/* Returns a descriptor of the file that was copied, opened as the copy is, or -1. */
 static int open_source(int fd, const struct place *at) {
     char source[PATH_MAX];
     int flags = fcntl(fd, F_GETFL);
@@ -105,7 +106,7 @@ static int shares(int fd, int other) {
     return after >= 0 && ((after ^ before) & O_NONBLOCK);
 }
 
-/* The next copy's descriptor that shares `fd`, from `from` on, or -1. */
+/* Returns the next copy's descriptor that shares `fd`, from `from` on, or -1. */
 static int next_sharing(int fd, int from) {
     while (from < FDS) {
         const unsigned char *found = memchr(fd_kinds + from, FD_LOCAL, FDS - (size_t)from);
@@ -125,7 +126,8 @@ static void put_in_place(int source, int fd) {
         fd_mark(fd, FD_SOURCE);
 }
 
-/* Other threads' reads end before and begin after, as far as that can be waited for. */
+/* Puts `source` in the place of `fd`. Other threads' reads end before and begin after, as far as that can be waited
+ * for. */
 static void replace(int fd, int source) {
     __atomic_store_n(&copies_moving, 1, __ATOMIC_SEQ_CST);
     for (int i = 0; i < TURN_WAITS && !waits_none(); i++)
@@ -138,7 +140,8 @@ static void replace(int fd, int source) {
     __atomic_store_n(&copies_moving, 0, __ATOMIC_SEQ_CST);
 }
 
-/* Puts the source in the copy's place. 1: `at` is where the copy is; 0: `fd` is no copy, or all that is left. */
+/* Puts the source in the copy's place. Returns 1 if it did, and `at` is where the copy is; 0 if `fd` is no copy, or all
+ * that is left of the file. */
 static __attribute__((noinline)) int surrender(int fd, struct place *at) {
     int saved = errno, done = 0;
     take_turn();
@@ -174,7 +177,8 @@ void copy_changes(int fd) {
 
 /* ---- locks ---- */
 
-/* Where a lock's descriptor goes. Below a small limit, the upper half leaves the program's next opens their numbers. */
+/* Chooses where a lock's descriptor goes. Below a small limit, the upper half leaves the program's next opens their
+ * numbers. */
 static int high_number(void) {
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur > HIGH_NUMBER)
@@ -182,7 +186,7 @@ static int high_number(void) {
     return (int)(limit.rlim_cur / 2);
 }
 
-/* The descriptor to lock for a copy. `lets_go`: nothing is to be locked, so nothing is opened for it. */
+/* Returns the descriptor to lock for a copy. With `lets_go` nothing is to be locked, so nothing is opened for it. */
 static __attribute__((noinline)) int lock_of(int fd, int lets_go) {
     struct place at;
     int saved = errno;
@@ -211,7 +215,7 @@ static inline int to_lock(int fd, int lets_go) {
     return fd_kind(fd) == FD_LOCAL ? lock_of(fd, lets_go) : fd;
 }
 
-/* Who has a lock reads what is there now. */
+/* A program that has a lock reads what is in the source now. */
 static int locked(int fd, int lock, int result) {
     if (lock != fd && result == 0) {
         int saved = errno;
@@ -222,7 +226,7 @@ static int locked(int fd, int lock, int result) {
     return result;
 }
 
-/* A number is closed, or stands for another file from now on. */
+/* Is called when a number is closed, or stands for another file from now on. */
 void copy_closed(int fd) {
     if (fd_kind(fd) == FD_LOCK) { /* by a program that closes all numbers */
         for (int i = 0; i < FDS; i++)
@@ -294,7 +298,7 @@ HOOK_FCNTL(fcntl64)
 
 /* ---- other names of a descriptor ---- */
 
-/* The number in /proc/self/fd/N, /dev/fd/N and their like; -1: none of these. */
+/* Returns the number in /proc/self/fd/N, /dev/fd/N and their like; -1 for any other name. */
 int fd_named(const char *path) {
     static const char *const names[] = {"/proc/self/fd/", "/dev/fd/", "/proc/thread-self/fd/"};
     static const char *const standard[] = {"/dev/stdin", "/dev/stdout", "/dev/stderr"};

@@ -69,7 +69,7 @@ static void give_up(const struct call *c, union result r) {
 /* ---- reading ---- */
 enum outcome { OPENED, ABSENT, NOT_A_FILE, UNUSABLE, SHUT };
 
-/* The copy must be no directory: they exist in the store too, and a partly staged one would list a subset. To list
+/* The copy must be no directory: they exist in the store too, and a partly staged one would list a subset. Listing
  * nothing of a file fails with ENOTDIR at a third of fstat's cost. A copy with two names stands for a symbolic link,
  * which O_NOFOLLOW must see. */
 static int is_copy(int fd, int flags) {
@@ -113,7 +113,7 @@ static union result open_source(const struct call *c, const struct place *at, in
     return r;
 }
 
-/* After a miss: -1 once the daemon has answered READY and the copy is open, else why the source is read. */
+/* After a miss, returns -1 once the daemon has answered READY and the copy is open, else why the source is read. */
 static int ask_for_copy(const struct call *c, const struct place *at, union result *r) {
     int reason = want(at);
     if (reason >= 0)
@@ -158,7 +158,8 @@ static union result open_for_reading(const struct call *c, const struct place *a
 
 /* ---- writing ---- */
 
-/* Not a directory, which would take all below it along, and not a file that only looks written to. */
+/* Whether an open may write: not to a directory, which would take all below it along, nor to a file that only looks
+ * written to. */
 static int could_write(const struct call *c, struct stat *info) {
     int saved = errno, could = c->flags & O_CREAT;
     info->st_mode = 0;
@@ -201,7 +202,7 @@ static int writes(int flags) {
     return !(flags & O_PATH) && (flags & O_TMPFILE) != O_TMPFILE && ((flags & O_ACCMODE) != O_RDONLY || (flags & (O_TRUNC | O_CREAT | O_APPEND)));
 }
 
-/* Outside of the datasets, as far as names tell: a file that is written to may be one of theirs by another name. */
+/* A file outside of the datasets, as far as names tell, may be one of theirs by another name when it is written to. */
 static inline union result open_elsewhere(const struct call *c) {
     union result r = original(c, c->path);
     int fd = fd_of(c, r);
@@ -224,7 +225,7 @@ static __attribute__((noinline)) union result open_below(const struct call *c) {
     return open_elsewhere(c);
 }
 
-/* A descriptor of a copy by its own name: who writes there writes to the source. */
+/* A program that writes to a descriptor of a copy, by the descriptor's own name, writes to the source. */
 static __attribute__((noinline)) union result reopen(const struct call *c, int fd) {
     if (writes(c->flags))
         copy_changes(fd);
@@ -240,7 +241,7 @@ static inline union result route(const struct call *c) {
     int named = copy_named(c->path);
     if (__builtin_expect(named >= 0, 0))
         return reopen(c, named);
-    /* Where a file is that was opened for writing, landed_fd finds out. */
+    /* landed_fd finds out where a file is that was opened for writing. */
     if (concerns_as(writes(c->flags) ? 0 : OPENS, c->dirfd, c->path))
         return open_below(c);
     return open_elsewhere(c);

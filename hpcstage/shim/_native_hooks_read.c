@@ -1,7 +1,8 @@
-/* Bytes and time of reads from dataset files, by the marks that opens left on descriptors; and the calls that move or
- * end a mark, change the working directory, or end the process. For other descriptors a hook costs one byte load.
+/* Counts bytes and time of reads from dataset files, by the marks that opens left on descriptors; also hooks the calls
+ * that move or end a mark, change the working directory, or end the process. For other descriptors a hook costs one
+ * byte load.
  *
- * Pages read through mmap are not seen, only that a file was mapped; nor what stdio reads for anything but fread.
+ * Of mmap only the mapping is seen, not the pages that are read; of stdio only what fread reads.
  */
 #include "_native.h"
 

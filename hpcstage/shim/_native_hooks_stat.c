@@ -25,7 +25,7 @@ _Static_assert(sizeof(struct stat) == sizeof(struct stat64), "one layout");
 
 enum answer { ELSEWHERE, BY_COPY, BY_SOURCE };
 
-/* Is there a place where a copy may answer? Counts what the source has to answer otherwise. */
+/* Whether there is a place where a copy may answer. Counts what the source has to answer otherwise. */
 static enum answer findable(int dirfd, const char *path, int nofollow, struct place *at) {
     enum kind kind = locate_as(nofollow ? 0 : FOLLOWED, dirfd, path, at);
     if (kind == OUTSIDE)
@@ -40,7 +40,7 @@ static enum answer findable(int dirfd, const char *path, int nofollow, struct pl
     return BY_SOURCE;
 }
 
-/* The source answers: how long that takes is a wait. */
+/* The source answers: the time that this takes is counted as a wait. */
 #define FROM_SOURCE(call) \
     { \
         uint64_t begin = wait_begin(FD_SOURCE); \
@@ -134,7 +134,7 @@ HOOK_STATAT(fstatat64, stat64)
 HOOK_XSTATAT(__fxstatat, stat)
 HOOK_XSTATAT(__fxstatat64, stat64)
 
-/* Of an open file of the source: what the client knows of it may be too old, and it asks. */
+/* For an open file of the source: what the client knows of it may be too old, and it asks. */
 #define HOOK_FSTAT(name, type) \
     static int hook_##name(int fd, struct type *out) { \
         if (fd_kind(fd) == FD_SOURCE) \
@@ -174,7 +174,7 @@ static __attribute__((noinline)) enum answer statx_copy(int dirfd, const char *p
     return answer_of(&at, hit);
 }
 
-/* Of a descriptor of a copy, by its number: 0 if it is none. */
+/* Answers for a descriptor of a copy, by its number; returns 0 if it is none. */
 static __attribute__((noinline)) int statx_open(int fd, unsigned mask, struct statx *out) {
     char source[PATH_MAX];
     struct statx now;

@@ -1,4 +1,5 @@
-/* Calls that change what a name below a dataset stands for: the copy is dropped first, then the source is changed. */
+/* Hooks calls that change what a name below a dataset stands for: the copy is dropped first, then the source is
+ * changed. */
 #include "_native.h"
 
 #include <errno.h>
@@ -12,8 +13,8 @@
 
 extern int renameat2(int, const char *, int, const char *, unsigned) WEAK;
 
-/* What the kernel finds by a name that is changed, under its own name and as an inode: it may be a dataset's by a link
- * that only the kernel follows, or by another name of the file. */
+/* Drops what the kernel finds by a name that is changed, under its own name and as an inode: it may be a dataset's by a
+ * link that only the kernel follows, or by another name of the file. */
 static __attribute__((noinline)) void drop_reached(int dirfd, const char *path, int how, int moves, const struct place *named) {
     struct stat info;
     struct place at;
@@ -215,7 +216,7 @@ static int hook_lremovexattr(const char *path, const char *name) {
     return lremovexattr(path, name);
 }
 
-/* A further name changes how many the file has. */
+/* A further name changes the number of names that the file has. */
 static int hook_link(const char *from, const char *to) {
     before(AT_FDCWD, from, 0);
     return link(from, to);

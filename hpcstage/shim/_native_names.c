@@ -1,4 +1,4 @@
-/* Names that are not below a dataset as they are written, but lead below one through symbolic links.
+/* Resolves names that are not below a dataset as they are written, but lead below one through symbolic links.
  *
  * An absolute name is taken apart from the left, and every component that is a link is replaced by what it says, until
  * the directory of a map is reached or no link is left. From there on the name is treated like any name below the map.
@@ -7,7 +7,7 @@
  * REMEMBERED_S seconds; that can only cost a copy, never serve one. A spelling that leads below a dataset is believed
  * for the rest of a second, and only while every link on its way reads as it did: the links are read at each use.
  * Within that second a change that no link shows (a directory on the way is replaced by another) is noticed only if
- * this process made it. Calls that change something (AFRESH) believe nothing.
+ * this process made it. Calls that change something (AFRESH) use nothing that is remembered.
  */
 #include "_native.h"
 
@@ -36,7 +36,7 @@ void names_forget(void) {
     __atomic_fetch_add(&generation, 1, __ATOMIC_RELAXED);
 }
 
-/* ---- directories that lead elsewhere: one word each, which whoever comes last writes ---- */
+/* ---- directories that lead elsewhere: one word each; the last writer wins ---- */
 enum {
     LOOKED = 0x7f, /* a counter */
     PLAIN = 1 << 7, /* no link on the way */
@@ -70,7 +70,7 @@ static uint64_t as_remembered(uint64_t hash, unsigned facts) {
     return (hash >> 32 << 32) | age | now | KNOWN | facts;
 }
 
-/* What is known of a directory, or 0. */
+/* Returns what is known of a directory, or 0. */
 static unsigned known(uint64_t hash) {
     uint64_t found = __atomic_load_n(directory_at(hash), __ATOMIC_RELAXED);
     if (found >> 32 != hash >> 32 || !(found & KNOWN) ||
@@ -79,7 +79,7 @@ static unsigned known(uint64_t hash) {
     return ((now_s() - (unsigned)(found >> SINCE_AT)) & SINCE) < REMEMBERED_S ? (unsigned)found : 0;
 }
 
-/* Adds to what is known, whose time goes on. */
+/* Adds to what is known of a directory; the time at which it is forgotten stays. */
 static void remember(uint64_t hash, unsigned facts) {
     uint64_t *at = directory_at(hash);
     uint64_t word = known(hash) ? __atomic_load_n(at, __ATOMIC_RELAXED) | facts : as_remembered(hash, facts);
@@ -172,7 +172,7 @@ static enum kind locate_by_alias(const char *path, struct place *at) {
     return OUTSIDE;
 }
 
-/* In the place of what was known of the same spelling, else of the oldest. */
+/* Takes the place of the same spelling, else of the oldest one. */
 static void keep_alias(const struct alias *alias) {
     struct alias *to = NULL;
     for (int i = 0; i < ALIASES && !to; i++)
@@ -191,22 +191,22 @@ static void keep_alias(const struct alias *alias) {
 
 /* ---- taking a name apart ---- */
 struct walk {
-    char name[PATH_MAX]; /* behind us: without links, empty for the root directory */
+    char name[PATH_MAX]; /* what was walked: without links, empty for the root directory */
     size_t n;
-    char left[PATH_MAX]; /* before us: ends where the buffer ends */
+    char left[PATH_MAX]; /* what is still to walk: ends where the buffer ends */
     size_t at, own, end; /* in `left`: the next byte, the first that the caller wrote, the end of what is looked at */
-    int whole;           /* the last component too, which may be a file */
-    int reads;           /* so a link to an open file stands for that file, whatever has its name by now */
-    int trusts;          /* that directories are plain which were so lately */
-    int links;           /* so many were followed */
-    int relative;        /* a link was followed that depends on where it is */
+    int whole;           /* whether the last component is walked too, which may be a file */
+    int reads;           /* if set, a link to an open file stands for that file, whatever has its name by now */
+    int trusts;          /* whether directories that were plain lately are taken as plain */
+    int links;           /* the number of links that were followed */
+    int relative;        /* whether a link was followed that depends on where it is */
     const struct map *map;
     struct alias found; /* text_n 0: does not fit */
 };
 
 enum step { GOES_ON, REACHED, ENDS };
 
-/* The map that we are in, once nothing that is left could lead out of it again. */
+/* Returns the map in which the walk is, once nothing that is left could lead out of it again. */
 static const struct map *map_of(const struct walk *w) {
     for (const char *p = w->left + w->at; (p = strstr(p, "/..")); p += 3)
         if (p[3] == '/' || !p[3])
@@ -230,7 +230,7 @@ static void note(struct alias *found, const char *text, size_t n) {
     found->text[found->text_n - 1] = 0;
 }
 
-/* What the link says (n bytes, where `left` begins) is put before what is left. */
+/* Puts what the link says (n bytes, where `left` begins) before what is left. */
 static enum step follow(struct walk *w, size_t parent_n, size_t n) {
     int is_absolute = w->left[0] == '/';
     note(&w->found, w->name, w->n);
@@ -246,7 +246,7 @@ static enum step follow(struct walk *w, size_t parent_n, size_t n) {
     return GOES_ON;
 }
 
-/* The component from `at` on. */
+/* Takes the component from `at` on. */
 static enum step step(struct walk *w) {
     const char *begin = w->left + w->at, *end = begin, *last = w->left + w->end;
     while (end < last && *end != '/')
@@ -277,7 +277,7 @@ static enum step step(struct walk *w) {
     uint64_t hash = hash_of(w->name, w->n);
     if (w->trusts && (known(hash) & PLAIN))
         return GOES_ON;
-    ssize_t said = readlink(w->name, w->left, w->at); /* what is behind us is not needed: stacks can be small */
+    ssize_t said = readlink(w->name, w->left, w->at); /* the walked part is not needed any more: stacks can be small */
     if (said >= 0)
         return (size_t)said < w->at ? follow(w, parent_n, (size_t)said) : ENDS;
     if (errno != EINVAL)
@@ -305,7 +305,7 @@ static enum step run(struct walk *w, const char *path, size_t n) {
     return found;
 }
 
-/* The spelling is what the caller wrote up to where we are, if the last link was among it. */
+/* The spelling is what the caller wrote up to this point of the walk, if the last link was among it. */
 static void keep(struct walk *w, const char *path, size_t n, unsigned age) {
     struct alias *alias = &w->found;
     size_t own = w->own > w->at ? w->own : w->at, linked_n = own - w->at, spelt_n = n - (PATH_MAX - 1 - own);
@@ -328,7 +328,7 @@ static void keep(struct walk *w, const char *path, size_t n, unsigned age) {
     keep_alias(alias);
 }
 
-/* The whole name, or only its directory. */
+/* Walks the whole name, or only its directory. */
 static __attribute__((noinline)) enum kind walked(const char *path, int whole, int how, struct place *at) {
     struct walk w;
     size_t n = strlen(path);

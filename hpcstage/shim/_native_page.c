@@ -1,4 +1,4 @@
-/* This process's slot in the shared page: counters, histograms, and the daemon's state word.
+/* Owns this process's slot in the shared page: counters, histograms, and the daemon's state word.
  *
  * A slot is given out by an atomic add on the header's next-slot word and is never taken back. Without a page (it
  * cannot be mapped, or this is a test of the module alone) everything is counted in private memory.
@@ -156,7 +156,7 @@ int slot_is_mine(void) {
     return owner == getpid();
 }
 
-/* The second number of /proc/self/schedstat; 0 where there is none. */
+/* Returns the second number of /proc/self/schedstat; 0 where there is none. */
 static uint64_t queued_ns(void) {
     char text[96];
     int saved = errno, fd = open("/proc/self/schedstat", O_RDONLY | O_CLOEXEC);
@@ -199,7 +199,8 @@ uint64_t counter_get(int counter) {
     return __atomic_load_n(&my_slot()->counters[counter], __ATOMIC_RELAXED);
 }
 
-/* Threads of this process inside calls on dataset files, all of them and those that wait for the source. */
+/* The numbers of threads of this process inside calls on dataset files: of all of them, and of those that wait for the
+ * source. */
 static uint32_t inside, inside_source;
 
 void waits_forget(void) {

@@ -24,7 +24,7 @@ static struct {
     char path[PATH_MAX];
 } cwd = {1, 0, 0, UNKNOWN, 0, ""};
 
-/* The part of an absolute path behind a map's source (starts with '/' or is empty), or NULL. */
+/* Returns the part of an absolute path behind a map's source (starts with '/' or is empty), or NULL. */
 static const char *below(const char *path, const struct map *map) {
     const char *p = path, *s = map->source;
     if (strncmp(p, s, map->source_n) == 0 && (p[map->source_n] == '/' || !p[map->source_n]))
@@ -79,7 +79,7 @@ static enum kind append(struct place *at, char **to, const char *p) {
     return closed || out == begin ? DIR_NAME : FILE_NAME;
 }
 
-/* The place of what lies at `inside` and then `rest` below a map. */
+/* Finds the place of what lies at `inside` and then `rest` below a map. */
 enum kind place_below(const struct map *map, const char *inside, const char *rest, struct place *at) {
     char *to = at->local + map->store_n;
     at->map = map;
@@ -87,7 +87,7 @@ enum kind place_below(const struct map *map, const char *inside, const char *res
     return append(at, &to, inside) == UNSURE ? UNSURE : append(at, &to, rest);
 }
 
-/* By the text alone. */
+/* Finds the place by the text alone. */
 static enum kind locate_text(const char *path, struct place *at) {
     for (int i = 0; i < config.maps_n; i++) {
         const char *rest = below(path, &config.maps[i]);
@@ -100,7 +100,7 @@ static enum kind locate_text(const char *path, struct place *at) {
 static enum kind locate_from(char *base, size_t n, const char *path, int how, struct place *at);
 static size_t name_of_fd(int fd, char *out);
 
-/* The part up to the last `..` by the kernel's name for it, then the rest. */
+/* Replaces the part up to the last `..` by the kernel's name for it, and appends the rest. */
 static __attribute__((noinline)) enum kind locate_by_kernel(const char *path, const char *rest, int how,
                                                              struct place *at) {
     char base[PATH_MAX];
@@ -118,7 +118,7 @@ static __attribute__((noinline)) enum kind locate_by_kernel(const char *path, co
     return n ? locate_from(base, n, rest, how, at) : OUTSIDE;
 }
 
-/* Behind the last `..` component, or NULL. */
+/* Returns what is behind the last `..` component, or NULL. */
 static const char *behind_dots(const char *path) {
     const char *found = NULL;
     for (const char *p = path; (p = strstr(p, "/..")); p += 3)
@@ -135,7 +135,7 @@ static enum kind locate_absolute(const char *path, int how, struct place *at) {
     return kind == OUTSIDE ? locate_by_links(path, how, at) : kind;
 }
 
-/* base + '/' + relative, leading `.` and `..` taken off; base has no symbolic links. */
+/* Makes base + '/' + relative, with leading `.` and `..` taken off; base has no symbolic links. */
 static enum kind locate_from(char *base, size_t n, const char *path, int how, struct place *at) {
     if (base[0] != '/')
         return OUTSIDE;
@@ -188,8 +188,8 @@ static void note_cwd(unsigned changes) {
     __atomic_store_n(&cwd.known, changes, __ATOMIC_RELEASE);
 }
 
-/* The change is announced before anything else: who cannot note it leaves it to the thread that is writing, or to
- * nobody. */
+/* Announces the change before anything else: a thread that cannot note it leaves it to the thread that is writing, if
+ * there is one. */
 void cwd_changed(void) {
     int saved = errno;
     unsigned changes = __atomic_add_fetch(&cwd.changes, 1, __ATOMIC_SEQ_CST);
@@ -204,7 +204,7 @@ void cwd_changed(void) {
     errno = saved;
 }
 
-/* A forked child: the thread that was writing is not here. */
+/* Is called in a forked child, where the thread that was writing does not exist. */
 void cwd_forked(void) {
     if (cwd.writing) {
         cwd.writing = 0;
@@ -212,7 +212,7 @@ void cwd_forked(void) {
     }
 }
 
-/* Whether what is noted is how things are now. */
+/* Whether what is noted is still true. */
 static int cwd_known(unsigned *changes) {
     *changes = __atomic_load_n(&cwd.known, __ATOMIC_ACQUIRE);
     return *changes && *changes == __atomic_load_n(&cwd.changes, __ATOMIC_ACQUIRE);
@@ -235,7 +235,7 @@ static size_t read_cwd(char *out) {
     return getcwd(out, PATH_MAX) ? strlen(out) : 0;
 }
 
-/* What /proc says an open file is called; 0 if nothing or cut off. */
+/* Reads what /proc says an open file is called; returns 0 if there is nothing or it is cut off. */
 static size_t name_of_fd(int fd, char *out) {
     char link[32];
     char *p = link + sizeof link - 1;
@@ -261,7 +261,7 @@ static __attribute__((noinline)) enum kind locate_relative(int how, int dirfd, c
     return n ? locate_from(base, n, path, how, at) : OUTSIDE;
 }
 
-/* From a working directory that is not near a dataset. */
+/* Handles a relative name from a working directory that is not near a dataset. */
 static int leads_outside(const char *path, int how) {
     char name[PATH_MAX];
     size_t n = read_cwd(name), path_n = strlen(path);

@@ -1,6 +1,6 @@
-/* The ring of opens: which dataset files this process opened, in order, and which sample they were for.
+/* Writes the ring of opens: which dataset files this process opened, in order, and for which sample.
  *
- * Made when there is first something to log, one per slot. A record's place is reserved by one exchange on the head,
+ * A slot's ring is made when there is first something to log. A record's place is reserved by one exchange on the head;
  * its stamp is stored last and says that it is complete. Nobody waits for anybody: a reader that is more than a whole
  * ring behind has lost records, and a thread that comes while another makes the ring does not log.
  */
@@ -53,7 +53,7 @@ static void name_of(int slot, char *out) {
     memcpy(out + n + 7 + digits_n, ".ring", 6);
 }
 
-/* Its blocks are allocated at once: a store into a hole on a disk that has filled up since would be SIGBUS, and beyond
+/* The blocks are allocated at once: a store into a hole on a disk that has filled up since would be SIGBUS, and beyond
  * the limit on file sizes SIGXFSZ. */
 static struct ring *made(const char *path) {
     struct rlimit most;
@@ -116,14 +116,14 @@ static void pad(struct ring *r, uint64_t at) {
     commit(r, at);
 }
 
-/* The position of `bytes` bytes that are ours. */
+/* Reserves `bytes` bytes and returns their position. */
 static uint64_t reserve(struct ring *r, uint64_t bytes) {
     uint64_t skip, head = __atomic_load_n(&r->head, __ATOMIC_RELAXED);
     do {
         uint64_t left = RING_DATA_BYTES - head % RING_DATA_BYTES;
         skip = left < bytes ? left : 0;
     } while (!__atomic_compare_exchange_n(&r->head, &head, head + skip + bytes, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
-    __atomic_thread_fence(__ATOMIC_RELEASE); /* who reads what we write now sees the new head */
+    __atomic_thread_fence(__ATOMIC_RELEASE); /* a reader of what is written from here on sees the new head */
     if (skip)
         pad(r, head);
     return head + skip;

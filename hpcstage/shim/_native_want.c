@@ -1,4 +1,4 @@
-/* The two questions to the daemon: WANT (it is not in the store) and WROTE (a write begins). Every wait is bounded. */
+/* Asks the daemon: WANT (a file is not in the store) and WROTE (a write begins). Every wait is bounded. */
 #include "_native.h"
 
 #include <errno.h>
@@ -33,7 +33,7 @@ static int wait_ms(uint64_t until_ns) {
     return ms > INT_MAX ? INT_MAX : (int)ms;
 }
 
-/* 0, or the Reason. A full backlog means that the daemon lives and is busy: try again until the time is up. */
+/* Returns 0, or the Reason. A full backlog means that the daemon lives and is busy: tries again till the time is up. */
 static int reach(int fd, uint64_t until_ns) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     memcpy(address.sun_path, config.sock, sizeof config.sock);
@@ -91,8 +91,8 @@ static void add_source(struct request *r, const struct place *at) {
     add(r, rest, strlen(rest));
 }
 
-/* 0 and an answer, or the Reason why there is none. `sent`: the daemon will read it if it lives. cap_ns 0: no more than
- * that, which gives TIMEOUT. */
+/* Returns 0 and an answer, or the Reason why there is none. `sent` means that the daemon will read it if it lives. With
+ * cap_ns 0 it is only sent, which gives TIMEOUT. */
 static int ask(const struct request *r, uint64_t send_cap_ns, uint64_t cap_ns, struct reply *reply, int *sent) {
     *sent = 0;
     if (!config.sock[0] || !r->n)
@@ -128,7 +128,7 @@ static int ask_want(const struct request *r, uint64_t cap_ns, struct reply *repl
     return ask(r, cap_ns, cap_ns, reply, &sent);
 }
 
-/* Before the daemon answers: what is opened now would be read here and then copied, so it is worth a short wait. */
+/* Asks before the daemon answers: what is opened now would be read here and then copied, so a short wait pays. */
 static int ask_early(const struct request *r, struct reply *reply) {
     uint64_t cap_ns = config.want_cap_ns < STARTING_CAP_NS ? config.want_cap_ns : STARTING_CAP_NS;
     int problem = ask_want(r, cap_ns, reply);
@@ -169,7 +169,7 @@ int want(const struct place *at) {
     return reply.reason < COUNTERS - COUNTER_DIRECT_BASE ? reply.reason : REASON_UNKNOWN;
 }
 
-/* Without the daemon: out of the store by our own hand. A directory is renamed aside as a whole. */
+/* Takes a copy out of the store without the daemon. A directory is renamed aside as a whole. */
 static void discard(const char *local) {
     if (unlink(local) == 0 || errno == ENOENT || errno == ENOTDIR)
         return;
@@ -188,9 +188,9 @@ static void discard(const char *local) {
         count(COUNTER_ERRORS, 1);
 }
 
-/* Sends it always, and waits for the answer unless the daemon hangs. 1: the daemon has dropped all copies, or nothing is
- * served before it has. 0: it will not; nothing is served any more, since only it knows the file's other names and what
- * is being copied. */
+/* Sends it always, and waits for the answer unless the daemon hangs. Returns 1 if the daemon has dropped all copies, or
+ * nothing is served before it has. Returns 0 if it will not; nothing is served any more then, since only the daemon
+ * knows the file's other names and what is being copied. */
 static int tell(const struct request *r) {
     struct reply reply = {0};
     uint32_t state = page_state();
@@ -216,7 +216,7 @@ static void begin_landed(struct request *r, const struct stat *info) {
     add(r, numbers, sizeof numbers);
 }
 
-/* Before the daemon knows the files. Too late is told: 0. */
+/* Notes a write before the daemon knows the files. Returns 0 if it is too late for that. */
 static int note_early(const struct stat *info) {
     static const char name[] = "/early"; /* EARLY_FILE */
     char path[PATH_MAX];
@@ -232,7 +232,8 @@ static int note_early(const struct stat *info) {
     return noted && page_state() < STATE_STAGING;
 }
 
-/* With one name and no links in the datasets, it is none of theirs: the name that it was opened by is not below one. */
+/* With one name and no links in the datasets, the file is none of theirs: the name that it was opened by is not below
+ * one. */
 void landed(const struct stat *info) {
     int saved = errno;
     uint32_t state = page_state();
