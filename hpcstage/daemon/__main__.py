@@ -14,7 +14,7 @@ from hpcstage.protocol.daemonspec import DaemonSpec
 
 
 def main(arguments: list[str]) -> int:
-    """Becomes a session of its own and runs to the end."""
+    """Makes the process a session leader and runs the daemon to its end."""
     spec = DaemonSpec.load(Path(arguments[0]))
     if os.getsid(0) != os.getpid():
         with contextlib.suppress(OSError):
@@ -31,8 +31,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _wait_for_our_turn() -> None:
-    """No thread of ours that wakes pushes a running one of the program aside (copiers inherit this): dozens of them
-    wake thousands of times per second, and a program that is importing its libraries lost a quarter of a second."""
+    """Sets a policy with which no thread of ours that wakes preempts a running one of the program (copiers inherit it):
+    dozens of them wake thousands of times per second, and a program that was importing its libraries lost a quarter of
+    a second."""
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 

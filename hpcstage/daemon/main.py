@@ -52,15 +52,15 @@ POOL_END_S = 1.0
 MOST_MISTAKES = 100
 LEAST_WRITE_S = 2.0
 SWEEP_END_S = 2.0
-"""What runs before us left behind may take longer to remove than a short command runs."""
+"""The longest wait at the end for the removal of what earlier runs left, which may take longer than a short command."""
 OWN_DRAIN = 0.8
-"""Of what the wrapper waits for the end: it must hear of it before it takes us for dead."""
+"""The share of the wrapper's wait that the daemon uses to end: it must answer before the wrapper takes it for dead."""
 _PART = "part"
 _SWEEP = "sweep"
 
 
 class Daemon:
-    """One node's staging. `run` returns when the node directory is gone."""
+    """The daemon of a node: owns its event loop and its parts. `run` returns when the node directory is gone."""
 
     def __init__(self, spec: DaemonSpec, umask: int) -> None:
         self.spec = spec
@@ -114,7 +114,8 @@ class Daemon:
         return Pool(settings, spec.copiers)
 
     def _state(self, state: State) -> None:
-        """Steps back behind the program once the scan is over: nothing is staged before, so that is worth hurrying."""
+        """Shows the state and lowers the daemon's priority once the scan is over: nothing is staged before the scan has
+        ended, so the scan is worth hurrying."""
         if state is not State.SCANNING and not self._nice:
             self._nice = True
             with contextlib.suppress(OSError):
@@ -124,7 +125,7 @@ class Daemon:
     # ---- the loop
 
     def run(self) -> None:
-        """Until nobody is left, then the end."""
+        """Runs the event loop until no wrapper or child is left, then ends the staging."""
         out = signals.take()
         self.selector.register(out, selectors.EVENT_READ, lambda: self._signals(os.read(out, 64)))
         self._sweep_leftovers()
@@ -138,7 +139,8 @@ class Daemon:
         self._end()
 
     def _guarded(self, work: Callable[[], object]) -> None:
-        """A mistake of ours must not end the staging; many in a row do."""
+        """Calls `work` and logs its exceptions: a mistake of ours must not end the staging; more than MOST_MISTAKES
+        in a run do."""
         try:
             work()
         except Exception:  # noqa: BLE001
@@ -324,7 +326,7 @@ class Daemon:
     # ---- the end
 
     def _end(self) -> None:
-        """Stops, reports, answers, cleans up; bounded but for the unlinking of the store."""
+        """Stops, reports, answers and cleans up; every step but the deletion of the store is bounded."""
         deadline = time.monotonic() + OWN_DRAIN * self.spec.drain_s
         self.page.set_state(State.ENDED)
         _hurry()
@@ -358,7 +360,8 @@ class Daemon:
             self.pool.kill()
 
     def _out_of_sight(self) -> Path:
-        """A wrapper of the same launch that comes late must make its own directory, not join one that is going."""
+        """Renames the node directory aside and returns its new name: a wrapper of the same launch that comes late must
+        make its own directory, not join one that is being deleted."""
         try:
             return nodedir.retire(self.node_dir)
         except (OSError, HpcstageError):
@@ -375,7 +378,7 @@ class Daemon:
 
 
 def _hurry() -> None:
-    """From here on the user waits for us, and the program does not run any more."""
+    """Leaves the batch policy: from here on the user waits for the daemon, and the program does not run any more."""
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
@@ -388,6 +391,6 @@ def _remove_all(paths: list[Path]) -> bytes:
 
 
 def log(text: str) -> None:
-    """One line to daemon.log."""
+    """Writes a line to daemon.log."""
     stamp = time.strftime("%H:%M:%S")
     print(f"{stamp} {text}", file=sys.stderr, flush=True)  # noqa: T201  standard error is daemon.log

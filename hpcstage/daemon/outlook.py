@@ -1,4 +1,4 @@
-"""What is known about a node's staging besides the files: the scan, the budget, the mode and why, what failed."""
+"""Holds what is known of a node's staging besides the files: the scan, the budget, the mode and why, what failed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpcstage.plan.types import Budget
 
 @dataclass
 class Outlook:
-    """Filled as it becomes known."""
+    """What is known of a node's staging; `preparing` and `staging` fill it as they learn it."""
 
     scanned: Scanned | None = None
     budget: Budget | None = None

@@ -1,4 +1,4 @@
-"""The daemon's part of the record, put together from what its rooms know; written beside the run's other parts."""
+"""Puts the daemon's part of the record together; it is written beside the run's other parts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PEER_COUNTS = ("peer_bytes", "peer_files", "sent_bytes", "sent_files")
 
 
 class Reporter:
-    """Knows where everything is that a part consists of."""
+    """Builds the part from the objects of the daemon that hold its values."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Reporter:
         self.accounts = Accounts()
 
     def part(self, now: float, *, complete: bool) -> NodePart:
-        """Everything up to now."""
+        """Returns the part with everything up to now; `complete` says that the run has ended."""
         staging, outlook = self._staging, self._staging.outlook
         processes = self._processes()
         part = NodePart(
@@ -193,7 +193,8 @@ class Reporter:
         return f"{refused:,} {'file' if refused == 1 else 'files'} (about {left})"
 
     def _more_room(self) -> str:
-        """A budget that was asked for can be raised; one that follows from what is free mostly cannot."""
+        """Returns the remedy for a full budget: one that the user asked for can be raised, one that follows from the
+        free space mostly cannot."""
         limit = self._staging.outlook.budget
         return more_room(limit.why if limit is not None else "")
 

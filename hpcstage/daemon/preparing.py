@@ -1,6 +1,6 @@
-"""What comes before a node stages: the manifest, by a scan of its own or from another node, and what mode auto decides.
+"""Prepares the staging of a node: gets the manifest, by a scan or from another node, and decides the mode in mode auto.
 
-Owns the helpers that do this; what they find is in the outlook. Staging begins when it is told `ready`.
+Owns the helpers that do this; what they find is in the outlook. Staging begins when `ready` is called.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ MODE_HELPER = "mode"
 
 @dataclass
 class Preparing:
-    """`ready` gets manifest, order and how many directories were listed; `failed` gets why there are none. Neither is
-    called when nobody waits any more."""
+    """Owns the work before the staging. `ready` is called with the manifest, the order and the number of listed
+    directories, `failed` with the reason why there are none. Neither is called when `is_awaited` returns False."""
 
     spec: DaemonSpec
     helpers: Helpers
@@ -37,10 +37,10 @@ class Preparing:
     ready: Callable[[Manifest, Order, int], None]
     failed: Callable[[str], None]
     _decided: bytes | None = None
-    """Mode auto: what the first node found, in JSON."""
+    """The forecast of the first node, in JSON; only in mode auto on the other nodes."""
 
     def scan(self) -> None:
-        """This node makes the manifest."""
+        """Starts the scan by which this node makes the manifest."""
         if self.helpers.start(SCAN_HELPER, lambda: scanning.scan_into(self.spec), self._scan_ended) is None:
             self.failed("the scan could not be started")
 
@@ -55,7 +55,7 @@ class Preparing:
         self.ready(*scanning.load_scan(Path(self.spec.node_dir)), self.outlook.scanned.listings)
 
     def receive(self, directories: int) -> None:
-        """Another node has scanned: manifest and order lie in the node directory."""
+        """Takes over the manifest and the order of another node, which lie in the node directory."""
         if self.spec.mode == AUTO_MODE:
             work = partial(scanning.decided, Path(self.spec.run_dir))
             if self.helpers.start(MODE_HELPER, work, partial(self._received, directories)) is not None:
@@ -68,7 +68,8 @@ class Preparing:
             self.ready(*scanning.load_scan(Path(self.spec.node_dir)), directories)
 
     def choose(self) -> None:
-        """Mode auto: what the forecast says; `upfront` is over by now, as the program already runs."""
+        """Sets the mode by the forecast if it is auto. It is runtime where the forecast says upfront, for the program
+        already runs."""
         if self.spec.mode != AUTO_MODE:
             return
         scanned = self.outlook.scanned
@@ -77,7 +78,8 @@ class Preparing:
         self.outlook.mode_why = str(found.get("why", "no forecast could be made"))
 
     def save_plan(self, manifest: Manifest, order: Order, announce: Callable[[], None]) -> None:
-        """Writes the plan, beside the event loop, and announces what was decided once the other nodes can know it."""
+        """Writes the plan in a helper and announces the manifest to the other nodes. In mode auto it announces it only
+        afterwards, since they read the decision from the plan."""
         scanned, mode, limit = self.outlook.scanned, self.outlook.mode, self.outlook.budget
         if scanned is not None and limit is not None:
             self.helpers.start(

@@ -1,7 +1,7 @@
-"""The staging of a node: copy what `preparing` found, and meanwhile answer wants and writes.
+"""Stages the files of a node: copies what `preparing` found, and meanwhile answers wants and writes.
 
-Owns the states SCANNING, STAGING, SETTLED (or MEASURING); wants that wait are `answers`', what is announced is
-`ordering`'s. It has no socket: the daemon gives it requests and tells it which descriptors are ready.
+Owns the states SCANNING, STAGING, SETTLED (or MEASURING); `answers` owns the wants that wait, `ordering` what is
+announced. It has no socket: the daemon gives it requests and tells it which descriptors are ready.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from hpcstage.store import directory
 from hpcstage.store.copyfile import Status
 
 EARLY_S = 0.5
-"""So long after the start a want waits for the end of the scan; later, and where a probe follows the scan, the program
-reads the source meanwhile."""
+"""Until this long after the start a want waits for the end of the scan; later, and where a probe follows the scan, the
+program reads the source meanwhile."""
 ACTIVE_S = 5.0
 """A process that opened files of the datasets and did nothing with them for so long does not use them now."""
 _OPENS = (Counter.HIT_OPENS, Counter.READY_OPENS, Counter.SOURCE_OPENS)
 
 
 class Staging:
-    """See the module. `answer` sends a reply to a token; `on_state` shows the state to the shims."""
+    """Owns the staging and its state. `answer` sends a reply to a token; `on_state` shows the state to the shims."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Staging:
         self.state = State.STARTING
         self.outlook = Outlook(mode=spec.mode)
         self.programs: Callable[[], Collection[int]] = tuple
-        """Pids of the processes that may read the datasets."""
+        """Returns the pids of the processes that may read the datasets."""
         self.own_bytes: Callable[[], int] = int
         """What attached processes have read, by the kernel's counters."""
         self.unserved = Unserved()
@@ -98,7 +98,7 @@ class Staging:
         self._waiting_for_staged: list[int] = []
         self._little = Little()
         self._early: dict[int, bytes] = {}
-        """Wants that came before the files were known: token and path."""
+        """By token: the paths of wants that came before there was a manifest."""
         self._writes = Writes(helpers, self._voided)
         self._changes = Changes(helpers, self.wrote, self._unseen)
         self._selector = selector
@@ -124,11 +124,11 @@ class Staging:
             self.scan()
 
     def scan(self) -> None:
-        """This node makes the manifest."""
+        """Starts the scan by which this node makes the manifest."""
         self._preparing.scan()
 
     def stage_received(self, directories: int) -> None:
-        """Another node has scanned: manifest and order lie in the node directory."""
+        """Takes over the manifest and the order of another node, which lie in the node directory."""
         self._preparing.receive(directories)
 
     def _enter(self, state: State) -> None:
@@ -143,7 +143,7 @@ class Staging:
         self._settle()
 
     def problem(self, id_: str, text: str, remedy: str) -> None:
-        """For the record."""
+        """Adds a problem to the record."""
         self.outlook.problems.append({"id": id_, "text": text, "remedy": remedy})
 
     def _queue(self, manifest: Manifest, order: Order, directories: int) -> Queue:
@@ -224,7 +224,7 @@ class Staging:
         self._complete()
 
     def _complete(self) -> None:
-        """Everything that comes of itself is here."""
+        """Notes that every file that comes without a want is here, and answers those who wait for that."""
         if self.engine is not None and not self.engine.queue.closed and not self.engine.queue.count(Place.REFUSED):
             self.outlook.staged_at = self.outlook.staged_at or self.engine.last_stored or time.monotonic()
         for token in self._waiting_for_staged:
@@ -232,7 +232,7 @@ class Staging:
         self._waiting_for_staged.clear()
 
     def _stuck(self, store_path: bytes, why: str) -> None:
-        """A copy that has to go cannot be removed: nobody may open it again."""
+        """Closes the store for good, since a stale copy cannot be removed and no program may open it."""
         self._page.close()
         copy = os.fsdecode(store_path)
         self._why_closed = (
@@ -240,7 +240,8 @@ class Staging:
         )
 
     def look_at_gate(self) -> None:
-        """Programs close the store, too, where they cannot tell the daemon that they write."""
+        """Ends the staging once the store is closed. Programs close it, too, where they cannot tell the daemon that
+        they write."""
         if not self._page.is_closed or self._told_closed:
             return
         self._told_closed = True
@@ -256,7 +257,7 @@ class Staging:
     # ---- the clock and the copiers
 
     def pump(self, now: float) -> None:
-        """Fills the copiers, answers wants that have waited long enough, notices the end."""
+        """Fills the copiers, answers wants that have waited long enough, and notices when everything is settled."""
         if self.group is not None:
             self.group.poll(now)
         if self._early and now >= self._early_until:
@@ -287,7 +288,7 @@ class Staging:
             self._settle()
 
     def look(self, now: float) -> None:
-        """Now and then: what the program reads at the source by itself is not copied meanwhile."""
+        """Looks, once a tick, at what the program reads at the source itself, which is not copied meanwhile."""
         if self.engine is not None and self.state is State.STAGING:
             self.engine.see_use(self.programs, self._page.sums()[Counter.SOURCE_READ_BYTES], now)
             self._yield_to_programs(self.engine, now)
@@ -343,17 +344,17 @@ class Staging:
 
     @property
     def peers(self) -> Peers | None:
-        """What passes between this node and others."""
+        """What exchanges files with other nodes; None while there is no manifest, or no group."""
         return None if self.group is None else self.group.peers
 
     def receive(self, fd: int, now: float) -> None:
-        """A copier has results."""
+        """Takes the results of a copier."""
         if self.engine is not None:
             self.engine.receive(fd, now)
             self.pump(now)
 
     def wake_after(self, now: float) -> float | None:
-        """Seconds until `pump` has work by the clock."""
+        """Returns the seconds until `pump` has work by the clock; None if it has none."""
         deadline = self.answers.next_deadline()
         waits = [] if deadline is None else [max(0.0, deadline - now)]
         if self._early:
@@ -390,7 +391,7 @@ class Staging:
     # ---- wants
 
     def want(self, token: int, path: bytes, now: float) -> Reply | None:
-        """The answer, or None: it comes when the copy is there, or when it has taken too long."""
+        """Returns the answer to a want, or None if it comes later: when the copy is there or has taken too long."""
         engine = self.engine
         if self.state is State.SCANNING and now < self._early_until:
             self._early[token] = path
@@ -416,13 +417,13 @@ class Staging:
         return None
 
     def _yield_to_programs(self, engine: Engine, now: float) -> None:
-        """What programs read at the source is copied neither here nor, in a group, on other nodes."""
+        """Holds back the copying of files that programs read at the source, here and in a group on other nodes."""
         engine.yield_to_program(now)
         if self.group is not None and (untold := engine.queue.large.untold(now)):
             self.group.reading(untold)
 
     def _answer_early(self) -> None:
-        """The files are known, or the wait for that is over."""
+        """Answers the wants that came early, once the manifest is there or the wait for it is over."""
         early, self._early = self._early, {}
         now = time.monotonic()
         for token, path in early.items():
@@ -437,14 +438,14 @@ class Staging:
             self.answers.settle(id_, self.engine.queue)
 
     def dropped(self, token: int) -> None:
-        """Who asked is gone."""
+        """Forgets a token whose connection has ended."""
         self._early.pop(token, None)
         self.answers.drop(token)
         if token in self._waiting_for_staged:
             self._waiting_for_staged.remove(token)
 
     def staged(self, token: int) -> Reply | None:
-        """Answered when there is nothing more to copy."""
+        """Returns the answer to STAGED, or None if it comes later: when there is nothing more to copy."""
         here = self.engine is not None and self.engine.queue.settled
         if here or self.state in (State.SETTLED, State.MEASURING, State.ENDED):
             return Reply(Answer.DONE, keep=True)
@@ -454,7 +455,8 @@ class Staging:
     # ---- writes
 
     def wrote(self, path: bytes, landed: tuple[int, int] | None = None) -> Reply:
-        """A write begins: when this returns no stale copy is visible or will be. `landed`: (device, inode)."""
+        """Drops the copies of what a program begins to write: when this returns, no stale copy is visible or will be.
+        `landed` is the (device, inode) of the file."""
         if self.state is State.SCANNING:
             self._writes.hold(path, landed)
         elif self.engine is not None:
@@ -481,7 +483,7 @@ class Staging:
             self.peers.voided(ids)
 
     def read_elsewhere(self, ids: Collection[int]) -> None:
-        """Programs of other nodes read these large files at the source."""
+        """Holds back the copying of large files that programs of other nodes read at the source."""
         if self.engine is None or self.peers is None:
             return
         now = time.monotonic()
@@ -491,7 +493,7 @@ class Staging:
         self.peers.hold_back(now)
 
     def written_elsewhere(self, ids: list[int]) -> None:
-        """Programs of other nodes write to these: no copy of them is visible here, or will be."""
+        """Drops the copies of files that programs of other nodes write to: none is visible here, or will be."""
         if self.engine is None:
             return
         known = [id_ for id_ in ids if id_ < len(self.engine.manifest)]

@@ -1,6 +1,6 @@
-"""Four times a second, later once: what was copied, what the program did, how many transfers ran.
+"""Takes samples of what was copied, what the program did and how many transfers ran: four a second, later one.
 
-Owns the differences only.
+Owns the differences between two readings of the counters, not the counters.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from hpcstage.store.counters import Totals
 
 MOST_SAMPLES = 100_000
 FINE_S = 0.25
-"""Slow periods of the source of a second are to be seen, so samples are shorter than that"""
+"""The length of the first samples: short enough to show slow periods of the source that last a second."""
 FINE_SAMPLES = 4_000
-"""for so many of them; a longer run has samples of"""
+"""The number of samples of this length; those after them are COARSE_S long."""
 COARSE_S = 1.0
 COST = 100
-"""A sample takes at most this part of the time, or comes once in `COARSE_S`: there may be thousands of processes."""
+"""Taking samples costs at most one part in COST of the time, or comes once in COARSE_S: there may be thousands of
+processes."""
 LIMITED_SHARE = 0.25
 _NO_SUMS = [0] * COUNTERS
 
@@ -40,7 +41,7 @@ class Reading:
 
 
 class Sampler:
-    """Turns readings into samples."""
+    """Turns readings of the counters into samples and owns the samples."""
 
     def __init__(self, read: Callable[[float], Reading], started: float) -> None:
         self.samples: list[Sample] = []
@@ -51,7 +52,7 @@ class Sampler:
         self._next = started + FINE_S
 
     def wake_after(self, now: float) -> float:
-        """Seconds until the next sample."""
+        """Returns the seconds until the next sample."""
         return max(0.0, self._next - now)
 
     def look(self, now: float) -> None:
@@ -64,7 +65,7 @@ class Sampler:
             self._next = max(self._next + every_s, now + every_s / 2)
 
     def tick(self, now: float) -> None:
-        """Closes the interval since the last tick."""
+        """Ends the interval since the last tick and adds its sample."""
         length_s = now - self._at
         if length_s <= 0 or len(self.samples) >= MOST_SAMPLES:
             return

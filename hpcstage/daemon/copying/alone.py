@@ -1,11 +1,12 @@
-"""What the source gives to one reader alone: measured with a few transfers at the start and a few opens at the end.
+"""Measures what the source gives to one reader alone: by a few transfers at the start and a few opens at the end.
 
-A program without staging reads with one or a few readers; copiers read with dozens, and what they see is their own
-queue. So the first transfers go one at a time, for a moment, and their times are kept apart. Their names had just been
-looked up by the scan, which makes an open cheaper: after the last transfer, once the kernel has forgotten what it knew,
-a few files are opened once more (nothing of them is read), and the kernel is asked whether it still has their pages.
+A program without staging reads with one or a few readers; copiers read with dozens, so that their times contain their
+own queue. Therefore the first transfers go one at a time, for a moment, and their times are kept apart. The scan had
+just looked up their names, which makes an open cheaper: after the last transfer, once the kernel has forgotten what it
+knew, a few files are opened once more (nothing of them is read), and the kernel is asked whether it still has their
+pages.
 
-Owns both measurements. What follows from them is the record's matter.
+Owns both measurements. The record draws the conclusions.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from hpcstage.store.copyfile import DROP_BYTES, Status
 LEAST_FILES = 8
 LEAST_S = 0.03
 MOST_S = 0.3
-"""Files are copied one at a time until there are so many of so long in all, and never for longer, from the first on;"""
+"""Files are copied one at a time until there are LEAST_FILES and LEAST_S has passed; at most for MOST_S from the end of
+the first one on."""
 FIRST_S = 0.6
-"""the first may take so long: the copiers are just starting."""
+"""The longest that the first one may take: the copiers are just starting."""
 FORGET_S = 1.5
 """Clients of network file systems hold what they know of a name for about a second without asking."""
 OPENS = 5
@@ -38,21 +40,21 @@ Measured = dict[str, float]
 
 
 class Alone:
-    """The first transfers. Pure but for the clock that callers pass."""
+    """Lets the first transfers go one at a time and owns their times. Pure: callers pass `now`."""
 
     def __init__(self) -> None:
         self.measured: Measured = {}
         self.ids: list[int] = []
         self._results: list[Result] = []
         self.last: float | None = None
-        """When the last of them ended."""
+        """The time at which the last of them ended."""
         self._began: float | None = None
         self._first: float | None = None
-        """When the first ended."""
+        """The time at which the first of them ended."""
         self._over = False
 
     def room(self, free: int, assigned: int, now: float) -> int:
-        """How many of the free transfers may begin."""
+        """Returns how many of the `free` transfers may begin."""
         if self._began is None:
             self._began = now
         if now >= self._end(self._began):
@@ -62,7 +64,7 @@ class Alone:
         return 0 if assigned else 1
 
     def took(self, result: Result, now: float) -> None:
-        """A transfer ended."""
+        """Takes the times of a transfer that ended."""
         if self._over or self._began is None or result.status is not Status.OK:
             return
         self.ids.append(result.id)
@@ -76,12 +78,12 @@ class Alone:
         return began + FIRST_S if self._first is None else self._first + MOST_S
 
     def wake_after(self, now: float) -> float | None:
-        """Seconds until more may begin by the clock."""
+        """Returns the seconds until more may begin by the clock; None once the measurement is over."""
         return None if self._over or self._began is None else max(0.0, self._end(self._began) - now)
 
 
 def _typical(results: Sequence[Result]) -> Measured:
-    """Sums as if all had been typical: a moment in which the machine did something else makes one of them slow."""
+    """Returns sums as if all transfers had been typical: one may be slow because the machine did something else."""
     reads = sorted(results, key=lambda r: r.read_ns / max(r.size_bytes, 1))
     usual = reads[: max(1, len(reads) - 1)]
     read_ns = sum(r.read_ns for r in usual) * len(results) / len(usual)
@@ -91,7 +93,7 @@ def _typical(results: Sequence[Result]) -> Measured:
 
 
 class Reopened:
-    """A few opens, once the last transfer is long enough ago."""
+    """Opens a few files once the last transfer is long enough ago, and owns what that measured."""
 
     def __init__(self, helpers: Helpers) -> None:
         self.measured: Measured = {}
@@ -99,7 +101,7 @@ class Reopened:
         self._started = False
 
     def look(self, now: float, alone: Alone, paths: Callable[[Sequence[int]], Sequence[bytes]]) -> None:
-        """Called now and then once all is staged; `paths`: those of files by their ids."""
+        """Starts the opens if it is time; called now and then once all is staged. `paths` returns paths by ids."""
         if self._started or alone.last is None or now - alone.last < FORGET_S:
             return
         self._started = True
@@ -112,7 +114,7 @@ class Reopened:
 
 
 def reopen(paths: Sequence[bytes]) -> bytes:
-    """Runs in a helper: the source may hang."""
+    """Opens files and returns what that took, in JSON. Runs in a helper, since the source may hang."""
     opened, kept = [], []
     end = time.monotonic() + OPENING_S
     for path in paths[:OPENS]:
@@ -137,7 +139,8 @@ def reopen(paths: Sequence[bytes]) -> bytes:
 
 
 def resident(fd: int) -> float | None:
-    """The share of a file's pages in memory; None where the kernel would not tell, or the copiers threw them out."""
+    """Returns the share of a file's pages that are in memory; None where the kernel would not tell, or the copiers
+    dropped them."""
     status = os.fstat(fd)
     if not 0 < status.st_size < DROP_BYTES or os.geteuid() not in (0, status.st_uid):
         return None

@@ -1,8 +1,8 @@
-"""Changes that programs without the shim make on this node: the kernel tells of them for each directory (inotify).
+"""Notices changes that programs without the shim make on this node: the kernel reports them by directory (inotify).
 
-Owns the watches. A helper sets them once the files are known, on the directories of the datasets, and on files that are
-symbolic links or have further names; reading causes no event. Where the kernel lost events everything counts as
-changed. What is not watched is said. The kernel does not tell of changes that other nodes make.
+Owns the watches. A helper sets them once there is a manifest, on the directories of the datasets, and on files that are
+symbolic links or have further names; reading causes no event. Where the kernel lost events, everything counts as
+changed. The record says what is not watched. The kernel does not report changes that other nodes make.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MASK = _MODIFY | _ATTRIB | _CLOSE_WRITE | _CREATE | _MOVES
 
 
 class Changes:
-    """See the module. `void` is told of a path that was changed, `unseen` of how much is not watched and why."""
+    """Owns the watches. It calls `void` with a path that was changed, `unseen` with what is not watched and why."""
 
     def __init__(self, helpers: Helpers, void: Callable[[bytes], object], unseen: Callable[[str], None]) -> None:
         self._helpers = helpers
@@ -42,11 +42,11 @@ class Changes:
         self._manifest: Manifest
         self._queue: Queue
         self._names: dict[int, list[bytes]] = {}
-        """By the number of a watch: the absolute paths of what it watches."""
+        """By the number of a watch: the absolute paths that it watches."""
         self._fd = -1
 
     def open(self, manifest: Manifest, queue: Queue, watch: Callable[[int, Callable[[], None]], None]) -> None:
-        """The files are known. `watch` calls what it is given when a descriptor can be read."""
+        """Sets the watches of a manifest. `watch` registers a function to be called when a descriptor can be read."""
         self._manifest, self._queue = manifest, queue
         libc = ctypes.CDLL(None, use_errno=True)
         self._fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -69,7 +69,7 @@ class Changes:
         watch(self._fd, self.read)
 
     def read(self) -> None:
-        """Takes what the kernel tells."""
+        """Reads the kernel's events and voids what was changed."""
         with suppress(BlockingIOError):
             came = set(events(os.read(self._fd, READ_BYTES)))
             if any(mask & OVERFLOW for _, mask, _ in came):
@@ -99,7 +99,7 @@ def events(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _watch_all(libc: ctypes.CDLL, fd: int, manifest: Manifest) -> tuple[list[tuple[int, str]], int, str]:
-    """In the helper: (number, path) of each watch, how many could not be set, and why."""
+    """Sets the watches, in the helper. Returns (number, path) of each, how many could not be set, and why."""
     with suppress(OSError):
         os.nice(19)
     most = limit()
@@ -124,7 +124,7 @@ def _watch_all(libc: ctypes.CDLL, fd: int, manifest: Manifest) -> tuple[list[tup
 
 
 def limit() -> int:
-    """Half of what the user may have: other programs of his watch, too."""
+    """Returns half of the watches that the user may have: other programs of the user need some, too."""
     try:
         return min(MOST_WATCHES, int(LIMIT_FILE.read_text()) // 2)
     except (OSError, ValueError):
@@ -132,7 +132,7 @@ def limit() -> int:
 
 
 def to_watch(manifest: Manifest) -> Iterator[bytes]:
-    """The directories of the files and those above them up to the roots, then files with other names elsewhere."""
+    """Yields the directories of the files and those above them up to the roots, then files with names elsewhere."""
     for dataset in range(len(manifest.datasets)):
         root = manifest.datasets[dataset].root
         yield root

@@ -1,7 +1,7 @@
 """A copier: a process whose threads copy the files that the daemon names by id.
 
-Owns the threads and what they do next; `store.copyfile` and `store.largecopy` copy. It is forked from the daemon
-before that has threads, maps the manifest itself, and exits at once when the daemon's end of its pipe closes.
+Owns the threads and what they do next; `store.copyfile` and `store.largecopy` copy. The daemon forks it while it has
+no threads. A copier maps the manifest itself and exits at once when the daemon's end of its pipe closes.
 """
 
 from __future__ import annotations
@@ -35,32 +35,33 @@ STACK_BYTES = 256 << 10
 
 @dataclass(frozen=True)
 class CopierSettings:
-    """What is the same for all copiers. Paths below `node_dir`, which is a copier's working directory."""
+    """The settings that all copiers share. Paths are below `node_dir`, which is a copier's working directory."""
 
     node_dir: Path
     manifest: Path
     transfers: int
-    """How many files are read from the source at a time."""
+    """The number of files that a copier reads from the source at a time."""
     max_rate_bytes_per_s: float | None = None
     native: bool = True
-    """Use the C function where it was built."""
+    """Whether the C function is used where it was built."""
     nice: int = 0
 
     @property
     def threads(self) -> int:
-        """Half as many again where they take turns at the source: some write while the others read."""
+        """The threads of a copier: half as many again as `transfers` where they take turns at the source, so that some
+        write while the others read."""
         return self.transfers + self.transfers // 2 if self.native and copyfile.HAS_TURNS else self.transfers
 
     @property
     def limit_bytes(self) -> int:
-        """Up to here one thread copies a file in one go."""
+        """The largest size in bytes at which one thread copies a file in one go."""
         if self.max_rate_bytes_per_s is None:
             return BIG_BYTES
         return min(BIG_BYTES, max(LEAST_PACED_BYTES, int(self.max_rate_bytes_per_s * PACED_BURST_S)))
 
 
 class Copier:
-    """The threads and their tasks."""
+    """Owns the threads of a copier and their tasks."""
 
     def __init__(self, settings: CopierSettings, name: str, stats: StatsArea, first: int, results: int) -> None:
         self._settings = settings
@@ -83,7 +84,7 @@ class Copier:
         self._pace = None if rate is None else Pacer(rate)
 
     def run(self, commands: int) -> None:
-        """Obeys commands until the pipe closes."""
+        """Carries out commands until the pipe closes."""
         os.makedirs(self._incoming, mode=0o700, exist_ok=True)
         copyfile.limit_turns(self._settings.transfers)
         rest = b""
@@ -148,7 +149,7 @@ class Copier:
                 self._copy(worker, number, *taken)
 
     def _take(self, number: int) -> tuple[int, bool] | None:
-        """The next id that no thread has taken, and whether somebody waits for it."""
+        """Takes the next id that no thread has taken. Returns it and whether a program waits for it."""
         with self._lock:
             for tasks in (self._urgent, self._normal):
                 while tasks:
@@ -230,7 +231,7 @@ class Copier:
 def child_main(
     settings: CopierSettings, name: str, stats: StatsArea, first: int, pipes: tuple[int, int], parent: int
 ) -> None:
-    """What the forked process does; it never returns."""
+    """Runs the copier in the forked process; it never returns."""
     code = 1
     commands, results = pipes
     try:

@@ -1,7 +1,7 @@
-"""Drives the queue with the pool: hands ids to copiers, takes their results, keeps what the record needs to know.
+"""Drives the queue with the pool: hands ids to copiers, takes their results, and counts what the record needs.
 
-Owns what a result means (published, try again, failed, no room) and the time with transfers in flight. It answers
-nobody: `on_final` tells the server that an id came to its end.
+Owns what a result means (published, try again, failed, disk full) and the time with transfers in flight. It answers no
+want: it calls `on_final` when an id has reached its final state.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Errors:
     kinds: dict[str, dict[str, object]] = field(default_factory=dict)
 
     def add(self, path: bytes, text: str, now: float) -> None:
-        """One more failure."""
+        """Counts a failure."""
         known = self.kinds.get(text)
         if known is not None:
             known["count"] = int(str(known["count"])) + 1
@@ -57,7 +57,7 @@ class Errors:
 
 @dataclass
 class Busy:
-    """Integrals over time of what is in flight, and of what kept it from being more."""
+    """Integrals over time: of the transfers in flight, and of the time in which something held them back."""
 
     at: float
     transfer_s: float = 0.0
@@ -65,7 +65,8 @@ class Busy:
     limited_s: float = 0.0
 
     def advance(self, now: float, flying: int, most: int, *, capped: bool) -> None:
-        """The state held since the last call; `most` may be at the source at a time."""
+        """Adds the time since the last call, for which these values held; at most `most` transfers may be at the source
+        at a time."""
         passed_s = max(0.0, now - self.at)
         self.at = now
         self.transfer_s += passed_s * min(flying, most)
@@ -86,7 +87,7 @@ class DatasetFacts:
 
 
 class Engine:
-    """Queue, pool and store together."""
+    """Moves files between queue, pool and store, and owns the counts and errors of the record."""
 
     def __init__(
         self,
@@ -129,18 +130,18 @@ class Engine:
         self._tries: dict[int, int] = {}
         self._barred: set[int] = set()
         self._read_before: dict[int, int] = {}
-        """Bytes of a large file that earlier attempts at it had read."""
+        """By id of a large file: the bytes that earlier attempts at it had read."""
         queue.copied = self._copied
         self._looked = 0
-        """The process that was looked at last."""
+        """The pid of the process that was looked at last."""
         self._may_be_large = max(manifest.sizes, default=0) > LEAST_BYTES
         self._unbarred: set[int] = set()
-        """In flight, written to, and without a tombstone: they may be published until they are received."""
+        """Ids in flight that were written to and have no tombstone: they may be published until their result comes."""
         self._mean_bytes = manifest.total_bytes / max(len(manifest), 1)
 
     @property
     def unplaced(self) -> int:
-        """In a group that divides the files: so many no node keeps."""
+        """The number of files that no node keeps, in a group that divides them; see GroupQueue."""
         return self.queue.unplaced if isinstance(self.queue, GroupQueue) else 0
 
     # ---- handing out
@@ -160,7 +161,7 @@ class Engine:
         self.advance(now)
 
     def _ahead(self) -> int:
-        """Transfers given to copiers beyond those at the source, so that they do not wait for the daemon."""
+        """Returns how many transfers copiers get beyond those at the source, so that they do not wait for more."""
         pool = self.pool
         beyond = pool.slots if self._mean_bytes < SMALL_BYTES else len(pool.members)
         most = pool.slots + beyond - pool.transfers
@@ -174,7 +175,7 @@ class Engine:
     # ---- results
 
     def receive(self, fd: int, now: float) -> None:
-        """Takes what a copier reports."""
+        """Takes the results of a copier."""
         self.advance(now)
         for result in self.pool.receive(fd):
             self.alone.took(result, now)
@@ -247,7 +248,8 @@ class Engine:
             self.holdings.drop((id_,))
 
     def _is_complete(self, id_: int) -> bool:
-        """A copier published the file and died before it said so."""
+        """Returns whether the copy is in the store although its transfer says EXISTS: a copier published it and died
+        before it reported that."""
         try:
             return stat.S_ISREG(os.lstat(self.store.path(self.manifest.store_path(id_))).st_mode)
         except OSError:
@@ -270,8 +272,8 @@ class Engine:
         return max(0, self.pool.stats.read_of(id_) - self._read_before.get(id_, 0))
 
     def see_use(self, programs: Callable[[], Iterable[int]], read_bytes: int, now: float) -> None:
-        """Looks at which large files these processes have open, at the source and in the store. They read so many
-        bytes at the source until now."""
+        """Finds the large files that these processes have open, at the source and in the store. `read_bytes` is what
+        they have read at the source until now."""
         queue, manifest = self.queue, self.manifest
         ahead = queue.large.ahead
         if queue.settled or not self._may_be_large:
@@ -289,14 +291,14 @@ class Engine:
                 queue.large.opened(id_)
 
     def are_mapped(self, programs: Callable[[], Iterable[int]]) -> bool:
-        """Whether processes have files of the datasets mapped, at the source or in the store."""
+        """Returns whether processes have files of the datasets mapped, at the source or in the store."""
         return are_mapped_below(programs(), self._roots())
 
     def _roots(self) -> list[bytes]:
         return [self.store.root, *(dataset.root for dataset in self.manifest.datasets)]
 
     def yield_to_program(self, now: float) -> None:
-        """Gives up copies of files that the program reads at the source, but for what somebody waits for."""
+        """Gives up transfers of files that the program reads at the source, except those that a want waits for."""
         for id_ in self.queue.large_in_flight(now):
             if not self._is_wanted(id_):
                 self.pool.cancel(id_)
@@ -316,7 +318,7 @@ class Engine:
     # ---- copies from other nodes
 
     def received(self, result: Result, now: float) -> bool:
-        """A copy came from another node. False: it is not needed."""
+        """Takes in a copy that came from another node. Returns False if it is not needed."""
         queue = self.queue
         assert isinstance(queue, GroupQueue)
         self._unbar(result.id)
@@ -326,7 +328,8 @@ class Engine:
         return taken
 
     def _late(self, queue: GroupQueue, result: Result) -> bool:
-        """What was given up came all the same. A transfer that is in flight finds it."""
+        """Takes in a copy whose request was given up. A transfer that is in flight finds it. Returns False if it is not
+        needed."""
         place = queue.place(result.id)
         if place in (Place.STORED, Place.FLYING):
             return False
@@ -337,19 +340,20 @@ class Engine:
         return False
 
     def not_received(self, id_: int) -> None:
-        """A copy will not come from another node."""
+        """Notes that a copy will not come from another node."""
         self._unbar(id_)
         self._release(id_)
 
     def postponed(self, id_: int, now: float) -> None:
-        """A large file does not come from another node as long as a program reads it at the source."""
+        """Puts off a large file that no other node sends as long as a program reads it at the source."""
         self.not_received(id_)
         if isinstance(self.queue, GroupQueue):
             self.queue.postponed(id_, now)
         self._on_final(id_)
 
     def was_read(self, id_: int) -> bool:
-        """Whether anybody has read a copy, or it is gone. Its time of last access is the source's until then."""
+        """Returns whether a program has read a copy, or it is gone. Until then its time of last access is its time of
+        modification."""
         try:
             status = os.lstat(self.store.path(self.manifest.store_path(id_)))
         except OSError:
@@ -357,7 +361,7 @@ class Engine:
         return status.st_atime_ns > status.st_mtime_ns
 
     def sweep(self) -> None:
-        """Removes the transit copies that had to make room."""
+        """Deletes the transit copies that had to make way for others."""
         if not isinstance(self.queue, GroupQueue):
             return
         dropped = self.queue.transit.dropped
@@ -369,7 +373,7 @@ class Engine:
     # ---- writes below a dataset
 
     def void(self, ids: Iterable[int]) -> None:
-        """The files are written to: when this returns no copy of them is visible, or will ever be."""
+        """Voids files that are written to: when this returns, no copy of them is visible or ever will be."""
         ids = [id_ for id_ in ids if self.queue.place(id_) is not Place.VOID]
         stored = [id_ for id_ in ids if self.queue.place(id_) is Place.STORED]
         self._bar(self.queue.void(ids))
@@ -378,7 +382,7 @@ class Engine:
         self.holdings.drop(ids)
 
     def void_range(self, ids: range) -> bytes:
-        """The same for many, whose copies have been put out of sight. Returns where each of them was."""
+        """Voids many files whose copies have been put out of sight. Returns the state that each of them had."""
         places, flying = self.queue.void_range(ids)
         self._bar(flying)
         self.holdings.drop(ids)
@@ -399,7 +403,7 @@ def _facts(manifest: Manifest, dataset: int) -> DatasetFacts:
 
 
 def describe(result: Result) -> str:
-    """What went wrong, for people."""
+    """Returns what went wrong, for people."""
     if result.status is Status.SOURCE_ERROR:
         return f"cannot read the source: {os.strerror(result.errno)}"
     if result.status is Status.LOCAL_ERROR:

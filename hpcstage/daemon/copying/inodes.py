@@ -1,6 +1,6 @@
-"""Which ids stand for one file: hard links, symbolic links, names behind links to directories.
+"""Finds the ids that stand for the same file: hard links, symbolic links, names behind links to directories.
 
-Owns the index from inodes to ids. Up to some ten thousand files it is made when it is first asked; for more a helper
+Owns the index from inodes to ids. Up to some ten thousand files it is made when it is first needed; for more a helper
 makes it, and until then the manifest's column is searched (ten milliseconds for a million).
 """
 
@@ -16,30 +16,30 @@ from hpcstage.plan.dataset.manifest import Manifest
 
 HELPER = "inodes"
 AT_ONCE = 20_000
-"""Files whose index takes some ten milliseconds."""
+"""The most files whose index is made at once, which takes some ten milliseconds."""
 EACH = 64
-"""So many ids are looked up one by one."""
+"""The most ids that are looked up one by one."""
 
 
 class Inodes:
-    """See the module. `own_scan`: this node's numbers of devices are those of the manifest."""
+    """Owns the index. `own_scan` says that this node made the manifest, so that its device numbers are this node's."""
 
     def __init__(self, manifest: Manifest, helpers: Helpers, *, own_scan: bool) -> None:
         self._manifest = manifest
         self._helpers = helpers
         self._own_scan = own_scan
         self._sorted: array[int] | None = None
-        """Ids by inode."""
+        """The ids sorted by inode."""
         self._shared: dict[tuple[int, int], list[int]] | None = None
 
     def ids(self, device: int, inode: int) -> list[int]:
-        """The ids of an inode as this node sees it."""
+        """Returns the ids of an inode as this node sees it."""
         found = self._of_inode(inode)
         devices = self._manifest.devices
         return [id_ for id_ in found if devices[id_] == device] if self._own_scan else found
 
     def same_as(self, ids: Collection[int]) -> Collection[int]:
-        """These and all other ids of their inodes."""
+        """Returns these ids and all other ids of their inodes."""
         inodes, devices = self._manifest.inodes, self._manifest.devices
         if len(ids) <= EACH:
             return sorted({i for id_ in ids for i in self._of_inode(inodes[id_]) if devices[i] == devices[id_]})
@@ -70,7 +70,7 @@ class Inodes:
             self._sorted = array("I", data)
 
     def _of_shared(self) -> dict[tuple[int, int], list[int]]:
-        """The inodes that several ids have; made once, a fifth of a second for a million files."""
+        """Returns the inodes that several ids share; made once, in a fifth of a second for a million files."""
         if self._shared is None:
             inodes, devices = self._manifest.inodes, self._manifest.devices
             several = {inode for inode, count in Counter(inodes).items() if count > 1}

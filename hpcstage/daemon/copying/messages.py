@@ -1,4 +1,4 @@
-"""What passes through the pipes between the daemon and a copier: fixed-size records, written whole (below PIPE_BUF)."""
+"""The messages in the pipes between the daemon and a copier: fixed-size records, written whole (below PIPE_BUF)."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ RESULT = struct.Struct("<IHHQqQQQQ")
 
 
 class Op(IntEnum):
-    """What a copier is told."""
+    """The kinds of commands to a copier."""
 
     MANIFEST = 1
     """The manifest can be mapped now."""
     COPY = 2
     URGENT = 3
-    """Before all others that have not begun."""
+    """Copy this id before all others that have not begun."""
     CANCEL = 4
     HURRY = 5
-    """An id that was given before: to the front, if no thread has taken it."""
+    """Move an id that was given before to the front, if no thread has taken it."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """One transfer's end. Times in ns; `started_ns` is monotonic."""
+    """The result of one transfer. Times are in ns; `started_ns` is monotonic."""
 
     id: int
     status: Status
@@ -41,7 +41,7 @@ class Result:
 
 
 def pack_result(id_: int, outcome: Outcome, started_ns: int) -> bytes:
-    """One record."""
+    """Returns the record of a result."""
     return RESULT.pack(
         id_,
         outcome.status,
@@ -56,5 +56,5 @@ def pack_result(id_: int, outcome: Outcome, started_ns: int) -> bytes:
 
 
 def unpack_results(data: bytes | memoryview) -> list[Result]:
-    """All records in a buffer of whole ones."""
+    """Returns the results in a buffer of whole records."""
     return [Result(values[0], Status(values[1]), *values[2:]) for values in RESULT.iter_unpack(data)]

@@ -1,4 +1,5 @@
-"""Which files below some directories processes have open or mapped, from /proc: whatever program opened them."""
+"""Finds the files below some directories that processes have open or mapped, from /proc, whatever program opened
+them."""
 
 from __future__ import annotations
 
@@ -8,12 +9,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 MOST_PROCESSES = 64
-"""Looked at in one go, which takes some ten milliseconds."""
+"""The most processes that one look takes in, in some ten milliseconds."""
 _DELETED = b" (deleted)"
 
 
 def in_turn(pids: Iterable[int], last: int) -> tuple[int, list[int]]:
-    """Of the processes that still run those that come after `last`, at most so many, and the last of them."""
+    """Chooses the processes to look at next: those that still run and come after `last`, at most MOST_PROCESSES.
+
+    Returns the last of them, and all of them.
+    """
     running = sorted(set(pids).intersection(int(name) for name in os.listdir("/proc") if name.isdigit()))
     first = bisect_right(running, last)
     chosen = [*running[first:], *running[:first]][:MOST_PROCESSES]
@@ -21,8 +25,8 @@ def in_turn(pids: Iterable[int], last: int) -> tuple[int, list[int]]:
 
 
 def open_below(pids: Iterable[int], roots: Iterable[bytes]) -> set[bytes]:
-    """Paths of files below one of `roots` that one of these processes has open or mapped. Processes that ended or
-    belong to somebody else are passed over."""
+    """Returns the paths of files below one of `roots` that one of these processes has open or mapped. It passes over
+    processes that ended or belong to another user."""
     prefixes = tuple(root.rstrip(b"/") + b"/" for root in roots)
     found: set[bytes] = set()
     for pid in pids:
@@ -33,7 +37,7 @@ def open_below(pids: Iterable[int], roots: Iterable[bytes]) -> set[bytes]:
 
 
 def are_mapped_below(pids: Iterable[int], roots: Iterable[bytes]) -> bool:
-    """Whether one of these processes has a file below one of `roots` mapped."""
+    """Returns whether one of these processes has a file below one of `roots` mapped."""
     prefixes = tuple(root.rstrip(b"/") + b"/" for root in roots)
     return any(path.startswith(prefixes) for pid in pids for path in _mapped(pid))
 

@@ -1,6 +1,6 @@
-"""The copier processes as the daemon sees them: forks them, hands out ids, collects results, replaces dead ones.
+"""Runs the copier processes for the daemon: forks them, hands out ids, collects results, replaces dead ones.
 
-Owns the pipes and who copies what. Which ids are copied, and what a result means, is the engine's business.
+Owns the pipes and which copier copies what. The engine decides which ids are copied and what a result means.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Member:
 
     @property
     def alive(self) -> bool:
-        """It has not been found dead."""
+        """Whether it has not been found dead."""
         return self.pid > 0
 
 
 class Pool:
-    """All copiers. Fork it before the process has threads."""
+    """Owns all copiers. It must be made before the process has threads, since it forks them."""
 
     def __init__(self, settings: CopierSettings, copiers: int) -> None:
         self.settings = settings
@@ -60,12 +60,12 @@ class Pool:
 
     @property
     def slots(self) -> int:
-        """Threads: transfers that can be under way at the same time now."""
+        """The number of threads: transfers that can be under way at the same time now."""
         return self.settings.threads * self._alive
 
     @property
     def transfers(self) -> int:
-        """So many of them can be at the source."""
+        """The number of transfers that can be at the source at the same time now."""
         return self.settings.transfers * self._alive
 
     @property
@@ -74,15 +74,15 @@ class Pool:
 
     @property
     def assigned(self) -> int:
-        """Transfers handed to copiers and not reported."""
+        """The number of transfers that were handed to copiers and are not reported."""
         return len(self._of_id)
 
     def fds(self) -> list[int]:
-        """What to watch for reading."""
+        """Returns the descriptors to watch for reading."""
         return [member.results for member in self.members if member.alive]
 
     def open_manifest(self) -> None:
-        """The manifest is in its place."""
+        """Tells the copiers that the manifest is in its place."""
         self._has_manifest = True
         for member in self.members:
             self._tell(member, Op.MANIFEST, 0)
@@ -91,18 +91,18 @@ class Pool:
     # ---- handing out
 
     def assign(self, id_: int, *, urgent: bool = False) -> None:
-        """Gives an id to the copier with the least to do; sent by `flush`."""
+        """Gives an id to the copier with the least to do; `flush` sends it."""
         member = min((m for m in self.members if m.alive), key=lambda m: len(m.assigned))
         member.assigned.add(id_)
         self._of_id[id_] = member
         self._tell(member, Op.URGENT if urgent else Op.COPY, id_)
 
     def hurry(self, id_: int) -> None:
-        """Somebody waits for an id that was handed out."""
+        """Tells a copier that a program waits for an id that it was given."""
         self._tell_owner(id_, Op.HURRY)
 
     def cancel(self, id_: int) -> None:
-        """What is copied has become void; its result still comes."""
+        """Tells a copier to give up an id; its result still comes."""
         self._tell_owner(id_, Op.CANCEL)
 
     def _tell_owner(self, id_: int, op: Op) -> None:
@@ -116,7 +116,7 @@ class Pool:
             self._outbox.setdefault(member.index, bytearray()).extend(COMMAND.pack(op, id_))
 
     def flush(self) -> None:
-        """Sends what was handed out."""
+        """Sends the copiers what they were told."""
         for index, data in self._outbox.items():
             with contextlib.suppress(OSError):  # a dead copier shows by the end of its results
                 os.write(self.members[index].commands, data)
@@ -125,7 +125,7 @@ class Pool:
     # ---- collecting
 
     def receive(self, fd: int) -> list[Result]:
-        """Results from one copier; if it died, what it had comes back as LOST and it is replaced."""
+        """Returns the results of one copier. If it died, its transfers come back as LOST, and it is replaced."""
         member = next((m for m in self.members if m.results == fd), None)
         if member is None:
             return []
@@ -150,7 +150,7 @@ class Pool:
             del self._of_id[result.id]
         self._outbox.pop(member.index, None)
         if member.generation < MOST_RESTARTS:
-            # Before the old pipe is closed: whoever watches descriptors must not see a number twice.
+            # The fork comes before the old pipe is closed: the selector must not see a descriptor's number twice.
             fresh = self.members[member.index] = Member(member.index, member.generation + 1)
             with contextlib.suppress(OSError):
                 self._fork(fresh)
@@ -190,14 +190,14 @@ class Pool:
         member.assigned.clear()
 
     def kill(self) -> None:
-        """Ends all copiers at once: what they have not published is of no use any more. Does not wait."""
+        """Kills all copiers without waiting: what they have not published is of no use any more."""
         for member in self.members:
             if member.alive:
                 with contextlib.suppress(OSError):
                     os.kill(member.pid, signal.SIGKILL)
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """After this no copier is left. One that hangs in the kernel is left to it after a while."""
+        """Kills all copiers and waits for their end. After `timeout_s` one that hangs in the kernel is left to it."""
         self.kill()
         deadline = time.monotonic() + timeout_s
         for member in [member for member in self.members if member.alive]:

@@ -1,7 +1,7 @@
-"""Writes of the program below a dataset: once one is answered no stale copy is visible, or will ever be.
+"""Handles writes of the program below a dataset: once one is answered, no stale copy is visible or ever will be.
 
-Owns what was written to before the manifest was there, and the deletion of copies that went many at once: their
-directory is renamed out of sight in one step, and a helper deletes it.
+Owns the writes that came before the manifest, and the deletion of many copies at once: their directory is renamed out
+of sight in one step, and a helper deletes it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from hpcstage.store import directory as store
 
 HELPER = "removal"
 MANY = 1000
-"""Copies that are dropped one by one: some ten milliseconds."""
+"""The most copies that are dropped one by one, which takes some ten milliseconds."""
 _NICEST = 19
 
 
 @dataclass(frozen=True)
 class _Gone:
-    """Copies put aside: where, which ids, and where those were."""
+    """Copies that were put aside: their directory, their ids, and the states that these had."""
 
     path: bytes
     ids: range
@@ -39,7 +39,7 @@ class _Gone:
 
 
 class Writes:
-    """See the module. `on_void` is told which ids are void from here on; there may be a million."""
+    """Owns what the module says. It calls `on_void` with the ids that it voided; there may be a million."""
 
     def __init__(self, helpers: Helpers, on_void: Callable[[Collection[int]], None]) -> None:
         self._helpers = helpers
@@ -50,11 +50,11 @@ class Writes:
         self._gone: deque[_Gone] = deque()
 
     def hold(self, path: bytes, landed: tuple[int, int] | None = None) -> None:
-        """A write before the manifest is there."""
+        """Remembers a write that came before the manifest."""
         self._before.append((path, landed))
 
     def open(self, engine: Engine, inodes: Inodes) -> None:
-        """The files are known. Nothing has been copied yet, and the state is STAGING."""
+        """Voids the files that were written to before. Called when nothing is copied yet and the state is STAGING."""
         self._engine = engine
         self._inodes = inodes
         before, self._before = self._before, []
@@ -66,8 +66,8 @@ class Writes:
             self._void({id_ for key in early if key[1] in found for id_ in inodes.ids(*key)})
 
     def void(self, path: bytes, landed: tuple[int, int] | None = None) -> None:
-        """A file is written to, or a directory renamed or removed. `landed`: (device, inode) of the file; the path may
-        then be empty."""
+        """Voids a file that is written to, or the files below a directory that is renamed or removed. `landed` is the
+        (device, inode) of the file; the path may then be empty."""
         if landed is not None and (ids := self._inodes.ids(*landed)):
             self._void(self._inodes.same_as(ids))
         if not path:
@@ -112,13 +112,13 @@ class Writes:
     # ---- deleting
 
     def _delete(self) -> None:
-        """Begins with the next one, unless a helper is at it: that will."""
+        """Starts a helper for the next directory, unless one is at work, whose end starts the next."""
         while self._gone and HELPER not in self._helpers.names():
             gone = self._gone.popleft()
             self._helpers.start(HELPER, lambda gone=gone: self._remove(gone), self._removed)  # type: ignore[misc]
 
     def _remove(self, gone: _Gone) -> bytes:
-        """In the helper. What its links and copies took is free again when this returns."""
+        """Deletes a directory, in the helper. The space of its links and copies is free again when this returns."""
         with suppress(OSError):
             os.nice(_NICEST)
         manifest, queue = self._engine.manifest, self._engine.queue
@@ -141,7 +141,7 @@ class Writes:
 
 
 def _early(path: Path) -> set[tuple[int, int]]:
-    """What was opened for writing outside of the datasets before they were known."""
+    """Returns (device, inode) of what was opened for writing outside of the datasets before they were known."""
     try:
         data = path.read_bytes()
     except OSError:

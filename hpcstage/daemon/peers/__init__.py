@@ -1,1 +1,1 @@
-"""This node among the nodes of its job: who has what, and who asks whom."""
+"""This node among the nodes of its job: which node has which files, and which node asks which."""

@@ -1,10 +1,11 @@
-"""Version 1 of the placement: who reads a file first in the first epoch fetches it from the source.
+"""Computes version 1 of the placement: the node that reads a file first in the first epoch fetches it from the source.
 
-Owns when that can be known: a loader has announced the formula of a distributed sampler, from which the orders of all
-ranks follow, and the table of its dataset. Every node computes the same in a helper. No message says so: a node that
-knows it asks the owner of version 0 for what has become its own, and gets it, or hears that it has not been begun.
+Owns the decision when that can be known: a loader has announced the formula of a distributed sampler, from which the
+orders of all ranks follow, and the table of its dataset. Every node computes the same in a helper, and the nodes tell
+each other nothing of it: a node that knows version 1 asks the owner of version 0 for files that have become its own,
+and gets them, or is told that they have not been begun.
 
-Ranks are taken to be dealt to the nodes in blocks. Where this node's own ranks say otherwise nothing changes.
+Ranks are assumed to be dealt to the nodes in blocks. Where this node's own ranks contradict that, nothing changes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _FILE = "owners"
 
 
 class FirstReader:
-    """See the module. `on_known` is told the placement."""
+    """Computes version 1 and owns it. It calls `on_known` with the placement."""
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class FirstReader:
         rows_of: Callable[[int], Rows],
         on_known: Callable[[Placement], None],
     ) -> None:
-        """`node`: this node's index, and how many there are."""
+        """`node` is this node's index and the number of nodes."""
         self.known: Placement | None = None
         self._helpers = helpers
         self._path = node_dir / "orders" / f".{_FILE}"
@@ -52,12 +53,12 @@ class FirstReader:
         self._busy = False
 
     def announced(self, one: Announced) -> None:
-        """An epoch was announced and mapped; only a loader's first counts, so that all nodes take the same one."""
+        """Takes an announcement that was mapped. Only a loader's first epoch counts: all nodes must take the same."""
         if one.formula and one.epoch == 0 and self._pending is None and self.known is None and not self._busy:
             self._pending = one
 
     def poll(self, routes: Routes | None) -> None:
-        """Begins to compute once everything is known."""
+        """Starts the computation once everything is known."""
         one = self._pending
         if one is None or self._busy or routes is None or not routes.shares_all:
             return
@@ -91,12 +92,12 @@ class FirstReader:
 
 
 def node_of(sampler: Distributed, nodes: int) -> int:
-    """The node of a rank."""
+    """Returns the node of a sampler's rank."""
     return sampler.rank * nodes // sampler.replicas
 
 
 def compute(sampler: Distributed, rows: Rows, placement: Placement) -> Callable[[], Placement]:
-    """What is to be done in a helper: all ranks' orders, and who comes first."""
+    """Returns the work for a helper: it computes the orders of all ranks and which node reads each file first."""
 
     def work() -> Placement:
         ranks = [replace(sampler, rank=rank) for rank in range(sampler.replicas)]
@@ -109,7 +110,7 @@ def compute(sampler: Distributed, rows: Rows, placement: Placement) -> Callable[
 
 
 def save(placement: Placement, path: Path) -> bytes:
-    """Leaves the owners for the daemon."""
+    """Writes the owners to a file for the daemon."""
     owners = [placement.fetcher(id_, NOBODY) for id_ in range(len(placement.files.sizes))]
     arrays.save(path, {}, {_FILE: owners})
     return b"saved"

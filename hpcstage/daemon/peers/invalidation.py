@@ -1,7 +1,8 @@
-"""What programs of this job write to, across its nodes: who writes on one makes the others drop their copies.
+"""Spreads the writes of programs to the other nodes of the job, which drop their copies of what was written to.
 
-Owns what this node has told, since a group that is started anew must hear it again, and what it was told before it had
-a manifest. A node that no group reaches hears nothing: its programs may read what was staged before the write.
+Owns the ids that this node has told the others, since it must tell a group that is started anew again, and those that
+it was told before it had a manifest. A node that is in no group is told nothing: its programs may read copies that were
+staged before the write.
 """
 
 from __future__ import annotations
@@ -15,34 +16,34 @@ Send = Callable[[exchange.Message], None]
 
 
 class Written:
-    """See the module. `drop` makes copies invisible."""
+    """Owns what the module says. `drop` makes copies invisible."""
 
     def __init__(self, drop: Callable[[list[int]], None]) -> None:
         self._drop = drop
         self._told = array("I")
         self._early: list[int] | None = []
-        """None: there is a manifest."""
+        """Ids that were told before there was a manifest; None once there is one."""
 
     def tell(self, ids: Iterable[int], send: Send | None) -> None:
-        """A program of this node writes; `send` is None while there is no group."""
+        """Tells the other nodes what a program of this node writes to; `send` is None while there is no group."""
         new = array("I", ids)
         self._told.extend(new)
         if send is not None:
             _send(new, send)
 
     def connect(self, send: Send) -> None:
-        """A group stands: all is said that was said before."""
+        """Tells a new group everything that was told before."""
         _send(self._told, send)
 
     def hear(self, ids: Iterable[int]) -> None:
-        """A program of another node writes."""
+        """Drops the copies of files that a program of another node writes to."""
         if self._early is None:
             self._drop(list(ids))
         else:
             self._early.extend(ids)
 
     def open(self) -> None:
-        """The manifest is here."""
+        """Drops what was told before, now that there is a manifest."""
         early, self._early = self._early, None
         if early:
             self._drop(early)

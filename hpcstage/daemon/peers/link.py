@@ -1,4 +1,4 @@
-"""The connection to the node's exchange: whole messages in and out, never a wait. Owns the socket, no decision."""
+"""Connects to the node's exchange: passes whole messages in and out and never waits. Owns the socket, no decision."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from collections.abc import Callable
 from hpcstage.protocol import exchange
 
 _READS = 64
-"""Datagrams taken per round, so that wants and copiers get their turn."""
+"""The most datagrams that are read per round, so that wants and copiers get their turn."""
 MOST_OUT = 4096
-"""An exchange that is further behind than this is given up."""
+"""The most messages that wait to be sent; an exchange that is further behind is given up."""
 
 
 class PeerLink:
-    """See the module. `on_end` is called once, when the exchange is gone; not after `close`."""
+    """Owns the connection. It calls `on_end` once, when the exchange is gone; not after `close`."""
 
     def __init__(
         self,
@@ -34,13 +34,13 @@ class PeerLink:
         self._out: deque[bytes] = deque()
         self._open = True
         self._lost = False
-        """It is over, and the end has yet to be read."""
+        """Whether the connection was given up while its end has yet to be read."""
         self._why = "the exchange ended"
         connection.setblocking(False)
         selector.register(connection, selectors.EVENT_READ, self._ready)
 
     def send(self, message: exchange.Message) -> None:
-        """Sends now, or as soon as there is room."""
+        """Sends a message now, or as soon as the socket takes it."""
         if self._open and not self._lost:
             self._out.append(exchange.pack(message))
             if len(self._out) == 1 or len(self._out) > MOST_OUT:
@@ -85,7 +85,7 @@ class PeerLink:
         self._watch()
 
     def _give_up(self, why: str) -> None:
-        """Who sends is not interrupted: the end is read, in its turn."""
+        """Gives the connection up. `on_end` does not interrupt the sender: it comes once the end is read."""
         self._lost, self._why = True, why
         self._out.clear()
         with contextlib.suppress(OSError):
@@ -102,7 +102,7 @@ class PeerLink:
             self._on_end(why)
 
     def close(self) -> None:
-        """Lets go of the exchange."""
+        """Closes the connection."""
         if self._open:
             self._open = False
             with contextlib.suppress(KeyError, ValueError):
@@ -111,5 +111,5 @@ class PeerLink:
 
 
 def note(text: str) -> None:
-    """A line in the daemon's log."""
+    """Writes a line to the daemon's log."""
     print(f"group: {text}", file=sys.stderr, flush=True)  # noqa: T201  standard error is daemon.log

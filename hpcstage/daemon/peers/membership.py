@@ -1,4 +1,4 @@
-"""Which nodes of the job are in the group, from what the exchange says; and whether two manifests are the same."""
+"""Knows which nodes of the job are in the group, from what the exchange says, and compares manifests."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from hpcstage.plan.types import Budget
 from hpcstage.protocol import exchange
 
 _HEAD_BYTES = 96
-"""Of a manifest's file: counts and a checksum."""
+"""The bytes of the head of a manifest's file, which holds counts and a checksum."""
 
 
 class Stage(Protocol):
-    """What the staging does when it is told."""
+    """The functions of the staging that a group calls."""
 
     def scan(self) -> None:
-        """This node makes the manifest."""
+        """Starts the scan by which this node makes the manifest."""
 
     def stage_received(self, directories: int) -> None:
-        """The manifest of another node lies in the node directory."""
+        """Takes over the manifest of another node, which lies in the node directory."""
 
     def written_elsewhere(self, ids: list[int]) -> None:
-        """Programs of other nodes write to these."""
+        """Drops the copies of files that programs of other nodes write to."""
 
     def read_elsewhere(self, ids: Collection[int]) -> None:
-        """Programs of other nodes read these large files at the source."""
+        """Holds back the copying of large files that programs of other nodes read at the source."""
 
     def problem(self, id_: str, text: str, remedy: str) -> None:
-        """For the record."""
+        """Adds a problem to the record."""
 
 
 class Membership:
-    """This node, `index` out of `nodes`, and the others."""
+    """Owns what is known of the nodes in the group. This node is number `index` of the job's `nodes` nodes."""
 
     def __init__(self, index: int, nodes: int) -> None:
         self.index = index
         self.nodes = nodes
         self.members: Members | None = None
-        """While a group stands."""
+        """The nodes of the group; None while there is no group."""
         self.generations = 0
-        """So many groups this node was in."""
+        """The number of groups that this node was in."""
         self.why = "no exchange has connected"
         """Why there is no group, or how the last one ended."""
         self._ready: dict[int, Budget] = {}
@@ -55,12 +55,12 @@ class Membership:
         return self.index == (0 if self.members is None else self.members.present[0])
 
     def begin(self) -> None:
-        """A new exchange is here."""
+        """Forgets the last group, since a new exchange has connected."""
         self.members = None
         self._ready = {}
 
     def take(self, message: exchange.Ready) -> bool:
-        """A part of the list of nodes. True: the group stands."""
+        """Takes a part of the list of nodes. Returns True once the list is complete: the group stands."""
         self._ready |= {node.index: Budget(node.budget_bytes, node.budget_inodes) for node in message.nodes}
         if len(self._ready) < message.total or self.index not in self._ready:
             return False
@@ -69,7 +69,7 @@ class Membership:
         return True
 
     def lose(self, node: int) -> bool:
-        """A node has left. False: it was not there."""
+        """Takes out a node that has left. Returns False if it was not in the group."""
         if self.members is None or node not in self.members.budgets:
             return False
         self.why = f"node {node} has left the group"
@@ -78,23 +78,23 @@ class Membership:
         return True
 
     def end(self, why: str) -> None:
-        """The group is gone."""
+        """Notes that the group has ended, and why."""
         self.why = why
         self.members = None
 
     def supposed(self, limit: Budget) -> Members:
-        """Before the group stands: as if all nodes were there and like this one."""
+        """Returns the members that are assumed before the group stands: all nodes, with this node's budget."""
         return Members(self.nodes, dict.fromkeys(range(self.nodes), limit))
 
     def to_json(self, last: Members | None) -> dict[str, Any]:
-        """See NodePart.group; `last`: the nodes that shared files with this one last."""
+        """Returns NodePart.group; `last` are the nodes that shared files with this one last."""
         there = {self.index} if last is None or not self.generations else set(last.present)
         missing = [index for index in range(self.nodes) if index not in there]
         return {"generations": self.generations, "size": len(there), "missing": missing, "why": self.why}
 
 
 class Staged:
-    """The manifest that is staged, to be compared with the group's."""
+    """Holds the manifest that is staged and compares it with the group's."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.manifest = manifest
@@ -102,7 +102,7 @@ class Staged:
         self._head = _head(path)
 
     def is_groups(self) -> bool:
-        """Whether the manifest in the node directory names the same files under the same ids."""
+        """Returns whether the manifest in the node directory names the same files under the same ids."""
         if _head(self._path) == self._head:
             return True
         theirs, ours = Manifest.open(self._path, verify=False), self.manifest
@@ -110,7 +110,7 @@ class Staged:
 
 
 def size_of(path: Path) -> int:
-    """Of a file; 0 if it is not there."""
+    """Returns the bytes of a file; 0 if it is not there."""
     try:
         return os.stat(path).st_size
     except OSError:

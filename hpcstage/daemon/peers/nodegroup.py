@@ -1,8 +1,8 @@
-"""This node among the nodes of its job: whether there is a group, who is in it, and whose manifest counts.
+"""This node among the nodes of its job: knows whether there is a group, who is in it, and whose manifest counts.
 
 Owns the link to the exchange, the waits for a group and for the manifest, and what the record says of them. The first
 node of the group scans and sends its manifest to the others, which stage nothing before they have it; a node that
-waits in vain scans and stages alone. What is asked of other nodes then is `peers`' business.
+waits in vain scans and stages alone. `peers` then asks other nodes for files.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from hpcstage.protocol.shim import MANIFEST_FILE
 from hpcstage.store import directory
 
 MANIFEST_WAIT_S = 600.0
-"""With a group that stands: its first node scans, and a scan of a million files takes long."""
+"""The longest wait for the manifest in a group that stands: a scan of a million files takes long."""
 MOST_EARLY = 1024
 
 
 class NodeGroup:
-    """See the module. Only where a job has more than one node."""
+    """Owns what the module says. It exists only where a job has more than one node."""
 
     def __init__(self, spec: DaemonSpec, selector: selectors.BaseSelector, stage: Stage) -> None:
         self.peers: Peers | None = None
         self.is_closed = False
-        """No exchange is taken any more."""
+        """Whether no exchange may connect any more."""
         self.limit = directory.budget(
             Path(spec.node_dir), spec.budget_bytes, spec.budget_inodes, spec.budget_part, spec.budget_part_why
         )
-        """The same for all generations, whatever has been staged since."""
+        """The budget of this node, the same for all generations of the group, whatever has been staged since."""
         self._spec = spec
         self._selector = selector
         self._stage = stage
@@ -57,24 +57,24 @@ class NodeGroup:
         self._link: PeerLink | None = None
         self._early: list[exchange.Ask] = []
         self._routes: Routes | None = None
-        """In the group, or when it was left."""
+        """The routes in the group; once this node has left it, the last ones."""
         self._staged: Staged | None = None
         self._directories = 0
         self._scan_at: float | None = None
-        """When this node stops waiting for a manifest."""
+        """The time at which this node stops waiting for a manifest."""
         self._adopt_at: float | None = None
-        """When it stops waiting for a group."""
+        """The time at which it stops waiting for a group."""
         self._announces = False
-        """This node's manifest may be sent to the others."""
+        """Whether this node's manifest may be sent to the others."""
         self._received = False
-        """The manifest came from the group."""
+        """Whether the manifest came from the group."""
         self._stranger = False
-        """This node staged alone and has another manifest than the group."""
+        """Whether this node staged alone and has another manifest than the group."""
         self._said = False
         self._written = Written(stage.written_elsewhere)
 
     def learn(self, helpers: Helpers, watch: Watch) -> None:
-        """Who reads first is taken from what loaders announce."""
+        """Begins to compute first readers from what loaders announce."""
         spec = self._spec
         self._first_reader = FirstReader(
             helpers,
@@ -88,7 +88,7 @@ class NodeGroup:
     # ---- the link
 
     def attach(self, connection: socket.socket) -> None:
-        """The node's exchange is here; one that was there before counts no more."""
+        """Takes the connection of the node's exchange, in place of an earlier one."""
         if self._link is not None:
             self._link.close()
             self._ended("a new group was started")
@@ -140,14 +140,14 @@ class NodeGroup:
             self._scan_at = now + self._spec.group_wait_s
 
     def give_up(self) -> None:
-        """This node will never have a manifest: the others must not wait for it."""
+        """Leaves the group for good: this node will never have a manifest, and the others must not wait for it."""
         self.is_closed = True
         if self._link is not None:
             self._link.close()
             self._ended("this node could not scan the datasets")
 
     def close(self) -> None:
-        """The run has ended."""
+        """Tells the exchange that the run has ended and closes the link."""
         if self._link is not None:
             self._link.send(exchange.End())
             self._link.close()
@@ -181,13 +181,13 @@ class NodeGroup:
     # ---- the manifest
 
     def is_waiting(self) -> bool:
-        """At the start: whether the manifest comes from another node."""
+        """Returns, at the start, whether this node waits for the manifest of another one."""
         if self._spec.node_index != 0:
             self._scan_at = time.monotonic() + self._spec.group_wait_s
         return self._scan_at is not None
 
     def announce(self) -> None:
-        """The manifest of this node and what was decided on it are written."""
+        """Sends this node's manifest to the others if it leads; called once manifest and plan are written."""
         self._announces = True
         self._announce()
 
@@ -225,7 +225,7 @@ class NodeGroup:
         is_wanted: Callable[[int], bool],
         on_received: Callable[[Result], None],
     ) -> None:
-        """Staging begins with the manifest in the node directory."""
+        """Begins the sharing of files, as staging begins with the manifest in the node directory."""
         queue, nodes = engine.queue, self._nodes
         assert isinstance(queue, GroupQueue)
         self._staged = Staged(Path(self._spec.node_dir) / MANIFEST_FILE, engine.manifest)
@@ -270,11 +270,12 @@ class NodeGroup:
             note("files are read by their first readers")
 
     def written(self, ids: Iterable[int]) -> None:
-        """A program of this node writes to these: no other node may keep a copy."""
+        """Tells the other nodes which files a program of this node writes to: none of them may keep a copy."""
         self._written.tell(ids, self._link.send if self.joined and self._link is not None else None)
 
     def reading(self, ids: Iterable[int]) -> None:
-        """A program of this node reads these large files at the source: no other node copies them meanwhile."""
+        """Tells the other nodes which large files a program of this node reads at the source: they do not copy them
+        meanwhile."""
         if self.joined and self._link is not None:
             for message in exchange.in_messages(exchange.Reading(tuple(ids))):
                 self._link.send(message)
@@ -308,7 +309,7 @@ class NodeGroup:
             )
 
     def wake_after(self, now: float) -> float | None:
-        """Seconds until `poll` has work."""
+        """Returns the seconds until `poll` has work; None if it has none."""
         waits = [at - now for at in (self._scan_at, self._adopt_at) if at is not None]
         if self.peers is not None and (again := self.peers.wake_after(now)) is not None:
             waits.append(again)
@@ -318,13 +319,13 @@ class NodeGroup:
 
     @property
     def placement(self) -> tuple[str, str]:
-        """What was done, and why."""
+        """The kind of placement that was used, and why."""
         if self._routes is None or not self._nodes.generations:
             return Kind.PRIVATE.value, self._nodes.why
         return self._routes.kind.value, self._routes.why
 
     def to_json(self) -> dict[str, Any]:
-        """See NodePart.group."""
+        """Returns NodePart.group."""
         return self._nodes.to_json(None if self._routes is None else self._routes.members)
 
 

@@ -1,8 +1,8 @@
-"""What this node asks other nodes for and gives them: between the queue and the link to the exchange.
+"""Asks other nodes for files and offers them this node's: between the queue and the link to the exchange.
 
-Owns the requests that are out, who waits for what here, and how files are shared as long as the group stands. When it
-is gone, what was not received waits for another group for a bounded time, and then comes from the source. Whether this
-node may take part, and where its manifest comes from, is `joining`'s.
+Owns the requests that are out, the other nodes that wait for files of this one, and how files are shared as long as the
+group stands. When it is gone, files that were not received wait for another group for a bounded time and are then read
+from the source. `nodegroup` decides whether this node takes part and where its manifest comes from.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hpcstage.store.copyfile import Status
 LOOK_EVERY_S = 0.1
 MOST_LOOKS = 512
 MOST_WANTED, WANTED_BYTES = 16, 16 << 20
-"""Beside the credits."""
+"""The files and bytes that may be asked for beside the credits when a program waits for them."""
 _WHY: dict[Place | None, Why] = {
     Place.STORED: Why.NONE,
     Place.VOID: Why.VOID,
@@ -40,7 +40,7 @@ Send = Callable[[exchange.Message], None]
 
 
 class Peers:
-    """See the module. There is one as soon as there is an engine; `send` is None while there is no group."""
+    """Owns what the module says. It exists as soon as there is an engine; `_send` is None while there is no group."""
 
     def __init__(
         self,
@@ -50,7 +50,8 @@ class Peers:
         on_received: Callable[[Result], None],
     ) -> None:
         self.counts: Counter[str] = Counter()
-        """peer_bytes, peer_files: received; sent_bytes, sent_files; missed: asked for and not received."""
+        """peer_bytes, peer_files: what was received; sent_bytes, sent_files: what was sent; missed: files that were
+        asked for and not received."""
         self.routes: Routes | None = None
         self._engine = engine
         self._queue = queue
@@ -65,7 +66,8 @@ class Peers:
     # ---- the group
 
     def divide(self, routes: Routes, transit: Budget) -> None:
-        """Files are shared like this from here on; `transit`: what is set aside where not all of them are kept."""
+        """Divides the files among the nodes by `routes`; `transit` is the budget that is set aside for transit copies
+        where this node does not keep all files."""
         self.routes = routes
         ids = range(len(self._queue))
         share = Share(routes.own(ids))
@@ -86,7 +88,8 @@ class Peers:
         return self._queue.waiting > self._queue.near_waiting or self._queue.count(Place.AWAY) > 0
 
     def switch(self, later: Placement) -> None:
-        """Version 1: what this node has not begun and another reads first is that node's from here on."""
+        """Goes over to version 1 of the placement: files that this node has not begun and another node reads first
+        belong to that node from here on."""
         routes = self.routes
         if routes is None or not routes.shares_all or routes.later is not None:
             return
@@ -96,12 +99,12 @@ class Peers:
         self._queue.turns = 1
 
     def connect(self, send: Send) -> None:
-        """Other nodes can be asked."""
+        """Begins to ask other nodes."""
         self._send = send
         self._queue.linked = True
 
     def disconnect(self, now: float) -> None:
-        """They cannot any more. What had come without a word counts."""
+        """Ends the asking of other nodes. Copies that had come without a message are taken in."""
         asked = self._requests.ids()
         self._send = None
         self._requests.clear()
@@ -112,18 +115,18 @@ class Peers:
         self._queue.unlink(self._is_wanted)
 
     def adopt(self) -> None:
-        """There will be no other group: everything comes from the source."""
+        """Has this node read everything from the source, as there will be no other group."""
         self._queue.adopt()
         self._engine.holdings.expect(())
 
     def gone(self, node: int) -> None:
-        """A node has left; its share is dealt to the others by `divide`."""
+        """Forgets the requests of a node that has left; `divide` deals its share to the others."""
         self._askers.drop(node)
 
     # ---- asking
 
     def pump(self, now: float) -> None:
-        """Asks for what comes next, gives up what does not come, tells those who wait here."""
+        """Asks for the next files, gives up requests that bring nothing, and answers the nodes that wait here."""
         if self._send is None or self.routes is None:
             return
         for id_ in self._requests.give_up(now):
@@ -144,7 +147,7 @@ class Peers:
         self._flush_offers()
 
     def _look(self, now: float) -> None:
-        """Which copies that came ahead of the program it has read: that makes room for more."""
+        """Finds the copies ahead of the program that it has read since, which makes space for more."""
         if not self._queue.is_stalled or now < self._next_look:
             return
         self._next_look = now + LOOK_EVERY_S
@@ -152,7 +155,7 @@ class Peers:
         transit.read([id_ for id_ in transit.oldest_unread(MOST_LOOKS) if self._engine.was_read(id_)])
 
     def wake_after(self, now: float) -> float | None:
-        """Seconds until `pump` has work by the clock."""
+        """Returns the seconds until `pump` has work by the clock; None if it has none."""
         again = self._requests.wake_after(now)
         if self._send is None or not self._queue.is_stalled:
             return again
@@ -175,14 +178,14 @@ class Peers:
             self._send(message)
 
     def timed_out(self, id_: int, now: float) -> None:
-        """The program has waited for an id in vain."""
+        """Notes that the program has waited for an id in vain, and gives up its node after MOST_LATE of these."""
         if self._send is None or self.routes is None or not self._queue.is_far(id_) or self._queue.is_large(id_):
             return
         for given_up in self._requests.late(self.routes.asked(id_), now):
             self._queue.missed(given_up, wanted=self._is_wanted(given_up), doubtful=True)
 
     def got(self, message: exchange.Got, now: float) -> None:
-        """A copy has come."""
+        """Takes in a copy that has come."""
         self._requests.answered(message.id, now)
         result = Result(
             message.id,
@@ -203,7 +206,7 @@ class Peers:
             self._on_received(result)
 
     def missed(self, message: exchange.Missed, now: float) -> None:
-        """Copies do not come."""
+        """Takes the message that copies do not come, and why."""
         for id_ in message.ids:
             if message.why is Why.UNKNOWN and self._requests.unready(id_, now):
                 continue
@@ -219,7 +222,7 @@ class Peers:
             self._queue.missed(id_, wanted=self._is_wanted(id_))
 
     def _take_if_here(self, id_: int, now: float) -> bool:
-        """It may be in the store all the same."""
+        """Takes in a copy that is in the store all the same. Returns whether it is."""
         path = self._engine.store.path(self._engine.manifest.store_path(id_))
         try:
             status = os.lstat(path)
@@ -236,7 +239,7 @@ class Peers:
     # ---- being asked
 
     def asked(self, message: exchange.Ask, now: float) -> None:
-        """Another node wants files."""
+        """Takes the request of another node for files."""
         self._requests.heard(message.node, now)
         for id_ in message.ids:
             if id_ >= len(self._queue) or self._queue.is_held_back(id_, now):
@@ -247,7 +250,7 @@ class Peers:
                 self._offer(id_, message.node)
 
     def _expects(self, id_: int) -> bool:
-        """Whether this node will read it, once it has heard of the one that may have begun it."""
+        """Returns whether this node will read a file itself, once the node that may have begun it has answered."""
         queue, routes = self._queue, self.routes
         if routes is None or queue.closed or not queue.is_far(id_) or queue.place(id_) in FINAL:
             return False
@@ -257,24 +260,24 @@ class Peers:
         return True
 
     def final(self, id_: int) -> None:
-        """An id came to its end here: those who asked are told."""
+        """Answers the nodes that asked for an id, which is in its final state here."""
         for node in self._askers.settle(id_):
             self._offer(id_, node)
 
     def hold_back(self, now: float) -> None:
-        """Those who asked for large files that programs read at the source do not wait for them here."""
+        """Answers the nodes that asked for large files that programs read at the source: they do not wait for them."""
         for id_ in self._askers.ids():
             if self._queue.is_held_back(id_, now):
                 self.final(id_)
 
     def voided(self, ids: Container[int]) -> None:
-        """These were written to: nobody waits for them."""
+        """Answers the nodes that asked for files that were written to."""
         for id_ in self._askers.ids():
             if id_ in ids:
                 self.final(id_)
 
     def refused(self) -> None:
-        """Nothing more is read from the source: nobody waits for it."""
+        """Answers the nodes that asked for files that this node will not read, as it reads nothing more."""
         for id_ in self._askers.ids():
             if self._queue.asked(id_) is Verdict.DIRECT:
                 self.final(id_)
@@ -288,7 +291,7 @@ class Peers:
             return _WHY[place]
         if place is not None and self._queue.is_held_back(id_, time.monotonic()):
             return Why.LATER
-        # Another node reads it: the one that asks, or it is asked once more when it knows as much as this one.
+        # Another node reads it: the asking one, or one that it asks later, when it knows as much as this node.
         owns = place is not None and self.routes is not None and self.routes.owner(id_) == node
         return Why.ABSENT if owns else Why.UNKNOWN
 
@@ -301,6 +304,6 @@ class Peers:
                 self._send(message)
 
     def sent(self, message: exchange.Sent) -> None:
-        """The exchange has sent files to another node."""
+        """Counts files that the exchange has sent to another node."""
         self.counts["sent_files"] += message.files
         self.counts["sent_bytes"] += message.size_bytes

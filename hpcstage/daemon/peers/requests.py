@@ -1,4 +1,7 @@
-"""Who was asked for what, by this node and of it: credits, answers, and nodes that do not answer. Pure."""
+"""Keeps count of requests between nodes: credits, answers, and nodes that do not answer. Pure.
+
+Owns what this node asked other nodes for, and what other nodes asked this node for.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,23 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 SILENT_S = 300.0
-"""A node that answers nothing for so long is not waited for any more. Its source may be slow, so this is long."""
+"""Requests to a node that answers nothing for this long are given up. Its source may be slow, so this is long."""
 MOST_LATE = 3
-"""So many waits of the program that ended without an answer, and a node is left alone until it answers again."""
+"""A node is not asked again until it answers, once this many waits of the program for it ended in vain."""
 
 
 UNREADY_S = 30.0
-"""A node that has no manifest for so long will not have one."""
+"""A node that has had no manifest for this long will not have one."""
 FIRST_RETRY_S, LAST_RETRY_S = 0.05, 2.0
 LONG_S = 0.5
-"""Answers that take longer say that requests queue up at other nodes, where what a program waits for queues too."""
+"""Answers that take longer show that requests queue up at other nodes, also those that a program waits for."""
 LEAST_FILES, FIRST_FILES = 4, 16
 
 
 @dataclass
 class _Owner:
     asked: dict[int, float] = field(default_factory=dict)
-    """When, by id."""
+    """By id: when it was asked for."""
     heard: float = 0.0
     late: int = 0
     unready_since: float | None = None
@@ -37,41 +40,41 @@ class _Owner:
 
 
 class Requests:
-    """What this node asked others for."""
+    """Owns the requests of this node that are out."""
 
     def __init__(self, files: int, size_bytes: int) -> None:
-        """At most so many files and bytes asked for and not received."""
+        """`files` and `size_bytes` are the most that may be asked for and not received."""
         self._most_files = files
         self._window = float(min(files, FIRST_FILES))
-        """So many are out at a time: fewer when answers take long."""
+        """The most files that are asked for at a time: fewer when answers take long."""
         self._most_bytes = size_bytes
         self._owners: dict[int, _Owner] = {}
         self._of: dict[int, tuple[int, int]] = {}
         self._bytes = 0
         self._again: list[tuple[float, int, int]] = []
-        """When, id, node: to be asked for once more."""
+        """Requests to be repeated: when, id, node."""
 
     def __len__(self) -> int:
         return len(self._of)
 
     @property
     def free_files(self) -> int:
-        """So many more may be asked for."""
+        """The number of files that may be asked for now."""
         return max(0, int(self._window) - len(self._of))
 
     @property
     def free_bytes(self) -> int:
-        """So many bytes more."""
+        """The number of bytes that may be asked for now."""
         return self._most_bytes - self._bytes
 
     def asked(self, id_: int, owner: int, size_bytes: int, now: float) -> None:
-        """A request goes out."""
+        """Counts a request that goes out."""
         self._of[id_] = owner, size_bytes
         self._bytes += size_bytes
         self._owner(owner).asked[id_] = now
 
     def answered(self, id_: int, now: float) -> bool:
-        """An answer came. False: it was not expected any more."""
+        """Takes an answer. Returns False if it was not expected any more."""
         if id_ not in self._of:
             return False
         owner = self._owner(self._of[id_][0])
@@ -84,7 +87,7 @@ class Requests:
         return True
 
     def unready(self, id_: int, now: float) -> bool:
-        """That node cannot say yet. True: the id will be asked for again (`due`)."""
+        """Takes the answer that the other node cannot say yet. Returns True if the id is asked for again (`due`)."""
         if id_ not in self._of:
             return False
         number = self._of[id_][0]
@@ -100,7 +103,7 @@ class Requests:
         return True
 
     def due(self, now: float) -> list[int]:
-        """What is to be asked for again, maybe of another node (`move`)."""
+        """Returns the ids to ask for again now, maybe of another node (`move`)."""
         found = []
         while self._again and self._again[0][0] <= now:
             _, id_, number = heappop(self._again)
@@ -109,21 +112,21 @@ class Requests:
         return found
 
     def move(self, id_: int, owner: int) -> None:
-        """An id is asked of another node."""
+        """Notes that an id is asked of another node."""
         before, size_bytes = self._of[id_]
         self._owner(owner).asked[id_] = self._owner(before).asked.pop(id_)
         self._of[id_] = owner, size_bytes
 
     def wake_after(self, now: float) -> float | None:
-        """Seconds until `due` has something."""
+        """Returns the seconds until `due` has something; None if nothing is to be repeated."""
         return max(0.0, self._again[0][0] - now) if self._again else None
 
     def heard(self, owner: int, now: float) -> None:
-        """A node lives, whatever it said."""
+        """Notes that a node lives, whatever it said."""
         self._owner(owner).lives(now)
 
     def late(self, node: int, now: float) -> list[int]:
-        """Somebody waited for that node in vain. Returns what is given up for it."""
+        """Notes that a program waited for that node in vain. Returns the ids that are given up for it."""
         owner = self._owner(node)
         owner.late += 1
         gone = [] if owner.is_trusted(now) else list(owner.asked)
@@ -132,11 +135,11 @@ class Requests:
         return gone
 
     def trusts(self, owner: int, now: float) -> bool:
-        """Whether it is worth asking that node."""
+        """Returns whether it is worth asking that node."""
         return self._owner(owner).is_trusted(now)
 
     def give_up(self, now: float) -> list[int]:
-        """Ids that are not waited for any more, because their node is silent."""
+        """Gives up the requests to silent nodes. Returns their ids."""
         gone = []
         for owner in self._owners.values():
             if owner.asked and now - max(owner.heard, next(iter(owner.asked.values()))) > SILENT_S:
@@ -147,11 +150,11 @@ class Requests:
         return gone
 
     def ids(self) -> list[int]:
-        """All that was asked for."""
+        """Returns all ids that were asked for and not received."""
         return list(self._of)
 
     def clear(self) -> None:
-        """Nobody can answer any more."""
+        """Forgets all requests, since no node can answer any more."""
         self._owners.clear()
         self._again.clear()
         self._of.clear()
@@ -171,7 +174,7 @@ class Requests:
 
 
 class Askers:
-    """What others asked this node for and were not told yet."""
+    """Owns the requests of other nodes that this node has not answered yet."""
 
     def __init__(self) -> None:
         self._nodes: dict[int, list[int]] = {}
@@ -180,33 +183,33 @@ class Askers:
         return len(self._nodes)
 
     def add(self, id_: int, node: int) -> None:
-        """A node waits for an id."""
+        """Notes that a node waits for an id."""
         nodes = self._nodes.setdefault(id_, [])
         if node not in nodes:
             nodes.append(node)
 
     def settle(self, id_: int) -> list[int]:
-        """The id reached its end: who is to be told."""
+        """Takes out the requests for an id that is in its final state. Returns the nodes to be told."""
         return self._nodes.pop(id_, [])
 
     def ids(self) -> list[int]:
-        """All that somebody waits for."""
+        """Returns all ids that a node waits for."""
         return list(self._nodes)
 
     def drop(self, node: int) -> None:
-        """A node is gone."""
+        """Forgets the requests of a node that is gone."""
         for id_ in [id_ for id_, nodes in self._nodes.items() if node in nodes]:
             self._nodes[id_].remove(node)
             if not self._nodes[id_]:
                 del self._nodes[id_]
 
     def clear(self) -> None:
-        """All are gone."""
+        """Forgets all requests."""
         self._nodes.clear()
 
 
 def by_owner(ids: Iterable[int], owners: Iterable[int]) -> dict[int, list[int]]:
-    """Ids by their nodes, in their order."""
+    """Groups ids by their owners, in their order."""
     found: dict[int, list[int]] = {}
     for id_, owner in zip(ids, owners, strict=True):
         found.setdefault(owner, []).append(id_)

@@ -1,7 +1,7 @@
-"""Which node of the group an id comes from, when some of the job's nodes may be missing. Pure.
+"""Decides which node of the group an id comes from, when some of the job's nodes may be missing. Pure.
 
-The placement is made for all nodes of the job, as if those that are missing were like the smallest of the others. So
-it stays the same when nodes are lost or come late, and only what a missing node would read is dealt to the rest.
+The placement is made for all nodes of the job, as if those that are missing were like the smallest of the others. It
+stays the same when nodes are lost or come late; only the files that a missing node would read are dealt to the rest.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class Members:
 
     @property
     def present(self) -> list[int]:
-        """Their indices."""
+        """The indices of the nodes in the group."""
         return sorted(self.budgets)
 
     @property
     def missing(self) -> list[int]:
-        """Those of the job that are not there."""
+        """The indices of the job's nodes that are not in the group."""
         return [index for index in range(self.nodes) if index not in self.budgets]
 
     def all(self) -> list[Node]:
-        """Every node of the job."""
+        """Returns every node of the job; a missing one gets the smallest budget of the others."""
         least = Node(
             min(budget.size_bytes for budget in self.budgets.values()),
             min(budget.inodes for budget in self.budgets.values()),
@@ -49,12 +49,13 @@ class Members:
 
 
 class Routes:
-    """The answers for one node."""
+    """Answers, for one node, where files come from; owns the two versions of the placement."""
 
     def __init__(self, placement: Placement, members: Members, node: int, why: str) -> None:
         self.placement = placement
         self.later: Placement | None = None
-        """Version 1. What a node has begun by version 0 it still gives: its new owner asks there first."""
+        """Version 1 of the placement. A node still gives what it has begun by version 0: the new owner asks there
+        first."""
         self.members = members
         self.node = node
         self.why = why
@@ -68,24 +69,25 @@ class Routes:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether every node ends with every file (with `private`: as far as there is room)."""
+        """Whether every node ends with every file (with `private`: as far as its budget allows)."""
         return self.kind is Kind.PRIVATE or (self.kind is Kind.REPLICATE and self.placement.files.copies_fit)
 
     @property
     def shares_all(self) -> bool:
-        """Whether every node ends with every file, and each is read from the source by one."""
+        """Whether every node ends with every file, and one node reads each from the source."""
         return self.keeps_all and self.kind is Kind.REPLICATE
 
     def fetcher(self, id_: int) -> int:
-        """The node that reads an id from the source, by version 0."""
+        """Returns the node that reads an id from the source, by version 0."""
         return self._present_node(id_, self.placement.fetcher(id_, self.node))
 
     def owner(self, id_: int) -> int:
-        """The node that reads an id from the source, by the version that counts."""
+        """Returns the node that reads an id from the source, by version 1 if it is known."""
         return self._present_node(id_, (self.later or self.placement).fetcher(id_, self.node))
 
     def asked(self, id_: int) -> int:
-        """The node to ask for what this one does not read: what it would now read, the one that may have begun it."""
+        """Returns the node to ask for an id: its owner, or for an id that this node owns the one that may have begun
+        it."""
         owner = self.owner(id_)
         return self.fetcher(id_) if owner == self.node else owner
 
@@ -95,7 +97,7 @@ class Routes:
         return self._present[(id_ * _SPREAD >> 8) % len(self._present)]
 
     def own(self, order: Sequence[int]) -> array[int]:
-        """What this node reads from the source, and what it takes over of missing nodes."""
+        """Returns the ids that this node reads from the source, with those that it takes over from missing nodes."""
         found = self.placement.own(self.node, order, rotate=False)
         if self.kind is not Kind.PRIVATE:
             for missing in sorted(self._missing):
@@ -104,11 +106,12 @@ class Routes:
         return found
 
     def others(self, order: Sequence[int]) -> array[int]:
-        """What it keeps as well, and asks other nodes for without being asked by a program; but for its own."""
+        """Returns the ids beside its own that this node keeps: it asks other nodes for them before a program wants
+        them."""
         return self.placement.others(self.node, order, rotate=False)
 
     def unplaced(self) -> array[int]:
-        """What no node keeps."""
+        """Returns the ids that no node keeps."""
         files = len(self.placement.files.sizes)
         if sum(owned for owned, _ in self.placement.owned()) == files:
             return array("I")
@@ -116,7 +119,7 @@ class Routes:
 
 
 def make(asked: str, sizes: Sequence[int], directories: int, members: Members, node: int) -> Routes:
-    """Version 0 of the placement for what was asked for (`auto` or the name of a kind)."""
+    """Makes version 0 of the placement for what the user asked for (`auto` or the name of a kind)."""
     nodes = [_without(one, Budget(directories * BLOCK_BYTES, directories)) for one in members.all()]
     if asked == AUTO:
         kind, why = choose(needed_bytes(sizes), len(sizes), nodes)
@@ -129,7 +132,7 @@ def make(asked: str, sizes: Sequence[int], directories: int, members: Members, n
 
 
 def transit_of(members: Members, node: int, directories: int) -> Budget:
-    """The share for transit copies that `make` has set aside on a node."""
+    """Returns the budget for transit copies that `make` has set aside on a node."""
     budget = members.budgets[node]
     rest = _without(Node(budget.size_bytes, budget.inodes), Budget(directories * BLOCK_BYTES, directories))
     return share_of(Budget(rest.budget_bytes, rest.budget_inodes))

@@ -1,1 +1,1 @@
-"""The daemon as a process: its helpers, socket, page, and what the kernel says."""
+"""The daemon as a process: its helpers, its socket, its page, and what it asks the kernel."""

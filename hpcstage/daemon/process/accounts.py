@@ -1,10 +1,10 @@
-"""What the processes of the command read, by the kernel's own counters, and how much of it is accounted for.
+"""Sums what the processes of the command read, by the kernel's own counters, and how much of it is accounted for.
 
 The kernel adds what a process read to its parent when the parent reaps it, so the command's counter at its end holds
-all of its descendants: Python or not, however short their lives. Of that, what attached processes read is accounted
+all of its descendants: Python or not, however short their lives. What attached processes read of it is accounted
 for. The rest was read by processes that hpcstage did not see, from files of any kind.
 
-Owns the sums. Files that are mapped into memory do not count as read.
+Owns the sums. The kernel's counters do not contain what is read from mapped files.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from hpcstage.protocol.shim import READ_UNKNOWN
 from hpcstage.record.parts.part import ProcessPart
 
 MOST_THREADS = 128
-"""In one look, of all processes together: a look takes a millisecond or two."""
+"""The most threads in one look, of all processes together: a look takes a millisecond or two."""
 
 
 class Accounts:
-    """Of one node."""
+    """The sums of one node."""
 
     def __init__(self) -> None:
         self._own: dict[int, int] = {}
@@ -30,7 +30,7 @@ class Accounts:
         self._ended = 0
 
     def ended(self, read_bytes: int) -> None:
-        """A wrapper's command has ended, and read so much with all of its descendants."""
+        """Adds what a wrapper's command, which has ended, read with all of its descendants."""
         self._ended += 1
         unknown = read_bytes == READ_UNKNOWN or self._command is None
         self._command = None if unknown else (self._command or 0) + read_bytes
@@ -41,7 +41,8 @@ class Accounts:
         return sum(self._own.values())
 
     def look(self, pids: Iterable[int]) -> None:
-        """What attached processes have read themselves so far; of many processes some, and the next ones next time."""
+        """Reads what attached processes have read themselves so far; if they are many, some now and others at the next
+        look."""
         found = sorted(pids)
         room = MOST_THREADS
         for _ in range(len(found)):
@@ -52,7 +53,8 @@ class Accounts:
             room -= self._one(pid, room)
 
     def _one(self, pid: int, most: int) -> int:
-        """Its living threads only: its process-wide counter holds what its reaped children read, too."""
+        """Looks at the living threads of a process only, since its process-wide counter also holds what its reaped
+        children read. Returns the number of threads."""
         try:
             threads = os.listdir(f"/proc/{pid}/task")[:most]
         except OSError:
@@ -62,7 +64,7 @@ class Accounts:
         return len(threads)
 
     def to_json(self, processes: Iterable[ProcessPart]) -> dict[str, int]:
-        """Empty where the command's counter is not known."""
+        """Returns the sums for the record; empty where the command's counter is not known."""
         if not self._ended or self._command is None:
             return {}
         found = list(processes)

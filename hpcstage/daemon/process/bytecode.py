@@ -1,8 +1,9 @@
-"""Bytecode of the shim where it is missing, as after an editable install: Python starts below the command are faster.
+"""Compiles the shim where its bytecode is missing, as after an editable install: interpreters of the command start
+faster.
 
 Owns what is compiled, for the Python that runs the daemon, and where to: the package's own __pycache__, so that it is
-done once, and that of the node directory, from which the command's interpreters take it. Work for a helper; what goes
-wrong costs each interpreter some milliseconds, nothing else.
+done once, and that of the node directory, from which the command's interpreters take it. It is work for a helper; a
+failure costs each interpreter some milliseconds, nothing else.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _NICEST = 19
 
 
 def missing(shim: Path) -> list[str]:
-    """Modules in a directory on the command's PYTHONPATH that its interpreters would have to compile."""
+    """Returns the modules in a directory on the command's PYTHONPATH that its interpreters would have to compile."""
     if sys.pycache_prefix is not None:  # they look elsewhere
         return []
     return [source.name for source in sorted(shim.glob("*.py")) if not _fits(source, _compiled(source))]
@@ -54,7 +55,7 @@ def _fill_one(source: Path, original: Path) -> None:
 
 
 def _compile(source: Path, target: Path) -> None:
-    """In one step, as Python itself does; it fits by the source's size and time."""
+    """Compiles a module atomically, as Python itself does; the bytecode is valid by the source's size and time."""
     import py_compile
 
     mode = py_compile.PycInvalidationMode.TIMESTAMP
@@ -66,7 +67,8 @@ def _compiled(source: Path) -> Path:
 
 
 def _fits(source: Path, compiled: Path) -> bool:
-    """Whether Python would take it. One that names its source by a hash was made on purpose: it is left."""
+    """Returns whether Python would take this bytecode. One that names its source by a hash was made on purpose and
+    always counts as valid."""
     try:
         with compiled.open("rb") as file:
             header = file.read(_HEADER_BYTES)

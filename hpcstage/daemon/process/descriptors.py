@@ -1,4 +1,4 @@
-"""Which descriptors of copiers and helpers the daemon's selector watches: they come and go, and numbers come again."""
+"""Keeps the daemon's selector up to date with the descriptors of copiers and helpers, whose numbers are used again."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 Receive = Callable[[int], bool]
-"""Takes what a descriptor has; True: it is closed."""
+"""Reads from a descriptor; returns True if it is closed."""
 
 
 class Descriptors:
-    """What is registered, so that only changes reach the selector."""
+    """Owns the list of registered descriptors, so that only changes reach the selector."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
         self._watched: dict[int, Receive] = {}
 
     def watch(self, wanted: Mapping[int, Receive]) -> None:
-        """From here on these are watched, and no others."""
+        """Watches these descriptors, and no others, from here on."""
         if wanted == self._watched:
             return
         for fd in self._watched:

@@ -1,4 +1,4 @@
-"""The events file: one fixed-size record per transfer or want, appended, capped, with a mark where it was cut."""
+"""Writes the events file: a fixed-size record per transfer, appended and capped, with a mark where it was cut."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 MAGIC = b"hpcstage events1"
 RECORD = struct.Struct("<QIBBHQIIII")
-"""monotonic ns at the end, id, kind, status or reason, errno, bytes, open us, read us, write us, whole us."""
+"""Monotonic ns at the end, id, kind, status or reason, errno, bytes, open us, read us, write us, whole us."""
 MOST_BYTES = 32 << 20
 _FLUSH_BYTES = 64 << 10
 _MOST_US = (1 << 32) - 1
 
 
 class EventKind(IntEnum):
-    """What happened."""
+    """The kind of an event."""
 
     COPIED = 1
     FAILED = 2
@@ -25,13 +25,13 @@ class EventKind(IntEnum):
     WANT_DIRECT = 4
     VOID = 5
     RECEIVED = 6
-    """From another node."""
+    """A copy came from another node."""
     TRUNCATED = 255
     """The last record of a file that reached its cap."""
 
 
 class Events:
-    """Buffered in memory and written now and then: never a system call per event. Errors end it silently."""
+    """Owns the events file: buffers events and writes many at a time, never one by one. An error ends it silently."""
 
     def __init__(self, path: Path, most_bytes: int = MOST_BYTES) -> None:
         self._path = path
@@ -77,7 +77,7 @@ class Events:
         self._left -= RECORD.size
 
     def flush(self) -> None:
-        """Writes what is buffered."""
+        """Writes the buffer to the file."""
         data, self._buffer = self._buffer, bytearray()
         if not data:
             return
@@ -92,7 +92,7 @@ class Events:
 
 
 def read(path: Path) -> tuple[list[tuple[int, ...]], bool]:
-    """All records of a file, and whether it was cut."""
+    """Returns all records of a file, and whether it was cut."""
     data = path.read_bytes()
     if not data.startswith(MAGIC):
         return [], False

@@ -1,4 +1,4 @@
-"""What every forked child of the daemon does first, and how the daemon lets go of one."""
+"""What every forked child of the daemon does first, and how the daemon waits for the end of one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.
 
 
 def die_with_parent(parent: int) -> None:
-    """The kernel kills this process when its parent ends."""
+    """Has the kernel kill this process when its parent ends."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -22,7 +22,8 @@ def die_with_parent(parent: int) -> None:
 
 
 def become_quiet(kept: set[int]) -> None:
-    """In a fork: no signal but KILL ends it, and no descriptor of the parent is held but standard ones and `kept`."""
+    """Makes a fork ignore all signals that end the daemon, and closes the parent's descriptors except the standard ones
+    and those in `kept`."""
     signal.set_wakeup_fd(-1)
     for number in _ENDING:
         signal.signal(number, signal.SIG_IGN)
@@ -33,7 +34,7 @@ def become_quiet(kept: set[int]) -> None:
 
 
 def reap(pid: int, timeout_s: float) -> None:
-    """Waits for a child, then kills it. One that hangs in the kernel is left to it."""
+    """Waits for a child and kills it if it has not ended in time. One that hangs in the kernel is left to it."""
     with contextlib.suppress(OSError):
         pidfd = os.pidfd_open(pid)
         try:

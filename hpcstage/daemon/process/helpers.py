@@ -1,4 +1,4 @@
-"""Forked helpers for what may take long or hang: the scan, writing to the run directory, deleting.
+"""Runs work that may take long or hang in forked helpers: the scan, writing to the run directory, deleting.
 
 Owns their processes. The daemon stays a single thread that waits for nothing but its selector; a helper hands back
 bytes through a pipe and never outlives the daemon.
@@ -30,10 +30,10 @@ class _Helper:
 
 
 class Helpers:
-    """Running helpers by the descriptor of their pipe."""
+    """Owns the running helpers, by the descriptor of their pipe."""
 
     def __init__(self, umask: int = 0o077) -> None:
-        """`umask`: what helpers write is written for the user, as his umask says."""
+        """`umask` is the user's: what helpers write belongs to the user and gets the user's permissions."""
         self._umask = umask
         self._by_fd: dict[int, _Helper] = {}
 
@@ -44,9 +44,10 @@ class Helpers:
         on_end: Callable[[bytes | None], None],
         kept: Collection[int] = (),
     ) -> int | None:
-        """Runs `work` in a child; `on_end` gets what it returned, or None if it failed. `kept`: descriptors it needs.
+        """Runs `work` in a child; `on_end` gets what it returned, or None if it failed. The child keeps the descriptors
+        in `kept` open.
 
-        Returns the descriptor to watch; None if one of that name still runs or none can be started.
+        Returns the descriptor to watch; None if a helper of that name still runs or none can be started.
         """
         if name in self.names():
             return None
@@ -68,11 +69,11 @@ class Helpers:
         return out
 
     def fds(self) -> list[int]:
-        """What to watch for reading."""
+        """Returns the descriptors to watch for reading."""
         return list(self._by_fd)
 
     def receive(self, fd: int) -> bool:
-        """Takes what a helper says. True: it ended, and `on_end` was called."""
+        """Reads from a helper's pipe. Returns True if the helper ended, after it has called `on_end`."""
         helper = self._by_fd[fd]
         with contextlib.suppress(OSError):
             data = os.read(fd, _READ_BYTES)
@@ -86,11 +87,11 @@ class Helpers:
         return True
 
     def names(self) -> list[str]:
-        """Those that run."""
+        """Returns the names of the helpers that run."""
         return [helper.name for helper in self._by_fd.values()]
 
     def wait(self, name: str, timeout_s: float) -> bool:
-        """Waits for a helper; False if it did not end in time."""
+        """Waits for a helper. Returns False if it did not end in time."""
         deadline = time.monotonic() + timeout_s
         while (fd := next((fd for fd, helper in self._by_fd.items() if helper.name == name), None)) is not None:
             left = deadline - time.monotonic()
@@ -100,7 +101,7 @@ class Helpers:
         return True
 
     def close(self) -> None:
-        """Kills all of them; what they would have said is lost."""
+        """Kills all helpers; their results are lost."""
         for fd, helper in self._by_fd.items():
             with contextlib.suppress(OSError):
                 os.kill(helper.pid, signal.SIGKILL)

@@ -1,11 +1,11 @@
-"""How processes wait whose counters alone do not tell: looks at their threads, many times a second.
+"""Finds out how long processes wait where their counters do not say: looks at their threads many times a second.
 
 Where one thread of a process reads, the time inside its calls is what the process waited. Where several read, one may
 compute while another waits; and a page fault on a mapped file is no call at all. A process waits at the moment of a
 look if none of its threads runs, and one is inside a call on a dataset's file, or in a page fault (the kernel's state
 D) while files are mapped. Each look stands for the time since the one before.
 
-Owns the looks and their sums. Which processes are looked at is the page's knowledge, what the sums mean the record's.
+Owns the looks and their sums. The page says which processes are looked at, the record what the sums mean.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 
 EVERY_S = 0.05
 LONGEST_S = 0.25
-"""A look stands for at most so long: the daemon may have been busy."""
+"""The longest time that a look stands for, as the daemon may have been busy."""
 FIND_EVERY_S = 0.25
 COST = 50
-"""Looks take at most this part of the time."""
+"""Looks take at most one part in COST of the time."""
 MOST_PROCESSES = 32
 MOST_THREADS = 256
-"""In one look, of all processes together."""
+"""The most threads in one look, of all processes together."""
 Several = Callable[[], Iterator[tuple[int, bool, bool, bool, bool]]]
 
 
@@ -33,22 +33,22 @@ class Looked:
 
     looked_s: float = 0.0
     inside: dict[str, float] = field(default_factory=dict)
-    """A thread was inside a call, `source` or `local`, whatever the others did."""
+    """By `source` or `local`: the time in which a thread was inside a call, whatever the others did."""
     waited: dict[str, float] = field(default_factory=dict)
-    """The process waited there, inside a call."""
+    """By `source` or `local`: the time in which the process waited inside a call."""
     faulted: dict[str, float] = field(default_factory=dict)
-    """The process waited there, in a page fault."""
+    """By `source` or `local`: the time in which the process waited in a page fault."""
     at: float | None = None
 
     def counters(self) -> dict[str, int]:
-        """As they stand beside the process's own counters."""
+        """Returns the sums as counters, which stand beside the process's own."""
         sums = {"look_inside": self.inside, "look_wait": self.waited, "look_fault": self.faulted}
         found = {f"{name}_{where}_ns": value for name, sum_s in sums.items() for where, value in sum_s.items()}
         return {name: int(value * 1e9) for name, value in {"looked_ns": self.looked_s, **found}.items() if value}
 
 
 class Looks:
-    """`several`: see `Page.several`."""
+    """Owns the looks at all processes. `several` is `Page.several`."""
 
     def __init__(self, several: Several, now: float) -> None:
         self._several = several
@@ -56,11 +56,11 @@ class Looks:
         self._next = now + FIND_EVERY_S
 
     def wake_after(self, now: float) -> float:
-        """Seconds until the next look."""
+        """Returns the seconds until the next look."""
         return max(0.0, self._next - now)
 
     def look(self, now: float) -> None:
-        """One look at all of them, if it is time."""
+        """Looks at all processes if it is time."""
         if now < self._next:
             return
         begin = time.monotonic()
@@ -78,7 +78,8 @@ class Looks:
         self._next = now + max(least_s, COST * (time.monotonic() - begin))
 
     def _add(self, pid: int, now: float, states: str, call: str, mapped: str) -> None:
-        """`call`: where a thread is inside a call, `mapped`: where files are mapped; `source`, `local` or nothing."""
+        """Adds a look. `call` says where a thread is inside a call, `mapped` where files are mapped: `source`, `local`
+        or empty."""
         looked = self._found.setdefault(pid, Looked())
         passed_s = 0.0 if looked.at is None else min(now - looked.at, LONGEST_S)
         looked.at = now
@@ -91,13 +92,13 @@ class Looks:
             looked.faulted[mapped] = looked.faulted.get(mapped, 0.0) + passed_s
 
     def of(self, pid: int) -> dict[str, int]:
-        """What was seen of a process."""
+        """Returns the counters of a process; empty if it was never looked at."""
         looked = self._found.get(pid)
         return looked.counters() if looked else {}
 
 
 def threads_of(pid: int, most: int) -> str:
-    """The states of a process's threads, a letter each, up to the first that runs; empty if it is gone."""
+    """Returns the states of a process's threads, a letter each, up to the first that runs; empty if it is gone."""
     states = ""
     try:
         threads = os.listdir(f"/proc/{pid}/task")

@@ -1,4 +1,4 @@
-"""The shared page as the daemon uses it: sets the state, gives out slots of the python layer, reads all slots."""
+"""Uses the shared page for the daemon: sets the state, gives out slots of the python layer, reads all slots."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _NAMES = {int(c): c.name.lower() for c in Counter if c is not Counter.DIRECT_BAS
 
 
 class Page:
-    """The mapping. Raises OSError or ValueError if there is no page of the right size."""
+    """Owns the daemon's mapping of the page. Raises OSError or ValueError if there is no page of the right size."""
 
     def __init__(self, path: Path) -> None:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -63,32 +63,33 @@ class Page:
         self._put(_PID_OFFSET, os.getpid())
 
     def set_state(self, state: State) -> None:
-        """What shims go by."""
+        """Sets the state that shims read."""
         self._put(STATE_OFFSET, state)
 
     @property
     def state(self) -> State:
-        """What shims see now."""
+        """The state that shims see now."""
         return State(self._get(STATE_OFFSET))
 
     def set_logging(self, logging: bool) -> None:
-        """Whether processes log what they open (see `opens`)."""
+        """Sets whether processes log what they open (see `opens`)."""
         self._put(LOGGING_OFFSET, int(logging))
 
     # ---- the gate
 
     @property
     def behind(self) -> int | None:
-        """What `catch_up` is to be told once all is read that had been sent before this was asked; None: nothing."""
+        """The value to give to `catch_up` once the daemon has read all that had been sent before; None if no program
+        gave up waiting for an answer since the last `catch_up`."""
         given_up = self._gate(GIVEN_UP)
         return given_up if given_up != self._gate(CAUGHT_UP) else None
 
     def catch_up(self, given_up: int) -> None:
-        """All is read that had been sent when `behind` was asked."""
+        """Notes that the daemon has read all that had been sent when it read `behind`."""
         self._put(GATE_OFFSET + 4 * CAUGHT_UP, given_up)
 
     def close(self) -> None:
-        """No copy is ever opened again: a stale one may be visible."""
+        """Makes programs open no copy ever again, since a stale one may be visible."""
         self._put(GATE_OFFSET + 4 * CLOSED, 1)
 
     @property
@@ -97,27 +98,28 @@ class Page:
         return bool(self._gate(CLOSED))
 
     def hold(self, transfers: int) -> None:
-        """No copy is opened while there are transfers of files that were written to, and that may be published."""
+        """Sets the number of transfers of files that were written to and that may still be published; programs open no
+        copy while there are any."""
         self._put(GATE_OFFSET + 4 * HELD, transfers)
 
     def set_device(self, device: int) -> None:
-        """All files of the datasets are on it."""
+        """Tells programs that all files of the datasets are on this device."""
         _U64.pack_into(self._map, DEVICE_OFFSET, device)
 
     def set_unlinked(self) -> None:
-        """No file of the datasets is a symbolic link or behind one."""
+        """Tells programs that no file of the datasets is a symbolic link or behind one."""
         self._put(LINKED_OFFSET, UNLINKED)
 
     def _gate(self, word: int) -> int:
         return self._get(GATE_OFFSET + 4 * word)
 
     def ended(self, slot: int) -> bool:
-        """Whether a slot's process has ended in an orderly way."""
+        """Returns whether a slot's process has ended in an orderly way."""
         at = PAGE_HEADER_BYTES + slot * SLOT_BYTES + COUNTERS_OFFSET
         return slot < SLOTS and _COUNTERS.unpack_from(self._map, at)[Counter.EXIT_NS] != 0
 
     def allot_python_slot(self) -> int:
-        """A slot for a process of the python layer; 0, the shared one, when none is left."""
+        """Returns a slot for a process of the python layer; 0, the shared one, when none is left."""
         slot = self._get(_NEXT_PYTHON_OFFSET)
         if slot >= SLOTS:
             return 0
@@ -125,16 +127,17 @@ class Page:
         return slot
 
     def sums(self) -> list[int]:
-        """The counters summed over all slots."""
+        """Returns the counters summed over all slots."""
         now_ns = time.monotonic_ns()
         rows = [_finished(_COUNTERS.unpack_from(self._map, at + COUNTERS_OFFSET), now_ns) for at in self._used()]
         return [sum(column) for column in zip(*rows, strict=True)]
 
     def several(self) -> Iterator[tuple[int, bool, bool, bool, bool]]:
-        """Living processes whose waits the counters alone do not tell: the pid, whether a thread is inside a call on a
-        dataset's file now, whether one waits for the source there, whether files of the source are mapped, and copies.
+        """Yields the living processes whose waits do not follow from the counters alone: those in which several threads
+        read at once, and those that map files.
 
-        These are processes in which several threads read at once, and those that map files.
+        For each it yields the pid, whether a thread is inside a call on a dataset's file now, whether one waits for the
+        source there, whether files of the source are mapped, and whether copies are.
         """
         for at in self._used():
             pid = _U32.unpack_from(self._map, at)[0]
@@ -163,11 +166,11 @@ class Page:
         return (copies > 0 and not counted) or is_inside or values[Counter.LAST_NS] >= since_ns
 
     def pids(self) -> set[int]:
-        """Processes that attached."""
+        """Returns the pids of the processes that attached."""
         return {_U32.unpack_from(self._map, at)[0] for at in self._used()} - {0}
 
     def family(self, slot: int) -> list[int]:
-        """The pid of a slot's process, of its parent, and of their parents as far as these attached."""
+        """Returns the pids of a slot's process, of its parent, and of their parents as far as these attached."""
         heads = [SLOT_HEAD.unpack_from(self._map, at) for at in self._used()]
         parents = {head[0]: head[3] for head in heads if head[0]}
         pid, _, _, parent, _ = SLOT_HEAD.unpack_from(self._map, PAGE_HEADER_BYTES + slot * SLOT_BYTES)
@@ -177,7 +180,7 @@ class Page:
         return found
 
     def processes(self, started_monotonic_s: float) -> list[ProcessPart]:
-        """All slots that were used, as they stand in the record."""
+        """Returns all slots that were used, in the form of the record."""
         parts = (self._process(at, started_monotonic_s) for at in self._used())
         return [part for part in parts if part.pid or part.counters]
 
@@ -210,7 +213,7 @@ class Page:
 
 
 def _finished(values: tuple[int, ...], now_ns: int) -> list[int]:
-    """With what is in progress counted up to now."""
+    """Returns the counters with calls in progress counted up to now."""
     found = list(values)
     for counter in (Counter.BLOCKED_NS, Counter.BLOCKED_SOURCE_NS):
         if found[counter] >= _NEGATIVE:

@@ -1,4 +1,4 @@
-"""What the kernel says: pressure, and the processes of the command. Unknown is left out, never 0."""
+"""Asks the kernel about pressure, memory and the processes of the command. What is unknown is left out, never 0."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PRESSURES = (("io", "some"), ("io", "full"), ("cpu", "some"), ("memory", "some"
 
 
 def pressure() -> dict[str, float]:
-    """Seconds since boot in which some or all tasks waited for something."""
+    """Returns the seconds since boot in which some or all tasks waited for a resource, by resource and kind."""
     found = {}
     for resource, kind in _PRESSURES:
         with contextlib.suppress(OSError, ValueError, StopIteration):
@@ -22,7 +22,7 @@ def pressure() -> dict[str, float]:
 
 
 def memory_bytes() -> int | None:
-    """What programs may use of the node's memory, the page cache's part included."""
+    """Returns the bytes of the node's memory that programs may use, the page cache's part included; None if unknown."""
     with contextlib.suppress(OSError, ValueError, StopIteration, IndexError):
         lines = Path("/proc/meminfo").read_text().splitlines()
         line = next(line for line in lines if line.startswith("MemAvailable:"))
@@ -31,7 +31,7 @@ def memory_bytes() -> int | None:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """A process and all below it. Processes come and go meanwhile."""
+    """Yields the pids of a process and of all below it. Processes come and go meanwhile."""
     waiting, seen = [pid], {os.getpid()}
     while waiting:
         current = waiting.pop()
@@ -47,7 +47,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def age_s(pid: int) -> float | None:
-    """How long a process has existed."""
+    """Returns the seconds for which a process has existed; None if unknown."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
         ticks = int(text.rpartition(")")[2].split()[19])
@@ -58,7 +58,7 @@ def age_s(pid: int) -> float | None:
 
 
 def is_python(pid: int) -> bool:
-    """Whether a process runs a Python interpreter."""
+    """Returns whether a process runs a Python interpreter."""
     try:
         return os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith(("python", "pypy"))
     except OSError:
@@ -66,7 +66,7 @@ def is_python(pid: int) -> bool:
 
 
 def command(pid: int) -> str:
-    """Its command line, shortened."""
+    """Returns the command line of a process, shortened."""
     try:
         raw = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -75,7 +75,8 @@ def command(pid: int) -> str:
 
 
 def lost_pythonpath(pid: int) -> str | None:
-    """The PYTHONPATH that a process was started with in place of ours; None if it has ours, or none of our names."""
+    """Returns the PYTHONPATH that a process was started with in place of ours; None if it has ours, or if it has not
+    our HPCSTAGE_NODE_DIR either."""
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -89,7 +90,7 @@ def lost_pythonpath(pid: int) -> str | None:
 
 
 class Missed:
-    """Python processes of the command that never attached."""
+    """Finds and lists the Python processes of the command that never attached."""
 
     OLD_ENOUGH_S = 2.0
     MOST_LISTED = 20
@@ -98,7 +99,7 @@ class Missed:
         self._found: dict[int, dict[str, object]] = {}
 
     def look(self, roots: set[int], attached: set[int]) -> None:
-        """One look at the processes below `roots`."""
+        """Looks at the processes below `roots` for ones that are old enough and not in `attached`."""
         for root in roots:
             for pid in descendants(root):
                 if pid in self._found or pid in attached or not is_python(pid):
@@ -109,7 +110,7 @@ class Missed:
             del self._found[pid]
 
     def listed(self) -> list[dict[str, object]]:
-        """The first of them."""
+        """Returns the first of them for the record."""
         return [*self._found.values()][: self.MOST_LISTED]
 
     def __len__(self) -> int:

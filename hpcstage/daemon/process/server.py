@@ -1,4 +1,4 @@
-"""The socket: connections, requests, answers. Owns no decision; a `Handler` makes them.
+"""Owns the daemon's socket: connections, requests, answers. Owns no decision; a `Handler` makes them.
 
 A token stands for a connection. A handler answers at once by returning a reply, or later through `answer`.
 """
@@ -20,12 +20,12 @@ from hpcstage.protocol.shim import MAX_DATAGRAM, REPLY, REQUEST, VERSION, Answer
 
 _CREDENTIALS = struct.Struct("3i")
 _ACCEPTS = 64
-"""Connections taken per round, so that results and clocks get their turn."""
+"""The most connections that are accepted per round, so that results and clocks get their turn."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer. `keep`: the connection stays open."""
+    """An answer. `keep` says that the connection stays open."""
 
     answer: Answer
     reason: Reason = Reason.NONE
@@ -34,13 +34,13 @@ class Reply:
 
 
 class Handler(Protocol):
-    """Who decides."""
+    """Decides what requests are answered."""
 
     def request(self, token: int, kind: Kind, pid: int, payload: bytes) -> Reply | None:
-        """Answers a request, or None: `Server.answer` will be called."""
+        """Returns the answer to a request, or None if the handler will call `Server.answer`."""
 
     def dropped(self, token: int) -> None:
-        """A connection that was still open has ended."""
+        """Takes the end of a connection that was still open."""
 
 
 class Server:
@@ -57,7 +57,7 @@ class Server:
         selector.register(listener, selectors.EVENT_READ, self._accept)
 
     def read_all(self) -> None:
-        """Reads all that has been sent until now."""
+        """Reads all requests that have been sent until now."""
         for token in list(self._connections):
             self._read(token)
         while self._accept() == _ACCEPTS:
@@ -83,7 +83,7 @@ class Server:
         return bool(_CREDENTIALS.unpack(raw)[1] == self._uid)
 
     def _read(self, token: int) -> None:
-        """One datagram; the connection is watched if it has not come yet."""
+        """Reads one datagram; watches the connection if none has come yet."""
         connection = self._connections.get(token)
         if connection is None:
             return
@@ -123,7 +123,7 @@ class Server:
             self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(token))
 
     def answer(self, token: int, reply: Reply) -> None:
-        """Sends an answer. One who is gone does not get it."""
+        """Sends an answer; it is dropped where the connection has ended."""
         connection = self._connections.get(token)
         if connection is None:
             return
@@ -135,7 +135,7 @@ class Server:
             self.close(token)
 
     def hand_over(self, token: int) -> socket.socket | None:
-        """Somebody else reads this connection from here on, and closes it."""
+        """Gives a connection away: the caller reads and closes it from here on."""
         connection = self._connections.pop(token, None)
         if connection is not None:
             with contextlib.suppress(KeyError, ValueError):
@@ -151,20 +151,20 @@ class Server:
             connection.close()
 
     def stop_listening(self) -> None:
-        """New connections are refused; open ones stay."""
+        """Closes the listening socket: new connections are refused, open ones stay."""
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(self._listener)
         self._listener.close()
 
     def close_all(self) -> None:
-        """Ends everything."""
+        """Closes the listening socket and all connections."""
         self.stop_listening()
         for token in list(self._connections):
             self.close(token)
 
 
 def open_listener(path: str, listen_fd: int | None) -> socket.socket:
-    """The inherited socket, or one of our own."""
+    """Returns the inherited socket, or one that it binds itself."""
     if listen_fd is not None:
         return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=listen_fd)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -177,7 +177,7 @@ def open_listener(path: str, listen_fd: int | None) -> socket.socket:
 
 
 def allow_many_connections() -> None:
-    """Every parked want is a descriptor."""
+    """Raises the limit of open descriptors, since every want that waits takes one."""
     with contextlib.suppress(OSError, ValueError):
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,4 +1,4 @@
-"""The daemon's signals: taken as bytes of a pipe, so that they come one after the other with everything else."""
+"""Turns the daemon's signals into bytes of a pipe, so that the event loop handles them in turn with everything else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import signal
 def take() -> int:
     """Returns the descriptor from which the numbers of SIGTERM and SIGUSR1 can be read.
 
-    A terminal's signals are for the command and pass by; SIGUSR2 writes the stacks to the log.
+    The daemon ignores a terminal's signals, which are for the command; SIGUSR2 writes the stacks to the log.
     """
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Who keeps the daemon alive: wrappers by their connections, and children whose wrapper was killed by their pids."""
+"""Knows what keeps the daemon alive: wrappers, by their connections, and children of killed wrappers, by their pids."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ _POLL_S = 0.5
 
 
 class Wrappers:
-    """The open ATTACH connections. `on_none` is called when nobody is left."""
+    """Owns the list of attached wrappers and of orphaned children. It calls `on_none` when none is left."""
 
     def __init__(self, selector: selectors.BaseSelector, on_none: Callable[[], None]) -> None:
         self._selector = selector
         self._on_none = on_none
         self._children: dict[int, int] = {}
         self._orphans: dict[int, int] = {}
-        """Pid of a child whose wrapper is gone → its pidfd, or -1 where the kernel has none."""
+        """By pid of a child whose wrapper is gone: its pidfd, or -1 where the kernel has none."""
         self._started = time.monotonic()
         self._ever = False
         self.seen_children: set[int] = set()
 
     def attach(self, token: int, child_pid: int) -> None:
-        """A wrapper is here, or tells its child's pid."""
+        """Takes an ATTACH: a wrapper connected, or tells its child's pid."""
         self._ever = True
         self._children[token] = child_pid
         if child_pid:
             self.seen_children.add(child_pid)
 
     def end(self, token: int) -> bool:
-        """A wrapper says that its child ended. True: it was the last."""
+        """Takes an END: a wrapper's child ended. Returns True if the wrapper was the last."""
         self._children.pop(token, None)
         return not self._children and not self._orphans
 
     def dropped(self, token: int) -> None:
-        """A connection ended without END: as long as the child lives, it is served."""
+        """Takes the end of a connection without END: the daemon serves the child as long as it lives."""
         child_pid = self._children.pop(token, None)
         if child_pid is None:
             return
@@ -47,7 +47,7 @@ class Wrappers:
         self._check()
 
     def poll(self, now: float) -> None:
-        """Called every second: children without a pidfd, and wrappers that never came."""
+        """Checks, once a second, children without a pidfd and whether a first wrapper never came."""
         for pid in [pid for pid, fd in self._orphans.items() if fd < 0 and not _exists(pid)]:
             self._orphan_ended(pid)
         if not self._ever and now - self._started > FIRST_ATTACH_S:
