@@ -1,1 +1,1 @@
-"""One node of a run: its directory, its shared page, its environment, the start and the end of its daemon."""
+"""A node of a run: its directory, its shared page, its environment, and the start and end of its daemon."""

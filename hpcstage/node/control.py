@@ -1,6 +1,7 @@
-"""The wrapper's side of its daemon: start it, attach, end, and make sure that it is gone.
+"""Controls a daemon from the wrapper: starts it, attaches, ends it, and makes sure that it is gone.
 
-Every wait is bounded; a daemon that does not answer is ended by its pid, and the command is never held up by it.
+Every wait is bounded: the wrapper kills a daemon that does not answer by its pid, and no daemon ever holds up the
+command.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ ATTACH_TIMEOUT_S = 5.0
 
 
 class Control:
-    """An ATTACH connection, and the daemon's process if this wrapper started it."""
+    """Owns an ATTACH connection, and the daemon's process if this wrapper started it."""
 
     def __init__(self, sock: Path, process: subprocess.Popen[bytes] | None) -> None:
         self.process = process
@@ -36,18 +37,18 @@ class Control:
             raise
 
     def attach(self, child_pid: int) -> None:
-        """Says that a wrapper is here and which process it waits for. Nothing waits for the answer."""
+        """Tells the daemon that a wrapper is here and which process it waits for. Does not wait for the answer."""
         with contextlib.suppress(OSError):
             self._send(shim.Kind.ATTACH, child_pid.to_bytes(4, "little"))
             self.unread_attaches += 1
 
     def ask_staged(self) -> None:
-        """Asks to be told when nothing is left to copy."""
+        """Asks the daemon to answer when nothing is left to copy."""
         with contextlib.suppress(OSError):
             self._send(shim.Kind.STAGED, b"")
 
     def staged(self, timeout_s: float) -> bool:
-        """Whether the answer to `ask_staged` came, or never will because the daemon is gone."""
+        """Returns whether the answer to `ask_staged` came, or never will because the daemon is gone."""
         answer = self.answer(timeout_s)
         if answer == shim.Answer.DONE and self.unread_attaches:
             self.unread_attaches -= 1
@@ -55,7 +56,7 @@ class Control:
         return answer is not None
 
     def answer(self, timeout_s: float) -> int | None:
-        """The next answer; None if none came in time, 0 if the daemon is gone."""
+        """Returns the next answer; None if none came in time, 0 if the daemon is gone."""
         readable, _, _ = select.select([self.connection], [], [], max(timeout_s, 0))
         if not readable:
             return None
@@ -66,13 +67,14 @@ class Control:
         return shim.REPLY.unpack(reply)[1] if len(reply) == shim.REPLY.size else 0
 
     def tell_end(self, status: int, read_bytes: int | None = None) -> None:
-        """Says that the command ended and what it read, if it ran, and does not wait."""
+        """Tells the daemon that the command ended and what it read, if it ran. Does not wait."""
         payload = status.to_bytes(4, "little", signed=True) if read_bytes is None else shim.END.pack(status, read_bytes)
         with contextlib.suppress(OSError):
             self._send(shim.Kind.END, payload)
 
     def await_end(self, timeout_s: float) -> bool | None:
-        """After `tell_end`. True: the last wrapper, the node's part is written; None: no answer."""
+        """Waits, after `tell_end`, for the answer. Returns True if this wrapper was the last, so that the node's part
+        is written; False if there are others; None if no answer came."""
         deadline = time.monotonic() + timeout_s
         while True:
             answer = self.answer(deadline - time.monotonic())
@@ -90,11 +92,11 @@ class Control:
         return False
 
     def dead(self) -> bool:
-        """Whether the daemon that this wrapper started has ended."""
+        """Returns whether the daemon that this wrapper started has ended."""
         return self.process is not None and self.process.poll() is not None
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """Closes the connection; the daemon that we started is waited for, then ended with all its copiers."""
+        """Closes the connection. Waits for a daemon that this wrapper started, then kills it with its copiers."""
         self.connection.close()
         if self.process is None:
             return
@@ -108,7 +110,7 @@ class Control:
 
 
 def _ends(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
-    """Whether a child ends in time. Popen's own wait sleeps between its looks, and up to 50 ms too long."""
+    """Returns whether a child ends in time. Popen's own wait sleeps between its looks, up to 50 ms too long."""
     with contextlib.suppress(OSError, AttributeError):  # no pidfd: an old kernel
         fd = os.pidfd_open(process.pid)
         try:
@@ -154,7 +156,7 @@ def start_daemon(spec: Path, log: Path, env: Mapping[str, str], fds: tuple[int, 
 
 
 def listen(sock: Path, backlog: int = 1024) -> socket.socket:
-    """Binds and listens before the daemon runs: wants of the first moments queue instead of failing."""
+    """Returns a socket that listens before the daemon runs, so that the first wants queue instead of failing."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         server.bind(os.fspath(sock))

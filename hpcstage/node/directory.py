@@ -1,9 +1,9 @@
-"""Our own directory on the node: `<local>/hpcstage-<uid>/<run id>`, made safely, locked, and cleared of dead jobs.
+"""Makes the node directory, `<local>/hpcstage-<uid>/<run id>`, locks it, and finds the directories of dead jobs.
 
 Owns names, permissions and locks. A lock is an flock on `lock` in a node directory: it lives as long as a process
-holds the open file, so a directory whose lock can be taken belongs to a job that is dead. A lock on the base directory
-guards looking against making: nobody sees a directory whose lock is not yet taken. Deletes no data: directories of
-dead jobs are renamed aside for the daemon to delete.
+holds the open file, so a directory whose lock can be taken belongs to a job that is dead. Looking for directories and
+making one each take a lock on the base directory, so that no process sees a directory whose lock is not yet taken. It
+deletes no data: it renames directories of dead jobs aside, and the daemon deletes them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hpcstage.job.localdir import LocalDir
 
 SUN_PATH_BYTES = 108
-"""Size of sockaddr_un.sun_path with its final NUL."""
+"""The bytes of sockaddr_un.sun_path with its final NUL."""
 _DEAD = "dead-"
 _BASE_LOCK = ".lock"
 _LINK_NOTE = "sock.dir"
@@ -35,22 +35,24 @@ _RUN_ID = re.compile(r"[A-Za-z0-9_\[\]][A-Za-z0-9_.\[\]-]{0,99}")
 
 @dataclass(frozen=True)
 class Claim:
-    """A node directory. Whoever holds `lock_fd` (hands it on to the daemon) owns it."""
+    """A node directory. The process that holds `lock_fd` owns it; the wrapper hands it on to the daemon."""
 
     path: Path
     lock_fd: int | None
-    """None: another wrapper of the same launch owns it; attach to its daemon."""
+    """The descriptor of the lock; None if another wrapper of the same launch owns the directory: attach to its
+    daemon."""
     leftovers: tuple[Path, ...]
     """Directories of dead jobs, renamed aside; to be deleted with `remove`."""
 
 
 @dataclass(frozen=True)
 class SockPath:
-    """Where the socket of a node directory can be named in few enough bytes."""
+    """A name of a node directory's socket that has few enough bytes."""
 
     path: Path
     short_dir: Path | None
-    """Made for it, to be removed with `drop_short`; None: the node directory's own name is short enough."""
+    """The directory made for the name, to be removed with `drop_short`; None if the node directory's own name is short
+    enough."""
 
 
 def claim(local: LocalDir, run_id: str, *, host: str = "", timeout_s: float = 5.0) -> Claim:
@@ -70,12 +72,12 @@ def claim(local: LocalDir, run_id: str, *, host: str = "", timeout_s: float = 5.
 
 
 def base_name(uid: int, host: str = "") -> str:
-    """The directory that all runs of a user share on a disk."""
+    """Returns the name of the directory that all runs of a user share on a disk."""
     return f"hpcstage-{uid}-{host}" if host else f"hpcstage-{uid}"
 
 
 def leftovers(base: Path, *, timeout_s: float = 5.0) -> list[Path]:
-    """Directories of dead jobs below `base`, renamed aside; nothing if there is no base."""
+    """Renames the directories of dead jobs below `base` aside and returns them; none if there is no base."""
     if not base.is_dir():
         return []
     with _base(base) as base_fd, _locked(base_fd, base, timeout_s):
@@ -83,7 +85,7 @@ def leftovers(base: Path, *, timeout_s: float = 5.0) -> list[Path]:
 
 
 def retire(node_dir: Path, *, timeout_s: float = 5.0) -> Path:
-    """Renames our own directory aside at the end, so that no later wrapper finds it; gives its new name."""
+    """Renames our own node directory aside at the end, so that no later wrapper finds it. Returns its new path."""
     with _base(node_dir.parent) as base_fd, _locked(base_fd, node_dir.parent, timeout_s):
         return node_dir.parent / _rename_aside(base_fd, node_dir.name)
 
@@ -96,7 +98,8 @@ def remove(path: Path) -> None:
 
 
 def sock_path(node_dir: Path, env: Mapping[str, str]) -> SockPath:
-    """The name to bind or connect to; makes a private directory with a link if the node directory's is too long."""
+    """Returns the name to bind or connect to. Makes a private directory with a link if the node directory's name is too
+    long."""
     direct = node_dir / "sock"
     if len(os.fsencode(direct)) < SUN_PATH_BYTES:
         return SockPath(direct, None)
@@ -131,7 +134,7 @@ def _is_private(found: os.stat_result) -> bool:
 
 @contextmanager
 def _base(base: Path) -> Iterator[int]:
-    """The base directory, opened; made if missing. One that is a link or somebody else's is refused, not used."""
+    """Opens the base directory and makes it if missing. Raises LocalDiskProblem if it is a link or another user's."""
     with suppress(FileExistsError):
         base.mkdir(mode=0o700)
     try:
@@ -177,7 +180,7 @@ def _try_lock(fd: int) -> bool:
 
 
 def _make(base_fd: int, run_id: str) -> int | None:
-    """The lock of a new directory; None if a living one has the name (dead ones have just been put aside)."""
+    """Makes a directory and returns its lock; None if a living one has the name (dead ones were just put aside)."""
     try:
         os.mkdir(run_id, 0o700, dir_fd=base_fd)
     except FileExistsError:
@@ -208,7 +211,7 @@ def _is_dead(base_fd: int, name: str) -> bool:
     try:
         fd = os.open(f"{name}/lock", os.O_RDWR | os.O_NOFOLLOW, dir_fd=base_fd)
     except FileNotFoundError:
-        # Made and locked under the base's lock, which we hold: its maker died in between.
+        # Directories are made and locked under the base's lock, which we hold: its maker died in between.
         return True
     try:
         return _try_lock(fd)
@@ -223,7 +226,7 @@ def _rename_aside(base_fd: int, name: str) -> str:
 
 
 def _drop_links(node_dir: Path) -> None:
-    """Short directories that a killed run left in /tmp: only if they are ours and lead here."""
+    """Removes the short directories that a killed run left in /tmp, only if they are ours and lead here."""
     try:
         noted = (node_dir / _LINK_NOTE).read_bytes()
     except OSError:

@@ -1,8 +1,8 @@
-"""The environments of the command and of the daemon: values in, values out.
+"""Makes the environments of the command and of the daemon: values in, values out.
 
-Owns what of it reaches a container of Apptainer or Singularity that is started with --cleanenv: our own variables, and
-the shim where the user names a PYTHONPATH for the container. Where he does not, the image may have one of its own,
-which a variable of ours would replace; so there is none.
+Owns the part that reaches a container of Apptainer or Singularity that is started with --cleanenv: our own variables,
+and the shim where the user names a PYTHONPATH for the container. Otherwise the image may have a PYTHONPATH of its own,
+which ours would replace; so none is set.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from hpcstage import __version__
 from hpcstage.job.ranks import without_rank
 
 CONTAINERS = {"apptainer": "APPTAINERENV_", "singularity": "SINGULARITYENV_"}
-"""Command → prefix of the variables that it sets in a container. Apptainer takes both, and complains of the older."""
+"""By command: the prefix of the variables that it sets in a container. Apptainer takes both and warns of the older."""
 
 
 def for_command(
     env: Mapping[str, str], *, shim_dir: Path, node_dir: Path, run_dir: Path, run_id: str, sock: Path
 ) -> dict[str, str]:
-    """The caller's environment with the shim in front of PYTHONPATH and the names that tell where things are."""
+    """Returns the caller's environment with the shim in front of PYTHONPATH and with our own variables."""
     ours = {
         "HPCSTAGE_ACTIVE": run_id,
         "HPCSTAGE_RUN_ID": run_id,
@@ -46,7 +46,8 @@ def _in_containers(env: Mapping[str, str], ours: Mapping[str, str]) -> dict[str,
 
 
 def for_daemon(env: Mapping[str, str], package_parent: Path) -> dict[str, str]:
-    """Without what would make an MPI library believe that the daemon is a rank; our own package importable."""
+    """Returns the environment without the variables that make an MPI library believe that the daemon is a rank, and
+    with our own package importable."""
     kept = without_rank(env)
     kept["PYTHONPATH"] = _prepend(os.fspath(package_parent), env.get("PYTHONPATH", ""))
     return kept

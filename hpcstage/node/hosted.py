@@ -1,6 +1,6 @@
-"""A node brought up for a run whose wrapper is elsewhere: by an agent on its node, or by the lead for a virtual one.
+"""Brings up a node of a run whose wrapper is elsewhere: an agent does it on its node, the lead for a virtual one.
 
-Owns its directory and its daemon until both are gone. The directory has the name that the first node's has, so that
+Owns the node's directory and daemon until both are gone. The directory has the same name as the first node's, so that
 what the command inherits from the wrapper is right on every node.
 """
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from hpcstage.protocol.leadspec import LeadSpec
 
 AUTO_SHARE = 0.8
-"""Of what is free on the local disk, as the daemon takes if nothing is said."""
+"""The share of the free space on the local disk that is used if the user names no budget; the daemon's default, too."""
 KEEP_LOG_BYTES = 1 << 20
 
 
 class Taken(NotStarted):
-    """The node directory has an owner: another agent on this node, or another node that sees the same disk."""
+    """The node directory already has an owner: another agent on this node, or another node that sees the same disk."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(f"{path} is in use by another node", "nodes must not share their local directory")
@@ -42,7 +42,7 @@ class Taken(NotStarted):
 
 
 class Hosted:
-    """A node whose daemon runs."""
+    """Owns a node whose daemon runs."""
 
     def __init__(self, lead: LeadSpec, index: int, node: start.Node, control: Control) -> None:
         self.index = index
@@ -53,19 +53,19 @@ class Hosted:
         self._said_dead = False
 
     def member(self) -> dict[str, Any]:
-        """What an exchange must know to find this node."""
+        """Returns what an exchange must know to find this node."""
         return {"host": self.host, "node_dir": os.fspath(self.node.path), "sock": os.fspath(self.node.sock)}
 
     def is_staging(self) -> bool:
-        """Whether its daemon knows the files."""
+        """Returns whether the node's daemon has a manifest, or never will."""
         return page.is_staging(self.node.path / "page")
 
     def attach(self, child_pid: int) -> None:
-        """The command runs, on this machine: if we die, the daemon serves it to its end."""
+        """Tells the daemon which process of this machine is the command: if we die, the daemon serves it to its end."""
         self._control.attach(child_pid)
 
     def dead(self) -> bool:
-        """Whether the daemon has ended before it was told to; then shims stop asking it."""
+        """Returns whether the daemon has ended before it was told to; if so, makes shims stop asking it."""
         if not self._control.dead():
             return False
         if not self._said_dead:
@@ -75,19 +75,19 @@ class Hosted:
         return True
 
     def ask_staged(self) -> None:
-        """See `staged`."""
+        """Asks the daemon to answer when nothing is left to copy; `staged` reads the answer."""
         self._control.ask_staged()
 
     def staged(self, timeout_s: float = 0.0) -> bool:
-        """Whether nothing is left to copy here, or never will be."""
+        """Returns whether nothing is left to copy here, or the daemon will never say so."""
         return self.dead() or self._control.staged(timeout_s)
 
     def tell_end(self) -> None:
-        """The command has ended. Does not wait."""
+        """Tells the daemon that the command has ended. Does not wait."""
         self._control.tell_end(0)
 
     def ended(self, timeout_s: float) -> bool:
-        """After `tell_end`: whether the part of the record is written, or never will be."""
+        """Returns, after `tell_end`, whether the part of the record is written or never will be."""
         return self._control.await_end(timeout_s) is not None or self.dead()
 
     def close(self, timeout_s: float = start.REMOVAL_S) -> None:
@@ -128,7 +128,7 @@ def bring_up(lead: LeadSpec, index: int, env: Mapping[str, str], job: Job) -> Ho
 
 
 def shims(lead: LeadSpec, spec: DaemonSpec, node: start.Node) -> start.ShimSetup:
-    """What the shims of one node of the group are told."""
+    """Returns the settings of the shims of one node of the group."""
     virtual = None
     if lead.virtual:
         virtual = os.fspath(node.path.parent / leadspec.virtual_name(lead.run_id, 0))[:-1], len(lead.hosts)
@@ -151,7 +151,7 @@ def _spec(lead: LeadSpec, index: int, template: DaemonSpec, node: start.Node, lo
 
 
 def budget(asked: str | None, local: LocalDir, share_of: int = 1) -> tuple[int | None, int | None]:
-    """Bytes and inodes that a node may use; `share_of` nodes share the disk."""
+    """Returns the bytes and inodes that a node may use; `share_of` nodes share the disk."""
     free_bytes = local.free_bytes // share_of
     free_inodes = None if local.free_inodes is None else local.free_inodes // share_of
     wanted = parse.BudgetAsked() if asked is None else parse.budget(asked)

@@ -1,8 +1,7 @@
-"""MPI's files in /dev/shm and /tmp: taken out of sight as soon as all processes have them, so that none is left by a
-kill.
+"""Removes the names of MPI's files in /dev/shm and /tmp as soon as all processes have them, so that a kill leaves none.
 
-MPICH keeps the name of its shared memory until the orderly end, and its launcher a description of the machine in /tmp.
-A group that is killed would leave megabytes of memory behind each time; what is mapped works on without a name.
+MPICH keeps the name of its shared memory until the orderly end, and its launcher keeps a description of the machine in
+/tmp. A group that is killed would leave megabytes of memory behind each time; mapped memory works on without a name.
 """
 
 from __future__ import annotations
@@ -22,8 +21,9 @@ _TICK_S = 0.05
 
 
 def unlink_description() -> None:
-    """Removes the file that the launcher of this process wrote for MPI's start, which has read it. Nothing says its
-    name: it is the only one of this user since the launcher's start; where there are more, all stay."""
+    """Removes the file that the launcher of this process wrote for MPI's start, which has read it. Its name is not
+    known: it is removed if it is the only one of this user since the launcher's start; where there are more, all
+    stay."""
     if os.environ.get("MPI_LOCALRANKID") != "0":
         return
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -39,7 +39,7 @@ def _is_own_since(path: Path, began: float | None) -> bool:
 
 
 def _began_unix_s(pid: int) -> float | None:
-    """When MPICH's launcher began; None: the process is none."""
+    """Returns the time at which MPICH's launcher began; None if the process is not the launcher."""
     name, _, fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")
     if not name.endswith(_PROXY):
         return None
@@ -48,21 +48,21 @@ def _began_unix_s(pid: int) -> float | None:
 
 
 def unlink_own() -> list[str]:
-    """Removes the names of the segments that this process has mapped; gives them."""
+    """Removes the names of the segments that this process has mapped. Returns them."""
     found = mapped()
     unlink(found)
     return found
 
 
 def unlink(names: Iterable[str]) -> None:
-    """Removes names that may have gone."""
+    """Removes these names; some may already be gone."""
     for name in names:
         with contextlib.suppress(OSError):
             os.unlink(name)
 
 
 def of_tree(pid: int) -> set[str]:
-    """Names that a process's descendants have mapped."""
+    """Returns the names that a process and its descendants have mapped."""
     found: set[str] = set()
     waiting = [pid]
     while waiting:
@@ -74,7 +74,7 @@ def of_tree(pid: int) -> set[str]:
 
 
 def mapped(pid: int | str = "self") -> list[str]:
-    """Names of MPI's segments that a process has mapped and that still have one."""
+    """Returns the names of MPI's segments that a process has mapped and that still have one."""
     try:
         lines = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The shared page of a node: made here, before the daemon and the first attached process.
+"""Makes the shared page of a node, before the daemon and the first attached process.
 
 Owns its creation. `protocol.shim` says what lies where; the daemon writes the state, every attached process its slot.
 """
@@ -13,10 +13,10 @@ from hpcstage.protocol import shim
 
 
 def create(path: Path, *, logging: bool = False) -> None:
-    """Makes the page with its header. `logging`: processes log what they open from their first moment on.
+    """Makes the page with its header. With `logging`, processes log what they open from their first moment on.
 
-    Its blocks are allocated at once: a store into a hole of a mapped file on a disk that has filled up since would end
-    the training process with SIGBUS. Raises OSError if there is no room now.
+    Its blocks are allocated at once: writing into a hole of a mapped file on a disk that has filled up since would end
+    the training process with SIGBUS. Raises OSError if the disk is full now.
     """
     slots = (shim.SLOTS, shim.SLOT_BYTES, 1, shim.PYTHON_SLOTS_FROM)
     header = shim.PAGE_HEADER.pack(shim.PAGE_MAGIC, shim.VERSION, shim.State.STARTING, *slots, 0, int(logging))
@@ -29,7 +29,7 @@ def create(path: Path, *, logging: bool = False) -> None:
 
 
 def is_staging(path: Path) -> bool:
-    """Whether the daemon knows the files, or never will; then opens are answered as they will be later."""
+    """Returns whether the daemon has a manifest, or never will; from then on it answers opens as it will later."""
     try:
         with path.open("rb") as file:
             file.seek(shim.STATE_OFFSET)
@@ -39,15 +39,15 @@ def is_staging(path: Path) -> bool:
 
 
 def waits_until_staging(path: Path, timeout_s: float) -> bool:
-    """The same, after a while if it is not so yet."""
+    """Returns `is_staging`; if it is not yet so, waits for `timeout_s` once and looks again."""
     if not is_staging(path):
         time.sleep(timeout_s)
     return is_staging(path)
 
 
 def set_state(path: Path, state: shim.State) -> None:
-    """Sets the state in place of a daemon that has died, and ends the logging. What cannot be written is no longer
-    read either."""
+    """Sets the state in place of a daemon that has died, and ends the logging. A page that cannot be opened is no
+    longer read either."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,7 +1,7 @@
-"""The directory that goes on PYTHONPATH: the shim's files, its configuration, and what its self-test reads.
+"""Makes the directory that goes on PYTHONPATH: the shim's files, its configuration, and what its self-test reads.
 
-Owns the form of `config` as it is written (the shim reads it). It holds nothing but what is listed here, because
-whatever lies on PYTHONPATH can be imported by the program.
+Owns the form of `config`, which the shim reads. The directory contains nothing but what is listed here, because the
+program can import whatever lies on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SELFTEST = b"hpcstage\n"
 
 
 def native_available() -> bool:
-    """Whether the C extension was built."""
+    """Returns whether the C extension was built."""
     return sys.platform == "linux" and any(SHIM.glob(NATIVE))
 
 
@@ -33,10 +33,10 @@ def install(
     virtual: tuple[str, int] | None = None,
     learn: bool = True,
 ) -> Path:
-    """Makes `<node_dir>/shim` and returns it. `maps`: (root or alias, directory in the store). `mode` is `stage` or
-    `direct`, `intercept` one of auto, native, python and off, `sock` the socket if it is not `<node_dir>/sock`, `learn`
-    whether processes say what they will read. `virtual`: what the directories of all virtual nodes begin with, and
-    their number; a process finds its own."""
+    """Makes `<node_dir>/shim` and returns it. `maps` holds (root or alias, directory in the store). `mode` is `stage`
+    or `direct`, `intercept` one of auto, native, python and off, `sock` the socket if it is not `<node_dir>/sock`,
+    `learn` whether processes announce what they will read. `virtual` is the prefix of the directories of all virtual
+    nodes, and their number; a process finds its own."""
     shim = node_dir / "shim"
     shim.mkdir(mode=0o700)
     for source in _files():
@@ -60,7 +60,8 @@ def _files() -> Iterator[Path]:
 
 
 def _copy_bytecode(shim: Path) -> None:
-    """Saves each process the compilation where Python may not write bytecode. It fits by the times that were kept."""
+    """Copies the bytecode, which saves each process the compilation where Python may not write it. It is valid since
+    the copies of the sources keep their times."""
     compiled = list((SHIM / "__pycache__").glob("*.pyc"))
     if compiled:
         (shim / "__pycache__").mkdir(mode=0o700)

@@ -1,6 +1,6 @@
-"""One node of a run: what its directory holds before the daemon starts, and the start of the daemon.
+"""Fills the node directory of a node before its daemon starts, and starts the daemon.
 
-Owns no decision. The wrapper does this for its own node; agents, and the lead for virtual nodes, do it for others.
+Owns no decision. The wrapper does this for its own node, agents and (for virtual nodes) the lead do it for others.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from hpcstage.protocol.daemonspec import DaemonSpec
 
 REMOVAL_S = 60.0
-"""The daemon deletes the store before it goes; a million files take a while."""
+"""The longest wait for a daemon's end: it deletes the store before it ends, and a million files take a while."""
 _MADE = ("store", "incoming", "orders", "opens", "links")
 
 
 class Node:
-    """The node directory, and what must be let go of at the end."""
+    """Owns the node directory, its lock and the short name of its socket."""
 
     def __init__(self, claim: Claim, sock: SockPath) -> None:
         self.path = claim.path
@@ -38,11 +38,11 @@ class Node:
 
     @property
     def log(self) -> Path:
-        """What the daemon says."""
+        """The path of the daemon's log."""
         return self.path / "daemon.log"
 
     def close(self) -> None:
-        """Lets go of the lock (the daemon has its own hold on it) and of a short name of the socket."""
+        """Closes the lock (the daemon holds it itself) and removes a short name of the socket."""
         if self.lock_fd is not None:
             os.close(self.lock_fd)
         directory.drop_short(self.short.short_dir)
@@ -50,15 +50,15 @@ class Node:
 
 @dataclass(frozen=True)
 class ShimSetup:
-    """What the shims of a node are told."""
+    """The settings of the shims of a node."""
 
     datasets: Sequence[Dataset]
     intercept: str
     direct: bool
-    """Mode direct: opens are only counted."""
+    """Whether opens are only counted (mode direct)."""
     want_cap_s: float
     virtual: tuple[str, int] | None = None
-    """(what the node directories of all virtual nodes begin with, their number)."""
+    """(the prefix of the node directories of all virtual nodes, their number)."""
     learn: bool = True
 
 

@@ -1,1 +1,1 @@
-"""All that two programs of hpcstage tell each other. No behaviour."""
+"""The messages, specifications and shared memory between two programs of hpcstage. No behaviour."""

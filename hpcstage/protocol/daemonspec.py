@@ -1,4 +1,5 @@
-"""What the wrapper tells the daemon: one JSON file in the node directory. Paths may be any bytes (surrogateescape)."""
+"""The specification that the wrapper gives the daemon: one JSON file in the node directory. Paths may be any bytes
+(surrogateescape)."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from hpcstage.plan.types import Dataset
 
 @dataclass(frozen=True)
 class DaemonSpec:
-    """Everything a daemon needs to know. Files it works with have fixed names below `node_dir`."""
+    """Everything that a daemon is told at its start. The files that it works with have fixed names below `node_dir`."""
 
     run_id: str
     host: str
@@ -26,19 +27,20 @@ class DaemonSpec:
     """`auto`, `manifest`, `given` (the lists among the `--data` arguments, in their order), `trace`, `sampler`, or the
     path of a list of paths: see `plan.order.orders`."""
     learn: bool = True
-    """Watch what the program opens; shims announce nothing either where it is off."""
+    """Whether the daemon watches what the program opens; where it is off, shims announce nothing either."""
     budget_bytes: int | None = None
     """None: 80 % of what is free."""
     budget_inodes: int | None = None
     budget_part: float = 1.0
-    """Of what is free, where the node and its disk are shared with other jobs; for a budget that is None."""
+    """The job's part of what is free, where it shares the node and its disk with other jobs; for a budget that is
+    None."""
     budget_part_why: str = ""
     copiers: int = 1
     transfers: int = 32
-    """In flight per copier."""
+    """The most transfers in flight per copier."""
     max_rate_bytes_per_s: float | None = None
     want_cap_s: float = 20.0
-    """The shim's bound; the daemon answers earlier."""
+    """The longest that a shim waits for an answer; the daemon answers earlier."""
     patience_s: float = 5.0
     """A want that would take longer than this is answered DIRECT at once."""
     nice: int = 5
@@ -54,29 +56,29 @@ class DaemonSpec:
     workload_sources: dict[str, str] = field(default_factory=dict)
     drain_s: float = 8.0
     command: list[str] = field(default_factory=list)
-    """With the datasets' roots it names the trace."""
+    """The command; with the datasets' roots it names the trace."""
     state_dir: str = ""
-    """The user's, where traces are kept; empty: none is read or written."""
+    """The user's directory in which traces are kept; empty: none is read or written."""
     node_index: int = 0
     node_count: int = 1
-    """Of the job; with one node there is no group."""
+    """The number of nodes of the job; with one node there is no group."""
     placement: str = "auto"
-    """As asked: private, replicate, partition or auto."""
+    """The placement that the user asked for: private, replicate, partition or auto."""
     group_wait_s: float = 10.0
-    """So long a node waits for the others before it stages alone."""
+    """How long a node waits for the others before it stages alone."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Returns the spec as plain data."""
         return {**asdict(self), "datasets": [dataset.to_json() for dataset in self.datasets]}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> DaemonSpec:
-        """Reads what `to_json` gave."""
+        """Reads what `to_json` returned."""
         return cls(**{**data, "datasets": [Dataset.from_json(dataset) for dataset in data["datasets"]]})
 
     @property
     def own_rate_bytes_per_s(self) -> float | None:
-        """This node's part of the job's cap: the sum over all nodes never exceeds it, whoever is there."""
+        """This node's part of the job's cap: the sum over all nodes never exceeds it, whichever nodes are there."""
         return None if self.max_rate_bytes_per_s is None else self.max_rate_bytes_per_s / self.node_count
 
     def save(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What passes between a node's daemon and its exchange, in SOCK_SEQPACKET datagrams, without pickles.
+"""The messages between a node's daemon and its exchange, in SOCK_SEQPACKET datagrams, without pickles.
 
 A datagram holds one message, or several of the kind Got (there may be many a second): receivers use `unpack_all`.
 
@@ -21,20 +21,21 @@ from typing import Any, ClassVar, TypeVar, get_args
 
 MAX_MESSAGE_BYTES = 32768
 MAX_IDS = 4096
-"""Ids in one message; `in_messages` splits longer lists."""
+"""The most ids in one message; `in_messages` splits longer lists."""
 CREDIT_FILES = 64
 CREDIT_BYTES = 64 << 20
-"""What a daemon may have asked one exchange for and not received (a single larger file always may be)."""
+"""The most files and bytes that a daemon may have asked its exchange for and not received (a single larger file always
+may be)."""
 MAX_HOST_BYTES = 255
 _NODE = struct.Struct("<IQQB")
 
 
 class LinkError(ValueError):
-    """What came is no message of ours."""
+    """The bytes are no message of ours."""
 
 
 class Why(IntEnum):
-    """Why an id does not come from a peer. NONE in an Offer: the file is in the store, send it."""
+    """Why a file does not come from another node. NONE in an Offer says that it is in the store and is to be sent."""
 
     NONE = 0
     FAILED = 1
@@ -42,9 +43,9 @@ class Why(IntEnum):
     VOID = 2
     """It was written to during the run."""
     FULL = 3
-    """There is no room for it: in the owner's store, or at the receiver."""
+    """The owner's store or the receiver's has no free budget for it."""
     UNKNOWN = 4
-    """No such id, or the node has no manifest yet."""
+    """The node has no such id, or no manifest yet."""
     LOST = 5
     """It was offered, but its copy could not be read or is not as it was."""
     LOCAL_ERROR = 6
@@ -171,7 +172,7 @@ class Got:
 
 @dataclass(frozen=True)
 class Sent:
-    """Exchange: so much went to that node since the last of these."""
+    """Exchange: this many files and bytes went to that node since the last message of this kind."""
 
     CODE: ClassVar[int] = 40
     FORM: ClassVar[struct.Struct] = struct.Struct("<IIQ")
@@ -222,7 +223,7 @@ _Listed = TypeVar("_Listed", Fetch, Ask, Offer, Missed, Written, Reading)
 
 
 def pack(message: Message) -> bytes:
-    """The datagram."""
+    """Returns the datagram of a message."""
     code = bytes((message.CODE,))
     if isinstance(message, Ready):
         return code + message.FORM.pack(*_fixed(message)) + _pack_nodes(message.nodes)
@@ -232,7 +233,7 @@ def pack(message: Message) -> bytes:
 
 
 def unpack(data: bytes) -> Message:
-    """The message of a datagram. Raises LinkError."""
+    """Returns the message of a datagram. Raises LinkError."""
     kind = _CLASSES.get(data[0]) if data else None
     if kind is None:
         raise LinkError(f"unknown message {data[:1].hex() or '(empty)'}")
@@ -253,7 +254,7 @@ def unpack(data: bytes) -> Message:
 
 
 def unpack_all(data: bytes) -> list[Message]:
-    """The messages of a datagram. Raises LinkError."""
+    """Returns the messages of a datagram. Raises LinkError."""
     size = 1 + Got.FORM.size
     if len(data) <= size or data[0] != Got.CODE:
         return [unpack(data)]
@@ -263,27 +264,27 @@ def unpack_all(data: bytes) -> list[Message]:
 
 
 def pack_all(messages: Sequence[Got]) -> Iterator[bytes]:
-    """The fewest datagrams."""
+    """Yields the fewest datagrams that hold these messages."""
     per_message = MAX_MESSAGE_BYTES // (1 + Got.FORM.size)
     for first in range(0, len(messages), per_message):
         yield b"".join(map(pack, messages[first : first + per_message]))
 
 
 def in_messages(message: _Listed) -> Iterator[_Listed]:
-    """The same with at most MAX_IDS ids in each."""
+    """Yields the same message split into ones with at most MAX_IDS ids each."""
     for start in range(0, len(message.ids), MAX_IDS):
         yield replace(message, ids=message.ids[start : start + MAX_IDS])
 
 
 def ready_messages(generation: int, index: int, nodes: Sequence[Node]) -> Iterator[Ready]:
-    """The whole group in messages that are short enough."""
+    """Yields the whole group in messages that are short enough."""
     per_message = (MAX_MESSAGE_BYTES - 64) // (_NODE.size + MAX_HOST_BYTES)
     for first in range(0, len(nodes), per_message):
         yield Ready(generation, index, len(nodes), first, tuple(nodes[first : first + per_message]))
 
 
 def _fixed(message: Ready | Fetch | Ask | Offer | Missed | Written | Reading) -> list[int]:
-    """All values but the last."""
+    """Returns all values but the last, which has its own form."""
     return list(vars(message).values())[:-1]
 
 

@@ -1,4 +1,4 @@
-"""What an exchange is told: one JSON file, written by the lead, the same for all exchanges of a generation.
+"""The specification that the lead gives the exchanges: one JSON file, the same for all exchanges of a generation.
 
 An exchange finds its own entry by its rank in the MPI world. Paths may be any bytes (surrogateescape).
 """
@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 OURS = "hpcstage exchange on "
-"""How an exchange begins what it says of itself."""
+"""The beginning of the lines that an exchange prints of itself."""
 CONNECTED = "hpcstage-group connected"
 """A line that the exchange of rank 0 prints, for the lead, once all have come together."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """Where an exchange finds its daemon. Which node of the job it is, the daemon says."""
+    """Where an exchange finds its daemon, which tells it which node of the job it is."""
 
     host: str
-    """For messages to people."""
+    """The host's name, to find the entry by and for messages to people."""
     node_dir: str
     sock: str
     """The node's socket, by a name that is short enough to connect to."""
@@ -30,7 +30,7 @@ class Member:
 
 @dataclass(frozen=True)
 class GroupSpec:
-    """One generation of the group."""
+    """One generation of the node group."""
 
     generation: int
     members: list[Member]
@@ -41,10 +41,11 @@ class GroupSpec:
     """How long an exchange whose run has ended waits for the others before it goes all the same."""
     nice: int = 5
     silence_s: float = 60.0
-    """An exchange that hears nothing from its neighbour for so long ends the group."""
+    """An exchange that gets nothing from its neighbour for this long ends the group."""
 
     def own(self, rank: int, host: str = "") -> Member:
-        """The entry of a rank; of the host where that is another, since launchers order nodes as they like."""
+        """Returns the entry of a rank; if it names another host than `host`, that of `host`, since launchers order
+        nodes as they like."""
         found = self.members[rank]
         if not host or _short(found.host) == _short(host):
             return found

@@ -1,4 +1,4 @@
-"""What the wrapper tells the lead and the agents of other nodes: JSON in the run directory.
+"""The specification that the wrapper gives the lead and the agents of other nodes: JSON in the run directory.
 
 Owns the form, and the names of files below the group's directory, `<run directory>/group/` as a rule. All nodes see
 that directory: it is on the shared file system.
@@ -17,53 +17,54 @@ SPEC = "spec.json"
 RESOLVED = "resolved"
 SCRIPT = "agent.sh"
 END = "end"
-"""Exists once the run is over, for agents whose standard input is not connected."""
+"""The name of a file that exists once the run is over, for agents whose standard input is not connected."""
 NODE = "node-"
 PULSE = "pulse"
-"""Written anew every PULSE_S by the lead, as long as it lives."""
+"""The name of a file that the lead writes anew every PULSE_S, as long as it lives."""
 PULSE_S = 10.0
 
 
 @dataclass(frozen=True)
 class LeadSpec:
-    """The node group of a run, as its wrapper decided it."""
+    """The node group of a run, as its wrapper set it up."""
 
     run_id: str
     run_dir: str
     group_dir: str
-    """Where this is written, and what else the nodes tell each other."""
+    """The directory of this file and of the other files by which the nodes tell each other how they do."""
     hosts: list[str]
-    """By node index; names of virtual nodes end in `.v<index>`."""
+    """The hosts by node index; names of virtual nodes end in `.v<index>`."""
     launcher: str
-    """Of `job.launchers`: srun, pbsdsh, qrsh, pjrsh, mpiexec, virtual, none."""
+    """A name of `job.launchers`: srun, pbsdsh, qrsh, pjrsh, mpiexec, virtual, none."""
     starts_daemons: bool
-    """False behind a launcher: each node's wrappers start their own."""
+    """Whether the lead and the agents start daemons; False behind a launcher, where each node's wrappers start their
+    own."""
     exchanges: bool
-    """False where nothing is copied (mode direct) or nothing shared (placement private)."""
+    """Whether exchanges run; False where nothing is copied (mode direct) or nothing shared (placement private)."""
     local_dir: str
-    """The first node's; the node directories of all nodes have the same name."""
+    """The first node's local directory; the node directories of all nodes have the same name."""
     daemon: dict[str, Any]
     """A `DaemonSpec` with the first node's values."""
     budget: str | None = None
     copiers: int | None = None
     intercept: str = "auto"
     wait_s: float = 10.0
-    """Nodes that are not up by then are left out."""
+    """How long the lead waits for the nodes; those that are not up by then are left out."""
     drain_s: float = 8.0
     join_s: float = 2.0
-    """The command is held back for so long at most until all nodes know the files."""
+    """The longest that the command is held back until all nodes have the manifest."""
     input_ends: bool = False
-    """The launcher passes the end of its standard input on to the agents."""
+    """Whether the launcher passes the end of its standard input on to the agents."""
     passes_output: bool = True
-    """The launcher passes on to the lead what the agents print; otherwise they print nothing."""
+    """Whether the launcher passes on to the lead what the agents print; otherwise they print nothing."""
     parts: list[list[str]] = field(default_factory=list)
     """The nodes by part of the job, where it has several: a step of srun is told which parts it runs in."""
     own: dict[str, str] = field(default_factory=dict)
-    """node_dir and sock of the first node."""
+    """The node_dir and sock of the first node."""
 
     @property
     def virtual(self) -> bool:
-        """All nodes are this machine."""
+        """Whether all nodes are this machine."""
         return self.launcher == "virtual"
 
     def node_name(self, index: int) -> str:
@@ -71,7 +72,7 @@ class LeadSpec:
         return virtual_name(self.run_id, index) if self.virtual else self.run_id
 
     def save(self, path: Path) -> None:
-        """Writes it; readable by its owner only."""
+        """Writes the spec; readable by its owner only."""
         write_json(path, asdict(self))
 
     @classmethod
@@ -81,17 +82,17 @@ class LeadSpec:
 
 
 def virtual_name(run_id: str, index: int) -> str:
-    """The directory of a virtual node."""
+    """Returns the name of a virtual node's directory."""
     return f"{run_id}.v{index}"
 
 
 def state_file(group_dir: Path, index: int, state: str) -> Path:
-    """Where a node says how it does, once for each state: one listing of the directory shows what is new."""
+    """Returns the file by which a node reports a state, one for each state: a listing shows what is new."""
     return group_dir / f"{NODE}{index}-{state}.json"
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
-    """Atomically: readers on other nodes see all of it or nothing."""
+    """Writes JSON atomically: readers on other nodes see all of it or nothing."""
     temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "w", encoding="utf-8", errors="surrogateescape") as file:

@@ -1,7 +1,7 @@
-"""What passes between a training process and the daemon of its node: datagrams and the shared page.
+"""The protocol between a training process and the daemon of its node: datagrams and shared files.
 
-Owns: the numbers. The shim repeats them (it imports nothing of hpcstage, and half of it is C); a test holds the
-two against each other. Everything is little-endian. Owns no socket and no mapping.
+Owns the numbers. The shim repeats them (it imports nothing of hpcstage, and half of it is C); a test compares the
+two. Everything is little-endian. Owns no socket and no mapping.
 
 A request is one SOCK_SEQPACKET datagram on a fresh connection to `<node directory>/sock`, a reply is one datagram:
 
@@ -25,7 +25,7 @@ MAX_DATAGRAM = 8192
 
 
 class Kind(IntEnum):
-    """What a request asks."""
+    """The kinds of requests."""
 
     HELLO = 1
     """A process attached. Payload: u8 layer, u8 major, u8 minor. Reply value: its slot (python layer only)."""
@@ -40,8 +40,8 @@ class Kind(IntEnum):
     STATUS = 5
     """No payload. Reply: DONE, value: the daemon's State."""
     ATTACH = 6
-    """A wrapper. Payload: u32 pid of its child, or 0. Connection stays open; reply DONE at once. May be sent again on
-    the same connection when the child's pid is known (pid 0 before: upfront mode)."""
+    """A wrapper attached. Payload: u32 pid of its child, or 0. The connection stays open; reply DONE at once. May be
+    sent again on the same connection when the child's pid is known (pid 0 before: upfront mode)."""
     END = 7
     """On an ATTACH connection: the child has ended. Payload: i32 exit status as of waitpid, and u64 bytes that it and
     all its reaped descendants read (READ_UNKNOWN: not known; left out: there was no child). Reply: LAST or OTHERS,
@@ -52,9 +52,9 @@ class Kind(IntEnum):
     """The indices that one of PyTorch's loaders will read, or the end of them. Payload: EPOCH, then NAME NUL TABLE NUL
     FORMULA, each of which may be empty. Reply: DONE."""
     PEER = 10
-    """The node's exchange (a process of the node group). No payload. The connection carries the messages of
-    `protocol.exchange` from here on, both ways; the daemon's HELLO is the first. A newer one takes the place of an
-    older."""
+    """The node's exchange (a process of the node group) connected. No payload. The connection carries the messages of
+    `protocol.exchange` from here on, both ways; the daemon's HELLO is the first. A newer exchange takes the place of
+    an older one."""
     LANDED = 11
     """A write begins, or has begun, on an inode. Payload: LANDED, then the path as with WROTE; empty where it is not
     below a dataset. Reply: DONE, as with WROTE, for all names of the inode."""
@@ -63,8 +63,8 @@ class Kind(IntEnum):
 LANDED = struct.Struct("<QQ")
 """u64 device, u64 inode, as this node sees them."""
 EARLY_FILE = "early"
-"""In the node directory: LANDED of each file outside of the datasets that was opened for writing before STAGING. The
-daemon reads it after it has set that state; who wrote there looks at the state once more."""
+"""A file in the node directory: LANDED of each file outside of the datasets that was opened for writing before STAGING.
+The daemon reads it after it has set that state; a process that wrote to it looks at the state once more."""
 END = struct.Struct("<iQ")
 READ_UNKNOWN = (1 << 64) - 1
 SAMPLER_ORDER = b"epoch-"
@@ -75,8 +75,8 @@ u16 columns: files per sample in the table; 0: no table known. u16 flags. u32 ke
 
 NAME: a file below orders/: u32 indices into the loader's dataset in reading order; the daemon deletes it.
 TABLE: a file below orders/: NUL-separated absolute source paths, `columns` per sample, an empty entry where there is
-none. It is kept, for several processes may name it. `chosen-..-of-BASE`: u32 rows of BASE, a table beside it, one per
-sample.
+none. The daemon keeps it, for several processes may name it. `chosen-..-of-BASE`: u32 rows of BASE, a table beside it,
+one per sample.
 FORMULA: `distributed n=.. replicas=.. rank=.. shuffle=0|1 drop_last=0|1 seed=.. epoch=..`, from which later epochs
 follow.
 """
@@ -87,7 +87,7 @@ end and the later ones will come; `epoch` is then the one that is over, as in th
 
 
 class Answer(IntEnum):
-    """What a reply says."""
+    """The kinds of replies."""
 
     READY = 1
     DIRECT = 2
@@ -98,7 +98,7 @@ class Answer(IntEnum):
 
 
 class Reason(IntEnum):
-    """Why an open goes to the source. Also the order of the `direct_*` counters below."""
+    """Why an open goes to the source; also the order of the `direct_*` counters below."""
 
     NONE = 0
     UNKNOWN = 1
@@ -106,7 +106,7 @@ class Reason(IntEnum):
     LATER = 2
     """Waiting would take longer than reading the source."""
     FULL = 3
-    """The store has no room for it."""
+    """The store has no free budget for it."""
     FAILED = 4
     """Copying it failed."""
     VOID = 5
@@ -116,7 +116,7 @@ class Reason(IntEnum):
     TIMEOUT = 7
     """The daemon did not answer within the cap (counted by the shim)."""
     NO_DAEMON = 8
-    """Nobody listens (counted by the shim)."""
+    """No daemon listens (counted by the shim)."""
     SETTLED = 9
     """The page says that wants are not answered any more, so none was sent (counted by the shim)."""
     LOCAL_ERROR = 10
@@ -167,10 +167,10 @@ NEXT_NATIVE_OFFSET = 24
 GATE_OFFSET = 40
 """Copies are opened only while GIVEN_UP equals CAUGHT_UP and the other two are 0.
 
-GIVEN_UP: a process that sent a WROTE and did not wait until it was answered puts a value here that no other puts.
-CAUGHT_UP: the daemon puts what it found in GIVEN_UP before it read all that had been sent until then.
-CLOSED: 1 for good, because a copy that is not the source any more may be visible. HELD: the daemon's; transfers of
-files that were written to and that may be published all the same."""
+GIVEN_UP: a process that sent a WROTE and did not wait until it was answered writes a value here that no other writes.
+CAUGHT_UP: the daemon writes here what it found in GIVEN_UP before it read all that had been sent until then.
+CLOSED: 1 for good, because a copy that is not the source any more may be visible. HELD: the daemon writes here the
+number of transfers of files that were written to and that may be published all the same."""
 GIVEN_UP, CAUGHT_UP, CLOSED, HELD = range(4)
 GATE_BYTES = 16
 LINKED_OFFSET = 56
@@ -250,19 +250,19 @@ class Counter(IntEnum):
     """Time in which at least one thread was inside an open, want, read, stat or listing below a dataset. While one is,
     the word holds that time less the monotonic ns at which it began: read as signed, it is negative then."""
     BLOCKED_SOURCE_NS = 34
-    """The same of those that the source answers, and of wants."""
+    """The same for calls that the source answers, and for wants."""
     READERS = 35
     """The most threads that were inside such calls at once."""
     SOURCE_MAPS = 36
-    """Times that a file of the source was mapped into memory: its reads are page faults, which nobody counts."""
+    """How often a file of the source was mapped into memory: its reads are page faults, which no counter contains."""
     LOCAL_MAPS = 37
-    """The same of staged copies."""
+    """How often a staged copy was mapped into memory."""
     LAST_NS = 38
-    """Monotonic ns at the end of the last such call."""
+    """Monotonic ns at the end of the last call on a dataset's file (see BLOCKED_NS)."""
     CPU_NS = 39
     """Processor time that the process had used at an orderly exit."""
     QUEUED_NS = 55
-    """What the main thread had waited for a processor at an orderly exit, where the kernel tells."""
+    """The ns that the main thread had waited for a processor at an orderly exit, where the kernel tells."""
     DIRECT_BASE = 40
     """40 + Reason: opens for reading that went to the source for that reason."""
 
@@ -310,9 +310,9 @@ ATTRIBUTES_PROBES = 8
 # 0 u64 HOLDINGS_MAGIC   8 u64 files   then a byte per id of `<node directory>/manifest.bin`
 MANIFEST_FILE = "manifest.bin"
 SCANNED_FILE = "scanned.json"
-"""What the scan found, in the node directory of the node that scanned."""
+"""The findings of the scan, in the node directory of the node that scanned."""
 HOLDINGS_FILE = "holdings"
-"""In the node directory, for libraries in training code: the files of the datasets, and a byte for each of them."""
+"""A file in the node directory for libraries in training code: a byte for each file of the datasets."""
 HOLDINGS_MAGIC = int.from_bytes(b"hpchold1", "little")
 HOLDINGS_HEADER = struct.Struct("<QQ")
 
@@ -322,13 +322,13 @@ class Holding(IntEnum):
 
     NONE = 0
     DUE = 1
-    """It is the one node that will read it from the source."""
+    """The node is the one that will read the file from the source."""
     KEPT = 2
-    """A copy is in its store, and stays there."""
+    """A copy is in the node's store and stays there."""
 
 
 def bucket_of_ns(value_ns: int) -> int:
-    """The histogram bucket of a duration: four per octave, the first holds everything below 1024 ns."""
+    """Returns the histogram bucket of a duration: four per octave, the first holds everything below 1024 ns."""
     if value_ns < 1024:
         return 0
     top = value_ns.bit_length() - 1
@@ -336,7 +336,7 @@ def bucket_of_ns(value_ns: int) -> int:
 
 
 def bucket_upper_ns(bucket: int) -> int:
-    """The upper edge of a bucket in ns (exclusive)."""
+    """Returns the upper edge of a bucket in ns (exclusive)."""
     if bucket == 0:
         return 1024
     octave, quarter = divmod(bucket - 1, 4)

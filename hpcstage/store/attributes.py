@@ -1,4 +1,4 @@
-"""What stat says of the sources of staged copies, in a mapped table beside the store that programs look into.
+"""Writes the attributes of the sources of staged copies to a mapped table beside the store, which programs read.
 
 Owns the table: one row per copy, found by the copy's inode. A copy without a row is no mistake: programs then ask the
 source. The values are the manifest's; a copy that differs from it in size or time gets no row.
@@ -30,10 +30,11 @@ _KEY = struct.Struct("<Qq")
 
 
 class Table:
-    """The mapping. Raises OSError if there is no room for it."""
+    """Owns the mapping. Raises OSError if the disk has no space for it."""
 
     def __init__(self, node_dir: Path, files: int) -> None:
-        """For so many copies. Its blocks are allocated at once: a store into a hole on a full disk is SIGBUS."""
+        """Makes a table for `files` copies. Its blocks are allocated at once: writing into a hole on a full disk is
+        SIGBUS."""
         self._rows = max(_LEAST_ROWS, 1 << (max(files, 1) * 3 // 2).bit_length())
         self._shift = 64 - (self._rows.bit_length() - 1)
         size_bytes = ATTRIBUTES_HEADER_BYTES + self._rows * ATTRIBUTES_ROW_BYTES
@@ -51,7 +52,7 @@ class Table:
             os.close(fd)
 
     def put(self, copy: os.stat_result, source: Entry, device: int) -> None:
-        """A copy stands for a file on `device`, as this node calls it."""
+        """Writes the row of a copy of `source`, which is on `device` by this node's number."""
         at = self._place(copy.st_ino)
         row = ATTRIBUTES_ROW.pack(
             copy.st_ino, copy.st_ctime_ns, device, source.inode, source.ctime_ns, source.mode, source.links, source.uid,
@@ -62,7 +63,8 @@ class Table:
         self._map[at : at + 8] = row[:8]
 
     def _place(self, inode: int) -> int:
-        """Where its row is, or is to be: an empty one, else that of the copy that changed last of all longest ago."""
+        """Returns the offset of a copy's row, or of the one that it gets: an empty one, else that of the copy with the
+        oldest time of change."""
         first = (inode * ATTRIBUTES_FACTOR & (1 << 64) - 1) >> self._shift
         places = [
             ATTRIBUTES_HEADER_BYTES + (first + probe & self._rows - 1) * ATTRIBUTES_ROW_BYTES
@@ -76,7 +78,7 @@ class Table:
 
 
 class Attributes:
-    """The table of a store with the files of a manifest."""
+    """Fills the table of a store with the files of a manifest. Without space for it on the disk there is none."""
 
     def __init__(self, node_dir: Path, manifest: Manifest) -> None:
         self._manifest = manifest
@@ -87,7 +89,7 @@ class Attributes:
                 self._table = Table(node_dir, len(manifest))
 
     def note(self, id_: int, path: bytes) -> None:
-        """A copy is in the store under this name."""
+        """Adds a copy that is in the store under this name."""
         if self._table is None:
             return
         entry = self._manifest.entry(id_)
@@ -100,8 +102,8 @@ class Attributes:
 
 
 def _devices_here(manifest: Manifest) -> dict[int, int | None]:
-    """What this node calls each device of the manifest, which may have been made on another node; None: its inodes are
-    not the same here."""
+    """Returns this node's number of each device of the manifest, which another node may have made; None where the
+    inodes are not the same here."""
     devices = manifest.devices
     first = {device: next(id_ for id_, of in enumerate(devices) if of == device) for device in set(devices)}
     return {device: _device_here(manifest.entry(id_), manifest.source_path(id_)) for device, id_ in first.items()}

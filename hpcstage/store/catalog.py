@@ -1,4 +1,4 @@
-"""What an exchange knows of a node's files: the manifest and the names below the node directory that follow from an id.
+"""Finds a node's files for its exchange: the manifest, and the names below the node directory that follow from an id.
 
 All names are relative to the node directory, which is the working directory of an exchange.
 """
@@ -18,12 +18,12 @@ _HEAD_BYTES = 256
 
 
 class Catalog:
-    """The manifest of a node directory."""
+    """Owns the manifest of a node directory."""
 
     def __init__(self, path: Path, incoming: bytes) -> None:
         """Raises UsageError if it is no manifest."""
         self.fingerprint = fingerprint(path)
-        """What this node's ids are known by in the group."""
+        """The number by which a group knows the manifest that this node's ids belong to."""
         self._manifest = Manifest.open(path, verify=False)
         self._incoming = incoming
         self._stores = [b"store/" + os.fsencode(dataset.name) + b"/" for dataset in self._manifest.datasets]
@@ -32,26 +32,27 @@ class Catalog:
         return 0 <= id_ < len(self._manifest)
 
     def staged(self, id_: int) -> bytes:
-        """The name of its copy."""
+        """Returns the name of a file's copy."""
         manifest = self._manifest
         return self._stores[manifest.dataset_of(id_)] + manifest.path(id_)
 
     def size(self, id_: int) -> int:
-        """At the scan, in bytes."""
+        """Returns the bytes of a file at the scan."""
         return self._manifest.size(id_)
 
     def names(self, id_: int) -> tuple[bytes, bytes, bytes | None]:
-        """Temporary, final and second name of what is published: copies of symbolic links have a second one."""
+        """Returns the temporary, final and second name of a copy; only copies of symbolic links have a second one."""
         link = b"links/%d" % id_ if self._manifest.is_link(id_) else None
         return self._incoming + b"%d" % id_, self.staged(id_), link
 
     def job(self, id_: int) -> Job:
-        """The same, for `copyfile`."""
+        """Returns the same names as a job for `copyfile`."""
         return Job(b"", *self.names(id_))
 
 
 def fingerprint(path: Path) -> int:
-    """Equal for equal manifests (their head holds counts and a checksum of the rest); 0: there is none."""
+    """Returns a number that is equal for equal manifests (their head holds counts and a checksum of the rest); 0 if
+    there is no manifest."""
     try:
         with open(path, "rb") as file:
             head = file.read(_HEAD_BYTES)

@@ -1,6 +1,6 @@
 """Copies one file from the source to the store: read, check that it stayed as it was, publish.
 
-Owns the way of a file that one thread copies, in Python, and the pieces that ranged copies share. `_copy.c` does the
+Owns the copying of a file by one thread, in Python, and the pieces that ranged copies share. `_copy.c` does the
 same without the interpreter lock where it was built. A file appears under its final name complete or not at all, and
 never in the place of something that is there.
 """
@@ -29,13 +29,13 @@ HAS_TURNS = _copy is not None
 """Whether threads can take turns at the source."""
 CHUNK_BYTES = 1 << 20
 DROP_BYTES = 1 << 20
-"""Sources of this size and more are dropped from the page cache once copied: nobody here reads them again."""
+"""Sources of this size and more are dropped from the page cache once copied: no program here reads them again."""
 PERMISSIONS = 0o777
 _NO_LOCK = contextlib.nullcontext()
 
 
 class Status(IntEnum):
-    """What became of a transfer; `_copy.c` repeats the first eight."""
+    """The result of a transfer; `_copy.c` repeats the first eight."""
 
     OK = 0
     SOURCE_ERROR = 1
@@ -44,18 +44,18 @@ class Status(IntEnum):
     """The source changed while it was copied."""
     NOT_REGULAR = 4
     TOO_LARGE = 5
-    """Above the limit of one thread; never reported to the daemon."""
+    """The file is larger than one thread copies; never reported to the daemon."""
     CANCELLED = 6
     EXISTS = 7
-    """Something has the final name."""
+    """Something already has the final name."""
     LOST = 8
     """The copier died; never sent by a copier."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One file to be copied. `link`: a second name for copies of symbolic links, which lstat tells them by. `urgent`:
-    somebody waits for it, so it goes before others that wait for their turn at the source."""
+    """A file to copy. `link` is a second name for copies of symbolic links, by which lstat shows what they are.
+    `urgent` says that a program waits for the file: it goes before others that wait for their turn at the source."""
 
     source: bytes
     temporary: bytes
@@ -67,7 +67,7 @@ class Job:
 
 @dataclass
 class Outcome:
-    """What became of it; size and mtime are the copy's."""
+    """The result of a job; size and mtime are the copy's."""
 
     status: Status = Status.OK
     errno: int = 0
@@ -79,7 +79,7 @@ class Outcome:
 
 
 class CopyError(Exception):
-    """A copy ends here."""
+    """Ends a copy with this status."""
 
     def __init__(self, status: Status, number: int = 0) -> None:
         super().__init__(status, number)
@@ -89,7 +89,7 @@ class CopyError(Exception):
 
 @dataclass
 class Worker:
-    """What one thread copies with: its counters, its buffer and, where it was built, the C function."""
+    """What a thread needs to copy: its counters, its buffer and, where it was built, the C function."""
 
     stats: ThreadStats
     native: bool = True
@@ -103,7 +103,8 @@ class Worker:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """Held while this thread asks the source for something; without the C function there are no more threads."""
+        """Is held while this thread asks the source for something. Without the C function it does nothing, as there are
+        no more threads than may be at the source."""
         if not self.native:
             yield
             return
@@ -115,7 +116,7 @@ class Worker:
 
 
 def limit_turns(transfers: int) -> None:
-    """So many threads of this process may be at the source at a time."""
+    """Sets how many threads of this process may be at the source at a time."""
     if _copy is not None:
         _copy.limit(transfers)
 
@@ -190,7 +191,7 @@ _noatime = os.O_NOATIME if hasattr(os, "O_NOATIME") else 0
 
 
 def open_source(job: Job, stats: ThreadStats, outcome: Outcome) -> int:
-    """Opens the source for reading; a FIFO does not block, the access time stays where we may say so."""
+    """Opens the source for reading. A FIFO does not block, and the access time stays where we have the permission."""
     global _noatime
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | (os.O_NOFOLLOW if job.nofollow else 0)
     asked = _noatime  # another thread may take it back in between
@@ -210,7 +211,7 @@ def open_source(job: Job, stats: ThreadStats, outcome: Outcome) -> int:
 
 
 def regular(source: int) -> os.stat_result:
-    """Its attributes, if it is a regular file."""
+    """Returns the attributes of an open file. Raises CopyError if it is not a regular file."""
     with source_errors():
         status = os.fstat(source)
     if not stat.S_ISREG(status.st_mode):
@@ -219,7 +220,7 @@ def regular(source: int) -> os.stat_result:
 
 
 def create(temporary: bytes) -> int:
-    """A new file under a temporary name."""
+    """Creates a file under a temporary name and returns its descriptor."""
     with local_errors():
         return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
@@ -234,8 +235,8 @@ def copy_range(
     pace: Callable[[int], None] | None = None,
     writing: contextlib.AbstractContextManager[Any] = _NO_LOCK,
 ) -> None:
-    """Copies bytes `start` to `start + length`. `writing` is held while writing: the kernel lets one thread write to
-    a file at a time and has the others spin."""
+    """Copies bytes `start` to `start + length`. `writing` is held while writing, since the kernel lets one thread write
+    to a file at a time and has the others spin."""
     position, end = start, start + length
     while position < end:
         if worker.stats.cancelled:
@@ -264,7 +265,8 @@ def _write_all(target: int, data: memoryview, position: int) -> None:
 
 
 def check_and_stamp(source: int, target: int, before: os.stat_result) -> None:
-    """The source must be as it was before the copy; the copy gets its permission bits and modification time."""
+    """Raises CopyError if the source is not as it was before the copy; gives the copy the source's permission bits and
+    modification time."""
     with source_errors():
         after = os.fstat(source)
     if fingerprint(before) != fingerprint(after):
@@ -278,12 +280,13 @@ def check_and_stamp(source: int, target: int, before: os.stat_result) -> None:
 
 
 def fingerprint(status: os.stat_result) -> tuple[int, int, int]:
-    """What changes when a file does."""
+    """Returns the attributes that change when a file does."""
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def publish(job: Job) -> None:
-    """Gives the copy its final name, unless something has it (EXISTS): a tombstone of a file that became void."""
+    """Gives the copy its final name, unless something has it (EXISTS), such as the tombstone of a file that became
+    void."""
     if job.link is not None:
         with local_errors():
             os.link(job.temporary, job.link)

@@ -1,7 +1,7 @@
-"""Counters of the copier threads in memory shared with the daemon: bytes count in the second they are read in.
+"""Counters of the copier threads in memory shared with the daemon, so that bytes count in the second they are read in.
 
-Owns the layout (repeated in `_copy.c`). Each thread writes its own block and nobody else's, so there are no locks;
-the daemon only reads, but for CANCEL. Counters outlive the copier that wrote them.
+Owns the layout (repeated in `_copy.c`). Each thread writes only its own block, so there are no locks; the daemon only
+reads. The copier's main thread writes CANCEL. Counters outlive the copier that wrote them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ BLOCK_BYTES = 1024
 BYTES, OPENS, OPEN_NS, READS, READ_NS, WRITE_NS, FILES, CANCEL, CURRENT, CURRENT_BYTES = range(10)
 _COUNTERS = 7
 _WORDS = 16
-"""u64 at the start of a block; then two histograms of u32."""
+"""The number of u64 at the start of a block; two histograms of u32 follow."""
 _HIST_OPEN = _WORDS * 2
 _HIST_READ = _HIST_OPEN + HIST_BUCKETS
 
@@ -34,7 +34,7 @@ class Totals:
 
 
 class ThreadStats:
-    """One thread's block."""
+    """The counters of one thread, in its block."""
 
     def __init__(self, block: memoryview) -> None:
         self.words = block.cast("Q")
@@ -42,13 +42,13 @@ class ThreadStats:
         self.block = block
 
     def opened(self, took_ns: int) -> None:
-        """One open at the source."""
+        """Counts an open at the source."""
         self.words[OPENS] += 1
         self.words[OPEN_NS] += took_ns
         self._hist[_HIST_OPEN + bucket_of_ns(took_ns)] += 1
 
     def read(self, size_bytes: int, took_ns: int) -> None:
-        """One read at the source."""
+        """Counts a read at the source."""
         self.words[BYTES] += size_bytes
         self.words[CURRENT_BYTES] += size_bytes
         self.words[READS] += 1
@@ -56,23 +56,23 @@ class ThreadStats:
         self._hist[_HIST_READ + bucket_of_ns(took_ns)] += 1
 
     def wrote(self, took_ns: int) -> None:
-        """Time at the local disk."""
+        """Counts time at the local disk."""
         self.words[WRITE_NS] += took_ns
 
     def works_on(self, id_: int) -> None:
-        """What this thread reads from here on is of this file."""
+        """Notes the file that this thread reads from here on."""
         if self.words[CURRENT] != id_ + 1:
             self.words[CURRENT_BYTES] = 0
             self.words[CURRENT] = id_ + 1
 
     @property
     def cancelled(self) -> bool:
-        """What this thread copies has become void."""
+        """Whether the copy that this thread makes was cancelled."""
         return bool(self.words[CANCEL])
 
 
 class StatsArea:
-    """The blocks of all threads of all copiers: anonymous shared memory, made before the copiers are forked."""
+    """Owns the blocks of all threads of all copiers: anonymous shared memory, made before the copiers are forked."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
@@ -80,25 +80,25 @@ class StatsArea:
         self._view = memoryview(self._map)
 
     def thread(self, index: int) -> ThreadStats:
-        """A thread's own block."""
+        """Returns the counters of a thread."""
         start = index * BLOCK_BYTES
         return ThreadStats(self._view[start : start + BLOCK_BYTES])
 
     def totals(self) -> Totals:
-        """The sums at this moment."""
+        """Returns the sums at this moment."""
         words = self._view.cast("Q")
         step = BLOCK_BYTES // 8
         blocks = (words[i * step : i * step + _COUNTERS].tolist() for i in range(self.threads))
         return Totals(*(sum(column) for column in zip(*blocks, strict=True)))
 
     def read_of(self, id_: int) -> int:
-        """Bytes of one file that were read by the threads whose last file it is, in all attempts at it."""
+        """Returns the bytes of one file that the threads whose last file it is have read, in all attempts at it."""
         words = self._view.cast("Q")
         starts = range(0, self.threads * (BLOCK_BYTES // 8), BLOCK_BYTES // 8)
         return sum(words[start + CURRENT_BYTES] for start in starts if words[start + CURRENT] == id_ + 1)
 
     def histograms(self) -> tuple[dict[int, int], dict[int, int]]:
-        """Opens and reads by bucket, zeros left out."""
+        """Returns the numbers of opens and of reads by bucket, zeros left out."""
         words = self._view.cast("I")
         step = BLOCK_BYTES // 4
         pair = []

@@ -1,6 +1,6 @@
-"""The node directory's places, what the local disk has left, and removing copies and the whole directory.
+"""Manages the store in the node directory: its names, its budget, and the removal of copies and of whole directories.
 
-Owns names below the node directory and tombstones. Copies are published by the copiers.
+Owns names below the node directory and tombstones. The copiers publish copies.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ DEFAULT_SHARE = 0.8
 _REMOVERS = 8
 _BATCH = 256
 _FEW_BATCHES = 4
-"""One thread removes them faster than several are started."""
+"""The number of batches that one thread removes faster than several threads are started."""
 _NO_INODES = 1 << 62
 
 
 @dataclass(frozen=True)
 class Free:
-    """What is free for us on a file system."""
+    """The bytes and inodes that are free for this user on a file system."""
 
     size_bytes: int
     inodes: int
 
 
 def free(path: Path) -> Free:
-    """Of the file system that holds `path`. A file system that does not count inodes has enough of them."""
+    """Returns what is free on the file system that holds `path`. One that does not count inodes has enough of them."""
     status = os.statvfs(path)
     return Free(status.f_bavail * status.f_frsize, status.f_favail if status.f_files else _NO_INODES)
 
 
 def budget(path: Path, size_bytes: int | None, inodes: int | None, part: float = 1.0, part_why: str = "") -> Budget:
-    """What the store may use: what was asked for, else a share of what is free for this job, which is `part` of it."""
+    """Returns what the store may use: what the user asked for, else a share of what is free for this job, which is
+    `part` of all that is free."""
     now = free(path)
     reasons = []
     shown = f"{DEFAULT_SHARE:.0%} of what is free" + (f" for {part_why}" if part_why else "")
@@ -52,7 +53,8 @@ def budget(path: Path, size_bytes: int | None, inodes: int | None, part: float =
 
 
 class Store:
-    """The copies in a node directory. `on_stuck` is told of one that cannot be removed, and why."""
+    """Owns the names of copies and tombstones in a node directory. It calls `on_stuck` with a copy that cannot be
+    removed, and why."""
 
     def __init__(self, node_dir: Path, on_stuck: Callable[[bytes, str], None] = lambda *_: None) -> None:
         self._on_stuck = on_stuck
@@ -61,13 +63,13 @@ class Store:
         self._asides = 0
 
     def make(self) -> None:
-        """The directories that copiers need; what a daemon before us left in `incoming` goes."""
+        """Makes the directories that copiers need, and removes what an earlier daemon left in `incoming`."""
         shutil.rmtree(self.node_dir / "incoming", ignore_errors=True)
         for name in ("store", "incoming", "links", "orders"):
             (self.node_dir / name).mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def path(self, store_path: bytes) -> bytes:
-        """Where a copy is."""
+        """Returns the path of a copy."""
         return self.root + b"/" + store_path
 
     def drop(self, id_: int, store_path: bytes) -> None:
@@ -86,7 +88,7 @@ class Store:
             os.unlink(self._link(b"", id_))
 
     def put_aside(self, directory: bytes) -> bytes | None:
-        """Renames a directory of the store out of sight, in one step; gives its new name, None if there was none."""
+        """Renames a directory of the store out of sight, in one step. Returns its new name; None if there was none."""
         aside = os.fsencode(self.node_dir / "gone")
         with contextlib.suppress(FileExistsError):
             os.mkdir(aside, 0o700)
@@ -102,7 +104,8 @@ class Store:
         """Puts a tombstone in the place of a copy that is in flight: from now on it cannot be published.
 
         A tombstone is a dangling symbolic link with two names: opening it fails, so readers go to the source, and
-        lstat shows the second name, as it does for copies of the source's own symbolic links. False: no room for it.
+        lstat shows the second name, as it does for copies of the source's own symbolic links. Returns False if the disk
+        does not take it.
         """
         path, second = self.path(store_path), self._link(b"void-", id_)
         try:
@@ -120,7 +123,7 @@ class Store:
             return False
 
     def unbar(self, id_: int, store_path: bytes) -> None:
-        """The transfer that was barred has ended: the tombstone goes."""
+        """Removes the tombstone of a transfer that has ended."""
         path = self.path(store_path)
         with contextlib.suppress(OSError):
             if os.path.islink(path):
@@ -156,7 +159,8 @@ def remove_tree(path: Path | str, *, last: tuple[str, ...] = ()) -> None:
 
 
 def _batches(path: bytes, kept: set[bytes], directories: list[bytes]) -> Iterator[list[bytes]]:
-    """The files below a directory, without recursion limits; `directories` gets those below it."""
+    """Yields the files below a directory in batches, without recursion; appends the directories below it to
+    `directories`."""
     stack, files = [path], []
     while stack:
         directory = stack.pop()

@@ -1,7 +1,7 @@
-"""What this node holds, for the programs that run on it: a byte per file in a shared mapping.
+"""Shows the programs on this node which files it holds, by a byte per file in a shared mapping.
 
-Owns the mapping. Whoever reads it (a sampler that gives ranks what their node has) costs the daemon no message. What
-only passes through a node is not in it, for it may be gone by the time it is read.
+Owns the mapping. A program that reads it (a sampler that gives ranks what their node has) sends the daemon no message.
+Transit copies are not in it, for they may be gone by the time it is read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ _ONLY_KEPT = bytes(Holding.KEPT if value == Holding.KEPT else Holding.NONE for v
 
 
 class Holdings:
-    """The mapping of a node's files, all NONE at first. Without room for it on the disk it is kept in memory only."""
+    """Owns the mapping of a node's files, all NONE at first. Without space on the disk it is in memory only, where no
+    program sees it."""
 
     def __init__(self, node_dir: Path, files: int) -> None:
         size = HOLDINGS_HEADER.size + files
@@ -28,16 +29,16 @@ class Holdings:
         self._first = HOLDINGS_HEADER.size
 
     def keep(self, id_: int) -> None:
-        """A copy is in the store."""
+        """Notes that a copy is in the store."""
         self._map[self._first + id_] = Holding.KEPT
 
     def drop(self, ids: Iterable[int]) -> None:
-        """There is no copy any more, and none will come."""
+        """Notes that there is no copy of these files any more and none will come."""
         for id_ in ids:
             self._map[self._first + id_] = Holding.NONE
 
     def expect(self, ids: Iterable[int]) -> None:
-        """These, and no others, this node will read from the source; what it has it has."""
+        """Notes that this node will read these files, and no others, from the source. What it keeps stays noted."""
         kept = self._map[self._first :].translate(_ONLY_KEPT)
         found = bytearray(kept)
         for id_ in ids:
@@ -45,12 +46,13 @@ class Holdings:
         self._map[self._first :] = bytes(found)
 
     def of(self, id_: int) -> Holding:
-        """What is said of a file."""
+        """Returns what the mapping says of a file."""
         return Holding(self._map[self._first + id_])
 
 
 def _create(path: Path, size: int) -> mmap.mmap:
-    """Its blocks are allocated: a store into a hole on a disk that is full by then would end the daemon."""
+    """Makes the mapping with its blocks allocated: writing into a hole on a disk that is full by then would end the
+    daemon."""
     temporary = path.with_name(f".{path.name}")
     fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:

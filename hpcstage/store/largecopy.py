@@ -1,4 +1,4 @@
-"""Copies one large file with several threads, so that a single file also comes at the source's full speed."""
+"""Copies one large file with several threads, so that a single file, too, is copied at the source's full speed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hpcstage.store.copyfile import CopyError, Job, Outcome, Status, Worker
 RANGE_BYTES = 16 << 20
 MOST_THREADS = 8
 QUICK_NS = 50_000_000
-"""One more thread is worth it as long as a chunk takes no longer: with more of them waiting at a slow source, whatever
-the program asks for would wait behind them."""
+"""One more thread joins as long as a chunk takes less than this: at a slow source, requests of the program would wait
+behind those of more threads."""
 
 
 class Pacer:
-    """Spreads reads so that they stay at a rate. Shared by the threads of a copier."""
+    """Delays reads so that they stay below a rate. The threads of a copier share it."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self._rate = bytes_per_s
@@ -37,7 +37,8 @@ class Pacer:
 
 
 class BigCopy:
-    """The ranges of one file. Threads call `work`; the one that ends last publishes and gets the outcome."""
+    """Owns the copy of one file in ranges. Threads call `work`; the one that ends last publishes the copy and reports
+    the outcome."""
 
     def __init__(
         self, id_: int, job: Job, pace: Pacer | None, started_ns: int, invite: Callable[[BigCopy], object]
@@ -60,7 +61,7 @@ class BigCopy:
         self._before: os.stat_result
 
     def open(self, worker: Worker) -> bool:
-        """Opens both ends. False if it failed (see `outcome`)."""
+        """Opens source and copy. Returns False if that failed (see `outcome`)."""
         try:
             self._source = copyfile.open_source(self.job, worker.stats, self.outcome)
             self._before = copyfile.regular(self._source)
@@ -78,7 +79,7 @@ class BigCopy:
         return True
 
     def work(self, worker: Worker) -> bool:
-        """Copies ranges until none is left. True for the one thread that has to report the outcome."""
+        """Copies ranges until none is left. Returns True to the one thread that has to report the outcome."""
         while (start := self._claim()) is not None:
             part = Outcome()
             step = partial(self._step, part, [0])
@@ -93,7 +94,7 @@ class BigCopy:
         return False
 
     def _step(self, part: Outcome, seen_ns: list[int], size_bytes: int) -> None:
-        """Before each chunk."""
+        """Runs before each chunk: ends a cancelled copy, invites one more thread, and waits for the rate."""
         if self.cancelled:
             raise CopyError(Status.CANCELLED)
         took_ns, seen_ns[0] = part.read_ns - seen_ns[0], part.read_ns
@@ -156,7 +157,8 @@ class BigCopy:
 
 
 def _preallocate(fd: int, size_bytes: int) -> None:
-    """Takes the room at once where the file system can; a full disk then shows before anything is read."""
+    """Allocates the file's blocks at once where the file system can; a full disk then shows before the source is
+    read."""
     if not size_bytes:
         return
     try:

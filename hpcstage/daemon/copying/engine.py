@@ -352,8 +352,8 @@ class Engine:
         self._on_final(id_)
 
     def was_read(self, id_: int) -> bool:
-        """Returns whether a program has read a copy, or it is gone. Until then its time of last access is its time of
-        modification."""
+        """Returns whether a copy was read, or is gone. It counts as read once its time of last access is later than its
+        time of modification."""
         try:
             status = os.lstat(self.store.path(self.manifest.store_path(id_)))
         except OSError:
