@@ -9,7 +9,7 @@ from typing import NoReturn
 
 
 def end(code: int) -> NoReturn:
-    """Ends this process at once: Python takes 20 ms to take itself apart, and the caller's shell waits for that."""
+    """Ends this process at once: Python takes 20 ms to take itself apart, and its parent waits for that."""
     with contextlib.suppress(OSError, ValueError):
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

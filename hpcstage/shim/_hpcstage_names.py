@@ -3,7 +3,7 @@
 The rules are the same as in C: a name is taken apart from the left, and every link is replaced by what it says, until a
 dataset's directory is reached. A directory that leads elsewhere is passed over for REMEMBERED_S seconds, which can only
 cost a copy. A spelling that leads below a dataset is believed for at most a second, and only while every link on its
-way reads as it did. Calls that change something (AFRESH) believe nothing.
+way reads as it did. Calls that change something (AFRESH) use nothing that is remembered.
 """
 
 from __future__ import annotations

@@ -47,14 +47,14 @@ class LocalityAwareSampler(Sampler[list[int]]):
     ranks get what a DistributedSampler would give them.
 
     dataset: it has a length, and a list of paths that is found by its shape unless `paths` is given.
-    batch_size: that of one rank.
-    drop_last: the DistributedSampler's: leave out the samples that do not go evenly into the ranks. Else some are
-        repeated, as there.
-    drop_last_batch: the DataLoader's `drop_last`: leave out the last batch if it is not full.
-    balance: the same number of samples for each rank in each step. Without it no sample that a node holds is moved, and
-        gradients have to be weighted: see `hpcstage.torch.weights`.
+    batch_size: the number of samples of one rank in a step.
+    drop_last: as in DistributedSampler, leaves out the samples that do not divide evenly among the ranks. Otherwise
+        some are repeated, as there.
+    drop_last_batch: as the DataLoader's `drop_last`, leaves out the last batch if it is not full.
+    balance: gives each rank the same number of samples in each step. Without it no sample that a node holds is moved,
+        and gradients have to be weighted: see `hpcstage.torch.weights`.
     num_replicas, rank: as in DistributedSampler; if they are not those of `group`, ranks cannot agree.
-    group: the ranks of torch.distributed that share the dataset; default: all.
+    group: the ranks of torch.distributed that share the dataset; all ranks by default.
 
     >>> sampler = LocalityAwareSampler(range(10), 4, shuffle=False)
     >>> list(sampler)
