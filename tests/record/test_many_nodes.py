@@ -97,6 +97,12 @@ def test_many_missing_nodes_are_one_problem() -> None:
     assert record["group"]["missing_count"] == 195
 
 
+def test_the_reason_of_a_node_without_any_part_is_what_the_lead_said() -> None:
+    told = [{"id": "node-missing", "text": "nothing is staged on node0002: ssh: no route to host", "remedy": "r"}]
+    record = record_of(run(4, problems=told), [node(0, 4), node(1, 4), node(3, 4)])
+    assert row(record, "node0002")["why"] == "ssh: no route to host"
+
+
 def test_a_node_without_any_part() -> None:
     died = {"id": "node-dead", "text": "the staging daemon on node0002 ended early: killed by signal 9", "remedy": "r"}
     record = record_of(run(4, problems=[died]), [node(0, 4), node(1, 4), node(3, 4)])

@@ -63,7 +63,9 @@ def reason_of(run: RunPart, node: NodePart, state: State) -> str | None:
 
 
 def _of_host(run: RunPart, host: str) -> list[dict[str, str]]:
-    return [p for p in run.problems if p.get("id", "").startswith("node-") and host in p.get("text", "").split()]
+    """Returns what the lead said of a node: `... on HOST ended early: REASON` or `... on HOST: REASON`."""
+    told = [problem for problem in run.problems if problem.get("id", "").startswith("node-")]
+    return [problem for problem in told if host in problem.get("text", "").partition(": ")[0].split()]
 
 
 def unheard_why(run: RunPart, host: str) -> str:
