@@ -30,6 +30,7 @@ from hpcstage.daemon.process.looks import Looks
 from hpcstage.daemon.process.page import Page
 from hpcstage.daemon.process.proc import descendants
 from hpcstage.daemon.process.server import Reply, Server, open_listener
+from hpcstage.daemon.process.slots import Slots
 from hpcstage.daemon.process.wrappers import Wrappers
 from hpcstage.daemon.queue.queue import Place
 from hpcstage.daemon.reading import lists
@@ -95,6 +96,7 @@ class Daemon:
             spec, self.staging, self.page, self.sampler, self.looks, self.reopened, self.started
         )
         self.staging.own_bytes = lambda: self.reporter.accounts.own_bytes
+        self.slots = Slots(self.page, self.watch.retire, self.reporter.retired, self.started)
         self.descriptors = Descriptors(self.selector)
         self._next_tick = self.started + TICK_S
         self._next_part = self.started
@@ -153,6 +155,7 @@ class Daemon:
         now = time.monotonic()
         self.staging.pump(now)
         self.watch.look(now)
+        self.slots.look(now)
         self.looks.look(now)
         self.sampler.look(now)
         self._reopen(now)
@@ -168,7 +171,8 @@ class Daemon:
 
     def _timeout(self) -> float:
         now = time.monotonic()
-        until_tick = min(self._next_tick - now, self.looks.wake_after(now), self.sampler.wake_after(now))
+        looks = (self.looks.wake_after(now), self.sampler.wake_after(now), self.slots.wake_after(now))
+        until_tick = min(self._next_tick - now, *looks)
         wake = self.staging.wake_after(now)
         return max(0.0, until_tick if wake is None else min(wake, until_tick))
 

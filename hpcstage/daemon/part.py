@@ -12,6 +12,7 @@ from hpcstage.daemon.process.accounts import Accounts
 from hpcstage.daemon.process.looks import Looks
 from hpcstage.daemon.process.page import Page
 from hpcstage.daemon.process.proc import Missed, memory_bytes, pressure
+from hpcstage.daemon.process.retired import Retired
 from hpcstage.daemon.queue.queue import Place
 from hpcstage.daemon.queue.unserved import Unserved
 from hpcstage.daemon.staging import Staging
@@ -51,6 +52,7 @@ class Reporter:
         self._pressure = pressure()
         self.missed = Missed()
         self.accounts = Accounts()
+        self._retired = Retired()
 
     def part(self, now: float, *, complete: bool) -> NodePart:
         """Returns the part with everything up to now; `complete` says that the run has ended."""
@@ -95,7 +97,16 @@ class Reporter:
         found = self._page.processes(self._started)
         for process in found:
             process.counters |= self._looks.of(process.pid)
-        return found
+        return found + self._retired.rows()
+
+    def retired(self, process: ProcessPart) -> None:
+        """A process has ended, and its slot is used again."""
+        process.counters |= self._looks.of(process.pid)
+        self._looks.forget(process.pid)
+        self.missed.attached(process.pid)
+        if not self._retired.tells_apart(process):
+            self.accounts.retired(process)
+        self._retired.add(process)
 
     def _datasets(self) -> list[DatasetPart]:
         engine = self._staging.engine

@@ -333,7 +333,7 @@ class Staging:
             watch.opened_files,
             watch.opened_bytes,
             self._page.sums(),
-            len(self._page.pids()),
+            self._page.attached(),
             lambda: engine.are_mapped(self.programs),
         )
         if share is None:

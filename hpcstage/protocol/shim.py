@@ -148,19 +148,22 @@ class State(IntEnum):
 
 # ---- the page: `<node directory>/page`, one shared mapping ----
 #
-# header (4096 bytes):  0 u64 MAGIC   8 u32 version  12 u32 state  16 u32 slots  20 u32 slot bytes
+# header (8192 bytes):  0 u64 MAGIC   8 u32 version  12 u32 state  16 u32 slots  20 u32 slot bytes
 #                      24 u32 next native slot (atomic fetch-and-add by attaching processes; starts at 1)
 #                      28 u32 next python slot (taken by attaching processes under flock on the page; starts at
-#                      PYTHON_SLOTS_FROM)
+#                      PYTHON_SLOTS_FROM; beyond SLOTS it counts the processes that found none)
 #                      32 u32 pid of the daemon  36 u32 LOGGING: 1 while opens are to be logged (rings, below)
 #                      40 the gate, four u32: GIVEN_UP, CAUGHT_UP, CLOSED, HELD
 #                      56 u32 LINKED: 1: no file of the datasets is a symbolic link or behind one; 0: else, or not known
 #                      64 u64 DEVICE: where all files of the datasets are, as seen from here; 0: several, or not known
-# then `slots` slots. Slot 0 is shared by all processes that found no slot left (atomic adds only).
+#                      4096 FREE: a byte per slot, SLOT_FREE where the process of a used slot has ended, the daemon has
+#                      taken its counters, and the slot is zeros again. Who attaches takes such a slot first: by
+#                      exchanging the byte (native), or under the flock (python).
+# then `slots` slots. Slot 0 is shared by all processes of the native layer that found no slot (atomic adds only).
 # A slot is written only by its process (all its threads: atomic adds), and outlives it.
 PAGE_MAGIC = int.from_bytes(b"hpcstg01", "little")
 PAGE_HEADER = struct.Struct("<QIIIIIIII")
-PAGE_HEADER_BYTES = 4096
+PAGE_HEADER_BYTES = 8192
 STATE_OFFSET = 12
 LOGGING_OFFSET = 36
 NEXT_NATIVE_OFFSET = 24
@@ -176,15 +179,19 @@ GATE_BYTES = 16
 LINKED_OFFSET = 56
 UNLINKED = 1
 DEVICE_OFFSET = 64
+FREE_OFFSET = 4096
+SLOT_FREE = 1
 SLOTS = 4096
 PYTHON_SLOTS_FROM = 3072
 SLOT_BYTES = 2048
 PAGE_BYTES = PAGE_HEADER_BYTES + SLOTS * SLOT_BYTES
 
 # slot:  0 u32 pid (0 = unused)  4 u32 layer  8 u32 python version (major << 8 | minor)  12 u32 parent pid
-#       16 u64 monotonic ns at attach  24..63 reserved  64 u64 counters[64]
-#       576 u32 hist_open[96]  960 u32 hist_read[96]
+#       16 u64 monotonic ns at attach  24 u64 inode of its PID namespace, 0: unknown  32..63 reserved
+#       64 u64 counters[64]  576 u32 hist_open[96]  960 u32 hist_read[96]
 SLOT_HEAD = struct.Struct("<IIIIQ")
+PID_SPACE_OFFSET = 24
+PID_SPACE_FILE = "/proc/self/ns/pid"
 COUNTERS_OFFSET = 64
 COUNTERS = 64
 HIST_OPEN_OFFSET = 576
@@ -263,6 +270,8 @@ class Counter(IntEnum):
     """Processor time that the process had used at an orderly exit."""
     QUEUED_NS = 55
     """The ns that the main thread had waited for a processor at an orderly exit, where the kernel tells."""
+    SHARERS = 56
+    """The number of processes that share slot 0, in slot 0."""
     DIRECT_BASE = 40
     """40 + Reason: opens for reading that went to the source for that reason."""
 

@@ -1,7 +1,10 @@
 """Owns this process's slot in the shared page, from Python: for the layers that work without the C extension.
 
 The module gives out slots of the Python range under a file lock on the page, so that it needs no daemon and no message,
-and works in a forked child. Without a page or a free slot the counts go to private memory.
+and works in a forked child. It takes slots of ended processes first, which the daemon marks as free. Without a page or
+a free slot the counts go to private memory. A slot whose process is killed while it takes it is lost for the run.
+Python is not told of children that _Fork, clone or a C library's fork makes: they count into the slot of their parent,
+and, once that has ended, for the process that has the slot next.
 """
 
 from __future__ import annotations
@@ -16,8 +19,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-LOCK_TRIES = 20
+LOCK_TRIES = 200
 LOCK_PAUSE_S = 0.001
+_open = os.open
+_close = os.close
+_stat = os.stat
 
 
 class Slot:
@@ -49,11 +55,11 @@ class Slot:
     def open(self) -> None:
         """Maps the page. Raises OSError if there is none."""
         if self._map is None:
-            fd = os.open(self._page, os.O_RDWR | os.O_CLOEXEC)
+            fd = _open(self._page, os.O_RDWR | os.O_CLOEXEC)
             try:
                 self._map = _map(fd)
             finally:
-                os.close(fd)
+                _close(fd)
             self.state = self._map[wire.STATE_OFFSET : wire.STATE_OFFSET + 4].cast("I")
             self.linked = self._map[wire.LINKED_OFFSET : wire.LINKED_OFFSET + 4].cast("I")
             self.gate = self._map[wire.GATE_OFFSET : wire.GATE_OFFSET + wire.GATE_BYTES].cast("I")
@@ -91,11 +97,11 @@ class Slot:
 
     def _claim(self) -> None:
         self.open()
-        fd = os.open(self._page, os.O_RDWR | os.O_CLOEXEC)  # of our own: a lock belongs to what open gave
+        fd = _open(self._page, os.O_RDWR | os.O_CLOEXEC)  # of our own: a lock belongs to what open gave
         try:
             self.number = _next(fd, self._map)
         finally:
-            os.close(fd)
+            _close(fd)
         begin = wire.PAGE_HEADER_BYTES + self.number * wire.SLOT_BYTES
         self._view(self._map[begin : begin + wire.SLOT_BYTES])
         head = self._head.cast("I")
@@ -103,6 +109,7 @@ class Slot:
         head[2] = self._python_version
         head[3] = os.getppid()
         self._head.cast("Q")[2] = monotonic_ns()
+        self._head.cast("Q")[wire.PID_SPACE_OFFSET >> 3] = _pid_space()
         head[0] = self._pid
 
     def _begin_log(self) -> None:
@@ -164,13 +171,25 @@ def _map(fd: int) -> Any:
     return view
 
 
+def _pid_space() -> int:
+    try:
+        return int(_stat("/proc/self/ns/pid").st_ino)
+    except OSError:
+        return 0
+
+
 def _next(fd: int, page: Any) -> int:
     _lock(fd)  # until the descriptor is closed
+    free = page[wire.FREE_OFFSET : wire.FREE_OFFSET + wire.SLOTS]
+    number = free.tobytes().find(wire.SLOT_FREE, wire.PYTHON_SLOTS_FROM)
+    if number >= 0:
+        free[number] = 0
+        return int(number)
     word = page[wire.NEXT_PYTHON_OFFSET : wire.NEXT_PYTHON_OFFSET + 4].cast("I")
     number = int(word[0])
+    word[0] = number + 1
     if number >= wire.SLOTS:
         raise OSError("no slot left")
-    word[0] = number + 1
     return number
 
 

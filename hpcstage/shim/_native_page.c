@@ -1,21 +1,29 @@
 /* Owns this process's slot in the shared page: counters, histograms, and the daemon's state word.
  *
- * A slot is given out by an atomic add on the header's next-slot word and is never taken back. Without a page (it
- * cannot be mapped, or this is a test of the module alone) everything is counted in private memory.
+ * A process takes a slot of a process that has ended, which the daemon has marked as free, else the next one that
+ * nobody has used; where there is none, it shares slot 0. A slot whose process is killed while it takes it is lost for
+ * the run. Without a page (it cannot be mapped, or this is a test of the module alone) everything is counted in private
+ * memory.
  */
 #include "_native.h"
 
 #include <errno.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
+#ifndef MADV_WIPEONFORK
+#define MADV_WIPEONFORK 18
+#endif
+
 struct slot {
     uint32_t pid, layer, python, parent;
-    uint64_t attach_ns, reserved[5], counters[COUNTERS];
+    uint64_t attach_ns, pid_space, reserved[4], counters[COUNTERS];
     uint32_t hist_open[HIST_BUCKETS], hist_read[HIST_BUCKETS];
 };
+_Static_assert(offsetof(struct slot, pid_space) == PID_SPACE_OFFSET, "pid_space");
 _Static_assert(offsetof(struct slot, counters) == COUNTERS_OFFSET, "counters");
 _Static_assert(offsetof(struct slot, hist_open) == HIST_OPEN_OFFSET, "hist_open");
 _Static_assert(offsetof(struct slot, hist_read) == HIST_READ_OFFSET, "hist_read");
@@ -24,8 +32,15 @@ static struct slot nowhere;
 static char *page;
 static uint32_t unlogged;
 uint32_t *page_logging = &unlogged;
-static struct slot *mine; /* NULL: to be claimed at the first count */
-static pid_t owner;       /* of this memory: differs from getpid() only between vfork and exec */
+static pid_t owner; /* of this memory: differs from getpid() between vfork and exec, and after _Fork or clone */
+
+/* What only this process knows. The kernel empties it in every forked child, also in one of _Fork or clone, which no
+ * handler is told of: such a child takes a slot of its own. Before Linux 4.14 it counts into the slot of its parent, and,
+ * once that has ended, for whoever has the slot next. So does a child that shares the memory (CLONE_VM) and outlives. */
+static struct own {
+    struct slot *slot;              /* NULL: to be claimed at the first count */
+    uint32_t inside, inside_source; /* threads inside calls on dataset files: all, and those that wait for the source */
+} first, *own = &first;
 
 static uint64_t clock_ns(clockid_t clock) {
     struct timespec t;
@@ -35,6 +50,16 @@ static uint64_t clock_ns(clockid_t clock) {
 
 uint64_t now_ns(void) {
     return clock_ns(CLOCK_MONOTONIC);
+}
+
+static void empty_in_children(void) {
+    void *at = mmap(NULL, sizeof *own, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED)
+        return;
+    if (madvise(at, sizeof *own, MADV_WIPEONFORK) == 0)
+        own = at;
+    else
+        munmap(at, sizeof *own);
 }
 
 int page_map(const char *path) {
@@ -58,6 +83,7 @@ int page_map(const char *path) {
     page = at;
     page_logging = (uint32_t *)(page + LOGGING_OFFSET);
     owner = getpid();
+    empty_in_children();
     return 0;
 }
 
@@ -105,6 +131,20 @@ static struct slot *slot_at(uint32_t index) {
     return page ? (struct slot *)(page + PAGE_HEADER_BYTES + (size_t)index * SLOT_BYTES) : &nowhere;
 }
 
+static void give_back(uint32_t index) {
+    __atomic_store_n(page + FREE_OFFSET + index, SLOT_FREE, __ATOMIC_RELEASE);
+}
+
+static uint32_t free_index(void) {
+    char *first = page + FREE_OFFSET, *end = first + PYTHON_SLOTS_FROM;
+    for (char *at = first; at < end && (at = memchr(at, SLOT_FREE, (size_t)(end - at))); at++) {
+        char found = SLOT_FREE;
+        if (__atomic_compare_exchange_n(at, &found, 0, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+            return (uint32_t)(at - first);
+    }
+    return 0;
+}
+
 static uint32_t next_index(void) {
     uint32_t *next = (uint32_t *)(page + NEXT_NATIVE_OFFSET);
     if (__atomic_load_n(next, __ATOMIC_RELAXED) >= PYTHON_SLOTS_FROM)
@@ -113,15 +153,32 @@ static uint32_t next_index(void) {
     return index < PYTHON_SLOTS_FROM ? index : 0;
 }
 
+static uint64_t pid_space(void) {
+    struct stat info;
+    int saved = errno, known = stat("/proc/self/ns/pid", &info) == 0;
+    errno = saved;
+    return known ? info.st_ino : 0;
+}
+
 static struct slot *claim(void) {
-    struct slot *none = NULL, *slot = slot_at(page ? next_index() : 0);
-    if (!__atomic_compare_exchange_n(&mine, &none, slot, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+    uint32_t index = page ? free_index() : 0;
+    if (page && !index)
+        index = next_index();
+    struct slot *none = NULL, *slot = slot_at(index);
+    if (!__atomic_compare_exchange_n(&own->slot, &none, slot, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+        if (index)
+            give_back(index);
         return none;
-    if (slot == slot_at(0))
-        return slot;
+    }
     slot->layer = LAYER_NATIVE;
     slot->python = config.python_version;
+    if (!index) {
+        slot->counters[COUNTER_READS_MEASURED] = 1;
+        __atomic_fetch_add(&slot->counters[COUNTER_SHARERS], 1, __ATOMIC_RELAXED);
+        return slot;
+    }
     slot->parent = (uint32_t)getppid();
+    slot->pid_space = pid_space();
     slot->attach_ns = now_ns();
     slot->counters[COUNTER_READS_MEASURED] = 1;
     __atomic_store_n(&slot->pid, (uint32_t)getpid(), __ATOMIC_RELEASE);
@@ -129,7 +186,7 @@ static struct slot *claim(void) {
 }
 
 static inline struct slot *my_slot(void) {
-    struct slot *slot = __atomic_load_n(&mine, __ATOMIC_RELAXED);
+    struct slot *slot = __atomic_load_n(&own->slot, __ATOMIC_RELAXED);
     return slot ? slot : claim();
 }
 
@@ -138,7 +195,7 @@ void slot_claim(void) {
 }
 
 void slot_forget(void) {
-    mine = NULL;
+    own->slot = NULL;
     waits_forget();
     owner = getpid();
 }
@@ -174,7 +231,7 @@ static uint64_t queued_ns(void) {
 }
 
 void slot_finish(void) {
-    if (!mine || mine == slot_at(0) || !slot_is_mine())
+    if (!own->slot || own->slot == slot_at(0) || !slot_is_mine())
         return;
     counter_set(COUNTER_EXIT_NS, now_ns());
     counter_set(COUNTER_CPU_NS, clock_ns(CLOCK_PROCESS_CPUTIME_ID));
@@ -199,16 +256,12 @@ uint64_t counter_get(int counter) {
     return __atomic_load_n(&my_slot()->counters[counter], __ATOMIC_RELAXED);
 }
 
-/* The numbers of threads of this process inside calls on dataset files: of all of them, and of those that wait for the
- * source. */
-static uint32_t inside, inside_source;
-
 void waits_forget(void) {
-    inside = inside_source = 0;
+    own->inside = own->inside_source = 0;
 }
 
 int waits_none(void) {
-    return __atomic_load_n(&inside, __ATOMIC_SEQ_CST) == 0;
+    return __atomic_load_n(&own->inside, __ATOMIC_SEQ_CST) == 0;
 }
 
 /* The first one in takes the time from the counter, the last one out adds it: whatever the order in which threads come
@@ -216,11 +269,11 @@ int waits_none(void) {
 uint64_t wait_begin(int kind) {
     struct slot *slot = my_slot();
     uint64_t now = now_ns();
-    uint32_t threads = __atomic_add_fetch(&inside, 1, __ATOMIC_SEQ_CST);
+    uint32_t threads = __atomic_add_fetch(&own->inside, 1, __ATOMIC_SEQ_CST);
     if (__builtin_expect(__atomic_load_n(&copies_moving, __ATOMIC_SEQ_CST), 0)) {
-        __atomic_sub_fetch(&inside, 1, __ATOMIC_SEQ_CST);
+        __atomic_sub_fetch(&own->inside, 1, __ATOMIC_SEQ_CST);
         copies_wait();
-        threads = __atomic_add_fetch(&inside, 1, __ATOMIC_SEQ_CST);
+        threads = __atomic_add_fetch(&own->inside, 1, __ATOMIC_SEQ_CST);
     }
     if (threads == 1)
         count(COUNTER_BLOCKED_NS, 0 - now);
@@ -228,16 +281,16 @@ uint64_t wait_begin(int kind) {
         counter_set(COUNTER_FIRST_NS, now);
     if (threads > __atomic_load_n(&slot->counters[COUNTER_READERS], __ATOMIC_RELAXED))
         counter_max(COUNTER_READERS, threads);
-    if (kind == FD_SOURCE && __atomic_add_fetch(&inside_source, 1, __ATOMIC_RELAXED) == 1)
+    if (kind == FD_SOURCE && __atomic_add_fetch(&own->inside_source, 1, __ATOMIC_RELAXED) == 1)
         count(COUNTER_BLOCKED_SOURCE_NS, 0 - now);
     return now;
 }
 
 uint64_t wait_end(int kind, uint64_t begin) {
     uint64_t now = now_ns();
-    if (kind == FD_SOURCE && __atomic_sub_fetch(&inside_source, 1, __ATOMIC_RELAXED) == 0)
+    if (kind == FD_SOURCE && __atomic_sub_fetch(&own->inside_source, 1, __ATOMIC_RELAXED) == 0)
         count(COUNTER_BLOCKED_SOURCE_NS, now);
-    if (__atomic_sub_fetch(&inside, 1, __ATOMIC_RELAXED) == 0) {
+    if (__atomic_sub_fetch(&own->inside, 1, __ATOMIC_RELAXED) == 0) {
         count(COUNTER_BLOCKED_NS, now);
         counter_set(COUNTER_LAST_NS, now);
     }

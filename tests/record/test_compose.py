@@ -116,6 +116,18 @@ def test_a_process_whose_shim_is_off_counts_as_not_counted() -> None:
     assert "shim-off" in {note["id"] for note in record["notes"]}
 
 
+def test_processes_that_found_no_slot_are_told_from_those_whose_shim_is_off() -> None:
+    rest = ProcessPart(0, 0, "uncounted", "", 0.0, {}, processes=12)
+    record = valid(run_part(), [node_part(processes=[rest])])
+    layer = record["coverage"]["by_layer"]["uncounted"]
+    assert (layer["processes"], layer["opens"]) == (12, None)
+    assert record["coverage"]["processes_uncounted"] == 12
+    assert record["totals"]["local_bytes"] is None
+    (note,) = [note for note in record["notes"] if note["id"] in ("shim-off", "uncounted")]
+    assert note["id"] == "uncounted"
+    assert note["text"].startswith("12 processes found no slot to count in")
+
+
 def test_a_daemon_that_lost_a_total_makes_it_unknown() -> None:
     totals = {k: v for k, v in node_part().totals.items() if k != "source_stats"}
     record = valid(run_part(), [node_part(totals=totals)])

@@ -88,6 +88,12 @@ CASES = [
         "99 GB",
     ),
     Case("shim-off", lambda: one(processes=[ProcessPart(5, 1, "direct", "3.11", 0.0, {})]), one),
+    Case(
+        "uncounted",
+        lambda: one(processes=[ProcessPart(0, 0, "uncounted", "", 0.0, {}, processes=12)]),
+        lambda: one(processes=[ProcessPart(5, 1, "direct", "3.11", 0.0, {})]),
+        "1024 Python processes",
+    ),
     Case("python-layer", lambda: one(processes=[ProcessPart(5, 1, "python", "3.11", 0.0, {"hit_opens": 9})]), one),
     *(Case(f"direct-{name.replace('_', '-')}", direct(name), lambda: one(processes=[reader()])) for name in REASONS),
     Case("direct-scanning", direct("scanning"), direct("scanning", scan_s=0.05)),

@@ -128,11 +128,17 @@ class Lab:
         lines = out.splitlines()
         return json.loads(lines[-1]) if lines else None
 
+    def taken(self) -> int:
+        """The first slot of this layer that nobody has used."""
+        header = shim.PAGE_HEADER.unpack_from((self.node / "page").read_bytes())
+        return int(header[5 + (self.layer == "python")])
+
     def slots(self) -> list[dict[str, Any]]:
         """The used slots: pid, layer, parent and counters by name."""
         data = (self.node / "page").read_bytes()
         header = shim.PAGE_HEADER.unpack_from(data)
-        numbers = [*range(min(header[5], shim.PYTHON_SLOTS_FROM)), *range(shim.PYTHON_SLOTS_FROM, header[6])]
+        python = range(shim.PYTHON_SLOTS_FROM, min(header[6], shim.SLOTS))
+        numbers = [*range(min(header[5], shim.PYTHON_SLOTS_FROM)), *python]
         slots = (_slot(data, shim.PAGE_HEADER_BYTES + n * shim.SLOT_BYTES) for n in numbers)
         return [slot for slot in slots if slot["pid"] or slot["counters"]]
 

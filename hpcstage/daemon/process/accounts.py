@@ -10,6 +10,7 @@ Owns the sums. The kernel's counters do not contain what is read from mapped fil
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable
 
 from hpcstage.procio import read_bytes
@@ -25,6 +26,8 @@ class Accounts:
 
     def __init__(self) -> None:
         self._own: dict[int, int] = {}
+        self._retired: Counter[int] = Counter()
+        """Pid → what processes counted that have ended and are not told apart any more."""
         self._next = 0
         self._command: int | None = 0
         self._ended = 0
@@ -63,13 +66,23 @@ class Accounts:
         self._own[pid] = max(self._own.get(pid, 0), read)
         return len(threads)
 
+    def retired(self, process: ProcessPart) -> None:
+        """Notes that a process has ended and is not told apart any more."""
+        if process.pid in self._own:
+            self._retired[process.pid] += _seen(process)
+
     def to_json(self, processes: Iterable[ProcessPart]) -> dict[str, int]:
         """Returns the sums for the record; empty where the command's counter is not known."""
         if not self._ended or self._command is None:
             return {}
         found = list(processes)
-        accounted = sum(max(self._own.get(p.pid, 0), _seen(p)) for p in found)
-        return {"command_bytes": self._command, "accounted_bytes": accounted, "attached": len(found)}
+        seen = self._retired.copy()
+        for process in found:
+            seen[process.pid] += _seen(process)
+        besides = sum(max(0, read - seen[pid]) for pid, read in self._own.items())
+        accounted = sum(map(_seen, found)) + besides
+        attached = sum(p.processes for p in found)
+        return {"command_bytes": self._command, "accounted_bytes": accounted, "attached": attached}
 
 
 def _seen(process: ProcessPart) -> int:

@@ -96,6 +96,10 @@ class Looks:
         looked = self._found.get(pid)
         return looked.counters() if looked else {}
 
+    def forget(self, pid: int) -> None:
+        """A process has ended; its pid may be another's by and by."""
+        self._found.pop(pid, None)
+
 
 def threads_of(pid: int, most: int) -> str:
     """Returns the states of a process's threads, a letter each, up to the first that runs; empty if it is gone."""

@@ -15,6 +15,7 @@ from hpcstage.protocol.shim import (
     COUNTERS,
     COUNTERS_OFFSET,
     DEVICE_OFFSET,
+    FREE_OFFSET,
     GATE_OFFSET,
     GIVEN_UP,
     HELD,
@@ -26,8 +27,10 @@ from hpcstage.protocol.shim import (
     NEXT_NATIVE_OFFSET,
     PAGE_BYTES,
     PAGE_HEADER_BYTES,
+    PID_SPACE_OFFSET,
     PYTHON_SLOTS_FROM,
     SLOT_BYTES,
+    SLOT_FREE,
     SLOT_HEAD,
     SLOTS,
     STATE_OFFSET,
@@ -37,7 +40,7 @@ from hpcstage.protocol.shim import (
     Reason,
     State,
 )
-from hpcstage.record.parts.part import ProcessPart
+from hpcstage.record.parts.part import UNCOUNTED_LAYER, ProcessPart
 
 _NEXT_PYTHON_OFFSET = NEXT_NATIVE_OFFSET + 4
 _PID_OFFSET = NEXT_NATIVE_OFFSET + 8
@@ -61,6 +64,10 @@ class Page:
         finally:
             os.close(fd)
         self._put(_PID_OFFSET, os.getpid())
+        self.gone: set[int] = set()
+        """Slots whose processes were found to have ended, in whatever way."""
+        self._retired = 0
+        self._retired_sums = [0] * COUNTERS
 
     def set_state(self, state: State) -> None:
         """Sets the state that shims read."""
@@ -114,9 +121,49 @@ class Page:
         return self._get(GATE_OFFSET + 4 * word)
 
     def ended(self, slot: int) -> bool:
-        """Returns whether a slot's process has ended in an orderly way."""
-        at = PAGE_HEADER_BYTES + slot * SLOT_BYTES + COUNTERS_OFFSET
-        return slot < SLOTS and _COUNTERS.unpack_from(self._map, at)[Counter.EXIT_NS] != 0
+        """Returns whether a slot's process is known to have ended, or ends in an orderly way."""
+        at = _at(slot) + COUNTERS_OFFSET
+        return slot < SLOTS and (slot in self.gone or _COUNTERS.unpack_from(self._map, at)[Counter.EXIT_NS] != 0)
+
+    # ---- slots that are used again
+
+    ranges = range(1, PYTHON_SLOTS_FROM), range(PYTHON_SLOTS_FROM, SLOTS)
+    """The slots of the native layer, and those of the Python layer."""
+
+    def share_in_use(self, layer: range) -> float:
+        """Returns the share of a range that processes have taken and that is not free again."""
+        given = self._given(layer)
+        free = self._map[FREE_OFFSET + given.start : FREE_OFFSET + given.stop].count(SLOT_FREE)
+        return (len(given) - free) / len(layer)
+
+    def in_use(self, layer: range) -> list[int]:
+        """Returns the slots of a range that have a process."""
+        return [slot for slot in self._given(layer) if _U32.unpack_from(self._map, _at(slot))[0]]
+
+    def process_of(self, slot: int) -> tuple[int, int]:
+        """Returns the pid of a slot's process, and its PID namespace; 0: not known."""
+        at = _at(slot)
+        return _U32.unpack_from(self._map, at)[0], _U64.unpack_from(self._map, at + PID_SPACE_OFFSET)[0]
+
+    def take(self, slot: int, started_monotonic_s: float) -> ProcessPart:
+        """Returns what the ended process of a slot had counted. The slot is zeros then, and can be freed."""
+        at = _at(slot)
+        part = self._process(at, started_monotonic_s)
+        row = _finished(_COUNTERS.unpack_from(self._map, at + COUNTERS_OFFSET), time.monotonic_ns())
+        self._retired_sums = [sum(pair) for pair in zip(self._retired_sums, row, strict=True)]
+        self._retired += 1
+        self._map[at : at + SLOT_BYTES] = bytes(SLOT_BYTES)
+        self.gone.discard(slot)
+        return part
+
+    def free(self, slots: list[int]) -> None:
+        """Lets other processes take these slots, which `take` has cleared."""
+        for slot in slots:
+            self._map[FREE_OFFSET + slot] = SLOT_FREE
+
+    def _given(self, layer: range) -> range:
+        offset = NEXT_NATIVE_OFFSET if layer.start < PYTHON_SLOTS_FROM else _NEXT_PYTHON_OFFSET
+        return range(layer.start, max(layer.start, min(self._get(offset), layer.stop)))
 
     def allot_python_slot(self) -> int:
         """Returns a slot for a process of the python layer; 0, the shared one, when none is left."""
@@ -127,10 +174,14 @@ class Page:
         return slot
 
     def sums(self) -> list[int]:
-        """Returns the counters summed over all slots."""
+        """Returns the counters summed over all processes, ended ones included."""
         now_ns = time.monotonic_ns()
         rows = [_finished(_COUNTERS.unpack_from(self._map, at + COUNTERS_OFFSET), now_ns) for at in self._used()]
-        return [sum(column) for column in zip(*rows, strict=True)]
+        return [sum(column) for column in zip(self._retired_sums, *rows, strict=True)]
+
+    def attached(self) -> int:
+        """Returns how many processes attached and count."""
+        return self._retired + len(self.pids()) + self._sharers()
 
     def several(self) -> Iterator[tuple[int, bool, bool, bool, bool]]:
         """Yields the living processes whose waits do not follow from the counters alone: those in which several threads
@@ -166,23 +217,35 @@ class Page:
         return (copies > 0 and not counted) or is_inside or values[Counter.LAST_NS] >= since_ns
 
     def pids(self) -> set[int]:
-        """Returns the pids of the processes that attached."""
+        """Returns the pids of processes that attached, without those that ended and whose slots are used again."""
         return {_U32.unpack_from(self._map, at)[0] for at in self._used()} - {0}
 
     def family(self, slot: int) -> list[int]:
         """Returns the pids of a slot's process, of its parent, and of their parents as far as these attached."""
+        return self.families([slot])[0]
+
+    def families(self, slots: list[int]) -> list[list[int]]:
+        """Returns the same for several slots."""
         heads = [SLOT_HEAD.unpack_from(self._map, at) for at in self._used()]
         parents = {head[0]: head[3] for head in heads if head[0]}
-        pid, _, _, parent, _ = SLOT_HEAD.unpack_from(self._map, PAGE_HEADER_BYTES + slot * SLOT_BYTES)
-        found = [pid, parent]
-        while (parent := parents.get(found[-1], 0)) and parent not in found:
-            found.append(parent)
-        return found
+        own = [SLOT_HEAD.unpack_from(self._map, _at(slot)) for slot in slots]
+        return [_ancestors(head[0], head[3], parents) for head in own]
 
     def processes(self, started_monotonic_s: float) -> list[ProcessPart]:
-        """Returns all slots that were used, in the form of the record."""
-        parts = (self._process(at, started_monotonic_s) for at in self._used())
-        return [part for part in parts if part.pid or part.counters]
+        """Returns all slots that are in use, in the form of the record. Of processes that found no slot, those of the
+        native layer share a row, and those of the Python layer are only numbered."""
+        parts = [self._process(at, started_monotonic_s) for at in self._used()]
+        if self._sharers():
+            parts[0].processes = self._sharers()
+            del parts[0].counters[_NAMES[Counter.SHARERS]]
+        found = [part for part in parts if part.pid or part.counters]
+        uncounted = self._get(_NEXT_PYTHON_OFFSET) - SLOTS
+        if uncounted > 0:
+            found.append(ProcessPart(0, 0, UNCOUNTED_LAYER, "", 0.0, {}, processes=uncounted))
+        return found
+
+    def _sharers(self) -> int:
+        return int(_U64.unpack_from(self._map, _at(0) + COUNTERS_OFFSET + 8 * Counter.SHARERS)[0])
 
     def _process(self, at: int, started_s: float) -> ProcessPart:
         pid, layer, version, parent, attach_ns = SLOT_HEAD.unpack_from(self._map, at)
@@ -203,13 +266,24 @@ class Page:
         native = min(self._get(NEXT_NATIVE_OFFSET), PYTHON_SLOTS_FROM)
         python = min(self._get(_NEXT_PYTHON_OFFSET), SLOTS)
         for slot in (*range(native), *range(PYTHON_SLOTS_FROM, python)):
-            yield PAGE_HEADER_BYTES + slot * SLOT_BYTES
+            yield _at(slot)
 
     def _get(self, offset: int) -> int:
         return int(_U32.unpack_from(self._map, offset)[0])
 
     def _put(self, offset: int, value: int) -> None:
         _U32.pack_into(self._map, offset, value)
+
+
+def _at(slot: int) -> int:
+    return PAGE_HEADER_BYTES + slot * SLOT_BYTES
+
+
+def _ancestors(pid: int, parent: int, parents: dict[int, int]) -> list[int]:
+    found = [pid, parent]
+    while (parent := parents.get(found[-1], 0)) and parent not in found:
+        found.append(parent)
+    return found
 
 
 def _finished(values: tuple[int, ...], now_ns: int) -> list[int]:

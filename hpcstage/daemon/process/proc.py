@@ -107,7 +107,11 @@ class Missed:
                 if (age_s(pid) or 0.0) >= self.OLD_ENOUGH_S:
                     self._found[pid] = _described(pid)
         for pid in attached & self._found.keys():
-            del self._found[pid]
+            self.attached(pid)
+
+    def attached(self, pid: int) -> None:
+        """A process did attach."""
+        self._found.pop(pid, None)
 
     def listed(self) -> list[dict[str, object]]:
         """Returns the first of them for the record."""

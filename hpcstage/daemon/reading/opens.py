@@ -6,15 +6,16 @@ ended. What a ring's bytes mean is in `ringlog`; the caller decides who learns w
 How to use it (all calls come from the daemon's own thread, and none of them waits):
 
     page.set_logging(True)                                  # from now on processes log
-    opens = Opens(node_dir / "opens", page.ended)
+    opens = Opens(node_dir / "opens", page.ended, page.gone)
     for event in opens.poll(finder(manifest)): ...          # every tick; poll(None) before there is a manifest
     while opens.more: ...                                   # a poll is bounded: again, in the same tick or the next
     page.set_logging(False); opens.poll(...); opens.close() # once nothing more can be learnt, and at the end
 
-`poll` returns Opened, Marked and Lost. The events of one process (one slot) come in the order in which they happened;
-those of different processes come one process after the other within a poll, and `ns` (CLOCK_MONOTONIC, as
-time.monotonic_ns) says when each happened. Opens of files that are not in the manifest are left out. After Lost it is
-not known which sample that process reads until its next mark. `Opens.lost_bytes` counts the bytes that were lost.
+`poll` returns Opened, Marked and Lost, each with the number of its process: the slot, and SLOTS more for each earlier
+process that had this slot. The events of one process come in the order in which they happened; those of different
+processes come one process after the other within a poll, and `ns` (CLOCK_MONOTONIC, as time.monotonic_ns) says when
+each happened. Opens of files that are not in the manifest are left out. After Lost it is not known which sample that
+process reads until its next mark. `Opens.lost_bytes` counts the bytes that were lost.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from hpcstage.daemon.reading.ringlog import Damaged, Record, index_of, parse, path_of
 from hpcstage.plan.dataset.manifest import Manifest
-from hpcstage.protocol.shim import RING_DATA_BYTES, RING_HEADER, RING_HEADER_BYTES, RING_MAGIC
+from hpcstage.protocol.shim import RING_DATA_BYTES, RING_HEADER, RING_HEADER_BYTES, RING_MAGIC, SLOTS
 
 SUFFIX = ".ring"
 MOST_RINGS = 1024
@@ -83,13 +84,16 @@ def finder(manifest: Manifest) -> Finder:
 class Opens:
     """Owns all rings of the node and the events that wait for the manifest."""
 
-    def __init__(self, directory: Path, ended: Callable[[int], bool]) -> None:
-        """`ended` says whether the process of a slot is known to have ended."""
+    def __init__(self, directory: Path, ended: Callable[[int], bool], gone: Container[int] = ()) -> None:
+        """`ended` says whether the process of a slot has ended or is about to, `gone` holds slots whose process has."""
         self._directory = os.fspath(directory)
         self._ended = ended
+        self._gone = gone
         self._rings: dict[int, Ring] = {}
         self._turn: deque[int] = deque()
         self._held: deque[tuple[int, Record | int]] = deque()
+        self._users: dict[int, int] = {}
+        """Slot → how many processes had it before the one that has it now."""
         self.lost_bytes = 0
         self.more = False
         """Whether the last poll left something because it had read enough."""
@@ -104,6 +108,18 @@ class Opens:
             return []
         held, self._held = self._held, deque()
         return list(_events(held, find))
+
+    def number(self, slot: int) -> int:
+        """Returns the number of the process that has a slot now, as events tell it."""
+        return slot + SLOTS * self._users.get(slot, 0)
+
+    def is_read(self, slot: int) -> bool:
+        """Returns whether everything is read that the process of a slot, which has ended, had logged."""
+        return slot not in self._rings and not os.path.lexists(f"{self._directory}/{slot}{SUFFIX}")
+
+    def renew(self, slot: int) -> None:
+        """Gives events of this slot another number: another process will have it."""
+        self._users[slot] = self._users.get(slot, 0) + 1
 
     def close(self) -> None:
         """Closes all rings and deletes them. Processes that still hold one do no harm."""
@@ -141,9 +157,9 @@ class Opens:
             return 0
         if lost:
             self.lost_bytes += lost
-            self._held.append((slot, lost))
-        self._held.extend((slot, record) for record in records)
-        if ended and not records and not lost:
+            self._held.append((self.number(slot), lost))
+        self._held.extend((self.number(slot), record) for record in records)
+        if ended and not lost and (not records or (ring.is_read and slot in self._gone)):
             self._forget(slot)
         return max(0, ring.tail - begin)
 
@@ -161,10 +177,13 @@ class Ring:
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         self.tail = 0
+        self.is_read = False
+        """Whether the last read left nothing."""
 
     def read(self) -> tuple[list[Record], int]:
         """Returns the records that came since the last call, and how many bytes were lost before them."""
         head = self._head()
+        self.is_read = False
         if head == self.tail:
             return [], 0
         if head - self.tail > RING_DATA_BYTES or head < self.tail:
@@ -178,6 +197,7 @@ class Ring:
         except Damaged:
             return [], self._skip(now)
         self.tail += used
+        self.is_read = self.tail == head
         return records, 0
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from hpcstage.daemon.reading.kept import Following, Keeping
 from hpcstage.daemon.reading.learn import Dataset, Learner, Listed
 from hpcstage.daemon.reading.opens import Event, Finder, Lost, Marked, Opened, Opens, finder
 from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.protocol.shim import SLOTS
 
 LOOK_EVERY_S = 0.25
 BUSY_EVERY_S = 0.05
@@ -53,7 +54,7 @@ class Watch:
         self._watched = False
         self._page = page
         self._started = started
-        self._opens = Opens(node_dir / DIRECTORY, page.ended)
+        self._opens = Opens(node_dir / DIRECTORY, page.ended, page.gone)
         self._find: Finder | None = None
         self._staged: Callable[[int], bool] = bool
         self._staging: Callable[[], bool] = bool
@@ -202,11 +203,22 @@ class Watch:
         if mapped is not None and len(mapped.ids):
             self.keeping.begin(Following(one.who, mapped.where))
 
-    def _family(self, slot: int) -> list[int]:
-        found = self._families.get(slot)
+    def _family(self, number: int) -> list[int]:
+        found = self._families.get(number)
         if found is None:
-            found = self._families[slot] = self._page.family(slot)
+            found = self._families[number] = self._page.family(number % SLOTS)
         return found
+
+    def retire(self, slots: Sequence[int]) -> list[int]:
+        """Of slots whose processes have ended those that another process may have: all is read that was logged."""
+        if not self._logging:
+            return list(slots)
+        self._next = 0.0
+        read = [slot for slot in slots if self._opens.is_read(slot)]
+        for slot, family in zip(read, self._page.families(read), strict=True):
+            self._families.setdefault(self._opens.number(slot), family)
+            self._opens.renew(slot)
+        return read
 
     # ---- the record
 

@@ -30,9 +30,9 @@ def coverage_of(node: NodePart) -> Coverage:
         "write_opens": tally.total(processes, "write_opens"),
         "dropped": tally.total(processes, "dropped"),
         "stats": _stats(processes),
-        "processes_attached": len(processes),
+        "processes_attached": tally.number(processes),
         "processes_missed": node.missed_count,
-        "processes_uncounted": sum(p.layer == tally.UNSEEN_LAYER for p in processes),
+        "processes_uncounted": tally.number(p for p in processes if p.layer in tally.UNSEEN_LAYERS),
         "missed_examples": node.missed_processes[:EXAMPLES],
         "errors": tally.total(processes, "errors"),
         "accounts": dict(node.accounts),
@@ -116,11 +116,12 @@ def _by_layer(processes: Sequence[ProcessPart]) -> dict[str, Any]:
 
 
 def _layer(processes: Sequence[ProcessPart]) -> dict[str, Any]:
-    if processes[0].layer == tally.UNSEEN_LAYER:
-        return {"processes": len(processes), "opens": None, "swapped": None, "share": None}
+    if processes[0].layer in tally.UNSEEN_LAYERS:
+        return {"processes": tally.number(processes), "opens": None, "swapped": None, "share": None}
     opens = sum(tally.opens_of(p) for p in processes)
     swapped = sum(tally.swapped_of(p) for p in processes)
-    return {"processes": len(processes), "opens": opens, "swapped": swapped, "share": tally.ratio(swapped, opens)}
+    share = tally.ratio(swapped, opens)
+    return {"processes": tally.number(processes), "opens": opens, "swapped": swapped, "share": share}
 
 
 def _reasons(node: NodePart) -> dict[str, int]:

@@ -100,6 +100,10 @@ def _reader(process: ProcessPart, child_pid: int | None, said: list[str]) -> Rea
     if waits is None and tally.reads_known(process):
         how = "files are mapped into memory" if tally.maps(process) else "several threads read at once"
         say(said, f"{how}, and too few looks at the threads tell what they waited for: not measured")
+    if process.processes > 1 and waits is not None:  # as one that lived while any of them did
+        span_ns = min(life_ns, max(0, tally.count(process, "exit_ns") - begin_ns))
+        share = span_ns / life_ns if life_ns else 1.0
+        life_ns, waits = span_ns, (waits[0] * share, waits[1] * share)
     return Reader(begin_ns, life_ns, waits)
 
 
@@ -112,7 +116,7 @@ def _readers(child_pid: int | None, processes: Sequence[ProcessPart], said: list
     main = next((p for p in reading if p.pid == child_pid), reading[0])
     if tally.opens_of(main) >= READER_SHARE * opens:
         return [main]
-    said.append(f"{len(reading)} processes read; what others waited for them is not measured")
+    said.append(f"{tally.number(reading)} processes read; what others waited for them is not measured")
     return reading
 
 

@@ -114,7 +114,7 @@ def _loader(trainer: ProcessPart, family: Sequence[ProcessPart], source_share: f
 
 def _readers(processes: Sequence[ProcessPart]) -> Readers:
     phases = sorted((tally.count(p, "first_ns"), tally.count(p, "last_ns")) for p in processes)
-    lived_ns = sum(max(0, last - first) for first, last in phases)
+    lived_ns = sum(tally.phase_ns(p) for p in processes)
     end_ns = covered_ns = 0
     for first, last in phases:
         covered_ns += max(0, last - max(first, end_ns))

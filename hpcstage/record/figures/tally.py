@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hpcstage.record.parts.part import ProcessPart
+from hpcstage.record.parts.part import UNCOUNTED_LAYER, ProcessPart
 
-UNSEEN_LAYER = "direct"
+DIRECT_LAYER = "direct"
 """A process of this layer attached but counts nothing: its self-tests failed."""
+UNSEEN_LAYERS = (DIRECT_LAYER, UNCOUNTED_LAYER)
 
 
 def count(process: ProcessPart, name: str) -> int:
@@ -18,6 +19,11 @@ def count(process: ProcessPart, name: str) -> int:
 def total(processes: Iterable[ProcessPart], name: str) -> int:
     """Returns a counter summed over processes."""
     return sum(count(process, name) for process in processes)
+
+
+def number(processes: Iterable[ProcessPart]) -> int:
+    """Counts the processes that these rows stand for."""
+    return sum(process.processes for process in processes)
 
 
 def opens_of(process: ProcessPart) -> int:
@@ -32,7 +38,7 @@ def swapped_of(process: ProcessPart) -> int:
 
 def reads_known(process: ProcessPart) -> bool:
     """Returns whether this process's reads were measured."""
-    return bool(count(process, "reads_measured")) and process.layer != UNSEEN_LAYER
+    return bool(count(process, "reads_measured")) and process.layer not in UNSEEN_LAYERS
 
 
 def life_ns(process: ProcessPart) -> int:
@@ -40,9 +46,18 @@ def life_ns(process: ProcessPart) -> int:
 
     Where the end was not seen, its last call on a dataset's file counts as the end.
     """
+    if process.processes > 1:
+        return count(process, "life_ns")
     begin_ns = count(process, "attach_ns")
     end_ns = count(process, "exit_ns") or count(process, "last_ns")
     return end_ns - begin_ns if end_ns > begin_ns > 0 else 0
+
+
+def phase_ns(process: ProcessPart) -> int:
+    """Returns the nanoseconds from a process's first call on a dataset's file to its last."""
+    if process.processes > 1:
+        return count(process, "phase_ns")
+    return max(0, count(process, "last_ns") - count(process, "first_ns"))
 
 
 def maps(process: ProcessPart) -> bool:
@@ -63,7 +78,7 @@ def local_reads(processes: Iterable[ProcessPart], name: str) -> int | None:
 def _reads(processes: Iterable[ProcessPart], name: str, mapped: str, *opens: str) -> int | None:
     value = 0
     for process in processes:
-        if process.layer == UNSEEN_LAYER or count(process, mapped):
+        if process.layer in UNSEEN_LAYERS or count(process, mapped):
             return None
         if any(count(process, o) for o in opens) and not reads_known(process):
             return None

@@ -125,7 +125,7 @@ def family_of(trainer: ProcessPart, node: NodePart) -> list[ProcessPart]:
             return family
         rest = [p for p in rest if p.parent_pid not in pids]
         family += born
-        pids |= {p.pid for p in born}
+        pids |= {p.pid for p in born if p.pid}
 
 
 def _intervals(node: NodePart, members: Sequence[ProcessPart], waited_ns: int) -> list[Interval]:

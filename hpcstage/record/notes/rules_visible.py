@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from hpcstage.protocol.shim import PYTHON_SLOTS_FROM, SLOTS
+from hpcstage.record.figures.tally import DIRECT_LAYER
 from hpcstage.record.notes.rule import Note, Severity, number, percent, stages, was_watched
+from hpcstage.record.parts.part import UNCOUNTED_LAYER
 from hpcstage.units import format_size
 
 MUCH_UNSEEN = 0.2
@@ -128,9 +131,9 @@ def unseen(record: dict[str, Any]) -> Iterator[Note]:
         )
 
 
-def uncounted(record: dict[str, Any]) -> Iterator[Note]:
+def shim_off(record: dict[str, Any]) -> Iterator[Note]:
     """Notes shims that switched themselves off."""
-    count = record["coverage"]["processes_uncounted"] or 0
+    count = _of_layer(record, DIRECT_LAYER)
     if count:
         yield Note(
             "shim-off",
@@ -138,6 +141,23 @@ def uncounted(record: dict[str, Any]) -> Iterator[Note]:
             f"in {number(count, 'process', 'processes')} redirection failed its self-test: they read the source",
             "try --intercept python; please report the platform",
         )
+
+
+def uncounted(record: dict[str, Any]) -> Iterator[Note]:
+    """Notes that more processes lived at a time than the page can count."""
+    count = _of_layer(record, UNCOUNTED_LAYER)
+    if count:
+        yield Note(
+            "uncounted",
+            Severity.WARNING,
+            f"{number(count, 'process', 'processes')} found no slot to count in: what they opened is not reported",
+            f"run at most {SLOTS - PYTHON_SLOTS_FROM} Python processes at a time on a node, or use the native layer, "
+            f"which counts {PYTHON_SLOTS_FROM - 1}",
+        )
+
+
+def _of_layer(record: dict[str, Any], layer: str) -> int:
+    return int(record["coverage"]["by_layer"].get(layer, {}).get("processes", 0))
 
 
 def python_layer(record: dict[str, Any]) -> Iterator[Note]:
@@ -187,4 +207,14 @@ def shim_errors(record: dict[str, Any]) -> Iterator[Note]:
         )
 
 
-VISIBLE_RULES = [nothing_attached, nothing_opened, missed, unseen, uncounted, python_layer, not_swapped, shim_errors]
+VISIBLE_RULES = [
+    nothing_attached,
+    nothing_opened,
+    missed,
+    unseen,
+    shim_off,
+    uncounted,
+    python_layer,
+    not_swapped,
+    shim_errors,
+]

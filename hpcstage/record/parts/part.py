@@ -62,9 +62,13 @@ class Sample:
     """Bytes of staged files sent to other nodes."""
 
 
+UNCOUNTED_LAYER = "uncounted"
+"""In place of a layer: the process attached but counts nothing, because no slot was left for it in the page."""
+
+
 @dataclass
 class ProcessPart:
-    """One attached process: the head and the counters of its slot."""
+    """One attached process: the head and the counters of its slot. Or several that have ended, summed up (pid 0)."""
 
     pid: int
     parent_pid: int
@@ -78,6 +82,9 @@ class ProcessPart:
     hist_open: dict[int, int] = field(default_factory=dict)
     """Opens at the source: their number by bucket (`protocol.shim.bucket_of_ns`)."""
     hist_read: dict[int, int] = field(default_factory=dict)
+    processes: int = 1
+    """Of several, `counters` has life_ns and phase_ns: how long they lived, and from each one's first call on a
+    dataset's file to its last, summed. Times of day are those of the first and the last of them."""
 
 
 @dataclass

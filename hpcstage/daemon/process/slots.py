@@ -1,0 +1,114 @@
+"""Slots of processes that have ended are used again where slots run short.
+
+This module decides when to look, and which processes have ended. A process that is in another PID namespace, or whose
+namespace is not known, keeps its slot. So does one whose log of opens has not been read. A pid that is used again keeps
+the slot of its former process until the later one has ended, too; so does a process that runs another program (exec),
+which takes another slot. A slot without a pid is not freed: a process is taking it, or was killed meanwhile. When the
+daemon dies, slots are not freed any more, and one that it had cleared but not marked as free is lost.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from hpcstage.daemon.process.page import Page
+from hpcstage.protocol.shim import PID_SPACE_FILE
+from hpcstage.record.parts.part import ProcessPart
+
+LOOK_EVERY_S = 1.0
+FILL_EVERY_S = 0.1
+"""While many slots are in use."""
+MANY = 0.25
+SHORT = 0.5
+"""Shares of a layer's slots that are in use. From `SHORT` on those of ended processes are freed."""
+MOST_LOOKS = 512
+"""At processes in one go, which takes some milliseconds."""
+LetGo = Callable[[Sequence[int]], list[int]]
+Retire = Callable[[ProcessPart], None]
+
+
+class Slots:
+    """`let_go` says which slots of ended processes may be freed; `retire` is told of every process whose slot is."""
+
+    def __init__(self, page: Page, let_go: LetGo, retire: Retire, started: float) -> None:
+        self._page = page
+        self._let_go = let_go
+        self._retire = retire
+        self._started = started
+        self._next = started
+        self._last = dict.fromkeys(page.ranges, 0)
+        self._cleared: list[int] = []
+        self._pid_space = _pid_space()
+
+    def wake_after(self, now: float) -> float:
+        """Returns the seconds until the next look."""
+        return max(0.0, self._next - now)
+
+    def look(self, now: float) -> None:
+        """Looks once, if it is time."""
+        if now < self._next:
+            return
+        # These were cleared in the look before, so other processors see the zeros before they see that a slot is free.
+        self._page.free(self._cleared)
+        self._cleared = []
+        shares = [self._page.share_in_use(layer) for layer in self._page.ranges]
+        for layer, share in zip(self._page.ranges, shares, strict=True):
+            if share >= SHORT:
+                self._free(layer)
+        self._next = time.monotonic() + (FILL_EVERY_S if max(shares) >= MANY or self._cleared else LOOK_EVERY_S)
+
+    def _free(self, layer: range) -> None:
+        found = [slot for slot in self._in_turn(layer) if self._has_ended(slot)]
+        self._page.gone.update(found)
+        freed = self._let_go(found)
+        for slot in freed:
+            self._retire(self._page.take(slot, self._started))
+        self._cleared += freed
+
+    def _in_turn(self, layer: range) -> list[int]:
+        """Returns slots that are in use: only so many that a look is short, and the next ones at the next look."""
+        used = self._page.in_use(layer)
+        later = [slot for slot in used if slot > self._last[layer]]
+        chosen = (later + used)[: min(MOST_LOOKS, len(used))]
+        self._last[layer] = chosen[-1] if chosen else 0
+        return chosen
+
+    def _has_ended(self, slot: int) -> bool:
+        pid, pid_space = self._page.process_of(slot)
+        return slot in self._page.gone or (pid_space == self._pid_space != 0 and has_ended(pid))
+
+
+def has_ended(pid: int) -> bool:
+    """Returns whether a process and all its threads have ended; where the kernel tells, also before it is reaped."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    except (OSError, AttributeError):
+        return not _exists(pid)
+    try:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        return bool(poll.poll(0))
+    finally:
+        os.close(fd)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def _pid_space() -> int:
+    with suppress(OSError):
+        return os.stat(PID_SPACE_FILE).st_ino
+    return 0
