@@ -10,7 +10,7 @@ from hpcstage.plan.types import Budget
 
 @dataclass
 class Outlook:
-    """What is known of a node's staging; `preparing` and `staging` fill it as they learn it."""
+    """Holds what is known of a node's staging; `preparing` and `staging` fill it as they learn it."""
 
     scanned: Scanned | None = None
     budget: Budget | None = None

@@ -87,5 +87,5 @@ class Preparing:
                 lambda: scanning.save_plan(self.spec, manifest, order, scanned, limit, mode),
                 lambda _: announce(),
             )
-        if self.spec.mode != AUTO_MODE:  # what was decided is read from the plan by the other nodes
+        if self.spec.mode != AUTO_MODE:  # in mode auto the other nodes read the decision from the plan
             announce()

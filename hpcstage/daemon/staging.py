@@ -47,7 +47,7 @@ EARLY_S = 0.5
 """Until this long after the start a want waits for the end of the scan; later, and where a probe follows the scan, the
 program reads the source meanwhile."""
 ACTIVE_S = 5.0
-"""A process that opened files of the datasets and did nothing with them for so long does not use them now."""
+"""A process that opened files of the datasets and did nothing with them for this long does not use them now."""
 _OPENS = (Counter.HIT_OPENS, Counter.READY_OPENS, Counter.SOURCE_OPENS)
 
 
@@ -79,11 +79,11 @@ class Staging:
         self.programs: Callable[[], Collection[int]] = tuple
         """Returns the pids of the processes that may read the datasets."""
         self.own_bytes: Callable[[], int] = int
-        """What attached processes have read, by the kernel's counters."""
+        """Returns the bytes that attached processes have read, by the kernel's counters."""
         self.unserved = Unserved()
         self._sightings: Sightings | None = None
         self._opens = 0
-        """Of attached processes, at the last look."""
+        """The number of opens of attached processes at the last look."""
         self._preparing = Preparing(
             spec, helpers, self.outlook, lambda: self.state is State.SCANNING, self._stage, self._give_up
         )
@@ -318,7 +318,7 @@ class Staging:
             engine.is_paused = self.unserved.is_paused
 
     def _served(self, now: float) -> None:
-        """A process with the shim uses the datasets: copying goes on if it paused."""
+        """Ends a pause of copying, since a process with the shim uses the datasets."""
         self.unserved.served(now)
         if self.engine is not None:
             self.engine.is_paused = False
@@ -344,7 +344,7 @@ class Staging:
 
     @property
     def peers(self) -> Peers | None:
-        """What exchanges files with other nodes; None while there is no manifest, or no group."""
+        """The object that exchanges files with other nodes; None before there is a manifest, and without a group."""
         return None if self.group is None else self.group.peers
 
     def receive(self, fd: int, now: float) -> None:

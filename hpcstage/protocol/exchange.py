@@ -164,9 +164,9 @@ class Got:
     size_bytes: int
     mtime_ns: int
     open_ns: int
-    """From the request to the first byte."""
+    """The time from the request to the first byte."""
     read_ns: int
-    """From the first byte to the last."""
+    """The time from the first byte to the last."""
     write_ns: int
 
 

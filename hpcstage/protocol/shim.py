@@ -327,7 +327,7 @@ HOLDINGS_HEADER = struct.Struct("<QQ")
 
 
 class Holding(IntEnum):
-    """What a node has of a file."""
+    """Whether a node has a copy of a file or will read the file from the source."""
 
     NONE = 0
     DUE = 1

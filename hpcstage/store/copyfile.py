@@ -89,7 +89,7 @@ class CopyError(Exception):
 
 @dataclass
 class Worker:
-    """What a thread needs to copy: its counters, its buffer and, where it was built, the C function."""
+    """Owns what a thread needs to copy: its counters, its buffer and, where it was built, the C function."""
 
     stats: ThreadStats
     native: bool = True

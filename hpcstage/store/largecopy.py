@@ -43,7 +43,7 @@ class BigCopy:
     def __init__(
         self, id_: int, job: Job, pace: Pacer | None, started_ns: int, invite: Callable[[BigCopy], object]
     ) -> None:
-        """`invite` has one more thread call `work`."""
+        """`invite` makes one more thread call `work`."""
         self.id = id_
         self.job = job
         self.started_ns = started_ns

@@ -90,7 +90,7 @@ class Changes:
 
 
 def events(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """What the kernel tells: the number of a watch, what happened, and the name in a watched directory."""
+    """Yields the kernel's events: the number of a watch, what happened, and the name in a watched directory."""
     at = 0
     while at < len(data):
         number, mask, _, length = _EVENT.unpack_from(data, at)

@@ -205,7 +205,7 @@ class Engine:
         self._on_final(result.id)
 
     def _put_off(self, id_: int, now: float) -> bool:
-        """Returns whether a cancelled transfer will be begun again. Who waits for a small file goes on waiting."""
+        """Returns whether a cancelled transfer will be begun again. A want for a small file goes on waiting."""
         if id_ in self._taken_back and self.queue.place(id_) is Place.FLYING and not self.queue.large.in_use(id_, now):
             self.queue.take_back(id_)
             if self.queue.is_large(id_):
@@ -305,7 +305,7 @@ class Engine:
         self._take_back(self.queue.slowing(now))
 
     def pause(self) -> None:
-        """Begins nothing more for now and gives up what is under way, but for what a program waits for."""
+        """Begins no more transfers for now and gives up those under way, except those that a program waits for."""
         self.is_paused = True
         self._take_back(self.queue.in_flight)
 

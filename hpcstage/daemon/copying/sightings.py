@@ -1,12 +1,12 @@
-"""Looks now and then which files of the datasets programs without the shim read at the source.
+"""Finds the files of the datasets that programs without the shim read at the source, by a look now and then.
 
-There are two kinds of evidence. A living process that is not attached has a file open, and has read a good deal since
-the last look, or has it mapped. And the kernel told of opens of files (inotify) that no copier was given to copy, while
-processes of the command that are not attached read at least half as much as these files hold: this shows processes
-that live for a moment only. Whose opens these are is not known, which is why both have to be there.
+There are two kinds of evidence. First, a living process that is not attached has a file mapped, or has it open and has
+read a good deal since the last look. Second, the kernel reported opens of files (inotify) that no copier was given,
+while processes of the command that are not attached read at least half as much as these files hold: this shows
+processes that live for a moment only. The kernel does not say which process opened a file, so both are needed.
 
-Owns the watches for opens, and what was read by whom at the last look. The events are taken once in a look and
-otherwise cost nothing; where the kernel lost some, that look shows nothing of this kind.
+Owns the watches for opens, and what each process had read at the last look. A look reads the events, which otherwise
+cost nothing; where the kernel lost some, that look gives no evidence of the second kind.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from hpcstage.procio import read_bytes
 
 HELPER = "sightings"
 MOST_WATCHES = 4096
-"""The most directories that are watched; of more, the first ones tell enough."""
+"""The most directories that are watched; if there are more, the first ones show enough."""
 LEAST_BYTES = 256 << 10
-"""A program may read less than this to start."""
+"""Reading less than this is no evidence: a program may read as much to start."""
 LEAST_SHARE = 0.5
 COST = 100
-"""Looks take at most one part in so many of the time."""
+"""Looks take at most one part in COST of the time."""
 _OPEN, _ONLYDIR = 0x20, 0x1000000
 
 
 class Sightings:
-    """Holds the watches and what the last look has shown."""
+    """Owns the watches and what the last look has shown."""
 
     def __init__(self, helpers: Helpers, manifest: Manifest, own_bytes: Callable[[], int]) -> None:
-        """`own_bytes`: what attached processes have read, by the kernel's counters."""
+        """`own_bytes` returns the bytes that attached processes have read, by the kernel's counters."""
         self._manifest = manifest
         self._own_bytes = own_bytes
         self._directories: dict[int, bytes] = {}
         self._given: Counter[int] = Counter()
-        """Ids that copiers were given and of whose opens the kernel has not told yet."""
+        """Ids that copiers were given and whose opens the kernel has not reported yet."""
         self._read: dict[int, int] = {}
         """By pid: the bytes that a process and its reaped children had read at the last look."""
         self._unattached: int | None = None

@@ -100,7 +100,7 @@ class Writes:
             return
         try:
             aside = self._engine.store.put_aside(directory)
-        except OSError:  # then one by one
+        except OSError:  # the copies are dropped one by one then
             self._void(ids)
             return
         places = self._engine.void_range(ids)

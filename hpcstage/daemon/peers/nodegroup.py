@@ -235,7 +235,7 @@ class NodeGroup:
             queue.start_at(len(queue) * nodes.index // nodes.nodes)
         if nodes.members is not None and not nodes.leads and self._received:
             self._join()
-        elif self._said:  # it may have come too late; the next group is asked whether it has the same files
+        elif self._said:  # the manifest may have come too late; the next group compares it with its own
             self._stranger = True
             self.peers.adopt()
         else:

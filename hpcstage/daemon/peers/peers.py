@@ -133,7 +133,7 @@ class Peers:
             self._queue.missed(id_, wanted=self._is_wanted(id_), doubtful=True)
         self._look(now)
         requests = self._requests
-        wanted = min(self._queue.far_wanted, MOST_WANTED)  # does not wait for what is asked for ahead
+        wanted = min(self._queue.far_wanted, MOST_WANTED)  # wanted files do not wait for those asked for ahead
         files, size_bytes = max(requests.free_files, wanted), max(requests.free_bytes, WANTED_BYTES if wanted else 0)
         ids = self._queue.next_requests(files, size_bytes, now)
         self._engine.sweep()

@@ -40,7 +40,7 @@ class Accounts:
 
     @property
     def own_bytes(self) -> int:
-        """What attached processes have read themselves, as far as it was looked at."""
+        """Returns the bytes that attached processes have read themselves, as far as the last looks have shown."""
         return sum(self._own.values())
 
     def look(self, pids: Iterable[int]) -> None:

@@ -25,7 +25,7 @@ _NICEST = 19
 
 def missing(shim: Path) -> list[str]:
     """Returns the modules in a directory on the command's PYTHONPATH that its interpreters would have to compile."""
-    if sys.pycache_prefix is not None:  # they look elsewhere
+    if sys.pycache_prefix is not None:  # interpreters look for bytecode elsewhere
         return []
     return [source.name for source in sorted(shim.glob("*.py")) if not _fits(source, _compiled(source))]
 

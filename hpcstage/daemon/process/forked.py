@@ -1,4 +1,4 @@
-"""What every forked child of the daemon does first, and how the daemon waits for the end of one."""
+"""Prepares every forked child of the daemon, and waits for the end of one."""
 
 from __future__ import annotations
 

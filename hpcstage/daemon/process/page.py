@@ -199,7 +199,7 @@ class Page:
                 yield pid, inside, waits, *maps
 
     def are_using(self, active_s: float) -> bool:
-        """Whether living processes use the datasets: opened files and did something with one within so many seconds,
+        """Returns whether living processes use the datasets: they opened files and used one within `active_s` seconds,
         or opened a copy where its use is not counted (mapped files, the Python layer, the shared slot)."""
         since_ns = time.monotonic_ns() - int(active_s * 1e9)
         return any(self._is_using(at, since_ns) for at in self._used())

@@ -1,9 +1,9 @@
-"""Whether large files can be copied beside a program that reads others at the source without slowing it down. Pure.
+"""Decides whether large files are copied while a program reads others at the source: not where that slows it down.
 
 First nothing is copied for a moment, which shows how fast the program reads alone. Then copying is on trial: where the
-program reads less by more than half of what is copied, the source has nothing to spare, and what the program reads
-later from copies it loses now. Then copying waits, after each failed trial for twice as long. Where the program's reads
-are not counted, or it read nothing meanwhile, nothing speaks against copying. Callers pass `now`.
+program reads less by more than half of what is copied, the source has no bandwidth to spare, and the program loses now
+what it gains later from copies. Copying waits then, after each failed trial for twice as long. Where the program's
+reads are not counted, or it read nothing meanwhile, copying is allowed. Pure: callers pass `now`.
 """
 
 from __future__ import annotations

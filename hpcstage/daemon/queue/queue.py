@@ -67,7 +67,7 @@ READY = Decision(Verdict.READY)
 
 
 class Queue:
-    """The state of all ids. Every call is O(1) amortised, but for `reorder` and `void`: O(ids given)."""
+    """Owns the state of all ids. Every call is O(1) amortised, except `reorder` and `void`: O(ids given)."""
 
     def __init__(
         self,

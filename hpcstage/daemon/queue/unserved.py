@@ -1,7 +1,7 @@
-"""Whether programs without the shim read the datasets while nobody uses copies, so that copying is in vain. Pure.
+"""Decides when copying pauses because only programs without the shim read the datasets, which use no copies. Pure.
 
-Copying stops once several files were seen to be read like that, or one for a moment. It goes on as soon as a process
-with the shim opens a file, or when no such reading was seen for a while: after each further pause for twice as long.
+Copying pauses once several files were seen to be read like that, or one for a moment. It goes on as soon as a process
+with the shim opens a file, or when no such reading was seen for a while, which doubles with each further pause.
 Callers pass `now`.
 """
 
@@ -11,13 +11,13 @@ from collections.abc import Collection
 
 LEAST_FILES = 3
 LEAST_S = 0.5
-"""The time between the first and the last sight of fewer files that is enough, too."""
+"""Fewer files are enough, too, if this much time lies between the first and the last look that showed one."""
 QUIET_S = 10.0
 MOST_DOUBLINGS = 10
 
 
 class Unserved:
-    """Decides when copying pauses."""
+    """Owns what was seen of such reading, and the pause."""
 
     def __init__(self) -> None:
         self.files: set[int] = set()

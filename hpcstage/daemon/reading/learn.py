@@ -101,7 +101,7 @@ class Learnt:
 
 @dataclass
 class Dataset:
-    """What is known of one of the program's datasets, or of several that share a key."""
+    """Holds what is known of one of the program's datasets, or of several that share a key."""
 
     told: list[Rows] = field(default_factory=list)
     """Tables that were announced or came from a trace, the newest last."""

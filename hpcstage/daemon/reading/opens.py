@@ -191,7 +191,7 @@ class Ring:
         chunk = self._bytes(self.tail, head)
         now = self._head()
         if now - self.tail > RING_DATA_BYTES or len(chunk) != head - self.tail:
-            return [], self._skip(now)  # it may have been overwritten while it was read
+            return [], self._skip(now)  # the chunk may have been overwritten while it was read
         try:
             records, used = parse(chunk, self.tail)
         except Damaged:

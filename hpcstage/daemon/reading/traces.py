@@ -32,7 +32,7 @@ NO_STATE = "there is no state directory"
 
 
 class Known(NamedTuple):
-    """What the trace of this run will contain."""
+    """The content of the trace that this run leaves."""
 
     first: Sequence[int]
     tables: Mapping[int, tuple[Sequence[int], Sequence[int]]]
