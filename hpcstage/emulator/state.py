@@ -108,10 +108,18 @@ class StateFile:
         pid."""
         places = {_MEMORY, Path(tempfile.gettempdir())}
         found = [path for place in places for path in place.glob(f"{PREFIX}*.state")]
-        return [path for path in found if path.lstat().st_uid == os.geteuid()]
+        return [path for path in found if _is_ours(path)]
 
     def close(self) -> None:
         """Removes the file; servers that still run keep their mapping."""
         self._words.release()
         self._map.close()
         self.path.unlink(missing_ok=True)
+
+
+def _is_ours(path: Path) -> bool:
+    """Returns whether this user owns a file, which another process may just have removed."""
+    try:
+        return path.lstat().st_uid == os.geteuid()
+    except FileNotFoundError:
+        return False

@@ -123,7 +123,7 @@ class Nodes:
                 output.read()
             reason = next((output.reason for output in self._launched if output.reason), "its agent ended")
             self._give_up(reason)
-            for index in self.alive[1:]:
+            for index in (index for index in self.alive if index != 0):
                 self._set(index, "dead", reason)
 
     def _pace_s(self, now: float) -> float:

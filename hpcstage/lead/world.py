@@ -127,7 +127,7 @@ class World:
             self.why = f"the MPI program {how}" + (f": {output.reason}" if output.reason else "")
         output.kill(_KILL_S)
         self._output = None
-        if code != 0 and now - self._began < SOON_S:
+        if is_stuck or (code != 0 and now - self._began < SOON_S):
             self._way = min(self._way + 1, self._ways - 1)
         if self.generation + 1 >= MOST_GENERATIONS:
             self.over = True

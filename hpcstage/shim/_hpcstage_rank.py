@@ -28,6 +28,6 @@ def tell(env: MutableMapping[str, str], node_dir: bytes, sock: bytes) -> None:
 def _first(env: MutableMapping[str, str], names: tuple[str, ...]) -> int | None:
     for name in names:
         text = env.get(name, "")
-        if text.isdigit() and len(text) < 10:
+        if text.isascii() and text.isdigit() and len(text) < 10:
             return int(text)
     return None
