@@ -21,7 +21,7 @@ class DaemonSpec:
     node_dir: str
     run_dir: str
     mode: str
-    """runtime, upfront, direct or auto (then the daemon decides and says so in its part of the record)."""
+    """The mode: runtime, upfront, direct or auto (then the daemon decides and says so in its part of the record)."""
     datasets: list[Dataset]
     order: str
     """`auto`, `manifest`, `given` (the lists among the `--data` arguments, in their order), `trace`, `sampler`, or the

@@ -98,10 +98,10 @@ class Ready:
 
 @dataclass(frozen=True)
 class Manifest:
-    """manifest.bin and order.bin (0 bytes: there is none) lie in the node directory.
+    """The files manifest.bin and order.bin (0 bytes: there is none) lie in the node directory.
 
-    Daemon of the group's first node: send them to the others. Exchange of the others: they have come. Both may be said
-    again.
+    Daemon of the group's first node: send them to the others. Exchange of the others: they have come. Both may send
+    this again.
     """
 
     CODE: ClassVar[int] = 34

@@ -1,7 +1,7 @@
 """Counters of the copier threads in memory shared with the daemon, so that bytes count in the second they are read in.
 
-Owns the layout (repeated in `_copy.c`). Each thread writes only its own block, so there are no locks; the daemon only
-reads. The copier's main thread writes CANCEL. Counters outlive the copier that wrote them.
+Owns the layout (repeated in `_copy.c`). Each thread writes only its own block, except that the copier's main thread
+sets CANCEL, so there are no locks; the daemon only reads. Counters outlive the copier that wrote them.
 """
 
 from __future__ import annotations

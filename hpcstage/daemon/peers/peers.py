@@ -50,8 +50,8 @@ class Peers:
         on_received: Callable[[Result], None],
     ) -> None:
         self.counts: Counter[str] = Counter()
-        """peer_bytes, peer_files: what was received; sent_bytes, sent_files: what was sent; missed: files that were
-        asked for and not received."""
+        """Counts for the record: what was received (peer_bytes, peer_files) and sent (sent_bytes, sent_files), and the
+        files that were asked for and not received (missed)."""
         self.routes: Routes | None = None
         self._engine = engine
         self._queue = queue
