@@ -49,7 +49,7 @@ class Sightings:
         """Ids that copiers were given and whose opens the kernel has not reported yet."""
         self._read: dict[int, int] = {}
         """By pid: the bytes that a process and its reaped children had read at the last look."""
-        self._unattached: int | None = None
+        self._unattached: int | None = 0
         self._last = 0
         self._next = 0.0
         libc = ctypes.CDLL(None, use_errno=True)
