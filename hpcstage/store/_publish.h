@@ -107,8 +107,9 @@ static int write_all(int fd, const char *data, size_t length) {
     return 0;
 }
 
+/* The time of last access becomes that of modification: a later one tells that a program has read the copy. */
 static int stamp_copy(int fd, unsigned int mode, struct timespec mtime) {
-    struct timespec times[2] = {{0, UTIME_OMIT}, mtime};
+    struct timespec times[2] = {mtime, mtime};
     return fchmod(fd, mode & 0777) < 0 || futimens(fd, times) < 0 ? -1 : 0;
 }
 

@@ -80,6 +80,21 @@ def test_copies_are_as_the_source(tmp_path, local_dir, native):
 
 
 @native
+def test_a_copy_that_no_program_has_read_yet_is_known_by_its_times(tmp_path, local_dir, make_tree, native):
+    manifest = manifest_of(make_tree(files=3))
+    copy_all(manifest, None, local_dir, native=native)
+    for copy in published(local_dir):
+        assert copy.stat().st_atime_ns <= copy.stat().st_mtime_ns
+        copy.read_bytes()
+        assert copy.stat().st_atime_ns > copy.stat().st_mtime_ns or "noatime" in options_of_mount(copy)
+
+
+def options_of_mount(path: Path) -> str:
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    return max((m for m in mounts if path.is_relative_to(m[1])), key=lambda m: len(m[1]))[3]
+
+
+@native
 def test_copies_of_links_have_a_second_name(tmp_path, local_dir, native):
     root = tmp_path / "data"
     root.mkdir()

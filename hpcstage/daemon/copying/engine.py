@@ -109,6 +109,7 @@ class Engine:
         self.store = store
         self.holdings = Holdings(store.node_dir, len(manifest))
         self._attributes = Attributes(store.node_dir, manifest)
+        self._keeps_access_times = not os.statvfs(store.node_dir).f_flag & os.ST_NOATIME
         self.stored_bytes = 0
         self.stored_files = 0
         self.last_stored = 0.0
@@ -353,7 +354,9 @@ class Engine:
 
     def was_read(self, id_: int) -> bool:
         """Returns whether a copy was read, or is gone. It counts as read once its time of last access is later than its
-        time of modification."""
+        time of modification, and from the beginning where the local disk keeps no times of access."""
+        if not self._keeps_access_times:
+            return True
         try:
             status = os.lstat(self.store.path(self.manifest.store_path(id_)))
         except OSError:
