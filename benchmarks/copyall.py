@@ -12,6 +12,7 @@ from hpcstage.daemon.copying.copier import CopierSettings
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.copying.pool import Pool
 from hpcstage.daemon.queue.queue import Place, Queue
+from hpcstage.plan.budget import BudgetFacts
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.types import Budget
 from hpcstage.store.counters import Totals
@@ -50,7 +51,7 @@ def copy_all(
     settings = CopierSettings(node_dir, node_dir / "manifest.bin", transfers, max_rate_bytes_per_s, native)
     pool = Pool(settings, copiers)
     try:
-        limit = limit or budget(node_dir, None, None)
+        limit = limit or budget(node_dir, BudgetFacts())
         queue = Queue(manifest.sizes, limit, ids or (), max_rate_bytes_per_s=max_rate_bytes_per_s)
         if ids is not None:
             _leave_out(queue, ids)

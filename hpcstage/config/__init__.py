@@ -8,6 +8,5 @@ from __future__ import annotations
 
 from hpcstage.config.load import load
 from hpcstage.config.model import BY_KEY, SETTINGS, Config, Setting
-from hpcstage.config.parse import BudgetAsked
 
-__all__ = ["BY_KEY", "SETTINGS", "BudgetAsked", "Config", "Setting", "load"]
+__all__ = ["BY_KEY", "SETTINGS", "Config", "Setting", "load"]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hpcstage.config import parse
+from hpcstage.plan.budget import BudgetAsked
 
 
 @dataclass(frozen=True)
@@ -300,9 +301,9 @@ class Config:
         """Returns every value with where it came from, for `config show` and the record."""
         return [{"key": s.key, "value": self.raw[s.key], "source": self.origin[s.key]} for s in SETTINGS]
 
-    def budget_asked(self) -> parse.BudgetAsked:
+    def budget_asked(self) -> BudgetAsked:
         """Returns the budget in numbers and shares."""
-        return parse.BudgetAsked() if self.budget is None else parse.budget(self.budget)
+        return BudgetAsked() if self.budget is None else parse.budget(self.budget)
 
     def order_asked(self) -> str:
         """Returns `auto`, `manifest`, `given`, `trace`, `sampler` or the path of a list: see `plan.order.orders`."""

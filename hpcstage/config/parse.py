@@ -7,8 +7,8 @@ can follow `key (origin): `.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from hpcstage.plan.budget import BudgetAsked
 from hpcstage.units import parse_duration, parse_size
 
 Parser = Callable[[object], object]
@@ -118,25 +118,6 @@ def positive_size(found: str) -> int:
     if size_bytes <= 0:
         raise ValueError(f"{found!r} is not more than 0 bytes")
     return size_bytes
-
-
-@dataclass(frozen=True)
-class BudgetAsked:
-    """A budget as the user asked for it: bytes or a share of what is free, and likewise inodes. None means not said."""
-
-    size_bytes: int | None = None
-    size_share: float | None = None
-    inodes: int | None = None
-    inodes_share: float | None = None
-
-    def resolve(self, free_bytes: int, free_inodes: int | None) -> tuple[int | None, int | None]:
-        """Returns bytes and inodes in numbers; None where nothing was said (or for a share of inodes on a disk that
-        does not count them)."""
-        size = self.size_bytes if self.size_share is None else int(free_bytes * self.size_share)
-        inodes = self.inodes
-        if self.inodes_share is not None and free_inodes is not None:
-            inodes = int(free_inodes * self.inodes_share)
-        return size, inodes
 
 
 def budget(value: object) -> BudgetAsked:

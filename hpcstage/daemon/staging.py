@@ -148,12 +148,7 @@ class Staging:
 
     def _queue(self, manifest: Manifest, order: Order, directories: int) -> Queue:
         spec = self.spec
-        if self.group is None:
-            limit = directory.budget(
-                self.node_dir, spec.budget_bytes, spec.budget_inodes, spec.budget_part, spec.budget_part_why
-            )
-        else:
-            limit = self.group.limit
+        limit = directory.budget(self.node_dir, spec.budget) if self.group is None else self.group.limit
         self.outlook.budget = limit
         return (Queue if self.group is None else GroupQueue)(
             manifest.sizes,

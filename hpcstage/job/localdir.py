@@ -10,13 +10,14 @@ import os
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcstage.config.expand import expand
 from hpcstage.errors import NoLocalDir
 from hpcstage.job.disks import Machine, Probe, Space, is_memory, is_network
 from hpcstage.job.types import Job
+from hpcstage.plan.budget import BudgetFacts
 
 VARIABLES = (
     "T4TMPDIR", "PBS_LOCALDIR", "PBS_JOBFS", "SGE_LOCALDIR", "PJM_LOCALTMP", "SLURM_TMPDIR", "LOCAL_SCRATCH",
@@ -25,8 +26,6 @@ VARIABLES = (
 RAM = "/dev/shm"  # noqa: S108 - named by the user with `ram`
 TMP = "/tmp"  # noqa: S108 - only without a scheduler
 _SHARED = frozenset({TMP, "/var/tmp", RAM})  # noqa: S108 - to be refused
-_MEMORY_SHARE = 2
-"""Staging may take one part in so many of the memory that is left: the training needs the rest."""
 _ASK = "ask the scheduler for local disk, or give --local-dir DIR, --local-dir ram or --local-dir none"
 _NOT_BY_SSH = (
     "schedulers make the job's directory for processes that they start, not for those that come by ssh: put hpcstage "
@@ -43,7 +42,6 @@ class LocalDir:
     warnings: tuple[str, ...]
     is_memory: bool
     free_bytes: int
-    """Free bytes; where the directory is memory, the part of the memory left that staging may take."""
     free_inodes: int | None
     """Free inodes; None if the file system does not count them."""
     device: int
@@ -51,6 +49,18 @@ class LocalDir:
     """Whether other nodes see the same directory."""
     is_own: bool = False
     """Whether the free space there is free for this job alone."""
+    memory_left: int | None = None
+    """The bytes of memory that the job may still take, where the directory is memory and they are known."""
+
+    def measured(self, facts: BudgetFacts) -> BudgetFacts:
+        """Returns `facts` with what is free in this directory."""
+        return replace(
+            facts,
+            free_bytes=self.free_bytes,
+            free_inodes=self.free_inodes,
+            is_memory=self.is_memory,
+            memory_left=self.memory_left,
+        )
 
 
 @dataclass(frozen=True)
@@ -118,10 +128,7 @@ def _checked(candidate: _Candidate, probe: Probe, before: tuple[str, ...]) -> Lo
         warnings.append(f"{path} is on {kind}, a network file system: staging there gains little")
     space = _space(probe, path)
     _try_rename(path)
-    free_bytes = space.free_bytes
     if is_memory(kind):
-        left = probe.memory_left()
-        free_bytes = min(free_bytes, left // _MEMORY_SHARE) if left is not None else free_bytes // _MEMORY_SHARE
         warnings.append(f"{path} is memory ({kind}): files that are staged there count as the job's memory")
     elif not candidate.explicit and candidate.scheduled and _is_below_shared(path):
         warnings.append(f"{candidate.why} is below a directory that all jobs share; --local-dir names another")
@@ -130,11 +137,12 @@ def _checked(candidate: _Candidate, probe: Probe, before: tuple[str, ...]) -> Lo
         candidate.why,
         tuple(warnings),
         is_memory(kind),
-        free_bytes,
+        space.free_bytes,
         space.free_inodes,
         space.device,
         is_network(kind),
         is_own=probe.is_own(path, made_for_job=not candidate.explicit and candidate.scheduled),
+        memory_left=probe.memory_left() if is_memory(kind) else None,
     )
 
 

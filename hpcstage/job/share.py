@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcstage.job.types import Job
+from hpcstage.plan.budget import BudgetAsked, BudgetFacts
 
 if TYPE_CHECKING:
     from hpcstage.job.localdir import LocalDir
@@ -72,6 +73,13 @@ def of_disk(job: Job, local: LocalDir, found: Processors | None = None) -> Share
     if job.scheduler == "none" or job.cpus is None or local.is_own or local.is_memory:
         return None
     return of_node(job.cpus, found or processors())
+
+
+def budget_facts(asked: BudgetAsked, job: Job, local: LocalDir, nodes: int = 1) -> BudgetFacts:
+    """Collects what the budget of a store in this directory follows from; `nodes` virtual nodes divide the disk."""
+    mine = of_disk(job, local)
+    part, why = (mine.part, mine.why) if mine else (1.0, "")
+    return local.measured(BudgetFacts(asked, part=part, part_why=why, nodes=nodes))
 
 
 def of_node(cpus: int, found: Processors) -> Share | None:

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcstage.config import parse
 from hpcstage.config.model import copier_count
 from hpcstage.errors import NotStarted
 from hpcstage.job import localdir
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from hpcstage.node.control import Control
     from hpcstage.protocol.leadspec import LeadSpec
 
-AUTO_SHARE = 0.8
-"""The share of the free space on the local disk that is used if the user names no budget; the daemon's default, too."""
 KEEP_LOG_BYTES = 1 << 20
 
 
@@ -136,27 +133,13 @@ def shims(lead: LeadSpec, spec: DaemonSpec, node: start.Node) -> start.ShimSetup
 
 
 def _spec(lead: LeadSpec, index: int, template: DaemonSpec, node: start.Node, local: LocalDir, job: Job) -> DaemonSpec:
-    size, inodes = budget(lead.budget, local, len(lead.hosts) if lead.virtual else 1)
     cpus = job.cpus or len(os.sched_getaffinity(0))
     return replace(
         template,
         host=lead.hosts[index],
         node_dir=os.fspath(node.path),
         node_index=index,
-        budget_bytes=size,
-        budget_inodes=inodes,
+        budget=local.measured(template.budget),
         copiers=template.copiers if lead.virtual else copier_count(lead.copiers, cpus),
         leftovers=[os.fspath(path) for path in node.leftovers],
     )
-
-
-def budget(asked: str | None, local: LocalDir, share_of: int = 1) -> tuple[int | None, int | None]:
-    """Returns the bytes and inodes that a node may use; `share_of` nodes share the disk."""
-    free_bytes = local.free_bytes // share_of
-    free_inodes = None if local.free_inodes is None else local.free_inodes // share_of
-    wanted = parse.BudgetAsked() if asked is None else parse.budget(asked)
-    size, inodes = wanted.resolve(free_bytes, free_inodes)
-    if share_of > 1:
-        size = round(free_bytes * AUTO_SHARE) if size is None else size
-        inodes = round(free_inodes * AUTO_SHARE) if inodes is None and free_inodes is not None else inodes
-    return (free_bytes if size is None and local.is_memory else size), inodes

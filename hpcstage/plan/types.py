@@ -97,10 +97,6 @@ class Kept:
     run_id: str
 
 
-BUDGET_ASKED = "as asked for"
-"""The `why` of a budget that the user set."""
-
-
 @dataclass(frozen=True)
 class Budget:
     """The bytes and inodes that the store may use on the node-local disk."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcstage.errors import LocalDiskProblem, UsageError
+from hpcstage.plan.budget import decide
 from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.scan import scan
@@ -29,13 +30,9 @@ from hpcstage.preview.planfile import Plan, ScanSummary
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
-    from hpcstage.job.localdir import LocalDir
-    from hpcstage.job.share import Share
     from hpcstage.job.types import Job
     from hpcstage.plan.order.readings import Asked
 
-DEFAULT_SHARE = 0.8
-NO_LIMIT = 1 << 62
 DAEMON_START_S = 0.25
 """Seconds from the start of the command to the start of the daemon's scan, on an idle node."""
 NOTHING_KNOWN = Rates(None, None, None, None, None, None)
@@ -129,29 +126,14 @@ def local_disk(config: Config, env: Mapping[str, str]) -> Disk:
         return Disk(None, f"none here: {error.what}", None)
     if local is None:
         return Disk(None, "none, as asked for", None)
-    return Disk(
-        local.path, f"{local.path} ({local.why})", _budget(config, local, share.of_disk(job, local)), local.device
-    )
+    budget = decide(share.budget_facts(config.budget_asked(), job, local))
+    return Disk(local.path, f"{local.path} ({local.why})", budget, local.device)
 
 
 def _job(env: Mapping[str, str]) -> Job:
     from hpcstage.job import detect
 
     return detect(env, hostname=socket.gethostname())
-
-
-def _budget(config: Config, local: LocalDir, mine: Share | None) -> Budget:
-    size, inodes = config.budget_asked().resolve(local.free_bytes, local.free_inodes)
-    why = "as asked for"
-    part = DEFAULT_SHARE * (mine.part if mine else 1.0)
-    if size is None:
-        # In memory, `free_bytes` is already the part that staging may take.
-        size = int(local.free_bytes * (1.0 if local.is_memory else part))
-        why = f"{DEFAULT_SHARE:.0%} of what is free" + (f" for {mine.why}" if mine else "")
-        why = "half of the free memory" if local.is_memory else why
-    if inodes is None:
-        inodes = NO_LIMIT if local.free_inodes is None else int(local.free_inodes * part)
-    return Budget(size, inodes, why)
 
 
 # ---- the program

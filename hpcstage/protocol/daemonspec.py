@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpcstage.plan.budget import BudgetFacts
 from hpcstage.plan.types import Dataset
 
 
@@ -28,13 +29,8 @@ class DaemonSpec:
     path of a list of paths: see `plan.order.orders`."""
     learn: bool = True
     """Whether the daemon watches what the program opens; where it is off, shims announce nothing either."""
-    budget_bytes: int | None = None
-    """None: 80 % of what is free."""
-    budget_inodes: int | None = None
-    budget_part: float = 1.0
-    """The job's part of what is free, where it shares the node and its disk with other jobs; for a budget that is
-    None."""
-    budget_part_why: str = ""
+    budget: BudgetFacts = field(default_factory=BudgetFacts)
+    """The daemon measures once more what is free."""
     copiers: int = 1
     transfers: int = 32
     """The most transfers in flight per copier."""
@@ -74,7 +70,8 @@ class DaemonSpec:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> DaemonSpec:
         """Reads what `to_json` returned."""
-        return cls(**{**data, "datasets": [Dataset.from_json(dataset) for dataset in data["datasets"]]})
+        datasets = [Dataset.from_json(dataset) for dataset in data["datasets"]]
+        return cls(**{**data, "datasets": datasets, "budget": BudgetFacts.from_json(data["budget"])})
 
     @property
     def own_rate_bytes_per_s(self) -> float | None:

@@ -45,7 +45,6 @@ class LeadSpec:
     """The first node's local directory; the node directories of all nodes have the same name."""
     daemon: dict[str, Any]
     """A `DaemonSpec` with the first node's values."""
-    budget: str | None = None
     copiers: int | None = None
     intercept: str = "auto"
     wait_s: float = 10.0

@@ -9,47 +9,29 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 
-from hpcstage.plan.types import BUDGET_ASKED, Budget
+from hpcstage.plan.budget import BudgetFacts, decide
+from hpcstage.plan.types import Budget
 
-DEFAULT_SHARE = 0.8
 _REMOVERS = 8
 _BATCH = 256
 _FEW_BATCHES = 4
 """The number of batches that one thread removes faster than several threads are started."""
-_NO_INODES = 1 << 62
 
 
-@dataclass(frozen=True)
-class Free:
-    """The bytes and inodes that are free for this user on a file system."""
+def budget(path: Path, facts: BudgetFacts) -> Budget:
+    """Returns the budget by what is free now: leftovers of dead jobs may have gone since the facts were taken.
 
-    size_bytes: int
-    inodes: int
-
-
-def free(path: Path) -> Free:
-    """Returns what is free on the file system that holds `path`. One that does not count inodes has enough of them."""
-    status = os.statvfs(path)
-    return Free(status.f_bavail * status.f_frsize, status.f_favail if status.f_files else _NO_INODES)
-
-
-def budget(path: Path, size_bytes: int | None, inodes: int | None, part: float = 1.0, part_why: str = "") -> Budget:
-    """Returns what the store may use: what the user asked for, else a share of what is free for this job, which is
-    `part` of all that is free."""
-    now = free(path)
-    reasons = []
-    shown = f"{DEFAULT_SHARE:.0%} of what is free" + (f" for {part_why}" if part_why else "")
-    if size_bytes is None:
-        size_bytes = int(now.size_bytes * DEFAULT_SHARE * part)
-        reasons.append(f"bytes: {shown}")
-    if inodes is None:
-        inodes = int(now.inodes * DEFAULT_SHARE * part)
-        reasons.append(f"inodes: {shown}")
-    return Budget(size_bytes, inodes, "; ".join(reasons) or BUDGET_ASKED)
+    Virtual nodes divide what was free before any of them staged.
+    """
+    if facts.nodes > 1:
+        return decide(facts)
+    now = os.statvfs(path)
+    free_inodes = now.f_favail if now.f_files else None
+    return decide(replace(facts, free_bytes=now.f_bavail * now.f_frsize, free_inodes=free_inodes))
 
 
 class Store:

@@ -158,7 +158,6 @@ def lead_spec(session: Session, spec: DaemonSpec, local: LocalDir, group: Groupi
         exchanges=spec.mode != "direct" and config.placement != "private",
         local_dir=os.fspath(local.path),
         daemon=spec.to_json(),
-        budget=config.budget,
         copiers=config.copiers,
         intercept=config.intercept,
         wait_s=_wait_s(group),

@@ -288,9 +288,7 @@ class Session:
     def _spec(self, resolved: Resolved, local: LocalDir, job: jobs.Job) -> DaemonSpec:
         config, group = self.config, self.group
         shares = len(group.hosts) if group is not None and group.virtual else 1
-        budget_bytes, budget_inodes = hosted.budget(config.budget, local, shares)
         cpus = job.cpus or len(os.sched_getaffinity(0))
-        disk = share.of_disk(job, local)
         return DaemonSpec(
             run_id=self.part.run_id,
             host=self.part.host if group is None else group.hosts[group.index],
@@ -300,10 +298,7 @@ class Session:
             datasets=list(resolved.datasets),
             order=config.order_asked(),
             learn=config.learn,
-            budget_bytes=budget_bytes,
-            budget_inodes=budget_inodes,
-            budget_part=disk.part if disk else 1.0,
-            budget_part_why=disk.why if disk else "",
+            budget=share.budget_facts(config.budget_asked(), job, local, shares),
             copiers=config.copier_count(max(1, cpus // shares)),
             transfers=config.transfers,
             max_rate_bytes_per_s=config.max_rate_bytes_per_s,

@@ -14,6 +14,7 @@ from hpcstage import reading
 from hpcstage.config import BY_KEY, SETTINGS, Config, load
 from hpcstage.config import files as config_files
 from hpcstage.errors import ConfigError, UsageError
+from hpcstage.plan.budget import BudgetAsked
 
 
 class Desk:
@@ -120,7 +121,7 @@ def test_the_types_of_all_values(desk: Desk) -> None:
     config = desk.load({})
     assert config.data == ("/a", "@b c")
     assert config.budget == "500GB,2000000"
-    assert config.budget_asked().resolve(1, 1) == (500 * 10**9, 2000000)
+    assert config.budget_asked() == BudgetAsked(size_bytes=500 * 10**9, inodes=2000000)
     assert (config.copiers, config.copier_count(64), config.max_rate_bytes_per_s) == (3, 3, 2 * 1024**3)
     assert (config.strict, config.intercept) == (True, "off")
     assert (config.placement, config.nodes, config.launcher) == ("partition", 12, "srun")
@@ -133,7 +134,7 @@ def test_the_defaults(desk: Desk) -> None:
     assert (config.mode, config.order, config.order_asked(), config.transfers) == ("runtime", "auto", "auto", 32)
     assert config.local_dir is config.budget is config.copiers is config.max_rate_bytes_per_s is config.run_dir is None
     assert (config.want_cap_s, config.patience_s, config.nice, config.drain_s) == (20, 5, 5, 8)
-    assert config.budget_asked().resolve(10, 10) == (None, None)
+    assert config.budget_asked() == BudgetAsked()
     assert [config.copier_count(n) for n in (1, 7, 8, 31, 32, 256)] == [1, 1, 2, 2, 4, 4]
     assert config.warnings == ()
 

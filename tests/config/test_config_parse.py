@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hpcstage.config import SETTINGS, parse
 from hpcstage.config.expand import expand
+from hpcstage.plan.budget import NO_LIMIT, BudgetAsked, BudgetFacts, decide
 
 PIECES = st.text(alphabet="0123456789.-+%,kKMGTiBs/mhd auton e\0", max_size=15)
 SCALARS = st.one_of(
@@ -37,33 +38,31 @@ def test_sizes(number: int, unit: str) -> None:
 @given(st.integers(1, 10**18), st.integers(1, 10**17), st.integers(1, 10**12), st.integers(1, 10**9))
 def test_a_budget_in_numbers(size: int, inodes: int, free_bytes: int, free_inodes: int) -> None:
     asked = parse.budget(f"{size},{inodes}")
-    found = asked.resolve(free_bytes, free_inodes)
-    assert found[1] == inodes
-    assert found[0] is not None
-    assert abs(found[0] - size) <= size * 1e-12
+    found = decide(BudgetFacts(asked, free_bytes, free_inodes))
+    assert found.inodes == inodes
+    assert abs(found.size_bytes - size) <= size * 1e-12
 
 
 @given(st.integers(1, 100), st.integers(1, 100), st.integers(0, 10**12), st.integers(0, 10**9))
 def test_a_budget_in_shares(share: int, inode_share: int, free_bytes: int, free_inodes: int) -> None:
-    size, inodes = parse.budget(f"{share}%, {inode_share}%").resolve(free_bytes, free_inodes)
-    assert size is not None
-    assert 0 <= size <= free_bytes
-    assert inodes is not None
-    assert 0 <= inodes <= free_inodes
-    assert parse.budget(f"{share}%,{inode_share}%").resolve(free_bytes, None)[1] is None
+    asked = parse.budget(f"{share}%, {inode_share}%")
+    found = decide(BudgetFacts(asked, free_bytes, free_inodes))
+    assert 0 <= found.size_bytes <= free_bytes
+    assert 0 <= found.inodes <= free_inodes
+    assert decide(BudgetFacts(asked, free_bytes, None)).inodes == NO_LIMIT
 
 
 @pytest.mark.parametrize(
     ("text", "asked"),
     [
-        ("auto", parse.BudgetAsked()),
-        ("auto,5", parse.BudgetAsked(inodes=5)),
-        ("80%", parse.BudgetAsked(size_share=0.8)),
-        ("12.5%,auto", parse.BudgetAsked(size_share=0.125)),
-        ("1GiB, 50%", parse.BudgetAsked(size_bytes=1 << 30, inodes_share=0.5)),
+        ("auto", BudgetAsked()),
+        ("auto,5", BudgetAsked(inodes=5)),
+        ("80%", BudgetAsked(size_share=0.8)),
+        ("12.5%,auto", BudgetAsked(size_share=0.125)),
+        ("1GiB, 50%", BudgetAsked(size_bytes=1 << 30, inodes_share=0.5)),
     ],
 )
-def test_forms_of_a_budget(text: str, asked: parse.BudgetAsked) -> None:
+def test_forms_of_a_budget(text: str, asked: BudgetAsked) -> None:
     assert parse.budget(text) == asked
 
 

@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from hpcstage.node import page
+from hpcstage.plan.budget import BudgetAsked, BudgetFacts
 from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.protocol import shim
 from hpcstage.protocol.daemonspec import DaemonSpec
@@ -199,6 +200,8 @@ def start_daemon(tmp_path: Path, local_dir: Path) -> Iterator[Callable[..., Daem
             order="given" if arguments[0].startswith("@") else "manifest",
             transfers=8,
         )
+        asked = BudgetAsked(options.pop("budget_bytes", None), None, options.pop("budget_inodes", None))
+        spec = replace(spec, budget=BudgetFacts(asked))
         daemon = DaemonProcess(replace(spec, **options), tmp_path / f"daemon{number}.log")
         started.append(daemon)
         return daemon

@@ -8,8 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from hpcstage.daemon.queue.groupqueue import GroupQueue
 from hpcstage.daemon.queue.queue import FINAL, Place, Verdict
-from hpcstage.daemon.queue.room import BLOCK_BYTES, blocks_bytes
 from hpcstage.daemon.queue.sharedqueue import Share
+from hpcstage.plan.blocks import BLOCK_BYTES, blocks_bytes
 from hpcstage.plan.types import Budget
 from hpcstage.protocol.shim import Reason
 

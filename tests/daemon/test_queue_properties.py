@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hpcstage.daemon.queue.queue import FINAL, Place, Queue, Verdict
-from hpcstage.daemon.queue.room import BLOCK_BYTES, blocks_bytes
+from hpcstage.plan.blocks import BLOCK_BYTES, blocks_bytes
 from hpcstage.plan.types import Budget
 from hpcstage.protocol.shim import Reason
 
@@ -190,7 +190,3 @@ class QueueMachine(RuleBasedStateMachine):
 
 TestQueue = QueueMachine.TestCase
 TestQueue.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-
-
-def test_blocks():
-    assert [blocks_bytes(n) for n in (0, 1, 4096, 4097)] == [0, 4096, 4096, 8192]

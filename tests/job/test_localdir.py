@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hpcstage.errors import LocalDiskProblem
 from hpcstage.job import Job, disks, localdir
 from hpcstage.job.disks import Machine, Space
+from hpcstage.plan.budget import BudgetFacts, decide
 
 NONE = Job(scheduler="none", hostname="h", nodes=("h",))
 SLURM = Job(scheduler="slurm", hostname="h", nodes=("h",), job_id="1")
@@ -81,7 +82,8 @@ def test_ram_is_taken_only_by_name_and_counts_as_memory() -> None:
     found = localdir.choose("ram", {}, SLURM, fs=Pretend("tmpfs", memory_bytes=1000))
     assert found is not None
     assert found.is_memory
-    assert found.free_bytes == 500
+    assert found.memory_left == 1000
+    assert decide(found.measured(BudgetFacts())).size_bytes == min(found.free_bytes, 500)
     assert "memory" in found.warnings[0]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hpcstage.job.disks import Machine
 from hpcstage.job.localdir import LocalDir
 from hpcstage.job.share import Processors, Share, of_disk, of_node
 from hpcstage.job.types import Job
+from hpcstage.plan.budget import BudgetAsked, BudgetFacts
 from hpcstage.store import directory
 
 PLAIN = Processors(online=64, cores=64, usable=64)
@@ -66,13 +68,14 @@ def test_this_machine_has_processors():
 
 
 def test_the_budget_says_why(tmp_path):
-    whole = directory.budget(tmp_path, None, None)
+    whole = directory.budget(tmp_path, BudgetFacts())
     quarter = Share(16, 64)
-    limit = directory.budget(tmp_path, None, None, quarter.part, quarter.why)
+    facts = BudgetFacts(part=quarter.part, part_why=quarter.why)
+    limit = directory.budget(tmp_path, facts)
     assert limit.size_bytes == pytest.approx(whole.size_bytes / 4, rel=0.05)
     assert limit.inodes == pytest.approx(whole.inodes / 4, rel=0.05)
-    assert "bytes: 80% of what is free for 16 of the node's 64 processors" in limit.why
-    asked = directory.budget(tmp_path, 5000, 7, quarter.part, quarter.why)
+    assert limit.why == "80% of what is free for 16 of the node's 64 processors"
+    asked = directory.budget(tmp_path, replace(facts, asked=BudgetAsked(5000, None, 7)))
     assert (asked.size_bytes, asked.inodes, asked.why) == (5000, 7, "as asked for")
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcstage.plan.blocks import BLOCK_BYTES, blocks, blocks_bytes, blocks_of
 from hpcstage.plan.dataset.manifest import Manifest
-from hpcstage.plan.placement.fitting import BLOCK_BYTES, fit, on_disk
+from hpcstage.plan.placement.fitting import fit
 from hpcstage.plan.types import Budget, Dataset, Entry, Kind
 
 DATASETS = [Dataset(f"{i}-d", Kind.DIRECTORY, b"/d%d" % i, (), ()) for i in range(2)]
@@ -17,7 +18,9 @@ def manifest_of(*files: tuple[int, bytes, int]) -> Manifest:
 
 
 def test_blocks():
-    assert [on_disk(s) for s in (0, 1, 4096, 4097)] == [0, 4096, 4096, 8192]
+    sizes = (0, 1, 4096, 4097)
+    assert [blocks_bytes(s) for s in sizes] == [0, 4096, 4096, 8192]
+    assert [blocks(s) for s in sizes] == list(blocks_of(sizes)) == [0, 1, 1, 2]
 
 
 def test_needs_count_directories_once_per_dataset():

@@ -18,7 +18,7 @@ from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.copying.inodes import Inodes
 from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.daemon.queue.queue import Place
-from hpcstage.daemon.queue.room import blocks_bytes
+from hpcstage.plan.blocks import blocks_bytes
 from hpcstage.plan.dataset.roots import tidy
 from hpcstage.protocol.shim import EARLY_FILE, LANDED
 from hpcstage.store import directory as store

@@ -45,9 +45,7 @@ class NodeGroup:
         self.peers: Peers | None = None
         self.is_closed = False
         """Whether no exchange may connect any more."""
-        self.limit = directory.budget(
-            Path(spec.node_dir), spec.budget_bytes, spec.budget_inodes, spec.budget_part, spec.budget_part_why
-        )
+        self.limit = directory.budget(Path(spec.node_dir), spec.budget)
         """The budget of this node, the same for all generations of the group, whatever has been staged since."""
         self._spec = spec
         self._selector = selector

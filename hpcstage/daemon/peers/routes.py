@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcstage.daemon.queue.passing import share_of
-from hpcstage.plan.placement.fitting import BLOCK_BYTES
+from hpcstage.plan.blocks import BLOCK_BYTES
 from hpcstage.plan.placement.owners import needed_bytes
 from hpcstage.plan.placement.placements import Kind, Node, Placement, choose, copies_fit, place
 from hpcstage.plan.types import Budget

@@ -16,8 +16,8 @@ from hpcstage.daemon.queue.groupsequences import PASSING
 from hpcstage.daemon.queue.large import LET_GO_S
 from hpcstage.daemon.queue.queue import FINAL, LOOK_LIMIT, WAIT_FACTOR, Decision, Place, Verdict
 from hpcstage.daemon.queue.rates import Estimates
-from hpcstage.daemon.queue.room import blocks_bytes
 from hpcstage.daemon.queue.sharedqueue import SharedQueue
+from hpcstage.plan.blocks import blocks_bytes
 from hpcstage.plan.types import Budget
 from hpcstage.protocol.shim import Reason
 

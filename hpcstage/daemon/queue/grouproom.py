@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hpcstage.daemon.queue.passing import Transit
-from hpcstage.daemon.queue.room import Room, blocks_bytes
+from hpcstage.daemon.queue.room import Room
+from hpcstage.plan.blocks import blocks_bytes
 from hpcstage.plan.types import Budget
 
 

@@ -1,18 +1,12 @@
 """Counts what is taken of the budget: by copies in the store, by transfers under way and by directories. Pure.
 
-A copy takes whole blocks and one inode, a directory a block and an inode; `plan.placement.fitting` counts likewise.
+A copy takes whole blocks and one inode, a directory a block and an inode.
 """
 
 from __future__ import annotations
 
+from hpcstage.plan.blocks import BLOCK_BYTES, blocks_bytes
 from hpcstage.plan.types import Budget
-
-BLOCK_BYTES = 4096
-
-
-def blocks_bytes(size_bytes: int) -> int:
-    """Returns the bytes that a file of this size takes on disk."""
-    return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 class Room:

@@ -108,7 +108,7 @@ def _with_forecast(scanned: Scanned, manifest: Manifest, order: Order, spec: Dae
 
     node_dir = Path(spec.node_dir)
     measured = probe(manifest, order.ids, node_dir, transfers=spec.copiers * spec.transfers, limit_s=PROBE_S)
-    limit = budget(node_dir, spec.budget_bytes, spec.budget_inodes, spec.budget_part, spec.budget_part_why)
+    limit = budget(node_dir, spec.budget)
     room = fit(manifest, orders.complete(order, len(manifest)), limit)
     found = forecast(
         _workload(spec, manifest),

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hpcstage.plan.blocks import BLOCK_BYTES
 from hpcstage.plan.forecast.modes import ASSUMED_EPOCHS, DIRECT, RUNTIME, forecast, source_pass_s
-from hpcstage.plan.placement.fitting import BLOCK_BYTES
 from hpcstage.plan.placement.hits import Hits, Sharing, alike
 from hpcstage.plan.placement.owners import needed_bytes
 from hpcstage.plan.placement.placements import Kind, Node, Placement, choose, place

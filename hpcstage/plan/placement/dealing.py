@@ -10,11 +10,9 @@ different nodes, and files that repeat in the list (an image, its label, an imag
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
-from itertools import repeat
-from operator import add, floordiv, le
+from collections.abc import Sequence
+from operator import add, le
 
-BLOCK_BYTES = 4096
 _MOST_BLOCKS = 1 << 16
 _MOST_SLOTS = 1 << 16
 _SLOTS_PER_NODE = 64
@@ -119,16 +117,6 @@ def weighted(files: int, weights: Sequence[int], seed: int) -> Deal:
         parts[node] += 1
     slots = [node for node, part in enumerate(parts) for _ in range(part)]
     return Deal(files, array("H", _shuffled(slots, _mixed(0, seed + 1))), nodes, seed)
-
-
-def blocks(size_bytes: int) -> int:
-    """Returns how many blocks of BLOCK_BYTES a file takes on a disk."""
-    return (size_bytes + BLOCK_BYTES - 1) // BLOCK_BYTES
-
-
-def blocks_of(sizes: Iterable[int]) -> Iterable[int]:
-    """Returns `blocks` of each size, without a loop in Python."""
-    return map(floordiv, map(add, sizes, repeat(BLOCK_BYTES - 1)), repeat(BLOCK_BYTES))
 
 
 def _shuffled(items: list[int], seed: int) -> list[int]:

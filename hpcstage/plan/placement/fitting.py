@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from hpcstage.plan.blocks import BLOCK_BYTES, blocks_bytes
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.types import Budget
-
-BLOCK_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -30,11 +29,6 @@ class Fit:
     needed_bytes: int
     """Bytes that all files would take on the local disk."""
     needed_inodes: int
-
-
-def on_disk(size_bytes: int) -> int:
-    """Returns the bytes that a file of this size takes on the local disk."""
-    return (size_bytes + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES
 
 
 def fit(manifest: Manifest, ids: Iterable[int], budget: Budget) -> Fit:
@@ -67,7 +61,7 @@ class _Counter:
 
     def add(self, file_id: int) -> int:
         size = self._manifest.size(file_id)
-        self.size_bytes += on_disk(size)
+        self.size_bytes += blocks_bytes(size)
         self.inodes += 1
         path = self._manifest.path(file_id)
         directory = path[: max(0, path.rfind(b"/"))]

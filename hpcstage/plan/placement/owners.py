@@ -14,9 +14,10 @@ from heapq import heapify, heappop, heapreplace
 from itertools import accumulate
 from typing import Protocol
 
+from hpcstage.plan.blocks import BLOCK_BYTES, blocks_of
+from hpcstage.plan.blocks import blocks as blocks_in
 from hpcstage.plan.placement import dealing
-from hpcstage.plan.placement.dealing import BLOCK_BYTES, Deal, blocks_of
-from hpcstage.plan.placement.dealing import blocks as blocks_in
+from hpcstage.plan.placement.dealing import Deal
 
 NOBODY = 0xFFFF
 """The owner of an id that fits on no node."""

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import chain, compress, zip_longest
 
+from hpcstage.plan.blocks import blocks as blocks_in
+from hpcstage.plan.blocks import blocks_of
 from hpcstage.plan.placement import dealing
 from hpcstage.plan.placement.owners import NOBODY, Dealt, Owners, Rooms, Table, dealt_within, needed_bytes, rooms_of
 from hpcstage.units import format_size
@@ -147,13 +149,13 @@ class Placement:
         files = self.files
         room = rooms_of([(files.nodes[node].budget_bytes, files.nodes[node].budget_inodes)])
         own = self._owners.ids_of(node)
-        room.take(0, sum(dealing.blocks_of(map(files.sizes.__getitem__, own))), len(own))
+        room.take(0, sum(blocks_of(map(files.sizes.__getitem__, own))), len(own))
         count, held, size = len(files.sizes), 0, 0
         start = count * node // self.nodes
         for position, file_id in enumerate(chain(range(start, count), range(start))):
             if self._owners.owner(file_id) in (node, NOBODY):
                 continue
-            blocks = dealing.blocks(files.sizes[file_id])
+            blocks = blocks_in(files.sizes[file_id])
             if not room.has(0, blocks):
                 return Span(position, held, size)
             room.take(0, blocks)
@@ -243,7 +245,7 @@ def _give(owners: array[int], readings: Iterable[tuple[int, int]], sizes: Sequen
         if owners[file_id] != NOBODY:
             continue
         if rooms is not None:
-            blocks = dealing.blocks(sizes[file_id])
+            blocks = blocks_in(sizes[file_id])
             if not rooms.has(node, blocks):
                 continue
             rooms.take(node, blocks)

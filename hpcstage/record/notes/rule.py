@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from hpcstage.plan.types import BUDGET_ASKED
+from hpcstage.plan.budget import ASKED
 
 
 class Severity(Enum):
@@ -44,7 +44,7 @@ def number(count: int, one: str, many: str | None = None) -> str:
 
 def more_room(budget_why: str) -> str:
     """Says what to do where the budget is too small: one that the user asked for can be raised."""
-    if budget_why == BUDGET_ASKED:
+    if ASKED in budget_why:
         return "raise --budget, or name a larger disk with --local-dir"
     return "name a larger disk with --local-dir; --budget SIZE takes more than the default share of what is free"
 

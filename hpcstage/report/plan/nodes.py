@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 
+from hpcstage.plan.budget import NO_LIMIT
 from hpcstage.plan.forecast.nodes import NodesPlan, Part, Scaled, Size
 from hpcstage.units import format_duration, format_size
 
 _PLACEMENTS = ("private", "replicate", "partition")
-_NO_LIMIT = 1 << 60
 
 
 def text(plan: NodesPlan, rows: int) -> list[list[str]]:
@@ -39,7 +39,7 @@ def _nodes(plan: NodesPlan, rows: int) -> Iterator[str]:
 def _room(plan: NodesPlan) -> str:
     if plan.room_bytes is None or plan.room_inodes is None:
         return "what a node has room for is unknown here: taken as enough"
-    inodes = f" and {plan.room_inodes:,} files" if plan.room_inodes < _NO_LIMIT else ""
+    inodes = f" and {plan.room_inodes:,} files" if plan.room_inodes < NO_LIMIT // 2 else ""
     return f"assuming that every node has the room that was found here: {format_size(plan.room_bytes)}{inodes}"
 
 

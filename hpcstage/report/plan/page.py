@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+from hpcstage.plan.budget import NO_LIMIT
 from hpcstage.plan.dataset.roots import printable
 from hpcstage.plan.types import Kept, Rates, Workload
 from hpcstage.preview.planfile import Plan, path_json, summary
@@ -18,7 +19,6 @@ from hpcstage.units import format_duration, format_rate, format_size
 
 DEFAULT_LIMIT = 20
 DEFAULT_NODES = 8
-NO_LIMIT = 1 << 60
 _MODES = ("direct", "upfront", "runtime", "auto")
 UNKNOWN = "?"
 

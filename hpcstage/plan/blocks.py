@@ -1,0 +1,24 @@
+"""Counts the blocks that files take on a local disk, for plans, placements and the queue. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import repeat
+from operator import add, floordiv
+
+BLOCK_BYTES = 4096
+
+
+def blocks(size_bytes: int) -> int:
+    """Returns the number of whole blocks of a file of this size."""
+    return -(-size_bytes // BLOCK_BYTES)
+
+
+def blocks_bytes(size_bytes: int) -> int:
+    """Returns the bytes of these blocks."""
+    return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def blocks_of(sizes: Iterable[int]) -> Iterable[int]:
+    """Gives `blocks` of each size, without a loop of Python's."""
+    return map(floordiv, map(add, sizes, repeat(BLOCK_BYTES - 1)), repeat(BLOCK_BYTES))
