@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from hpcstage.daemon.reading.scanning import Scanned
 from hpcstage.plan.types import Budget
+from hpcstage.problem import Problem
 
 
 @dataclass
@@ -17,4 +18,4 @@ class Outlook:
     mode: str = ""
     mode_why: str = "asked for"
     staged_at: float | None = None
-    problems: list[dict[str, str]] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)

@@ -17,6 +17,7 @@ from hpcstage.daemon.queue.queue import Place
 from hpcstage.daemon.queue.unserved import Unserved
 from hpcstage.daemon.staging import Staging
 from hpcstage.daemon.telemetry import Sampler
+from hpcstage.problem import Problem
 from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.shim import Reason
 from hpcstage.record.notes.rule import more_room
@@ -163,7 +164,7 @@ class Reporter:
         now = pressure()
         return {name: round(now[name] - since, 6) for name, since in self._pressure.items() if name in now}
 
-    def _problems(self) -> list[dict[str, str]]:
+    def _problems(self) -> list[Problem]:
         engine = self._staging.engine
         if engine is None:
             return []
@@ -171,16 +172,16 @@ class Reporter:
         refused = engine.queue.count(Place.REFUSED)
         if engine.queue.closed is Reason.FAILED:
             text = "the local disk or all copiers failed: nothing more is staged, the program reads the source"
-            problems.append({"id": "local-failed", "text": text, "remedy": ERRORS_ARE_IN.format(host=self._spec.host)})
+            problems.append(Problem("local-failed", text, ERRORS_ARE_IN.format(host=self._spec.host)))
         elif engine.queue.disk_full:
             text = f"the local disk is full: {self._left(refused)} were not staged and are read from the source"
-            problems.append({"id": "disk-full", "text": text, "remedy": DISK_FULL})
+            problems.append(Problem("disk-full", text, DISK_FULL))
         elif engine.unplaced:
             text = f"the budgets of all nodes have no room for {engine.unplaced:,} files: they are read from the source"
-            problems.append({"id": "store-full", "text": text, "remedy": self._more_room()})
+            problems.append(Problem("store-full", text, self._more_room()))
         elif refused and engine.queue.closed in (Reason.NONE, Reason.FULL):
             text = f"the budget has no room for {self._left(refused)}: they are read from the source"
-            problems.append({"id": "store-full", "text": text, "remedy": self._more_room()})
+            problems.append(Problem("store-full", text, self._more_room()))
         unserved = self._staging.unserved
         if unserved.files:
             problems.append(_unserved(unserved))
@@ -190,11 +191,11 @@ class Reporter:
             what, it = (one, "it") if len(held) == 1 else (them, "them")
             text = f"{what} not copied, as the program read {it} at the source"
             remedy = "--mode upfront copies such files before the program starts, which pays if it reads them again"
-            problems.append({"id": "left-to-program", "text": text, "remedy": remedy})
+            problems.append(Problem("left-to-program", text, remedy))
         failed = engine.queue.count(Place.FAILED)
         if failed:
             text = f"{failed:,} files could not be copied and are read from the source"
-            problems.append({"id": "copy-failed", "text": text, "remedy": ERRORS_ARE_IN.format(host=self._spec.host)})
+            problems.append(Problem("copy-failed", text, ERRORS_ARE_IN.format(host=self._spec.host)))
         return problems
 
     def _left(self, refused: int) -> str:
@@ -210,7 +211,7 @@ class Reporter:
         return more_room(limit.why if limit is not None else "")
 
 
-def _unserved(unserved: Unserved) -> dict[str, str]:
+def _unserved(unserved: Unserved) -> Problem:
     count = len(unserved.files)
     files = f"{count:,} {'file' if count == 1 else 'files'}"
     text = (
@@ -218,7 +219,7 @@ def _unserved(unserved: Unserved) -> dict[str, str]:
         f"reach opened {files} or more at the source, and no other program used the datasets"
     )
     remedy = "programs that are not Python, and python -I, -E or -S, gain nothing: run them without hpcstage"
-    return {"id": "not-reached", "text": text, "remedy": remedy}
+    return Problem("not-reached", text, remedy)
 
 
 def _copied(engine: Engine) -> dict[str, float]:

@@ -38,6 +38,7 @@ from hpcstage.daemon.reading.watch import Watch
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.placement.placements import Kind
 from hpcstage.plan.types import Order
+from hpcstage.problem import Problem
 from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.shim import Answer, Counter, Reason, State
 from hpcstage.store import directory
@@ -137,14 +138,14 @@ class Staging:
 
     def _give_up(self, why: str) -> None:
         remedy = f"the program reads the source; the daemon's log is nodes/{self.spec.host}.log in the run directory"
-        self.outlook.problems.append({"id": "scan-failed", "text": why, "remedy": remedy})
+        self.problem(Problem("scan-failed", why, remedy))
         if self.group is not None:
             self.group.give_up()
         self._settle()
 
-    def problem(self, id_: str, text: str, remedy: str) -> None:
+    def problem(self, problem: Problem) -> None:
         """Adds a problem to the record."""
-        self.outlook.problems.append({"id": id_, "text": text, "remedy": remedy})
+        self.outlook.problems.append(problem)
 
     def _queue(self, manifest: Manifest, order: Order, directories: int) -> Queue:
         spec = self.spec
@@ -242,11 +243,8 @@ class Staging:
         self._told_closed = True
         why = self._why_closed or "a program wrote below a dataset and could not tell the staging daemon"
         text = f"{why}; from then on the programs on {self.spec.host} read the source"
-        self.problem(
-            "store-closed",
-            text,
-            f"check the local disk; the daemon's log is nodes/{self.spec.host}.log in the run directory",
-        )
+        remedy = f"check the local disk; the daemon's log is nodes/{self.spec.host}.log in the run directory"
+        self.problem(Problem("store-closed", text, remedy))
         self.close(Reason.FAILED)
 
     # ---- the clock and the copiers
@@ -334,7 +332,8 @@ class Staging:
         if share is None:
             return
         text = f"copying was stopped, as the program reads {share:.1%} of the bytes of the files that it opens"
-        self.problem("little-read", text, "--mode upfront copies all files before the program starts")
+        remedy = "--mode upfront copies all files before the program starts"
+        self.problem(Problem("little-read", text, remedy))
         self.close(Reason.LATER)
 
     @property
@@ -464,7 +463,8 @@ class Staging:
 
     def _unseen(self, what: str) -> None:
         text = f"on {self.spec.host}, changes by programs without hpcstage are not noticed in {what}"
-        self.problem("changes-unseen", text, "if such programs write to the datasets during the job, use --mode direct")
+        remedy = "if such programs write to the datasets during the job, use --mode direct"
+        self.problem(Problem("changes-unseen", text, remedy))
 
     def _voided(self, ids: Collection[int]) -> None:
         self._tell_parked(ids)

@@ -20,6 +20,7 @@ from pathlib import Path
 from hpcstage.lead.nodes import Nodes, NodeState, hosts_of, problem_of
 from hpcstage.lead.world import World
 from hpcstage.node.start import REMOVAL_S
+from hpcstage.problem import Problem
 from hpcstage.protocol.leadspec import SPEC, LeadSpec
 from hpcstage.record.parts.part import NodePart
 
@@ -97,7 +98,7 @@ class Lead:
         for index, node in enumerate(self.nodes.all):
             if index and node.state in ("missing", "dead") and index not in self._said:
                 self._said.add(index)
-                say("problem", "\t".join(problem_of(node)).replace("\n", " "))
+                say("problem", problem_of(node).to_line())
                 if node.state == "missing":
                     self._write_missing(index, node)
         if not self.nodes.waiting and self._ready_at is None:
@@ -117,7 +118,6 @@ class Lead:
 
     def _write_missing(self, index: int, node: NodeState) -> None:
         """Writes the part of a missing node, since the record has a part for every node."""
-        name, text, remedy = problem_of(node)
         part = NodePart(
             host=node.host,
             mode="direct",
@@ -126,7 +126,7 @@ class Lead:
             started_unix_s=self.started_unix_s,
             node_index=index,
             node_count=len(self.spec.hosts),
-            problems=[{"id": name, "text": text, "remedy": remedy}],
+            problems=[problem_of(node)],
         )
         from hpcstage.record.parts.part import write_part
 
@@ -162,9 +162,7 @@ class Lead:
         if (self.ending or not self.world.running) and self.world.why != self._why_said:
             self._why_said = self.world.why
             text = f"the nodes are not connected, each stages for itself: {self.world.why}"
-            say(
-                "problem", "\t".join(("group-lost", text, "see nodes/lead.log in the run directory")).replace("\n", " ")
-            )
+            say("problem", Problem("group-lost", text, "see nodes/lead.log in the run directory").to_line())
 
     # ---- the end
 

@@ -22,6 +22,7 @@ from hpcstage.job import launchers
 from hpcstage.lead import children
 from hpcstage.lead.agent import LINE
 from hpcstage.node.hosted import Hosted, bring_up
+from hpcstage.problem import Problem
 from hpcstage.protocol import leadspec
 from hpcstage.protocol.exchangespec import Member
 from hpcstage.protocol.leadspec import LeadSpec
@@ -273,17 +274,15 @@ class Nodes:
             output.kill(_KILL_S)
 
 
-def problem_of(node: NodeState) -> tuple[str, str, str]:
-    """Returns what to say of a node that is not in the group: id, text, remedy."""
+def problem_of(node: NodeState) -> Problem:
+    """Returns what to say of a node that is not in the group."""
     if node.state == "missing":
         text = f"nothing is staged on {node.host}: {node.reason}"
-        return (
-            "node-missing",
-            text,
-            "its ranks read the source; see nodes/lead.log in the run directory, or try another --launcher",
-        )
+        remedy = "its ranks read the source; see nodes/lead.log in the run directory, or try another --launcher"
+        return Problem("node-missing", text, remedy)
     text = f"the staging daemon on {node.host} ended early: {node.reason}"
-    return "node-dead", text, f"its ranks read the source; its log is nodes/{node.host}.log in the run directory"
+    remedy = f"its ranks read the source; its log is nodes/{node.host}.log in the run directory"
+    return Problem("node-dead", text, remedy)
 
 
 def hosts_of(nodes: Sequence[NodeState], indices: Sequence[int]) -> list[str]:

@@ -55,7 +55,7 @@ def compose(run: RunPart, nodes: Iterable[NodePart], running: Life | None = None
         "schema_version": SCHEMA_VERSION,
         "generator": f"hpcstage {run.version}".strip(),
         "complete": ended(run) and not silent and all(node.state is State.OK for node in looked.nodes),
-        "problems": problems_of(run, looked.nodes, silent, total, running),
+        "problems": [p.to_json() for p in problems_of(run, looked.nodes, silent, total, running)],
         "run": _run(run, found, running),
         "environment": _environment(run),
         "config": list(run.config),

@@ -14,6 +14,7 @@ from hpcstage import job as jobs
 from hpcstage.errors import NotStarted
 from hpcstage.plan.dataset.datasets import already_local
 from hpcstage.preview.earlier import said_of_program
+from hpcstage.problem import Problem
 from hpcstage.record.parts import alive
 from hpcstage.record.parts.part import RunPart
 
@@ -74,7 +75,7 @@ def tell_of_one_node(part: RunPart, job: jobs.Job) -> None:
     if len(job.nodes) > 1:
         text = f"this report is about {job.hostname} only: each node of this launch stages alone and has its own"
         remedy = "put hpcstage in front of the launcher: one report, and files are passed between the nodes"
-        part.problems.append({"id": "alone", "text": text, "remedy": remedy})
+        part.problems.append(Problem("alone", text, remedy))
 
 
 def check_datasets(resolved: Resolved, local: LocalDir, part: RunPart, *, strict: bool) -> list[str]:
@@ -86,5 +87,5 @@ def check_datasets(resolved: Resolved, local: LocalDir, part: RunPart, *, strict
                 raise NotStarted(notice.text, notice.remedy)
             part.direct_why = notice.text
         said.append(f"{notice.text} ({notice.remedy})")
-        part.problems.append({"id": notice.id.replace("_", "-"), "text": notice.text, "remedy": notice.remedy})
+        part.problems.append(Problem(notice.id.replace("_", "-"), notice.text, notice.remedy))
     return said

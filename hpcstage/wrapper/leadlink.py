@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpcstage.node import environment, start
+from hpcstage.problem import Problem
 from hpcstage.wrapper import messages
 
 KILLED_S = 5.0
@@ -30,7 +31,7 @@ class LeadLink:
     def __init__(self, spec: Path, log: Path, env: Mapping[str, str]) -> None:
         self.failed = False
         self._said: set[str] = set()
-        self._problems: list[dict[str, str]] = []
+        self._problems: list[Problem] = []
         self._buffer = b""
         self._started = time.monotonic()
         self._asked_staged = False
@@ -67,18 +68,16 @@ class LeadLink:
                 return True
         return False
 
-    def problems(self) -> list[dict[str, str]]:
+    def problems(self) -> list[Problem]:
         """Returns what went wrong since the last call, for the record; each problem is also printed once."""
         self._take(0.0)
         if not self.failed and not self._ending and self._process.poll() is not None:
             self.failed = True
             text = "what connects the nodes ended early; each node stages for itself"
-            self._problems.append(
-                {"id": "group-lost", "text": text, "remedy": "see nodes/lead.log in the run directory"}
-            )
+            self._problems.append(Problem("group-lost", text, "see nodes/lead.log in the run directory"))
         found, self._problems = self._problems, []
         for problem in found:
-            messages.warn(problem["text"])
+            messages.warn(problem.text)
         return found
 
     def tell(self, line: str) -> None:
@@ -142,5 +141,4 @@ class LeadLink:
         if word == "notice":
             messages.warn(rest)
         if word == "problem":
-            name, text, remedy, *_ = [*rest.split("\t"), "", ""]
-            self._problems.append({"id": name, "text": text, "remedy": remedy})
+            self._problems.append(Problem.from_line(rest))

@@ -124,7 +124,7 @@ def _require_datasets(session: Session) -> None:
     """With --strict, raises if the scan of the datasets, which has ended before the command starts, found a problem."""
     problem = session.scan_problem()
     if problem is not None:
-        error = NotStarted(*problem)
+        error = NotStarted(problem.text, problem.remedy)
         session.not_run(error)
         raise error
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +55,7 @@ def _below(cwd: Path) -> Path:
 
 def save_part(run_dir: Path, part: RunPart) -> None:
     """Writes what the wrapper knows so far, so that a killed job still has a report."""
-    _write(run_dir / PART, asdict(part))
+    _write(run_dir / PART, part.to_json())
 
 
 def _write(path: Path, data: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ from hpcstage import job as jobs
 from hpcstage.errors import HpcstageError, NotStarted
 from hpcstage.job import localdir, share
 from hpcstage.node import control, directory, environment, hosted, page, start
+from hpcstage.problem import Problem
 from hpcstage.protocol import shim
 from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.leadspec import RESOLVED
@@ -89,7 +90,7 @@ class Session:
             if config.strict:
                 raise
             notices.append(error.line())
-            part.problems.append({"id": "group-lost", "text": error.what, "remedy": error.remedy})
+            part.problems.append(Problem("group-lost", error.what, error.remedy))
             group = None
         claim = directory.claim(local, group.node_name(run_id) if group else run_id, host=host)
         if claim.lock_fd is not None:  # printed once on a node, not by every rank
@@ -133,7 +134,7 @@ class Session:
         """Whether this node knows the files, or never will."""
         return self.control.dead() or page.waits_until_staging(self.node.path / "page", timeout_s)
 
-    def scan_problem(self) -> tuple[str, str] | None:
+    def scan_problem(self) -> Problem | None:
         """Returns what the scan of this node found wrong with the datasets, and the remedy; to be called after
         `scanned`."""
         if self.part.mode_asked == "direct" or not self._is_first() or self.node.lock_fd is None:
@@ -141,9 +142,11 @@ class Session:
         try:
             found = json.loads((self.node.path / shim.SCANNED_FILE).read_bytes())
         except (OSError, ValueError):
-            return "the scan of the datasets failed", f"look at the daemon's log {self.node.log}"
+            return Problem(
+                "scan-failed", "the scan of the datasets failed", f"look at the daemon's log {self.node.log}"
+            )
         first = next(iter(found["problems"]), None)
-        return (first["text"], first["remedy"]) if first else None
+        return Problem.from_json(first) if first else None
 
     def staged(self, timeout_s: float) -> bool:
         """Whether all nodes hold what they will hold, or never will because they are gone; to be asked after
@@ -180,7 +183,7 @@ class Session:
         page.set_state(self.node.path / "page", shim.State.ENDED)
         text = f"the staging daemon on {self.part.host} ended early; what is not staged is read from the source"
         messages.warn(f"{text} (its log: {self._log_kept})")
-        self.part.problems.append({"id": "daemon-died", "text": text, "remedy": f"its log: {self._log_kept}"})
+        self.part.problems.append(Problem("daemon-died", text, f"its log: {self._log_kept}"))
         self._keep_log()
 
     def _get_ready(self) -> None:
@@ -192,7 +195,7 @@ class Session:
     def not_run(self, error: HpcstageError) -> None:
         """Notes in the record that the command could not be executed; besides the error nothing else is printed."""
         self.part.exit_code = error.exit_code
-        self.part.problems.append({"id": "command-not-run", "text": error.what, "remedy": error.remedy})
+        self.part.problems.append(Problem("command-not-run", error.what, error.remedy))
         self.close(None)
 
     def _import_result(self) -> None:
@@ -243,7 +246,7 @@ class Session:
             self.part.problems += self.lead.problems()
         awaited = grouping.joined(self.group)
         grouping.await_parts(self.run_dir, awaited, self.part.started_unix_s, deadline)
-        if any(problem["id"].startswith(("group-", "node-")) for problem in self.part.problems):
+        if any(problem.id.startswith(("group-", "node-")) for problem in self.part.problems):
             with contextlib.suppress(OSError):
                 shutil.copyfile(self.node.path / "lead.log", self.run_dir / "nodes" / "lead.log")
 
@@ -283,7 +286,7 @@ class Session:
         except OSError as error:
             text = f"the other nodes are left alone: {error}"
             messages.warn(text)
-            self.part.problems.append({"id": "group-lost", "text": text, "remedy": "each node reads for itself"})
+            self.part.problems.append(Problem("group-lost", text, "each node reads for itself"))
 
     def _spec(self, resolved: Resolved, local: LocalDir, job: jobs.Job) -> DaemonSpec:
         config, group = self.config, self.group
@@ -334,7 +337,7 @@ class Session:
         self.part.ended_s = self.clock.elapsed_s()
         if not complete and not self.lost:
             text = f"the staging daemon did not answer within {self.config.drain_s:.0f} s of the command's end"
-            self.part.problems.append({"id": "daemon-silent", "text": text, "remedy": f"its log: {self._log_kept}"})
+            self.part.problems.append(Problem("daemon-silent", text, f"its log: {self._log_kept}"))
         try:
             from hpcstage.wrapper.result import write_record
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from hpcstage import inherited
 from hpcstage import job as jobs
 from hpcstage.errors import HpcstageError
+from hpcstage.problem import Problem
 from hpcstage.record.parts import index
 from hpcstage.wrapper import facts, grouping, rundir
 
@@ -36,7 +37,7 @@ def leave_word(command: Sequence[str], config: Config, error: HpcstageError, res
         part.roots = [os.fsdecode(dataset.root) for dataset in resolved.datasets]
         part.aside = not config.strict
         part.exit_code = error.exit_code if config.strict else None
-        part.problems.append({"id": "not-staged", "text": error.what, "remedy": error.remedy})
+        part.problems.append(Problem("not-staged", error.what, error.remedy))
         run_dir = rundir.make(config.run_dir, inherited.directory(), run_id, dict(os.environ))
         part.run_dir = os.fspath(run_dir)
         rundir.save_part(run_dir, part)

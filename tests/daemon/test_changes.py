@@ -61,7 +61,7 @@ def test_a_change_by_a_program_that_tells_nobody(start_daemon, root, way):
     wait_until(lambda: not any(daemon.store(root / name).exists() for name in gone))
     assert [daemon.want(root / name) for name in gone] == [(Answer.DIRECT, Reason.VOID)] * len(gone)
     assert daemon.store(root / "b/stays").exists()
-    assert not [p for p in daemon.end().problems if p["id"].startswith("changes")]
+    assert not [p for p in daemon.end().problems if p.id.startswith("changes")]
 
 
 def test_reading_is_no_change(start_daemon, make_tree):

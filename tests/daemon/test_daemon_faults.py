@@ -93,7 +93,7 @@ def test_copiers_that_keep_dying_end_the_staging(start_daemon, make_tree):
     assert daemon.want(files_of(root)[-1])[0] is Answer.DIRECT
     part = daemon.end()
     assert part.staged_s is None
-    assert "local-failed" in {p["id"] for p in part.problems}
+    assert "local-failed" in {p.id for p in part.problems}
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -136,7 +136,7 @@ def test_a_full_disk_stops_admission_only(start_daemon, make_tree, small_disk):
     assert daemon.want(missing) == (Answer.DIRECT, Reason.FULL)
     part = end_on_mount(daemon)
     assert part.totals["refused"] == 200 - len(staged)
-    assert "disk-full" in {p["id"] for p in part.problems}
+    assert "disk-full" in {p.id for p in part.problems}
 
 
 @pytest.mark.root
@@ -178,7 +178,7 @@ def test_a_disk_that_becomes_read_only(start_daemon, make_tree):
         assert daemon.want(files_of(root)[-1])[0] is Answer.DIRECT
     part = daemon.end()
     assert "cannot write the copy" in str(part.errors)
-    assert "local-failed" in {p["id"] for p in part.problems}
+    assert "local-failed" in {p.id for p in part.problems}
 
 
 @contextlib.contextmanager
@@ -213,7 +213,7 @@ def test_a_vanished_node_directory(start_daemon, make_tree):
         daemon.send(waiting, Kind.WANT, os.fsencode(files_of(root)[-1]))
         assert daemon.receive(waiting)[0] is Answer.DIRECT
     part = daemon.end()
-    assert "local-failed" in {p["id"] for p in part.problems}
+    assert "local-failed" in {p.id for p in part.problems}
 
 
 def test_an_unwritable_run_directory(start_daemon, make_tree, tmp_path):
@@ -242,7 +242,7 @@ def test_a_scan_that_cannot_begin_is_a_problem_not_an_end(start_daemon, make_tre
     daemon.staged()
     assert daemon.want(files_of(root)[0])[0] is Answer.DIRECT
     part = daemon.end()
-    assert [p["id"] for p in part.problems] == ["scan-failed"]
+    assert [p.id for p in part.problems] == ["scan-failed"]
 
 
 def test_idle_costs_nothing(start_daemon, make_tree):

@@ -86,9 +86,9 @@ def test_without_a_group_every_node_stages_alone(nodes, make_tree):
     parts = nodes.end()
     for index, part in enumerate(parts):
         assert part.placement == "private"
-        assert [problem["id"] for problem in part.problems] == ["group-missing"]
-        assert f"node{index}" in part.problems[0]["text"]
-        assert "no exchange has connected" in part.problems[0]["text"]
+        assert [problem.id for problem in part.problems] == ["group-missing"]
+        assert f"node{index}" in part.problems[0].text
+        assert "no exchange has connected" in part.problems[0].text
         assert part.group == {"generations": 0, "size": 1, "missing": [1 - index], "why": part.group["why"]}
         assert part.totals["source_files"] == 30
 
@@ -146,8 +146,8 @@ def test_more_than_all_nodes_together_can_hold(nodes, make_tree):
     assert total(parts, "source_files") < 40
     for part in parts:
         assert part.placement == "partition"
-        assert [problem["id"] for problem in part.problems] == ["store-full"]
-        assert "the budgets of all nodes have no room" in part.problems[0]["text"]
+        assert [problem.id for problem in part.problems] == ["store-full"]
+        assert "the budgets of all nodes have no room" in part.problems[0].text
 
 
 def test_copies_of_others_files_run_ahead_of_a_program(nodes, make_tree):
@@ -186,7 +186,7 @@ def test_a_group_that_comes_late(nodes, make_tree):
     assert parts[0].totals["peer_files"] == parts[1].totals["sent_files"] > 0
     assert parts[0].totals["peer_files"] + parts[0].totals["source_files"] == 60
     assert parts[0].problems == []
-    assert [problem["id"] for problem in parts[1].problems] == ["group-missing"]
+    assert [problem.id for problem in parts[1].problems] == ["group-missing"]
 
 
 def test_a_group_that_has_other_files(nodes, make_tree):

@@ -59,7 +59,7 @@ def test_without_a_new_group_the_rest_comes_from_the_source(nodes, make_tree):
     nodes.staged()
     parts = nodes.end()
     assert total(parts, "source_files") > 200
-    assert all([problem["id"] for problem in part.problems] == ["group-missing"] for part in parts)
+    assert all([problem.id for problem in part.problems] == ["group-missing"] for part in parts)
 
 
 def test_a_dead_daemon_costs_its_share_and_nothing_else(nodes, make_tree):
@@ -166,5 +166,5 @@ def test_a_first_node_that_cannot_scan(nodes, make_tree):
         assert all(same(path, daemon.store(path)) for path in files_of(root))
     parts = nodes.end()
     assert total(parts[1:], "source_files") == 30
-    assert [problem["id"] for problem in parts[0].problems] == ["scan-failed"]
+    assert [problem.id for problem in parts[0].problems] == ["scan-failed"]
     assert parts[1].group["missing"] == [0]

@@ -12,6 +12,7 @@ import jsonschema
 from recordcases import SECOND, START, histogram, node_part, run_part, trainer, worker
 
 import hpcstage.record
+from hpcstage.problem import Problem
 from hpcstage.record.compose import compose
 from hpcstage.record.parts.part import DatasetPart, NodePart, RunPart, Sample
 
@@ -76,7 +77,7 @@ def node(index: int, count: int, seconds: int = 60, **changes: Any) -> NodePart:
 def missing(index: int, count: int, why: str = "ssh: connection refused") -> NodePart:
     """As the lead writes it of a node whose daemon did not come up."""
     host = f"node{index:04d}"
-    problem = {"id": "node-missing", "text": f"nothing is staged on {host}: {why}", "remedy": "give --launcher"}
+    problem = Problem("node-missing", f"nothing is staged on {host}: {why}", "give --launcher")
     return NodePart(
         host, "direct", "runtime", "its daemon did not come up", START + 0.1,
         problems=[problem], node_index=index, node_count=count,

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from recordcases import SECOND, node_part, run_part, trainer, worker
 
 import hpcstage.record
+from hpcstage.problem import Problem
 from hpcstage.protocol.shim import Counter, Reason
 from hpcstage.record.compose import compose
 from hpcstage.record.figures.totals import KEYS
@@ -154,9 +155,9 @@ def test_in_mode_direct_the_daemon_copied_and_scanned_nothing() -> None:
 
 
 def test_what_others_told_is_not_told_again() -> None:
-    problem = {"id": "daemon-died", "text": "the daemon died", "remedy": "look"}
+    problem = Problem("daemon-died", "the daemon died", "look")
     record = valid(run_part(problems=[problem]), [node_part(complete=False)])
-    assert record["problems"] == [problem]
+    assert record["problems"] == [problem.to_json()]
     assert [note["severity"] for note in record["notes"] if note["id"] == "daemon-died"] == ["error"]
 
 

@@ -9,6 +9,7 @@ import pytest
 from manycases import FILES, SIZE, VALIDATOR, ids, job, missing, node, record_of, row, run
 from recordcases import START
 
+from hpcstage.problem import Problem
 from hpcstage.record.compose import compose
 from hpcstage.record.parts.part import NodePart
 
@@ -65,7 +66,7 @@ def test_a_record_of_an_earlier_version_is_still_valid() -> None:
 
 def test_a_node_that_never_came_up_is_named_with_its_reason() -> None:
     nodes = [node(0, 4), missing(1, 4), node(2, 4), node(3, 4)]
-    told = [{"id": "node-missing", "text": nodes[1].problems[0]["text"], "remedy": "give --launcher"}]
+    told = [Problem("node-missing", nodes[1].problems[0].text, "give --launcher")]
     record = record_of(run(4, problems=told), nodes)
     assert not record["complete"]
     assert row(record, "node0001")["state"] == "missing"
@@ -98,13 +99,13 @@ def test_many_missing_nodes_are_one_problem() -> None:
 
 
 def test_the_reason_of_a_node_without_any_part_is_what_the_lead_said() -> None:
-    told = [{"id": "node-missing", "text": "nothing is staged on node0002: ssh: no route to host", "remedy": "r"}]
+    told = [Problem("node-missing", "nothing is staged on node0002: ssh: no route to host", "r")]
     record = record_of(run(4, problems=told), [node(0, 4), node(1, 4), node(3, 4)])
     assert row(record, "node0002")["why"] == "ssh: no route to host"
 
 
 def test_a_node_without_any_part() -> None:
-    died = {"id": "node-dead", "text": "the staging daemon on node0002 ended early: killed by signal 9", "remedy": "r"}
+    died = Problem("node-dead", "the staging daemon on node0002 ended early: killed by signal 9", "r")
     record = record_of(run(4, problems=[died]), [node(0, 4), node(1, 4), node(3, 4)])
     assert row(record, "node0002")["state"] == "missing"
     assert row(record, "node0002")["why"] == "killed by signal 9"
@@ -115,7 +116,7 @@ def test_a_node_without_any_part() -> None:
 
 
 def test_a_daemon_that_died() -> None:
-    died = {"id": "node-dead", "text": "the staging daemon on node0002 ended early: killed by signal 9", "remedy": "r"}
+    died = Problem("node-dead", "the staging daemon on node0002 ended early: killed by signal 9", "r")
     nodes = [node(0, 3), node(1, 3), node(2, 3, complete=False, ended_s=None, staged_s=None)]
     record = record_of(run(3, problems=[died]), nodes)
     assert row(record, "node0002")["state"] == "died"
@@ -186,7 +187,7 @@ def test_parts_of_an_earlier_run_in_the_same_directory_do_not_count() -> None:
 def test_the_group_that_was_not_there() -> None:
     why = "no exchange has connected"
     alone = {"generations": 0, "size": 1, "missing": list(range(1, 64)), "why": why}
-    problem = {"id": "group-missing", "text": f"staged without the others: {why}", "remedy": "look"}
+    problem = Problem("group-missing", f"staged without the others: {why}", "look")
     changes = {"placement": "private", "placement_why": why, "group": alone, "problems": [problem]}
     whole = {"source_bytes": SIZE, "source_files": FILES, "source_opens": FILES, "source_reads": FILES}
     totals = node(0, 64).totals | whole | {"peer_bytes": 0, "peer_files": 0, "sent_bytes": 0, "sent_files": 0}

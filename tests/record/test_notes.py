@@ -10,6 +10,7 @@ import manycases
 import pytest
 from recordcases import SECOND, announced, node_part, run_part, samples, trainer, worker
 
+from hpcstage.problem import Problem
 from hpcstage.record.compose import compose
 from hpcstage.record.notes.notes import RULES
 from hpcstage.record.parts.alive import Life
@@ -60,8 +61,8 @@ def direct(name: str, scan_s: float = 5.0) -> Callable[[], Record]:
     return lambda: one(processes=[reader(source_opens=50, **{f"direct_{name}": 50})], scan_s=scan_s)
 
 
-def problem(name: str, **more: str) -> dict[str, Any]:
-    return {"problems": [{"id": name, "text": "t", "remedy": "r", **more}]}
+def problem(name: str) -> dict[str, Any]:
+    return {"problems": [Problem(name, "t", "r")]}
 
 
 REASONS = ("unknown", "later", "full", "failed", "void", "scanning", "timeout", "no_daemon", "settled", "local_error")
@@ -186,7 +187,7 @@ def test_another_cause_has_another_remedy(case: Case) -> None:
 def test_a_full_disk_does_not_lead_to_a_larger_budget() -> None:
     from hpcstage.daemon.part import DISK_FULL
 
-    remedy = {"id": "disk-full", "text": "the local disk is full", "remedy": DISK_FULL}
+    remedy = Problem("disk-full", "the local disk is full", DISK_FULL)
     full = one(problems=[remedy], processes=[reader(source_opens=50, direct_full=50)])
     assert not any("raise --budget" in note["remedy"] for note in full["notes"])
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from recordcases import SECOND, node_part, run_part, trainer, worker
 
+from hpcstage.problem import Problem
 from hpcstage.record.compose import compose
 from hpcstage.record.parts.part import DatasetPart, NodePart, ProcessPart, Sample
 
@@ -206,7 +207,7 @@ def python_reader(**counters: int) -> ProcessPart:
         ({"budget": {"size_bytes": 10**8}}, "store-full"),
         ({"errors": [{"path": "/d/x", "error": "ESTALE", "count": 4}]}, "copy-failed"),
         (
-            {"datasets": [DatasetPart("0", "/d", [])], "problems": [{"id": "local", "text": "t", "remedy": "r"}]},
+            {"datasets": [DatasetPart("0", "/d", [])], "problems": [Problem("local", "t", "r")]},
             "local",
         ),
         ({}, "contention"),

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "record"))
 import manycases
 from recordcases import SECOND, announced, node_part, run_part, trainer, worker
 
+from hpcstage.problem import Problem
 from hpcstage.record.compose import compose
 from hpcstage.record.parts.part import DatasetPart, ProcessPart
 
@@ -26,7 +27,7 @@ def hostile() -> dict[str, Any]:
         mode_why=HOSTILE,
         datasets=[DatasetPart("0", HOSTILE, [HOSTILE])],
         errors=[{"path": HOSTILE, "error": HOSTILE, "count": 3}],
-        problems=[{"id": HOSTILE, "text": HOSTILE, "remedy": HOSTILE}] * 3,
+        problems=[Problem(HOSTILE, HOSTILE, HOSTILE)] * 3,
         missed_processes=[{"pid": 1, "command": HOSTILE}],
         missed_count=1,
         order=announced(provenance=HOSTILE),

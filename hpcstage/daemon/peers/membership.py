@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from hpcstage.daemon.peers.routes import Members
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.types import Budget
+from hpcstage.problem import Problem
 from hpcstage.protocol import exchange
 
 _HEAD_BYTES = 96
@@ -31,7 +32,7 @@ class Stage(Protocol):
     def read_elsewhere(self, ids: Collection[int]) -> None:
         """Holds back the copying of large files that programs of other nodes read at the source."""
 
-    def problem(self, id_: str, text: str, remedy: str) -> None:
+    def problem(self, problem: Problem) -> None:
         """Adds a problem to the record."""
 
 

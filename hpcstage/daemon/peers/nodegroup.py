@@ -28,6 +28,7 @@ from hpcstage.daemon.reading.scanning import ORDER_FILE
 from hpcstage.daemon.reading.watch import Watch
 from hpcstage.plan.order import orders
 from hpcstage.plan.placement.placements import Kind
+from hpcstage.problem import Problem
 from hpcstage.protocol import exchange
 from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.shim import MANIFEST_FILE
@@ -302,9 +303,8 @@ class NodeGroup:
         if not self._said:
             self._said = True
             text = f"node {self._spec.host} (number {self._nodes.index}) staged without the others: {why}"
-            self._stage.problem(
-                "group-missing", text, f"see nodes/{self._spec.host}.log and nodes/lead.log in the run directory"
-            )
+            remedy = f"see nodes/{self._spec.host}.log and nodes/lead.log in the run directory"
+            self._stage.problem(Problem("group-missing", text, remedy))
 
     def wake_after(self, now: float) -> float | None:
         """Returns the seconds until `poll` has work; None if it has none."""

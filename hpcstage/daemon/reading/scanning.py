@@ -20,6 +20,7 @@ from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.scan import ScanResult, scan
 from hpcstage.plan.order import orders
 from hpcstage.plan.types import Budget, Order, Workload
+from hpcstage.problem import Problem
 from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.leadspec import RESOLVED
 from hpcstage.protocol.shim import MANIFEST_FILE, SCANNED_FILE
@@ -43,8 +44,8 @@ class Scanned:
     """Reason → how many files are left out."""
     examples: list[str] = field(default_factory=list)
     unknown_in_order: int = 0
-    problems: list[dict[str, str]] = field(default_factory=list)
-    """The problems of the datasets, for the record: {id, text, remedy}."""
+    problems: list[Problem] = field(default_factory=list)
+    """The problems of the datasets, for the record."""
     forecast: dict[str, Any] | None = None
     """The forecast, made after a probe; only in mode auto."""
     probe_s: float = 0.0
@@ -57,7 +58,7 @@ class Scanned:
     def from_bytes(cls, data: bytes) -> Scanned:
         """Parses what the helper returned."""
         values: dict[str, Any] = json.loads(data)
-        return cls(**values)
+        return cls(**{**values, "problems": [Problem.from_json(problem) for problem in values["problems"]]})
 
 
 def scan_into(spec: DaemonSpec) -> bytes:
@@ -91,12 +92,12 @@ def scan_into(spec: DaemonSpec) -> bytes:
     return told
 
 
-def _problems(files: int, missing: str) -> list[dict[str, str]]:
+def _problems(files: int, missing: str) -> list[Problem]:
     found = []
     if missing:
-        found.append({"id": "list-missing", "text": missing, "remedy": orders.MISSING_REMEDY})
+        found.append(Problem("list-missing", missing, orders.MISSING_REMEDY))
     if not files:
-        found.append({"id": "no-file", "text": "the datasets hold no file", "remedy": "check --data"})
+        found.append(Problem("no-file", "the datasets hold no file", "check --data"))
     return found
 
 

@@ -6,9 +6,9 @@ The same problem on many nodes is one entry, whose text begins with the number a
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
+from hpcstage.problem import Problem
 from hpcstage.record.figures.digest import Digest
 from hpcstage.record.parts.alive import Life
 from hpcstage.record.parts.part import RunPart
@@ -24,25 +24,23 @@ UNCLEAR = "the figures are those up to now; ask again in a minute, or on that ho
 NAMED = 16
 """At most this many nodes of a problem are named."""
 
-Problem = dict[str, Any]
-
 
 def problems_of(
     run: RunPart, nodes: Sequence[Digest], silent: Sequence[str], total: int, running: Life | None = None
 ) -> list[Problem]:
     """Returns all problems, reported ones first. `silent` names nodes without a part; the job has `total` nodes."""
-    told = [_Told(None, _whole(problem)) for problem in run.problems]
-    told += [_Told(node.name, _whole(problem)) for node in nodes for problem in node.part.problems]
+    told = [_Told(None, problem) for problem in run.problems]
+    told += [_Told(node.name, problem) for node in nodes for problem in node.part.problems]
     problems = _grouped(told, total) if total > 1 else _unique(one.problem for one in told)
-    counts = {problem["id"]: problem.get("count", 1) for problem in problems}
+    counts = {problem.id: problem.count or 1 for problem in problems}
     return [*problems, *(p for p in _own(run, nodes, silent, running) if not _told_already(p, counts))]
 
 
 def _told_already(problem: Problem, counts: dict[str, int]) -> bool:
     """Returns whether a reported problem covers this one, as `node-dead` of as many nodes covers `daemon-died`."""
-    if problem["id"] == "daemon-died" and counts.get("node-dead", 0) >= problem["count"]:
+    if problem.id == "daemon-died" and counts.get("node-dead", 0) >= (problem.count or 1):
         return True
-    return problem["id"] in counts
+    return problem.id in counts
 
 
 @dataclass(frozen=True)
@@ -62,41 +60,36 @@ def _own(run: RunPart, nodes: Sequence[Digest], silent: Sequence[str], running: 
         return []
     if running and not ended(run):
         if running.is_certain:
-            return [_problem("running", f"the command is still running: {running.why}", RUNNING)]
+            return [Problem("running", f"the command is still running: {running.why}", RUNNING)]
         text = f"the command runs on {run.host}, or was killed a moment ago: {running.why}"
-        return [_problem("unclear", text, UNCLEAR)]
+        return [Problem("unclear", text, UNCLEAR)]
     found = []
     if not ended(run):
-        found.append(_problem("killed", "hpcstage stopped before the command did", KILLED))
+        found.append(Problem("killed", "hpcstage stopped before the command did", KILLED))
     if silent:
         remedy = NO_PART.format(host=silent[0])
-        found.append(_problem("no-part", f"no report from {few(silent)}", remedy, silent))
+        found.append(_of_nodes("no-part", f"no report from {few(silent)}", remedy, silent))
     cut = [node.name for node in nodes if node.state is State.DIED]
     if cut:
-        found.append(_problem("daemon-died", f"the daemon on {few(cut)} did not shut down cleanly", DIED, cut))
+        found.append(_of_nodes("daemon-died", f"the daemon on {few(cut)} did not shut down cleanly", DIED, cut))
     return found
 
 
-def _problem(name: str, text: str, remedy: str, nodes: Sequence[str] = ()) -> Problem:
-    problem: Problem = {"id": name, "text": text, "remedy": remedy}
-    return problem | ({"nodes": list(nodes[:NAMED]), "count": len(nodes)} if nodes else {})
-
-
-def _whole(problem: dict[str, str]) -> Problem:
-    return _problem(problem.get("id", "unknown"), problem.get("text", ""), problem.get("remedy", ""))
+def _of_nodes(name: str, text: str, remedy: str, nodes: Sequence[str]) -> Problem:
+    return Problem(name, text, remedy, tuple(nodes[:NAMED]), len(nodes) or None)
 
 
 def _grouped(told: Sequence[_Told], total: int) -> list[Problem]:
     """Joins the reported problems into one for each id."""
     groups: dict[str, list[_Told]] = {}
     for one in told:
-        groups.setdefault(one.problem["id"], []).append(one)
+        groups.setdefault(one.problem.id, []).append(one)
     return [_joined(found, total) for found in groups.values()]
 
 
 def _joined(found: Sequence[_Told], total: int) -> Problem:
     names = list(dict.fromkeys(one.node for one in found if one.node is not None))
-    texts = list(dict.fromkeys(one.problem["text"] for one in found))
+    texts = list(dict.fromkeys(one.problem.text for one in found))
     first = found[0].problem
     if len(names) > 1:
         text = f"{len(names)} of {total} nodes ({few(names)}): {texts[0]}"
@@ -104,12 +97,12 @@ def _joined(found: Sequence[_Told], total: int) -> Problem:
         text = f"{names[0]}: {texts[0]}"
     else:
         text = texts[0] if len(texts) == 1 else f"{texts[0]} (and {len(texts) - 1} more like it)"
-    joined = _problem(first["id"], text, first["remedy"], names)
-    return joined if names or len(texts) == 1 else joined | {"count": len(texts)}
+    joined = _of_nodes(first.id, text, first.remedy, names)
+    return joined if names or len(texts) == 1 else replace(joined, count=len(texts))
 
 
 def _unique(problems: Iterable[Problem]) -> list[Problem]:
     kept: dict[tuple[str, str], Problem] = {}
     for problem in problems:
-        kept.setdefault((problem["id"], problem["text"]), problem)
+        kept.setdefault((problem.id, problem.text), problem)
     return list(kept.values())

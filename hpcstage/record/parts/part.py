@@ -16,6 +16,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+from hpcstage.problem import Problem
 from hpcstage.record.parts.thinning import NODES, thinned
 
 
@@ -156,8 +157,8 @@ class NodePart:
     pressure: dict[str, float] = field(default_factory=dict)
     """The kernel's pressure figures over the run, as far as it offers them: io_some_s, io_full_s, cpu_some_s,
     memory_some_s."""
-    problems: list[dict[str, str]] = field(default_factory=list)
-    """Entries {id, text, remedy}. `node-missing`: the node's daemon never came up (the lead wrote the part);
+    problems: list[Problem] = field(default_factory=list)
+    """`node-missing`: the node's daemon never came up (the lead wrote the part);
     `group-missing`: the node staged without the group."""
     node_index: int = 0
     """The node's index in the job; node 0 scans."""
@@ -174,7 +175,8 @@ class NodePart:
     def to_json(self) -> dict[str, Any]:
         """Returns plain data for json.dump, which turns dictionary keys into text; a large job's has fewer samples."""
         samples = thinned(self.samples) if self.node_count > NODES else self.samples
-        return {**asdict(replace(self, samples=[], group=short_group(self.group))), "samples": _columns(samples)}
+        plain = asdict(replace(self, samples=[], group=short_group(self.group)))
+        return {**plain, "samples": _columns(samples), "problems": [problem.to_json() for problem in self.problems]}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> NodePart:
@@ -182,6 +184,7 @@ class NodePart:
         known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
         known["datasets"] = [DatasetPart(**_known(DatasetPart, d)) for d in known.get("datasets", [])]
         known["samples"] = _samples(known.get("samples", []))
+        known["problems"] = [Problem.from_json(d) for d in known.get("problems", [])]
         known["processes"] = [_process(d) for d in known.get("processes", [])]
         for name in ("hist_open", "hist_read"):
             known[name] = {int(k): v for k, v in known.get(name, {}).items()}
@@ -260,8 +263,7 @@ class RunPart:
     run_dir: str | None = None
     roots: list[str] = field(default_factory=list)
     """Roots of the datasets, known before any node has reported."""
-    problems: list[dict[str, str]] = field(default_factory=list)
-    """Entries {id, text, remedy}."""
+    problems: list[Problem] = field(default_factory=list)
     direct_why: str = ""
     """Why nothing is staged although another mode was asked for; empty: the mode that was asked for is followed."""
     aside: bool = False
@@ -271,12 +273,13 @@ class RunPart:
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data for json.dump."""
-        return asdict(self)
+        return {**asdict(self), "problems": [problem.to_json() for problem in self.problems]}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> RunPart:
         """Reads what `to_json` returned; drops unknown keys of a newer version."""
-        return cls(**_known(cls, data))
+        problems = [Problem.from_json(d) for d in data.get("problems", [])]
+        return cls(**{**_known(cls, data), "problems": problems})
 
 
 def write_part(part: NodePart, run_dir: Path, host: str, extra: Sequence[tuple[Path, str]] = ()) -> bytes:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from enum import Enum
 
+from hpcstage.problem import Problem
 from hpcstage.record.parts.part import NodePart, RunPart
 
 MISSING = "node-missing"
@@ -39,7 +40,7 @@ def is_left_over(run: RunPart, node: NodePart) -> bool:
 
 def state_of(node: NodePart, *, running: bool = False) -> State:
     """Returns a node's state from its part. While the job runs, a part without an end is normal."""
-    if any(problem.get("id") == MISSING for problem in node.problems):
+    if any(problem.id == MISSING for problem in node.problems):
         return State.MISSING
     if node.complete:
         return State.OK
@@ -55,23 +56,23 @@ def reason_of(run: RunPart, node: NodePart, state: State) -> str | None:
     """Says why a node did not come up or died, as far as a part says it; None for other nodes."""
     if state in (State.OK, State.RUNNING):
         return None
-    told = [problem for problem in node.problems if problem.get("id") == MISSING] or _of_host(run, node.host)
+    told = [problem for problem in node.problems if problem.id == MISSING] or _of_host(run, node.host)
     told = told or node.problems
     if told:
-        return without_host(str(told[0].get("text", "")), node.host)
+        return without_host(told[0].text, node.host)
     return node.group.get("why") or "its daemon did not end in order"
 
 
-def _of_host(run: RunPart, host: str) -> list[dict[str, str]]:
+def _of_host(run: RunPart, host: str) -> list[Problem]:
     """Returns what the lead said of a node: `... on HOST ended early: REASON` or `... on HOST: REASON`."""
-    told = [problem for problem in run.problems if problem.get("id", "").startswith("node-")]
-    return [problem for problem in told if host in problem.get("text", "").partition(": ")[0].split()]
+    told = [problem for problem in run.problems if problem.id.startswith("node-")]
+    return [problem for problem in told if host in problem.text.partition(": ")[0].split()]
 
 
 def unheard_why(run: RunPart, host: str) -> str:
     """Says why a node without a part did not come up, as `reason_of` does for a node with one."""
     told = _of_host(run, host)
-    return without_host(told[0]["text"], host) if told else "nothing was heard of it"
+    return without_host(told[0].text, host) if told else "nothing was heard of it"
 
 
 def without_host(text: str, host: str) -> str:

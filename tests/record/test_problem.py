@@ -1,0 +1,43 @@
+"""Problems on their way: through a pipe between programs, and through JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+from recordcases import run_part
+
+from hpcstage.problem import Problem
+from hpcstage.record.parts.part import RunPart
+from hpcstage.wrapper import rundir
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\t\n"))
+PROBLEMS = st.builds(Problem, TEXTS, TEXTS, TEXTS)
+
+
+@given(PROBLEMS)
+def test_a_problem_comes_back(problem: Problem) -> None:
+    assert Problem.from_line(problem.to_line()) == problem
+    assert Problem.from_json(json.loads(json.dumps(problem.to_json()))) == problem
+
+
+def test_a_line_is_one_line_and_may_be_cut_off() -> None:
+    assert Problem("a", "b\nc", "d").to_line() == "a\tb c\td"
+    assert Problem.from_line("a") == Problem("a", "", "")
+    assert Problem.from_json({}) == Problem("unknown", "", "")
+
+
+def test_the_record_names_nodes_only_where_there_are_some() -> None:
+    told = {"id": "a", "text": "b", "remedy": "c"}
+    assert Problem("a", "b", "c").to_json() == told
+    assert Problem("a", "b", "c", ("n1",), 3).to_json() == {**told, "nodes": ["n1"], "count": 3}
+
+
+def test_the_part_of_a_run_names_nodes_only_where_there_are_some(tmp_path: Path) -> None:
+    run = run_part(problems=[Problem("a", "b", "c")])
+    rundir.save_part(tmp_path, run)
+    data = json.loads((tmp_path / rundir.PART).read_text())
+    assert data["problems"] == [{"id": "a", "text": "b", "remedy": "c"}]
+    assert RunPart.from_json(data) == run
