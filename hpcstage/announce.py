@@ -12,7 +12,7 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
-from hpcstage.protocol import shim
+from hpcstage.protocol import nodedir, shim
 
 ANSWER_TIMEOUT_S = 1.0
 
@@ -23,7 +23,7 @@ def order(paths: Iterable[str | bytes | os.PathLike[str]]) -> bool:
     if not node_dir or not sock:
         return False
     with contextlib.suppress(OSError):
-        name = _write(Path(node_dir) / "orders", paths)
+        name = _write(Path(node_dir) / nodedir.ORDERS, paths)
         return _tell(sock, name)
     return False
 

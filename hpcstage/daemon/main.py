@@ -39,9 +39,10 @@ from hpcstage.daemon.reading.watch import Watch
 from hpcstage.daemon.staging import Staging
 from hpcstage.daemon.telemetry import Reading, Sampler
 from hpcstage.errors import HpcstageError
-from hpcstage.node import directory as nodedir
+from hpcstage.node import directory as node_directory
+from hpcstage.protocol import nodedir
 from hpcstage.protocol.daemonspec import DaemonSpec
-from hpcstage.protocol.shim import END, LANDED, MANIFEST_FILE, Answer, Kind, Layer, Reason, State
+from hpcstage.protocol.shim import END, LANDED, Answer, Kind, Layer, Reason, State
 from hpcstage.record.parts.part import write_part
 from hpcstage.store import directory
 from hpcstage.store.counters import Totals
@@ -68,9 +69,9 @@ class Daemon:
         self.node_dir = Path(spec.node_dir)
         self.started = time.monotonic()
         self.selector = selectors.DefaultSelector()
-        self.page = Page(self.node_dir / "page")
+        self.page = Page(self.node_dir / nodedir.PAGE)
         self.helpers = Helpers(umask)
-        self.events = Events(self.node_dir / "events")
+        self.events = Events(self.node_dir / nodedir.EVENTS)
         directory.Store(self.node_dir).make()
         self.pool = self._fork_copiers()
         self.server = Server(open_listener(f"{spec.node_dir}/sock", spec.listen_fd), self.selector, self)
@@ -111,7 +112,7 @@ class Daemon:
         if spec.mode == DIRECT_MODE:
             return None
         settings = CopierSettings(
-            self.node_dir, self.node_dir / MANIFEST_FILE, spec.transfers, spec.own_rate_bytes_per_s, nice=spec.nice
+            self.node_dir, self.node_dir / nodedir.MANIFEST, spec.transfers, spec.own_rate_bytes_per_s, nice=spec.nice
         )
         return Pool(settings, spec.copiers)
 
@@ -230,9 +231,9 @@ class Daemon:
     def _write_part(self, now: float, *, complete: bool) -> None:
         part = self.reporter.part(now, complete=complete)
         self.events.flush()
-        extra = ((self.node_dir / "events", "events"),) if complete else ()
+        extra = ((self.node_dir / nodedir.EVENTS, "events"),) if complete else ()
         if part.problems:
-            extra = (*extra, (self.node_dir / "daemon.log", "log"))
+            extra = (*extra, (self.node_dir / nodedir.LOG, "log"))
         run_dir, host = Path(self.spec.run_dir), self.spec.host
         self.helpers.start(_PART, lambda: write_part(part, run_dir, host, extra), self._part_written)
 
@@ -246,7 +247,7 @@ class Daemon:
             self.helpers.start(_SWEEP, lambda: _remove_all(paths), lambda _: None)
 
     def _compile_shim(self) -> None:
-        shim = self.node_dir / "shim"
+        shim = self.node_dir / nodedir.SHIM
         if names := bytecode.missing(shim):
             self.helpers.start(bytecode.HELPER, lambda: bytecode.fill(shim, names), lambda _: None)
 
@@ -344,7 +345,7 @@ class Daemon:
             self.pool.close(POOL_END_S)
         self._guarded(lambda: self.helpers.wait(_SWEEP, SWEEP_END_S))
         self.helpers.close()
-        directory.remove_tree(self._out_of_sight(), last=("lock",))
+        directory.remove_tree(self._out_of_sight(), last=(nodedir.LOCK,))
         self.server.close_all()
 
     def _stop_answering(self) -> None:
@@ -367,7 +368,7 @@ class Daemon:
         """Renames the node directory aside and returns its new name: a wrapper of the same launch that comes late must
         make its own directory, not join one that is being deleted."""
         try:
-            return nodedir.retire(self.node_dir)
+            return node_directory.retire(self.node_dir)
         except (OSError, HpcstageError):
             return self.node_dir
 

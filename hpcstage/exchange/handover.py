@@ -13,8 +13,9 @@ from hpcstage.errors import UsageError
 from hpcstage.exchange.broadcast import Leaf, Spread
 from hpcstage.exchange.transport.frames import Place
 from hpcstage.plan.dataset.manifest import Manifest as ManifestFile
+from hpcstage.protocol import nodedir
 from hpcstage.protocol.exchange import Manifest
-from hpcstage.store.catalog import MANIFEST_NAME, ORDER_NAME, fingerprint
+from hpcstage.store.catalog import fingerprint
 
 
 class Handed:
@@ -31,8 +32,8 @@ class Handed:
         """Begins to pass both files on; called at the first node. The order goes first, so that a node that has the
         manifest has all. The number of listings travels as the manifest's number."""
         if message.order_bytes:
-            self._spread.begin(Place.ORDER, 0, ORDER_NAME)
-        self._spread.begin(Place.MANIFEST, message.listings, MANIFEST_NAME)
+            self._spread.begin(Place.ORDER, 0, nodedir.ORDER)
+        self._spread.begin(Place.MANIFEST, message.listings, nodedir.MANIFEST)
 
     def scratch(self, place: Place) -> str:
         """Returns where a file is written while it comes."""
@@ -56,13 +57,13 @@ class Handed:
             ManifestFile.open(Path(leaf.path), verify=True)
         except UsageError:
             return None
-        # A manifest that is there already was made by this node on its own, or came with an earlier group.
-        if not os.path.exists(MANIFEST_NAME):
+        # One that is there was made by this node on its own, or has come with a group before.
+        if not os.path.exists(nodedir.MANIFEST):
             if order is not None:
-                os.replace(order.path, ORDER_NAME)
+                os.replace(order.path, nodedir.ORDER)
             with contextlib.suppress(FileExistsError):
-                os.link(leaf.path, MANIFEST_NAME)
-        if not _same_ids(Path(leaf.path), Path(MANIFEST_NAME)):
+                os.link(leaf.path, nodedir.MANIFEST)
+        if not _same_ids(Path(leaf.path), Path(nodedir.MANIFEST)):
             return None
         self.fingerprint = fingerprint(Path(leaf.path))
         return Manifest(leaf.size_bytes, order.size_bytes if order else 0, leaf.number)

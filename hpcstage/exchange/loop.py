@@ -26,9 +26,9 @@ from hpcstage.exchange.handover import Handed
 from hpcstage.exchange.transport.buffers import Pool
 from hpcstage.exchange.transport.frames import CONTROL_TAG, Bundle, Control, Place, Sort, open_bundle
 from hpcstage.exchange.transport.mpi import Mail, Post
-from hpcstage.protocol import exchange
+from hpcstage.protocol import exchange, nodedir
 from hpcstage.protocol.exchange import Why
-from hpcstage.store.catalog import MANIFEST_NAME, Catalog
+from hpcstage.store.catalog import Catalog
 
 BUFFERS = 16
 """The number of buffers for each direction, of 1 MiB of data each."""
@@ -157,7 +157,7 @@ class Exchange:
         """Returns the catalog of the node's manifest, once the manifest is there."""
         if self._catalog is None:
             with contextlib.suppress(UsageError):
-                self._catalog = Catalog(Path(MANIFEST_NAME), os.fsencode(self._incoming) + b"/")
+                self._catalog = Catalog(Path(nodedir.MANIFEST), os.fsencode(self._incoming) + b"/")
         return self._catalog
 
     def _report(self) -> None:
@@ -275,10 +275,10 @@ class Exchange:
 
 def _fresh_incoming() -> str:
     """Makes this exchange's directory below `incoming`, and removes those of earlier exchanges."""
-    os.makedirs("incoming", mode=0o700, exist_ok=True)
-    for name in os.listdir("incoming"):
+    os.makedirs(nodedir.INCOMING, mode=0o700, exist_ok=True)
+    for name in os.listdir(nodedir.INCOMING):
         if name.startswith("peer-"):
-            shutil.rmtree(os.path.join("incoming", name), ignore_errors=True)
-    path = f"incoming/peer-{os.getpid()}"
+            shutil.rmtree(os.path.join(nodedir.INCOMING, name), ignore_errors=True)
+    path = f"{nodedir.INCOMING}/peer-{os.getpid()}"
     os.mkdir(path, 0o700)
     return path

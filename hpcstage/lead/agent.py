@@ -21,7 +21,7 @@ from typing import Any
 from hpcstage import job as jobs
 from hpcstage.errors import HpcstageError
 from hpcstage.node.hosted import Hosted, Taken, bring_up
-from hpcstage.protocol import leadspec
+from hpcstage.protocol import leadspec, nodedir
 from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.leadspec import LeadSpec
 
@@ -76,7 +76,7 @@ class Agent:
         deadline = time.monotonic() + OTHERS_SPEC_S
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError, ValueError):
-                return bool(DaemonSpec.load(node_dir / "spec.json").node_index == self.index)
+                return bool(DaemonSpec.load(node_dir / nodedir.SPEC).node_index == self.index)
             time.sleep(_POLL_S)
         return False
 

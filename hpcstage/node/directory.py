@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcstage.errors import LocalDiskProblem
+from hpcstage.protocol import nodedir
 
 if TYPE_CHECKING:
     from hpcstage.job.localdir import LocalDir
@@ -100,7 +101,7 @@ def remove(path: Path) -> None:
 def sock_path(node_dir: Path, env: Mapping[str, str]) -> SockPath:
     """Returns the name to bind or connect to. Makes a private directory with a link if the node directory's name is too
     long."""
-    direct = node_dir / "sock"
+    direct = node_dir / nodedir.SOCK
     if len(os.fsencode(direct)) < SUN_PATH_BYTES:
         return SockPath(direct, None)
     import tempfile
@@ -109,7 +110,7 @@ def sock_path(node_dir: Path, env: Mapping[str, str]) -> SockPath:
     (short / _LINK).symlink_to(node_dir)
     with suppress(OSError), (node_dir / _LINK_NOTE).open("ab") as note:
         note.write(os.fsencode(short) + b"\0")
-    return SockPath(short / _LINK / "sock", short)
+    return SockPath(short / _LINK / nodedir.SOCK, short)
 
 
 def drop_short(short_dir: Path | None) -> None:

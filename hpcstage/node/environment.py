@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hpcstage import __version__
 from hpcstage.job.ranks import without_rank
+from hpcstage.protocol import nodedir
 
 CONTAINERS = {"apptainer": "APPTAINERENV_", "singularity": "SINGULARITYENV_"}
 """By command: the prefix of the variables that it sets in a container. Apptainer takes both and warns of the older."""
@@ -29,7 +30,7 @@ def for_command(
         "HPCSTAGE_VERSION": __version__,
         "HPCSTAGE_RUN_DIR": os.fspath(run_dir),
         "HPCSTAGE_NODE_DIR": os.fspath(node_dir),
-        "HPCSTAGE_LOCAL_DIR": os.fspath(node_dir / "store"),
+        "HPCSTAGE_LOCAL_DIR": os.fspath(node_dir / nodedir.STORE),
         "HPCSTAGE_SOCKET": os.fspath(sock),
     }
     paths = {"PYTHONPATH": env.get("PYTHONPATH", "")}

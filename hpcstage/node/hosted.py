@@ -18,8 +18,9 @@ from hpcstage.config.model import copier_count
 from hpcstage.errors import NotStarted
 from hpcstage.job import localdir
 from hpcstage.node import directory, page, start
-from hpcstage.protocol import leadspec, shim
+from hpcstage.protocol import leadspec, nodedir, shim
 from hpcstage.protocol.daemonspec import DaemonSpec
+from hpcstage.protocol.rundir import log_path
 
 if TYPE_CHECKING:
     from hpcstage.job import Job
@@ -55,7 +56,7 @@ class Hosted:
 
     def is_staging(self) -> bool:
         """Returns whether the node's daemon has a manifest, or never will."""
-        return page.is_staging(self.node.path / "page")
+        return page.is_staging(self.node.path / nodedir.PAGE)
 
     def attach(self, child_pid: int) -> None:
         """Tells the daemon which process of this machine is the command: if we die, the daemon serves it to its end."""
@@ -67,7 +68,7 @@ class Hosted:
             return False
         if not self._said_dead:
             self._said_dead = True
-            page.set_state(self.node.path / "page", shim.State.ENDED)
+            page.set_state(self.node.path / nodedir.PAGE, shim.State.ENDED)
             self._keep_log()
         return True
 
@@ -98,7 +99,7 @@ class Hosted:
 
     def _keep_log(self) -> None:
         with contextlib.suppress(OSError):
-            shutil.copyfile(self.node.log, Path(self._lead.run_dir) / "nodes" / f"{self.host}.log")
+            shutil.copyfile(self.node.log, log_path(Path(self._lead.run_dir), self.host))
 
 
 def bring_up(lead: LeadSpec, index: int, env: Mapping[str, str], job: Job) -> Hosted:

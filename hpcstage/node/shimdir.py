@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from hpcstage.protocol import nodedir
+
 SHIM = Path(__file__).resolve().parent.parent / "shim"
 NATIVE = "_hpcstage_native*.so"
 SELFTEST = b"hpcstage\n"
@@ -37,7 +39,7 @@ def install(
     or `direct`, `intercept` one of auto, native, python and off, `sock` the socket if it is not `<node_dir>/sock`,
     `learn` whether processes announce what they will read. `virtual` is the prefix of the directories of all virtual
     nodes, and their number; a process finds its own."""
-    shim = node_dir / "shim"
+    shim = node_dir / nodedir.SHIM
     shim.mkdir(mode=0o700)
     for source in _files():
         shutil.copy2(source, shim / source.name)
@@ -45,7 +47,7 @@ def install(
     selftest = node_dir / "selftest" / "store"
     selftest.mkdir(parents=True, mode=0o700)
     (selftest / "probe").write_bytes(SELFTEST)
-    settings = _settings(node_dir, sock or node_dir / "sock", want_cap_s)
+    settings = _settings(node_dir, sock or node_dir / nodedir.SOCK, want_cap_s)
     settings |= {"intercept": intercept, "mode": mode, "learn": "yes" if learn else "no"}
     if virtual is not None:
         settings |= {"virtual": virtual[0], "nodes": str(virtual[1])}
@@ -75,7 +77,7 @@ def _settings(node_dir: Path, sock: Path, want_cap_s: float) -> dict[str, str | 
         "version": "1",
         "node_dir": node_dir,
         "sock": sock,
-        "page": node_dir / "page",
+        "page": node_dir / nodedir.PAGE,
         "uid": str(os.geteuid()),
         "want_cap_ms": str(round(want_cap_s * 1000)),
         "selftest_source": node_dir / "selftest" / "source",

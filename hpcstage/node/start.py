@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import hpcstage
 from hpcstage.node import control, directory, environment, page, shimdir
+from hpcstage.protocol import nodedir
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 REMOVAL_S = 60.0
 """The longest wait for a daemon's end: it deletes the store before it ends, and a million files take a while."""
-_MADE = ("store", "incoming", "orders", "opens", "links")
+_MADE = (nodedir.STORE, nodedir.INCOMING, nodedir.ORDERS, nodedir.OPENS, nodedir.LINKS)
 
 
 class Node:
@@ -39,7 +40,7 @@ class Node:
     @property
     def log(self) -> Path:
         """The path of the daemon's log."""
-        return self.path / "daemon.log"
+        return self.path / nodedir.LOG
 
     def close(self) -> None:
         """Closes the lock (the daemon holds it itself) and removes a short name of the socket."""
@@ -66,8 +67,8 @@ def prepare(node: Node, setup: ShimSetup) -> None:
     """Fills the node directory: empty store, page, the shim and its configuration."""
     for name in _MADE:
         (node.path / name).mkdir(mode=0o700, exist_ok=True)
-    page.create(node.path / "page", logging=setup.learn and not setup.direct)
-    store = node.path / "store"
+    page.create(node.path / nodedir.PAGE, logging=setup.learn and not setup.direct)
+    store = node.path / nodedir.STORE
     maps = [(dataset.root, os.fsencode(store / dataset.name)) for dataset in setup.datasets]  # the shim follows links
     shimdir.install(
         node.path,
@@ -86,7 +87,7 @@ def start_daemon(node: Node, spec: DaemonSpec, env: Mapping[str, str]) -> contro
     assert node.lock_fd is not None
     listener = control.listen(node.sock)
     try:
-        path = node.path / "spec.json"
+        path = node.path / nodedir.SPEC
         replace(spec, listen_fd=listener.fileno(), lock_fd=node.lock_fd).save(path)
         cleaned = environment.for_daemon(env, package_parent())
         process = control.start_daemon(path, node.log, cleaned, (listener.fileno(), node.lock_fd))

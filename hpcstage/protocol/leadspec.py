@@ -1,6 +1,6 @@
 """The specification that the wrapper gives the lead and the agents of other nodes: JSON in the run directory.
 
-Owns the form, and the names of files below the group's directory, `<run directory>/group/` as a rule. All nodes see
+Owns the form, and the names of files below the group's directory (`protocol.rundir.GROUP` as a rule). All nodes see
 that directory: it is on the shared file system.
 """
 
@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-DIRECTORY = "group"
 SPEC = "spec.json"
 RESOLVED = "resolved"
 SCRIPT = "agent.sh"

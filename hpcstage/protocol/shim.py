@@ -317,9 +317,6 @@ ATTRIBUTES_PROBES = 8
 # ---- the holdings: `<node directory>/holdings`, one shared mapping, written by the daemon ----
 #
 # 0 u64 HOLDINGS_MAGIC   8 u64 files   then a byte per id of `<node directory>/manifest.bin`
-MANIFEST_FILE = "manifest.bin"
-SCANNED_FILE = "scanned.json"
-"""The findings of the scan, in the node directory of the node that scanned."""
 HOLDINGS_FILE = "holdings"
 """A file in the node directory for libraries in training code: a byte for each file of the datasets."""
 HOLDINGS_MAGIC = int.from_bytes(b"hpchold1", "little")

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcstage.errors import NoResult
+from hpcstage.protocol.rundir import NODES, PART, RECORD
 from hpcstage.record.compose import SCHEMA_VERSION, compose
 from hpcstage.record.parts import alive
 from hpcstage.record.parts.part import NodePart, RunPart
 
-RECORD = "run.json"
-RUN_PART = "run.part.json"
 MAJOR = SCHEMA_VERSION.split(".", maxsplit=1)[0]
 
 
@@ -64,22 +63,22 @@ def node_parts(run_dir: Path) -> Iterator[NodePart]:
 
 
 def _part_paths(run_dir: Path) -> list[Path]:
-    return sorted((run_dir / "nodes").glob("*.json"))
+    return sorted((run_dir / NODES).glob("*.json"))
 
 
 def _late(run_dir: Path) -> bool:
     """Returns whether a node of several wrote its part after the record was written, so that the record lacks it."""
     with contextlib.suppress(NoResult, OSError, KeyError):
         record = load(run_dir / RECORD)
-        if not record["complete"] and record.get("group") and (run_dir / RUN_PART).exists():
+        if not record["complete"] and record.get("group") and (run_dir / PART).exists():
             written_ns = (run_dir / RECORD).stat().st_mtime_ns
             return any(path.stat().st_mtime_ns > written_ns for path in _part_paths(run_dir))
     return False
 
 
 def _run(path: Path) -> RunPart:
-    if (path / RUN_PART).exists():
-        return _run_part(path / RUN_PART)
+    if (path / PART).exists():
+        return _run_part(path / PART)
     heads = [(node.host, node.started_unix_s, node.mode_asked) for node in node_parts(path)]
     if not heads:
         raise NoResult(f"{path} holds no record of hpcstage", "give a run directory (hpcstage-runs/RUN) or run.json")

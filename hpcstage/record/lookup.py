@@ -12,10 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hpcstage.errors import NoResult
-from hpcstage.record.files import RECORD, RUN_PART
+from hpcstage.protocol.rundir import NODES, PART, RECORD, RUNS
 from hpcstage.record.parts import index
-
-RUNS = "hpcstage-runs"
 
 
 def last_run(env: Mapping[str, str], cwd: Path) -> Path:
@@ -54,7 +52,7 @@ def _newest(paths: list[Path]) -> Path | None:
 def _written_ns(run_dir: Path) -> int:
     """Returns when the run was last written to; 0 if the path is no run directory."""
     times = [0]
-    for name in (RECORD, RUN_PART, "nodes"):
+    for name in (RECORD, PART, NODES):
         with contextlib.suppress(OSError):
             times.append((run_dir / name).stat().st_mtime_ns)
     return max(times)
@@ -67,7 +65,7 @@ def _is_of(run_dir: Path, asked: str) -> bool:
 def _ids(run_dir: Path) -> list[str]:
     """Returns the run's id and its job's, the latter also without the name of its server (`123.pbs1`)."""
     with contextlib.suppress(OSError, ValueError):
-        part = json.loads((run_dir / RUN_PART).read_bytes())
+        part = json.loads((run_dir / PART).read_bytes())
         return _told(part.get("run_id"), part.get("job_id")) if isinstance(part, dict) else []
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         record = json.loads((run_dir / RECORD).read_bytes())

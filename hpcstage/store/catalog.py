@@ -12,8 +12,6 @@ from pathlib import Path
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.store.copyfile import Job
 
-MANIFEST_NAME = "manifest.bin"
-ORDER_NAME = "order.bin"
 _HEAD_BYTES = 256
 
 

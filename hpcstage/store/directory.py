@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hpcstage.plan.budget import BudgetFacts, decide
 from hpcstage.plan.types import Budget
+from hpcstage.protocol import nodedir
 
 _REMOVERS = 8
 _BATCH = 256
@@ -41,13 +42,13 @@ class Store:
     def __init__(self, node_dir: Path, on_stuck: Callable[[bytes, str], None] = lambda *_: None) -> None:
         self._on_stuck = on_stuck
         self.node_dir = node_dir
-        self.root = os.fsencode(node_dir / "store")
+        self.root = os.fsencode(node_dir / nodedir.STORE)
         self._asides = 0
 
     def make(self) -> None:
         """Makes the directories that copiers need, and removes what an earlier daemon left in `incoming`."""
-        shutil.rmtree(self.node_dir / "incoming", ignore_errors=True)
-        for name in ("store", "incoming", "links", "orders"):
+        shutil.rmtree(self.node_dir / nodedir.INCOMING, ignore_errors=True)
+        for name in (nodedir.STORE, nodedir.INCOMING, nodedir.LINKS, nodedir.ORDERS):
             (self.node_dir / name).mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def path(self, store_path: bytes) -> bytes:
@@ -71,7 +72,7 @@ class Store:
 
     def put_aside(self, directory: bytes) -> bytes | None:
         """Renames a directory of the store out of sight, in one step. Returns its new name; None if there was none."""
-        aside = os.fsencode(self.node_dir / "gone")
+        aside = os.fsencode(self.node_dir / nodedir.GONE)
         with contextlib.suppress(FileExistsError):
             os.mkdir(aside, 0o700)
         self._asides += 1
@@ -119,7 +120,7 @@ class Store:
             os.symlink(b"/nonexistent/hpcstage-void", path)
 
     def _link(self, prefix: bytes, id_: int) -> bytes:
-        return os.fsencode(self.node_dir / "links") + b"/" + prefix + b"%d" % id_
+        return os.fsencode(self.node_dir / nodedir.LINKS) + b"/" + prefix + b"%d" % id_
 
 
 def remove_tree(path: Path | str, *, last: tuple[str, ...] = ()) -> None:

@@ -18,7 +18,8 @@ from torch.utils.data import ConcatDataset, Subset
 
 from hpcstage.errors import HpcstageError
 from hpcstage.plan.dataset.manifest import Manifest
-from hpcstage.protocol.shim import HOLDINGS_FILE, HOLDINGS_HEADER, HOLDINGS_MAGIC, MANIFEST_FILE, Holding
+from hpcstage.protocol import nodedir
+from hpcstage.protocol.shim import HOLDINGS_FILE, HOLDINGS_HEADER, HOLDINGS_MAGIC, Holding
 
 NODE_DIR = "HPCSTAGE_NODE_DIR"
 _ATTRIBUTES = ("samples", "imgs", "paths", "files")
@@ -114,7 +115,7 @@ class NodeHoldings:
         node_dir = Path(self._node_dir or "")
         try:
             mapped = _mapped(node_dir / HOLDINGS_FILE)
-            manifest = Manifest.open(node_dir / MANIFEST_FILE, verify=False)
+            manifest = Manifest.open(node_dir / nodedir.MANIFEST, verify=False)
         except (OSError, ValueError, HpcstageError):
             return False
         _, files = HOLDINGS_HEADER.unpack_from(mapped)

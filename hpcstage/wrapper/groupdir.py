@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpcstage.errors import NotStarted
-from hpcstage.protocol import leadspec
+from hpcstage.protocol.rundir import GROUP
 from hpcstage.record.parts.index import state_dir
 
 _FALLBACK = "groups"
@@ -26,7 +26,7 @@ _FALLBACK = "groups"
 def choose(run_dir: Path, run_id: str, env: Mapping[str, str]) -> Path:
     """Returns a directory below the run directory, else below the user's state directory. Raises NotStarted if others
     can write to both."""
-    first = Path(os.path.realpath(run_dir)) / leadspec.DIRECTORY
+    first = Path(os.path.realpath(run_dir)) / GROUP
     why = exposed(first)
     if why is None:
         return first

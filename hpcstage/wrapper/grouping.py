@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from hpcstage.errors import NotStarted
 from hpcstage.job import launchers, nodelist
-from hpcstage.node import directory as nodedir
+from hpcstage.node import directory as node_directory
 from hpcstage.node import environment, start
-from hpcstage.protocol import leadspec
+from hpcstage.protocol import leadspec, nodedir
 from hpcstage.protocol.leadspec import LeadSpec
+from hpcstage.protocol.rundir import GROUP, part_path
 from hpcstage.wrapper import messages
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def placed(group: Grouping | None, run_dir: Path, run_id: str) -> Grouping | Non
     if group is None:
         return None
     if group.virtual:
-        return replace(group, directory=os.path.abspath(run_dir / leadspec.DIRECTORY))
+        return replace(group, directory=os.path.abspath(run_dir / GROUP))
     return replace(group, directory=os.fspath(groupdir.choose(run_dir, run_id, os.environ)))
 
 
@@ -196,7 +197,7 @@ def begin(group: Grouping, lead: LeadSpec, node: start.Node) -> LeadLink | None:
     lead.save(directory / leadspec.SPEC)
     shutil.copyfile(node.path / leadspec.RESOLVED, directory / leadspec.RESOLVED)
     (directory / leadspec.SCRIPT).write_text(agent_script(directory, os.environ))
-    return LeadLink(directory / leadspec.SPEC, node.path / "lead.log", launchers.scrubbed(os.environ))
+    return LeadLink(directory / leadspec.SPEC, node.path / nodedir.LEAD_LOG, launchers.scrubbed(os.environ))
 
 
 def agent_script(directory: Path, env: Mapping[str, str]) -> str:
@@ -224,7 +225,7 @@ def await_parts(run_dir: Path, hosts: Sequence[str], since_unix_s: float, deadli
     """Waits until all nodes have written their last word, or until the deadline. Returns whether all have."""
     missing = set(hosts)
     while True:
-        missing = {host for host in missing if not _is_final(run_dir / "nodes" / f"{host}.json", since_unix_s)}
+        missing = {host for host in missing if not _is_final(part_path(run_dir, host), since_unix_s)}
         if not missing or time.monotonic() >= deadline:
             return not missing
         time.sleep(_POLL_S)
@@ -247,6 +248,6 @@ def sweep_virtual(first: Path, count: int, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while any((base / f"{stem}{index}").exists() for index in range(count)) and time.monotonic() < deadline:
         with contextlib.suppress(Exception):
-            for path in nodedir.leftovers(base):
-                nodedir.remove(path)
+            for path in node_directory.leftovers(base):
+                node_directory.remove(path)
         time.sleep(_POLL_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from hpcstage.protocol.rundir import RECORD
 from hpcstage.record import files
 from hpcstage.record.compose import compose
 from hpcstage.record.parts import index
@@ -18,7 +19,7 @@ def write_record(run_dir: Path, part: RunPart) -> None:
     try:
         rundir.save_part(run_dir, part)
         record = compose(part, files.node_parts(run_dir))
-        files.save(record, run_dir / rundir.RECORD)
+        files.save(record, run_dir / RECORD)
     except OSError as error:
         messages.warn(f"cannot write the report of this run to {run_dir}: {error.strerror}")
         return

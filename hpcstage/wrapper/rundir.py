@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from hpcstage.errors import UsageError
+from hpcstage.protocol.rundir import NODES, PART, RUNS
 from hpcstage.record.parts import index
 from hpcstage.record.parts.part import RunPart
-
-PART = "run.part.json"
-RECORD = "run.json"
 
 
 def unique_id(now_s: float, job_id: str | None) -> str:
@@ -33,17 +31,17 @@ def make(wanted: str | None, cwd: Path, run_id: str, env: dict[str, str]) -> Pat
     if wanted:
         path = _below(cwd) / wanted if not os.path.isabs(wanted) else Path(wanted)
         try:
-            (path / "nodes").mkdir(parents=True, exist_ok=True)
+            (path / NODES).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             what = f"--run-dir {wanted} cannot be made: {error.strerror}"
             raise UsageError(what, "name a directory that you may write to, on the shared file system") from None
         return path
     try:
-        path = _below(cwd) / "hpcstage-runs" / run_id
-        (path / "nodes").mkdir(parents=True, exist_ok=True)
+        path = _below(cwd) / RUNS / run_id
+        (path / NODES).mkdir(parents=True, exist_ok=True)
     except OSError:
         path = index.state_dir(env) / "runs" / run_id
-        (path / "nodes").mkdir(parents=True, exist_ok=True)
+        (path / NODES).mkdir(parents=True, exist_ok=True)
     return path
 
 

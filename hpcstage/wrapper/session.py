@@ -24,9 +24,10 @@ from hpcstage.errors import HpcstageError, NotStarted
 from hpcstage.job import localdir, share
 from hpcstage.node import control, directory, environment, hosted, page, start
 from hpcstage.problem import Problem
-from hpcstage.protocol import shim
+from hpcstage.protocol import nodedir, shim
 from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.leadspec import RESOLVED
+from hpcstage.protocol.rundir import NODES, log_path
 from hpcstage.record.parts import index
 from hpcstage.record.parts.index import state_dir
 from hpcstage.wrapper import facts, grouping, messages, rundir
@@ -115,7 +116,7 @@ class Session:
         """Returns the command's environment."""
         return environment.for_command(
             env,
-            shim_dir=self.node.path / "shim",
+            shim_dir=self.node.path / nodedir.SHIM,
             node_dir=self.node.path,
             run_dir=self.run_dir,
             run_id=self.part.run_id,
@@ -128,11 +129,11 @@ class Session:
             return True
         if self.group.starts_daemons:
             return self.lead is None or self.lead.ready(timeout_s)
-        return self.clock.elapsed_s() > JOIN_S or page.waits_until_staging(self.node.path / "page", timeout_s)
+        return self.clock.elapsed_s() > JOIN_S or page.waits_until_staging(self.node.path / nodedir.PAGE, timeout_s)
 
     def scanned(self, timeout_s: float) -> bool:
         """Whether this node knows the files, or never will."""
-        return self.control.dead() or page.waits_until_staging(self.node.path / "page", timeout_s)
+        return self.control.dead() or page.waits_until_staging(self.node.path / nodedir.PAGE, timeout_s)
 
     def scan_problem(self) -> Problem | None:
         """Returns what the scan of this node found wrong with the datasets, and the remedy; to be called after
@@ -140,7 +141,7 @@ class Session:
         if self.part.mode_asked == "direct" or not self._is_first() or self.node.lock_fd is None:
             return None
         try:
-            found = json.loads((self.node.path / shim.SCANNED_FILE).read_bytes())
+            found = json.loads((self.node.path / nodedir.SCANNED).read_bytes())
         except (OSError, ValueError):
             return Problem(
                 "scan-failed", "the scan of the datasets failed", f"look at the daemon's log {self.node.log}"
@@ -180,7 +181,7 @@ class Session:
         self.lost = True
         if self.lead is not None:
             self.lead.tell("dead")
-        page.set_state(self.node.path / "page", shim.State.ENDED)
+        page.set_state(self.node.path / nodedir.PAGE, shim.State.ENDED)
         text = f"the staging daemon on {self.part.host} ended early; what is not staged is read from the source"
         messages.warn(f"{text} (its log: {self._log_kept})")
         self.part.problems.append(Problem("daemon-died", text, f"its log: {self._log_kept}"))
@@ -248,7 +249,7 @@ class Session:
         grouping.await_parts(self.run_dir, awaited, self.part.started_unix_s, deadline)
         if any(problem.id.startswith(("group-", "node-")) for problem in self.part.problems):
             with contextlib.suppress(OSError):
-                shutil.copyfile(self.node.path / "lead.log", self.run_dir / "nodes" / "lead.log")
+                shutil.copyfile(self.node.path / nodedir.LEAD_LOG, self.run_dir / NODES / nodedir.LEAD_LOG)
 
     def _sweep(self) -> None:
         """Cleans up after virtual nodes whose lead died: their daemons end with the command or are removed here."""
@@ -319,7 +320,7 @@ class Session:
     @property
     def _log_kept(self) -> Path:
         """Returns where the daemon's log is found after the node directory has gone."""
-        return self.run_dir / "nodes" / f"{self.part.host}.log"
+        return log_path(self.run_dir, self.part.host)
 
     def _keep_log(self) -> None:
         with contextlib.suppress(OSError):

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from hpcstage.daemon.copying.copier import CopierSettings, child_main
 from hpcstage.daemon.copying.messages import COMMAND, RESULT, Op, Result, unpack_results
 from hpcstage.daemon.process.forked import reap
+from hpcstage.protocol import nodedir
 from hpcstage.store.copyfile import Status
 from hpcstage.store.counters import StatsArea
 
@@ -155,7 +156,7 @@ class Pool:
             with contextlib.suppress(OSError):
                 self._fork(fresh)
         self._end(member)
-        shutil.rmtree(self.settings.node_dir / "incoming" / member.name, ignore_errors=True)
+        shutil.rmtree(self.settings.node_dir / nodedir.INCOMING / member.name, ignore_errors=True)
         return lost
 
     # ---- processes

@@ -26,6 +26,7 @@ from hpcstage.plan.order.sampling import Distributed
 from hpcstage.plan.placement.owners import NOBODY
 from hpcstage.plan.placement.owners import Table as OwnerTable
 from hpcstage.plan.placement.placements import Placement, by_first_reader
+from hpcstage.protocol import nodedir
 
 HELPER = "first reader"
 _FILE = "owners"
@@ -45,7 +46,7 @@ class FirstReader:
         """`node` is this node's index and the number of nodes."""
         self.known: Placement | None = None
         self._helpers = helpers
-        self._path = node_dir / "orders" / f".{_FILE}"
+        self._path = node_dir / nodedir.ORDERS / f".{_FILE}"
         self._index, self._count = node
         self._rows_of = rows_of
         self._on_known = on_known

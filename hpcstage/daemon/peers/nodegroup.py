@@ -24,14 +24,12 @@ from hpcstage.daemon.peers.peers import Peers
 from hpcstage.daemon.peers.routes import Members, Routes, make, transit_of
 from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.daemon.queue.groupqueue import GroupQueue
-from hpcstage.daemon.reading.scanning import ORDER_FILE
 from hpcstage.daemon.reading.watch import Watch
 from hpcstage.plan.order import orders
 from hpcstage.plan.placement.placements import Kind
 from hpcstage.problem import Problem
-from hpcstage.protocol import exchange
+from hpcstage.protocol import exchange, nodedir
 from hpcstage.protocol.daemonspec import DaemonSpec
-from hpcstage.protocol.shim import MANIFEST_FILE
 from hpcstage.store import directory
 
 MANIFEST_WAIT_S = 600.0
@@ -193,7 +191,7 @@ class NodeGroup:
     def _announce(self) -> None:
         if self._announces and self._nodes.leads and self._link is not None and self._nodes.members is not None:
             node_dir = Path(self._spec.node_dir)
-            sizes = size_of(node_dir / MANIFEST_FILE), size_of(node_dir / ORDER_FILE)
+            sizes = size_of(node_dir / nodedir.MANIFEST), size_of(node_dir / nodedir.ORDER)
             self._link.send(exchange.Manifest(*sizes, self._directories))
             self._join()
 
@@ -227,7 +225,7 @@ class NodeGroup:
         """Begins the sharing of files, as staging begins with the manifest in the node directory."""
         queue, nodes = engine.queue, self._nodes
         assert isinstance(queue, GroupQueue)
-        self._staged = Staged(Path(self._spec.node_dir) / MANIFEST_FILE, engine.manifest)
+        self._staged = Staged(Path(self._spec.node_dir) / nodedir.MANIFEST, engine.manifest)
         self._directories = directories
         self.peers = Peers(engine, queue, is_wanted, on_received)
         if provenance == orders.MANIFEST:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.daemon.reading import scanning
+from hpcstage.protocol import nodedir
 
 HELPER = "order "
 SHORT_BYTES = 256 << 10
@@ -42,7 +43,7 @@ class Lists:
     def read(self, name: str, files: int) -> None:
         """Reads the list of this name; `files` is the number of files in the manifest."""
         with contextlib.suppress(OSError):
-            if (self._node_dir / "orders" / name).stat().st_size <= SHORT_BYTES:
+            if (self._node_dir / nodedir.ORDERS / name).stat().st_size <= SHORT_BYTES:
                 self._mapped(name, files, scanning.map_order(self._node_dir, name))
                 return
         self._helpers.start(
@@ -56,5 +57,5 @@ class Lists:
             return
         ids = scanning.load_order(self._node_dir, name, files)
         for left in (name, name + ".ids"):
-            (self._node_dir / "orders" / left).unlink(missing_ok=True)
+            (self._node_dir / nodedir.ORDERS / left).unlink(missing_ok=True)
         self._on_list(Listed(name, ids, int(json.loads(data)["ids"])))

@@ -25,6 +25,7 @@ from hpcstage.daemon.reading.watch import Watch
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.order import orders
 from hpcstage.plan.types import Order
+from hpcstage.protocol import nodedir
 from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.shim import EARLY_ORDER, SAMPLER_ORDER
 
@@ -57,7 +58,9 @@ class Ordering:
         self._manifest: Manifest | None = None
         self._queue: Queue
         self._lists = Lists(self._node_dir, helpers, self._listed)
-        self._announcements = Announcements(self._node_dir / "orders", helpers, watch, self.counts, self._announced)
+        self._announcements = Announcements(
+            self._node_dir / nodedir.ORDERS, helpers, watch, self.counts, self._announced
+        )
         watch.on_wrong = self._wrong
         self._held: list[Callable[[], None]] = []
         """Requests that came before the manifest."""

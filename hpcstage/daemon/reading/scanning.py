@@ -21,12 +21,11 @@ from hpcstage.plan.dataset.scan import ScanResult, scan
 from hpcstage.plan.order import orders
 from hpcstage.plan.types import Budget, Order, Workload
 from hpcstage.problem import Problem
+from hpcstage.protocol import nodedir
 from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.leadspec import RESOLVED
-from hpcstage.protocol.shim import MANIFEST_FILE, SCANNED_FILE
 from hpcstage.store.directory import budget
 
-ORDER_FILE = "order.bin"
 AUTO_MODE = "auto"
 PROBE_S = 0.5
 """The longest that a probe reads, in seconds; the program waits for the source meanwhile."""
@@ -67,7 +66,7 @@ def scan_into(spec: DaemonSpec) -> bytes:
     resolved = Resolved.load(node_dir / RESOLVED)
     exclude = [os.fsencode(os.path.realpath(path)) for path in (spec.node_dir, spec.run_dir)]
     result = scan(resolved, exclude=exclude)
-    result.manifest.save(node_dir / MANIFEST_FILE)
+    result.manifest.save(node_dir / nodedir.MANIFEST)
     left, why = traces.find(spec, result.manifest)
     spelt = Spelling(result.manifest)
     listed = orders.build_counting(
@@ -76,7 +75,7 @@ def scan_into(spec: DaemonSpec) -> bytes:
         lists=[replace(item, paths=list(map(spelt, item.paths))) for item in resolved.ordering],
         trace=None if left is None else orders.from_ids(left.order, len(result.manifest), orders.TRACE),
     )
-    orders.save(listed.order, node_dir / ORDER_FILE)
+    orders.save(listed.order, node_dir / nodedir.ORDER)
     if left is not None:
         traces.save_learnt(node_dir, left)
     scanned = replace(
@@ -88,7 +87,7 @@ def scan_into(spec: DaemonSpec) -> bytes:
     if spec.mode == AUTO_MODE:
         scanned = _with_forecast(scanned, result.manifest, listed.order, spec)
     told = json.dumps(asdict(scanned)).encode()
-    (node_dir / SCANNED_FILE).write_bytes(told)  # for a wrapper with --strict, which reads it once the page says so
+    (node_dir / nodedir.SCANNED).write_bytes(told)  # for a wrapper with --strict, which reads it once the page says so
     return told
 
 
@@ -180,15 +179,15 @@ def _scanned(result: ScanResult, unknown: int) -> Scanned:
 
 def load_scan(node_dir: Path) -> tuple[Manifest, Order]:
     """Loads the manifest and the order that `scan_into` left."""
-    manifest = Manifest.open(node_dir / MANIFEST_FILE, verify=False)
-    return manifest, orders.load(node_dir / ORDER_FILE, len(manifest))
+    manifest = Manifest.open(node_dir / nodedir.MANIFEST, verify=False)
+    return manifest, orders.load(node_dir / nodedir.ORDER, len(manifest))
 
 
 def map_order(node_dir: Path, name: str) -> bytes:
     """Writes the ids of an announced list of paths beside it. Returns the numbers of ids and of unknown paths, in
     JSON."""
-    manifest = Manifest.open(node_dir / MANIFEST_FILE, verify=False)
-    announced = node_dir / "orders" / name
+    manifest = Manifest.open(node_dir / nodedir.MANIFEST, verify=False)
+    announced = node_dir / nodedir.ORDERS / name
     paths = [path for path in announced.read_bytes().split(b"\0") if path]
     listed = orders.from_paths(manifest, map(Spelling(manifest), paths), orders.GIVEN)
     orders.save(listed.order, announced.with_name(announced.name + ".ids"))
@@ -197,4 +196,4 @@ def map_order(node_dir: Path, name: str) -> bytes:
 
 def load_order(node_dir: Path, name: str, files: int) -> array[int]:
     """Loads the ids that `map_order` left."""
-    return orders.load(node_dir / "orders" / (name + ".ids"), files).ids
+    return orders.load(node_dir / nodedir.ORDERS / (name + ".ids"), files).ids

@@ -18,13 +18,13 @@ from hpcstage.daemon.reading.kept import Following, Keeping
 from hpcstage.daemon.reading.learn import Dataset, Learner, Listed
 from hpcstage.daemon.reading.opens import Event, Finder, Lost, Marked, Opened, Opens, finder
 from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.protocol import nodedir
 from hpcstage.protocol.shim import SLOTS
 
 LOOK_EVERY_S = 0.25
 BUSY_EVERY_S = 0.05
 BUSY_EVENTS = 1_000
 """After a look that found more than this, the next comes after BUSY_EVERY_S: a ring might be full otherwise."""
-DIRECTORY = "opens"
 STEP_EVENTS = 5_000
 """The most events that one look handles, in a few milliseconds, so that wants are answered in between."""
 MOST_WAITING = 200_000
@@ -54,7 +54,7 @@ class Watch:
         self._watched = False
         self._page = page
         self._started = started
-        self._opens = Opens(node_dir / DIRECTORY, page.ended, page.gone)
+        self._opens = Opens(node_dir / nodedir.OPENS, page.ended, page.gone)
         self._find: Finder | None = None
         self._staged: Callable[[int], bool] = bool
         self._staging: Callable[[], bool] = bool

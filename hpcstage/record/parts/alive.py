@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcstage.protocol.rundir import NODES, PART
 from hpcstage.record.parts.part import RunPart
 from hpcstage.units import format_duration
 
@@ -68,7 +69,7 @@ def _lives(run: RunPart) -> bool:
 
 def _written_s(run_dir: Path) -> float:
     times = [0.0]
-    for path in (run_dir / "run.part.json", *(run_dir / "nodes").glob("*.json")):
+    for path in (run_dir / PART, *(run_dir / NODES).glob("*.json")):
         with contextlib.suppress(OSError):
             times.append(path.stat().st_mtime)
     return max(times)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcstage.problem import Problem
+from hpcstage.protocol import rundir
 from hpcstage.record.parts.thinning import NODES, thinned
 
 
@@ -287,7 +288,7 @@ def write_part(part: NodePart, run_dir: Path, host: str, extra: Sequence[tuple[P
 
     Runs in a helper process, as the source may hang.
     """
-    nodes = run_dir / "nodes"
+    nodes = run_dir / rundir.NODES
     nodes.mkdir(parents=True, exist_ok=True)
     for path, suffix in extra:
         if path.exists():

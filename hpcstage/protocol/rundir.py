@@ -1,0 +1,25 @@
+"""Names what lies in a run directory, which is on the shared file system."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+RUNS = "hpcstage-runs"
+"""Below the working directory: the run directories that nobody named."""
+RECORD = "run.json"
+PART = "run.part.json"
+"""The wrapper's part of the record."""
+NODES = "nodes"
+"""The nodes' parts of the record, and the logs that are kept."""
+GROUP = "group"
+"""What the nodes of a run tell each other."""
+
+
+def part_path(run_dir: Path, host: str) -> Path:
+    """Returns the path of a node's part of the record."""
+    return run_dir / NODES / f"{host}.json"
+
+
+def log_path(run_dir: Path, host: str) -> Path:
+    """Returns the path of the log of a node's daemon, if it was kept."""
+    return run_dir / NODES / f"{host}.log"
