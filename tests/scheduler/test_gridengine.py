@@ -56,11 +56,13 @@ def test_qdel_with_notify_lets_the_command_save(gridengine: GridEngine, project:
 
 
 def test_qdel_with_notify_reaches_the_command_once(gridengine: GridEngine, project: Project) -> None:
-    """Grid Engine signals the process group: a second USR2 would end a program that is saving its state."""
+    """Grid Engine signals the process group, so nothing is passed on: a second USR2 would end a program that is saving
+    its state. It does so twice, some milliseconds apart, of which a busy machine may hear both."""
     job = start_patient(gridengine, project, "-notify", words="--patient --stubborn")
     gridengine.cancel(job)
     gridengine.wait(job)
-    assert heard(project) == {0: [signal.SIGUSR2]}, project.log()
+    assert set(heard(project)[0]) == {signal.SIGUSR2}, project.log()
+    assert not any(line["passed_on"] for line in project.said("rank-*.said") if "signal" in line)
 
 
 def test_qdel_without_notify_kills_and_leaves_a_report(gridengine: GridEngine, project: Project) -> None:

@@ -49,7 +49,7 @@ def wait_to_be_told(leave_on: set[int], timeout_s: float) -> int:
     while (left := deadline - time.monotonic()) > 0:
         info = signal.sigtimedwait(TOLD, left)
         if info is not None:
-            say(signal=info.si_signo, at=time.time())
+            say(signal=info.si_signo, at=time.time(), passed_on=info.si_pid == os.getppid())
             if info.si_signo in leave_on:
                 return 40 + info.si_signo
     return 3
