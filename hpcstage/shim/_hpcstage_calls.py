@@ -9,7 +9,9 @@ from __future__ import annotations
 import fcntl
 import os
 import stat as stat_bits
+import sys
 
+import _hpcstage_audit as audit  # type: ignore[import-not-found]
 import _hpcstage_wire as wire  # type: ignore[import-not-found]
 from _hpcstage_context import CLOEXEC_READ  # type: ignore[import-not-found]
 from _hpcstage_names import AFRESH, FOLLOWED, OPENS  # type: ignore[import-not-found]
@@ -29,6 +31,8 @@ NOT_QUICK = NOT_REDIRECTED | os.O_NOFOLLOW
 NEW = os.O_CREAT | os.O_EXCL
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _close = os.close
+_tells = False
+"""Whether the program has added an audit hook."""
 _stat = os.stat
 _access = os.access
 LOCKS = frozenset((fcntl.F_GETLK, fcntl.F_SETLK, fcntl.F_SETLKW, 36, 37, 38, getattr(fcntl, "F_SETLEASE", -1)))
@@ -165,7 +169,7 @@ class OsOpen(Call):
             if path.startswith(context.prefixes):
                 fd = -1 if flags & NOT_QUICK or dir_fd is not None else context.quick_open(path, flags | os.O_CLOEXEC)
                 if fd >= 0 and context.is_file(fd):
-                    return int(fd)
+                    return _told(fd, path, flags) if _tells else int(fd)
             elif path[:1] == "/" and self._passes(path, flags):
                 return int(self.original(path, flags, mode, dir_fd=dir_fd))
         place = context.paths.find(path, dir_fd, _how(not flags & os.O_NOFOLLOW, writes=bool(flags & WRITES)))
@@ -178,7 +182,7 @@ class OsOpen(Call):
             return int(self.original(path, flags, mode, dir_fd=dir_fd))
         fd, reason = context.open_copy(place, flags | os.O_CLOEXEC)
         if fd >= 0:
-            return int(fd)
+            return _told(fd, path, flags) if _tells else int(fd)
         if fd == -2:
             context.count(wire.COUNTER_OTHER_OPENS)
         if fd == -2 or context.quiet:
@@ -208,6 +212,16 @@ class OsOpen(Call):
         context.count(wire.COUNTER_WRITE_OPENS)
         context.landed(fd, place)
         return fd
+
+
+def _told(fd: int, path: Any, flags: int) -> int:
+    """Returns a copy's descriptor, once the program's hooks know of the open by the name that the program gave."""
+    try:
+        sys.audit("open", path if isinstance(path, (str, bytes)) else os.fspath(path), None, flags | os.O_CLOEXEC)
+    except BaseException:
+        _close(fd)
+        raise
+    return fd
 
 
 class Stat(Call):
@@ -411,7 +425,18 @@ class Exit(Call):
         return self.original(status)
 
 
+class AddHook(Call):
+    """sys.addaudithook."""
+
+    def __call__(self, hook: Any) -> None:
+        global _tells
+        audit.listen()
+        _tells = True
+        self.original(audit.Hook(hook))
+
+
 BY_KIND = (
+    (AddHook, "sys", ("addaudithook",)),
     (OsOpen, "os", ("open",)),
     (Stat, "os", ("stat",)),
     (Lstat, "os", ("lstat",)),

@@ -21,6 +21,12 @@ STARTING_CAP_S = 0.5
 SEND_CAP_S = 1.0
 HUNG_PAUSE_NS = 5_000_000_000
 READY = -1
+_open = os.open
+_close = os.close
+_write = os.write
+_access = os.access
+_unlink = os.unlink
+_rename = os.rename
 
 
 class Daemon:
@@ -36,9 +42,6 @@ class Daemon:
         self._dropped = 0
         self._hung_until_ns = 0
         self._started_late = False
-        self._os = {
-            name: getattr(os, name) for name in ("unlink", "rename", "access", "open", "write", "close")
-        }  # before they are replaced
 
     def want(self, source: bytes) -> int:
         """Returns READY, or the Reason to read the source for."""
@@ -76,7 +79,7 @@ class Daemon:
         state = self._slot.state[0]
         if self._direct or state == wire.STATE_MEASURING:
             return
-        existed = self._os["access"](local, os.F_OK)
+        existed = _access(local, os.F_OK)
         if self._slot.gate[wire.CLOSED] or not self._tell(wire.KIND_WROTE, source):
             self._discard(local)
         if existed:
@@ -98,13 +101,12 @@ class Daemon:
 
     def _note_early(self, numbers: bytes) -> bool:
         """Notes a write before the daemon knows the files. Returns False if it is too late for that."""
-        calls = self._os
         try:
-            fd = calls["open"](self._early, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            fd = _open(self._early, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             try:
-                noted = calls["write"](fd, numbers) == len(numbers)
+                noted = _write(fd, numbers) == len(numbers)
             finally:
-                calls["close"](fd)
+                _close(fd)
         except OSError:
             return False
         return bool(noted and self._slot.state[0] < wire.STATE_STAGING)
@@ -128,13 +130,13 @@ class Daemon:
 
     def _discard(self, local: bytes) -> None:
         try:
-            self._os["unlink"](local)
+            _unlink(local)
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError:
             self._dropped += 1
             try:
-                self._os["rename"](local, self._aside % (os.getpid(), self._dropped))
+                _rename(local, self._aside % (os.getpid(), self._dropped))
             except OSError:
                 self._slot.counters[wire.COUNTER_ERRORS] += 1
 
@@ -148,12 +150,12 @@ class Daemon:
 def ask(sock: bytes, kind: int, payload: bytes, cap_s: float, send_cap_s: float = 0.001) -> Any:
     """Sends one request; returns the reply, or the Reason why there is none. TIMEOUT means that it was sent and is not
     answered yet. With a cap of 0 nobody waits for the answer."""
-    from _socket import AF_UNIX, SOCK_SEQPACKET, socket, timeout
+    from _socket import timeout
 
     sent = False
     message = bytes((wire.VERSION, kind, 0, 0)) + os.getpid().to_bytes(4, "little") + payload
     try:
-        connection = socket(AF_UNIX, SOCK_SEQPACKET)
+        connection = _new_socket()
         try:
             connection.settimeout(max(cap_s, send_cap_s))
             _reach(connection, sock, monotonic_ns() + int(send_cap_s * 1e9))
@@ -174,9 +176,19 @@ def _reach(connection: Any, sock: bytes, until_ns: int) -> None:
     """Connects, and tries again until the time is up: a full backlog means that the daemon lives and is busy."""
     while True:
         try:
-            connection.connect(sock)
+            _connect(connection, sock)
             return
         except BlockingIOError:
             if monotonic_ns() >= until_ns:
                 raise
             sleep(0.001)
+
+
+def _new_socket() -> Any:
+    from _socket import AF_UNIX, SOCK_SEQPACKET, socket
+
+    return socket(AF_UNIX, SOCK_SEQPACKET)
+
+
+def _connect(connection: Any, sock: bytes) -> None:
+    connection.connect(sock)
