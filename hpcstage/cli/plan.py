@@ -59,12 +59,20 @@ def _past(run_dir: Path, given: dict[str, Any]) -> Plan:
 def _coming(given: dict[str, Any], *, with_probe: bool) -> Plan:
     from hpcstage.config import load
     from hpcstage.preview.pipeline import preview
+    from hpcstage.protocol.shim import Progress
+    from hpcstage.report.progress import ProgressLine
 
     config = load(given, os.environ, inherited.directory())
     for warning in config.warnings:
         sys.stderr.write(f"hpcstage: warning: {warning}\n")
     sampler = samplers.asked(given, config.epochs)
-    return preview(config, os.environ, inherited.directory(), with_probe=with_probe, sampler=sampler)
+    cwd = inherited.directory()
+    with ProgressLine(quiet=bool(given.get("quiet"))) as line:
+
+        def found(files: int, size_bytes: int) -> None:
+            line.show("scanning", Progress(files, size_bytes))
+
+        return preview(config, os.environ, cwd, with_probe=with_probe, sampler=sampler, on_found=found)
 
 
 def _print(found: Plan, limit: int | None, *, as_json: bool) -> None:

@@ -35,10 +35,12 @@ from hpcstage.daemon.queue.unserved import Unserved
 from hpcstage.daemon.reading.ordering import Ordering
 from hpcstage.daemon.reading.scanning import AUTO_MODE
 from hpcstage.daemon.reading.watch import Watch
+from hpcstage.node import page
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.placement.placements import Kind
 from hpcstage.plan.types import Order
 from hpcstage.problem import Problem
+from hpcstage.protocol import nodedir
 from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.shim import Answer, Counter, Reason, State
 from hpcstage.store import directory
@@ -223,9 +225,14 @@ class Staging:
         """Notes that every file that comes without a want is here, and answers those who wait for that."""
         if self.engine is not None and not self.engine.queue.closed and not self.engine.queue.count(Place.REFUSED):
             self.outlook.staged_at = self.outlook.staged_at or self.engine.last_stored or time.monotonic()
+        self._note_progress()
         for token in self._waiting_for_staged:
             self._answer(token, Reply(Answer.DONE, keep=True))
         self._waiting_for_staged.clear()
+
+    def _note_progress(self) -> None:
+        if self.engine is not None:
+            page.note_progress(self.node_dir / nodedir.PAGE, self.engine.progress)
 
     def _stuck(self, store_path: bytes, why: str) -> None:
         """Closes the store for good, since a stale copy cannot be removed and no program may open it."""
@@ -282,6 +289,8 @@ class Staging:
 
     def look(self, now: float) -> None:
         """Looks, once a tick, at what the program reads at the source itself, which is not copied meanwhile."""
+        if self.state is State.STAGING:
+            self._note_progress()
         if self.engine is not None and self.state is State.STAGING:
             self.engine.see_use(self.programs, self._page.sums()[Counter.SOURCE_READ_BYTES], now)
             self._yield_to_programs(self.engine, now)

@@ -5,7 +5,9 @@ Owns its creation. `protocol.shim` says what lies where; the daemon writes the s
 
 from __future__ import annotations
 
+import contextlib
 import os
+import struct
 import time
 from pathlib import Path
 
@@ -36,6 +38,27 @@ def is_staging(path: Path) -> bool:
             return int.from_bytes(file.read(4), "little") >= shim.State.STAGING
     except OSError:
         return True
+
+
+def note_progress(path: Path, progress: shim.Progress) -> None:
+    """Writes how far the daemon is, for `progress`. A page that cannot be opened is not read, either."""
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.pwrite(fd, shim.PROGRESS.pack(*progress), shim.PROGRESS_OFFSET)
+        finally:
+            os.close(fd)
+
+
+def progress(path: Path) -> tuple[shim.State, shim.Progress] | None:
+    """Returns the daemon's state and how far it is; None if there is no page."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(shim.PROGRESS_OFFSET + shim.PROGRESS.size)
+        state = int.from_bytes(head[shim.STATE_OFFSET : shim.STATE_OFFSET + 4], "little")
+        return shim.State(state), shim.Progress(*shim.PROGRESS.unpack_from(head, shim.PROGRESS_OFFSET))
+    except (OSError, ValueError, struct.error):
+        return None
 
 
 def waits_until_staging(path: Path, timeout_s: float) -> bool:

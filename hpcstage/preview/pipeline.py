@@ -7,7 +7,7 @@ nothing (then `plan.forecast` assumes a value and says so). The daemon makes its
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,15 +49,22 @@ class Disk:
 
 
 def preview(
-    config: Config, env: Mapping[str, str], cwd: Path, *, with_probe: bool, sampler: Asked | None = None
+    config: Config,
+    env: Mapping[str, str],
+    cwd: Path,
+    *,
+    with_probe: bool,
+    sampler: Asked | None = None,
+    on_found: Callable[[int, int], None] = lambda _files, _bytes: None,
 ) -> Plan:
-    """Makes the plan of a run with this configuration. Raises UsageError for datasets that cannot be used.
+    """Makes the plan of a run with this configuration. Raises UsageError for datasets that cannot be used. Calls
+    `on_found` as the scan does.
 
     `sampler` is that of the program to be run, as the user named it; the order then follows its readings.
     """
     disk = local_disk(config, env)
     resolved = resolve(config.data, cwd, disk.device, config.order_asked())
-    found = scan(resolved)
+    found = scan(resolved, on_found=on_found)
     if not len(found.manifest):
         raise UsageError("the datasets hold no file", "check --data")
     foreseen = foresee(config, found.manifest, resolved, env, sampler)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
+from typing import NamedTuple
 
 VERSION = 1
 REQUEST = struct.Struct("<BBHI")
@@ -156,6 +157,7 @@ class State(IntEnum):
 #                      40 the gate, four u32: GIVEN_UP, CAUGHT_UP, CLOSED, HELD
 #                      56 u32 LINKED: 1: no file of the datasets is a symbolic link or behind one; 0: else, or not known
 #                      64 u64 DEVICE: where all files of the datasets are, as seen from here; 0: several, or not known
+#                      72 PROGRESS: how far the daemon is, for the wrapper
 #                      4096 FREE: a byte per slot, SLOT_FREE where the process of a used slot has ended, the daemon has
 #                      taken its counters, and the slot is zeros again. Who attaches takes such a slot first: by
 #                      exchanging the byte (native), or under the flock (python).
@@ -179,6 +181,9 @@ GATE_BYTES = 16
 LINKED_OFFSET = 56
 UNLINKED = 1
 DEVICE_OFFSET = 64
+PROGRESS_OFFSET = 72
+PROGRESS = struct.Struct("<4Q")
+"""The fields of `Progress`. While the state is SCANNING they say what was found, and the last two are 0."""
 FREE_OFFSET = 4096
 SLOT_FREE = 1
 SLOTS = 4096
@@ -274,6 +279,15 @@ class Counter(IntEnum):
     """The number of processes that share slot 0, in slot 0."""
     DIRECT_BASE = 40
     """40 + Reason: opens for reading that went to the source for that reason."""
+
+
+class Progress(NamedTuple):
+    """What is done, of how much there is to do; 0 where nobody knows how much."""
+
+    files: int
+    size_bytes: int
+    all_files: int = 0
+    all_bytes: int = 0
 
 
 # ---- a ring: `<node directory>/opens/<slot number>.ring`, what one process opened and which sample it was for ----

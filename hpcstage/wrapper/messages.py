@@ -14,6 +14,11 @@ def set_verbosity(verbosity: int) -> None:
     _verbosity = verbosity
 
 
+def is_quiet() -> bool:
+    """Whether only errors are printed."""
+    return _verbosity < 0
+
+
 def info(text: str) -> None:
     """Prints a decision; only with -v."""
     if _verbosity > 0:

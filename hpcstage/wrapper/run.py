@@ -96,15 +96,8 @@ def _is_later_on_node() -> bool:
 
 
 def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
-    stopped_by = _wait_until(session.nodes_up, signals)
-    if stopped_by is None and session.config.strict:
-        stopped_by = _wait_until(session.scanned, signals)
-        if stopped_by is None:
-            _require_datasets(session)
-    if stopped_by is None and session.waits_for_copy:
-        session.control.attach(0)
-        session.control.ask_staged()
-        stopped_by = _wait_until(session.staged, signals)
+    with session.progress:
+        stopped_by = _prepare(session, signals)
     if stopped_by is not None:
         session.close(stopped_by)
         return stopped_by
@@ -120,6 +113,20 @@ def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
     return status
 
 
+def _prepare(session: Session, signals: Signals) -> int | None:
+    """Waits for all that the command waits for. Returns what `_wait_until` returns."""
+    stopped_by = _wait_until(session.nodes_up, session, signals)
+    if stopped_by is None and session.config.strict:
+        stopped_by = _wait_until(session.scanned, session, signals)
+        if stopped_by is None:
+            _require_datasets(session)
+    if stopped_by is None and session.waits_for_copy:
+        session.control.attach(0)
+        session.control.ask_staged()
+        stopped_by = _wait_until(session.staged, session, signals)
+    return stopped_by
+
+
 def _require_datasets(session: Session) -> None:
     """With --strict, raises if the scan of the datasets, which has ended before the command starts, found a problem."""
     problem = session.scan_problem()
@@ -129,11 +136,13 @@ def _require_datasets(session: Session) -> None:
         raise error
 
 
-def _wait_until(done: Callable[[float], bool], signals: Signals) -> int | None:
-    """Waits, calling `done` with a short timeout again and again. Returns the wait status to end with if a signal says
-    so, else None."""
+def _wait_until(done: Callable[[float], bool], session: Session, signals: Signals) -> int | None:
+    """Waits, calling `done` with a short timeout again and again, and shows the progress. Returns the wait status to
+    end with if a signal says so, else None."""
     while not done(_WAIT_S):
+        session.show_progress()
         info = signals.take(0)
         if info is not None and info.si_signo in FATAL:
             return int(info.si_signo)
+    session.show_progress()
     return None

@@ -30,6 +30,7 @@ from hpcstage.protocol.leadspec import RESOLVED
 from hpcstage.protocol.rundir import NODES, log_path
 from hpcstage.record.parts import index
 from hpcstage.record.parts.index import state_dir
+from hpcstage.report.progress import ProgressLine
 from hpcstage.wrapper import facts, grouping, messages, rundir
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ LATE_PARTS_S = 0.5
 READY_AFTER_S = 4.0
 JOIN_S = 3.0
 """Behind a launcher, the wrapper waits for so many seconds from its start until the nodes have found each other."""
+_DOING = {shim.State.SCANNING: "scanning", shim.State.STAGING: "copying", shim.State.SETTLED: "copying"}
 
 
 class Session:
@@ -63,6 +65,7 @@ class Session:
         self.control: control.Control
         self.lost = False
         self.ready = False
+        self.progress = ProgressLine(quiet=messages.is_quiet() or node.lock_fd is None)
         self.read_bytes: int | None = None
         """Bytes read by the command; known once it has ended."""
 
@@ -174,6 +177,7 @@ class Session:
         """Looks after the daemon and the lead, now and then while the command runs: reports a dead daemon once and
         makes the shims stop asking it."""
         self._get_ready()
+        self.show_progress()
         if self.lead is not None:
             self.part.problems += self.lead.problems()
         if self.lost or not self.control.dead():
@@ -186,6 +190,14 @@ class Session:
         messages.warn(f"{text} (its log: {self._log_kept})")
         self.part.problems.append(Problem("daemon-died", text, f"its log: {self._log_kept}"))
         self._keep_log()
+
+    def show_progress(self) -> None:
+        """Says how far this node's daemon is, on the first node."""
+        if self.progress.is_silent or not self._is_first():
+            return
+        state, done = page.progress(self.node.path / nodedir.PAGE) or (shim.State.ENDED, shim.Progress(0, 0))
+        if state is shim.State.SCANNING or (state in _DOING and done.all_files):
+            self.progress.show(_DOING[state] + (" on this node" if self.group is not None else ""), done)
 
     def _get_ready(self) -> None:
         """Imports what the end needs a while after the command has started: nobody waits for the wrapper then."""

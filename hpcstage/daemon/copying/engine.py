@@ -22,7 +22,7 @@ from hpcstage.daemon.queue.groupqueue import GroupQueue
 from hpcstage.daemon.queue.large import LEAST_BYTES
 from hpcstage.daemon.queue.queue import Place, Queue
 from hpcstage.plan.dataset.manifest import Manifest
-from hpcstage.protocol.shim import Reason
+from hpcstage.protocol.shim import Progress, Reason
 from hpcstage.store.attributes import Attributes
 from hpcstage.store.copyfile import Status
 from hpcstage.store.directory import Store
@@ -144,6 +144,15 @@ class Engine:
     def unplaced(self) -> int:
         """The number of files that no node keeps, in a group that divides them; see GroupQueue."""
         return self.queue.unplaced if isinstance(self.queue, GroupQueue) else 0
+
+    @property
+    def progress(self) -> Progress:
+        """How much this node has of what it is to keep; files that it does not keep are taken to have the mean size."""
+        files, size_bytes = len(self.manifest), self.manifest.total_bytes
+        refused = (Place.REFUSED,) if self.queue.closed in (Reason.NONE, Reason.FULL) else ()
+        kept = files - sum(map(self.queue.count, (Place.FAILED, Place.VOID, Place.AWAY, *refused)))
+        kept_bytes = size_bytes * kept // max(files, 1)
+        return Progress(min(self.stored_files, kept), min(self.stored_bytes, kept_bytes), kept, kept_bytes)
 
     # ---- handing out
 

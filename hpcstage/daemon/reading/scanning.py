@@ -15,6 +15,7 @@ from typing import Any
 
 from hpcstage.daemon.reading import traces
 from hpcstage.daemon.reading.spelling import Spelling
+from hpcstage.node import page
 from hpcstage.plan.dataset.datasets import Resolved
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.scan import ScanResult, scan
@@ -24,6 +25,7 @@ from hpcstage.problem import Problem
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.leadspec import RESOLVED
+from hpcstage.protocol.shim import Progress
 from hpcstage.store.directory import budget
 
 AUTO_MODE = "auto"
@@ -65,7 +67,8 @@ def scan_into(spec: DaemonSpec) -> bytes:
     node_dir = Path(spec.node_dir)
     resolved = Resolved.load(node_dir / RESOLVED)
     exclude = [os.fsencode(os.path.realpath(path)) for path in (spec.node_dir, spec.run_dir)]
-    result = scan(resolved, exclude=exclude)
+    said = node_dir / nodedir.PAGE
+    result = scan(resolved, exclude=exclude, on_found=lambda *found: page.note_progress(said, Progress(*found)))
     result.manifest.save(node_dir / nodedir.MANIFEST)
     left, why = traces.find(spec, result.manifest)
     spelt = Spelling(result.manifest)

@@ -36,6 +36,8 @@ class Tally:
     counts: Counter[str] = field(default_factory=Counter)
     stats: int = 0
     listings: int = 0
+    size_bytes: int = 0
+    """Bytes of the files in `columns`."""
 
     def skip(self, path: bytes, why: str) -> None:
         """Counts a path that is left out, and remembers the first of them with the reason."""
@@ -177,6 +179,7 @@ def look(task: Names, start: int, stop: int, root: bytes, tally: Tally, push: Ca
             continue
         elif stat.S_ISREG(found.st_mode):
             behind = task.directory is not None and task.directory.device is not None
+            tally.size_bytes += found.st_size
             tally.columns.add(task.dataset, below + name, found, is_link=is_link, behind=behind)
         else:
             tally.skip(prefix + name, "not a regular file")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hpcstage.plan.dataset.columns import Columns
@@ -65,11 +65,13 @@ def scan(
     threads: int = 64,
     exclude: Sequence[bytes] = (),
     cancel: threading.Event | None = None,
+    on_found: Callable[[int, int], None] = lambda _files, _bytes: None,
 ) -> ScanResult:
-    """Walks all datasets, except for the absolute directories of `exclude` (the run directory, the store)."""
+    """Walks all datasets, except for the absolute directories of `exclude` (the run directory, the store). Calls
+    `on_found` with the files and bytes that are found so far, a few times a second."""
     started = time.monotonic()
     walk = _Walk(resolved, frozenset(exclude), threads, cancel or threading.Event())
-    tally = walk.run(_first_tasks(resolved))
+    tally = walk.run(_first_tasks(resolved), on_found)
     if walk.cancelled:
         raise ScanCancelled
     manifest = Manifest.build(resolved.datasets, tally.columns)
@@ -139,7 +141,7 @@ class _Walk:
     def workers_started(self) -> int:
         return len(self._threads)
 
-    def run(self, tasks: Iterator[Task]) -> Tally:
+    def run(self, tasks: Iterator[Task], on_found: Callable[[int, int], None]) -> Tally:
         """Works until no task is left; the threads are daemon threads, so a hung source cannot keep the process."""
         self._feed = tasks
         with self._changed:
@@ -147,6 +149,7 @@ class _Walk:
         for thread in self._threads:  # grows while it is iterated
             while thread.is_alive() and not self.cancelled:
                 thread.join(timeout=0.2)
+                on_found(sum(len(tally.columns) for tally in self._tallies), sum(t.size_bytes for t in self._tallies))
         if self._failure is not None:
             raise self._failure
         return self._merged()

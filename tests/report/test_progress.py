@@ -1,0 +1,157 @@
+"""Progress on stderr: a live line on a terminal until the command starts, else lines at quarters; never on stdout."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Hpcstage, python_command, wait_for
+
+from hpcstage.protocol.shim import Progress
+from hpcstage.report.progress import Pace
+
+Tree = Callable[..., Path]
+SOON = "import hpcstage.report.progress as p; p.LIVE_AFTER_S = 0.0; p.LONG_S = 0.2; "
+"""Makes what takes 0.2 s long enough to be told."""
+MAIN = "from hpcstage.__main__ import main; main()"
+SLOWLY = ("--max-rate", "1MB")
+
+
+def command(*arguments: str | Path, before: str = SOON) -> list[str]:
+    return [sys.executable, "-c", before + MAIN, *map(os.fspath, arguments)]
+
+
+def on_terminal(hpcstage: Hpcstage, words: list[str], columns: int = 80) -> tuple[bytes, bytes]:
+    """Runs a command with a terminal as stderr; returns what it wrote to stdout, and what the terminal got."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    env = {**hpcstage.env, "TERM": "xterm"}
+    out = hpcstage.cwd / "stdout"
+    with out.open("wb") as file, subprocess.Popen(words, stdout=file, stderr=theirs, env=env, cwd=hpcstage.cwd) as run:
+        os.close(theirs)
+        got = b""
+        while chunk := _read(ours):
+            got += chunk
+    os.close(ours)
+    assert run.returncode == 0, got
+    return out.read_bytes(), got
+
+
+def _read(fd: int) -> bytes:
+    try:
+        return os.read(fd, 65536)
+    except OSError:  # the other end is closed
+        return b""
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_a_terminal_shows_a_line_until_the_command_starts(hpcstage: Hpcstage, make_tree: Tree, columns: int) -> None:
+    data = make_tree(files=8, size_bytes=200_000)
+    code = "import sys; print('its output'); sys.stderr.write('BEGIN\\n')"
+    words = command("run", "--mode", "upfront", *SLOWLY, "--data", data, "--", *python_command(code))
+    out, got = on_terminal(hpcstage, words, columns)
+    assert out == b"its output\n"
+    before, _, after = got.partition(b"BEGIN")
+    assert b"hpcstage: copying" in before
+    assert b"% " in before or b" %" in before
+    if columns == 200:
+        assert re.search(rb"\d+ %, \d+ s left, [\d.]+ .?B/s, [\d.]+ .B of 1.6 MB, \d of 8 files", before)
+    assert before.rstrip().endswith(b"\x1b[?25h\r\x1b[1A\x1b[2K")  # the cursor is back, and the line is gone
+    assert b"\x1b" not in after
+    assert b"copying" not in after
+    drawn = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", before).decode()
+    assert max(map(len, re.split("[\r\n]", drawn.partition("copying")[2]))) <= columns
+
+
+def test_a_terminal_shows_the_scan_of_a_plan(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    words = ["plan", "--no-probe", "--data", os.fspath(make_tree(files=30))]
+    out, got = on_terminal(hpcstage, command(*words))
+    assert re.search(rb"hpcstage: scanning .*30 files, 300 kB, [\d,]+ files/s", got)
+    assert got.rstrip().endswith(b"\x1b[2K")
+    assert out == hpcstage(*words).stdout or b"30 files, 300 kB" in out
+    assert on_terminal(hpcstage, command(*words, "-q"))[1] == b""
+
+
+@pytest.mark.parametrize("mode", ["upfront", "runtime"])
+def test_a_log_has_a_line_at_each_quarter_of_what_takes_long(hpcstage: Hpcstage, make_tree: Tree, mode: str) -> None:
+    data, log, end = make_tree(files=8, size_bytes=400_000), hpcstage.cwd / "log", hpcstage.cwd / "end"
+    code = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)"
+    words = command("run", "--mode", mode, *SLOWLY, "--data", data, "--", *python_command(code, end))
+    with log.open("wb") as file, subprocess.Popen(words, stderr=file, env=hpcstage.env, cwd=hpcstage.cwd):
+        try:
+            wait_for(lambda: b"copying: 100 %" in log.read_bytes(), 20, "the last quarter")
+        finally:
+            end.touch()
+    said = [line for line in log.read_text().splitlines() if "copying: " in line]
+    assert 2 <= len(said) <= 4
+    assert re.fullmatch(
+        r"hpcstage: copying: \d\d %, \d s left, [\d.]+ .?B/s, [\d.]+ .B of 3.2 MB, \d of 8 files", said[0]
+    )
+    assert re.fullmatch(r"hpcstage: copying: 100 %, in [\d.]+ s, 3.2 MB of 3.2 MB, 8 of 8 files", said[-1])
+    assert "\x1b" not in log.read_text()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_quiet_is_quiet(hpcstage: Hpcstage, make_tree: Tree, terminal: bool) -> None:
+    data = make_tree(files=4, size_bytes=200_000)
+    words = command("run", "-q", "--mode", "upfront", *SLOWLY, "--data", data, "--", "true")
+    if terminal:
+        assert on_terminal(hpcstage, words) == (b"", b"")
+    else:
+        done = subprocess.run(words, env=hpcstage.env, cwd=hpcstage.cwd, capture_output=True, timeout=60, check=True)
+        assert (done.stdout, done.stderr) == (b"", b"")
+
+
+def test_of_what_is_soon_over_nothing_is_said_and_rich_is_not_imported(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    data = make_tree(files=4, size_bytes=200_000)
+    words = command("run", "--mode", "upfront", "--data", data, "--", "true", before="")
+    words[1:1] = ["-X", "importtime"]
+    done = subprocess.run(words, env=hpcstage.env, cwd=hpcstage.cwd, capture_output=True, timeout=60, check=True)
+    imported = re.findall(r"\| +([\w.]+)$", done.stderr.decode(), re.M)
+    assert "hpcstage.report.progress" in imported
+    assert [name for name in imported if name.startswith("rich")] == []
+    assert b"copying" not in done.stderr
+
+
+# ---- the arithmetic
+
+
+def pace(*seen: tuple[float, Progress]) -> Pace:
+    found = Pace(0.0)
+    for at_s, done in seen:
+        found.add(at_s, done)
+    return found
+
+
+def test_share_rate_and_time_left() -> None:
+    found = pace((0.0, Progress(0, 0, 100, 10**9)), (10.0, Progress(25, 200 * 10**6, 100, 10**9)))
+    assert found.share == 0.2
+    assert found.left_s == pytest.approx(40)
+    assert found.text() == "20 %, 40 s left, 20 MB/s, 200 MB of 1 GB, 25 of 100 files"
+
+
+def test_the_rate_is_that_of_the_last_half_minute() -> None:
+    slow = [(float(second), Progress(second, second * 10**6, 1000, 10**9)) for second in range(100)]
+    fast = [(100.0 + second, Progress(100, (100 + 9 * second) * 10**6, 1000, 10**9)) for second in range(60)]
+    assert "9 MB/s" in pace(*slow, *fast).text()
+
+
+def test_what_is_not_known_is_not_told() -> None:
+    assert pace((0.0, Progress(0, 0)), (2.0, Progress(500, 10**6))).text() == "500 files, 1 MB, 250 files/s"
+    stuck = pace((0.0, Progress(1, 10, 4, 100)), (5.0, Progress(1, 10, 4, 100)))
+    assert stuck.left_s is None
+    assert "10 %, time left unknown" in stuck.text()
+
+
+def test_files_without_bytes_count_by_their_number() -> None:
+    found = pace((0.0, Progress(0, 0, 8, 0)), (1.0, Progress(2, 0, 8, 0)))
+    assert (found.share, found.left_s) == (0.25, pytest.approx(3.0))
