@@ -23,7 +23,7 @@ FLAGS = [
     "-Wno-unused-parameter",
 ]
 LINK_FLAGS = ["-Wl,-z,now", "-Wl,-z,relro"]  # bound at load: a hook may run where the lazy binder must not
-SHIM = Path("hpcstage/shim")
+NATIVE = Path("hpcstage/shim/native")
 PUBLISH = "hpcstage/store/_publish.h"
 OLDEST = "cp310"
 """As `requires-python` says. The shim's extension is built for older ones: programs may run another Python."""
@@ -45,9 +45,9 @@ def extension(name: str, sources: list[str], depends: list[str] | None = None) -
 
 EXTENSIONS = [
     extension(
-        "hpcstage.shim._hpcstage_native",
-        sorted(str(p) for p in SHIM.glob("*.c")),
-        sorted(str(p) for p in SHIM.glob("*.h")),
+        "hpcstage.shim.native._hpcstage_native",
+        sorted(str(p) for p in NATIVE.glob("*.c")),
+        sorted(str(p) for p in NATIVE.glob("*.h")),
     ),
     extension("hpcstage.store._copy", ["hpcstage/store/_copy.c"], [PUBLISH]),
     extension("hpcstage.store._files", ["hpcstage/store/_files.c"], [PUBLISH]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -52,6 +53,17 @@ def pytest_runtest_protocol(item: pytest.Item) -> None:
     """Tests that start processes depend on a machine that is shared: one that fails gets a second try, which is counted
     as `rerun` and named at the end. Others get none: what fails there once is a mistake."""
     item.add_marker(pytest.mark.flaky(reruns=1, condition=StartedProcesses()))
+
+
+@contextlib.contextmanager
+def shim_modules() -> Iterator[None]:
+    """The shim's Python modules can be imported, as they can in a program."""
+    before = sys.path[:]
+    sys.path[:0] = [os.fspath(REPO / "hpcstage" / "shim" / name) for name in ("python", "torch")]
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 def torchrun(ranks: int, program: Path, *words: object) -> list[str]:

@@ -40,6 +40,7 @@ from hpcstage.daemon.staging import Staging
 from hpcstage.daemon.telemetry import Reading, Sampler
 from hpcstage.errors import HpcstageError
 from hpcstage.node import directory as node_directory
+from hpcstage.node import shimdir
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.shim import END, LANDED, Answer, Kind, Layer, Reason, State
@@ -249,7 +250,7 @@ class Daemon:
     def _compile_shim(self) -> None:
         shim = self.node_dir / nodedir.SHIM
         if names := bytecode.missing(shim):
-            self.helpers.start(bytecode.HELPER, lambda: bytecode.fill(shim, names), lambda _: None)
+            self.helpers.start(bytecode.HELPER, lambda: bytecode.fill(shim, names, shimdir.modules()), lambda _: None)
 
     # ---- signals
 

@@ -9,19 +9,21 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from hpcstage.protocol import nodedir
 
 SHIM = Path(__file__).resolve().parent.parent / "shim"
-NATIVE = "_hpcstage_native*.so"
+PYTHON = (SHIM / "python", SHIM / "torch")
+"""The directories of the shim's Python modules."""
+_NATIVE = "native/_hpcstage_native*.so"
 SELFTEST = b"hpcstage\n"
 
 
 def native_available() -> bool:
     """Returns whether the C extension was built."""
-    return sys.platform == "linux" and any(SHIM.glob(NATIVE))
+    return sys.platform == "linux" and any(SHIM.glob(_NATIVE))
 
 
 def install(
@@ -41,7 +43,7 @@ def install(
     nodes, and their number; a process finds its own."""
     shim = node_dir / nodedir.SHIM
     shim.mkdir(mode=0o700)
-    for source in _files():
+    for source in (*modules(), *SHIM.glob(_NATIVE)):
         shutil.copy2(source, shim / source.name)
     _copy_bytecode(shim)
     selftest = node_dir / "selftest" / "store"
@@ -55,21 +57,19 @@ def install(
     return shim
 
 
-def _files() -> Iterator[Path]:
-    yield SHIM / "sitecustomize.py"
-    yield from sorted(SHIM.glob("_hpcstage_*.py"))
-    yield from sorted(SHIM.glob(NATIVE))
+def modules() -> list[Path]:
+    """Returns the shim's Python modules, which lie side by side in the directory on PYTHONPATH."""
+    return [path for directory in PYTHON for path in sorted(directory.glob("*.py")) if path.name != "__init__.py"]
 
 
 def _copy_bytecode(shim: Path) -> None:
     """Copies the bytecode, which saves each process the compilation where Python may not write it. It is valid since
     the copies of the sources keep their times."""
-    compiled = list((SHIM / "__pycache__").glob("*.pyc"))
-    if compiled:
-        (shim / "__pycache__").mkdir(mode=0o700)
-    for source in compiled:
-        if not source.name.startswith("__init__."):
-            shutil.copy2(source, shim / "__pycache__" / source.name)
+    (shim / "__pycache__").mkdir(mode=0o700)
+    for directory in PYTHON:
+        for source in directory.glob("__pycache__/*.pyc"):
+            if not source.name.startswith("__init__."):
+                shutil.copy2(source, shim / "__pycache__" / source.name)
 
 
 def _settings(node_dir: Path, sock: Path, want_cap_s: float) -> dict[str, str | Path]:

@@ -1,2 +1,4 @@
-"""Holds what runs in the training process. Its files are copied to a private directory; nothing here imports hpcstage.
-hpcstage."""
+"""Holds what runs in the training process; `node/shimdir.py` copies it, flat, to a private directory, under the names
+that the files have here. Nothing here imports hpcstage. `python` is the attachment and the Python layer, `native` the
+C extension, `torch` what follows PyTorch's loaders.
+"""

@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 from hpcstage.errors import UsageError
-from hpcstage.node.shimdir import SHIM
+from hpcstage.node import shimdir
 
 MODULE = "_hpcstage_hook"
 PTH = "hpcstage-hook.pth"
@@ -66,7 +66,7 @@ def remove(python: str) -> list[Path]:
 
 
 def _write(place: Path, version: list[int]) -> None:
-    contents = {MODULE + ".py": (SHIM / (MODULE + ".py")).read_text(encoding="utf-8")}
+    contents = {MODULE + ".py": (shimdir.SHIM / "python" / (MODULE + ".py")).read_text(encoding="utf-8")}
     if version >= START_FROM:
         contents[START] = f"{MODULE}:attach\n"
     contents[PTH] = _LINE.format(site=os.fspath(place))

@@ -13,6 +13,7 @@ import pytest
 from daemon_process import start_daemon, wait_until  # noqa: F401
 
 from hpcstage.daemon.process import bytecode
+from hpcstage.node import shimdir
 
 FILL = """
 import sys
@@ -20,7 +21,7 @@ from pathlib import Path
 from hpcstage.daemon.process import bytecode
 shim, package = Path(sys.argv[1]), Path(sys.argv[2])
 names = bytecode.missing(shim)
-bytecode.fill(shim, names, package)
+bytecode.fill(shim, names, sorted(package.glob("*.py")))
 print(len(names), len(bytecode.missing(shim)))
 """
 
@@ -31,7 +32,7 @@ def places(tmp_path: Path) -> tuple[Path, Path]:
     made = tmp_path / "node", tmp_path / "package"
     for place in made:
         place.mkdir()
-        for source in bytecode.SHIM.glob("*.py"):
+        for source in shimdir.modules():
             shutil.copy2(source, place / source.name)
     return made
 
@@ -105,7 +106,7 @@ def test_the_daemon_makes_it(start_daemon, make_tree, local_dir):
     node_dir = local_dir / "node"
     shim = node_dir / "shim"
     shim.mkdir(parents=True)
-    for source in bytecode.SHIM.glob("*.py"):
+    for source in shimdir.modules():
         shutil.copy2(source, shim / source.name)
     daemon = start_daemon(make_tree(), node_dir=node_dir).attach()
     wait_until(lambda: not bytecode.missing(shim))

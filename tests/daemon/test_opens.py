@@ -6,19 +6,17 @@ import contextlib
 import itertools
 import os
 import struct
-import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import shim_modules
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcstage.daemon.reading.opens import Lost, Marked, Opened, Opens, Ring, finder
 from hpcstage.daemon.reading.ringlog import Damaged, Record, parse
-from hpcstage.node import shimdir
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.types import Dataset, Entry, Kind
 from hpcstage.protocol import shim
@@ -29,20 +27,8 @@ DATASETS = [
 ]
 
 
-@contextlib.contextmanager
-def shim_modules() -> Iterator[Any]:
-    """The shim's module, imported as the shim does."""
-    sys.path.insert(0, os.fspath(shimdir.SHIM))
-    try:
-        import _hpcstage_ring
-
-        yield _hpcstage_ring
-    finally:
-        sys.path.remove(os.fspath(shimdir.SHIM))
-
-
-with shim_modules() as found:
-    Writer = found.Ring
+with shim_modules():
+    from _hpcstage_ring import Ring as Writer
 
 payloads = st.one_of(st.binary(max_size=200), st.integers(0, 4096).map(lambda n: b"p" * n), st.just(b"q" * 4096))
 records = st.tuples(st.sampled_from([1, 2, 3, 255]), st.integers(0, 255), st.integers(0, 2**64 - 1), payloads)

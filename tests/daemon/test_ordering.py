@@ -6,16 +6,15 @@ from __future__ import annotations
 import os
 import random
 import struct
-import sys
 import time
 from array import array
 from pathlib import Path
 
 import pytest
+from conftest import shim_modules
 from daemon_process import DaemonProcess, start_daemon, wait_until  # noqa: F401
 
 from hpcstage.daemon.process import events
-from hpcstage.node import shimdir
 from hpcstage.plan.order import trace
 from hpcstage.plan.order.sampling import Distributed
 from hpcstage.protocol import shim
@@ -39,11 +38,8 @@ class Program:
     """A process with loaders, as the daemon sees it: its requests, its slot and its ring."""
 
     def __init__(self, daemon: DaemonProcess, slot: int = 1) -> None:
-        sys.path.insert(0, os.fspath(shimdir.SHIM))
-        try:
+        with shim_modules():
             from _hpcstage_ring import Ring
-        finally:
-            sys.path.remove(os.fspath(shimdir.SHIM))
         self.daemon = daemon
         self.epochs = 0
         opens = daemon.node_dir / "opens"

@@ -79,9 +79,10 @@ def test_one_wheel_for_all_that_are_supported(wheel: Path, tmp_path: Path) -> No
     assert re.fullmatch(rf"hpcstage-[0-9.]+-cp3{OLDEST}-abi3-linux_\w+\.whl", wheel.name)
     with zipfile.ZipFile(wheel) as content:
         content.extractall(tmp_path)
-    built = below(tmp_path, "hpcstage/**/*.so")
-    assert built == {f"hpcstage/{name}.abi3.so" for name in ("shim/_hpcstage_native", "store/_copy", "store/_files")}
-    assert below(REPO, "hpcstage/**/*.py", "hpcstage/**/*.json") - below(tmp_path, "hpcstage/**/*") == set()
+    built = ("shim/native/_hpcstage_native", "store/_copy", "store/_files")
+    assert below(tmp_path, "hpcstage/**/*.so") == {f"hpcstage/{name}.abi3.so" for name in built}
+    wanted = below(REPO, "hpcstage/**/*.py", "hpcstage/**/*.json", "hpcstage/emulator/*.c", "hpcstage/py.typed")
+    assert below(tmp_path, "hpcstage/**/*") - below(tmp_path, "hpcstage/**/*.so") == wanted, "and no other C"
     metadata = next(tmp_path.glob("*.dist-info/METADATA")).read_text()
     assert f"Requires-Python: >=3.{OLDEST}\n" in metadata
     code = "import hpcstage; from hpcstage.node.shimdir import native_available as n; print(hpcstage.__file__, n())"

@@ -32,7 +32,7 @@ def interpreter(version: str) -> str:
     return path
 
 
-@pytest.mark.parametrize("path", sorted(shimdir.SHIM.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", shimdir.modules(), ids=lambda path: path.stem)
 def test_the_shim_is_written_in_the_language_of_the_oldest_python(path: Path) -> None:
     ast.parse(path.read_text(), feature_version=(3, 8))
 
@@ -237,7 +237,7 @@ def test_only_private_names_are_on_the_path(lab: Lab) -> None:
 def test_bytecode_of_the_package_is_used(lab: Lab) -> None:
     import py_compile
 
-    source = shimdir.SHIM / "_hpcstage_attach.py"
+    source = shimdir.SHIM / "python" / "_hpcstage_attach.py"
     compiled = py_compile.compile(os.fspath(source))
     assert compiled is not None
     lab.install()

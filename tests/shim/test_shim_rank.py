@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-SHIM = Path(__file__).resolve().parents[2] / "hpcstage" / "shim" / "_hpcstage_rank.py"
+SHIM = Path(__file__).resolve().parents[2] / "hpcstage" / "shim" / "python" / "_hpcstage_rank.py"
 
 
 def load() -> ModuleType:

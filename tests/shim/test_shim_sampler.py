@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import random
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from conftest import shim_modules
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcstage.node import shimdir
-
 torch = pytest.importorskip("torch")
 numpy = pytest.importorskip("numpy")
-sys.path.insert(0, os.fspath(shimdir.SHIM))
-import _hpcstage_sampler as samplers  # noqa: E402
+with shim_modules():
+    import _hpcstage_sampler as samplers
 from torch.utils import data  # noqa: E402
 
-sys.path.remove(os.fspath(shimdir.SHIM))
 pytestmark = pytest.mark.torch
 N = 23
 

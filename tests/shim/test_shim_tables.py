@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import os
-import sys
 from array import array
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import shim_modules
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcstage.node import shimdir
-
 pytest.importorskip("torch")
-sys.path.insert(0, os.fspath(shimdir.SHIM))
-import _hpcstage_columns as columns
-import _hpcstage_files as files
-import _hpcstage_marks as marks
-import _hpcstage_tables as tables
+with shim_modules():
+    import _hpcstage_columns as columns
+    import _hpcstage_files as files
+    import _hpcstage_marks as marks
+    import _hpcstage_tables as tables
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-sys.path.remove(os.fspath(shimdir.SHIM))
 pytestmark = pytest.mark.torch
 N = 9
 

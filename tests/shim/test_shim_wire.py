@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
+from conftest import shim_modules
 from hypothesis import given
 from hypothesis import strategies as st
 from shimlab import Lab
@@ -17,23 +17,20 @@ from hpcstage.node import page, shimdir
 from hpcstage.protocol import shim
 
 pytest_plugins = ("shimfixtures",)
-HEADER = (shimdir.SHIM / "_native_wire.h").read_text()
+HEADER = (shimdir.SHIM / "native" / "_native_wire.h").read_text()
 KINDS = {"KIND": shim.Kind, "ANSWER": shim.Answer, "REASON": shim.Reason, "LAYER": shim.Layer, "STATE": shim.State,
          "COUNTER": shim.Counter}  # fmt: skip
 
 
 def module(name: str) -> object:
     """A module of the shim, loaded as the shim does: by itself."""
-    sys.path.insert(0, os.fspath(shimdir.SHIM))
-    try:
-        spec = importlib.util.spec_from_file_location(name, shimdir.SHIM / f"{name}.py")
+    with shim_modules():
+        spec = importlib.util.find_spec(name)
         assert spec is not None
         assert spec.loader is not None
         loaded = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(loaded)
         return loaded
-    finally:
-        sys.path.remove(os.fspath(shimdir.SHIM))
 
 
 def expected(name: str) -> int:

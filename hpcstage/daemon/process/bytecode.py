@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hpcstage.node.shimdir import SHIM
-
 HELPER = "bytecode"
 _HEADER_BYTES = 16
 _NICEST = 19
@@ -30,13 +28,14 @@ def missing(shim: Path) -> list[str]:
     return [source.name for source in sorted(shim.glob("*.py")) if not _fits(source, _compiled(source))]
 
 
-def fill(shim: Path, names: Sequence[str], package: Path = SHIM) -> bytes:
-    """Compiles these modules into `shim`, and into the package if Python may write bytecode there."""
+def fill(shim: Path, names: Sequence[str], modules: Sequence[Path]) -> bytes:
+    """Compiles these modules into `shim`, and beside the package's own `modules` if Python may write bytecode there."""
     os.nice(_NICEST)
     (shim / "__pycache__").mkdir(mode=0o700, exist_ok=True)
-    for name in names:
-        with suppress(OSError, SyntaxError):
-            _fill_one(shim / name, package / name)
+    for original in modules:
+        if original.name in names:
+            with suppress(OSError, SyntaxError):
+                _fill_one(shim / original.name, original)
     return b""
 
 

@@ -1,0 +1,1 @@
+"""Attaches the shim to a Python process, and redirects calls by patches of Python where the extension cannot."""

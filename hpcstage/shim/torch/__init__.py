@@ -1,0 +1,1 @@
+"""Follows PyTorch's loaders: announces epochs, marks samples, measures waits."""
