@@ -11,12 +11,13 @@ from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.process.accounts import Accounts
 from hpcstage.daemon.process.looks import Looks
 from hpcstage.daemon.process.page import Page
-from hpcstage.daemon.process.proc import Missed, memory_bytes, pressure
+from hpcstage.daemon.process.proc import Missed, pressure
 from hpcstage.daemon.process.retired import Retired
 from hpcstage.daemon.queue.queue import Place
 from hpcstage.daemon.queue.unserved import Unserved
 from hpcstage.daemon.staging import Staging
 from hpcstage.daemon.telemetry import Sampler
+from hpcstage.job.disks import available_bytes
 from hpcstage.problem import Problem
 from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.shim import Reason
@@ -89,7 +90,7 @@ class Reporter:
             part.group = staging.group.to_json()
         if staging.engine is not None:
             part.alone = {**staging.engine.alone.measured, **self._reopened.measured}
-            part.memory_bytes = memory_bytes()
+            part.memory_bytes = available_bytes()
             part.errors = list(staging.engine.errors.kinds.values())
             part.hist_open, part.hist_read = staging.engine.pool.stats.histograms()
         return part

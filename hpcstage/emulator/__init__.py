@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+import psutil
+
 from hpcstage.emulator.build import EmulatorUnavailable, build, unavailable
 from hpcstage.emulator.mounts import clean_stale, is_mounted, unmount
 from hpcstage.emulator.state import NODES, Counters, Settings, StateFile
@@ -147,8 +149,8 @@ class Slowfs:
 
 def process_cpu_s(pid: int) -> float:
     """Returns the seconds of user and system time of a live process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

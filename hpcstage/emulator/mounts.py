@@ -9,6 +9,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from hpcstage.emulator.state import PREFIX, StateFile
 
 _MOUNTINFO = Path("/proc/self/mountinfo")
@@ -77,7 +79,6 @@ def clean_stale() -> list[Path]:
 
 def _alive(pid: int) -> bool:
     try:
-        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
-    except OSError:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.Error:
         return False
-    return state not in (b"Z", b"X")

@@ -89,7 +89,7 @@ class Machine:
 
     def memory_left(self) -> int | None:
         """Returns the lower of what the node has available and what the job's control group leaves."""
-        found = [n for n in (_available(), *_group_left()) if n is not None]
+        found = [n for n in (available_bytes(), *_group_left()) if n is not None]
         return max(min(found), 0) if found else None
 
 
@@ -121,7 +121,8 @@ def mount_kind(mountinfo: bytes, path: bytes) -> str | None:
     return kind
 
 
-def _available() -> int | None:
+def available_bytes() -> int | None:
+    """Returns the bytes of the node's memory that programs may use, the page cache's part included; None if unknown."""
     try:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):

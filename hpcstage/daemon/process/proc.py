@@ -1,12 +1,18 @@
-"""Asks the kernel about pressure, memory and the processes of the command. What is unknown is left out, never 0."""
+"""Asks the kernel about pressure and the processes of the command. What is unknown is left out, never 0."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    import psutil
+
+MOST_COMMAND_CHARS = 200
 _PRESSURES = (("io", "some"), ("io", "full"), ("cpu", "some"), ("memory", "some"))
 
 
@@ -21,17 +27,9 @@ def pressure() -> dict[str, float]:
     return found
 
 
-def memory_bytes() -> int | None:
-    """Returns the bytes of the node's memory that programs may use, the page cache's part included; None if unknown."""
-    with contextlib.suppress(OSError, ValueError, StopIteration, IndexError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        line = next(line for line in lines if line.startswith("MemAvailable:"))
-        return int(line.split()[1]) << 10
-    return None
-
-
 def descendants(pid: int) -> Iterator[int]:
-    """Yields the pids of a process and of all below it. Processes come and go meanwhile."""
+    """Yields the pids of a process and of all below it. Processes come and go meanwhile. It reads the tree alone, where
+    psutil reads the parents of all processes of the node."""
     waiting, seen = [pid], {os.getpid()}
     while waiting:
         current = waiting.pop()
@@ -46,47 +44,12 @@ def descendants(pid: int) -> Iterator[int]:
                     waiting.extend(map(int, text.split()))
 
 
-def age_s(pid: int) -> float | None:
-    """Returns the seconds for which a process has existed; None if unknown."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-        ticks = int(text.rpartition(")")[2].split()[19])
-        uptime_s = float(Path("/proc/uptime").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return None
-    return uptime_s - ticks / os.sysconf("SC_CLK_TCK")
-
-
-def is_python(pid: int) -> bool:
-    """Returns whether a process runs a Python interpreter."""
-    try:
-        return os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith(("python", "pypy"))
-    except OSError:
-        return False
-
-
-def command(pid: int) -> str:
-    """Returns the command line of a process, shortened."""
-    try:
-        raw = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return ""
-    return raw.rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")[:200]
-
-
-def lost_pythonpath(pid: int) -> str | None:
+def lost_pythonpath(process: psutil.Process) -> str | None:
     """Returns the PYTHONPATH that a process was started with in place of ours; None if it has ours, or if it has not
     our HPCSTAGE_NODE_DIR either."""
-    try:
-        raw = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return None
-    values = dict(part.partition(b"=")[::2] for part in raw.split(b"\0"))
-    path = values.get(b"PYTHONPATH", b"")
-    node_dir = values.get(b"HPCSTAGE_NODE_DIR")
-    if node_dir is None or node_dir + b"/shim" in path.split(b":"):
-        return None
-    return path.decode(errors="replace")
+    values = process.environ()
+    path, node_dir = values.get("PYTHONPATH", ""), values.get("HPCSTAGE_NODE_DIR")
+    return None if node_dir is None or f"{node_dir}/shim" in path.split(":") else path
 
 
 class Missed:
@@ -100,14 +63,20 @@ class Missed:
 
     def look(self, roots: set[int], attached: set[int]) -> None:
         """Looks at the processes below `roots` for ones that are old enough and not in `attached`."""
+        import psutil  # five milliseconds that the daemon's start does not pay for
+
         for root in roots:
             for pid in descendants(root):
-                if pid in self._found or pid in attached or not is_python(pid):
-                    continue
-                if (age_s(pid) or 0.0) >= self.OLD_ENOUGH_S:
-                    self._found[pid] = _described(pid)
+                if pid not in self._found and pid not in attached:
+                    with contextlib.suppress(psutil.Error, OSError):  # it may have ended, or changed its user
+                        self._look_at(psutil.Process(pid))
         for pid in attached & self._found.keys():
             self.attached(pid)
+
+    def _look_at(self, process: psutil.Process) -> None:
+        is_python = os.path.basename(process.exe()).startswith(("python", "pypy"))
+        if is_python and time.time() - process.create_time() >= self.OLD_ENOUGH_S:
+            self._found[process.pid] = _described(process)
 
     def attached(self, pid: int) -> None:
         """A process did attach."""
@@ -121,6 +90,7 @@ class Missed:
         return len(self._found)
 
 
-def _described(pid: int) -> dict[str, object]:
-    lost = lost_pythonpath(pid)
-    return {"pid": pid, "command": command(pid)} | ({} if lost is None else {"pythonpath": lost})
+def _described(process: psutil.Process) -> dict[str, object]:
+    command = " ".join(process.cmdline())[:MOST_COMMAND_CHARS]
+    lost = lost_pythonpath(process)
+    return {"pid": process.pid, "command": command} | ({} if lost is None else {"pythonpath": lost})
