@@ -30,8 +30,10 @@ def report(run: Path | None, as_json: bool, nodes: bool, no_color: bool) -> int:
     from hpcstage.report.terminal.show import look, shown
 
     cwd = inherited.directory()
-    record = files.load_run(lookup.named_run(run, os.environ, cwd) if run else lookup.last_run(os.environ, cwd))
+    path = lookup.named_run(run, os.environ, cwd) if run else lookup.last_run(os.environ, cwd)
+    if as_json:
+        click.echo(json.dumps(files.load_run_plain(path), indent=1))
+        return 0
     style = look(os.environ, no_color=no_color)
-    text = json.dumps(record, indent=1) if as_json else shown(record, style, every_node=nodes)
-    click.echo(text, color=None if as_json else True)
+    click.echo(shown(files.load_run(path).to_json(), style, every_node=nodes), color=True)
     return 0

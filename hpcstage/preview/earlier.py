@@ -16,7 +16,8 @@ from hpcstage.preview import commandline
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
-    from hpcstage.record.parts.workload import Measured
+    from hpcstage.record.schema import Record
+    from hpcstage.record.workload import Measured
 
 KEYS = {"epochs": "epochs", "epoch_compute_s": "epoch_compute", "readers": "readers", "startup_s": "startup"}
 """Maps the name of a value to the option that sets it."""
@@ -57,22 +58,21 @@ def known(
 
 def find_earlier(datasets: Sequence[Dataset], env: Mapping[str, str]) -> Earlier | None:
     """Returns the last successful run on these datasets; None if there is none or its record cannot be read."""
-    from hpcstage.record import files
-    from hpcstage.record.parts import index, workload
+    from hpcstage.record import files, index, workload
 
     run_dir = index.find(None, [os.fsdecode(d.root) for d in datasets], env)
     if run_dir is None:
         return None
     try:
         record = files.load_run(run_dir)
-        typical = record["contention"]["typical_bytes_per_s"]
-        return Earlier(workload.workload_of(record), typical, _kept(record), max(1, len(record["nodes"])))
-    except (HpcstageError, OSError, KeyError, TypeError, ValueError):
+        typical = record.contention.typical_bytes_per_s
+        return Earlier(workload.workload_of(record), typical, _kept(record), max(1, len(record.nodes)))
+    except (HpcstageError, OSError, TypeError):
         return None
 
 
-def _kept(record: Mapping[str, Any]) -> Kept | None:
-    found = record["order"]
-    if found["kept_share"] is None:
+def _kept(record: Record) -> Kept | None:
+    found = record.order
+    if found.kept_share is None:
         return None
-    return Kept(found["provenance"], float(found["kept_share"]), record["run"]["id"])
+    return Kept(found.provenance, found.kept_share, record.run.id)

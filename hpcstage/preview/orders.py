@@ -67,7 +67,7 @@ def foresee(
 
 def _trace(resolved: Resolved, manifest: Manifest, env: Mapping[str, str]) -> tuple[trace.Trace | None, str]:
     """Returns the trace that was written last for these datasets by any command, or why there is none."""
-    from hpcstage.record.parts.index import state_dir
+    from hpcstage.record.index import state_dir
 
     path = trace.newest(state_dir(env) / trace.DIRECTORY, [os.fsdecode(d.root) for d in resolved.datasets])
     if path is None:

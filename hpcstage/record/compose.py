@@ -1,6 +1,6 @@
 """Composes the record, the one machine-readable result of a run, from the parts of the wrapper and the nodes. Pure.
 
-This module owns the top level of the record (`schema.json` says what each key holds). Each section has a module of its
+This module owns the top level of the record (`schema` says what each key holds). Each section has a module of its
 own. The parts are read one after the other, and only the `Digest` of each node stays in memory.
 
 A sum over nodes covers the nodes that reported a figure; `group` and `problems` name those that did not.
@@ -27,8 +27,7 @@ from hpcstage.record.notes.problems import ended, problems_of
 from hpcstage.record.parts.alive import Life
 from hpcstage.record.parts.part import DatasetPart, NodePart, RunPart
 from hpcstage.record.parts.roster import State, expected, is_left_over, names_of, without_part
-
-SCHEMA_VERSION = "1.2"
+from hpcstage.record.schema import VERSION, Record
 
 
 @dataclass
@@ -43,7 +42,7 @@ class _Looked:
     together: Together = field(default_factory=Together)
 
 
-def compose(run: RunPart, nodes: Iterable[NodePart], running: Life | None = None) -> dict[str, Any]:
+def compose(run: RunPart, nodes: Iterable[NodePart], running: Life | None = None) -> Record:
     """Returns the record. A missing value is null in it, and `problems` names it.
 
     `running` says why the command is taken to be still running, where hpcstage saw no end of it.
@@ -52,7 +51,7 @@ def compose(run: RunPart, nodes: Iterable[NodePart], running: Life | None = None
     found, parts = looked.speaking, [node.part for node in looked.nodes]
     silent, total = without_part(run, parts), expected(run, parts)
     record: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": VERSION,
         "generator": f"hpcstage {run.version}".strip(),
         "complete": ended(run) and not silent and all(node.state is State.OK for node in looked.nodes),
         "problems": [p.to_json() for p in problems_of(run, looked.nodes, silent, total, running)],
@@ -78,7 +77,7 @@ def compose(run: RunPart, nodes: Iterable[NodePart], running: Life | None = None
     record["forecast"] = next((node.part.forecast for node in found if node.part.forecast is not None), None)
     record["series"] = _series(looked)
     record["notes"] = notes_of(record)
-    return record
+    return Record.from_json(record)
 
 
 def _look(run: RunPart, nodes: Iterable[NodePart], *, running: bool) -> _Looked:

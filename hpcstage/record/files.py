@@ -11,19 +11,21 @@ from typing import Any
 
 from hpcstage.errors import NoResult
 from hpcstage.protocol.rundir import NODES, PART, RECORD
-from hpcstage.record.compose import SCHEMA_VERSION, compose
+from hpcstage.record.compose import compose
 from hpcstage.record.parts import alive
 from hpcstage.record.parts.part import NodePart, RunPart
+from hpcstage.record.schema import VERSION, Record
 
-MAJOR = SCHEMA_VERSION.split(".", maxsplit=1)[0]
+MAJOR = VERSION.split(".", maxsplit=1)[0]
+GIVE = "give a run directory or its run.json"
 
 
-def save(record: dict[str, Any], path: Path) -> None:
+def save(record: Record, path: Path) -> None:
     """Writes a record so that readers see the old file or the whole new one. Raises OSError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("w", encoding="utf-8") as file:
-            json.dump(record, file, indent=1, allow_nan=False)
+            json.dump(record.to_json(), file, indent=1, allow_nan=False)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -32,12 +34,21 @@ def save(record: dict[str, Any], path: Path) -> None:
         raise
 
 
-def load(path: Path) -> dict[str, Any]:
+def load(path: Path) -> Record:
     """Reads a record; NoResult says what is wrong with it."""
+    data = load_plain(path)
+    try:
+        return Record.from_json(data)
+    except ValueError as error:
+        raise NoResult(f"{path} is not a record of hpcstage: {error}", GIVE) from error
+
+
+def load_plain(path: Path) -> dict[str, Any]:
+    """Reads a record's data as they are, with keys that only another version knows."""
     data = _read(path)
     version = data.get("schema_version")
     if not isinstance(version, str) or "time_split" not in data:
-        raise NoResult(f"{path} is not a record of hpcstage", "give a run directory or its run.json")
+        raise NoResult(f"{path} is not a record of hpcstage", GIVE)
     if version.split(".", maxsplit=1)[0] != MAJOR:
         raise NoResult(
             f"{path} has schema version {version}, this hpcstage reads {MAJOR}.x", "use the hpcstage that wrote it"
@@ -45,14 +56,28 @@ def load(path: Path) -> dict[str, Any]:
     return data
 
 
-def load_run(path: Path) -> dict[str, Any]:
+def load_run(path: Path) -> Record:
     """Reads the record of a run directory or a record file; composes that of a killed run from its parts."""
+    file = _record_file(path)
+    return _composed(path) if file is None else load(file)
+
+
+def load_run_plain(path: Path) -> dict[str, Any]:
+    """Returns what `load_run` reads as data, with keys that only another version knows."""
+    file = _record_file(path)
+    return _composed(path).to_json() if file is None else load_plain(file)
+
+
+def _record_file(path: Path) -> Path | None:
+    """Returns the record's file; None where the record must be composed from the parts."""
     if not path.is_dir():
-        return load(path)
-    if (path / RECORD).exists() and not _late(path):
-        return load(path / RECORD)
-    run = _run(path)
-    return compose(run, node_parts(path), running=alive.evidence(run, path))
+        return path
+    return path / RECORD if (path / RECORD).exists() and not _late(path) else None
+
+
+def _composed(run_dir: Path) -> Record:
+    run = _run(run_dir)
+    return compose(run, node_parts(run_dir), running=alive.evidence(run, run_dir))
 
 
 def node_parts(run_dir: Path) -> Iterator[NodePart]:
@@ -68,9 +93,9 @@ def _part_paths(run_dir: Path) -> list[Path]:
 
 def _late(run_dir: Path) -> bool:
     """Returns whether a node of several wrote its part after the record was written, so that the record lacks it."""
-    with contextlib.suppress(NoResult, OSError, KeyError):
+    with contextlib.suppress(NoResult, OSError):
         record = load(run_dir / RECORD)
-        if not record["complete"] and record.get("group") and (run_dir / PART).exists():
+        if not record.complete and record.group and (run_dir / PART).exists():
             written_ns = (run_dir / RECORD).stat().st_mtime_ns
             return any(path.stat().st_mtime_ns > written_ns for path in _part_paths(run_dir))
     return False
@@ -105,7 +130,7 @@ def _read(path: Path) -> dict[str, Any]:
             f"{path} is not JSON, or was cut off", "give the run directory: its parts may be whole"
         ) from error
     if not isinstance(data, dict):
-        raise NoResult(f"{path} is not a record of hpcstage", "give a run directory or its run.json")
+        raise NoResult(f"{path} is not a record of hpcstage", GIVE)
     return data
 
 

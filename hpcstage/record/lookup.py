@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpcstage.errors import NoResult
 from hpcstage.protocol.rundir import NODES, PART, RECORD, RUNS
-from hpcstage.record.parts import index
+from hpcstage.record import index
 
 
 def last_run(env: Mapping[str, str], cwd: Path) -> Path:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hpcstage.errors import NotStarted
 from hpcstage.protocol.rundir import GROUP
-from hpcstage.record.parts.index import state_dir
+from hpcstage.record.index import state_dir
 
 _FALLBACK = "groups"
 

@@ -6,9 +6,8 @@ import os
 from pathlib import Path
 
 from hpcstage.protocol.rundir import RECORD
-from hpcstage.record import files
+from hpcstage.record import files, index
 from hpcstage.record.compose import compose
-from hpcstage.record.parts import index
 from hpcstage.record.parts.part import RunPart
 from hpcstage.report.terminal.short import short
 from hpcstage.wrapper import messages, rundir
@@ -25,4 +24,4 @@ def write_record(run_dir: Path, part: RunPart) -> None:
         return
     index.add(record, run_dir, os.environ)
     if part.child_started_s is not None:
-        messages.result([*short(record), f"report: hpcstage report {run_dir} (explained in docs/report.md)"])
+        messages.result([*short(record.to_json()), f"report: hpcstage report {run_dir} (explained in docs/report.md)"])

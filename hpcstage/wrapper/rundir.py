@@ -14,7 +14,7 @@ from typing import Any
 
 from hpcstage.errors import UsageError
 from hpcstage.protocol.rundir import NODES, PART, RUNS
-from hpcstage.record.parts import index
+from hpcstage.record import index
 from hpcstage.record.parts.part import RunPart
 
 

@@ -28,8 +28,8 @@ from hpcstage.protocol import nodedir, shim
 from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.leadspec import RESOLVED
 from hpcstage.protocol.rundir import NODES, log_path
-from hpcstage.record.parts import index
-from hpcstage.record.parts.index import state_dir
+from hpcstage.record import index
+from hpcstage.record.index import state_dir
 from hpcstage.report.progress import ProgressLine
 from hpcstage.wrapper import facts, grouping, messages, rundir
 

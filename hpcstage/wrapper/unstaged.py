@@ -16,7 +16,7 @@ from hpcstage import inherited
 from hpcstage import job as jobs
 from hpcstage.errors import HpcstageError
 from hpcstage.problem import Problem
-from hpcstage.record.parts import index
+from hpcstage.record import index
 from hpcstage.wrapper import facts, grouping, rundir
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from hpcstage.plan.forecast.terms import queued_s
 from hpcstage.plan.types import Forecast, Rates, Workload
 from hpcstage.preview import commandline
 from hpcstage.preview.earlier import Earlier, known
-from hpcstage.record.parts.workload import Measured
+from hpcstage.record.workload import Measured
 
 INSTANT = 1e15
 # 1000 files, 1 MB each; one reader takes 20 s, all transfers together 10 s, local reading 2 s.

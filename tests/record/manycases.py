@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import jsonschema
-from recordcases import SECOND, START, histogram, node_part, run_part, trainer, worker
+from recordcases import SECOND, START, composed, histogram, node_part, run_part, trainer, worker
 
-import hpcstage.record
 from hpcstage.problem import Problem
-from hpcstage.record.compose import compose
 from hpcstage.record.parts.part import DatasetPart, NodePart, RunPart, Sample
+from hpcstage.record.schema import json_schema
 
 FILES = 10_000
 SIZE = 10**9
@@ -94,12 +92,12 @@ def job(count: int, seconds: int = 60, **changes: Any) -> Iterator[NodePart]:
     return (node(index, count, seconds, **changes) for index in range(count))
 
 
-SCHEMA = json.loads((Path(hpcstage.record.__file__).parent / "schema.json").read_text())
+SCHEMA = json_schema()
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 
 
 def record_of(run_part: RunPart, nodes: list[NodePart] | Iterator[NodePart]) -> dict[str, Any]:
-    record = compose(run_part, nodes)
+    record = composed(run_part, nodes)
     some = record["nodes"][:: max(1, len(record["nodes"]) // 8)]
     VALIDATOR.validate(json.loads(json.dumps(record | {"nodes": some}, allow_nan=False)))
     return record

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Iterable
 from typing import Any
 
 from sourcesim import Source, samples_of
 
 from hpcstage.protocol.shim import bucket_of_ns
+from hpcstage.record.compose import compose
+from hpcstage.record.parts.alive import Life
 from hpcstage.record.parts.part import DatasetPart, NodePart, ProcessPart, RunPart, Sample
 
 SECOND = 1_000_000_000
@@ -169,3 +172,8 @@ def node_part(**changes: Any) -> NodePart:
         "processes": [trainer(), worker(101), worker(102)],
     }
     return NodePart(**(values | changes))
+
+
+def composed(run: RunPart, nodes: Iterable[NodePart], running: Life | None = None) -> dict[str, Any]:
+    """The record as it is written, so that the tests hold its keys."""
+    return compose(run, nodes, running).to_json()

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from recordcases import SECOND, node_part, run_part, trainer, worker
+from recordcases import SECOND, composed, node_part, run_part, trainer, worker
 
-import hpcstage.record
 from hpcstage.problem import Problem
 from hpcstage.protocol.shim import Counter, Reason
-from hpcstage.record.compose import compose
 from hpcstage.record.figures.totals import KEYS
 from hpcstage.record.parts.part import NodePart, ProcessPart, RunPart, Sample
+from hpcstage.record.schema import json_schema
 
-SCHEMA = json.loads((Path(hpcstage.record.__file__).parent / "schema.json").read_text())
+SCHEMA = json_schema()
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 KEPT = {
     "totals": "source_bytes source_files source_ops peer_bytes local_bytes wanted direct_opens hit_opens",
@@ -32,7 +30,7 @@ KEPT = {
 
 
 def valid(run: RunPart, nodes: list[NodePart]) -> dict[str, Any]:
-    record = compose(run, nodes)
+    record = composed(run, nodes)
     VALIDATOR.validate(json.loads(json.dumps(record, allow_nan=False)))
     return record
 
@@ -62,7 +60,7 @@ def test_a_whole_run(mode: str) -> None:
 
 
 def test_schema_refuses_a_zero_for_nothing_and_a_lost_key() -> None:
-    record = compose(run_part(), [node_part()])
+    record = composed(run_part(), [node_part()])
     for broken in ({**record, "totals": {}}, {k: v for k, v in record.items() if k != "notes"}):
         assert not VALIDATOR.is_valid(broken)
     assert not VALIDATOR.is_valid({**record, "time_split": {**record["time_split"], "compute_s": -1.0}})

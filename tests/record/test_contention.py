@@ -8,10 +8,9 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recordcases import node_part, run_part
+from recordcases import composed, node_part, run_part
 from sourcesim import MB, Source, fluid, samples_of
 
-from hpcstage.record.compose import compose
 from hpcstage.record.figures import detect
 from hpcstage.record.figures.speeds import even_sizes, of_copies
 from hpcstage.record.parts.part import Sample
@@ -148,11 +147,11 @@ def test_a_long_run_is_fast_and_finds_its_load() -> None:
 
 
 def test_too_little_to_say_anything() -> None:
-    section = compose(run_part(), [node_part(samples=steady(3))])["contention"]
+    section = composed(run_part(), [node_part(samples=steady(3))])["contention"]
     assert section["best_bytes_per_s"] is None
     assert section["typical_bytes_per_s"] is None
     assert section["periods"] == []
-    assert compose(run_part(), [])["contention"]["latency_ms"]["open"]["p50"] is None
+    assert composed(run_part(), [])["contention"]["latency_ms"]["open"]["p50"] is None
 
 
 def direct(seconds: int, factor: Callable[[int], float], rate: float = 50 * MB) -> list[Sample]:
@@ -172,7 +171,7 @@ def direct(seconds: int, factor: Callable[[int], float], rate: float = 50 * MB) 
 
 def test_mode_direct_is_judged_by_the_programs_own_reads() -> None:
     samples = direct(60, lambda s: 0.4 if 20 <= s < 35 else 1.0)
-    section = compose(run_part(), [node_part(mode="direct", samples=samples)])["contention"]
+    section = composed(run_part(), [node_part(mode="direct", samples=samples)])["contention"]
     assert section["measured_on"] == "reads"
     (period,) = section["periods"]
     assert period["start_s"] == pytest.approx(20.1)
@@ -182,7 +181,7 @@ def test_mode_direct_is_judged_by_the_programs_own_reads() -> None:
 
 def test_reads_from_the_page_cache_say_nothing_about_the_source() -> None:
     samples = direct(60, lambda s: 1.0 if s < 30 else 100.0)
-    section = compose(run_part(), [node_part(mode="direct", samples=samples)])["contention"]
+    section = composed(run_part(), [node_part(mode="direct", samples=samples)])["contention"]
     assert section["periods"] == []
     assert section["best_bytes_per_s"] == pytest.approx(50 * MB, rel=0.1)
 
@@ -239,7 +238,7 @@ def fine(
 
 
 def verdict(samples: list[Sample]) -> str:
-    return str(compose(run_part(), [node_part(samples=samples)])["contention"]["verdict"])
+    return str(composed(run_part(), [node_part(samples=samples)])["contention"]["verdict"])
 
 
 @settings(deadline=None, max_examples=300)

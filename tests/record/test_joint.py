@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from manycases import job, node, run, steady
+from recordcases import composed
 
-from hpcstage.record.compose import compose
 from hpcstage.record.figures.cells import CELLS, Cells, coarser, parts_of, track_of
 from hpcstage.record.figures.speeds import Point
 from hpcstage.record.parts.part import NodePart, Sample
@@ -24,7 +24,7 @@ def between(start_s: float, end_s: float, left: float) -> Load:
 
 
 def section(nodes: list[NodePart], count: int) -> dict[str, Any]:
-    contention: dict[str, Any] = compose(run(count), nodes)["contention"]
+    contention: dict[str, Any] = composed(run(count), nodes)["contention"]
     return contention
 
 
@@ -67,7 +67,7 @@ def test_both_are_told_apart() -> None:
 def test_a_node_that_is_always_slower_is_slow_but_has_no_period() -> None:
     nodes = list(job(6))
     nodes[3] = node(3, 6, own=lambda _: 0.4)
-    record = compose(run(6), nodes)
+    record = composed(run(6), nodes)
     assert record["contention"]["periods"] == []
     assert record["contention"]["own_periods"] == []
     (slow,) = [r for r in record["nodes"] if r["slow"]]
@@ -125,7 +125,7 @@ def test_a_slow_disk_is_told_from_a_slow_link() -> None:
     nodes = list(job(4))
     for sample in nodes[2].samples:
         sample.copy_write_ns, sample.limited = 40 * 10**9, True
-    (slow,) = [r for r in compose(run(4), nodes)["nodes"] if r["slow"]]
+    (slow,) = [r for r in composed(run(4), nodes)["nodes"] if r["slow"]]
     assert slow["host"] == "node0002"
     assert slow["slow"] == ["its local disk takes 40.0 times as long to write as the others'"]
 
@@ -137,7 +137,7 @@ def test_milliseconds_of_a_few_files_say_nothing_about_a_disk() -> None:
             sample.copy_write_ns = 1000
     for sample in nodes[2].samples:
         sample.copy_write_ns, sample.copy_open_ns, sample.copy_read_ns = 100_000, 0, 0
-    assert not any(r["slow"] for r in compose(run(4), nodes)["nodes"])
+    assert not any(r["slow"] for r in composed(run(4), nodes)["nodes"])
 
 
 def test_direct_mode_of_several_nodes_is_judged_by_their_reads() -> None:

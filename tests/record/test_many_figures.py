@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from manycases import ids, job, missing, node, record_of, row, run
-from recordcases import SECOND, START, trainer, worker
+from recordcases import SECOND, START, composed, trainer, worker
 
 from hpcstage.record import files
 from hpcstage.record.compose import compose
@@ -140,14 +140,14 @@ def test_a_thousand_nodes_make_a_small_record() -> None:
 
 
 def test_series_of_several_nodes_are_sums(tmp_path: Path) -> None:
-    one, four = (compose(run(n), job(n, 60, group={"generations": 1})) for n in (1, 4))
+    one, four = (composed(run(n), job(n, 60, group={"generations": 1})) for n in (1, 4))
     total = sum(s.copied_bytes for n in job(4) for s in n.samples)
     series = four["series"]
     assert sum(series["copied_bytes_per_s"]) * series["interval_s"] == pytest.approx(total, rel=1e-6)
     assert set(series) == set(one["series"])
     assert len({len(v) for k, v in series.items() if k not in ("interval_s", "latency")}) == 1
     assert max(series["busy"]) == pytest.approx(64, rel=0.05)
-    long = compose(run(2), job(2, 4000))["series"]
+    long = composed(run(2), job(2, 4000))["series"]
     assert len(long["start_s"]) <= 240
     assert all(len(v) <= 20 for v in long["latency"].values())
 
@@ -218,18 +218,21 @@ def test_a_late_part_is_in_the_report_after_all(tmp_path: Path) -> None:
     write(tmp_path, nodes[:2], run(3))
     early = compose(run(3), files.node_parts(tmp_path))
     files.save(early, tmp_path / "run.json")
-    assert early["group"]["missing"] == ["node0002"]
-    assert files.load_run(tmp_path) == json.loads(json.dumps(early))
+    assert early.group
+    assert early.group.missing == ("node0002",)
+    assert files.load_run(tmp_path) == early
     late = tmp_path / "nodes" / "node0002.json"
     late.write_text(json.dumps(nodes[2].to_json()))
-    assert files.load_run(tmp_path)["complete"]
+    assert files.load_run(tmp_path).complete
 
 
 @pytest.mark.parametrize("broken", [b'{"host": "x"', b'{"samples": NaN}', b'{"host": 1, "samples": {"start_s": [1]}}'])
 def test_a_broken_part_among_others_is_a_missing_node(tmp_path: Path, broken: bytes) -> None:
     write(tmp_path, list(job(3)), run(3))
     (tmp_path / "nodes" / "node0001.json").write_bytes(broken)
-    assert files.load_run(tmp_path)["group"]["missing"] == ["node0001"]
+    group = files.load_run(tmp_path).group
+    assert group
+    assert group.missing == ("node0001",)
 
 
 def test_columns_of_unequal_length_are_no_part() -> None:

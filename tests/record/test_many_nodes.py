@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 from manycases import FILES, SIZE, VALIDATOR, ids, job, missing, node, record_of, row, run
-from recordcases import START
+from recordcases import START, composed
 
 from hpcstage.problem import Problem
-from hpcstage.record.compose import compose
 from hpcstage.record.parts.part import NodePart
 
 
@@ -45,7 +44,7 @@ def test_the_record_of_one_node_has_no_group() -> None:
 
 
 def test_a_record_of_an_earlier_version_is_still_valid() -> None:
-    record = json.loads(json.dumps(compose(run(1), [node(0, 1, group={})])))
+    record = json.loads(json.dumps(composed(run(1), [node(0, 1, group={})])))
     for section, keys in {
         "time_split": ["slowest"],
         "contention": ["own_periods", "own_periods_hidden"],

@@ -8,10 +8,9 @@ from typing import Any
 
 import manycases
 import pytest
-from recordcases import SECOND, announced, node_part, run_part, samples, trainer, worker
+from recordcases import SECOND, announced, composed, node_part, run_part, samples, trainer, worker
 
 from hpcstage.problem import Problem
-from hpcstage.record.compose import compose
 from hpcstage.record.notes.notes import RULES
 from hpcstage.record.parts.alive import Life
 from hpcstage.record.parts.part import ProcessPart, Sample
@@ -20,7 +19,7 @@ Record = dict[str, Any]
 
 
 def one(run: dict[str, Any] | None = None, **changes: Any) -> Record:
-    return compose(run_part(**(run or {})), [node_part(**changes)])
+    return composed(run_part(**(run or {})), [node_part(**changes)])
 
 
 def reader(**counters: int) -> ProcessPart:
@@ -29,7 +28,7 @@ def reader(**counters: int) -> ProcessPart:
 
 def many(count: int = 4, run: dict[str, Any] | None = None, **of_last: Any) -> Record:
     nodes = [manycases.node(index, count) for index in range(count - 1)]
-    return compose(manycases.run(count, **(run or {})), [*nodes, manycases.node(count - 1, count, **of_last)])
+    return composed(manycases.run(count, **(run or {})), [*nodes, manycases.node(count - 1, count, **of_last)])
 
 
 def writing(share: float, length: int = 20) -> list[Sample]:
@@ -68,10 +67,10 @@ def problem(name: str) -> dict[str, Any]:
 REASONS = ("unknown", "later", "full", "failed", "void", "scanning", "timeout", "no_daemon", "settled", "local_error")
 CASES = [
     Case("killed", lambda: one({"exit_code": None, "child_ended_s": None}), one),
-    Case("running", lambda: compose(run_part(exit_code=None), [node_part(complete=False)], Life(True, "so")), one),
-    Case("unclear", lambda: compose(run_part(exit_code=None), [node_part(complete=False)], Life(False, "so")), one),
+    Case("running", lambda: composed(run_part(exit_code=None), [node_part(complete=False)], Life(True, "so")), one),
+    Case("unclear", lambda: composed(run_part(exit_code=None), [node_part(complete=False)], Life(False, "so")), one),
     Case("daemon-died", lambda: one(complete=False), one),
-    Case("no-part", lambda: compose(run_part(), []), one),
+    Case("no-part", lambda: composed(run_part(), []), one),
     Case("not-staged", lambda: one({"aside": True, "exit_code": None, **problem("not-staged")}), one),
     Case("nothing-attached", lambda: one(processes=[]), one),
     Case("nothing-attached", lambda: one(processes=[]), lambda: one({"child_started_s": None}, processes=[])),
@@ -124,8 +123,8 @@ CASES = [
         lambda: many(processes=[trainer(loader_wait_ns=40 * SECOND), worker(101, want_ns=80 * SECOND)]),
         many,
     ),
-    Case("read-by-each-node", lambda: compose(manycases.run(2), [private(0), private(1)]), many),
-    Case("read-again", lambda: compose(manycases.run(2), [twice(0), twice(1)]), many),
+    Case("read-by-each-node", lambda: composed(manycases.run(2), [private(0), private(1)]), many),
+    Case("read-again", lambda: composed(manycases.run(2), [twice(0), twice(1)]), many),
     Case("group-restarted", lambda: many(group={"generations": 3, "size": 4, "missing": [], "why": "killed"}), many),
     Case("clocks", lambda: many(started_unix_s=manycases.START + 4000), many),
     Case("waits-for-source", lambda: one({"mode_asked": "direct"}, **DIRECT), one, "run it with --mode runtime"),
@@ -164,7 +163,7 @@ def waiting(counter: str, **totals: int) -> Record:
     reads.counters[counter] = 5_000
     part = node_part(processes=[trainer(loader_wait_ns=30 * SECOND), reads])
     part.totals = {**part.totals, "want_ready": 0, **totals}
-    return compose(run_part(), [part])
+    return composed(run_part(), [part])
 
 
 def notes(record: Record, note: str) -> list[str]:
@@ -218,7 +217,7 @@ def test_what_was_not_seen_is_known_where_the_processes_descend_from_the_command
     accounts: dict[str, int], unseen: int | None
 ) -> None:
     assert one(accounts=accounts)["coverage"]["unseen_bytes"] == unseen
-    both = compose(manycases.run(2), [manycases.node(0, 2, accounts=accounts), manycases.node(1, 2)])
+    both = composed(manycases.run(2), [manycases.node(0, 2, accounts=accounts), manycases.node(1, 2)])
     assert both["coverage"]["unseen_bytes"] == (unseen or None)
 
 

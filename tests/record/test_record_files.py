@@ -7,6 +7,8 @@ import os
 import socket
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,15 @@ import pytest
 from recordcases import node_part, run_part, trainer, worker
 
 from hpcstage.errors import NoResult
-from hpcstage.record import files
+from hpcstage.record import files, index
 from hpcstage.record.compose import compose
-from hpcstage.record.parts import alive, index
-from hpcstage.record.parts.workload import workload_of
+from hpcstage.record.parts import alive
+from hpcstage.record.parts.roster import State
+from hpcstage.record.schema import Record, Severity
+from hpcstage.record.workload import workload_of
 
 
-def record_of(**run: Any) -> dict[str, Any]:
+def record_of(**run: Any) -> Record:
     return compose(run_part(**run), [node_part()])
 
 
@@ -36,7 +40,7 @@ def test_a_failed_write_leaves_the_old_record(tmp_path: Path) -> None:
     files.save(record_of(), tmp_path / "run.json")
     before = (tmp_path / "run.json").read_bytes()
     with pytest.raises(ValueError, match="JSON compliant"):
-        files.save({"schema_version": float("nan")}, tmp_path / "run.json")
+        files.save(replace(record_of(), schema_version=float("nan")), tmp_path / "run.json")  # type: ignore[arg-type]
     assert (tmp_path / "run.json").read_bytes() == before
     assert os.listdir(tmp_path) == ["run.json"]
 
@@ -58,6 +62,7 @@ def test_every_truncation_is_named(tmp_path: Path) -> None:
         (b'"x"', "not a record"),
         (b'{"a": 1}', "not a record"),
         (b'{"schema_version": 1, "time_split": {}}', "not a record"),
+        (b'{"schema_version": "1.2", "time_split": {}}', "not a record.*Record has no generator"),
         (b'{"schema_version": "2.3", "time_split": {}}', "schema version 2.3"),
         (b"\xff\xfe\x00", "cut off"),
         (b"[" * 100_000, "cut off"),
@@ -77,8 +82,9 @@ def test_nothing_there(tmp_path: Path) -> None:
 
 
 def test_a_later_minor_version_is_read(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(json.dumps({**record_of(), "schema_version": "1.7", "new": 1}))
-    assert files.load_run(tmp_path)["new"] == 1
+    (tmp_path / "run.json").write_text(json.dumps({**record_of().to_json(), "schema_version": "1.7", "new": 1}))
+    assert files.load_run(tmp_path) == replace(record_of(), schema_version="1.7")
+    assert files.load_run_plain(tmp_path)["new"] == 1
 
 
 def parts(run_dir: Path, *, with_run: bool = True, age_s: float = 3600.0) -> None:
@@ -96,21 +102,21 @@ def parts(run_dir: Path, *, with_run: bool = True, age_s: float = 3600.0) -> Non
 def test_a_killed_run_is_composed_from_its_parts(tmp_path: Path, with_run: bool) -> None:
     parts(tmp_path, with_run=with_run)
     record = files.load_run(tmp_path)
-    assert not record["complete"]
-    assert record["coverage"]["opens"] == 20_000
-    assert {"killed", "daemon-died"} <= {p["id"] for p in record["problems"]}
+    assert not record.complete
+    assert record.coverage.opens == 20_000
+    assert {"killed", "daemon-died"} <= {p.id for p in record.problems}
 
 
 def test_whether_a_run_on_another_host_goes_on_is_not_claimed(tmp_path: Path) -> None:
     """It may have been killed since its daemons wrote last."""
     parts(tmp_path, age_s=7)
     record = files.load_run(tmp_path)
-    assert record["run"]["state"] == "unclear"
-    assert [p["id"] for p in record["problems"]] == ["unclear"]
-    assert "or was killed a moment ago" in record["problems"][0]["text"]
-    assert record["nodes"][0]["state"] == "running"
-    assert not record["complete"]
-    assert [note["severity"] for note in record["notes"] if note["id"] == "unclear"] == ["info"]
+    assert record.run.state == "unclear"
+    assert [p.id for p in record.problems] == ["unclear"]
+    assert "or was killed a moment ago" in record.problems[0].text
+    assert record.nodes[0].state is State.RUNNING
+    assert not record.complete
+    assert [note.severity for note in record.notes if note.id == "unclear"] == [Severity.INFO]
 
 
 def test_a_run_on_this_host_runs_as_long_as_its_process(tmp_path: Path) -> None:
@@ -130,7 +136,7 @@ def test_a_broken_part_shows_as_a_missing_node(tmp_path: Path, broken: bytes) ->
     parts(tmp_path)
     (tmp_path / "nodes" / "node17.json").write_bytes(broken)
     os.utime(tmp_path / "nodes" / "node17.json", (0, 0))
-    assert "no-part" in {p["id"] for p in files.load_run(tmp_path)["problems"]}
+    assert "no-part" in {p.id for p in files.load_run(tmp_path).problems}
 
 
 def test_a_broken_run_part_is_named(tmp_path: Path) -> None:
@@ -185,6 +191,19 @@ def test_the_index_stays_bounded_and_survives_garbage(tmp_path: Path) -> None:
     assert index.last(env) == target
 
 
+def test_no_line_is_lost_while_the_index_is_cut(tmp_path: Path) -> None:
+    env = {"XDG_STATE_HOME": str(tmp_path)}
+    path = index.path_of(env)
+    path.parent.mkdir()
+    path.write_bytes((b'{"run_dir": "' + b"x" * 4000 + b'"}\n') * 2 * index.KEPT)
+    names = [f"run-{number}" for number in range(64)]
+    with ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(lambda name: index.begin(run_part(run_id=name), tmp_path, env), names))
+    lines = path.read_bytes().splitlines()
+    assert len(lines) < 2 * index.KEPT
+    assert sorted(names) == sorted(run for line in lines if (run := json.loads(line).get("run_id")))
+
+
 def test_an_unwritable_home_is_no_failure(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     env = {"XDG_STATE_HOME": str(tmp_path / "file")}
@@ -197,11 +216,13 @@ def test_an_unwritable_home_is_no_failure(tmp_path: Path) -> None:
 
 def test_workload_of_a_record() -> None:
     measured = workload_of(record_of())
-    split = record_of()["time_split"]
+    split = record_of().time_split
+    assert split.compute_s is not None
+    assert split.preprocess_s is not None
     assert measured.epochs == 2
     assert measured.readers == 2
-    assert measured.epoch_compute_s == pytest.approx((split["compute_s"] + split["preprocess_s"]) / 2)
-    assert measured.startup_s == pytest.approx(split["other_s"])
+    assert measured.epoch_compute_s == pytest.approx((split.compute_s + split.preprocess_s) / 2)
+    assert measured.startup_s == pytest.approx(split.other_s)
     assert measured.sources["epochs"] == "record of 20261121-031422-1f3a"
 
 

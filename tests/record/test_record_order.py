@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-from recordcases import START, announced, node_part, run_part
+from recordcases import START, announced, composed, node_part, run_part
 
-import hpcstage.record
-from hpcstage.record.compose import compose
+from hpcstage.record.schema import json_schema
 
-SCHEMA = json.loads((Path(hpcstage.record.__file__).parent / "schema.json").read_text())
+SCHEMA = json_schema()
 
 
 def record_of(*orders: dict[str, Any]) -> dict[str, Any]:
     nodes = [node_part(host=f"node{n}", order=order) for n, order in enumerate(orders)]
-    record = compose(run_part(nodes=[node.host for node in nodes]), nodes)
+    record = composed(run_part(nodes=[node.host for node in nodes]), nodes)
     jsonschema.validate(record, SCHEMA)
     return record
 
@@ -84,4 +81,4 @@ def test_nothing_is_noted_without_cause(order: dict[str, Any]) -> None:
 
 def test_the_start_of_the_run_is_where_times_count_from() -> None:
     node = node_part(order=announced(), started_unix_s=START + 5)
-    assert compose(run_part(), [node])["order"]["lead"]["samples"][0][0] == pytest.approx(6.0)
+    assert composed(run_part(), [node])["order"]["lead"]["samples"][0][0] == pytest.approx(6.0)

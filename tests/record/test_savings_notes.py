@@ -6,15 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from recordcases import SECOND, node_part, run_part, trainer, worker
+from recordcases import SECOND, composed, node_part, run_part, trainer, worker
 
 from hpcstage.problem import Problem
-from hpcstage.record.compose import compose
 from hpcstage.record.parts.part import DatasetPart, NodePart, ProcessPart, Sample
 
 
 def record_of(node: NodePart | None, **run: Any) -> dict[str, Any]:
-    return compose(run_part(**run), [node] if node else [])
+    return composed(run_part(**run), [node] if node else [])
 
 
 def ids(record: dict[str, Any]) -> list[str]:
@@ -57,7 +56,7 @@ def looped(**changes: Any) -> NodePart:
 
 def test_a_node_whose_programs_read_nothing_changes_nothing() -> None:
     idle = looped(node_index=1, host="node18", processes=[ProcessPart(100, 1, "native", "3.11", 0.1, {})])
-    found = compose(run_part(), [looped(), idle])["savings"]["vs_direct"]
+    found = composed(run_part(), [looped(), idle])["savings"]["vs_direct"]
     assert found["saved_s"] is not None or found["reason"]
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from recordcases import SECOND, node_part, run_part, trainer, worker
+from recordcases import SECOND, composed, node_part, run_part, trainer, worker
 
-from hpcstage.record.compose import compose
 from hpcstage.record.parts.part import ProcessPart, Sample
 
 
 def split_of(processes: list[ProcessPart], samples: list[Sample] | None = None, **run: Any) -> dict[str, Any]:
-    return compose(run_part(**run), [node_part(processes=processes, samples=samples or [])])["time_split"]
+    return composed(run_part(**run), [node_part(processes=processes, samples=samples or [])])["time_split"]
 
 
 def reader(pid: int = 100, **counters: int) -> ProcessPart:
@@ -160,7 +159,7 @@ def test_a_process_that_maps_files_waited_in_calls_before_the_first_look_too() -
 
 def test_what_was_read_of_mapped_files_is_not_known() -> None:
     mapped = reader(source_maps=1, local_maps=1, hit_opens=5, source_read_bytes=8192, local_read_bytes=100)
-    totals = compose(run_part(), [node_part(processes=[mapped])])["totals"]
+    totals = composed(run_part(), [node_part(processes=[mapped])])["totals"]
     assert totals["direct_bytes"] is None
     assert totals["local_bytes"] is None
     assert totals["source_bytes"] is None
@@ -202,8 +201,8 @@ def test_hidden_time_is_copying_less_waiting_within_the_command() -> None:
 def test_copies_before_the_command_and_short_bursts_hide_nothing() -> None:
     burst = [Sample(0.0, 1.0, busy=8.0)]
     node = node_part(processes=[reader()], samples=burst, staged_s=0.3, totals={"copy_busy_s": 0.2})
-    assert compose(run_part(child_started_s=0.45), [node])["time_split"]["hidden_s"] == 0
-    assert compose(run_part(child_started_s=0.0), [node])["time_split"]["hidden_s"] == pytest.approx(0.2)
+    assert composed(run_part(child_started_s=0.45), [node])["time_split"]["hidden_s"] == 0
+    assert composed(run_part(child_started_s=0.0), [node])["time_split"]["hidden_s"] == pytest.approx(0.2)
 
 
 def test_nothing_attached() -> None:

@@ -13,9 +13,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "record"))
 
 import manycases
 from recordcases import SECOND, announced, node_part, run_part, trainer, worker
+from recordcases import composed as compose
 
 from hpcstage.problem import Problem
-from hpcstage.record.compose import compose
 from hpcstage.record.parts.part import DatasetPart, ProcessPart
 
 HOSTILE = "/data/\x1b[31mred\x07\n\r\t\udcff\u202eevil 漢字漢字 " + "x" * 300

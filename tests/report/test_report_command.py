@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from reportcases import CASES
 
-from hpcstage.record import files
-from hpcstage.record.parts import index
+from hpcstage.record import files, index
+from hpcstage.record.schema import Record
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -29,7 +29,7 @@ def report(tmp_path: Path, *arguments: str, **env: str) -> subprocess.CompletedP
 def run_dir(tmp_path: Path) -> Path:
     path = tmp_path / "hpcstage-runs" / "one"
     path.mkdir(parents=True)
-    files.save(CASES["whole"](), path / "run.json")
+    files.save(Record.from_json(CASES["whole"]()), path / "run.json")
     return path
 
 
@@ -43,7 +43,7 @@ def test_a_run_directory_and_its_file(tmp_path: Path, run_dir: Path) -> None:
 
 
 def test_the_last_run(tmp_path: Path, run_dir: Path) -> None:
-    index.add(CASES["whole"](), run_dir, {"XDG_STATE_HOME": str(tmp_path / "state")})
+    index.add(Record.from_json(CASES["whole"]()), run_dir, {"XDG_STATE_HOME": str(tmp_path / "state")})
     assert report(tmp_path).stdout == report(tmp_path, str(run_dir)).stdout
     shutil.rmtree(run_dir)
     gone = report(tmp_path)
@@ -75,7 +75,7 @@ def test_by_the_id_of_the_run_or_of_its_job_without_the_index(tmp_path: Path, pl
 
 
 def test_by_the_id_of_a_run_that_lies_elsewhere(tmp_path: Path, run_dir: Path) -> None:
-    index.add(CASES["whole"](), run_dir, {"XDG_STATE_HOME": str(tmp_path / "state")})
+    index.add(Record.from_json(CASES["whole"]()), run_dir, {"XDG_STATE_HOME": str(tmp_path / "state")})
     (tmp_path / "here").mkdir()
     record, kept = CASES["whole"](), {"XDG_STATE_HOME": str(tmp_path / "state")}
     for asked in (record["run"]["id"], record["environment"]["job_id"]):
@@ -99,11 +99,11 @@ def test_json_is_the_record(tmp_path: Path, run_dir: Path) -> None:
 
 
 def test_every_node(tmp_path: Path, run_dir: Path) -> None:
-    files.save(CASES["64 nodes, many failed"](), run_dir / "run.json")
+    files.save(Record.from_json(CASES["64 nodes, many failed"]()), run_dir / "run.json")
     shown = report(tmp_path, str(run_dir), "--nodes")
     assert shown.returncode == 0
     assert sum(line.startswith(b"  node") for line in shown.stdout.splitlines()) == 64
-    files.save(CASES["hostile nodes"](), run_dir / "run.json")
+    files.save(Record.from_json(CASES["hostile nodes"]()), run_dir / "run.json")
     assert report(tmp_path, str(run_dir), "--nodes", PYTHONIOENCODING="ascii").stdout.isascii()
 
 
@@ -123,7 +123,7 @@ def test_a_killed_run(tmp_path: Path) -> None:
 
 
 def test_a_terminal_without_unicode(tmp_path: Path, run_dir: Path) -> None:
-    files.save(CASES["hostile"](), run_dir / "run.json")
+    files.save(Record.from_json(CASES["hostile"]()), run_dir / "run.json")
     shown = report(tmp_path, str(run_dir), PYTHONIOENCODING="ascii")
     assert shown.returncode == 0
     assert shown.stdout.isascii()

@@ -14,10 +14,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from hpcstage.problem import Problem
 from hpcstage.protocol import rundir
+from hpcstage.record.jsonform import LEFT_OUT, Count, Limits, Seconds
 from hpcstage.record.parts.thinning import NODES, thinned
 
 
@@ -100,6 +101,124 @@ class DatasetPart:
     size_bytes: int | None = None
     staged_files: int = 0
     staged_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeTotals:
+    """The daemon's and its copiers' counts; a count that is not known is left out."""
+
+    want_ready: int | None = field(default=None, metadata=LEFT_OUT)
+    want_direct: int | None = field(default=None, metadata=LEFT_OUT)
+    source_stats: int | None = field(default=None, metadata=LEFT_OUT)
+    source_listings: int | None = field(default=None, metadata=LEFT_OUT)
+    peer_bytes: int | None = field(default=None, metadata=LEFT_OUT)
+    """Bytes of staged files that the node received from other nodes of its node group."""
+    peer_files: int | None = field(default=None, metadata=LEFT_OUT)
+    sent_bytes: int | None = field(default=None, metadata=LEFT_OUT)
+    sent_files: int | None = field(default=None, metadata=LEFT_OUT)
+    source_bytes: int | None = field(default=None, metadata=LEFT_OUT)
+    source_files: int | None = field(default=None, metadata=LEFT_OUT)
+    source_opens: int | None = field(default=None, metadata=LEFT_OUT)
+    source_reads: int | None = field(default=None, metadata=LEFT_OUT)
+    failed: int | None = field(default=None, metadata=LEFT_OUT)
+    void: int | None = field(default=None, metadata=LEFT_OUT)
+    refused: int | None = field(default=None, metadata=LEFT_OUT)
+    copy_busy_s: float | None = field(default=None, metadata=LEFT_OUT)
+    """Seconds with at least one transfer in flight."""
+    measuring_opens: int | None = field(default=None, metadata=LEFT_OUT)
+    """Files that the daemon opened only to measure what an open costs; `source_opens` does not contain them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlonePart:
+    """How fast the source is for one reader alone (see `daemon.copying.alone`)."""
+
+    files: int | None = field(default=None, metadata=LEFT_OUT)
+    """Files that were copied with no other transfer beside them."""
+    bytes: int | None = field(default=None, metadata=LEFT_OUT)
+    open_ns: int | None = field(default=None, metadata=LEFT_OUT)
+    read_ns: int | None = field(default=None, metadata=LEFT_OUT)
+    reopened: int | None = field(default=None, metadata=LEFT_OUT)
+    """Files that were opened once more after all files were staged."""
+    cold_open_ns: int | None = field(default=None, metadata=LEFT_OUT)
+    """The median of these opens."""
+    kept_share: float | None = field(default=None, metadata=LEFT_OUT)
+    """The share of their pages that was still in memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetPart:
+    """What the store may hold, why, and what it holds."""
+
+    size_bytes: int | None = None
+    inodes: int | None = None
+    why: str = ""
+    used_bytes: int | None = None
+    used_inodes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderLead:
+    """How many announced files after the front of the program's reading were staged without a gap, while any was
+    missing; in seconds: until the program gets there at its pace. Null: nothing was announced, or all of it was staged
+    at once."""
+
+    median_files: Count
+    least_files: Count
+    median_s: Seconds | None
+    least_s: Seconds | None
+    samples: tuple[tuple[float, int, float | None], ...]
+    """Time, files, seconds."""
+    host: str | None = field(default=None, metadata=LEFT_OUT)
+    """The node that was least ahead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexTable:
+    """One of the program's datasets, and from where it is known which file an index of it is."""
+
+    key: int
+    source: Annotated[str, Limits(enum=("program", "trace", "opens", "wrong"))]
+    """`program`: the dataset's attributes; `wrong`: these did not hold."""
+    samples: Count
+    judged: Count
+    agreed: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupPart:
+    """The node group as one node saw it."""
+
+    generations: int = 0
+    """The number of groups that the node was in."""
+    size: int = 0
+    """Nodes in the last one."""
+    missing: tuple[int, ...] = ()
+    """The first of the indices of nodes that were not in it."""
+    why: str | None = None
+    """The reason of the last end or absence."""
+    missing_count: int | None = field(default=None, metadata=LEFT_OUT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorPart:
+    """The files that could not be copied for one reason."""
+
+    path: str
+    """The first of them."""
+    error: str
+    count: int = 1
+    at_s: float | None = field(default=None, metadata=LEFT_OUT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MissedProcess:
+    """A Python process of the command that never attached."""
+
+    pid: int
+    command: str = "?"
+    pythonpath: str | None = field(default=None, metadata=LEFT_OUT)
+    """The process's PYTHONPATH, where it lacks hpcstage's."""
 
 
 @dataclass

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from hpcstage.record.schema import Record, TimeSplit
 
 
 @dataclass(frozen=True)
@@ -22,37 +23,37 @@ class Measured:
     """Says for each number that is known where it comes from."""
 
 
-def workload_of(record: Mapping[str, Any]) -> Measured:
+def workload_of(record: Record) -> Measured:
     """Returns the epochs, the compute time per epoch, the time before the first read, and the readers of a run."""
-    source = f"record of {record['run']['id']}"
-    trainers = [p for node in record["nodes"] for p in node["processes"] if p["loader_steps"]]
-    split = record["time_split"]
-    readers = max((p["loader_workers"] for p in trainers), default=None)
-    epochs = _epochs_by_opens(record) or max((p["loader_epochs"] for p in trainers), default=0) or None
+    source = f"record of {record.run.id}"
+    trainers = [p for node in record.nodes for p in node.processes if p.loader_steps]
+    split = record.time_split
+    readers = max((p.loader_workers or 0 for p in trainers), default=None)
+    epochs = _epochs_by_opens(record) or max((p.loader_epochs or 0 for p in trainers), default=0) or None
     known: dict[str, Any] = {
         "epochs": epochs,
         "epoch_compute_s": _epoch_compute_s(split, epochs),
-        "startup_s": split["other_s"] if trainers and split["compute_s"] is not None else None,
+        "startup_s": split.other_s if trainers and split.compute_s is not None else None,
         "readers": readers,
     }
     sources = {name: source for name, value in known.items() if value is not None}
     return Measured(**known, source=source, sources=sources)
 
 
-def _epochs_by_opens(record: Mapping[str, Any]) -> int | None:
+def _epochs_by_opens(record: Record) -> int | None:
     """Returns how often the datasets' files were opened, if that is about a whole number; None if not.
 
     Opens are asked first, as a loader counts its epochs over validation data, too.
     """
-    files = [dataset["files"] for dataset in record["datasets"]]
-    opens = record["coverage"]["opens"]
-    if not opens or not files or None in files or not sum(files):
+    known = [dataset.files for dataset in record.datasets if dataset.files is not None]
+    opens, files = record.coverage.opens, sum(known)
+    if not opens or not files or len(known) < len(record.datasets):
         return None
-    times = opens / sum(files)
+    times = opens / files
     return round(times) if times >= 0.9 and abs(times - round(times)) < 0.1 * times else None
 
 
-def _epoch_compute_s(split: Mapping[str, Any], epochs: int | None) -> float | None:
-    if not epochs or split["compute_s"] is None:
+def _epoch_compute_s(split: TimeSplit, epochs: int | None) -> float | None:
+    if not epochs or split.compute_s is None:
         return None
-    return float((split["compute_s"] + (split["preprocess_s"] or 0.0)) / epochs)
+    return (split.compute_s + (split.preprocess_s or 0.0)) / epochs

@@ -12,15 +12,34 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hpcstage.record.parts.part import RunPart
+    from hpcstage.record.schema import Record
 
 NAME = "runs.jsonl"
 KEPT = 1000
 """The index is cut to this many last lines when it has more than twice as many."""
+LOCKED_S = 2.0
+"""Others hold the lock for milliseconds: where it stays taken for this long, locks do not work on the file system."""
+RETRY_S = 0.01
+
+
+@dataclass(frozen=True)
+class IndexLine:
+    """One run of the index."""
+
+    run_id: str
+    run_dir: str
+    command: Sequence[str]
+    cwd: str
+    roots: Sequence[str]
+    started_utc: str
+    exit_code: int | None = None
+    mode: str | None = None
 
 
 def state_dir(env: Mapping[str, str]) -> Path:
@@ -37,21 +56,14 @@ def path_of(env: Mapping[str, str]) -> Path:
 def begin(part: RunPart, run_dir: Path, env: Mapping[str, str] = os.environ) -> None:
     """Appends a run that has just started, so that its report can be found even if it is killed. Never fails."""
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(part.started_unix_s))
-    run = {"id": part.run_id, "command": part.command, "cwd": part.cwd, "started_utc": started}
-    datasets = [{"root": root} for root in part.roots]
-    add({"run": {**run, "exit_code": None, "mode": None}, "datasets": datasets}, run_dir, env)
+    _append(IndexLine(part.run_id, os.path.abspath(run_dir), part.command, part.cwd, part.roots, started), env)
 
 
-def add(record: Mapping[str, Any], run_dir: Path, env: Mapping[str, str] = os.environ) -> None:
+def add(record: Record, run_dir: Path, env: Mapping[str, str] = os.environ) -> None:
     """Appends a run that has ended. Never fails."""
-    with contextlib.suppress(OSError):
-        path = path_of(env)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path) as locked:
-            with path.open("ab") as file:
-                file.write(json.dumps(_line(record, run_dir)).encode() + b"\n")
-            if locked:
-                _compact(path)
+    run, roots = record.run, [dataset.root for dataset in record.datasets]
+    path = os.path.abspath(run_dir)
+    _append(IndexLine(run.id, path, run.command, run.cwd, roots, run.started_utc, run.exit_code, run.mode), env)
 
 
 def last(env: Mapping[str, str] = os.environ) -> Path | None:
@@ -61,44 +73,51 @@ def last(env: Mapping[str, str] = os.environ) -> Path | None:
 
 def known(env: Mapping[str, str] = os.environ) -> Iterator[Path]:
     """Yields the run directories of the index that still exist, the last first."""
-    return (_run_dir(entry) for entry in _newest(env) if _run_dir(entry).is_dir())
+    return (path for line in _newest(env) if (path := Path(line["run_dir"])).is_dir())
 
 
 def find(command: Sequence[str] | None, roots: Sequence[str], env: Mapping[str, str] = os.environ) -> Path | None:
     """Returns the run directory of the last successful run of this command (None: any) on these datasets."""
-    for entry in _newest(env):
-        if command is not None and entry.get("command") != list(command):
+    for line in _newest(env):
+        if command is not None and line.get("command") != list(command):
             continue
-        fits = sorted(entry.get("roots") or []) == sorted(roots) and entry.get("exit_code") == 0
-        if fits and _run_dir(entry).is_dir():
-            return _run_dir(entry)
+        fits = sorted(line.get("roots") or []) == sorted(roots) and line.get("exit_code") == 0
+        if fits and (path := Path(line["run_dir"])).is_dir():
+            return path
     return None
 
 
-def _line(record: Mapping[str, Any], run_dir: Path) -> dict[str, Any]:
-    run = record["run"]
-    return {
-        "run_id": run["id"],
-        "run_dir": os.path.abspath(run_dir),
-        "command": run["command"],
-        "cwd": run["cwd"],
-        "roots": [dataset["root"] for dataset in record["datasets"]],
-        "started_utc": run["started_utc"],
-        "exit_code": run["exit_code"],
-        "mode": run["mode"],
-    }
+def _append(line: IndexLine, env: Mapping[str, str]) -> None:
+    with contextlib.suppress(OSError):
+        path = path_of(env)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path) as locked:
+            with path.open("ab") as file:
+                file.write(json.dumps(asdict(line)).encode() + b"\n")
+            if locked:
+                _compact(path)
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[bool]:
-    """Yields whether the lock was free. Without it the caller only appends, as a line of one write stays whole."""
+    """Yields whether the lock was got. Without it the caller only appends, as a line of one write stays whole; a line
+    that is appended while another process compacts the file is lost."""
     with path.with_suffix(".lock").open("ab") as lock:
+        yield _lock(lock.fileno())
+
+
+def _lock(fd: int) -> bool:
+    end = time.monotonic() + LOCKED_S
+    while time.monotonic() < end:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(RETRY_S)
         except OSError:
-            yield False
+            return False
         else:
-            yield True
+            return True
+    return False
 
 
 def _compact(path: Path) -> None:
@@ -111,6 +130,7 @@ def _compact(path: Path) -> None:
 
 
 def _newest(env: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Yields the lines that can be read as data, the last first: earlier versions may have written other keys."""
     try:
         lines = path_of(env).read_bytes().splitlines()
     except OSError:
@@ -120,7 +140,3 @@ def _newest(env: Mapping[str, str]) -> Iterator[dict[str, Any]]:
             entry = json.loads(line)
             if isinstance(entry, dict) and isinstance(entry.get("run_dir"), str):
                 yield entry
-
-
-def _run_dir(entry: Mapping[str, Any]) -> Path:
-    return Path(entry["run_dir"])

@@ -1,0 +1,189 @@
+"""Turns frozen dataclasses into plain data for JSON and back, and describes them by a JSON schema.
+
+A dataclass is an object with a key for each field, in their order; a tuple is an array, an enumeration its value. A key
+that is missing gets the field's default, and a key without a field is dropped, so that older and newer versions read
+each other's data. Values are not checked, only the form.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from enum import Enum
+from functools import cache, partial
+from itertools import pairwise
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+Form = TypeVar("Form")
+LEFT_OUT = {"in JSON": "left out where None"}
+"""The metadata of a field whose key is left out where its value is None."""
+EMPTY = {"in JSON": "empty where None"}
+"""The metadata of a field whose value None is the empty object in JSON."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Says in an annotation which values the schema allows."""
+
+    minimum: float | None = None
+    maximum: float | None = None
+    pattern: str | None = None
+    enum: tuple[str | None, ...] | None = None
+    required: tuple[str, ...] | None = None
+
+
+Count = Annotated[int, Limits(minimum=0)]
+Seconds = Annotated[float, Limits(minimum=0)]
+Share = Annotated[float, Limits(minimum=0, maximum=1)]
+NotNegative = Annotated[float, Limits(minimum=0)]
+
+
+# ---- writing and reading ----
+
+
+def plain(value: Any) -> Any:  # noqa: ANN401  any value of a field
+    """Returns the value as data for json.dump; a dataclass with a `to_json` writes itself."""
+    if is_dataclass(value):
+        return value.to_json() if hasattr(value, "to_json") else written(value)
+    if isinstance(value, dict):
+        return {key: plain(member) for key, member in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(member) for member in value]
+    return value.value if isinstance(value, Enum) else value
+
+
+def written(value: Any) -> dict[str, Any]:  # noqa: ANN401  any dataclass
+    """Returns the object with all its fields, for the dataclass's own `to_json`."""
+    found = {}
+    for part in fields(value):
+        member = getattr(value, part.name)
+        if member is not None:
+            found[part.name] = plain(member)
+        elif part.metadata != LEFT_OUT:
+            found[part.name] = {} if part.metadata == EMPTY else None
+    return found
+
+
+def read(form: type[Form], data: Any) -> Form:  # noqa: ANN401  any JSON value
+    """Returns an object of this dataclass. Raises ValueError if the data have another form."""
+    values = _checked(data, dict, form.__name__)
+    found = {}
+    for part, member in _readers(cast("Any", form)):
+        if part.name in values:
+            given = values[part.name]
+            found[part.name] = None if given == {} and part.metadata == EMPTY else member(given)
+        elif part.default is MISSING and part.default_factory is MISSING:
+            raise ValueError(f"{form.__name__} has no {part.name}")
+    return form(**found)
+
+
+@cache
+def _readers(form: Any) -> Sequence[tuple[Field[Any], Callable[[Any], Any]]]:  # noqa: ANN401  a dataclass
+    hints = get_type_hints(form)
+    return [(part, _reader(hints[part.name])) for part in fields(form)]
+
+
+def _reader(hint: Any) -> Callable[[Any], Any]:  # noqa: ANN401  any annotation
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return partial(_optional, _reader(inner[0]))
+    if origin is tuple:
+        return partial(_array, _reader(inner[0]) if inner[-1] is Ellipsis else None)
+    if origin is dict:
+        return partial(_table, inner[0], _reader(inner[1]))
+    if is_dataclass(hint):
+        return partial(read, cast("type[Any]", hint))
+    return hint if isinstance(hint, type) and issubclass(hint, Enum) else lambda value: value
+
+
+def _optional(member: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401
+    return None if value is None else member(value)
+
+
+def _array(member: Callable[[Any], Any] | None, value: Any) -> tuple[Any, ...]:  # noqa: ANN401
+    return tuple(map(member, _checked(value, list)) if member else _checked(value, list))
+
+
+def _table(key: Callable[[str], Any], member: Callable[[Any], Any], value: Any) -> dict[Any, Any]:  # noqa: ANN401
+    return {key(name): member(one) for name, one in _checked(value, dict).items()}
+
+
+def _checked(value: Any, kind: type[Any], name: str = "a table") -> Any:  # noqa: ANN401
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} is no {kind.__name__}: {value!r:.60}")  # noqa: TRY004  the form of data, not of code
+    return value
+
+
+# ---- the schema ----
+
+TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
+
+
+def schema(form: type[Any]) -> dict[str, Any]:
+    """Returns the JSON schema of a dataclass. Docstrings of classes and attributes are its descriptions."""
+    hints = get_type_hints(form, include_extras=True)
+    about = _documented(form.__module__).get(form.__name__, {})
+    found: dict[str, Any] = {"type": "object"}
+    required = [part.name for part in fields(form) if part.default is MISSING and part.default_factory is MISSING]
+    properties = {}
+    for part in fields(form):
+        described = dict(_described(hints[part.name]))
+        if part.metadata == EMPTY:
+            described |= {"type": "object", "required": []}
+        if text := about.get(part.name):
+            described["description"] = text
+        properties[part.name] = described
+    told = {"description": " ".join((form.__doc__ or "").split()), "required": required, "properties": properties}
+    return found | {key: value for key, value in told.items() if value}
+
+
+def _described(hint: Any) -> dict[str, Any]:  # noqa: ANN401  any annotation
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        limits = {key: value for key, value in vars(inner[1]).items() if value is not None}
+        whole = {key: list(value) if isinstance(value, tuple) else value for key, value in limits.items()}
+        return whole if "enum" in whole else _described(inner[0]) | whole
+    if origin in (Union, UnionType):
+        return _or_null(_described(inner[0]))
+    if origin is tuple and inner[-1] is not Ellipsis:
+        return {
+            "type": "array",
+            "minItems": len(inner),
+            "maxItems": len(inner),
+            "prefixItems": [_described(one) for one in inner],
+        }
+    if origin is tuple:
+        return {"type": "array", "items": _described(inner[0])}
+    if origin is dict:
+        member = _described(inner[1])
+        return {"type": "object"} | ({"additionalProperties": member} if member else {})
+    if origin is Literal:
+        return {"enum": list(inner)}
+    if is_dataclass(hint):
+        return schema(hint)  # type: ignore[arg-type]
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return {"enum": [member.value for member in hint]}
+    return {"type": TYPES[hint]} if hint in TYPES else {}
+
+
+def _or_null(described: Mapping[str, Any]) -> dict[str, Any]:
+    if "enum" in described:
+        return {**described, "enum": [*described["enum"], None]}
+    return {**described, "type": [described["type"], "null"]}
+
+
+@cache
+def _documented(module: str) -> dict[str, dict[str, str]]:
+    """Returns the docstrings of the attributes of each class of a module."""
+    found: dict[str, dict[str, str]] = {}
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    for form in (node for node in tree.body if isinstance(node, ast.ClassDef)):
+        for one, after in pairwise(form.body):
+            match one, after:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found.setdefault(form.name, {})[name] = " ".join(text.split())
+    return found

@@ -1,0 +1,567 @@
+"""Defines the record, the one machine-readable result of a run, as frozen dataclasses, and writes its JSON schema:
+
+    python -m hpcstage.record.schema > hpcstage/record/schema.json
+
+This module owns the names, the types and the meaning of the record's keys: docstrings of classes and attributes are the
+schema's descriptions. A key that a record of an earlier version may lack has a default. `jsonform` says how objects
+become JSON, and `record.compose` fills them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Annotated, Any, Literal
+
+from hpcstage.problem import Problem
+from hpcstage.record import jsonform
+from hpcstage.record.jsonform import EMPTY, Count, Limits, NotNegative, Seconds, Share
+from hpcstage.record.parts.part import (
+    BudgetPart,
+    DatasetPart,
+    ErrorPart,
+    GroupPart,
+    IndexTable,
+    MissedProcess,
+    NodeTotals,
+    OrderLead,
+)
+from hpcstage.record.parts.roster import State
+
+VERSION = "1.2"
+TITLE = "The record of a run of hpcstage"
+Mode = Annotated[str, Limits(enum=("runtime", "upfront", "direct"))]
+Placement = Annotated[str, Limits(enum=("private", "replicate", "partition"))]
+RunState = Literal["ended", "running", "unclear", "lost", "aside", "not started"]
+Column = tuple[float | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSection:
+    """The run and its command."""
+
+    id: str
+    command: tuple[str, ...]
+    cwd: str
+    run_dir: str | None
+    host: str
+    mode: Mode | None
+    mode_asked: str
+    mode_why: str | None
+    state: RunState
+    """ended: the end of the command was seen; running: it still runs; unclear: it runs on another host, or was killed a
+    moment ago; lost: hpcstage stopped before it; aside: nothing could be staged, the command ran without hpcstage; not
+    started: the command did not start."""
+    started_utc: str
+    started_unix_s: float
+    child_started_s: Seconds | None
+    child_ended_s: Seconds | None
+    ended_s: Seconds | None
+    exit_code: int | None
+    signal: int | None
+    child_cpu_s: Seconds | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentSection:
+    """Where the run took place."""
+
+    version: str
+    python: str = ""
+    kernel: str = ""
+    scheduler: str
+    job_id: str | None
+    nodes: tuple[str, ...]
+    local_dir: str | None
+    local_dir_why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingRow:
+    """A setting, its value, and where the value was set."""
+
+    key: str
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiskSpeed:
+    """How fast the local disk was. Empty where nothing was measured."""
+
+    write_s: float
+    """Time of transfers in writes to the local disk."""
+    write_share: float
+    """The share of all their time that these writes took."""
+    read_bytes_per_s: float | None
+    """The rate of one reader of staged copies."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessRow:
+    """One attached process, or several that have ended (pid 0)."""
+
+    pid: int
+    parent_pid: int
+    layer: str
+    python: str
+    opens: Count | None
+    swapped: Count | None
+    loader_steps: Count | None
+    loader_wait_s: Seconds | None
+    loader_epochs: Count | None
+    loader_workers: Count | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeRow:
+    """One node of the job."""
+
+    host: str
+    """The name of the node; with its index where several nodes share a host."""
+    index: Count | None = None
+    """The node's index in the job; node 0 scans."""
+    state: State = State.OK
+    """died: its daemon ended before the job did; missing: none ever reported."""
+    why: str | None = None
+    """Why the node died or is missing, as far as anybody said."""
+    slow: tuple[str, ...] = ()
+    """The figures in which it is slower than the median of the other nodes; empty with one node."""
+    behind_s: float | None = None
+    """The time that its program waited for files, less that of the other nodes' programs at the median."""
+    complete: bool
+    started_s: float | None
+    """When its daemon started, by the node's clock, less clock_moved_s."""
+    clock_moved_s: float = 0.0
+    """The seconds that were added to this node's times, as they lay outside of the run: its clock is wrong. Errors of
+    less than 10 s are not seen."""
+    ended_s: float | None
+    scan_s: Seconds | None
+    staged_s: float | None
+    staged_files: Count | None = None
+    """Files in its store at the end, from wherever."""
+    staged_bytes: Count | None = None
+    placement: Placement | None = None
+    """The placement that it followed: private where it was not in the group."""
+    placement_why: str = ""
+    group: GroupPart | None = field(default=None, metadata=EMPTY)
+    source_bytes: Count | None = None
+    """Bytes read at the source by its copiers and its program."""
+    peer_bytes: Count | None = None
+    """Bytes received from other nodes."""
+    sent_bytes: Count | None = None
+    """Bytes sent to other nodes."""
+    local_bytes: Count | None = None
+    """Bytes read by its program from staged copies."""
+    direct_bytes: Count | None = None
+    """Bytes read by its program at the source."""
+    copied_files: Count | None = None
+    """Files read from the source by its copiers."""
+    peer_files: Count | None = None
+    """Files received from other nodes."""
+    opens: Count | None = None
+    """Opens by its program, below the datasets."""
+    swapped: Count | None = None
+    wait_source_s: Seconds | None = None
+    """The mean of its training processes: as in time_split, but of this node alone."""
+    wait_local_s: Seconds | None = None
+    relative_pace: NotNegative | None = None
+    """Its speed of the source divided by the median of the other nodes' at the same moment; the median over the run."""
+    disk: DiskSpeed | None = field(default=None, metadata=EMPTY)
+    totals: NodeTotals
+    budget: BudgetPart | None = field(default=None, metadata=EMPTY)
+    pressure: dict[str, float]
+    """The kernel's pressure figures over the run, in seconds."""
+    errors: tuple[ErrorPart, ...]
+    processes: tuple[ProcessRow, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupSection:
+    """The nodes as a group. Null where the job has one node."""
+
+    nodes: Count
+    """The number of nodes that the job has."""
+    reported: Count
+    """The number of nodes that reported a figure: all sums are over these."""
+    missing: tuple[str, ...]
+    """The first of the nodes whose daemon never came up."""
+    missing_count: Count
+    died: tuple[str, ...]
+    """The first of the nodes whose daemon ended early."""
+    died_count: Count
+    placement: Placement | None
+    """The placement that most nodes followed."""
+    placement_why: str | None = None
+    generations: Count
+    """How often the group was started."""
+    size: Count
+    """Nodes in the last group, as its largest member saw it."""
+    alone: tuple[str, ...] = ()
+    """The first of the nodes that staged without the group."""
+    alone_count: Count = 0
+    why: str | None = None
+    """Why nodes staged alone, or why the last group ended."""
+    source_times: NotNegative | None
+    """totals.source_bytes divided by the size of the datasets: 1 where each byte left the source once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTotals:
+    """Sums over the nodes that reported: bytes that two nodes read from the source count twice. Null where one of them
+    does not know. Programs on nodes without a daemon are not counted."""
+
+    source_bytes: Count | None
+    """Bytes read at the source: by copiers and by the program. Null if a process that read there did not measure it."""
+    source_files: Count | None
+    """Files that the copiers read whole."""
+    source_ops: Count | None
+    """Opens, listings and stats issued at the source."""
+    source_opens: Count | None
+    measuring_opens: Count | None
+    """Files that the daemons opened once more, and did not read, to measure what an open costs. Counted in
+    source_opens, not in copied_opens."""
+    source_reads: Count | None
+    peer_bytes: Count | None
+    """Bytes of staged files that nodes received from other nodes. Null: nodes did not share."""
+    peer_files: Count | None = None
+    """Files that nodes received from other nodes."""
+    sent_bytes: Count | None = None
+    """Bytes sent to other nodes: peer_bytes, and what nodes that died had received."""
+    sent_files: Count | None = None
+    local_bytes: Count | None
+    """Bytes that the program read from staged copies."""
+    local_reads: Count | None
+    wanted: Count | None
+    """Opens that asked the daemon for a file that was not staged yet."""
+    want_ready: Count | None
+    want_direct: Count | None
+    hit_opens: Count | None
+    """Opens that found their staged copy at once."""
+    ready_opens: Count | None
+    """Opens that got it after asking."""
+    failed: Count | None
+    void: Count | None
+    refused: Count | None
+    copy_busy_s: Seconds | None
+    """Time with a transfer in flight: of the node that had most, not the sum."""
+    copied_bytes: Count | None
+    copied_files: Count | None
+    copied_opens: Count | None
+    copied_reads: Count | None
+    source_listings: Count | None
+    source_stats: Count | None
+    direct_opens: Count | None
+    """Opens of the program that went to the source, whatever the reason."""
+    direct_stats: Count | None
+    direct_bytes: Count | None
+    direct_reads: Count | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slowest:
+    """The node whose program waited longest, as a job goes on when its slowest process does. Null with one node."""
+
+    host: str
+    wait_source_s: Seconds | None
+    wait_local_s: Seconds | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeSplit:
+    """The division of the wall time. Of several training processes, on one node or on many, it is the mean; nothing is
+    summed over nodes, as a second in which all wait is one second of the job."""
+
+    wall_s: Seconds | None
+    """From the start of the command to its end. compute_s + wait_source_s + wait_local_s + preprocess_s + other_s =
+    wall_s; a null part is contained in other_s."""
+    compute_s: Seconds | None
+    wait_source_s: Seconds | None
+    wait_local_s: Seconds | None
+    preprocess_s: Seconds | None
+    """Waits of the loader that reading does not explain: decoding, collating. The least it can have been."""
+    other_s: Seconds | None
+    hidden_s: Seconds | None
+    """Time with copies in flight while the command ran and did not wait for the source. It overlaps the other parts.
+    With several nodes it is the mean."""
+    before_s: Seconds | None
+    """From the start of hpcstage to that of the command: the staging, in mode upfront."""
+    slowest: Slowest | None = None
+    method: str
+    unmeasured: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerCoverage:
+    """The opens of the processes with one kind of shim."""
+
+    processes: Count
+    opens: Count | None
+    swapped: Count | None
+    share: Share | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatCounts:
+    """Stats of files below the datasets, by where they were answered."""
+
+    local: Count
+    source: Count
+
+
+REASONS = ("unknown", "later", "full", "failed", "void", "scanning", "timeout", "no_daemon", "settled", "local_error")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coverage:
+    """Which opens below the datasets were swapped, and why the others were not."""
+
+    opens: Count | None
+    """Opens for reading of files below the datasets that succeeded."""
+    swapped: Count | None
+    """The opens that got the staged copy."""
+    failed_opens: Count | None
+    write_opens: Count | None
+    dropped: Count | None
+    processes_attached: Count | None
+    processes_missed: Count | None
+    processes_uncounted: Count | None
+    errors: Count | None
+    share: Share | None
+    by_layer: dict[str, LayerCoverage]
+    reasons: Annotated[dict[str, Count], Limits(required=REASONS)]
+    """Opens that were not swapped, by the reason."""
+    stats: StatCounts | None
+    unseen_bytes: Count | None
+    """At most so much was read by processes of the command that hpcstage did not see, from files of any kind, by the
+    kernel's counters; 0: no more than starting processes takes; null: not known."""
+    missed_examples: tuple[MissedProcess, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedPeriod:
+    """A period in which the source fell. With several nodes, more than half of those that read then fell at once, so it
+    is the shared file system; with one node its own link looks the same."""
+
+    start_s: float
+    end_s: float
+    loss: Share
+    """1 - mean bandwidth in the period / best bandwidth."""
+    hosts: tuple[str, ...] = ()
+    """The first of the nodes that fell."""
+    nodes: Count = 1
+    """The number of nodes that fell."""
+    nodes_observed: Count = 1
+    """The number of nodes that read the source then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnPeriod:
+    """A period in which one node fell behind the median of the others, who did not: its link, or its load."""
+
+    start_s: float
+    end_s: float
+    loss: NotNegative
+    """1 - its speed / the speed that it has otherwise, both relative to the other nodes'."""
+    host: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Percentiles:
+    """Percentiles of a latency in milliseconds."""
+
+    p50: NotNegative | None
+    p95: NotNegative | None
+    p99: NotNegative | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latency(Percentiles):
+    """Latencies of operations at the source; the plain keys are those of open."""
+
+    open: Percentiles
+    read: Percentiles
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contention:
+    """How far, and for how long, the source fell below its own best."""
+
+    best_bytes_per_s: NotNegative | None
+    """The rate of the source at its best: to all nodes together."""
+    typical_bytes_per_s: NotNegative | None
+    """The rate at the median, to all nodes together."""
+    periods: tuple[SharedPeriod, ...]
+    own_periods: tuple[OwnPeriod, ...] | None = None
+    """The periods of single nodes, those that cost most first. Null: there was no other node to compare with."""
+    own_periods_hidden: Count = 0
+    """The number of further ones."""
+    verdict: Literal["periods", "none", "unknown"] | None = None
+    """periods: slow periods were found. none: at no time was the mean over a second as low as in one. unknown: neither
+    can be said. With several nodes it is about all together. Since 1.2."""
+    observed_s: Seconds | None
+    measured_on: Literal["copies", "reads"] | None
+    method: str
+    latency_ms: Latency
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderSection:
+    """Where the access order came from, how well the program kept to it, and how far ahead of it the copies were."""
+
+    provenance: str | None
+    """The origin of the order that copies followed last: sampler, given, trace, manifest."""
+    planned: str | None
+    """The origin of the order with which copying began."""
+    ids: Count | None = None
+    followed: bool | None
+    """False: another order was asked for by name, so announcements of samplers were only counted."""
+    trace_used: str | None
+    """The run whose trace this run knew."""
+    trace_unused_why: str | None
+    """Why there was none."""
+    trace_written: bool | None
+    """Whether the run left a trace for the next."""
+    trace_why: str | None
+    """Why not."""
+    announcements: Count | None
+    """Epochs that samplers announced."""
+    announced_files: Count | None
+    """Files in them."""
+    announced_opens: Count | None
+    """Opens of them that were seen; kept_share is a share of these."""
+    unknown_samples: Count | None
+    """Announced samples whose files were not known then."""
+    opened_files: Count | None
+    """Different files that were seen to be opened."""
+    lost_bytes: Count | None
+    """Bytes of the log of opens that were overwritten before they were read."""
+    kept_share: Share | None
+    """The share of the opens of announced files, as far as they were seen, that came in the announced order. Null:
+    nothing was announced."""
+    near_share: Share | None
+    """As kept_share, with opens that came up to 64 files later than announced."""
+    lead: OrderLead | None
+    tables: tuple[IndexTable, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Seconds saved (negative: lost), the formula from which they follow, and its inputs."""
+
+    saved_s: float | None
+    formula: str
+    inputs: dict[str, Any]
+    reason: str | None
+    """Why there is no estimate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Savings:
+    """Estimates of what staging saved. With several nodes: opens, readers and bandwidth of all nodes; staging until the
+    last node had its files; waits of the node that waited longest."""
+
+    vs_direct_s: float | None
+    vs_upfront_s: float | None
+    estimate: Literal[True]
+    method: str
+    vs_direct: Estimate
+    vs_upfront: Estimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencySeries:
+    """Mean latencies at the source over time, in columns of equal length."""
+
+    start_s: Column = ()
+    open_ms: Column = ()
+    copy_read_ms: Column = ()
+    direct_read_ms: Column = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """The run over time, in columns of equal length. With several nodes the sums over all of them, on one axis."""
+
+    interval_s: Seconds | None
+    start_s: Column
+    source_bytes_per_s: Column
+    copied_bytes_per_s: Column
+    direct_bytes_per_s: Column
+    peer_bytes_per_s: Column = ()
+    hit_opens_per_s: Column
+    wants_per_s: Column
+    queued_files: Column
+    store_bytes: Column
+    busy: Column
+    latency: LatencySeries
+
+
+class Severity(Enum):
+    """How much a note matters, worst first."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+
+@dataclass(frozen=True)
+class Note:
+    """One thing that the user should know, and what to do about it."""
+
+    id: str
+    severity: Severity
+    text: str
+    remedy: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """Bytes and seconds carry their unit in the key. Unknown is null, never 0. Times count from the start of the run.
+    Within version 1 keys are only added. With several nodes, sums are over the nodes that reported (group.reported of
+    group.nodes), means over their training processes; keys added for several nodes are null, empty or absent with
+    one."""
+
+    schema_version: Annotated[str, Limits(pattern=r"^1\.[0-9]+$")]
+    generator: str
+    complete: bool
+    """False: a node or the end of the command is missing; see problems."""
+    problems: tuple[Problem, ...]
+    run: RunSection
+    environment: EnvironmentSection
+    config: tuple[SettingRow, ...]
+    datasets: tuple[DatasetPart, ...]
+    nodes: tuple[NodeRow, ...]
+    """The nodes by index; those of which nothing was heard come last."""
+    group: GroupSection | None = None
+    totals: RunTotals
+    time_split: TimeSplit
+    coverage: Coverage
+    contention: Contention
+    order: OrderSection
+    savings: Savings
+    forecast: dict[str, Any] | None
+    """The plan's forecast of each mode, where one was made."""
+    series: Series
+    notes: tuple[Note, ...]
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Record:
+        """Reads a record of any 1.x version. Raises ValueError if the data are no record."""
+        return jsonform.read(cls, data)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain data for json.dump."""
+        return jsonform.written(self)
+
+
+def json_schema() -> dict[str, Any]:
+    """Returns the JSON schema of the record."""
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"hpcstage-record-{VERSION}"}
+    return {**head, "title": TITLE, **jsonform.schema(Record)}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(json_schema(), indent=1) + "\n")

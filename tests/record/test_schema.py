@@ -1,0 +1,105 @@
+"""The record's form: its schema is made from its dataclasses, and records of other versions are read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from manycases import job, run
+from recordcases import announced, composed, node_part, run_part
+
+import hpcstage.record
+from hpcstage.record.jsonform import read
+from hpcstage.record.parts.part import DatasetPart, NodeTotals
+from hpcstage.record.parts.roster import State
+from hpcstage.record.schema import VERSION, NodeRow, Record, json_schema
+
+FILE = Path(hpcstage.record.__file__).parent / "schema.json"
+
+
+def test_the_shipped_schema_is_that_of_the_dataclasses() -> None:
+    """`python -m hpcstage.record.schema > hpcstage/record/schema.json` writes it."""
+    assert FILE.read_text(encoding="utf-8") == json.dumps(json_schema(), indent=1) + "\n"
+    assert json_schema()["$id"].endswith(VERSION)
+
+
+RECORDS = {
+    "one node": lambda: composed(run_part(), [node_part(order=announced(), errors=[{"path": "p", "error": "e"}])]),
+    "no node": lambda: composed(run_part(), []),
+    "nodes": lambda: composed(run(4), [*job(3, 40)]),
+}
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_reading_and_writing_changes_nothing(kind: str) -> None:
+    record = json.loads(json.dumps(RECORDS[kind]()))
+    assert json.dumps(Record.from_json(record).to_json()) == json.dumps(record)
+
+
+def test_no_part_of_a_record_can_be_changed() -> None:
+    frozen = Record.from_json(RECORDS["nodes"]())
+    found: list[Any] = [frozen]
+    while found:
+        value = found.pop()
+        if isinstance(value, tuple):
+            found += value
+        elif is_dataclass(value) and not isinstance(value, DatasetPart):
+            assert value.__dataclass_params__.frozen  # type: ignore[attr-defined]
+            found += [getattr(value, part.name) for part in fields(value)]
+        assert not isinstance(value, list)
+
+
+def test_a_record_of_an_earlier_version_is_read() -> None:
+    """Version 1.0 knew one node, and no verdict."""
+    record = json.loads(json.dumps(RECORDS["one node"]())) | {"schema_version": "1.0"}
+    del record["group"]
+    del record["contention"]["verdict"], record["contention"]["own_periods"], record["series"]["peer_bytes_per_s"]
+    kept = [
+        "host",
+        "complete",
+        "started_s",
+        "ended_s",
+        "scan_s",
+        "staged_s",
+        "totals",
+        "budget",
+        "pressure",
+        "errors",
+        "processes",
+    ]
+    record["nodes"] = [{key: row[key] for key in kept} for row in record["nodes"]]
+    jsonschema.validate(record, json_schema())
+    found = Record.from_json(record)
+    assert found.group is None
+    assert found.contention.verdict is None
+    assert (found.nodes[0].state, found.nodes[0].slow, found.nodes[0].group) == (State.OK, (), None)
+
+
+def test_what_a_later_version_adds_is_dropped() -> None:
+    record = RECORDS["one node"]()
+    assert Record.from_json({**record, "new": 1, "run": {**record["run"], "new": {}}}).to_json() == record
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"notes": None}, "a table is no list: None"),
+        ({"totals": []}, r"RunTotals is no dict: \[\]"),
+        ({"run": {}}, "RunSection has no id"),
+        ({"notes": [{"id": "x", "severity": "great", "text": "", "remedy": ""}]}, "'great' is not a valid Severity"),
+    ],
+)
+def test_another_form_is_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Record.from_json(RECORDS["one node"]() | change)
+
+
+def test_what_is_unknown_is_left_out_or_empty_where_it_always_was() -> None:
+    row = composed(run(2), [])["nodes"][0]
+    assert (row["totals"], row["budget"], row["disk"], row["group"]) == ({}, {}, {}, {})
+    assert read(NodeRow, row).budget is None
+    assert read(NodeTotals, {"failed": 0}) == NodeTotals(failed=0)
