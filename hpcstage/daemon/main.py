@@ -22,7 +22,7 @@ from hpcstage.daemon.copying.copier import CopierSettings
 from hpcstage.daemon.copying.engine import Busy
 from hpcstage.daemon.copying.pool import Pool
 from hpcstage.daemon.preparing import DIRECT_MODE, PLAN_HELPER
-from hpcstage.daemon.process import bytecode, signals
+from hpcstage.daemon.process import signals
 from hpcstage.daemon.process.descriptors import Descriptors
 from hpcstage.daemon.process.events import Events
 from hpcstage.daemon.process.helpers import Helpers
@@ -40,7 +40,6 @@ from hpcstage.daemon.staging import Staging
 from hpcstage.daemon.telemetry import Reading, Sampler
 from hpcstage.errors import HpcstageError
 from hpcstage.node import directory as node_directory
-from hpcstage.node import shimdir
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.shim import END, LANDED, Answer, Kind, Layer, Reason, State
@@ -134,7 +133,6 @@ class Daemon:
         self.selector.register(out, selectors.EVENT_READ, lambda: self._signals(os.read(out, 64)))
         self._sweep_leftovers()
         self.staging.start()
-        self._compile_shim()
         while not self._ending:
             self._watch()
             for key, _ in self.selector.select(self._timeout()):
@@ -246,11 +244,6 @@ class Daemon:
         paths = [Path(path) for path in self.spec.leftovers]
         if paths:
             self.helpers.start(_SWEEP, lambda: _remove_all(paths), lambda _: None)
-
-    def _compile_shim(self) -> None:
-        shim = self.node_dir / nodedir.SHIM
-        if names := bytecode.missing(shim):
-            self.helpers.start(bytecode.HELPER, lambda: bytecode.fill(shim, names, shimdir.modules()), lambda _: None)
 
     # ---- signals
 
