@@ -27,13 +27,13 @@ def report(run: Path | None, as_json: bool, nodes: bool, no_color: bool) -> int:
     """
     from hpcstage import inherited
     from hpcstage.record import files, lookup
-    from hpcstage.report.terminal.show import look, shown
+    from hpcstage.report.canvas import Canvas
+    from hpcstage.report.terminal.page import render
 
     cwd = inherited.directory()
     path = lookup.named_run(run, os.environ, cwd) if run else lookup.last_run(os.environ, cwd)
     if as_json:
         click.echo(json.dumps(files.load_run_plain(path), indent=1))
         return 0
-    style = look(os.environ, no_color=no_color)
-    click.echo(shown(files.load_run(path).to_json(), style, every_node=nodes), color=True)
+    click.echo(render(files.load_run(path), Canvas.of_stdout(no_color=no_color), every_node=nodes), color=True)
     return 0

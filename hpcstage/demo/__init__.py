@@ -179,11 +179,12 @@ def _run(mode: str, storage: Storage, work: Path, local: Path) -> dict[str, Any]
 
 
 def _show(records: list[dict[str, Any]], weights: list[Path], say: Say) -> int:
+    from hpcstage.record.schema import Record
+    from hpcstage.report.canvas import Canvas
     from hpcstage.report.terminal.sidebyside import side_by_side
 
     say("")
-    for line in side_by_side(records).splitlines():
-        say(line)
+    say(side_by_side([Record.from_json(record) for record in records], Canvas.of_stdout(no_color=True)))
     same = len({path.read_bytes() for path in weights}) == 1
     outputs = {path.with_name("output").read_bytes() for path in weights}
     say("")

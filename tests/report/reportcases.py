@@ -17,6 +17,9 @@ from recordcases import composed as compose
 
 from hpcstage.problem import Problem
 from hpcstage.record.parts.part import DatasetPart, ProcessPart
+from hpcstage.record.schema import Record
+from hpcstage.report.canvas import Canvas
+from hpcstage.report.terminal.page import render
 
 HOSTILE = "/data/\x1b[31mred\x07\n\r\t\udcff\u202eevil 漢字漢字 " + "x" * 300
 
@@ -116,3 +119,8 @@ CASES = {
     "everything at once": everything_at_once,
     "hostile nodes": hostile_nodes,
 }
+
+
+def shown(data: dict[str, Any], width: int = 80, *, color: bool = False, unicode: bool = True) -> str:
+    """The report of a record."""
+    return render(Record.from_json(data), Canvas(width, color=color, unicode=unicode))

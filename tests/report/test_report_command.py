@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import pty
+import re
 import shutil
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
 from reportcases import CASES
+from rich.cells import cell_len
 
 from hpcstage.record import files, index
 from hpcstage.record.schema import Record
@@ -139,6 +146,35 @@ def test_bad_files_give_one_line_and_1(tmp_path: Path, run_dir: Path, content: b
     assert failed.stdout == b""
     assert failed.stderr.count(b"\n") == 1
     assert b"run.json" in failed.stderr
+
+
+def on_terminal(tmp_path: Path, run_dir: Path, columns: int, *options: str, **env: str) -> str:
+    """What a terminal of this width gets."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    state = {"XDG_STATE_HOME": str(tmp_path / "state"), "PYTHONPATH": str(REPO), "TERM": "xterm"}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("HPCSTAGE", "XDG_", "NO_COLOR", "COLUMNS"))}
+    command = [sys.executable, "-m", "hpcstage", "report", str(run_dir), *options]
+    got = b""
+    with subprocess.Popen(command, env=kept | state | env, stdin=theirs, stdout=theirs, cwd=tmp_path):
+        os.close(theirs)
+        with contextlib.suppress(OSError):  # the other end is closed
+            while chunk := os.read(ours, 65536):
+                got += chunk
+    os.close(ours)
+    return got.decode().replace("\r\n", "\n")
+
+
+def test_a_terminal_gets_its_width_and_colour_unless_refused(tmp_path: Path, run_dir: Path) -> None:
+    piped = report(tmp_path, str(run_dir)).stdout.decode()
+    for columns, longest in ((80, 80), (200, 100)):
+        plain = re.sub("\x1b\\[[0-9;]+m", "", on_terminal(tmp_path, run_dir, columns))
+        assert max(map(cell_len, plain.split("\n"))) == longest
+    assert "\x1b[1m" in on_terminal(tmp_path, run_dir, 80)
+    assert on_terminal(tmp_path, run_dir, 80, "--no-color") == piped
+    assert on_terminal(tmp_path, run_dir, 80, NO_COLOR="1") == piped
+    assert "\x1b" not in on_terminal(tmp_path, run_dir, 80, TERM="dumb")
+    assert report(tmp_path, str(run_dir), COLUMNS="200", FORCE_COLOR="1").stdout.decode() == piped
 
 
 def test_usage(tmp_path: Path) -> None:

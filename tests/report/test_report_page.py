@@ -6,12 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
-from reportcases import CASES
+from reportcases import CASES, shown
 
 import hpcstage
 from hpcstage.protocol.shim import Reason
-from hpcstage.report.terminal.page import EXPLAINED, render
-from hpcstage.report.terminal.sections import ENDINGS, REASON_NAMES
+from hpcstage.report.figures import ENDINGS
+from hpcstage.report.terminal.page import EXPLAINED
+from hpcstage.report.terminal.sections import REASON_NAMES
 
 REPO = Path(__file__).resolve().parents[2]
 PAGE = (REPO / "docs" / "report.md").read_text(encoding="utf-8")
@@ -33,7 +34,7 @@ def test_every_ending_and_every_label_is_explained() -> None:
         assert ending in WORDS
     left_out = {"command", "hpcstage report"}
     for case in ("whole", "announced", "direct", "4 nodes, one failed"):
-        for label in LABEL.findall(render(CASES[case]()).partition("Notes")[0]):
+        for label in LABEL.findall(shown(CASES[case]()).partition("Notes")[0]):
             if label not in left_out and not label.startswith(("node0", "docs")):
                 assert label.lower().strip() in WORDS, (case, label)
 
@@ -55,5 +56,5 @@ def test_every_note_is_named() -> None:
 
 def test_the_report_leads_to_the_page() -> None:
     assert "docs/report.md" in EXPLAINED
-    assert EXPLAINED in render(CASES["no node"]())
+    assert EXPLAINED in shown(CASES["no node"]())
     assert "docs/report.md" in (REPO / "README.md").read_text(encoding="utf-8")

@@ -6,144 +6,130 @@ Failed nodes come first, then slow ones, each with the reason; the others are in
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
 
-from hpcstage.report.terminal import text
-from hpcstage.report.terminal.text import Style
+from hpcstage.record.parts.roster import State
+from hpcstage.record.schema import GroupSection, NodeRow, Record
+from hpcstage.report.canvas import Canvas, grid
+from hpcstage.report.figures import UNKNOWN, count, seconds, size, source_times
 
 LINES = 11
 LEAST = 5
-NAME = 20
-COLUMN = 12
-NARROW = 10
-FIGURES = ("source_bytes", "peer_bytes", "local_bytes")
-FAILED = {"missing": "never came up", "died": "died"}
+NAME = 18
+"""The characters of a node's name that are shown: the last ones, as names differ there."""
+FAILED = {State.MISSING: "never came up", State.DIED: "died"}
 SINGLY = 2
 """Up to this many failed nodes get a line each."""
 
-Row = dict[str, Any]
+
+@dataclass(frozen=True)
+class _Line:
+    """A row of the table, and the lines below it."""
+
+    cells: tuple[str, ...]
+    below: tuple[str, ...] = ()
 
 
-def nodes(record: Row, style: Style, lines: int = LINES) -> list[str]:
+def nodes(record: Record, canvas: Canvas, lines: int = LINES) -> list[str]:
     """Returns the section; empty where the job has one node."""
-    group = record.get("group")
-    if not group:
+    group = record.group
+    if group is None:
         return []
-    rows = _without_domain(record)["nodes"]
-    failed, slow, well = _sorted(rows)
-    found = [_figures("all nodes", _all(record, rows), style), *_failed(failed, group, style)]
-    room = lines - 2 - len(found) - 1
-    shown = slow[: max(0, room // 2)]
-    for row in shown:
-        found += [_figures(row["host"], row, style), _line(f"    {'; '.join(row['slow'])}", style)]
-    found += _rest([*slow[len(shown) :], *well], lines - 2 - len(found), style)
-    heads = "".join(f"{name:>{COLUMN}}" for name in ("waited", "source", "from peers", "local"))
-    return [style.bold(f"{'Nodes':<{NAME}}{heads}"), *found, _line(f"  {_together(record, slow)}", style)]
+    failed, slow, well = _sorted(record)
+    said = tuple(_failed(failed, group))
+    shown = slow[: max(0, (lines - 4 - len(said)) // 2)]
+    table = [_all(record, said), *(_Line(_cells(row), (f"    {'; '.join(row.slow)}",)) for row in shown)]
+    room = lines - 2 - sum(1 + len(one.below) for one in table)
+    table += [_Line(cells) for cells in _rest([*slow[len(shown) :], *well], room)]
+    drawn = _drawn(canvas, ("Nodes", "waited", "source", "from peers", "local"), table)
+    return [*drawn, *canvas.lines(f"  {_together(record, group, slow)}")]
 
 
-def every(record: Row, style: Style) -> list[str]:
+def every(record: Record, canvas: Canvas) -> list[str]:
     """Returns a line for each node without a limit: failed ones first, then slow ones, both with the reason."""
-    if not record.get("group"):
+    if record.group is None:
         return ["this job had one node: see `hpcstage report`"]
-    failed, slow, well = _sorted(_without_domain(record)["nodes"])
-    columns = (*FIGURES[:2], "sent_bytes", FIGURES[2])
-    heads = "".join(f"{name:>{NARROW}}" for name in ("waited", "source", "received", "sent", "local", "files"))
-    lines = [style.bold(f"{'Nodes':<{NAME}}{heads}")]
+    failed, slow, well = _sorted(record)
+    table = []
     for row in (*failed, *slow, *well):
-        cells = [text.seconds(_waited(row)), *(text.size(row[key]) for key in columns), text.count(row["staged_files"])]
-        lines.append(_cells(row["host"], cells, NARROW, style))
-        if row["state"] in FAILED:
-            lines.append(_failure("", FAILED[row["state"]], row["why"], style))
-        elif row["slow"]:
-            lines.append(_line(f"    {'; '.join(row['slow'])}", style))
-    return [*lines, _line(f"  {_together(record, slow)}", style)]
+        moved = size(row.source_bytes), size(row.peer_bytes), size(row.sent_bytes), size(row.local_bytes)
+        below = f"  !! {FAILED[row.state]}{_why(row)}" if row.state in FAILED else f"    {'; '.join(row.slow)}"
+        cells = (f"  {_short(row.host)}", seconds(_waited(row)), *moved, count(row.staged_files))
+        table.append(_Line(cells, (below,) if below.strip() else ()))
+    drawn = _drawn(canvas, ("Nodes", "waited", "source", "received", "sent", "local", "files"), table)
+    return [*drawn, *canvas.lines(f"  {_together(record, record.group, slow)}")]
 
 
-def _sorted(rows: Sequence[Row]) -> tuple[list[Row], list[Row], list[Row]]:
-    """Returns the failed nodes, the slow ones by what they cost, and the others."""
-    failed = [row for row in rows if row["state"] in FAILED]
-    alive = [row for row in rows if row["state"] not in FAILED]
-    return failed, sorted((row for row in alive if row["slow"]), key=_cost), [row for row in alive if not row["slow"]]
-
-
-def _cost(row: Row) -> tuple[float, int]:
-    return -(row["behind_s"] or 0.0), row["index"] or 0
-
-
-def _all(record: Row, rows: Sequence[Row]) -> Row:
-    """Returns the sums of bytes and the longest wait, as the job waits for its slowest node."""
-    waits = [wait for row in rows if (wait := _waited(row)) is not None]
-    return {**{name: record["totals"][name] for name in FIGURES}, "waited_s": max(waits, default=None), "longest": True}
-
-
-def _waited(row: Row) -> float | None:
-    if "waited_s" in row:
-        value: float | None = row["waited_s"]
-        return value
-    if row["wait_source_s"] is None or row["wait_local_s"] is None:
-        return None
-    return float(row["wait_source_s"] + row["wait_local_s"])
-
-
-def _figures(name: str, row: Row, style: Style) -> str:
-    cells = [text.seconds(_waited(row)), *(text.size(row[key]) for key in FIGURES)]
-    cells[0] = f"max {cells[0]}" if row.get("longest") and cells[0] != text.UNKNOWN else cells[0]
-    return _cells(name, cells, COLUMN, style)
-
-
-def _cells(name: str, cells: Sequence[str], width: int, style: Style) -> str:
-    head = text.pad(f"  {_clipped(name)}", NAME)
-    return _line(head + "".join(f"{'-' if cell == text.UNKNOWN else cell:>{width}}" for cell in cells), style)
-
-
-def _line(line: str, style: Style) -> str:
-    return text.clip(line, style.width)
-
-
-def _clipped(name: str) -> str:
-    """Returns the end of a long name, as names of nodes differ there."""
-    name = text.clean(name)
-    if text.display_width(name) <= NAME - 3:
-        return name
-    room = NAME - 6 if name.isascii() else (NAME - 6) // 2
-    return "..." + name[-room:]
-
-
-def _without_domain(record: Row) -> Row:
-    """Removes the domain from the nodes' names where all have the same, such as `.cluster.example.org`."""
-    domains = {row["host"].partition(".")[2] for row in record["nodes"]}
-    if len(domains) != 1 or not (domain := domains.pop()):
-        return record
-    return {**record, "nodes": [{**row, "host": row["host"].removesuffix(f".{domain}")} for row in record["nodes"]]}
-
-
-def _failed(rows: Sequence[Row], group: Row, style: Style) -> list[str]:
-    if len(rows) <= SINGLY:
-        return [_failure(_clipped(row["host"]), FAILED[row["state"]], row["why"], style) for row in rows]
-    lines = []
-    for state, what in FAILED.items():
-        same = [row for row in rows if row["state"] == state]
-        if same:
-            names = ", ".join(_clipped(row["host"]) for row in same[:3]) + (", ..." if len(same) > 3 else "")
-            lines.append(_failure(f"{len(same)} of {group['nodes']} nodes", f"{what} ({names})", same[0]["why"], style))
+def _drawn(canvas: Canvas, heads: Sequence[str], table: Sequence[_Line]) -> list[str]:
+    """Draws the table, and then puts the lines below its rows, which are wider than a column."""
+    cells = (["-" if cell == UNKNOWN else cell for cell in row.cells] for row in table)
+    found, *rows = canvas.lines(grid("w" + "r" * (len(heads) - 1), cells, heads))
+    lines = [found]
+    for drawn, row in zip(rows, table, strict=True):
+        lines += [drawn, *canvas.lines(*row.below)]
     return lines
 
 
-def _failure(who: str, what: str, why: str | None, style: Style) -> str:
-    """Returns the line of a failure. It is neither bold nor red, which would make columns hard to count."""
-    return _line(f"  !! {who} {what}".replace("  !!  ", "  !! ") + (f": {why}" if why else ""), style)
+def _sorted(record: Record) -> tuple[list[NodeRow], list[NodeRow], list[NodeRow]]:
+    """Returns the failed nodes, the slow ones by what they cost, and the others. Their names lack the domain where all
+    have the same, such as `.cluster.example.org`."""
+    domains = {row.host.partition(".")[2] for row in record.nodes}
+    domain = f".{domains.pop()}" if len(domains) == 1 else ""
+    rows = [replace(row, host=row.host.removesuffix(domain)) for row in record.nodes]
+    alive = [row for row in rows if row.state not in FAILED]
+    slow = sorted((row for row in alive if row.slow), key=lambda row: (-(row.behind_s or 0.0), row.index or 0))
+    return [row for row in rows if row.state in FAILED], slow, [row for row in alive if not row.slow]
 
 
-def _rest(rows: Sequence[Row], room: int, style: Style) -> list[str]:
-    """Returns a line for each node where that fits into `room` lines, else one line for all."""
+def _all(record: Record, below: tuple[str, ...]) -> _Line:
+    """Returns the sums of bytes and the longest wait, as the job waits for its slowest node."""
+    waits = [wait for row in record.nodes if (wait := _waited(row)) is not None]
+    longest = f"max {seconds(max(waits))}" if waits else UNKNOWN
+    totals = record.totals
+    moved = size(totals.source_bytes), size(totals.peer_bytes), size(totals.local_bytes)
+    return _Line(("  all nodes", longest, *moved), below)
+
+
+def _waited(row: NodeRow) -> float | None:
+    if row.wait_source_s is None or row.wait_local_s is None:
+        return None
+    return row.wait_source_s + row.wait_local_s
+
+
+def _cells(row: NodeRow) -> tuple[str, ...]:
+    moved = size(row.source_bytes), size(row.peer_bytes), size(row.local_bytes)
+    return (f"  {_short(row.host)}", seconds(_waited(row)), *moved)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= NAME else "…" + name[1 - NAME :]
+
+
+def _failed(rows: Sequence[NodeRow], group: GroupSection) -> list[str]:
+    if len(rows) <= SINGLY:
+        return [f"  !! {_short(row.host)} {FAILED[row.state]}{_why(row)}" for row in rows]
+    lines = []
+    for state, what in FAILED.items():
+        if same := [row for row in rows if row.state is state]:
+            names = ", ".join(_short(row.host) for row in same[:3]) + (", ..." if len(same) > 3 else "")
+            lines.append(f"  !! {len(same)} of {group.nodes} nodes {what} ({names}){_why(same[0])}")
+    return lines
+
+
+def _why(row: NodeRow) -> str:
+    return f": {row.why}" if row.why else ""
+
+
+def _rest(rows: Sequence[NodeRow], room: int) -> list[tuple[str, ...]]:
+    """Returns the cells of each node where that fits into `room` lines, else one row for all."""
     if not rows or room < 1:
         return []
     if len(rows) <= room:
-        return [_figures(row["host"], row, style) for row in rows]
-    middle = {name: _median([row[name] for row in rows]) for name in FIGURES}
-    waited = _median([_waited(row) for row in rows])
-    return [_figures(f"{len(rows)} others each", {**middle, "waited_s": waited}, style)]
+        return [_cells(row) for row in rows]
+    moved = [_median([row.source_bytes for row in rows]), _median([row.peer_bytes for row in rows])]
+    moved.append(_median([row.local_bytes for row in rows]))
+    return [(f"  {len(rows)} others each", seconds(_median([_waited(row) for row in rows])), *map(size, moved))]
 
 
 def _median(values: Sequence[float | None]) -> float | None:
@@ -151,54 +137,14 @@ def _median(values: Sequence[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def _together(record: Row, slow: Sequence[Row]) -> str:
+def _together(record: Record, group: GroupSection, slow: Sequence[NodeRow]) -> str:
     """Says the placement and why, how often the source was read, and how many nodes were outside of the group."""
-    group = record["group"]
-    said = ["each node reads the source"]
-    if record["run"]["mode"] != "direct":
-        why = f" ({group['placement_why']})" if group["placement_why"] else ""
-        said = [f"{group['placement'] or 'no placement'}{why}"]
-    if slow:
-        said.append(f"{len(slow)} slow")
-    if group["source_times"] is not None:
-        said.append(f"source read {_times(group)}")
-    if group["generations"] > 1:
-        said.append(f"group started {group['generations']} times")
-    if group["alone_count"] and group["placement"] != "private" and record["run"]["mode"] != "direct":
-        said.append(f"{group['alone_count']} outside of the group: {group['why'] or 'no reason known'}")
-    return "; ".join(said)
-
-
-def _times(group: Row) -> str:
-    """Says how often the source was read by the nodes that reported; others may have read it, too."""
-    value = group["source_times"]
-    often = "once" if f"{value:.3g}" == "1" else f"{value:.3g} times"
-    whole = group["reported"] >= group["nodes"] and not group["died_count"]
-    return often if whole else f"at least {often}"
-
-
-def held(nodes: Sequence[Row], files: float | None) -> str:
-    """Says how many files each node holds. As several nodes may hold the same files, a sum would say less."""
-    found = [row["staged_files"] for row in nodes if row["staged_files"] is not None]
-    if not found:
-        return text.UNKNOWN
-    least, most = text.count(min(found)), text.count(max(found))
-    number = least if least == most else f"{least} to {most}"
-    return f"{len(found)} nodes with {number} of {text.count(files)} files{' each' if len(found) > 1 else ''}"
-
-
-def brief(record: Row) -> str:
-    """Describes the nodes in one line for the end of a run; empty with one node."""
-    group = record.get("group")
-    if not group:
-        return ""
-    times = group["source_times"]
-    direct = record["run"]["mode"] == "direct"
-    said = [f"{group['nodes']} nodes" if direct else f"{group['nodes']} nodes, {group['placement'] or 'no placement'}"]
-    said += [] if times is None else [f"source read {_times(group)}"]
-    peers = record["totals"]["peer_bytes"]
-    said += [] if peers is None else [f"{text.size(peers)} between nodes"]
-    slow = sum(bool(row["slow"]) for row in record["nodes"])
-    for count, what in ((group["missing_count"], "never came up"), (group["died_count"], "died"), (slow, "slow")):
-        said += [f"{count} {what}"] if count else []
-    return ", ".join(said)
+    is_direct = record.run.mode == "direct"
+    why = f" ({group.placement_why})" if group.placement_why else ""
+    said = ["each node reads the source" if is_direct else f"{group.placement or 'no placement'}{why}"]
+    said += [f"{len(slow)} slow" if slow else "", source_times(group)]
+    if group.generations > 1:
+        said.append(f"group started {group.generations} times")
+    if group.alone_count and group.placement != "private" and not is_direct:
+        said.append(f"{group.alone_count} outside of the group: {group.why or 'no reason known'}")
+    return "; ".join(filter(None, said))

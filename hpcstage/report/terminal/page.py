@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from rich.console import RenderableType
+from rich.text import Text
 
-from hpcstage.report.terminal import nodes as nodes_text
-from hpcstage.report.terminal import text
-from hpcstage.report.terminal.nodes import nodes
+from hpcstage.record.schema import Note, Record, Severity
+from hpcstage.report.canvas import Canvas, Wrapped, cleaned, grid, indented, section
+from hpcstage.report.terminal import nodes
 from hpcstage.report.terminal.sections import SECTIONS, header
-from hpcstage.report.terminal.text import Style
 
 LINES = 40
 EXPLAINED = "docs/report.md explains every word and figure of this report."
@@ -17,64 +17,47 @@ LEAST_NOTES = 8
 """The lines that one note takes at most, with heading and remedy."""
 TEXT_LINES, REMEDY_LINES = 4, 3
 """The most lines of a note: hpcstage's own texts are shorter, those with the user's names in them may be cut."""
-NARROWEST = 80
-"""A narrower terminal breaks lines itself, as complete figures matter more than fitting lines."""
 UNWATCHED = ("aside", "not started")
 """States without figures: the command did not run, or ran without hpcstage."""
-MARKS = {"error": "!!", "warning": "! ", "info": "- "}
+MARKS = {Severity.ERROR: Text("!!", "red"), Severity.WARNING: Text("! ", "yellow"), Severity.INFO: Text("- ")}
 
 
-def render(record: dict[str, Any], *, width: int = 80, color: bool = False, unicode: bool = True) -> str:
-    """Returns the whole report; colour and other characters than ASCII only where asked for."""
-    style = Style(max(width, NARROWEST), color, unicode)
-    record = record if unicode else plain_record(record)
-    if record["run"].get("state") in UNWATCHED:
-        return "\n\n".join("\n".join(block) for block in (header(record, style), notes(record, style, LINES)) if block)
-    blocks = [section(record, style) for section in SECTIONS]
-    room = LINES - sum(map(len, blocks)) - (LEAST_NOTES if record["notes"] else 0)
-    blocks.insert(2, nodes(record, style, max(nodes_text.LEAST, min(nodes_text.LINES, room))))
-    blocks.append(notes(record, style, LINES - sum(map(len, blocks))))
+def render(record: Record, canvas: Canvas, *, every_node: bool = False) -> str:
+    """Returns the whole report, or the lines of all nodes."""
+    record = cleaned(record, unicode=canvas.unicode)
+    if every_node:
+        return "\n".join(nodes.every(record, canvas))
+    if record.run.state in UNWATCHED:
+        return "\n\n".join("\n".join(block) for block in (canvas.lines(header(record)), notes(record, canvas, LINES)))
+    blocks = [canvas.lines(draw(record)) for draw in SECTIONS]
+    room = LINES - sum(map(len, blocks)) - (LEAST_NOTES if record.notes else 0)
+    blocks.insert(2, nodes.nodes(record, canvas, max(nodes.LEAST, min(nodes.LINES, room))))
+    blocks.append(notes(record, canvas, LINES - sum(map(len, blocks))))
     blocks = [block for block in blocks if block]
     if sum(map(len, blocks)) < LINES:
-        blocks.append([text.clip(EXPLAINED, style.width)])
+        blocks.append(canvas.lines(EXPLAINED))
     airy = sum(map(len, blocks)) + len(blocks) - 1 <= LINES
     return ("\n\n" if airy else "\n").join("\n".join(block) for block in blocks)
 
 
-def plain_record(value: Any) -> Any:  # noqa: ANN401  any JSON value
-    """Returns the same value with all text in ASCII; the layout needs that first."""
-    if isinstance(value, str):
-        return text.plain(text.clean(value))
-    if isinstance(value, dict):
-        return {key: plain_record(member) for key, member in value.items()}
-    return [plain_record(member) for member in value] if isinstance(value, list) else value
-
-
-def notes(record: dict[str, Any], style: Style, room: int) -> list[str]:
+def notes(record: Record, canvas: Canvas, room: int) -> list[str]:
     """Returns as many notes as fit into `room` lines, worst first, each with its remedy."""
-    found = record["notes"]
-    if not found:
-        return []
     lines: list[str] = []
     shown = 0
-    for note in found[:NOTES]:
-        block = _note(note, style)
+    for note in record.notes[:NOTES]:
+        block = canvas.lines(_note(note))
         if not lines and 1 + len(block) > room:
-            block = _note(note, style, 1, 1)
+            block = canvas.lines(_note(note, 1, 1))
         if 1 + len(lines) + len(block) > room:
             break
         lines += block
         shown += 1
-    more = f" ({len(found) - shown} more with --json)" if shown < len(found) else ""
-    return [style.bold(f"Notes{more}"), *lines]
+    more = f" ({len(record.notes) - shown} more with --json)" if shown < len(record.notes) else ""
+    return [*canvas.lines(section(f"Notes{more}"))[:1], *lines] if record.notes else []
 
 
-def _note(
-    note: dict[str, Any], style: Style, text_lines: int = TEXT_LINES, remedy_lines: int = REMEDY_LINES
-) -> list[str]:
-    mark = MARKS.get(note["severity"], "- ")
-    paint = {"error": style.red, "warning": style.yellow}.get(note["severity"], str)
-    first, *rest = text.wrap(note["text"], style.width - 5, lines=text_lines) or [""]
-    told = [f"  {paint(mark)} {first}", *(f"     {line}" for line in rest)]
-    remedy = text.wrap(note["remedy"], style.width - 8, lines=remedy_lines)
-    return told + [f"     {'>' if index == 0 else ' '} {line}" for index, line in enumerate(remedy)]
+def _note(note: Note, text_lines: int = TEXT_LINES, remedy_lines: int = REMEDY_LINES) -> RenderableType:
+    rows: list[tuple[RenderableType, RenderableType]] = [(MARKS[note.severity], Wrapped(note.text, text_lines))]
+    if note.remedy:
+        rows.append(("", grid("lw", [(">", Wrapped(note.remedy, remedy_lines))], gap=1)))
+    return indented(grid("lw", rows, gap=1))

@@ -1,78 +1,75 @@
-"""Summarises a run in a few lines for stderr at its end. From record to lines."""
+"""Summarises a run in a few lines for stderr at its end. From record to lines; it does not import rich."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from hpcstage.report.terminal import text
-from hpcstage.report.terminal.nodes import brief
-from hpcstage.report.terminal.savings import saved
-from hpcstage.report.terminal.sections import local_measure, local_share, unseen
+from hpcstage.record.schema import Note, Record, Severity, TimeSplit
+from hpcstage.report import figures
 
 WIDTH = 110
 NOTE_WIDTH = 400
 """Notes may be this wide, as they end with what to do."""
 LINES = 5
 NOTES = 2
-WORTH_SAYING = ("error", "warning")
 
 
-def short(record: dict[str, Any]) -> list[str]:
+def short(record: Record) -> list[str]:
     """Returns at most five lines: what was served locally, the nodes, the time, the source, the savings, and notes."""
-    notes = [_note(note) for note in record["notes"] if note["severity"] in WORTH_SAYING][:NOTES]
-    facts = [_served(record), brief(record), _time(record["time_split"]), _source(record), _saved(record)]
+    notes = [_note(note) for note in record.notes if note.severity is not Severity.INFO][:NOTES]
+    known = figures.saved(record.savings)
+    facts = [_served(record), brief(record), _time(record.time_split), _source(record)]
+    facts.append(f"saved (estimate): {known}" if known else "")
     told = [fact for fact in facts if fact][: LINES - len(notes)]
-    return [*(text.clip(line, WIDTH) for line in told), *(text.clip(line, NOTE_WIDTH) for line in notes)]
+    return [*(figures.clip(line, WIDTH) for line in told), *(figures.clip(line, NOTE_WIDTH) for line in notes)]
 
 
-def _served(record: dict[str, Any]) -> str:
-    coverage, run = record["coverage"], record["run"]
-    if not coverage["opens"]:
-        return f"{run['mode'] or run['mode_asked']}: the command opened no file under --data, as far as hpcstage saw"
-    share, measure = text.percent(local_share(record)), local_measure(record)
-    swapped = f"{text.count(coverage['swapped'])} of {text.count(coverage['opens'])} opens swapped"
-    group = record.get("group")
-    where = f" on {group['reported']} of {group['nodes']} nodes" if group and group["reported"] < group["nodes"] else ""
-    if not (lost := unseen(record)):
-        return f"{run['mode']}: {share} of {measure} served locally{where}, {swapped}"
+def _served(record: Record) -> str:
+    mode = figures.mode(record.run)
+    if not record.coverage.opens:
+        return f"{mode}: the command opened no file under --data, as far as hpcstage saw"
+    measure, where = figures.local_measure(record), figures.reported(record.group)
+    served = f"{figures.percent(figures.local_share(record))} of {measure} served locally{where and f' {where}'}"
+    if not (lost := figures.unseen(record)):
+        return f"{mode}: {served}, {figures.swapped(record.coverage)}"
     least = "at least " if measure == "bytes" else ""
-    return f"{run['mode']}: {least}{share} of {measure} served locally{where}; not seen: up to {text.size(lost)}"
+    return f"{mode}: {least}{served}; not seen: up to {figures.size(lost)}"
 
 
-def _time(split: dict[str, Any]) -> str:
-    if split["wall_s"] is None:
+def brief(record: Record) -> str:
+    """Describes the nodes in one line; empty with one node."""
+    group = record.group
+    if group is None:
         return ""
-    if split["wait_source_s"] is None:
-        return f"wall {text.seconds(split['wall_s'])}, time spent waiting unknown"
+    placement = "" if record.run.mode == "direct" else f", {group.placement or 'no placement'}"
+    peers = record.totals.peer_bytes
+    said = [f"{group.nodes} nodes{placement}", figures.source_times(group)]
+    said.append("" if peers is None else f"{figures.size(peers)} between nodes")
+    slow = sum(bool(row.slow) for row in record.nodes)
+    for count, what in ((group.missing_count, "never came up"), (group.died_count, "died"), (slow, "slow")):
+        said.append(f"{count} {what}" if count else "")
+    return ", ".join(filter(None, said))
+
+
+def _time(split: TimeSplit) -> str:
+    if split.wall_s is None:
+        return ""
+    if split.wait_source_s is None:
+        return f"wall {figures.seconds(split.wall_s)}, time spent waiting unknown"
     return (
-        f"wall {text.seconds(split['wall_s'])}: compute {text.seconds(split['compute_s'])}, waiting for the source "
-        f"{text.seconds(split['wait_source_s'])}, for local {text.seconds(split['wait_local_s'])}, "
-        f"staging hidden {text.seconds(split['hidden_s'])}"
+        f"wall {figures.seconds(split.wall_s)}: compute {figures.seconds(split.compute_s)}, waiting for the source "
+        f"{figures.seconds(split.wait_source_s)}, for local {figures.seconds(split.wait_local_s)}, "
+        f"staging hidden {figures.seconds(split.hidden_s)}"
     )
 
 
-def _source(record: dict[str, Any]) -> str:
-    part, totals = record["contention"], record["totals"]
-    read = f"source: {_size(totals['source_bytes'])} read"
-    if part["best_bytes_per_s"] is None:
+def _source(record: Record) -> str:
+    part, amount = record.contention, record.totals.source_bytes
+    read = f"source: {'unknown amount' if amount is None else figures.size(amount)} read"
+    if part.best_bytes_per_s is None:
         return read
-    levels = f", best {text.rate(part['best_bytes_per_s'])}, typical {text.rate(part['typical_bytes_per_s'])}"
-    slow_s = sum(p["end_s"] - p["start_s"] for p in part["periods"])
-    return read + levels + (f", contention for {text.seconds(slow_s)}" if slow_s else "")
+    levels = f", best {figures.rate(part.best_bytes_per_s)}, typical {figures.rate(part.typical_bytes_per_s)}"
+    slow_s = sum(period.end_s - period.start_s for period in part.periods)
+    return read + levels + (f", contention for {figures.seconds(slow_s)}" if slow_s else "")
 
 
-def _size(value: float | None) -> str:
-    return "unknown amount" if value is None else text.size(value)
-
-
-def _saved(record: dict[str, Any]) -> str:
-    known = saved(record["savings"])
-    return f"saved (estimate): {known}" if known else ""
-
-
-def _note(note: dict[str, Any]) -> str:
-    return (
-        f"{note['severity']}: {note['text']} ({note['remedy']})"
-        if note["remedy"]
-        else f"{note['severity']}: {note['text']}"
-    )
+def _note(note: Note) -> str:
+    return f"{note.severity.value}: {note.text}" + (f" ({note.remedy})" if note.remedy else "")

@@ -3,74 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from hpcstage.report.terminal import text
-from hpcstage.report.terminal.sections import ending, local_share, wait_share
+from rich import box
+from rich.table import Table
 
-LABEL = 24
-Cell = Callable[[dict[str, Any]], str]
+from hpcstage.record.schema import Record
+from hpcstage.report import figures
+from hpcstage.report.canvas import Canvas, cleaned, line
+from hpcstage.report.figures import count, percent, rate, seconds, size
 
 
-def side_by_side(records: Sequence[dict[str, Any]], *, width: int = 80) -> str:
+def side_by_side(records: Sequence[Record], canvas: Canvas) -> str:
     """Returns a table with a row for each figure, and a column for each record, headed by its mode."""
-    column = max(12, (width - LABEL) // max(1, len(records)))
-    rows: list[tuple[str, Cell]] = [("mode", lambda r: r["run"]["mode"] or r["run"]["mode_asked"]), *ROWS]
-    if any(record["totals"]["peer_bytes"] is not None for record in records):
-        rows.insert([name for name, _ in rows].index("read from local disk"), ("copied between nodes", PEERS))
-    lines = [_line(name, [cell(record) for record in records], column) for name, cell in rows]
-    return "\n".join([lines[0], "-" * (LABEL + column * len(records)), *lines[1:]])
+    shown = [cleaned(record, unicode=canvas.unicode) for record in records]
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("mode", no_wrap=True)
+    for record in shown:
+        table.add_column(figures.mode(record.run), justify="right")
+    some_copied = any(record.totals.peer_bytes is not None for record in shown)
+    for name, cell in ROWS:
+        if some_copied or name != PEERS:
+            table.add_row(name, *(line(cell(record)) for record in shown))
+    return "\n".join(canvas.lines(table))
 
 
-def _line(name: str, cells: Sequence[str], column: int) -> str:
-    return f"{name:<{LABEL}}" + "".join(text.pad(text.clip(c, column - 1), column, right=True) for c in cells)
-
-
-def total_s(record: dict[str, Any]) -> float | None:
+def total_s(record: Record) -> float | None:
     """Returns the seconds of the command and of staging before it."""
-    split = record["time_split"]
-    if split["wall_s"] is None:
-        return None
-    return float(split["wall_s"] + (split["before_s"] or 0.0))
+    split = record.time_split
+    return None if split.wall_s is None else split.wall_s + (split.before_s or 0.0)
 
 
-def _split(key: str) -> Cell:
-    return lambda record: text.seconds(record["time_split"][key])
+def _contention(record: Record) -> str:
+    part = record.contention
+    if part.best_bytes_per_s is None:
+        return figures.UNKNOWN
+    return seconds(sum(p.end_s - p.start_s for p in part.periods)) if part.periods else "none"
 
 
-def _total(key: str, form: Callable[[float | None], str]) -> Cell:
-    return lambda record: form(record["totals"][key])
-
-
-def _contention(record: dict[str, Any]) -> str:
-    periods = record["contention"]["periods"]
-    if record["contention"]["best_bytes_per_s"] is None:
-        return text.UNKNOWN
-    return text.seconds(sum(p["end_s"] - p["start_s"] for p in periods)) if periods else "none"
-
-
-def _latency(record: dict[str, Any]) -> str:
-    return text.milliseconds(record["contention"]["latency_ms"]["open"]["p50"])
-
-
-PEERS = _total("peer_bytes", text.size)
-ROWS: list[tuple[str, Cell]] = [
-    ("total", lambda r: text.seconds(total_s(r))),
-    ("  before the command", _split("before_s")),
-    ("  compute", _split("compute_s")),
-    ("  preprocessing", _split("preprocess_s")),
-    ("  waiting for source", _split("wait_source_s")),
-    ("  waiting for local", _split("wait_local_s")),
-    ("  other", _split("other_s")),
-    ("staging hidden", _split("hidden_s")),
-    ("waiting for data", lambda r: text.percent(wait_share(r["time_split"]))),
-    ("served locally", lambda r: text.percent(local_share(r))),
-    ("opens swapped", lambda r: text.percent(r["coverage"]["share"])),
-    ("read from the source", _total("source_bytes", text.size)),
-    ("read from local disk", _total("local_bytes", text.size)),
-    ("operations at source", _total("source_ops", text.count)),
-    ("best bandwidth", lambda r: text.rate(r["contention"]["best_bytes_per_s"])),
-    ("open latency (p50)", _latency),
+PEERS = "copied between nodes"
+ROWS: list[tuple[str, Callable[[Record], str]]] = [
+    ("total", lambda r: seconds(total_s(r))),
+    ("  before the command", lambda r: seconds(r.time_split.before_s)),
+    ("  compute", lambda r: seconds(r.time_split.compute_s)),
+    ("  preprocessing", lambda r: seconds(r.time_split.preprocess_s)),
+    ("  waiting for source", lambda r: seconds(r.time_split.wait_source_s)),
+    ("  waiting for local", lambda r: seconds(r.time_split.wait_local_s)),
+    ("  other", lambda r: seconds(r.time_split.other_s)),
+    ("staging hidden", lambda r: seconds(r.time_split.hidden_s)),
+    ("waiting for data", lambda r: percent(figures.wait_share(r.time_split))),
+    ("served locally", lambda r: percent(figures.local_share(r))),
+    ("opens swapped", lambda r: percent(r.coverage.share)),
+    ("read from the source", lambda r: size(r.totals.source_bytes)),
+    (PEERS, lambda r: size(r.totals.peer_bytes)),
+    ("read from local disk", lambda r: size(r.totals.local_bytes)),
+    ("operations at source", lambda r: count(r.totals.source_ops)),
+    ("best bandwidth", lambda r: rate(r.contention.best_bytes_per_s)),
+    ("open latency (p50)", lambda r: figures.milliseconds(r.contention.latency_ms.open.p50)),
     ("contention", _contention),
-    ("end", lambda r: ending(r["run"])),
+    ("end", lambda r: figures.ending(r.run)),
 ]

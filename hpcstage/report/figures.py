@@ -1,0 +1,179 @@
+"""Says the figures of a record in words: numbers with units, shares, and phrases that several forms of it share.
+
+It draws nothing and does not import rich, as the short form at the end of a run needs no more than this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpcstage.record.schema import Coverage, GroupSection, NodeRow, Record, RunSection, Savings, TimeSplit
+from hpcstage.units import format_duration, format_rate, format_size
+
+UNKNOWN = "not measured"
+UNSEEN = 0.02
+"""Unseen bytes below this share of those seen are ignored: they do not change the local share."""
+ENDINGS = {"running": "still running", "aside": "ran without hpcstage"}
+
+
+# ---- text
+
+
+def clean(text: str) -> str:
+    """Returns one line without control characters: escapes what is not printable; bytes that are no text as \\xNN."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else _escaped(char) for char in text)
+
+
+def _escaped(char: str) -> str:
+    code = ord(char)
+    if 0xDC80 <= code <= 0xDCFF:
+        return f"\\x{code - 0xDC00:02x}"
+    known = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
+    return known.get(char) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
+
+
+def clip(text: str, columns: int) -> str:
+    """Returns text that is cleaned and takes at most so many columns; `...` says that something was cut off."""
+    text = clean(text)
+    if len(text) <= columns and text.isascii():
+        return text
+    from rich.cells import cell_len, set_cell_size
+
+    return text if cell_len(text) <= columns else set_cell_size(text, columns - 3) + "..."
+
+
+# ---- numbers
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """Returns the mean of the known values."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def percent(share: float | None) -> str:
+    """Formats a share; a small one is not shown as 0 %, and a nearly whole one not as 100 %."""
+    if share is None:
+        return UNKNOWN
+    value = 100 * share
+    if 0 < value < 1:
+        return "<1 %"
+    return f"{min(value, 99.9):.1f} %" if 99 < value < 100 else f"{value:.0f} %"
+
+
+def seconds(value: float | None) -> str:
+    """Formats a duration, or says that it is not known."""
+    if value is None:
+        return UNKNOWN
+    if abs(value) < 1e-6:
+        return "0 s"
+    text = format_duration(abs(value)) if abs(value) >= 0.1 else f"{abs(value) * 1000:.3g} ms"
+    return f"-{text}" if value < 0 else text
+
+
+def size(value: float | None) -> str:
+    """Formats bytes, or says that they are not known."""
+    return UNKNOWN if value is None else format_size(value)
+
+
+def rate(value: float | None) -> str:
+    """Formats bytes per second, or says that they are not known."""
+    return UNKNOWN if value is None else format_rate(value)
+
+
+def count(value: float | None) -> str:
+    """Formats a number of things, or says that it is not known."""
+    return UNKNOWN if value is None else f"{value:,.0f}"
+
+
+def milliseconds(value: float | None) -> str:
+    """Formats a latency, or says that it is not known."""
+    if value is None:
+        return UNKNOWN
+    if value < 0.1:
+        return f"{value * 1000:.0f} us"
+    return f"{value:.3g} ms" if value < 1000 else f"{value / 1000:.3g} s"
+
+
+# ---- what follows from a record
+
+
+def ending(run: RunSection) -> str:
+    """Says how the command ended."""
+    if (told := ENDINGS.get(run.state)) is not None:
+        return told
+    if run.signal is not None:
+        return f"killed by signal {run.signal}"
+    return "end not seen" if run.exit_code is None else f"exit code {run.exit_code}"
+
+
+def mode(run: RunSection) -> str:
+    """Returns the mode that was followed; where none was, that which was asked for."""
+    return run.mode or run.mode_asked
+
+
+def local_measure(record: Record) -> str:
+    """Returns `bytes` where reads were measured, else `opens`."""
+    totals = record.totals
+    known = totals.local_bytes is not None and totals.direct_bytes is not None
+    return "bytes" if known and _seen(record) > 0 else "opens"
+
+
+def local_share(record: Record) -> float | None:
+    """Returns the share of what the program read that came from the local disk."""
+    if local_measure(record) == "opens":
+        return record.coverage.share
+    return (record.totals.local_bytes or 0) / (_seen(record) + unseen(record))
+
+
+def _seen(record: Record) -> int:
+    return (record.totals.local_bytes or 0) + (record.totals.direct_bytes or 0)
+
+
+def unseen(record: Record) -> int:
+    """Returns how many bytes processes that hpcstage did not see read at most; 0 where that does not matter."""
+    found = record.coverage.unseen_bytes or 0
+    return found if found > UNSEEN * _seen(record) else 0
+
+
+def reported(group: GroupSection | None) -> str:
+    """Says how many nodes the figures are of, where that is not all."""
+    return f"on {group.reported} of {group.nodes} nodes" if group and group.reported < group.nodes else ""
+
+
+def wait_share(split: TimeSplit) -> float | None:
+    """Returns the share of the wall time in which the program waited for files."""
+    if not split.wall_s or split.wait_source_s is None or split.wait_local_s is None:
+        return None
+    return (split.wait_source_s + split.wait_local_s) / split.wall_s
+
+
+def swapped(coverage: Coverage) -> str:
+    """Says how many opens got the staged copy."""
+    return f"{count(coverage.swapped)} of {count(coverage.opens)} opens swapped"
+
+
+def saved(part: Savings) -> str:
+    """Returns the known estimates in one line."""
+    found = (("direct", part.vs_direct_s), ("upfront", part.vs_upfront_s))
+    return ", ".join(f"{seconds(value)} against {name}" for name, value in found if value is not None)
+
+
+def source_times(group: GroupSection) -> str:
+    """Says how often the source was read by the nodes that reported; others may have read it, too."""
+    if group.source_times is None:
+        return ""
+    value = f"{group.source_times:.3g}"
+    often = "once" if value == "1" else f"{value} times"
+    whole = group.reported >= group.nodes and not group.died_count
+    return f"source read {often}" if whole else f"source read at least {often}"
+
+
+def held(nodes: Sequence[NodeRow], files: float | None) -> str:
+    """Says how many files each node holds. As several nodes may hold the same files, a sum would say less."""
+    found = [row.staged_files for row in nodes if row.staged_files is not None]
+    if not found:
+        return UNKNOWN
+    least, most = count(min(found)), count(max(found))
+    number = least if least == most else f"{least} to {most}"
+    return f"{len(found)} nodes with {number} of {count(files)} files{' each' if len(found) > 1 else ''}"
