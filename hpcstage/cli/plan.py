@@ -78,9 +78,13 @@ def _coming(given: dict[str, Any], *, with_probe: bool) -> Plan:
 def _print(found: Plan, limit: int | None, *, as_json: bool) -> None:
     import json
 
+    from hpcstage.report.canvas import terminal_width
     from hpcstage.report.plan import page as plan_text
 
-    page = json.dumps(plan_text.to_json(found, limit), indent=1) + "\n" if as_json else plan_text.text(found, limit)
+    if as_json:
+        page = json.dumps(plan_text.to_json(found, limit), indent=1) + "\n"
+    else:
+        page = plan_text.text(found, limit, terminal_width())
     # Help texts and paths may hold what the terminal's encoding has not.
     sys.stdout.buffer.write(page.encode(sys.stdout.encoding or "utf-8", "backslashreplace"))
     sys.stdout.flush()

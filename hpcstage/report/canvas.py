@@ -19,6 +19,11 @@ from hpcstage.report.figures import clean, mean
 
 WIDEST = 100
 """Lines of a report on a wider terminal are as long as this, as longer ones are hard to read."""
+WIDE = 100_000
+"""The width of what must not be wrapped."""
+Fact = tuple[str, str]
+"""A label and a sentence; a sentence without a label belongs to the one above."""
+_LABEL = 7
 _JUSTIFY: dict[str, Any] = {"l": "left", "r": "right", "w": "left"}
 Value = TypeVar("Value")
 
@@ -58,6 +63,11 @@ class Canvas:
         return [one.rstrip() for one in text.split("\n")[:-1]]
 
 
+def terminal_width() -> int:
+    """Returns the columns of the terminal; off a terminal nothing is wrapped."""
+    return Console().width if sys.stdout.isatty() else WIDE
+
+
 def line(drawn: RenderableType) -> RenderableType:
     """Returns text as a line that is not wrapped, but cut where it is too long; anything else as it is."""
     return Text(drawn, no_wrap=True, overflow="ellipsis") if isinstance(drawn, str) else drawn
@@ -82,6 +92,11 @@ def grid(form: str, rows: Iterable[Sequence[RenderableType]], heads: Sequence[st
     for row in rows:
         table.add_row(*map(line, row))
     return table
+
+
+def facts(told: Iterable[Fact]) -> Table:
+    """Returns lines of labels with sentences, which are wrapped beside the label."""
+    return grid("lw", ((name.ljust(_LABEL), Text(sentence)) for name, sentence in told))
 
 
 class Wrapped:

@@ -20,6 +20,7 @@ from hpcstage.plan.forecast.nodes import Given, NodesPlan, counted, nodes_plan
 from hpcstage.plan.placement.hits import Hits, Sharing, alike
 from hpcstage.plan.placement.placements import Kind
 from hpcstage.plan.types import Budget, Rates, Workload
+from hpcstage.report.canvas import Canvas
 from hpcstage.report.plan import nodes as plan_nodes_text
 
 GB = 10**9
@@ -202,7 +203,7 @@ def test_a_plan_for_nodes_comes_back(asked: str) -> None:
     found = planned(12, asked, room=0.3)
     again = nodesplan.from_json(json.loads(json.dumps(nodesplan.to_json(found))))
     assert again == found
-    assert plan_nodes_text.text(again, 3) == plan_nodes_text.text(found, 3)
+    assert plan_nodes_text.text(again, 3, Canvas()) == plan_nodes_text.text(found, 3, Canvas())
 
 
 # ---- the command

@@ -5,35 +5,35 @@ This module owns the wording and layout. It computes nothing: all numbers are th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from statistics import median
+
+from rich.table import Table
 
 from hpcstage.plan.budget import NO_LIMIT
 from hpcstage.plan.forecast.nodes import NodesPlan, Part, Scaled, Size
+from hpcstage.report.canvas import WIDE, Canvas, Fact, facts, grid
 from hpcstage.units import format_duration, format_size
 
 _PLACEMENTS = ("private", "replicate", "partition")
 
 
-def text(plan: NodesPlan, rows: int) -> list[list[str]]:
+def text(plan: NodesPlan, rows: int, canvas: Canvas) -> list[list[str]]:
     """Returns two paragraphs: the nodes, of which at most `rows` are listed, and the forecasts over their number."""
-    return [list(_nodes(plan, rows)), list(_sizes(plan))]
+    said, wide = canvas.lines(facts(_nodes(plan))), Canvas(WIDE)
+    if plan.kind != "private":
+        said += wide.lines(_parts(plan, rows))
+    return [said, [*wide.lines(_sizes(plan)), *canvas.lines(facts([("knee", _knee(plan))]))]]
 
 
-def _nodes(plan: NodesPlan, rows: int) -> Iterator[str]:
-    yield f"nodes    {plan.nodes:,}; placement {plan.kind}: {plan.why}"
-    yield f"         {_room(plan)}"
+def _nodes(plan: NodesPlan) -> Iterator[Fact]:
+    yield "nodes", f"{plan.nodes:,}; placement {plan.kind}: {plan.why}"
+    yield "", _room(plan)
     if plan.unplaced_files:
         left = f"{plan.unplaced_files:,} files, {format_size(plan.unplaced_bytes)}"
-        yield f"         {left} have room on no node and are read from the source every time"
+        yield "", f"{left} have room on no node and are read from the source every time"
     if plan.kind == "private":
-        yield "         each node fetches what its own processes read, and then the rest: up to all files"
-        return
-    yield f"{'node':>8} {'fetches':>20} {'keeps':>20} {_others(plan):>26}"
-    for part in plan.parts[:rows]:
-        yield _part(f"{part.node:,}", part)
-    if len(plan.parts) > rows:
-        yield from _extremes(plan.parts)
+        yield "", "each node fetches what its own processes read, and then the rest: up to all files"
 
 
 def _room(plan: NodesPlan) -> str:
@@ -43,44 +43,41 @@ def _room(plan: NodesPlan) -> str:
     return f"assuming that every node has the room that was found here: {format_size(plan.room_bytes)}{inodes}"
 
 
-def _others(plan: NodesPlan) -> str:
-    return "from others, per epoch" if plan.kind == "partition" else "from others, once"
-
-
-def _part(name: str, part: Part) -> str:
-    fetched = _amount(part.fetched_files, part.fetched_bytes)
-    kept = _amount(part.kept_files, part.kept_bytes)
-    return f"{name:>8} {fetched:>20} {kept:>20} {_amount(part.others_files, part.others_bytes):>26}"
+def _parts(plan: NodesPlan, rows: int) -> Table:
+    shown = [(f"{part.node:,}", part) for part in plan.parts[:rows]]
+    if len(plan.parts) > rows:
+        for name, pick in (("least", min), ("median", median), ("most", max)):
+            columns = [[getattr(part, field) for part in plan.parts] for field in Part.__dataclass_fields__]
+            shown.append((name, Part(*(int(pick(column)) for column in columns))))
+    cells = (
+        (
+            name,
+            _amount(part.fetched_files, part.fetched_bytes),
+            _amount(part.kept_files, part.kept_bytes),
+            _amount(part.others_files, part.others_bytes),
+        )
+        for name, part in shown
+    )
+    others = "from others, per epoch" if plan.kind == "partition" else "from others, once"
+    return grid("rrrr", cells, ("node", "fetches", "keeps", others))
 
 
 def _amount(files: float, size_bytes: float) -> str:
     return f"{files:,.0f}, {format_size(size_bytes)}"
 
 
-def _extremes(parts: Sequence[Part]) -> Iterator[str]:
-    for name, pick in (("least", min), ("median", median), ("most", max)):
-        columns = [[getattr(part, field) for part in parts] for field in Part.__dataclass_fields__]
-        yield _part(name, Part(*(int(pick(column)) for column in columns)))
+def _sizes(plan: NodesPlan) -> Table:
+    heads = ("nodes", "direct", *_PLACEMENTS, "takes", "1st epoch", "later", "source", "peers", "later reads")
+    return grid("rrrrrlrrrrl", map(_size, plan.sizes), heads)
 
 
-def _sizes(plan: NodesPlan) -> Iterator[str]:
-    yield (
-        f"{'nodes':>8} {'direct':>9} " + " ".join(f"{name:>9}" for name in _PLACEMENTS)
-        + f"  {'takes':<9} {'1st epoch':>9} {'later':>9} {'source':>9} {'peers':>9}  later reads"
-    )  # fmt: skip
-    for size in plan.sizes:
-        yield _size(size)
-    yield _knee(plan)
-
-
-def _size(size: Size) -> str:
+def _size(size: Size) -> tuple[str, ...]:
     totals = {item.placement: format_duration(item.total_s) for item in size.placements}
     chosen = size.chosen()
-    times = f"{format_duration(chosen.first_epoch_s):>9} {format_duration(chosen.later_epoch_s):>9}"
-    moved = f"{format_size(chosen.source_bytes):>9} {format_size(chosen.peer_bytes):>9}"
-    row = f"{size.nodes:>8,} {format_duration(size.direct_s):>9} "
-    row += " ".join(f"{totals.get(name, '-'):>9}" for name in _PLACEMENTS)
-    return f"{row}  {size.choice:<9} {times} {moved}  {_hits(chosen)}"
+    times = format_duration(chosen.first_epoch_s), format_duration(chosen.later_epoch_s)
+    moved = format_size(chosen.source_bytes), format_size(chosen.peer_bytes)
+    under = (totals.get(name, "-") for name in _PLACEMENTS)
+    return (f"{size.nodes:,}", format_duration(size.direct_s), *under, size.choice, *times, *moved, _hits(chosen))
 
 
 def _hits(chosen: Scaled) -> str:
@@ -90,8 +87,8 @@ def _hits(chosen: Scaled) -> str:
 
 def _knee(plan: NodesPlan) -> str:
     if plan.knee is None:
-        return "knee     unknown: set how long an epoch computes with --epoch-compute"
+        return "unknown: set how long an epoch computes with --epoch-compute"
     found = f"{plan.knee:,.0f} nodes (R / V)" if plan.knee >= 10 else f"{plan.knee:.2g} nodes (R / V)"
     if plan.knee < 1:
-        return f"knee     {found}: one node already reads faster than the source gives; more only help with staging"
-    return f"knee     {found}: with more, an epoch that reads the source directly does not get shorter"
+        return f"{found}: one node already reads faster than the source gives; more only help with staging"
+    return f"{found}: with more, an epoch that reads the source directly does not get shorter"

@@ -6,36 +6,46 @@ This module owns the wording and layout. It computes nothing: all numbers are th
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
+from rich.table import Table
+
 from hpcstage.plan.budget import NO_LIMIT
 from hpcstage.plan.dataset.roots import printable
-from hpcstage.plan.types import Kept, Rates, Workload
+from hpcstage.plan.order.readings import Reading, Readings
+from hpcstage.plan.types import Forecast, Kept, Rates, Workload
 from hpcstage.preview.planfile import Plan, path_json, summary
 from hpcstage.preview.rows import Row, rows
-from hpcstage.report.plan import nodes, readings
+from hpcstage.report.canvas import WIDE, Canvas, Fact, facts, grid
+from hpcstage.report.plan import nodes
 from hpcstage.units import format_duration, format_rate, format_size
 
 DEFAULT_LIMIT = 20
+DEFAULT_EPOCHS = 3
 DEFAULT_NODES = 8
 _MODES = ("direct", "upfront", "runtime", "auto")
 UNKNOWN = "?"
 
 
-def text(plan: Plan, limit: int | None = None) -> str:
+def text(plan: Plan, limit: int | None = None, width: int = WIDE) -> str:
     """Returns the whole page, with at most `limit` rows of each table.
 
-    None: a few rows, and a few epochs of a named sampler.
+    None: a few rows, and a few epochs of a named sampler. Sentences are wrapped at `width`; tables are not, as paths
+    must stay whole.
     """
-    rows_shown = DEFAULT_LIMIT if limit is None else limit
-    parts = [list(_head(plan)), list(_table(plan, rows_shown))]
-    if plan.readings is not None:
-        epochs = readings.DEFAULT_EPOCHS if limit is None else plan.readings.asked.epochs
-        parts.extend(readings.text(plan, plan.readings, rows_shown, epochs))
+    rows_shown, canvas = DEFAULT_LIMIT if limit is None else limit, Canvas(width)
+    parts = [canvas.lines(facts(_head(plan))), list(_table(plan, rows_shown))]
+    if plan.readings is not None and rows_shown > 0:
+        parts.extend(_epochs(plan, plan.readings, rows_shown, DEFAULT_EPOCHS if limit is None else None))
     if plan.nodes is not None:
-        parts.extend(nodes.text(plan.nodes, DEFAULT_NODES if limit is None else limit))
-    parts += [list(_forecast(plan)), list(_tail(plan))]
+        parts.extend(nodes.text(plan.nodes, DEFAULT_NODES if limit is None else limit, canvas))
+    if plan.forecast is not None:
+        parts.append(
+            [*Canvas(WIDE).lines(_forecast(plan.forecast)), *canvas.lines(facts(_choice(plan, plan.forecast)))]
+        )
+    parts.append(canvas.lines(facts(_tail(plan))))
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
@@ -45,8 +55,28 @@ def to_json(plan: Plan, limit: int | None = None) -> dict[str, Any]:
     if limit is not None:
         data["entries"] = [_row_json(plan, row) for row in islice(rows(plan), limit)]
     if plan.readings is not None:
-        data["readings"] = readings.to_json(plan, plan.readings, limit)
+        data["readings"] = _readings_json(plan, plan.readings, limit)
     return data
+
+
+def _readings_json(plan: Plan, readings: Readings, limit: int | None) -> dict[str, Any]:
+    """Returns the sampler and, with a limit, the first `limit` reads of each epoch as `entries`."""
+    data: dict[str, Any] = {
+        "sampler": asdict(readings.asked),
+        "about": readings.about,
+        "samples_per_epoch": readings.samples,
+    }
+    if limit:
+        data["epochs"] = [
+            {"epoch": reading.epoch, "entries": [_entry(plan, *row) for row in _reads(readings, reading, limit)]}
+            for reading in readings
+        ]
+    return data
+
+
+def _entry(plan: Plan, position: int, rank: int, index: int, file_id: int) -> dict[str, Any]:
+    where = path_json(plan.manifest.source_path(file_id))
+    return {"position": position, "rank": rank, "index": index, **where, "size_bytes": plan.manifest.size(file_id)}
 
 
 def _row_json(plan: Plan, row: Row) -> dict[str, Any]:
@@ -63,42 +93,38 @@ def _row_json(plan: Plan, row: Row) -> dict[str, Any]:
 # ---- what is there
 
 
-def _head(plan: Plan) -> Iterator[str]:
+def _head(plan: Plan) -> Iterator[Fact]:
     for index, dataset in enumerate(plan.manifest.datasets):
         ids = plan.manifest.ids_of(index)
         size = sum(plan.manifest.sizes[ids.start : ids.stop])
-        yield _line("dataset", f"{printable(dataset.root)}: {_files(len(ids))}, {format_size(size)}")
+        yield "dataset", f"{printable(dataset.root)}: {_files(len(ids))}, {format_size(size)}"
     if len(plan.manifest.datasets) > 1:
-        yield _line("total", f"{_files(len(plan.manifest))}, {format_size(plan.manifest.total_bytes)}")
+        yield "total", f"{_files(len(plan.manifest))}, {format_size(plan.manifest.total_bytes)}"
     if plan.scan is not None:
         listings = f"{plan.scan.listings:,} listing{'s' * (plan.scan.listings != 1)}"
         operations = f"{plan.scan.stats:,} stats, {listings}"
-        yield _line("scan", f"{format_duration(plan.scan.seconds)} ({operations})")
+        yield "scan", f"{format_duration(plan.scan.seconds)} ({operations})"
         yield from _skipped(plan)
-    yield _line("order", _order(plan))
+    yield "order", _order(plan)
     if plan.about and plan.order.provenance != "manifest":
-        yield _line("", plan.about)
+        yield "", plan.about
     if plan.kept is not None:
-        yield _line("", _kept(plan.kept))
+        yield "", _kept(plan.kept)
     if plan.local is not None:
-        yield _line("local", plan.local)
-    yield _line("budget", _budget(plan))
-
-
-def _line(name: str, value: str) -> str:
-    return f"{name:<9}{value}"
+        yield "local", plan.local
+    yield "budget", _budget(plan)
 
 
 def _files(count: int) -> str:
     return f"{count:,} file" + ("" if count == 1 else "s")
 
 
-def _skipped(plan: Plan) -> Iterator[str]:
+def _skipped(plan: Plan) -> Iterator[Fact]:
     if plan.scan is None or not plan.scan.counts:
         return
     reasons = ", ".join(f"{count:,} {why}" for why, count in sorted(plan.scan.counts.items(), key=lambda i: -i[1]))
     example = f"; for example {printable(plan.scan.skipped[0][0])}" if plan.scan.skipped else ""
-    yield _line("left out", reasons + example)
+    yield "left out", reasons + example
 
 
 def _order(plan: Plan) -> str:
@@ -130,58 +156,88 @@ def _budget(plan: Plan) -> str:
     return f"{limits}; {needed}: {fitting}, the rest is read from the source"
 
 
-# ---- the table
+# ---- the listings: lines and not a drawn table, as they may have millions of rows
 
 
 def _table(plan: Plan, limit: int) -> Iterator[str]:
-    if limit <= 0:
-        return
-    yield f"{'position':>9} {'size':>9} {'cumulative':>11} {'expected':>9}  path"
-    for row in islice(rows(plan), limit):
-        yield _row(plan, row)
-    rest = len(plan.manifest) - limit
+    if limit > 0:
+        yield f"{'position':>9} {'size':>9} {'cumulative':>11} {'expected':>9}  path"
+        for row in islice(rows(plan), limit):
+            when = "-" if not row.staged else UNKNOWN if row.expected_s is None else format_duration(row.expected_s)
+            sizes = f"{format_size(row.size_bytes):>9} {format_size(row.cumulative_bytes):>11}"
+            yield f"{row.position:>9,} {sizes} {when:>9}  {_path(plan, row.file_id)}"
+        yield from _more(len(plan.manifest) - limit)
+
+
+def _epochs(plan: Plan, readings: Readings, limit: int, epochs: int | None) -> Iterator[list[str]]:
+    """Yields the lines of the first epochs of a named sampler, and one about those that are left out. Epochs are
+    computed one after the other and only as far as they are shown."""
+    shown = readings.asked.epochs if epochs is None else epochs
+    for reading in islice(readings, shown):
+        yield list(_epoch(plan, readings, reading, limit))
+    rest = readings.asked.epochs - shown
+    if rest > 0:
+        yield [f"... and {rest:,} more epoch{'s' * (rest > 1)} (--limit N shows N rows of each)"]
+
+
+def _epoch(plan: Plan, readings: Readings, reading: Reading, limit: int) -> Iterator[str]:
+    count = len(reading.indices)
+    on = f" on {len(readings.asked.ranks):,} ranks" if len(readings.asked.ranks) > 1 else ""
+    yield f"epoch {reading.epoch} reads {count:,} sample{'s' * (count != 1)}{on}"
+    yield f"{'position':>9} {'rank':>5} {'index':>9} {'size':>9}  path"
+    for position, rank, index, file_id in _reads(readings, reading, limit):
+        size = format_size(plan.manifest.size(file_id))
+        yield f"{position:>9,} {rank:>5,} {index:>9,} {size:>9}  {_path(plan, file_id)}"
+    yield from _more(count - limit)
+
+
+def _reads(readings: Readings, reading: Reading, limit: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yields position from 1, rank, index of the program's dataset, and id of the file."""
+    for position, index in enumerate(reading.indices[:limit]):
+        yield position + 1, readings.rank_at(position), index, readings.dataset[index]
+
+
+def _more(rest: int) -> Iterator[str]:
     if rest > 0:
         yield f"{'':9} ... and {rest:,} more (--limit N shows more)"
 
 
-def _row(plan: Plan, row: Row) -> str:
-    when = UNKNOWN if row.expected_s is None else format_duration(row.expected_s)
-    when = when if row.staged else "-"
+def _path(plan: Plan, file_id: int) -> str:
     one = len(plan.manifest.datasets) == 1
-    path = plan.manifest.path(row.file_id) if one else plan.manifest.source_path(row.file_id)
-    sizes = f"{format_size(row.size_bytes):>9} {format_size(row.cumulative_bytes):>11}"
-    return f"{row.position:>9,} {sizes} {when:>9}  {printable(path)}"
+    return printable(plan.manifest.path(file_id) if one else plan.manifest.source_path(file_id))
 
 
 # ---- the forecast
 
 
-def _forecast(plan: Plan) -> Iterator[str]:
-    if plan.forecast is None:
-        return
-    yield f"forecast {'total':>9} {'1st batch':>9} {'1st epoch':>9} {'later':>9}  how"
+def _forecast(forecast: Forecast) -> Table:
+    cells = []
     for name in _MODES:
-        mode = plan.forecast.modes[name]
+        mode = forecast.modes[name]
         times = (mode.total_s, mode.first_batch_s, mode.first_epoch_s, mode.later_epoch_s)
-        yield f"{name:<8} " + " ".join(f"{format_duration(value):>9}" for value in times) + f"  {mode.formula}"
-    yield _line("choice", f"{plan.forecast.choice}: {plan.forecast.why}")
-    if plan.mode is not None and plan.mode != plan.forecast.choice:
-        yield _line("mode", f"{plan.mode} is what the run did")
+        cells.append((name, *map(format_duration, times), mode.formula))
+    return grid("lrrrrl", cells, ("forecast", "total", "1st batch", "1st epoch", "later", "how"))
 
 
-def _tail(plan: Plan) -> Iterator[str]:
+def _choice(plan: Plan, forecast: Forecast) -> Iterator[Fact]:
+    yield "choice", f"{forecast.choice}: {forecast.why}"
+    if plan.mode is not None and plan.mode != forecast.choice:
+        yield "mode", f"{plan.mode} is what the run did"
+
+
+def _tail(plan: Plan) -> Iterator[Fact]:
     if plan.workload is not None:
         yield from _program(plan.workload)
     if plan.rates is not None:
         yield from _rates(plan.rates)
     if plan.forecast is not None:
         for item in plan.forecast.assumptions:
-            yield _line("assumed", item)
+            yield "assumed", item
     for note in plan.notes:
-        yield _line("note", note)
+        yield "note", note
 
 
-def _program(workload: Workload) -> Iterator[str]:
+def _program(workload: Workload) -> Iterator[Fact]:
     values = {
         "epochs": workload.epochs and (f"{workload.epochs:,} epochs" if workload.epochs > 1 else "1 epoch"),
         "epoch_compute_s": workload.epoch_compute_s is not None
@@ -191,10 +247,10 @@ def _program(workload: Workload) -> Iterator[str]:
     }
     known = [f"{value} ({workload.sources.get(name, 'default')})" for name, value in values.items() if value]
     if known:
-        yield _line("program", ", ".join(known))
+        yield "program", ", ".join(known)
 
 
-def _rates(rates: Rates) -> Iterator[str]:
+def _rates(rates: Rates) -> Iterator[Fact]:
     yield from _rate("source", rates, "source_bytes_per_s", rates.source_bytes_per_s, per_s=rates.source_files_per_s)
     yield from _rate("reader", rates, "reader_bytes_per_s", rates.reader_bytes_per_s, file_s=rates.reader_file_s)
     yield from _rate("copying", rates, "copy_bytes_per_s", rates.copy_bytes_per_s, per_s=rates.copy_files_per_s)
@@ -204,7 +260,7 @@ def _rates(rates: Rates) -> Iterator[str]:
 def _rate(
     name: str, rates: Rates, key: str, bytes_per_s: float | None, *, per_s: float | None = None,
     file_s: float | None = None,
-) -> Iterator[str]:  # fmt: skip
+) -> Iterator[Fact]:  # fmt: skip
     found = [
         format_rate(bytes_per_s) if bytes_per_s is not None else "",
         f"{per_s:,.0f} files/s" if per_s is not None else "",
@@ -212,4 +268,4 @@ def _rate(
     ]
     known = ", ".join(item for item in found if item)
     if known:
-        yield _line(name, f"{known} ({rates.sources.get(key, 'unknown')})")
+        yield name, f"{known} ({rates.sources.get(key, 'unknown')})"
