@@ -19,6 +19,8 @@ from hpcstage.report.figures import clean, mean
 
 WIDEST = 100
 """Lines of a report on a wider terminal are as long as this, as longer ones are hard to read."""
+NARROWEST = 80
+"""A narrower terminal breaks lines itself, as complete figures matter more than fitting lines."""
 WIDE = 100_000
 """The width of what must not be wrapped."""
 Fact = tuple[str, str]
@@ -47,11 +49,11 @@ class Canvas:
 
     @classmethod
     def of_stdout(cls, *, no_color: bool = False) -> Canvas:
-        """Returns the canvas of this terminal, or 80 columns of plain text where stdout is none. Colour also needs that
-        the environment does not refuse it."""
+        """Returns the canvas of this terminal, or plain text where stdout is none. Colour also needs that the
+        environment does not refuse it."""
         console = Console(no_color=no_color or None)
         is_terminal = sys.stdout.isatty()
-        width = min(console.width, WIDEST) if is_terminal else 80
+        width = max(NARROWEST, min(console.width, WIDEST)) if is_terminal else NARROWEST
         color = is_terminal and not console.no_color and not console.is_dumb_terminal
         return cls(width, color=color, unicode=console.encoding.startswith("utf"))
 

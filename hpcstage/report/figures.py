@@ -5,7 +5,7 @@ It draws nothing and does not import rich, as the short form at the end of a run
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hpcstage.record.schema import Coverage, GroupSection, NodeRow, Record, RunSection, Savings, TimeSplit
 from hpcstage.units import format_duration, format_rate, format_size
@@ -71,21 +71,6 @@ def seconds(value: float | None) -> str:
     return f"-{text}" if value < 0 else text
 
 
-def size(value: float | None) -> str:
-    """Formats bytes, or says that they are not known."""
-    return UNKNOWN if value is None else format_size(value)
-
-
-def rate(value: float | None) -> str:
-    """Formats bytes per second, or says that they are not known."""
-    return UNKNOWN if value is None else format_rate(value)
-
-
-def count(value: float | None) -> str:
-    """Formats a number of things, or says that it is not known."""
-    return UNKNOWN if value is None else f"{value:,.0f}"
-
-
 def milliseconds(value: float | None) -> str:
     """Formats a latency, or says that it is not known."""
     if value is None:
@@ -93,6 +78,14 @@ def milliseconds(value: float | None) -> str:
     if value < 0.1:
         return f"{value * 1000:.0f} us"
     return f"{value:.3g} ms" if value < 1000 else f"{value / 1000:.3g} s"
+
+
+def _known(form: Callable[[float], str]) -> Callable[[float | None], str]:
+    return lambda value: UNKNOWN if value is None else form(value)
+
+
+size, rate, count = _known(format_size), _known(format_rate), _known("{:,.0f}".format)
+"""They format bytes, bytes per second and a number of things, or say that these are not known."""
 
 
 # ---- what follows from a record

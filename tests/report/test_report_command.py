@@ -167,7 +167,7 @@ def on_terminal(tmp_path: Path, run_dir: Path, columns: int, *options: str, **en
 
 def test_a_terminal_gets_its_width_and_colour_unless_refused(tmp_path: Path, run_dir: Path) -> None:
     piped = report(tmp_path, str(run_dir)).stdout.decode()
-    for columns, longest in ((80, 80), (200, 100)):
+    for columns, longest in ((40, 80), (80, 80), (200, 100)):
         plain = re.sub("\x1b\\[[0-9;]+m", "", on_terminal(tmp_path, run_dir, columns))
         assert max(map(cell_len, plain.split("\n"))) == longest
     assert "\x1b[1m" in on_terminal(tmp_path, run_dir, 80)
