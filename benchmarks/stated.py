@@ -30,7 +30,6 @@ ADDED_IN = {
     "peer": "54436f4",
     "scale": "6e2a504",
     "staging": "cd750b2",
-    "truth": "8bda12d",
     "warm": "8bda12d",
 }
 """The commits that added the files which were written before results named the commit that they measured."""
@@ -265,8 +264,9 @@ ROWS: tuple[Row, ...] = (
         "truth",
         "What the report says was saved against reading directly, with a real direct run beside each cell (aim: 15 % of its time)",
         lambda r: (
-            f"off by {_range(r.figures('saved, .*: direct run off by'), '.0f', 100)} % of the direct run's time; "
-            f"cannot tell in {100 * r.figure('saved: share of cells of which nothing is said'):.0f} % of the cells"
+            f"off by {_range(r.figures('saved, .*: direct run off by'), '.1f', 100)} % of the direct run's time; "
+            f"cannot tell in {100 * r.figure('saved: share of cells of which nothing is said'):.0f} % "
+            f"of {r.figure('saved: cells'):.0f} cells"
         ),
         optional=True,
     ),
