@@ -1,6 +1,6 @@
-"""The staging daemon of a node: one event loop, from the scan to the removal of the node directory.
+"""The staging daemon of a node: its services, from the scan to the removal of the node directory.
 
-Owns lifecycle, clock and signals. It lives while a wrapper is attached, or a child whose wrapper was killed runs.
+Owns lifecycle and signals. It lives while a wrapper is attached, or a child whose wrapper was killed runs.
 """
 
 from __future__ import annotations
@@ -9,371 +9,245 @@ import contextlib
 import os
 import selectors
 import signal
-import sys
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 
-from hpcstage.daemon import part as nodepart
-from hpcstage.daemon.copying.alone import Reopened
 from hpcstage.daemon.copying.copier import CopierSettings
-from hpcstage.daemon.copying.engine import Busy
 from hpcstage.daemon.copying.pool import Pool
-from hpcstage.daemon.preparing import DIRECT_MODE, PLAN_HELPER
+from hpcstage.daemon.inbox import UNANSWERED, Inbox, Item
+from hpcstage.daemon.peers.nodegroup import NodeGroup
+from hpcstage.daemon.preparing import Phase, Preparing, Unstaged
 from hpcstage.daemon.process import signals
-from hpcstage.daemon.process.descriptors import Descriptors
 from hpcstage.daemon.process.events import Events
 from hpcstage.daemon.process.helpers import Helpers
-from hpcstage.daemon.process.looks import Looks
 from hpcstage.daemon.process.page import Page
-from hpcstage.daemon.process.proc import descendants
-from hpcstage.daemon.process.server import Reply, Server, open_listener
-from hpcstage.daemon.process.slots import Slots
-from hpcstage.daemon.process.wrappers import Wrappers
-from hpcstage.daemon.queue.queue import Place
-from hpcstage.daemon.reading import lists
-from hpcstage.daemon.reading.ordering import TRACE_HELPER
-from hpcstage.daemon.reading.watch import Watch
+from hpcstage.daemon.process.server import Reply, open_listener
+from hpcstage.daemon.programs import Programs
+from hpcstage.daemon.queue.answers import Answers
+from hpcstage.daemon.reading.scanning import DIRECT_MODE, Prepared
+from hpcstage.daemon.reading.watch import OpenLog
+from hpcstage.daemon.reporting import HELPER as PART_HELPER
+from hpcstage.daemon.reporting import Reporter
+from hpcstage.daemon.resources import Gate, Resources, log
+from hpcstage.daemon.service import Loop, Request, Service
 from hpcstage.daemon.staging import Staging
-from hpcstage.daemon.telemetry import Reading, Sampler
+from hpcstage.daemon.telemetry import Snapshot
 from hpcstage.errors import HpcstageError
 from hpcstage.node import directory as node_directory
+from hpcstage.plan.placement.placements import Kind as Placing
+from hpcstage.problem import Problem
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.daemonspec import DaemonSpec
-from hpcstage.protocol.shim import END, LANDED, Answer, Kind, Layer, Reason, State
-from hpcstage.record.parts.part import write_part
+from hpcstage.protocol.shim import Answer, Kind, Reason, State
 from hpcstage.store import directory
-from hpcstage.store.counters import Totals
 
-TICK_S = 1.0
-PART_EVERY_S = 10.0
-MISSED_EVERY_S = 2.0
 POOL_END_S = 1.0
-MOST_MISTAKES = 100
 LEAST_WRITE_S = 2.0
 SWEEP_END_S = 2.0
 """The longest wait at the end for the removal of what earlier runs left, which may take longer than a short command."""
 OWN_DRAIN = 0.8
 """The share of the wrapper's wait that the daemon uses to end: it must answer before the wrapper takes it for dead."""
-_PART = "part"
 _SWEEP = "sweep"
 
 
-class Daemon:
-    """The daemon of a node: owns its event loop and its parts. `run` returns when the node directory is gone."""
+class Daemon(Service):
+    """The daemon of a node: builds its services and owns its phase. `run` returns when the node directory is gone."""
+
+    kinds = frozenset({Kind.STATUS})
 
     def __init__(self, spec: DaemonSpec, umask: int) -> None:
-        self.spec = spec
-        self.node_dir = Path(spec.node_dir)
-        self.started = time.monotonic()
-        self.selector = selectors.DefaultSelector()
-        self.page = Page(self.node_dir / nodedir.PAGE)
-        self.helpers = Helpers(umask)
-        self.events = Events(self.node_dir / nodedir.EVENTS)
-        directory.Store(self.node_dir).make()
-        self.pool = self._fork_copiers()
-        self.server = Server(open_listener(f"{spec.node_dir}/sock", spec.listen_fd), self.selector, self)
-        self.watch = Watch(self.node_dir, self.page, self.started)
-        self.staging = Staging(
+        started = time.monotonic()
+        node_dir = Path(spec.node_dir)
+        selector, helpers = selectors.DefaultSelector(), Helpers(umask)
+        page = Page(node_dir / nodedir.PAGE)
+        directory.Store(node_dir).make()
+        self._pool = _fork_copiers(spec)  # before there is a thread
+        self._loop = Loop(selector, helpers, open_listener(f"{spec.node_dir}/sock", spec.listen_fd))
+        self._log = OpenLog(node_dir, page)
+        programs = Programs(page, selector, self._log.retire, self._ended, started)
+        self.base = Resources(
             spec,
-            self.pool,
-            self.helpers,
-            self.events,
-            self.watch,
-            self.server.answer,
-            self._state,
-            self.started,
-            self.selector,
-            self.page,
+            started,
+            selector,
+            page,
+            Gate(page, spec.host),
+            helpers,
+            Events(node_dir / nodedir.EVENTS),
+            Answers(self._loop.server.answer),
+            self._loop.server.answer,
+            programs.pids,
+            lambda: programs.accounts.own_bytes,
         )
-        self.wrappers = Wrappers(self.selector, self._nobody_left)
-        self.staging.programs = self._programs
-        self.sampler = Sampler(self._reading, self.started)
-        self.looks = Looks(self.page.several, self.started)
-        self.reopened = Reopened(self.helpers)
-        self.reporter = nodepart.Reporter(
-            spec, self.staging, self.page, self.sampler, self.looks, self.reopened, self.started
-        )
-        self.staging.own_bytes = lambda: self.reporter.accounts.own_bytes
-        self.slots = Slots(self.page, self.watch.retire, self.reporter.retired, self.started)
-        self.descriptors = Descriptors(self.selector)
-        self._next_tick = self.started + TICK_S
-        self._next_part = self.started
-        self._next_missed = self.started + MISSED_EVERY_S
-        self._ending = False
-        self._nice = False
-        self._mistakes = 0
+        self._reporter = Reporter(self.base, lambda: self._loop.services, self._snapshot)
+        self._others = (programs, self._reporter)
         self._last_token: int | None = None
+        self._group: NodeGroup | None = None
+        self._phase: Phase = Unstaged(self.base, State.MEASURING)
+        if self._pool is not None:
+            self._phase = self._preparing(self._pool)
 
-    def _fork_copiers(self) -> Pool | None:
-        spec = self.spec
-        if spec.mode == DIRECT_MODE:
-            return None
-        settings = CopierSettings(
-            self.node_dir, self.node_dir / nodedir.MANIFEST, spec.transfers, spec.own_rate_bytes_per_s, nice=spec.nice
-        )
-        return Pool(settings, spec.copiers)
+    def _preparing(self, pool: Pool) -> Preparing:
+        def ready(prepared: Prepared) -> None:
+            self._stage(pool, prepared, preparing.inbox)
 
-    def _state(self, state: State) -> None:
-        """Shows the state and lowers the daemon's priority once the scan is over: nothing is staged before the scan has
-        ended, so the scan is worth hurrying."""
-        if state is not State.SCANNING and not self._nice:
-            self._nice = True
-            with contextlib.suppress(OSError):
-                os.nice(self.spec.nice)
-        self.page.set_state(state)
+        def failed(why: str | None) -> None:
+            self._give_up(why, preparing.inbox)
 
-    # ---- the loop
+        preparing = Preparing(self.base, self._log, ready, failed)
+        spec = self.base.spec
+        if spec.node_count > 1 and spec.placement != Placing.PRIVATE.value:
+            hand_over = self._loop.server.hand_over
+            self._group = NodeGroup(self.base, preparing.inbox, hand_over, preparing.scan, preparing.receive)
+        return preparing
+
+    # ---- the phases
 
     def run(self) -> None:
         """Runs the event loop until no wrapper or child is left, then ends the staging."""
+        spec, helpers = self.base.spec, self.base.helpers
         out = signals.take()
-        self.selector.register(out, selectors.EVENT_READ, lambda: self._signals(os.read(out, 64)))
-        self._sweep_leftovers()
-        self.staging.start()
-        while not self._ending:
-            self._watch()
-            for key, _ in self.selector.select(self._timeout()):
-                self._guarded(key.data)
-            self._guarded(self._by_the_clock)
+        self.base.selector.register(out, selectors.EVENT_READ, lambda: self._signals(os.read(out, 64)))
+        if leftovers := [Path(path) for path in spec.leftovers]:
+            helpers.start(_SWEEP, lambda: _remove_all(leftovers), lambda _: None)
+        self._enter(self._phase)
+        if isinstance(self._phase, Preparing):
+            self._phase.start(waits=self._group is not None and spec.node_index != 0)
+        self._loop.run()
         self._end()
 
-    def _guarded(self, work: Callable[[], object]) -> None:
-        """Calls `work` and logs its exceptions: a mistake of ours must not end the staging; more than MOST_MISTAKES
-        in a run do."""
+    def _enter(self, phase: Phase) -> None:
+        """Shows the state of a phase and gives its services their turns. The daemon's priority is lowered once the scan
+        is over: nothing is staged before the scan has ended, so the scan is worth hurrying."""
+        if phase.state is not State.SCANNING:
+            with contextlib.suppress(OSError):
+                os.nice(self.base.spec.nice)
+        self._phase = phase
+        self.base.page.set_state(phase.state)
+        group = () if self._group is None else (self._group,)
+        self._loop.serve((self, *group, *phase.services(), *self._others))
+
+    def _stage(self, pool: Pool, prepared: Prepared, inbox: Inbox) -> None:
+        """Begins the staging, and hands it what came before."""
         try:
-            work()
-        except Exception:  # noqa: BLE001
+            staging = Staging(self.base, pool, self._log, prepared, self._group)
+        except Exception:  # noqa: BLE001  a program may wait for the end of the staging
             traceback.print_exc()
-            self._mistakes += 1
-            self._ending = self._ending or self._mistakes > MOST_MISTAKES
+            self._give_up("the staging could not begin", inbox)
+            return
+        self._enter(staging)
+        staging.begin()
+        self._replay(inbox)
+        staging.publish_plan()
 
-    def _by_the_clock(self) -> None:
-        self._catch_up()
-        now = time.monotonic()
-        self.staging.pump(now)
-        self.watch.look(now)
-        self.slots.look(now)
-        self.looks.look(now)
-        self.sampler.look(now)
-        self._reopen(now)
-        if now >= self._next_tick:
-            self._tick(now)
+    def _give_up(self, why: str | None, inbox: Inbox) -> None:
+        """Stages nothing: because of a mistake if there is a reason, else because the run ends."""
+        if why is not None:
+            host = self.base.spec.host
+            remedy = f"the program reads the source; the daemon's log is nodes/{host}.log in the run directory"
+            self.base.problems.append(Problem("scan-failed", why, remedy))
+            if self._group is not None:
+                self._group.give_up()
+        self._enter(Unstaged(self.base, State.SETTLED))
+        self._replay(inbox)
 
-    def _catch_up(self) -> None:
-        """Reads the writes that programs did not wait for; until then they open no copy."""
-        if (given_up := self.page.behind) is not None:
-            self.server.read_all()
-            self.page.catch_up(given_up)
-        self.staging.look_at_gate()
+    def _replay(self, inbox: Inbox) -> None:
+        for item in inbox.take():
+            self._loop.guarded(partial(self._replay_one, item))
 
-    def _timeout(self) -> float:
-        now = time.monotonic()
-        looks = (self.looks.wake_after(now), self.sampler.wake_after(now), self.slots.wake_after(now))
-        until_tick = min(self._next_tick - now, *looks)
-        wake = self.staging.wake_after(now)
-        return max(0.0, until_tick if wake is None else min(wake, until_tick))
+    def _replay_one(self, item: Item) -> None:
+        if not isinstance(item, Request):
+            self._phase.message(item, time.monotonic())
+            return
+        reply = self._loop.request(*item)
+        if reply is not None and item.kind in UNANSWERED:
+            self.base.answer(item.token, reply)
 
-    def _watch(self) -> None:
-        wanted: dict[int, Callable[[int], bool]] = dict.fromkeys(self.helpers.fds(), self._helper_ready)
-        if self.pool is not None:
-            wanted.update(dict.fromkeys(self.pool.fds(), self._copier_ready))
-        self.descriptors.watch(wanted)
+    # ---- the service
 
-    def _helper_ready(self, fd: int) -> bool:
-        return fd not in self.helpers.fds() or self.helpers.receive(fd)
+    def request(self, request: Request) -> Reply:  # noqa: ARG002
+        """See Service."""
+        return Reply(Answer.DONE, value=self._phase.state)
 
-    def _copier_ready(self, fd: int) -> bool:
-        self.staging.receive(fd, time.monotonic())
-        return self.pool is None or fd not in self.pool.fds()
+    def work(self, now: float) -> None:  # noqa: ARG002
+        """Reads the writes that programs did not wait for; until then they open no copy. Stops the staging once the
+        store is closed."""
+        page = self.base.page
+        if (given_up := page.behind) is not None:
+            self._loop.server.read_all()
+            page.catch_up(given_up)
+        if (problem := self.base.gate.found_closed()) is not None:
+            self.base.problems.append(problem)
+            self._phase.stop(Reason.FAILED)
 
-    def _tick(self, now: float) -> None:
-        self._next_tick = max(self._next_tick + TICK_S, now)
-        self.wrappers.poll(now)
-        self.reporter.accounts.look(self.page.pids())
-        self.staging.look(now)
-        if now >= self._next_missed:
-            self._next_missed = now + MISSED_EVERY_S
-            self.reporter.missed.look(self.wrappers.seen_children, self.page.pids())
-        if now >= self._next_part:
-            self._next_part = now + PART_EVERY_S
-            self._write_part(now, complete=False)
-
-    def _programs(self) -> set[int]:
-        children = self.wrappers.seen_children
-        return self.page.pids().union(children, *map(descendants, children))
-
-    def _reopen(self, now: float) -> None:
-        engine = self.staging.engine
-        if engine is not None and self.staging.state is State.SETTLED and self.spec.node_index == 0:
-            self.reopened.look(now, engine.alone, lambda ids: [engine.manifest.source_path(id_) for id_ in ids])
-
-    def _reading(self, now: float) -> Reading:
-        engine = self.staging.engine
-        sums = self.page.sums()
-        if engine is None:
-            return Reading(Totals(), sums, Busy(now, limited_s=now - self.started))
-        engine.advance(now)
-        peers = self.staging.peers
-        return Reading(
-            engine.pool.stats.totals(),
-            sums,
-            replace(engine.busy),
-            queued_files=engine.queue.waiting,
-            store_bytes=engine.stored_bytes,
-            peer_bytes=0 if peers is None else peers.counts["peer_bytes"],
-            sent_bytes=0 if peers is None else peers.counts["sent_bytes"],
-        )
-
-    def _write_part(self, now: float, *, complete: bool) -> None:
-        part = self.reporter.part(now, complete=complete)
-        self.events.flush()
-        extra = ((self.node_dir / nodedir.EVENTS, "events"),) if complete else ()
-        if part.problems:
-            extra = (*extra, (self.node_dir / nodedir.LOG, "log"))
-        run_dir, host = Path(self.spec.run_dir), self.spec.host
-        self.helpers.start(_PART, lambda: write_part(part, run_dir, host, extra), self._part_written)
-
-    def _part_written(self, answer: bytes | None) -> None:
-        if answer is None:
-            log(f"the part of the record could not be written below {self.spec.run_dir}")
-
-    def _sweep_leftovers(self) -> None:
-        paths = [Path(path) for path in self.spec.leftovers]
-        if paths:
-            self.helpers.start(_SWEEP, lambda: _remove_all(paths), lambda _: None)
-
-    # ---- signals
+    def _snapshot(self, now: float) -> Snapshot:
+        return self._phase.snapshot(now, self.base.page.sums())
 
     def _signals(self, numbers: bytes) -> None:
         if signal.SIGUSR1 in numbers:
-            log(self._status())
+            log(self._phase.status())
         if signal.SIGTERM in numbers:
             log("SIGTERM: copying stops; what is staged stays until the command ends")
-            self.staging.close(Reason.LATER)
-            self._write_part(time.monotonic(), complete=False)
-
-    def _status(self) -> str:
-        engine = self.staging.engine
-        text = f"{self.staging.state.name.lower()} after {time.monotonic() - self.started:.1f} s"
-        if engine is None:
-            return text
-        places = ", ".join(f"{place.name.lower()} {engine.queue.count(place)}" for place in Place)
-        return f"{text}: {places}; {engine.stored_bytes} bytes in the store"
-
-    # ---- requests
-
-    def request(self, token: int, kind: Kind, pid: int, payload: bytes) -> Reply | None:
-        """See server.Handler."""
-        now = time.monotonic()
-        if kind is Kind.WANT:
-            return self.staging.want(token, payload, now)
-        if kind is Kind.WROTE:
-            return self.staging.wrote(payload)
-        if kind is Kind.LANDED:
-            device, inode = LANDED.unpack_from(payload)
-            return self.staging.wrote(payload[LANDED.size :], (device, inode))
-        if kind is Kind.HELLO:
-            python = payload[:1] == bytes([Layer.PYTHON])
-            return Reply(Answer.DONE, value=self.page.allot_python_slot() if python else 0)
-        if kind is Kind.ORDER:
-            self.staging.ordering.order(os.fsdecode(payload))
-            return Reply(Answer.DONE)
-        if kind is Kind.EPOCH:
-            self.staging.ordering.epoch(pid, payload)
-            return Reply(Answer.DONE)
-        if kind is Kind.PEER:
-            return self._from_exchange(token)
-        if kind is Kind.STATUS:
-            return Reply(Answer.DONE, value=self.staging.state)
-        return self._from_wrapper(token, kind, payload)
-
-    def _from_exchange(self, token: int) -> Reply | None:
-        group = self.staging.group
-        if group is None or group.is_closed or self._ending:
-            return Reply(Answer.REFUSED)
-        connection = self.server.hand_over(token)
-        if connection is None:
-            return None
-        group.attach(connection)
-        return None
-
-    def _from_wrapper(self, token: int, kind: Kind, payload: bytes) -> Reply | None:
-        if kind is Kind.ATTACH:
-            self.wrappers.attach(token, int.from_bytes(payload[:4], "little"))
-            return Reply(Answer.DONE, keep=True)
-        if kind is Kind.STAGED:
-            return self.staging.staged(token)
-        if len(payload) >= END.size:
-            self.reporter.accounts.ended(END.unpack_from(payload)[1])
-        if not self.wrappers.end(token):
-            return Reply(Answer.OTHERS)
-        self._last_token = token
-        self._ending = True
-        return None
-
-    def dropped(self, token: int) -> None:
-        """See server.Handler."""
-        self.staging.dropped(token)
-        self.wrappers.dropped(token)
-
-    def _nobody_left(self) -> None:
-        self._ending = True
+            for service in self._loop.services:
+                service.stop(Reason.LATER)
+            self._reporter.write(time.monotonic())
 
     # ---- the end
 
+    def _ended(self, token: int | None) -> None:
+        """Ends the daemon. The wrapper behind the token waits for that."""
+        self._last_token = token
+        self._loop.is_ending = True
+
     def _end(self) -> None:
         """Stops, reports, answers and cleans up; every step but the deletion of the store is bounded."""
-        deadline = time.monotonic() + OWN_DRAIN * self.spec.drain_s
-        self.page.set_state(State.ENDED)
+        deadline = time.monotonic() + OWN_DRAIN * self.base.spec.drain_s
+        loop, server, helpers = self._loop, self._loop.server, self.base.helpers
+        self.base.page.set_state(State.ENDED)
         _hurry()
-        for stop in (self._stop_answering, self._stop_learning, self._stop_copying):
-            self._guarded(stop)
-        self._guarded(lambda: self._write_last_part(deadline))
+        awaited: list[str] = []
+        for service in loop.services:
+            loop.guarded(lambda service=service: awaited.extend(service.drain()))  # type: ignore[misc]
+        if self._pool is not None:
+            self._pool.kill()
+        loop.guarded(lambda: self._write_last_part(awaited, deadline))
         if self._last_token is not None:
-            self.server.answer(self._last_token, Reply(Answer.LAST, keep=True))
-        self.server.stop_listening()
-        if self.pool is not None:
-            self.pool.close(POOL_END_S)
-        self._guarded(lambda: self.helpers.wait(_SWEEP, SWEEP_END_S))
-        self.helpers.close()
+            server.answer(self._last_token, Reply(Answer.LAST, keep=True))
+        server.stop_listening()
+        if self._pool is not None:
+            self._pool.close(POOL_END_S)
+        loop.guarded(lambda: helpers.wait(_SWEEP, SWEEP_END_S))
+        helpers.close()
         directory.remove_tree(self._out_of_sight(), last=(nodedir.LOCK,))
-        self.server.close_all()
+        server.close_all()
 
-    def _stop_answering(self) -> None:
-        self.staging.answers.end(Reason.SETTLED)
-        if self.staging.group is not None:
-            self.staging.group.close()
-
-    def _stop_learning(self) -> None:
-        self.watch.stop()
-        if self.spec.node_index == 0:  # the trace is one per command, not per node
-            self.staging.ordering.leave_trace()
-
-    def _stop_copying(self) -> None:
-        if self.staging.engine is not None:
-            self.staging.engine.queue.close(Reason.LATER)
-        if self.pool is not None:
-            self.pool.kill()
+    def _write_last_part(self, awaited: Collection[str], deadline: float) -> None:
+        helpers = self.base.helpers
+        for name in (*awaited, PART_HELPER):
+            helpers.wait(name, max(0.0, deadline - LEAST_WRITE_S - time.monotonic()))
+        self._reporter.write(time.monotonic(), complete=True)
+        helpers.wait(PART_HELPER, max(0.1, deadline - time.monotonic()))
 
     def _out_of_sight(self) -> Path:
         """Renames the node directory aside and returns its new name: a wrapper of the same launch that comes late must
         make its own directory, not join one that is being deleted."""
         try:
-            return node_directory.retire(self.node_dir)
+            return node_directory.retire(self.base.node_dir)
         except (OSError, HpcstageError):
-            return self.node_dir
+            return self.base.node_dir
 
-    def _write_last_part(self, deadline: float) -> None:
-        announced = [name for name in self.helpers.names() if name.startswith(lists.HELPER)]
-        for name in (*announced, TRACE_HELPER, PLAN_HELPER, _PART):
-            self.helpers.wait(name, max(0.0, deadline - LEAST_WRITE_S - time.monotonic()))
-        now = time.monotonic()
-        self.sampler.tick(now)
-        self._write_part(now, complete=True)
-        self.helpers.wait(_PART, max(0.1, deadline - time.monotonic()))
+
+def _fork_copiers(spec: DaemonSpec) -> Pool | None:
+    """Returns the copiers; None where nothing will be staged."""
+    if spec.mode == DIRECT_MODE:
+        return None
+    node_dir = Path(spec.node_dir)
+    settings = CopierSettings(
+        node_dir, node_dir / nodedir.MANIFEST, spec.transfers, spec.own_rate_bytes_per_s, nice=spec.nice
+    )
+    return Pool(settings, spec.copiers)
 
 
 def _hurry() -> None:
@@ -387,9 +261,3 @@ def _remove_all(paths: list[Path]) -> bytes:
     for path in paths:
         directory.remove_tree(path)
     return b""
-
-
-def log(text: str) -> None:
-    """Writes a line to daemon.log."""
-    stamp = time.strftime("%H:%M:%S")
-    print(f"{stamp} {text}", file=sys.stderr, flush=True)  # noqa: T201  standard error is daemon.log

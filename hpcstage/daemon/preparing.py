@@ -1,91 +1,182 @@
 """Prepares the staging of a node: gets the manifest, by a scan or from another node, and decides the mode in mode auto.
 
-Owns the helpers that do this; what they find is in the outlook. Staging begins when `ready` is called.
+Owns the helpers that do this, and the inbox that keeps what comes meanwhile. Where nothing is ever staged, `Unstaged`
+answers instead.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from hpcstage.daemon.outlook import Outlook
-from hpcstage.daemon.process.helpers import Helpers
+from hpcstage.daemon.copying.engine import Busy
+from hpcstage.daemon.inbox import UNANSWERED, Inbox
+from hpcstage.daemon.process.server import Reply
 from hpcstage.daemon.reading import scanning
-from hpcstage.daemon.reading.scanning import AUTO_MODE, Scanned
-from hpcstage.plan.dataset.manifest import Manifest
-from hpcstage.plan.types import Order
-from hpcstage.protocol.daemonspec import DaemonSpec
+from hpcstage.daemon.reading.scanning import ASKED_FOR, AUTO_MODE, DIRECT_MODE, Prepared, Scanned
+from hpcstage.daemon.reading.watch import OpenLog
+from hpcstage.daemon.resources import Resources
+from hpcstage.daemon.service import Request, Service
+from hpcstage.daemon.telemetry import Snapshot
+from hpcstage.plan.order import orders
+from hpcstage.protocol import exchange
+from hpcstage.protocol.shim import Answer, Kind, Reason, State
+from hpcstage.record.parts.part import NodePart
+from hpcstage.store.counters import Totals
 
-DIRECT_MODE = "direct"
 SCAN_HELPER = "scan"
-PLAN_HELPER = "plan"
 MODE_HELPER = "mode"
+EARLY_S = 0.5
+"""Until this long after the start a want waits for the end of the scan; later, and where a probe follows the scan, the
+program reads the source meanwhile."""
 
 
-@dataclass
-class Preparing:
-    """Owns the work before the staging. `ready` is called with the manifest, the order and the number of listed
-    directories, `failed` with the reason why there are none. Neither is called when `is_awaited` returns False."""
+class Phase(Service):
+    """A phase of the daemon: it prepares, it stages, or it stages nothing. There is one at a time."""
 
-    spec: DaemonSpec
-    helpers: Helpers
-    outlook: Outlook
-    is_awaited: Callable[[], bool]
-    ready: Callable[[Manifest, Order, int], None]
-    failed: Callable[[str], None]
-    _decided: bytes | None = None
-    """The forecast of the first node, in JSON; only in mode auto on the other nodes."""
+    kinds = frozenset({Kind.WANT, Kind.WROTE, Kind.LANDED, Kind.STAGED, Kind.ORDER, Kind.EPOCH})
+    state = State.SCANNING
+    """The state that programs and wrappers are told."""
+
+    def __init__(self, base: Resources) -> None:
+        self.base = base
+
+    def services(self) -> tuple[Service, ...]:
+        """Returns the services that the phase consists of."""
+        return (self,)
+
+    def message(self, message: exchange.Message, now: float) -> None:
+        """Takes a message of another node that came before."""
+
+    def snapshot(self, now: float, sums: list[int]) -> Snapshot:
+        """Returns all counters; `sums` are those of the programs."""
+        return Snapshot(Totals(), sums, Busy(now, limited_s=now - self.base.started))
+
+    def record(self, part: NodePart) -> None:
+        """See Service."""
+        counts = ("announcements", "announced_files", "unknown_samples", "announced_opens", "lost_bytes")
+        follows = orders.follows_samplers(self.base.spec.order)
+        part.order = {"followed": follows, "trace_written": False, **dict.fromkeys(counts, 0)}
+
+    def status(self) -> str:
+        """Returns how far the staging is, for the log."""
+        return f"{self.state.name.lower()} after {time.monotonic() - self.base.started:.1f} s"
+
+
+class Unstaged(Phase):
+    """Stages nothing: in mode direct, without a manifest, or because the run ends before there was one."""
+
+    def __init__(self, base: Resources, state: State) -> None:
+        super().__init__(base)
+        self.state = state
+
+    def request(self, request: Request) -> Reply:
+        """See Service."""
+        if request.kind is Kind.WANT:
+            return self.base.answers.reply(Reason.SETTLED)
+        return Reply(Answer.DONE, keep=request.kind is Kind.STAGED)
+
+
+class Preparing(Phase):
+    """Owns the work before the staging. `ready` is called with what staging begins with, `failed` with the reason why
+    there will be none; neither after `stop`."""
+
+    def __init__(
+        self, base: Resources, log: OpenLog, ready: Callable[[Prepared], None], failed: Callable[[str | None], None]
+    ) -> None:
+        super().__init__(base)
+        self.inbox = Inbox()
+        self._log = log
+        self._ready = ready
+        self._failed = failed
+        self._wants_until = base.started if base.spec.mode == AUTO_MODE else base.started + EARLY_S
+        self._is_over = False
+
+    # ---- the manifest
+
+    def start(self, *, waits: bool) -> None:
+        """Begins with the scan, unless this node waits for another one's."""
+        if self.base.spec.learn:
+            self._log.start()
+        if not waits:
+            self.scan()
 
     def scan(self) -> None:
         """Starts the scan by which this node makes the manifest."""
-        if self.helpers.start(SCAN_HELPER, lambda: scanning.scan_into(self.spec), self._scan_ended) is None:
-            self.failed("the scan could not be started")
+        work = partial(scanning.scan_into, self.base.spec)
+        if self.base.helpers.start(SCAN_HELPER, work, self._scanned) is None:
+            self._end("the scan could not be started")
 
-    def _scan_ended(self, data: bytes | None) -> None:
-        if not self.is_awaited():
-            return
+    def _scanned(self, data: bytes | None) -> None:
         if data is None:
-            self.failed("the scan of the datasets failed")
+            self._end("the scan of the datasets failed")
             return
-        self.outlook.scanned = Scanned.from_bytes(data)
-        self.outlook.problems += self.outlook.scanned.problems
-        self.ready(*scanning.load_scan(Path(self.spec.node_dir)), self.outlook.scanned.listings)
+        scanned = Scanned.from_bytes(data)
+        self.base.problems.extend(scanned.problems)
+        self._begin(scanned.listings, scanned, scanned.forecast)
 
     def receive(self, directories: int) -> None:
         """Takes over the manifest and the order of another node, which lie in the node directory."""
-        if self.spec.mode == AUTO_MODE:
-            work = partial(scanning.decided, Path(self.spec.run_dir))
-            if self.helpers.start(MODE_HELPER, work, partial(self._received, directories)) is not None:
+        if self.base.spec.mode == AUTO_MODE:
+            work = partial(scanning.decided, Path(self.base.spec.run_dir))
+            if self.base.helpers.start(MODE_HELPER, work, partial(self._decided, directories)) is not None:
                 return
-        self._received(directories, None)
+        self._begin(directories, None, None)
 
-    def _received(self, directories: int, decided: bytes | None) -> None:
-        if self.is_awaited():
-            self._decided = decided
-            self.ready(*scanning.load_scan(Path(self.spec.node_dir)), directories)
+    def _decided(self, directories: int, forecast: bytes | None) -> None:
+        self._begin(directories, None, json.loads(forecast or b"{}"))
 
-    def choose(self) -> None:
-        """Sets the mode by the forecast if it is auto. It is runtime where the forecast says upfront, for the program
-        already runs."""
-        if self.spec.mode != AUTO_MODE:
+    def _begin(self, directories: int, scanned: Scanned | None, forecast: dict[str, Any] | None) -> None:
+        """Hands over to the staging. In mode auto the forecast sets the mode, which is runtime where it says upfront,
+        for the program already runs."""
+        if self._is_over:
             return
-        scanned = self.outlook.scanned
-        found = (scanned.forecast if scanned else json.loads(self._decided or b"{}")) or {}
-        self.outlook.mode = DIRECT_MODE if found.get("choice") == DIRECT_MODE else "runtime"
-        self.outlook.mode_why = str(found.get("why", "no forecast could be made"))
+        manifest, order = scanning.load_scan(self.base.node_dir)
+        self._is_over = True
+        mode, why = self.base.spec.mode, ASKED_FOR
+        if mode == AUTO_MODE:
+            found = forecast or {}
+            mode = DIRECT_MODE if found.get("choice") == DIRECT_MODE else "runtime"
+            why = str(found.get("why", "no forecast could be made"))
+        self._ready(Prepared(manifest, order, directories, scanned, mode, why))
 
-    def save_plan(self, manifest: Manifest, order: Order, announce: Callable[[], None]) -> None:
-        """Writes the plan in a helper and announces the manifest to the other nodes. In mode auto it announces it only
-        afterwards, since they read the decision from the plan."""
-        scanned, mode, limit = self.outlook.scanned, self.outlook.mode, self.outlook.budget
-        if scanned is not None and limit is not None:
-            self.helpers.start(
-                PLAN_HELPER,
-                lambda: scanning.save_plan(self.spec, manifest, order, scanned, limit, mode),
-                lambda _: announce(),
-            )
-        if self.spec.mode != AUTO_MODE:  # in mode auto the other nodes read the decision from the plan
-            announce()
+    def _end(self, why: str | None) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._failed(why)
+
+    def stop(self, reason: Reason) -> None:  # noqa: ARG002
+        """See Service."""
+        self._end(None)
+
+    # ---- what comes meanwhile
+
+    def request(self, request: Request) -> Reply | None:
+        """See Service."""
+        if request.kind is Kind.WANT and time.monotonic() >= self._wants_until:
+            return self.base.answers.reply(Reason.SCANNING)
+        if request.kind is Kind.EPOCH:
+            self._log.announced()
+        self.inbox.keep(request)
+        return None if request.kind in UNANSWERED else Reply(Answer.DONE)
+
+    def dropped(self, token: int) -> None:
+        """See Service."""
+        self.inbox.drop(token)
+
+    def work(self, now: float) -> None:
+        """See Service."""
+        self._log.keep_up(now)
+        if now >= self._wants_until:
+            for want in self.inbox.take_wants():
+                self.base.answer(want.token, self.base.answers.reply(Reason.SCANNING))
+
+    def wake_after(self, now: float) -> float | None:
+        """See Service."""
+        left_s = self._wants_until - now
+        waits = (self._log.wake_after(now), left_s if left_s > 0 else None)
+        return min((wait_s for wait_s in waits if wait_s is not None), default=None)

@@ -28,7 +28,7 @@ _NO_SUMS = [0] * COUNTERS
 
 
 @dataclass(frozen=True)
-class Reading:
+class Snapshot:
     """All counters at one moment."""
 
     totals: Totals
@@ -43,12 +43,12 @@ class Reading:
 class Sampler:
     """Turns readings of the counters into samples and owns the samples."""
 
-    def __init__(self, read: Callable[[float], Reading], started: float) -> None:
+    def __init__(self, read: Callable[[float], Snapshot], started: float) -> None:
         self.samples: list[Sample] = []
         self._read = read
         self._started = started
         self._at = started
-        self._last = Reading(Totals(), _NO_SUMS, Busy(started))
+        self._last = Snapshot(Totals(), _NO_SUMS, Busy(started))
         self._next = started + FINE_S
 
     def wake_after(self, now: float) -> float:
@@ -74,7 +74,7 @@ class Sampler:
         self._last, self._at = reading, now
 
 
-def _sample(last: Reading, now: Reading, start_s: float, length_s: float) -> Sample:
+def _sample(last: Snapshot, now: Snapshot, start_s: float, length_s: float) -> Sample:
     old, new = last.totals, now.totals
 
     def shim(*counters: Counter) -> int:

@@ -201,8 +201,7 @@ def test_the_room_of_many_is_free_once_they_are_deleted(local_dir, make_tree):
         queue = Queue(manifest.sizes, Budget(1 << 40, 1 << 30))
         engine = Engine(manifest, queue, pool, store)
         run_to_end(engine)
-        writes = Writes(helpers, lambda _: None)
-        writes.open(engine, Inodes(manifest, helpers, own_scan=True))
+        writes = Writes(helpers, engine, Inodes(manifest, helpers, own_scan=True), lambda _: None)
         writes.void(os.fsencode(root))
         assert files_below(local_dir / "store") == []
         assert queue.room.used_files == MANY + 100, "they are still on the disk"

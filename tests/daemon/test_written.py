@@ -8,8 +8,6 @@ import os
 from daemon_process import start_daemon, wait_until  # noqa: F401
 from group_process import nodes, total  # noqa: F401
 
-from hpcstage.daemon.peers.invalidation import Written
-from hpcstage.protocol import exchange
 from hpcstage.protocol.shim import LANDED, Answer, Kind, Reason
 
 
@@ -76,18 +74,3 @@ def test_a_directory_of_many_files(nodes, make_tree):
     wait_until(lambda: not any(daemon.store(path).exists() for daemon in daemons for path in files_of(root)))
     parts = nodes.end()
     assert total(parts, "void") == 3000
-
-
-def test_what_is_heard_early_counts_once_there_is_a_manifest() -> None:
-    dropped: list[int] = []
-    said: list[exchange.Message] = []
-    written = Written(dropped.extend)
-    written.hear([3, 4])
-    assert dropped == []
-    written.open()
-    written.hear([5])
-    assert dropped == [3, 4, 5]
-    written.tell([1, 2], None)
-    written.connect(said.append)
-    written.tell(range(7, 9), said.append)
-    assert said == [exchange.Written((1, 2)), exchange.Written((7, 8))]

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import json
 import os
+import selectors
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -35,29 +36,32 @@ _MASK = _MODIFY | _ATTRIB | _CLOSE_WRITE | _CREATE | _MOVES
 class Changes:
     """Owns the watches. It calls `void` with a path that was changed, `unseen` with what is not watched and why."""
 
-    def __init__(self, helpers: Helpers, void: Callable[[bytes], object], unseen: Callable[[str], None]) -> None:
-        self._helpers = helpers
+    def __init__(
+        self,
+        helpers: Helpers,
+        selector: selectors.BaseSelector,
+        manifest: Manifest,
+        queue: Queue,
+        void: Callable[[bytes], object],
+        unseen: Callable[[str], None],
+    ) -> None:
+        self._selector = selector
+        self._manifest = manifest
+        self._queue = queue
         self._void = void
         self._unseen = unseen
-        self._manifest: Manifest
-        self._queue: Queue
         self._names: dict[int, list[bytes]] = {}
         """By the number of a watch: the absolute paths that it watches."""
-        self._fd = -1
-
-    def open(self, manifest: Manifest, queue: Queue, watch: Callable[[int, Callable[[], None]], None]) -> None:
-        """Sets the watches of a manifest. `watch` registers a function to be called when a descriptor can be read."""
-        self._manifest, self._queue = manifest, queue
         libc = ctypes.CDLL(None, use_errno=True)
-        self._fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        if self._fd < 0:
+        self._fd = fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if fd < 0:
             self._unseen(f"no directory of the datasets ({os.strerror(ctypes.get_errno())})")
             return
-        fd = self._fd
         work = lambda: json.dumps(_watch_all(libc, fd, manifest)).encode()  # noqa: E731
-        self._helpers.start(HELPER, work, lambda data: self._set(data, watch), kept=(fd,))
+        if helpers.start(HELPER, work, self._set, kept=(fd,)) is None:
+            self._set(None)
 
-    def _set(self, data: bytes | None, watch: Callable[[int, Callable[[], None]], None]) -> None:
+    def _set(self, data: bytes | None) -> None:
         if data is None:
             self._unseen("no directory of the datasets (the watches could not be set)")
             return
@@ -66,7 +70,7 @@ class Changes:
             self._names.setdefault(number, []).append(os.fsencode(name))
         if missing:
             self._unseen(f"{missing} of {len(names) + missing} directories and linked files ({why})")
-        watch(self._fd, self.read)
+        self._selector.register(self._fd, selectors.EVENT_READ, self.read)
 
     def read(self) -> None:
         """Reads the kernel's events and voids what was changed."""

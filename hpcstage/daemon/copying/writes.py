@@ -1,7 +1,6 @@
 """Handles writes of the program below a dataset: once one is answered, no stale copy is visible or ever will be.
 
-Owns the writes that came before the manifest, and the deletion of many copies at once: their directory is renamed out
-of sight in one step, and a helper deletes it.
+Owns the deletion of many copies at once: their directory is renamed out of sight in one step, and a helper deletes it.
 """
 
 from __future__ import annotations
@@ -41,29 +40,22 @@ class _Gone:
 class Writes:
     """Owns what the module says. It calls `on_void` with the ids that it voided; there may be a million."""
 
-    def __init__(self, helpers: Helpers, on_void: Callable[[Collection[int]], None]) -> None:
+    def __init__(
+        self, helpers: Helpers, engine: Engine, inodes: Inodes, on_void: Callable[[Collection[int]], None]
+    ) -> None:
         self._helpers = helpers
-        self._on_void = on_void
-        self._engine: Engine
-        self._inodes: Inodes
-        self._before: list[tuple[bytes, tuple[int, int] | None]] = []
-        self._gone: deque[_Gone] = deque()
-
-    def hold(self, path: bytes, landed: tuple[int, int] | None = None) -> None:
-        """Remembers a write that came before the manifest."""
-        self._before.append((path, landed))
-
-    def open(self, engine: Engine, inodes: Inodes) -> None:
-        """Voids the files that were written to before. Called when nothing is copied yet and the state is STAGING."""
         self._engine = engine
         self._inodes = inodes
-        before, self._before = self._before, []
-        for path, landed in before:
-            self.void(path, landed)
-        early = _early(engine.store.node_dir / EARLY_FILE)
+        self._on_void = on_void
+        self._gone: deque[_Gone] = deque()
+
+    def void_early(self) -> None:
+        """Voids the files that were opened for writing by names outside of the datasets, before these were known.
+        Called when the page says STAGING and nothing is copied yet."""
+        early = _early(self._engine.store.node_dir / EARLY_FILE)
         if numbers := {inode for _, inode in early}:
-            found = {inode for inode in engine.manifest.inodes if inode in numbers}
-            self._void({id_ for key in early if key[1] in found for id_ in inodes.ids(*key)})
+            found = {inode for inode in self._engine.manifest.inodes if inode in numbers}
+            self._void({id_ for key in early if key[1] in found for id_ in self._inodes.ids(*key)})
 
     def void(self, path: bytes, landed: tuple[int, int] | None = None) -> None:
         """Voids a file that is written to, or the files below a directory that is renamed or removed. `landed` is the

@@ -3,37 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from hpcstage.daemon.peers.routes import Members
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.types import Budget
-from hpcstage.problem import Problem
 from hpcstage.protocol import exchange
 
 _HEAD_BYTES = 96
 """The bytes of the head of a manifest's file, which holds counts and a checksum."""
-
-
-class Stage(Protocol):
-    """The functions of the staging that a group calls."""
-
-    def scan(self) -> None:
-        """Starts the scan by which this node makes the manifest."""
-
-    def stage_received(self, directories: int) -> None:
-        """Takes over the manifest of another node, which lies in the node directory."""
-
-    def written_elsewhere(self, ids: list[int]) -> None:
-        """Drops the copies of files that programs of other nodes write to."""
-
-    def read_elsewhere(self, ids: Collection[int]) -> None:
-        """Holds back the copying of large files that programs of other nodes read at the source."""
-
-    def problem(self, problem: Problem) -> None:
-        """Adds a problem to the record."""
 
 
 class Membership:

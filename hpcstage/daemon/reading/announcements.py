@@ -1,6 +1,6 @@
 """Takes what samplers announce and makes one order of what all living loaders will read.
 
-Owns EPOCH requests from when the manifest is known, the tables that came with them, and the helper that maps
+Owns EPOCH requests, the tables that came with them, and the helper that maps
 announcements to ids; short ones are mapped at once. `ordering` decides whether the order is followed.
 """
 
@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.reading import epochs
 from hpcstage.daemon.reading.epochs import Announced, Job, Mapped, Outcome
@@ -20,7 +19,9 @@ from hpcstage.daemon.reading.learn import Rows, Table
 from hpcstage.daemon.reading.lists import SHORT_BYTES
 from hpcstage.daemon.reading.streams import Stream, Streams, Who
 from hpcstage.daemon.reading.watch import Watch
+from hpcstage.daemon.resources import Resources
 from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.protocol import nodedir
 
 HELPER = "samplers"
 SHORT_EPOCH_BYTES = 32 << 10
@@ -38,14 +39,23 @@ class OnOrder(Protocol):
 class Announcements:
     """Owns what the module says. One job of mapping runs at a time, so that each knows what the last one found."""
 
-    def __init__(self, orders: Path, helpers: Helpers, watch: Watch, counts: Counter[str], on_order: OnOrder) -> None:
-        self._dir = orders
-        self._helpers = helpers
+    def __init__(
+        self,
+        base: Resources,
+        watch: Watch,
+        manifest: Manifest,
+        queue: Queue,
+        on_order: OnOrder,
+        on_mapped: Callable[[Announced], None],
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        self._dir = base.node_dir / nodedir.ORDERS
+        self._helpers = base.helpers
         self._watch = watch
-        self._counts = counts
         self._on_order = on_order
-        self._manifest: Manifest | None = None
-        self._queue: Queue
+        self._on_mapped = on_mapped
+        self._manifest = manifest
+        self._queue = queue
         self._streams = Streams()
         self._tables: dict[str, Table] = {}
         self._pending: list[Announced] = []
@@ -55,10 +65,6 @@ class Announcements:
         self._stale = False
         """Whether the order of all loaders has to be made anew."""
 
-    def open(self, manifest: Manifest, queue: Queue) -> None:
-        """Sets manifest and queue; before, announcements wait."""
-        self._manifest, self._queue = manifest, queue
-
     def take(self, one: Announced) -> None:
         """Takes the announcement of a loader that begins an epoch or is done with one."""
         self._replace_pending(one)
@@ -66,7 +72,7 @@ class Announcements:
         if one.ended:
             self._stale |= self._streams.end(one.who, goes_on=bool(one.formula)) and self._queue.waiting > 0
         else:
-            self._counts["announcements"] += 1
+            self.counts["announcements"] += 1
             self._pending.append(one)
             self._latest[one.who] = one
         self.go_on()
@@ -79,11 +85,11 @@ class Announcements:
 
     def go_on(self) -> None:
         """Maps the announcements that wait, at once or in a helper, unless a helper is at it."""
-        if self._manifest is None or HELPER in self._helpers.names():
+        if HELPER in self._helpers.names():
             return
         if not (self._pending or self._stale or self._with_later):
             return
-        job = self._job(self._manifest)
+        job = self._job()
         self._pending, self._stale, self._with_later = [], False, False
         if self._is_short(job):
             self._done(job, epochs.work(job))
@@ -104,10 +110,10 @@ class Announcements:
 
     # ---- mapping
 
-    def _job(self, manifest: Manifest) -> Job:
-        datasets = [(one, self._watch.dataset(one.key)) for one in self._pending]
+    def _job(self) -> Job:
+        datasets = [(one, self._watch.learner.dataset(one.key)) for one in self._pending]
         return Job(
-            manifest,
+            self._manifest,
             self._dir,
             self._pending,
             self._streams.alive(),
@@ -154,21 +160,22 @@ class Announcements:
 
     def _begin(self, one: Announced, mapped: Mapped) -> bool:
         """Takes in a mapped announcement. Returns whether anything is known of what the loader reads."""
+        self._on_mapped(one)
         rows = self._rows(one)
-        dataset = self._watch.dataset(one.key)
+        dataset = self._watch.learner.dataset(one.key)
         dataset.distinct = max(dataset.distinct, mapped.distinct)
         if isinstance(rows, Table):
             dataset.tell(rows)
-        self._counts["announced_samples"] += mapped.samples
-        self._counts["announced_files"] += len(mapped.ids)
-        self._counts["unknown_samples"] += mapped.unknown
+        self.counts["announced_samples"] += mapped.samples
+        self.counts["announced_files"] += len(mapped.ids)
+        self.counts["unknown_samples"] += mapped.unknown
         if self._latest.get(one.who) is not one:
             return False
         self._streams.begin(Stream(one.who, one.epoch, mapped.ids, one.key, one.formula, rows))
         return len(mapped.ids) > 0
 
     def _rows(self, one: Announced) -> Rows:
-        dataset = self._watch.dataset(one.key)
+        dataset = self._watch.learner.dataset(one.key)
         known = self._tables.get(one.table) if one.columns and not dataset.wrong else None
         return known or dataset.rows
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcstage.daemon.process.helpers import Helpers
-from hpcstage.daemon.reading import scanning
+from hpcstage.daemon.reading import epochs, scanning
 from hpcstage.protocol import nodedir
 
 HELPER = "order "
@@ -35,27 +35,31 @@ class Listed:
 class Lists:
     """Reads lists, at once or in helpers, and gives each to `on_list`; it passes over one that cannot be read."""
 
-    def __init__(self, node_dir: Path, helpers: Helpers, on_list: Callable[[Listed], None]) -> None:
+    def __init__(self, node_dir: Path, helpers: Helpers, files: int, on_list: Callable[[Listed], None]) -> None:
+        """`files` is the number of files in the manifest."""
         self._node_dir = node_dir
         self._helpers = helpers
+        self._files = files
         self._on_list = on_list
 
-    def read(self, name: str, files: int) -> None:
-        """Reads the list of this name; `files` is the number of files in the manifest."""
+    def read(self, name: str) -> None:
+        """Reads the list of this name, if it is the name of a file."""
+        if not epochs.is_name(name):
+            return
         with contextlib.suppress(OSError):
             if (self._node_dir / nodedir.ORDERS / name).stat().st_size <= SHORT_BYTES:
-                self._mapped(name, files, scanning.map_order(self._node_dir, name))
+                self._mapped(name, scanning.map_order(self._node_dir, name))
                 return
         self._helpers.start(
             HELPER + name,
             lambda: scanning.map_order(self._node_dir, name),
-            lambda data: self._mapped(name, files, data),
+            lambda data: self._mapped(name, data),
         )
 
-    def _mapped(self, name: str, files: int, data: bytes | None) -> None:
+    def _mapped(self, name: str, data: bytes | None) -> None:
         if data is None:
             return
-        ids = scanning.load_order(self._node_dir, name, files)
+        ids = scanning.load_order(self._node_dir, name, self._files)
         for left in (name, name + ".ids"):
             (self._node_dir / nodedir.ORDERS / left).unlink(missing_ok=True)
         self._on_list(Listed(name, ids, int(json.loads(data)["ids"])))

@@ -28,7 +28,8 @@ from hpcstage.protocol.leadspec import RESOLVED
 from hpcstage.protocol.shim import Progress
 from hpcstage.store.directory import budget
 
-AUTO_MODE = "auto"
+AUTO_MODE, DIRECT_MODE = "auto", "direct"
+ASKED_FOR = "asked for"
 PROBE_S = 0.5
 """The longest that a probe reads, in seconds; the program waits for the source meanwhile."""
 _LISTED_SKIPS = 20
@@ -60,6 +61,21 @@ class Scanned:
         """Parses what the helper returned."""
         values: dict[str, Any] = json.loads(data)
         return cls(**{**values, "problems": [Problem.from_json(problem) for problem in values["problems"]]})
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that staging begins with."""
+
+    manifest: Manifest
+    order: Order
+    directories: int
+    """The number of directories of the datasets."""
+    scanned: Scanned | None
+    """The findings of this node's scan; None if the manifest came from another node."""
+    mode: str
+    """The mode that is followed."""
+    mode_why: str
 
 
 def scan_into(spec: DaemonSpec) -> bytes:

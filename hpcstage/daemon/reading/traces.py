@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcstage.daemon.reading import arrays
-from hpcstage.daemon.reading.learn import Listed
+from hpcstage.daemon.reading.learn import Learner, Listed
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.order import orders, trace
 from hpcstage.protocol.daemonspec import DaemonSpec
@@ -57,12 +57,14 @@ def save_learnt(node_dir: Path, left: trace.Trace) -> None:
     arrays.save(node_dir / LEARNT_FILE, {"keys": [table.key for table in left.tables]}, found)
 
 
-def load_learnt(node_dir: Path) -> dict[int, Listed]:
-    """Returns the tables that `save_learnt` left, by key; none if they cannot be read."""
+def learner(node_dir: Path, files: int) -> Learner:
+    """Returns a learner that knows the tables that `save_learnt` left, if they can be read."""
+    found = Learner(files)
     with suppress(OSError, ValueError, KeyError):
         facts, numbers = arrays.load(node_dir / LEARNT_FILE)
-        return {key: Listed(numbers[f"offsets {key}"], numbers[f"ids {key}"]) for key in facts["keys"]}
-    return {}
+        for key in facts["keys"]:
+            found.dataset(key).tell(Listed(numbers[f"offsets {key}"], numbers[f"ids {key}"]))
+    return found
 
 
 def leave(spec: DaemonSpec, manifest: Manifest, known: Known) -> bytes:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcstage.daemon.process.page import Page
+from hpcstage.daemon.queue.queue import FINAL, Queue
 from hpcstage.daemon.reading.epochs import Announced, Mapped
 from hpcstage.daemon.reading.kept import Following, Keeping
 from hpcstage.daemon.reading.learn import Dataset, Learner, Listed
@@ -38,66 +39,123 @@ LEAST_RECORD_BYTES = 32
 """The number of lost records is estimated from their bytes. It must not be underrated, or logging would never end."""
 
 
-class Watch:
-    """Owns what the module says. `on_wrong` is called with the key of a dataset whose table proved wrong."""
+class OpenLog:
+    """Owns the decision whether processes log, and the rings, from the daemon's start on. Before there is a manifest,
+    what comes is only read."""
 
-    def __init__(self, node_dir: Path, page: Page, started: float) -> None:
-        self.on_wrong: Callable[[int], object] = bool
-        self.on_mapped: Callable[[Announced], object] = bool
-        """Is called with announcements whose ids are known."""
-        self.learner: Learner | None = None
-        self.keeping = Keeping(self._family)
+    def __init__(self, node_dir: Path, page: Page) -> None:
+        self._page = page
+        self._opens = Opens(node_dir / nodedir.OPENS, page.ended, page.gone)
+        self._families: dict[int, list[int]] = {}
+        self.next_look = 0.0
+        """The time of the next look at the rings."""
+        self.is_on = False
+        """Whether processes log."""
+        self.was_on = False
+
+    @property
+    def lost_bytes(self) -> int:
+        """The bytes of records that were overwritten before they were read."""
+        return self._opens.lost_bytes
+
+    @property
+    def more(self) -> bool:
+        """Whether the last poll left something because it had read enough."""
+        return self._opens.more
+
+    def start(self) -> None:
+        """Makes processes log what they open from here on."""
+        self.is_on = self.was_on = True
+        self._page.set_logging(True)
+
+    def stop(self, find: Finder | None) -> list[Event]:
+        """Ends the logging. Returns the events that were left; without a manifest none."""
+        if not self.is_on:
+            return []
+        self._page.set_logging(False)
+        left = self.poll(find, LAST_POLLS)
+        self.is_on = False
+        self._opens.close()
+        return left
+
+    def poll(self, find: Finder | None, most: int = 1) -> list[Event]:
+        """Returns the events that came, up to the next announcement that came before the manifest."""
+        found: list[Event] = []
+        for _ in range(most):
+            found += in_time(self._opens.poll(find))
+            if not self._opens.more:
+                break
+        return found
+
+    def announced(self) -> None:
+        """Separates what was opened before an announcement, for which there is no manifest yet, from what comes."""
+        if self.is_on:
+            self.poll(None, MOST_POLLS)
+            self._opens.separate()
+
+    def keep_up(self, now: float) -> None:
+        """Reads what was logged if it is time: a ring might be full otherwise."""
+        if self.is_on and now >= self.next_look:
+            self.poll(None)
+            self.next_look = now + LOOK_EVERY_S
+
+    def wake_after(self, now: float) -> float | None:
+        """Returns the seconds until the next look; None if nothing is logged."""
+        return max(0.0, self.next_look - now) if self.is_on else None
+
+    def family(self, number: int) -> list[int]:
+        """Returns the pids of a process and of its parents."""
+        found = self._families.get(number)
+        if found is None:
+            found = self._families[number] = self._page.family(number % SLOTS)
+        return found
+
+    def retire(self, slots: Sequence[int]) -> list[int]:
+        """Of slots whose processes have ended those that another process may have: all is read that was logged."""
+        if not self.is_on:
+            return list(slots)
+        self.next_look = 0.0
+        read = [slot for slot in slots if self._opens.is_read(slot)]
+        for slot, family in zip(read, self._page.families(read), strict=True):
+            self._families.setdefault(self._opens.number(slot), family)
+            self._opens.renew(slot)
+        return read
+
+
+class Watch:
+    """Owns what the module says, once there is a manifest. It calls `on_wrong` with the key of a dataset whose table
+    proved wrong."""
+
+    def __init__(
+        self,
+        log: OpenLog,
+        learner: Learner,
+        manifest: Manifest,
+        queue: Queue,
+        started: float,
+        on_wrong: Callable[[int], object],
+    ) -> None:
+        self.learner = learner
+        self.keeping = Keeping(log.family)
         self.events = 0
         self.opened_files = self.opened_bytes = 0
         """The number of opens of files, and the sum of the sizes of these files."""
-        self._sizes: Sequence[int] = ()
-        self._watched = False
-        self._page = page
+        self._log = log
+        self._queue = queue
+        self._sizes = manifest.sizes
         self._started = started
-        self._opens = Opens(node_dir / nodedir.OPENS, page.ended, page.gone)
-        self._find: Finder | None = None
-        self._staged: Callable[[int], bool] = bool
-        self._staging: Callable[[], bool] = bool
+        self._on_wrong = on_wrong
+        self._find = finder(manifest)
         self._backlog: deque[Event | Announced] = deque()
         self._awaited: set[Announced] = set()
         """The announcements in the backlog."""
         self._mapped: dict[Announced, Mapped | None] = {}
-        self._families: dict[int, list[int]] = {}
-        self._logging = False
-        self._next = 0.0
-
-    def start(self) -> None:
-        """Makes processes log what they open from here on."""
-        self._logging = self._watched = True
-        self._page.set_logging(True)
-
-    def open(
-        self,
-        manifest: Manifest,
-        *,
-        staged: Callable[[int], bool],
-        staging: Callable[[], bool],
-        known: dict[int, Listed],
-    ) -> None:
-        """Sets the manifest. `staged` says whether an id is staged, `staging` whether any is missing; `known` are the
-        tables of a trace."""
-        self._find = finder(manifest)
-        self._sizes = manifest.sizes
-        self._staged, self._staging = staged, staging
-        self.learner = Learner(len(manifest))
-        for key, rows in known.items():
-            self.learner.dataset(key).tell(rows)
-
-    def dataset(self, key: int) -> Dataset:
-        """Returns what is known of one of the program's datasets. May be called only after `open`."""
-        assert self.learner is not None
-        return self.learner.dataset(key)
 
     # ---- announcements
 
     def announced(self, one: Announced) -> None:
         """Takes an announcement before it is answered: opens up to now belong to what was announced before."""
-        if self._logging:
+        if self._log.is_on:
             self._poll(MOST_POLLS)
             self._take(MOST_POLLED)  # so that it is mapped with all that was learnt before
             self._backlog.append(one)
@@ -105,57 +163,43 @@ class Watch:
 
     def mapped(self, one: Announced, mapped: Mapped | None) -> None:
         """Takes the ids of an announcement; None if they will never be known."""
-        if mapped is not None:
-            self.on_mapped(one)
         if one in self._awaited:
             self._mapped[one] = mapped
 
     # ---- the clock
 
-    def look_after(self, now: float) -> float | None:
-        """Returns the seconds until `look` has work; None if nothing is logged."""
-        return max(0.0, self._next - now) if self._logging else None
-
     def look(self, now: float) -> None:
         """Handles the events that came, in small steps."""
-        if not self._logging or now < self._next:
+        if not self._log.is_on or now < self._log.next_look:
             return
         came = self._poll() if len(self._backlog) < STEP_EVENTS else 0
         self._take(STEP_EVENTS)
-        if self._find is not None and self._staging():
-            self.keeping.look(now - self._started, now, self._staged)
-        more = self._opens.more or (len(self._backlog) >= STEP_EVENTS and not self._is_held())
-        self._next = now if more else now + (BUSY_EVERY_S if came > BUSY_EVENTS else LOOK_EVERY_S)
+        if not self._queue.settled:
+            self.keeping.look(now - self._started, now, lambda id_: self._queue.place(id_) in FINAL)
+        more = self._log.more or (len(self._backlog) >= STEP_EVENTS and not self._is_held())
+        self._log.next_look = now if more else now + (BUSY_EVERY_S if came > BUSY_EVENTS else LOOK_EVERY_S)
         if not self._backlog and self._knows_enough():
             self.stop()
 
     def stop(self) -> None:
         """Ends the logging and handles what was logged."""
-        if not self._logging:
-            return
-        self._page.set_logging(False)
-        self._poll(LAST_POLLS)
+        self._backlog.extend(self._log.stop(self._find))
         for one in self._awaited:
             self._mapped.setdefault(one, None)
         self._take(len(self._backlog))
-        self._logging = False
-        self._opens.close()
 
     def _knows_enough(self) -> bool:
         learner = self.learner
-        if learner is None or self._opens.more:
+        if self._log.more:
             return False
         # Logging goes on for a while when all is known: a loader may begin after the first epoch of another one.
         known = learner.complete and learner.quiet >= learner.files
         return known or self.events > ENOUGH_PER_FILE * learner.files + ENOUGH_BESIDES
 
     def _poll(self, most: int = 1) -> int:
-        before = len(self._backlog)
-        for _ in range(most):
-            self._backlog.extend(in_time(self._opens.poll(self._find)))
-            if not self._opens.more:
-                break
-        return len(self._backlog) - before
+        came = self._log.poll(self._find, most)
+        self._backlog.extend(came)
+        return len(came)
 
     # ---- what came
 
@@ -179,8 +223,6 @@ class Watch:
         learner = self.learner
         if isinstance(item, Announced):
             self._change(item)
-        elif learner is None:
-            return
         elif isinstance(item, Opened):
             self.events += 1
             self.opened_files += 1
@@ -191,7 +233,7 @@ class Watch:
             self.events += 1
             wrong = learner.marked(item.slot, item.key, item.index)
             if wrong is not None:
-                self.on_wrong(wrong)
+                self._on_wrong(wrong)
         elif isinstance(item, Lost):
             self.events += item.lost_bytes // LEAST_RECORD_BYTES
             learner.lost(item.slot)
@@ -203,28 +245,11 @@ class Watch:
         if mapped is not None and len(mapped.ids):
             self.keeping.begin(Following(one.who, mapped.where))
 
-    def _family(self, number: int) -> list[int]:
-        found = self._families.get(number)
-        if found is None:
-            found = self._families[number] = self._page.family(number % SLOTS)
-        return found
-
-    def retire(self, slots: Sequence[int]) -> list[int]:
-        """Of slots whose processes have ended those that another process may have: all is read that was logged."""
-        if not self._logging:
-            return list(slots)
-        self._next = 0.0
-        read = [slot for slot in slots if self._opens.is_read(slot)]
-        for slot, family in zip(read, self._page.families(read), strict=True):
-            self._families.setdefault(self._opens.number(slot), family)
-            self._opens.renew(slot)
-        return read
-
     # ---- the record
 
     def to_json(self) -> dict[str, Any]:
         """Returns what the record says of the opens."""
-        tables = [] if self.learner is None else [_table(key, d) for key, d in self.learner.datasets.items()]
+        tables = [_table(key, dataset) for key, dataset in self.learner.datasets.items()]
         return {
             "kept_share": self.keeping.kept_share,
             "near_share": self.keeping.near_share,
@@ -232,8 +257,8 @@ class Watch:
             "lead": self.keeping.lead.to_json(),
             "tables": tables,
             "events": self.events,
-            "lost_bytes": self._opens.lost_bytes,
-            "opened_files": len(self.learner.first) if self.learner is not None and self._watched else None,
+            "lost_bytes": self._log.lost_bytes,
+            "opened_files": len(self.learner.first) if self._log.was_on else None,
         }
 
 

@@ -1,0 +1,221 @@
+"""Shares files with the other nodes of the group, once this node has a manifest.
+
+Owns which manifest is staged, whether this node is in a group that has the same one, and the writes that it has told
+the others. `peers` asks other nodes for files, `firstreader` may change which node reads which.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Collection, Iterable
+from typing import Protocol
+
+from hpcstage.daemon.copying.engine import Engine
+from hpcstage.daemon.copying.messages import Result
+from hpcstage.daemon.peers.firstreader import FirstReader
+from hpcstage.daemon.peers.link import note
+from hpcstage.daemon.peers.membership import Staged, size_of
+from hpcstage.daemon.peers.nodegroup import NodeGroup
+from hpcstage.daemon.peers.peers import Peers
+from hpcstage.daemon.peers.routes import Members, Routes, make, transit_of
+from hpcstage.daemon.queue.groupqueue import GroupQueue
+from hpcstage.daemon.reading.learn import Learner
+from hpcstage.daemon.reading.scanning import Prepared
+from hpcstage.plan.order import orders
+from hpcstage.protocol import exchange, nodedir
+
+MOST_EARLY = 1024
+
+
+class OnOthers(Protocol):
+    """The functions of the staging that other nodes cause to be called."""
+
+    def written_elsewhere(self, ids: Collection[int]) -> None:
+        """Drops the copies of files that programs of other nodes write to."""
+
+    def read_elsewhere(self, ids: Collection[int]) -> None:
+        """Holds back the copying of large files that programs of other nodes read at the source."""
+
+    def received(self, result: Result) -> None:
+        """A copy has come from another node."""
+
+
+class FileSharing:
+    """Owns what the module says; see nodegroup.Participant. A node that is in no group is told no writes: its programs
+    may read copies that were staged before."""
+
+    def __init__(self, group: NodeGroup, prepared: Prepared, engine: Engine, learner: Learner, on: OnOthers) -> None:
+        base, nodes, queue = group.base, group.nodes, engine.queue
+        assert isinstance(queue, GroupQueue)
+        self.peers = Peers(engine, queue, base.answers.waits_for, on.received)
+        self.first_reader = FirstReader(
+            base.helpers,
+            base.node_dir,
+            (nodes.index, nodes.nodes),
+            lambda key: learner.dataset(key).rows,
+            lambda _: self._switch(),
+        )
+        self.routes: Routes | None = None
+        self.wait_until: float | None = None
+        """The time at which this node stops waiting for a group."""
+        self._group = group
+        self._on = on
+        self._directories = prepared.directories
+        self._staged = Staged(base.node_dir / nodedir.MANIFEST, prepared.manifest)
+        self._early: list[exchange.Ask] = []
+        """The files that nodes of the group ask for before this node has joined it."""
+        self._told = array("I")
+        """The ids that this node has told the others to be written to: a group that is started anew is told again."""
+        self._announces = False
+        """Whether this node's manifest may be sent to the others."""
+        self._is_stranger = False
+        """Whether this node staged alone and has another manifest than the group."""
+        if prepared.order.provenance == orders.MANIFEST:
+            queue.start_at(len(queue) * nodes.index // nodes.nodes)
+        if nodes.members is not None and not nodes.leads and prepared.scanned is None:
+            self._join()
+        elif group.is_alone:  # the manifest may have come too late; the next group compares it with its own
+            self._is_stranger = True
+            self.peers.adopt()
+        else:
+            self._divide(nodes.supposed(group.limit))
+            self.wait_until = time.monotonic() + base.spec.group_wait_s
+
+    @property
+    def joined(self) -> bool:
+        """Whether this node asks others and is asked."""
+        return self.peers.connected
+
+    # ---- the group
+
+    def stands(self, now: float) -> None:  # noqa: ARG002
+        """See Participant."""
+        self._is_stranger = False
+        self._announce()
+
+    def announce(self) -> None:
+        """Sends this node's manifest to the others if it leads; called once manifest and plan are written."""
+        self._announces = True
+        self._announce()
+
+    def _announce(self) -> None:
+        nodes = self._group.nodes
+        if self._announces and nodes.leads and nodes.members is not None:
+            node_dir = self._group.base.node_dir
+            sizes = size_of(node_dir / nodedir.MANIFEST), size_of(node_dir / nodedir.ORDER)
+            self._group.send(exchange.Manifest(*sizes, self._directories))
+            self._join()
+
+    def _compare(self) -> None:
+        """Joins the group if its manifest names the same files."""
+        nodes = self._group.nodes
+        if nodes.leads or nodes.members is None:
+            return
+        if self._staged.is_groups():
+            self._join()
+            return
+        self._is_stranger = True
+        nodes.why = "this node found other files than the first one"
+        for early in self._early:
+            self._refuse(early)
+        self._early.clear()
+
+    def _join(self) -> None:
+        members = self._group.nodes.members
+        if members is None:
+            return
+        self._divide(members)
+        self.wait_until = None
+        self.peers.connect(self._group.send)
+        self._tell_written(self._told)
+        self._switch()
+        early, self._early = self._early, []
+        for message in early:
+            self.peers.asked(message, time.monotonic())
+
+    def _divide(self, members: Members) -> None:
+        index, sizes = self._group.nodes.index, self._staged.manifest.sizes
+        self.routes = make(self._group.base.spec.placement, sizes, self._directories, members, index)
+        self.peers.divide(self.routes, transit_of(members, index, self._directories))
+
+    def _switch(self) -> None:
+        if self.first_reader.known is not None and self.joined:
+            self.peers.switch(self.first_reader.known)
+            note("files are read by their first readers")
+
+    def gone(self, node: int) -> None:
+        """See Participant."""
+        members = self._group.nodes.members
+        if self.joined and members is not None:
+            self.peers.gone(node)
+            self._divide(members)
+            self._switch()
+
+    def ended(self, now: float) -> None:
+        """See Participant."""
+        self._early.clear()
+        if self.joined:
+            self.peers.disconnect(now)
+        self.wait_until = self.wait_until or now + self._group.base.spec.group_wait_s
+
+    def poll(self, now: float) -> None:
+        """See Participant. A node that has waited for too long reads everything from the source."""
+        if self.joined:
+            self.first_reader.poll(self.routes)
+        if self.wait_until is None or now < self.wait_until:
+            return
+        self.wait_until = None
+        if self.peers.is_missing_something:
+            self._group.alone(self._group.nodes.why)
+            self.routes = None
+        self.peers.adopt()
+
+    # ---- messages
+
+    def message(self, message: exchange.Message, now: float) -> None:
+        """See Participant."""
+        if isinstance(message, exchange.Manifest):
+            self._compare()
+        elif isinstance(message, exchange.Written):
+            self._on.written_elsewhere(message.ids)
+        elif isinstance(message, exchange.Reading):
+            if self.joined:
+                self._on.read_elsewhere(message.ids)
+        elif isinstance(message, exchange.Got):
+            self.peers.got(message, now)
+        elif isinstance(message, exchange.Ask):
+            self._asked(message, now)
+        elif isinstance(message, exchange.Missed):
+            self.peers.missed(message, now)
+        elif isinstance(message, exchange.Sent):
+            self.peers.sent(message)
+
+    def _asked(self, message: exchange.Ask, now: float) -> None:
+        if self.joined:
+            self.peers.asked(message, now)
+        elif self._is_stranger or len(self._early) >= MOST_EARLY:
+            self._refuse(message)
+        else:
+            self._early.append(message)
+
+    def _refuse(self, message: exchange.Ask) -> None:
+        self._group.send(exchange.Offer(message.node, exchange.Why.UNKNOWN, message.ids))
+
+    def written(self, ids: Iterable[int]) -> None:
+        """Tells the other nodes which files a program of this node writes to: none of them may keep a copy."""
+        new = array("I", ids)
+        self._told.extend(new)
+        if self.joined:
+            self._tell_written(new)
+
+    def _tell_written(self, ids: array[int]) -> None:
+        for message in exchange.in_messages(exchange.Written(tuple(ids))):
+            self._group.send(message)
+
+    def reading(self, ids: Iterable[int]) -> None:
+        """Tells the other nodes which large files a program of this node reads at the source: they do not copy them
+        meanwhile."""
+        if self.joined:
+            for message in exchange.in_messages(exchange.Reading(tuple(ids))):
+                self._group.send(message)

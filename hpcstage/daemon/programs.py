@@ -1,0 +1,110 @@
+"""Follows the processes of the command: those with the shim, those without, and the wrappers that started them.
+
+Owns what the record says of processes, and the end of the run: it calls `on_end` when no wrapper and no child is left,
+with the token of the wrapper that waits for the daemon's end, if one does.
+"""
+
+from __future__ import annotations
+
+import selectors
+from collections.abc import Callable
+
+from hpcstage.daemon.process.accounts import Accounts
+from hpcstage.daemon.process.looks import Looks
+from hpcstage.daemon.process.page import Page
+from hpcstage.daemon.process.proc import Missed, descendants
+from hpcstage.daemon.process.retired import Retired
+from hpcstage.daemon.process.server import Reply
+from hpcstage.daemon.process.slots import LetGo, Slots
+from hpcstage.daemon.process.wrappers import Wrappers
+from hpcstage.daemon.service import Request, Service
+from hpcstage.protocol.shim import END, Answer, Kind, Layer
+from hpcstage.record.parts.part import NodePart, ProcessPart
+
+TICK_S = 1.0
+MISSED_EVERY_S = 2.0
+
+
+class Programs(Service):
+    """Owns what the module says. `let_go` says which slots of ended processes may be used again."""
+
+    kinds = frozenset({Kind.HELLO, Kind.ATTACH, Kind.END})
+
+    def __init__(
+        self,
+        page: Page,
+        selector: selectors.BaseSelector,
+        let_go: LetGo,
+        on_end: Callable[[int | None], None],
+        started: float,
+    ) -> None:
+        self.accounts = Accounts()
+        self._page = page
+        self._on_end = on_end
+        self._started = started
+        self._wrappers = Wrappers(selector, lambda: on_end(None))
+        self._missed = Missed()
+        self._retired = Retired()
+        self._looks = Looks(page.several, started)
+        self._slots = Slots(page, let_go, self._retire, started)
+        self._next_tick = started + TICK_S
+        self._next_missed = started + MISSED_EVERY_S
+
+    def pids(self) -> set[int]:
+        """Returns the pids of the processes that may read the datasets."""
+        children = self._wrappers.seen_children
+        return self._page.pids().union(children, *map(descendants, children))
+
+    def request(self, request: Request) -> Reply | None:
+        """See Service."""
+        token, kind, _, payload = request
+        if kind is Kind.HELLO:
+            python = payload[:1] == bytes([Layer.PYTHON])
+            return Reply(Answer.DONE, value=self._page.allot_python_slot() if python else 0)
+        if kind is Kind.ATTACH:
+            self._wrappers.attach(token, int.from_bytes(payload[:4], "little"))
+            return Reply(Answer.DONE, keep=True)
+        if len(payload) >= END.size:
+            self.accounts.ended(END.unpack_from(payload)[1])
+        if not self._wrappers.end(token):
+            return Reply(Answer.OTHERS)
+        self._on_end(token)
+        return None
+
+    def dropped(self, token: int) -> None:
+        """See Service."""
+        self._wrappers.dropped(token)
+
+    def work(self, now: float) -> None:
+        """See Service."""
+        self._slots.look(now)
+        self._looks.look(now)
+        if now >= self._next_tick:
+            self._next_tick = max(self._next_tick + TICK_S, now)
+            self._wrappers.poll(now)
+            self.accounts.look(self._page.pids())
+        if now >= self._next_missed:
+            self._next_missed = now + MISSED_EVERY_S
+            self._missed.look(self._wrappers.seen_children, self._page.pids())
+
+    def wake_after(self, now: float) -> float:
+        """See Service."""
+        return min(self._next_tick - now, self._looks.wake_after(now), self._slots.wake_after(now))
+
+    def _retire(self, process: ProcessPart) -> None:
+        """A process has ended, and its slot is used again."""
+        process.counters |= self._looks.of(process.pid)
+        self._looks.forget(process.pid)
+        self._missed.attached(process.pid)
+        if not self._retired.tells_apart(process):
+            self.accounts.retired(process)
+        self._retired.add(process)
+
+    def record(self, part: NodePart) -> None:
+        """See Service."""
+        part.processes = self._page.processes(self._started)
+        for process in part.processes:
+            process.counters |= self._looks.of(process.pid)
+        part.processes += self._retired.rows()
+        part.accounts = self.accounts.to_json(part.processes)
+        part.missed_processes, part.missed_count = self._missed.listed(), len(self._missed)

@@ -1,0 +1,88 @@
+"""Takes samples while the daemon runs, and writes its part of the record: now and then, and at the end.
+
+Owns what the part says of the node; the services add what they know.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from hpcstage.daemon.process.proc import pressure
+from hpcstage.daemon.resources import Resources, log
+from hpcstage.daemon.service import Service
+from hpcstage.daemon.telemetry import Sampler, Snapshot
+from hpcstage.protocol import nodedir
+from hpcstage.record.parts.part import DatasetPart, NodePart, write_part
+
+HELPER = "part"
+FIRST_S, EVERY_S = 1.0, 10.0
+
+
+class Reporter(Service):
+    """Owns what the module says. `services` returns the services of the daemon, `snapshot` all counters."""
+
+    def __init__(
+        self, base: Resources, services: Callable[[], Iterable[Service]], snapshot: Callable[[float], Snapshot]
+    ) -> None:
+        self._base = base
+        self._services = services
+        self._sampler = Sampler(snapshot, base.started)
+        self._started_unix_s = time.time() - (time.monotonic() - base.started)
+        self._pressure = pressure()
+        self._next = base.started + FIRST_S
+
+    def work(self, now: float) -> None:
+        """See Service."""
+        self._sampler.look(now)
+        if now >= self._next:
+            self.write(now)
+
+    def wake_after(self, now: float) -> float:
+        """See Service."""
+        return min(self._sampler.wake_after(now), self._next - now)
+
+    def write(self, now: float, *, complete: bool = False) -> None:
+        """Writes the part in a helper; `complete` says that the run has ended."""
+        base, run_dir = self._base, Path(self._base.spec.run_dir)
+        self._next = now + EVERY_S
+        if complete:
+            self._sampler.tick(now)
+        part = self._part(now, complete=complete)
+        base.events.flush()
+        extra = [(base.node_dir / nodedir.EVENTS, "events")] if complete else []
+        if part.problems:
+            extra.append((base.node_dir / nodedir.LOG, "log"))
+        base.helpers.start(HELPER, lambda: write_part(part, run_dir, base.spec.host, extra), self._written)
+
+    def _written(self, answer: bytes | None) -> None:
+        if answer is None:
+            log(f"the part of the record could not be written below {self._base.spec.run_dir}")
+
+    def _part(self, now: float, *, complete: bool) -> NodePart:
+        base, spec = self._base, self._base.spec
+        since = pressure()
+        part = NodePart(
+            host=spec.host,
+            mode=spec.mode if spec.mode != "auto" else "runtime",
+            mode_asked=spec.mode,
+            mode_why="asked for",
+            started_unix_s=self._started_unix_s,
+            ended_s=round(now - base.started, 6) if complete else None,
+            complete=complete,
+            datasets=[
+                DatasetPart(one.name, os.fsencode(one.root).decode(errors="replace"), list(one.arguments))
+                for one in spec.datasets
+            ],
+            totals={name: base.answers.counts[name] for name in ("want_ready", "want_direct")},
+            samples=self._sampler.samples,
+            pressure={name: round(since[name] - was, 6) for name, was in self._pressure.items() if name in since},
+            problems=list(base.problems),
+            node_index=spec.node_index,
+            node_count=spec.node_count,
+        )
+        for service in self._services():
+            service.record(part)
+        return part

@@ -1,0 +1,56 @@
+"""What comes before there is a manifest: nothing is lost that matters, and writes come first."""
+
+from __future__ import annotations
+
+from hpcstage.daemon.inbox import MOST_LIMITED, Inbox
+from hpcstage.daemon.service import Request
+from hpcstage.protocol import exchange
+from hpcstage.protocol.shim import Kind
+
+WANT, OTHER = Request(1, Kind.WANT, 7, b"/data/a"), Request(2, Kind.WANT, 7, b"/data/b")
+WROTE, LANDED = Request(3, Kind.WROTE, 7, b"/data/a"), Request(4, Kind.LANDED, 7, bytes(16))
+EPOCH, ORDER = Request(5, Kind.EPOCH, 7, b""), Request(6, Kind.ORDER, 7, b"list")
+STAGED = Request(8, Kind.STAGED, 7, b"")
+
+
+def filled(*items):
+    inbox = Inbox()
+    for item in items:
+        assert inbox.keep(item)
+    return inbox
+
+
+def test_writes_come_first_and_the_rest_in_order():
+    written, ask = exchange.Written((3, 4)), exchange.Ask(1, (5,))
+    inbox = filled(WANT, EPOCH, WROTE, ask, written, ORDER, LANDED, OTHER)
+    assert inbox.take() == [WROTE, written, LANDED, WANT, EPOCH, ask, ORDER, OTHER]
+    assert inbox.take() == []
+
+
+def test_wants_that_have_waited_long_enough_leave_the_rest():
+    inbox = filled(WANT, STAGED, WROTE, OTHER)
+    assert inbox.take_wants() == [WANT, OTHER]
+    assert inbox.take() == [WROTE, STAGED]
+
+
+def test_a_connection_that_ends_takes_along_what_waits_for_an_answer_only():
+    inbox = filled(WANT, WROTE, STAGED, OTHER)
+    for token in (WANT.token, WROTE.token, STAGED.token):
+        inbox.drop(token)
+    assert inbox.take() == [WROTE, OTHER]
+
+
+def test_a_group_that_ends_takes_along_what_it_asked_for_only():
+    written = exchange.Written((3,))
+    inbox = filled(exchange.Ask(1, (5,)), WANT, written)
+    inbox.drop_asks()
+    assert inbox.take() == [written, WANT]
+
+
+def test_orders_are_limited_and_writes_are_not():
+    inbox = Inbox()
+    assert all(inbox.keep(EPOCH) for _ in range(MOST_LIMITED))
+    assert not inbox.keep(ORDER)
+    assert not inbox.keep(exchange.Ask(1, (5,)))
+    assert all(inbox.keep(WROTE) for _ in range(2 * MOST_LIMITED))
+    assert len(inbox.take()) == 3 * MOST_LIMITED
