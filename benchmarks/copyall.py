@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcstage.daemon.copying.copier import CopierSettings
 from hpcstage.daemon.copying.engine import Engine
-from hpcstage.daemon.copying.pool import Pool
 from hpcstage.daemon.queue.queue import Place, Queue
 from hpcstage.plan.budget import BudgetFacts
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.types import Budget
+from hpcstage.store.copier import CopierSettings
 from hpcstage.store.counters import Totals
 from hpcstage.store.directory import Store, budget
+from hpcstage.store.pool import Pool
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,6 @@ from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
-from hpcstage.daemon.copying.copier import CopierSettings
-from hpcstage.daemon.copying.pool import Pool
 from hpcstage.daemon.inbox import UNANSWERED, Inbox, Item
 from hpcstage.daemon.peers.nodegroup import NodeGroup
 from hpcstage.daemon.preparing import Phase, Preparing, Unstaged
@@ -43,6 +41,8 @@ from hpcstage.protocol import nodedir
 from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.shim import Answer, Kind, Reason, State
 from hpcstage.store import directory
+from hpcstage.store.copier import CopierSettings
+from hpcstage.store.pool import Pool
 
 POOL_END_S = 1.0
 LEAST_WRITE_S = 2.0

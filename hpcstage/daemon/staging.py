@@ -14,8 +14,6 @@ from hpcstage.daemon.copying.alone import Reopened
 from hpcstage.daemon.copying.changes import Changes
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.copying.inodes import Inodes
-from hpcstage.daemon.copying.messages import Result
-from hpcstage.daemon.copying.pool import Pool
 from hpcstage.daemon.copying.sightings import Pausing
 from hpcstage.daemon.copying.writes import Writes
 from hpcstage.daemon.part import describe, problems
@@ -45,6 +43,8 @@ from hpcstage.protocol.shim import LANDED, Answer, Counter, Kind, Reason, State
 from hpcstage.record.parts.part import NodePart
 from hpcstage.store import directory
 from hpcstage.store.copyfile import Status
+from hpcstage.store.messages import Result
+from hpcstage.store.pool import Pool
 
 PLAN_HELPER = "plan"
 LOOK_EVERY_S = 1.0

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hpcstage.daemon.copying.alone import FIRST_S, LEAST_FILES, MOST_S, Alone, reopen
-from hpcstage.daemon.copying.messages import Result
 from hpcstage.store.copyfile import Status
+from hpcstage.store.messages import Result
 
 MS = 1_000_000
 

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.skipif(not copyfile.HAS_TURNS, reason="the C function w
 HELP = """
 import os, sys, threading, time
 from pathlib import Path
-from hpcstage.store import _copy, copyfile; from hpcstage.daemon.copying import copier
-from hpcstage.daemon.copying.messages import COMMAND, RESULT, Op
+from hpcstage.store import _copy, copier, copyfile
+from hpcstage.store.messages import COMMAND, RESULT, Op
 from hpcstage.store.counters import StatsArea
 
 def until(condition):

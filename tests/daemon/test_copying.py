@@ -18,12 +18,12 @@ import pytest
 from conftest import wait_for
 
 from benchmarks.copyall import copy_all
-from hpcstage.daemon.copying.copier import CopierSettings
 from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.scan import scan
 from hpcstage.plan.types import Budget
 from hpcstage.store import copyfile, largecopy
+from hpcstage.store.copier import CopierSettings
 from hpcstage.store.copyfile import Job, Outcome, Status, Worker
 from hpcstage.store.counters import StatsArea
 

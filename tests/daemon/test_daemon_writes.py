@@ -14,10 +14,8 @@ from immutability import immutable
 
 from benchmarks.copyall import run_to_end
 from hpcstage.daemon.copying import inodes
-from hpcstage.daemon.copying.copier import CopierSettings
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.copying.inodes import Inodes
-from hpcstage.daemon.copying.pool import Pool
 from hpcstage.daemon.copying.writes import HELPER, MANY, Writes
 from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.daemon.queue.queue import Queue
@@ -25,7 +23,9 @@ from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.scan import scan
 from hpcstage.plan.types import Budget
 from hpcstage.protocol.shim import CAUGHT_UP, CLOSED, GIVEN_UP, HELD, LANDED, Answer, Kind, Reason, State
+from hpcstage.store.copier import CopierSettings
 from hpcstage.store.directory import Store
+from hpcstage.store.pool import Pool
 
 
 def test_a_staged_copy_is_dropped(start_daemon, make_tree):

@@ -7,15 +7,15 @@ from array import array
 
 import pytest
 
-from hpcstage.daemon.copying.copier import CopierSettings
 from hpcstage.daemon.copying.engine import Engine
-from hpcstage.daemon.copying.pool import Pool
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.rates import Estimates
 from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.scan import scan
 from hpcstage.plan.types import Budget
+from hpcstage.store.copier import CopierSettings
 from hpcstage.store.directory import Store
+from hpcstage.store.pool import Pool
 
 TRANSFERS = 4
 PLENTY = Budget(1 << 60, 1 << 40)

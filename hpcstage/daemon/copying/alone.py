@@ -20,9 +20,9 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-from hpcstage.daemon.copying.messages import Result
 from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.store.copyfile import DROP_BYTES, Status
+from hpcstage.store.messages import Result
 
 LEAST_FILES = 8
 LEAST_S = 0.03

@@ -14,9 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from hpcstage.daemon.copying.alone import Alone
-from hpcstage.daemon.copying.messages import Result
 from hpcstage.daemon.copying.openfiles import are_mapped_below, in_turn, open_below
-from hpcstage.daemon.copying.pool import Pool
 from hpcstage.daemon.queue.beside import Read
 from hpcstage.daemon.queue.groupqueue import GroupQueue
 from hpcstage.daemon.queue.large import LEAST_BYTES
@@ -27,6 +25,8 @@ from hpcstage.store.attributes import Attributes
 from hpcstage.store.copyfile import Status
 from hpcstage.store.directory import Store
 from hpcstage.store.holdings import Holdings
+from hpcstage.store.messages import Result
+from hpcstage.store.pool import Pool
 
 MOST_TRIES = 3
 SMALL_BYTES = 256 << 10

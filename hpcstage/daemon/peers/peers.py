@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Container
 
 from hpcstage.daemon.copying.engine import Engine
-from hpcstage.daemon.copying.messages import Result
 from hpcstage.daemon.peers.requests import Askers, Requests, by_owner
 from hpcstage.daemon.peers.routes import Routes
 from hpcstage.daemon.queue.groupqueue import GroupQueue
@@ -25,6 +24,7 @@ from hpcstage.plan.types import Budget
 from hpcstage.protocol import exchange
 from hpcstage.protocol.exchange import Why
 from hpcstage.store.copyfile import Status
+from hpcstage.store.messages import Result
 
 LOOK_EVERY_S = 0.1
 MOST_LOOKS = 512

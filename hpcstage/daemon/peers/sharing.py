@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable
 from typing import Protocol
 
 from hpcstage.daemon.copying.engine import Engine
-from hpcstage.daemon.copying.messages import Result
 from hpcstage.daemon.peers.firstreader import FirstReader
 from hpcstage.daemon.peers.link import note
 from hpcstage.daemon.peers.membership import Staged, size_of
@@ -24,6 +23,7 @@ from hpcstage.daemon.reading.learn import Learner
 from hpcstage.daemon.reading.scanning import Prepared
 from hpcstage.plan.order import orders
 from hpcstage.protocol import exchange, nodedir
+from hpcstage.store.messages import Result
 
 MOST_EARLY = 1024
 

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from hpcstage.daemon.process.forked import become_quiet, die_with_parent, reap
+from hpcstage.forked import become_quiet, die_with_parent, reap
 
 _READ_BYTES = 1 << 16
 

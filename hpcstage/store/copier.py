@@ -1,7 +1,7 @@
-"""A copier: a process whose threads copy the files that the daemon names by id.
+"""A copier: a process whose threads copy the files that its parent, a daemon or a probe, names by id.
 
-Owns the threads and what they do next; `store.copyfile` and `store.largecopy` copy. The daemon forks it while it has
-no threads. A copier maps the manifest itself and exits at once when the daemon's end of its pipe closes.
+Owns the threads and what they do next; `copyfile` and `largecopy` copy. The parent forks it while it has
+no threads. A copier maps the manifest itself and exits at once when the parent's end of its pipe closes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-from hpcstage.daemon.copying.messages import COMMAND, Op, pack_result
-from hpcstage.daemon.process.forked import become_quiet, die_with_parent
+from hpcstage.forked import become_quiet, die_with_parent
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.store import copyfile
 from hpcstage.store.copyfile import Job, Outcome, Status, Worker
 from hpcstage.store.counters import CANCEL, StatsArea
 from hpcstage.store.largecopy import BigCopy, Pacer
+from hpcstage.store.messages import COMMAND, Op, pack_result
 
 BIG_BYTES = 64 << 20
 """Larger files are copied by several threads."""

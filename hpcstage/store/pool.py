@@ -1,4 +1,4 @@
-"""Runs the copier processes for the daemon: forks them, hands out ids, collects results, replaces dead ones.
+"""Runs copier processes, for a daemon or a probe: forks them, hands out ids, collects results, replaces dead ones.
 
 Owns the pipes and which copier copies what. The engine decides which ids are copied and what a result means.
 """
@@ -12,12 +12,12 @@ import signal
 import time
 from dataclasses import dataclass, field
 
-from hpcstage.daemon.copying.copier import CopierSettings, child_main
-from hpcstage.daemon.copying.messages import COMMAND, RESULT, Op, Result, unpack_results
-from hpcstage.daemon.process.forked import reap
+from hpcstage.forked import reap
 from hpcstage.protocol import nodedir
+from hpcstage.store.copier import CopierSettings, child_main
 from hpcstage.store.copyfile import Status
 from hpcstage.store.counters import StatsArea
+from hpcstage.store.messages import COMMAND, RESULT, Op, Result, unpack_results
 
 MOST_RESTARTS = 3
 _READ_BYTES = RESULT.size * 1024

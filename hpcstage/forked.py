@@ -1,4 +1,4 @@
-"""Prepares every forked child of the daemon, and waits for the end of one."""
+"""Prepares forked children, the copiers and helpers of a daemon, and waits for the end of one."""
 
 from __future__ import annotations
 
