@@ -176,7 +176,7 @@ def _rates(
 ) -> tuple[Rates, tuple[str, ...]]:
     if with_probe:
         ids = wanted.ids or orders.complete(wanted, len(manifest))
-        measured = probe.probe(manifest, ids, disk.path, transfers=config.transfers)
+        measured = probe.probe(manifest, ids, disk.path, probe.Copying(transfers=config.transfers))
         rates, notes = measured.rates, measured.notes
     else:
         rates, notes = NOTHING_KNOWN, ("no probe: rates are from an earlier run or assumed",)

@@ -1,30 +1,57 @@
 """Measures source and local disk for a short time, as far as the forecast needs rates that are not known.
 
 The probe reads a sample of the dataset's own files, spread over the order, so that sizes and places are the job's. One
-reader alone reads some of them; others are copied with as many transfers in flight as the copiers keep, and read back.
+reader alone reads some of them, as the program would; the copiers that a run starts, with the run's settings, copy
+others; one reader reads these copies back. Cached pages of a file are dropped before it is read, so that cache hits do
+not make the source look faster; a node cannot drop what the storage servers cache. The time is bounded even where the
+source hangs: copiers are killed, and a reader that hangs is left behind.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import shutil
 import tempfile
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.types import Rates
-from hpcstage.preview.transfers import Measured, measure, read_back
+from hpcstage.protocol import nodedir
+from hpcstage.store.copier import PROBED_BYTES, CopierSettings
+from hpcstage.store.copyfile import CHUNK_BYTES, Status
+from hpcstage.store.directory import Store
+from hpcstage.store.pool import Pool
 
 SAMPLE_FILES = 2000
+COPIED_BYTES = 256 << 20
+"""The copiers get no further file once they were given this much."""
 ALONE_SHARE = 0.3
 """The share of the time limit for one reader alone; copying takes up to COPY_SHARE, reading back the rest."""
 COPY_SHARE = 0.5
-THREAD_COST_S = 50e-6
-"""Seconds that a Python thread needs for a transfer besides waiting."""
-FEW = 16
+GRACE_S = 0.25
+"""The time that transfers get to end after the limit."""
+PACE_S = 0.01
+CACHED_S = 50e-6
+"""A look-up that is faster than this was answered by this node's cache."""
+LEAST_READING = 0.05
+
+
+@dataclass(frozen=True)
+class Copying:
+    """The run's settings for copying on one node."""
+
+    copiers: int = 1
+    transfers: int = 32
+    """The most transfers in flight per copier."""
+    max_rate_bytes_per_s: float | None = None
+    nice: int = 0
 
 
 @dataclass(frozen=True)
@@ -37,120 +64,289 @@ class ProbeResult:
 
 
 def probe(
-    manifest: Manifest,
-    ids: Sequence[int],
-    local_dir: Path | None,
-    *,
-    transfers: int = 32,
-    limit_s: float = 2.0,
+    manifest: Manifest, ids: Sequence[int], local_dir: Path | None, copying: Copying, *, limit_s: float = 2.0
 ) -> ProbeResult:
     """Measures the rates with files of the order `ids`; without `local_dir`, only those of the source."""
     started = time.monotonic()
-    sample = _sample(manifest, ids)
+    sample = _sample(ids)
     if not sample:
-        return ProbeResult(_rates(None, None, None), 0.0, ("no files to probe with",))
-    with _workplace(local_dir) as place:
-        alone = measure(sample[0::2], None, 1, limit_s * ALONE_SHARE)
-        many = measure(sample[1::2] or sample, place, _useful(alone, transfers), limit_s * COPY_SHARE)
+        return ProbeResult(Rates(*[None] * 6), 0.0, ("no files to probe with",))
+    copies, is_local = None, False
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            place, is_local = stack.enter_context(_workplace(local_dir))
+            copies = stack.enter_context(_Copies(manifest, sample[1::2] or sample, place, copying))
+        alone = _read_alone([manifest.source_path(id_) for id_ in sample[0::2]], limit_s * ALONE_SHARE)
+        copied = NOTHING_COPIED if copies is None else copies.make(limit_s * COPY_SHARE)
         left_s = max(0.1, started + limit_s - time.monotonic())
-        local = read_back(many.copies, min(left_s, limit_s * (1 - ALONE_SHARE - COPY_SHARE)))
-    notes = tuple(_notes(alone, many, local, place))
-    return ProbeResult(_rates(alone, many, local), time.monotonic() - started, notes)
-
-
-def _useful(alone: Measured, transfers: int) -> int:
-    """Returns how many threads hide one reader's waits; where these are short, more threads would only slow each other
-    down."""
-    if not alone.files:
-        return transfers
-    return max(2, min(transfers, int((alone.open_s + alone.read_s) / alone.files / THREAD_COST_S)))
+        read_s = min(left_s, limit_s * (1 - ALONE_SHARE - COPY_SHARE))
+        local = _read_back(copied.paths, read_s) if is_local else None
+    rates = _rates(alone, copied, local, is_local=is_local)
+    return ProbeResult(rates, time.monotonic() - started, tuple(_notes(alone, copied, local, is_local=is_local)))
 
 
 # ---- the sample and where it goes
 
 
-def _sample(manifest: Manifest, ids: Sequence[int]) -> list[bytes]:
-    """Returns paths at even distances over the order, in a sequence whose every beginning is spread over it."""
+def _sample(ids: Sequence[int]) -> list[int]:
+    """Returns ids at even distances over the order, in a sequence whose every beginning is spread over it."""
     count = min(SAMPLE_FILES, len(ids))
     places = [i * len(ids) // count for i in range(count)]
     # The time limit may cut the sample anywhere: in bit-reversed sequence, each beginning is spread over the order.
     turns = sorted(range(count), key=lambda i: int(f"{i:016b}"[::-1], 2))
-    return [manifest.source_path(ids[places[i]]) for i in turns]
+    return [ids[places[i]] for i in turns]
 
 
 @contextlib.contextmanager
-def _workplace(local_dir: Path | None) -> Iterator[str | None]:
-    place = None
-    if local_dir is not None:
-        with contextlib.suppress(OSError):
-            place = tempfile.mkdtemp(prefix=".hpcstage-probe-", dir=local_dir)
+def _workplace(local_dir: Path | None) -> Iterator[tuple[Path, bool]]:
+    """Makes a directory for copies, among temporary files where `local_dir` takes none; yields whether it took it."""
     try:
-        yield place
+        if local_dir is None:
+            raise FileNotFoundError
+        place, is_local = tempfile.mkdtemp(prefix=".hpcstage-probe-", dir=local_dir), True
+    except OSError:
+        place, is_local = tempfile.mkdtemp(prefix="hpcstage-probe-"), False
+    try:
+        yield Path(place), is_local
     finally:
-        if place is not None:
-            shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(place, ignore_errors=True)
+
+
+# ---- one reader alone
+
+
+@dataclass
+class Reading:
+    """The sums of one reader. A file that the time limit cut short counts by its open and by the bytes it gave."""
+
+    opens: int = 0
+    size_bytes: int = 0
+    open_s: float = 0.0
+    read_s: float = 0.0
+    hung: int = 0
+
+
+def _read_alone(paths: Sequence[bytes], limit_s: float) -> Reading:
+    """Reads files until the time is over; a reader that hangs is left behind, with what it had read until then."""
+    deadline_s = time.monotonic() + limit_s
+    found = Reading()
+    reader = threading.Thread(target=_read_all, args=(paths, deadline_s, found), daemon=True)
+    reader.start()
+    reader.join(limit_s + GRACE_S)
+    return replace(found, hung=int(reader.is_alive()))
+
+
+def _read_all(paths: Sequence[bytes], deadline_s: float, found: Reading) -> None:
+    buffer = memoryview(bytearray(CHUNK_BYTES))
+    for path in paths:
+        if time.monotonic() >= deadline_s:
+            return
+        with contextlib.suppress(OSError):
+            _read_one(path, deadline_s, found, buffer)
+
+
+def _read_one(path: bytes, deadline_s: float, found: Reading, buffer: memoryview) -> None:
+    start = time.monotonic()
+    _look_up(path)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.fstat(fd)
+        now = time.monotonic()
+        found.opens += 1
+        found.open_s += now - start
+        done, count = 0, 1
+        while count and done < PROBED_BYTES and now <= deadline_s:
+            before, count = now, os.readv(fd, [buffer])
+            now = time.monotonic()
+            done += count
+            found.size_bytes += count
+            found.read_s += now - before
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+
+
+def _look_up(path: bytes) -> None:
+    """Looks the name up as the program will, which opens the file when the caches have lost what the scan left there.
+
+    Where the name is still cached, a missing name beside it is looked up, too, which costs the storage the same.
+    """
+    start = time.monotonic()
+    os.stat(path)
+    if time.monotonic() - start < CACHED_S:
+        with contextlib.suppress(OSError):
+            os.stat(path + b".hpcstage-probe")
+
+
+def _read_back(copies: Sequence[bytes], limit_s: float) -> Reading | None:
+    """Reads copies from the disk, not from memory: those that could be written through in half of the time."""
+    half_s = time.monotonic() + limit_s / 2
+    written = []
+    for path in copies:
+        if time.monotonic() > half_s:
+            break
+        with contextlib.suppress(OSError):
+            _write_through(path)
+            written.append(path)
+    return _read_alone(written, limit_s / 2) if written else None
+
+
+def _write_through(path: bytes) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fdatasync(fd)
+    finally:
+        os.close(fd)
+
+
+# ---- the copiers
+
+
+@dataclass(frozen=True)
+class Copied:
+    """The sums of all copiers."""
+
+    files: float
+    """Whole files; of a large one that was copied in part, that part."""
+    size_bytes: int
+    wall_s: float
+    reading: float
+    """The part of the time in which the copiers asked the source for as much as they may at once."""
+    in_flight: int
+    hung: int
+    paths: list[bytes]
+    """The copies."""
+
+
+NOTHING_COPIED = Copied(0.0, 0, 0.0, 1.0, 0, 0, [])
+
+
+class _Copies:
+    """Copies made by the copiers of a run in a directory of the probe's own. It owns the copiers, which are forked at
+    once, as no thread may run then."""
+
+    def __init__(self, manifest: Manifest, ids: Sequence[int], place: Path, copying: Copying) -> None:
+        entries = [manifest.entry(id_) for id_ in ids]
+        self._manifest = Manifest.build(manifest.datasets, entries)
+        found = (self._manifest.find(entry.dataset, entry.path) for entry in entries)
+        self._ids = [id_ for id_ in found if id_ is not None]
+        self._store = Store(place)
+        self._copying = copying
+        self._store.make()
+        self._manifest.save(place / nodedir.MANIFEST)
+        rate = copying.max_rate_bytes_per_s
+        settings = CopierSettings(
+            place, place / nodedir.MANIFEST, copying.transfers, rate, nice=copying.nice, is_probe=True
+        )
+        self._pool = Pool(settings, copying.copiers)
+
+    def __enter__(self) -> _Copies:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.close()
+
+    def make(self, limit_s: float) -> Copied:
+        """Copies files for so long. Transfers that have begun then get a short time to end, and are killed."""
+        pool, sizes, waiting, done = self._pool, self._manifest.sizes, deque(self._ids), set[int]()
+        pool.open_manifest()
+        given_bytes, bytes_at_deadline = 0, -1
+        started = now = last = time.monotonic()
+        deadline_s = started + limit_s
+        while now < deadline_s + GRACE_S:
+            while waiting and pool.assigned < pool.slots and given_bytes < self._allowed(now - started):
+                pool.assign(waiting[0])
+                given_bytes += min(PROBED_BYTES, sizes[waiting.popleft()])
+            pool.flush()
+            if not pool.assigned and not waiting:
+                break
+            for fd in select.select(pool.fds(), [], [], PACE_S)[0]:
+                done.update(result.id for result in pool.receive(fd) if result.status is Status.OK)
+                last = time.monotonic()
+            now = time.monotonic()
+            if waiting and (now >= deadline_s or given_bytes >= COPIED_BYTES):
+                waiting.clear()
+            if now >= deadline_s and bytes_at_deadline < 0:
+                bytes_at_deadline = pool.stats.totals().bytes
+        hung = pool.assigned if pool.stats.totals().bytes == bytes_at_deadline else 0
+        return self._copied(done, (now if pool.assigned else last) - started, hung)
+
+    def _allowed(self, elapsed_s: float) -> float:
+        """Returns how many bytes the copiers may have been given by now."""
+        rate = self._copying.max_rate_bytes_per_s
+        return COPIED_BYTES if rate is None else min(COPIED_BYTES, rate * (elapsed_s + PACE_S))
+
+    def _copied(self, done: set[int], wall_s: float, hung: int) -> Copied:
+        totals, sizes = self._pool.stats.totals(), self._manifest.sizes
+        in_flight = max(1, min(self._copying.copiers * self._copying.transfers, len(self._ids)))
+        source_s = (totals.open_ns + totals.read_ns) / 1e9
+        # Where threads take turns at the source, it is busy while others write; without turns they read or write. A cap
+        # keeps them from either.
+        busy = source_s / max(1e-9, in_flight * wall_s)
+        share = source_s / max(1e-9, source_s + totals.write_ns / 1e9)
+        reading = busy if self._copying.max_rate_bytes_per_s is not None else max(busy, share)
+        return Copied(
+            files=sum(min(1.0, PROBED_BYTES / max(1, sizes[id_])) for id_ in done),
+            size_bytes=totals.bytes,
+            wall_s=wall_s,
+            reading=min(1.0, max(LEAST_READING, reading)),
+            in_flight=in_flight,
+            hung=hung,
+            paths=[self._store.path(self._manifest.store_path(id_)) for id_ in done],
+        )
 
 
 # ---- from sums to rates
 
 
-def _rates(alone: Measured | None, many: Measured | None, local: Measured | None) -> Rates:
+def _rates(alone: Reading, copied: Copied, local: Reading | None, *, is_local: bool) -> Rates:
+    values: dict[str, float | None] = {}
     sources: dict[str, str] = {}
-    values: dict[str, float | None] = dict.fromkeys(
-        (
-            "source_bytes_per_s", "source_files_per_s", "reader_file_s", "reader_bytes_per_s",
-            "local_bytes_per_s", "local_file_s", "copy_bytes_per_s", "copy_files_per_s",
-        )
-    )  # fmt: skip
 
-    def note(measured: Measured, how: str, found: dict[str, float | None]) -> None:
+    def note(how: str, found: dict[str, float | None]) -> None:
         values.update(found)
-        text = f"probe: {how}, {measured.files} files"
-        sources.update(dict.fromkeys(found, text))
+        sources.update(dict.fromkeys(found, f"probe: {how}"))
 
-    if alone is not None and alone.files:
-        note(alone, "one reader", _alone_rates(alone, "reader"))
-    if many is not None and many.files and many.wall_s > 0:
-        note(many, f"{many.in_flight} in flight", _parallel_rates(many))
-    if local is not None and local.files:
-        note(local, "copies read back", _alone_rates(local, "local"))
-    if many is not None and many.in_flight < FEW:
-        _not_slower_than_one(values)
-    return Rates(**values, sources=sources)
-
-
-def _not_slower_than_one(values: dict[str, float | None]) -> None:
-    """Raises the source's rate to that of one reader. Where the source is so fast that few threads pay, the threads
-    make several transfers slower than one."""
-    many, one = values["source_bytes_per_s"], values["reader_bytes_per_s"]
-    if many is not None and one is not None and many < one:
-        values["source_bytes_per_s"] = one
+    if alone.opens:
+        note(f"one reader, {alone.opens} files", _alone_rates(alone, "reader"))
+    if (copied.size_bytes or copied.files) and copied.wall_s > 0:
+        files_per_s, bytes_per_s = copied.files / copied.wall_s or None, copied.size_bytes / copied.wall_s or None
+        found = {"source_files_per_s": files_per_s and files_per_s / copied.reading}
+        found["source_bytes_per_s"] = _not_slower_than_one(bytes_per_s and bytes_per_s / copied.reading, alone)
+        if is_local:
+            found |= {"copy_files_per_s": files_per_s, "copy_bytes_per_s": bytes_per_s}
+        note(f"{copied.in_flight} in flight, {len(copied.paths)} files", found)
+    if local is not None and local.opens:
+        note(f"copies read back, {local.opens} files", _alone_rates(local, "local"))
+    return Rates(**{**dict.fromkeys(_MEASURED), **values}, sources=sources)
 
 
-def _alone_rates(found: Measured, name: str) -> dict[str, float | None]:
+_MEASURED = ("source_bytes_per_s", "source_files_per_s", "reader_file_s", "reader_bytes_per_s", "local_bytes_per_s",
+             "local_file_s")  # fmt: skip
+
+
+def _not_slower_than_one(bytes_per_s: float | None, alone: Reading) -> float | None:
+    """Returns the source's rate, which is at least that of one reader: where the source is so fast that the copiers
+    wait for processors, several transfers may be slower than one."""
+    one = alone.size_bytes / alone.read_s if alone.read_s > 0 else 0.0
+    return None if bytes_per_s is None else max(bytes_per_s, one)
+
+
+def _alone_rates(found: Reading, name: str) -> dict[str, float | None]:
     rate = found.size_bytes / found.read_s if found.size_bytes and found.read_s > 0 else None
     # Files without content have only a time per file, which includes reading to their end.
-    per_file = found.open_s / found.files if rate else (found.open_s + found.read_s) / found.files
+    per_file = found.open_s / found.opens if rate else (found.open_s + found.read_s) / found.opens
     return {f"{name}_file_s": per_file, f"{name}_bytes_per_s": rate}
 
 
-def _parallel_rates(found: Measured) -> dict[str, float | None]:
-    files_per_s, bytes_per_s = found.files / found.wall_s, found.size_bytes / found.wall_s or None
-    rates: dict[str, float | None] = {"copy_files_per_s": files_per_s, "copy_bytes_per_s": bytes_per_s}
-    # If the threads had not written, they would have read for the whole time.
-    reading = (found.open_s + found.read_s) / max(1e-9, found.open_s + found.read_s + found.write_s)
-    rates["source_files_per_s"] = files_per_s / max(reading, 0.05)
-    rates["source_bytes_per_s"] = bytes_per_s / max(reading, 0.05) if bytes_per_s else None
-    return rates
-
-
-def _notes(alone: Measured, many: Measured, local: Measured | None, place: str | None) -> Iterator[str]:
-    hung = alone.hung + many.hung
+def _notes(alone: Reading, copied: Copied, local: Reading | None, *, is_local: bool) -> Iterator[str]:
+    hung = alone.hung + copied.hung
     if hung:
         yield f"{hung} transfers did not end within the probe's time: the source is slow or hangs"
-    if not alone.files or not many.files:
+    if not alone.opens or not (copied.size_bytes or copied.files):
         yield "the sample could not be read"
-    if place is None:
+    if not is_local:
         yield "no local directory to write to: the local disk was not measured"
     elif local is not None:
-        yield f"local: {local.files} copies, written through to the disk first, then read by one reader"
+        yield f"local: {local.opens} copies, written through to the disk first, then read by one reader"

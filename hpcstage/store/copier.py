@@ -27,6 +27,8 @@ from hpcstage.store.messages import COMMAND, Op, pack_result
 
 BIG_BYTES = 64 << 20
 """Larger files are copied by several threads."""
+PROBED_BYTES = 32 << 20
+"""A probe copies only this much of a file, from its beginning."""
 LEAST_PACED_BYTES = 1 << 20
 PACED_BURST_S = 0.125
 MOST_LOGGED = 5
@@ -45,6 +47,8 @@ class CopierSettings:
     native: bool = True
     """Whether the C function is used where it was built."""
     nice: int = 0
+    is_probe: bool = False
+    """Whether the copies only serve to measure: cached pages are dropped first, large files are copied in part."""
 
     @property
     def threads(self) -> int:
@@ -55,9 +59,10 @@ class CopierSettings:
     @property
     def limit_bytes(self) -> int:
         """The largest size in bytes at which one thread copies a file in one go."""
+        most_bytes = PROBED_BYTES if self.is_probe else BIG_BYTES
         if self.max_rate_bytes_per_s is None:
-            return BIG_BYTES
-        return min(BIG_BYTES, max(LEAST_PACED_BYTES, int(self.max_rate_bytes_per_s * PACED_BURST_S)))
+            return most_bytes
+        return min(most_bytes, max(LEAST_PACED_BYTES, int(self.max_rate_bytes_per_s * PACED_BURST_S)))
 
 
 class Copier:
@@ -87,6 +92,8 @@ class Copier:
         """Carries out commands until the pipe closes."""
         os.makedirs(self._incoming, mode=0o700, exist_ok=True)
         copyfile.limit_turns(self._settings.transfers)
+        if self._settings.is_probe:
+            copyfile.drop_pages_first()
         rest = b""
         while data := os.read(commands, 65536):
             data = rest + data
@@ -199,7 +206,8 @@ class Copier:
         )
 
     def _copy_big(self, worker: Worker, id_: int, job: Job, started_ns: int) -> None:
-        big = BigCopy(id_, job, self._pace, started_ns, self._invite)
+        most_bytes = PROBED_BYTES if self._settings.is_probe else None
+        big = BigCopy(id_, job, self._pace, started_ns, self._invite, most_bytes)
         with self._lock:
             self._big[id_] = big
         if big.open(worker):

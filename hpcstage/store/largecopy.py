@@ -41,9 +41,15 @@ class BigCopy:
     the outcome."""
 
     def __init__(
-        self, id_: int, job: Job, pace: Pacer | None, started_ns: int, invite: Callable[[BigCopy], object]
+        self,
+        id_: int,
+        job: Job,
+        pace: Pacer | None,
+        started_ns: int,
+        invite: Callable[[BigCopy], object],
+        most_bytes: int | None = None,
     ) -> None:
-        """`invite` makes one more thread call `work`."""
+        """`invite` makes one more thread call `work`; a probe copies only the first `most_bytes` of a file."""
         self.id = id_
         self.job = job
         self.started_ns = started_ns
@@ -54,6 +60,8 @@ class BigCopy:
         self._invitations = 0
         self._lock = threading.Lock()
         self._writing = threading.Lock()
+        self._most_bytes = most_bytes
+        self._size_bytes = 0
         self._position = 0
         self._inside = 0
         self._finished = False
@@ -66,16 +74,18 @@ class BigCopy:
             self._source = copyfile.open_source(self.job, worker.stats, self.outcome)
             self._before = copyfile.regular(self._source)
             self.outcome.size_bytes, self.outcome.mtime_ns = self._before.st_size, self._before.st_mtime_ns
+            size_bytes = self._before.st_size
+            self._size_bytes = size_bytes if self._most_bytes is None else min(size_bytes, self._most_bytes)
             self._target = copyfile.create(self.job.temporary)
             with copyfile.local_errors():
-                _preallocate(self._target, self._before.st_size)
+                _preallocate(self._target, self._size_bytes)
         except CopyError as error:
             self._fail(error)
             self._finished = True
             self._close()
             copyfile.discard(self.job.temporary)
             return False
-        self._invitations = min(1 if self._pace else MOST_THREADS - 1, self._before.st_size // RANGE_BYTES)
+        self._invitations = min(1 if self._pace else MOST_THREADS - 1, self._size_bytes // RANGE_BYTES)
         return True
 
     def work(self, worker: Worker) -> bool:
@@ -84,7 +94,7 @@ class BigCopy:
             part = Outcome()
             step = partial(self._step, part, [0])
             try:
-                length = min(RANGE_BYTES, self._before.st_size - start)
+                length = min(RANGE_BYTES, self._size_bytes - start)
                 copyfile.copy_range(worker, self._source, self._target, start, length, part, step, self._writing)
             except CopyError as error:
                 self._fail(error)
@@ -127,7 +137,7 @@ class BigCopy:
             return last
 
     def _exhausted(self) -> bool:
-        return self._position >= max(self._before.st_size, 1) or self.outcome.status is not Status.OK
+        return self._position >= max(self._size_bytes, 1) or self.outcome.status is not Status.OK
 
     def _fail(self, error: CopyError) -> None:
         if not self.outcome.status:

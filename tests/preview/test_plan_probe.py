@@ -14,7 +14,7 @@ from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.scan import scan
 from hpcstage.plan.order import orders
-from hpcstage.preview.probe import probe
+from hpcstage.preview.probe import Copying, probe
 
 NO_FUSE = unavailable()
 fuse = [pytest.mark.fuse, pytest.mark.skipif(NO_FUSE is not None, reason=str(NO_FUSE))]
@@ -30,7 +30,7 @@ def manifest_of(root: Path) -> Manifest:
 
 def test_everything_is_measured_and_nothing_is_left(make_tree: Callable[..., Path], local_dir: Path):
     manifest = manifest_of(make_tree(files=100, size_bytes=50_000))
-    found = probe(manifest, orders.build(manifest, None).ids, local_dir, limit_s=1.0)
+    found = probe(manifest, orders.build(manifest, None).ids, local_dir, Copying(), limit_s=1.0)
     assert set(found.rates.sources) == KNOWN
     for name in KNOWN:
         assert getattr(found.rates, name) > 0
@@ -41,7 +41,7 @@ def test_everything_is_measured_and_nothing_is_left(make_tree: Callable[..., Pat
 
 def test_without_a_local_directory(make_tree: Callable[..., Path]):
     manifest = manifest_of(make_tree(files=10))
-    found = probe(manifest, range(10), None, limit_s=0.5)
+    found = probe(manifest, range(10), None, Copying(), limit_s=0.5)
     assert found.rates.local_bytes_per_s is None
     assert found.rates.source_bytes_per_s is not None
     assert "no local directory to write to: the local disk was not measured" in found.notes
@@ -49,7 +49,7 @@ def test_without_a_local_directory(make_tree: Callable[..., Path]):
 
 def test_empty_files_have_a_time_and_no_bandwidth(make_tree: Callable[..., Path], local_dir: Path):
     manifest = manifest_of(make_tree(files=20, size_bytes=0))
-    rates = probe(manifest, range(20), local_dir, limit_s=0.5).rates
+    rates = probe(manifest, range(20), local_dir, Copying(), limit_s=0.5).rates
     assert rates.reader_bytes_per_s is None
     assert rates.reader_file_s is not None
     assert rates.reader_file_s > 0
@@ -57,16 +57,16 @@ def test_empty_files_have_a_time_and_no_bandwidth(make_tree: Callable[..., Path]
 
 def test_one_file_is_enough(make_tree: Callable[..., Path], local_dir: Path):
     manifest = manifest_of(make_tree(files=1, size_bytes=5_000_000))
-    assert set(probe(manifest, [0], local_dir, limit_s=0.5).rates.sources) == KNOWN
+    assert set(probe(manifest, [0], local_dir, Copying(), limit_s=0.5).rates.sources) == KNOWN
 
 
 def test_nothing_to_probe_with_and_vanished_files(make_tree: Callable[..., Path], local_dir: Path):
     root = make_tree(files=3)
     manifest = manifest_of(root)
-    assert probe(manifest, [], local_dir).notes == ("no files to probe with",)
+    assert probe(manifest, [], local_dir, Copying()).notes == ("no files to probe with",)
     for path in root.glob("*/*"):
         path.unlink()
-    found = probe(manifest, range(3), local_dir, limit_s=0.5)
+    found = probe(manifest, range(3), local_dir, Copying(), limit_s=0.5)
     assert found.rates.sources == {}
     assert "the sample could not be read" in found.notes
 
@@ -76,7 +76,7 @@ def test_emulated_storage_is_measured_right(make_tree: Callable[..., Path], loca
     root = make_tree(files=600, size_bytes=100_000)
     with Slowfs(root, Settings(bandwidth_bytes_per_s=50e6, metadata_latency_s=0.002, data_latency_s=0.002)) as slow:
         manifest = manifest_of(slow.path)
-        rates = probe(manifest, orders.build(manifest, None).ids, local_dir).rates
+        rates = probe(manifest, orders.build(manifest, None).ids, local_dir, Copying()).rates
     assert rates.reader_file_s is not None
     assert rates.source_bytes_per_s is not None
     assert rates.reader_bytes_per_s is not None
@@ -92,7 +92,7 @@ def test_a_hanging_source_does_not_hold_us(make_tree: Callable[..., Path], local
         manifest = manifest_of(slow.path)
         slow.change(metadata_latency_s=5.0)
         started = time.monotonic()
-        found = probe(manifest, range(50), local_dir, limit_s=1.0)
+        found = probe(manifest, range(50), local_dir, Copying(), limit_s=1.0)
         assert time.monotonic() - started < 3
         slow.change(metadata_latency_s=0.0)
     assert any("hangs" in note for note in found.notes)

@@ -123,10 +123,11 @@ def _with_forecast(scanned: Scanned, manifest: Manifest, order: Order, spec: Dae
     from hpcstage.plan.forecast.modes import forecast
     from hpcstage.plan.forecast.nodes import Given, outlook
     from hpcstage.plan.placement.fitting import fit
-    from hpcstage.preview.probe import probe
+    from hpcstage.preview.probe import Copying, probe
 
     node_dir = Path(spec.node_dir)
-    measured = probe(manifest, order.ids, node_dir, transfers=spec.copiers * spec.transfers, limit_s=PROBE_S)
+    copying = Copying(spec.copiers, spec.transfers, spec.own_rate_bytes_per_s, spec.nice)
+    measured = probe(manifest, order.ids, node_dir, copying, limit_s=PROBE_S)
     limit = budget(node_dir, spec.budget)
     room = fit(manifest, orders.complete(order, len(manifest)), limit)
     found = forecast(
