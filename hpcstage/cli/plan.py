@@ -17,6 +17,9 @@ from hpcstage.errors import UsageError
 if TYPE_CHECKING:
     from hpcstage.preview.planfile import Plan
 
+PROBE_S = 2.0
+"""The longest that the probe takes, in seconds."""
+
 
 @click.command("plan", short_help="Show what would be copied in which order, whether it fits and what it gains.")
 @dataset_options
@@ -58,7 +61,8 @@ def _past(run_dir: Path, given: dict[str, Any]) -> Plan:
 
 def _coming(given: dict[str, Any], *, with_probe: bool) -> Plan:
     from hpcstage.config import load
-    from hpcstage.preview.pipeline import preview
+    from hpcstage.preview.inputs import Inputs
+    from hpcstage.preview.pipeline import find, forecast, look
     from hpcstage.protocol.shim import Progress
     from hpcstage.report.progress import ProgressLine
 
@@ -66,13 +70,16 @@ def _coming(given: dict[str, Any], *, with_probe: bool) -> Plan:
     for warning in config.warnings:
         sys.stderr.write(f"hpcstage: warning: {warning}\n")
     sampler = samplers.asked(given, config.epochs)
-    cwd = inherited.directory()
+    inputs = Inputs.of_config(config, os.environ, inherited.directory(), sampler)
     with ProgressLine(quiet=bool(given.get("quiet"))) as line:
 
-        def found(files: int, size_bytes: int) -> None:
+        def on_found(files: int, size_bytes: int) -> None:
             line.show("scanning", Progress(files, size_bytes))
 
-        return preview(config, os.environ, cwd, with_probe=with_probe, sampler=sampler, on_found=found)
+        found = find(inputs, on_found)
+    if not len(found.scan.manifest):
+        raise UsageError("the datasets hold no file", "check --data")
+    return forecast(inputs, found, look(inputs, found, PROBE_S if with_probe else 0.0))
 
 
 def _print(found: Plan, limit: int | None, *, as_json: bool) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Container, Mapping
 from dataclasses import replace
+from functools import partial
 
 from hpcstage.daemon.copying.alone import Reopened
 from hpcstage.daemon.copying.changes import Changes
@@ -116,16 +117,12 @@ class Staging(Phase):
 
     def publish_plan(self) -> None:
         """Writes the plan in a helper and announces the manifest to the other nodes. In mode auto it announces it only
-        afterwards, since they read the decision from the plan."""
-        spec, prepared, limit = self.base.spec, self.prepared, self.limit
-        is_first, scanned = spec.node_index == 0, prepared.scanned
-        if is_first and scanned is not None:
-            self.base.helpers.start(
-                PLAN_HELPER,
-                lambda: scanning.save_plan(spec, prepared.manifest, prepared.order, scanned, limit, prepared.mode),
-                lambda _: self._announce(),
-            )
-        if not is_first or spec.mode != AUTO_MODE:
+        afterwards, since they read the decision from the plan; at once where no helper writes the plan."""
+        spec, prepared, helper = self.base.spec, self.prepared, None
+        if spec.node_index == 0 and prepared.scanned is not None:
+            work = partial(scanning.save_plan, spec, self.limit, prepared.mode)
+            helper = self.base.helpers.start(PLAN_HELPER, work, lambda _: self._announce())
+        if helper is None or spec.mode != AUTO_MODE:
             self._announce()
 
     def _announce(self) -> None:

@@ -136,17 +136,17 @@ class Workload:
 class Rates:
     """The rates of source and local disk, from a probe or an earlier record. None is unknown."""
 
-    source_bytes_per_s: float | None
+    source_bytes_per_s: float | None = None
     """The rate with as many transfers in flight as the copiers keep."""
-    source_files_per_s: float | None
+    source_files_per_s: float | None = None
     """The rate with as many transfers in flight as the copiers keep; latency bounds it for small files."""
-    reader_file_s: float | None
+    reader_file_s: float | None = None
     """Seconds that one reader alone needs per file besides its bytes (open, first byte)."""
-    reader_bytes_per_s: float | None
+    reader_bytes_per_s: float | None = None
     """The rate at which one reader alone streams."""
-    local_bytes_per_s: float | None
+    local_bytes_per_s: float | None = None
     """The rate at which staged files are read."""
-    local_file_s: float | None
+    local_file_s: float | None = None
     """Seconds to open a staged file."""
     sources: dict[str, str] = field(default_factory=dict)
     copy_bytes_per_s: float | None = None

@@ -1,4 +1,4 @@
-"""Chooses the order that a preview shows (a list's, a trace's, a named sampler's, or the manifest's) and describes it.
+"""Finds the order with which a run starts (a list's, a trace's, a named sampler's, or the manifest's) and describes it.
 
 This module owns the look-up of an earlier run's trace and of how well a program kept to an order. The orders
 themselves are in `plan.order`.
@@ -8,28 +8,25 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 from hpcstage.errors import UsageError
-from hpcstage.plan.dataset.datasets import Resolved
 from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.plan.dataset.spelling import Spelling
 from hpcstage.plan.order import orders, trace
-from hpcstage.plan.order.readings import Asked, Readings, readings
+from hpcstage.plan.order.readings import Readings, readings
 from hpcstage.plan.types import Kept, Order
-
-if TYPE_CHECKING:
-    from hpcstage.config import Config
+from hpcstage.preview.inputs import Inputs
 
 NO_TRACE = "no earlier run on these datasets left a trace"
+NOT_ASKED = "not looked for: --order names another order"
+NO_STATE = "there is no state directory"
 _ANNOUNCED = "what PyTorch's samplers announce while the command runs goes first"
-_FROM_TRACE = (orders.AUTO, orders.TRACE)
 
 
 @dataclass(frozen=True)
-class Foreseen:
-    """An order, what the preview says of it, and the readings behind it where a sampler was named."""
+class FoundOrder:
+    """An order, what a plan says of it, and what it was made of."""
 
     order: Order
     unknown: int = 0
@@ -37,39 +34,60 @@ class Foreseen:
     missing: str = ""
     """Text about these paths."""
     about: str = ""
+    """Text about the order, for people."""
     readings: Readings | None = None
-    kept: Kept | None = None
-    """How well the run that left the trace kept to its order."""
+    """The readings behind the order, where a sampler was named."""
+    trace: trace.Trace | None = None
+    """The trace of an earlier run; its order may not be the one that is used."""
+    trace_why: str = ""
+    """Why there is no trace that can be used."""
+
+    @property
+    def kept(self) -> Kept | None:
+        """Returns how well the run that left the trace kept to its order, where the trace gives the order."""
+        if self.trace is None or self.order.provenance != orders.TRACE:
+            return None
+        header = self.trace.header
+        return None if header.kept_share is None else Kept(header.provenance, header.kept_share, header.run_id)
 
 
-def foresee(
-    config: Config, manifest: Manifest, resolved: Resolved, env: Mapping[str, str], asked: Asked | None
-) -> Foreseen:
+def find_order(inputs: Inputs, manifest: Manifest) -> FoundOrder:
     """Returns the order with which a run would start, or in which a named sampler would read. Raises UsageError."""
-    setting = config.order_asked()
-    if asked is not None:
+    resolved, setting = inputs.resolved, inputs.order
+    if inputs.sampler is not None:
         if setting not in (orders.AUTO, orders.SAMPLER):
-            what = f"a sampler and the order {setting} ({config.origin['order']}) are both given"
-            raise UsageError(what, "use --order sampler")
-        found = readings(asked, manifest, resolved.lists)
-        return Foreseen(found.order(), about=f"{asked.text()}; {found.about}", readings=found)
-    known, why = _trace(resolved, manifest, env) if setting in _FROM_TRACE else (None, "")
-    ids = None if known is None else orders.from_ids(known.order, len(manifest), orders.TRACE)
-    listed = orders.build_counting(manifest, setting, lists=resolved.ordering, trace=ids)
-    order, unknown, missing = listed.order, listed.unknown, orders.missing_text(listed, resolved.ordering)
-    if known is not None and order.provenance == orders.TRACE:
-        header = known.header
-        kept = None if header.kept_share is None else Kept(header.provenance, header.kept_share, header.run_id)
-        about = f"left by run {header.run_id}: {shlex.join(header.command)}"
-        return Foreseen(order, unknown, missing, about, kept=kept)
-    return Foreseen(order, unknown, missing, _why_by_path(setting, why) if order.provenance == orders.MANIFEST else "")
+            raise UsageError(f"a sampler and the order {setting} are both given", "use --order sampler")
+        found = readings(inputs.sampler, manifest, resolved.lists)
+        return FoundOrder(found.order(), about=f"{inputs.sampler.text()}; {found.about}", readings=found)
+    known, why = _trace(inputs, manifest)
+    spelt = Spelling(manifest)
+    listed = orders.build_counting(
+        manifest,
+        setting or None,
+        lists=[replace(item, paths=list(map(spelt, item.paths))) for item in resolved.ordering],
+        trace=None if known is None else orders.from_ids(known.order, len(manifest), orders.TRACE),
+    )
+    about = ""
+    if known is not None and listed.order.provenance == orders.TRACE:
+        about = f"left by run {known.header.run_id}: {shlex.join(known.header.command)}"
+    elif listed.order.provenance == orders.MANIFEST:
+        about = _why_by_path(setting, why)
+    missing = orders.missing_text(listed, resolved.ordering)
+    return FoundOrder(listed.order, listed.unknown, missing, about, trace=known, trace_why=why)
 
 
-def _trace(resolved: Resolved, manifest: Manifest, env: Mapping[str, str]) -> tuple[trace.Trace | None, str]:
-    """Returns the trace that was written last for these datasets by any command, or why there is none."""
-    from hpcstage.record.index import state_dir
-
-    path = trace.newest(state_dir(env) / trace.DIRECTORY, [os.fsdecode(d.root) for d in resolved.datasets])
+def _trace(inputs: Inputs, manifest: Manifest) -> tuple[trace.Trace | None, str]:
+    """Returns the trace of the command on these files, or the one that any command wrote last where the command is not
+    known; or None and why there is none."""
+    if not (orders.follows_samplers(inputs.order or None) or inputs.order == orders.TRACE):
+        return None, NOT_ASKED
+    if inputs.state_dir is None:
+        return None, NO_STATE
+    directory = inputs.state_dir / trace.DIRECTORY
+    roots = [os.fsdecode(dataset.root) for dataset in inputs.resolved.datasets]
+    if inputs.command is not None:
+        return trace.find(directory, roots, inputs.command, manifest)
+    path = trace.newest(directory, roots)
     if path is None:
         return None, NO_TRACE
     try:

@@ -1,91 +1,104 @@
-"""Makes a plan without running anything: scan, order, budget, probe, forecast.
+"""Makes a plan in steps: scan, order, budget, probe, forecast. `hpcstage plan` and a run in mode auto make it here.
 
-This module owns where each input of the forecast comes from: an option, the record of an earlier run, the probe, or
-nothing (then `plan.forecast` assumes a value and says so). The daemon makes its plan of the same parts.
+This module owns where each input of the forecast comes from: an option, the command, the record of an earlier run, the
+probe, or nothing (then `plan.forecast` assumes a value and says so). `find` is all that a run in another mode needs.
 """
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from hpcstage.errors import LocalDiskProblem, UsageError
-from hpcstage.plan.budget import decide
-from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.manifest import Manifest
-from hpcstage.plan.dataset.scan import scan
-from hpcstage.plan.forecast import modes
-from hpcstage.plan.forecast.nodes import Given, nodes_plan, sharing_of
+from hpcstage.plan.dataset.scan import ScanResult, scan
 from hpcstage.plan.order import orders
-from hpcstage.plan.placement.fitting import fit
-from hpcstage.plan.placement.placements import Kind
-from hpcstage.plan.types import Budget, Order, Rates, Workload
-from hpcstage.preview import probe
-from hpcstage.preview.earlier import Earlier, find_earlier, known, said_of_program
-from hpcstage.preview.orders import foresee
+from hpcstage.plan.types import Budget, Rates, Workload
+from hpcstage.preview.inputs import Inputs
+from hpcstage.preview.orders import FoundOrder, find_order
 from hpcstage.preview.planfile import Plan, ScanSummary
-
-if TYPE_CHECKING:
-    from hpcstage.config import Config
-    from hpcstage.job.types import Job
-    from hpcstage.plan.order.readings import Asked
+from hpcstage.preview.program import Earlier, find_earlier, known
+from hpcstage.store import directory
 
 DAEMON_START_S = 0.25
 """Seconds from the start of the command to the start of the daemon's scan, on an idle node."""
-NOTHING_KNOWN = Rates(None, None, None, None, None, None)
+NOT_PROBED = "no probe: rates are from an earlier run or assumed"
 
 
 @dataclass(frozen=True)
-class Disk:
-    """The node-local directory as far as a plan needs it."""
+class Found:
+    """The result of the first steps: the files and their order."""
 
-    path: Path | None
-    text: str
+    scan: ScanResult
+    order: FoundOrder
+
+    @property
+    def plan(self) -> Plan:
+        """Returns the plan as far as it is known without a forecast."""
+        found = self.order
+        return Plan(
+            manifest=self.scan.manifest,
+            order=found.order,
+            scan=ScanSummary.of(self.scan),
+            unknown=found.unknown,
+            about=found.about,
+            kept=found.kept,
+            readings=found.readings,
+            notes=(f"{found.missing} ({orders.MISSING_REMEDY})",) if found.missing else (),
+        )
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The result of the steps that look at the machine and at earlier runs; the forecast follows from it."""
+
+    earlier: Earlier | None
     budget: Budget | None
-    device: int | None = None
+    rates: Rates
+    """The rates that the probe measured."""
+    notes: tuple[str, ...]
+    """Notes of the probe."""
 
 
-def preview(
-    config: Config,
-    env: Mapping[str, str],
-    cwd: Path,
-    *,
-    with_probe: bool,
-    sampler: Asked | None = None,
-    on_found: Callable[[int, int], None] = lambda _files, _bytes: None,
-) -> Plan:
-    """Makes the plan of a run with this configuration. Raises UsageError for datasets that cannot be used. Calls
-    `on_found` as the scan does.
+def find(inputs: Inputs, on_found: Callable[[int, int], None] = lambda _files, _bytes: None) -> Found:
+    """Scans the datasets and finds the order. Calls `on_found` with the files and bytes found so far, a few times a
+    second. Raises UsageError for an order that cannot be used."""
+    result = scan(inputs.resolved, exclude=inputs.exclude, on_found=on_found)
+    return Found(result, find_order(inputs, result.manifest))
 
-    `sampler` is that of the program to be run, as the user named it; the order then follows its readings.
-    """
-    disk = local_disk(config, env)
-    resolved = resolve(config.data, cwd, disk.device, config.order_asked())
-    found = scan(resolved, on_found=on_found)
-    if not len(found.manifest):
-        raise UsageError("the datasets hold no file", "check --data")
-    foreseen = foresee(config, found.manifest, resolved, env, sampler)
-    wanted = foreseen.order
-    notes = [f"{notice.text}; {notice.remedy}" for notice in resolved.warnings]
-    if foreseen.missing:
-        notes.append(f"{foreseen.missing} ({orders.MISSING_REMEDY})")
-    earlier = find_earlier(resolved.datasets, env)
-    nodes = config.nodes or len(_job(env).nodes) or 1
-    workload = workload_of(config, found.manifest, earlier, nodes)
-    rates, probe_notes = _rates(config, found.manifest, wanted, disk, earlier, with_probe=with_probe)
-    notes.extend(probe_notes)
-    room = fit(found.manifest, orders.complete(wanted, len(found.manifest)), disk.budget) if disk.budget else None
+
+def look(inputs: Inputs, found: Found, probe_s: float) -> Facts:
+    """Decides the budget, looks for an earlier run, and measures the rates for about `probe_s` seconds (0: not)."""
+    disk, manifest = inputs.disk, found.scan.manifest
+    earlier = find_earlier(inputs.resolved.datasets, inputs.env)
+    budget = None if disk.path is None or disk.facts is None else directory.budget(disk.path, disk.facts)
+    if not probe_s:
+        return Facts(earlier, budget, Rates(), (NOT_PROBED,))
+    from hpcstage.preview.probe import probe
+
+    ids = found.order.order.ids or orders.complete(found.order.order, len(manifest))
+    measured = probe(manifest, ids, disk.path, inputs.copying_on_a_node, limit_s=probe_s)
+    return Facts(earlier, budget, measured.rates, measured.notes)
+
+
+def forecast(inputs: Inputs, found: Found, facts: Facts) -> Plan:
+    """Returns the whole plan. Pure."""
+    from hpcstage.plan.forecast import modes
+    from hpcstage.plan.forecast.nodes import Given, nodes_plan, sharing_of
+    from hpcstage.plan.placement.fitting import fit
+    from hpcstage.plan.placement.placements import Kind
+
+    plan, manifest, nodes, earlier = found.plan, found.scan.manifest, inputs.nodes, facts.earlier
+    workload = _workload(inputs, manifest, earlier)
+    rates = _with_earlier(facts.rates, earlier)
+    room = fit(manifest, orders.complete(plan.order, len(manifest)), facts.budget) if facts.budget else None
     given = Given(
-        found.manifest.sizes,
-        disk.budget,
-        directories=room.needed_inodes - len(found.manifest) if room else 0,
-        asked=config.placement,
-        order_known=wanted.provenance != orders.MANIFEST,
-        begin_s=DAEMON_START_S + found.seconds,
-        max_rate_bytes_per_s=config.max_rate_bytes_per_s,
+        manifest.sizes,
+        facts.budget,
+        directories=room.needed_inodes - len(manifest) if room else 0,
+        asked=inputs.placement,
+        order_known=plan.order.provenance != orders.MANIFEST,
+        begin_s=DAEMON_START_S + found.scan.seconds,
+        max_rate_bytes_per_s=inputs.copying.max_rate_bytes_per_s,
     )
     many = nodes_plan(given, workload, rates, nodes) if nodes > 1 else None
     result = modes.forecast(
@@ -94,93 +107,45 @@ def preview(
         fit=room.share if room else 1.0,
         order_known=given.order_known,
         begin_s=given.begin_s,
-        max_rate_bytes_per_s=config.max_rate_bytes_per_s,
+        max_rate_bytes_per_s=given.max_rate_bytes_per_s,
         nodes=nodes,
         sharing=sharing_of(given, nodes, Kind(many.kind)) if many is not None else None,
     )
-    return Plan(
-        manifest=found.manifest,
-        order=wanted,
-        scan=ScanSummary.of(found),
-        unknown=foreseen.unknown,
-        about=foreseen.about,
-        kept=foreseen.kept or (earlier.kept if earlier is not None else None),
-        readings=foreseen.readings,
-        local=disk.text,
-        budget=disk.budget,
+    return replace(
+        plan,
+        kept=plan.kept or (earlier.kept if earlier is not None else None),
+        local=inputs.disk.text,
+        budget=facts.budget,
         fit=room,
         workload=workload,
         rates=rates,
         forecast=result,
         mode=result.choice,
-        notes=tuple(notes),
+        notes=(*(f"{notice.text}; {notice.remedy}" for notice in inputs.resolved.warnings), *plan.notes, *facts.notes),
         nodes=many,
     )
 
 
-# ---- the local disk
-
-
-def local_disk(config: Config, env: Mapping[str, str]) -> Disk:
-    """Returns the local directory that a run here would use. On a login node there may be none; the budget is then
-    unknown."""
-    from hpcstage.job import localdir, share
-
-    job = _job(env)
-    try:
-        local = localdir.choose(config.local_dir, env, job)
-    except LocalDiskProblem as error:
-        return Disk(None, f"none here: {error.what}", None)
-    if local is None:
-        return Disk(None, "none, as asked for", None)
-    budget = decide(share.budget_facts(config.budget_asked(), job, local))
-    return Disk(local.path, f"{local.path} ({local.why})", budget, local.device)
-
-
-def _job(env: Mapping[str, str]) -> Job:
-    from hpcstage.job import detect
-
-    return detect(env, hostname=socket.gethostname())
-
-
-# ---- the program
-
-
-def workload_of(config: Config, manifest: Manifest, earlier: Earlier | None, nodes: int = 1) -> Workload:
-    """Returns the workload from options, which hold for `nodes` nodes, else from the earlier run with its own nodes."""
-    values, sources = known(*said_of_program(config), earlier)
-    compute_nodes = earlier.nodes if earlier is not None and config.epoch_compute_s is None else nodes
+def _workload(inputs: Inputs, manifest: Manifest, earlier: Earlier | None) -> Workload:
+    """Returns the workload. The compute time of options holds for the job's nodes, that of an earlier run for its
+    own."""
+    program = known(inputs.program, earlier, inputs.command or ())
+    is_earlier = earlier is not None and inputs.program.epoch_compute_s is None
     return Workload(
         files=len(manifest),
         size_bytes=manifest.total_bytes,
-        epochs=values["epochs"],
-        epoch_compute_s=values["epoch_compute_s"],
-        startup_s=values["startup_s"] or 0.0,
-        readers=values["readers"],
-        sources={"files": "scan", "size_bytes": "scan", **sources},
-        compute_nodes=compute_nodes,
+        epochs=program.epochs,
+        epoch_compute_s=program.epoch_compute_s,
+        startup_s=program.startup_s or 0.0,
+        readers=program.readers,
+        sources={"files": "scan", "size_bytes": "scan", **program.sources},
+        compute_nodes=earlier.nodes if earlier is not None and is_earlier else inputs.nodes,
     )
 
 
-# ---- the disks' rates
-
-
-def _rates(
-    config: Config,
-    manifest: Manifest,
-    wanted: Order,
-    disk: Disk,
-    earlier: Earlier | None,
-    *,
-    with_probe: bool,
-) -> tuple[Rates, tuple[str, ...]]:
-    if with_probe:
-        ids = wanted.ids or orders.complete(wanted, len(manifest))
-        measured = probe.probe(manifest, ids, disk.path, probe.Copying(transfers=config.transfers))
-        rates, notes = measured.rates, measured.notes
-    else:
-        rates, notes = NOTHING_KNOWN, ("no probe: rates are from an earlier run or assumed",)
-    if rates.source_bytes_per_s is None and earlier is not None and earlier.source_bytes_per_s is not None:
-        source = {**rates.sources, "source_bytes_per_s": earlier.program.source}
-        rates = replace(rates, source_bytes_per_s=earlier.source_bytes_per_s, sources=source)
-    return rates, notes
+def _with_earlier(rates: Rates, earlier: Earlier | None) -> Rates:
+    """Returns the rates with that of the source from the earlier run where the probe did not measure it."""
+    if rates.source_bytes_per_s is not None or earlier is None or earlier.source_bytes_per_s is None:
+        return rates
+    sources = {**rates.sources, "source_bytes_per_s": earlier.program.source}
+    return replace(rates, source_bytes_per_s=earlier.source_bytes_per_s, sources=sources)

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.types import Rates
+from hpcstage.preview.inputs import Copying
 from hpcstage.protocol import nodedir
 from hpcstage.store.copier import PROBED_BYTES, CopierSettings
 from hpcstage.store.copyfile import CHUNK_BYTES, Status
@@ -37,21 +38,12 @@ ALONE_SHARE = 0.3
 COPY_SHARE = 0.5
 GRACE_S = 0.25
 """The time that transfers get to end after the limit."""
+END_S = 0.1
+"""The longest wait for a killed copier; one that hangs in the kernel is left to it."""
 PACE_S = 0.01
 CACHED_S = 50e-6
 """A look-up that is faster than this was answered by this node's cache."""
 LEAST_READING = 0.05
-
-
-@dataclass(frozen=True)
-class Copying:
-    """The run's settings for copying on one node."""
-
-    copiers: int = 1
-    transfers: int = 32
-    """The most transfers in flight per copier."""
-    max_rate_bytes_per_s: float | None = None
-    nice: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,7 +62,7 @@ def probe(
     started = time.monotonic()
     sample = _sample(ids)
     if not sample:
-        return ProbeResult(Rates(*[None] * 6), 0.0, ("no files to probe with",))
+        return ProbeResult(Rates(), 0.0, ("no files to probe with",))
     copies, is_local = None, False
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
@@ -245,7 +237,7 @@ class _Copies:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pool.close()
+        self._pool.close(END_S)
 
     def make(self, limit_s: float) -> Copied:
         """Copies files for so long. Transfers that have begun then get a short time to end, and are killed."""
@@ -319,11 +311,7 @@ def _rates(alone: Reading, copied: Copied, local: Reading | None, *, is_local: b
         note(f"{copied.in_flight} in flight, {len(copied.paths)} files", found)
     if local is not None and local.opens:
         note(f"copies read back, {local.opens} files", _alone_rates(local, "local"))
-    return Rates(**{**dict.fromkeys(_MEASURED), **values}, sources=sources)
-
-
-_MEASURED = ("source_bytes_per_s", "source_files_per_s", "reader_file_s", "reader_bytes_per_s", "local_bytes_per_s",
-             "local_file_s")  # fmt: skip
+    return Rates(**values, sources=sources)
 
 
 def _not_slower_than_one(bytes_per_s: float | None, alone: Reading) -> float | None:

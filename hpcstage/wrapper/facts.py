@@ -13,7 +13,7 @@ from hpcstage import __version__, inherited
 from hpcstage import job as jobs
 from hpcstage.errors import NotStarted
 from hpcstage.plan.dataset.datasets import already_local
-from hpcstage.preview.earlier import said_of_program
+from hpcstage.preview import program
 from hpcstage.problem import Problem
 from hpcstage.record.parts import alive
 from hpcstage.record.parts.part import RunPart
@@ -29,8 +29,8 @@ def workload(config: Config) -> dict[str, Any]:
     """Returns what the user says of the program; the daemon's scan looks for the rest while the program starts."""
     if config.mode != "auto":
         return {}
-    values, sources = said_of_program(config)
-    return {**values, "workload_sources": sources}
+    asked = program.asked(config)
+    return {**{name: getattr(asked, name) for name in program.OPTIONS}, "workload_sources": dict(asked.sources)}
 
 
 def shared_id(run_key: str | None, config: Config, host: str = "") -> str | None:

@@ -21,7 +21,7 @@ from hpcstage.plan.order.orders import complete
 from hpcstage.plan.placement.fitting import fit
 from hpcstage.plan.types import Budget, Order, Rates, Workload
 from hpcstage.preview import planfile
-from hpcstage.preview.rows import rows
+from hpcstage.preview.planfile import rows
 from hpcstage.report.plan import page
 
 RATES = Rates(1e6, 1e3, 0.01, 1e6, 1e9, 1e-4)

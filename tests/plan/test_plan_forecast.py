@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hpcstage.plan.forecast.modes import forecast
 from hpcstage.plan.forecast.terms import queued_s
 from hpcstage.plan.types import Forecast, Rates, Workload
-from hpcstage.preview import commandline
-from hpcstage.preview.earlier import Earlier, known
+from hpcstage.preview.program import Earlier, Program, known, of_arguments
 from hpcstage.record.workload import Measured
 
 INSTANT = 1e15
@@ -194,15 +193,15 @@ def test_for_any_numbers(work: Workload, rates: Rates, share: float, known: bool
     ],
 )
 def test_the_commands_arguments_tell_epochs_and_readers(command: list[str], values: dict[str, int]):
-    assert commandline.told(command)[0] == values
+    found = of_arguments(command)
+    assert {name: getattr(found, name) for name in found.sources} == values
+    assert (found.epochs, found.readers) == (values.get("epochs"), values.get("readers"))
 
 
 def test_options_come_before_the_commands_arguments_and_these_before_an_earlier_run():
-    program = Measured(7, 60.0, 1.0, 4, "run 1", {})
-    earlier = Earlier(program, None)
-    said = {"epochs": None, "epoch_compute_s": None, "readers": 2, "startup_s": None}
-    values, sources = known(said, {"readers": "option --readers"}, earlier, ["t.py", "--epochs", "3", "--workers", "9"])
-    assert values == {"epochs": 3, "epoch_compute_s": 60.0, "readers": 2, "startup_s": 1.0}
-    assert sources["epochs"] == "the command's --epochs 3"
-    assert sources["readers"] == "option --readers"
-    assert sources["epoch_compute_s"] == "run 1"
+    earlier = Earlier(Measured(7, 60.0, 1.0, 4, "run 1", {}), None)
+    said = Program(readers=2, sources={"readers": "option --readers"})
+    sources = {"epochs": "the command's --epochs 3", "readers": "option --readers"}
+    sources |= dict.fromkeys(("epoch_compute_s", "startup_s"), "run 1")
+    found = known(said, earlier, ["t.py", "--epochs", "3", "--workers", "9"])
+    assert found == Program(3, 60.0, 2, 1.0, sources)

@@ -17,9 +17,9 @@ from typing import Any
 from hpcstage.daemon.reading import arrays
 from hpcstage.daemon.reading.kept import Positions, positions
 from hpcstage.daemon.reading.learn import MOST_INDEX, NONE, Rows, Table
-from hpcstage.daemon.reading.spelling import Spelling
 from hpcstage.daemon.reading.streams import Stream, Who, merge
 from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.plan.dataset.spelling import Spelling
 from hpcstage.plan.order import sampling
 from hpcstage.protocol.shim import CHOSEN, CHOSEN_OF, EPOCH, EPOCH_ENDED
 

@@ -7,32 +7,31 @@ arrays from the files.
 from __future__ import annotations
 
 import json
-import os
 from array import array
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hpcstage.daemon.reading import traces
-from hpcstage.daemon.reading.spelling import Spelling
 from hpcstage.node import page
 from hpcstage.plan.dataset.datasets import Resolved
 from hpcstage.plan.dataset.manifest import Manifest
-from hpcstage.plan.dataset.scan import ScanResult, scan
+from hpcstage.plan.dataset.spelling import Spelling
 from hpcstage.plan.order import orders
-from hpcstage.plan.types import Budget, Order, Workload
+from hpcstage.plan.types import Budget, Order
+from hpcstage.preview import planfile
+from hpcstage.preview.inputs import Inputs
+from hpcstage.preview.pipeline import find, forecast, look
 from hpcstage.problem import Problem
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.leadspec import RESOLVED
 from hpcstage.protocol.shim import Progress
-from hpcstage.store.directory import budget
 
 AUTO_MODE, DIRECT_MODE = "auto", "direct"
 ASKED_FOR = "asked for"
 PROBE_S = 0.5
 """The longest that a probe reads, in seconds; the program waits for the source meanwhile."""
-_LISTED_SKIPS = 20
 
 
 @dataclass(frozen=True)
@@ -42,18 +41,13 @@ class Scanned:
     seconds: float
     stats: int
     listings: int
-    skipped: dict[str, int]
-    """Reason → how many files are left out."""
-    examples: list[str] = field(default_factory=list)
-    unknown_in_order: int = 0
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[Problem]
     """The problems of the datasets, for the record."""
-    forecast: dict[str, Any] | None = None
+    forecast: dict[str, Any] | None
     """The forecast, made after a probe; only in mode auto."""
-    probe_s: float = 0.0
-    trace: str = ""
+    trace: str
     """The id of the run that left a trace of this command on these files; empty if there is none."""
-    trace_why: str = ""
+    trace_why: str
     """Why there is none that can be used."""
 
     @classmethod
@@ -79,32 +73,25 @@ class Prepared:
 
 
 def scan_into(spec: DaemonSpec) -> bytes:
-    """Scans the datasets and writes manifest and order into the node directory. Returns a `Scanned` in JSON."""
+    """Scans the datasets and writes the plan's files into the node directory, in mode auto with a forecast. Returns a
+    `Scanned` in JSON."""
     node_dir = Path(spec.node_dir)
-    resolved = Resolved.load(node_dir / RESOLVED)
-    exclude = [os.fsencode(os.path.realpath(path)) for path in (spec.node_dir, spec.run_dir)]
-    said = node_dir / nodedir.PAGE
-    result = scan(resolved, exclude=exclude, on_found=lambda *found: page.note_progress(said, Progress(*found)))
-    result.manifest.save(node_dir / nodedir.MANIFEST)
-    left, why = traces.find(spec, result.manifest)
-    spelt = Spelling(result.manifest)
-    listed = orders.build_counting(
-        result.manifest,
-        spec.order or None,
-        lists=[replace(item, paths=list(map(spelt, item.paths))) for item in resolved.ordering],
-        trace=None if left is None else orders.from_ids(left.order, len(result.manifest), orders.TRACE),
-    )
-    orders.save(listed.order, node_dir / nodedir.ORDER)
+    inputs = Inputs.of_spec(spec, Resolved.load(node_dir / RESOLVED))
+    found = find(inputs, lambda *seen: page.note_progress(node_dir / nodedir.PAGE, Progress(*seen)))
+    plan = forecast(inputs, found, look(inputs, found, PROBE_S)) if spec.mode == AUTO_MODE else found.plan
+    planfile.save(node_dir, plan)
+    left = found.order.trace
     if left is not None:
         traces.save_learnt(node_dir, left)
-    scanned = replace(
-        _scanned(result, listed.unknown),
-        problems=_problems(len(result.manifest), orders.missing_text(listed, resolved.ordering)),
+    scanned = Scanned(
+        seconds=found.scan.seconds,
+        stats=found.scan.stats,
+        listings=found.scan.listings,
+        problems=_problems(len(plan.manifest), found.order.missing),
+        forecast=None if plan.forecast is None else asdict(plan.forecast),
         trace=left.header.run_id if left else "",
-        trace_why=why,
+        trace_why=found.order.trace_why,
     )
-    if spec.mode == AUTO_MODE:
-        scanned = _with_forecast(scanned, result.manifest, listed.order, spec)
     told = json.dumps(asdict(scanned)).encode()
     (node_dir / nodedir.SCANNED).write_bytes(told)  # for a wrapper with --strict, which reads it once the page says so
     return told
@@ -119,82 +106,17 @@ def _problems(files: int, missing: str) -> list[Problem]:
     return found
 
 
-def _with_forecast(scanned: Scanned, manifest: Manifest, order: Order, spec: DaemonSpec) -> Scanned:
-    from hpcstage.plan.forecast.modes import forecast
-    from hpcstage.plan.forecast.nodes import Given, outlook
-    from hpcstage.plan.placement.fitting import fit
-    from hpcstage.preview.probe import Copying, probe
-
-    node_dir = Path(spec.node_dir)
-    copying = Copying(spec.copiers, spec.transfers, spec.own_rate_bytes_per_s, spec.nice)
-    measured = probe(manifest, order.ids, node_dir, copying, limit_s=PROBE_S)
-    limit = budget(node_dir, spec.budget)
-    room = fit(manifest, orders.complete(order, len(manifest)), limit)
-    found = forecast(
-        _workload(spec, manifest),
-        measured.rates,
-        fit=room.share,
-        order_known=order.provenance != orders.MANIFEST,
-        begin_s=scanned.seconds + measured.seconds,
-        max_rate_bytes_per_s=spec.max_rate_bytes_per_s,
-        nodes=spec.node_count,
-        sharing=outlook(
-            Given(manifest.sizes, limit, room.needed_inodes - len(manifest), spec.placement), spec.node_count
-        ),
-    )
-    return replace(scanned, forecast=asdict(found), probe_s=measured.seconds)
-
-
-def _workload(spec: DaemonSpec, manifest: Manifest) -> Workload:
-    from hpcstage.preview.earlier import KEYS, find_earlier, known
-
-    said = {name: getattr(spec, name) for name in KEYS}
-    earlier = find_earlier(spec.datasets, os.environ) if None in said.values() else None
-    values, sources = known(said, spec.workload_sources, earlier, spec.command)
-    values["startup_s"] = values["startup_s"] or 0.0
-    nodes = earlier.nodes if earlier is not None and spec.epoch_compute_s is None else spec.node_count
-    size_bytes = manifest.total_bytes
-    found = Workload(files=len(manifest), size_bytes=size_bytes, sources=sources, compute_nodes=nodes, **values)
-    return found.on(spec.node_count)
-
-
-def save_plan(spec: DaemonSpec, manifest: Manifest, order: Order, scanned: Scanned, limit: Budget, mode: str) -> bytes:
-    """Writes the plan to the run directory, where `hpcstage plan` finds it."""
-    from hpcstage.preview import planfile
-
-    summary = planfile.ScanSummary(scanned.seconds, scanned.stats, scanned.listings, [], scanned.skipped)
-    known = None if scanned.forecast is None else planfile.forecast_from_json(scanned.forecast)
-    plan = planfile.Plan(
-        manifest,
-        order,
-        scan=summary,
-        unknown=scanned.unknown_in_order,
-        local=spec.node_dir,
-        budget=limit,
-        forecast=known,
-        mode=mode,
-    )
-    planfile.save(Path(spec.run_dir), plan)
+def save_plan(spec: DaemonSpec, limit: Budget, mode: str) -> bytes:
+    """Writes the plan that `scan_into` left to the run directory, where `hpcstage plan` finds it."""
+    plan = planfile.load(Path(spec.node_dir))
+    planfile.save(Path(spec.run_dir), replace(plan, local=spec.node_dir, budget=plan.budget or limit, mode=mode))
     return b""
 
 
 def decided(run_dir: Path) -> bytes:
     """Returns the forecast of the first node, in JSON, from the plan; the other nodes use it in mode auto."""
-    from hpcstage.preview import planfile
-
     data = json.loads((run_dir / planfile.PLAN).read_text(encoding="utf-8"))
     return json.dumps(data["forecast"]).encode()
-
-
-def _scanned(result: ScanResult, unknown: int) -> Scanned:
-    return Scanned(
-        seconds=result.seconds,
-        stats=result.stats,
-        listings=result.listings,
-        skipped=result.skipped_counts,
-        examples=[f"{path.decode(errors='replace')}: {why}" for path, why in result.skipped[:_LISTED_SKIPS]],
-        unknown_in_order=unknown,
-    )
 
 
 def load_scan(node_dir: Path) -> tuple[Manifest, Order]:

@@ -1,6 +1,7 @@
-"""Finds the trace of an earlier run and leaves that of this one: work for helpers, as a home directory may hang.
+"""Leaves the trace of a run, and keeps what an earlier one left: work for helpers, as a home directory may hang.
 
-Owns when a trace is read and written. `plan.order.trace` owns its file; what is learnt is in `learn`.
+Owns when a trace is written; `preview.orders` finds that of an earlier run. `plan.order.trace` owns its file; what is
+learnt is in `learn`.
 """
 
 from __future__ import annotations
@@ -17,18 +18,17 @@ from typing import NamedTuple
 from hpcstage.daemon.reading import arrays
 from hpcstage.daemon.reading.learn import Learner, Listed
 from hpcstage.plan.dataset.manifest import Manifest
-from hpcstage.plan.order import orders, trace
+from hpcstage.plan.order import trace
+from hpcstage.preview.orders import NO_STATE
 from hpcstage.protocol.daemonspec import DaemonSpec
 
 LEARNT_FILE = "learnt"
 FULLER = 2
 """A trace with more than this many times the files is not replaced: a run that was broken off knows less."""
 NOTHING_OPENED = "no file was opened"
-NOT_ASKED = "not looked for: --order names another order"
 NOT_LEARNT = "learning is off"
 UNFINISHED = "it was not written in time"
 FAILED = "writing it failed: see the daemon's log"
-NO_STATE = "there is no state directory"
 
 
 class Known(NamedTuple):
@@ -38,15 +38,6 @@ class Known(NamedTuple):
     tables: Mapping[int, tuple[Sequence[int], Sequence[int]]]
     provenance: str | None
     kept_share: float | None
-
-
-def find(spec: DaemonSpec, manifest: Manifest) -> tuple[trace.Trace | None, str]:
-    """Returns the trace of this command on these files, or None and why there is none."""
-    if not (orders.follows_samplers(spec.order or None) or spec.order == orders.TRACE):
-        return None, NOT_ASKED
-    if not spec.state_dir:
-        return None, NO_STATE
-    return trace.find(_directory(spec), _roots(spec), spec.command, manifest)
 
 
 def save_learnt(node_dir: Path, left: trace.Trace) -> None:

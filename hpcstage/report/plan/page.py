@@ -16,8 +16,7 @@ from hpcstage.plan.budget import NO_LIMIT
 from hpcstage.plan.dataset.roots import printable
 from hpcstage.plan.order.readings import Reading, Readings
 from hpcstage.plan.types import Forecast, Kept, Rates, Workload
-from hpcstage.preview.planfile import Plan, path_json, summary
-from hpcstage.preview.rows import Row, rows
+from hpcstage.preview.planfile import Plan, Row, path_json, rows, summary
 from hpcstage.report.canvas import WIDE, Canvas, Fact, facts, grid
 from hpcstage.report.plan import nodes
 from hpcstage.units import format_duration, format_rate, format_size

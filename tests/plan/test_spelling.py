@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcstage.daemon.reading import spelling
+from hpcstage.plan.dataset import spelling
 from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.scan import scan
 
