@@ -112,10 +112,9 @@ def main() -> None:
     before, started_s = _memory(), time.process_time()
     took: dict[str, float] = {}
     placement = _timed(took, "place_s", lambda: place(asked, sizes, [room] * nodes))
-    order = array("I", range(files))
     mine = min(NODE, nodes - 1)
-    _timed(took, "own_s", lambda: placement.own(mine, order))
-    _timed(took, "others_s", lambda: placement.others(mine, order))
+    _timed(took, "own_s", lambda: placement.own(mine))
+    _timed(took, "others_s", lambda: placement.others(mine))
     given = Given(sizes, Budget(room.budget_bytes, room.budget_inodes), 0, asked.value)
     work = Workload(files, sum(sizes), epochs=90, epoch_compute_s=60.0, readers=4)
     rates = Rates(None, None, None, None, None, None)

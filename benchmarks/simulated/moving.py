@@ -65,11 +65,11 @@ class Moving:
             if not self._share.unplaced(file_id):
                 self._todo[self._share.fetcher(file_id)].append(file_id)
         for node in range(work.nodes) if not work.known else ():
-            self._todo[node].extend(self._share.own(node, range(work.files)))
+            self._todo[node].extend(self._share.own(node))
         if kind is Kind.REPLICATE:
             self._copies = [bytearray(work.files) for _ in range(work.nodes)]
             for node in range(work.nodes):
-                self._fill[node].extend(self._share.others(node, range(work.files)))
+                self._fill[node].extend(self._share.others(node))
 
     def shuffled(self, epoch: int) -> list[int]:
         """What all nodes together read in an epoch: node n takes every p-th from the n-th on."""

@@ -34,12 +34,12 @@ def test_each_file_is_read_by_one_node_that_is_there(asked, files, there, budget
     members = Members(len(there), {index: budget for index, present in enumerate(there) if present})
     found = routes(asked, files, members)
     unplaced = set(found[0].unplaced())
-    shares = [list(one.own(range(files))) for one in found]
+    shares = [list(one.own()) for one in found]
     assert sorted(id_ for own in shares for id_ in own) == [i for i in range(files) if i not in unplaced]
     for one, own in zip(found, shares, strict=True):
         assert set(one.unplaced()) == unplaced
         assert all(one.fetcher(id_) == one.node for id_ in own)
-        others = set(one.others(range(files)))
+        others = set(one.others())
         assert one.kind is Kind.REPLICATE or not others
         if one.keeps_all and one.kind is Kind.REPLICATE:
             missing = {i for i in range(files) if one.placement.fetcher(i) in members.missing}

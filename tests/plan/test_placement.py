@@ -32,7 +32,7 @@ def used(placement: Placement, sizes: list[int], node: int) -> tuple[int, int]:
 def check(placement: Placement, sizes: list[int], nodes: list[Node]) -> None:
     """What must hold of every shared placement."""
     everything = range(len(sizes))
-    owns = [placement.own(n, everything) for n in range(len(nodes))]
+    owns = [placement.own(n) for n in range(len(nodes))]
     placed = [i for i in everything if not placement.unplaced(i)]
     assert sorted(itertools.chain(*owns)) == placed, "each placed id has exactly one fetcher"
     for node, own in enumerate(owns):
@@ -47,7 +47,7 @@ def check(placement: Placement, sizes: list[int], nodes: list[Node]) -> None:
             assert not any(placement.keeps(i, n) for n in range(len(nodes)))
     for node in range(len(nodes)):
         kept = {i for i in everything if placement.keeps(i, node)}
-        wanted = sorted([*owns[node], *placement.others(node, everything)])
+        wanted = sorted([*owns[node], *placement.others(node)])
         assert wanted == sorted(kept), "own and others are what is kept, each once"
 
 
@@ -137,37 +137,16 @@ def test_what_repeats_in_the_list_does_not_fall_to_one_node() -> None:
     assert 800 < large[0] < 1200
 
 
-def test_nodes_start_at_different_places() -> None:
-    found = place(Kind.REPLICATE, [1] * 4000, [ROOMY] * 4)
-    order = array("I", range(4000))
-    for node in range(4):
-        for ids in (found.own(node, order), found.others(node, order)):
-            assert node * 1000 <= ids[0] < node * 1000 + 20
-            assert sorted(ids) == sorted(set(ids))
-        assert found.own(node, order) == found.own(node, range(4000)), "a range is only faster"
-
-
-def test_an_order_that_is_known_is_kept() -> None:
-    found = place(Kind.REPLICATE, [1] * 100, [ROOMY] * 4)
-    order = array("I", reversed(range(100)))
-    for node in range(4):
-        own, others = found.own(node, order, rotate=False), found.others(node, order, rotate=False)
-        assert list(own) == sorted(own, reverse=True)
-        assert list(others) == sorted(others, reverse=True)
-        assert set(own) | set(others) == set(order)
-
-
 def test_partition_asks_for_nothing_on_its_own_account() -> None:
     found = place(Kind.PARTITION, [1] * 100, [ROOMY] * 4)
-    assert not any(found.others(node, range(100)) for node in range(4))
+    assert not any(found.others(node) for node in range(4))
 
 
 def test_private_nodes_read_for_themselves() -> None:
     found = place(Kind.PRIVATE, [1] * 10, [ROOMY] * 3)
     assert [found.fetcher(5, n) for n in range(3)] == [0, 1, 2]
-    assert sorted(found.own(1, range(10))) == list(range(10))
-    assert list(found.own(0, [3, 1], rotate=False)) == [3, 1]
-    assert not found.others(1, range(10))
+    assert sorted(found.own(1)) == list(range(10))
+    assert not found.others(1)
     assert not found.unplaced(3)
     assert by_first_reader(found, [[], [], []]) is found
 
@@ -186,7 +165,7 @@ def test_a_file_larger_than_any_node() -> None:
 
 
 def test_no_files_and_no_nodes() -> None:
-    assert not place(Kind.PARTITION, [], [ROOMY] * 3).own(1, range(0))
+    assert not place(Kind.PARTITION, [], [ROOMY] * 3).own(1)
     with pytest.raises(ValueError, match="needs a node"):
         place(Kind.PARTITION, [1], [])
     with pytest.raises(ValueError, match="1 orders for 2 nodes"):

@@ -184,16 +184,6 @@ def test_parts_with_the_known_share_and_replicas_in_what_is_left() -> None:
     assert all(p.fetched_files == 1000 and p.others_files == 0 for p in private.parts)
 
 
-def test_outlook_is_what_the_table_counts_with() -> None:
-    given = Given(SIZES, Budget(30 * GB, 10**9), 0)
-    assert nodesplan.outlook(given, 1) is None
-    found = nodesplan.outlook(given, 8)
-    assert found is not None
-    assert found == nodesplan.sharing_of(given, 8, Kind.PARTITION)
-    assert found.placed == 1
-    assert found.kept == pytest.approx(1 / 8)
-
-
 def test_counts_of_nodes() -> None:
     assert [counted(n) for n in (1, 2, 5, 8)] == [[1], [1, 2], [1, 2, 4, 5], [1, 2, 4, 8]]
 

@@ -69,10 +69,9 @@ class Peers:
         """Divides the files among the nodes by `routes`; `transit` is the budget that is set aside for transit copies
         where this node does not keep all files."""
         self.routes = routes
-        ids = range(len(self._queue))
-        share = Share(routes.own(ids))
+        share = Share(routes.own())
         if not routes.keeps_all:
-            share = Share(share.own, routes.others(ids), routes.unplaced(), transit)
+            share = Share(share.own, routes.others(), routes.unplaced(), transit)
         self._queue.divide(share)
         self._engine.holdings.expect(share.own)
         self._queue.turns = max(1, len(routes.members.present) - 1)
@@ -94,7 +93,7 @@ class Peers:
         if routes is None or not routes.shares_all or routes.later is not None:
             return
         routes.later = later
-        lost = [id_ for id_ in routes.own(range(len(self._queue))) if routes.owner(id_) != routes.node]
+        lost = [id_ for id_ in routes.own() if routes.owner(id_) != routes.node]
         self._queue.hand_over(lost, frozenset(self._askers.ids()))
         self._queue.turns = 1
 

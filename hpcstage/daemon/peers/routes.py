@@ -96,19 +96,19 @@ class Routes:
             return node
         return self._present[(id_ * _SPREAD >> 8) % len(self._present)]
 
-    def own(self, order: Sequence[int]) -> array[int]:
+    def own(self) -> array[int]:
         """Returns the ids that this node reads from the source, with those that it takes over from missing nodes."""
-        found = self.placement.own(self.node, order, rotate=False)
+        found = self.placement.own(self.node)
         if self.kind is not Kind.PRIVATE:
             for missing in sorted(self._missing):
-                taken = self.placement.own(missing, order, rotate=False)
+                taken = self.placement.own(missing)
                 found.extend(id_ for id_ in taken if self.fetcher(id_) == self.node)
         return found
 
-    def others(self, order: Sequence[int]) -> array[int]:
+    def others(self) -> array[int]:
         """Returns the ids beside its own that this node keeps: it asks other nodes for them before a program wants
         them."""
-        return self.placement.others(self.node, order, rotate=False)
+        return self.placement.others(self.node)
 
     def unplaced(self) -> array[int]:
         """Returns the ids that no node keeps."""

@@ -135,15 +135,6 @@ def sharing_of(given: Given, nodes: int, kind: Kind) -> Sharing:
     return alike(kind, nodes, _share(_room(given, needed), needed, len(given.sizes)))
 
 
-def outlook(given: Given, nodes: int) -> Sharing | None:
-    """Returns what alike nodes would keep under the placement that is asked for; None with one node."""
-    if nodes < 2:
-        return None
-    needed = needed_bytes(given.sizes)
-    room = _room(given, needed)
-    return alike(_kind(given, needed, [room] * nodes)[0], nodes, _share(room, needed, len(given.sizes)))
-
-
 def counted(nodes: int) -> list[int]:
     """Returns 1, 2, 4, ... and `nodes`."""
     powers = [1 << exponent for exponent in range(nodes.bit_length()) if 1 << exponent < nodes]

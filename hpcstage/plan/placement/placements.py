@@ -15,7 +15,6 @@ nodes together can hold all files, some ids are placed nowhere: a node that need
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -101,40 +100,25 @@ class Placement:
         count = len(self.files.sizes)
         return (file_id - count * node // self.nodes) % count < self.span(node).ids
 
-    def own(self, node: int, order: Sequence[int], *, rotate: bool = True) -> array[int]:
-        """Returns the ids that a node fetches from the source, in the sequence of `order`.
+    def own(self, node: int) -> array[int]:
+        """Returns the ids that a node fetches from the source, ascending."""
+        return array("I", range(len(self.files.sizes))) if self.kind is Kind.PRIVATE else self._owners.ids_of(node)
 
-        With `rotate` the node starts at its own place of the list, for lists that do not say what it reads first.
-        Without, it starts at the beginning, for lists that do (a sampler's order).
-        """
-        if self.kind is Kind.PRIVATE:
-            return array("I", _turned(order, node, self.nodes, rotate))
-        ids = self._owners.ids_of(node)
-        if isinstance(order, range) and order == range(len(self.files.sizes)):
-            at = bisect_left(ids, len(order) * node // self.nodes) if rotate else 0
-            return ids[at:] + ids[:at]
-        return _chosen(_turned(order, node, self.nodes, rotate), self._mask(ids))
-
-    def others(self, node: int, order: Sequence[int], *, rotate: bool = True) -> array[int]:
+    def others(self, node: int) -> array[int]:
         """Returns the ids that a node asks other nodes for without a want: those that it keeps and does not fetch."""
         if self.kind is not Kind.REPLICATE:
             return array("I")
-        turned = _turned(order, node, self.nodes, rotate)
-        if self.files.copies_fit:
-            mask = self._mask(self._owners.ids_of(node)).translate(_INVERTED)
-            return _chosen(turned, mask)
-        owner = self._owners.owner
-        return array("I", (i for i in turned if owner(i) != node and self.keeps(i, node)))
+        count, owner = len(self.files.sizes), self._owners.owner
+        if not self.files.copies_fit:
+            return array("I", (i for i in range(count) if owner(i) != node and self.keeps(i, node)))
+        mask = bytearray(b"\1") * count
+        for file_id in self._owners.ids_of(node):
+            mask[file_id] = 0
+        return array("I", compress(range(count), mask))
 
     def owned(self) -> list[tuple[int, int]]:
         """Returns per node how many files it fetches, and their bytes (not with PRIVATE)."""
         return self._owners.totals(self.files.sizes)
-
-    def _mask(self, ids: Iterable[int]) -> bytearray:
-        mask = bytearray(len(self.files.sizes))
-        for file_id in ids:
-            mask[file_id] = 1
-        return mask
 
     def span(self, node: int) -> Span:
         """Returns what a node holds of others' files, with REPLICATE where not all copies fit.
@@ -216,9 +200,6 @@ def choose(size_bytes: int, files: int, nodes: Sequence[Node], *, grouped: bool 
     return Kind.PARTITION, f"{short} and {inodes:,}; the rest is read from the source"
 
 
-_INVERTED = bytes([1, 0]) + bytes(254)
-
-
 def _rooms(nodes: Iterable[Node]) -> Rooms:
     return rooms_of((node.budget_bytes, node.budget_inodes) for node in nodes)
 
@@ -228,16 +209,6 @@ def copies_fit(sizes: Sequence[int], nodes: Sequence[Node]) -> bool:
     if min(node.budget_inodes for node in nodes) < len(sizes):
         return False
     return needed_bytes(sizes) <= min(node.budget_bytes for node in nodes)
-
-
-def _turned(order: Sequence[int], node: int, nodes: int, rotate: bool) -> Iterable[int]:
-    start = len(order) * node // nodes if rotate else 0
-    return chain(order[start:], order[:start]) if start else order
-
-
-def _chosen(order: Iterable[int], mask: bytearray) -> array[int]:
-    ids = order if isinstance(order, array) else array("I", order)
-    return array("I", compress(ids, map(mask.__getitem__, ids)))
 
 
 def _give(owners: array[int], readings: Iterable[tuple[int, int]], sizes: Sequence[int], rooms: Rooms | None) -> None:
