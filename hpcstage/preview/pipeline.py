@@ -83,7 +83,8 @@ def look(inputs: Inputs, found: Found, probe_s: float) -> Facts:
 def forecast(inputs: Inputs, found: Found, facts: Facts) -> Plan:
     """Returns the whole plan. Pure."""
     from hpcstage.plan.forecast import modes
-    from hpcstage.plan.forecast.nodes import Given, nodes_plan, sharing_of
+    from hpcstage.plan.forecast.nodes import Given, nodes_plan
+    from hpcstage.plan.forecast.terms import Conditions
     from hpcstage.plan.placement.fitting import fit
     from hpcstage.plan.placement.placements import Kind
 
@@ -91,26 +92,19 @@ def forecast(inputs: Inputs, found: Found, facts: Facts) -> Plan:
     workload = _workload(inputs, manifest, earlier)
     rates = _with_earlier(facts.rates, earlier)
     room = fit(manifest, orders.complete(plan.order, len(manifest)), facts.budget) if facts.budget else None
-    given = Given(
-        manifest.sizes,
-        facts.budget,
-        directories=room.needed_inodes - len(manifest) if room else 0,
-        asked=inputs.placement,
+    conditions = Conditions(
+        fit=room.share if room else 1.0,
         order_known=plan.order.provenance != orders.MANIFEST,
         begin_s=DAEMON_START_S + found.scan.seconds,
         max_rate_bytes_per_s=inputs.copying.max_rate_bytes_per_s,
     )
-    many = nodes_plan(given, workload, rates, nodes) if nodes > 1 else None
-    result = modes.forecast(
-        workload.on(nodes),
-        rates,
-        fit=room.share if room else 1.0,
-        order_known=given.order_known,
-        begin_s=given.begin_s,
-        max_rate_bytes_per_s=given.max_rate_bytes_per_s,
-        nodes=nodes,
-        sharing=sharing_of(given, nodes, Kind(many.kind)) if many is not None else None,
-    )
+    many = None
+    if nodes > 1:
+        directories = room.needed_inodes - len(manifest) if room else 0
+        given = Given(manifest.sizes, facts.budget, directories, inputs.placement, conditions)
+        many = nodes_plan(given, workload, rates, nodes)
+        conditions = replace(conditions, nodes=nodes, sharing=given.sharing(nodes, Kind(many.kind)))
+    result = modes.forecast(workload.on(nodes), rates, conditions)
     return replace(
         plan,
         kept=plan.kept or (earlier.kept if earlier is not None else None),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcstage.plan.forecast.modes import forecast
-from hpcstage.plan.forecast.terms import queued_s
+from hpcstage.plan.forecast.terms import Conditions, queued_s
 from hpcstage.plan.types import Forecast, Rates, Workload
 from hpcstage.preview.program import Earlier, Program, known, of_arguments
 from hpcstage.record.workload import Measured
@@ -85,16 +85,16 @@ def test_many_readers_do_not_exceed_the_source():
 
 
 def test_what_does_not_fit_is_read_from_the_source_each_epoch():
-    found = forecast(replace(WORK, readers=0, epochs=2), RATES, fit=0.5)
+    found = forecast(replace(WORK, readers=0, epochs=2), RATES, Conditions(fit=0.5))
     # An epoch: 15 + 1 local + 10 source.
     assert found.modes["upfront"].total_s == 5 + 3 + 2 * 26
     assert found.modes["runtime"].total_s == 3 + 26 + 26
-    nothing = forecast(WORK, RATES, fit=0.0)
+    nothing = forecast(WORK, RATES, Conditions(fit=0.0))
     assert (nothing.choice, "budget" in nothing.why) == ("direct", True)
 
 
 def test_rate_limit_and_scan_delay_the_copy():
-    found = forecast(WORK, RATES, begin_s=2.0, max_rate_bytes_per_s=2e7)
+    found = forecast(WORK, RATES, Conditions(begin_s=2.0, max_rate_bytes_per_s=2e7))
     assert found.modes["upfront"].total_s == 2 + 50 + 3 + 15
     assert found.modes["runtime"].total_s == 52
 
@@ -110,7 +110,7 @@ def test_unknown_order_lies_between_known_order_and_copying_first(ratio: float):
     work = Workload(1000, 10**6, epochs=1, epoch_compute_s=1.0, readers=0)
     rates = Rates(ratio * 1e6, None, 0.0, ratio * 1e6, INSTANT, 0.0)
     known = forecast(work, rates).modes
-    blind = forecast(work, rates, order_known=False).modes
+    blind = forecast(work, rates, Conditions(order_known=False)).modes
     assert known["runtime"].total_s == pytest.approx(max(1.0, 1 / ratio))
     assert known["runtime"].total_s < blind["runtime"].total_s < blind["upfront"].total_s
     assert blind["direct"] == known["direct"]
@@ -125,7 +125,7 @@ def test_first_batch():
 
 def test_nodes_share_the_source():
     one = forecast(WORK, RATES).modes
-    four = forecast(replace(WORK, epoch_compute_s=15.0 / 4), RATES, nodes=4).modes
+    four = forecast(replace(WORK, epoch_compute_s=15.0 / 4), RATES, Conditions(nodes=4)).modes
     # Each reads a quarter at a quarter of the rate: the source's time stays, compute shrinks, upfront copies all.
     assert one["direct"].total_s == 18
     assert four["direct"].total_s == 3 + 10
@@ -163,7 +163,7 @@ RATE = st.floats(1e3, 1e12)
     begin=st.floats(0, 100),
 )  # fmt: skip
 def test_for_any_numbers(work: Workload, rates: Rates, share: float, known: bool, begin: float):
-    found = forecast(work, rates, fit=share, order_known=known, begin_s=begin)
+    found = forecast(work, rates, Conditions(fit=share, order_known=known, begin_s=begin))
     modes = found.modes
     for mode in modes.values():
         assert mode.total_s >= mode.first_epoch_s >= 0

@@ -17,6 +17,7 @@ from benchmarks import equations
 from hpcstage.plan.forecast import nodes as nodesplan
 from hpcstage.plan.forecast.modes import forecast
 from hpcstage.plan.forecast.nodes import Given, NodesPlan, counted, nodes_plan
+from hpcstage.plan.forecast.terms import Conditions
 from hpcstage.plan.placement.hits import Hits, Sharing, alike
 from hpcstage.plan.placement.placements import Kind
 from hpcstage.plan.types import Budget, Rates, Workload
@@ -30,9 +31,9 @@ RATES = Rates(1e9, 1e9, 0.0, 1e9, 1e15, 0.0, peer_bytes_per_s=0.5e9, peer_file_s
 SIZES = [GB // 10] * 1000
 
 
-def planned(nodes: int, asked: str = "auto", room: float = 1.0, **more: Any) -> NodesPlan:
+def planned(nodes: int, asked: str = "auto", room: float = 1.0) -> NodesPlan:
     budget = Budget(int(room * 1.01 * 100 * GB), 10**9)
-    return nodes_plan(Given(SIZES, budget, directories=0, asked=asked, **more), WORK, RATES, nodes)
+    return nodes_plan(Given(SIZES, budget, directories=0, asked=asked), WORK, RATES, nodes)
 
 
 # ---- the equations
@@ -112,12 +113,13 @@ def test_private_hits_are_what_shuffling_gives() -> None:
 
 def test_forecast_with_partition_is_equation_7() -> None:
     sharing = Sharing(Kind.PARTITION, 8, placed=0.75, kept=0.75 / 8)
-    mode = forecast(WORK.on(8), RATES, nodes=8, sharing=sharing).modes["runtime"]
+    mode = forecast(WORK.on(8), RATES, Conditions(nodes=8, sharing=sharing)).modes["runtime"]
     from_source_s, from_peers_s = 0.25 * 100, 0.75 * 100 / (8 * 0.5) * 7 / 8
     assert equations.cached_s(100, 8, 1, 8 * 0.5, 0.75) == pytest.approx(from_source_s + from_peers_s)
     # Both go on at once, beside 50 s of computing: the largest counts.
     assert mode.later_epoch_s == pytest.approx(max(50, from_source_s, from_peers_s))
-    slow = forecast(WORK.on(8), replace(RATES, peer_bytes_per_s=1e8), nodes=8, sharing=sharing).modes["runtime"]
+    given = Conditions(nodes=8, sharing=sharing)
+    slow = forecast(WORK.on(8), replace(RATES, peer_bytes_per_s=1e8), given).modes["runtime"]
     assert slow.later_epoch_s == pytest.approx(5 * from_peers_s)
 
 
@@ -142,7 +144,7 @@ def test_source_bytes_by_placement() -> None:
 def test_upfront_with_peers_copies_once_from_the_source() -> None:
     def upfront_s(kind: Kind) -> float:
         sharing = alike(kind, 8, 1.0)
-        mode = forecast(WORK.on(8), RATES, nodes=8, sharing=sharing).modes["upfront"]
+        mode = forecast(WORK.on(8), RATES, Conditions(nodes=8, sharing=sharing)).modes["upfront"]
         return mode.total_s - 5 * 50
 
     assert upfront_s(Kind.PRIVATE) == pytest.approx(800)

@@ -23,8 +23,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hpcstage.plan.forecast.terms import Asked, Phases, Terms, phases
-from hpcstage.plan.placement.hits import Sharing
+from hpcstage.plan.forecast.terms import Conditions, Phases, Terms, phases
 from hpcstage.plan.types import Forecast, ModeForecast, Rates, Workload
 from hpcstage.units import format_duration as show
 
@@ -43,38 +42,25 @@ ASSUMED_PEER_BYTES_PER_S = 1e9
 _STEPS = 400
 
 
-def forecast(
-    workload: Workload,
-    rates: Rates,
-    *,
-    fit: float = 1.0,
-    order_known: bool = True,
-    begin_s: float = 0.0,
-    max_rate_bytes_per_s: float | None = None,
-    nodes: int = 1,
-    sharing: Sharing | None = None,
-) -> Forecast:
-    """Forecasts the four modes. `fit` is the share of the dataset that fits the budget; `begin_s` is the scan's time.
-
-    With several nodes `epoch_compute_s` is that of `nodes` together; `sharing` says what they get from each other
-    and replaces `fit`.
-    """
-    workload, rates, assumptions = _assume(workload, rates, nodes)
-    if not order_known:
+def forecast(workload: Workload, rates: Rates, given: Conditions | None = None) -> Forecast:
+    """Forecasts the four modes. With several nodes `epoch_compute_s` is that of all of them together."""
+    given = given or Conditions()
+    workload, rates, assumptions = _assume(workload, rates, given.nodes)
+    if not given.order_known:
         assumptions.append("order: not known before the program reads; files that it asks for are fetched first")
     if (workload.epochs or 1) > 1:
         assumptions.append("page cache: does not keep the source's files from one epoch to the next")
-    terms = phases(workload, rates, Asked(fit, order_known, begin_s, max_rate_bytes_per_s, nodes, sharing))
+    terms = phases(workload, rates, given)
     modes = {DIRECT: _direct(terms.first), UPFRONT: _upfront(terms.upfront), RUNTIME: _runtime(terms)}
     choice, why = choose(terms.first, modes, from_nodes=terms.later.peers_s > 0)
     modes[AUTO] = replace(modes[choice], mode=AUTO, formula=f"as {choice}")
     return Forecast(modes, choice, why, tuple(assumptions))
 
 
-def source_pass_s(workload: Workload, rates: Rates, *, max_rate_bytes_per_s: float | None = None) -> float:
+def source_pass_s(workload: Workload, rates: Rates, max_rate_bytes_per_s: float | None) -> float:
     """Returns the seconds of copying everything from the source once, with all transfers in flight: D / R."""
     workload, rates, _ = _assume(workload, rates, 1)
-    return phases(workload, rates, Asked(max_rate_bytes_per_s=max_rate_bytes_per_s)).first.copy_s
+    return phases(workload, rates, Conditions(max_rate_bytes_per_s=max_rate_bytes_per_s)).first.copy_s
 
 
 # ---- the modes

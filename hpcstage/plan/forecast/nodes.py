@@ -7,11 +7,13 @@ have the budget that was found where the plan is made. The model is in `modes` a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from hpcstage.plan.blocks import BLOCK_BYTES
 from hpcstage.plan.forecast.modes import ASSUMED_EPOCHS, DIRECT, RUNTIME, forecast, source_pass_s
+from hpcstage.plan.forecast.terms import Conditions
 from hpcstage.plan.placement.hits import Hits, Sharing, alike
 from hpcstage.plan.placement.owners import needed_bytes
 from hpcstage.plan.placement.placements import Kind, Node, Placement, choose, place
@@ -100,39 +102,51 @@ class Given:
     directories: int
     """Number of directories, each of which takes a block and an inode on every node."""
     asked: str = AUTO
-    seed: int = 0
-    order_known: bool = True
-    begin_s: float = 0.0
-    max_rate_bytes_per_s: float | None = None
+    conditions: Conditions = field(default_factory=Conditions)
+    """The conditions on one node; fit, nodes and sharing are set for each number of nodes."""
+
+    @cached_property
+    def needed_bytes(self) -> int:
+        """The bytes that all files take on a disk."""
+        return needed_bytes(self.sizes)
+
+    @cached_property
+    def room(self) -> Node:
+        """The free budget of a node for files; where the budget is unknown, it is taken as enough."""
+        if self.budget is None:
+            return Node(self.needed_bytes, len(self.sizes))
+        size_bytes = self.budget.size_bytes - self.directories * BLOCK_BYTES
+        return Node(max(0, size_bytes), max(0, self.budget.inodes - self.directories))
+
+    def kind(self, nodes: int) -> tuple[Kind, str]:
+        """Returns the placement of so many nodes, and why."""
+        if self.asked != AUTO:
+            return Kind(self.asked), "as asked for"
+        return choose(self.needed_bytes, len(self.sizes), [self.room] * nodes)
+
+    def sharing(self, nodes: int, kind: Kind) -> Sharing:
+        """Returns the shares that alike nodes keep, limited by bytes on disk or by inodes, whichever is short."""
+        by_bytes = self.room.budget_bytes / self.needed_bytes if self.needed_bytes else 1.0
+        by_inodes = self.room.budget_inodes / len(self.sizes) if self.sizes else 1.0
+        return alike(kind, nodes, min(1.0, by_bytes, by_inodes))
 
 
 def nodes_plan(given: Given, workload: Workload, rates: Rates, nodes: int) -> NodesPlan:
     """Plans the job for `nodes` nodes that are alike."""
-    needed = needed_bytes(given.sizes)
-    room = _room(given, needed)
-    kind, why = _kind(given, needed, [room] * nodes)
-    placement = place(kind, given.sizes, [room] * nodes, given.seed)
-    parts, left_files, left_bytes = parts_of(placement)
-    counts = counted(nodes)
+    kind, why = given.kind(nodes)
+    parts, left_files, left_bytes = parts_of(place(kind, given.sizes, [given.room] * nodes))
     return NodesPlan(
         nodes=nodes,
         kind=kind.value,
         why=why,
-        room_bytes=None if given.budget is None else room.budget_bytes,
-        room_inodes=None if given.budget is None else room.budget_inodes,
+        room_bytes=None if given.budget is None else given.room.budget_bytes,
+        room_inodes=None if given.budget is None else given.room.budget_inodes,
         unplaced_files=left_files,
         unplaced_bytes=left_bytes,
         parts=parts,
         knee=_knee(workload, rates, given),
-        sizes=tuple(_size(given, workload, rates, count, needed) for count in counts),
-        seed=given.seed,
+        sizes=tuple(_size(given, workload, rates, count) for count in counted(nodes)),
     )
-
-
-def sharing_of(given: Given, nodes: int, kind: Kind) -> Sharing:
-    """Returns the shares that alike nodes keep, limited by bytes on disk or by inodes, whichever is short."""
-    needed = needed_bytes(given.sizes)
-    return alike(kind, nodes, _share(_room(given, needed), needed, len(given.sizes)))
 
 
 def counted(nodes: int) -> list[int]:
@@ -177,52 +191,18 @@ def _others_read(own: tuple[int, int], files: int, size: int, nodes: int) -> tup
     return round((files - own[0]) / nodes), round((size - own[1]) / nodes)
 
 
-def _room(given: Given, needed: int) -> Node:
-    if given.budget is None:
-        return Node(needed, len(given.sizes))
-    return Node(
-        max(0, given.budget.size_bytes - given.directories * BLOCK_BYTES),
-        max(0, given.budget.inodes - given.directories),
-    )
-
-
-def _share(room: Node, needed: int, files: int) -> float:
-    by_bytes = room.budget_bytes / needed if needed else 1.0
-    by_inodes = room.budget_inodes / files if files else 1.0
-    return min(1.0, by_bytes, by_inodes)
-
-
-def _kind(given: Given, needed: int, nodes: Sequence[Node]) -> tuple[Kind, str]:
-    if given.asked != AUTO:
-        return Kind(given.asked), "as asked for"
-    return choose(needed, len(given.sizes), nodes)
-
-
-def _size(given: Given, workload: Workload, rates: Rates, nodes: int, needed: int) -> Size:
+def _size(given: Given, workload: Workload, rates: Rates, nodes: int) -> Size:
     work = workload.on(nodes)
-    room = _room(given, needed)
-    kinds = [Kind.PRIVATE] if nodes == 1 else list(Kind)
-    share = _share(room, needed, len(given.sizes))
-    pairs = [(alike(kind, nodes, share), kind) for kind in kinds]
-    found = [(sharing, kind, _forecast(given, work, rates, sharing)) for sharing, kind in pairs]
-    direct = found[0][2].modes[DIRECT]
-    chosen = Kind.PRIVATE if nodes == 1 else _kind(given, needed, [room] * nodes)[0]
-    placements = tuple(_scaled(work, sharing, kind, result) for sharing, kind, result in found)
+    chosen, *_ = (Kind.PRIVATE,) if nodes == 1 else given.kind(nodes)
+    placements, direct = [], None
+    for kind in [Kind.PRIVATE] if nodes == 1 else Kind:
+        sharing = given.sharing(nodes, kind)
+        result = forecast(work, rates, replace(given.conditions, fit=sharing.kept, nodes=nodes, sharing=sharing))
+        direct = direct or result.modes[DIRECT]
+        placements.append(_scaled(work, sharing, kind, result))
+    assert direct is not None
     compute_s = work.epoch_compute_s or 0.0
-    return Size(nodes, chosen.value, direct.total_s, direct.later_epoch_s, compute_s, placements)
-
-
-def _forecast(given: Given, work: Workload, rates: Rates, sharing: Sharing) -> Forecast:
-    return forecast(
-        work,
-        rates,
-        fit=sharing.kept,
-        order_known=given.order_known,
-        begin_s=given.begin_s,
-        max_rate_bytes_per_s=given.max_rate_bytes_per_s,
-        nodes=sharing.nodes,
-        sharing=sharing,
-    )
+    return Size(nodes, chosen.value, direct.total_s, direct.later_epoch_s, compute_s, tuple(placements))
 
 
 def _scaled(work: Workload, sharing: Sharing, kind: Kind, result: Forecast) -> Scaled:
@@ -250,7 +230,7 @@ def _knee(workload: Workload, rates: Rates, given: Given) -> float | None:
     if not workload.epoch_compute_s:
         return None
     alone = workload.on(1)
-    source_s = source_pass_s(alone, rates, max_rate_bytes_per_s=given.max_rate_bytes_per_s)
+    source_s = source_pass_s(alone, rates, given.conditions.max_rate_bytes_per_s)
     return (alone.epoch_compute_s or 0.0) / source_s if source_s else None
 
 

@@ -72,15 +72,19 @@ class Phases:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Conditions:
     """The input of a forecast besides workload and rates."""
 
     fit: float = 1.0
+    """The share of the dataset that fits the budget."""
     order_known: bool = True
     begin_s: float = 0.0
+    """Seconds from the start to the first copied file: the scan's time and what comes before it."""
     max_rate_bytes_per_s: float | None = None
+    """The cap of the whole job."""
     nodes: int = 1
     sharing: Sharing | None = None
+    """What several nodes get from each other; it replaces `fit`."""
 
 
 def queued_s(alone_s: float, shared_s: tuple[float, ...], readers: int) -> float:
@@ -100,19 +104,19 @@ def queued_s(alone_s: float, shared_s: tuple[float, ...], readers: int) -> float
     return 1 / rate
 
 
-def phases(workload: Workload, rates: Rates, asked: Asked) -> Phases:
+def phases(workload: Workload, rates: Rates, given: Conditions) -> Phases:
     """Computes the terms from known numbers."""
-    sharing = asked.sharing
+    sharing = given.sharing
     if sharing is None or sharing.nodes < 2:
-        terms = _terms(workload, rates, asked, asked.fit, 0.0)
+        terms = _terms(workload, rates, given, given.fit, 0.0)
         return Phases(terms, terms, terms)
     if sharing.kind is Kind.PRIVATE:
-        terms = _terms(workload, rates, asked, sharing.kept, 0.0)
+        terms = _terms(workload, rates, given, sharing.kept, 0.0)
         return Phases(terms, replace(terms, share=sharing.later(terms.epochs).local), terms)
     first, later = sharing.hits(1), sharing.later(workload.epochs or 1)
     placed = max(sharing.placed, 1e-12)
-    before = _terms(workload, rates, asked, sharing.placed, first.peers / placed)
-    after = _terms(workload, rates, asked, sharing.placed, later.peers / placed)
+    before = _terms(workload, rates, given, sharing.placed, first.peers / placed)
+    after = _terms(workload, rates, given, sharing.placed, later.peers / placed)
     passed_on_s = max(0.0, sharing.kept - sharing.placed / sharing.nodes) * _over(
         workload.size_bytes, rates.peer_bytes_per_s
     )
@@ -120,21 +124,21 @@ def phases(workload: Workload, rates: Rates, asked: Asked) -> Phases:
     return Phases(before, after, upfront)
 
 
-def _terms(workload: Workload, rates: Rates, asked: Asked, share: float, peers: float) -> Terms:
+def _terms(workload: Workload, rates: Rates, given: Conditions, share: float, peers: float) -> Terms:
     """Computes the terms. `peers` is the share of the staged files that comes from other nodes."""
-    nodes = asked.nodes
+    nodes = given.nodes
     files, size = max(1, workload.files) / nodes, workload.size_bytes / nodes
     source_s = _pass_s(files, size, rates.source_files_per_s, rates.source_bytes_per_s) * nodes
     copy_s = max(source_s, _pass_s(files, size, rates.copy_files_per_s, rates.copy_bytes_per_s) * nodes)
-    if asked.max_rate_bytes_per_s:
-        copy_s = max(copy_s, size * nodes / asked.max_rate_bytes_per_s)
+    if given.max_rate_bytes_per_s:
+        copy_s = max(copy_s, size * nodes / given.max_rate_bytes_per_s)
     alone_s = files * (rates.reader_file_s or 0.0) + _over(size, rates.reader_bytes_per_s)
     from_peers_s = peers * _over(size, rates.peer_bytes_per_s)
     local_s = files * (rates.local_file_s or 0.0) + _over(size, rates.local_bytes_per_s)
     return Terms(
         epochs=workload.epochs or 1,
         startup_s=workload.startup_s,
-        begin_s=asked.begin_s,
+        begin_s=given.begin_s,
         compute_s=workload.epoch_compute_s or 0.0,
         readers=workload.readers or 0,
         source_alone_s=max(alone_s, source_s if nodes > 1 else 0.0),
@@ -143,7 +147,7 @@ def _terms(workload: Workload, rates: Rates, asked: Asked, share: float, peers: 
         copy_s=copy_s,
         whole_copy_s=copy_s * nodes,
         share=min(1.0, max(0.0, share)),
-        order_known=asked.order_known,
+        order_known=given.order_known,
         files=max(1, workload.files),
         peers_s=from_peers_s,
     )
