@@ -17,7 +17,7 @@ from hpcstage.errors import LocalDiskProblem
 from hpcstage.plan.budget import BudgetFacts
 from hpcstage.plan.dataset.datasets import Resolved, resolve
 from hpcstage.preview import program
-from hpcstage.preview.program import Program
+from hpcstage.preview.program import KnownProgram
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
@@ -61,7 +61,7 @@ class Inputs:
     copying: Copying
     nodes: int
     placement: str
-    program: Program
+    program: KnownProgram
     """The values that options set."""
     env: Mapping[str, str]
     """The environment that says where earlier runs of the user are found."""
@@ -107,7 +107,7 @@ class Inputs:
             copying=Copying(spec.copiers, spec.transfers, spec.max_rate_bytes_per_s, spec.nice),
             nodes=spec.node_count,
             placement=spec.placement,
-            program=Program(**values, sources=spec.workload_sources),
+            program=KnownProgram(**values, sources=spec.workload_sources),
             env=os.environ,
             state_dir=Path(spec.state_dir) if spec.state_dir else None,
             command=tuple(spec.command),

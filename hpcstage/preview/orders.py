@@ -35,20 +35,14 @@ class FoundOrder:
     """Text about these paths."""
     about: str = ""
     """Text about the order, for people."""
+    kept: Kept | None = None
+    """How well the run that left the trace kept to its order; or an earlier run on these datasets."""
     readings: Readings | None = None
     """The readings behind the order, where a sampler was named."""
     trace: trace.Trace | None = None
     """The trace of an earlier run; its order may not be the one that is used."""
     trace_why: str = ""
     """Why there is no trace that can be used."""
-
-    @property
-    def kept(self) -> Kept | None:
-        """Returns how well the run that left the trace kept to its order, where the trace gives the order."""
-        if self.trace is None or self.order.provenance != orders.TRACE:
-            return None
-        header = self.trace.header
-        return None if header.kept_share is None else Kept(header.provenance, header.kept_share, header.run_id)
 
 
 def find_order(inputs: Inputs, manifest: Manifest) -> FoundOrder:
@@ -67,13 +61,15 @@ def find_order(inputs: Inputs, manifest: Manifest) -> FoundOrder:
         lists=[replace(item, paths=list(map(spelt, item.paths))) for item in resolved.ordering],
         trace=None if known is None else orders.from_ids(known.order, len(manifest), orders.TRACE),
     )
-    about = ""
+    about, kept = "", None
     if known is not None and listed.order.provenance == orders.TRACE:
-        about = f"left by run {known.header.run_id}: {shlex.join(known.header.command)}"
+        header = known.header
+        about = f"left by run {header.run_id}: {shlex.join(header.command)}"
+        kept = None if header.kept_share is None else Kept(header.provenance, header.kept_share, header.run_id)
     elif listed.order.provenance == orders.MANIFEST:
         about = _why_by_path(setting, why)
     missing = orders.missing_text(listed, resolved.ordering)
-    return FoundOrder(listed.order, listed.unknown, missing, about, trace=known, trace_why=why)
+    return FoundOrder(listed.order, listed.unknown, missing, about, kept, trace=known, trace_why=why)
 
 
 def _trace(inputs: Inputs, manifest: Manifest) -> tuple[trace.Trace | None, str]:

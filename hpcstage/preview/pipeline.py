@@ -25,7 +25,7 @@ NOT_PROBED = "no probe: rates are from an earlier run or assumed"
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundFiles:
     """The result of the first steps: the files and their order."""
 
     scan: ScanResult
@@ -37,18 +37,14 @@ class Found:
         found = self.order
         return Plan(
             manifest=self.scan.manifest,
-            order=found.order,
+            found=found,
             scan=ScanSummary.of(self.scan),
-            unknown=found.unknown,
-            about=found.about,
-            kept=found.kept,
-            readings=found.readings,
             notes=(f"{found.missing} ({orders.MISSING_REMEDY})",) if found.missing else (),
         )
 
 
 @dataclass(frozen=True)
-class Facts:
+class PlanFacts:
     """The result of the steps that look at the machine and at earlier runs; the forecast follows from it."""
 
     earlier: Earlier | None
@@ -59,28 +55,28 @@ class Facts:
     """Notes of the probe."""
 
 
-def find(inputs: Inputs, on_found: Callable[[int, int], None] = lambda _files, _bytes: None) -> Found:
+def find(inputs: Inputs, on_found: Callable[[int, int], None] = lambda _files, _bytes: None) -> FoundFiles:
     """Scans the datasets and finds the order. Calls `on_found` with the files and bytes found so far, a few times a
     second. Raises UsageError for an order that cannot be used."""
     result = scan(inputs.resolved, exclude=inputs.exclude, on_found=on_found)
-    return Found(result, find_order(inputs, result.manifest))
+    return FoundFiles(result, find_order(inputs, result.manifest))
 
 
-def look(inputs: Inputs, found: Found, probe_s: float) -> Facts:
+def look(inputs: Inputs, found: FoundFiles, probe_s: float) -> PlanFacts:
     """Decides the budget, looks for an earlier run, and measures the rates for about `probe_s` seconds (0: not)."""
     disk, manifest = inputs.disk, found.scan.manifest
     earlier = find_earlier(inputs.resolved.datasets, inputs.env)
     budget = None if disk.path is None or disk.facts is None else directory.budget(disk.path, disk.facts)
     if not probe_s:
-        return Facts(earlier, budget, Rates(), (NOT_PROBED,))
+        return PlanFacts(earlier, budget, Rates(), (NOT_PROBED,))
     from hpcstage.preview.probe import probe
 
     ids = found.order.order.ids or orders.complete(found.order.order, len(manifest))
     measured = probe(manifest, ids, disk.path, inputs.copying_on_a_node, limit_s=probe_s)
-    return Facts(earlier, budget, measured.rates, measured.notes)
+    return PlanFacts(earlier, budget, measured.rates, measured.notes)
 
 
-def forecast(inputs: Inputs, found: Found, facts: Facts) -> Plan:
+def forecast(inputs: Inputs, found: FoundFiles, facts: PlanFacts) -> Plan:
     """Returns the whole plan. Pure."""
     from hpcstage.plan.forecast import modes
     from hpcstage.plan.forecast.nodes import Given, nodes_plan
@@ -107,7 +103,7 @@ def forecast(inputs: Inputs, found: Found, facts: Facts) -> Plan:
     result = modes.forecast(workload.on(nodes), rates, conditions)
     return replace(
         plan,
-        kept=plan.kept or (earlier.kept if earlier is not None else None),
+        found=replace(plan.found, kept=plan.found.kept or (earlier.kept if earlier is not None else None)),
         local=inputs.disk.text,
         budget=facts.budget,
         fit=room,

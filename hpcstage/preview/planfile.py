@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpcstage.errors import UsageError
 from hpcstage.plan.dataset.manifest import Manifest
@@ -22,9 +22,7 @@ from hpcstage.plan.forecast.nodes import NodesPlan
 from hpcstage.plan.order import orders
 from hpcstage.plan.placement.fitting import Fit, fit
 from hpcstage.plan.types import Budget, Forecast, Kept, ModeForecast, Order, Rates, Workload
-
-if TYPE_CHECKING:
-    from hpcstage.plan.order.readings import Readings
+from hpcstage.preview.orders import FoundOrder
 
 PLAN, MANIFEST, ORDER = "plan.json", "manifest.bin", "order.bin"
 SCHEMA_VERSION = 1
@@ -51,16 +49,9 @@ class Plan:
     """Manifest, order, budget and forecast. None is unknown."""
 
     manifest: Manifest
-    order: Order
+    found: FoundOrder
+    """The order and what is known of it; `save` leaves readings and trace out."""
     scan: ScanSummary | None = None
-    unknown: int = 0
-    """Number of paths in the order's lists that the manifest lacks."""
-    about: str = ""
-    """Text about the order, for people."""
-    kept: Kept | None = None
-    """How well an earlier run of this command, or else on these datasets, kept to an announced order."""
-    readings: Readings | None = None
-    """The readings of a named sampler; `save` leaves them out."""
     local: str | None = None
     """The local directory and why it was chosen."""
     budget: Budget | None = None
@@ -74,12 +65,17 @@ class Plan:
     nodes: NodesPlan | None = None
     """The plan for the nodes of a job on several nodes."""
 
+    @property
+    def order(self) -> Order:
+        """Returns the order."""
+        return self.found.order
+
 
 # ---- the table: which file is copied at which position, and when it should be staged
 
 
 @dataclass(frozen=True)
-class Row:
+class PlanRow:
     """One file at its position of the order."""
 
     position: int
@@ -93,7 +89,7 @@ class Row:
     """Whether the budget holds the file."""
 
 
-def rows(plan: Plan) -> Iterator[Row]:
+def rows(plan: Plan) -> Iterator[PlanRow]:
     """Yields the rows of all files."""
     staged = plan.fit.files if plan.fit is not None else len(plan.manifest)
     cumulative = 0
@@ -101,7 +97,9 @@ def rows(plan: Plan) -> Iterator[Row]:
         size = plan.manifest.size(file_id)
         cumulative += size
         fits = position <= staged
-        yield Row(position, file_id, size, cumulative, expected_s(plan, position, cumulative) if fits else None, fits)
+        yield PlanRow(
+            position, file_id, size, cumulative, expected_s(plan, position, cumulative) if fits else None, fits
+        )
 
 
 def expected_s(plan: Plan, files: int, size_bytes: int) -> float | None:
@@ -178,8 +176,9 @@ def summary(plan: Plan) -> dict[str, Any]:
 
 
 def _order_out(plan: Plan) -> dict[str, Any]:
-    numbers = {"provenance": plan.order.provenance, "ids": len(plan.order.ids), "unknown": plan.unknown}
-    return {**numbers, "about": plan.about, "kept": plan.kept and asdict(plan.kept)}
+    found = plan.found
+    numbers = {"provenance": plan.order.provenance, "ids": len(plan.order.ids), "unknown": found.unknown}
+    return {**numbers, "about": found.about, "kept": found.kept and asdict(found.kept)}
 
 
 def _scan_out(scan: ScanSummary | None) -> dict[str, Any] | None:
@@ -191,14 +190,11 @@ def _scan_out(scan: ScanSummary | None) -> dict[str, Any] | None:
 
 
 def _plan(data: dict[str, Any], manifest: Manifest, order: Order) -> Plan:
-    scan = data["scan"]
+    scan, about = data["scan"], data["order"]
     return Plan(
         manifest=manifest,
-        order=order,
+        found=FoundOrder(order, about["unknown"], about=about.get("about", ""), kept=_kept_in(about.get("kept"))),
         scan=scan and ScanSummary(scan["seconds"], scan["stats"], scan["listings"], _skipped_in(scan), scan["counts"]),
-        unknown=data["order"]["unknown"],
-        about=data["order"].get("about", ""),
-        kept=_kept_in(data["order"].get("kept")),
         local=data["local"],
         budget=data["budget"] and Budget(**data["budget"]),
         fit=data["fit"] and Fit(**data["fit"]),

@@ -108,7 +108,7 @@ def _workplace(local_dir: Path | None) -> Iterator[tuple[Path, bool]]:
 
 
 @dataclass
-class Reading:
+class AloneReading:
     """The sums of one reader. A file that the time limit cut short counts by its open and by the bytes it gave."""
 
     opens: int = 0
@@ -118,17 +118,17 @@ class Reading:
     hung: int = 0
 
 
-def _read_alone(paths: Sequence[bytes], limit_s: float) -> Reading:
+def _read_alone(paths: Sequence[bytes], limit_s: float) -> AloneReading:
     """Reads files until the time is over; a reader that hangs is left behind, with what it had read until then."""
     deadline_s = time.monotonic() + limit_s
-    found = Reading()
+    found = AloneReading()
     reader = threading.Thread(target=_read_all, args=(paths, deadline_s, found), daemon=True)
     reader.start()
     reader.join(limit_s + GRACE_S)
     return replace(found, hung=int(reader.is_alive()))
 
 
-def _read_all(paths: Sequence[bytes], deadline_s: float, found: Reading) -> None:
+def _read_all(paths: Sequence[bytes], deadline_s: float, found: AloneReading) -> None:
     buffer = memoryview(bytearray(CHUNK_BYTES))
     for path in paths:
         if time.monotonic() >= deadline_s:
@@ -137,7 +137,7 @@ def _read_all(paths: Sequence[bytes], deadline_s: float, found: Reading) -> None
             _read_one(path, deadline_s, found, buffer)
 
 
-def _read_one(path: bytes, deadline_s: float, found: Reading, buffer: memoryview) -> None:
+def _read_one(path: bytes, deadline_s: float, found: AloneReading, buffer: memoryview) -> None:
     start = time.monotonic()
     _look_up(path)
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -171,7 +171,7 @@ def _look_up(path: bytes) -> None:
             os.stat(path + b".hpcstage-probe")
 
 
-def _read_back(copies: Sequence[bytes], limit_s: float) -> Reading | None:
+def _read_back(copies: Sequence[bytes], limit_s: float) -> AloneReading | None:
     """Reads copies from the disk, not from memory: those that could be written through in half of the time."""
     half_s = time.monotonic() + limit_s / 2
     written = []
@@ -292,7 +292,7 @@ class _Copies:
 # ---- from sums to rates
 
 
-def _rates(alone: Reading, copied: Copied, local: Reading | None, *, is_local: bool) -> Rates:
+def _rates(alone: AloneReading, copied: Copied, local: AloneReading | None, *, is_local: bool) -> Rates:
     values: dict[str, float | None] = {}
     sources: dict[str, str] = {}
 
@@ -314,21 +314,21 @@ def _rates(alone: Reading, copied: Copied, local: Reading | None, *, is_local: b
     return Rates(**values, sources=sources)
 
 
-def _not_slower_than_one(bytes_per_s: float | None, alone: Reading) -> float | None:
+def _not_slower_than_one(bytes_per_s: float | None, alone: AloneReading) -> float | None:
     """Returns the source's rate, which is at least that of one reader: where the source is so fast that the copiers
     wait for processors, several transfers may be slower than one."""
     one = alone.size_bytes / alone.read_s if alone.read_s > 0 else 0.0
     return None if bytes_per_s is None else max(bytes_per_s, one)
 
 
-def _alone_rates(found: Reading, name: str) -> dict[str, float | None]:
+def _alone_rates(found: AloneReading, name: str) -> dict[str, float | None]:
     rate = found.size_bytes / found.read_s if found.size_bytes and found.read_s > 0 else None
     # Files without content have only a time per file, which includes reading to their end.
     per_file = found.open_s / found.opens if rate else (found.open_s + found.read_s) / found.opens
     return {f"{name}_file_s": per_file, f"{name}_bytes_per_s": rate}
 
 
-def _notes(alone: Reading, copied: Copied, local: Reading | None, *, is_local: bool) -> Iterator[str]:
+def _notes(alone: AloneReading, copied: Copied, local: AloneReading | None, *, is_local: bool) -> Iterator[str]:
     hung = alone.hung + copied.hung
     if hung:
         yield f"{hung} transfers did not end within the probe's time: the source is slow or hangs"

@@ -29,7 +29,7 @@ MOST_EPOCHS, MOST_READERS = 1_000_000, 4096
 
 
 @dataclass(frozen=True)
-class Program:
+class KnownProgram:
     """The values of a program that the forecast needs, as in `Workload`; None is unknown."""
 
     epochs: int | None = None
@@ -50,14 +50,14 @@ class Earlier:
     nodes: int = 1
 
 
-def asked(config: Config) -> Program:
+def asked(config: Config) -> KnownProgram:
     """Returns the values that options set."""
     values = {name: getattr(config, name) for name in OPTIONS}
     sources = {name: config.origin[key] for name, key in OPTIONS.items() if values[name] is not None}
-    return Program(**values, sources=sources)
+    return KnownProgram(**values, sources=sources)
 
 
-def known(said: Program, earlier: Earlier | None, command: Sequence[str] = ()) -> Program:
+def known(said: KnownProgram, earlier: Earlier | None, command: Sequence[str] = ()) -> KnownProgram:
     """Fills in, from the command's arguments and the earlier run, the values that no option set."""
     values, sources = dict[str, float | None](), dict(said.sources)
     of_command = of_arguments(command)
@@ -68,13 +68,13 @@ def known(said: Program, earlier: Earlier | None, command: Sequence[str] = ()) -
         elif values[name] is None:
             values[name] = None if earlier is None else getattr(earlier.program, name)
             sources[name] = "default" if values[name] is None or earlier is None else earlier.program.source
-    return Program(**values, sources=sources)  # type: ignore[arg-type]
+    return KnownProgram(**values, sources=sources)  # type: ignore[arg-type]
 
 
 # ---- the command's own arguments
 
 
-def of_arguments(command: Sequence[str]) -> Program:
+def of_arguments(command: Sequence[str]) -> KnownProgram:
     """Returns how often the program reads its data, and with how many processes, if its arguments say it. The last
     argument of a kind counts."""
     values: dict[str, int] = {}
@@ -85,7 +85,7 @@ def of_arguments(command: Sequence[str]) -> Program:
         if found is not None:
             values[found[0]] = found[1]
             sources[found[0]] = f"the command's {name} {text}"
-    return Program(epochs=values.get("epochs"), readers=values.get("readers"), sources=sources)
+    return KnownProgram(epochs=values.get("epochs"), readers=values.get("readers"), sources=sources)
 
 
 def _known(key: str, text: str) -> tuple[str, int] | None:

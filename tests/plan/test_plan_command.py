@@ -21,6 +21,7 @@ from hpcstage.plan.order.orders import complete
 from hpcstage.plan.placement.fitting import fit
 from hpcstage.plan.types import Budget, Order, Rates, Workload
 from hpcstage.preview import planfile
+from hpcstage.preview.orders import FoundOrder
 from hpcstage.preview.planfile import rows
 from hpcstage.report.plan import page
 
@@ -33,8 +34,9 @@ def make_plan(root: Path, budget: Budget | None = None, ids: list[int] | None = 
     work = Workload(len(found.manifest), found.manifest.total_bytes, 2, 1.5, 0.0, 0, {"epochs": "option --epochs"})
     room = budget and fit(found.manifest, complete(order, len(found.manifest)), budget)
     return planfile.Plan(
-        manifest=found.manifest, order=order, scan=planfile.ScanSummary.of(found), local="/l (why)", budget=budget,
-        fit=room, workload=work, rates=RATES, forecast=forecast(work, RATES), mode="runtime", notes=("a note",),
+        manifest=found.manifest, found=FoundOrder(order), scan=planfile.ScanSummary.of(found), local="/l (why)",
+        budget=budget, fit=room, workload=work, rates=RATES, forecast=forecast(work, RATES),
+        mode="runtime", notes=("a note",),
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hpcstage.plan.forecast.modes import forecast
 from hpcstage.plan.forecast.terms import Conditions, queued_s
 from hpcstage.plan.types import Forecast, Rates, Workload
-from hpcstage.preview.program import Earlier, Program, known, of_arguments
+from hpcstage.preview.program import Earlier, KnownProgram, known, of_arguments
 from hpcstage.record.workload import Measured
 
 INSTANT = 1e15
@@ -200,8 +200,8 @@ def test_the_commands_arguments_tell_epochs_and_readers(command: list[str], valu
 
 def test_options_come_before_the_commands_arguments_and_these_before_an_earlier_run():
     earlier = Earlier(Measured(7, 60.0, 1.0, 4, "run 1", {}), None)
-    said = Program(readers=2, sources={"readers": "option --readers"})
+    said = KnownProgram(readers=2, sources={"readers": "option --readers"})
     sources = {"epochs": "the command's --epochs 3", "readers": "option --readers"}
     sources |= dict.fromkeys(("epoch_compute_s", "startup_s"), "run 1")
     found = known(said, earlier, ["t.py", "--epochs", "3", "--workers", "9"])
-    assert found == Program(3, 60.0, 2, 1.0, sources)
+    assert found == KnownProgram(3, 60.0, 2, 1.0, sources)

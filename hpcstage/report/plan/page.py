@@ -16,7 +16,7 @@ from hpcstage.plan.budget import NO_LIMIT
 from hpcstage.plan.dataset.roots import printable
 from hpcstage.plan.order.readings import Reading, Readings
 from hpcstage.plan.types import Forecast, Kept, Rates, Workload
-from hpcstage.preview.planfile import Plan, Row, path_json, rows, summary
+from hpcstage.preview.planfile import Plan, PlanRow, path_json, rows, summary
 from hpcstage.report.canvas import WIDE, Canvas, Fact, facts, grid
 from hpcstage.report.plan import nodes
 from hpcstage.units import format_duration, format_rate, format_size
@@ -36,8 +36,8 @@ def text(plan: Plan, limit: int | None = None, width: int = WIDE) -> str:
     """
     rows_shown, canvas = DEFAULT_LIMIT if limit is None else limit, Canvas(width)
     parts = [canvas.lines(facts(_head(plan))), list(_table(plan, rows_shown))]
-    if plan.readings is not None and rows_shown > 0:
-        parts.extend(_epochs(plan, plan.readings, rows_shown, DEFAULT_EPOCHS if limit is None else None))
+    if plan.found.readings is not None and rows_shown > 0:
+        parts.extend(_epochs(plan, plan.found.readings, rows_shown, DEFAULT_EPOCHS if limit is None else None))
     if plan.nodes is not None:
         parts.extend(nodes.text(plan.nodes, DEFAULT_NODES if limit is None else limit, canvas))
     if plan.forecast is not None:
@@ -53,8 +53,8 @@ def to_json(plan: Plan, limit: int | None = None) -> dict[str, Any]:
     data = summary(plan)
     if limit is not None:
         data["entries"] = [_row_json(plan, row) for row in islice(rows(plan), limit)]
-    if plan.readings is not None:
-        data["readings"] = _readings_json(plan, plan.readings, limit)
+    if plan.found.readings is not None:
+        data["readings"] = _readings_json(plan, plan.found.readings, limit)
     return data
 
 
@@ -78,7 +78,7 @@ def _entry(plan: Plan, position: int, rank: int, index: int, file_id: int) -> di
     return {"position": position, "rank": rank, "index": index, **where, "size_bytes": plan.manifest.size(file_id)}
 
 
-def _row_json(plan: Plan, row: Row) -> dict[str, Any]:
+def _row_json(plan: Plan, row: PlanRow) -> dict[str, Any]:
     return {
         "position": row.position,
         **path_json(plan.manifest.source_path(row.file_id)),
@@ -105,10 +105,10 @@ def _head(plan: Plan) -> Iterator[Fact]:
         yield "scan", f"{format_duration(plan.scan.seconds)} ({operations})"
         yield from _skipped(plan)
     yield "order", _order(plan)
-    if plan.about and plan.order.provenance != "manifest":
-        yield "", plan.about
-    if plan.kept is not None:
-        yield "", _kept(plan.kept)
+    if plan.found.about and plan.order.provenance != "manifest":
+        yield "", plan.found.about
+    if plan.found.kept is not None:
+        yield "", _kept(plan.found.kept)
     if plan.local is not None:
         yield "local", plan.local
     yield "budget", _budget(plan)
@@ -129,13 +129,13 @@ def _skipped(plan: Plan) -> Iterator[Fact]:
 def _order(plan: Plan) -> str:
     found = plan.order.provenance
     if found == "manifest":
-        why = plan.about or "no list was given"
+        why = plan.found.about or "no list was given"
         return f"by path ({why}); files that the program asks for earlier are fetched first"
     listed, missing = len(plan.order.ids), len(plan.manifest) - len(plan.order.ids)
     line = f"{found}, {_files(listed)}"
     if missing:
         line += f", then {missing:,} that it does not name"
-    return line + (f"; {plan.unknown:,} of its paths are not in the datasets" if plan.unknown else "")
+    return line + (f"; {plan.found.unknown:,} of its paths are not in the datasets" if plan.found.unknown else "")
 
 
 def _kept(kept: Kept) -> str:
