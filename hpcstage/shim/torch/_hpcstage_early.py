@@ -2,7 +2,8 @@
 
 The module owns the guess: what the sampler would give if the epoch began now. The guess is right where the sampler has
 a seed or a generator of its own, and where the program draws nothing until then; what is announced when the epoch
-begins takes its place. A wrong guess costs no more than copying by path does.
+begins takes its place. A wrong guess costs no more than copying by path does. The guess pays where a rank reads a part
+of the dataset and the model takes time to build.
 """
 
 from __future__ import annotations
