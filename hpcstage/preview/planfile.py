@@ -7,7 +7,6 @@ printed alike.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from hpcstage.plan.order import orders
 from hpcstage.plan.placement.fitting import Fit, fit
 from hpcstage.plan.types import Budget, Forecast, Kept, ModeForecast, Order, Rates, Workload
 from hpcstage.preview.orders import FoundOrder
+from hpcstage.writing import replace_text
 
 PLAN, MANIFEST, ORDER = "plan.json", "manifest.bin", "order.bin"
 SCHEMA_VERSION = 1
@@ -120,9 +120,7 @@ def save(run_dir: Path, plan: Plan) -> None:
     """Writes the three files, plan.json last and atomically. Raises OSError."""
     plan.manifest.save(run_dir / MANIFEST)
     orders.save(plan.order, run_dir / ORDER)
-    temporary = run_dir / f".{PLAN}.{os.getpid()}"
-    temporary.write_text(json.dumps(summary(plan), indent=1), encoding="utf-8")
-    temporary.replace(run_dir / PLAN)
+    replace_text(run_dir / PLAN, json.dumps(summary(plan), indent=1))
 
 
 def load(run_dir: Path) -> Plan:

@@ -6,10 +6,11 @@ An exchange finds its own entry by its rank in the MPI world. Paths may be any b
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from hpcstage.writing import replace_text
 
 OURS = "hpcstage exchange on "
 """The beginning of the lines that an exchange prints of itself."""
@@ -53,11 +54,7 @@ class GroupSpec:
 
     def save(self, path: Path) -> None:
         """Writes the spec in one step; readable by its owner only."""
-        scratch = path.with_name(f".{path.name}.{os.getpid()}")
-        fd = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
-            json.dump(asdict(self), file)
-        scratch.replace(path)
+        replace_text(path, json.dumps(asdict(self)), 0o600)
 
     @classmethod
     def load(cls, path: Path) -> GroupSpec:

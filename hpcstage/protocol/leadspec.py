@@ -7,10 +7,11 @@ that directory: it is on the shared file system.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from hpcstage.writing import replace_text
 
 SPEC = "spec.json"
 RESOLVED = "resolved"
@@ -91,11 +92,7 @@ def state_file(group_dir: Path, index: int, state: str) -> Path:
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
     """Writes JSON atomically: readers on other nodes see all of it or nothing."""
-    temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
-        json.dump(data, file)
-    temporary.replace(path)
+    replace_text(path, json.dumps(data), 0o600)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from hpcstage.record.compose import compose
 from hpcstage.record.parts import alive
 from hpcstage.record.parts.part import NodePart, RunPart
 from hpcstage.record.schema import VERSION, Record
+from hpcstage.writing import replacing
 
 MAJOR = VERSION.split(".", maxsplit=1)[0]
 GIVE = "give a run directory or its run.json"
@@ -22,16 +23,10 @@ GIVE = "give a run directory or its run.json"
 
 def save(record: Record, path: Path) -> None:
     """Writes a record so that readers see the old file or the whole new one. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(record.to_json(), file, indent=1, allow_nan=False)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replacing(path) as file:
+        file.write(json.dumps(record.to_json(), indent=1, allow_nan=False).encode())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def load(path: Path) -> Record:

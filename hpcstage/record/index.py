@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcstage.writing import replacing
+
 if TYPE_CHECKING:
     from hpcstage.record.parts.part import RunPart
     from hpcstage.record.schema import Record
@@ -124,9 +126,8 @@ def _compact(path: Path) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
     if len(lines) <= 2 * KEPT:
         return
-    temporary = path.with_name(f".{NAME}.{os.getpid()}")
-    temporary.write_bytes(b"".join(lines[-KEPT:]))
-    temporary.replace(path)
+    with replacing(path) as file:
+        file.write(b"".join(lines[-KEPT:]))
 
 
 def _newest(env: Mapping[str, str]) -> Iterator[dict[str, Any]]:

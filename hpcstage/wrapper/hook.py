@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hpcstage.errors import UsageError
 from hpcstage.node import shimdir
+from hpcstage.writing import replace_text
 
 MODULE = "_hpcstage_hook"
 PTH = "hpcstage-hook.pth"
@@ -71,12 +72,7 @@ def _write(place: Path, version: list[int]) -> None:
         contents[START] = f"{MODULE}:attach\n"
     contents[PTH] = _LINE.format(site=os.fspath(place))
     for name, content in contents.items():
-        temporary = place / f".{name}.{os.getpid()}"
-        try:
-            temporary.write_text(content, encoding="utf-8")
-            temporary.replace(place / name)
-        finally:
-            temporary.unlink(missing_ok=True)
+        replace_text(place / name, content)
 
 
 def _places(python: str) -> tuple[list[int], list[Path]]:

@@ -10,12 +10,12 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 from hpcstage.errors import UsageError
 from hpcstage.protocol.rundir import NODES, PART, RUNS
 from hpcstage.record import index
 from hpcstage.record.parts.part import RunPart
+from hpcstage.writing import replace_text
 
 
 def unique_id(now_s: float, job_id: str | None) -> str:
@@ -53,10 +53,4 @@ def _below(cwd: Path) -> Path:
 
 def save_part(run_dir: Path, part: RunPart) -> None:
     """Writes what the wrapper knows so far, so that a killed job still has a report."""
-    _write(run_dir / PART, part.to_json())
-
-
-def _write(path: Path, data: dict[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(data), encoding="utf-8", errors="surrogateescape")
-    temporary.replace(path)
+    replace_text(run_dir / PART, json.dumps(part.to_json()))

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import mmap
-import os
 import struct
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from hpcstage.writing import replacing
 
 _LENGTH = struct.Struct("=I")
 
@@ -22,12 +23,10 @@ def save(path: Path, facts: Mapping[str, Any], arrays: Mapping[str, Sequence[int
     """Writes the file atomically."""
     head = json.dumps({"facts": facts, "arrays": {name: len(numbers) for name, numbers in arrays.items()}}).encode()
     head += b" " * (-(len(head) + _LENGTH.size) % 4)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temporary, "wb") as file:
+    with replacing(path) as file:
         file.write(_LENGTH.pack(len(head)) + head)
         for numbers in arrays.values():
             file.write(numbers if isinstance(numbers, (array, memoryview)) else array("I", numbers))
-    temporary.replace(path)
 
 
 def load(path: Path) -> tuple[dict[str, Any], dict[str, Sequence[int]]]:

@@ -27,6 +27,7 @@ from hpcstage.errors import UsageError
 from hpcstage.plan.dataset.columns import LINK_FLAG, Columns
 from hpcstage.plan.dataset.roots import Roots, join, tidy
 from hpcstage.plan.types import Dataset, Entry
+from hpcstage.writing import replacing
 
 _MAGIC = b"hpcstage manifest\n\0\0\0\0\0\0"
 _VERSION = 2
@@ -97,9 +98,8 @@ class Manifest:
 
     def save(self, path: Path) -> None:
         """Writes the file atomically."""
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_bytes(memoryview(self._buffer))
-        temporary.replace(path)
+        with replacing(path) as file:
+            file.write(memoryview(self._buffer))
 
     # ---- one file
 

@@ -6,7 +6,6 @@ counted and left out.
 
 from __future__ import annotations
 
-import os
 import struct
 import sys
 import zlib
@@ -20,6 +19,7 @@ from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.pathlist import PathList
 from hpcstage.plan.dataset.roots import printable
 from hpcstage.plan.types import ORDER_WORDS, Order
+from hpcstage.writing import replacing
 
 AUTO, MANIFEST, GIVEN, TRACE, SAMPLER = ORDER_WORDS
 EXAMPLES = 3
@@ -131,9 +131,8 @@ def save(order: Order, path: Path) -> None:
     """Writes an order atomically."""
     content = _little(order.ids).tobytes()
     head = _HEAD.pack(_MAGIC, order.provenance.encode()[:32], zlib.crc32(content), 0, len(order.ids))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(head + content)
-    temporary.replace(path)
+    with replacing(path) as file:
+        file.write(head + content)
 
 
 def load(path: Path, files: int | None = None) -> Order:

@@ -8,7 +8,6 @@ has thousands; a column that holds nothing but its default is left out.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -20,6 +19,7 @@ from hpcstage.problem import Problem
 from hpcstage.protocol import rundir
 from hpcstage.record.jsonform import LEFT_OUT, Count, Limits, Seconds
 from hpcstage.record.parts.thinning import NODES, thinned
+from hpcstage.writing import replace_text
 
 
 @dataclass(slots=True)
@@ -412,8 +412,5 @@ def write_part(part: NodePart, run_dir: Path, host: str, extra: Sequence[tuple[P
     for path, suffix in extra:
         if path.exists():
             shutil.copyfile(path, nodes / f"{host}.{suffix}")
-    temporary = nodes / f".{host}.json.{os.getpid()}"
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(part.to_json(), file)
-    temporary.replace(nodes / f"{host}.json")
+    replace_text(nodes / f"{host}.json", json.dumps(part.to_json()))
     return b"written"

@@ -63,9 +63,9 @@ def pieces(parts: list[Any]) -> Iterator[bytes]:
 
 
 def write(directory: bytes, name: bytes, pieces: Iterator[Any]) -> None:
-    """Writes a file that is whole under its name, or not there at all. Two processes that write one table write the
-    same."""
-    temporary = directory + b".%d-" % os.getpid() + name
+    """Writes a file that is whole under its name, or not there at all. Threads, and processes that have one pid in
+    containers of their own, may write one table at once; they write the same."""
+    temporary = directory + b".%s-" % os.urandom(4).hex().encode() + name
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         try:

@@ -1,0 +1,33 @@
+"""Replaces files in one step: readers see the old content or all of the new one. Owns the names of temporary files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Gives a file to write to, which takes the place of `path` at the end; after an error nothing has changed.
+
+    The temporary name is random: processes of several nodes, containers or threads may write the same file, and have
+    the same pid.
+    """
+    temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            yield file
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def replace_text(path: Path, text: str, mode: int = 0o666) -> None:
+    """Makes `text` the content of the file; surrogates of names that are not UTF-8 become the bytes that they were."""
+    with replacing(path, mode) as file:
+        file.write(text.encode("utf-8", "surrogateescape"))
