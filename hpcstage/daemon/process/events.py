@@ -21,9 +21,6 @@ class EventKind(IntEnum):
 
     COPIED = 1
     FAILED = 2
-    WANT_READY = 3
-    WANT_DIRECT = 4
-    VOID = 5
     RECEIVED = 6
     """A copy came from another node."""
     TRUNCATED = 255

@@ -7,7 +7,6 @@ used for.
 from __future__ import annotations
 
 import contextlib
-import json
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,8 +27,7 @@ class Listed:
 
     name: str
     ids: array[int]
-    paths: int
-    """The number of files of the manifest that the list names, those below a named directory included."""
+    """The files of the manifest that the list names, those below a named directory included."""
 
 
 class Lists:
@@ -62,4 +60,4 @@ class Lists:
         ids = scanning.load_order(self._node_dir, name, self._files)
         for left in (name, name + ".ids"):
             (self._node_dir / nodedir.ORDERS / left).unlink(missing_ok=True)
-        self._on_list(Listed(name, ids, int(json.loads(data)["ids"])))
+        self._on_list(Listed(name, ids))

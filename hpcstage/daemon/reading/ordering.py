@@ -98,7 +98,7 @@ class Ordering(Service):
             self._guessed(listed.ids)
         elif not listed.name.startswith(SHIM_PREFIX):
             self._reorder(listed.ids, orders.GIVEN, "")
-            self._ids = listed.paths
+            self._ids = len(listed.ids)
         elif self._follows:
             self._reorder(listed.ids, orders.SAMPLER, HEAD)
 
