@@ -327,6 +327,6 @@ BY_KEY: dict[str, Setting] = {s.key: s for s in SETTINGS}
 FIELD_OF: dict[str, str] = {s.key: name for name, s in _BY_FIELD.items()}
 OTHER_VARIABLES = frozenset(
     f"HPCSTAGE_{name}"
-    for name in ("CONFIG", "SITE_CONFIG", "ACTIVE", "DISABLE", "RUN_ID", "SOCKET", "NODE_DIR", "VERSION", "DEBUG")
+    for name in ("CONFIG", "SITE_CONFIG", "ACTIVE", "DISABLE", "RUN_ID", "SOCKET", "NODE_DIR", "STORE", "VERSION")
 )
 """Variables that belong to hpcstage and are no settings."""

@@ -5,15 +5,29 @@ MPI goes before the scheduler: `mpirun` within one Slurm task passes SLURM_LOCAL
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
 
-_RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "PALS_RANKID", "FLUX_TASK_RANK")
-_LOCAL_RANK = (
-    "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "PALS_LOCAL_RANKID",
-    "PLE_RANK_ON_NODE", "JSM_NAMESPACE_LOCAL_RANK", "FLUX_TASK_LOCAL_ID",
-)  # fmt: skip
-_RANKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "PALS_SIZE", "FLUX_JOB_SIZE")
+
+class _Names(NamedTuple):
+    """The variables of one launcher or library: of the rank, the rank on the node, the number of ranks."""
+
+    rank: str
+    local_ranks: tuple[str, ...]
+    ranks: tuple[str, ...]
+
+
+_LAUNCHERS = (
+    _Names("OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_LOCAL_RANK",), ("OMPI_COMM_WORLD_SIZE",)),
+    _Names("PMI_RANK", ("MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "PALS_LOCAL_RANKID"), ("PMI_SIZE",)),
+    _Names("PMIX_RANK", ("PLE_RANK_ON_NODE", "JSM_NAMESPACE_LOCAL_RANK"), ("PMIX_SIZE",)),
+    _Names("PALS_RANKID", ("PALS_LOCAL_RANKID",), ("PALS_SIZE",)),
+    _Names("FLUX_TASK_RANK", ("FLUX_TASK_LOCAL_ID",), ("FLUX_JOB_SIZE",)),
+)
+"""A launcher inside another passes the outer one's variables on: what the first that names a rank leaves out is taken
+from one that names the same rank."""
 _LAUNCH = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PALS_APID", "JSM_NAMESPACE_ID", "TORCHELASTIC_RUN_ID")
 
 _OF_RANK = (
@@ -54,13 +68,15 @@ def from_launcher(env: Mapping[str, str]) -> Ranks | None:
     launch = next((f"{name.lower()}-{env[name]}" for name in _LAUNCH if env.get(name)), None)
     if "TORCHELASTIC_RUN_ID" in env and (rank := number(env.get("RANK"))) is not None:
         return Ranks(rank, number(env.get("LOCAL_RANK")), number(env.get("WORLD_SIZE")), launch)
-    rank = first_number(env, _RANK)
+    rank = first_number(env, tuple(names.rank for names in _LAUNCHERS))
     if rank is None:
         return None
-    return Ranks(rank, first_number(env, _LOCAL_RANK), first_number(env, _RANKS), launch)
+    same = [names for names in _LAUNCHERS if number(env.get(names.rank)) == rank]
+    local_ranks, ranks = chain.from_iterable(n.local_ranks for n in same), chain.from_iterable(n.ranks for n in same)
+    return Ranks(rank, first_number(env, local_ranks), first_number(env, ranks), launch)
 
 
-def first_number(env: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+def first_number(env: Mapping[str, str], names: Iterable[str]) -> int | None:
     """Returns the first of the variables that holds a number of 0 or more."""
     return next((n for name in names if (n := number(env.get(name))) is not None), None)
 

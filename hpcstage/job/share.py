@@ -8,6 +8,7 @@ everything else is pure.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +31,8 @@ class Processors:
     """Fewer than `online` where a core runs several threads."""
     usable: int
     """The processors that this process may use."""
+    usable_cores: int
+    """The cores that these are on."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +56,13 @@ class Share:
 def processors() -> Processors:
     """Reads the processors of this machine. Where the kernel does not say which threads share a core, each counts as
     one."""
-    online = os.cpu_count() or 1
-    siblings = set()
+    online, usable = os.cpu_count() or 1, os.sched_getaffinity(0)
+    core_of: dict[int, str] = {}
     for path in _CPUS.glob("cpu[0-9]*/topology/thread_siblings_list"):
-        try:
-            siblings.add(path.read_text(encoding="ascii").strip())
-        except (OSError, UnicodeDecodeError):
-            continue
-    return Processors(online, len(siblings) or online, len(os.sched_getaffinity(0)))
+        with suppress(OSError, UnicodeDecodeError):
+            core_of[int(path.parts[-3].removeprefix("cpu"))] = path.read_text(encoding="ascii").strip()
+    usable_cores = {core_of.get(number, str(number)) for number in usable}
+    return Processors(online, len(set(core_of.values())) or online, len(usable), len(usable_cores))
 
 
 def of_disk(job: Job, local: LocalDir, found: Processors | None = None) -> Share | None:
@@ -84,7 +86,8 @@ def budget_facts(asked: BudgetAsked, job: Job, local: LocalDir, nodes: int = 1) 
 
 def of_node(cpus: int, found: Processors) -> Share | None:
     """Returns the share of a job with so many processors; None if it has the whole node, as far as can be told."""
-    if cpus == found.cores:  # sites that give out whole cores count those, and not their threads
+    in_threads = found.usable >= cpus and found.usable_cores < found.cores
+    if cpus == found.cores and not in_threads:  # sites that give out whole cores count those, and not their threads
         return None
     confined = found.usable if found.usable < found.online else 0
     mine = max(cpus, confined)

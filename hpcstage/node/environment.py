@@ -30,7 +30,7 @@ def for_command(
         "HPCSTAGE_VERSION": __version__,
         "HPCSTAGE_RUN_DIR": os.fspath(run_dir),
         "HPCSTAGE_NODE_DIR": os.fspath(node_dir),
-        "HPCSTAGE_LOCAL_DIR": os.fspath(node_dir / nodedir.STORE),
+        "HPCSTAGE_STORE": os.fspath(node_dir / nodedir.STORE),
         "HPCSTAGE_SOCKET": os.fspath(sock),
     }
     paths = {"PYTHONPATH": env.get("PYTHONPATH", "")}

@@ -209,6 +209,20 @@ def test_torchrun_is_a_launcher() -> None:
     assert job.run_key != detect(env, hostname="h", parent_pid=8).run_key
 
 
+@pytest.mark.parametrize(
+    ("env", "found"),
+    [
+        ({"PMI_RANK": "3", "PMI_SIZE": "4", "OMPI_COMM_WORLD_SIZE": "1"}, (3, None, 4)),
+        ({"PMIX_RANK": "3", "FLUX_TASK_RANK": "0", "FLUX_TASK_LOCAL_ID": "0", "FLUX_JOB_SIZE": "1"}, (3, None, None)),
+        ({"PMIX_RANK": "3", "FLUX_TASK_RANK": "3", "FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_SIZE": "4"}, (3, 1, 4)),
+        ({"PMI_RANK": "5", "PMI_SIZE": "8", "PALS_RANKID": "5", "PALS_LOCAL_RANKID": "1"}, (5, 1, 8)),
+    ],
+)
+def test_what_different_launchers_say_is_not_mixed(env: dict[str, str], found: tuple[int | None, ...]) -> None:
+    job = detect(env, hostname="h", parent_pid=7)
+    assert (job.rank, job.local_rank, job.ranks) == found
+
+
 def test_ranks_of_a_launch_without_a_name_are_told_apart_by_their_parent() -> None:
     env = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1"}
     assert detect(env, hostname="h", parent_pid=7).run_key == "none-local.parent-7"

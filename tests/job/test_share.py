@@ -17,8 +17,8 @@ from hpcstage.job.types import Job
 from hpcstage.plan.budget import BudgetAsked, BudgetFacts
 from hpcstage.store import directory
 
-PLAIN = Processors(online=64, cores=64, usable=64)
-THREADS = Processors(online=64, cores=32, usable=64)
+PLAIN = Processors(online=64, cores=64, usable=64, usable_cores=64)
+THREADS = Processors(online=64, cores=32, usable=64, usable_cores=32)
 
 
 def local(**changes) -> LocalDir:
@@ -39,13 +39,18 @@ def job(cpus: int | None, scheduler: str = "slurm") -> Job:
         (16, THREADS, Share(16, 64)),
         (32, THREADS, None),
         (48, THREADS, Share(48, 64)),
-        (8, Processors(64, 32, usable=16), Share(16, 64)),
-        (32, Processors(64, 64, usable=8), Share(32, 64)),
-        (1, Processors(1, 1, 1), None),
+        (8, Processors(64, 32, usable=16, usable_cores=8), Share(16, 64)),
+        (32, Processors(64, 64, usable=8, usable_cores=8), Share(32, 64)),
+        (32, Processors(64, 32, usable=32, usable_cores=16), Share(32, 64)),
+        (32, Processors(64, 32, usable=32, usable_cores=32), None),
+        (32, Processors(64, 32, usable=8, usable_cores=4), None),
+        (1, Processors(1, 1, 1, 1), None),
     ],
     ids=[
         "some", "all", "more than there are", "some threads", "all cores are all", "most threads",
-        "kept to more than was said: threads of its cores", "one rank of several", "a small machine",
+        "kept to more than was said: threads of its cores", "one rank of several",
+        "half of the threads, on half of the cores", "one thread of each core", "one rank, all cores",
+        "a small machine",
     ],
 )  # fmt: skip
 def test_the_share_of_a_node(cpus, found, part):
@@ -65,6 +70,7 @@ def test_this_machine_has_processors():
     assert 1 <= found.cores <= found.online
     assert found.online == os.cpu_count()
     assert found.usable == len(os.sched_getaffinity(0))
+    assert 1 <= found.usable_cores <= min(found.usable, found.cores)
 
 
 def test_the_budget_says_why(tmp_path):

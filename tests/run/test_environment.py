@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import Hpcstage
 
+from hpcstage.config import load
 from hpcstage.node import environment
 
 SHIM = Path("/local/hpcstage-1/run/shim")
@@ -33,6 +34,16 @@ def test_the_callers_variables_stay():
     assert for_command({"PATH": "/nowhere", "HOME": "/home/me"})["HOME"] == "/home/me"
     assert for_command({"PATH": "/nowhere", "PYTHONPATH": "/mine"})["PYTHONPATH"] == f"{SHIM}:/mine"
     assert for_command({"PATH": "/nowhere"})["PYTHONPATH"] == os.fspath(SHIM)
+
+
+def test_the_users_settings_stay_the_users(tmp_path):
+    for name in ("LOCAL_DIR", "BUDGET"):
+        assert for_command({"PATH": "/nowhere", f"HPCSTAGE_{name}": "/scratch"})[f"HPCSTAGE_{name}"] == "/scratch"
+    told = {name: value for name, value in for_command({"PATH": "/nowhere"}).items() if name != "HPCSTAGE_RUN_DIR"}
+    assert told["HPCSTAGE_STORE"] == os.fspath(SHIM.parent / "store")
+    config = load({}, told, tmp_path)
+    assert not [where for where in config.origin.values() if where.startswith("environment")]
+    assert not config.warnings
 
 
 @pytest.mark.parametrize(

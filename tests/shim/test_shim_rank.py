@@ -34,6 +34,8 @@ rank = load()
         ({"PMI_RANK": "1", "PMI_SIZE": "2"}, 1),
         ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, 1),
         ({"RANK": "1", "WORLD_SIZE": "2", "PMI_RANK": "0", "PMI_SIZE": "1"}, 1),
+        ({"RANK": "1", "PMI_RANK": "1", "PMI_SIZE": "2"}, 1),
+        ({"RANK": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, 1),
         ({}, 0),
         ({"RANK": "1"}, 0),
         ({"RANK": "2", "WORLD_SIZE": "2"}, 0),

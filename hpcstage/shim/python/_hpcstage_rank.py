@@ -6,28 +6,31 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
-RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
-SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("PMIX_RANK", "PMIX_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+)
+"""A rank and a number of ranks belong together only if one launcher set both."""
 
 
 def node_of(env: MutableMapping[str, str], nodes: int) -> int:
     """Returns the node of the rank that the environment names; 0 if it names none that can be."""
-    rank, size = _first(env, RANK), _first(env, SIZE)
-    if rank is None or size is None or rank >= size:
-        return 0
-    return rank * nodes // size
+    for rank_name, size_name in LAUNCHERS:
+        rank, size = _number(env.get(rank_name, "")), _number(env.get(size_name, ""))
+        if rank is not None and size is not None:
+            return rank * nodes // size if rank < size else 0
+    return 0
 
 
 def tell(env: MutableMapping[str, str], node_dir: bytes, sock: bytes) -> None:
     """Sets what programs may ask the environment to what is right for this node."""
-    found = {"NODE_DIR": node_dir, "LOCAL_DIR": node_dir + b"/store", "SOCKET": sock}
+    found = {"NODE_DIR": node_dir, "STORE": node_dir + b"/store", "SOCKET": sock}
     for name, value in found.items():
         env["HPCSTAGE_" + name] = value.decode("utf-8", "surrogateescape")
 
 
-def _first(env: MutableMapping[str, str], names: tuple[str, ...]) -> int | None:
-    for name in names:
-        text = env.get(name, "")
-        if text.isascii() and text.isdigit() and len(text) < 10:
-            return int(text)
-    return None
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
