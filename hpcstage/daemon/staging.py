@@ -29,7 +29,6 @@ from hpcstage.daemon.queue.groupqueue import GroupQueue
 from hpcstage.daemon.queue.little import Little
 from hpcstage.daemon.queue.queue import FINAL, Place, Queue, Verdict
 from hpcstage.daemon.reading import scanning
-from hpcstage.daemon.reading.epochs import Announced
 from hpcstage.daemon.reading.ordering import Ordering
 from hpcstage.daemon.reading.scanning import AUTO_MODE, DIRECT_MODE, Prepared
 from hpcstage.daemon.reading.watch import OpenLog
@@ -84,13 +83,13 @@ class Staging(Phase):
         inodes = Inodes(manifest, base.helpers, own_scan=own_scan)
         self._writes = Writes(base.helpers, self.engine, inodes, self._voided)
         self._changes = Changes(base.helpers, base.selector, manifest, queue, self._wrote, self._unseen)
-        self.ordering = Ordering(base, log, prepared, queue, self._reordered, self._mapped)
+        self.ordering = Ordering(base, log, prepared, queue, self._reordered)
         if prepared.mode == DIRECT_MODE:
             queue.close(Reason.LATER)
         self.sharing: FileSharing | None = None
         self.pausing: Pausing | None = None
         if group is not None:
-            self.sharing = FileSharing(group, prepared, self.engine, self.ordering.watch.learner, self)
+            self.sharing = FileSharing(group, prepared, self.engine, self)
             group.participant = self.sharing
         else:
             queue.large.watch()
@@ -273,10 +272,6 @@ class Staging(Phase):
 
     def _reordered(self) -> None:
         self._pump(time.monotonic())
-
-    def _mapped(self, one: Announced) -> None:
-        if self.sharing is not None:
-            self.sharing.first_reader.announced(one)
 
     # ---- requests
 

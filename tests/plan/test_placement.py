@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcstage.plan.placement.owners import needed_bytes
-from hpcstage.plan.placement.placements import Kind, Node, Placement, by_first_reader, choose, place
+from hpcstage.plan.placement.placements import Kind, Node, Placement, choose, place
 
 BLOCK = 4096
 ROOMY = Node(1 << 50, 1 << 40)
@@ -55,26 +55,6 @@ def check(placement: Placement, sizes: list[int], nodes: list[Node]) -> None:
 @settings(deadline=None)
 def test_one_fetcher_and_no_budget_exceeded(kind: Kind, sizes: list[int], nodes: list[Node], seed: int) -> None:
     check(place(kind, sizes, nodes, seed), sizes, nodes)
-
-
-@given(kind=SHARED, sizes=SIZES, nodes=NODES, seed=st.integers(0, 1 << 64), data=st.data())
-@settings(deadline=None)
-def test_first_reader_fetches(kind: Kind, sizes: list[int], nodes: list[Node], seed: int, data: st.DataObject) -> None:
-    orders = [data.draw(st.lists(st.integers(0, len(sizes) - 1), unique=True)) for _ in nodes]
-    before = place(kind, sizes, nodes, seed)
-    after = by_first_reader(before, orders)
-    check(after, sizes, nodes)
-    assert (after.kind, after.version) == (kind, 1)
-
-
-@given(sizes=SIZES, count=st.integers(1, 8), data=st.data())
-def test_first_reader_with_room(sizes: list[int], count: int, data: st.DataObject) -> None:
-    orders = [data.draw(st.lists(st.integers(0, len(sizes) - 1), unique=True)) for _ in range(count)]
-    before = place(Kind.PARTITION, sizes, [ROOMY] * count)
-    after = by_first_reader(before, orders)
-    for i in range(len(sizes)):
-        readers = [(order.index(i), node) for node, order in enumerate(orders) if i in order]
-        assert after.fetcher(i) == (min(readers)[1] if readers else before.fetcher(i))
 
 
 @given(kind=SHARED, sizes=SIZES, nodes=NODES, seed=st.integers(0, 1 << 64))
@@ -148,7 +128,6 @@ def test_private_nodes_read_for_themselves() -> None:
     assert sorted(found.own(1)) == list(range(10))
     assert not found.others(1)
     assert not found.unplaced(3)
-    assert by_first_reader(found, [[], [], []]) is found
 
 
 def test_replicas_fill_what_room_there_is() -> None:
@@ -168,8 +147,6 @@ def test_no_files_and_no_nodes() -> None:
     assert not place(Kind.PARTITION, [], [ROOMY] * 3).own(1)
     with pytest.raises(ValueError, match="needs a node"):
         place(Kind.PARTITION, [1], [])
-    with pytest.raises(ValueError, match="1 orders for 2 nodes"):
-        by_first_reader(place(Kind.PARTITION, [1], [ROOMY] * 2), [[0]])
 
 
 def test_choice() -> None:

@@ -17,9 +17,8 @@ from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.peers.requests import Askers, Requests, by_owner
 from hpcstage.daemon.peers.routes import Routes
 from hpcstage.daemon.queue.groupqueue import GroupQueue
-from hpcstage.daemon.queue.queue import FINAL, Place, Verdict
+from hpcstage.daemon.queue.queue import Place, Verdict
 from hpcstage.daemon.queue.sharedqueue import Share
-from hpcstage.plan.placement.placements import Placement
 from hpcstage.plan.types import Budget
 from hpcstage.protocol import exchange
 from hpcstage.protocol.exchange import Why
@@ -86,17 +85,6 @@ class Peers:
         """Whether files are yet to come from other nodes."""
         return self._queue.waiting > self._queue.near_waiting or self._queue.count(Place.AWAY) > 0
 
-    def switch(self, later: Placement) -> None:
-        """Goes over to version 1 of the placement: files that this node has not begun and another node reads first
-        belong to that node from here on."""
-        routes = self.routes
-        if routes is None or not routes.shares_all or routes.later is not None:
-            return
-        routes.later = later
-        lost = [id_ for id_ in routes.own() if routes.owner(id_) != routes.node]
-        self._queue.hand_over(lost, frozenset(self._askers.ids()))
-        self._queue.turns = 1
-
     def connect(self, send: Send) -> None:
         """Begins to ask other nodes."""
         self._send = send
@@ -136,10 +124,10 @@ class Peers:
         files, size_bytes = max(requests.free_files, wanted), max(requests.free_bytes, WANTED_BYTES if wanted else 0)
         ids = self._queue.next_requests(files, size_bytes, now)
         self._engine.sweep()
-        for owner, own in by_owner(ids, map(self.routes.asked, ids)).items():
+        for owner, own in by_owner(ids, map(self.routes.fetcher, ids)).items():
             self._ask(owner, own, now)
         again = requests.due(now)
-        for owner, own in by_owner(again, map(self.routes.asked, again)).items():
+        for owner, own in by_owner(again, map(self.routes.fetcher, again)).items():
             for id_ in own:
                 requests.move(id_, owner)
             self._fetch(owner, own)
@@ -180,7 +168,7 @@ class Peers:
         """Notes that the program has waited for an id in vain, and gives up its node after MOST_LATE of these."""
         if self._send is None or self.routes is None or not self._queue.is_far(id_) or self._queue.is_large(id_):
             return
-        for given_up in self._requests.late(self.routes.asked(id_), now):
+        for given_up in self._requests.late(self.routes.fetcher(id_), now):
             self._queue.missed(given_up, wanted=self._is_wanted(given_up), doubtful=True)
 
     def got(self, message: exchange.Got, now: float) -> None:
@@ -243,20 +231,10 @@ class Peers:
         for id_ in message.ids:
             if id_ >= len(self._queue) or self._queue.is_held_back(id_, now):
                 self._offer(id_, message.node)
-            elif self._queue.asked(id_) is Verdict.WAIT or self._expects(id_):
+            elif self._queue.asked(id_) is Verdict.WAIT:
                 self._askers.add(id_, message.node)
             else:
                 self._offer(id_, message.node)
-
-    def _expects(self, id_: int) -> bool:
-        """Returns whether this node will read a file itself, once the node that may have begun it has answered."""
-        queue, routes = self._queue, self.routes
-        if routes is None or queue.closed or not queue.is_far(id_) or queue.place(id_) in FINAL:
-            return False
-        if routes.later is None or routes.owner(id_) != routes.node:
-            return False
-        queue.hasten(id_)
-        return True
 
     def final(self, id_: int) -> None:
         """Answers the nodes that asked for an id, which is in its final state here."""
@@ -291,7 +269,7 @@ class Peers:
         if place is not None and self._queue.is_held_back(id_, time.monotonic()):
             return Why.LATER
         # Another node reads it: the asking one, or one that it asks later, when it knows as much as this node.
-        owns = place is not None and self.routes is not None and self.routes.owner(id_) == node
+        owns = place is not None and self.routes is not None and self.routes.fetcher(id_) == node
         return Why.ABSENT if owns else Why.UNKNOWN
 
     def _flush_offers(self) -> None:

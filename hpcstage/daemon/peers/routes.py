@@ -49,13 +49,10 @@ class Members:
 
 
 class Routes:
-    """Answers, for one node, where files come from; owns the two versions of the placement."""
+    """Answers, for one node, where files come from."""
 
     def __init__(self, placement: Placement, members: Members, node: int, why: str) -> None:
         self.placement = placement
-        self.later: Placement | None = None
-        """Version 1 of the placement. A node still gives what it has begun by version 0: the new owner asks there
-        first."""
         self.members = members
         self.node = node
         self.why = why
@@ -72,24 +69,9 @@ class Routes:
         """Whether every node ends with every file (with `private`: as far as its budget allows)."""
         return self.kind is Kind.PRIVATE or (self.kind is Kind.REPLICATE and self.placement.files.copies_fit)
 
-    @property
-    def shares_all(self) -> bool:
-        """Whether every node ends with every file, and one node reads each from the source."""
-        return self.keeps_all and self.kind is Kind.REPLICATE
-
     def fetcher(self, id_: int) -> int:
-        """Returns the node that reads an id from the source, by version 0."""
+        """Returns the node that reads an id from the source; other nodes ask it for the file."""
         return self._present_node(id_, self.placement.fetcher(id_, self.node))
-
-    def owner(self, id_: int) -> int:
-        """Returns the node that reads an id from the source, by version 1 if it is known."""
-        return self._present_node(id_, (self.later or self.placement).fetcher(id_, self.node))
-
-    def asked(self, id_: int) -> int:
-        """Returns the node to ask for an id: its owner, or for an id that this node owns the one that may have begun
-        it."""
-        owner = self.owner(id_)
-        return self.fetcher(id_) if owner == self.node else owner
 
     def _present_node(self, id_: int, node: int) -> int:
         if node not in self._missing:
@@ -119,7 +101,7 @@ class Routes:
 
 
 def make(asked: str, sizes: Sequence[int], directories: int, members: Members, node: int) -> Routes:
-    """Makes version 0 of the placement for what the user asked for (`auto` or the name of a kind)."""
+    """Makes the placement for what the user asked for (`auto` or the name of a kind)."""
     nodes = [_without(one, Budget(directories * BLOCK_BYTES, directories)) for one in members.all()]
     if asked == AUTO:
         kind, why = choose(needed_bytes(sizes), len(sizes), nodes)

@@ -1,7 +1,7 @@
 """Shares files with the other nodes of the group, once this node has a manifest.
 
 Owns which manifest is staged, whether this node is in a group that has the same one, and the writes that it has told
-the others. `peers` asks other nodes for files, `firstreader` may change which node reads which.
+the others. `peers` asks other nodes for files.
 """
 
 from __future__ import annotations
@@ -12,14 +12,11 @@ from collections.abc import Collection, Iterable
 from typing import Protocol
 
 from hpcstage.daemon.copying.engine import Engine
-from hpcstage.daemon.peers.firstreader import FirstReader
-from hpcstage.daemon.peers.link import note
 from hpcstage.daemon.peers.membership import Staged, size_of
 from hpcstage.daemon.peers.nodegroup import NodeGroup
 from hpcstage.daemon.peers.peers import Peers
 from hpcstage.daemon.peers.routes import Members, Routes, make, transit_of
 from hpcstage.daemon.queue.groupqueue import GroupQueue
-from hpcstage.daemon.reading.learn import Learner
 from hpcstage.daemon.reading.scanning import Prepared
 from hpcstage.plan.order import orders
 from hpcstage.protocol import exchange, nodedir
@@ -45,17 +42,10 @@ class FileSharing:
     """Owns what the module says; see nodegroup.Participant. A node that is in no group is told no writes: its programs
     may read copies that were staged before."""
 
-    def __init__(self, group: NodeGroup, prepared: Prepared, engine: Engine, learner: Learner, on: OnOthers) -> None:
+    def __init__(self, group: NodeGroup, prepared: Prepared, engine: Engine, on: OnOthers) -> None:
         base, nodes, queue = group.base, group.nodes, engine.queue
         assert isinstance(queue, GroupQueue)
         self.peers = Peers(engine, queue, base.answers.waits_for, on.received)
-        self.first_reader = FirstReader(
-            base.helpers,
-            base.node_dir,
-            (nodes.index, nodes.nodes),
-            lambda key: learner.dataset(key).rows,
-            lambda _: self._switch(),
-        )
         self.routes: Routes | None = None
         self.wait_until: float | None = None
         """The time at which this node stops waiting for a group."""
@@ -129,7 +119,6 @@ class FileSharing:
         self.wait_until = None
         self.peers.connect(self._group.send)
         self._tell_written(self._told)
-        self._switch()
         early, self._early = self._early, []
         for message in early:
             self.peers.asked(message, time.monotonic())
@@ -139,18 +128,12 @@ class FileSharing:
         self.routes = make(self._group.base.spec.placement, sizes, self._directories, members, index)
         self.peers.divide(self.routes, transit_of(members, index, self._directories))
 
-    def _switch(self) -> None:
-        if self.first_reader.known is not None and self.joined:
-            self.peers.switch(self.first_reader.known)
-            note("files are read by their first readers")
-
     def gone(self, node: int) -> None:
         """See Participant."""
         members = self._group.nodes.members
         if self.joined and members is not None:
             self.peers.gone(node)
             self._divide(members)
-            self._switch()
 
     def ended(self, now: float) -> None:
         """See Participant."""
@@ -161,8 +144,6 @@ class FileSharing:
 
     def poll(self, now: float) -> None:
         """See Participant. A node that has waited for too long reads everything from the source."""
-        if self.joined:
-            self.first_reader.poll(self.routes)
         if self.wait_until is None or now < self.wait_until:
             return
         self.wait_until = None

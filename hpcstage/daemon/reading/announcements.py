@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -46,14 +46,12 @@ class Announcements:
         manifest: Manifest,
         queue: Queue,
         on_order: OnOrder,
-        on_mapped: Callable[[Announced], None],
     ) -> None:
         self.counts: Counter[str] = Counter()
         self._dir = base.node_dir / nodedir.ORDERS
         self._helpers = base.helpers
         self._watch = watch
         self._on_order = on_order
-        self._on_mapped = on_mapped
         self._manifest = manifest
         self._queue = queue
         self._streams = Streams()
@@ -160,7 +158,6 @@ class Announcements:
 
     def _begin(self, one: Announced, mapped: Mapped) -> bool:
         """Takes in a mapped announcement. Returns whether anything is known of what the loader reads."""
-        self._on_mapped(one)
         rows = self._rows(one)
         dataset = self._watch.learner.dataset(one.key)
         dataset.distinct = max(dataset.distinct, mapped.distinct)

@@ -17,7 +17,6 @@ from hpcstage.daemon.process.server import Reply
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.reading import epochs, traces
 from hpcstage.daemon.reading.announcements import Announcements
-from hpcstage.daemon.reading.epochs import Announced
 from hpcstage.daemon.reading.lists import HELPER, Listed, Lists
 from hpcstage.daemon.reading.scanning import Prepared
 from hpcstage.daemon.reading.streams import merge
@@ -40,7 +39,7 @@ MOST_GUESSES = 64
 
 class Ordering(Service):
     """Sets the queue's order, and owns all that is known of what the program reads. It calls `on_change` when the queue
-    has another order, `on_mapped` with announcements whose ids are known."""
+    has another order."""
 
     kinds = frozenset({Kind.ORDER, Kind.EPOCH})
 
@@ -51,7 +50,6 @@ class Ordering(Service):
         prepared: Prepared,
         queue: Queue,
         on_change: Callable[[], None],
-        on_mapped: Callable[[Announced], None],
     ) -> None:
         spec, manifest = base.spec, prepared.manifest
         self._base = base
@@ -69,7 +67,7 @@ class Ordering(Service):
             log, traces.learner(base.node_dir, len(manifest)), manifest, queue, base.started, self._wrong
         )
         self._lists = Lists(base.node_dir, base.helpers, len(manifest), self._listed)
-        self._announcements = Announcements(base, self.watch, manifest, queue, self._announced, on_mapped)
+        self._announcements = Announcements(base, self.watch, manifest, queue, self._announced)
         self._guesses: list[Sequence[int]] = []
 
     # ---- requests

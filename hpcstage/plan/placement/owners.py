@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from itertools import accumulate
-from typing import Protocol
 
 from hpcstage.plan.blocks import BLOCK_BYTES, blocks_of
 from hpcstage.plan.blocks import blocks as blocks_in
@@ -21,19 +20,6 @@ from hpcstage.plan.placement.dealing import Deal
 
 NOBODY = 0xFFFF
 """The owner of an id that fits on no node."""
-
-
-class Owners(Protocol):
-    """Says which node owns an id."""
-
-    def owner(self, file_id: int) -> int:
-        """Returns the owner of an id, or NOBODY."""
-
-    def ids_of(self, node: int) -> array[int]:
-        """Returns the ids that a node owns, ascending."""
-
-    def totals(self, sizes: Sequence[int]) -> list[tuple[int, int]]:
-        """Returns per node how many files it owns, and their bytes."""
 
 
 @dataclass
@@ -120,32 +106,6 @@ class Dealt:
 
     def _is_odd(self, file_id: int) -> int:
         return self._odd[file_id >> 3] >> (file_id & 7) & 1
-
-
-class Table:
-    """An explicit owner for each id, in two bytes each."""
-
-    def __init__(self, owners: array[int], nodes: int) -> None:
-        """`owners` has the type code "H"."""
-        self._owners = owners
-        self._nodes = nodes
-
-    def owner(self, file_id: int) -> int:
-        """Returns the owner of an id, or NOBODY."""
-        return self._owners[file_id]
-
-    def ids_of(self, node: int) -> array[int]:
-        """Returns the ids that a node owns, ascending."""
-        return array("I", [file_id for file_id, owner in enumerate(self._owners) if owner == node])
-
-    def totals(self, sizes: Sequence[int]) -> list[tuple[int, int]]:
-        """Returns per node how many files it owns, and their bytes."""
-        counts, total = [0] * self._nodes, [0] * self._nodes
-        for owner, size in zip(self._owners, sizes, strict=True):
-            if owner != NOBODY:
-                counts[owner] += 1
-                total[owner] += size
-        return list(zip(counts, total, strict=True))
 
 
 def needed_bytes(sizes: Sequence[int]) -> int:

@@ -18,12 +18,12 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import chain, compress, zip_longest
+from itertools import chain, compress
 
 from hpcstage.plan.blocks import blocks as blocks_in
 from hpcstage.plan.blocks import blocks_of
 from hpcstage.plan.placement import dealing
-from hpcstage.plan.placement.owners import NOBODY, Dealt, Owners, Rooms, Table, dealt_within, needed_bytes, rooms_of
+from hpcstage.plan.placement.owners import NOBODY, Dealt, Rooms, dealt_within, needed_bytes, rooms_of
 from hpcstage.units import format_size
 
 
@@ -66,13 +66,12 @@ class Span:
 
 
 class Placement:
-    """Says by id which node fetches it and which nodes keep it; `place` and `by_first_reader` make it."""
+    """Says by id which node fetches it and which nodes keep it; `place` makes it."""
 
-    def __init__(self, kind: Kind, files: Files, owners: Owners, *, version: int = 0) -> None:
-        """Only `place` and `by_first_reader` call this."""
+    def __init__(self, kind: Kind, files: Files, owners: Dealt) -> None:
+        """Only `place` calls this."""
         self.kind = kind
         self.nodes = len(files.nodes)
-        self.version = version
         self.files = files
         self._owners = owners
         self._spans: dict[int, Span] = {}
@@ -148,7 +147,7 @@ class Placement:
 
 
 def place(kind: Kind, sizes: Sequence[int], nodes: Sequence[Node], seed: int = 0) -> Placement:
-    """Makes version 0: deals ids to nodes within the budgets. `sizes` are bytes by id, such as `Manifest.sizes`."""
+    """Deals ids to nodes within the budgets. `sizes` are bytes by id, such as `Manifest.sizes`."""
     if not nodes:
         raise ValueError("a placement needs a node")
     fits = kind is Kind.PRIVATE or copies_fit(sizes, nodes)
@@ -158,29 +157,6 @@ def place(kind: Kind, sizes: Sequence[int], nodes: Sequence[Node], seed: int = 0
             kind, files, Dealt(dealing.equal(len(sizes), len(nodes), seed), len(sizes), array("I"), array("H"))
         )
     return Placement(kind, files, dealt_within(sizes, _rooms(nodes), seed))
-
-
-def by_first_reader(placement: Placement, orders_of_nodes: Sequence[Sequence[int]]) -> Placement:
-    """Makes version 1: the node that reads an id first in the first epoch fetches it. There is one order per node.
-
-    An id that no node reads, or that does not fit on its first reader, stays with its owner of version 0 or, if it does
-    not fit there, goes to the node with most free blocks.
-    """
-    files = placement.files
-    if placement.kind is Kind.PRIVATE:
-        return placement
-    if len(orders_of_nodes) != placement.nodes:
-        raise ValueError(f"{len(orders_of_nodes)} orders for {placement.nodes} nodes")
-    owners = array("H", [NOBODY]) * len(files.sizes)
-    bounded = placement.kind is Kind.PARTITION or not files.copies_fit
-    rooms = _rooms(files.nodes) if bounded else None
-    readings = ((node, i) for row in zip_longest(*orders_of_nodes) for node, i in enumerate(row) if i is not None)
-    _give(owners, readings, files.sizes, rooms)
-    _give(owners, ((placement.fetcher(i), i) for i in _ownerless(owners)), files.sizes, rooms)
-    if rooms is not None:
-        for file_id, node in zip(*rooms.fill(_ownerless(owners), files.sizes), strict=True):
-            owners[file_id] = node
-    return Placement(placement.kind, files, Table(owners, placement.nodes), version=placement.version + 1)
 
 
 def choose(size_bytes: int, files: int, nodes: Sequence[Node], *, grouped: bool = True) -> tuple[Kind, str]:
@@ -209,19 +185,3 @@ def copies_fit(sizes: Sequence[int], nodes: Sequence[Node]) -> bool:
     if min(node.budget_inodes for node in nodes) < len(sizes):
         return False
     return needed_bytes(sizes) <= min(node.budget_bytes for node in nodes)
-
-
-def _give(owners: array[int], readings: Iterable[tuple[int, int]], sizes: Sequence[int], rooms: Rooms | None) -> None:
-    for node, file_id in readings:
-        if owners[file_id] != NOBODY:
-            continue
-        if rooms is not None:
-            blocks = blocks_in(sizes[file_id])
-            if not rooms.has(node, blocks):
-                continue
-            rooms.take(node, blocks)
-        owners[file_id] = node
-
-
-def _ownerless(owners: array[int]) -> array[int]:
-    return array("I", [file_id for file_id, owner in enumerate(owners) if owner == NOBODY])
