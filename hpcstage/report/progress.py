@@ -29,7 +29,6 @@ LONG_S = 60.0
 """Off a terminal, nothing is said of what is expected to take less."""
 WINDOW_S = 30.0
 """The rate is that of the last half minute."""
-_BAR_COLUMNS = 30
 
 
 class Pace:
@@ -160,7 +159,7 @@ class ProgressLine:
             doing, told = TextColumn("hpcstage: {task.description}"), TextColumn("{task.fields[told]}", markup=False)
             bar = LiveBar(
                 doing,
-                BarColumn(_BAR_COLUMNS),
+                BarColumn(),
                 told,
                 console=Console(stderr=True),
                 auto_refresh=False,

@@ -5,8 +5,9 @@ Failed nodes come first, then slow ones, each with the reason; the others are in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from statistics import median
 
 from hpcstage.record.parts.roster import State
@@ -19,6 +20,7 @@ LEAST = 5
 NAME = 18
 """The characters of a node's name that are shown: the last ones, as names differ there."""
 FAILED = {State.MISSING: "never came up", State.DIED: "died"}
+_MOVED = attrgetter("source_bytes"), attrgetter("peer_bytes"), attrgetter("local_bytes")
 SINGLY = 2
 """Up to this many failed nodes get a line each."""
 
@@ -86,9 +88,7 @@ def _all(record: Record, below: tuple[str, ...]) -> _Line:
     """Returns the sums of bytes and the longest wait, as the job waits for its slowest node."""
     waits = [wait for row in record.nodes if (wait := _waited(row)) is not None]
     longest = f"max {seconds(max(waits))}" if waits else UNKNOWN
-    totals = record.totals
-    moved = size(totals.source_bytes), size(totals.peer_bytes), size(totals.local_bytes)
-    return _Line(("  all nodes", longest, *moved), below)
+    return _Line(("  all nodes", longest, *(size(moved(record.totals)) for moved in _MOVED)), below)
 
 
 def _waited(row: NodeRow) -> float | None:
@@ -98,8 +98,7 @@ def _waited(row: NodeRow) -> float | None:
 
 
 def _cells(row: NodeRow) -> tuple[str, ...]:
-    moved = size(row.source_bytes), size(row.peer_bytes), size(row.local_bytes)
-    return (f"  {_short(row.host)}", seconds(_waited(row)), *moved)
+    return (f"  {_short(row.host)}", seconds(_waited(row)), *(size(moved(row)) for moved in _MOVED))
 
 
 def _short(name: str) -> str:
@@ -127,12 +126,11 @@ def _rest(rows: Sequence[NodeRow], room: int) -> list[tuple[str, ...]]:
         return []
     if len(rows) <= room:
         return [_cells(row) for row in rows]
-    moved = [_median([row.source_bytes for row in rows]), _median([row.peer_bytes for row in rows])]
-    moved.append(_median([row.local_bytes for row in rows]))
-    return [(f"  {len(rows)} others each", seconds(_median([_waited(row) for row in rows])), *map(size, moved))]
+    waited, *moved = (_median(figure(row) for row in rows) for figure in (_waited, *_MOVED))
+    return [(f"  {len(rows)} others each", seconds(waited), *map(size, moved))]
 
 
-def _median(values: Sequence[float | None]) -> float | None:
+def _median(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return median(known) if known else None
 
