@@ -122,17 +122,20 @@ class ProgressLine:
     def show(self, doing: str, done: Progress) -> None:
         """Says how far `doing` is, if it is time to say it."""
         now_s = time.monotonic()
-        if self._quiet or (doing == self._doing and now_s < self._drawn_s + LIVE_EVERY_S):
+        if self._quiet or (self._on_terminal and doing == self._doing and now_s < self._drawn_s + LIVE_EVERY_S):
             return
         self._drawn_s = now_s
         if doing != self._doing:
             self._end_bar()
             self._doing, self._pace, self._quarters, self._next_line_s = doing, Pace(now_s), 0, LONG_S
         self._pace.add(now_s, done)
-        if not self._on_terminal:
-            self._say_at_quarters()
-        elif now_s >= self._begun_s + LIVE_AFTER_S:
-            self._draw()
+        try:
+            if not self._on_terminal:
+                self._say_at_quarters()
+            elif now_s >= self._begun_s + LIVE_AFTER_S:
+                self._draw()
+        except Exception:  # noqa: BLE001  the terminal may be gone, or rich damaged: the run goes on
+            self._quiet = True
 
     def _say_at_quarters(self) -> None:
         """Writes a line at each quarter of what takes long. Where nobody knows how much there is, it writes one after a
@@ -143,11 +146,10 @@ class ProgressLine:
             self._next_line_s *= 2 if is_due else 1
         else:
             is_due = int(4 * share) > self._quarters and pace.elapsed_s + (pace.left_s or 0.0) > LONG_S
-            self._quarters = int(4 * share)
+            self._quarters = max(self._quarters, int(4 * share))
         if is_due:
-            with contextlib.suppress(OSError, ValueError):
-                sys.stderr.write(f"hpcstage: {self._doing}: {pace.text()}\n")
-                sys.stderr.flush()
+            sys.stderr.write(f"hpcstage: {self._doing}: {pace.text()}\n")
+            sys.stderr.flush()
 
     def _draw(self) -> None:
         from rich.console import Console
@@ -174,5 +176,6 @@ class ProgressLine:
 
     def _end_bar(self) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            with contextlib.suppress(OSError, ValueError):
+                self._bar.stop()
             self._bar = None
