@@ -81,8 +81,8 @@ def test_an_early_end_leaves_the_terminal_as_it_was(hpcstage: Hpcstage, make_tre
     words = command("run", "--mode", "upfront", *SLOWLY, "--data", data, "--", "echo", "begun")
     out, got = on_terminal(hpcstage, words, end_at=b"hpcstage: copying")
     assert out == b""
-    assert got.count(b"\x1b[?25h") == got.count(b"\x1b[?25l") == 1
-    assert b"copying" not in got.partition(b"\x1b[?25h")[2]
+    assert got.count(b"\x1b[?25h") == got.count(b"\x1b[?25l") > 0  # the cursor is back
+    assert b"copying" not in got.rpartition(b"\x1b[?25h")[2]
 
 
 def test_of_several_nodes_the_first_shows_its_own_part(hpcstage: Hpcstage, make_tree: Tree) -> None:
