@@ -25,7 +25,6 @@ from hpcstage.node import environment, start
 from hpcstage.protocol import leadspec, nodedir
 from hpcstage.protocol.leadspec import LeadSpec
 from hpcstage.protocol.rundir import GROUP, part_path
-from hpcstage.wrapper import messages
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
@@ -89,12 +88,7 @@ def find(config: Config, job: Job, local: LocalDir, host: str) -> Grouping | Non
             return None
         hosts = [f"{host}.v{index}" for index in range(config.nodes)]
         return Grouping(hosts, 0, launchers.VIRTUAL, starts_daemons=True)
-    if config.nodes not in (None, len(job.nodes)):
-        messages.warn(f"nodes is {config.nodes}, the scheduler gave {len(job.nodes)}: all of these are used")
-    if len(job.nodes) < 2 or job.node_index is None:
-        return None
-    if local.is_network:
-        messages.warn(f"{local.path} is seen by all nodes: each node stages alone")
+    if len(job.nodes) < 2 or job.node_index is None or local.is_network:
         return None
     launcher = launchers.choose(job, config.launcher)
     if not job.is_rank:
@@ -102,6 +96,19 @@ def find(config: Config, job: Job, local: LocalDir, host: str) -> Grouping | Non
     if not _is_known_elsewhere(job):
         return None
     return Grouping(list(job.nodes), job.node_index, launcher, starts_daemons=False)
+
+
+def warnings(config: Config, job: Job, local: LocalDir) -> list[str]:
+    """Returns what the user should know of the job's nodes. Behind a launcher only the first node says it."""
+    alone = config.nodes == 1 or config.launcher == launchers.NONE or (job.scheduler == "none" and len(job.nodes) == 1)
+    if alone or (job.is_rank and job.node_index != 0):
+        return []
+    found = []
+    if config.nodes not in (None, len(job.nodes)):
+        found.append(f"nodes is {config.nodes}, the scheduler gave {len(job.nodes)}: all of these are used")
+    if len(job.nodes) > 1 and local.is_network:
+        found.append(f"{local.path} is seen by all nodes: each node stages alone")
+    return found
 
 
 def _is_known_elsewhere(job: Job) -> bool:

@@ -61,19 +61,21 @@ class LeadLink:
         return self._hear("staged", timeout_s)
 
     def ended(self, timeout_s: float) -> bool:
-        """Whether the other nodes have written their parts; to be asked after `end`."""
+        """Whether the lead has said that the other nodes have written their parts; to be asked after `end`. A lead that
+        dies before it says so leaves that open."""
         deadline = time.monotonic() + timeout_s
-        while (left := deadline - time.monotonic()) > 0:
-            if self._hear("ended", left):
-                return True
-        return False
+        while "ended" not in self._said and (left := deadline - time.monotonic()) > 0:
+            if not self._take(left):
+                break
+        return "ended" in self._said
 
     def problems(self) -> list[Problem]:
         """Returns what went wrong since the last call, for the record; each problem is also printed once."""
-        self._take(0.0)
-        if not self.failed and not self._ending and self._process.poll() is not None:
+        is_gone = not self._take(0.0)
+        if is_gone and not self.failed and "ended" not in self._said:
             self.failed = True
-            text = "what connects the nodes ended early; each node stages for itself"
+            text = "what connects the nodes ended early; "
+            text += "parts of other nodes may be missing" if self._ending else "each node stages for itself"
             self._problems.append(Problem("group-lost", text, "see nodes/lead.log in the run directory"))
         found, self._problems = self._problems, []
         for problem in found:

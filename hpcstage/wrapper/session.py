@@ -98,7 +98,7 @@ class Session:
             group = None
         claim = directory.claim(local, group.node_name(run_id) if group else run_id, host=host)
         if claim.lock_fd is not None:  # printed once on a node, not by every rank
-            for warning in (*job.notes, *local.warnings, *notices):
+            for warning in (*job.notes, *local.warnings, *grouping.warnings(config, job, local), *notices):
                 messages.warn(warning)
             messages.info(f"staging below {local.path} ({local.why})")
         session = cls(config, start.Node(claim, directory.sock_path(claim.path, os.environ)), run_dir, part, clock)

@@ -85,9 +85,11 @@ def test_in_front_of_srun(hpcstage: Hpcstage, make_tree: Tree, cluster: FakeClus
 def test_behind_srun(hpcstage: Hpcstage, make_tree: Tree, cluster: FakeCluster) -> None:
     data = make_tree(files=60)
     _, reader = manylab.write_programs(hpcstage.cwd)
-    words = ["srun", *hpcstage.command("run", "--data", data, "--", sys.executable, reader, data, "2", "0.002")]
+    program = (sys.executable, reader, data, "2", "0.002")
+    words = ["srun", *hpcstage.command("run", "--nodes", "2", "--data", data, "--", *program)]
     done = Job(hpcstage, cluster, "slurm").run([os.fsdecode(word) for word in words])
     assert done.returncode == 0, done.stderr
+    assert done.stderr.count(b"nodes is 2, the scheduler gave 3") == 1, "one of the six ranks says it"
     assert manylab.written(hpcstage.cwd, 6)[0] == manylab.expected(data, 6)
     parts = manylab.parts_of(hpcstage)
     assert [part["host"] for part in parts] == cluster.nodes

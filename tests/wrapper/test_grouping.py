@@ -110,9 +110,17 @@ def test_the_user_may_have_one_node_only(tmp_path: Path, given: dict[str, str]) 
     assert grouping.find(config(tmp_path, **given), job("slurm-batch"), LOCAL, "node1") is None
 
 
-def test_nodes_that_share_their_local_directory_stage_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nodes_that_share_their_local_directory_stage_alone(tmp_path: Path) -> None:
     assert grouping.find(config(tmp_path), job("slurm-batch"), SHARED, "node1") is None
-    assert "stages alone" in capsys.readouterr().err
+    (line,) = grouping.warnings(config(tmp_path), job("slurm-batch"), SHARED)
+    assert "stages alone" in line
+
+
+def test_behind_a_launcher_only_the_first_node_warns(tmp_path: Path) -> None:
+    asked = config(tmp_path, nodes="3")
+    assert len(grouping.warnings(asked, job("slurm-batch"), SHARED)) == 2
+    assert len(grouping.warnings(asked, job("slurm-srun", SLURM_NODEID="0", SLURMD_NODENAME="node1"), SHARED)) == 2
+    assert grouping.warnings(asked, job("slurm-srun"), SHARED) == []
 
 
 @pytest.mark.parametrize(

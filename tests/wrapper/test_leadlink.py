@@ -1,0 +1,48 @@
+"""The wrapper's side of the lead, with a real lead that is killed."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hpcstage.wrapper.leadlink import LeadLink
+
+
+@pytest.fixture
+def link(tmp_path: Path) -> Iterator[LeadLink]:
+    """A lead that waits for its specification."""
+    spec = tmp_path / "spec.json"
+    os.mkfifo(spec)
+    made = LeadLink(spec, tmp_path / "lead.log", os.environ)
+    yield made
+    made.close(0.0)
+
+
+def kill() -> None:
+    (lead,) = (p for p in psutil.Process().children() if "hpcstage.lead" in p.cmdline())
+    lead.kill()
+
+
+def test_a_lead_that_dies_after_the_end_has_not_said_that_the_nodes_ended(link: LeadLink) -> None:
+    link.end()
+    kill()
+    began = time.monotonic()
+    assert not link.ended(30.0)
+    assert time.monotonic() - began < 20.0, "nobody waits for a lead that is gone"
+    (problem,) = link.problems()
+    assert (problem.id, link.failed) == ("group-lost", True)
+    assert "parts of other nodes may be missing" in problem.text
+    assert link.problems() == []
+
+
+def test_a_lead_that_dies_before_the_end_is_told_once(link: LeadLink) -> None:
+    kill()
+    assert link.ready(30.0), "the command does not wait for it"
+    (problem,) = link.problems()
+    assert "each node stages for itself" in problem.text
+    assert link.problems() == []
