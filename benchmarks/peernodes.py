@@ -22,7 +22,8 @@ from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.types import Dataset, Entry, Kind
 from hpcstage.protocol import exchange
 from hpcstage.protocol.exchange import Why
-from hpcstage.protocol.exchangespec import GroupSpec, Member
+from hpcstage.protocol.exchangespec import GroupSpec
+from hpcstage.protocol.membership import GroupNode, Membership
 from hpcstage.protocol.shim import REQUEST
 from hpcstage.protocol.shim import Kind as Request
 from hpcstage.store.directory import Store
@@ -66,10 +67,11 @@ class Node:
     def reset(self) -> None:
         """Nothing has been said yet."""
         self._close()
-        self.ready: list[exchange.Ready] = []
+        self.groups: list[Membership] = []
+        """The memberships that the exchange has told."""
+        self._pieces = exchange.GroupPieces()
         self.handed: list[exchange.Manifest] = []
         self.asked: list[exchange.Ask] = []
-        self.gone: list[int] = []
         self.got: dict[int, exchange.Got] = {}
         self.missed: dict[int, exchange.Missed] = {}
         self.sent_files = self.sent_bytes = 0
@@ -110,7 +112,7 @@ class Node:
     @property
     def is_ready(self) -> bool:
         """The exchange has said that the whole group stands."""
-        return bool(self.ready) and sum(len(part.nodes) for part in self.ready) == self.ready[0].total
+        return bool(self.groups)
 
     @property
     def outstanding(self) -> int:
@@ -123,7 +125,7 @@ class Node:
         connection.settimeout(10.0)
         assert REQUEST.unpack_from(connection.recv(8192))[1] == Request.PEER
         self.connection = connection
-        self.send(exchange.Hello(self.index, self.count, 1 << 40, 1 << 20))
+        self.send(exchange.Hello(self.index, 1 << 40, 1 << 20))
 
     def send(self, message: exchange.Message) -> None:
         """To the exchange."""
@@ -196,10 +198,9 @@ class Node:
         elif isinstance(message, exchange.Sent):
             self.sent_files += message.files
             self.sent_bytes += message.size_bytes
-        elif isinstance(message, exchange.Gone):
-            self.gone.append(message.node)
-        elif isinstance(message, exchange.Ready):
-            self.ready.append(message)
+        elif isinstance(message, exchange.Group):
+            found = self._pieces.add(message)
+            self.groups += [] if found is None else [found]
         elif isinstance(message, exchange.Manifest):
             self.handed.append(message)
             self.manifest = Manifest.open(self.path / "manifest.bin")
@@ -244,6 +245,12 @@ def serve(nodes: Sequence[Node], until: Callable[[], bool], timeout_s: float = 3
                 listeners[ready].accept()
 
 
+def membership_of(nodes: Sequence[Node], generation: int) -> Membership:
+    """These nodes as the lead would name them."""
+    entries = [GroupNode("localhost", os.fspath(node.path), os.fspath(node.path / "sock")) for node in nodes]
+    return Membership(generation, tuple(entries))
+
+
 def launch(
     nodes: Sequence[Node],
     directory: Path,
@@ -256,9 +263,8 @@ def launch(
     **times: float,
 ) -> subprocess.Popen[bytes]:
     """Starts one exchange per node by mpiexec."""
-    members = [Member("localhost", os.fspath(node.path), os.fspath(node.path / "sock")) for node in nodes]
     spec = directory / f"group-{generation}.json"
-    GroupSpec(generation, members, **times).save(spec)  # type: ignore[arg-type]
+    GroupSpec(membership_of(nodes, generation), **times).save(spec)  # type: ignore[arg-type]
     with open(log or os.devnull, "ab") as output:
         return subprocess.Popen(
             [*before, MPIEXEC, "-n", str(len(nodes)), *arguments, sys.executable, "-m", "hpcstage.exchange", spec],

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hpcstage.exchange.files.lane import Lane
+from hpcstage.exchange.lane import Lanes
 from hpcstage.exchange.transport.buffers import Buffer, Pool
-from hpcstage.exchange.transport.frames import BULK_TAG, PIECE_BYTES, Bundle, Place, Row, close_bundle
+from hpcstage.exchange.transport.frames import BULK_TAG, PIECE_BYTES, Bundle, Row, Sort, close_bundle
 from hpcstage.exchange.transport.mpi import Mail, Post
 
 MOST_READING = 4
@@ -24,7 +24,7 @@ MOST_READING = 4
 class Leaf:
     """A file that has come whole. `number` is what the sender gave with it."""
 
-    place: Place
+    sort: Sort
     number: int
     path: str
     size_bytes: int
@@ -32,7 +32,7 @@ class Leaf:
 
 @dataclass
 class _Task:
-    place: Place
+    sort: Sort
     number: int
     path: str
     size_bytes: int
@@ -44,31 +44,27 @@ class Spread:
     """Spreads files over the group. `position` is the place in the tree: 0 is the root, p has the parent (p - 1) //
     2."""
 
-    def __init__(self, post: Post, lanes: tuple[Lane, Lane], pools: tuple[Pool, Pool], at: tuple[int, int]) -> None:
-        """Takes the reading and the writing lane, the sending and the receiving pool, and position and size of the
-        group."""
+    def __init__(self, post: Post, lanes: Lanes, position: int, size: int) -> None:
         self._post = post
-        self._reading, self._writing = lanes
-        self._sends, self._arrivals = pools
-        position, size = at
-        self._children = [child for child in (2 * position + 1, 2 * position + 2) if child < size]
+        self._lanes = lanes
+        self._children = children_of(position, size)
         self._parent = (position - 1) // 2 if position else -1
         self._tasks: deque[_Task] = deque()
         self._read_ahead = 0
-        self._received: dict[tuple[Place, int], int] = {}
-        self._spoilt: set[Place] = set()
+        self._received: dict[tuple[Sort, int], int] = {}
+        self._spoilt: set[Sort] = set()
         self.whole: deque[Leaf] = deque()
 
-    def begin(self, place: Place, number: int, path: str) -> None:
+    def begin(self, sort: Sort, number: int, path: str) -> None:
         """Begins to pass a file on; called at the first node."""
         size = os.stat(path).st_size
         if size and self._children:
-            self._tasks.append(_Task(place, number, path, size))
+            self._tasks.append(_Task(sort, number, path, size))
 
     def pump(self) -> bool:
         """Reads the next pieces at the first node. Returns whether any read was begun."""
         begun = False
-        while self._tasks and self._read_ahead < MOST_READING and self._sends.has_some:
+        while self._tasks and self._read_ahead < MOST_READING and self._post.sends.has_some:
             task = self._tasks[0]
             self._read(task)
             task.position += PIECE_BYTES
@@ -78,16 +74,17 @@ class Spread:
         return begun
 
     def _read(self, task: _Task) -> None:
-        buffer = self._sends.take(users=len(self._children))
+        buffer = self._post.sends.take(users=len(self._children))
         start, length = task.position, min(PIECE_BYTES, task.size_bytes - task.position)
         self._read_ahead += 1
 
         def read() -> int:
             _read_exactly(task.path, buffer.view[:length], start)
             row = Row(task.number, 0, task.size_bytes, start, length, 0, 0)
-            return close_bundle(buffer.view, length, [row], 0, task.place)
+            return close_bundle(buffer.view, length, [row], 0, task.sort)
 
-        self._reading.submit(read, lambda total: self._pass_on(buffer, buffer.view[:total], self._sends, read=True))
+        pool = self._post.sends
+        self._lanes.reading.submit(read, lambda total: self._pass_on(buffer, buffer.view[:total], pool, read=True))
 
     def _pass_on(self, buffer: Buffer, data: memoryview, pool: Pool, *, read: bool = False) -> None:
         left = len(self._children)
@@ -107,28 +104,33 @@ class Spread:
         assert mail.buffer is not None
         buffer = mail.buffer
         row = bundle.rows[0] if len(bundle.rows) == 1 else None
-        key = (bundle.place, row.id if row else 0)
+        key = (bundle.sort, row.id if row else 0)
         if row is None or mail.source != self._parent or self._received.get(key, 0) != row.start:
-            self._arrivals.give(buffer)
+            self._post.arrivals.give(buffer)
             return
         self._received[key] = row.start + row.length
         buffer.users = 1 + len(self._children)
-        self._pass_on(buffer, mail.data, self._arrivals)
-        self._writing.submit(lambda: _write(path, mail.data, row), self._then(bundle.place, buffer, path, row))
+        self._pass_on(buffer, mail.data, self._post.arrivals)
+        self._lanes.writing.submit(lambda: _write(path, mail.data, row), self._then(bundle.sort, buffer, path, row))
 
-    def _then(self, place: Place, buffer: Buffer, path: str, row: Row) -> Callable[[bool], None]:
+    def _then(self, sort: Sort, buffer: Buffer, path: str, row: Row) -> Callable[[bool], None]:
         def written(good: bool) -> None:
-            self._arrivals.give(buffer)
+            self._post.arrivals.give(buffer)
             if not good:
-                self._spoilt.add(place)
+                self._spoilt.add(sort)
             if row.start + row.length == row.size_bytes:
-                del self._received[place, row.id]
-                if place in self._spoilt:
-                    self._spoilt.remove(place)
+                del self._received[sort, row.id]
+                if sort in self._spoilt:
+                    self._spoilt.remove(sort)
                 else:
-                    self.whole.append(Leaf(place, row.id, path, row.size_bytes))
+                    self.whole.append(Leaf(sort, row.id, path, row.size_bytes))
 
         return written
+
+
+def children_of(position: int, size: int) -> list[int]:
+    """Returns the positions below a position in the tree of a group."""
+    return [child for child in (2 * position + 1, 2 * position + 2) if child < size]
 
 
 def _read_exactly(path: str, view: memoryview, start: int) -> None:

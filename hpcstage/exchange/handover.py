@@ -1,4 +1,6 @@
-"""Hands manifest and order on at the first node of the group, and takes them at the others. Owns when a node has both.
+"""Hands manifest and order on at the first node of the group, and takes them at the others: a service of an exchange.
+
+Owns when a node has both.
 
 A manifest that is there already is never replaced, because ids that are in use would change their meaning.
 """
@@ -11,45 +13,54 @@ from pathlib import Path
 
 from hpcstage.errors import UsageError
 from hpcstage.exchange.broadcast import Leaf, Spread
-from hpcstage.exchange.transport.frames import Place
+from hpcstage.exchange.service import Service, Station
+from hpcstage.exchange.transport.frames import Sort, open_bundle
+from hpcstage.exchange.transport.mpi import Mail
 from hpcstage.plan.dataset.manifest import Manifest as ManifestFile
-from hpcstage.protocol import nodedir
+from hpcstage.protocol import exchange, nodedir
 from hpcstage.protocol.exchange import Manifest
-from hpcstage.store.catalog import fingerprint
+from hpcstage.store.catalog import Root, fingerprint
 
 
-class Handed:
-    """The manifest and the order of one node on their way."""
+class ManifestService(Service):
+    """Owns the manifest and the order of one node on their way. `store` is told the group's manifest."""
 
-    def __init__(self, spread: Spread, incoming: str) -> None:
-        self._spread = spread
-        self._incoming = incoming
+    sorts = (Sort.MANIFEST, Sort.ORDER)
+    orders = (Manifest,)
+
+    def __init__(self, station: Station, store: Root) -> None:
+        super().__init__(station)
+        self._store = store
+        self._spread = Spread(station.post, station.lanes, station.position, len(station.nodes))
         self._order: Leaf | None = None
-        self.fingerprint = 0
-        """The fingerprint of the group's manifest, once it has come and names the same files as this node's."""
 
-    def begin(self, message: Manifest) -> None:
-        """Begins to pass both files on; called at the first node. The order goes first, so that a node that has the
-        manifest has all. The number of listings travels as the manifest's number."""
+    def obey(self, message: exchange.Message) -> None:
+        """Begins to pass both files on; the first node's daemon says so. The order goes first, so that a node that has
+        the manifest has all. The number of listings travels as the manifest's number."""
+        assert isinstance(message, Manifest)
         if message.order_bytes:
-            self._spread.begin(Place.ORDER, 0, nodedir.ORDER)
-        self._spread.begin(Place.MANIFEST, message.listings, nodedir.MANIFEST)
+            self._spread.begin(Sort.ORDER, 0, nodedir.ORDER)
+        self._spread.begin(Sort.MANIFEST, message.listings, nodedir.MANIFEST)
 
-    def scratch(self, place: Place) -> str:
-        """Returns where a file is written while it comes."""
-        return f"{self._incoming}/{place.name.lower()}"
+    def take(self, mail: Mail) -> None:
+        """Takes a piece of either."""
+        bundle = open_bundle(mail.data)
+        self._spread.bundle(mail, bundle, f"{self._store.incoming}/{bundle.sort.name.lower()}")
 
-    def finished(self) -> Manifest | None:
-        """Returns what to tell the daemon, once."""
-        found = None
+    def pump(self) -> bool:
+        """Passes on the next pieces."""
+        return self._spread.pump()
+
+    def report(self) -> None:
+        """Tells the daemon that both have come."""
         while self._spread.whole:
             leaf = self._spread.whole.popleft()
-            if leaf.place is Place.ORDER:
+            if leaf.sort is Sort.ORDER:
                 self._order = leaf
-            elif leaf.place is Place.MANIFEST:
-                with contextlib.suppress(OSError):  # the node directory goes when the run ends, and a disk may be full
-                    found = self._publish(leaf)
-        return found
+                continue
+            with contextlib.suppress(OSError):  # the node directory goes when the run ends, and a disk may be full
+                if (found := self._publish(leaf)) is not None:
+                    self.station.tell(found)
 
     def _publish(self, leaf: Leaf) -> Manifest | None:
         order, self._order = self._order, None
@@ -65,7 +76,9 @@ class Handed:
                 os.link(leaf.path, nodedir.MANIFEST)
         if not _same_ids(Path(leaf.path), Path(nodedir.MANIFEST)):
             return None
-        self.fingerprint = fingerprint(Path(leaf.path))
+        if self._store.catalog is None:
+            return None
+        self._store.catalog.fingerprint = fingerprint(Path(leaf.path))
         return Manifest(leaf.size_bytes, order.size_bytes if order else 0, leaf.number)
 
 

@@ -1,14 +1,16 @@
-"""Begins and ends an exchange: finds its daemon and its group, then runs until all have ended.
+"""Begins and ends an exchange: finds its daemon and its group, puts its services together, runs until all have ended.
 
-The module owns the exit code and what the process writes to standard error: one line, for the log of the process that
-started it. Code 0: all have ended; 3: there is no MPI world as it should be; 4: the group has fallen apart (daemon,
-neighbour or launcher gone); 5: an error of hpcstage.
+An exchange ends with its daemon, with the process that started it, and with any other exchange, so that nobody waits
+for what cannot come. The module owns the exit code and what the process writes to standard error: one line, for the log
+of the process that started it. Code 0: all have ended; 3: there is no MPI world as it should be; 4: the group has
+fallen apart (daemon, neighbour or launcher gone); 5: an error of hpcstage.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import struct
 import sys
@@ -18,20 +20,29 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcstage.exchange.daemonlink import DaemonLink, LinkEnded
-from hpcstage.exchange.loop import BUFFERS, Exchange, Silence
-from hpcstage.exchange.transport.buffers import Pool
+from hpcstage.exchange.files.service import FileService
+from hpcstage.exchange.group import GroupService, Silence
+from hpcstage.exchange.handover import ManifestService
+from hpcstage.exchange.lane import Lanes
+from hpcstage.exchange.loop import Exchange
+from hpcstage.exchange.service import Station
 from hpcstage.exchange.transport.frames import FrameError
 from hpcstage.exchange.transport.mpi import World, WorldError
 from hpcstage.node import mpifiles
-from hpcstage.protocol import exchange as link
-from hpcstage.protocol.exchangespec import CONNECTED, OURS, GroupSpec
+from hpcstage.plan.types import Budget
+from hpcstage.protocol import nodedir
+from hpcstage.protocol.exchange import Hello, LinkError
+from hpcstage.protocol.exchangespec import OURS, GroupSpec
+from hpcstage.store.catalog import Root, Transfer
 
 NO_WORLD = 3
 APART = 4
 FAILED = 5
 _START_S = 60.0
-_CARD = struct.Struct("<BIIQQ64s")
-"""Holds whether there is a daemon, the index, the number of nodes, the budget in bytes and inodes, the host."""
+_CARD = struct.Struct("<BIQQ")
+"""Holds whether there is a daemon, the node's index, and its budget in bytes and inodes."""
+BUFFERS = 16
+"""The number of buffers for each direction, of 1 MiB of data each."""
 _ABSENT_POLL_S = 0.05
 
 
@@ -44,14 +55,14 @@ def main(arguments: Sequence[str]) -> int:
     with contextlib.suppress(OSError):
         os.nice(spec.nice)
     try:
-        world = World(len(spec.members))
+        world = World(len(spec.started))
     except WorldError as error:
         if str(error):
             _say(str(error))
         return NO_WORLD
     try:
         return _take_part(world, spec)
-    except (LinkEnded, Silence, FrameError, WorldError) as error:
+    except (LinkEnded, LinkError, Silence, FrameError, WorldError) as error:
         _say(str(error))
         world.abort(APART)
         return APART
@@ -65,14 +76,13 @@ def _take_part(world: World, spec: GroupSpec) -> int:
     world.meet(spec.connect_s + _START_S)  # so that all have MPI's segments
     mpifiles.unlink_own()
     mpifiles.unlink_description()
-    member = spec.own(world.rank, os.uname().nodename)
-    daemon = _daemon(member.sock, spec.connect_s)
-    cards = _cards(world, daemon, spec)
+    own = spec.own(world.rank, os.uname().nodename)
+    daemon = _daemon(own.sock, spec)
+    met = _met(world, daemon, spec)
     signal.alarm(0)
-    present = sorted(cards, key=lambda node: node.index)
-    indices = [node.index for node in present]
+    budgets = dict(met)
     comm = world.select(daemon.hello.index if daemon else None)
-    if len(set(indices)) < len(indices):
+    if len(budgets) < len(met):
         if world.rank == 0:
             _say("two processes of the group are on one node: the launcher did not start one on each")
         world.finalize()
@@ -80,42 +90,54 @@ def _take_part(world: World, spec: GroupSpec) -> int:
     if daemon is None:
         _leave(world, time.monotonic() + 1e9)
         return 0
-    if world.rank == 0:
-        print(CONNECTED, flush=True)  # noqa: T201  for the lead
-    os.chdir(member.node_dir)
+    os.chdir(own.node_dir)
     os.umask(0o077)
-    pool = Pool(BUFFERS)
-    exchange = Exchange(daemon, (world.post(comm, pool), pool), indices, spec.silence_s)
-    daemon.send(*link.ready_messages(spec.generation, daemon.hello.index, present))
+    nodes, post = sorted(budgets), world.post(comm, BUFFERS)
+    heard = [time.monotonic()] * len(nodes)
+    station = Station(daemon, post, Lanes(), spec.membership.followed(budgets), nodes, heard)
+    store = Root(nodedir.STORE, _fresh_incoming())
+    group = GroupService(station, spec.silence_s)
+    services = (group, ManifestService(station, store), FileService(station, Transfer(source=store, target=store)))
+    exchange = Exchange(station, services)
+    group.begin()
     try:
         while not exchange.ended:
             exchange.step()
         daemon.close()
         _leave(world, time.monotonic() + spec.goodbye_s, exchange)
     finally:
-        exchange.close()
+        shutil.rmtree(store.incoming, ignore_errors=True)
     return 0
 
 
-def _daemon(sock: str, timeout_s: float) -> DaemonLink | None:
+def _daemon(sock: str, spec: GroupSpec) -> DaemonLink | None:
     try:
-        return DaemonLink.connect(sock, timeout_s)
+        found = DaemonLink.connect(sock, spec.connect_s)
+        if found.hello.index < len(spec.membership):
+            return found
+        _say(f"the daemon at {sock} is of node {found.hello.index}, there are {len(spec.membership)}")
     except LinkEnded as error:
         _say(str(error))
-        return None
+    return None
 
 
-def _cards(world: World, daemon: DaemonLink | None, spec: GroupSpec) -> list[link.Node]:
-    """Returns the nodes whose daemons were found."""
-    hello = daemon.hello if daemon else link.Hello(0, 0, 0, 0)
-    host = os.fsencode(os.uname().nodename)[:64]
-    own = _CARD.pack(daemon is not None, hello.index, hello.nodes, hello.budget_bytes, hello.budget_inodes, host)
-    nodes = []
-    for card in world.gather(own, spec.connect_s + _START_S):
-        is_present, index, _, size_bytes, inodes, name = _CARD.unpack(card)
-        if is_present:
-            nodes.append(link.Node(index, size_bytes, inodes, os.fsdecode(name.rstrip(b"\0"))))
-    return nodes
+def _met(world: World, daemon: DaemonLink | None, spec: GroupSpec) -> list[tuple[int, Budget]]:
+    """Returns the nodes whose daemons were found, with their budgets."""
+    hello = daemon.hello if daemon else Hello(0, 0, 0)
+    own = _CARD.pack(daemon is not None, hello.index, hello.budget_bytes, hello.budget_inodes)
+    cards = map(_CARD.unpack, world.gather(own, spec.connect_s + _START_S))
+    return [(index, Budget(size_bytes, inodes)) for is_found, index, size_bytes, inodes in cards if is_found]
+
+
+def _fresh_incoming() -> str:
+    """Makes this exchange's directory below `incoming`, and removes those of earlier exchanges."""
+    os.makedirs(nodedir.INCOMING, mode=0o700, exist_ok=True)
+    for name in os.listdir(nodedir.INCOMING):
+        if name.startswith("peer-"):
+            shutil.rmtree(os.path.join(nodedir.INCOMING, name), ignore_errors=True)
+    path = f"{nodedir.INCOMING}/peer-{os.getpid()}"
+    os.mkdir(path, 0o700)
+    return path
 
 
 def _leave(world: World, deadline: float, exchange: Exchange | None = None) -> None:

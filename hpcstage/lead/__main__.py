@@ -17,7 +17,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from hpcstage.lead.nodes import Nodes, NodeState, hosts_of, problem_of
+from hpcstage.lead.nodes import Nodes, NodeState, problem_of
 from hpcstage.lead.world import World
 from hpcstage.node.start import REMOVAL_S
 from hpcstage.problem import Problem
@@ -37,7 +37,7 @@ class Lead:
         self.started_unix_s = time.time()
         self.world = World(spec.launcher, directory, spec.parts)
         if self.world.over:  # no exchange will come: the nodes need not wait for each other
-            spec = replace(spec, daemon={**spec.daemon, "group_wait_s": 0.0})
+            spec = replace(spec, daemon=replace(spec.daemon, group_wait_s=0.0))
             spec.save(directory / SPEC)
         self.spec = spec
         self.directory = directory
@@ -119,9 +119,9 @@ class Lead:
     def _write_missing(self, index: int, node: NodeState) -> None:
         """Writes the part of a missing node, since the record has a part for every node."""
         part = NodePart(
-            host=node.host,
+            host=node.entry.host,
             mode="direct",
-            mode_asked=self.spec.daemon["mode"],
+            mode_asked=self.spec.daemon.mode,
             mode_why="its daemon did not come up",
             started_unix_s=self.started_unix_s,
             node_index=index,
@@ -131,7 +131,7 @@ class Lead:
         from hpcstage.record.parts.part import write_part
 
         with contextlib.suppress(OSError):
-            write_part(part, Path(self.spec.run_dir), node.host)
+            write_part(part, Path(self.spec.run_dir), node.entry.host)
 
     # ---- the group
 
@@ -147,13 +147,12 @@ class Lead:
             alive = self.nodes.alive
             if len(alive) < 2:
                 return
-            members = [member for index in alive if (member := self.nodes.all[index].member) is not None]
-            if self.world.start(members, now):
-                log(f"generation {self.world.generation}: {', '.join(hosts_of(self.nodes.all, alive))}")
+            if self.world.start(self.nodes.entries(), now):
+                log(f"generation {self.world.generation}: {', '.join(self.spec.hosts[index] for index in alive)}")
 
     def _say_not_yet(self) -> None:
         """Reports the failure at once, and once: the user may know what is wrong before all ways have been tried."""
-        tells = self.world.tells or self.world.generation > 0 or self.world.running
+        tells = self.world.tells or self.world.programs > 1 or self.world.running
         if tells and not self.world.connected and not self.world.over and not self._noticed:
             self._noticed = True
             say("notice", f"the nodes are not connected yet: {self.world.why}; it is tried again".replace("\n", " "))

@@ -61,7 +61,7 @@ class Agent:
             self._say("missing", reason=error.line() if isinstance(error, HpcstageError) else str(error))
             return 1
         try:
-            self._say("ready", **hosted.member())
+            self._say("ready", **hosted.place())
             self._stay(hosted)
         finally:
             hosted.tell_end()
@@ -85,17 +85,17 @@ class Agent:
         while not self._is_over():
             if not self._joined and hosted.is_staging():
                 self._joined = True
-                self._say("joined", **hosted.member())
+                self._say("joined", **hosted.place())
             if hosted.dead():
                 self._say("dead", reason="its daemon ended early")
                 return
-            if self.lead.daemon["mode"] == "upfront" and not told:
+            if self.lead.daemon.mode == "upfront" and not told:
                 if not asked:
                     hosted.ask_staged()
                     asked = True
                 if hosted.staged():
                     told = True
-                    self._say("staged", **hosted.member())
+                    self._say("staged", **hosted.place())
             self._wait()
 
     def _wait(self) -> None:

@@ -12,8 +12,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcstage import job as jobs
@@ -24,8 +23,8 @@ from hpcstage.lead.agent import LINE
 from hpcstage.node.hosted import Hosted, bring_up
 from hpcstage.problem import Problem
 from hpcstage.protocol import leadspec
-from hpcstage.protocol.exchangespec import Member
 from hpcstage.protocol.leadspec import LeadSpec
+from hpcstage.protocol.membership import GroupNode
 
 _FILES_EVERY_S = 0.2
 _STAGED_EVERY_S = 1.0
@@ -42,11 +41,11 @@ _KILL_S = 2.0
 class NodeState:
     """The state of one node."""
 
-    host: str
+    entry: GroupNode
+    """Its entry in the membership; directory and socket are known once it is up."""
     state: str = "waiting"
     """One of waiting, ready, staged, ended; or missing or dead, with a reason."""
     reason: str = ""
-    member: Member | None = None
     joined: bool = False
     """Whether its daemon knows the files."""
     cleaning: bool = False
@@ -64,8 +63,7 @@ class Nodes:
     def __init__(self, spec: LeadSpec, directory: Path) -> None:
         self.spec = spec
         self.directory = directory
-        self.all = [NodeState(host) for host in spec.hosts]
-        self.all[0].member = Member(spec.hosts[0], spec.own["node_dir"], spec.own["sock"])
+        self.all = list(map(NodeState, spec.daemon.membership.nodes))
         self.all[0].state = "ready"
         self.hosted: dict[int, Hosted] = {}
         self._launched: list[children.Output] = []
@@ -103,7 +101,7 @@ class Nodes:
                 self._set(index, "missing", reason)
                 continue
             self.hosted[index] = hosted
-            self._set(index, "ready", member=Member(**hosted.member()))
+            self._set_up(index, "ready", **hosted.place())
 
     # ---- how they do
 
@@ -133,7 +131,7 @@ class Nodes:
         soon = now - self._began < self.spec.wait_s + self.spec.join_s
         if soon and not self.joined():
             return _FILES_EVERY_S
-        return _STAGED_EVERY_S if self.spec.daemon["mode"] == "upfront" else leadspec.PULSE_S
+        return _STAGED_EVERY_S if self.spec.daemon.mode == "upfront" else leadspec.PULSE_S
 
     @property
     def waiting(self) -> list[int]:
@@ -144,6 +142,10 @@ class Nodes:
     def alive(self) -> list[int]:
         """Returns the nodes that can be in a group, in order."""
         return [index for index, node in enumerate(self.all) if node.alive]
+
+    def entries(self) -> list[GroupNode]:
+        """Returns the nodes as they are now: those that have a daemon are there."""
+        return [replace(node.entry, is_present=node.alive) for node in self.all]
 
     def joined(self) -> bool:
         """Whether the daemons of all other nodes know the files."""
@@ -182,9 +184,12 @@ class Nodes:
         for index in self.waiting:
             self._set(index, "missing", reason)
 
-    def _set(self, index: int, state: str, reason: str = "", member: Member | None = None) -> None:
-        node = self.all[index]
-        node.state, node.reason, node.member = state, reason, member or node.member
+    def _set(self, index: int, state: str, reason: str = "") -> None:
+        self.all[index].state, self.all[index].reason = state, reason
+
+    def _set_up(self, index: int, state: str, node_dir: str, sock: str) -> None:
+        self._set(index, state)
+        self.all[index].entry = replace(self.all[index].entry, node_dir=node_dir, sock=sock)
 
     # ---- what agents say
 
@@ -226,8 +231,8 @@ class Nodes:
         if state in ("ready", "joined") and node.state == "staged":
             return
         if state in ("ready", "joined", "staged"):
-            member = Member(node.host, str(data.get("node_dir")), str(data.get("sock")))
-            self._set(index, "staged" if state == "staged" else "ready", member=member)
+            up = "staged" if state == "staged" else "ready"
+            self._set_up(index, up, str(data.get("node_dir")), str(data.get("sock")))
         else:
             self._set(index, str(state), str(data.get("reason") or ""))
 
@@ -276,15 +281,11 @@ class Nodes:
 
 def problem_of(node: NodeState) -> Problem:
     """Returns what to say of a node that is not in the group."""
+    host = node.entry.host
     if node.state == "missing":
-        text = f"nothing is staged on {node.host}: {node.reason}"
+        text = f"nothing is staged on {host}: {node.reason}"
         remedy = "its ranks read the source; see nodes/lead.log in the run directory, or try another --launcher"
         return Problem("node-missing", text, remedy)
-    text = f"the staging daemon on {node.host} ended early: {node.reason}"
-    remedy = f"its ranks read the source; its log is nodes/{node.host}.log in the run directory"
+    text = f"the staging daemon on {host} ended early: {node.reason}"
+    remedy = f"its ranks read the source; its log is nodes/{host}.log in the run directory"
     return Problem("node-dead", text, remedy)
-
-
-def hosts_of(nodes: Sequence[NodeState], indices: Sequence[int]) -> list[str]:
-    """Returns the names of the nodes with these indices."""
-    return [nodes[index].host for index in indices]

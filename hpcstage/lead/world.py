@@ -1,7 +1,7 @@
 """Owns the MPI program of exchanges: starts it on the nodes that are up, and anew, a bounded number of times, when it
 dies.
 
-An MPI program dies as a whole. The daemons outlive it, and tell the next generation again what they hold.
+An MPI program dies as a whole. The daemons outlive it, and tell the next one again what they hold.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING
 from hpcstage.job import launchers
 from hpcstage.lead import children
 from hpcstage.node import mpifiles
-from hpcstage.protocol.exchangespec import CONNECTED, GroupSpec
+from hpcstage.protocol.exchangespec import STANDS, GroupSpec
+from hpcstage.protocol.membership import Membership
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hpcstage.protocol.exchangespec import Member
+    from hpcstage.protocol.membership import GroupNode
 
-MOST_GENERATIONS = 6
+MOST_PROGRAMS = 6
 """The first program, and five more."""
 FIRST_PAUSE_S = 1.0
 SOON_S = 3.0
@@ -40,7 +41,7 @@ _VERSION_S = 10.0
 
 
 class World:
-    """The exchanges of a run, generation after generation."""
+    """The exchanges of a run, one MPI program after the other."""
 
     def __init__(self, launcher: str, directory: Path, parts: Sequence[Sequence[str]] = ()) -> None:
         self._launcher = launcher
@@ -51,7 +52,10 @@ class World:
         self._began = 0.0
         self.connected = False
         """Whether the processes of the latest program have come together."""
-        self.generation = -1
+        self.programs = 0
+        """The number of programs that were started."""
+        self.generation = 0
+        """The latest generation of the membership."""
         self.next_at = 0.0
         self.why = ""
         """Why the latest program ended, if it said why, or why there is none."""
@@ -76,15 +80,18 @@ class World:
         """Returns the running program's output; None if none runs."""
         return self._output
 
-    def start(self, members: Sequence[Member], now: float) -> bool:
-        """Starts the next generation. Returns False if it could not be started; `why` then says why."""
+    def start(self, nodes: Sequence[GroupNode], now: float) -> bool:
+        """Starts a program on the nodes that are there. Returns False if it could not be started; `why` then says
+        why."""
+        self.programs += 1
         self.generation += 1
+        spec = GroupSpec(Membership(self.generation, tuple(nodes)))
         path = self._directory / f"world-{self.generation}.json"
         program = (sys.executable, "-s", "-m", "hpcstage.exchange", os.fspath(path))
-        hosts = [member.host for member in members]
+        hosts = [node.host for node in spec.started]
         ways = launchers.mpi_world(self._launcher, program, hosts, self.mpi, self.mpiexec, self._parts)
         try:
-            GroupSpec(self.generation, list(members)).save(path)
+            spec.save(path)
             env = launchers.scrubbed(os.environ)
             command = ways[min(self._way, len(ways) - 1)]
             self._output = children.Output(command, env, self._heard)
@@ -97,9 +104,12 @@ class World:
         return True
 
     def _heard(self, line: str) -> bool:
-        if line == CONNECTED:
-            self.connected, self.tells = True, False
-        return line == CONNECTED
+        generation = line.removeprefix(STANDS)
+        if generation == line or not generation.isdecimal():
+            return False
+        self.connected, self.tells = True, False
+        self.generation = max(self.generation, int(generation))
+        return True
 
     def is_late(self, now: float) -> bool:
         """Whether the program runs and should have connected the nodes by now; `why` says what is known."""
@@ -129,9 +139,9 @@ class World:
         self._output = None
         if is_stuck or (code != 0 and now - self._began < SOON_S):
             self._way = min(self._way + 1, self._ways - 1)
-        if self.generation + 1 >= MOST_GENERATIONS:
+        if self.programs >= MOST_PROGRAMS:
             self.over = True
-        self.next_at = now + FIRST_PAUSE_S * (self.generation + 1)
+        self.next_at = now + FIRST_PAUSE_S * self.programs
         return True
 
     def end(self, timeout_s: float) -> None:

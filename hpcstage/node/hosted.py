@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpcstage.config.model import copier_count
 from hpcstage.errors import NotStarted
@@ -50,9 +50,9 @@ class Hosted:
         self._control = control
         self._said_dead = False
 
-    def member(self) -> dict[str, Any]:
+    def place(self) -> dict[str, str]:
         """Returns what an exchange must know to find this node."""
-        return {"host": self.host, "node_dir": os.fspath(self.node.path), "sock": os.fspath(self.node.sock)}
+        return {"node_dir": os.fspath(self.node.path), "sock": os.fspath(self.node.sock)}
 
     def is_staging(self) -> bool:
         """Returns whether the node's daemon has a manifest, or never will."""
@@ -113,10 +113,9 @@ def bring_up(lead: LeadSpec, index: int, env: Mapping[str, str], job: Job) -> Ho
         node.close()
         raise Taken(claim.path)
     try:
-        template = DaemonSpec.from_json(lead.daemon)
         shutil.copyfile(Path(lead.group_dir) / leadspec.RESOLVED, node.path / leadspec.RESOLVED)
-        start.prepare(node, shims(lead, template, node))
-        control = start.start_daemon(node, _spec(lead, index, template, node, local, job), env)
+        start.prepare(node, shims(lead, lead.daemon, node))
+        control = start.start_daemon(node, _spec(lead, index, node, local, job), env)
     except OSError:
         shutil.rmtree(node.path, ignore_errors=True)
         node.close()
@@ -133,11 +132,11 @@ def shims(lead: LeadSpec, spec: DaemonSpec, node: start.Node) -> start.ShimSetup
     return start.ShimSetup(spec.datasets, lead.intercept, spec.mode == "direct", spec.want_cap_s, virtual, spec.learn)
 
 
-def _spec(lead: LeadSpec, index: int, template: DaemonSpec, node: start.Node, local: LocalDir, job: Job) -> DaemonSpec:
+def _spec(lead: LeadSpec, index: int, node: start.Node, local: LocalDir, job: Job) -> DaemonSpec:
+    template = lead.daemon
     cpus = job.cpus or len(os.sched_getaffinity(0))
     return replace(
         template,
-        host=lead.hosts[index],
         node_dir=os.fspath(node.path),
         node_index=index,
         budget=local.measured(template.budget),

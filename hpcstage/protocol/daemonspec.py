@@ -11,6 +11,7 @@ from typing import Any
 
 from hpcstage.plan.budget import BudgetFacts
 from hpcstage.plan.types import Dataset
+from hpcstage.protocol.membership import Membership
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class DaemonSpec:
     """Everything that a daemon is told at its start. The files that it works with have fixed names below `node_dir`."""
 
     run_id: str
-    host: str
+    membership: Membership
+    """All nodes of the job, as they were expected; with one node there is no group."""
     node_dir: str
     run_dir: str
     mode: str
@@ -56,8 +58,6 @@ class DaemonSpec:
     state_dir: str = ""
     """The user's directory in which traces are kept; empty: none is read or written."""
     node_index: int = 0
-    node_count: int = 1
-    """The number of nodes of the job; with one node there is no group."""
     placement: str = "auto"
     """The placement that the user asked for: private, replicate, partition or auto."""
     group_wait_s: float = 10.0
@@ -70,8 +70,22 @@ class DaemonSpec:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> DaemonSpec:
         """Reads what `to_json` returned."""
-        datasets = [Dataset.from_json(dataset) for dataset in data["datasets"]]
-        return cls(**{**data, "datasets": datasets, "budget": BudgetFacts.from_json(data["budget"])})
+        read = {
+            "datasets": [Dataset.from_json(dataset) for dataset in data["datasets"]],
+            "budget": BudgetFacts.from_json(data["budget"]),
+            "membership": Membership.from_json(data["membership"]),
+        }
+        return cls(**{**data, **read})
+
+    @property
+    def host(self) -> str:
+        """This node's host."""
+        return self.membership.nodes[self.node_index].host
+
+    @property
+    def node_count(self) -> int:
+        """The number of nodes of the job."""
+        return len(self.membership)
 
     @property
     def own_rate_bytes_per_s(self) -> float | None:

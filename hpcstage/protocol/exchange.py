@@ -19,15 +19,17 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, ClassVar, TypeVar, get_args
 
+from hpcstage.protocol.membership import Membership
+
 MAX_MESSAGE_BYTES = 32768
 MAX_IDS = 4096
 """The most ids in one message; `in_messages` splits longer lists."""
+MAX_GROUP_BYTES = 32 << 20
+"""The most bytes of a membership: 100,000 nodes take less."""
 CREDIT_FILES = 64
 CREDIT_BYTES = 64 << 20
 """The most files and bytes that a daemon may have asked its exchange for and not received (a single larger file always
 may be)."""
-MAX_HOST_BYTES = 255
-_NODE = struct.Struct("<IQQB")
 
 
 class LinkError(ValueError):
@@ -62,38 +64,25 @@ class Why(IntEnum):
 
 @dataclass(frozen=True)
 class Hello:
-    """Daemon: which node this is, out of how many, and what its store may use. The answer to PEER."""
+    """Daemon: which node of the job this is, and what its store may use. The answer to PEER."""
 
     CODE: ClassVar[int] = 32
-    FORM: ClassVar[struct.Struct] = struct.Struct("<IIQQ")
+    FORM: ClassVar[struct.Struct] = struct.Struct("<IQQ")
     index: int
-    nodes: int
     budget_bytes: int
     budget_inodes: int
 
 
 @dataclass(frozen=True)
-class Node:
-    """A node of the group."""
-
-    index: int
-    budget_bytes: int
-    budget_inodes: int
-    host: str
-
-
-@dataclass(frozen=True)
-class Ready:
-    """Exchange: the group stands. A large one comes in several of these: `total` nodes, from position `first`."""
+class Group:
+    """Exchange: a piece of the group's membership. The group stands once the first one is whole; a newer one replaces
+    it when a node has left."""
 
     CODE: ClassVar[int] = 33
-    FORM: ClassVar[struct.Struct] = struct.Struct("<IIII")
-    generation: int
-    index: int
-    """This node's."""
-    total: int
-    first: int
-    nodes: tuple[Node, ...]
+    FORM: ClassVar[struct.Struct] = struct.Struct("<QQ")
+    size_bytes: int
+    start: int
+    data: bytes
 
 
 @dataclass(frozen=True)
@@ -182,15 +171,6 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Gone:
-    """Exchange: that node has left the group; what it was asked for has been answered with Missed."""
-
-    CODE: ClassVar[int] = 41
-    FORM: ClassVar[struct.Struct] = struct.Struct("<I")
-    node: int
-
-
-@dataclass(frozen=True)
 class Written:
     """The program writes to these. Daemon: here, tell all others. Exchange: on another node, no copy may stay."""
 
@@ -216,7 +196,7 @@ class End:
     FORM: ClassVar[struct.Struct] = struct.Struct("<")
 
 
-Message = Hello | Ready | Manifest | Fetch | Ask | Offer | Missed | Got | Sent | Gone | Written | Reading | End
+Message = Hello | Group | Manifest | Fetch | Ask | Offer | Missed | Got | Sent | Written | Reading | End
 _WITH_IDS = (Fetch, Ask, Offer, Missed, Written, Reading)
 _CLASSES: dict[int, type[Message]] = {kind.CODE: kind for kind in get_args(Message)}
 _Listed = TypeVar("_Listed", Fetch, Ask, Offer, Missed, Written, Reading)
@@ -225,8 +205,8 @@ _Listed = TypeVar("_Listed", Fetch, Ask, Offer, Missed, Written, Reading)
 def pack(message: Message) -> bytes:
     """Returns the datagram of a message."""
     code = bytes((message.CODE,))
-    if isinstance(message, Ready):
-        return code + message.FORM.pack(*_fixed(message)) + _pack_nodes(message.nodes)
+    if isinstance(message, Group):
+        return code + message.FORM.pack(*_fixed(message)) + message.data
     if isinstance(message, _WITH_IDS):
         return code + message.FORM.pack(*_fixed(message)) + struct.pack(f"<{len(message.ids)}I", *message.ids)
     return code + message.FORM.pack(*vars(message).values())
@@ -241,8 +221,8 @@ def unpack(data: bytes) -> Message:
     try:
         values: list[Any] = list(kind.FORM.unpack(data[1:size]))
         rest = data[size:]
-        if kind is Ready:
-            values.append(tuple(_unpack_nodes(rest)))
+        if kind is Group:
+            values.append(rest)
         elif kind in _WITH_IDS:
             values[1:] = map(Why, values[1:])
             values.append(struct.unpack(f"<{len(rest) // 4}I", rest))
@@ -276,33 +256,34 @@ def in_messages(message: _Listed) -> Iterator[_Listed]:
         yield replace(message, ids=message.ids[start : start + MAX_IDS])
 
 
-def ready_messages(generation: int, index: int, nodes: Sequence[Node]) -> Iterator[Ready]:
-    """Yields the whole group in messages that are short enough."""
-    per_message = (MAX_MESSAGE_BYTES - 64) // (_NODE.size + MAX_HOST_BYTES)
-    for first in range(0, len(nodes), per_message):
-        yield Ready(generation, index, len(nodes), first, tuple(nodes[first : first + per_message]))
+def group_messages(membership: Membership) -> Iterator[Group]:
+    """Yields the membership in messages that are short enough."""
+    data, most = membership.pack(), MAX_MESSAGE_BYTES - 1 - Group.FORM.size
+    for start in range(0, len(data), most):
+        yield Group(len(data), start, data[start : start + most])
 
 
-def _fixed(message: Ready | Fetch | Ask | Offer | Missed | Written | Reading) -> list[int]:
+class GroupPieces:
+    """Puts a membership together from its messages, which come in their order."""
+
+    def __init__(self) -> None:
+        self._data = b""
+
+    def add(self, piece: Group) -> Membership | None:
+        """Returns the membership once it is whole. Raises LinkError if the messages are none of one."""
+        fits = piece.start + len(piece.data) <= piece.size_bytes <= MAX_GROUP_BYTES
+        if piece.start not in (0, len(self._data)) or not fits:
+            raise LinkError(f"{len(piece.data)} of {piece.size_bytes} bytes of a membership at {piece.start}")
+        self._data = self._data[: piece.start] + piece.data
+        if len(self._data) < piece.size_bytes:
+            return None
+        data, self._data = self._data, b""
+        try:
+            return Membership.unpack(data)
+        except ValueError as error:
+            raise LinkError(str(error)) from None
+
+
+def _fixed(message: Group | Fetch | Ask | Offer | Missed | Written | Reading) -> list[int]:
     """Returns all values but the last, which has its own form."""
     return list(vars(message).values())[:-1]
-
-
-def _pack_nodes(nodes: Sequence[Node]) -> bytes:
-    packed = []
-    for node in nodes:
-        host = node.host.encode(errors="surrogateescape")[:MAX_HOST_BYTES]
-        packed.append(_NODE.pack(node.index, node.budget_bytes, node.budget_inodes, len(host)) + host)
-    return b"".join(packed)
-
-
-def _unpack_nodes(data: bytes) -> Iterator[Node]:
-    at = 0
-    while at < len(data):
-        index, budget_bytes, budget_inodes, length = _NODE.unpack_from(data, at)
-        at += _NODE.size
-        host = data[at : at + length]
-        if len(host) < length:
-            raise ValueError("a host's name is cut off")
-        yield Node(index, budget_bytes, budget_inodes, host.decode(errors="surrogateescape"))
-        at += length

@@ -1,4 +1,4 @@
-"""The specification that the lead gives the exchanges: one JSON file, the same for all exchanges of a generation.
+"""The specification that the lead gives the exchanges: one JSON file, the same for all exchanges of an MPI program.
 
 An exchange finds its own entry by its rank in the MPI world. Paths may be any bytes (surrogateescape).
 """
@@ -10,32 +10,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcstage.protocol.membership import GroupNode, Membership
 from hpcstage.writing import replace_text
 
 OURS = "hpcstage exchange on "
 """The beginning of the lines that an exchange prints of itself."""
-CONNECTED = "hpcstage-group connected"
-"""A line that the exchange of rank 0 prints, for the lead, once all have come together."""
-
-
-@dataclass(frozen=True)
-class Member:
-    """Where an exchange finds its daemon, which tells it which node of the job it is."""
-
-    host: str
-    """The host's name, to find the entry by and for messages to people."""
-    node_dir: str
-    sock: str
-    """The node's socket, by a name that is short enough to connect to."""
+STANDS = "hpcstage-group "
+"""The beginning of a line that the exchange of rank 0 prints for the lead, with the generation of the membership: once
+all have come together, and when a node has left."""
 
 
 @dataclass(frozen=True)
 class GroupSpec:
-    """One generation of the node group."""
+    """One MPI program of exchanges."""
 
-    generation: int
-    members: list[Member]
-    """By rank."""
+    membership: Membership
+    """The nodes on which the program is started are there; the exchange of rank r runs on the r-th of these."""
     connect_s: float = 10.0
     """How long an exchange tries to reach its daemon."""
     goodbye_s: float = 30.0
@@ -44,13 +34,18 @@ class GroupSpec:
     silence_s: float = 60.0
     """An exchange that gets nothing from its neighbour for this long ends the group."""
 
-    def own(self, rank: int, host: str = "") -> Member:
+    @property
+    def started(self) -> list[GroupNode]:
+        """Returns the nodes by rank."""
+        return [self.membership.nodes[index] for index in self.membership.present]
+
+    def own(self, rank: int, host: str = "") -> GroupNode:
         """Returns the entry of a rank; if it names another host than `host`, that of `host`, since launchers order
         nodes as they like."""
-        found = self.members[rank]
+        found = self.started[rank]
         if not host or _short(found.host) == _short(host):
             return found
-        return next((member for member in self.members if _short(member.host) == _short(host)), found)
+        return next((node for node in self.started if _short(node.host) == _short(host)), found)
 
     def save(self, path: Path) -> None:
         """Writes the spec in one step; readable by its owner only."""
@@ -60,8 +55,7 @@ class GroupSpec:
     def load(cls, path: Path) -> GroupSpec:
         """Reads what `save` wrote."""
         data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
-        data["members"] = [Member(**member) for member in data["members"]]
-        return cls(**data)
+        return cls(**{**data, "membership": Membership.from_json(data["membership"])})
 
 
 def _short(host: str) -> str:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.writing import replace_text
 
 SPEC = "spec.json"
@@ -32,8 +33,6 @@ class LeadSpec:
     run_dir: str
     group_dir: str
     """The directory of this file and of the other files by which the nodes tell each other how they do."""
-    hosts: list[str]
-    """The hosts by node index; names of virtual nodes end in `.v<index>`."""
     launcher: str
     """A name of `job.launchers`: srun, pbsdsh, qrsh, pjrsh, mpiexec, virtual, none."""
     starts_daemons: bool
@@ -43,8 +42,9 @@ class LeadSpec:
     """Whether exchanges run; False where nothing is copied (mode direct) or nothing shared (placement private)."""
     local_dir: str
     """The first node's local directory; the node directories of all nodes have the same name."""
-    daemon: dict[str, Any]
-    """A `DaemonSpec` with the first node's values."""
+    daemon: DaemonSpec
+    """The specification of the first node's daemon. Its membership has all nodes, and directory and socket of the node
+    whose wrapper wrote this; hosts of virtual nodes end in `.v<index>`."""
     copiers: int | None = None
     intercept: str = "auto"
     wait_s: float = 10.0
@@ -58,13 +58,16 @@ class LeadSpec:
     """Whether the launcher passes on to the lead what the agents print; otherwise they print nothing."""
     parts: list[list[str]] = field(default_factory=list)
     """The nodes by part of the job, where it has several: a step of srun is told which parts it runs in."""
-    own: dict[str, str] = field(default_factory=dict)
-    """The node_dir and sock of the first node."""
 
     @property
     def virtual(self) -> bool:
         """Whether all nodes are this machine."""
         return self.launcher == "virtual"
+
+    @property
+    def hosts(self) -> list[str]:
+        """The hosts by node index."""
+        return self.daemon.membership.hosts
 
     def node_name(self, index: int) -> str:
         """The name of a node's directory below the base directory."""
@@ -72,12 +75,13 @@ class LeadSpec:
 
     def save(self, path: Path) -> None:
         """Writes the spec; readable by its owner only."""
-        write_json(path, asdict(self))
+        write_json(path, {**asdict(self), "daemon": self.daemon.to_json()})
 
     @classmethod
     def load(cls, path: Path) -> LeadSpec:
         """Reads what `save` wrote."""
-        return cls(**read_json(path))
+        data = read_json(path)
+        return cls(**{**data, "daemon": DaemonSpec.from_json(data["daemon"])})
 
 
 def virtual_name(run_id: str, index: int) -> str:

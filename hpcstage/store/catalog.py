@@ -1,30 +1,36 @@
-"""Finds a node's files for its exchange: the manifest, and the names below the node directory that follow from an id.
+"""Finds a node's files for its exchange: the manifest, and the names below a directory that follow from an id.
 
 All names are relative to the node directory, which is the working directory of an exchange.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
+from hpcstage.errors import UsageError
 from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.protocol import nodedir
 from hpcstage.store.copyfile import Job
 
+STORE = os.fsencode(nodedir.STORE) + b"/"
 _HEAD_BYTES = 256
 
 
 class Catalog:
     """Owns the manifest of a node directory."""
 
-    def __init__(self, path: Path, incoming: bytes) -> None:
-        """Raises UsageError if it is no manifest."""
+    def __init__(self, path: Path, incoming: bytes, directory: bytes = STORE) -> None:
+        """Finds files below `directory`. Raises UsageError if there is no manifest at `path`."""
         self.fingerprint = fingerprint(path)
         """The number by which a group knows the manifest that this node's ids belong to."""
         self._manifest = Manifest.open(path, verify=False)
         self._incoming = incoming
-        self._stores = [b"store/" + os.fsencode(dataset.name) + b"/" for dataset in self._manifest.datasets]
+        self._is_store = directory == STORE
+        self._stores = [directory + os.fsencode(dataset.name) + b"/" for dataset in self._manifest.datasets]
 
     def __contains__(self, id_: int) -> bool:
         return 0 <= id_ < len(self._manifest)
@@ -39,13 +45,41 @@ class Catalog:
         return self._manifest.size(id_)
 
     def names(self, id_: int) -> tuple[bytes, bytes, bytes | None]:
-        """Returns the temporary, final and second name of a copy; only copies of symbolic links have a second one."""
-        link = b"links/%d" % id_ if self._manifest.is_link(id_) else None
+        """Returns the temporary, final and second name of a copy; in the store, copies of symbolic links have a second
+        one."""
+        link = b"links/%d" % id_ if self._is_store and self._manifest.is_link(id_) else None
         return self._incoming + b"%d" % id_, self.staged(id_), link
 
     def job(self, id_: int) -> Job:
         """Returns the same names as a job for `copyfile`."""
         return Job(b"", *self.names(id_))
+
+
+class Root:
+    """A directory in which the files of this node's manifest may lie. Owns its catalog, which is there as soon as the
+    manifest is, and a directory on the same file system for files that are not whole."""
+
+    def __init__(self, directory: str, incoming: str) -> None:
+        self.directory = directory
+        self.incoming = incoming
+        self._catalog: Catalog | None = None
+
+    @property
+    def catalog(self) -> Catalog | None:
+        """Returns the catalog; None as long as there is no manifest."""
+        if self._catalog is None:
+            with contextlib.suppress(UsageError):
+                incoming, directory = (os.fsencode(path) + b"/" for path in (self.incoming, self.directory))
+                self._catalog = Catalog(Path(nodedir.MANIFEST), incoming, directory)
+        return self._catalog
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Where files are read on the node that gives them, and written on the node that gets them."""
+
+    source: Root
+    target: Root
 
 
 def fingerprint(path: Path) -> int:

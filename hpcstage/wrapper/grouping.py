@@ -24,6 +24,7 @@ from hpcstage.node import directory as node_directory
 from hpcstage.node import environment, start
 from hpcstage.protocol import leadspec, nodedir
 from hpcstage.protocol.leadspec import LeadSpec
+from hpcstage.protocol.membership import Membership
 from hpcstage.protocol.rundir import GROUP, part_path
 
 if TYPE_CHECKING:
@@ -139,13 +140,13 @@ def _first(job: Job) -> list[str]:
     return [job.hostname, *(node for node in job.nodes if node != job.hostname)]
 
 
-def in_group(config: Config, group: Grouping | None) -> dict[str, Any]:
-    """Returns the fields of a daemon's spec that describe the group."""
+def in_group(config: Config, group: Grouping | None, host: str) -> dict[str, Any]:
+    """Returns the fields of a daemon's spec that describe the group; `host` is this node's."""
     if group is None:
-        return {"placement": config.placement}
+        return {"membership": Membership.of([host]), "placement": config.placement}
     return {
+        "membership": Membership.of(group.hosts),
         "node_index": group.index,
-        "node_count": len(group.hosts),
         "placement": config.placement,
         "group_wait_s": _wait_s(group),
     }
@@ -155,24 +156,23 @@ def lead_spec(session: Session, spec: DaemonSpec, local: LocalDir, group: Groupi
     """Returns what the lead and the agents are told."""
     config = session.config
     plan = launchers.per_node(group.launcher, ["agent"], group.hosts[1:], parts=group.parts)
+    own = {"node_dir": os.fspath(session.node.path), "sock": os.fspath(session.node.sock)}
     return LeadSpec(
         run_id=session.part.run_id,
         run_dir=os.path.abspath(session.run_dir),
         group_dir=group.directory,
-        hosts=group.hosts,
         launcher=group.launcher,
         parts=[list(part) for part in group.parts],
         starts_daemons=group.starts_daemons,
         exchanges=spec.mode != "direct" and config.placement != "private",
         local_dir=os.fspath(local.path),
-        daemon=spec.to_json(),
+        daemon=replace(spec, membership=spec.membership.knowing(group.index, **own)),
         copiers=config.copiers,
         intercept=config.intercept,
         wait_s=_wait_s(group),
         drain_s=config.drain_s,
         input_ends=plan.takes_stdin,
         passes_output=plan.passes_output,
-        own={"node_dir": os.fspath(session.node.path), "sock": os.fspath(session.node.sock)},
     )
 
 
@@ -189,16 +189,10 @@ def begin(group: Grouping, lead: LeadSpec, node: start.Node) -> LeadLink | None:
         shutil.rmtree(directory, ignore_errors=True)  # of an earlier run, where the user names the run directory
     directory.mkdir(mode=0o700, exist_ok=True)
     if not group.starts_daemons:
-        leadspec.write_json(
-            leadspec.state_file(directory, group.index, "ready"),
-            {
-                "run_id": lead.run_id,
-                "state": "ready",
-                "index": group.index,
-                "host": group.hosts[group.index],
-                **lead.own,
-            },
-        )
+        own = lead.daemon.membership.nodes[group.index]
+        ready = {"run_id": lead.run_id, "state": "ready", "index": group.index}
+        path = leadspec.state_file(directory, group.index, "ready")
+        leadspec.write_json(path, {**ready, "host": own.host, "node_dir": own.node_dir, "sock": own.sock})
     if group.index != 0:
         return None
     lead.save(directory / leadspec.SPEC)

@@ -307,7 +307,6 @@ class Session:
         cpus = job.cpus or len(os.sched_getaffinity(0))
         return DaemonSpec(
             run_id=self.part.run_id,
-            host=self.part.host if group is None else group.hosts[group.index],
             node_dir=os.fspath(self.node.path),
             run_dir=os.fspath(self.run_dir),
             mode=self.mode,
@@ -326,7 +325,7 @@ class Session:
             drain_s=config.drain_s,
             command=self.part.command,
             state_dir=os.path.abspath(state_dir(os.environ)),
-            **grouping.in_group(config, group),
+            **grouping.in_group(config, group, self.part.host),
         )
 
     @property

@@ -25,6 +25,7 @@ from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.protocol import shim
 from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.leadspec import RESOLVED
+from hpcstage.protocol.membership import Membership
 from hpcstage.record.parts.part import NodePart
 
 REPO = Path(__file__).resolve().parents[2]
@@ -192,7 +193,7 @@ def start_daemon(tmp_path: Path, local_dir: Path) -> Iterator[Callable[..., Daem
             resolved.save(node_dir / RESOLVED)
         spec = DaemonSpec(
             run_id="test",
-            host="node",
+            membership=Membership.of(["node"]),
             node_dir=os.fspath(node_dir),
             run_dir=os.fspath(run_dir),
             mode=mode,

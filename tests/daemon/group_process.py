@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from daemon_process import REPO, DaemonProcess, wait_until
 
-from hpcstage.protocol.exchangespec import GroupSpec, Member
+from hpcstage.protocol.exchangespec import GroupSpec
+from hpcstage.protocol.membership import Membership
 from hpcstage.record.parts.part import NodePart
 
 MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
@@ -24,9 +26,11 @@ class World:
     """One generation of exchanges."""
 
     def __init__(self, path: Path, generation: int, daemons: list[DaemonProcess]) -> None:
-        members = [Member("", os.fspath(d.node_dir), os.fspath(d.sock)) for d in daemons]
+        membership = daemons[0].spec.membership.followed(dict.fromkeys(d.spec.node_index for d in daemons))
+        for d in daemons:
+            membership = membership.knowing(d.spec.node_index, node_dir=os.fspath(d.node_dir), sock=os.fspath(d.sock))
         spec = path / f"group{generation}.json"
-        GroupSpec(generation, members).save(spec)
+        GroupSpec(replace(membership, generation=100 * generation)).save(spec)
         self.log_path = path / f"group{generation}.log"
         command = [str(MPIEXEC), "-n", str(len(daemons)), sys.executable, "-m", "hpcstage.exchange", os.fspath(spec)]
         with self.log_path.open("ab") as log:
@@ -63,8 +67,9 @@ class Nodes:
         run_dir = self._path / "run"
         (run_dir / "nodes").mkdir(parents=True, exist_ok=True)
         each = options.pop("each", {})
+        expected = Membership.of([f"node{index}" for index in range(count)])
         for index in range(count):
-            own = {"host": f"node{index}", "node_index": index, "node_count": count, "run_dir": os.fspath(run_dir)}
+            own = {"membership": expected, "node_index": index, "run_dir": os.fspath(run_dir)}
             self.daemons.append(self._start(source, **{**own, **options, **each.get(index, {})}))
             self.daemons[-1].run_dir = run_dir
         for daemon in self.daemons:

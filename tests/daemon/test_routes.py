@@ -7,15 +7,20 @@ from array import array
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcstage.daemon.peers.membership import Membership
-from hpcstage.daemon.peers.routes import Members, make, transit_of
+from hpcstage.daemon.peers.membership import GroupState
+from hpcstage.daemon.peers.routes import make, transit_of
 from hpcstage.plan.placement.placements import Kind
 from hpcstage.plan.types import Budget
 from hpcstage.protocol import exchange
+from hpcstage.protocol.membership import Membership
 
 PLENTY = Budget(1 << 40, 1 << 30)
 TIGHT = Budget(64 * 4096, 200)
 COUNTS = st.integers(2, 6)
+
+
+def members_of(count, budgets):
+    return Membership.of([f"n{index}" for index in range(count)]).followed(budgets)
 
 
 def routes(asked, files, members):
@@ -31,7 +36,7 @@ def routes(asked, files, members):
 )
 @settings(deadline=None)
 def test_each_file_is_read_by_one_node_that_is_there(asked, files, there, budget):
-    members = Members(len(there), {index: budget for index, present in enumerate(there) if present})
+    members = members_of(len(there), {index: budget for index, present in enumerate(there) if present})
     found = routes(asked, files, members)
     unplaced = set(found[0].unplaced())
     shares = [list(one.own()) for one in found]
@@ -51,8 +56,8 @@ def test_each_file_is_read_by_one_node_that_is_there(asked, files, there, budget
 def test_only_what_a_lost_node_read_moves(count, data):
     files = 200
     lost = data.draw(st.integers(0, count - 1))
-    whole = Members(count, dict.fromkeys(range(count), PLENTY))
-    rest = Members(count, {i: PLENTY for i in range(count) if i != lost})
+    whole = members_of(count, dict.fromkeys(range(count), PLENTY))
+    rest = members_of(count, {i: PLENTY for i in range(count) if i != lost})
     before, after = routes("replicate", files, whole), routes("replicate", files, rest)
     for id_ in range(files):
         owner = before[0].fetcher(id_)
@@ -65,25 +70,36 @@ def test_only_what_a_lost_node_read_moves(count, data):
 
 def test_what_auto_means():
     def kind(budget):
-        return make("auto", array("Q", [4096]) * 100, 2, Members(2, {0: budget, 1: budget}), 0).kind
+        return make("auto", array("Q", [4096]) * 100, 2, members_of(2, {0: budget, 1: budget}), 0).kind
 
     assert kind(PLENTY) is Kind.REPLICATE
     assert kind(Budget(80 * 4096, 1000)) is Kind.PARTITION
-    members = Members(2, {0: Budget(102 * 4096, 1000), 1: Budget(82 * 4096, 1000)})
+    members = members_of(2, {0: Budget(102 * 4096, 1000), 1: Budget(82 * 4096, 1000)})
     assert transit_of(members, 1, 2) == Budget(20 * 4096, 249)
 
 
-def test_membership():
-    nodes = Membership(1, 4)
-    assert not nodes.leads
-    ready = [exchange.Node(index, 1 << 30, 1000, "h") for index in (1, 2, 3)]
-    assert not nodes.take(exchange.Ready(0, 1, 3, 0, tuple(ready[:1])))
-    assert nodes.take(exchange.Ready(0, 1, 3, 1, tuple(ready[1:])))
-    assert nodes.leads, "node 0 is not there"
-    assert nodes.to_json(nodes.members) == {"generations": 1, "size": 3, "missing": [0], "why": nodes.why}
-    assert nodes.lose(3)
-    assert not nodes.lose(3)
-    assert nodes.to_json(nodes.members)["missing"] == [0, 3]
-    nodes.end("gone")
-    assert nodes.members is None
-    assert nodes.to_json(None) == {"generations": 1, "size": 1, "missing": [0, 2, 3], "why": "gone"}
+def test_a_node_follows_newer_memberships_only():
+    expected = Membership.of(["n0", "n1", "n2", "n3"])
+    state = GroupState(1, expected)
+    assert not state.leads
+    met = expected.followed(dict.fromkeys((1, 2, 3), PLENTY))
+
+    def take(membership):
+        return [state.take(message) for message in exchange.group_messages(membership)][-1]
+
+    assert take(expected) is None, "no newer one"
+    assert take(met) == []
+    assert state.leads, "node 0 is not there"
+    assert state.to_json(state.members) == {"generations": 1, "size": 3, "missing": [0], "why": state.why}
+    left = met.without([3])
+    assert take(left) == [3]
+    assert (state.members, take(met), take(left)) == (left, None, None), "these are older"
+    assert state.to_json(state.members)["missing"] == [0, 3]
+    assert take(left.without([1])) is None, "this node would not be in it"
+    state.end("gone")
+    assert state.members is None
+    assert state.to_json(None) == {"generations": 1, "size": 1, "missing": [0, 2, 3], "why": "gone"}
+    state.begin()
+    assert take(left) is None, "an exchange of the earlier group"
+    assert take(left.followed(dict.fromkeys(range(4), PLENTY))) == []
+    assert (state.groups, state.members.present) == (2, [0, 1, 2, 3])

@@ -12,10 +12,11 @@ pytest.importorskip("mpi4py", reason="needs mpi4py")
 
 from group_nodes import Group
 
-from benchmarks.peernodes import MPIEXEC, Node, manifest_of, serve
+from benchmarks.peernodes import MPIEXEC, Node, manifest_of, membership_of, serve
+from hpcstage.plan.types import Budget
 from hpcstage.protocol import exchange
 from hpcstage.protocol.exchange import Why
-from hpcstage.protocol.exchangespec import CONNECTED, GroupSpec, Member
+from hpcstage.protocol.exchangespec import STANDS, GroupSpec
 
 if not MPIEXEC.exists():
     pytest.skip("needs the mpiexec of mpi4py's MPI", allow_module_level=True)
@@ -73,19 +74,17 @@ def test_every_file_comes_to_every_node_as_it_is(group):
     serve(one.nodes, lambda: sum(node.sent_files for node in one.nodes) == len(SIZES) * (nodes - 1))
     assert sum(node.sent_bytes for node in one.nodes) == sum(SIZES) * (nodes - 1)
     assert one.end() == 0, one.text()
-    assert one.text() == f"{CONNECTED}\n"
+    assert one.text() == f"{STANDS}1\n"
     assert not any(os.listdir(node.path / "incoming") for node in one.nodes)
 
 
 def test_the_group_says_who_is_in_it(group):
     one = group(2, [1]).start(generation=4).ready()
     for node in one.nodes:
-        (ready,) = node.ready
-        assert (ready.generation, ready.index, ready.total) == (4, node.index, 2)
-        assert [n.index for n in ready.nodes] == [0, 1]
-        assert {(n.budget_bytes, n.budget_inodes, n.host) for n in ready.nodes} == {
-            (1 << 40, 1 << 20, os.uname().nodename)
-        }
+        (found,) = node.groups
+        assert (found.generation, found.present, found.hosts) == (5, [0, 1], ["localhost"] * 2)
+        assert {entry.budget for entry in found.nodes} == {Budget(1 << 40, 1 << 20)}
+        assert [entry.node_dir for entry in found.nodes] == [str(each.path) for each in one.nodes]
     assert one.end() == 0
 
 
@@ -219,15 +218,33 @@ def test_a_node_that_ends_early_refuses_and_lets_the_others_go_on(group):
     one.nodes[2].want(0, [0])
     serve(one.nodes, lambda: bool(one.nodes[2].missed))
     assert one.nodes[2].missed[0].why is Why.ENDED
-    serve(one.nodes, lambda: one.nodes[2].gone == [0])
+    serve(one.nodes, lambda: all(len(node.groups) == 2 for node in one.nodes[1:]))
+    for node in one.nodes[1:]:
+        assert (node.groups[1].generation, node.groups[1].present) == (2, [1, 2])
     one.nodes[2].want(0, [1])
     serve(one.nodes, lambda: 1 in one.nodes[2].missed)
     assert one.nodes[2].missed[1].why is Why.ABSENT
-    assert one.nodes[2].gone == [0]
     one.nodes[2].want(1, [3])
     serve(one.nodes, lambda: 3 in one.nodes[2].got)
     check(one, one.nodes[2], 3, data)
     assert one.end() == 0, one.text()
+
+
+def test_a_node_that_ends_refuses_what_it_has_offered(group):
+    one = group(2, [3 * MB] * 40)
+    for id_ in range(40):
+        one.stage(id_, 0)
+    one.start().ready()
+    one.nodes[0].answers = False
+    one.nodes[1].send(exchange.Fetch(0, tuple(range(40))))
+    serve(one.nodes, lambda: bool(one.nodes[0].asked))
+    one.nodes[0].send(exchange.Offer(1, Why.NONE, tuple(range(40))))
+    one.nodes[0].end()
+    serve(one.nodes, lambda: len({*one.nodes[1].got, *one.nodes[1].missed}) == 40)
+    assert {missed.why for missed in one.nodes[1].missed.values()} == {Why.ENDED}
+    assert all(one.nodes[1].file(id_).stat().st_size == 3 * MB for id_ in one.nodes[1].got)
+    assert one.end() == 0, one.text()
+    assert not left_over(one.nodes[1])
 
 
 def test_a_node_without_a_daemon_is_left_out(group):
@@ -237,8 +254,7 @@ def test_a_node_without_a_daemon_is_left_out(group):
     missing.listener.close()
     one.nodes = [one.nodes[0], one.nodes[2]]
     one.start([one.nodes[0], missing, one.nodes[1]], connect_s=0.3).ready()
-    for node in one.nodes:
-        assert [n.index for part in node.ready for n in part.nodes] == [0, 2]
+    assert all(node.groups[0].present == [0, 2] for node in one.nodes)
     one.nodes[1].want(0, [0])
     serve(one.nodes, lambda: 0 in one.nodes[1].got)
     check(one, one.nodes[1], 0, data)
@@ -257,8 +273,7 @@ def test_a_node_without_a_daemon_is_left_out(group):
 def test_what_is_wrong_with_mpi_is_said_in_one_line(group, variables, said):
     one = group(2, [1])
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PMI", "HYDRA"))}
-    members = [Member("a", str(node.path), str(node.path / "sock")) for node in one.nodes]
-    GroupSpec(0, members).save(one.directory / "spec.json")
+    GroupSpec(membership_of(one.nodes, 0)).save(one.directory / "spec.json")
     done = subprocess.run(
         [sys.executable, "-m", "hpcstage.exchange", one.directory / "spec.json"],
         env={**env, **variables},

@@ -20,7 +20,7 @@ from group_nodes import Group
 from benchmarks.peernodes import MPIEXEC, serve
 from hpcstage.protocol import exchange as link
 from hpcstage.protocol.exchange import Why
-from hpcstage.protocol.exchangespec import CONNECTED
+from hpcstage.protocol.exchangespec import STANDS
 
 if not MPIEXEC.exists():
     pytest.skip("needs the mpiexec of mpi4py's MPI", allow_module_level=True)
@@ -112,7 +112,7 @@ def test_whatever_dies_ends_the_group_and_the_next_one_goes_on(group, victim, se
     for node in one.nodes:
         node.reset()
     one.start(generation=1).ready()
-    assert {part.generation for node in one.nodes for part in node.ready} == {1}
+    assert {found.generation for node in one.nodes for found in node.groups} == {2}
     want_all(one, owner)
     serve(one.nodes, lambda: not any(node.outstanding for node in one.nodes))
     check_stores(one, data)
@@ -133,6 +133,23 @@ def test_an_exchange_that_hangs_ends_the_group(group):
     assert one.wait() != 0
     wait_for(lambda: all_gone([stopped, *others]), GONE_S, "the end of all processes")
     assert "nothing was heard of node" in one.text()
+
+
+def test_mail_of_others_is_no_sign_of_life_of_the_neighbour(group):
+    one = group(3, [1]).start(silence_s=1.0).ready()
+    stopped = next(one_of for one_of in one.exchanges() if one_of.environ()["PMI_RANK"] == "0")
+    stopped.send_signal(signal.SIGSTOP)
+
+    def is_lost() -> bool:
+        one.nodes[2].send(link.Written((0,)))  # a word of node 2 for all others, again and again
+        return one.nodes[1].lost
+
+    try:
+        serve(one.nodes, is_lost, 10, may_lose=True)
+    finally:
+        stopped.send_signal(signal.SIGCONT)
+    assert one.wait() != 0
+    assert "nothing was heard of node 0" in one.text()
 
 
 def test_an_interrupt_from_a_terminal_does_not_end_exchanges(group):
@@ -157,7 +174,7 @@ def test_an_end_is_understood_from_a_daemon_that_does_not_listen_any_more(group)
     one.nodes[1].want(0, range(50))
     serve(one.nodes[:1], lambda: one.nodes[0].sent_files == 50)
     assert one.end() == 0, one.text()
-    assert one.text() == f"{CONNECTED}\n"
+    assert one.text() == f"{STANDS}1\n"
 
 
 def test_a_daemon_that_says_nonsense_ends_the_group(group):

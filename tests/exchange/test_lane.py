@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from hpcstage.exchange.files.lane import Lane, Wake
+from hpcstage.exchange.lane import Lane, Wake
 from hpcstage.exchange.transport.buffers import Pool
 
 

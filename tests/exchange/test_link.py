@@ -7,19 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcstage.protocol import exchange
-from hpcstage.protocol.exchange import Node, Why
+from hpcstage.protocol.exchange import Why
+from hpcstage.protocol.membership import Membership
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)
 IDS = st.lists(U32, max_size=50).map(tuple)
 WHY = st.sampled_from(Why)
-HOST = st.text(st.characters(codec="ascii"), max_size=60)
-NODE = st.builds(Node, U32, U64, U64, HOST)
 
 MESSAGES = st.one_of(
-    st.builds(exchange.Hello, U32, U32, U64, U64),
-    st.builds(exchange.Ready, U32, U32, U32, U32, st.lists(NODE, max_size=20).map(tuple)),
+    st.builds(exchange.Hello, U32, U64, U64),
+    st.builds(exchange.Group, U64, U64, st.binary(max_size=60)),
     st.builds(exchange.Manifest, U64, U64, U64),
     st.builds(exchange.Fetch, U32, IDS),
     st.builds(exchange.Ask, U32, IDS),
@@ -27,7 +26,6 @@ MESSAGES = st.one_of(
     st.builds(exchange.Missed, U32, WHY, IDS),
     st.builds(exchange.Got, U32, U32, U64, I64, U64, U64, U64),
     st.builds(exchange.Sent, U32, U32, U64),
-    st.builds(exchange.Gone, U32),
     st.builds(exchange.End),
     st.builds(exchange.Reading, IDS),
 )
@@ -87,7 +85,7 @@ def test_every_message_has_a_code_of_its_own_that_no_reply_of_the_socket_begins_
     from hpcstage.protocol import shim
 
     codes = [kind.CODE for kind in get_args(exchange.Message)]
-    assert len(codes) == len(set(codes)) == 13
+    assert len(codes) == len(set(codes)) == 12
     assert shim.VERSION not in codes
 
 
@@ -114,11 +112,26 @@ def test_long_lists_go_in_several_messages(count):
 
 @pytest.mark.parametrize("count", [1, 7, 4096])
 def test_large_groups_go_in_several_messages(count):
-    nodes = [Node(index, 10**15, 10**9, "n" * (index % 300)) for index in range(count)]
-    parts = list(exchange.ready_messages(2, 5, nodes))
-    packed = [exchange.pack(part) for part in parts]
+    membership = Membership.of(["n" * (index % 300) for index in range(count)])
+    packed = list(map(exchange.pack, exchange.group_messages(membership)))
     assert max(map(len, packed)) <= exchange.MAX_MESSAGE_BYTES
-    found = [node for data in packed for node in exchange.unpack(data).nodes]
-    assert [node.index for node in found] == list(range(count))
-    assert all(node.host == "n" * min(node.index % 300, exchange.MAX_HOST_BYTES) for node in found)
-    assert {(part.generation, part.index, part.total) for part in parts} == {(2, 5, count)}
+    pieces = exchange.GroupPieces()
+    for _ in range(2):
+        found = [pieces.add(exchange.unpack(data)) for data in packed]
+        assert found == [None] * (len(packed) - 1) + [membership]
+
+
+def test_pieces_of_no_membership_are_refused():
+    first, _, third = list(exchange.group_messages(Membership.of(["n" * 200] * 300)))[:3]
+    pieces = exchange.GroupPieces()
+    assert pieces.add(first) is None
+    for message in (third, exchange.Group(1, 0, b"12"), exchange.Group(1 << 40, 0, b""), exchange.Group(2, 0, b"[]")):
+        with pytest.raises(exchange.LinkError):
+            pieces.add(message)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=60) | st.sampled_from([b"[]", b"{}", b'{"generation": 1, "nodes": [{}]}']))
+def test_other_bytes_are_no_membership(data):
+    with pytest.raises(exchange.LinkError):
+        exchange.GroupPieces().add(exchange.Group(len(data), 0, data))

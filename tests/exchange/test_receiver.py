@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peernodes import Node, manifest_of
-from hpcstage.exchange.files.lane import Lane, Wake
 from hpcstage.exchange.files.reading import Outgoing
 from hpcstage.exchange.files.receiver import Receiver
+from hpcstage.exchange.lane import Lane, Wake
 from hpcstage.exchange.transport.buffers import Pool
 from hpcstage.exchange.transport.frames import Control, Sort, open_bundle
 from hpcstage.exchange.transport.mpi import Mail
@@ -26,6 +26,7 @@ class Outbox:
     """In place of MPI: keeps what would be sent."""
 
     def __init__(self) -> None:
+        self.arrivals = Pool(2)
         self.sent: list[tuple[Control, int]] = []
 
     def send(self, data: bytes, to: int, tag: int) -> None:
@@ -42,10 +43,9 @@ class Desk:
             (node.path / "incoming/peer").mkdir()
             for id_, content in enumerate(CONTENTS) if node.index else ():
                 node.stage(id_, content)
-        self.pool = Pool(2)
         self.lane = Lane("test", Wake(), slow_s=60.0)
         self.outbox = Outbox()
-        self.receiver = Receiver(self.outbox, self.lane, self.pool, [10, 11, 12])  # type: ignore[arg-type]
+        self.receiver = Receiver(self.outbox, self.lane, [10, 11, 12])  # type: ignore[arg-type]
         self.catalog = self.catalog_of(self.nodes[0])
 
     def catalog_of(self, node: Node) -> Catalog:
@@ -54,7 +54,7 @@ class Desk:
 
     def comes(self, sender: int, ids: list[int]) -> None:
         """A bundle of these ids arrives."""
-        outgoing, buffer = Outgoing(), self.pool.take()
+        outgoing, buffer = Outgoing(), self.outbox.arrivals.take()
         outgoing.ids.extend(ids)
         filled = outgoing.fill(buffer, self.catalog_of(self.nodes[sender]))
         assert len(filled.rows) == len(ids)

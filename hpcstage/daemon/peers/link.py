@@ -64,12 +64,11 @@ class PeerLink:
             self._end(self._why)
             return False
         try:
-            messages = exchange.unpack_all(data)
+            for message in exchange.unpack_all(data):
+                self._on_message(message)
         except exchange.LinkError as error:
             self._end(f"the exchange sent something strange: {error}")
             return False
-        for message in messages:
-            self._on_message(message)
         return True
 
     def _flush(self) -> None:

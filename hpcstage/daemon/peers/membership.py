@@ -6,71 +6,73 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hpcstage.daemon.peers.routes import Members
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.types import Budget
 from hpcstage.protocol import exchange
+from hpcstage.protocol.membership import Membership
 
 _HEAD_BYTES = 96
 """The bytes of the head of a manifest's file, which holds counts and a checksum."""
 
 
-class Membership:
-    """Owns what is known of the nodes in the group. This node is number `index` of the job's `nodes` nodes."""
+class GroupState:
+    """Owns what this node knows of its group: its membership, and why there is none. This node has number `index`."""
 
-    def __init__(self, index: int, nodes: int) -> None:
+    def __init__(self, index: int, expected: Membership) -> None:
         self.index = index
-        self.nodes = nodes
-        self.members: Members | None = None
-        """The nodes of the group; None while there is no group."""
-        self.generations = 0
+        self.members: Membership | None = None
+        """The membership; None while there is no group."""
+        self.groups = 0
         """The number of groups that this node was in."""
         self.why = "no exchange has connected"
         """Why there is no group, or how the last one ended."""
-        self._ready: dict[int, Budget] = {}
+        self._latest = expected
+        self._pieces = exchange.GroupPieces()
 
     @property
     def leads(self) -> bool:
         """Whether the others wait for this node's manifest."""
         return self.index == (0 if self.members is None else self.members.present[0])
 
+    @property
+    def nodes(self) -> int:
+        """The number of nodes of the job."""
+        return len(self._latest)
+
     def begin(self) -> None:
         """Forgets the last group, since a new exchange has connected."""
         self.members = None
-        self._ready = {}
+        self._pieces = exchange.GroupPieces()
 
-    def take(self, message: exchange.Ready) -> bool:
-        """Takes a part of the list of nodes. Returns True once the list is complete: the group stands."""
-        self._ready |= {node.index: Budget(node.budget_bytes, node.budget_inodes) for node in message.nodes}
-        if len(self._ready) < message.total or self.index not in self._ready:
-            return False
-        self.members = Members(self.nodes, dict(self._ready))
-        self.generations += 1
-        return True
-
-    def lose(self, node: int) -> bool:
-        """Takes out a node that has left. Returns False if it was not in the group."""
-        if self.members is None or node not in self.members.budgets:
-            return False
-        self.why = f"node {node} has left the group"
-        budgets = {index: budget for index, budget in self.members.budgets.items() if index != node}
-        self.members = Members(self.nodes, budgets)
-        return True
+    def take(self, message: exchange.Group) -> list[int] | None:
+        """Takes a piece of a membership. Returns the nodes that have left once a newer one is whole and has this node,
+        else None. Raises LinkError."""
+        found = self._pieces.add(message)
+        if found is None or found.generation <= self._latest.generation or self.index not in found.present:
+            return None
+        before = [] if self.members is None else self.members.present
+        self.groups += self.members is None
+        self.members = self._latest = found
+        left = [node for node in before if node not in found.present]
+        if left:
+            self.why = f"node {left[-1]} has left the group"
+        return left
 
     def end(self, why: str) -> None:
         """Notes that the group has ended, and why."""
         self.why = why
         self.members = None
 
-    def supposed(self, limit: Budget) -> Members:
-        """Returns the members that are assumed before the group stands: all nodes, with this node's budget."""
-        return Members(self.nodes, dict.fromkeys(range(self.nodes), limit))
+    def supposed(self, limit: Budget) -> Membership:
+        """Returns the membership that is assumed before a group stands: all nodes, with this node's budget."""
+        hosts = Membership.of(self._latest.hosts)
+        return hosts.knowing(self.index, budget=limit)
 
-    def to_json(self, last: Members | None) -> dict[str, Any]:
+    def to_json(self, last: Membership | None) -> dict[str, Any]:
         """Returns NodePart.group; `last` are the nodes that shared files with this one last."""
-        there = {self.index} if last is None or not self.generations else set(last.present)
+        there = {self.index} if last is None or not self.groups else set(last.present)
         missing = [index for index in range(self.nodes) if index not in there]
-        return {"generations": self.generations, "size": len(there), "missing": missing, "why": self.why}
+        return {"generations": self.groups, "size": len(there), "missing": missing, "why": self.why}
 
 
 class Staged:

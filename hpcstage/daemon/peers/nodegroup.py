@@ -15,7 +15,7 @@ from typing import Protocol
 
 from hpcstage.daemon.inbox import Inbox
 from hpcstage.daemon.peers.link import PeerLink, note
-from hpcstage.daemon.peers.membership import Membership
+from hpcstage.daemon.peers.membership import GroupState
 from hpcstage.daemon.peers.routes import Routes
 from hpcstage.daemon.process.server import Reply
 from hpcstage.daemon.resources import Resources
@@ -75,7 +75,7 @@ class NodeGroup(Service):
         self.base = base
         self.limit = directory.budget(base.node_dir, base.spec.budget)
         """The budget of this node, the same for all generations of the group, whatever has been staged since."""
-        self.nodes = Membership(base.spec.node_index, base.spec.node_count)
+        self.nodes = GroupState(base.spec.node_index, base.spec.membership)
         self.is_alone = False
         """Whether this node has staged without the others for a while; the record says so."""
         self._hand_over = hand_over
@@ -98,8 +98,7 @@ class NodeGroup(Service):
             self._ended("a new group was started")
         self.nodes.begin()
         self._link = PeerLink(connection, self.base.selector, self._message, self._ended)
-        spec = self.base.spec
-        self.send(exchange.Hello(spec.node_index, spec.node_count, self.limit.size_bytes, self.limit.inodes))
+        self.send(exchange.Hello(self.nodes.index, self.limit.size_bytes, self.limit.inodes))
         return None
 
     def send(self, message: exchange.Message) -> None:
@@ -109,16 +108,21 @@ class NodeGroup(Service):
 
     def _message(self, message: exchange.Message) -> None:
         now = time.monotonic()
-        if isinstance(message, exchange.Ready):
-            if self.nodes.take(message) and self.nodes.members is not None:
-                here, nodes = len(self.nodes.members.budgets), self.nodes.nodes
-                note(f"group {message.generation} stands: {here} of {nodes} nodes")
-                self.participant.stands(now)
-        elif isinstance(message, exchange.Gone):
-            if self.nodes.lose(message.node):
-                self.participant.gone(message.node)
+        if isinstance(message, exchange.Group):
+            self._follow(message, now)
         else:
             self.participant.message(message, now)
+
+    def _follow(self, message: exchange.Group, now: float) -> None:
+        before = self.nodes.members
+        left = self.nodes.take(message)
+        members = self.nodes.members
+        if left is not None and members is not None:
+            note(f"group {members.generation} stands: {len(members.present)} of {len(members)} nodes")
+            if before is None:
+                self.participant.stands(now)
+            for node in left:
+                self.participant.gone(node)
 
     def _ended(self, why: str) -> None:
         note(why)
@@ -167,7 +171,7 @@ class NodeGroup(Service):
         """Says how files were shared, and with whom."""
         part.totals |= dict.fromkeys(PEER_COUNTS, 0)
         routes = self.participant.routes
-        if routes is None or not self.nodes.generations:
+        if routes is None or not self.nodes.groups:
             part.placement, part.placement_why = Placing.PRIVATE.value, self.nodes.why
         else:
             part.placement, part.placement_why = routes.kind.value, routes.why

@@ -8,50 +8,31 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from hpcstage.daemon.queue.passing import share_of
 from hpcstage.plan.blocks import BLOCK_BYTES
 from hpcstage.plan.placement.owners import needed_bytes
 from hpcstage.plan.placement.placements import Kind, Node, Placement, choose, copies_fit, place
 from hpcstage.plan.types import Budget
+from hpcstage.protocol.membership import Membership
 
 AUTO = "auto"
 _SPREAD = 2654435761
 """Knuth's multiplier: neighbours go to different nodes."""
 
 
-@dataclass(frozen=True)
-class Members:
-    """The nodes of a group: `budgets` by node index, out of `nodes` nodes of the job."""
-
-    nodes: int
-    budgets: dict[int, Budget]
-
-    @property
-    def present(self) -> list[int]:
-        """The indices of the nodes in the group."""
-        return sorted(self.budgets)
-
-    @property
-    def missing(self) -> list[int]:
-        """The indices of the job's nodes that are not in the group."""
-        return [index for index in range(self.nodes) if index not in self.budgets]
-
-    def all(self) -> list[Node]:
-        """Returns every node of the job; a missing one gets the smallest budget of the others."""
-        least = Node(
-            min(budget.size_bytes for budget in self.budgets.values()),
-            min(budget.inodes for budget in self.budgets.values()),
-        )
-        known = {index: Node(budget.size_bytes, budget.inodes) for index, budget in self.budgets.items()}
-        return [known.get(index, least) for index in range(self.nodes)]
+def budgets_of(members: Membership) -> list[Budget]:
+    """Returns the budget of every node of the job; a node that has not said its budget gets the smallest of the
+    others."""
+    known = [node.budget for node in members.nodes if node.budget is not None]
+    least = Budget(min(budget.size_bytes for budget in known), min(budget.inodes for budget in known))
+    return [node.budget or least for node in members.nodes]
 
 
 class Routes:
     """Answers, for one node, where files come from."""
 
-    def __init__(self, placement: Placement, members: Members, node: int, why: str) -> None:
+    def __init__(self, placement: Placement, members: Membership, node: int, why: str) -> None:
         self.placement = placement
         self.members = members
         self.node = node
@@ -100,9 +81,10 @@ class Routes:
         return array("I", filter(self.placement.unplaced, range(files)))
 
 
-def make(asked: str, sizes: Sequence[int], directories: int, members: Members, node: int) -> Routes:
+def make(asked: str, sizes: Sequence[int], directories: int, members: Membership, node: int) -> Routes:
     """Makes the placement for what the user asked for (`auto` or the name of a kind)."""
-    nodes = [_without(one, Budget(directories * BLOCK_BYTES, directories)) for one in members.all()]
+    taken = Budget(directories * BLOCK_BYTES, directories)
+    nodes = [_without(Node(one.size_bytes, one.inodes), taken) for one in budgets_of(members)]
     if asked == AUTO:
         kind, why = choose(needed_bytes(sizes), len(sizes), nodes)
     else:
@@ -113,9 +95,9 @@ def make(asked: str, sizes: Sequence[int], directories: int, members: Members, n
     return Routes(place(kind, sizes, nodes), members, node, why)
 
 
-def transit_of(members: Members, node: int, directories: int) -> Budget:
+def transit_of(members: Membership, node: int, directories: int) -> Budget:
     """Returns the budget for transit copies that `make` has set aside on a node."""
-    budget = members.budgets[node]
+    budget = budgets_of(members)[node]
     rest = _without(Node(budget.size_bytes, budget.inodes), Budget(directories * BLOCK_BYTES, directories))
     return share_of(Budget(rest.budget_bytes, rest.budget_inodes))
 

@@ -15,11 +15,12 @@ from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.peers.membership import Staged, size_of
 from hpcstage.daemon.peers.nodegroup import NodeGroup
 from hpcstage.daemon.peers.peers import Peers
-from hpcstage.daemon.peers.routes import Members, Routes, make, transit_of
+from hpcstage.daemon.peers.routes import Routes, make, transit_of
 from hpcstage.daemon.queue.groupqueue import GroupQueue
 from hpcstage.daemon.reading.scanning import Prepared
 from hpcstage.plan.order import orders
 from hpcstage.protocol import exchange, nodedir
+from hpcstage.protocol.membership import Membership
 from hpcstage.store.messages import Result
 
 MOST_EARLY = 1024
@@ -123,7 +124,7 @@ class FileSharing:
         for message in early:
             self.peers.asked(message, time.monotonic())
 
-    def _divide(self, members: Members) -> None:
+    def _divide(self, members: Membership) -> None:
         index, sizes = self._group.nodes.index, self._staged.manifest.sizes
         self.routes = make(self._group.base.spec.placement, sizes, self._directories, members, index)
         self.peers.divide(self.routes, transit_of(members, index, self._directories))

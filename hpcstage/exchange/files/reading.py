@@ -63,6 +63,13 @@ class Outgoing:
             filled.length = close_bundle(buffer.view, last.at + last.length, filled.rows, catalog.fingerprint)
         return filled
 
+    def take_rest(self) -> list[int]:
+        """Returns the ids that are not in bundles as a whole, and forgets them."""
+        rest = [*(() if self._open is None else (self._open.id,)), *self.ids]
+        self.ids.clear()
+        self.close()
+        return rest
+
     def close(self) -> None:
         """Closes the file that is open."""
         if self._open is not None:

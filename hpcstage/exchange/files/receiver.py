@@ -10,9 +10,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpcstage.exchange.files.lane import Lane
 from hpcstage.exchange.files.writing import Incoming, Stored
-from hpcstage.exchange.transport.buffers import Pool
+from hpcstage.exchange.lane import Lane
 from hpcstage.exchange.transport.frames import CONTROL_TAG, Bundle, Control, Sort
 from hpcstage.exchange.transport.mpi import Mail, Post
 from hpcstage.protocol.exchange import MAX_IDS, Got, Missed, Why
@@ -29,18 +28,25 @@ class Receiver:
     """Receives files. Sources are positions in the group; what is told to the daemon names nodes, by
     `nodes[position]`."""
 
-    def __init__(self, post: Post, lane: Lane, pool: Pool, nodes: Sequence[int]) -> None:
+    def __init__(self, post: Post, lane: Lane, nodes: Sequence[int]) -> None:
         self._post = post
         self._lane = lane
-        self._pool = pool
         self._nodes = nodes
         self._incoming = Incoming()
         self._awaited: dict[int, _Awaited] = {}
         self.got: list[Got] = []
         """Files that have come, to be told to the daemon."""
         self.missed: list[Missed] = []
-        self.gone: list[int] = []
-        """Positions of the nodes whose run has ended."""
+
+    def results(self) -> tuple[list[Got], list[Missed]]:
+        """Returns what is to be told to the daemon, once."""
+        found = self.got, self.missed
+        self.got, self.missed = [], []
+        return found
+
+    def awaited(self, source: int) -> list[int]:
+        """Returns the ids that are awaited from a node."""
+        return [id_ for id_, one in self._awaited.items() if one.source == source]
 
     def fetch(self, source: int, ids: Sequence[int], catalog: Catalog) -> None:
         """Asks a node for files. A file that is awaited already is not asked for again."""
@@ -57,8 +63,6 @@ class Receiver:
 
     def refused(self, source: int, why: Why, ids: Sequence[int]) -> None:
         """Notes that a node does not send these files, of which a part may have come."""
-        if why is Why.ENDED:
-            self.gone.append(source)
         ours = tuple(id_ for id_ in dict.fromkeys(ids) if self._is_awaited(source, id_))
         if not ours:
             return
@@ -74,11 +78,11 @@ class Receiver:
         awaited, source = self._awaited, mail.source
         rows = [row for row in bundle.rows if row.id in awaited and awaited[row.id].source == source]
         if bundle.fingerprint != catalog.fingerprint or not rows:
-            self._pool.give(buffer)
+            self._post.arrivals.give(buffer)
             return
 
         def stored(results: list[Stored]) -> None:
-            self._pool.give(buffer)
+            self._post.arrivals.give(buffer)
             self._stored(mail.source, results)
 
         self._lane.submit(lambda: self._incoming.store(buffer, rows, catalog), stored)

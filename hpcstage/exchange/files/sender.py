@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from hpcstage.exchange.files.lane import Lane
 from hpcstage.exchange.files.reading import Filled, Outgoing
-from hpcstage.exchange.transport.buffers import Buffer, Pool
+from hpcstage.exchange.lane import Lane
+from hpcstage.exchange.transport.buffers import Buffer
 from hpcstage.exchange.transport.frames import BULK_TAG, CONTROL_TAG, Control, Sort
 from hpcstage.exchange.transport.mpi import Post
 from hpcstage.protocol.exchange import Why
@@ -35,13 +35,18 @@ class _Lines:
 class Sender:
     """Sends files. Destinations are positions in the group."""
 
-    def __init__(self, post: Post, lane: Lane, pool: Pool) -> None:
+    def __init__(self, post: Post, lane: Lane) -> None:
         self._post = post
         self._lane = lane
-        self._pool = pool
         self._lines: dict[int, _Lines] = {}
         self._turns: deque[int] = deque()
         """Destinations for which something is left."""
+        self._is_stopped = False
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether anything is left to be sent."""
+        return bool(self._turns)
 
     def offer(self, to: int, ids: Sequence[int]) -> None:
         """Queues files for a node."""
@@ -57,16 +62,26 @@ class Sender:
             self._post.send(message.pack(), to, CONTROL_TAG)
 
     def stop(self) -> None:
-        """Begins nothing more."""
-        for to in self._turns:
-            self._lines[to].outgoing.ids.clear()
+        """Begins nothing more, and refuses what was offered and is not under way."""
+        self._is_stopped = True
         self._turns.clear()
+        for to in self._lines:
+            self._refuse_rest(to)
+
+    def drop(self, to: int) -> None:
+        """Forgets what was offered to a node."""
+        if to in self._lines and not self._lines[to].filling:
+            self._lines[to].outgoing.take_rest()
+
+    def _refuse_rest(self, to: int) -> None:
+        if not self._lines[to].filling:  # else the rest is the reading thread's until it has filled its bundle
+            self.refuse(to, Why.ENDED, self._lines[to].outgoing.take_rest())
 
     def pump(self, catalog: Catalog) -> bool:
         """Starts what can be started, and returns whether anything was."""
         started = False
         for _ in range(len(self._turns)):
-            if not self._pool.has_some:
+            if not self._post.sends.has_some:
                 break
             to = self._turns.popleft()
             line = self._lines[to]
@@ -87,7 +102,7 @@ class Sender:
         return found
 
     def _fill(self, to: int, line: _Lines, catalog: Catalog) -> None:
-        buffer = self._pool.take()
+        buffer = self._post.sends.take()
         line.filling += 1
         line.busy += 1
 
@@ -100,6 +115,8 @@ class Sender:
     def _filled(self, to: int, line: _Lines, buffer: Buffer, result: Filled) -> None:
         self.refuse(to, Why.LOST, result.lost)
         self.refuse(to, Why.UNKNOWN, result.unknown)
+        if self._is_stopped:
+            self._refuse_rest(to)
         if not result.rows:
             self._ended(line, buffer)
             return
@@ -112,4 +129,4 @@ class Sender:
 
     def _ended(self, line: _Lines, buffer: Buffer) -> None:
         line.busy -= 1
-        self._pool.give(buffer)
+        self._post.sends.give(buffer)

@@ -4,8 +4,11 @@ buffers.
 The module owns the bytes; it sends nothing. Everything is little-endian. The module checks whatever comes: a frame that
 is not whole raises a FrameError. The receiver checks what ids, names and sizes mean. No path ever comes from a frame.
 
-    control   u8 kind, u8 why, 6 bytes of nothing, u64 fingerprint, ids u32[]
+    control   u8 sort, u8 why, 6 bytes of nothing, u64 fingerprint, ids u32[]
+    members   u8 sort, a message of the kind Group of `protocol.exchange`
     bundle    the bytes of its rows one behind the other, from 0; then the rows; then a tail that counts them
+
+Each sort of message is one service's.
 
 A bundle's table comes last, since the sender knows only after it has read the files how many found space.
 """
@@ -18,7 +21,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
-from hpcstage.protocol.exchange import Why
+from hpcstage.protocol.exchange import MAX_MESSAGE_BYTES, Why
 
 CONTROL_TAG = 1
 BULK_TAG = 2
@@ -28,7 +31,7 @@ TAIL = struct.Struct("<IIQ")
 MAX_ROWS = 256
 PIECE_BYTES = 1 << 20
 BUFFER_BYTES = PIECE_BYTES + MAX_ROWS * ROW.size + TAIL.size
-MAX_CONTROL_BYTES = CONTROL.size + 4 * 4096
+MAX_CONTROL_BYTES = 1 + MAX_MESSAGE_BYTES
 
 
 class FrameError(ValueError):
@@ -36,7 +39,7 @@ class FrameError(ValueError):
 
 
 class Sort(IntEnum):
-    """Kinds of control messages."""
+    """Says what a message is; those from FILES on are bundles."""
 
     ASK = 1
     """Ids that the sender wants."""
@@ -48,14 +51,14 @@ class Sort(IntEnum):
     """Ids that a program of the sender's node writes to."""
     READING = 5
     """Ids of large files that a program of the sender's node reads at the source."""
-
-
-class Place(IntEnum):
-    """Says what a bundle is part of."""
-
-    STORE = 0
-    MANIFEST = 1
-    ORDER = 2
+    ENDED = 6
+    """Nodes whose run has ended, for the first exchange of the group."""
+    MEMBERS = 7
+    """A piece of the membership that replaces the one before."""
+    FILES = 64
+    """Staged files, whole or in pieces."""
+    MANIFEST = 65
+    ORDER = 66
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,17 @@ class Control:
             raise FrameError(f"a damaged control message: {error}") from None
 
 
+def sort_of(data: memoryview, *, is_bundle: bool) -> Sort:
+    """Returns what a message is. Raises FrameError."""
+    try:
+        sort = Sort(TAIL.unpack_from(data, len(data) - TAIL.size)[1] if is_bundle else data[0])
+    except (struct.error, IndexError, ValueError) as error:
+        raise FrameError(f"a message of no known sort: {error}") from None
+    if (sort >= Sort.FILES) is not is_bundle:
+        raise FrameError(f"a message of the sort {sort.name} that came the wrong way")
+    return sort
+
+
 class Row(NamedTuple):
     """`length` bytes from `start` in a file of `size_bytes`; they lie `at` in the bundle."""
 
@@ -96,14 +110,14 @@ class Row(NamedTuple):
 
 
 def close_bundle(
-    buffer: memoryview, data_bytes: int, rows: Sequence[Row], fingerprint: int, place: Place = Place.STORE
+    buffer: memoryview, data_bytes: int, rows: Sequence[Row], fingerprint: int, sort: Sort = Sort.FILES
 ) -> int:
     """Writes the table behind the bytes, and returns the length of the bundle."""
     at = data_bytes
     for row in rows:
         ROW.pack_into(buffer, at, *row)
         at += ROW.size
-    TAIL.pack_into(buffer, at, len(rows), place, fingerprint)
+    TAIL.pack_into(buffer, at, len(rows), sort, fingerprint)
     return at + TAIL.size
 
 
@@ -111,7 +125,7 @@ def close_bundle(
 class Bundle:
     """The table of a bundle that came in a buffer."""
 
-    place: Place
+    sort: Sort
     fingerprint: int
     rows: tuple[Row, ...]
 
@@ -120,7 +134,7 @@ def open_bundle(data: memoryview) -> Bundle:
     """Returns the table of a bundle, checked: rows lie one behind the other and fill it, none is longer than its
     file."""
     try:
-        count, place, fingerprint = TAIL.unpack_from(data, len(data) - TAIL.size)
+        count, sort, fingerprint = TAIL.unpack_from(data, len(data) - TAIL.size)
         end = len(data) - TAIL.size - count * ROW.size
         if count > MAX_ROWS or end < 0:
             raise FrameError("the table is larger than the bundle")
@@ -132,6 +146,6 @@ def open_bundle(data: memoryview) -> Bundle:
             at += length
         if at != end:
             raise FrameError("the rows do not fill it")
-        return Bundle(Place(place), fingerprint, rows)
+        return Bundle(Sort(sort), fingerprint, rows)
     except (struct.error, ValueError) as error:
         raise FrameError(f"a damaged bundle: {error}") from None

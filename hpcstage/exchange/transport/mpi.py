@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcstage.exchange.transport.buffers import Buffer, Pool
-from hpcstage.exchange.transport.frames import BUFFER_BYTES, BULK_TAG, CONTROL_TAG, MAX_CONTROL_BYTES, FrameError
+from hpcstage.exchange.transport.frames import (
+    BUFFER_BYTES,
+    BULK_TAG,
+    CONTROL_TAG,
+    MAX_CONTROL_BYTES,
+    FrameError,
+    Sort,
+    sort_of,
+)
 
 _POLL_S = 0.002
 
@@ -51,9 +59,10 @@ class World:
         found = self._comm.Split(color, key or 0)
         return None if found == self._mpi.COMM_NULL else found
 
-    def post(self, comm: Any, pool: Pool) -> Post:  # noqa: ANN401
-        """Returns a post for messages among the processes of a communicator."""
-        return Post(self._mpi, comm, pool)
+    def post(self, comm: Any, buffers: int) -> Post:  # noqa: ANN401
+        """Returns a post for messages among the processes of a communicator, with so many buffers for each
+        direction."""
+        return Post(self._mpi, comm, buffers)
 
     def barrier(self) -> Callable[[], bool]:
         """Says that this process has come to its end. Returns a function that tells whether all have."""
@@ -105,6 +114,11 @@ class Mail:
     data: memoryview
     buffer: Buffer | None
 
+    @property
+    def sort(self) -> Sort:
+        """What the message is. Raises FrameError."""
+        return sort_of(self.data, is_bundle=self.buffer is not None)
+
 
 @dataclass
 class _Arrival:
@@ -114,16 +128,17 @@ class _Arrival:
 
 
 class Post:
-    """Sends and receives without blocking. Bulk is received only while the pool has a buffer for it."""
+    """Sends and receives without blocking. Owns the buffers of bundles to be sent and of those that arrive, which are
+    received only while there is a buffer for them."""
 
-    def __init__(self, mpi: Any, comm: Any, pool: Pool) -> None:  # noqa: ANN401
+    def __init__(self, mpi: Any, comm: Any, buffers: int) -> None:  # noqa: ANN401
         self._mpi = mpi
         self._comm = comm
-        self._pool = pool
+        self.sends, self.arrivals = Pool(buffers), Pool(buffers)
         self._status = mpi.Status()
         self._sends: list[Any] = []
         self._thens: list[Callable[[], None]] = []
-        self._arrivals: deque[_Arrival] = deque()
+        self._coming: deque[_Arrival] = deque()
 
     @property
     def sending(self) -> int:
@@ -133,7 +148,7 @@ class Post:
     @property
     def is_active(self) -> bool:
         """Whether anything is under way, which MPI moves on only while it is asked."""
-        return bool(self._sends or self._arrivals)
+        return bool(self._sends or self._coming)
 
     def send(self, data: bytes | memoryview, to: int, tag: int, then: Callable[[], None] | None = None) -> None:
         """Begins to send; `then` is called when the data may be changed again."""
@@ -154,13 +169,13 @@ class Post:
     def take(self) -> Iterator[Mail]:
         """Yields what has come whole; from one source, in the order in which it was sent."""
         held: set[int] = set()
-        for _ in range(len(self._arrivals)):
-            arrival = self._arrivals.popleft()
+        for _ in range(len(self._coming)):
+            arrival = self._coming.popleft()
             if arrival.done and arrival.mail.source not in held:
                 yield arrival.mail
             else:
                 held.add(arrival.mail.source)
-                self._arrivals.append(arrival)
+                self._coming.append(arrival)
 
     def _end_sends(self) -> bool:
         if not self._sends:
@@ -172,7 +187,7 @@ class Post:
         return bool(ended)
 
     def _end_arrivals(self) -> bool:
-        waiting = [arrival for arrival in self._arrivals if not arrival.done]
+        waiting = [arrival for arrival in self._coming if not arrival.done]
         if not waiting:
             return False
         ended = self._mpi.Request.Testsome([arrival.request for arrival in waiting]) or ()
@@ -183,7 +198,7 @@ class Post:
     def _begin_arrivals(self) -> bool:
         begun = False
         while True:
-            tag = self._mpi.ANY_TAG if self._pool.has_some else CONTROL_TAG
+            tag = self._mpi.ANY_TAG if self.arrivals.has_some else CONTROL_TAG
             message = self._comm.Improbe(self._mpi.ANY_SOURCE, tag, self._status)
             if message is None:
                 return begun
@@ -194,6 +209,6 @@ class Post:
         length = self._status.Get_count(self._mpi.BYTE)
         if length > (BUFFER_BYTES if tag == BULK_TAG else MAX_CONTROL_BYTES):
             raise FrameError(f"a message of {length} bytes")
-        buffer = self._pool.take() if tag == BULK_TAG else None
+        buffer = self.arrivals.take() if tag == BULK_TAG else None
         data = buffer.view[:length] if buffer is not None else memoryview(bytearray(length))
-        self._arrivals.append(_Arrival(message.Irecv([data, self._mpi.BYTE]), Mail(source, data, buffer)))
+        self._coming.append(_Arrival(message.Irecv([data, self._mpi.BYTE]), Mail(source, data, buffer)))

@@ -40,6 +40,18 @@ class Wake:
             os.eventfd_read(self._fd)
 
 
+class Lanes:
+    """Owns the two lanes of an exchange: one reads files, one writes them."""
+
+    def __init__(self) -> None:
+        self.wake = Wake()
+        self.reading, self.writing = Lane("reading", self.wake), Lane("writing", self.wake)
+
+    def collect(self) -> bool:
+        """Hands over what is finished on both, and returns whether there was anything."""
+        return self.reading.collect() | self.writing.collect()
+
+
 class Lane:
     """Does one piece of work after the other, and hands over the results when `collect` is called."""
 

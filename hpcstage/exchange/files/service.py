@@ -1,0 +1,138 @@
+"""Moves files between the nodes of a group: the service of an exchange that fetches, offers and tells of files by id.
+
+Owns what the messages of daemons and exchanges about files lead to; `sender` and `receiver` do it. A transfer has a
+source, where the node that gives a file reads it, and a target, where the node that gets it writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpcstage.exchange.files.receiver import Receiver
+from hpcstage.exchange.files.sender import Sender
+from hpcstage.exchange.service import Service, Station
+from hpcstage.exchange.transport.frames import CONTROL_TAG, Control, Sort, open_bundle
+from hpcstage.exchange.transport.mpi import Mail
+from hpcstage.protocol import exchange
+from hpcstage.protocol.exchange import Ask, Fetch, Offer, Reading, Sent, Why, Written
+from hpcstage.store.catalog import Transfer
+
+
+class FileService(Service):
+    """Owns what the module says, for one transfer."""
+
+    sorts = (Sort.ASK, Sort.REFUSE, Sort.WRITTEN, Sort.READING, Sort.FILES)
+    orders = (Fetch, Offer, Written, Reading)
+
+    def __init__(self, station: Station, transfer: Transfer) -> None:
+        super().__init__(station)
+        self._transfer = transfer
+        self._sender = Sender(station.post, station.lanes.reading)
+        self._receiver = Receiver(station.post, station.lanes.writing, station.nodes)
+
+    # ---- the daemon
+
+    def obey(self, message: exchange.Message) -> None:
+        """Fetches files, sends or refuses them, or tells all others what programs do here."""
+        if isinstance(message, Fetch):
+            self._fetch(message)
+        elif isinstance(message, Offer):
+            self._offer(message)
+        elif isinstance(message, Written):
+            self._tell_others(Sort.WRITTEN, message.ids)
+        elif isinstance(message, Reading):
+            self._tell_others(Sort.READING, message.ids)
+
+    def _fetch(self, message: Fetch) -> None:
+        catalog, place = self._transfer.target.catalog, self.station.place(message.node)
+        if place is not None and catalog is not None:
+            self._receiver.fetch(place, message.ids, catalog)
+        else:
+            why = Why.ABSENT if place is None else Why.UNKNOWN
+            self.station.tell(*exchange.in_messages(exchange.Missed(message.node, why, message.ids)))
+
+    def _offer(self, message: Offer) -> None:
+        place = self.station.place(message.node)
+        if place is None:
+            return
+        why = Why.UNKNOWN if self._transfer.source.catalog is None else Why.NONE
+        if message.why or why:
+            self._sender.refuse(place, message.why or why, message.ids)
+        else:
+            self._sender.offer(place, message.ids)
+
+    def _tell_others(self, sort: Sort, ids: tuple[int, ...]) -> None:
+        catalog = self._transfer.source.catalog
+        if catalog is None:
+            return  # the others have no copies by a manifest that they have not seen
+        packed, own = Control(sort, catalog.fingerprint, ids=ids).pack(), self.station.position
+        for place in range(len(self.station.nodes)):
+            if place != own:
+                self.station.post.send(packed, place, CONTROL_TAG)
+
+    def report(self) -> None:
+        """Tells the daemon what has come and gone."""
+        got, missed = self._receiver.results()
+        sent = self._sender.sent()
+        if self.station.ended:
+            return
+        if got:
+            self.station.daemon.send_got(got)
+        for message in missed:
+            self.station.tell(*exchange.in_messages(message))
+        self.station.tell(*(Sent(self.station.nodes[to], files, size_bytes) for to, files, size_bytes in sent))
+
+    # ---- other exchanges
+
+    def take(self, mail: Mail) -> None:
+        """Takes files that have come, or what another node says of files."""
+        if mail.buffer is None:
+            self._control(mail.source, Control.unpack(mail.data))
+            return
+        bundle, catalog = open_bundle(mail.data), self._transfer.target.catalog
+        if catalog is None or self.station.ended:
+            self.station.post.arrivals.give(mail.buffer)
+        else:
+            self._receiver.bundle(mail, bundle, catalog)
+
+    def _control(self, source: int, message: Control) -> None:
+        if message.sort is Sort.REFUSE:
+            if message.why is Why.ENDED:
+                self.station.ended_nodes.add(self.station.nodes[source])
+            self._receiver.refused(source, message.why, message.ids)
+            return
+        catalog = self._transfer.source.catalog
+        is_same = catalog is not None and catalog.fingerprint == message.fingerprint
+        if message.sort is Sort.ASK:
+            if self.station.ended or not is_same:
+                self._sender.refuse(source, Why.ENDED if self.station.ended else Why.UNKNOWN, message.ids)
+            else:
+                self.station.tell(*exchange.in_messages(Ask(self.station.nodes[source], message.ids)))
+        elif is_same:
+            self.station.tell(Written(message.ids) if message.sort is Sort.WRITTEN else Reading(message.ids))
+
+    # ---- what there is to do
+
+    def pump(self) -> bool:
+        """Reads, sends and writes."""
+        catalog = self._transfer.source.catalog if self._sender.has_turns else None
+        started = catalog is not None and self._sender.pump(catalog)
+        return self.station.lanes.collect() or started
+
+    def left(self, node: int) -> None:
+        """Gives up what was asked of a node, and what it asked for."""
+        place = self.station.nodes.index(node)
+        self._receiver.refused(place, Why.ENDED, self._receiver.awaited(place))
+        self._sender.drop(place)
+
+    def stop(self) -> None:
+        """Refuses what others still wait for."""
+        self._sender.stop()
+
+    def descriptors(self) -> Sequence[int]:
+        """Returns what shows that files were read or written."""
+        return (self.station.lanes.wake.fileno(),)
+
+    def ready(self) -> None:
+        """Clears that descriptor, before `pump` collects."""
+        self.station.lanes.wake.clear()
