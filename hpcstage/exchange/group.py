@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from hpcstage.exchange.broadcast import children_of
-from hpcstage.exchange.service import Service, Station
+from hpcstage.exchange.service import ExchangeService, Station
 from hpcstage.exchange.transport.frames import CONTROL_TAG, Control, Sort
 from hpcstage.exchange.transport.mpi import Mail
 from hpcstage.protocol import exchange
@@ -24,7 +24,7 @@ class Silence(Exception):
     """Nothing came from a neighbour for too long, or the process that started the exchange has gone."""
 
 
-class GroupService(Service):
+class GroupService(ExchangeService):
     """Owns what the module says."""
 
     sorts = (Sort.BEAT, Sort.ENDED, Sort.MEMBERS)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpcstage.errors import UsageError
 from hpcstage.exchange.broadcast import Leaf, Spread
-from hpcstage.exchange.service import Service, Station
+from hpcstage.exchange.service import ExchangeService, Station
 from hpcstage.exchange.transport.frames import Sort, open_bundle
 from hpcstage.exchange.transport.mpi import Mail
 from hpcstage.plan.dataset.manifest import Manifest as ManifestFile
@@ -22,7 +22,7 @@ from hpcstage.protocol.exchange import Manifest
 from hpcstage.store.catalog import Root, fingerprint
 
 
-class ManifestService(Service):
+class ManifestService(ExchangeService):
     """Owns the manifest and the order of one node on their way. `store` is told the group's manifest."""
 
     sorts = (Sort.MANIFEST, Sort.ORDER)

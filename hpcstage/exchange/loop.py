@@ -10,7 +10,7 @@ import select
 import time
 from collections.abc import Sequence
 
-from hpcstage.exchange.service import Service, Station
+from hpcstage.exchange.service import ExchangeService, Station
 from hpcstage.exchange.transport.frames import FrameError
 from hpcstage.protocol import exchange
 
@@ -29,7 +29,7 @@ of it."""
 class Exchange:
     """The exchange of this node: its services, which are served in their order."""
 
-    def __init__(self, station: Station, services: Sequence[Service]) -> None:
+    def __init__(self, station: Station, services: Sequence[ExchangeService]) -> None:
         self._station = station
         self._services = services
         self._by_sort = {sort: service for service in services for sort in service.sorts}

@@ -55,7 +55,7 @@ class Station:
             self.daemon.send(*messages)
 
 
-class Service:
+class ExchangeService:
     """A part of an exchange. The loop gives it its messages and asks it for the rest; by default it has nothing."""
 
     sorts: tuple[Sort, ...] = ()

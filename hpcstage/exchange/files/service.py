@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from hpcstage.exchange.files.receiver import Receiver
 from hpcstage.exchange.files.sender import Sender
-from hpcstage.exchange.service import Service, Station
+from hpcstage.exchange.service import ExchangeService, Station
 from hpcstage.exchange.transport.frames import CONTROL_TAG, Control, Sort, open_bundle
 from hpcstage.exchange.transport.mpi import Mail
 from hpcstage.protocol import exchange
@@ -18,7 +18,7 @@ from hpcstage.protocol.exchange import Ask, Fetch, Offer, Reading, Sent, Why, Wr
 from hpcstage.store.catalog import Transfer
 
 
-class FileService(Service):
+class FileService(ExchangeService):
     """Owns what the module says, for one transfer."""
 
     sorts = (Sort.ASK, Sort.REFUSE, Sort.WRITTEN, Sort.READING, Sort.FILES)
