@@ -77,7 +77,7 @@ def line(drawn: RenderableType) -> RenderableType:
 
 def section(title: str, *body: RenderableType) -> Group:
     """Returns a heading with its lines."""
-    return Group(line(Text(title, "bold", no_wrap=True, overflow="ellipsis")), indented(*body))
+    return Group(Text(title, "bold", no_wrap=True, overflow="ellipsis"), indented(*body))
 
 
 def indented(*body: RenderableType) -> Padding:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hpcstage.record.schema import Coverage, GroupSection, NodeRow, Record, RunSection, Savings, TimeSplit
+from hpcstage.record.schema import GroupSection, NodeRow, Record, RunSection, Savings, TimeSplit
 from hpcstage.units import format_duration, format_rate, format_size
 
 UNKNOWN = "not measured"
+NAME = 18
+"""The characters of a node's name that are shown."""
 UNSEEN = 0.02
 """Unseen bytes below this share of those seen are ignored: they do not change the local share."""
 ENDINGS = {"running": "still running", "aside": "ran without hpcstage"}
@@ -40,6 +42,11 @@ def clip(text: str, columns: int) -> str:
     from rich.cells import cell_len, set_cell_size
 
     return text if cell_len(text) <= columns else set_cell_size(text, columns - 3) + "..."
+
+
+def short_name(host: str) -> str:
+    """Returns the end of a node's name where it is long, as names differ there."""
+    return host if len(host) <= NAME else "…" + host[1 - NAME :]
 
 
 # ---- numbers
@@ -139,11 +146,6 @@ def wait_share(split: TimeSplit) -> float | None:
     if not split.wall_s or split.wait_source_s is None or split.wait_local_s is None:
         return None
     return (split.wait_source_s + split.wait_local_s) / split.wall_s
-
-
-def swapped(coverage: Coverage) -> str:
-    """Says how many opens got the staged copy."""
-    return f"{count(coverage.swapped)} of {count(coverage.opens)} opens swapped"
 
 
 def saved(part: Savings) -> str:

@@ -13,12 +13,10 @@ from statistics import median
 from hpcstage.record.parts.roster import State
 from hpcstage.record.schema import GroupSection, NodeRow, Record
 from hpcstage.report.canvas import Canvas, grid
-from hpcstage.report.figures import UNKNOWN, count, seconds, size, source_times
+from hpcstage.report.figures import UNKNOWN, count, seconds, short_name, size, source_times
 
 LINES = 11
 LEAST = 5
-NAME = 18
-"""The characters of a node's name that are shown: the last ones, as names differ there."""
 FAILED = {State.MISSING: "never came up", State.DIED: "died"}
 _MOVED = attrgetter("source_bytes"), attrgetter("peer_bytes"), attrgetter("local_bytes")
 SINGLY = 2
@@ -57,7 +55,7 @@ def every(record: Record, canvas: Canvas) -> list[str]:
     for row in (*failed, *slow, *well):
         moved = size(row.source_bytes), size(row.peer_bytes), size(row.sent_bytes), size(row.local_bytes)
         below = f"  !! {FAILED[row.state]}{_why(row)}" if row.state in FAILED else f"    {'; '.join(row.slow)}"
-        cells = (f"  {_short(row.host)}", seconds(_waited(row)), *moved, count(row.staged_files))
+        cells = (f"  {short_name(row.host)}", seconds(_waited(row)), *moved, count(row.staged_files))
         table.append(_Line(cells, (below,) if below.strip() else ()))
     drawn = _drawn(canvas, ("Nodes", "waited", "source", "received", "sent", "local", "files"), table)
     return [*drawn, *canvas.lines(f"  {_together(record, record.group, slow)}")]
@@ -98,20 +96,16 @@ def _waited(row: NodeRow) -> float | None:
 
 
 def _cells(row: NodeRow) -> tuple[str, ...]:
-    return (f"  {_short(row.host)}", seconds(_waited(row)), *(size(moved(row)) for moved in _MOVED))
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= NAME else "…" + name[1 - NAME :]
+    return (f"  {short_name(row.host)}", seconds(_waited(row)), *(size(moved(row)) for moved in _MOVED))
 
 
 def _failed(rows: Sequence[NodeRow], group: GroupSection) -> list[str]:
     if len(rows) <= SINGLY:
-        return [f"  !! {_short(row.host)} {FAILED[row.state]}{_why(row)}" for row in rows]
+        return [f"  !! {short_name(row.host)} {FAILED[row.state]}{_why(row)}" for row in rows]
     lines = []
     for state, what in FAILED.items():
         if same := [row for row in rows if row.state is state]:
-            names = ", ".join(_short(row.host) for row in same[:3]) + (", ..." if len(same) > 3 else "")
+            names = ", ".join(short_name(row.host) for row in same[:3]) + (", ..." if len(same) > 3 else "")
             lines.append(f"  !! {len(same)} of {group.nodes} nodes {what} ({names}){_why(same[0])}")
     return lines
 

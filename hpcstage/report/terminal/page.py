@@ -53,7 +53,7 @@ def notes(record: Record, canvas: Canvas, room: int) -> list[str]:
         lines += block
         shown += 1
     more = f" ({len(record.notes) - shown} more with --json)" if shown < len(record.notes) else ""
-    return [*canvas.lines(section(f"Notes{more}"))[:1], *lines] if record.notes else []
+    return [*canvas.lines(section(f"Notes{more}")), *lines] if record.notes else []
 
 
 def _note(note: Note, text_lines: int = TEXT_LINES, remedy_lines: int = REMEDY_LINES) -> RenderableType:

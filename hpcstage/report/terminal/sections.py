@@ -14,7 +14,7 @@ from hpcstage.record.parts.part import DatasetPart
 from hpcstage.record.schema import Contention, OrderSection, OwnPeriod, Percentiles, Record, SharedPeriod
 from hpcstage.report import figures
 from hpcstage.report.canvas import Sparkline, Wrapped, grid, line, section
-from hpcstage.report.figures import UNKNOWN, count, percent, rate, seconds, size
+from hpcstage.report.figures import UNKNOWN, count, percent, rate, seconds, short_name, size
 
 REASON_NAMES = {
     "unknown": "not in the scan", "later": "waiting would take longer", "full": "no room locally",
@@ -22,7 +22,6 @@ REASON_NAMES = {
     "no_daemon": "no daemon", "settled": "staging had stopped", "local_error": "local error",
     "large": "large", "mode_direct": "mode direct", "unstated": "reason not known",
 }  # fmt: skip
-PERIODS = 3
 MODE_LINES = 3
 """The lines for why another mode was followed; with several nodes one, as the table of nodes needs the others."""
 Period = TypeVar("Period", SharedPeriod, OwnPeriod)
@@ -147,22 +146,20 @@ def time(record: Record) -> RenderableType:
         (*cell("preprocessing", split.preprocess_s), *cell("waiting for local", split.wait_local_s)),
         (*cell("other", split.other_s), "staging hidden", seconds(split.hidden_s), "overlaps"),
     )
-    slowest = f" (mean of the processes; longest waits on {split.slowest.host})" if split.slowest else ""
+    slowest = ""
+    if split.slowest is not None:
+        slowest = f" (mean of the processes; longest waits on {short_name(split.slowest.host)})"
     return section(f"Time{slowest}", grid("lrrlrl", rows), *(f"({sentence})" for sentence in split.unmeasured[:1]))
 
 
 def origin(record: Record) -> RenderableType:
     """Shows opens and bytes by where they were served."""
     totals = record.totals
+    copied = f"copied; {count(totals.source_ops)} source ops in all"
     rows = [
         ("  local disk", count(record.coverage.swapped), totals.local_bytes, "read by the program"),
         ("  source", count(totals.direct_opens), totals.direct_bytes, "read by the program"),
-        (
-            "  source",
-            count(totals.copied_opens),
-            totals.copied_bytes,
-            f"copied; {count(totals.source_ops)} source ops in all",
-        ),
+        ("  source", count(totals.copied_opens), totals.copied_bytes, copied),
     ]
     if totals.peer_bytes is not None:
         files = f"{count(totals.peer_files)} files from node to node"
@@ -205,7 +202,7 @@ def source(record: Record) -> RenderableType:
     ]
     if any(values):
         lines.append(grid("lwl", [("over time", Sparkline(values), rate(max(v or 0.0 for v in values)))]))
-    return section("Source", *lines, *(_periods(part) or _none(part)))
+    return section("Source", *lines, *_periods(part))
 
 
 def _latency(name: str, values: Percentiles) -> str:
@@ -217,19 +214,20 @@ def _latency(name: str, values: Percentiles) -> str:
 
 
 def _periods(part: Contention) -> list[str]:
-    if part.own_periods is None:
-        return _worst(part.periods, PERIODS, lambda p: f"contention {_when(p)} below its best")
-    of_all = _worst(
-        part.periods,
-        2,
-        lambda p: f"contention {_when(p)} below its best, on {p.nodes} of {p.nodes_observed} nodes at once",
-    )
-    return of_all + _worst(part.own_periods, 1, lambda p: f"{p.host} alone {_when(p)} behind the others")
-
-
-def _none(part: Contention) -> list[str]:
+    """Names the periods of contention that cost most; with several nodes the third is one of a single node."""
     if part.best_bytes_per_s is None:
         return []
+    several = part.own_periods is not None
+
+    def shared(p: SharedPeriod) -> str:
+        at_once = f", on {p.nodes} of {p.nodes_observed} nodes at once" if several else ""
+        return f"contention {_when(p)} below its best{at_once}"
+
+    def own(p: OwnPeriod) -> str:
+        return f"{short_name(p.host)} alone {_when(p)} behind the others"
+
+    if lines := _worst(part.periods, 2 if several else 3, shared) + _worst(part.own_periods or (), 1, own):
+        return lines
     if part.verdict == "unknown":
         return ["contention: cannot tell (seen for too short a time, or it varies too much)"]
     return ["no contention: never well below its own best"]

@@ -29,7 +29,8 @@ def _served(record: Record) -> str:
     measure, where = figures.local_measure(record), figures.reported(record.group)
     served = f"{figures.percent(figures.local_share(record))} of {measure} served locally{where and f' {where}'}"
     if not (lost := figures.unseen(record)):
-        return f"{mode}: {served}, {figures.swapped(record.coverage)}"
+        opens = f"{figures.count(record.coverage.swapped)} of {figures.count(record.coverage.opens)} opens swapped"
+        return f"{mode}: {served}, {opens}"
     least = "at least " if measure == "bytes" else ""
     return f"{mode}: {least}{served}; not seen: up to {figures.size(lost)}"
 
