@@ -89,6 +89,16 @@ def test_text_names_everything(make_tree: Callable[..., Path]):
     assert text.splitlines()[0].startswith("dataset")
 
 
+def test_sentences_are_wrapped_at_a_width_and_paths_are_not(make_tree: Callable[..., Path]):
+    plan = make_plan(make_tree(name="n" * 100, files=5), Budget(20_000, 100, "said"), [3, 1])
+    whole, narrow = page.text(plan), page.text(plan, width=60)
+    assert "".join(narrow.split()) == "".join(whole.split())
+    paragraphs = narrow.split("\n\n")
+    assert max(len(line) for part in (paragraphs[0], paragraphs[-1]) for line in part.splitlines()) <= 60
+    assert max(map(len, whole.split("\n\n")[0].splitlines())) > 100
+    assert paragraphs[1] == whole.split("\n\n")[1]
+
+
 def test_paths_that_are_no_text():
     assert planfile.printable(b"a\xff\n\x1b[31m\xc3\xbc") == "a\\xff\\x0a\\x1b[31mü"
     odd = b"\xff/x\n"
