@@ -98,7 +98,7 @@ def grid(form: str, rows: Iterable[Sequence[RenderableType]], heads: Sequence[st
 
 def facts(told: Iterable[Fact]) -> Table:
     """Returns lines of labels with sentences, which are wrapped beside the label."""
-    return grid("lw", ((name.ljust(_LABEL), Text(sentence)) for name, sentence in told))
+    return grid("lw", ((name.ljust(_LABEL), Text(sentence, overflow="fold")) for name, sentence in told))
 
 
 class Wrapped:
