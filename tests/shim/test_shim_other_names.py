@@ -112,3 +112,32 @@ def test_no_other_name_is_served_as_it_was(hpcstage: Hpcstage, tmp_path: Path, l
     for number, (way, names) in enumerate(zip(WAYS, said, strict=True)):
         assert {way: {name: seen(root / str(number) / name) for name in names}} == {way: names}
     assert kept >= 10 * len(WAYS) - 10, "what has nothing to do with it stays"
+
+
+FULL = """
+import os, resource, sys, time
+root, out, layer = sys.argv[1:]
+import _hpcstage_attach as attach
+assert attach.layer == layer, attach.layer
+store = os.path.join(os.environ["HPCSTAGE_NODE_DIR"], "store")
+while sum(len(files) for _, _, files in os.walk(store)) < 10: time.sleep(0.01)
+assert open(root + "/a").read() == "old"
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+held = []
+try:
+    while True: held.append(os.dup(0))
+except OSError: pass
+os.truncate(out + "/hard", 1)
+os.close(held.pop())
+print(open(root + "/a").read())
+"""
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_change_where_no_descriptor_is_free(hpcstage: Hpcstage, tmp_path: Path, layer: str) -> None:
+    require(layer)
+    root, out = tmp_path / "data", tmp_path / "out"
+    dataset(root, out)
+    done = hpcstage("run", "--intercept", layer, "--data", root, "--", sys.executable, "-c", FULL, root, out, layer)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout == b"o\n"

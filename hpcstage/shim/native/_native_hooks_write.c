@@ -33,6 +33,8 @@ static __attribute__((noinline)) void drop_reached(int dirfd, const char *path, 
         } else if (!named || strcmp(named->local, at.local) != 0) {
             drop_file(&at, &info);
         }
+    } else if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
+        landed(&info); /* no descriptor is free: the inode alone says which file it is */
     }
     if (fd >= 0)
         close(fd);

@@ -6,6 +6,7 @@ before a change. It takes every original, before anything is replaced.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat as stat_bits
 from time import monotonic_ns
@@ -27,6 +28,8 @@ _fstat = os.fstat
 _access = os.access
 _readlink = os.readlink
 _fsencode = os.fsencode
+NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+"""Where no descriptor is free, the inode alone says which file a name leads to."""
 CLOEXEC_READ = os.O_RDONLY | os.O_CLOEXEC
 OPENED_LOCAL = 0
 OPENED_SOURCE = 1
@@ -177,6 +180,9 @@ class Context:
         place = self.paths.find(opened)
         if place is not None and (named is None or place.local != named.local):
             self.drop(opened)
+        self._lands_on(info)
+
+    def _lands_on(self, info: os.stat_result) -> None:
         if stat_bits.S_ISREG(info.st_mode):
             self.daemon.landed(info)
 
@@ -186,7 +192,9 @@ class Context:
             return
         try:
             fd = _open(name, os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW), dir_fd=dir_fd)
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError) as error:
+            if getattr(error, "errno", None) in NO_DESCRIPTOR and not self.quiet:
+                self._lands_on(_stat(name, dir_fd=dir_fd, follow_symlinks=follow))
             return
         try:
             if moves or not stat_bits.S_ISDIR(_fstat(fd).st_mode):
