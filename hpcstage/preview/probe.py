@@ -31,8 +31,8 @@ from hpcstage.store.directory import Store
 from hpcstage.store.pool import Pool
 
 SAMPLE_FILES = 2000
-COPIED_BYTES = 256 << 20
-"""The copiers get no further file once they were given this much."""
+COPIED_BYTES, GIVEN_BYTES = 256 << 20, 1 << 30
+"""The copiers get no further file once they have copied, or were given, this much."""
 ALONE_SHARE = 0.3
 """The share of the time limit for one reader alone; copying takes up to COPY_SHARE, reading back the rest."""
 COPY_SHARE = 0.5
@@ -69,7 +69,7 @@ def probe(
             place, is_local = stack.enter_context(_workplace(local_dir))
             copies = stack.enter_context(_Copies(manifest, sample[1::2] or sample, place, copying))
         alone = _read_alone([manifest.source_path(id_) for id_ in sample[0::2]], limit_s * ALONE_SHARE)
-        copied = NOTHING_COPIED if copies is None else copies.make(limit_s * COPY_SHARE)
+        copied = Copied() if copies is None else copies.make(limit_s * COPY_SHARE)
         left_s = max(0.1, started + limit_s - time.monotonic())
         read_s = min(left_s, limit_s * (1 - ALONE_SHARE - COPY_SHARE))
         local = _read_back(copied.paths, read_s) if is_local else None
@@ -199,19 +199,16 @@ def _write_through(path: bytes) -> None:
 class Copied:
     """The sums of all copiers."""
 
-    files: float
+    files: float = 0.0
     """Whole files; of a large one that was copied in part, that part."""
-    size_bytes: int
-    wall_s: float
-    reading: float
+    size_bytes: int = 0
+    wall_s: float = 0.0
+    reading: float = 1.0
     """The part of the time in which the copiers asked the source for as much as they may at once."""
-    in_flight: int
-    hung: int
-    paths: list[bytes]
+    in_flight: int = 0
+    hung: int = 0
+    paths: tuple[bytes, ...] = ()
     """The copies."""
-
-
-NOTHING_COPIED = Copied(0.0, 0, 0.0, 1.0, 0, 0, [])
 
 
 class _Copies:
@@ -222,15 +219,13 @@ class _Copies:
         entries = [manifest.entry(id_) for id_ in ids]
         self._manifest = Manifest.build(manifest.datasets, entries)
         found = (self._manifest.find(entry.dataset, entry.path) for entry in entries)
-        self._ids = [id_ for id_ in found if id_ is not None]
+        self._waiting = deque(id_ for id_ in found if id_ is not None)
         self._store = Store(place)
-        self._copying = copying
         self._store.make()
-        self._manifest.save(place / nodedir.MANIFEST)
-        rate = copying.max_rate_bytes_per_s
-        settings = CopierSettings(
-            place, place / nodedir.MANIFEST, copying.transfers, rate, nice=copying.nice, is_probe=True
-        )
+        path = place / nodedir.MANIFEST
+        self._manifest.save(path)
+        self._rate = copying.max_rate_bytes_per_s
+        settings = CopierSettings(place, path, copying.transfers, self._rate, nice=copying.nice, is_probe=True)
         self._pool = Pool(settings, copying.copiers)
 
     def __enter__(self) -> _Copies:
@@ -241,52 +236,50 @@ class _Copies:
 
     def make(self, limit_s: float) -> Copied:
         """Copies files for so long. Transfers that have begun then get a short time to end, and are killed."""
-        pool, sizes, waiting, done = self._pool, self._manifest.sizes, deque(self._ids), set[int]()
+        pool, waiting, done = self._pool, self._waiting, list[int]()
         pool.open_manifest()
-        given_bytes, bytes_at_deadline = 0, -1
+        in_flight, given_bytes, bytes_at_deadline = 0, 0, -1
         started = now = last = time.monotonic()
-        deadline_s = started + limit_s
-        while now < deadline_s + GRACE_S:
-            while waiting and pool.assigned < pool.slots and given_bytes < self._allowed(now - started):
+        while now < started + limit_s + GRACE_S and (pool.assigned or waiting):
+            copied_bytes = pool.stats.totals().bytes
+            if now >= started + limit_s or copied_bytes >= COPIED_BYTES:
+                waiting.clear()
+                bytes_at_deadline = copied_bytes if bytes_at_deadline < 0 else bytes_at_deadline
+            while waiting and pool.assigned < pool.slots and given_bytes < self._allowed_bytes(now - started):
                 pool.assign(waiting[0])
-                given_bytes += min(PROBED_BYTES, sizes[waiting.popleft()])
+                given_bytes += min(PROBED_BYTES, self._manifest.size(waiting.popleft()))
             pool.flush()
-            if not pool.assigned and not waiting:
-                break
+            in_flight = max(in_flight, min(pool.transfers, pool.assigned))
             for fd in select.select(pool.fds(), [], [], PACE_S)[0]:
-                done.update(result.id for result in pool.receive(fd) if result.status is Status.OK)
+                done += (result.id for result in pool.receive(fd) if result.status is Status.OK)
                 last = time.monotonic()
             now = time.monotonic()
-            if waiting and (now >= deadline_s or given_bytes >= COPIED_BYTES):
-                waiting.clear()
-            if now >= deadline_s and bytes_at_deadline < 0:
-                bytes_at_deadline = pool.stats.totals().bytes
-        hung = pool.assigned if pool.stats.totals().bytes == bytes_at_deadline else 0
-        return self._copied(done, (now if pool.assigned else last) - started, hung)
-
-    def _allowed(self, elapsed_s: float) -> float:
-        """Returns how many bytes the copiers may have been given by now."""
-        rate = self._copying.max_rate_bytes_per_s
-        return COPIED_BYTES if rate is None else min(COPIED_BYTES, rate * (elapsed_s + PACE_S))
-
-    def _copied(self, done: set[int], wall_s: float, hung: int) -> Copied:
-        totals, sizes = self._pool.stats.totals(), self._manifest.sizes
-        in_flight = max(1, min(self._copying.copiers * self._copying.transfers, len(self._ids)))
-        source_s = (totals.open_ns + totals.read_ns) / 1e9
-        # Where threads take turns at the source, it is busy while others write; without turns they read or write. A cap
-        # keeps them from either.
-        busy = source_s / max(1e-9, in_flight * wall_s)
-        share = source_s / max(1e-9, source_s + totals.write_ns / 1e9)
-        reading = busy if self._copying.max_rate_bytes_per_s is not None else max(busy, share)
+        wall_s = (now if pool.assigned else last) - started
+        is_hung = pool.stats.totals().bytes == bytes_at_deadline
         return Copied(
-            files=sum(min(1.0, PROBED_BYTES / max(1, sizes[id_])) for id_ in done),
-            size_bytes=totals.bytes,
+            files=sum(min(1.0, PROBED_BYTES / max(1, self._manifest.size(id_))) for id_ in done),
+            size_bytes=pool.stats.totals().bytes,
             wall_s=wall_s,
-            reading=min(1.0, max(LEAST_READING, reading)),
+            reading=self._reading(in_flight * wall_s),
             in_flight=in_flight,
-            hung=hung,
-            paths=[self._store.path(self._manifest.store_path(id_)) for id_ in done],
+            hung=pool.assigned if is_hung else 0,
+            paths=tuple(self._store.path(self._manifest.store_path(id_)) for id_ in done),
         )
+
+    def _allowed_bytes(self, elapsed_s: float) -> float:
+        """Returns how many bytes the copiers may have been given by now."""
+        return GIVEN_BYTES if self._rate is None else min(GIVEN_BYTES, self._rate * (elapsed_s + PACE_S))
+
+    def _reading(self, most_s: float) -> float:
+        """Returns `Copied.reading`; `most_s` are the seconds of all transfers, if each was at the source all the time.
+
+        Where threads take turns, the source is busy while others write; without turns they read or write. A cap keeps
+        them from either.
+        """
+        totals = self._pool.stats.totals()
+        source_s, write_s = (totals.open_ns + totals.read_ns) / 1e9, totals.write_ns / 1e9
+        busy, share = source_s / max(1e-9, most_s), source_s / max(1e-9, source_s + write_s)
+        return min(1.0, max(LEAST_READING, busy, share if self._rate is None else 0.0))
 
 
 # ---- from sums to rates

@@ -97,3 +97,24 @@ def test_a_hanging_source_does_not_hold_us(make_tree: Callable[..., Path], local
         slow.change(metadata_latency_s=0.0)
     assert any("hangs" in note for note in found.notes)
     assert found.rates.source_bytes_per_s is None
+
+
+def test_the_cap_of_the_run_holds_for_the_probe(make_tree: Callable[..., Path], local_dir: Path):
+    manifest = manifest_of(make_tree(files=200, size_bytes=50_000))
+    rates = probe(manifest, range(200), local_dir, Copying(max_rate_bytes_per_s=1e6), limit_s=1.0).rates
+    assert rates.copy_bytes_per_s is not None
+    assert rates.source_bytes_per_s is not None
+    assert rates.reader_bytes_per_s is not None
+    assert rates.copy_bytes_per_s < 1.5e6
+    assert rates.source_bytes_per_s >= rates.reader_bytes_per_s, "the cap is on copying, not on the source"
+
+
+@pytest.mark.parametrize("what", fuse_params)
+def test_a_file_that_the_limit_cuts_short_is_not_counted(make_tree: Callable[..., Path], local_dir: Path, what: str):
+    root = make_tree(files=4, size_bytes=30_000_000)
+    with Slowfs(root, Settings(bandwidth_bytes_per_s=20e6)) as slow:
+        rates = probe(manifest_of(slow.path), range(4), local_dir, Copying(), limit_s=1.0).rates
+    assert rates.copy_files_per_s is None
+    assert rates.source_files_per_s is None
+    assert rates.copy_bytes_per_s == pytest.approx(20e6, rel=0.35)
+    assert os.listdir(local_dir) == []
