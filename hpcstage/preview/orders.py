@@ -9,14 +9,17 @@ from __future__ import annotations
 import os
 import shlex
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from hpcstage.errors import UsageError
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.spelling import Spelling
 from hpcstage.plan.order import orders, trace
-from hpcstage.plan.order.readings import Readings, readings
 from hpcstage.plan.types import Kept, Order
 from hpcstage.preview.inputs import Inputs
+
+if TYPE_CHECKING:
+    from hpcstage.plan.order.readings import Readings
 
 NO_TRACE = "no earlier run on these datasets left a trace"
 NOT_ASKED = "not looked for: --order names another order"
@@ -51,6 +54,8 @@ def find_order(inputs: Inputs, manifest: Manifest) -> FoundOrder:
     if inputs.sampler is not None:
         if setting not in (orders.AUTO, orders.SAMPLER):
             raise UsageError(f"a sampler and the order {setting} are both given", "use --order sampler")
+        from hpcstage.plan.order.readings import readings
+
         found = readings(inputs.sampler, manifest, resolved.lists)
         return FoundOrder(found.order(), about=f"{inputs.sampler.text()}; {found.about}", readings=found)
     known, why = _trace(inputs, manifest)

@@ -10,19 +10,20 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcstage.errors import UsageError
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.roots import printable
 from hpcstage.plan.dataset.scan import ScanResult
-from hpcstage.plan.forecast import nodes as nodesplan
-from hpcstage.plan.forecast.nodes import NodesPlan
 from hpcstage.plan.order import orders
-from hpcstage.plan.placement.fitting import Fit, fit
 from hpcstage.plan.types import Budget, Forecast, Kept, ModeForecast, Order, Rates, Workload
 from hpcstage.preview.orders import FoundOrder
 from hpcstage.writing import replace_text
+
+if TYPE_CHECKING:
+    from hpcstage.plan.forecast.nodes import NodesPlan
+    from hpcstage.plan.placement.fitting import Fit
 
 PLAN, MANIFEST, ORDER = "plan.json", "manifest.bin", "order.bin"
 SCHEMA_VERSION = 1
@@ -125,6 +126,8 @@ def save(run_dir: Path, plan: Plan) -> None:
 
 def load(run_dir: Path) -> Plan:
     """Reads what `save` wrote. Raises UsageError where a file is missing or damaged."""
+    from hpcstage.plan.placement.fitting import fit
+
     data = _read(run_dir / PLAN)
     manifest = Manifest.open(run_dir / MANIFEST)
     order = orders.load(run_dir / ORDER, len(manifest))
@@ -169,7 +172,7 @@ def summary(plan: Plan) -> dict[str, Any]:
         "forecast": plan.forecast and asdict(plan.forecast),
         "mode": plan.mode,
         "notes": list(plan.notes),
-        "nodes": plan.nodes and nodesplan.to_json(plan.nodes),
+        "nodes": plan.nodes and asdict(plan.nodes),
     }
 
 
@@ -188,6 +191,9 @@ def _scan_out(scan: ScanSummary | None) -> dict[str, Any] | None:
 
 
 def _plan(data: dict[str, Any], manifest: Manifest, order: Order) -> Plan:
+    from hpcstage.plan.forecast import nodes as nodesplan
+    from hpcstage.plan.placement.fitting import Fit
+
     scan, about = data["scan"], data["order"]
     return Plan(
         manifest=manifest,

@@ -7,7 +7,7 @@ have the budget that was found where the plan is made. The model is in `modes` a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -234,13 +234,8 @@ def _knee(workload: Workload, rates: Rates, given: Given) -> float | None:
     return (alone.epoch_compute_s or 0.0) / source_s if source_s else None
 
 
-def to_json(plan: NodesPlan) -> dict[str, Any]:
-    """Returns plain data."""
-    return asdict(plan)
-
-
 def from_json(data: dict[str, Any]) -> NodesPlan:
-    """Reads what `to_json` returned."""
+    """Reads `dataclasses.asdict` of a plan."""
     sizes = tuple(Size(**{**item, "placements": _scaled_in(item["placements"])}) for item in data["sizes"])
     return NodesPlan(**{**data, "parts": tuple(Part(**item) for item in data["parts"]), "sizes": sizes})
 
