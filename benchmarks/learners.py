@@ -11,7 +11,8 @@ from typing import Any
 
 from benchmarks import equations
 from benchmarks.simulated import DIRECT, Machine, Outcome, Simulation, Work
-from hpcstage.plan.placement.placements import Kind, Node, place
+from hpcstage.plan.placement.placements import Placing, place
+from hpcstage.plan.types import Budget
 from hpcstage.torch.shares import Held, divide
 
 LEARNERS_PER_NODE = 4
@@ -47,8 +48,8 @@ class LocalFirst(Simulation):
 
 def owners(work: Work) -> list[int]:
     """Who holds what, as the simulation's nodes compute it."""
-    node = Node(1 << 60, 1 << 40)
-    placed = place(Kind.PARTITION, [work.file_bytes] * work.files, [node] * work.nodes, work.seed)
+    node = Budget(1 << 60, 1 << 40)
+    placed = place(Placing.PARTITION, [work.file_bytes] * work.files, [node] * work.nodes, work.seed)
     return [placed.fetcher(id_) for id_ in range(work.files)]
 
 
@@ -101,8 +102,8 @@ def simulate(setting: Setting) -> dict[str, Any]:
     """Seconds of an epoch: regular; cached and divided evenly; divided by what nodes hold. And the model's."""
     machine = setting.machine()
     regular = Simulation(setting.work(DIRECT), machine).run()
-    cached = Simulation(setting.work(Kind.PARTITION.value), machine).run()
-    local = LocalFirst(setting.work(Kind.PARTITION.value), machine).run()
+    cached = Simulation(setting.work(Placing.PARTITION.value), machine).run()
+    local = LocalFirst(setting.work(Placing.PARTITION.value), machine).run()
     regular_s, local_s = regular.epoch_s[0], _later_s(local)
     return {
         **asdict(setting),

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.harness import Bench, Figure, Row, at_most, divide, holds
 from benchmarks.simulated import DIRECT, Machine, Work
-from hpcstage.plan.placement.placements import Kind
+from hpcstage.plan.placement.placements import Placing
 
 LINK_BYTES_PER_S = 1e9
 """Between virtual nodes: memory."""
@@ -29,7 +29,7 @@ BATCH = 8
 MOST_SOURCE_ERROR = 0.01
 MOST_PEERS_ERROR = 0.05
 MOST_TIME_ERROR = 0.25
-SHARED = (Kind.REPLICATE.value, Kind.PARTITION.value)
+SHARED = (Placing.REPLICATE.value, Placing.PARTITION.value)
 
 
 @dataclass(frozen=True)
@@ -89,14 +89,14 @@ def _compared(cell: Cell, simulated: Mapping[str, Any]) -> list[Figure]:
         made.append(at_most(f"{cell.name}: source bytes off by", source, MOST_SOURCE_ERROR))
     if kind in SHARED:
         simulated_files, files = simulated["peer_bytes"] / cell.work.file_bytes, cell.sample["peer_files"]
-        if kind == Kind.PARTITION.value:
+        if kind == Placing.PARTITION.value:
             # Copies that pass through stay while there is room, so that nodes may ask for less than the model says.
             more = divide(files, simulated_files)
             made.append(at_most(f"{cell.name}: files from other nodes / simulated", more, 1 + MOST_PEERS_ERROR))
         else:
             off = _off(simulated_files, files)
             made.append(at_most(f"{cell.name}: files from other nodes off by", off, MOST_PEERS_ERROR))
-    if kind == DIRECT or (kind == Kind.PARTITION.value and cell.work.epochs > 1):
+    if kind == DIRECT or (kind == Placing.PARTITION.value and cell.work.epochs > 1):
         times = _off(sum(simulated["epoch_s"]), sum(cell.sample["epochs_s"]))
         made.append(at_most(f"{cell.name}: epochs off by", times, MOST_TIME_ERROR))
     return made
@@ -124,7 +124,7 @@ def _startup_s(sample: Mapping[str, Any]) -> float:
 
 def _compute_s(samples: Sequence[Mapping[str, Any]], nodes: int) -> float:
     """An epoch on these nodes with everything at hand; 0 where none was measured."""
-    kinds = (Kind.REPLICATE.value, Kind.PRIVATE.value) if nodes == 1 else (Kind.REPLICATE.value,)
+    kinds = (Placing.REPLICATE.value, Placing.PRIVATE.value) if nodes == 1 else (Placing.REPLICATE.value,)
     later = [
         second
         for sample in samples

@@ -23,7 +23,7 @@ from benchmarks.programs import hpcstage_command, run
 from benchmarks.storage import Storage
 from hpcstage.emulator import Settings
 from hpcstage.plan.placement.hits import alike
-from hpcstage.plan.placement.placements import Kind
+from hpcstage.plan.placement.placements import Placing
 
 MB = 1e6
 RANKS = Path(__file__).resolve().parent / "workload" / "ranks.py"
@@ -139,7 +139,7 @@ def from_peers(bench: Bench, cell: Cell, kind: str) -> float | None:
 
 def expected_from_peers(cell: Cell, kind: str) -> float:
     """Paper 004: each epoch a node reads a random p-th part, of which it holds what `sharing` says."""
-    sharing = alike(Kind(kind), cell.nodes, 1.0 if kind == "replicate" else 1.0 / cell.nodes)
+    sharing = alike(Placing(kind), cell.nodes, 1.0 if kind == "replicate" else 1.0 / cell.nodes)
     if kind == "replicate":
         return cell.nodes - 1.0  # every node ends with all files
     return sum(sharing.hits(epoch).peers for epoch in range(1, cell.epochs + 1))

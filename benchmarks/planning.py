@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from benchmarks.harness import Bench, Figure, Options, at_most, divide
 from hpcstage.plan.forecast.nodes import Given, nodes_plan
-from hpcstage.plan.placement.placements import Kind, Node, place
+from hpcstage.plan.placement.placements import Placing, place
 from hpcstage.plan.types import Budget, Rates, Workload
 
 NODE = 3
@@ -107,15 +107,15 @@ def main() -> None:
     sizes = memoryview(some * (files // len(some) + 1))[:files]
     on_disk = sum(sizes) + 2048 * files
     share = {"replicate": 1.1 * nodes, "partition": 2.0, "half": 0.5}[kind]
-    room = Node(int(share * on_disk / nodes), 1 << 40)
-    asked = Kind.REPLICATE if kind == "replicate" else Kind.PARTITION
+    room = Budget(int(share * on_disk / nodes), 1 << 40)
+    asked = Placing.REPLICATE if kind == "replicate" else Placing.PARTITION
     before, started_s = _memory(), time.process_time()
     took: dict[str, float] = {}
     placement = _timed(took, "place_s", lambda: place(asked, sizes, [room] * nodes))
     mine = min(NODE, nodes - 1)
     _timed(took, "own_s", lambda: placement.own(mine))
     _timed(took, "others_s", lambda: placement.others(mine))
-    given = Given(sizes, Budget(room.budget_bytes, room.budget_inodes), 0, asked.value)
+    given = Given(sizes, Budget(room.size_bytes, room.inodes), 0, asked.value)
     work = Workload(files, sum(sizes), epochs=90, epoch_compute_s=60.0, readers=4)
     rates = Rates(None, None, None, None, None, None)
     shown = _timed(took, "command_s", lambda: nodes_plan(given, work, rates, nodes))

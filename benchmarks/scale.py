@@ -18,7 +18,7 @@ from benchmarks import equations, measured, planning
 from benchmarks.harness import Arm, Bench, Figure, Row, at_most, divide, holds, options_of, parser, worst
 from benchmarks.simulated import DIRECT, Machine, Simulation, Work
 from hpcstage.plan.placement.hits import Sharing, alike
-from hpcstage.plan.placement.placements import Kind
+from hpcstage.plan.placement.placements import Placing
 
 # 150 GB of images, a node that trains them in 8 minutes, a source that 16 such nodes saturate, fast links between them.
 FAST = Machine(source_bytes_per_s=5e9, link_bytes_per_s=10e9)
@@ -49,15 +49,15 @@ def works(quick: bool) -> dict[str, tuple[Work, Machine]]:
     """What is simulated, by the name of the cell."""
     found: dict[str, tuple[Work, Machine]] = {}
     for nodes in QUICK_NODES if quick else NODES:
-        for kind in (DIRECT, *(kind.value for kind in Kind)):
+        for kind in (DIRECT, *(kind.value for kind in Placing)):
             files = QUICK_FILES if quick else FILES
-            if kind == Kind.REPLICATE.value:
+            if kind == Placing.REPLICATE.value:
                 files = min(files, MOST_COPIES // nodes)
             if files < LEAST_FILES_PER_NODE * nodes:
                 continue
             work = Work(nodes, kind, files, DATASET_BYTES // files, EPOCHS, COMPUTE_S)
             found[f"{kind}, {nodes} nodes"] = (work, FAST)
-            if kind == Kind.PARTITION.value:
+            if kind == Placing.PARTITION.value:
                 found[f"{kind}, {nodes} nodes, slow links"] = (work, SLOW_LINKS)
                 found[f"{kind}, {nodes} nodes, steps in lockstep"] = (replace(work, lockstep=True), FAST)
                 found[f"{kind}, {nodes} nodes, order unknown"] = (replace(work, known=False), FAST)
@@ -72,7 +72,7 @@ def simulate(work: Work, machine: Machine) -> dict[str, Any]:
 
 def sharing(work: Work) -> Sharing:
     """What the model says that nodes hold."""
-    return alike(Kind(work.kind), work.nodes, work.room)
+    return alike(Placing(work.kind), work.nodes, work.room)
 
 
 def expected_epochs(work: Work, machine: Machine) -> tuple[float, float]:
@@ -124,7 +124,7 @@ def model_figures(bench: Bench, chosen: Mapping[str, tuple[Work, Machine]]) -> l
         if machine != SLOW_LINKS or work.files >= LEAST_FOR_LINKS * work.nodes:
             made.append(at_most(f"{name}: later epochs off by", off_by(later_s(sample), later), _most(machine)))
         source = sample["source_bytes"] / work.dataset_bytes
-        if work.kind in (Kind.REPLICATE.value, Kind.PARTITION.value) and work.room == 1:
+        if work.kind in (Placing.REPLICATE.value, Placing.PARTITION.value) and work.room == 1:
             made.append(at_most(f"{name}: source bytes / dataset", source, MOST_SOURCE))
         else:
             made.append(at_most(f"{name}: source bytes off by", off_by(source, expected_source(work)), MOST_ERROR))
@@ -150,7 +150,7 @@ def _missed_hits(work: Work, sample: Mapping[str, Any]) -> float:
     """The largest difference to the model; a replica that is still being filled counts as one that is full."""
     said = sharing(work).hits(work.epochs)
     here, there = sample["local"][-1], sample["peers"][-1]
-    if work.kind == Kind.REPLICATE.value:
+    if work.kind == Placing.REPLICATE.value:
         here, there = here + there, 0.0
     return float(max(abs(here - said.local), abs(there - said.peers), abs(sample["source"][-1] - said.source)))
 
@@ -159,13 +159,13 @@ def message_figures(bench: Bench, chosen: Mapping[str, tuple[Work, Machine]]) ->
     """Messages per file stay, and no node has more than its part of them."""
     sent = {
         name: (work, sample) for name, (work, _) in chosen.items()
-        if work.kind == Kind.PARTITION.value and (sample := _sample(bench, name)) is not None
+        if work.kind == Placing.PARTITION.value and (sample := _sample(bench, name)) is not None
     }  # fmt: skip
     per_file = [s["messages"] / (work.files * work.epochs) for work, s in sent.values()]
     parts = [s["most_messages"] * work.nodes / (2 * s["messages"]) for work, s in sent.values() if s["messages"]]
     copies = [
         s["most_messages"] / (4 * work.files) for name, (work, _) in chosen.items()
-        if work.kind == Kind.REPLICATE.value and (s := _sample(bench, name)) is not None
+        if work.kind == Placing.REPLICATE.value and (s := _sample(bench, name)) is not None
     ]  # fmt: skip
     return [
         at_most("partition: messages per file that is read, any number of nodes", worst(per_file, max), 2.0),

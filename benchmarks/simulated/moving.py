@@ -12,7 +12,8 @@ from collections import deque
 from heapq import heappush
 
 from benchmarks.simulated.values import DIRECT, Machine, Outcome, Work
-from hpcstage.plan.placement.placements import Kind, Node, Placement, place
+from hpcstage.plan.placement.placements import Placement, Placing, place
+from hpcstage.plan.types import Budget
 
 FETCHED, READ, GOT, STEP = range(4)
 UNASKED, COMING, HERE = range(3)
@@ -45,20 +46,20 @@ class Moving:
         self._reader = array("I", bytes(4 * files))
         self._pending = bytearray(files)
         if work.kind != DIRECT:
-            self._place(Kind(work.kind))
+            self._place(Placing(work.kind))
 
     def _arrived(self, file_id: int) -> None:
         """The reader of an id has it."""
         raise NotImplementedError
 
-    def _place(self, kind: Kind) -> None:
+    def _place(self, kind: Placing) -> None:
         work = self.work
         blocks = -(-work.file_bytes // 4096)
-        room = Node(int(work.room * blocks * work.files) * 4096, work.files)
+        room = Budget(int(work.room * blocks * work.files) * 4096, work.files)
         sizes = array("Q", [work.file_bytes]) * work.files
         self._share = place(kind, sizes, [room] * work.nodes, work.seed)
         self._most_held = int(work.room * work.files)
-        if kind is Kind.PRIVATE:
+        if kind is Placing.PRIVATE:
             return
         for file_id in self.shuffled(0) if work.known else ():
             # What `own` gives for this order, in one pass for all nodes.
@@ -66,7 +67,7 @@ class Moving:
                 self._todo[self._share.fetcher(file_id)].append(file_id)
         for node in range(work.nodes) if not work.known else ():
             self._todo[node].extend(self._share.own(node))
-        if kind is Kind.REPLICATE:
+        if kind is Placing.REPLICATE:
             self._copies = [bytearray(work.files) for _ in range(work.nodes)]
             for node in range(work.nodes):
                 self._fill[node].extend(self._share.others(node))

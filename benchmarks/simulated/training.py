@@ -8,7 +8,7 @@ from heapq import heappop
 
 from benchmarks.simulated.moving import COMING, HERE, READ, STEP, UNASKED, Moving
 from benchmarks.simulated.values import Outcome
-from hpcstage.plan.placement.placements import Kind
+from hpcstage.plan.placement.placements import Placing
 
 
 class Simulation(Moving):
@@ -146,9 +146,9 @@ class Simulation(Moving):
     def _read(self, node: int, file_id: int) -> None:
         self._pending[file_id] = 1
         share = self._share
-        if share is None or (share.kind is not Kind.PRIVATE and share.unplaced(file_id)):
+        if share is None or (share.kind is not Placing.PRIVATE and share.unplaced(file_id)):
             self._from_source(node, file_id)
-        elif share.kind is Kind.PRIVATE:
+        elif share.kind is Placing.PRIVATE:
             self._private(node, file_id)
         elif (owner := share.fetcher(file_id)) == node:
             self._own(node, file_id)
@@ -194,6 +194,6 @@ class Simulation(Moving):
 
     def _read_done(self, node: int, file_id: int) -> None:
         share = self._share
-        if share is not None and share.kind is Kind.PRIVATE and len(self._held[node]) < self._most_held:
+        if share is not None and share.kind is Placing.PRIVATE and len(self._held[node]) < self._most_held:
             self._held[node].add(file_id)
         self._arrived(file_id)

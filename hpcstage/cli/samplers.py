@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hpcstage.errors import UsageError
 
 if TYPE_CHECKING:
-    from hpcstage.plan.order.readings import Asked
+    from hpcstage.plan.order.readings import SamplerAsked
 
 _ONLY = {
     "ranks": ("distributed",),
@@ -25,7 +25,7 @@ _MOST_RANKS = 1 << 20
 _MOST_SEED = 1 << 63
 
 
-def asked(given: Mapping[str, Any], epochs: int | None) -> Asked | None:
+def asked(given: Mapping[str, Any], epochs: int | None) -> SamplerAsked | None:
     """The sampler that was named, or None. Raises UsageError for options that do not go together."""
     sampler = given.get("sampler")
     for name, samplers in _ONLY.items():
@@ -35,14 +35,14 @@ def asked(given: Mapping[str, Any], epochs: int | None) -> Asked | None:
             raise UsageError(f"{flag} needs --sampler {' or '.join(samplers)}", f"add it, or leave out {flag}")
     if sampler is None:
         return None
-    from hpcstage.plan.order.readings import Asked
+    from hpcstage.plan.order.readings import SamplerAsked
 
     if given.get("drop_last") and given.get("batch") is None:
         raise UsageError("--drop-last needs the size of a batch", "add --batch N")
     replicas = given.get("ranks") or 1
     if sampler == "distributed" and given.get("ranks") is None:
         raise UsageError("--sampler distributed needs the number of processes", "add --ranks N")
-    return Asked(
+    return SamplerAsked(
         sampler=sampler,
         seed=_seed(given.get("seed") or 0),
         epochs=epochs or 1,

@@ -35,7 +35,7 @@ from hpcstage.daemon.staging import Staging
 from hpcstage.daemon.telemetry import Snapshot
 from hpcstage.errors import HpcstageError
 from hpcstage.node import directory as node_directory
-from hpcstage.plan.placement.placements import Kind as Placing
+from hpcstage.plan.placement.placements import Placing
 from hpcstage.problem import Problem
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.daemonspec import DaemonSpec

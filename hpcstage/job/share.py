@@ -65,6 +65,11 @@ def processors() -> Processors:
     return Processors(online, len(set(core_of.values())) or online, len(usable), len(usable_cores))
 
 
+def usable_cpus(job: Job) -> int:
+    """Returns the number of processors that the job may use on this node."""
+    return job.cpus or len(os.sched_getaffinity(0))
+
+
 def of_disk(job: Job, local: LocalDir, found: Processors | None = None) -> Share | None:
     """Returns the job's share of what is free in its local directory; None if all of it is the job's, or nothing is
     known of other jobs.

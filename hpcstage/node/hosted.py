@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from hpcstage.config.model import copier_count
 from hpcstage.errors import NotStarted
-from hpcstage.job import localdir
+from hpcstage.job import localdir, share
 from hpcstage.node import directory, page, start
 from hpcstage.protocol import leadspec, nodedir, shim
 from hpcstage.protocol.daemonspec import DaemonSpec
@@ -134,12 +134,11 @@ def shims(lead: LeadSpec, spec: DaemonSpec, node: start.Node) -> start.ShimSetup
 
 def _spec(lead: LeadSpec, index: int, node: start.Node, local: LocalDir, job: Job) -> DaemonSpec:
     template = lead.daemon
-    cpus = job.cpus or len(os.sched_getaffinity(0))
     return replace(
         template,
         node_dir=os.fspath(node.path),
         node_index=index,
         budget=local.measured(template.budget),
-        copiers=template.copiers if lead.virtual else copier_count(lead.copiers, cpus),
+        copiers=template.copiers if lead.virtual else copier_count(lead.copiers, share.usable_cpus(job)),
         leftovers=[os.fspath(path) for path in node.leftovers],
     )

@@ -12,7 +12,7 @@ ORDER_WORDS = ("auto", "manifest", "given", "trace", "sampler")
 """The values of `--order` besides the name of a list."""
 
 
-class Kind(Enum):
+class DatasetKind(Enum):
     """Whether the user named a whole directory or files."""
 
     DIRECTORY = "directory"
@@ -26,7 +26,7 @@ class Dataset:
 
     name: str
     """The dataset's directory below `store/`: unique, short, made of the index and the root's base name."""
-    kind: Kind
+    kind: DatasetKind
     root: bytes
     """The absolute path, with symlinks resolved once."""
     aliases: tuple[bytes, ...]
@@ -49,7 +49,7 @@ class Dataset:
         """Reads what `to_json` returned."""
         return cls(
             name=data["name"],
-            kind=Kind(data["kind"]),
+            kind=DatasetKind(data["kind"]),
             root=os.fsencode(data["root"]),
             aliases=tuple(os.fsencode(alias) for alias in data["aliases"]),
             arguments=tuple(data["arguments"]),

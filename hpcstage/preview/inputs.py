@@ -22,7 +22,7 @@ from hpcstage.preview.program import KnownProgram
 if TYPE_CHECKING:
     from hpcstage.config import Config
     from hpcstage.job.types import Job
-    from hpcstage.plan.order.readings import Asked
+    from hpcstage.plan.order.readings import SamplerAsked
     from hpcstage.protocol.daemonspec import DaemonSpec
 
 
@@ -69,25 +69,28 @@ class Inputs:
     """The user's directory in which traces are kept; None: none is read."""
     command: tuple[str, ...] | None = None
     """The command of the run; None: it is not known, and the last trace of any command is used."""
-    sampler: Asked | None = None
+    sampler: SamplerAsked | None = None
     """The sampler of the program to be run, as the user named it."""
     exclude: tuple[bytes, ...] = ()
     """Absolute directories that are not scanned."""
 
     @classmethod
-    def of_config(cls, config: Config, env: Mapping[str, str], cwd: Path, sampler: Asked | None = None) -> Inputs:
+    def of_config(
+        cls, config: Config, env: Mapping[str, str], cwd: Path, sampler: SamplerAsked | None = None
+    ) -> Inputs:
         """Returns the inputs of a run with this configuration. Raises UsageError for datasets that cannot be used."""
-        from hpcstage.job import detect
+        from hpcstage.job import detect, share
         from hpcstage.record.index import state_dir
 
         job = detect(env, hostname=socket.gethostname())
         disk = _disk(config, env, job)
-        cpus = job.cpus or len(os.sched_getaffinity(0))
         return cls(
             resolved=resolve(config.data, cwd, disk.device, config.order_asked()),
             order=config.order_asked(),
             disk=disk,
-            copying=Copying(config.copier_count(cpus), config.transfers, config.max_rate_bytes_per_s, config.nice),
+            copying=Copying(
+                config.copier_count(share.usable_cpus(job)), config.transfers, config.max_rate_bytes_per_s, config.nice
+            ),
             nodes=config.nodes or len(job.nodes) or 1,
             placement=config.placement,
             program=program.asked(config),

@@ -82,7 +82,7 @@ def forecast(inputs: Inputs, found: FoundFiles, facts: PlanFacts) -> Plan:
     from hpcstage.plan.forecast.nodes import Given, nodes_plan
     from hpcstage.plan.forecast.terms import Conditions
     from hpcstage.plan.placement.fitting import fit
-    from hpcstage.plan.placement.placements import Kind
+    from hpcstage.plan.placement.placements import Placing
 
     plan, manifest, nodes, earlier = found.plan, found.scan.manifest, inputs.nodes, facts.earlier
     workload = _workload(inputs, manifest, earlier)
@@ -99,7 +99,7 @@ def forecast(inputs: Inputs, found: FoundFiles, facts: PlanFacts) -> Plan:
         directories = room.needed_inodes - len(manifest) if room else 0
         given = Given(manifest.sizes, facts.budget, directories, inputs.placement, conditions)
         many = nodes_plan(given, workload, rates, nodes)
-        conditions = replace(conditions, nodes=nodes, sharing=given.sharing(nodes, Kind(many.kind)))
+        conditions = replace(conditions, nodes=nodes, sharing=given.sharing(nodes, Placing(many.kind)))
     result = modes.forecast(workload.on(nodes), rates, conditions)
     return replace(
         plan,

@@ -304,7 +304,6 @@ class Session:
     def _spec(self, resolved: Resolved, local: LocalDir, job: jobs.Job) -> DaemonSpec:
         config, group = self.config, self.group
         shares = len(group.hosts) if group is not None and group.virtual else 1
-        cpus = job.cpus or len(os.sched_getaffinity(0))
         return DaemonSpec(
             run_id=self.part.run_id,
             node_dir=os.fspath(self.node.path),
@@ -314,7 +313,7 @@ class Session:
             order=config.order_asked(),
             learn=config.learn,
             budget=share.budget_facts(config.budget_asked(), job, local, shares),
-            copiers=config.copier_count(max(1, cpus // shares)),
+            copiers=config.copier_count(max(1, share.usable_cpus(job) // shares)),
             transfers=config.transfers,
             max_rate_bytes_per_s=config.max_rate_bytes_per_s,
             want_cap_s=config.want_cap_s,

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from hpcstage.plan.dataset.manifest import Manifest
-from hpcstage.plan.types import Dataset, Entry, Kind
+from hpcstage.plan.types import Dataset, DatasetKind, Entry
 from hpcstage.protocol.shim import (
     ATTRIBUTES_FACTOR,
     ATTRIBUTES_FILE,
@@ -57,7 +57,7 @@ def staged(tmp_path: Path, name: str) -> tuple[Path, Path]:
 def manifest(tmp_path: Path, *entries: Entry) -> Manifest:
     """Of a dataset on this disk."""
     root = os.fsencode(tmp_path / "source")
-    return Manifest.build([Dataset("0-source", Kind.DIRECTORY, root, (), ())], entries)
+    return Manifest.build([Dataset("0-source", DatasetKind.DIRECTORY, root, (), ())], entries)
 
 
 def test_a_copy_has_the_attributes_of_its_source(tmp_path: Path) -> None:

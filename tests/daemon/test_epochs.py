@@ -18,10 +18,10 @@ from hpcstage.daemon.reading.learn import Listed, Table
 from hpcstage.daemon.reading.streams import Stream, Who
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.order.sampling import Distributed
-from hpcstage.plan.types import Dataset, Entry, Kind
+from hpcstage.plan.types import Dataset, DatasetKind, Entry
 from hpcstage.protocol.shim import EPOCH, EPOCH_ENDED
 
-DATASET = Dataset("0-data", Kind.DIRECTORY, b"/src/data", (b"/alias",), ("/src/data",))
+DATASET = Dataset("0-data", DatasetKind.DIRECTORY, b"/src/data", (b"/alias",), ("/src/data",))
 FILES = 12
 MANIFEST = Manifest.build([DATASET], [Entry(0, b"f%02d" % i, 10, 1, 0o644, 1, i, False) for i in range(FILES)])
 CELLS = st.one_of(st.none(), st.integers(0, FILES - 1), st.just(99))

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from hpcstage.daemon.reading.opens import Lost, Marked, Opened, Opens, Ring, finder
 from hpcstage.daemon.reading.ringlog import Damaged, Record, parse
 from hpcstage.plan.dataset.manifest import Manifest
-from hpcstage.plan.types import Dataset, Entry, Kind
+from hpcstage.plan.types import Dataset, DatasetKind, Entry
 from hpcstage.protocol import shim
 
 DATASETS = [
-    Dataset("0-data", Kind.DIRECTORY, b"/src/data", (), ("/src/data",)),
-    Dataset("1-more", Kind.DIRECTORY, b"/src/more", (), ("/src/more",)),
+    Dataset("0-data", DatasetKind.DIRECTORY, b"/src/data", (), ("/src/data",)),
+    Dataset("1-more", DatasetKind.DIRECTORY, b"/src/more", (), ("/src/more",)),
 ]
 
 

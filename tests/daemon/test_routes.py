@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hpcstage.daemon.peers.membership import GroupState
 from hpcstage.daemon.peers.routes import make, transit_of
-from hpcstage.plan.placement.placements import Kind
+from hpcstage.plan.placement.placements import Placing
 from hpcstage.plan.types import Budget
 from hpcstage.protocol import exchange
 from hpcstage.protocol.membership import Membership
@@ -45,8 +45,8 @@ def test_each_file_is_read_by_one_node_that_is_there(asked, files, there, budget
         assert set(one.unplaced()) == unplaced
         assert all(one.fetcher(id_) == one.node for id_ in own)
         others = set(one.others())
-        assert one.kind is Kind.REPLICATE or not others
-        if one.keeps_all and one.kind is Kind.REPLICATE:
+        assert one.kind is Placing.REPLICATE or not others
+        if one.keeps_all and one.kind is Placing.REPLICATE:
             missing = {i for i in range(files) if one.placement.fetcher(i) in members.missing}
             assert others | set(own) >= set(range(files)) - missing
 
@@ -72,8 +72,8 @@ def test_what_auto_means():
     def kind(budget):
         return make("auto", array("Q", [4096]) * 100, 2, members_of(2, {0: budget, 1: budget}), 0).kind
 
-    assert kind(PLENTY) is Kind.REPLICATE
-    assert kind(Budget(80 * 4096, 1000)) is Kind.PARTITION
+    assert kind(PLENTY) is Placing.REPLICATE
+    assert kind(Budget(80 * 4096, 1000)) is Placing.PARTITION
     members = members_of(2, {0: Budget(102 * 4096, 1000), 1: Budget(82 * 4096, 1000)})
     assert transit_of(members, 1, 2) == Budget(20 * 4096, 249)
 

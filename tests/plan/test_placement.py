@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcstage.plan.placement.owners import needed_bytes
-from hpcstage.plan.placement.placements import Kind, Node, Placement, choose, place
+from hpcstage.plan.placement.placements import Placement, Placing, choose, place
+from hpcstage.plan.types import Budget
 
 BLOCK = 4096
-ROOMY = Node(1 << 50, 1 << 40)
+ROOMY = Budget(1 << 50, 1 << 40)
 SIZES = st.lists(st.integers(0, 40 * BLOCK), min_size=1, max_size=120)
-NODES = st.lists(st.builds(Node, st.integers(0, 800 * BLOCK), st.integers(0, 100)), min_size=1, max_size=9)
-SHARED = st.sampled_from([Kind.REPLICATE, Kind.PARTITION])
+NODES = st.lists(st.builds(Budget, st.integers(0, 800 * BLOCK), st.integers(0, 100)), min_size=1, max_size=9)
+SHARED = st.sampled_from([Placing.REPLICATE, Placing.PARTITION])
 
 
 def blocks(size: int) -> int:
@@ -29,7 +30,7 @@ def used(placement: Placement, sizes: list[int], node: int) -> tuple[int, int]:
     return sum(blocks(sizes[i]) for i in kept) * BLOCK, len(kept)
 
 
-def check(placement: Placement, sizes: list[int], nodes: list[Node]) -> None:
+def check(placement: Placement, sizes: list[int], nodes: list[Budget]) -> None:
     """What must hold of every shared placement."""
     everything = range(len(sizes))
     owns = [placement.own(n) for n in range(len(nodes))]
@@ -39,8 +40,8 @@ def check(placement: Placement, sizes: list[int], nodes: list[Node]) -> None:
         assert all(placement.fetcher(i, asking) == node for i in own for asking in (0, len(nodes) - 1))
         assert all(placement.keeps(i, node) for i in own), "who fetches keeps"
         size, inodes = used(placement, sizes, node)
-        assert size <= nodes[node].budget_bytes
-        assert inodes <= nodes[node].budget_inodes
+        assert size <= nodes[node].size_bytes
+        assert inodes <= nodes[node].inodes
     for i in everything:
         if placement.unplaced(i):
             assert [placement.fetcher(i, n) for n in range(len(nodes))] == list(range(len(nodes)))
@@ -53,13 +54,13 @@ def check(placement: Placement, sizes: list[int], nodes: list[Node]) -> None:
 
 @given(kind=SHARED, sizes=SIZES, nodes=NODES, seed=st.integers(0, 1 << 64))
 @settings(deadline=None)
-def test_one_fetcher_and_no_budget_exceeded(kind: Kind, sizes: list[int], nodes: list[Node], seed: int) -> None:
+def test_one_fetcher_and_no_budget_exceeded(kind: Placing, sizes: list[int], nodes: list[Budget], seed: int) -> None:
     check(place(kind, sizes, nodes, seed), sizes, nodes)
 
 
 @given(kind=SHARED, sizes=SIZES, nodes=NODES, seed=st.integers(0, 1 << 64))
 @settings(deadline=None)
-def test_all_nodes_compute_the_same(kind: Kind, sizes: list[int], nodes: list[Node], seed: int) -> None:
+def test_all_nodes_compute_the_same(kind: Placing, sizes: list[int], nodes: list[Budget], seed: int) -> None:
     one, other = place(kind, sizes, nodes, seed), place(kind, memoryview(array("Q", sizes)), nodes, seed)
     for i, n in itertools.product(range(len(sizes)), range(len(nodes))):
         assert one.fetcher(i, n) == other.fetcher(i, n)
@@ -68,32 +69,32 @@ def test_all_nodes_compute_the_same(kind: Kind, sizes: list[int], nodes: list[No
 
 def test_the_deal_is_the_same_for_ever() -> None:
     """Nodes of one job may run different Pythons: the numbers themselves are fixed."""
-    found = place(Kind.REPLICATE, [1] * 16, [ROOMY] * 4, seed=7)
+    found = place(Placing.REPLICATE, [1] * 16, [ROOMY] * 4, seed=7)
     assert [found.fetcher(i) for i in range(16)] == [2, 0, 1, 3, 0, 1, 3, 2, 2, 0, 1, 3, 0, 1, 3, 2]
 
 
 @given(sizes=SIZES, nodes=NODES)
 @settings(deadline=None)
-def test_nothing_is_left_out_where_a_node_has_room(sizes: list[int], nodes: list[Node]) -> None:
-    found = place(Kind.PARTITION, sizes, nodes)
+def test_nothing_is_left_out_where_a_node_has_room(sizes: list[int], nodes: list[Budget]) -> None:
+    found = place(Placing.PARTITION, sizes, nodes)
     left_out = [sizes[i] for i in range(len(sizes)) if found.unplaced(i)]
     for number, node in enumerate(nodes):
         size, inodes = used(found, sizes, number)
-        if inodes < node.budget_inodes:
-            assert all(size + blocks(s) * BLOCK > node.budget_bytes for s in left_out)
+        if inodes < node.inodes:
+            assert all(size + blocks(s) * BLOCK > node.size_bytes for s in left_out)
 
 
 def test_the_known_share() -> None:
     sizes = [BLOCK] * 1000
-    found = place(Kind.PARTITION, sizes, [Node(100 * BLOCK, 1000)] * 3)
+    found = place(Placing.PARTITION, sizes, [Budget(100 * BLOCK, 1000)] * 3)
     assert sum(not found.unplaced(i) for i in range(1000)) == 300
-    found = place(Kind.PARTITION, sizes, [Node(1000 * BLOCK, 50)] * 3)
+    found = place(Placing.PARTITION, sizes, [Budget(1000 * BLOCK, 50)] * 3)
     assert sum(not found.unplaced(i) for i in range(1000)) == 150
 
 
 def test_smaller_nodes_get_smaller_parts() -> None:
-    nodes = [Node(100 * BLOCK, 10**6), Node(450 * BLOCK, 10**6), Node(1000 * BLOCK, 10**6)]
-    found = place(Kind.PARTITION, [BLOCK] * 1000, nodes)
+    nodes = [Budget(100 * BLOCK, 10**6), Budget(450 * BLOCK, 10**6), Budget(1000 * BLOCK, 10**6)]
+    found = place(Placing.PARTITION, [BLOCK] * 1000, nodes)
     counts = Counter(found.fetcher(i) for i in range(1000))
     assert counts[0] <= 100
     assert abs(counts[1] - counts[2]) <= 60
@@ -103,7 +104,7 @@ def test_smaller_nodes_get_smaller_parts() -> None:
 @pytest.mark.parametrize("count", [2, 3, 7, 64, 1024])
 def test_parts_are_equal_and_neighbours_apart(count: int) -> None:
     files = 40 * count
-    found = place(Kind.REPLICATE, [1] * files, [ROOMY] * count)
+    found = place(Placing.REPLICATE, [1] * files, [ROOMY] * count)
     owners = [found.fetcher(i) for i in range(files)]
     assert set(Counter(owners).values()) == {40}
     for start in range(0, files, count):
@@ -112,18 +113,18 @@ def test_parts_are_equal_and_neighbours_apart(count: int) -> None:
 
 def test_what_repeats_in_the_list_does_not_fall_to_one_node() -> None:
     sizes = [100 * BLOCK, 1] * 2000
-    found = place(Kind.PARTITION, sizes, [ROOMY] * 2)
+    found = place(Placing.PARTITION, sizes, [ROOMY] * 2)
     large = Counter(found.fetcher(i) for i in range(0, 4000, 2))
     assert 800 < large[0] < 1200
 
 
 def test_partition_asks_for_nothing_on_its_own_account() -> None:
-    found = place(Kind.PARTITION, [1] * 100, [ROOMY] * 4)
+    found = place(Placing.PARTITION, [1] * 100, [ROOMY] * 4)
     assert not any(found.others(node) for node in range(4))
 
 
 def test_private_nodes_read_for_themselves() -> None:
-    found = place(Kind.PRIVATE, [1] * 10, [ROOMY] * 3)
+    found = place(Placing.PRIVATE, [1] * 10, [ROOMY] * 3)
     assert [found.fetcher(5, n) for n in range(3)] == [0, 1, 2]
     assert sorted(found.own(1)) == list(range(10))
     assert not found.others(1)
@@ -132,21 +133,21 @@ def test_private_nodes_read_for_themselves() -> None:
 
 def test_replicas_fill_what_room_there_is() -> None:
     """Where copies of all do not fit, every id still has its owner, and nodes hold copies of others in what is left."""
-    sizes, nodes = [BLOCK] * 1000, [Node(600 * BLOCK, 10**6)] * 2
-    found = place(Kind.REPLICATE, sizes, nodes)
+    sizes, nodes = [BLOCK] * 1000, [Budget(600 * BLOCK, 10**6)] * 2
+    found = place(Placing.REPLICATE, sizes, nodes)
     check(found, sizes, nodes)
     assert [used(found, sizes, n)[1] for n in (0, 1)] == [600, 600]
 
 
 def test_a_file_larger_than_any_node() -> None:
-    found = place(Kind.PARTITION, [1, 10**9, 1], [Node(10**6, 10)] * 2)
+    found = place(Placing.PARTITION, [1, 10**9, 1], [Budget(10**6, 10)] * 2)
     assert [found.unplaced(i) for i in range(3)] == [False, True, False]
 
 
 def test_no_files_and_no_nodes() -> None:
-    assert not place(Kind.PARTITION, [], [ROOMY] * 3).own(1)
+    assert not place(Placing.PARTITION, [], [ROOMY] * 3).own(1)
     with pytest.raises(ValueError, match="needs a node"):
-        place(Kind.PARTITION, [1], [])
+        place(Placing.PARTITION, [1], [])
 
 
 def test_choice() -> None:
@@ -154,13 +155,13 @@ def test_choice() -> None:
     size = needed_bytes(sizes)
     assert size == 100 * BLOCK
 
-    def chosen(*rooms: int, **more: bool) -> Kind:
-        return choose(size, 10, [Node(room * BLOCK, 10) for room in rooms], **more)[0]
+    def chosen(*rooms: int, **more: bool) -> Placing:
+        return choose(size, 10, [Budget(room * BLOCK, 10) for room in rooms], **more)[0]
 
-    assert chosen(100) is Kind.PRIVATE
-    assert chosen(100, 100) is Kind.REPLICATE
-    assert chosen(100, 100, grouped=False) is Kind.PRIVATE
-    assert chosen(100, 99) is Kind.PARTITION
-    assert choose(size, 11, [Node(size, 10)] * 2)[0] is Kind.PARTITION
-    assert "only all nodes together" in choose(size, 10, [Node(size // 2, 5)] * 2)[1]
-    assert "the rest is read from the source" in choose(size, 10, [Node(size // 3, 5)] * 2)[1]
+    assert chosen(100) is Placing.PRIVATE
+    assert chosen(100, 100) is Placing.REPLICATE
+    assert chosen(100, 100, grouped=False) is Placing.PRIVATE
+    assert chosen(100, 99) is Placing.PARTITION
+    assert choose(size, 11, [Budget(size, 10)] * 2)[0] is Placing.PARTITION
+    assert "only all nodes together" in choose(size, 10, [Budget(size // 2, 5)] * 2)[1]
+    assert "the rest is read from the source" in choose(size, 10, [Budget(size // 3, 5)] * 2)[1]

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hpcstage.plan.blocks import BLOCK_BYTES, blocks, blocks_bytes, blocks_of
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.placement.fitting import fit
-from hpcstage.plan.types import Budget, Dataset, Entry, Kind
+from hpcstage.plan.types import Budget, Dataset, DatasetKind, Entry
 
-DATASETS = [Dataset(f"{i}-d", Kind.DIRECTORY, b"/d%d" % i, (), ()) for i in range(2)]
+DATASETS = [Dataset(f"{i}-d", DatasetKind.DIRECTORY, b"/d%d" % i, (), ()) for i in range(2)]
 
 
 def manifest_of(*files: tuple[int, bytes, int]) -> Manifest:

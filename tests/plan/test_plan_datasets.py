@@ -13,7 +13,7 @@ from hpcstage.errors import UsageError
 from hpcstage.plan.dataset.datasets import Resolved, common_directories, resolve
 from hpcstage.plan.dataset.pathlist import parse_list
 from hpcstage.plan.dataset.roots import Roots, is_below, tidy
-from hpcstage.plan.types import Kind
+from hpcstage.plan.types import DatasetKind
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_directory_relative_and_through_a_link(tree: Path):
     (dataset,) = resolved.datasets
     assert dataset.root == os.fsencode(tree / "train")
     assert dataset.aliases == (os.fsencode(tree / "link"),)
-    assert (dataset.kind, dataset.name, dataset.arguments) == (Kind.DIRECTORY, "0-train", ("link",))
+    assert (dataset.kind, dataset.name, dataset.arguments) == (DatasetKind.DIRECTORY, "0-train", ("link",))
 
 
 @pytest.mark.parametrize("spelling", ["train/", "./train", "train/a/..", "other/../train//"])
@@ -80,7 +80,7 @@ def test_neighbours_with_a_common_prefix_do_not_overlap(tree: Path):
 def test_single_file_and_glob_share_a_root(tree: Path):
     resolved = resolve(["train/a/1.bin", "train/*/2.bin"], tree)
     assert roots(resolved) == [str(tree / "train")]
-    assert resolved.datasets[0].kind is Kind.FILES
+    assert resolved.datasets[0].kind is DatasetKind.FILES
     assert resolved.selections[0].files == [b"a/1.bin"]
     assert resolved.selections[0].globs == [(b"", b"*/2.bin")]
 
@@ -94,7 +94,7 @@ def test_file_like_arguments_inside_a_directory_join_it(tree: Path):
     listed = write_list(tree / "order.txt", "train/b/3.bin", "train/a/1.bin")
     resolved = resolve(["train", "train/a/1.bin", "train/*/2.bin", listed], tree)
     assert roots(resolved) == [str(tree / "train")]
-    assert resolved.datasets[0].kind is Kind.DIRECTORY
+    assert resolved.datasets[0].kind is DatasetKind.DIRECTORY
     assert resolved.selections == {}
     assert listed in resolved.datasets[0].arguments
     assert [p.paths for p in resolved.lists] == [[os.fsencode(tree / x) for x in ("train/b/3.bin", "train/a/1.bin")]]
@@ -103,7 +103,7 @@ def test_file_like_arguments_inside_a_directory_join_it(tree: Path):
 def test_a_file_above_a_directory_makes_them_one_dataset(tree: Path):
     resolved = resolve(["train", "labels.txt"], tree)
     assert roots(resolved) == [str(tree)]
-    assert resolved.datasets[0].kind is Kind.FILES
+    assert resolved.datasets[0].kind is DatasetKind.FILES
     assert resolved.selections[0].directories == [b"train"]
     assert resolved.selections[0].files == [b"labels.txt"]
 

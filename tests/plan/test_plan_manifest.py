@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from hpcstage.errors import UsageError
 from hpcstage.plan.dataset.manifest import Manifest
-from hpcstage.plan.types import Dataset, Entry, Kind
+from hpcstage.plan.types import Dataset, DatasetKind, Entry
 
 DATASETS = [
-    Dataset("0-a", Kind.DIRECTORY, b"/src/a", (b"/link/a",), ("/src/a",)),
-    Dataset("1-b", Kind.FILES, b"/src/b\xff", (), ("/src/b*",)),
+    Dataset("0-a", DatasetKind.DIRECTORY, b"/src/a", (b"/link/a",), ("/src/a",)),
+    Dataset("1-b", DatasetKind.FILES, b"/src/b\xff", (), ("/src/b*",)),
 ]
 
 

@@ -19,7 +19,7 @@ from hpcstage.plan.forecast.modes import forecast
 from hpcstage.plan.forecast.nodes import Given, NodesPlan, counted, nodes_plan
 from hpcstage.plan.forecast.terms import Conditions
 from hpcstage.plan.placement.hits import Hits, Sharing, alike
-from hpcstage.plan.placement.placements import Kind
+from hpcstage.plan.placement.placements import Placing
 from hpcstage.plan.types import Budget, Rates, Workload
 from hpcstage.report.canvas import Canvas
 from hpcstage.report.plan import nodes as plan_nodes_text
@@ -70,19 +70,19 @@ def test_imbalance_is_what_balls_in_bins_give() -> None:
 
 
 def test_hits_by_placement() -> None:
-    assert alike(Kind.REPLICATE, 4, 1.0).hits(2) == Hits(1.0, 0.0, 0.0)
-    assert alike(Kind.REPLICATE, 4, 1.0).hits(1) == Hits(0.25, 0.75, 0.0)
-    assert alike(Kind.PARTITION, 4, 0.25).hits(7) == Hits(0.25, 0.75, 0.0)
-    assert alike(Kind.PARTITION, 4, 0.125).hits(2) == Hits(0.125, 0.375, 0.5)
-    assert alike(Kind.PRIVATE, 4, 1.0).hits(1) == Hits(0.0, 0.0, 1.0)
-    assert alike(Kind.PRIVATE, 4, 1.0).hits(3).local == pytest.approx(1 - 0.75**2)
-    assert alike(Kind.PRIVATE, 4, 0.3).hits(3).local == pytest.approx(0.3)
+    assert alike(Placing.REPLICATE, 4, 1.0).hits(2) == Hits(1.0, 0.0, 0.0)
+    assert alike(Placing.REPLICATE, 4, 1.0).hits(1) == Hits(0.25, 0.75, 0.0)
+    assert alike(Placing.PARTITION, 4, 0.25).hits(7) == Hits(0.25, 0.75, 0.0)
+    assert alike(Placing.PARTITION, 4, 0.125).hits(2) == Hits(0.125, 0.375, 0.5)
+    assert alike(Placing.PRIVATE, 4, 1.0).hits(1) == Hits(0.0, 0.0, 1.0)
+    assert alike(Placing.PRIVATE, 4, 1.0).hits(3).local == pytest.approx(1 - 0.75**2)
+    assert alike(Placing.PRIVATE, 4, 0.3).hits(3).local == pytest.approx(0.3)
 
 
 @given(
-    kind=st.sampled_from(list(Kind)), nodes=st.integers(1, 64), room=st.floats(0, 1), epochs=st.integers(1, 40)
+    kind=st.sampled_from(list(Placing)), nodes=st.integers(1, 64), room=st.floats(0, 1), epochs=st.integers(1, 40)
 )  # fmt: skip
-def test_hits_of_later_epochs_are_the_mean(kind: Kind, nodes: int, room: float, epochs: int) -> None:
+def test_hits_of_later_epochs_are_the_mean(kind: Placing, nodes: int, room: float, epochs: int) -> None:
     sharing = alike(kind, nodes, room)
     each = [sharing.hits(epoch) for epoch in range(2, max(3, epochs + 1))]
     later = sharing.later(epochs)
@@ -103,7 +103,7 @@ def test_private_hits_are_what_shuffling_gives() -> None:
         rates.append(sum(i in held[n] for n in range(nodes) for i in ids[n::nodes]) / files)
         for n in range(nodes):
             held[n].update(ids[n::nodes])
-    sharing = alike(Kind.PRIVATE, nodes, 1.0)
+    sharing = alike(Placing.PRIVATE, nodes, 1.0)
     assert rates == pytest.approx([sharing.hits(epoch).local for epoch in range(1, epochs + 1)], abs=0.02)
     assert sharing.source_share(epochs) == pytest.approx(sum(1 - rate for rate in rates), abs=0.05)
 
@@ -112,7 +112,7 @@ def test_private_hits_are_what_shuffling_gives() -> None:
 
 
 def test_forecast_with_partition_is_equation_7() -> None:
-    sharing = Sharing(Kind.PARTITION, 8, placed=0.75, kept=0.75 / 8)
+    sharing = Sharing(Placing.PARTITION, 8, placed=0.75, kept=0.75 / 8)
     mode = forecast(WORK.on(8), RATES, Conditions(nodes=8, sharing=sharing)).modes["runtime"]
     from_source_s, from_peers_s = 0.25 * 100, 0.75 * 100 / (8 * 0.5) * 7 / 8
     assert equations.cached_s(100, 8, 1, 8 * 0.5, 0.75) == pytest.approx(from_source_s + from_peers_s)
@@ -142,14 +142,14 @@ def test_source_bytes_by_placement() -> None:
 
 
 def test_upfront_with_peers_copies_once_from_the_source() -> None:
-    def upfront_s(kind: Kind) -> float:
+    def upfront_s(kind: Placing) -> float:
         sharing = alike(kind, 8, 1.0)
         mode = forecast(WORK.on(8), RATES, Conditions(nodes=8, sharing=sharing)).modes["upfront"]
         return mode.total_s - 5 * 50
 
-    assert upfront_s(Kind.PRIVATE) == pytest.approx(800)
-    assert upfront_s(Kind.REPLICATE) == pytest.approx(200 * 7 / 8)
-    assert upfront_s(Kind.PARTITION) == pytest.approx(100)
+    assert upfront_s(Placing.PRIVATE) == pytest.approx(800)
+    assert upfront_s(Placing.REPLICATE) == pytest.approx(200 * 7 / 8)
+    assert upfront_s(Placing.PARTITION) == pytest.approx(100)
 
 
 def test_compute_scales_with_nodes() -> None:

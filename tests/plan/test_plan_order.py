@@ -16,9 +16,9 @@ from hpcstage.plan.dataset.columns import Columns
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.pathlist import PathList
 from hpcstage.plan.order import orders
-from hpcstage.plan.types import Dataset, Entry, Kind, Order
+from hpcstage.plan.types import Dataset, DatasetKind, Entry, Order
 
-DATASET = Dataset("0-d", Kind.DIRECTORY, b"/d", (b"/alias",), ("/d",))
+DATASET = Dataset("0-d", DatasetKind.DIRECTORY, b"/d", (b"/alias",), ("/d",))
 
 
 def manifest_of(*names: bytes) -> Manifest:

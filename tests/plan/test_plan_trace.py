@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.order import trace, tracefile
-from hpcstage.plan.order.trace import Header, Table, Trace, Unusable
-from hpcstage.plan.types import Dataset, Entry, Kind
+from hpcstage.plan.order.trace import Trace, TraceHeader, TraceTable, Unusable
+from hpcstage.plan.types import Dataset, DatasetKind, Entry
 
-DATASET = Dataset("0-d", Kind.DIRECTORY, b"/d", (), ("/d",))
+DATASET = Dataset("0-d", DatasetKind.DIRECTORY, b"/d", (), ("/d",))
 
 
 def manifest_of(*names: bytes, dataset: int = 0) -> Manifest:
@@ -30,12 +30,14 @@ def manifest_of(*names: bytes, dataset: int = 0) -> Manifest:
 ABC = manifest_of(b"a", b"b", b"c")
 
 
-def header_of(manifest: Manifest = ABC, *command: str, run_id: str = "run-1") -> Header:
+def header_of(manifest: Manifest = ABC, *command: str, run_id: str = "run-1") -> TraceHeader:
     roots = ("/d", "/e")
-    return Header(command or ("python", "x.py"), roots, trace.digest(manifest), len(manifest), run_id, "2026-01-01")
+    return TraceHeader(
+        command or ("python", "x.py"), roots, trace.digest(manifest), len(manifest), run_id, "2026-01-01"
+    )
 
 
-SMALL = Trace(header_of(), array("I", [2, 0]), (Table(7, array("I", [0, 1, 2]), array("I", [0, 2])),))
+SMALL = Trace(header_of(), array("I", [2, 0]), (TraceTable(7, array("I", [0, 1, 2]), array("I", [0, 2])),))
 TEXTS = st.text(max_size=8) | st.just("\udcff\n\0")
 
 
@@ -49,8 +51,8 @@ def traces(draw: st.DrawFn) -> Trace:
         offsets = array("I", [0])
         for sample in samples:
             offsets.append(offsets[-1] + len(sample))
-        tables.append(Table(key, offsets, array("I", [i for sample in samples for i in sample])))
-    header = Header(
+        tables.append(TraceTable(key, offsets, array("I", [i for sample in samples for i in sample])))
+    header = TraceHeader(
         tuple(draw(st.lists(TEXTS, max_size=3))), tuple(draw(st.lists(TEXTS, max_size=3))), draw(TEXTS), files,
         draw(TEXTS), draw(TEXTS), draw(st.none() | st.just("sampler")), draw(st.none() | st.floats(0, 1)),
     )  # fmt: skip
@@ -89,10 +91,10 @@ def test_any_bytes_are_no_trace(data: bytes, begins_well: bool) -> None:
     "wrong",
     [
         replace(SMALL, order=array("I", [3])),
-        replace(SMALL, tables=(Table(1, array("I", [0, 1]), array("I", [3])),)),
-        replace(SMALL, tables=(Table(1, array("I", [0, 2, 1]), array("I", [0])),)),
-        replace(SMALL, tables=(Table(1, array("I", [0, 2]), array("I", [0])),)),
-        replace(SMALL, tables=(Table(1, array("I"), array("I")),)),
+        replace(SMALL, tables=(TraceTable(1, array("I", [0, 1]), array("I", [3])),)),
+        replace(SMALL, tables=(TraceTable(1, array("I", [0, 2, 1]), array("I", [0])),)),
+        replace(SMALL, tables=(TraceTable(1, array("I", [0, 2]), array("I", [0])),)),
+        replace(SMALL, tables=(TraceTable(1, array("I"), array("I")),)),
     ],
 )
 def test_numbers_that_fit_nowhere(wrong: Trace) -> None:

@@ -18,13 +18,13 @@ from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.pathlist import PathList
 from hpcstage.plan.dataset.scan import scan
 from hpcstage.plan.order import readings, trace
-from hpcstage.plan.types import Dataset, Entry, Kind
+from hpcstage.plan.types import Dataset, DatasetKind, Entry
 
-RANDOM = readings.Asked("random", seed=3)
+RANDOM = readings.SamplerAsked("random", seed=3)
 
 
 def manifest_of(*names: bytes) -> Manifest:
-    dataset = Dataset("0-d", Kind.DIRECTORY, b"/d", (), ("/d",))
+    dataset = Dataset("0-d", DatasetKind.DIRECTORY, b"/d", (), ("/d",))
     return Manifest.build([dataset], [Entry(0, n, 1, 0, 0o100644, 1, 1, False) for n in names])
 
 
@@ -64,7 +64,7 @@ def test_the_dataset_of_a_list_has_its_order_and_its_repetitions() -> None:
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("ranks", [(0, 1, 2), (1,), (0, 2)])
 def test_samples_of_an_epoch_are_told_before_it_is_computed(ranks: tuple[int, ...], drop_last: bool) -> None:
-    made = readings.Asked("distributed", epochs=3, replicas=3, ranks=ranks, batch=2, drop_last=drop_last)
+    made = readings.SamplerAsked("distributed", epochs=3, replicas=3, ranks=ranks, batch=2, drop_last=drop_last)
     found = readings.readings(made, manifest_of(*(b"%02d" % i for i in range(20))))
     epochs = list(found)
     assert [epoch.epoch for epoch in epochs] == [0, 1, 2]
@@ -77,7 +77,7 @@ def test_samples_of_an_epoch_are_told_before_it_is_computed(ranks: tuple[int, ..
 @pytest.mark.torch
 def test_ranks_of_a_node_read_in_turn_what_torch_gives_them() -> None:
     torch = pytest.importorskip("torch")
-    made = readings.Asked("distributed", 5, epochs=2, replicas=4, ranks=(1, 3), batch=3, drop_last=True)
+    made = readings.SamplerAsked("distributed", 5, epochs=2, replicas=4, ranks=(1, 3), batch=3, drop_last=True)
     found = readings.readings(made, manifest_of(*(b"%02d" % i for i in range(29))))
     for reading in found:
         for place, rank in enumerate(made.ranks):
@@ -116,11 +116,11 @@ def test_options_that_do_not_go_together(given: dict[str, Any], words: str) -> N
 def test_options_become_a_sampler() -> None:
     assert asked({"drop_last": False, "rank": None}, 3) is None
     options = {"sampler": "distributed", "ranks": 8, "rank": "0-1, 5", "seed": 4, "batch": 9, "no_shuffle": True}
-    assert asked(options, 3) == readings.Asked(
+    assert asked(options, 3) == readings.SamplerAsked(
         "distributed", 4, 3, shuffle=False, replicas=8, ranks=(0, 1, 5), batch=9
     )  # fmt: skip
-    assert asked({"sampler": "sequential"}, None) == readings.Asked("sequential")
-    assert "over 8 ranks (here: 0-2)" in readings.Asked("distributed", replicas=8, ranks=(0, 1, 2)).text()
+    assert asked({"sampler": "sequential"}, None) == readings.SamplerAsked("sequential")
+    assert "over 8 ranks (here: 0-2)" in readings.SamplerAsked("distributed", replicas=8, ranks=(0, 1, 2)).text()
 
 
 # ---- the command line
@@ -188,7 +188,7 @@ def test_bad_input_is_one_line(hpcstage: Any, arguments: list[str], words: str) 
 
 def leave_trace(hpcstage: Any, root: Path, ids: list[int], **header: Any) -> None:
     manifest = scan(resolve([os.fspath(root)], hpcstage.cwd)).manifest
-    made = trace.Header(
+    made = trace.TraceHeader(
         ("python", "my train.py"), (os.fspath(root.resolve()),), trace.digest(manifest), len(manifest), "run-7",
         "2026-01-01T00:00:00Z", **header,
     )  # fmt: skip

@@ -21,11 +21,11 @@ NODE_DIR = "HPCSTAGE_NODE_DIR"
 def make_node(node_dir: Path, names: Iterable[str], kept: Iterable[str], due: Iterable[str]) -> Path:
     """A node directory whose daemon knows these names below ROOT."""
     from hpcstage.plan.dataset.manifest import Manifest
-    from hpcstage.plan.types import Dataset, Entry, Kind
+    from hpcstage.plan.types import Dataset, DatasetKind, Entry
     from hpcstage.store.holdings import Holdings
 
     node_dir.mkdir(parents=True)
-    dataset = Dataset("data", Kind.DIRECTORY, ROOT.encode(), (), ())
+    dataset = Dataset("data", DatasetKind.DIRECTORY, ROOT.encode(), (), ())
     manifest = Manifest.build([dataset], [Entry(0, name.encode(), 1, 0, 0o644, 0, 0, False) for name in names])
     manifest.save(node_dir / "manifest.bin")
     holdings = Holdings(node_dir, len(manifest))

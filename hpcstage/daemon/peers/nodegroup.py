@@ -20,7 +20,7 @@ from hpcstage.daemon.peers.routes import Routes
 from hpcstage.daemon.process.server import Reply
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Request, Service
-from hpcstage.plan.placement.placements import Kind as Placing
+from hpcstage.plan.placement.placements import Placing
 from hpcstage.problem import Problem
 from hpcstage.protocol import exchange
 from hpcstage.protocol.shim import Answer, Kind

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from hpcstage.daemon.queue.passing import share_of
 from hpcstage.plan.blocks import BLOCK_BYTES
 from hpcstage.plan.placement.owners import needed_bytes
-from hpcstage.plan.placement.placements import Kind, Node, Placement, choose, copies_fit, place
+from hpcstage.plan.placement.placements import Placement, Placing, choose, copies_fit, place
 from hpcstage.plan.types import Budget
 from hpcstage.protocol.membership import Membership
 
@@ -41,14 +41,14 @@ class Routes:
         self._missing = frozenset(members.missing)
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> Placing:
         """How files are shared."""
         return self.placement.kind
 
     @property
     def keeps_all(self) -> bool:
         """Whether every node ends with every file (with `private`: as far as its budget allows)."""
-        return self.kind is Kind.PRIVATE or (self.kind is Kind.REPLICATE and self.placement.files.copies_fit)
+        return self.kind is Placing.PRIVATE or (self.kind is Placing.REPLICATE and self.placement.files.copies_fit)
 
     def fetcher(self, id_: int) -> int:
         """Returns the node that reads an id from the source; other nodes ask it for the file."""
@@ -62,7 +62,7 @@ class Routes:
     def own(self) -> array[int]:
         """Returns the ids that this node reads from the source, with those that it takes over from missing nodes."""
         found = self.placement.own(self.node)
-        if self.kind is not Kind.PRIVATE:
+        if self.kind is not Placing.PRIVATE:
             for missing in sorted(self._missing):
                 taken = self.placement.own(missing)
                 found.extend(id_ for id_ in taken if self.fetcher(id_) == self.node)
@@ -84,23 +84,22 @@ class Routes:
 def make(asked: str, sizes: Sequence[int], directories: int, members: Membership, node: int) -> Routes:
     """Makes the placement for what the user asked for (`auto` or the name of a kind)."""
     taken = Budget(directories * BLOCK_BYTES, directories)
-    nodes = [_without(Node(one.size_bytes, one.inodes), taken) for one in budgets_of(members)]
+    nodes = [_without(one, taken) for one in budgets_of(members)]
     if asked == AUTO:
         kind, why = choose(needed_bytes(sizes), len(sizes), nodes)
     else:
-        kind, why = Kind(asked), "asked for"
-    keeps_all = kind is Kind.PRIVATE or (kind is Kind.REPLICATE and copies_fit(sizes, nodes))
+        kind, why = Placing(asked), "asked for"
+    keeps_all = kind is Placing.PRIVATE or (kind is Placing.REPLICATE and copies_fit(sizes, nodes))
     if not keeps_all:
-        nodes = [_without(one, share_of(Budget(one.budget_bytes, one.budget_inodes))) for one in nodes]
+        nodes = [_without(one, share_of(one)) for one in nodes]
     return Routes(place(kind, sizes, nodes), members, node, why)
 
 
 def transit_of(members: Membership, node: int, directories: int) -> Budget:
     """Returns the budget for transit copies that `make` has set aside on a node."""
     budget = budgets_of(members)[node]
-    rest = _without(Node(budget.size_bytes, budget.inodes), Budget(directories * BLOCK_BYTES, directories))
-    return share_of(Budget(rest.budget_bytes, rest.budget_inodes))
+    return share_of(_without(budget, Budget(directories * BLOCK_BYTES, directories)))
 
 
-def _without(node: Node, taken: Budget) -> Node:
-    return Node(max(0, node.budget_bytes - taken.size_bytes), max(0, node.budget_inodes - taken.inodes))
+def _without(node: Budget, taken: Budget) -> Budget:
+    return Budget(max(0, node.size_bytes - taken.size_bytes), max(0, node.inodes - taken.inodes))

@@ -71,7 +71,7 @@ def _leave(spec: DaemonSpec, manifest: Manifest, known: Known) -> str:
     last, _ = trace.find(_directory(spec), _roots(spec), spec.command, manifest)
     if last is not None and len(last.order) > FULLER * len(known.first):
         return f"run {last.header.run_id} left one of {len(last.order):,} files, this run opened {len(known.first):,}"
-    header = trace.Header(
+    header = trace.TraceHeader(
         command=tuple(spec.command),
         roots=tuple(_roots(spec)),
         digest=trace.digest(manifest),
@@ -81,7 +81,9 @@ def _leave(spec: DaemonSpec, manifest: Manifest, known: Known) -> str:
         provenance=known.provenance,
         kept_share=known.kept_share,
     )
-    tables = [trace.Table(key, array("I", offsets), array("I", ids)) for key, (offsets, ids) in known.tables.items()]
+    tables = [
+        trace.TraceTable(key, array("I", offsets), array("I", ids)) for key, (offsets, ids) in known.tables.items()
+    ]
     return trace.save(_directory(spec), trace.Trace(header, array("I", known.first), tuple(tables))) or ""
 
 

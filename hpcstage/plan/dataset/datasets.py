@@ -21,7 +21,7 @@ from hpcstage.plan.dataset.arguments import Glob, Named, Parsed, parse
 from hpcstage.plan.dataset.checking import check, check_list
 from hpcstage.plan.dataset.pathlist import PathList, is_there, read_list
 from hpcstage.plan.dataset.roots import Roots, is_below, with_slash
-from hpcstage.plan.types import ORDER_WORDS, Dataset, Kind
+from hpcstage.plan.types import ORDER_WORDS, Dataset, DatasetKind
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _MAGIC = b"hpcstage-resolved 1\n"
@@ -225,7 +225,7 @@ class _Builder:
         datasets: list[Dataset] = []
         for index, draft in enumerate(self._drafts):
             datasets.append(_dataset(index, draft, _aliases(draft)))
-        selections = {i: Selection() for i, d in enumerate(datasets) if d.kind is Kind.FILES}
+        selections = {i: Selection() for i, d in enumerate(datasets) if d.kind is DatasetKind.FILES}
         roots = Roots(datasets)
         for item in self._parsed:
             _select(item, roots, selections)
@@ -297,7 +297,7 @@ def _aliases(draft: _Draft) -> tuple[bytes, ...]:
 
 def _dataset(index: int, draft: _Draft, aliases: tuple[bytes, ...]) -> Dataset:
     base = _UNSAFE.sub("_", os.fsencode(os.path.basename(draft.root)).decode("ascii", "replace"))[:40]
-    kind = Kind.DIRECTORY if draft.whole else Kind.FILES
+    kind = DatasetKind.DIRECTORY if draft.whole else DatasetKind.FILES
     return Dataset(f"{index}-{base or 'root'}", kind, draft.root, aliases, tuple(draft.arguments))
 
 

@@ -30,7 +30,7 @@ from hpcstage.plan.dataset.listing import (
 )
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.roots import Roots, join
-from hpcstage.plan.types import Kind
+from hpcstage.plan.types import DatasetKind
 
 SLOW_BATCH = 8
 FAST_OPERATION_S = 100e-6
@@ -83,7 +83,7 @@ def scan(
 
 def _first_tasks(resolved: Resolved) -> Iterator[Task]:
     for index, dataset in enumerate(resolved.datasets):
-        if dataset.kind is Kind.DIRECTORY:
+        if dataset.kind is DatasetKind.DIRECTORY:
             yield Directory(index, b"", above(dataset.root), WHOLE, WHOLE.start)
             continue
         selection = resolved.selections[index]
@@ -99,7 +99,7 @@ def _first_tasks(resolved: Resolved) -> Iterator[Task]:
 
 def _tasks_of_lists(resolved: Resolved) -> Iterator[Task]:
     roots = Roots(resolved.datasets)
-    wanted = [dataset.kind is Kind.FILES for dataset in resolved.datasets]
+    wanted = [dataset.kind is DatasetKind.FILES for dataset in resolved.datasets]
     if not any(wanted):
         return
     for item in resolved.lists:

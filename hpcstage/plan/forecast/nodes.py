@@ -16,7 +16,7 @@ from hpcstage.plan.forecast.modes import ASSUMED_EPOCHS, DIRECT, RUNTIME, foreca
 from hpcstage.plan.forecast.terms import Conditions
 from hpcstage.plan.placement.hits import Hits, Sharing, alike
 from hpcstage.plan.placement.owners import needed_bytes
-from hpcstage.plan.placement.placements import Kind, Node, Placement, choose, place
+from hpcstage.plan.placement.placements import Placement, Placing, choose, place
 from hpcstage.plan.types import Budget, Forecast, Rates, Workload
 
 AUTO = "auto"
@@ -111,23 +111,23 @@ class Given:
         return needed_bytes(self.sizes)
 
     @cached_property
-    def room(self) -> Node:
+    def room(self) -> Budget:
         """The free budget of a node for files; where the budget is unknown, it is taken as enough."""
         if self.budget is None:
-            return Node(self.needed_bytes, len(self.sizes))
+            return Budget(self.needed_bytes, len(self.sizes))
         size_bytes = self.budget.size_bytes - self.directories * BLOCK_BYTES
-        return Node(max(0, size_bytes), max(0, self.budget.inodes - self.directories))
+        return Budget(max(0, size_bytes), max(0, self.budget.inodes - self.directories))
 
-    def kind(self, nodes: int) -> tuple[Kind, str]:
+    def kind(self, nodes: int) -> tuple[Placing, str]:
         """Returns the placement of so many nodes, and why."""
         if self.asked != AUTO:
-            return Kind(self.asked), "as asked for"
+            return Placing(self.asked), "as asked for"
         return choose(self.needed_bytes, len(self.sizes), [self.room] * nodes)
 
-    def sharing(self, nodes: int, kind: Kind) -> Sharing:
+    def sharing(self, nodes: int, kind: Placing) -> Sharing:
         """Returns the shares that alike nodes keep, limited by bytes on disk or by inodes, whichever is short."""
-        by_bytes = self.room.budget_bytes / self.needed_bytes if self.needed_bytes else 1.0
-        by_inodes = self.room.budget_inodes / len(self.sizes) if self.sizes else 1.0
+        by_bytes = self.room.size_bytes / self.needed_bytes if self.needed_bytes else 1.0
+        by_inodes = self.room.inodes / len(self.sizes) if self.sizes else 1.0
         return alike(kind, nodes, min(1.0, by_bytes, by_inodes))
 
 
@@ -139,8 +139,8 @@ def nodes_plan(given: Given, workload: Workload, rates: Rates, nodes: int) -> No
         nodes=nodes,
         kind=kind.value,
         why=why,
-        room_bytes=None if given.budget is None else given.room.budget_bytes,
-        room_inodes=None if given.budget is None else given.room.budget_inodes,
+        room_bytes=None if given.budget is None else given.room.size_bytes,
+        room_inodes=None if given.budget is None else given.room.inodes,
         unplaced_files=left_files,
         unplaced_bytes=left_bytes,
         parts=parts,
@@ -159,7 +159,7 @@ def parts_of(placement: Placement) -> tuple[tuple[Part, ...], int, int]:
     """Returns each node's part, and the number and bytes of the files that are placed nowhere."""
     sizes, count = placement.files.sizes, placement.nodes
     total_files, total_bytes = len(sizes), sum(sizes)
-    if placement.kind is Kind.PRIVATE:
+    if placement.kind is Placing.PRIVATE:
         alone = (total_files, total_bytes)
         return tuple(Part(node, *alone, *alone, 0, 0) for node in range(count)), 0, 0
     owned = placement.owned()
@@ -167,7 +167,7 @@ def parts_of(placement: Placement) -> tuple[tuple[Part, ...], int, int]:
     copies = _copies(placement, owned, placed_files, placed_bytes)
     parts = []
     for node, own in enumerate(owned):
-        if placement.kind is Kind.PARTITION:
+        if placement.kind is Placing.PARTITION:
             parts.append(Part(node, *own, *own, *_others_read(own, placed_files, placed_bytes, count)))
         else:
             files, size = copies[node % len(copies)]
@@ -177,7 +177,7 @@ def parts_of(placement: Placement) -> tuple[tuple[Part, ...], int, int]:
 
 def _copies(placement: Placement, owned: Sequence[tuple[int, int]], files: int, size: int) -> list[tuple[int, int]]:
     """Returns with replicate what each node holds of others' files; only of some nodes where each takes long."""
-    if placement.kind is not Kind.REPLICATE:
+    if placement.kind is not Placing.REPLICATE:
         return []
     if placement.files.copies_fit:
         return [(files - own[0], size - own[1]) for own in owned]
@@ -193,9 +193,9 @@ def _others_read(own: tuple[int, int], files: int, size: int, nodes: int) -> tup
 
 def _size(given: Given, workload: Workload, rates: Rates, nodes: int) -> Size:
     work = workload.on(nodes)
-    chosen, *_ = (Kind.PRIVATE,) if nodes == 1 else given.kind(nodes)
+    chosen, *_ = (Placing.PRIVATE,) if nodes == 1 else given.kind(nodes)
     placements, direct = [], None
-    for kind in [Kind.PRIVATE] if nodes == 1 else Kind:
+    for kind in [Placing.PRIVATE] if nodes == 1 else Placing:
         sharing = given.sharing(nodes, kind)
         result = forecast(work, rates, replace(given.conditions, fit=sharing.kept, nodes=nodes, sharing=sharing))
         direct = direct or result.modes[DIRECT]
@@ -205,11 +205,11 @@ def _size(given: Given, workload: Workload, rates: Rates, nodes: int) -> Size:
     return Size(nodes, chosen.value, direct.total_s, direct.later_epoch_s, compute_s, tuple(placements))
 
 
-def _scaled(work: Workload, sharing: Sharing, kind: Kind, result: Forecast) -> Scaled:
+def _scaled(work: Workload, sharing: Sharing, kind: Placing, result: Forecast) -> Scaled:
     mode = result.modes[RUNTIME]
     epochs = work.epochs or ASSUMED_EPOCHS
     later = sharing.later(epochs)
-    if kind is Kind.REPLICATE:
+    if kind is Placing.REPLICATE:
         passed_on = sharing.kept * sharing.nodes - sharing.placed + max(0, epochs - 1) * later.peers
     else:
         passed_on = sharing.hits(1).peers + max(0, epochs - 1) * later.peers

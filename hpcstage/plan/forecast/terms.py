@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hpcstage.plan.placement.hits import Sharing
-from hpcstage.plan.placement.placements import Kind
+from hpcstage.plan.placement.placements import Placing
 from hpcstage.plan.types import Rates, Workload
 from hpcstage.units import format_duration as show
 
@@ -110,7 +110,7 @@ def phases(workload: Workload, rates: Rates, given: Conditions) -> Phases:
     if sharing is None or sharing.nodes < 2:
         terms = _terms(workload, rates, given, given.fit, 0.0)
         return Phases(terms, terms, terms)
-    if sharing.kind is Kind.PRIVATE:
+    if sharing.kind is Placing.PRIVATE:
         terms = _terms(workload, rates, given, sharing.kept, 0.0)
         return Phases(terms, replace(terms, share=sharing.later(terms.epochs).local), terms)
     first, later = sharing.hits(1), sharing.later(workload.epochs or 1)

@@ -25,7 +25,7 @@ ORDERED_EPOCHS = 3
 
 
 @dataclass(frozen=True)
-class Asked:
+class SamplerAsked:
     """A sampler as the user named it, and the loader around it."""
 
     sampler: str
@@ -54,7 +54,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Reading:
+class EpochReading:
     """The reads of one epoch on the node."""
 
     epoch: int
@@ -67,15 +67,15 @@ class Reading:
 class Readings:
     """All epochs that were asked for. The iteration computes each when it reaches it: a moment for a million files."""
 
-    asked: Asked
+    asked: SamplerAsked
     dataset: array[int]
     """Ids of files by index of the program's dataset."""
     about: str
     """Text that says which files are taken for the program's dataset."""
 
-    def __iter__(self) -> Iterator[Reading]:
+    def __iter__(self) -> Iterator[EpochReading]:
         orders = islice(_epochs(self.asked, len(self.dataset)), self.asked.epochs)
-        return (Reading(epoch, order) for epoch, order in enumerate(orders))
+        return (EpochReading(epoch, order) for epoch, order in enumerate(orders))
 
     @property
     def samples(self) -> int:
@@ -95,7 +95,7 @@ class Readings:
         return from_ids(map(self.dataset.__getitem__, indices), max(self.dataset, default=-1) + 1, SAMPLER)
 
 
-def readings(asked: Asked, manifest: Manifest, lists: Sequence[PathList] = ()) -> Readings:
+def readings(asked: SamplerAsked, manifest: Manifest, lists: Sequence[PathList] = ()) -> Readings:
     """Computes the reads of a program whose dataset has the lists' files, or else all files. Raises UsageError."""
     dataset, about = _listed(manifest, lists) if lists else _by_class(manifest)
     if not dataset:
@@ -105,7 +105,7 @@ def readings(asked: Asked, manifest: Manifest, lists: Sequence[PathList] = ()) -
     return Readings(asked, dataset, about)
 
 
-def _epochs(asked: Asked, n: int) -> Iterator[array[int]]:
+def _epochs(asked: SamplerAsked, n: int) -> Iterator[array[int]]:
     if asked.sampler == RANDOM:
         orders = sampling.random_epochs(n, asked.seed, persistent_workers=asked.persistent_workers)
         yield from (sampling.batched(order, asked.batch, drop_last=asked.drop_last) for order in orders)
@@ -117,7 +117,7 @@ def _epochs(asked: Asked, n: int) -> Iterator[array[int]]:
         yield sampling.interleave([sampling.batched(part, asked.batch, drop_last=asked.drop_last) for part in parts])
 
 
-def _rank(asked: Asked, n: int, rank: int) -> sampling.Distributed:
+def _rank(asked: SamplerAsked, n: int, rank: int) -> sampling.Distributed:
     return sampling.Distributed(n, asked.replicas, rank, asked.shuffle, asked.sampler_drop_last, asked.seed)
 
 

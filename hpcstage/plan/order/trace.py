@@ -17,10 +17,33 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcstage.plan.dataset.manifest import Manifest
-from hpcstage.plan.order.tracefile import Header, Table, Trace, Unusable, decode, encode, header_end, header_of
+from hpcstage.plan.order.tracefile import (
+    Trace,
+    TraceHeader,
+    TraceTable,
+    Unusable,
+    decode,
+    encode,
+    header_end,
+    header_of,
+)
 
-__all__ = ["DIRECTORY", "PROVENANCE", "Header", "Table", "Trace", "Unusable", "digest", "find", "key", "load",
-           "newest", "path_of", "read_header", "save"]  # fmt: skip
+__all__ = [
+    "DIRECTORY",
+    "PROVENANCE",
+    "Trace",
+    "TraceHeader",
+    "TraceTable",
+    "Unusable",
+    "digest",
+    "find",
+    "key",
+    "load",
+    "newest",
+    "path_of",
+    "read_header",
+    "save",
+]  # fmt: skip
 DIRECTORY = "traces"
 """The directory of traces below the user's state directory."""
 PROVENANCE = "trace"
@@ -144,7 +167,7 @@ def _by_age(directory: Path) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path) -> TraceHeader:
     """Reads the header of a trace without its arrays; checks only its form. Raises Unusable."""
     data = _read(path, _FIRST_BYTES)
     if header_end(data) > len(data):

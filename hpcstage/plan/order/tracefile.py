@@ -29,7 +29,7 @@ class Unusable(Exception):
 
 
 @dataclass(frozen=True)
-class Table:
+class TraceTable:
     """The files that each index of a loader's dataset opened."""
 
     key: int
@@ -41,7 +41,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Header:
+class TraceHeader:
     """The fields of a trace except for its arrays."""
 
     command: tuple[str, ...]
@@ -64,10 +64,10 @@ class Header:
 class Trace:
     """A trace as a whole."""
 
-    header: Header
+    header: TraceHeader
     order: array[int]
     """Type code "I"; ids in the order in which the program opened them first, each once."""
-    tables: tuple[Table, ...] = ()
+    tables: tuple[TraceTable, ...] = ()
 
 
 def encode(trace: Trace) -> bytes:
@@ -92,7 +92,7 @@ def _all_arrays(trace: Trace) -> Iterator[array[int]]:
         yield table.ids
 
 
-def header_of(data: bytes) -> Header:
+def header_of(data: bytes) -> TraceHeader:
     """Reads the header in a file's first `header_end` bytes; checks only its form. Raises Unusable."""
     return _header_in(_fields(data, _lengths(data)[1]))
 
@@ -131,10 +131,10 @@ def _fields(data: bytes, length: int) -> dict[str, Any]:
     return fields
 
 
-def _header_in(fields: dict[str, Any]) -> Header:
+def _header_in(fields: dict[str, Any]) -> TraceHeader:
     try:
         share = fields["kept_share"]
-        return Header(
+        return TraceHeader(
             command=tuple(map(str, fields["command"])),
             roots=tuple(map(str, fields["roots"])),
             digest=str(fields["digest"]),
@@ -148,7 +148,7 @@ def _header_in(fields: dict[str, Any]) -> Header:
         raise Unusable(DAMAGED) from None
 
 
-def _arrays_in(header: Header, fields: dict[str, Any], packed: bytes) -> Trace:
+def _arrays_in(header: TraceHeader, fields: dict[str, Any], packed: bytes) -> Trace:
     try:
         tables = [(int(k), int(offsets), int(ids)) for k, offsets, ids in fields["tables"]]
         lengths = [int(fields["order"]), *(count for _, *counts in tables for count in counts)]
@@ -156,7 +156,7 @@ def _arrays_in(header: Header, fields: dict[str, Any], packed: bytes) -> Trace:
     except (KeyError, TypeError, ValueError, OverflowError, zlib.error):
         raise Unusable(DAMAGED) from None
     order, *rest = _cut(raw, lengths)
-    made = tuple(Table(k, o, i) for (k, _, _), o, i in zip(tables, rest[::2], rest[1::2], strict=True))
+    made = tuple(TraceTable(k, o, i) for (k, _, _), o, i in zip(tables, rest[::2], rest[1::2], strict=True))
     if not _fit(order, header.files) or not all(_is_table(table, header.files) for table in made):
         raise Unusable(DAMAGED)
     return Trace(header, order, made)
@@ -185,7 +185,7 @@ def _fit(ids: array[int], files: int) -> bool:
     return not ids or max(ids) < files
 
 
-def _is_table(table: Table, files: int) -> bool:
+def _is_table(table: TraceTable, files: int) -> bool:
     offsets = table.offsets
     rising = len(offsets) > 0 and offsets[0] == 0 and offsets[-1] == len(table.ids)
     return rising and all(map(int.__le__, offsets, offsets[1:])) and _fit(table.ids, files)

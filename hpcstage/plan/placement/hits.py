@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log
 
-from hpcstage.plan.placement.placements import Kind
+from hpcstage.plan.placement.placements import Placing
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Hits:
 class Sharing:
     """How nodes that are alike keep one dataset."""
 
-    kind: Kind
+    kind: Placing
     nodes: int
     placed: float
     """The share of the dataset that some node keeps."""
@@ -43,17 +43,17 @@ class Sharing:
 
         In the first epoch (1), placed files that a node does not fetch itself come from others.
         """
-        if self.kind is Kind.PRIVATE:
+        if self.kind is Placing.PRIVATE:
             seen = 1 - (1 - 1 / self.nodes) ** (epoch - 1)
             local = min(self.kept, seen)
             return Hits(local, 0.0, 1 - local)
-        passed_on = epoch == 1 or self.kind is Kind.PARTITION
+        passed_on = epoch == 1 or self.kind is Placing.PARTITION
         local = self.placed / self.nodes if passed_on else self.kept
         return Hits(local, self.placed - local, 1 - self.placed)
 
     def later(self, epochs: int) -> Hits:
         """Returns the mean hits of the epochs after the first."""
-        if self.kind is not Kind.PRIVATE:
+        if self.kind is not Placing.PRIVATE:
             return self.hits(2)
         if self.nodes == 1:
             return Hits(self.kept, 0.0, 1 - self.kept)
@@ -65,13 +65,13 @@ class Sharing:
 
     def source_share(self, epochs: int) -> float:
         """Returns how often the dataset leaves the source in all epochs together."""
-        if self.kind is Kind.PRIVATE:
+        if self.kind is Placing.PRIVATE:
             return 1 + (epochs - 1) * self.later(epochs).source
         return self.placed + epochs * (1 - self.placed)
 
 
-def alike(kind: Kind, nodes: int, room: float) -> Sharing:
+def alike(kind: Placing, nodes: int, room: float) -> Sharing:
     """Returns the sharing of nodes whose budgets each hold the share `room` of the dataset (1: all of it)."""
     room = max(0.0, min(1.0, room))
-    placed = room if kind is Kind.PRIVATE else min(1.0, room * nodes)
-    return Sharing(kind, nodes, placed, placed / nodes if kind is Kind.PARTITION else room)
+    placed = room if kind is Placing.PRIVATE else min(1.0, room * nodes)
+    return Sharing(kind, nodes, placed, placed / nodes if kind is Placing.PARTITION else room)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from itertools import accumulate
@@ -17,6 +17,7 @@ from hpcstage.plan.blocks import BLOCK_BYTES, blocks_of
 from hpcstage.plan.blocks import blocks as blocks_in
 from hpcstage.plan.placement import dealing
 from hpcstage.plan.placement.dealing import Deal
+from hpcstage.plan.types import Budget
 
 NOBODY = 0xFFFF
 """The owner of an id that fits on no node."""
@@ -113,10 +114,9 @@ def needed_bytes(sizes: Sequence[int]) -> int:
     return sum(blocks_of(sizes)) * BLOCK_BYTES
 
 
-def rooms_of(budgets: Iterable[tuple[int, int]]) -> Rooms:
-    """Makes the free blocks and inodes from (bytes, inodes) per node."""
-    pairs = list(budgets)
-    return Rooms([max(0, size) // BLOCK_BYTES for size, _ in pairs], [max(0, inodes) for _, inodes in pairs])
+def rooms_of(budgets: Sequence[Budget]) -> Rooms:
+    """Makes the free blocks and inodes of nodes with these budgets."""
+    return Rooms([max(0, b.size_bytes) // BLOCK_BYTES for b in budgets], [max(0, b.inodes) for b in budgets])
 
 
 def dealt_within(sizes: Sequence[int], rooms: Rooms, seed: int) -> Dealt:

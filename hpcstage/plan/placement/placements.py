@@ -15,7 +15,7 @@ nodes together can hold all files, some ids are placed nowhere: a node that need
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import chain, compress
@@ -23,11 +23,12 @@ from itertools import chain, compress
 from hpcstage.plan.blocks import blocks as blocks_in
 from hpcstage.plan.blocks import blocks_of
 from hpcstage.plan.placement import dealing
-from hpcstage.plan.placement.owners import NOBODY, Dealt, Rooms, dealt_within, needed_bytes, rooms_of
+from hpcstage.plan.placement.owners import NOBODY, Dealt, dealt_within, needed_bytes, rooms_of
+from hpcstage.plan.types import Budget
 from hpcstage.units import format_size
 
 
-class Kind(str, Enum):
+class Placing(str, Enum):
     """How nodes share files."""
 
     PRIVATE = "private"
@@ -36,20 +37,12 @@ class Kind(str, Enum):
 
 
 @dataclass(frozen=True)
-class Node:
-    """The bytes and inodes that one node's store may use."""
-
-    budget_bytes: int
-    budget_inodes: int
-
-
-@dataclass(frozen=True)
-class Files:
+class PlacementInput:
     """The input from which a placement was made."""
 
     sizes: Sequence[int]
     """Sizes in bytes, by id."""
-    nodes: tuple[Node, ...]
+    nodes: tuple[Budget, ...]
     seed: int
     copies_fit: bool
     """Whether all files fit on every node."""
@@ -68,7 +61,7 @@ class Span:
 class Placement:
     """Says by id which node fetches it and which nodes keep it; `place` makes it."""
 
-    def __init__(self, kind: Kind, files: Files, owners: Dealt) -> None:
+    def __init__(self, kind: Placing, files: PlacementInput, owners: Dealt) -> None:
         """Only `place` calls this."""
         self.kind = kind
         self.nodes = len(files.nodes)
@@ -78,21 +71,21 @@ class Placement:
 
     def fetcher(self, file_id: int, asking: int = 0) -> int:
         """Returns the only node that reads an id from the source; with PRIVATE, and for unplaced ids, `asking`."""
-        if self.kind is Kind.PRIVATE:
+        if self.kind is Placing.PRIVATE:
             return asking
         owner = self._owners.owner(file_id)
         return asking if owner == NOBODY else owner
 
     def unplaced(self, file_id: int) -> bool:
         """Returns whether an id fits on no node: a node that needs it reads the source, every time."""
-        return self.kind is not Kind.PRIVATE and self._owners.owner(file_id) == NOBODY
+        return self.kind is not Placing.PRIVATE and self._owners.owner(file_id) == NOBODY
 
     def keeps(self, file_id: int, node: int) -> bool:
         """Returns whether a node holds an id for good (with PRIVATE: as far as its own budget goes)."""
-        if self.kind is Kind.PRIVATE:
+        if self.kind is Placing.PRIVATE:
             return True
         owner = self._owners.owner(file_id)
-        if self.kind is Kind.PARTITION or owner in (node, NOBODY):
+        if self.kind is Placing.PARTITION or owner in (node, NOBODY):
             return owner == node
         if self.files.copies_fit:
             return True
@@ -101,11 +94,11 @@ class Placement:
 
     def own(self, node: int) -> array[int]:
         """Returns the ids that a node fetches from the source, ascending."""
-        return array("I", range(len(self.files.sizes))) if self.kind is Kind.PRIVATE else self._owners.ids_of(node)
+        return array("I", range(len(self.files.sizes))) if self.kind is Placing.PRIVATE else self._owners.ids_of(node)
 
     def others(self, node: int) -> array[int]:
         """Returns the ids that a node asks other nodes for without a want: those that it keeps and does not fetch."""
-        if self.kind is not Kind.REPLICATE:
+        if self.kind is not Placing.REPLICATE:
             return array("I")
         count, owner = len(self.files.sizes), self._owners.owner
         if not self.files.copies_fit:
@@ -130,7 +123,7 @@ class Placement:
 
     def _measured_span(self, node: int) -> Span:
         files = self.files
-        room = rooms_of([(files.nodes[node].budget_bytes, files.nodes[node].budget_inodes)])
+        room = rooms_of([files.nodes[node]])
         own = self._owners.ids_of(node)
         room.take(0, sum(blocks_of(map(files.sizes.__getitem__, own))), len(own))
         count, held, size = len(files.sizes), 0, 0
@@ -146,42 +139,38 @@ class Placement:
         return Span(count, held, size)
 
 
-def place(kind: Kind, sizes: Sequence[int], nodes: Sequence[Node], seed: int = 0) -> Placement:
+def place(kind: Placing, sizes: Sequence[int], nodes: Sequence[Budget], seed: int = 0) -> Placement:
     """Deals ids to nodes within the budgets. `sizes` are bytes by id, such as `Manifest.sizes`."""
     if not nodes:
         raise ValueError("a placement needs a node")
-    fits = kind is Kind.PRIVATE or copies_fit(sizes, nodes)
-    files = Files(sizes, tuple(nodes), seed, fits)
-    if kind is Kind.PRIVATE or (kind is Kind.REPLICATE and fits):
+    fits = kind is Placing.PRIVATE or copies_fit(sizes, nodes)
+    files = PlacementInput(sizes, tuple(nodes), seed, fits)
+    if kind is Placing.PRIVATE or (kind is Placing.REPLICATE and fits):
         return Placement(
             kind, files, Dealt(dealing.equal(len(sizes), len(nodes), seed), len(sizes), array("I"), array("H"))
         )
-    return Placement(kind, files, dealt_within(sizes, _rooms(nodes), seed))
+    return Placement(kind, files, dealt_within(sizes, rooms_of(nodes), seed))
 
 
-def choose(size_bytes: int, files: int, nodes: Sequence[Node], *, grouped: bool = True) -> tuple[Kind, str]:
+def choose(size_bytes: int, files: int, nodes: Sequence[Budget], *, grouped: bool = True) -> tuple[Placing, str]:
     """Returns what `auto` means for files that take `size_bytes` on a disk (see `needed_bytes`), and why."""
     if len(nodes) < 2:
-        return Kind.PRIVATE, "there is one node"
+        return Placing.PRIVATE, "there is one node"
     if not grouped:
-        return Kind.PRIVATE, "the nodes cannot reach each other"
-    if all(size_bytes <= n.budget_bytes and files <= n.budget_inodes for n in nodes):
-        return Kind.REPLICATE, "every node has room for all files"
-    together, inodes = sum(max(0, n.budget_bytes) for n in nodes), sum(max(0, n.budget_inodes) for n in nodes)
+        return Placing.PRIVATE, "the nodes cannot reach each other"
+    if all(size_bytes <= n.size_bytes and files <= n.inodes for n in nodes):
+        return Placing.REPLICATE, "every node has room for all files"
+    together, inodes = sum(max(0, n.size_bytes) for n in nodes), sum(max(0, n.inodes) for n in nodes)
     if size_bytes <= together and files <= inodes:
-        return Kind.PARTITION, "only all nodes together have room for all files"
+        return Placing.PARTITION, "only all nodes together have room for all files"
     short = (
         f"{format_size(size_bytes)} and {files:,} inodes are needed, all nodes together have {format_size(together)}"
     )
-    return Kind.PARTITION, f"{short} and {inodes:,}; the rest is read from the source"
+    return Placing.PARTITION, f"{short} and {inodes:,}; the rest is read from the source"
 
 
-def _rooms(nodes: Iterable[Node]) -> Rooms:
-    return rooms_of((node.budget_bytes, node.budget_inodes) for node in nodes)
-
-
-def copies_fit(sizes: Sequence[int], nodes: Sequence[Node]) -> bool:
+def copies_fit(sizes: Sequence[int], nodes: Sequence[Budget]) -> bool:
     """Returns whether all files fit on every node."""
-    if min(node.budget_inodes for node in nodes) < len(sizes):
+    if min(node.inodes for node in nodes) < len(sizes):
         return False
-    return needed_bytes(sizes) <= min(node.budget_bytes for node in nodes)
+    return needed_bytes(sizes) <= min(node.size_bytes for node in nodes)

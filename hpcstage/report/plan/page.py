@@ -14,7 +14,7 @@ from rich.table import Table
 
 from hpcstage.plan.budget import NO_LIMIT
 from hpcstage.plan.dataset.roots import printable
-from hpcstage.plan.order.readings import Reading, Readings
+from hpcstage.plan.order.readings import EpochReading, Readings
 from hpcstage.plan.types import Forecast, Kept, Rates, Workload
 from hpcstage.preview.planfile import Plan, PlanRow, path_json, rows, summary
 from hpcstage.report.canvas import WIDE, Canvas, Fact, facts, grid
@@ -179,7 +179,7 @@ def _epochs(plan: Plan, readings: Readings, limit: int, epochs: int | None) -> I
         yield [f"... and {rest:,} more epoch{'s' * (rest > 1)} (--limit N shows N rows of each)"]
 
 
-def _epoch(plan: Plan, readings: Readings, reading: Reading, limit: int) -> Iterator[str]:
+def _epoch(plan: Plan, readings: Readings, reading: EpochReading, limit: int) -> Iterator[str]:
     count = len(reading.indices)
     on = f" on {len(readings.asked.ranks):,} ranks" if len(readings.asked.ranks) > 1 else ""
     yield f"epoch {reading.epoch} reads {count:,} sample{'s' * (count != 1)}{on}"
@@ -190,7 +190,7 @@ def _epoch(plan: Plan, readings: Readings, reading: Reading, limit: int) -> Iter
     yield from _more(count - limit)
 
 
-def _reads(readings: Readings, reading: Reading, limit: int) -> Iterator[tuple[int, int, int, int]]:
+def _reads(readings: Readings, reading: EpochReading, limit: int) -> Iterator[tuple[int, int, int, int]]:
     """Yields position from 1, rank, index of the program's dataset, and id of the file."""
     for position, index in enumerate(reading.indices[:limit]):
         yield position + 1, readings.rank_at(position), index, readings.dataset[index]
