@@ -89,7 +89,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Kept:
-    """How well a program kept to an order that was announced, in an earlier run."""
+    """The share in which a program kept to an order that was announced, in an earlier run."""
 
     provenance: str | None
     share: float
@@ -109,7 +109,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Workload:
-    """How the program will read the dataset; None is unknown."""
+    """The program's way of reading the dataset; None is unknown."""
 
     files: int
     size_bytes: int

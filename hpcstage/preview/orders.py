@@ -39,7 +39,7 @@ class FoundOrder:
     about: str = ""
     """Text about the order, for people."""
     kept: Kept | None = None
-    """How well the run that left the trace kept to its order; or an earlier run on these datasets."""
+    """The share in which the run that left the trace, or an earlier run on these datasets, kept to its order."""
     readings: Readings | None = None
     """The readings behind the order, where a sampler was named."""
     trace: trace.Trace | None = None

@@ -155,12 +155,11 @@ def test_choice() -> None:
     size = needed_bytes(sizes)
     assert size == 100 * BLOCK
 
-    def chosen(*rooms: int, **more: bool) -> Placing:
-        return choose(size, 10, [Budget(room * BLOCK, 10) for room in rooms], **more)[0]
+    def chosen(*rooms: int) -> Placing:
+        return choose(size, 10, [Budget(room * BLOCK, 10) for room in rooms])[0]
 
     assert chosen(100) is Placing.PRIVATE
     assert chosen(100, 100) is Placing.REPLICATE
-    assert chosen(100, 100, grouped=False) is Placing.PRIVATE
     assert chosen(100, 99) is Placing.PARTITION
     assert choose(size, 11, [Budget(size, 10)] * 2)[0] is Placing.PARTITION
     assert "only all nodes together" in choose(size, 10, [Budget(size // 2, 5)] * 2)[1]

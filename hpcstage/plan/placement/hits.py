@@ -29,7 +29,7 @@ class Hits:
 
 @dataclass(frozen=True)
 class Sharing:
-    """How nodes that are alike keep one dataset."""
+    """A way in which nodes that are alike keep one dataset."""
 
     kind: Placing
     nodes: int

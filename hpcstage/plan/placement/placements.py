@@ -29,7 +29,7 @@ from hpcstage.units import format_size
 
 
 class Placing(str, Enum):
-    """How nodes share files."""
+    """A way in which nodes share files."""
 
     PRIVATE = "private"
     REPLICATE = "replicate"
@@ -43,7 +43,6 @@ class PlacementInput:
     sizes: Sequence[int]
     """Sizes in bytes, by id."""
     nodes: tuple[Budget, ...]
-    seed: int
     copies_fit: bool
     """Whether all files fit on every node."""
 
@@ -144,7 +143,7 @@ def place(kind: Placing, sizes: Sequence[int], nodes: Sequence[Budget], seed: in
     if not nodes:
         raise ValueError("a placement needs a node")
     fits = kind is Placing.PRIVATE or copies_fit(sizes, nodes)
-    files = PlacementInput(sizes, tuple(nodes), seed, fits)
+    files = PlacementInput(sizes, tuple(nodes), fits)
     if kind is Placing.PRIVATE or (kind is Placing.REPLICATE and fits):
         return Placement(
             kind, files, Dealt(dealing.equal(len(sizes), len(nodes), seed), len(sizes), array("I"), array("H"))
@@ -152,12 +151,10 @@ def place(kind: Placing, sizes: Sequence[int], nodes: Sequence[Budget], seed: in
     return Placement(kind, files, dealt_within(sizes, rooms_of(nodes), seed))
 
 
-def choose(size_bytes: int, files: int, nodes: Sequence[Budget], *, grouped: bool = True) -> tuple[Placing, str]:
+def choose(size_bytes: int, files: int, nodes: Sequence[Budget]) -> tuple[Placing, str]:
     """Returns what `auto` means for files that take `size_bytes` on a disk (see `needed_bytes`), and why."""
     if len(nodes) < 2:
         return Placing.PRIVATE, "there is one node"
-    if not grouped:
-        return Placing.PRIVATE, "the nodes cannot reach each other"
     if all(size_bytes <= n.size_bytes and files <= n.inodes for n in nodes):
         return Placing.REPLICATE, "every node has room for all files"
     together, inodes = sum(max(0, n.size_bytes) for n in nodes), sum(max(0, n.inodes) for n in nodes)
