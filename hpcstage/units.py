@@ -52,3 +52,18 @@ def format_duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02d}s"
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def format_share(share: float) -> str:
+    """Formats a share for people; a small share does not become 0 %, and a nearly whole one does not become 100 %."""
+    value = 100 * share
+    if 0 < value < 1:
+        return "under 1 %"
+    if 99 < value < 100:
+        return f"{min(value, 99.9):.1f} %"
+    return f"{value:.0f} %"
+
+
+def format_number(count: int, one: str, many: str | None = None) -> str:
+    """Formats a number with its noun: `1 file`, `2,000 files`."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.queue.queue import Place
 from hpcstage.daemon.queue.unserved import Unserved
 from hpcstage.daemon.reading.scanning import Prepared
 from hpcstage.job.disks import available_bytes
+from hpcstage.plan.budget import more_room
 from hpcstage.plan.types import Budget
 from hpcstage.problem import Problem
 from hpcstage.protocol.shim import Reason
-from hpcstage.record.notes.rule import more_room
-from hpcstage.record.parts.part import NodePart
+from hpcstage.record.parts.part import NodeDraft
 from hpcstage.units import format_size
 
 ERRORS_ARE_IN = "the first errors are in nodes/{host}.json in the run directory, under errors"
 DISK_FULL = "free space there, or name a larger disk with --local-dir; a larger --budget does not help"
 
 
-def describe(part: NodePart, prepared: Prepared, engine: Engine, limit: Budget) -> None:
+def describe(part: NodeDraft, prepared: Prepared, engine: Engine, limit: Budget) -> None:
     """Adds what was found and copied on this node."""
     part.mode, part.mode_why = prepared.mode, prepared.mode_why
-    for dataset, facts in zip(part.datasets, engine.by_dataset, strict=True):
-        dataset.files, dataset.size_bytes = facts.files, facts.size_bytes
-        dataset.staged_files, dataset.staged_bytes = facts.staged_files, facts.staged_bytes
+    part.datasets = [
+        replace(dataset, **vars(facts)) for dataset, facts in zip(part.datasets, engine.by_dataset, strict=True)
+    ]
     if (scanned := prepared.scanned) is not None:
         part.scan_s, part.forecast = scanned.seconds, scanned.forecast
         part.totals |= {"source_stats": scanned.stats, "source_listings": scanned.listings}

@@ -25,7 +25,7 @@ from hpcstage.daemon.telemetry import Snapshot
 from hpcstage.plan.order import orders
 from hpcstage.protocol import exchange
 from hpcstage.protocol.shim import Answer, Kind, Reason, State
-from hpcstage.record.parts.part import NodePart
+from hpcstage.record.parts.part import NodeDraft
 from hpcstage.store.counters import Totals
 
 SCAN_HELPER = "scan"
@@ -56,7 +56,7 @@ class Phase(Service):
         """Returns all counters; `sums` are those of the programs."""
         return Snapshot(Totals(), sums, Busy(now, limited_s=now - self.base.started))
 
-    def record(self, part: NodePart) -> None:
+    def record(self, part: NodeDraft) -> None:
         """See Service."""
         counts = ("announcements", "announced_files", "unknown_samples", "announced_opens", "lost_bytes")
         follows = orders.follows_samplers(self.base.spec.order)

@@ -19,7 +19,7 @@ from hpcstage.daemon.process.slots import LetGo, Slots
 from hpcstage.daemon.process.wrappers import Wrappers
 from hpcstage.daemon.service import Request, Service
 from hpcstage.protocol.shim import END, Answer, Kind, Layer
-from hpcstage.record.parts.part import NodePart, ProcessPart
+from hpcstage.record.parts.part import NodeDraft, ProcessPart
 
 TICK_S = 1.0
 MISSED_EVERY_S = 2.0
@@ -100,7 +100,7 @@ class Programs(Service):
             self.accounts.retired(process)
         self._retired.add(process)
 
-    def record(self, part: NodePart) -> None:
+    def record(self, part: NodeDraft) -> None:
         """See Service."""
         part.processes = self._page.processes(self._started)
         for process in part.processes:

@@ -15,7 +15,7 @@ from hpcstage.daemon.resources import Resources, log
 from hpcstage.daemon.service import Service
 from hpcstage.daemon.telemetry import Sampler, Snapshot
 from hpcstage.protocol import nodedir
-from hpcstage.record.parts.part import DatasetPart, NodePart, write_part
+from hpcstage.record.parts.part import DatasetPart, NodeDraft, NodePart, write_part
 
 HELPER = "part"
 FIRST_S, EVERY_S = 1.0, 10.0
@@ -64,7 +64,7 @@ class Reporter(Service):
     def _part(self, now: float, *, complete: bool) -> NodePart:
         base, spec = self._base, self._base.spec
         since = pressure()
-        part = NodePart(
+        draft = NodeDraft(
             host=spec.host,
             mode=spec.mode if spec.mode != "auto" else "runtime",
             mode_asked=spec.mode,
@@ -73,7 +73,7 @@ class Reporter(Service):
             ended_s=round(now - base.started, 6) if complete else None,
             complete=complete,
             datasets=[
-                DatasetPart(one.name, os.fsencode(one.root).decode(errors="replace"), list(one.arguments))
+                DatasetPart(one.name, os.fsencode(one.root).decode(errors="replace"), tuple(one.arguments))
                 for one in spec.datasets
             ],
             totals={name: base.answers.counts[name] for name in ("want_ready", "want_direct")},
@@ -84,5 +84,5 @@ class Reporter(Service):
             node_count=spec.node_count,
         )
         for service in self._services():
-            service.record(part)
-        return part
+            service.record(draft)
+        return draft.part()

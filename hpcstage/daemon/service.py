@@ -19,7 +19,7 @@ from hpcstage.daemon.process.descriptors import Descriptors, Receive
 from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.daemon.process.server import Reply, Server
 from hpcstage.protocol.shim import Answer, Kind, Reason
-from hpcstage.record.parts.part import NodePart
+from hpcstage.record.parts.part import NodeDraft
 
 MOST_MISTAKES, MISTAKES_S = 100, 300.0
 
@@ -64,7 +64,7 @@ class Service:
         """Ends the service with the run. Returns the names of helpers that the end of the run waits for."""
         return ()
 
-    def record(self, part: NodePart) -> None:
+    def record(self, part: NodeDraft) -> None:
         """Adds what the service knows to the node's part of the record."""
 
 

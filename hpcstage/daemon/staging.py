@@ -40,7 +40,7 @@ from hpcstage.plan.types import Budget
 from hpcstage.problem import Problem
 from hpcstage.protocol import exchange, nodedir
 from hpcstage.protocol.shim import LANDED, Answer, Counter, Kind, Reason, State
-from hpcstage.record.parts.part import NodePart
+from hpcstage.record.parts.part import NodeDraft
 from hpcstage.store import directory
 from hpcstage.store.copyfile import Status
 from hpcstage.store.messages import Result
@@ -383,7 +383,7 @@ class Staging(Phase):
 
     # ---- the record
 
-    def record(self, part: NodePart) -> None:
+    def record(self, part: NodeDraft) -> None:
         """See Service."""
         engine, prepared, unserved = self.engine, self.prepared, None
         if self.pausing is not None:

@@ -1,7 +1,7 @@
 """Composes the record, the one machine-readable result of a run, from the parts of the wrapper and the nodes. Pure.
 
-This module owns the top level of the record (`schema` says what each key holds). Each section has a module of its
-own. The parts are read one after the other, and only the `Digest` of each node stays in memory.
+This module owns the top level of the record (`schema` says what each key holds). The larger sections have modules of
+their own. The parts are read one after the other, and only the `Digest` of each node stays in memory.
 
 A sum over nodes covers the nodes that reported a figure; `group` and `problems` name those that did not.
 """
@@ -9,95 +9,100 @@ A sum over nodes covers the nodes that reported a figure; `group` and `problems`
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
-from hpcstage.record.figures import coverage, totals, virtual
+from hpcstage.record import jsonform
 from hpcstage.record.figures.contention import contention_of
-from hpcstage.record.figures.digest import Digest, digest_of
-from hpcstage.record.figures.order import order_of
+from hpcstage.record.figures.counts import add, added, summed
+from hpcstage.record.figures.digest import Digest, JobFigures, digest_of, settled, window_of
 from hpcstage.record.figures.savings import savings_of
 from hpcstage.record.figures.series import Together, series_of
 from hpcstage.record.figures.timesplit import time_split
-from hpcstage.record.nodes.group import group_of
-from hpcstage.record.nodes.sidebyside import rows_of
+from hpcstage.record.figures.waits import split_of
+from hpcstage.record.nodes import group_of, rows_of
 from hpcstage.record.notes.notes import notes_of
 from hpcstage.record.notes.problems import ended, problems_of
 from hpcstage.record.parts.alive import Life
-from hpcstage.record.parts.part import DatasetPart, NodePart, RunPart
+from hpcstage.record.parts.part import DatasetPart, NodePart, OrderLead, OrderPart, RunPart
 from hpcstage.record.parts.roster import State, expected, is_left_over, names_of, without_part
-from hpcstage.record.schema import VERSION, Record
+from hpcstage.record.schema import (
+    VERSION,
+    EnvironmentSection,
+    OrderSection,
+    Record,
+    RunSection,
+    RunState,
+    Series,
+    SettingRow,
+)
+
+NOT_ENDED = "the command has not ended, as far as is known: the times are those up to now"
 
 
-@dataclass
-class _Looked:
-    """The digests of all parts, and what several of them add up to."""
-
-    nodes: list[Digest] = field(default_factory=list)
-    speaking: list[Digest] = field(default_factory=list)
-    """The nodes that reported any figure, or all nodes if none did."""
-    alone: NodePart | None = None
-    """The whole part of the reporting node where only one reported."""
-    together: Together = field(default_factory=Together)
-
-
-def compose(run: RunPart, nodes: Iterable[NodePart], running: Life | None = None) -> Record:
+def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None) -> Record:
     """Returns the record. A missing value is null in it, and `problems` names it.
 
     `running` says why the command is taken to be still running, where hpcstage saw no end of it.
     """
-    looked = _look(run, nodes, running=running is not None)
-    found, parts = looked.speaking, [node.part for node in looked.nodes]
-    silent, total = without_part(run, parts), expected(run, parts)
-    record: dict[str, Any] = {
-        "schema_version": VERSION,
-        "generator": f"hpcstage {run.version}".strip(),
-        "complete": ended(run) and not silent and all(node.state is State.OK for node in looked.nodes),
-        "problems": [p.to_json() for p in problems_of(run, looked.nodes, silent, total, running)],
-        "run": _run(run, found, running),
-        "environment": _environment(run),
-        "config": list(run.config),
-        "datasets": _datasets(found),
-        "nodes": [],
-        "group": None,
-        "totals": totals.summed([(node.part, node.totals) for node in found]),
-        "time_split": time_split(run, found),
-        "coverage": coverage.added([node.coverage for node in found]),
-        "contention": contention_of(found, looked.alone),
-        "order": order_of(found),
-    }
-    if running and not ended(run):
-        record["time_split"]["unmeasured"] = [
-            "the command has not ended, as far as is known: the times are those up to now"
-        ]
-    record["nodes"] = rows_of(run, looked.nodes, silent if total > 1 else [], record)
-    record["group"] = group_of(looked.nodes, silent, total, record)
-    record["savings"] = savings_of(run, found, record)
-    record["forecast"] = next((node.part.forecast for node in found if node.part.forecast is not None), None)
-    record["series"] = _series(looked)
-    record["notes"] = notes_of(record)
-    return Record.from_json(record)
+    nodes, alone, together = _read(run, parts, running=running is not None)
+    window = window_of(run, [node for node in nodes if node.speaks] or nodes)
+    nodes = [replace(node, split=split_of(node.times, window.wall_s)) for node in nodes]
+    contention, paces = contention_of(nodes, alone)
+    nodes = [replace(node, relative_pace=pace) for node, pace in zip(nodes, paces, strict=True)]
+    told = [node for node in nodes if node.speaks] or nodes
+    split = time_split(run, window, told)
+    figures = JobFigures(
+        mode=told[0].part.mode if told else None,
+        datasets=_datasets(told),
+        totals=summed([(node.part, node.totals) for node in told]),
+        time_split=replace(split, unmeasured=(NOT_ENDED,)) if running and not ended(run) else split,
+        coverage=added([node.coverage for node in told], [node.part.accounts for node in told]),
+        contention=contention,
+    )
+    known = [node.part for node in nodes]
+    silent, total = without_part(run, known), expected(run, known)
+    record = Record(
+        schema_version=VERSION,
+        generator=f"hpcstage {run.version}".strip(),
+        complete=ended(run) and not silent and all(node.state is State.OK for node in nodes),
+        problems=tuple(problems_of(run, nodes, silent, total, running)),
+        run=_run(run, told, running),
+        environment=_environment(run),
+        config=tuple(jsonform.read(SettingRow, row) for row in run.config),
+        datasets=figures.datasets,
+        nodes=tuple(rows_of(run, nodes, silent if total > 1 else [], figures)),
+        group=group_of(nodes, silent, total, figures),
+        totals=figures.totals,
+        time_split=figures.time_split,
+        coverage=figures.coverage,
+        contention=figures.contention,
+        order=_order(told),
+        savings=savings_of(run, told, figures),
+        forecast=next((node.part.forecast for node in told if node.part.forecast is not None), None),
+        series=_series(told, alone, together),
+        notes=(),
+    )
+    return replace(record, notes=notes_of(record))
 
 
-def _look(run: RunPart, nodes: Iterable[NodePart], *, running: bool) -> _Looked:
-    looked = _Looked()
-    for node in nodes:
-        if is_left_over(run, node):
+def _read(run: RunPart, parts: Iterable[NodePart], *, running: bool) -> tuple[list[Digest], NodePart | None, Together]:
+    """Returns the nodes by index, the whole part of the reporting node where only one reported, and all samples."""
+    nodes: list[Digest] = []
+    alone, together, reported = None, Together(), 0
+    for part in parts:
+        if is_left_over(run, part):
             continue
-        digest = digest_of(run, node, running=running)
-        looked.nodes.append(digest)
-        if digest.speaks:
-            looked.alone = node if not looked.speaking else None
-            looked.speaking.append(digest)
-            looked.together.add(node, digest.shift_s)
-    looked.nodes = _without_doubles(looked.nodes)
-    looked.nodes.sort(key=lambda node: node.index)
-    looked.speaking = [node for node in looked.nodes if node.speaks] or looked.nodes
-    virtual.settle([(node.part, node.pids, node.coverage) for node in looked.speaking])
-    for digest, name in zip(looked.nodes, names_of([node.part for node in looked.nodes]), strict=True):
-        digest.name = name
-    return looked
+        node = digest_of(run, part, running=running)
+        nodes.append(node)
+        if node.speaks:
+            reported += 1
+            alone = part if reported == 1 else None
+            together.add(part, node.shift_s)
+    nodes = sorted(_without_doubles(nodes), key=lambda node: node.index)
+    names = names_of([node.part for node in nodes])
+    return settled([replace(node, name=name) for node, name in zip(nodes, names, strict=True)]), alone, together
 
 
 def _without_doubles(nodes: Sequence[Digest]) -> list[Digest]:
@@ -106,36 +111,35 @@ def _without_doubles(nodes: Sequence[Digest]) -> list[Digest]:
     return [node for node in nodes if node.state is not State.MISSING or (node.part.host, node.index) not in here]
 
 
-def _series(looked: _Looked) -> dict[str, Any]:
-    if looked.alone is None and looked.speaking:
-        return looked.together.section()
-    return series_of(looked.alone, looked.speaking[0].shift_s if looked.speaking else 0.0)
+def _series(nodes: Sequence[Digest], alone: NodePart | None, together: Together) -> Series:
+    several = alone is None and any(node.speaks for node in nodes)
+    return together.section() if several else series_of(alone, nodes[0].shift_s if nodes else 0.0)
 
 
-def _run(run: RunPart, nodes: Sequence[Digest], running: Life | None) -> dict[str, Any]:
-    mode_why = nodes[0].part.mode_why if nodes else None
-    return {
-        "id": run.run_id,
-        "command": list(run.command),
-        "cwd": run.cwd,
-        "run_dir": run.run_dir,
-        "host": run.host,
-        "mode": nodes[0].part.mode if nodes else None,
-        "mode_asked": run.mode_asked,
-        "mode_why": run.direct_why or mode_why,
-        "state": _state(run, running),
-        "started_utc": datetime.fromtimestamp(run.started_unix_s, timezone.utc).isoformat(timespec="seconds"),
-        "started_unix_s": run.started_unix_s,
-        "child_started_s": run.child_started_s,
-        "child_ended_s": run.child_ended_s,
-        "ended_s": run.ended_s,
-        "exit_code": run.exit_code,
-        "signal": run.signal,
-        "child_cpu_s": run.child_cpu_s,
-    }
+def _run(run: RunPart, nodes: Sequence[Digest], running: Life | None) -> RunSection:
+    part = nodes[0].part if nodes else None
+    return RunSection(
+        id=run.run_id,
+        command=tuple(run.command),
+        cwd=run.cwd,
+        run_dir=run.run_dir,
+        host=run.host,
+        mode=part.mode if part else None,
+        mode_asked=run.mode_asked,
+        mode_why=run.direct_why or (part.mode_why if part else None),
+        state=_state(run, running),
+        started_utc=datetime.fromtimestamp(run.started_unix_s, timezone.utc).isoformat(timespec="seconds"),
+        started_unix_s=run.started_unix_s,
+        child_started_s=run.child_started_s,
+        child_ended_s=run.child_ended_s,
+        ended_s=run.ended_s,
+        exit_code=run.exit_code,
+        signal=run.signal,
+        child_cpu_s=run.child_cpu_s,
+    )
 
 
-def _state(run: RunPart, running: Life | None) -> str:
+def _state(run: RunPart, running: Life | None) -> RunState:
     """Says how far the run got, as far as hpcstage saw it."""
     if run.aside:
         return "aside"
@@ -146,36 +150,88 @@ def _state(run: RunPart, running: Life | None) -> str:
     return "running" if running.is_certain else "unclear"
 
 
-def _environment(run: RunPart) -> dict[str, Any]:
-    return {
-        "version": run.version,
-        "python": run.python,
-        "kernel": run.kernel,
-        "scheduler": run.scheduler,
-        "job_id": run.job_id,
-        "nodes": run.nodes or [run.host],
-        "local_dir": run.local_dir,
-        "local_dir_why": run.local_dir_why,
-    }
+def _environment(run: RunPart) -> EnvironmentSection:
+    return EnvironmentSection(
+        version=run.version,
+        python=run.python,
+        kernel=run.kernel,
+        scheduler=run.scheduler,
+        job_id=run.job_id,
+        nodes=tuple(run.nodes) or (run.host,),
+        local_dir=run.local_dir,
+        local_dir_why=run.local_dir_why,
+    )
 
 
-def _datasets(nodes: Sequence[Digest]) -> list[dict[str, Any]]:
+def _datasets(nodes: Sequence[Digest]) -> tuple[DatasetPart, ...]:
     """Merges the datasets by root: adds what the nodes staged; what they scanned is the same on all nodes."""
-    merged: dict[str, dict[str, Any]] = {}
+    merged: dict[str, DatasetPart] = {}
     for dataset in (dataset for node in nodes for dataset in node.part.datasets):
-        found = merged.setdefault(dataset.root, _dataset(dataset))
-        found["files"] = _larger(found["files"], dataset.files)
-        found["size_bytes"] = _larger(found["size_bytes"], dataset.size_bytes)
-        found["staged_files"] += dataset.staged_files
-        found["staged_bytes"] += dataset.staged_bytes
-    return list(merged.values())
-
-
-def _dataset(dataset: DatasetPart) -> dict[str, Any]:
-    names = {"name": dataset.name, "root": dataset.root, "arguments": list(dataset.arguments)}
-    return {**names, "files": None, "size_bytes": None, "staged_files": 0, "staged_bytes": 0}
+        found = merged.setdefault(dataset.root, replace(dataset, staged_files=0, staged_bytes=0))
+        merged[dataset.root] = replace(
+            found,
+            files=_larger(found.files, dataset.files),
+            size_bytes=_larger(found.size_bytes, dataset.size_bytes),
+            staged_files=found.staged_files + dataset.staged_files,
+            staged_bytes=found.staged_bytes + dataset.staged_bytes,
+        )
+    return tuple(merged.values())
 
 
 def _larger(one: int | None, other: int | None) -> int | None:
-    known = [value for value in (one, other) if value is not None]
-    return max(known) if known else None
+    return max((value for value in (one, other) if value is not None), default=None)
+
+
+# ---- the order: what each node's daemon saw of its own loaders ----
+
+
+def _order(nodes: Sequence[Digest]) -> OrderSection:
+    """Returns the section. The shares and `lead` are null where nothing was announced, or no announced file was seen
+    to be opened."""
+    parts = [node.part.order for node in nodes]
+
+    def first(name: str) -> Any:  # noqa: ANN401  any field
+        """Returns a field that is the same on all nodes, except that only one node may know those of the trace."""
+        return next((value for part in parts if (value := getattr(part, name)) is not None), None)
+
+    def total(name: str) -> int | None:
+        return add(*known) if (known := [v for part in parts if (v := getattr(part, name)) is not None]) else None
+
+    return OrderSection(
+        provenance=first("provenance"),
+        planned=first("planned"),
+        ids=first("ids"),
+        followed=first("followed"),
+        trace_used=first("trace_used"),
+        trace_unused_why=first("trace_unused_why"),
+        trace_written=first("trace_written"),
+        trace_why=first("trace_why"),
+        announcements=total("announcements"),
+        announced_files=total("announced_files"),
+        announced_opens=total("announced_opens"),
+        unknown_samples=total("unknown_samples"),
+        opened_files=total("opened_files"),
+        lost_bytes=total("lost_bytes"),
+        kept_share=_mean([(part, part.kept_share) for part in parts]),
+        near_share=_mean([(part, part.near_share) for part in parts]),
+        lead=_lead(nodes),
+        tables=parts[0].tables if parts else (),
+    )
+
+
+def _mean(shares: Sequence[tuple[OrderPart, float | None]]) -> float | None:
+    """Returns the mean of shares of announced opens."""
+    known = [(share, part.announced_opens or 0) for part, share in shares if share is not None]
+    opens = sum(count for _, count in known)
+    return sum(share * count for share, count in known) / opens if opens else None
+
+
+def _lead(nodes: Sequence[Digest]) -> OrderLead | None:
+    """Returns the lead of the node whose copies were least ahead, as a job waits for its slowest node."""
+    known = [(node, node.part.order.lead) for node in nodes]
+    leads = [(node, lead) for node, lead in known if lead is not None]
+    if not leads:
+        return None
+    node, lead = min(leads, key=lambda pair: (pair[1].median_files, pair[1].least_files))
+    samples = tuple((round(at_s + node.shift_s, 3), files, seconds) for at_s, files, seconds in lead.samples)
+    return replace(lead, samples=samples, host=node.name)

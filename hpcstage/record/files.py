@@ -109,7 +109,7 @@ def _run(path: Path) -> RunPart:
 def _run_part(path: Path) -> RunPart:
     try:
         return RunPart.from_json(_read(path))
-    except (TypeError, AttributeError) as error:
+    except ValueError as error:
         raise NoResult(f"{path} is not a part of a record", "see nodes/*.json beside it") from error
 
 

@@ -91,25 +91,32 @@ def _reader(hint: Any) -> Callable[[Any], Any]:  # noqa: ANN401  any annotation
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return partial(_optional, _reader(inner[0]))
-    if origin is tuple:
-        return partial(_array, _reader(inner[0]) if inner[-1] is Ellipsis else None)
+    if origin in (tuple, list, Sequence):
+        same = origin is tuple and inner[-1] is not Ellipsis
+        return partial(_array, list if origin is list else tuple, _same if same else _reader(inner[0]))
     if origin is dict:
         return partial(_table, inner[0], _reader(inner[1]))
     if is_dataclass(hint):
         return partial(read, cast("type[Any]", hint))
-    return hint if isinstance(hint, type) and issubclass(hint, Enum) else lambda value: value
+    return hint if isinstance(hint, type) and issubclass(hint, Enum) else _same
+
+
+def _same(value: Any) -> Any:  # noqa: ANN401
+    return value
 
 
 def _optional(member: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401
     return None if value is None else member(value)
 
 
-def _array(member: Callable[[Any], Any] | None, value: Any) -> tuple[Any, ...]:  # noqa: ANN401
-    return tuple(map(member, _checked(value, list)) if member else _checked(value, list))
+def _array(kind: type[Any], member: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401
+    members = _checked(value, list)
+    return kind(members if member is _same else map(member, members))
 
 
 def _table(key: Callable[[str], Any], member: Callable[[Any], Any], value: Any) -> dict[Any, Any]:  # noqa: ANN401
-    return {key(name): member(one) for name, one in _checked(value, dict).items()}
+    table = _checked(value, dict).items()
+    return dict(table) if key is str and member is _same else {key(name): member(one) for name, one in table}
 
 
 def _checked(value: Any, kind: type[Any], name: str = "a table") -> Any:  # noqa: ANN401

@@ -34,6 +34,7 @@ VERSION = "1.2"
 TITLE = "The record of a run of hpcstage"
 Mode = Annotated[str, Limits(enum=("runtime", "upfront", "direct"))]
 Placement = Annotated[str, Limits(enum=("private", "replicate", "partition"))]
+MeasuredOn = Literal["copies", "reads"]
 RunState = Literal["ended", "running", "unclear", "lost", "aside", "not started"]
 Column = tuple[float | None, ...]
 
@@ -62,6 +63,16 @@ class RunSection:
     exit_code: int | None
     signal: int | None
     child_cpu_s: Seconds | None
+
+    @property
+    def stages(self) -> bool:
+        """Returns whether the run's mode stages files."""
+        return self.mode in ("runtime", "upfront")
+
+    @property
+    def was_watched(self) -> bool:
+        """Returns whether the command ran with hpcstage beside it."""
+        return self.state not in ("aside", "not started")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -402,7 +413,7 @@ class Contention:
     """periods: slow periods were found. none: at no time was the mean over a second as low as in one. unknown: neither
     can be said. With several nodes it is about all together. Since 1.2."""
     observed_s: Seconds | None
-    measured_on: Literal["copies", "reads"] | None
+    measured_on: MeasuredOn | None
     method: str
     latency_ms: Latency
 

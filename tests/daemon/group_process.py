@@ -103,7 +103,7 @@ def nodes(start_daemon, tmp_path: Path) -> Iterator[Nodes]:
 
 
 def total(parts: list[NodePart], name: str) -> float:
-    return sum(part.totals[name] for part in parts)
+    return float(sum(getattr(part.totals, name) for part in parts))
 
 
 __all__ = ["Nodes", "World", "nodes", "total", "wait_until"]

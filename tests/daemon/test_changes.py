@@ -75,7 +75,7 @@ def test_reading_is_no_change(start_daemon, make_tree):
     (root / "new").write_text("no file of the datasets")
     (root / "class0" / "file00000.bin").touch()
     wait_until(lambda: not daemon.store(root / "class0" / "file00000.bin").exists())
-    assert daemon.end().totals["void"] == 1
+    assert daemon.end().totals.void == 1
 
 
 def test_what_cannot_be_watched_is_said(monkeypatch, make_tree, tmp_path):

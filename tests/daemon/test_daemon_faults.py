@@ -135,7 +135,7 @@ def test_a_full_disk_stops_admission_only(start_daemon, make_tree, small_disk):
     missing = next(p for p in files_of(root) if p not in set(staged))
     assert daemon.want(missing) == (Answer.DIRECT, Reason.FULL)
     part = end_on_mount(daemon)
-    assert part.totals["refused"] == 200 - len(staged)
+    assert part.totals.refused == 200 - len(staged)
     assert "disk-full" in {p.id for p in part.problems}
 
 
@@ -148,7 +148,7 @@ def test_no_inodes_left(start_daemon, make_tree, small_disk):
     staged = [p for p in files_of(root) if daemon.store(p).exists()]
     assert 0 < len(staged) < 100
     assert daemon.want(files_of(root)[0])[0] in (Answer.READY, Answer.DIRECT)
-    assert end_on_mount(daemon).totals["refused"] > 0
+    assert end_on_mount(daemon).totals.refused > 0
 
 
 @pytest.mark.root
@@ -160,8 +160,8 @@ def test_default_budget_leaves_room_on_the_disk(start_daemon, make_tree, small_d
     daemon.staged()
     assert os.statvfs(disk).f_bavail * 4096 > 2_000_000
     part = end_on_mount(daemon)
-    assert part.errors == []
-    assert part.budget["used_bytes"] <= part.budget["size_bytes"]
+    assert part.errors == ()
+    assert part.budget.used_bytes <= part.budget.size_bytes
 
 
 @pytest.mark.root

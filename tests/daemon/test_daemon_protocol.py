@@ -34,13 +34,13 @@ def test_a_whole_run(start_daemon, make_tree):
     part = daemon.end()
     assert part.complete
     assert (part.mode, part.mode_asked) == ("runtime", "runtime")
-    assert part.totals["source_bytes"] == part.datasets[0].size_bytes == part.datasets[0].staged_bytes == 500_000
-    assert part.totals["source_files"] == part.datasets[0].staged_files == 50
-    assert part.totals["want_ready"] == part.totals["want_direct"] == 1
+    assert part.totals.source_bytes == part.datasets[0].size_bytes == part.datasets[0].staged_bytes == 500_000
+    assert part.totals.source_files == part.datasets[0].staged_files == 50
+    assert part.totals.want_ready == part.totals.want_direct == 1
     assert part.staged_s is not None
     assert sum(part.hist_open.values()) == 50
     assert sum(s.copied_bytes for s in part.samples) == 500_000
-    assert part.problems == []
+    assert part.problems == ()
     plan = planfile.load(daemon.run_dir)
     assert len(plan.manifest) == 50
     assert plan.mode == "runtime"
@@ -58,7 +58,7 @@ def test_direct_mode_copies_nothing(start_daemon, make_tree):
     assert daemon.children() == []
     part = daemon.end()
     assert part.mode == "direct"
-    assert "source_bytes" not in part.totals
+    assert part.totals.source_bytes is None
 
 
 def test_daemon_and_copiers_do_not_push_the_program_aside(start_daemon, make_tree):
@@ -119,7 +119,7 @@ def test_an_order_is_obeyed(start_daemon, make_tree):
     assert daemon.ask(Kind.ORDER, b"first")[0] is Answer.DONE
     wait_until(lambda: all(daemon.store(p).exists() for p in wanted))
     assert sum(1 for p in files_of(root) if daemon.store(p).exists()) < 45
-    assert daemon.end().order["provenance"] == "given"
+    assert daemon.end().order.provenance == "given"
 
 
 def test_a_list_gives_the_order(start_daemon, make_tree, tmp_path):
@@ -129,7 +129,7 @@ def test_a_list_gives_the_order(start_daemon, make_tree, tmp_path):
     daemon = start_daemon([f"@{tmp_path}/list.txt"], transfers=1).attach()
     daemon.staged()
     part = daemon.end()
-    assert part.order["provenance"] == "given"
+    assert part.order.provenance == "given"
     records, _ = events.read(daemon.run_dir / "nodes" / "node.events")
     ids = [r[1] for r in records]
     assert ids == sorted(ids, reverse=True)
@@ -286,7 +286,7 @@ def test_missed_processes_are_told(start_daemon, make_tree):
         child.communicate(b"\n")
     part = daemon.end()
     assert part.missed_count == 1
-    assert part.missed_processes[0]["pid"] == child.pid
+    assert part.missed_processes[0].pid == child.pid
 
 
 def missed_in(daemon):

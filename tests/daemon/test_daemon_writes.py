@@ -37,7 +37,7 @@ def test_a_staged_copy_is_dropped(start_daemon, make_tree):
     assert daemon.ask(Kind.WROTE, os.fsencode(victim))[0] is Answer.DONE
     assert not daemon.store(victim).exists()
     assert daemon.want(victim) == (Answer.DIRECT, Reason.VOID)
-    assert daemon.end().totals["void"] == 1
+    assert daemon.end().totals.void == 1
 
 
 def test_everything_below_a_renamed_directory_is_dropped(start_daemon, make_tree):
@@ -82,8 +82,8 @@ def test_a_copy_in_flight_never_appears(start_daemon, tmp_path):
     assert not list((daemon.node_dir / "links").iterdir())
     assert daemon.store(root / "small").exists()
     part = daemon.end()
-    assert part.totals["void"] == 1
-    assert part.totals["source_bytes"] < 4 << 20
+    assert part.totals.void == 1
+    assert part.totals.source_bytes < 4 << 20
 
 
 def test_who_waits_for_a_file_that_is_written_goes_to_the_source(start_daemon, tmp_path):
@@ -150,7 +150,7 @@ def test_many_at_once_are_out_of_sight_before_they_are_deleted(start_daemon, mak
     wait_until(lambda: not list((daemon.node_dir / "gone").iterdir()))
     assert daemon.ask(Kind.WROTE, os.fsencode(root))[0] is Answer.DONE, "again does no harm"
     part = daemon.end()
-    assert part.totals["void"] == 3 * (MANY + 100)
+    assert part.totals.void == 3 * (MANY + 100)
 
 
 def test_second_names_of_links_go_too(start_daemon, tmp_path):
@@ -186,7 +186,7 @@ def test_many_at_once_while_they_are_copied(start_daemon, make_tree, copied):
     assert not list((daemon.node_dir / "links").iterdir())
     assert not list((daemon.node_dir / "incoming").rglob("*/*"))
     part = daemon.end()
-    assert part.totals["void"] == files
+    assert part.totals.void == files
 
 
 def test_the_room_of_many_is_free_once_they_are_deleted(local_dir, make_tree):
@@ -335,7 +335,7 @@ def test_what_was_opened_before_the_scan_is_not_served(start_daemon, make_tree, 
     daemon = start_daemon(root, node_dir=node).attach()
     daemon.staged()
     assert daemon.want(root / "class0" / "file00000.bin") == (Answer.DIRECT, Reason.VOID)
-    assert daemon.end().totals["void"] == 1
+    assert daemon.end().totals.void == 1
 
 
 @pytest.mark.parametrize("at_once", [0, 10_000])

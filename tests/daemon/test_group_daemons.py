@@ -12,6 +12,7 @@ from group_process import nodes, total  # noqa: F401
 from hpcstage.protocol import exchange as link
 from hpcstage.protocol.membership import Membership
 from hpcstage.protocol.shim import EPOCH, Answer, Kind, Reason, State
+from hpcstage.record.parts.part import GroupPart
 
 
 def files_of(root):
@@ -33,10 +34,10 @@ def test_replicate_reads_each_file_once(nodes, make_tree):
     assert total(parts, "peer_files") == total(parts, "sent_files") == 240
     assert total(parts, "peer_bytes") == total(parts, "sent_bytes") == 240 * 20_000
     assert [part.placement for part in parts] == ["replicate"] * 3
-    assert parts[1].group == {"generations": 1, "size": 3, "missing": [], "why": parts[1].group["why"]}
+    assert parts[1].group == GroupPart(generations=1, size=3, why=parts[1].group.why)
     assert all(part.datasets[0].staged_bytes == 120 * 20_000 for part in parts)
-    assert [part.problems for part in parts] == [[], [], []]
-    assert [part.totals.get("source_listings", 0) > 0 for part in parts] == [True, False, False]
+    assert [part.problems for part in parts] == [(), (), ()]
+    assert [(part.totals.source_listings or 0) > 0 for part in parts] == [True, False, False]
 
 
 def test_partition_keeps_one_copy_and_serves_wants(nodes, make_tree):
@@ -59,8 +60,8 @@ def test_partition_keeps_one_copy_and_serves_wants(nodes, make_tree):
     assert total(parts, "source_bytes") == 60 * 50_000
     assert total(parts, "peer_files") == 120
     assert [part.placement for part in parts] == ["partition"] * 3
-    assert all(part.budget["used_bytes"] <= budget for part in parts)
-    assert all(part.problems == [] for part in parts)
+    assert all(part.budget.used_bytes <= budget for part in parts)
+    assert all(part.problems == () for part in parts)
 
 
 def test_wants_for_what_others_read_come_first(nodes, make_tree):
@@ -90,8 +91,8 @@ def test_without_a_group_every_node_stages_alone(nodes, make_tree):
         assert [problem.id for problem in part.problems] == ["group-missing"]
         assert f"node{index}" in part.problems[0].text
         assert "no exchange has connected" in part.problems[0].text
-        assert part.group == {"generations": 0, "size": 1, "missing": [1 - index], "why": part.group["why"]}
-        assert part.totals["source_files"] == 30
+        assert part.group == GroupPart(size=1, missing=(1 - index,), why=part.group.why)
+        assert part.totals.source_files == 30
 
 
 def test_a_node_that_never_came_up_is_dealt_to_the_others(nodes, make_tree):
@@ -102,7 +103,7 @@ def test_a_node_that_never_came_up_is_dealt_to_the_others(nodes, make_tree):
         daemon.staged()
     parts = [daemon.end() for daemon in daemons[:2]]
     assert total(parts, "source_files") == 90
-    assert [part.group["missing"] for part in parts] == [[2], [2]]
+    assert [part.group.missing for part in parts] == [(2,), (2,)]
     daemons[2].end()
 
 
@@ -130,7 +131,7 @@ def test_strangers_at_the_link(nodes, make_tree):
         exchange.send(b"\xff nonsense")
         assert exchange.recv(1000) == b"", "the daemon hangs up"
     daemon.staged()
-    assert "strange" in daemon.end().group["why"]
+    assert "strange" in daemon.end().group.why
 
 
 def test_more_than_all_nodes_together_can_hold(nodes, make_tree):
@@ -169,8 +170,8 @@ def test_copies_of_others_files_run_ahead_of_a_program(nodes, make_tree):
         assert sum(daemon.store(one).exists() for one in away) <= 12
         assert same(path, daemon.store(path)), "this reads it"
     parts = nodes.end()
-    assert parts[0].totals["want_ready"] == parts[0].totals["want_direct"] == 0
-    assert parts[0].totals["peer_files"] == 30
+    assert parts[0].totals.want_ready == parts[0].totals.want_direct == 0
+    assert parts[0].totals.peer_files == 30
     assert total(parts, "source_files") == 60
     assert other.spec.node_index == 1
 
@@ -184,9 +185,9 @@ def test_a_group_that_comes_late(nodes, make_tree):
     nodes.world()
     first.staged()
     parts = nodes.end()
-    assert parts[0].totals["peer_files"] == parts[1].totals["sent_files"] > 0
-    assert parts[0].totals["peer_files"] + parts[0].totals["source_files"] == 60
-    assert parts[0].problems == []
+    assert parts[0].totals.peer_files == parts[1].totals.sent_files > 0
+    assert parts[0].totals.peer_files + parts[0].totals.source_files == 60
+    assert parts[0].problems == ()
     assert [problem.id for problem in parts[1].problems] == ["group-missing"]
 
 

@@ -44,8 +44,8 @@ def test_a_new_group_goes_on_where_the_last_ended(nodes, make_tree):
     parts = nodes.end()
     assert nodes.worlds[1].end() == 0
     assert total(parts, "source_files") <= 203, "in between nothing was wanted, so nothing was read twice"
-    assert [part.group["generations"] for part in parts] == [2, 2, 2]
-    assert [part.problems for part in parts] == [[], [], []]
+    assert [part.group.generations for part in parts] == [2, 2, 2]
+    assert [part.problems for part in parts] == [(), (), ()]
 
 
 def test_without_a_new_group_the_rest_comes_from_the_source(nodes, make_tree):
@@ -74,7 +74,7 @@ def test_a_dead_daemon_costs_its_share_and_nothing_else(nodes, make_tree):
         daemon.staged()
         assert all(same(path, daemon.store(path)) for path in files_of(root))
     parts = [daemon.end() for daemon in left]
-    assert [part.group["missing"] for part in parts] == [[1], [1]]
+    assert [part.group.missing for part in parts] == [(1,), (1,)]
     assert total(parts, "source_files") <= 200
 
 
@@ -167,4 +167,4 @@ def test_a_first_node_that_cannot_scan(nodes, make_tree):
     parts = nodes.end()
     assert total(parts[1:], "source_files") == 30
     assert [problem.id for problem in parts[0].problems] == ["scan-failed"]
-    assert parts[1].group["missing"] == [0]
+    assert parts[1].group.missing == (0,)

@@ -123,13 +123,13 @@ def test_a_samplers_order_is_followed(start_daemon, make_tree):
     assert begun(ids) < 30
     assert ids[begun(ids) :] == [id_ for id_ in order if id_ not in ids[: begun(ids)]]
     found = part.order
-    assert found["provenance"] == "sampler"
-    assert found["planned"] == "manifest"
-    assert found["followed"] is True
-    assert (found["announcements"], found["announced_files"], found["unknown_samples"]) == (1, 60, 0)
-    assert (found["kept_share"], found["announced_opens"], found["opened_files"]) == (1.0, 60, 60)
-    assert [(t["source"], t["agreed"]) for t in found["tables"]] == [("program", 32)]
-    assert found["lost_bytes"] == 0
+    assert found.provenance == "sampler"
+    assert found.planned == "manifest"
+    assert found.followed is True
+    assert (found.announcements, found.announced_files, found.unknown_samples) == (1, 60, 0)
+    assert (found.kept_share, found.announced_opens, found.opened_files) == (1.0, 60, 60)
+    assert [(t.source, t.agreed) for t in found.tables] == [("program", 32)]
+    assert found.lost_bytes == 0
 
 
 def test_a_long_epoch_with_repetitions(start_daemon, make_tree):
@@ -147,10 +147,10 @@ def test_a_long_epoch_with_repetitions(start_daemon, make_tree):
     part = daemon.end()
     order = list(dict.fromkeys(draws))
     ids = copied(daemon)
-    assert part.order["provenance"] == "sampler"
-    assert part.order["announcements"] == 2
+    assert part.order.provenance == "sampler"
+    assert part.order.announcements == 2
     assert [i for i in ids[begun(ids) :] if i < 40] == [i for i in order if i not in ids[: begun(ids)]]
-    assert (part.order["kept_share"], part.order["announced_opens"]) == (1.0, 500)
+    assert (part.order.kept_share, part.order.announced_opens) == (1.0, 500)
 
 
 @pytest.mark.parametrize("order", ["manifest", "given", "trace"])
@@ -168,9 +168,9 @@ def test_an_order_that_was_asked_for_stays(start_daemon, make_tree, order):
     daemon.staged()
     part = daemon.end()
     assert copied(daemon) == list(range(40))
-    assert part.order["provenance"] == "manifest"
-    assert part.order["followed"] is False
-    assert (part.order["announcements"], part.order["kept_share"]) == (1, 1.0)
+    assert part.order.provenance == "manifest"
+    assert part.order.followed is False
+    assert (part.order.announcements, part.order.kept_share) == (1, 1.0)
 
 
 def test_what_the_program_gives_is_followed_in_any_case(start_daemon, make_tree):
@@ -183,7 +183,7 @@ def test_what_the_program_gives_is_followed_in_any_case(start_daemon, make_tree)
     part = daemon.end()
     ids = copied(daemon)
     assert ids[begun(ids) :] == [id_ for id_ in range(39, -1, -1) if id_ not in ids[: begun(ids)]]
-    assert part.order["provenance"] == "given"
+    assert part.order.provenance == "given"
 
 
 def test_an_announcement_before_the_scan_is_done(start_daemon, make_tree):
@@ -195,8 +195,8 @@ def test_an_announcement_before_the_scan_is_done(start_daemon, make_tree):
     program.read(shuffled(30), files_of(root))
     daemon.attach().staged()
     part = daemon.end()
-    assert part.order["provenance"] == "sampler"
-    assert part.order["kept_share"] == 1.0
+    assert part.order.provenance == "sampler"
+    assert part.order.kept_share == 1.0
 
 
 def test_without_a_table_the_second_epoch_is_known(start_daemon, make_tree):
@@ -216,11 +216,11 @@ def test_without_a_table_the_second_epoch_is_known(start_daemon, make_tree):
     for index in second[:-1]:
         program.sample(index, *rows[index])
     part = daemon.end()
-    assert part.order["provenance"] == "sampler"
-    assert part.order["unknown_samples"] == 20 + 1, "one sample was never read"
-    assert part.order["kept_share"] == 1.0
-    assert part.order["announced_opens"] in (36, 38)
-    assert [t["source"] for t in part.order["tables"]] == ["opens"]
+    assert part.order.provenance == "sampler"
+    assert part.order.unknown_samples == 20 + 1, "one sample was never read"
+    assert part.order.kept_share == 1.0
+    assert part.order.announced_opens in (36, 38)
+    assert [t.source for t in part.order.tables] == ["opens"]
 
 
 def test_a_wrong_table_is_dropped(start_daemon, make_tree):
@@ -234,9 +234,9 @@ def test_a_wrong_table_is_dropped(start_daemon, make_tree):
         program.read(range(60), [*files[30:], *files[:30]])
     wait_until(lambda: logging(daemon) == 0)
     part = daemon.end()
-    assert [t["source"] for t in part.order["tables"]] == ["wrong"]
-    assert part.order["provenance"] == "manifest"
-    assert part.order["kept_share"] < 1
+    assert [t.source for t in part.order.tables] == ["wrong"]
+    assert part.order.provenance == "manifest"
+    assert part.order.kept_share < 1
 
 
 def test_logging_ends_when_all_is_known(start_daemon, make_tree):
@@ -254,7 +254,7 @@ def test_logging_ends_when_all_is_known(start_daemon, make_tree):
     program.read(range(39), files)
     wait_until(lambda: logging(daemon) == 0)
     wait_until(lambda: not list((daemon.node_dir / "opens").iterdir()))
-    assert daemon.end().order["opened_files"] == 40
+    assert daemon.end().order.opened_files == 40
 
 
 def test_nothing_is_logged_where_nothing_is_staged(start_daemon, make_tree):
@@ -263,7 +263,7 @@ def test_nothing_is_logged_where_nothing_is_staged(start_daemon, make_tree):
     program = Program(daemon)
     program.announce(range(3))
     program.ended()
-    assert daemon.end().order["announcements"] == 0
+    assert daemon.end().order.announcements == 0
 
 
 def guess(daemon: DaemonProcess, name: str, files: list[Path]) -> None:
@@ -289,8 +289,8 @@ def test_guesses_of_two_processes(start_daemon, make_tree):
     assert first == sorted(first, reverse=True)
     assert second == sorted(second, reverse=True)
     assert guessed.index(39) < 15, "side by side, not one behind the other"
-    assert part.order["provenance"] == "manifest", "a guess is not known"
-    assert part.order["announcements"] == 0
+    assert part.order.provenance == "manifest", "a guess is not known"
+    assert part.order.announcements == 0
 
 
 @pytest.mark.parametrize("comes", ["before", "after"])
@@ -307,7 +307,7 @@ def test_what_is_announced_takes_the_place_of_a_guess(start_daemon, make_tree, c
     part = daemon.end()
     ids = copied(daemon)
     assert ids[30:] == [id_ for id_ in order if id_ not in ids[:30]]
-    assert (part.order["kept_share"], part.order["provenance"]) == (1.0, "sampler")
+    assert (part.order.kept_share, part.order.provenance) == (1.0, "sampler")
 
 
 @pytest.mark.parametrize("order", ["manifest", "given"])
@@ -338,7 +338,7 @@ def test_ranks_of_one_node(start_daemon, make_tree):
     first = [next((epoch for epoch, read in enumerate(epochs) if i in read), 4) for i in ids[begun(ids) :]]
     assert begun(ids) < 30
     assert first == sorted(first)
-    assert part.order["announcements"] == 2
+    assert part.order.announcements == 2
 
 
 def test_strange_announcements(start_daemon, make_tree):
@@ -362,7 +362,7 @@ def test_strange_announcements(start_daemon, make_tree):
     daemon.staged()
     part = daemon.end()
     assert part.complete
-    assert part.order["provenance"] == "manifest"
+    assert part.order.provenance == "manifest"
     assert "Traceback" not in daemon.log_text()
 
 
@@ -388,18 +388,18 @@ def test_the_next_run_begins_with_the_trace(start_daemon, make_tree, tmp_path):
         program.read(order, files)
 
     part, _ = run_once(start_daemon, root, state, "auto", in_order)
-    assert (part.order["trace_written"], part.order["trace_why"]) == (True, None)
-    assert part.order["trace_unused_why"] == trace.NONE_LEFT
+    assert (part.order.trace_written, part.order.trace_why) == (True, None)
+    assert part.order.trace_unused_why == trace.NONE_LEFT
     part, ids = run_once(start_daemon, root, state, "auto", in_order, transfers=1)
-    assert part.order["planned"] == "trace"
-    assert part.order["trace_used"] == "test"
+    assert part.order.planned == "trace"
+    assert part.order.trace_used == "test"
     assert ids == order
-    assert part.order["provenance"] == "sampler", "the trace's table gives the files of the first epoch"
-    assert part.order["unknown_samples"] == 0
-    assert [t["source"] for t in part.order["tables"]] == ["trace"]
+    assert part.order.provenance == "sampler", "the trace's table gives the files of the first epoch"
+    assert part.order.unknown_samples == 0
+    assert [t.source for t in part.order.tables] == ["trace"]
     part, ids = run_once(start_daemon, root, state, "trace", lambda _: None, transfers=1)
     assert ids == order
-    assert (part.order["trace_written"], part.order["trace_why"]) == (False, "no file was opened")
+    assert (part.order.trace_written, part.order.trace_why) == (False, "no file was opened")
     left = trace.load(next((state / trace.DIRECTORY).iterdir()))
     assert list(left.order) == order
     assert [list(table.ids) for table in left.tables] == [list(range(40))], "it is passed on"
@@ -412,8 +412,8 @@ def test_a_run_that_was_broken_off_leaves_the_fuller_trace(start_daemon, make_tr
     state = tmp_path / "state"
     run_once(start_daemon, root, state, "auto", lambda program: program.read(range(40), files))
     part, _ = run_once(start_daemon, root, state, "auto", lambda program: program.read(range(5), files))
-    assert part.order["trace_written"] is False
-    assert "40 files" in part.order["trace_why"]
+    assert part.order.trace_written is False
+    assert "40 files" in part.order.trace_why
 
 
 def test_a_trace_is_not_read_for_another_order(start_daemon, make_tree, tmp_path):
@@ -422,7 +422,7 @@ def test_a_trace_is_not_read_for_another_order(start_daemon, make_tree, tmp_path
     state = tmp_path / "state"
     run_once(start_daemon, root, state, "auto", lambda program: program.read(range(39, -1, -1), files))
     part, ids = run_once(start_daemon, root, state, "manifest", lambda _: None, transfers=1)
-    assert part.order["trace_used"] is None
+    assert part.order.trace_used is None
     assert ids == list(range(40))
 
 
@@ -432,5 +432,5 @@ def test_a_state_directory_that_cannot_be_written(start_daemon, make_tree, tmp_p
     state.write_text("a file")
     part, _ = run_once(start_daemon, root, state, "auto", lambda program: program.open(files_of(root)[0]))
     assert part.complete
-    assert part.order["trace_written"] is False
-    assert os.fspath(state) in part.order["trace_why"]
+    assert part.order.trace_written is False
+    assert os.fspath(state) in part.order.trace_why

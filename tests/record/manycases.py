@@ -56,7 +56,7 @@ def node(index: int, count: int, seconds: int = 60, **changes: Any) -> NodePart:
     values: dict[str, Any] = {
         "host": f"node{index:04d}",
         "started_unix_s": START + 0.1 + 0.01 * index,
-        "datasets": [DatasetPart("0-train", "/lustre/train", ["/lustre/train"], FILES, SIZE, FILES, SIZE)],
+        "datasets": [DatasetPart("0-train", "/lustre/train", ("/lustre/train",), FILES, SIZE, FILES, SIZE)],
         "scan_s": None if index else 0.8,
         "totals": counted | (scanned if index == 0 else {}),
         "hist_open": OPENS,

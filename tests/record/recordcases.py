@@ -10,9 +10,24 @@ from typing import Any
 from sourcesim import Source, samples_of
 
 from hpcstage.protocol.shim import bucket_of_ns
+from hpcstage.record import jsonform
 from hpcstage.record.compose import compose
 from hpcstage.record.parts.alive import Life
-from hpcstage.record.parts.part import DatasetPart, NodePart, ProcessPart, RunPart, Sample
+from hpcstage.record.parts.part import (
+    AccountsPart,
+    AlonePart,
+    BudgetPart,
+    DatasetPart,
+    ErrorPart,
+    GroupPart,
+    MissedProcess,
+    NodePart,
+    NodeTotals,
+    OrderPart,
+    ProcessPart,
+    RunPart,
+    Sample,
+)
 
 SECOND = 1_000_000_000
 START = 1_800_000_000.0
@@ -140,7 +155,7 @@ def node_part(**changes: Any) -> NodePart:
         "ended_s": 60.3,
         "complete": True,
         "datasets": [
-            DatasetPart("0-train", "/lustre/imagenet/train", ["/lustre/imagenet/train"], 10_000, 10**9, 10_000, 10**9)
+            DatasetPart("0-train", "/lustre/imagenet/train", ("/lustre/imagenet/train",), 10_000, 10**9, 10_000, 10**9)
         ],
         "scan_s": 0.8,
         "staged_s": 40.0,
@@ -171,7 +186,26 @@ def node_part(**changes: Any) -> NodePart:
         "samples": samples(),
         "processes": [trainer(), worker(101), worker(102)],
     }
-    return NodePart(**(values | changes))
+    return NodePart(**typed(values | changes))
+
+
+FORMS: dict[str, type[Any]] = {
+    "totals": NodeTotals, "alone": AlonePart, "budget": BudgetPart, "order": OrderPart, "group": GroupPart,
+    "accounts": AccountsPart, "errors": ErrorPart, "missed_processes": MissedProcess,
+}  # fmt: skip
+
+
+def typed(values: dict[str, Any]) -> dict[str, Any]:
+    """The values, which may be given as they stand in JSON."""
+
+    def one(name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [one(name, member) for member in value]
+        return jsonform.read(FORMS[name], value) if isinstance(value, dict) else value
+
+    nothing = {"budget": None, "group": None, "accounts": None}
+    given = {name: nothing.get(name) if name in nothing and value == {} else value for name, value in values.items()}
+    return {name: one(name, value) if name in FORMS else value for name, value in given.items()}
 
 
 def composed(run: RunPart, nodes: Iterable[NodePart], running: Life | None = None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -13,7 +14,7 @@ from recordcases import SECOND, composed, node_part, run_part, trainer, worker
 
 from hpcstage.problem import Problem
 from hpcstage.protocol.shim import Counter, Reason
-from hpcstage.record.figures.totals import KEYS
+from hpcstage.record.figures.counts import TOTALS as KEYS
 from hpcstage.record.parts.part import NodePart, ProcessPart, RunPart, Sample
 from hpcstage.record.schema import json_schema
 
@@ -128,14 +129,14 @@ def test_processes_that_found_no_slot_are_told_from_those_whose_shim_is_off() ->
 
 
 def test_a_daemon_that_lost_a_total_makes_it_unknown() -> None:
-    totals = {k: v for k, v in node_part().totals.items() if k != "source_stats"}
+    totals = replace(node_part().totals, source_stats=None)
     record = valid(run_part(), [node_part(totals=totals)])
     assert record["totals"]["source_ops"] is None
     assert record["totals"]["source_opens"] == 9_800 + 400
 
 
 def test_files_that_the_daemon_opened_to_measure_are_no_copies() -> None:
-    totals = valid(run_part(), [node_part(totals=node_part().totals | {"measuring_opens": 5})])["totals"]
+    totals = valid(run_part(), [node_part(totals=replace(node_part().totals, measuring_opens=5))])["totals"]
     assert (totals["copied_opens"], totals["measuring_opens"]) == (9_800, 5)
     assert totals["source_opens"] == 9_800 + 5 + 400
 

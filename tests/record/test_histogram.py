@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcstage.protocol.shim import bucket_of_ns, bucket_upper_ns
-from hpcstage.record.figures.histogram import merge, percentile_ns, percentiles_ms
+from hpcstage.record.figures.contention import percentile_ns, percentiles_ms
+from hpcstage.record.figures.counts import merge
+from hpcstage.record.schema import Percentiles
 
 BUCKET = bucket_of_ns(1_000_000)
 LOWER, UPPER = bucket_upper_ns(BUCKET - 1), bucket_upper_ns(BUCKET)
@@ -26,7 +28,7 @@ def test_the_bucket_is_that_of_the_rank() -> None:
 
 def test_nothing_has_no_percentile() -> None:
     assert percentile_ns({}, 50) is None
-    assert percentiles_ms({}) == {"p50": None, "p95": None, "p99": None}
+    assert percentiles_ms({}) == Percentiles(p50=None, p95=None, p99=None)
 
 
 @given(st.lists(st.integers(1, 10**11), min_size=1, max_size=300), st.integers(1, 99))

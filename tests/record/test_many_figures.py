@@ -109,7 +109,7 @@ def test_pids_of_other_hosts_are_not_the_command() -> None:
 @pytest.mark.parametrize("skew_s", [-4000.0, -30.0, 0.0, 30.0, 4000.0])
 def test_clocks_that_the_run_proves_wrong_are_put_right(skew_s: float) -> None:
     nodes = list(job(4, source=lambda t: 0.3 if 20 <= t < 32 else 1.0))
-    nodes[2].started_unix_s += skew_s
+    nodes[2] = replace(nodes[2], started_unix_s=nodes[2].started_unix_s + skew_s)
     record = record_of(run(4), nodes)
     moved = row(record, "node0002")["clock_moved_s"]
     assert (moved != 0) == (skew_s != 0)

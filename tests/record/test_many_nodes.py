@@ -75,7 +75,7 @@ def test_a_node_that_never_came_up_is_named_with_its_reason() -> None:
     assert record["problems"][0]["text"] == "nothing is staged on node0001: ssh: connection refused"
     assert record["group"]["missing"] == ["node0001"]
     assert record["group"]["reported"] == 3
-    assert record["totals"]["source_bytes"] == sum(n.totals["source_bytes"] for n in nodes if n.totals)
+    assert record["totals"]["source_bytes"] == sum(n.totals.source_bytes or 0 for n in nodes)
     assert record["run"]["mode"] == "runtime", "not what the lead wrote for the missing node"
     assert "node-missing" in ids(record)
     assert [n["severity"] for n in record["notes"] if n["id"] == "node-missing"] == ["error"]
@@ -189,7 +189,7 @@ def test_the_group_that_was_not_there() -> None:
     problem = Problem("group-missing", f"staged without the others: {why}", "look")
     changes = {"placement": "private", "placement_why": why, "group": alone, "problems": [problem]}
     whole = {"source_bytes": SIZE, "source_files": FILES, "source_opens": FILES, "source_reads": FILES}
-    totals = node(0, 64).totals | whole | {"peer_bytes": 0, "peer_files": 0, "sent_bytes": 0, "sent_files": 0}
+    totals = replace(node(0, 64).totals, **whole, peer_bytes=0, peer_files=0, sent_bytes=0, sent_files=0)
     record = record_of(run(64), job(64, 5, totals=totals, **changes))
     assert record["group"]["placement"] == "private"
     assert (record["group"]["generations"], record["group"]["alone_count"]) == (0, 64)
@@ -203,7 +203,7 @@ def test_the_group_that_was_not_there() -> None:
 
 def test_one_node_outside_of_the_group_is_said() -> None:
     lost = {"generations": 0, "size": 1, "missing": [0, 1, 2], "why": "no exchange has connected"}
-    totals = node(3, 4).totals | {"source_bytes": SIZE, "peer_bytes": 0}
+    totals = replace(node(3, 4).totals, source_bytes=SIZE, peer_bytes=0)
     nodes = [*job(4), node(3, 4, placement="private", group=lost, totals=totals)]
     record = record_of(run(4), [nodes[0], nodes[1], nodes[2], nodes[4]])
     assert record["group"]["alone"] == ["node0003"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import manycases
@@ -14,11 +14,12 @@ from hpcstage.problem import Problem
 from hpcstage.record.notes.notes import RULES
 from hpcstage.record.parts.alive import Life
 from hpcstage.record.parts.part import ProcessPart, Sample
+from hpcstage.record.schema import Record
 
-Record = dict[str, Any]
+RecordJson = dict[str, Any]
 
 
-def one(run: dict[str, Any] | None = None, **changes: Any) -> Record:
+def one(run: dict[str, Any] | None = None, **changes: Any) -> RecordJson:
     return composed(run_part(**(run or {})), [node_part(**changes)])
 
 
@@ -26,7 +27,7 @@ def reader(**counters: int) -> ProcessPart:
     return ProcessPart(5, 1, "native", "3.11", 0.0, {"hit_opens": 100, "reads_measured": 1} | counters)
 
 
-def many(count: int = 4, run: dict[str, Any] | None = None, **of_last: Any) -> Record:
+def many(count: int = 4, run: dict[str, Any] | None = None, **of_last: Any) -> RecordJson:
     nodes = [manycases.node(index, count) for index in range(count - 1)]
     return composed(manycases.run(count, **(run or {})), [*nodes, manycases.node(count - 1, count, **of_last)])
 
@@ -47,8 +48,8 @@ class Case:
     """A note, and the two runs."""
 
     note: str
-    present: Callable[[], Record]
-    absent: Callable[[], Record]
+    present: Callable[[], RecordJson]
+    absent: Callable[[], RecordJson]
     says: str = ""
     """What its text or remedy must say."""
 
@@ -56,7 +57,7 @@ class Case:
         return f"{self.note} {self.says}".strip()
 
 
-def direct(name: str, scan_s: float = 5.0) -> Callable[[], Record]:
+def direct(name: str, scan_s: float = 5.0) -> Callable[[], RecordJson]:
     return lambda: one(processes=[reader(source_opens=50, **{f"direct_{name}": 50})], scan_s=scan_s)
 
 
@@ -150,23 +151,23 @@ CASES = [
 
 
 def private(index: int) -> Any:
-    totals = {**manycases.node(index, 2).totals, "source_bytes": manycases.SIZE}
+    totals = replace(manycases.node(index, 2).totals, source_bytes=manycases.SIZE)
     return manycases.node(index, 2, placement="private", placement_why="asked for", totals=totals)
 
 
 def twice(index: int) -> Any:
-    return manycases.node(index, 2, totals={**manycases.node(index, 2).totals, "source_bytes": manycases.SIZE})
+    return manycases.node(index, 2, totals=replace(manycases.node(index, 2).totals, source_bytes=manycases.SIZE))
 
 
-def waiting(counter: str, **totals: int) -> Record:
+def waiting(counter: str, **totals: int) -> RecordJson:
     reads = worker(101, direct_scanning=0, direct_later=0, source_opens=5_000, source_read_ns=90 * SECOND)
     reads.counters[counter] = 5_000
     part = node_part(processes=[trainer(loader_wait_ns=30 * SECOND), reads])
-    part.totals = {**part.totals, "want_ready": 0, **totals}
+    part = replace(part, totals=replace(part.totals, **{"want_ready": 0, **totals}))
     return composed(run_part(), [part])
 
 
-def notes(record: Record, note: str) -> list[str]:
+def notes(record: RecordJson, note: str) -> list[str]:
     return [f"{n['text']} {n['remedy']}" for n in record["notes"] if n["id"] == note]
 
 
@@ -199,7 +200,7 @@ def test_few_opens_before_the_scan_ended_are_not_blamed_on_the_directory() -> No
 def test_every_rule_is_tried() -> None:
     tried = {case.note for case in CASES}
     for rule in RULES:
-        found = {note.id for case in CASES for note in rule(case.present())}
+        found = {note.id for case in CASES for note in rule(Record.from_json(case.present()))}
         assert found & tried or rule.__name__ == "gained_nothing", rule.__name__
 
 

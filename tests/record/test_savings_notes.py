@@ -9,7 +9,7 @@ import pytest
 from recordcases import SECOND, composed, node_part, run_part, trainer, worker
 
 from hpcstage.problem import Problem
-from hpcstage.record.parts.part import DatasetPart, NodePart, ProcessPart, Sample
+from hpcstage.record.parts.part import DatasetPart, NodePart, NodeTotals, ProcessPart, Sample
 
 
 def record_of(node: NodePart | None, **run: Any) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def looped(**changes: Any) -> NodePart:
     }  # fmt: skip
     values: dict[str, Any] = {
         "processes": [ProcessPart(100, 1, "native", "3.11", 0.1, counters)],
-        "datasets": [DatasetPart("0", "/d", ["/d"], 1_000, 10**8, 1_000, 10**8)],
+        "datasets": [DatasetPart("0", "/d", ("/d",), 1_000, 10**8, 1_000, 10**8)],
         "alone": {
             "files": 8,
             "bytes": 800_000,
@@ -86,11 +86,10 @@ def test_files_that_stay_in_memory_are_read_from_the_source_once() -> None:
     three.processes[0].counters |= {"hit_opens": 3_000, "local_read_bytes": 3 * 10**8}
     dropped = direct_s(three, child_ended_s=16.2)
     assert dropped == pytest.approx(12 + 3000 * 0.0225, rel=0.01)
-    three.alone["kept_share"], three.memory_bytes = 1.0, 10**10
+    three = replace(three, alone=replace(three.alone, kept_share=1.0), memory_bytes=10**10)
     kept = direct_s(three, child_ended_s=16.2)
     assert kept == pytest.approx(12 + 1000 * 0.0225 + 2000 * 0.0025, rel=0.05)
-    three.alone["kept_share"] = 0.5
-    record = record_of(three, child_ended_s=16.2)
+    record = record_of(replace(three, alone=replace(three.alone, kept_share=0.5)), child_ended_s=16.2)
     assert record["savings"]["vs_direct_s"] is None
     assert "memory" in record["savings"]["vs_direct"]["reason"]
 
@@ -117,9 +116,9 @@ def test_what_was_read_at_the_source_all_the_same_took_no_longer_without_copying
     node = looped(alone={}, totals={"source_bytes": 0, "source_files": 0})
     node.processes[0].counters |= unserved
     assert direct_s(node, child_ended_s=16.2) == pytest.approx(16.0)
-    node.totals["source_bytes"] = 10**8  # copied beside it: half of what the source gave
+    node = replace(node, totals=NodeTotals(source_bytes=10**8, source_files=0))  # beside it: half of what it gave
     assert direct_s(node, child_ended_s=16.2) == pytest.approx(15.0)
-    node.totals["source_bytes"] = 10**10
+    node = replace(node, totals=NodeTotals(source_bytes=10**10, source_files=0))
     assert "how much copying slowed" in record_of(node, child_ended_s=16.2)["savings"]["vs_direct"]["reason"]
 
 
@@ -137,7 +136,7 @@ def test_a_rate_that_was_seen_for_a_moment_is_no_mean_where_it_counts(
 ) -> None:
     """At 60 files a second passing one takes most of what a file takes alone; at 10,000 a hundredth of it."""
     node = looped(samples=[replace(sample, copied_files=copied_files) for sample in looped().samples[:4]])
-    node.totals = node.totals | {"copy_busy_s": copying_s}
+    node = replace(node, totals=replace(node.totals, copy_busy_s=copying_s))
     saved = record_of(node, child_ended_s=16.2)["savings"]["vs_direct"]
     assert (saved["saved_s"] is not None) is known
     assert known or "seen for 1.0 s only" in saved["reason"]
@@ -206,7 +205,7 @@ def python_reader(**counters: int) -> ProcessPart:
         ({"budget": {"size_bytes": 10**8}}, "store-full"),
         ({"errors": [{"path": "/d/x", "error": "ESTALE", "count": 4}]}, "copy-failed"),
         (
-            {"datasets": [DatasetPart("0", "/d", [])], "problems": [Problem("local", "t", "r")]},
+            {"datasets": [DatasetPart("0", "/d", ())], "problems": [Problem("local", "t", "r")]},
             "local",
         ),
         ({}, "contention"),

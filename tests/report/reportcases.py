@@ -28,7 +28,7 @@ def hostile() -> dict[str, Any]:
     node = node_part(
         host=HOSTILE,
         mode_why=HOSTILE,
-        datasets=[DatasetPart("0", HOSTILE, [HOSTILE])],
+        datasets=[DatasetPart("0", HOSTILE, (HOSTILE,))],
         errors=[{"path": HOSTILE, "error": HOSTILE, "count": 3}],
         problems=[Problem(HOSTILE, HOSTILE, HOSTILE)] * 3,
         missed_processes=[{"pid": 1, "command": HOSTILE}],
@@ -83,11 +83,10 @@ def everything_at_once() -> dict[str, Any]:
 
 def hostile_nodes() -> dict[str, Any]:
     nodes = [manycases.node(index, 5, host=HOSTILE + str(index)) for index in range(3)]
-    lost = manycases.missing(3, 5, why=HOSTILE)
-    lost.host = HOSTILE + "3"
-    dead = manycases.node(4, 5, host=HOSTILE + "4", complete=False, placement_why=HOSTILE)
-    dead.group = {"generations": 4, "size": 2, "missing": [0], "why": HOSTILE}
-    nodes[0].placement_why = HOSTILE
+    lost = replace(manycases.missing(3, 5, why=HOSTILE), host=HOSTILE + "3")
+    group = {"generations": 4, "size": 2, "missing": [0], "why": HOSTILE}
+    dead = manycases.node(4, 5, host=HOSTILE + "4", complete=False, placement_why=HOSTILE, group=group)
+    nodes[0] = replace(nodes[0], placement_why=HOSTILE)
     nodes[1].processes[0].counters["loader_wait_ns"] = 40 * SECOND
     nodes[1].processes[1].counters["want_ns"] = 90 * SECOND
     return compose(manycases.run(5, host=HOSTILE, nodes=[HOSTILE + str(n) for n in range(5)]), [*nodes, lost, dead])

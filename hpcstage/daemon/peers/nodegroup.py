@@ -24,7 +24,7 @@ from hpcstage.plan.placement.placements import Placing
 from hpcstage.problem import Problem
 from hpcstage.protocol import exchange
 from hpcstage.protocol.shim import Answer, Kind
-from hpcstage.record.parts.part import NodePart
+from hpcstage.record.parts.part import NodeDraft
 from hpcstage.store import directory
 
 MANIFEST_WAIT_S = 600.0
@@ -167,7 +167,7 @@ class NodeGroup(Service):
             self._link.close()
         return ()
 
-    def record(self, part: NodePart) -> None:
+    def record(self, part: NodeDraft) -> None:
         """Says how files were shared, and with whom."""
         part.totals |= dict.fromkeys(PEER_COUNTS, 0)
         routes = self.participant.routes

@@ -25,7 +25,7 @@ from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Request, Service
 from hpcstage.plan.order import orders
 from hpcstage.protocol.shim import EARLY_ORDER, SAMPLER_ORDER, Answer, Kind
-from hpcstage.record.parts.part import NodePart
+from hpcstage.record.parts.part import NodeDraft
 
 TRACE_HELPER = "trace"
 SHIM_PREFIX, EARLY_PREFIX = SAMPLER_ORDER.decode(), EARLY_ORDER.decode()
@@ -152,7 +152,7 @@ class Ordering(Service):
 
     # ---- the record
 
-    def record(self, part: NodePart) -> None:
+    def record(self, part: NodeDraft) -> None:
         """Says what is known of the order and of what the program opened."""
         counts = self._announcements.counts
         part.order |= {

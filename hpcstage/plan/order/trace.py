@@ -2,7 +2,7 @@
 of its dataset opened.
 
 This module owns the files `<directory>/<key>.trace`, their bounds, and whether a run may use one. It does not own their
-form (`tracefile`), where the directory lies (callers pass `record.parts.index.state_dir(env) / DIRECTORY`), nor what a
+form (`tracefile`), where the directory lies (callers pass `record.index.state_dir(env) / DIRECTORY`), nor what a
 run learns. A trace is a convenience: nothing fails where a home is read-only, and a trace that is damaged, foreign or
 of other files is not used, with a reason.
 """

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import nan
 
 from hpcstage.record.figures.speeds import Point
+from hpcstage.record.schema import MeasuredOn
 
 CELLS = 2048
 """A node's track has at most this many cells: cells of two seconds in a run of an hour."""
@@ -71,7 +72,7 @@ def parts_of(start_s: float, length_s: float, cell_s: float) -> list[tuple[int, 
 class Track:
     """How fast the source was for a node, cell by cell; `seen_s` is 0 in a cell where no sample tells it."""
 
-    on: str
+    on: MeasuredOn
     """The transfers that were measured: `copies` of the copiers or `reads` of the program."""
     level: int
     first: int
@@ -99,7 +100,7 @@ class Track:
         return sum(self.work[at] for at in inside) / seen_s if seen_s > 0 else None
 
 
-def track_of(on: str, points: Sequence[Point], shift_s: float) -> Track | None:
+def track_of(on: MeasuredOn, points: Sequence[Point], shift_s: float) -> Track | None:
     """Puts a node's points, which are in order of time, on the run's axis; None if there are none."""
     if not points:
         return None

@@ -2,9 +2,15 @@
 
 The module looks at the bandwidth of each interval in which the copiers kept transfers in flight and nothing of hpcstage
 held them back; in mode direct, at the bandwidth that the program saw while it was inside its own reads. It reports a
-period whose mean is less than `FALLEN` x the best level, for `LEAST_S`, and far outside the noise that the series shows
-from one interval to the next. With one node it knows nothing about the cause: other jobs, a recovering server, or the
-node's own link look the same from there. With several nodes, `joint` tells whether the source or one node was slow.
+period whose mean is less than `detect.FALLEN` x the best level, for `detect.LEAST_S`, and far outside the noise that
+the series shows from one interval to the next. With one node it knows nothing about the cause: other jobs, a recovering
+server, or the node's own link look the same from there.
+
+With several nodes, periods in which all nodes read slowly (the shared file system) are told from those of one (its
+link, its load). The source is judged by what all nodes got from it together, as one node's share depends on how many
+others are reading: when some have finished, the rest get more. The sum of fewer active nodes than usual is scaled to
+the usual number; a fall counts if more than half of the observed nodes took part in it. A single node is judged by its
+speed divided by the median of the others' at the same moment, which does not contain what slows all of them.
 
 The nodes' samples are brought to one time axis by the clock that each node had when its daemon started. Errors that the
 run's own span proves are corrected (`roster.clock_error_s`); smaller errors of clocks are not seen, and blur the ends
@@ -13,23 +19,27 @@ of periods by as much.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import isnan, nan
+from statistics import median
+from typing import Literal
 
+from hpcstage.protocol.shim import bucket_upper_ns
 from hpcstage.record.figures import detect
+from hpcstage.record.figures.cells import CELLS, Track, coarser
+from hpcstage.record.figures.counts import merge
 from hpcstage.record.figures.digest import Digest
-from hpcstage.record.figures.histogram import merge, percentiles_ms
-from hpcstage.record.figures.joint import Joint, Shared, joint_of
-from hpcstage.record.figures.speeds import LEAST_POINTS, even_sizes, of_samples
+from hpcstage.record.figures.speeds import LEAST_POINTS, Point, even_sizes, of_samples
 from hpcstage.record.parts.part import NodePart
+from hpcstage.record.schema import Contention, Latency, MeasuredOn, OwnPeriod, Percentiles, SharedPeriod
 
 NAMED = 16
 """At most this many nodes of a period are named."""
 LISTED = 64
 """At most this many periods of single nodes are listed, by the product of length and loss."""
-PERIODS, NONE, UNKNOWN = "periods", "none", "unknown"
-"""The verdicts: periods were found; there were none, as the mean over a second was never as low as in one; or neither
-can be said."""
 NOTHING = "too few intervals say something about the source"
 METHOD = {
     "copies": "bandwidth of the copiers in intervals with transfers in flight and nothing of ours holding them back",
@@ -37,100 +47,264 @@ METHOD = {
 }
 ALIGNED = "; all nodes together, by the clock of each; a single node against the others at the same moment"
 
-Section = dict[str, Any]
 
-
-def contention_of(nodes: Sequence[Digest], alone: NodePart | None) -> Section:
-    """Returns the section; times are on the run's axis. `alone` is the whole part of the only node that reported."""
-    latency = {"latency_ms": latency_of(nodes)}
+def contention_of(nodes: Sequence[Digest], alone: NodePart | None) -> tuple[Contention, list[float | None]]:
+    """Returns the section, whose times are on the run's axis, and each node's pace: its median speed as a share of the
+    others' at the same moment. `alone` is the whole part of the only node that reported."""
+    latency = latency_of([node for node in nodes if node.speaks] or nodes)
+    unknown: list[float | None] = [None] * len(nodes)
     if alone is not None:
-        return _of_node(alone, nodes[0]) | latency
-    tracked = [node for node in nodes if node.track is not None]
-    on = _most(tracked)
-    tracked = [node for node in tracked if node.track is not None and node.track.on == on]
+        node = next(node for node in nodes if node.speaks)
+        return _of_node(alone, node, latency), unknown
+    on = _most(nodes)
     if on is None:
-        return {**_nothing(), "observed_s": 0.0 if nodes else None} | latency
-    found = joint_of([node.track for node in tracked if node.track is not None])
-    for node, pace in zip(tracked, found.pace, strict=True):
-        node.relative_pace = pace
-    return _of_nodes(tracked, on, found) | latency
+        return replace(_nothing(latency), observed_s=0.0 if nodes else None), unknown
+    tracked = [(at, node.track) for at, node in enumerate(nodes) if node.track is not None and node.track.on == on]
+    names = [nodes[at].name for at, _ in tracked]
+    section, paces = _of_nodes(names, [track for _, track in tracked], on, latency)
+    found = dict(zip((at for at, _ in tracked), paces, strict=True))
+    return section, [found.get(at) for at in range(len(nodes))]
 
 
-def latency_of(nodes: Sequence[Digest]) -> Section:
-    """Returns percentiles of opens and reads at the source, the copiers' and the program's together.
-
-    The keys beside `open` and `read` are those of the opens.
-    """
+def latency_of(nodes: Sequence[Digest]) -> Latency:
+    """Returns percentiles of opens and reads at the source, the copiers' and the program's together."""
     opens = percentiles_ms(merge(node.hist_open for node in nodes))
     reads = percentiles_ms(merge(node.hist_read for node in nodes))
-    return {**opens, "open": opens, "read": reads}
+    return Latency(p50=opens.p50, p95=opens.p95, p99=opens.p99, open=opens, read=reads)
 
 
-def _nothing() -> Section:
-    return {
-        "best_bytes_per_s": None,
-        "typical_bytes_per_s": None,
-        "periods": [],
-        "own_periods": None,
-        "own_periods_hidden": 0,
-        "verdict": UNKNOWN,
-        "observed_s": 0.0,
-        "measured_on": None,
-        "method": NOTHING,
-    }
+def percentile_ns(histogram: Mapping[int, int], percent: float) -> float | None:
+    """Returns a percentile, interpolated inside its bucket; None for an empty histogram. The edges of the buckets are
+    in `protocol.shim`."""
+    total = sum(histogram.values())
+    if total <= 0:
+        return None
+    wanted, seen = total * percent / 100, 0
+    for bucket in sorted(histogram):
+        count = histogram[bucket]
+        if count and seen + count >= wanted:
+            lower = bucket_upper_ns(bucket - 1) if bucket else 0
+            return lower + (bucket_upper_ns(bucket) - lower) * max(0.0, wanted - seen) / count
+        seen += count
+    return float(bucket_upper_ns(max(histogram)))
 
 
-def _of_node(part: NodePart, node: Digest) -> Section:
+def percentiles_ms(histogram: Mapping[int, int]) -> Percentiles:
+    """Returns percentiles in milliseconds."""
+    p50, p95, p99 = (percentile_ns(histogram, percent) for percent in (50, 95, 99))
+    return Percentiles(p50=_ms(p50), p95=_ms(p95), p99=_ms(p99))
+
+
+def _ms(value_ns: float | None) -> float | None:
+    return None if value_ns is None else value_ns / 1e6
+
+
+def _nothing(latency: Latency) -> Contention:
+    return Contention(
+        best_bytes_per_s=None,
+        typical_bytes_per_s=None,
+        periods=(),
+        verdict="unknown",
+        observed_s=0.0,
+        measured_on=None,
+        method=NOTHING,
+        latency_ms=latency,
+    )
+
+
+def _of_node(part: NodePart, node: Digest, latency: Latency) -> Contention:
     """Returns the section from one node, where `own_periods` stays unknown: the node cannot tell whether others were
     slow at the same time."""
     on, points = of_samples(part.samples)
     points = even_sizes(points)
-    result = detect.find(points) if len(points) >= LEAST_POINTS else None
-    if result is None:
-        return _nothing()
-    hosts = {"hosts": [node.name], "nodes": 1, "nodes_observed": 1}
-    return _nothing() | {
-        "best_bytes_per_s": result.best,
-        "typical_bytes_per_s": result.typical,
-        "periods": [_period(p, node.shift_s) | hosts for p in result.periods],
-        "verdict": _verdict(bool(result.periods), unclear=result.unclear),
-        "observed_s": sum(point.length_s for point in points),
-        "measured_on": on,
-        "method": METHOD[on],
-    }
+    found = detect.find(points) if len(points) >= LEAST_POINTS else None
+    if found is None:
+        return _nothing(latency)
+    shift_s = node.shift_s
+    return replace(
+        _nothing(latency),
+        best_bytes_per_s=found.best,
+        typical_bytes_per_s=found.typical,
+        periods=tuple(
+            SharedPeriod(start_s=p.start_s + shift_s, end_s=p.end_s + shift_s, loss=p.loss, hosts=(node.name,))
+            for p in found.periods
+        ),
+        verdict=_verdict(bool(found.periods), unclear=found.unclear),
+        observed_s=sum(point.length_s for point in points),
+        measured_on=on,
+        method=METHOD[on],
+    )
 
 
-def _of_nodes(nodes: Sequence[Digest], on: str, found: Joint) -> Section:
-    own = [_period(period, 0.0) | {"host": nodes[at].name} for at, periods in found.own.items() for period in periods]
-    own.sort(key=lambda p: (p["start_s"] - p["end_s"]) * p["loss"])
-    return _nothing() | {
-        "best_bytes_per_s": found.best,
-        "typical_bytes_per_s": found.typical,
-        "periods": [_shared(period, nodes) for period in found.shared],
-        "own_periods": own[:LISTED] if len(nodes) > 1 else None,
-        "verdict": _verdict(bool(found.shared), unclear=found.unclear),
-        "own_periods_hidden": max(0, len(own) - LISTED),
-        "observed_s": found.observed_s,
-        "measured_on": on,
-        "method": METHOD[on] + ALIGNED,
-    }
+def _verdict(found: bool, *, unclear: bool) -> Literal["periods", "none", "unknown"]:
+    """Says that periods were found; that there were none, as the mean over a second was never as low as in one; or that
+    neither can be said."""
+    return "periods" if found else "unknown" if unclear else "none"
 
 
-def _verdict(found: bool, *, unclear: bool) -> str:
-    return PERIODS if found else UNKNOWN if unclear else NONE
-
-
-def _shared(shared: Shared, nodes: Sequence[Digest]) -> Section:
-    hosts = [nodes[at].name for at in shared.fallen[:NAMED]]
-    counts = {"nodes": len(shared.fallen), "nodes_observed": shared.observed}
-    return {**_period(shared.period, 0.0), "hosts": hosts, **counts}
-
-
-def _period(period: detect.Period, shift_s: float) -> Section:
-    return {"start_s": period.start_s + shift_s, "end_s": period.end_s + shift_s, "loss": period.loss}
-
-
-def _most(nodes: Sequence[Digest]) -> str | None:
-    """Returns what most nodes were measured on, `copies` or `reads`."""
+def _most(nodes: Sequence[Digest]) -> MeasuredOn | None:
+    """Returns what most nodes were measured on."""
     kinds = [node.track.on for node in nodes if node.track is not None]
     return max(sorted(set(kinds)), key=kinds.count, default=None)
+
+
+# ---- several nodes ----
+
+FEW = 0.25
+"""With fewer than this share of the usual number of active nodes, an interval says nothing about the source."""
+FEWER = 0.8
+"""With fewer than this share of the usual number, an interval says nothing about how fast the source can be."""
+USUAL = 0.9
+"""The usual number of active nodes is this quantile of their number over time."""
+EXAMINED = 32
+"""The own periods of at most this many nodes are looked for: of those that lag behind the others most."""
+LAGS = 0.75
+
+
+def _of_nodes(
+    names: Sequence[str], tracks: Sequence[Track], on: MeasuredOn, latency: Latency
+) -> tuple[Contention, list[float | None]]:
+    """Judges the source and each node by all tracks, which have the same `on`."""
+    tracks, cells = _aligned(tracks)
+    points = _together(tracks, cells)
+    found = detect.find(even_sizes(points)) if len(points) >= LEAST_POINTS else None
+    shared = _shared(names, tracks, cells, found.periods) if found else []
+    ratios = _ratios(tracks, cells)
+    own = sorted(_own(names, tracks, cells, ratios), key=lambda p: (p.start_s - p.end_s) * p.loss)
+    unclear = found is None or found.unclear or len(shared) < len(found.periods)
+    section = replace(
+        _nothing(latency),
+        best_bytes_per_s=found.best if found else None,
+        typical_bytes_per_s=found.typical if found else None,
+        periods=tuple(shared),
+        own_periods=tuple(own[:LISTED]) if len(names) > 1 else None,
+        verdict=_verdict(bool(shared), unclear=unclear),
+        own_periods_hidden=max(0, len(own) - LISTED),
+        observed_s=sum(point.length_s for point in points),
+        measured_on=on,
+        method=METHOD[on] + ALIGNED,
+    )
+    return section, [_middle(row) for row in ratios]
+
+
+def _aligned(tracks: Sequence[Track]) -> tuple[list[Track], range]:
+    """Returns all tracks in cells of one length, and the range of these cells."""
+    level = max(track.level for track in tracks)
+    while True:
+        first = min(track.first >> (level - track.level) for track in tracks)
+        last = max((track.first + len(track.seen_s) - 1) >> (level - track.level) for track in tracks)
+        if last - first < CELLS:
+            return [coarser(track, level) for track in tracks], range(first, last + 1)
+        level += 1
+
+
+def _together(tracks: Sequence[Track], cells: range) -> list[Point]:
+    """Returns the sum over all nodes for each cell with enough of them, scaled to the usual number of active nodes."""
+    sums = [[0.0] * len(cells) for _ in range(4)]
+    for track in tracks:
+        for total, column in zip(sums, (track.seen_s, track.size, track.work, track.files), strict=True):
+            for at, value in enumerate(column, track.first - cells.start):
+                total[at] += value
+    length_s = float(2 ** tracks[0].level)
+    active = sorted(seen_s for seen_s in sums[0] if seen_s > 0)
+    usual = active[int(USUAL * (len(active) - 1))] if active else 0.0
+    points = []
+    for cell, seen_s, size, work, files in zip(cells, *sums, strict=True):
+        if seen_s > 0 and seen_s >= FEW * usual:
+            raised = max(1.0, usual / seen_s) / length_s
+            points.append(
+                Point(cell * length_s, length_s, size / length_s, work * raised, files, weak=seen_s < FEWER * usual)
+            )
+    return points
+
+
+def _shared(
+    names: Sequence[str], tracks: Sequence[Track], cells: range, periods: Sequence[detect.Period]
+) -> list[SharedPeriod]:
+    """Returns the periods in which more than half of the observed nodes were slower."""
+    length_s = 2 ** tracks[0].level
+    inside = [[c for c in cells if p.start_s <= (c + 0.5) * length_s <= p.end_s] for p in periods]
+    outside = sorted(set(cells) - {cell for part in inside for cell in part})
+    normal = [track.mean(outside) for track in tracks]
+    found = []
+    for period, part in zip(periods, inside, strict=True):
+        levels = [_share(track.mean(part), level) for track, level in zip(tracks, normal, strict=True)]
+        known = [at for at, level in enumerate(levels) if level is not None]
+        fallen = [at for at in known if (levels[at] or 0.0) < detect.BORDER]
+        if 2 * len(fallen) > len(known):
+            hosts, observed = tuple(names[at] for at in fallen[:NAMED]), len(known)
+            found.append(
+                SharedPeriod(
+                    start_s=period.start_s,
+                    end_s=period.end_s,
+                    loss=period.loss,
+                    hosts=hosts,
+                    nodes=len(fallen),
+                    nodes_observed=observed,
+                )
+            )
+    return found
+
+
+def _share(value: float | None, of: float | None) -> float | None:
+    return None if value is None or not of else value / of
+
+
+def _ratios(tracks: Sequence[Track], cells: range) -> list[array[float]]:
+    """Divides each node's speed by the median of the others', cell by cell; nan where there is nothing to compare."""
+    rows = [track.speeds(cells) for track in tracks]
+    for at, speeds in enumerate(zip(*rows, strict=True)):
+        ordered = sorted(speed for speed in speeds if not isnan(speed))
+        for row, speed in zip(rows, speeds, strict=True):
+            if not isnan(speed):
+                others = _median_without(ordered, speed)
+                row[at] = min(speed / others, 1e6) if others > 0 else nan
+    return rows
+
+
+def _median_without(ordered: Sequence[float], value: float) -> float:
+    """Returns the median of sorted values without this one; 0 if there is no other."""
+    rest, own = len(ordered) - 1, bisect_left(ordered, value)
+    if rest < 1:
+        return 0.0
+    low, high = (rest - 1) // 2, rest // 2
+    return (ordered[low + (low >= own)] + ordered[high + (high >= own)]) / 2
+
+
+def _middle(row: array[float]) -> float | None:
+    known = [ratio for ratio in row if not isnan(ratio)]
+    return median(known) if len(known) >= LEAST_POINTS else None
+
+
+def _own(
+    names: Sequence[str], tracks: Sequence[Track], cells: range, ratios: Sequence[array[float]]
+) -> Iterator[OwnPeriod]:
+    length_s = 2 ** tracks[0].level
+    lags = sorted(((_lag(row), at) for at, row in enumerate(ratios)), reverse=True)
+    for lag, at in lags[:EXAMINED]:
+        if lag * length_s < detect.LEAST_S * (1 - LAGS) / 2:
+            break
+        found = detect.find(_compared(tracks[at], cells, ratios[at]))
+        for p in found.periods if found else ():
+            yield OwnPeriod(start_s=p.start_s, end_s=p.end_s, loss=p.loss, host=names[at])
+
+
+def _lag(row: array[float]) -> float:
+    """Returns by how much the node's ratios lie below `LAGS` of its own upper level, or of the others', in sum."""
+    known = sorted(ratio for ratio in row if not isnan(ratio))
+    if len(known) < LEAST_POINTS:
+        return 0.0
+    level = LAGS * min(1.0, known[int(0.8 * (len(known) - 1))])
+    return sum(level - ratio for ratio in known if ratio < level)
+
+
+def _compared(track: Track, cells: range, row: array[float]) -> list[Point]:
+    """Returns points whose speed is the ratio, at most 1: being faster than the others is no level to fall from."""
+    length_s = float(2**track.level)
+    points = []
+    for cell, ratio in zip(cells, row, strict=True):
+        if not isnan(ratio):
+            at = cell - track.first
+            rate = track.size[at] / track.seen_s[at]
+            points.append(Point(cell * length_s, length_s, rate, ratio, track.files[at], weak=False))
+    return [point._replace(speed=min(1.0, point.speed)) for point in even_sizes(points)]

@@ -64,7 +64,7 @@ class Period:
 
 
 @dataclass(frozen=True)
-class Found:
+class Levels:
     """The levels of a series in bytes per second, and its periods of contention."""
 
     best: float
@@ -75,7 +75,7 @@ class Found:
     the best level that was found may itself be that of a period."""
 
 
-def find(points: Sequence[Point]) -> Found | None:
+def find(points: Sequence[Point]) -> Levels | None:
     """Finds levels and periods; None if the source was not seen long enough at its best."""
     seen, points = points, _calm(points)
     strong = [p for p in points if not p.weak]
@@ -90,7 +90,7 @@ def find(points: Sequence[Point]) -> Found | None:
         best = _best_outside(strong, periods, best)
     factor = _plain(strong, periods)
     unclear = not periods and (_dips(seen, best) or _peaks(seen, best))
-    return Found(best * factor, median(p.bytes_per_s for p in strong), periods, unclear)
+    return Levels(best * factor, median(p.bytes_per_s for p in strong), periods, unclear)
 
 
 def _dips(points: Sequence[Point], best: float) -> bool:

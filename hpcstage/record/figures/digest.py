@@ -1,38 +1,75 @@
 """Reduces a node's part to the figures that the record needs of it, without its samples and processes. Pure.
 
-The parts of a thousand nodes need not fit into memory: each is read once, and a few kilobytes of it stay.
+The parts of a thousand nodes need not fit into memory: each is read once, and a few kilobytes of it stay. Times are
+placed on the run's own axis: seconds since the wrapper started.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from math import inf
 
-from hpcstage.record.figures import tally
+from hpcstage.record.figures import counts
 from hpcstage.record.figures.cells import Track, track_of
-from hpcstage.record.figures.coverage import Coverage, coverage_of
-from hpcstage.record.figures.histogram import Histogram, merge
-from hpcstage.record.figures.nodesplit import Measured, Split, measured_of
+from hpcstage.record.figures.counts import EXAMPLES, Histogram, coverage_of, merge, totals_of
 from hpcstage.record.figures.readers import Program, program_of
 from hpcstage.record.figures.sourceload import Seen, seen_of
 from hpcstage.record.figures.speeds import of_samples
-from hpcstage.record.figures.totals import Totals, totals_of
-from hpcstage.record.figures.virtual import pids_of
-from hpcstage.record.figures.window import command_of, copying_s, last_of
-from hpcstage.record.parts.part import NodePart, ProcessPart, RunPart, short_group
+from hpcstage.record.figures.waits import ProcessTimes, Split, times_of
+from hpcstage.record.parts.part import AccountsPart, DatasetPart, NodePart, ProcessPart, RunPart
 from hpcstage.record.parts.roster import State, clock_error_s, expected, reason_of, says_something, state_of
+from hpcstage.record.schema import Contention, Coverage, DiskSpeed, ProcessRow, RunTotals, TimeSplit
 
 PROCESSES = 64
 """At most this many processes are listed per node, those with most opens first."""
 ROWS = 1024
 """About this many processes, and as many errors, are listed of all nodes together, but LEAST_ROWS of each node."""
 LEAST_ROWS = 2
+NOTHING_READ = AccountsPart(command_bytes=0, accounted_bytes=0, attached=0)
 LEAST_BYTES = 16 * 2**20
 """The speed of a local disk is known if at least this many bytes were read from staged copies."""
 
 
-@dataclass
+@dataclass(frozen=True)
+class Window:
+    """When the command ran, in seconds on the run's axis."""
+
+    start_s: float
+    end_s: float | None
+    end_seen: bool
+    """False: the end is the last time that any node noted, as in a killed job."""
+
+    @property
+    def wall_s(self) -> float | None:
+        """Returns the seconds for which the command ran, or was seen running."""
+        return None if self.end_s is None else max(0.0, self.end_s - self.start_s)
+
+
+@dataclass(frozen=True)
+class LocalDisk:
+    """How fast a node's local disk was."""
+
+    write_ns: int
+    """Nanoseconds in writes, summed over transfers."""
+    copy_ns: int
+    """Nanoseconds in all that copying does, summed over transfers."""
+    read_ns_per_byte: float | None
+    """Nanoseconds per byte of the program's reads of staged copies; None where too little was read."""
+
+    def speed(self) -> DiskSpeed | None:
+        """Returns the node's entry in the record; None where nothing was measured."""
+        read = self.read_ns_per_byte
+        if not self.copy_ns and not read:
+            return None
+        return DiskSpeed(
+            write_s=self.write_ns / 1e9,
+            write_share=self.write_ns / self.copy_ns if self.copy_ns else 0.0,
+            read_bytes_per_s=1e9 / read if read else None,
+        )
+
+
+@dataclass(frozen=True)
 class Digest:
     """The figures of one node."""
 
@@ -47,22 +84,20 @@ class Digest:
     """Seconds to be added to a time on the node's axis to get that on the run's."""
     clock_moved_s: float
     last_s: float
-    totals: Totals
+    totals: RunTotals
     coverage: Coverage
-    measured: Measured
+    times: ProcessTimes
     copying_s: float | None
     program: Program
     seen: Seen
     hist_open: Histogram
     hist_read: Histogram
     """Latencies of opens and of reads at the source, the copiers' and the program's together."""
-    disk: tuple[int, int]
-    """Nanoseconds in writes to the local disk, and in all that copying does, summed over transfers."""
+    disk: LocalDisk
     track: Track | None
-    local_ns_per_byte: float | None
-    """Nanoseconds per byte of the program's reads of staged copies; None where too little was read."""
-    processes: list[dict[str, Any]]
-    pids: frozenset[int] = frozenset()
+    processes: tuple[ProcessRow, ...]
+    pids: frozenset[int]
+    """The processes that attached, of a virtual node."""
     name: str = ""
     split: Split = field(default_factory=Split)
     relative_pace: float | None = None
@@ -73,25 +108,31 @@ class Digest:
         """Returns the node's index in the job."""
         return self.part.node_index
 
-    @property
-    def waited_s(self) -> float | None:
-        """Returns the seconds that the program waited for the source and the local disk; None: not measured."""
-        if self.split.wait_source_s is None or self.split.wait_local_s is None:
-            return None
-        return self.split.wait_source_s + self.split.wait_local_s
+
+@dataclass(frozen=True)
+class JobFigures:
+    """The sections of the record that the figures of all nodes add up to."""
+
+    mode: str | None
+    """The mode of the first node that reported."""
+    datasets: tuple[DatasetPart, ...]
+    totals: RunTotals
+    time_split: TimeSplit
+    coverage: Coverage
+    contention: Contention
 
 
 def digest_of(run: RunPart, node: NodePart, *, running: bool = False) -> Digest:
     """Computes all figures of a node that the record needs."""
     state = state_of(node, running=running)
-    last_s = last_of(node)
+    last_s = max(node.ended_s or 0.0, *(sample.start_s + sample.length_s for sample in node.samples[-1:]), 0.0)
     moved_s = -clock_error_s(run, node, last_s)
     shift_s = node.started_unix_s - run.started_unix_s + moved_s
     on, points = of_samples(node.samples)
-    rows = _rows(run, node)
-    measured = measured_of(run, node)
+    rows = min(PROCESSES, max(LEAST_ROWS, ROWS // expected(run, [node])))
+    times = times_of(run, node)
     return Digest(
-        part=_slim(node, rows),
+        part=_without_rows(node, rows),
         state=state,
         why=reason_of(run, node, state),
         speaks=says_something(node),
@@ -100,60 +141,136 @@ def digest_of(run: RunPart, node: NodePart, *, running: bool = False) -> Digest:
         last_s=last_s,
         totals=totals_of(node),
         coverage=coverage_of(node),
-        measured=measured,
-        copying_s=copying_s(node, command_of(run), shift_s),
-        program=program_of(node, None if measured.shares is None else measured.shares.source),
+        times=times,
+        copying_s=_copying_s(node, command_of(run), shift_s),
+        program=program_of(node, None if times.shares is None else times.shares.source),
         seen=seen_of(node),
         hist_open=merge([node.hist_open, *(p.hist_open for p in node.processes)]),
         hist_read=merge([node.hist_read, *(p.hist_read for p in node.processes)]),
         disk=_disk(node),
         track=track_of(on, points, shift_s),
-        local_ns_per_byte=_local_ns_per_byte(node.processes),
         processes=_listed(node.processes, rows),
-        pids=pids_of(node),
+        pids=frozenset(process.pid for process in node.processes) if _is_virtual(node) else frozenset(),
     )
 
 
-def _rows(run: RunPart, node: NodePart) -> int:
-    return min(PROCESSES, max(LEAST_ROWS, ROWS // expected(run, [node])))
-
-
-def _slim(node: NodePart, rows: int) -> NodePart:
-    group = short_group(node.group)
+def _without_rows(node: NodePart, rows: int) -> NodePart:
+    group = node.group.shortened() if node.group else None
     forecast = node.forecast if node.node_index == 0 else None
     errors = node.errors[:rows]
-    return replace(node, samples=[], processes=[], hist_read={}, forecast=forecast, errors=errors, group=group)
+    return replace(node, samples=(), processes=(), hist_read={}, forecast=forecast, errors=errors, group=group)
 
 
-def _local_ns_per_byte(processes: Sequence[ProcessPart]) -> float | None:
-    size = tally.total(processes, "local_read_bytes")
-    return tally.total(processes, "local_read_ns") / size if size >= LEAST_BYTES else None
-
-
-def _disk(node: NodePart) -> tuple[int, int]:
+def _disk(node: NodePart) -> LocalDisk:
     write_ns = sum(sample.copy_write_ns for sample in node.samples)
-    return write_ns, write_ns + sum(sample.copy_open_ns + sample.copy_read_ns for sample in node.samples)
+    copy_ns = write_ns + sum(sample.copy_open_ns + sample.copy_read_ns for sample in node.samples)
+    size = counts.total(node.processes, "local_read_bytes")
+    read_ns = counts.total(node.processes, "local_read_ns")
+    return LocalDisk(write_ns, copy_ns, read_ns / size if size >= LEAST_BYTES else None)
 
 
-def _listed(processes: Sequence[ProcessPart], rows: int) -> list[dict[str, Any]]:
+def _listed(processes: Sequence[ProcessPart], rows: int) -> tuple[ProcessRow, ...]:
     """Lists the processes with most opens; training processes first where only a few can be listed."""
 
     def rank(process: ProcessPart) -> tuple[bool, int]:
-        return rows < PROCESSES and tally.count(process, "loader_steps") > 0, tally.opens_of(process)
+        return rows < PROCESSES and counts.count(process, "loader_steps") > 0, counts.opens_of(process)
 
-    return [_process(process) for process in sorted(processes, key=rank, reverse=True)[:rows]]
+    return tuple(map(_process, sorted(processes, key=rank, reverse=True)[:rows]))
 
 
-def _process(process: ProcessPart) -> dict[str, Any]:
-    return {
-        "pid": process.pid,
-        "parent_pid": process.parent_pid,
-        "layer": process.layer,
-        "python": process.python,
-        "opens": tally.opens_of(process),
-        "swapped": tally.swapped_of(process),
-        "loader_steps": tally.count(process, "loader_steps"),
-        "loader_wait_s": tally.count(process, "loader_wait_ns") / 1e9,
-        "loader_epochs": tally.count(process, "loader_epochs"),
-        "loader_workers": tally.count(process, "loader_workers"),
-    }
+def _process(process: ProcessPart) -> ProcessRow:
+    return ProcessRow(
+        pid=process.pid,
+        parent_pid=process.parent_pid,
+        layer=process.layer,
+        python=process.python,
+        opens=counts.opens_of(process),
+        swapped=counts.swapped_of(process),
+        loader_steps=counts.count(process, "loader_steps"),
+        loader_wait_s=counts.count(process, "loader_wait_ns") / 1e9,
+        loader_epochs=counts.count(process, "loader_epochs"),
+        loader_workers=counts.count(process, "loader_workers"),
+    )
+
+
+# ---- when the command ran ----
+
+
+def command_of(run: RunPart) -> Window:
+    """Returns when the command ran, as far as the wrapper saw it."""
+    return Window(run.child_started_s or 0.0, run.child_ended_s, run.child_ended_s is not None)
+
+
+def window_of(run: RunPart, nodes: Sequence[Digest]) -> Window:
+    """Returns when the command ran; where its end was not seen, up to the last time that any node noted."""
+    window = command_of(run)
+    if window.end_seen:
+        return window
+    return Window(window.start_s, max((node.shift_s + node.last_s for node in nodes), default=None), end_seen=False)
+
+
+def _copying_s(node: NodePart, window: Window, shift_s: float) -> float | None:
+    """Returns the seconds with copies in flight while the command ran; None without samples.
+
+    A sample says how many copies were in flight on average, not when: the node's own sum of times with any in flight,
+    and the moment of the last file, correct what short bursts would add.
+    """
+    if not node.samples:
+        return None
+    staged_s = inf if node.staged_s is None else node.staged_s
+    first_s, last_s = window.start_s - shift_s, inf if window.end_s is None else window.end_s - shift_s
+    inside_s = total_s = 0.0
+    for sample in node.samples:
+        start_s = sample.start_s
+        end_s = min(start_s + sample.length_s, staged_s)
+        if sample.busy > 0 and end_s > start_s:
+            share = min(1.0, sample.busy)
+            total_s += (end_s - start_s) * share
+            inside_s += max(0.0, min(end_s, last_s) - max(start_s, first_s)) * share
+    busy_s = node.totals.copy_busy_s
+    return inside_s if busy_s is None or total_s <= busy_s else inside_s * max(0.0, busy_s) / total_s
+
+
+# ---- virtual nodes: several on one machine, whose daemons all see the whole command ----
+
+
+def _is_virtual(node: NodePart) -> bool:
+    """Returns whether a node is virtual, by its name `HOST.vINDEX`."""
+    return node.node_count > 1 and node.host.endswith(f".v{node.node_index}")
+
+
+def settled(nodes: Sequence[Digest]) -> list[Digest]:
+    """Returns the nodes with the counts of virtual ones corrected: the first one gets what all of them missed.
+
+    A process that attached to one of them counts as missed on none, and one that attached to none is one process,
+    however many daemons saw it. One node has the command's counter, all have those of its processes.
+    """
+    virtual = [node for node in nodes if _is_virtual(node.part)]
+    attached = frozenset[int]().union(*(node.pids for node in virtual))
+    missed = {m.pid: m for node in virtual for m in node.part.missed_processes if m.pid not in attached}
+    count = max([len(missed), *(_unlisted(node.part, len(attached) - len(node.pids)) for node in virtual)])
+    accounts = _summed([node.part.accounts for node in virtual])
+
+    def corrected(node: Digest, *, first: bool) -> Digest:
+        examples = tuple(missed.values())[:EXAMPLES] if first else ()
+        coverage = replace(node.coverage, processes_missed=count if first else 0, missed_examples=examples)
+        part = replace(node.part, accounts=accounts if first or accounts is None else NOTHING_READ)
+        return replace(node, coverage=coverage, part=part)
+
+    return [corrected(node, first=node is virtual[0]) if _is_virtual(node.part) else node for node in nodes]
+
+
+def _summed(accounts: Sequence[AccountsPart | None]) -> AccountsPart | None:
+    known = [account for account in accounts if account]
+    if not known:
+        return None
+    return AccountsPart(
+        command_bytes=sum(account.command_bytes for account in known),
+        accounted_bytes=sum(account.accounted_bytes for account in known),
+        attached=sum(account.attached for account in known),
+    )
+
+
+def _unlisted(node: NodePart, elsewhere: int) -> int:
+    """Returns how many processes a node missed, less those that attached elsewhere, if it missed more than it lists."""
+    return max(0, node.missed_count - elsewhere) if node.missed_count > len(node.missed_processes) else 0

@@ -1,4 +1,4 @@
-"""Says which processes read, how many at a time, and what else they did: the input of `direct`'s estimate. Pure.
+"""Says which processes read, how many at a time, and what else they did: the input of the estimate in `savings`. Pure.
 
 There are two kinds. Readers are processes that read by themselves, and training processes whose loader has no workers.
 Loaders are training processes whose workers read ahead of them.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpcstage.record.figures import tally
+from hpcstage.record.figures import counts
 from hpcstage.record.figures.waits import family_of, waited_ns
 from hpcstage.record.parts.part import NodePart, ProcessPart
 
@@ -17,7 +17,7 @@ NS = 1e9
 
 
 @dataclass(frozen=True)
-class Readers:
+class ReaderUse:
     """All processes of a node that read by themselves."""
 
     opens: int
@@ -29,13 +29,12 @@ class Readers:
     """The time from the first to the last call of each process, summed."""
     waited_s: float | None
     """Seconds that the processes waited for the source and for copies, summed; None: not measured."""
-    mapped: bool
     queued_s: float
     """About how long, at most, the main thread of one of them waited for a processor outside of its calls."""
 
 
 @dataclass(frozen=True)
-class Loader:
+class LoaderUse:
     """A training process whose loader has workers."""
 
     steps: int
@@ -58,77 +57,73 @@ class Loader:
 class Program:
     """All processes of a node that read."""
 
-    loaders: tuple[Loader, ...] = ()
-    readers: Readers | None = None
+    loaders: tuple[LoaderUse, ...] = ()
+    readers: ReaderUse | None = None
     swapped: int = 0
     """Opens that got a staged copy."""
     strangers: int = 0
     """Opens by processes that are neither readers nor belong to a loader."""
     size_bytes: int | None = None
     """Bytes that were read from copies and at the source; None where not all reads were measured."""
-    stats: int = 0
-    """Stats that staged copies answered."""
 
 
 def program_of(node: NodePart, source_share: float | None) -> Program:
     """Returns the program of a node. `source_share` is the part of the loaders' waits that the source explains."""
-    trainers = [p for p in node.processes if tally.count(p, "loader_steps") > 0]
-    loading = [p for p in trainers if tally.count(p, "loader_workers") > 0]
+    trainers = [p for p in node.processes if counts.count(p, "loader_steps") > 0]
+    loading = [p for p in trainers if counts.count(p, "loader_workers") > 0]
     families = [family_of(p, node) for p in loading]
     members = {id(p) for family in families for p in family}
-    reading = [p for p in node.processes if tally.opens_of(p) and id(p) not in members]
+    reading = [p for p in node.processes if counts.opens_of(p) and id(p) not in members]
     alone = [p for p in reading if p in trainers] if trainers else reading
     reads = [
-        tally.source_reads(node.processes, "source_read_bytes"),
-        tally.local_reads(node.processes, "local_read_bytes"),
+        counts.source_reads(node.processes, "source_read_bytes"),
+        counts.local_reads(node.processes, "local_read_bytes"),
     ]
     return Program(
         loaders=tuple(_loader(p, family, source_share) for p, family in zip(loading, families, strict=True)),
         readers=_readers(alone) if alone else None,
-        swapped=sum(tally.swapped_of(p) for p in node.processes),
-        strangers=sum(tally.opens_of(p) for p in reading if p not in alone),
+        swapped=sum(counts.swapped_of(p) for p in node.processes),
+        strangers=sum(counts.opens_of(p) for p in reading if p not in alone),
         size_bytes=None if None in reads else sum(value or 0 for value in reads),
-        stats=tally.total(node.processes, "hit_stats"),
     )
 
 
-def _loader(trainer: ProcessPart, family: Sequence[ProcessPart], source_share: float | None) -> Loader:
+def _loader(trainer: ProcessPart, family: Sequence[ProcessPart], source_share: float | None) -> LoaderUse:
     workers = [p for p in family if p is not trainer]
-    local_ns = tally.total(family, "hit_open_ns") + tally.total(family, "local_read_ns")
-    swapped = sum(tally.swapped_of(p) for p in family)
-    span_ns = tally.count(trainer, "loader_last_ns") - tally.count(trainer, "loader_first_ns")
-    wait_s = tally.count(trainer, "loader_wait_ns") / NS
-    return Loader(
-        steps=tally.count(trainer, "loader_steps"),
-        epochs=max(1, tally.count(trainer, "loader_epochs")),
-        workers=tally.count(trainer, "loader_workers"),
-        opens=sum(tally.opens_of(p) for p in family),
+    local_ns = counts.total(family, "hit_open_ns") + counts.total(family, "local_read_ns")
+    swapped = sum(counts.swapped_of(p) for p in family)
+    span_ns = counts.count(trainer, "loader_last_ns") - counts.count(trainer, "loader_first_ns")
+    wait_s = counts.count(trainer, "loader_wait_ns") / NS
+    return LoaderUse(
+        steps=counts.count(trainer, "loader_steps"),
+        epochs=max(1, counts.count(trainer, "loader_epochs")),
+        workers=counts.count(trainer, "loader_workers"),
+        opens=sum(counts.opens_of(p) for p in family),
         span_s=max(0, span_ns) / NS,
         wait_s=wait_s,
-        cpu_s=tally.total(workers, "cpu_ns") / NS,
+        cpu_s=counts.total(workers, "cpu_ns") / NS,
         local_file_s=local_ns / NS / swapped if swapped else 0.0,
         local_wait_s=None if source_share is None else wait_s * (1 - source_share),
-        queued_s=tally.count(trainer, "queued_ns") / NS,
+        queued_s=counts.count(trainer, "queued_ns") / NS,
     )
 
 
-def _readers(processes: Sequence[ProcessPart]) -> Readers:
-    phases = sorted((tally.count(p, "first_ns"), tally.count(p, "last_ns")) for p in processes)
-    lived_ns = sum(tally.phase_ns(p) for p in processes)
+def _readers(processes: Sequence[ProcessPart]) -> ReaderUse:
+    phases = sorted((counts.count(p, "first_ns"), counts.count(p, "last_ns")) for p in processes)
+    lived_ns = sum(counts.phase_ns(p) for p in processes)
     end_ns = covered_ns = 0
     for first, last in phases:
         covered_ns += max(0, last - max(first, end_ns))
         end_ns = max(end_ns, last)
-    waits = [waited_ns(p, tally.life_ns(p)) for p in processes]
+    waits = [waited_ns(p, counts.life_ns(p)) for p in processes]
     known = [sum(pair) for pair in waits if pair is not None]
-    return Readers(
-        opens=sum(tally.opens_of(p) for p in processes),
+    return ReaderUse(
+        opens=sum(counts.opens_of(p) for p in processes),
         at_once=max(1.0, lived_ns / covered_ns) if covered_ns else 1.0,
-        threads=max(1, *(tally.count(p, "readers") for p in processes)),
+        threads=max(1, *(counts.count(p, "readers") for p in processes)),
         phase_s=lived_ns / NS,
         waited_s=sum(known) / NS if len(known) == len(waits) else None,
-        mapped=any(tally.maps(p) for p in processes),
-        queued_s=max(tally.count(p, "queued_ns") for p in processes) / NS * _outside(lived_ns / NS, waits),
+        queued_s=max(counts.count(p, "queued_ns") for p in processes) / NS * _outside(lived_ns / NS, waits),
     )
 
 

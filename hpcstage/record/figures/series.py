@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import Any
 
 from hpcstage.record.figures.cells import Cells
-from hpcstage.record.figures.window import timeline
 from hpcstage.record.parts.part import NodePart, Sample
+from hpcstage.record.schema import LatencySeries, Series
 
 POINTS = 240
 LATENCY_POINTS = 20
@@ -21,29 +20,28 @@ FINE = 0.25
 NS_PER_MS = 1e6
 
 Placed = tuple[float, Sample]
-
-
-Series = dict[str, Any]
+"""A sample, and its start on the run's axis."""
 
 
 def series_of(node: NodePart | None, shift_s: float) -> Series:
     """Returns the section of one node, or an empty one."""
-    placed = timeline(node, shift_s) if node else []
+    samples = node.samples if node else ()
+    placed = sorted(((shift_s + sample.start_s, sample) for sample in samples), key=lambda pair: pair[0])
     groups = _grouped(placed, POINTS)
-    return {
-        "interval_s": _width(placed, POINTS),
-        "start_s": [start_s for start_s, _ in groups],
-        "source_bytes_per_s": [_rate(g, ("copied_bytes", "shim_bytes")) for g in groups],
-        "copied_bytes_per_s": [_rate(g, ("copied_bytes",)) for g in groups],
-        "direct_bytes_per_s": [_rate(g, ("shim_bytes",)) for g in groups],
-        "peer_bytes_per_s": [_rate(g, ("peer_bytes",)) for g in groups],
-        "hit_opens_per_s": [_rate(g, ("hit_opens",)) for g in groups],
-        "wants_per_s": [_rate(g, ("wants",)) for g in groups],
-        "queued_files": [_last(g, "queued_files") for g in groups],
-        "store_bytes": [_last(g, "store_bytes") for g in groups],
-        "busy": [_mean_busy(g) for g in groups],
-        "latency": _latency(placed),
-    }
+    return Series(
+        interval_s=_width(placed, POINTS),
+        start_s=tuple(start_s for start_s, _ in groups),
+        source_bytes_per_s=_rates(groups, "copied_bytes", "shim_bytes"),
+        copied_bytes_per_s=_rates(groups, "copied_bytes"),
+        direct_bytes_per_s=_rates(groups, "shim_bytes"),
+        peer_bytes_per_s=_rates(groups, "peer_bytes"),
+        hit_opens_per_s=_rates(groups, "hit_opens"),
+        wants_per_s=_rates(groups, "wants"),
+        queued_files=tuple(samples[-1][1].queued_files for _, samples in groups),
+        store_bytes=tuple(samples[-1][1].store_bytes for _, samples in groups),
+        busy=tuple(map(_mean_busy, groups)),
+        latency=_latency(placed),
+    )
 
 
 def _width(placed: Sequence[Placed], points: int) -> float | None:
@@ -79,33 +77,30 @@ def _span_s(group: Group) -> float:
     return max(max(ends) - min(starts), 1e-9)
 
 
-def _rate(group: Group, names: Sequence[str]) -> float:
-    return _sum(group, names) / _span_s(group)
-
-
-def _last(group: Group, name: str) -> int:
-    return int(getattr(group[1][-1][1], name))
+def _rates(groups: Sequence[Group], *names: str) -> tuple[float, ...]:
+    return tuple(_sum(group, names) / _span_s(group) for group in groups)
 
 
 def _mean_busy(group: Group) -> float:
     return sum(sample.busy * sample.length_s for _, sample in group[1]) / _span_s(group)
 
 
-def _latency(placed: Sequence[Placed]) -> dict[str, list[float | None]]:
-    """Returns means over about a twentieth of the run each, in milliseconds: per open at the source, of reading per
-    copied file, and per read of the program at the source."""
+def _latency(placed: Sequence[Placed]) -> LatencySeries:
+    """Returns means over about a twentieth of the run each."""
     groups = _grouped(placed, LATENCY_POINTS)
-    return {
-        "start_s": [start_s for start_s, _ in groups],
-        "open_ms": [_mean_ms(g, ("copy_open_ns", "shim_open_ns"), ("copied_files", "shim_opens")) for g in groups],
-        "copy_read_ms": [_mean_ms(g, ("copy_read_ns",), ("copied_files",)) for g in groups],
-        "direct_read_ms": [_mean_ms(g, ("shim_read_ns",), ("shim_reads",)) for g in groups],
-    }
+    sums = [{name: _sum(group, (name,)) for name in TIMES} for group in groups]
+    return _latencies([start_s for start_s, _ in groups], sums)
 
 
-def _mean_ms(group: Group, times: Sequence[str], counts: Sequence[str]) -> float | None:
-    number = _sum(group, counts)
-    return _sum(group, times) / number / NS_PER_MS if number else None
+def _latencies(starts_s: Sequence[float], sums: Sequence[Mapping[str, float]]) -> LatencySeries:
+    """Returns means in milliseconds: per open at the source, of reading per copied file, and per read of the program at
+    the source."""
+    return LatencySeries(
+        start_s=tuple(starts_s),
+        open_ms=tuple(_ms(s, ("copy_open_ns", "shim_open_ns"), ("copied_files", "shim_opens")) for s in sums),
+        copy_read_ms=tuple(_ms(s, ("copy_read_ns",), ("copied_files",)) for s in sums),
+        direct_read_ms=tuple(_ms(s, ("shim_read_ns",), ("shim_reads",)) for s in sums),
+    )
 
 
 def _sum(group: Group, names: Sequence[str]) -> float:
@@ -163,41 +158,31 @@ class Together:
         columns = dict(zip((*ADDED, *HELD), zip(*rows, strict=True), strict=False)) if rows else {}
         rates = {name: [value / length_s for value in columns.get(name, ())] for name in (*ADDED, *HELD)}
         both = [a + b for a, b in zip(rates["copied_bytes"], rates["shim_bytes"], strict=True)]
-        return {
-            "interval_s": length_s if rows else None,
-            "start_s": [cell * length_s for cell in sorted(self._cells.rows)],
-            "source_bytes_per_s": both,
-            **{f"{name}_per_s": rates[of] for name, of in FLOWS.items()},
-            "queued_files": [int(value) for value in rates["queued_files"]],
-            "store_bytes": [int(value) for value in rates["store_bytes"]],
-            "busy": rates["busy"],
-            "latency": self._latency(),
-        }
+        return Series(
+            interval_s=length_s if rows else None,
+            start_s=tuple(cell * length_s for cell in sorted(self._cells.rows)),
+            source_bytes_per_s=tuple(both),
+            copied_bytes_per_s=tuple(rates["copied_bytes"]),
+            direct_bytes_per_s=tuple(rates["shim_bytes"]),
+            peer_bytes_per_s=tuple(rates["peer_bytes"]),
+            hit_opens_per_s=tuple(rates["hit_opens"]),
+            wants_per_s=tuple(rates["wants"]),
+            queued_files=tuple(int(value) for value in rates["queued_files"]),
+            store_bytes=tuple(int(value) for value in rates["store_bytes"]),
+            busy=tuple(rates["busy"]),
+            latency=self._latency(),
+        )
 
-    def _latency(self) -> dict[str, list[float | None]]:
+    def _latency(self) -> LatencySeries:
         cells = sorted(self._cells.rows)
         step = max(1, -(-len(cells) // LATENCY_POINTS))
         groups = [cells[at : at + step] for at in range(0, len(cells), step)]
-        sums = [self._times(group) for group in groups]
-        return {
-            "start_s": [group[0] * self._cells.length_s for group in groups],
-            "open_ms": [_ms(s, ("copy_open_ns", "shim_open_ns"), ("copied_files", "shim_opens")) for s in sums],
-            "copy_read_ms": [_ms(s, ("copy_read_ns",), ("copied_files",)) for s in sums],
-            "direct_read_ms": [_ms(s, ("shim_read_ns",), ("shim_reads",)) for s in sums],
-        }
+        starts_s = [group[0] * self._cells.length_s for group in groups]
+        return _latencies(starts_s, [self._times(group) for group in groups])
 
     def _times(self, cells: Sequence[int]) -> dict[str, float]:
         rows = (self._cells.rows[cell][-len(TIMES) :] for cell in cells)
         return dict(zip(TIMES, map(sum, zip(*rows, strict=True)), strict=True))
-
-
-FLOWS = {
-    "copied_bytes": "copied_bytes",
-    "direct_bytes": "shim_bytes",
-    "peer_bytes": "peer_bytes",
-    "hit_opens": "hit_opens",
-    "wants": "wants",
-}
 
 
 def _ms(sums: Mapping[str, float], times: Sequence[str], counts: Sequence[str]) -> float | None:

@@ -45,6 +45,8 @@ SHARED = 0.5
 """LEAST_MEAN_S matters where the source's rate, not its latency, sets at least this share of the time of a file."""
 LEAST_HALF = 4
 """Each half of the rates needs at least this many samples for their difference to say how the source changed."""
+Rates = tuple[tuple[float, float], ...]
+"""Pairs (seconds, files per second)."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +74,12 @@ class Seen:
     """Seconds of an open whose name the client had forgotten; None: not measured."""
     kept_share: float | None
     memory_bytes: int | None
-    rates: tuple[tuple[float, float], ...]
-    """Pairs (seconds, files per second that the node got) of the time in which only the source set the rate."""
+    rates: Rates
+    """The rates that the node got while only the source set them."""
     loaded_s: float | None
     """Mean seconds that a file took at the source at full load."""
     flying: float
     """Mean number of transfers in flight at full load."""
-    bytes_per_s: float | None
-    """The rate of copiers and program together at full load."""
     copying_s: float
     """Seconds in which any file was being copied."""
     looked_up: bool
@@ -89,24 +89,21 @@ class Seen:
 def seen_of(node: NodePart) -> Seen:
     """Computes a node's figures of the source from its samples and totals."""
     alone = node.alone
-    files = int(alone.get("files", 0))
+    files = alone.files or 0
     usable = _at_full_load(node)
     copied = sum(s.copied_files for s in usable)
     at_source_s = sum(s.copy_open_ns + s.copy_read_ns for s in usable) / NS
-    seen_s = sum(s.length_s for s in usable)
-    cold_ns = alone.get("cold_open_ns")
     return Seen(
         alone_files=files,
-        open_s=alone.get("open_ns", 0) / NS / max(files, 1),
-        read_s=alone.get("read_ns", 0) / NS / max(files, 1),
-        cold_open_s=None if cold_ns is None else cold_ns / NS,
-        kept_share=alone.get("kept_share"),
+        open_s=(alone.open_ns or 0) / NS / max(files, 1),
+        read_s=(alone.read_ns or 0) / NS / max(files, 1),
+        cold_open_s=None if alone.cold_open_ns is None else alone.cold_open_ns / NS,
+        kept_share=alone.kept_share,
         memory_bytes=node.memory_bytes,
         rates=_rates(node, usable),
         loaded_s=at_source_s / copied if copied else None,
         flying=fmean([s.busy for s in usable]) if usable else 0.0,
-        bytes_per_s=sum(s.copied_bytes + s.shim_bytes for s in usable) / seen_s if seen_s else None,
-        copying_s=node.totals.get("copy_busy_s", 0.0),
+        copying_s=node.totals.copy_busy_s or 0.0,
         looked_up=node.scan_s is not None and node.scan_s < FORGET_S,
     )
 
@@ -116,12 +113,13 @@ def _at_full_load(node: NodePart) -> list[Sample]:
     return found[1:]
 
 
-def _rates(node: NodePart, usable: Sequence[Sample]) -> tuple[tuple[float, float], ...]:
+def _rates(node: NodePart, usable: Sequence[Sample]) -> Rates:
     seen_s = sum(s.length_s for s in usable)
     if seen_s >= LEAST_SEEN_S and any(s.copied_files for s in usable):
         return tuple((s.length_s, (s.copied_files + s.shim_opens) / s.length_s) for s in _joined(usable))
-    busy_s = node.totals.get("copy_busy_s", 0.0) - (node.alone.get("open_ns", 0) + node.alone.get("read_ns", 0)) / NS
-    files = node.totals.get("source_files", 0.0) - node.alone.get("files", 0)
+    alone = node.alone
+    busy_s = (node.totals.copy_busy_s or 0.0) - ((alone.open_ns or 0) + (alone.read_ns or 0)) / NS
+    files = (node.totals.source_files or 0) - (alone.files or 0)
     return ((busy_s, files / busy_s),) if busy_s > 0 and files > 0 else ()
 
 
@@ -148,13 +146,11 @@ class Load:
     """Seconds of a file for one reader that opens it as a program does."""
     open: Range | None
     """The part of `alone` before the first byte."""
-    rates: tuple[tuple[float, float], ...]
+    rates: Rates
     loaded_s: float | None
     flying: float
-    bytes_per_s: float | None
     keeps: bool | None
     """Whether a client keeps what was read for a later open."""
-    memory_bytes: int | None
     copying_s: float
     """Seconds in which files were being copied on the node where that took longest."""
 
@@ -171,13 +167,13 @@ class Load:
 
     def is_steady(self) -> bool:
         """Returns whether the mean of the measured rates holds for the source over a longer time."""
-        smooth, mean = _smooth(self.rates), _mean_rate(self.rates)
+        smooth, mean = _smooth(self.rates), mean_rate(self.rates)
         above = [rate > mean for rate in smooth]
         return len(smooth) <= 1 or sum(one is not other for one, other in pairwise(above)) >= LEAST_TURNS
 
     def is_brief(self, readers: float) -> bool:
         """Returns whether the source's rate, which others share, sets the time of a file but was seen too briefly."""
-        rate = _mean_rate(self.rates)
+        rate = mean_rate(self.rates)
         if self.alone is None or not rate or self.copying_s >= LEAST_MEAN_S:
             return False
         each_s = max(self.alone.low, readers / rate)
@@ -193,9 +189,7 @@ class Load:
         one, other = (self._mean(part, readers, think_s, self.alone.middle, together=False) for part in parts)
         return abs(one - other) / 2
 
-    def _mean(
-        self, rates: Sequence[tuple[float, float]], readers: float, think_s: float, alone_s: float, *, together: bool
-    ) -> float:
+    def _mean(self, rates: Rates, readers: float, think_s: float, alone_s: float, *, together: bool) -> float:
         first = self._first_rate()
         least_s = 1 / first if first else 0.0
         scale = min(1.0, alone_s / least_s) if least_s and not (together and self._is_full()) else 1.0
@@ -219,23 +213,21 @@ class Load:
 
     def _first_rate(self) -> float:
         """Returns the rate of the time right after files were copied alone."""
-        near = self.rates[:3]
-        seconds = sum(s for s, _ in near)
-        return sum(s * rate for s, rate in near) / seconds if seconds else 0.0
+        return mean_rate(self.rates[:3])
 
 
-def _mean_rate(rates: Sequence[tuple[float, float]]) -> float:
+def mean_rate(rates: Rates) -> float:
     seconds = sum(s for s, _ in rates)
     return sum(s * rate for s, rate in rates) / seconds if seconds else 0.0
 
 
-def _smooth(rates: Sequence[tuple[float, float]]) -> list[float]:
-    return [_mean_rate(rates[max(0, at - 1) : at + 2]) for at in range(len(rates))]
+def _smooth(rates: Rates) -> list[float]:
+    return [mean_rate(rates[max(0, at - 1) : at + 2]) for at in range(len(rates))]
 
 
-def _evened(rates: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+def _evened(rates: Rates) -> Rates:
     """Joins the rates into one where they differ no more than by chance (a file ends in one sample or in the next)."""
-    mean, smooth = _mean_rate(rates), _smooth(rates)
+    mean, smooth = mean_rate(rates), _smooth(rates)
     spread = sum(abs(rate - mean) for rate in smooth) / len(smooth) if smooth else 0.0
     if spread > UNSTEADY * mean:
         return rates
@@ -259,9 +251,7 @@ def load_of(seen: Iterable[Seen], size_bytes: int | None) -> Load:
         rates=_evened(_together([node.rates for node in nodes if node.rates])),
         loaded_s=fmean(loaded) if loaded else None,
         flying=sum(node.flying for node in nodes),
-        bytes_per_s=sum(n.bytes_per_s or 0.0 for n in nodes) or None,
         keeps=_keeps(nodes, size_bytes, min(memory, default=None)),
-        memory_bytes=min(memory, default=None),
         copying_s=max((node.copying_s for node in nodes), default=0.0),
     )
 
@@ -283,7 +273,7 @@ def _opened(alone: Sequence[Seen], cold_s: float | None) -> Range | None:
     return Range(least_s, least_s)
 
 
-def _together(rates: Sequence[tuple[tuple[float, float], ...]]) -> tuple[tuple[float, float], ...]:
+def _together(rates: Sequence[Rates]) -> Rates:
     """Adds up the mean rates of several nodes, which copy at the same time."""
     if len(rates) <= 1:
         return rates[0] if rates else ()

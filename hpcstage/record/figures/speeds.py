@@ -8,6 +8,7 @@ from statistics import median
 from typing import NamedTuple
 
 from hpcstage.record.parts.part import Sample
+from hpcstage.record.schema import MeasuredOn
 
 NS = 1e9
 SHORTEST_S = 0.2
@@ -49,7 +50,7 @@ class Point(NamedTuple):
         return self.start_s + self.length_s
 
 
-def of_samples(samples: Sequence[Sample]) -> tuple[str, list[Point]]:
+def of_samples(samples: Sequence[Sample]) -> tuple[MeasuredOn, list[Point]]:
     """Returns `copies` and the copiers' intervals, or `reads` and the program's where the copiers had little to do."""
     copies = of_copies(samples)
     reads = of_reads(samples)

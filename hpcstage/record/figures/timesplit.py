@@ -11,13 +11,12 @@ longest. Nothing is summed over nodes: a second in which all wait is one second 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple
-from typing import Any
+from dataclasses import replace
 
-from hpcstage.record.figures.digest import Digest
-from hpcstage.record.figures.nodesplit import ENOUGH, Measured, Split, fit, mean, say, splits_of
-from hpcstage.record.figures.window import Window, window_of
+from hpcstage.record.figures.digest import Digest, Window
+from hpcstage.record.figures.waits import ENOUGH, ProcessTimes, Split, fit, mean, say, splits_of
 from hpcstage.record.parts.part import RunPart
+from hpcstage.record.schema import Slowest, TimeSplit
 
 LOADER = (
     "PyTorch's loader timed each step's wait in {n}; a wait counts as source or local as far as the time that the "
@@ -32,58 +31,45 @@ NO_READS = "this layer does not measure reads: compute and waits cannot be told 
 NOTHING = "not measured: the whole wall time is `other_s`"
 
 
-def time_split(run: RunPart, nodes: Sequence[Digest]) -> dict[str, Any]:
-    """Returns the section, and sets each node's own split (`Digest.split`)."""
-    window = window_of(run, nodes)
-    unmeasured = [] if window.end_seen or not nodes else ["the end of the command was not seen: up to the last sample"]
+def time_split(run: RunPart, window: Window, nodes: Sequence[Digest]) -> TimeSplit:
+    """Returns the section."""
     wall_s = window.wall_s
     if wall_s is None:
-        return _section(None, Split(), None, NOTHING, ["when the command ended is not known"])
-    for node in nodes:
-        node.split = _of_node(node.measured, wall_s)
+        return _section(None, Split(), NOTHING, ["when the command ended is not known"])
+    unmeasured = [] if window.end_seen or not nodes else ["the end of the command was not seen: up to the last sample"]
     split, method = _measure(nodes, wall_s, unmeasured)
     split = fit(split, wall_s)
-    section = _section(wall_s, split, _hidden_s(nodes, window, split), method, unmeasured)
-    section["before_s"] = run.child_started_s
-    section["slowest"] = _slowest(nodes)
-    return section
+    section = _section(wall_s, split, method, unmeasured)
+    hidden_s = _hidden_s(nodes, wall_s, split)
+    return replace(section, hidden_s=hidden_s, before_s=run.child_started_s, slowest=_slowest(nodes))
 
 
-def _section(
-    wall_s: float | None, split: Split, hidden_s: float | None, method: str, unmeasured: list[str]
-) -> dict[str, Any]:
-    taken = sum(value for value in astuple(split) if value is not None)
-    return {
-        "wall_s": wall_s,
-        "compute_s": split.compute_s,
-        "wait_source_s": split.wait_source_s,
-        "wait_local_s": split.wait_local_s,
-        "preprocess_s": split.preprocess_s,
-        "other_s": None if wall_s is None else max(0.0, wall_s - taken),
-        "hidden_s": hidden_s,
-        "before_s": None,
-        "slowest": None,
-        "method": method,
-        "unmeasured": unmeasured,
-    }
+def _section(wall_s: float | None, split: Split, method: str, unmeasured: Sequence[str]) -> TimeSplit:
+    return TimeSplit(
+        wall_s=wall_s,
+        compute_s=split.compute_s,
+        wait_source_s=split.wait_source_s,
+        wait_local_s=split.wait_local_s,
+        preprocess_s=split.preprocess_s,
+        other_s=None if wall_s is None else max(0.0, wall_s - split.measured_s),
+        hidden_s=None,
+        before_s=None,
+        method=method,
+        unmeasured=tuple(unmeasured),
+    )
 
 
-def _of_node(measured: Measured, wall_s: float) -> Split:
-    splits = splits_of(measured, wall_s) if measured.reads_known else []
-    return fit(mean(splits), wall_s) if splits else Split()
-
-
-def _slowest(nodes: Sequence[Digest]) -> dict[str, Any] | None:
+def _slowest(nodes: Sequence[Digest]) -> Slowest | None:
     """Names the node whose program waited longest; None with one node, or where no waits were measured."""
-    known = [(node.waited_s, -node.index, node) for node in nodes if node.waited_s is not None]
+    known = [(waited_s, -node.index, node) for node in nodes if (waited_s := node.split.waited_s) is not None]
     if len(nodes) < 2 or not known:
         return None
     node = max(known, key=lambda row: row[:2])[2]
-    return {"host": node.name, "wait_source_s": node.split.wait_source_s, "wait_local_s": node.split.wait_local_s}
+    return Slowest(host=node.name, wait_source_s=node.split.wait_source_s, wait_local_s=node.split.wait_local_s)
 
 
 def _measure(nodes: Sequence[Digest], wall_s: float, unmeasured: list[str]) -> tuple[Split, str]:
-    found = [node.measured for node in nodes]
+    found = [node.times for node in nodes]
     with_loader = [measured for measured in found if measured.shares is not None]
     used = with_loader or [measured for measured in found if measured.readers]
     unmeasured += dict.fromkeys(sentence for measured in used for sentence in measured.said)
@@ -111,7 +97,7 @@ def _whole(splits: Sequence[Split], lost: int, unmeasured: list[str]) -> Sequenc
     return whole
 
 
-def _why_nothing(found: Sequence[Measured]) -> str:
+def _why_nothing(found: Sequence[ProcessTimes]) -> str:
     if not found:
         return "no node reported"
     if not any(measured.attached for measured in found):
@@ -125,11 +111,11 @@ def _several(number: int, what: str) -> str:
     return f"{number} {what}es (mean)"
 
 
-def _hidden_s(nodes: Sequence[Digest], window: Window, split: Split) -> float | None:
+def _hidden_s(nodes: Sequence[Digest], wall_s: float, split: Split) -> float | None:
     """Returns the seconds with copies in flight while the command ran and did not wait for the source; the mean over
     the nodes."""
     copying = [node.copying_s for node in nodes if node.copying_s is not None]
     if not copying:
         return None
     waited_s = split.wait_source_s or 0.0
-    return max(0.0, min(sum(copying) / len(copying), window.wall_s or 0.0) - waited_s)
+    return max(0.0, min(sum(copying) / len(copying), wall_s) - waited_s)

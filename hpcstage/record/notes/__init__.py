@@ -1,1 +1,1 @@
-"""Composes notes: what a user should know about a run and do about it. Pure."""
+"""Says what was wrong with a run, and what a user should know about it and do. Pure."""

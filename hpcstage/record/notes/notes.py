@@ -1,22 +1,19 @@
 """Composes the notes, which say what a user should know about a run and do about it, worst first. Pure.
 
-This module owns their order and form. The rules are functions from the record to notes in `rules_*`; a new rule is
-added to its module's list.
+This module owns their order, and the rules about time, storage and nodes; `visible` has those about what hpcstage could
+see. A rule is a function from the record to notes; a new one is added to RULES.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Iterator
 
-from hpcstage.record.notes.rule import Note, Severity
-from hpcstage.record.notes.rules_nodes import NODE_RULES
-from hpcstage.record.notes.rules_storage import STORAGE_RULES
-from hpcstage.record.notes.rules_time import TIME_RULES
-from hpcstage.record.notes.rules_visible import VISIBLE_RULES
+from hpcstage.plan.budget import more_room
+from hpcstage.record.notes.visible import VISIBLE_RULES
+from hpcstage.record.parts.roster import State, few
+from hpcstage.record.schema import Note, Record, Severity
+from hpcstage.units import format_duration, format_number, format_rate, format_share, format_size
 
-RULES = [*VISIBLE_RULES, *STORAGE_RULES, *NODE_RULES, *TIME_RULES]
 ERRORS = {
     "killed", "daemon-died", "node-missing", "node-dead", "no-part", "scan-failed", "local-failed", "not-staged",
     "command-not-run",
@@ -24,21 +21,303 @@ ERRORS = {
 NEWS = {"running", "unclear"}
 
 
-def notes_of(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns all notes that apply, worst first."""
+def notes_of(record: Record) -> tuple[Note, ...]:
+    """Returns all notes that apply, worst first. A rule's note replaces the problem of that id, as its text is better.
+
+    The record's own notes are not read.
+    """
     found = [note for rule in RULES for note in rule(record)]
     told = {note.id for note in found}
-    notes = [*(note for note in _of_problems(record["problems"]) if note.id not in told), *found]
-    ordered = sorted(notes, key=lambda note: list(Severity).index(note.severity))
-    return [{**asdict(note), "severity": note.severity.value} for note in ordered]
-
-
-def _of_problems(problems: Iterable[dict[str, str]]) -> list[Note]:
-    """Turns problems into notes with their ids. The caller drops those with a rule's id, as a rule's text is better."""
-    return [Note(p["id"], _severity(p["id"]), p["text"], p["remedy"]) for p in problems]
+    problems = [Note(p.id, _severity(p.id), p.text, p.remedy) for p in record.problems if p.id not in told]
+    return tuple(sorted([*problems, *found], key=lambda note: list(Severity).index(note.severity)))
 
 
 def _severity(problem: str) -> Severity:
     if problem in NEWS:
         return Severity.INFO
     return Severity.ERROR if problem in ERRORS else Severity.WARNING
+
+
+# ---- storage: the store, the local disk, the files at the source ----
+
+WRITES = 0.5
+"""Transfers that spend more than this share of their time in writes wait for the local disk, not for the source."""
+LEAST_WRITE_S = 2.0
+WAITS_LOCAL = 0.15
+MEMORY_WORDS = ("tmpfs", "memory", "ramfs")
+
+
+def store_full(record: Record) -> Iterator[Note]:
+    """Notes that the datasets do not fit into the store, and how many bytes are missing."""
+    rows = [node for node in record.nodes if node.state is not State.MISSING]
+    sizes = [dataset.size_bytes for dataset in record.datasets if dataset.size_bytes is not None]
+    budgets = [b.size_bytes for node in rows if (b := node.budget) and b.size_bytes is not None]
+    known = len(sizes) == len(record.datasets) and len(budgets) == len(rows)
+    if not sizes or not budgets or not known or not record.run.stages:
+        return
+    partition = record.group is not None and record.group.placement == "partition"
+    room, what = (sum(budgets), "the stores of all nodes") if partition else (min(budgets), "the store")
+    missing = sum(sizes) - room
+    if missing > 0:
+        text = (
+            f"the datasets hold {format_size(sum(sizes))}, {what} at most {format_size(room)}: "
+            f"{format_size(missing)} are read from the source in every epoch"
+        )
+        why = next((node.budget.why for node in record.nodes if node.budget and node.budget.why), "")
+        yield Note("store-full", Severity.WARNING, text, more_room(why))
+
+
+def slow_disk(record: Record) -> Iterator[Note]:
+    """Notes that the local disk limits copying or the reading of copies; names the slowest of several nodes."""
+    if not record.run.stages:
+        return
+    split = record.time_split
+    wall_s, waited_s = split.wall_s or 0.0, split.wait_local_s or 0.0
+    found = [(node.host, node.disk) for node in record.nodes if node.disk]
+    writing = [pair for pair in found if pair[1].write_share > WRITES and pair[1].write_s > LEAST_WRITE_S]
+    if writing:
+        host, worst = max(writing, key=lambda pair: pair[1].write_share)
+        waited_for_copies = wall_s and (split.wait_source_s or 0.0) > WAITS_LOCAL * wall_s
+        yield Note(
+            "slow-local-disk",
+            Severity.WARNING if waited_for_copies else Severity.INFO,
+            f"the local disk {record.environment.local_dir} on {host} is slower than the source: "
+            f"transfers spent {format_share(worst.write_share)} of their time writing to it",
+            "name a faster disk with --local-dir; with none, --mode direct may be as fast",
+        )
+    if wall_s and waited_s > WAITS_LOCAL * wall_s:
+        speeds = [disk.read_bytes_per_s for _, disk in found if disk.read_bytes_per_s]
+        speed = f" (read at {format_rate(min(speeds))} by each reader)" if speeds else ""
+        text = f"the program waited for the local disk {format_share(waited_s / wall_s)} of its time{speed}"
+        remedy = "name a faster disk with --local-dir, or read with more loader workers (num_workers)"
+        yield Note("waits-for-local-disk", Severity.WARNING, text, remedy)
+
+
+def in_memory(record: Record) -> Iterator[Note]:
+    """Notes that the local directory is memory, so that staged files count as the job's memory."""
+    why, path = record.environment.local_dir_why.lower(), record.environment.local_dir
+    if record.run.stages and any(word in why for word in MEMORY_WORDS):
+        text = f"the local directory {path} is memory: staged files count as the job's own"
+        remedy = "ask for the memory, lower --budget, or name a disk with --local-dir"
+        yield Note("local-is-memory", Severity.WARNING, text, remedy)
+
+
+def copy_errors(record: Record) -> Iterator[Note]:
+    """Notes files that could not be copied."""
+    errors = [error for node in record.nodes for error in node.errors]
+    count = sum(error.count for error in errors)
+    if count:
+        text = f"{format_number(count, 'file')} could not be copied: {errors[0].error}: {errors[0].path}"
+        remedy = "they were read from the source; the first errors are in `hpcstage report --json` under nodes"
+        yield Note("copy-failed", Severity.WARNING, text, remedy)
+
+
+def written(record: Record) -> Iterator[Note]:
+    """Notes that the program wrote to files of the datasets whose copies were dropped then."""
+    dropped = record.coverage.dropped or 0
+    if dropped:
+        what = format_number(dropped, "staged copy was", "staged copies were")
+        text = f"{what} dropped because the program wrote to the file"
+        yield Note("dropped", Severity.INFO, text, "keep outputs outside the datasets")
+
+
+# ---- nodes: slow ones, and datasets that were read more often than once ----
+
+TWICE = 1.05
+"""The datasets count as read more often than once if they were read more than this many times."""
+MUCH_SLOWER = 0.05
+"""A slow node deserves a warning if its program waited longer than the others' by this share of the wall time."""
+
+
+def slow_nodes(record: Record) -> Iterator[Note]:
+    """Notes the nodes that are slower than the others."""
+    slow = sorted((node for node in record.nodes if node.slow), key=lambda node: -(node.behind_s or 0.0))
+    if not slow or not record.group:
+        return
+    worst = slow[0]
+    costs = (worst.behind_s or 0.0) > MUCH_SLOWER * (record.time_split.wall_s or 0.0)
+    who = f"{worst.host} is slow"
+    if len(slow) > 1:
+        names = few([node.host for node in slow])
+        who = f"{len(slow)} of {record.group.nodes} nodes are slow ({names}); {worst.host}"
+    remedy = (
+        "its link, its disk or its load, not the shared file system: leave it out of the next job, or tell the site"
+    )
+    severity = Severity.WARNING if costs else Severity.INFO
+    yield Note("slow-nodes", severity, f"{who}: {'; '.join(worst.slow)}", remedy)
+
+
+def read_more_than_once(record: Record) -> Iterator[Note]:
+    """Notes that datasets were read from the source more than once: each byte should leave it once."""
+    group = record.group
+    if not group or not record.run.stages or (group.source_times or 0.0) <= TWICE:
+        return
+    nodes = format_number(group.nodes, "node")
+    text = f"the datasets were read {group.source_times:.3g} times from the source by {nodes}"
+    if group.placement == "private":
+        why = f" ({group.placement_why})" if group.placement_why else ""
+        remedy = "--placement auto reads each file once and passes it on; it needs mpi4py (pip install mpi4py mpich)"
+        yield Note("read-by-each-node", Severity.INFO, f"{text}: each for itself{why}", remedy)
+        return
+    if group.alone_count + group.died_count + group.missing_count:
+        remedy = "nodes outside of the group read for themselves: see why above"
+    else:
+        remedy = "files that were read before they were staged, or found no room: see the opens that were not swapped"
+    yield Note("read-again", Severity.INFO, text, remedy)
+
+
+def idle_nodes(record: Record) -> Iterator[Note]:
+    """Notes nodes on which the program opened no file of the datasets, while it did on others."""
+    well = [node for node in record.nodes if node.opens is not None]
+    idle = [node.host for node in well if not node.opens]
+    if not record.group or not idle or len(idle) == len(well):
+        return
+    of_all = f"{len(idle)} of {format_number(record.group.nodes, 'node')}"
+    text = f"on {of_all} the program opened no file of the datasets ({few(idle)})"
+    remedy = "check that processes start there, that PYTHONPATH reaches them, and that they get a part of the data"
+    yield Note("idle-nodes", Severity.WARNING, text, remedy)
+
+
+def restarted(record: Record) -> Iterator[Note]:
+    """Notes that the group was started anew."""
+    group = record.group
+    if group and group.generations > 1:
+        why = f": {group.why}" if group.why else ""
+        text = f"the group of nodes was started {group.generations} times{why}"
+        yield Note("group-restarted", Severity.INFO, text, "training went on; nodes read from the source meanwhile")
+
+
+def clocks(record: Record) -> Iterator[Note]:
+    """Notes nodes whose clocks cannot be right."""
+    moved = {node.host: node.clock_moved_s for node in record.nodes if node.clock_moved_s}
+    if moved:
+        worst_s = max(abs(value) for value in moved.values())
+        text = f"the clocks of {few(moved)} are off by {format_duration(worst_s)} or more: their times were moved"
+        remedy = "set the nodes' clocks (NTP); until then periods of slow reads are known less exactly"
+        yield Note("clocks", Severity.INFO, text, remedy)
+
+
+# ---- time: waits, contention, order, and whether staging was worth it ----
+
+GAINED = 0.02
+MUCH = 0.15
+OUT_OF_ORDER = 0.2
+LEAST_WALL_S = 5.0
+KEPT = 0.9
+LEAST_OPENS = 100
+"""With fewer announced opens the order hardly matters."""
+GIVE_ORDER = "pass the order on with hpcstage.order(paths) or --order FILE"
+WAITS = {
+    "runtime": "copies came too late: try more --copiers if the source has bandwidth to spare; otherwise the gain "
+    "comes in later epochs",
+    "upfront": "the files that it waited for were not staged: the report lists the reasons under Coverage",
+    "direct": "run it with --mode runtime: from the second epoch on, reads are local",
+    "local": "the dataset is on the local disk already: that disk, or the number of readers, is what limits",
+    "auto": "the forecast preferred this (see the mode above); --mode runtime copies all the same",
+    None: "the notes say why no node reported",
+}
+WAITED_FOR = {
+    "scanning": "most of these files were opened before the scan of the datasets had ended; later epochs are local",
+    "unknown": "most of these files are not among the datasets' files as they were scanned: see Coverage",
+    "full": "most of these files found no room on the local disk: see the note on its size",
+    "failed": "most of these files could not be copied: see the note on the errors",
+    "void": "most of these files had been written to during the run",
+}
+"""Advice by the reason of the opens, for reasons that more copiers would not change."""
+
+
+def contention(record: Record) -> Iterator[Note]:
+    """Notes periods in which the source was slower than its own best."""
+    periods = record.contention.periods
+    if not periods:
+        return
+    length_s = sum(p.end_s - p.start_s for p in periods)
+    loss = sum((p.end_s - p.start_s) * p.loss for p in periods) / max(length_s, 1e-9)
+    best = format_rate(record.contention.best_bytes_per_s or 0.0)
+    together = ", on most nodes at once: the shared file system" if record.group else ""
+    fell = f"the source fell below its own best ({best}) for {format_duration(length_s)}"
+    remedy = "other jobs or the servers caused it, as far as can be seen from here; the times are above"
+    yield Note("contention", Severity.INFO, f"{fell}, by {format_share(loss)} on average{together}", remedy)
+
+
+def waits_for_source(record: Record) -> Iterator[Note]:
+    """Notes that the program waited for the source for much of its time."""
+    split = record.time_split
+    if not split.wall_s or split.wait_source_s is None or split.wait_source_s < MUCH * split.wall_s:
+        return
+    share = format_share(split.wait_source_s / split.wall_s)
+    if record.group and not record.totals.direct_opens:
+        text = f"the program waited {share} of its time for files that other nodes keep or were still reading"
+        remedy = "with more room (--budget) each node keeps all of them; where it has that, the link is what limits"
+    else:
+        text, remedy = f"the program waited for the source {share} of its time", _why_waited(record)
+    yield Note("waits-for-source", Severity.INFO, text, remedy)
+
+
+def _why_waited(record: Record) -> str:
+    """Returns the advice for the reason that most of the opens at the source have, else for the mode."""
+    counts = {"copy": record.totals.want_ready or 0, **record.coverage.reasons}
+    most = max(counts, key=lambda name: counts[name])
+    mode, asked = record.run.mode, record.run.mode_asked
+    if mode == "runtime" and counts[most] and most in WAITED_FOR:
+        return WAITED_FOR[most]
+    if mode == "direct" and asked != "direct":
+        mode = "auto" if asked == "auto" else "local"
+    return WAITS[mode]
+
+
+def preprocessing(record: Record) -> Iterator[Note]:
+    """Notes that the loader is short of CPU, not of data."""
+    split = record.time_split
+    if split.wall_s and split.preprocess_s and split.preprocess_s > MUCH * split.wall_s:
+        share = format_share(split.preprocess_s / split.wall_s)
+        text = f"the program waited {share} of its time for its loader's decoding and collating, not for files"
+        remedy = "more loader workers (num_workers) or cores; faster storage will not help"
+        yield Note("preprocessing", Severity.INFO, text, remedy)
+
+
+def order(record: Record) -> Iterator[Note]:
+    """Notes that the program opened many files before they were staged."""
+    opens, wanted = record.coverage.opens, record.totals.wanted
+    if not opens or not wanted or not record.run.stages or wanted <= OUT_OF_ORDER * opens:
+        return
+    provenance = record.order.provenance or "manifest"
+    known = "the order is known, so the source limits: try more --copiers or --transfers if it has bandwidth to spare"
+    unknown = "pass on the order in which the program reads: --data @list.txt, --order FILE, or hpcstage.order(paths)"
+    many = f"{format_number(wanted, 'open')} ({format_share(wanted / opens)})"
+    text = f"{many} came before the file was staged; order: {provenance}"
+    yield Note("order", Severity.INFO, text, known if provenance in ("given", "sampler") else unknown)
+
+
+def gained_nothing(record: Record) -> Iterator[Note]:
+    """Notes that staging gained nothing, or cost time, by estimate."""
+    saved_s, wall_s = record.savings.vs_direct_s, record.time_split.wall_s
+    if not record.run.stages or saved_s is None or not wall_s or wall_s < LEAST_WALL_S or saved_s > GAINED * wall_s:
+        return
+    lost = f"cost {format_duration(-saved_s)}" if saved_s < -GAINED * wall_s else "gained nothing"
+    text = f"by estimate, staging {lost} compared with reading directly"
+    remedy = "it pays with more epochs or a busier source; --mode auto decides by a forecast"
+    yield Note("gained-nothing", Severity.INFO, text, remedy)
+
+
+def not_kept(record: Record) -> Iterator[Note]:
+    """Notes that copies followed an announced order, but the program read in another."""
+    part, share = record.order, record.order.kept_share
+    near = part.near_share or 0.0
+    if not part.followed or share is None or max(share, near) >= KEPT or (part.announced_opens or 0) < LEAST_OPENS:
+        return
+    if any(table.source == "wrong" for table in part.tables):
+        text = "a dataset opens other files than its attributes list, so the announced order was wrong"
+        remedy = "the next run knows them from this one's trace" if part.trace_written else GIVE_ORDER
+    else:
+        text = f"only {format_share(share)} of the opens came in the order that the samplers announced"
+        remedy = f"{GIVE_ORDER}; --order manifest ignores what samplers announce"
+    yield Note("order-not-kept", Severity.WARNING, text, remedy)
+
+
+RULES = [
+    *VISIBLE_RULES,
+    *(store_full, slow_disk, in_memory, copy_errors, written),
+    *(slow_nodes, idle_nodes, read_more_than_once, restarted, clocks),
+    *(waits_for_source, gained_nothing, contention, order, not_kept, preprocessing),
+]

@@ -10,16 +10,18 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from pathlib import Path
 from typing import Annotated, Any
 
 from hpcstage.problem import Problem
 from hpcstage.protocol import rundir
-from hpcstage.record.jsonform import LEFT_OUT, Count, Limits, Seconds
-from hpcstage.record.parts.thinning import NODES, thinned
+from hpcstage.record.jsonform import EMPTY, LEFT_OUT, Count, Limits, Seconds, read, written
 from hpcstage.writing import replace_text
+
+NAMED = 16
+"""A part names at most this many missing nodes: 1000 lists of 1000 nodes are too much."""
 
 
 @dataclass(slots=True)
@@ -90,17 +92,17 @@ class ProcessPart:
     dataset's file to its last, summed. Times of day are those of the first and the last of them."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class DatasetPart:
     """One dataset: its name and root, what the scan found, and what was staged of it."""
 
     name: str
     root: str
-    arguments: list[str]
-    files: int | None = None
-    size_bytes: int | None = None
-    staged_files: int = 0
-    staged_bytes: int = 0
+    arguments: tuple[str, ...]
+    files: Count | None = None
+    size_bytes: Count | None = None
+    staged_files: Count = 0
+    staged_bytes: Count = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +188,35 @@ class IndexTable:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OrderPart:
+    """Where the order of a node's copies came from, and how well its program kept to it."""
+
+    provenance: str | None = None
+    """The origin of the order that copies followed last."""
+    ids: int | None = None
+    planned: str | None = None
+    """The origin of the order with which copies began."""
+    announcements: int | None = None
+    """Epochs that samplers announced."""
+    announced_files: int | None = None
+    unknown_samples: int | None = None
+    followed: bool | None = None
+    trace_written: bool | None = None
+    trace_why: str | None = None
+    kept_share: float | None = None
+    near_share: float | None = None
+    announced_opens: int | None = None
+    """The opens of announced files that were seen; `kept_share` and `near_share` are shares of them."""
+    lead: OrderLead | None = None
+    tables: tuple[IndexTable, ...] = ()
+    events: int | None = None
+    lost_bytes: int | None = None
+    opened_files: int | None = None
+    trace_used: str | None = None
+    trace_unused_why: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class GroupPart:
     """The node group as one node saw it."""
 
@@ -198,6 +229,26 @@ class GroupPart:
     why: str | None = None
     """The reason of the last end or absence."""
     missing_count: int | None = field(default=None, metadata=LEFT_OUT)
+    """The number of these nodes, where not all are listed."""
+
+    def shortened(self) -> GroupPart:
+        """Returns the part with a short list of missing nodes."""
+        if len(self.missing) <= NAMED:
+            return self
+        return replace(self, missing=self.missing[:NAMED], missing_count=len(self.missing))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccountsPart:
+    """The kernel's counters of bytes read when the command has ended. After the daemon's last look at a process, only
+    its reads of the datasets are accounted for."""
+
+    command_bytes: int
+    """Bytes that the command and all its descendants read, from files of any kind."""
+    accounted_bytes: int
+    """The part of them that attached processes read."""
+    attached: int
+    """The number of attached processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +272,7 @@ class MissedProcess:
     """The process's PYTHONPATH, where it lacks hpcstage's."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class NodePart:
     """A node's part of the record: all that its daemon reports."""
 
@@ -234,50 +285,32 @@ class NodePart:
     ended_s: float | None = None
     complete: bool = False
     """Whether the daemon ended in an orderly way; False: it was killed, and the figures end where it did."""
-    datasets: list[DatasetPart] = field(default_factory=list)
+    datasets: Sequence[DatasetPart] = ()
     scan_s: float | None = None
     staged_s: float | None = None
     """When the last file was staged, in seconds from the start; None if not all were."""
-    totals: dict[str, float] = field(default_factory=dict)
-    """source_bytes, source_files, source_opens, source_reads, source_stats, source_listings count what daemon and
-    copiers did (the shims' counts are in `processes`). Others are want_ready, want_direct, failed, void and refused.
-    copy_busy_s is the time with at least one transfer in flight; measuring_opens counts the opens of
-    `daemon.copying.alone`, which source_opens does not contain. In a node group: peer_bytes and peer_files received
-    from other nodes, sent_bytes and sent_files sent to them."""
-    alone: dict[str, float] = field(default_factory=dict)
-    """How fast the source is for one reader alone (see `daemon.copying.alone`). files, bytes, open_ns and read_ns are
-    of transfers that had no other beside them. reopened counts the files that were opened once more after all files
-    were staged; cold_open_ns is the median of these opens, and kept_share the share of their pages that was still in
-    memory."""
+    totals: NodeTotals = field(default_factory=NodeTotals)
+    alone: AlonePart = field(default_factory=AlonePart)
     memory_bytes: int | None = None
     """Bytes of the node's memory that programs could use at the end, the page cache included."""
-    errors: list[dict[str, Any]] = field(default_factory=list)
-    """Up to 20 entries {path, error, count, at_s}; `count` is the number of files with the same error."""
+    errors: Sequence[ErrorPart] = ()
+    """Up to 20 of them."""
     hist_open: dict[int, int] = field(default_factory=dict)
     """Copiers' opens at the source."""
     hist_read: dict[int, int] = field(default_factory=dict)
-    budget: dict[str, Any] = field(default_factory=dict)
-    """size_bytes, inodes, why, used_bytes, used_inodes."""
-    order: dict[str, Any] = field(default_factory=dict)
-    """provenance and ids are of the order that copies followed last, planned is the provenance of the one with which
-    they began. announcements, announced_files, unknown_samples and followed say what samplers announced; kept_share,
-    near_share, announced_opens, lead and tables say how well the program kept to it. Others are opened_files,
-    lost_bytes, trace_used, trace_unused_why, trace_written and trace_why."""
+    budget: BudgetPart | None = field(default=None, metadata=EMPTY)
+    order: OrderPart = field(default_factory=OrderPart)
     forecast: dict[str, Any] | None = None
-    samples: list[Sample] = field(default_factory=list)
-    processes: list[ProcessPart] = field(default_factory=list)
-    missed_processes: list[dict[str, Any]] = field(default_factory=list)
-    """Python processes of the command that never attached: {pid, command}; up to 20."""
+    samples: Sequence[Sample] = ()
+    processes: Sequence[ProcessPart] = ()
+    missed_processes: Sequence[MissedProcess] = ()
+    """Up to 20 of them."""
     missed_count: int = 0
-    accounts: dict[str, int] = field(default_factory=dict)
-    """The kernel's counters when the command has ended. command_bytes: read by the command and all its descendants,
-    from files of any kind; accounted_bytes: the part of it that attached processes read; attached: the number of these
-    processes. After the daemon's last look at a process, only its reads of the datasets are accounted for. Empty: not
-    known."""
+    accounts: AccountsPart | None = field(default=None, metadata=EMPTY)
     pressure: dict[str, float] = field(default_factory=dict)
     """The kernel's pressure figures over the run, as far as it offers them: io_some_s, io_full_s, cpu_some_s,
     memory_some_s."""
-    problems: list[Problem] = field(default_factory=list)
+    problems: Sequence[Problem] = ()
     """`node-missing`: the node's daemon never came up (the lead wrote the part);
     `group-missing`: the node staged without the group."""
     node_index: int = 0
@@ -287,36 +320,70 @@ class NodePart:
     placement: str = "private"
     """The placement that was followed: private, replicate or partition."""
     placement_why: str = ""
-    group: dict[str, Any] = field(default_factory=dict)
-    """The node group; empty without one. generations: how many worlds of exchanges this node was in; size: nodes in the
-    last; missing: indices of nodes that were not in it (the first of them, with missing_count, where there are many);
-    why: the reason of the last end or absence."""
+    group: GroupPart | None = field(default=None, metadata=EMPTY)
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data for json.dump, which turns dictionary keys into text; a large job's has fewer samples."""
-        samples = thinned(self.samples) if self.node_count > NODES else self.samples
-        plain = asdict(replace(self, samples=[], group=short_group(self.group)))
-        return {**plain, "samples": _columns(samples), "problems": [problem.to_json() for problem in self.problems]}
+        samples = thinned(self.samples) if self.node_count > MANY_NODES else self.samples
+        group = self.group.shortened() if self.group else None
+        return {**written(replace(self, samples=(), group=group)), "samples": _columns(samples)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> NodePart:
-        """Reads what `to_json` returned; drops unknown keys of a newer version."""
-        known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
-        known["datasets"] = [DatasetPart(**_known(DatasetPart, d)) for d in known.get("datasets", [])]
-        known["samples"] = _samples(known.get("samples", []))
-        known["problems"] = [Problem.from_json(d) for d in known.get("problems", [])]
-        known["processes"] = [_process(d) for d in known.get("processes", [])]
-        for name in ("hist_open", "hist_read"):
-            known[name] = {int(k): v for k, v in known.get(name, {}).items()}
-        return cls(**known)
+        """Reads what `to_json` returned. Raises ValueError or LookupError if the data are no part of a node."""
+        part = read(cls, {**data, "samples": []})
+        return replace(part, samples=_samples(data.get("samples", [])))
 
 
-def short_group(group: dict[str, Any]) -> dict[str, Any]:
-    """Cuts a long list of missing nodes to the first ones and their number: 1000 lists of 1000 nodes are too much."""
-    missing = group.get("missing") or []
-    if len(missing) <= NAMED:
-        return group
-    return {**group, "missing": missing[:NAMED], "missing_count": len(missing)}
+@dataclass
+class NodeDraft:
+    """A node's part while the services of its daemon fill it in; the tables have the keys of the part's classes."""
+
+    host: str
+    mode: str
+    mode_asked: str
+    mode_why: str
+    started_unix_s: float
+    ended_s: float | None
+    complete: bool
+    datasets: list[DatasetPart]
+    totals: dict[str, Any]
+    samples: list[Sample]
+    pressure: dict[str, float]
+    problems: list[Problem]
+    node_index: int
+    node_count: int
+    scan_s: float | None = None
+    staged_s: float | None = None
+    alone: dict[str, Any] = field(default_factory=dict)
+    memory_bytes: int | None = None
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    hist_open: dict[int, int] = field(default_factory=dict)
+    hist_read: dict[int, int] = field(default_factory=dict)
+    budget: dict[str, Any] = field(default_factory=dict)
+    order: dict[str, Any] = field(default_factory=dict)
+    forecast: dict[str, Any] | None = None
+    processes: list[ProcessPart] = field(default_factory=list)
+    missed_processes: list[dict[str, Any]] = field(default_factory=list)
+    missed_count: int = 0
+    accounts: dict[str, int] = field(default_factory=dict)
+    placement: str = "private"
+    placement_why: str = ""
+    group: dict[str, Any] = field(default_factory=dict)
+
+    def part(self) -> NodePart:
+        """Returns the part that is filled in."""
+        typed = {
+            "totals": read(NodeTotals, self.totals),
+            "alone": read(AlonePart, self.alone),
+            "errors": tuple(read(ErrorPart, error) for error in self.errors),
+            "budget": read(BudgetPart, self.budget) if self.budget else None,
+            "order": read(OrderPart, self.order),
+            "missed_processes": tuple(read(MissedProcess, process) for process in self.missed_processes),
+            "accounts": read(AccountsPart, self.accounts) if self.accounts else None,
+            "group": read(GroupPart, self.group) if self.group else None,
+        }
+        return NodePart(**{**vars(self), **typed})
 
 
 def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
@@ -324,14 +391,13 @@ def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     return {name: column for name, column in columns.items() if name in REQUIRED or any(column)}
 
 
-NAMED = 16
 REQUIRED = ("start_s", "length_s")
 
 
 def _samples(data: dict[str, list[Any]] | list[dict[str, Any]]) -> list[Sample]:
     """Reads samples by column, or by row as earlier versions wrote them. Raises ValueError if columns are unequal."""
     if not isinstance(data, dict):
-        return [Sample(**_known(Sample, row)) for row in data]
+        return [read(Sample, row) for row in data]
     rows = len(data["start_s"]) if data else 0
     columns: list[Iterable[Any]] = []
     for name, form in Sample.__dataclass_fields__.items():
@@ -340,15 +406,36 @@ def _samples(data: dict[str, list[Any]] | list[dict[str, Any]]) -> list[Sample]:
     return [Sample(*row) for row in zip(*columns, strict=True)]
 
 
-def _known(form: type[Any], data: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in data.items() if k in form.__dataclass_fields__}
+# ---- fewer samples in jobs of so many nodes that a second of one matters little ----
+
+MANY_NODES = 64
+"""The parts of jobs with more nodes than this are thinned."""
+THINNED_SAMPLES = 900
+"""A thinned part has at most this many samples: four seconds each in a run of an hour."""
+LEVELS = ("queued_files", "store_bytes")
+"""These fields are not added up: the value of the later sample is used."""
 
 
-def _process(data: dict[str, Any]) -> ProcessPart:
-    part = ProcessPart(**_known(ProcessPart, data))
-    part.hist_open = {int(k): v for k, v in part.hist_open.items()}
-    part.hist_read = {int(k): v for k, v in part.hist_read.items()}
-    return part
+def thinned(samples: Sequence[Sample], most: int = THINNED_SAMPLES) -> list[Sample]:
+    """Joins neighbours two by two until at most `most` samples are left. Their sums do not change."""
+    found = list(samples)
+    while len(found) > most:
+        pairs = [_both(one, other) for one, other in zip(found[::2], found[1::2], strict=False)]
+        found = [*pairs, *found[2 * len(pairs) :]]
+    return found
+
+
+def _both(one: Sample, other: Sample) -> Sample:
+    end_s = other.start_s + other.length_s
+    values = {
+        name: getattr(other, name) if name in LEVELS else getattr(one, name) + getattr(other, name)
+        for name in Sample.__dataclass_fields__
+    }
+    values["start_s"], values["length_s"] = one.start_s, round(end_s - one.start_s, 4)
+    seen_s = one.length_s + other.length_s
+    values["busy"] = round((one.busy * one.length_s + other.busy * other.length_s) / seen_s, 3) if seen_s else 0.0
+    values["limited"] = one.limited or other.limited
+    return Sample(**values)
 
 
 @dataclass
@@ -393,13 +480,12 @@ class RunPart:
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data for json.dump."""
-        return {**asdict(self), "problems": [problem.to_json() for problem in self.problems]}
+        return written(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> RunPart:
-        """Reads what `to_json` returned; drops unknown keys of a newer version."""
-        problems = [Problem.from_json(d) for d in data.get("problems", [])]
-        return cls(**{**_known(cls, data), "problems": problems})
+        """Reads what `to_json` returned. Raises ValueError if the data are no part of a wrapper."""
+        return read(cls, data)
 
 
 def write_part(part: NodePart, run_dir: Path, host: str, extra: Sequence[tuple[Path, str]] = ()) -> bytes:

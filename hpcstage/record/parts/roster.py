@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from enum import Enum
 
 from hpcstage.problem import Problem
-from hpcstage.record.parts.part import NodePart, RunPart
+from hpcstage.record.parts.part import NodePart, NodeTotals, RunPart
 
 MISSING = "node-missing"
 FAR_S = 10.0
@@ -49,7 +49,7 @@ def state_of(node: NodePart, *, running: bool = False) -> State:
 
 def says_something(node: NodePart) -> bool:
     """Returns whether a part holds any figure; if not, sums cover the other nodes only."""
-    return node.complete or bool(node.totals or node.samples or node.processes)
+    return node.complete or bool(node.totals != NodeTotals() or node.samples or node.processes)
 
 
 def reason_of(run: RunPart, node: NodePart, state: State) -> str | None:
@@ -57,10 +57,10 @@ def reason_of(run: RunPart, node: NodePart, state: State) -> str | None:
     if state in (State.OK, State.RUNNING):
         return None
     told = [problem for problem in node.problems if problem.id == MISSING] or _of_host(run, node.host)
-    told = told or node.problems
+    told = told or list(node.problems)
     if told:
         return without_host(told[0].text, node.host)
-    return node.group.get("why") or "its daemon did not end in order"
+    return (node.group and node.group.why) or "its daemon did not end in order"
 
 
 def _of_host(run: RunPart, host: str) -> list[Problem]:

@@ -1,15 +1,14 @@
-"""Rules about what hpcstage could see and redirect. Pure."""
+"""Has the rules for notes about what hpcstage could see and redirect. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from hpcstage.protocol.shim import PYTHON_SLOTS_FROM, SLOTS
-from hpcstage.record.figures.tally import DIRECT_LAYER
-from hpcstage.record.notes.rule import Note, Severity, number, percent, stages, was_watched
+from hpcstage.record.figures.counts import DIRECT_LAYER
 from hpcstage.record.parts.part import UNCOUNTED_LAYER
-from hpcstage.units import format_size
+from hpcstage.record.schema import Note, Record, Severity
+from hpcstage.units import format_number, format_share, format_size
 
 MUCH_UNSEEN = 0.2
 LONG_SCAN_S = 2.0
@@ -66,22 +65,24 @@ REASONS = {
 }  # fmt: skip
 
 
-def nothing_attached(record: dict[str, Any]) -> Iterator[Note]:
+def nothing_attached(record: Record) -> Iterator[Note]:
     """Notes that no shim ran in any process."""
-    if record["coverage"]["processes_attached"] == 0 and was_watched(record):
+    if record.coverage.processes_attached == 0 and record.run.was_watched:
+        remedy = (
+            "python -I, -E or -S, `env -i`, sudo and containers with a clean environment drop PYTHONPATH: "
+            "pass it on; programs that are not Python are not redirected"
+        )
         yield Note(
             "nothing-attached",
-            Severity.ERROR if stages(record) else Severity.WARNING,
+            Severity.ERROR if record.run.stages else Severity.WARNING,
             "no Python process of the command attached: what it read came from the source, and was not measured",
-            _how_to_attach(record)
-            or "python -I, -E or -S, `env -i`, sudo and containers with a clean environment drop PYTHONPATH: "
-            "pass it on; programs that are not Python are not redirected",
+            _how_to_attach(record) or remedy,
         )
 
 
-def _how_to_attach(record: dict[str, Any]) -> str:
+def _how_to_attach(record: Record) -> str:
     """Names the line to change where processes were started with another PYTHONPATH than hpcstage's; empty if none."""
-    paths = [missed["pythonpath"] for missed in record["coverage"]["missed_examples"] if "pythonpath" in missed]
+    paths = [missed.pythonpath for missed in record.coverage.missed_examples if missed.pythonpath is not None]
     if not paths:
         return ""
     if not paths[0]:
@@ -90,121 +91,105 @@ def _how_to_attach(record: dict[str, Any]) -> str:
     return f"a script sets PYTHONPATH={paths[0]}: append with `{append}`, or run `hpcstage install-hook` once"
 
 
-def nothing_opened(record: dict[str, Any]) -> Iterator[Note]:
+def nothing_opened(record: Record) -> Iterator[Note]:
     """Notes that shims ran, but no process opened a file of the datasets."""
-    coverage = record["coverage"]
-    attached = (coverage["processes_attached"] or 0) - (coverage["processes_uncounted"] or 0)
-    if attached > 0 and coverage["opens"] == 0:
-        roots = ", ".join(d["root"] for d in record["datasets"][:2]) or "the datasets"
-        yield Note(
-            "nothing-opened",
-            Severity.WARNING,
-            f"no attached process opened a file below {roots}",
-            "check that --data names the paths that the program opens, and that they are regular files",
-        )
+    coverage = record.coverage
+    attached = (coverage.processes_attached or 0) - (coverage.processes_uncounted or 0)
+    if attached > 0 and coverage.opens == 0:
+        roots = ", ".join(dataset.root for dataset in record.datasets[:2]) or "the datasets"
+        text = f"no attached process opened a file below {roots}"
+        remedy = "check that --data names the paths that the program opens, and that they are regular files"
+        yield Note("nothing-opened", Severity.WARNING, text, remedy)
 
 
-def missed(record: dict[str, Any]) -> Iterator[Note]:
+def missed(record: Record) -> Iterator[Note]:
     """Notes Python processes without a shim, where others have one."""
-    count = record["coverage"]["processes_missed"] or 0
-    if count and record["coverage"]["processes_attached"]:
-        examples = record["coverage"]["missed_examples"]
-        first = f", such as {str(examples[0].get('command', '?'))[:60]}" if examples else ""
-        yield Note(
-            "processes-missed",
-            Severity.WARNING,
-            f"{number(count, 'Python process', 'Python processes')} never attached{first}: they read the source",
-            _how_to_attach(record) or "started with -I, -E or -S, or without PYTHONPATH in the environment?",
-        )
+    coverage = record.coverage
+    if coverage.processes_missed and coverage.processes_attached:
+        first = f", such as {coverage.missed_examples[0].command[:60]}" if coverage.missed_examples else ""
+        who = format_number(coverage.processes_missed, "Python process", "Python processes")
+        text = f"{who} never attached{first}: they read the source"
+        remedy = _how_to_attach(record) or "started with -I, -E or -S, or without PYTHONPATH in the environment?"
+        yield Note("processes-missed", Severity.WARNING, text, remedy)
 
 
-def unseen(record: dict[str, Any]) -> Iterator[Note]:
+def unseen(record: Record) -> Iterator[Note]:
     """Notes that processes read much that no shim saw, by the kernel's counters."""
-    size = record["coverage"].get("unseen_bytes") or 0
-    seen = (record["totals"]["local_bytes"] or 0) + (record["totals"]["direct_bytes"] or 0)
+    size = record.coverage.unseen_bytes or 0
+    seen = (record.totals.local_bytes or 0) + (record.totals.direct_bytes or 0)
     if size > WORTH * seen:
-        yield Note(
-            "unseen-reads",
-            Severity.WARNING if size > MUCH_UNSEEN * seen else Severity.INFO,
-            f"processes that hpcstage did not see read up to {format_size(size)}, libraries and other files included",
-            "programs that are not Python, and python -I, -E or -S, read the source directly",
-        )
+        severity = Severity.WARNING if size > MUCH_UNSEEN * seen else Severity.INFO
+        text = f"processes that hpcstage did not see read up to {format_size(size)}, libraries and other files included"
+        remedy = "programs that are not Python, and python -I, -E or -S, read the source directly"
+        yield Note("unseen-reads", severity, text, remedy)
 
 
-def shim_off(record: dict[str, Any]) -> Iterator[Note]:
+def shim_off(record: Record) -> Iterator[Note]:
     """Notes shims that switched themselves off."""
     count = _of_layer(record, DIRECT_LAYER)
     if count:
-        yield Note(
-            "shim-off",
-            Severity.WARNING,
-            f"in {number(count, 'process', 'processes')} redirection failed its self-test: they read the source",
-            "try --intercept python; please report the platform",
-        )
+        who = format_number(count, "process", "processes")
+        text = f"in {who} redirection failed its self-test: they read the source"
+        yield Note("shim-off", Severity.WARNING, text, "try --intercept python; please report the platform")
 
 
-def uncounted(record: dict[str, Any]) -> Iterator[Note]:
+def uncounted(record: Record) -> Iterator[Note]:
     """Notes that more processes lived at a time than the page can count."""
     count = _of_layer(record, UNCOUNTED_LAYER)
     if count:
+        who = format_number(count, "process", "processes")
         yield Note(
             "uncounted",
             Severity.WARNING,
-            f"{number(count, 'process', 'processes')} found no slot to count in: what they opened is not reported",
+            f"{who} found no slot to count in: what they opened is not reported",
             f"run at most {SLOTS - PYTHON_SLOTS_FROM} Python processes at a time on a node, or use the native layer, "
             f"which counts {PYTHON_SLOTS_FROM - 1}",
         )
 
 
-def _of_layer(record: dict[str, Any], layer: str) -> int:
-    return int(record["coverage"]["by_layer"].get(layer, {}).get("processes", 0))
+def _of_layer(record: Record, name: str) -> int:
+    layer = record.coverage.by_layer.get(name)
+    return layer.processes if layer else 0
 
 
-def python_layer(record: dict[str, Any]) -> Iterator[Note]:
+def python_layer(record: Record) -> Iterator[Note]:
     """Notes that only the Python layer ran (no compiler at installation): it redirects and measures less."""
-    layers = record["coverage"]["by_layer"]
-    if layers.get("python", {}).get("opens") and not layers.get("native", {}).get("opens"):
-        yield Note(
-            "python-layer",
-            Severity.INFO,
-            "Python layer only: files opened by C code were read from the source, and reads are not timed",
-            "reinstall hpcstage where a C compiler exists (x86-64 or aarch64, glibc), or drop --intercept python",
-        )
+    python, native = (record.coverage.by_layer.get(name) for name in ("python", "native"))
+    if python and python.opens and not (native and native.opens):
+        text = "Python layer only: files opened by C code were read from the source, and reads are not timed"
+        remedy = "reinstall hpcstage where a C compiler exists (x86-64 or aarch64, glibc), or drop --intercept python"
+        yield Note("python-layer", Severity.INFO, text, remedy)
 
 
-def not_swapped(record: dict[str, Any]) -> Iterator[Note]:
+def not_swapped(record: Record) -> Iterator[Note]:
     """Notes the two main reasons for opens at the source."""
-    opens = record["coverage"]["opens"]
-    if not opens or not stages(record):
+    opens = record.coverage.opens
+    if not opens or not record.run.stages:
         return
-    for name, count in sorted(record["coverage"]["reasons"].items(), key=lambda item: -item[1])[:2]:
+    for name, count in sorted(record.coverage.reasons.items(), key=lambda item: -item[1])[:2]:
         if name in REASONS and count >= WORTH * opens and not _harmless(name, record):
             what, remedy = REASONS[name]
             severity = Severity.WARNING if count >= 0.2 * opens else Severity.INFO
-            text = f"{number(count, 'open')} ({percent(count / opens)}) {what}"
+            text = f"{format_number(count, 'open')} ({format_share(count / opens)}) {what}"
             yield Note(f"direct-{name.replace('_', '-')}", severity, text, remedy)
 
 
-def _harmless(name: str, record: dict[str, Any]) -> bool:
+def _harmless(name: str, record: Record) -> bool:
     """Returns whether opens at the source with this reason need no note: those during a short scan, which the user
     cannot change, and those after copying was stopped because little is read, which another note says."""
     if name == "settled":
-        return any(problem["id"] == "little-read" for problem in record["problems"])
-    scans = [node["scan_s"] for node in record["nodes"] if node["scan_s"] is not None]
-    took_s = max(scans, default=record["time_split"]["wall_s"] or LONG_SCAN_S)
+        return any(problem.id == "little-read" for problem in record.problems)
+    scans = [node.scan_s for node in record.nodes if node.scan_s is not None]
+    took_s = max(scans, default=record.time_split.wall_s or LONG_SCAN_S)
     return name == "scanning" and took_s < LONG_SCAN_S
 
 
-def shim_errors(record: dict[str, Any]) -> Iterator[Note]:
+def shim_errors(record: Record) -> Iterator[Note]:
     """Notes failures that the shim swallowed."""
-    count = record["coverage"]["errors"] or 0
+    count = record.coverage.errors or 0
     if count:
-        yield Note(
-            "shim-errors",
-            Severity.INFO,
-            f"the shim swallowed {number(count, 'failure')} of its own; these calls went to the source",
-            "results are not affected; please report it",
-        )
+        text = f"the shim swallowed {format_number(count, 'failure')} of its own; these calls went to the source"
+        yield Note("shim-errors", Severity.INFO, text, "results are not affected; please report it")
 
 
 VISIBLE_RULES = [

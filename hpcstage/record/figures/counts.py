@@ -1,0 +1,307 @@
+"""Sums counters over processes and nodes: the sections `totals` and `coverage`. Zero and unknown are kept apart. Pure.
+
+The job's totals are the sums over the nodes that reported: a byte that two nodes read from the source counts twice,
+since the source delivered it twice. A sum is unknown if a node's value is unknown.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from hpcstage.protocol.shim import Reason
+from hpcstage.record.parts.part import UNCOUNTED_LAYER, AccountsPart, NodePart, ProcessPart
+from hpcstage.record.schema import Coverage, LayerCoverage, RunTotals, StatCounts
+
+DIRECT_LAYER = "direct"
+"""A process of this layer attached but counts nothing: its self-tests failed."""
+UNSEEN_LAYERS = (DIRECT_LAYER, UNCOUNTED_LAYER)
+Histogram = dict[int, int]
+
+# ---- one process ----
+
+
+def count(process: ProcessPart, name: str) -> int:
+    """Returns a counter; the part leaves out those that are zero."""
+    return process.counters.get(name, 0)
+
+
+def opens_of(process: ProcessPart) -> int:
+    """Counts the successful opens for reading below a dataset."""
+    return swapped_of(process) + count(process, "source_opens")
+
+
+def swapped_of(process: ProcessPart) -> int:
+    """Counts the opens that got the staged copy."""
+    return count(process, "hit_opens") + count(process, "ready_opens")
+
+
+def reads_known(process: ProcessPart) -> bool:
+    """Returns whether this process's reads were measured."""
+    return bool(count(process, "reads_measured")) and process.layer not in UNSEEN_LAYERS
+
+
+def life_ns(process: ProcessPart) -> int:
+    """Returns the nanoseconds from a process's attaching to its end; 0: unknown.
+
+    Where the end was not seen, its last call on a dataset's file counts as the end.
+    """
+    if process.processes > 1:
+        return count(process, "life_ns")
+    begin_ns = count(process, "attach_ns")
+    end_ns = count(process, "exit_ns") or count(process, "last_ns")
+    return end_ns - begin_ns if end_ns > begin_ns > 0 else 0
+
+
+def phase_ns(process: ProcessPart) -> int:
+    """Returns the nanoseconds from a process's first call on a dataset's file to its last."""
+    if process.processes > 1:
+        return count(process, "phase_ns")
+    return max(0, count(process, "last_ns") - count(process, "first_ns"))
+
+
+def maps(process: ProcessPart) -> bool:
+    """Returns whether the process mapped files of the datasets into memory, which it then reads without calls."""
+    return bool(count(process, "source_maps") or count(process, "local_maps"))
+
+
+# ---- several processes ----
+
+
+def total(processes: Iterable[ProcessPart], name: str) -> int:
+    """Returns a counter summed over processes."""
+    return sum(count(process, name) for process in processes)
+
+
+def number(processes: Iterable[ProcessPart]) -> int:
+    """Counts the processes that these rows stand for."""
+    return sum(process.processes for process in processes)
+
+
+def source_reads(processes: Iterable[ProcessPart], name: str) -> int | None:
+    """Sums a counter of reads at the source; None if a process that opened files there did not measure its reads."""
+    return _reads(processes, name, "source_maps", "source_opens")
+
+
+def local_reads(processes: Iterable[ProcessPart], name: str) -> int | None:
+    """Sums a counter of reads of staged copies; None if a process that opened some did not measure its reads."""
+    return _reads(processes, name, "local_maps", "hit_opens", "ready_opens")
+
+
+def _reads(processes: Iterable[ProcessPart], name: str, mapped: str, *opens: str) -> int | None:
+    value = 0
+    for process in processes:
+        if process.layer in UNSEEN_LAYERS or count(process, mapped):
+            return None
+        if any(count(process, o) for o in opens) and not reads_known(process):
+            return None
+        value += count(process, name)
+    return value
+
+
+def add(*values: int | None) -> int | None:
+    """Returns the sum; None if a part is None."""
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def ratio(part: float | None, whole: float | None) -> float | None:
+    """Returns part / whole; None if either is unknown or the whole is 0."""
+    return None if part is None or not whole else part / whole
+
+
+def merge(parts: Iterable[Mapping[int, int]]) -> Histogram:
+    """Returns the sum of several histograms."""
+    found: Histogram = {}
+    for part in parts:
+        for bucket, number in part.items():
+            found[bucket] = found.get(bucket, 0) + number
+    return found
+
+
+# ---- totals ----
+
+TOTALS = [part.name for part in fields(RunTotals)]
+PEERS = ("peer_bytes", "peer_files", "sent_bytes", "sent_files")
+
+
+def totals_of(node: NodePart) -> RunTotals:
+    """Returns the totals of a node. `copied_*` are the copiers' share, `direct_*` the program's own at the source."""
+    processes, told = node.processes, node.totals
+    copied_nothing, scanned_nothing = _copied_nothing(node), _scanned_nothing(node)
+    copied_bytes, copied_files, copied_opens, copied_reads = (
+        0 if value is None and copied_nothing else value
+        for value in (told.source_bytes, told.source_files, told.source_opens, told.source_reads)
+    )
+    listings, stats = (
+        0 if value is None and scanned_nothing else value for value in (told.source_listings, told.source_stats)
+    )
+    direct_opens, direct_stats = total(processes, "source_opens"), total(processes, "source_stats")
+    direct_bytes, direct_reads = (source_reads(processes, name) for name in ("source_read_bytes", "source_reads"))
+    measuring_opens = told.measuring_opens or 0
+    source_opens = add(copied_opens, measuring_opens, direct_opens)
+    return RunTotals(
+        source_bytes=add(copied_bytes, direct_bytes),
+        source_files=copied_files,
+        source_ops=add(source_opens, listings, stats, direct_stats),
+        source_opens=source_opens,
+        measuring_opens=measuring_opens,
+        source_reads=add(copied_reads, direct_reads),
+        peer_bytes=told.peer_bytes,
+        peer_files=told.peer_files,
+        sent_bytes=told.sent_bytes,
+        sent_files=told.sent_files,
+        local_bytes=local_reads(processes, "local_read_bytes"),
+        local_reads=local_reads(processes, "local_reads"),
+        wanted=total(processes, "wants"),
+        want_ready=told.want_ready,
+        want_direct=told.want_direct,
+        hit_opens=total(processes, "hit_opens"),
+        ready_opens=total(processes, "ready_opens"),
+        failed=told.failed,
+        void=told.void,
+        refused=told.refused,
+        copy_busy_s=told.copy_busy_s,
+        copied_bytes=copied_bytes,
+        copied_files=copied_files,
+        copied_opens=copied_opens,
+        copied_reads=copied_reads,
+        source_listings=listings,
+        source_stats=stats,
+        direct_opens=direct_opens,
+        direct_stats=direct_stats,
+        direct_bytes=direct_bytes,
+        direct_reads=direct_reads,
+    )
+
+
+def _copied_nothing(node: NodePart) -> bool:
+    """Returns whether a count of the copiers that is missing is 0: they had nothing to do."""
+    idle = node.complete and not any(sample.copied_bytes or sample.busy for sample in node.samples)
+    return node.mode == "direct" or idle
+
+
+def _scanned_nothing(node: NodePart) -> bool:
+    """Returns whether the daemon scanned nothing: in mode direct, or where another node scanned for the group."""
+    return node.scan_s is None and (node.mode == "direct" or bool(node.group and node.node_index))
+
+
+def summed(nodes: Sequence[tuple[NodePart, RunTotals]]) -> RunTotals:
+    """Returns the totals of the job. A node without a group exchanged nothing; if none had a group, `peer_*` and
+    `sent_*` are null."""
+    found: dict[str, Any] = dict.fromkeys(TOTALS)
+    if nodes:
+        found = {name: add(*(getattr(totals, name) for _, totals in nodes)) for name in TOTALS}
+        found["copy_busy_s"] = max((t.copy_busy_s for _, t in nodes if t.copy_busy_s is not None), default=None)
+        shared = [totals for node, totals in nodes if node.mode != "direct" and _has_group(node, totals)]
+        found |= {name: add(*(getattr(t, name) for t in shared)) if shared else None for name in PEERS}
+    return RunTotals(**found)
+
+
+def _has_group(node: NodePart, totals: RunTotals) -> bool:
+    return bool(node.group) or any(getattr(totals, name) is not None for name in PEERS)
+
+
+# ---- coverage ----
+
+EXAMPLES = 5
+REASONS = [reason.name.lower() for reason in Reason if reason is not Reason.NONE]
+LEAST_UNSEEN_BYTES = 64 * 10**6
+"""Fewer unseen bytes count as none."""
+LEAST_MISSED_BYTES = 10**6
+"""This is the limit where processes are known to have been missed."""
+START_BYTES = 32 * 10**6
+"""An attached process may read this much to start and to import its libraries between two looks at it."""
+COUNTS = (
+    "opens", "swapped", "failed_opens", "write_opens", "dropped", "processes_attached", "processes_missed",
+    "processes_uncounted", "errors",
+)  # fmt: skip
+NO_COVERAGE = Coverage(
+    **dict.fromkeys((*COUNTS, "share", "stats", "unseen_bytes")),
+    by_layer={},
+    reasons=dict.fromkeys(REASONS, 0),
+    missed_examples=(),
+)
+
+
+def coverage_of(node: NodePart) -> Coverage:
+    """Returns the coverage of one node."""
+    processes = node.processes
+    opens, swapped = sum(map(opens_of, processes)), sum(map(swapped_of, processes))
+    layers = sorted({process.layer for process in processes})
+    return Coverage(
+        opens=opens,
+        swapped=swapped,
+        failed_opens=total(processes, "failed_opens"),
+        write_opens=total(processes, "write_opens"),
+        dropped=total(processes, "dropped"),
+        processes_attached=number(processes),
+        processes_missed=node.missed_count,
+        processes_uncounted=number(p for p in processes if p.layer in UNSEEN_LAYERS),
+        errors=total(processes, "errors"),
+        share=ratio(swapped, opens),
+        by_layer={layer: _layer([p for p in processes if p.layer == layer]) for layer in layers},
+        reasons=_reasons(node),
+        stats=StatCounts(local=total(processes, "hit_stats"), source=total(processes, "source_stats")),
+        unseen_bytes=None,
+        missed_examples=tuple(node.missed_processes[:EXAMPLES]),
+    )
+
+
+def added(nodes: Sequence[Coverage], accounts: Sequence[AccountsPart | None]) -> Coverage:
+    """Returns the section: the sum over all nodes that reported."""
+    if not nodes:
+        return NO_COVERAGE
+    sums: dict[str, Any] = {name: sum(getattr(node, name) for node in nodes) for name in COUNTS}
+    layers = sorted({layer for node in nodes for layer in node.by_layer})
+    reasons = sum((Counter(node.reasons) for node in nodes), Counter[str]())
+    stats = [node.stats for node in nodes if node.stats]
+    return Coverage(
+        **sums,
+        share=ratio(sums["swapped"], sums["opens"]),
+        by_layer={layer: _added([n.by_layer[layer] for n in nodes if layer in n.by_layer]) for layer in layers},
+        reasons=dict.fromkeys(REASONS, 0) | {name: value for name, value in reasons.items() if value},
+        stats=StatCounts(local=sum(s.local for s in stats), source=sum(s.source for s in stats)),
+        unseen_bytes=_unseen_bytes(accounts, sums["processes_missed"]),
+        missed_examples=tuple(missed for node in nodes for missed in node.missed_examples)[:EXAMPLES],
+    )
+
+
+def _layer(processes: Sequence[ProcessPart]) -> LayerCoverage:
+    if processes[0].layer in UNSEEN_LAYERS:
+        return LayerCoverage(processes=number(processes), opens=None, swapped=None, share=None)
+    opens, swapped = sum(map(opens_of, processes)), sum(map(swapped_of, processes))
+    return LayerCoverage(processes=number(processes), opens=opens, swapped=swapped, share=ratio(swapped, opens))
+
+
+def _added(layers: Sequence[LayerCoverage]) -> LayerCoverage:
+    opens, swapped = add(*(layer.opens for layer in layers)), add(*(layer.swapped for layer in layers))
+    processes = sum(layer.processes for layer in layers)
+    return LayerCoverage(processes=processes, opens=opens, swapped=swapped, share=ratio(swapped, opens))
+
+
+def _reasons(node: NodePart) -> dict[str, int]:
+    """Counts opens at the source by reason; one without a reason counts as `mode_direct`, or as `unstated`."""
+    found = {name: total(node.processes, f"direct_{name}") for name in REASONS} | {"mode_direct": 0, "unstated": 0}
+    for process in node.processes:
+        given = sum(count(process, f"direct_{name}") for name in REASONS)
+        rest = max(0, count(process, "source_opens") - given)
+        found["mode_direct" if node.mode == "direct" else "unstated"] += rest
+    return found
+
+
+def _unseen_bytes(accounts: Sequence[AccountsPart | None], missed: int) -> int | None:
+    """Returns how many bytes unseen processes read at most; 0 where it is no more than starting processes takes.
+
+    Returns None where it is not known: a launcher's processes need not descend from the wrapper's command.
+    """
+    known = [account for account in accounts if account and 2 * account.command_bytes >= account.accounted_bytes]
+    if not known:
+        return None
+    found = sum(max(0, account.command_bytes - account.accounted_bytes) for account in known)
+    attached = sum(account.attached for account in known)
+    if found >= (LEAST_MISSED_BYTES if missed else max(LEAST_UNSEEN_BYTES, START_BYTES * attached)):
+        return found
+    return 0 if len(known) == len(accounts) else None

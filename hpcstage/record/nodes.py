@@ -1,0 +1,232 @@
+"""Composes the sections `nodes`, a row for each node, and `group`, which describes them together. Pure.
+
+A node is compared with the median of the others, so that trouble that all of them share marks none of them as slow.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+
+from hpcstage.record.figures import counts
+from hpcstage.record.figures.digest import Digest, JobFigures
+from hpcstage.record.parts.part import GroupPart, NodeTotals, RunPart
+from hpcstage.record.parts.roster import State, unheard_why
+from hpcstage.record.schema import GroupSection, NodeRow, OwnPeriod
+from hpcstage.units import format_duration, format_share
+
+SLOWER = 0.75
+"""A node whose pace at the source is below this share of the others' is slow."""
+SLOWER_DISK = 2.0
+"""A local disk is slow if a byte takes more than this many times as long as on the other nodes."""
+WAITS = 0.05
+"""A node is slow if its program waited longer than the others' by this share of the wall time and LEAST_WAIT_S."""
+LEAST_WAIT_S = 2.0
+LEAST_WRITE_NS = 10**9
+"""A disk is judged if all transfers together wrote to it for longer than this: a few files say nothing about it."""
+LOCAL_WAITS = 0.02
+"""A slow local disk does no harm if the program waited for it for less than this share of the wall time."""
+MOST_COMPARED = 64
+"""In a job with more nodes than this the median includes the node itself, as one value hardly changes it."""
+NAMED = 16
+"""The section `group` names at most this many nodes of a kind."""
+Values = Sequence[float | None]
+
+
+def rows_of(run: RunPart, nodes: Sequence[Digest], silent: Sequence[str], figures: JobFigures) -> list[NodeRow]:
+    """Returns the rows in the order of `nodes`, then those of the nodes that reported nothing (`silent`)."""
+    slow = _slow(nodes, figures) if len(nodes) > 1 else [[] for _ in nodes]
+    behind = _behind([node.split.waited_s for node in nodes])
+    rows = [_row(*found) for found in zip(nodes, slow, behind, strict=True)]
+    return [*rows, *(_unheard(run, name) for name in silent)]
+
+
+def _row(node: Digest, slow: Sequence[str], behind_s: float | None) -> NodeRow:
+    part = node.part
+    row = NodeRow(
+        host=node.name,
+        index=node.index,
+        state=node.state,
+        why=node.why,
+        slow=tuple(slow),
+        behind_s=behind_s,
+        complete=part.complete,
+        started_s=node.shift_s,
+        clock_moved_s=node.clock_moved_s,
+        ended_s=None if part.ended_s is None else part.ended_s + node.shift_s,
+        scan_s=part.scan_s,
+        staged_s=None if part.staged_s is None else part.staged_s + node.shift_s,
+        placement=part.placement,
+        placement_why=part.placement_why,
+        group=_with_count(part.group) if part.group else None,
+        wait_source_s=node.split.wait_source_s,
+        wait_local_s=node.split.wait_local_s,
+        relative_pace=node.relative_pace,
+        disk=node.disk.speed(),
+        totals=part.totals,
+        budget=part.budget,
+        pressure=part.pressure,
+        errors=tuple(part.errors),
+        processes=node.processes,
+    )
+    if not node.speaks:
+        return row
+    return replace(
+        row,
+        staged_files=sum(dataset.staged_files for dataset in part.datasets),
+        staged_bytes=sum(dataset.staged_bytes for dataset in part.datasets),
+        source_bytes=node.totals.source_bytes,
+        peer_bytes=node.totals.peer_bytes,
+        sent_bytes=node.totals.sent_bytes,
+        local_bytes=node.totals.local_bytes,
+        direct_bytes=node.totals.direct_bytes,
+        copied_files=node.totals.copied_files,
+        peer_files=node.totals.peer_files,
+        opens=node.coverage.opens,
+        swapped=node.coverage.swapped,
+    )
+
+
+def _with_count(group: GroupPart) -> GroupPart:
+    return group if group.missing_count is not None else replace(group, missing_count=len(group.missing))
+
+
+def _unheard(run: RunPart, name: str) -> NodeRow:
+    return NodeRow(
+        host=name,
+        state=State.MISSING,
+        why=unheard_why(run, name),
+        complete=False,
+        started_s=None,
+        ended_s=None,
+        scan_s=None,
+        staged_s=None,
+        totals=NodeTotals(),
+        pressure={},
+        errors=(),
+        processes=(),
+    )
+
+
+# ---- slow nodes ----
+
+
+def _slow(nodes: Sequence[Digest], figures: JobFigures) -> list[list[str]]:
+    wall_s = figures.time_split.wall_s or 0.0
+    alone: dict[str, list[OwnPeriod]] = {}
+    for period in figures.contention.own_periods or ():
+        alone.setdefault(period.host, []).append(period)
+    waits = _behind([node.split.waited_s for node in nodes])
+    writes = _times_others([_write_ns_per_byte(node) for node in nodes])
+    reads = _times_others([node.disk.read_ns_per_byte for node in nodes])
+    return [
+        [
+            *_waits(behind_s, wall_s),
+            *_paces(node, alone.get(node.name, [])),
+            *_disks(node, written, read, wall_s),
+        ]
+        for node, behind_s, written, read in zip(nodes, waits, writes, reads, strict=True)
+    ]
+
+
+def _waits(behind_s: float | None, wall_s: float) -> list[str]:
+    if behind_s is None or behind_s < max(LEAST_WAIT_S, WAITS * wall_s):
+        return []
+    return [f"waited {format_duration(behind_s)} longer for files than the others"]
+
+
+def _paces(node: Digest, periods: Sequence[OwnPeriod]) -> list[str]:
+    said = []
+    if node.relative_pace is not None and node.relative_pace < SLOWER:
+        said.append(f"reads the source at {format_share(node.relative_pace)} of the others' rate")
+    if periods:
+        length_s = sum(p.end_s - p.start_s for p in periods)
+        loss = sum((p.end_s - p.start_s) * p.loss for p in periods) / length_s
+        said.append(f"fell behind the others for {format_duration(length_s)}, by {format_share(loss)}")
+    return said
+
+
+def _disks(node: Digest, written: float | None, read: float | None, wall_s: float) -> list[str]:
+    said = []
+    write_ns = node.disk.write_ns
+    if written is not None and written > SLOWER_DISK and 2 * write_ns > node.disk.copy_ns and write_ns > LEAST_WRITE_NS:
+        said.append(f"its local disk takes {written:.1f} times as long to write as the others'")
+    waits = (node.split.wait_local_s or 0.0) > LOCAL_WAITS * wall_s
+    if read is not None and read > SLOWER_DISK and waits:
+        said.append(f"its local disk takes {read:.1f} times as long to read as the others'")
+    return said
+
+
+def _write_ns_per_byte(node: Digest) -> float | None:
+    size = (node.totals.copied_bytes or 0) + (node.totals.peer_bytes or 0)
+    return node.disk.write_ns / size if size and node.disk.write_ns else None
+
+
+def _behind(values: Values) -> list[float | None]:
+    """Returns by how much each value exceeds the median of the others; None where there is nothing to compare."""
+    pairs = zip(values, _others(values), strict=True)
+    return [None if value is None or other is None else value - other for value, other in pairs]
+
+
+def _times_others(values: Values) -> list[float | None]:
+    pairs = zip(values, _others(values), strict=True)
+    return [value / other if value is not None and other else None for value, other in pairs]
+
+
+def _others(values: Values) -> list[float | None]:
+    """Returns for each value the median of the other known values."""
+    known = [value for value in values if value is not None]
+    if len(known) < 2:
+        return [None] * len(values)
+    if len(known) > MOST_COMPARED:
+        return [median(known)] * len(values)
+    rest = ([v for other, v in enumerate(values) if other != at and v is not None] for at in range(len(values)))
+    return [median(row) if row else None for row in rest]
+
+
+# ---- the nodes together ----
+
+
+def group_of(nodes: Sequence[Digest], silent: Sequence[str], total: int, figures: JobFigures) -> GroupSection | None:
+    """Returns the section; None where the job has one node. `silent` names the nodes that reported nothing at all."""
+    if total < 2:
+        return None
+    groups = [group for node in nodes if (group := node.part.group)]
+    died = [node.name for node in nodes if node.state is State.DIED]
+    missing = [*(node.name for node in nodes if node.state is State.MISSING), *silent]
+    alone = [node for node in nodes if node.state is State.OK and not _generations(node.part.group)]
+    told = [node.part for node in nodes if node.speaks]
+    troubled = [node.part.group for node in alone] or [group for group in groups if group.generations > 1]
+    return GroupSection(
+        nodes=total,
+        reported=len(told),
+        missing=tuple(missing[:NAMED]),
+        missing_count=len(missing),
+        died=tuple(died[:NAMED]),
+        died_count=len(died),
+        placement=_most_frequent([part.placement for part in told]),
+        placement_why=next((part.placement_why for part in told if part.placement_why), None),
+        generations=max(map(_generations, groups), default=0),
+        size=max((group.size for group in groups), default=0),
+        alone=tuple(node.name for node in alone[:NAMED]),
+        alone_count=len(alone),
+        why=next((group.why for group in troubled if group and group.why), None),
+        source_times=_source_times(figures),
+    )
+
+
+def _generations(group: GroupPart | None) -> int:
+    return group.generations if group else 0
+
+
+def _most_frequent(placements: Sequence[str]) -> str | None:
+    """Returns the placement that most nodes followed, as a node that lost the group reports `private`."""
+    return Counter(placements).most_common(1)[0][0] if placements else None
+
+
+def _source_times(figures: JobFigures) -> float | None:
+    """Returns how often the datasets were read from the source: source bytes divided by their size."""
+    size = counts.add(*(dataset.size_bytes for dataset in figures.datasets))
+    return counts.ratio(figures.totals.source_bytes, size)

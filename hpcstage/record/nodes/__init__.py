@@ -1,1 +1,0 @@
-"""Compares the nodes of a job, and describes their node group. Pure."""
