@@ -26,7 +26,7 @@ from hpcstage.record.notes.notes import notes_of
 from hpcstage.record.notes.problems import ended, problems_of
 from hpcstage.record.parts.alive import Life
 from hpcstage.record.parts.part import DatasetPart, NodePart, OrderLead, OrderPart, RunPart
-from hpcstage.record.parts.roster import State, expected, is_left_over, names_of, without_part
+from hpcstage.record.parts.roster import Presence, expected, is_left_over, names_of, without_part
 from hpcstage.record.schema import (
     VERSION,
     EnvironmentSection,
@@ -66,7 +66,7 @@ def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None
     record = Record(
         schema_version=VERSION,
         generator=f"hpcstage {run.version}".strip(),
-        complete=ended(run) and not silent and all(node.state is State.OK for node in nodes),
+        complete=ended(run) and not silent and all(node.state is Presence.OK for node in nodes),
         problems=tuple(problems_of(run, nodes, silent, total, running)),
         run=_run(run, told, running),
         environment=_environment(run),
@@ -107,8 +107,8 @@ def _read(run: RunPart, parts: Iterable[NodePart], *, running: bool) -> tuple[li
 
 def _without_doubles(nodes: Sequence[Digest]) -> list[Digest]:
     """Drops the part that says that a node never came up, where the node came up after all and has its own part."""
-    here = {(node.part.host, node.index) for node in nodes if node.state is not State.MISSING}
-    return [node for node in nodes if node.state is not State.MISSING or (node.part.host, node.index) not in here]
+    here = {(node.part.host, node.index) for node in nodes if node.state is not Presence.MISSING}
+    return [node for node in nodes if node.state is not Presence.MISSING or (node.part.host, node.index) not in here]
 
 
 def _series(nodes: Sequence[Digest], alone: NodePart | None, together: Together) -> Series:

@@ -13,7 +13,7 @@ from statistics import median
 from hpcstage.record.figures import counts
 from hpcstage.record.figures.digest import Digest, JobFigures
 from hpcstage.record.parts.part import GroupPart, NodeTotals, RunPart
-from hpcstage.record.parts.roster import State, unheard_why
+from hpcstage.record.parts.roster import Presence, unheard_why
 from hpcstage.record.schema import GroupSection, NodeRow, OwnPeriod
 from hpcstage.units import format_duration, format_share
 
@@ -96,7 +96,7 @@ def _with_count(group: GroupPart) -> GroupPart:
 def _unheard(run: RunPart, name: str) -> NodeRow:
     return NodeRow(
         host=name,
-        state=State.MISSING,
+        state=Presence.MISSING,
         why=unheard_why(run, name),
         complete=False,
         started_s=None,
@@ -194,9 +194,9 @@ def group_of(nodes: Sequence[Digest], silent: Sequence[str], total: int, figures
     if total < 2:
         return None
     groups = [group for node in nodes if (group := node.part.group)]
-    died = [node.name for node in nodes if node.state is State.DIED]
-    missing = [*(node.name for node in nodes if node.state is State.MISSING), *silent]
-    alone = [node for node in nodes if node.state is State.OK and not _generations(node.part.group)]
+    died = [node.name for node in nodes if node.state is Presence.DIED]
+    missing = [*(node.name for node in nodes if node.state is Presence.MISSING), *silent]
+    alone = [node for node in nodes if node.state is Presence.OK and not _generations(node.part.group)]
     told = [node.part for node in nodes if node.speaks]
     troubled = [node.part.group for node in alone] or [group for group in groups if group.generations > 1]
     return GroupSection(

@@ -28,7 +28,7 @@ from hpcstage.record.parts.part import (
     NodeTotals,
     OrderLead,
 )
-from hpcstage.record.parts.roster import State
+from hpcstage.record.parts.roster import Presence
 
 VERSION = "1.2"
 TITLE = "The record of a run of hpcstage"
@@ -134,7 +134,7 @@ class NodeRow:
     """The name of the node; with its index where several nodes share a host."""
     index: Count | None = None
     """The node's index in the job; node 0 scans."""
-    state: State = State.OK
+    state: Presence = Presence.OK
     """died: its daemon ended before the job did; missing: none ever reported."""
     why: str | None = None
     """Why the node died or is missing, as far as anybody said."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hpcstage.record.schema import GroupSection, NodeRow, Record, RunSection, Savings, TimeSplit
-from hpcstage.units import format_duration, format_rate, format_size
+from hpcstage.units import format_duration, format_rate, format_share, format_size
 
 UNKNOWN = "not measured"
 NAME = 18
@@ -60,12 +60,7 @@ def mean(values: Sequence[float | None]) -> float | None:
 
 def percent(share: float | None) -> str:
     """Formats a share; a small one is not shown as 0 %, and a nearly whole one not as 100 %."""
-    if share is None:
-        return UNKNOWN
-    value = 100 * share
-    if 0 < value < 1:
-        return "<1 %"
-    return f"{min(value, 99.9):.1f} %" if 99 < value < 100 else f"{value:.0f} %"
+    return UNKNOWN if share is None else format_share(share).replace("under ", "<")
 
 
 def seconds(value: float | None) -> str:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcstage.daemon.reading.opens import Lost, Marked, Opened, Opens, Ring, finder
-from hpcstage.daemon.reading.ringlog import Damaged, Record, parse
+from hpcstage.daemon.reading.ringlog import Damaged, RingRecord, parse
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.types import Dataset, DatasetKind, Entry
 from hpcstage.protocol import shim
@@ -47,7 +47,7 @@ def test_what_is_written_is_read(written: list[list[Any]], begin: int, near_end:
         for batch in written:
             for record in batch:
                 writer.put(*record)
-            assert ring.read() == ([Record(*record) for record in batch], 0)
+            assert ring.read() == ([RingRecord(*record) for record in batch], 0)
         ring.close()
 
 
@@ -69,8 +69,8 @@ def test_an_incomplete_record_ends_it(written: list[Any], data: st.DataObject) -
         ends.append(len(chunk))
     gap = data.draw(st.integers(0, len(written) - 1))
     holed = chunk[: ends[gap]] + bytes(4) + chunk[ends[gap] + 4 :]
-    assert parse(holed, 0) == ([Record(*r) for r in written[:gap]], ends[gap])
-    assert parse(chunk, 0) == ([Record(*r) for r in written], len(chunk))
+    assert parse(holed, 0) == ([RingRecord(*r) for r in written[:gap]], ends[gap])
+    assert parse(chunk, 0) == ([RingRecord(*r) for r in written], len(chunk))
 
 
 def record(at: int, size: int, kind: int = 1) -> bytes:

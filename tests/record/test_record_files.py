@@ -19,7 +19,7 @@ from hpcstage.errors import NoResult
 from hpcstage.record import files, index
 from hpcstage.record.compose import compose
 from hpcstage.record.parts import alive
-from hpcstage.record.parts.roster import State
+from hpcstage.record.parts.roster import Presence
 from hpcstage.record.schema import Record, Severity
 from hpcstage.record.workload import workload_of
 
@@ -114,7 +114,7 @@ def test_whether_a_run_on_another_host_goes_on_is_not_claimed(tmp_path: Path) ->
     assert record.run.state == "unclear"
     assert [p.id for p in record.problems] == ["unclear"]
     assert "or was killed a moment ago" in record.problems[0].text
-    assert record.nodes[0].state is State.RUNNING
+    assert record.nodes[0].state is Presence.RUNNING
     assert not record.complete
     assert [note.severity for note in record.notes if note.id == "unclear"] == [Severity.INFO]
 

@@ -15,7 +15,7 @@ from recordcases import announced, composed, node_part, run_part
 import hpcstage.record
 from hpcstage.record.jsonform import read
 from hpcstage.record.parts.part import DatasetPart, NodeTotals
-from hpcstage.record.parts.roster import State
+from hpcstage.record.parts.roster import Presence
 from hpcstage.record.schema import VERSION, NodeRow, Record, json_schema
 
 FILE = Path(hpcstage.record.__file__).parent / "schema.json"
@@ -76,7 +76,7 @@ def test_a_record_of_an_earlier_version_is_read() -> None:
     found = Record.from_json(record)
     assert found.group is None
     assert found.contention.verdict is None
-    assert (found.nodes[0].state, found.nodes[0].slow, found.nodes[0].group) == (State.OK, (), None)
+    assert (found.nodes[0].state, found.nodes[0].slow, found.nodes[0].group) == (Presence.OK, (), None)
 
 
 def test_what_a_later_version_adds_is_dropped() -> None:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcstage.daemon.reading.ringlog import Damaged, Record, index_of, parse, path_of
+from hpcstage.daemon.reading.ringlog import Damaged, RingRecord, index_of, parse, path_of
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.protocol.shim import RING_DATA_BYTES, RING_HEADER, RING_HEADER_BYTES, RING_MAGIC, SLOTS
 
@@ -91,8 +91,8 @@ class Opens:
         self._gone = gone
         self._rings: dict[int, Ring] = {}
         self._turn: deque[int] = deque()
-        self._held: deque[tuple[int, Record | int]] = deque()
-        self._parts: deque[deque[tuple[int, Record | int]]] = deque()
+        self._held: deque[tuple[int, RingRecord | int]] = deque()
+        self._parts: deque[deque[tuple[int, RingRecord | int]]] = deque()
         """Events that were separated from later ones."""
         self._users: dict[int, int] = {}
         """Slot → how many processes had it before the one that has it now."""
@@ -188,7 +188,7 @@ class Ring:
         self.is_read = False
         """Whether the last read left nothing."""
 
-    def read(self) -> tuple[list[Record], int]:
+    def read(self) -> tuple[list[RingRecord], int]:
         """Returns the records that came since the last call, and how many bytes were lost before them."""
         head = self._head()
         self.is_read = False
@@ -235,7 +235,7 @@ def _slot_of(name: str) -> int | None:
     return int(number) if suffix == SUFFIX and number.isascii() and number.isdigit() else None
 
 
-def _events(held: deque[tuple[int, Record | int]], find: Finder) -> Iterator[Event]:
+def _events(held: deque[tuple[int, RingRecord | int]], find: Finder) -> Iterator[Event]:
     for slot, record in held:
         if isinstance(record, int):
             yield Lost(slot, record)

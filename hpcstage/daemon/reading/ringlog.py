@@ -11,7 +11,7 @@ _HEAD = struct.Struct("<IHBB")
 _STAMPS = 1 << 32
 
 
-class Record(NamedTuple):
+class RingRecord(NamedTuple):
     """One record as it was written. `kind`: RECORD_OPEN, RECORD_INDEX, or one that this version does not know."""
 
     kind: int
@@ -27,7 +27,7 @@ class Damaged(ValueError):
 class Parsed(NamedTuple):
     """The records that are complete, and how many bytes they and the padding between them took."""
 
-    records: list[Record]
+    records: list[RingRecord]
     used_bytes: int
 
 
@@ -47,7 +47,7 @@ def parse(chunk: bytes, at: int) -> Parsed:
         if kind != RECORD_PAD:
             ns = RECORD.unpack_from(chunk, offset)[4]
             begin = offset + RECORD_BYTES
-            records.append(Record(kind, detail, ns, chunk[begin : begin + size]))
+            records.append(RingRecord(kind, detail, ns, chunk[begin : begin + size]))
         offset += length
     return Parsed(records, offset)
 
@@ -56,7 +56,7 @@ def _length(payload_bytes: int) -> int:
     return (RECORD_BYTES + payload_bytes + 7) & ~7
 
 
-def index_of(record: Record) -> tuple[int, int] | None:
+def index_of(record: RingRecord) -> tuple[int, int] | None:
     """Returns the dataset's key and the index of an INDEX record; None for any other."""
     if record.kind != RECORD_INDEX or len(record.payload) != INDEX.size:
         return None
@@ -64,6 +64,6 @@ def index_of(record: Record) -> tuple[int, int] | None:
     return key, index
 
 
-def path_of(record: Record) -> bytes | None:
+def path_of(record: RingRecord) -> bytes | None:
     """Returns the path below `store/` of an OPEN record; None for any other."""
     return record.payload if record.kind == RECORD_OPEN else None

@@ -18,7 +18,7 @@ from hpcstage.record.figures.sourceload import Seen, seen_of
 from hpcstage.record.figures.speeds import of_samples
 from hpcstage.record.figures.waits import ProcessTimes, Split, times_of
 from hpcstage.record.parts.part import AccountsPart, DatasetPart, NodePart, ProcessPart, RunPart
-from hpcstage.record.parts.roster import State, clock_error_s, expected, reason_of, says_something, state_of
+from hpcstage.record.parts.roster import Presence, clock_error_s, expected, reason_of, says_something, state_of
 from hpcstage.record.schema import Contention, Coverage, DiskSpeed, ProcessRow, RunTotals, TimeSplit
 
 PROCESSES = 64
@@ -75,7 +75,7 @@ class Digest:
 
     part: NodePart
     """The part without samples, processes and other data that grow with the run."""
-    state: State
+    state: Presence
     why: str | None
     """Why the node's state is not `OK`."""
     speaks: bool

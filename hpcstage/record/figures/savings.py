@@ -28,7 +28,7 @@ from hpcstage.record.figures.digest import Digest, JobFigures
 from hpcstage.record.figures.readers import LoaderUse, Program, ReaderUse
 from hpcstage.record.figures.sourceload import Load, Range, load_of, mean_rate
 from hpcstage.record.parts.part import RunPart
-from hpcstage.record.parts.roster import State
+from hpcstage.record.parts.roster import Presence
 from hpcstage.record.schema import Estimate, Savings
 
 WIDE = 0.12
@@ -333,7 +333,7 @@ def _staging_s(run: RunPart, nodes: Sequence[Digest]) -> float | None:
 
     All nodes stage at once. Nodes that died are left out.
     """
-    alive = [node for node in nodes if node.state is State.OK] or nodes
+    alive = [node for node in nodes if node.state is Presence.OK] or nodes
     ends = [node.part.staged_s for node in alive]
     known = [end for end in ends if end is not None]
     if not known or len(known) < len(ends):

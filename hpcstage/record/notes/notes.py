@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from hpcstage.plan.budget import more_room
 from hpcstage.record.notes.visible import VISIBLE_RULES
-from hpcstage.record.parts.roster import State, few
+from hpcstage.record.parts.roster import Presence, few
 from hpcstage.record.schema import Note, Record, Severity
 from hpcstage.units import format_duration, format_number, format_rate, format_share, format_size
 
@@ -49,7 +49,7 @@ MEMORY_WORDS = ("tmpfs", "memory", "ramfs")
 
 def store_full(record: Record) -> Iterator[Note]:
     """Notes that the datasets do not fit into the store, and how many bytes are missing."""
-    rows = [node for node in record.nodes if node.state is not State.MISSING]
+    rows = [node for node in record.nodes if node.state is not Presence.MISSING]
     sizes = [dataset.size_bytes for dataset in record.datasets if dataset.size_bytes is not None]
     budgets = [b.size_bytes for node in rows if (b := node.budget) and b.size_bytes is not None]
     known = len(sizes) == len(record.datasets) and len(budgets) == len(rows)

@@ -12,7 +12,7 @@ from hpcstage.problem import Problem
 from hpcstage.record.figures.digest import Digest
 from hpcstage.record.parts.alive import Life
 from hpcstage.record.parts.part import RunPart
-from hpcstage.record.parts.roster import State, few
+from hpcstage.record.parts.roster import Presence, few
 
 KILLED = "the figures end with the last thing noted; if the job ended early, look for its wall time or memory limit"
 NO_PART = (
@@ -69,7 +69,7 @@ def _own(run: RunPart, nodes: Sequence[Digest], silent: Sequence[str], running: 
     if silent:
         remedy = NO_PART.format(host=silent[0])
         found.append(_of_nodes("no-part", f"no report from {few(silent)}", remedy, silent))
-    cut = [node.name for node in nodes if node.state is State.DIED]
+    cut = [node.name for node in nodes if node.state is Presence.DIED]
     if cut:
         found.append(_of_nodes("daemon-died", f"the daemon on {few(cut)} did not shut down cleanly", DIED, cut))
     return found

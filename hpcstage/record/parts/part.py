@@ -374,13 +374,13 @@ class NodeDraft:
     def part(self) -> NodePart:
         """Returns the part that is filled in."""
         typed = {
-            "totals": read(NodeTotals, self.totals),
-            "alone": read(AlonePart, self.alone),
-            "errors": tuple(read(ErrorPart, error) for error in self.errors),
-            "budget": read(BudgetPart, self.budget) if self.budget else None,
+            "totals": NodeTotals(**self.totals),
+            "alone": AlonePart(**self.alone),
+            "errors": tuple(ErrorPart(**error) for error in self.errors),
+            "budget": BudgetPart(**self.budget) if self.budget else None,
             "order": read(OrderPart, self.order),
-            "missed_processes": tuple(read(MissedProcess, process) for process in self.missed_processes),
-            "accounts": read(AccountsPart, self.accounts) if self.accounts else None,
+            "missed_processes": tuple(MissedProcess(**process) for process in self.missed_processes),
+            "accounts": AccountsPart(**self.accounts) if self.accounts else None,
             "group": read(GroupPart, self.group) if self.group else None,
         }
         return NodePart(**{**vars(self), **typed})

@@ -20,7 +20,7 @@ LEFT_OVER_S = 60.0
 """A part that began longer than this before the run is of an earlier run, or of a node with a wrong clock."""
 
 
-class State(Enum):
+class Presence(Enum):
     """The state of a node at the end of the run, or now."""
 
     OK = "ok"
@@ -38,13 +38,13 @@ def is_left_over(run: RunPart, node: NodePart) -> bool:
     return early and _short(node.host) not in {_short(host) for host in (run.host, *run.nodes)}
 
 
-def state_of(node: NodePart, *, running: bool = False) -> State:
+def state_of(node: NodePart, *, running: bool = False) -> Presence:
     """Returns a node's state from its part. While the job runs, a part without an end is normal."""
     if any(problem.id == MISSING for problem in node.problems):
-        return State.MISSING
+        return Presence.MISSING
     if node.complete:
-        return State.OK
-    return State.RUNNING if running else State.DIED
+        return Presence.OK
+    return Presence.RUNNING if running else Presence.DIED
 
 
 def says_something(node: NodePart) -> bool:
@@ -52,9 +52,9 @@ def says_something(node: NodePart) -> bool:
     return node.complete or bool(node.totals != NodeTotals() or node.samples or node.processes)
 
 
-def reason_of(run: RunPart, node: NodePart, state: State) -> str | None:
+def reason_of(run: RunPart, node: NodePart, state: Presence) -> str | None:
     """Says why a node did not come up or died, as far as a part says it; None for other nodes."""
-    if state in (State.OK, State.RUNNING):
+    if state in (Presence.OK, Presence.RUNNING):
         return None
     told = [problem for problem in node.problems if problem.id == MISSING] or _of_host(run, node.host)
     told = told or list(node.problems)

@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from statistics import median
 
-from hpcstage.record.parts.roster import State
+from hpcstage.record.parts.roster import Presence
 from hpcstage.record.schema import GroupSection, NodeRow, Record
 from hpcstage.report.canvas import Canvas, grid
 from hpcstage.report.figures import UNKNOWN, count, seconds, short_name, size, source_times
 
 LINES = 11
 LEAST = 5
-FAILED = {State.MISSING: "never came up", State.DIED: "died"}
+FAILED = {Presence.MISSING: "never came up", Presence.DIED: "died"}
 _MOVED = attrgetter("source_bytes"), attrgetter("peer_bytes"), attrgetter("local_bytes")
 SINGLY = 2
 """Up to this many failed nodes get a line each."""
