@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.queue.queue import Place
@@ -28,7 +28,8 @@ def describe(part: NodeDraft, prepared: Prepared, engine: Engine, limit: Budget)
         replace(dataset, **vars(facts)) for dataset, facts in zip(part.datasets, engine.by_dataset, strict=True)
     ]
     if (scanned := prepared.scanned) is not None:
-        part.scan_s, part.forecast = scanned.seconds, scanned.forecast
+        part.scan_s = scanned.seconds
+        part.forecast = None if scanned.forecast is None else asdict(scanned.forecast)
         part.totals |= {"source_stats": scanned.stats, "source_listings": scanned.listings}
         part.order |= {"trace_used": scanned.trace or None, "trace_unused_why": scanned.trace_why or None}
     part.totals |= _copied(engine)

@@ -6,12 +6,10 @@ answers instead.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from hpcstage.daemon.copying.engine import Busy
 from hpcstage.daemon.inbox import UNANSWERED, Inbox
@@ -23,6 +21,7 @@ from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Request, Service
 from hpcstage.daemon.telemetry import Snapshot
 from hpcstage.plan.order import orders
+from hpcstage.plan.types import Forecast
 from hpcstage.protocol import exchange
 from hpcstage.protocol.shim import Answer, Kind, Reason, State
 from hpcstage.record.parts.part import NodeDraft
@@ -127,10 +126,10 @@ class Preparing(Phase):
                 return
         self._begin(directories, None, None)
 
-    def _decided(self, directories: int, forecast: bytes | None) -> None:
-        self._begin(directories, None, json.loads(forecast or b"{}"))
+    def _decided(self, directories: int, decided: bytes | None) -> None:
+        self._begin(directories, None, scanning.decision(decided))
 
-    def _begin(self, directories: int, scanned: Scanned | None, forecast: dict[str, Any] | None) -> None:
+    def _begin(self, directories: int, scanned: Scanned | None, forecast: Forecast | None) -> None:
         """Hands over to the staging. In mode auto the forecast sets the mode, which is runtime where it says upfront,
         for the program already runs."""
         if self._is_over:
@@ -139,9 +138,8 @@ class Preparing(Phase):
         self._is_over = True
         mode, why = self.base.spec.mode, ASKED_FOR
         if mode == AUTO_MODE:
-            found = forecast or {}
-            mode = DIRECT_MODE if found.get("choice") == DIRECT_MODE else "runtime"
-            why = str(found.get("why", "no forecast could be made"))
+            mode = DIRECT_MODE if forecast is not None and forecast.choice == DIRECT_MODE else "runtime"
+            why = "no forecast could be made" if forecast is None else forecast.why
         self._ready(Prepared(manifest, order, directories, scanned, mode, why))
 
     def _end(self, why: str | None) -> None:

@@ -18,7 +18,7 @@ from hpcstage.plan.dataset.datasets import Resolved
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.spelling import Spelling
 from hpcstage.plan.order import orders
-from hpcstage.plan.types import Budget, Order
+from hpcstage.plan.types import Budget, Forecast, Order
 from hpcstage.preview import planfile
 from hpcstage.preview.inputs import Inputs
 from hpcstage.preview.pipeline import find, forecast, look
@@ -43,7 +43,7 @@ class Scanned:
     listings: int
     problems: list[Problem]
     """The problems of the datasets, for the record."""
-    forecast: dict[str, Any] | None
+    forecast: Forecast | None
     """The forecast, made after a probe; only in mode auto."""
     trace: str
     """The id of the run that left a trace of this command on these files; empty if there is none."""
@@ -54,7 +54,8 @@ class Scanned:
     def from_bytes(cls, data: bytes) -> Scanned:
         """Parses what the helper returned."""
         values: dict[str, Any] = json.loads(data)
-        return cls(**{**values, "problems": [Problem.from_json(problem) for problem in values["problems"]]})
+        problems = [Problem.from_json(problem) for problem in values["problems"]]
+        return cls(**{**values, "problems": problems, "forecast": _forecast_in(values["forecast"])})
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def scan_into(spec: DaemonSpec) -> bytes:
         stats=found.scan.stats,
         listings=found.scan.listings,
         problems=_problems(len(plan.manifest), found.order.missing),
-        forecast=None if plan.forecast is None else asdict(plan.forecast),
+        forecast=plan.forecast,
         trace=left.header.run_id if left else "",
         trace_why=found.order.trace_why,
     )
@@ -116,7 +117,17 @@ def save_plan(spec: DaemonSpec, limit: Budget, mode: str) -> bytes:
 def decided(run_dir: Path) -> bytes:
     """Returns the forecast of the first node, in JSON, from the plan; the other nodes use it in mode auto."""
     data = json.loads((run_dir / planfile.PLAN).read_text(encoding="utf-8"))
-    return json.dumps(data["forecast"]).encode()
+    found = _forecast_in(data["forecast"])
+    return json.dumps(found and asdict(found)).encode()
+
+
+def decision(data: bytes | None) -> Forecast | None:
+    """Parses what `decided` returned; None if it failed."""
+    return _forecast_in(json.loads(data or b"null"))
+
+
+def _forecast_in(data: dict[str, Any] | None) -> Forecast | None:
+    return planfile.forecast_from_json(data) if data else None
 
 
 def load_scan(node_dir: Path) -> tuple[Manifest, Order]:
