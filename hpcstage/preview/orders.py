@@ -60,7 +60,7 @@ def find_order(inputs: Inputs, manifest: Manifest) -> FoundOrder:
         return FoundOrder(found.order(), about=f"{inputs.sampler.text()}; {found.about}", readings=found)
     known, why = _trace(inputs, manifest)
     spelt = Spelling(manifest)
-    listed = orders.build_counting(
+    listed = orders.build(
         manifest,
         setting or None,
         lists=[replace(item, paths=list(map(spelt, item.paths))) for item in resolved.ordering],

@@ -30,25 +30,25 @@ ABC = manifest_of(b"a", b"b", b"c", b"s/1", b"s/2")
 
 def test_settings():
     lists = [PathList("@l", [b"/d/c", b"/d/a"]), PathList("@m", [b"/d/b", b"/d/c"])]
-    assert list(orders.build(ABC, None).ids) == [0, 1, 2, 3, 4]
-    assert list(orders.build(ABC, "manifest", lists=lists).ids) == [0, 1, 2, 3, 4]
-    assert list(orders.build(ABC, None, lists=lists).ids) == [2, 0, 1]
-    assert orders.build(ABC, "given", lists=lists) == Order("given", array("I", [2, 0, 1]))
-    assert orders.build(ABC, "given").provenance == "manifest"
+    assert list(orders.build(ABC, None).order.ids) == [0, 1, 2, 3, 4]
+    assert list(orders.build(ABC, "manifest", lists=lists).order.ids) == [0, 1, 2, 3, 4]
+    assert list(orders.build(ABC, None, lists=lists).order.ids) == [2, 0, 1]
+    assert orders.build(ABC, "given", lists=lists).order == Order("given", array("I", [2, 0, 1]))
+    assert orders.build(ABC, "given").order.provenance == "manifest"
 
 
 def test_settings_with_a_trace():
     lists = [PathList("@l", [b"/d/c", b"/d/a"])]
     trace = Order("trace", array("I", [4, 1]))
     for setting in (None, "auto", "trace"):
-        assert orders.build(ABC, setting, trace=trace) == trace
+        assert orders.build(ABC, setting, trace=trace).order == trace
     for setting in ("manifest", "sampler", "given"):
-        assert orders.build(ABC, setting, trace=trace).provenance == "manifest"
+        assert orders.build(ABC, setting, trace=trace).order.provenance == "manifest"
     for setting in (None, "auto", "given"):
-        assert orders.build(ABC, setting, lists=lists, trace=trace).provenance == "given"
-    assert orders.build(ABC, "trace", lists=lists, trace=trace) == trace
-    assert orders.build(ABC, "trace", lists=lists).provenance == "manifest"
-    assert orders.build(ABC, "sampler", lists=lists).provenance == "manifest"
+        assert orders.build(ABC, setting, lists=lists, trace=trace).order.provenance == "given"
+    assert orders.build(ABC, "trace", lists=lists, trace=trace).order == trace
+    assert orders.build(ABC, "trace", lists=lists).order.provenance == "manifest"
+    assert orders.build(ABC, "sampler", lists=lists).order.provenance == "manifest"
 
 
 def test_which_settings_follow_samplers():
@@ -71,12 +71,12 @@ def test_from_paths_counts_what_is_unknown():
 def test_what_lists_name_in_vain_is_counted_whichever_order_is_taken():
     lists = [PathList("@l", [b"/d/x", b"/d/c", b"/d/y", b"/d/z", b"/d/q", b"/d/a"])]
     for setting in ("auto", "given", "my.txt", "manifest", "trace", "sampler"):
-        listed = orders.build_counting(ABC, setting, lists=lists, trace=Order("trace", array("I", [4, 1])))
+        listed = orders.build(ABC, setting, lists=lists, trace=Order("trace", array("I", [4, 1])))
         assert (listed.unknown, listed.examples) == (4, (b"/d/x", b"/d/y", b"/d/z"))
         assert orders.missing_text(listed, lists) == (
             "4 of 6 entries of the list @l name no file: /d/x, /d/y, /d/z, ..."
         )
-    assert orders.missing_text(orders.build_counting(ABC, None), []) == ""
+    assert orders.missing_text(orders.build(ABC, None), []) == ""
 
 
 @given(st.lists(st.integers(0, 19), unique=True))

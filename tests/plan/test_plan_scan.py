@@ -194,7 +194,7 @@ def test_a_list_takes_what_it_names_and_directories_whole(tmp_path: Path):
     assert paths(result) == [b"2", b"link", b"sub/3", b"sub/4"]
     assert result.manifest.entry(1).is_link
     assert result.skipped_counts == {"No such file or directory": 1}
-    given_order, unknown, _ = orders.build_counting(result.manifest, None, lists=resolved.lists)
+    given_order, unknown, _ = orders.build(result.manifest, None, lists=resolved.lists)
     assert (list(given_order.ids), unknown) == ([0, 1, 2, 3], 1)
 
 
@@ -243,7 +243,7 @@ def test_a_million_files_from_a_list(tmp_path: Path, local_dir: Path):
     started = time.monotonic()
     resolved = resolve([f"@{listed}"], tmp_path)
     result = scan(resolved)
-    found, unknown, _ = orders.build_counting(result.manifest, None, lists=resolved.lists)
+    found, unknown, _ = orders.build(result.manifest, None, lists=resolved.lists)
     seconds = time.monotonic() - started
     assert (len(result.manifest), len(found.ids), unknown) == (1000, 1000, 0)
     assert seconds < 40

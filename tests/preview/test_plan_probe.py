@@ -30,7 +30,7 @@ def manifest_of(root: Path) -> Manifest:
 
 def test_everything_is_measured_and_nothing_is_left(make_tree: Callable[..., Path], local_dir: Path):
     manifest = manifest_of(make_tree(files=100, size_bytes=50_000))
-    found = probe(manifest, orders.build(manifest, None).ids, local_dir, Copying(), limit_s=1.0)
+    found = probe(manifest, orders.build(manifest, None).order.ids, local_dir, Copying(), limit_s=1.0)
     assert set(found.rates.sources) == KNOWN
     for name in KNOWN:
         assert getattr(found.rates, name) > 0
@@ -76,7 +76,7 @@ def test_emulated_storage_is_measured_right(make_tree: Callable[..., Path], loca
     root = make_tree(files=600, size_bytes=100_000)
     with Slowfs(root, Settings(bandwidth_bytes_per_s=50e6, metadata_latency_s=0.002, data_latency_s=0.002)) as slow:
         manifest = manifest_of(slow.path)
-        rates = probe(manifest, orders.build(manifest, None).ids, local_dir, Copying()).rates
+        rates = probe(manifest, orders.build(manifest, None).order.ids, local_dir, Copying()).rates
     assert rates.reader_file_s is not None
     assert rates.source_bytes_per_s is not None
     assert rates.reader_bytes_per_s is not None

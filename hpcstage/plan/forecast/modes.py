@@ -51,7 +51,7 @@ def forecast(workload: Workload, rates: Rates, given: Conditions | None = None) 
     if (workload.epochs or 1) > 1:
         assumptions.append("page cache: does not keep the source's files from one epoch to the next")
     terms = phases(workload, rates, given)
-    modes = {DIRECT: _direct(terms.first), UPFRONT: _upfront(terms.upfront), RUNTIME: _runtime(terms)}
+    modes = {DIRECT: _direct(terms.first), UPFRONT: _upfront(terms), RUNTIME: _runtime(terms)}
     choice, why = choose(terms.first, modes, from_nodes=terms.later.peers_s > 0)
     modes[AUTO] = replace(modes[choice], mode=AUTO, formula=f"as {choice}")
     return Forecast(modes, choice, why, tuple(assumptions))
@@ -74,8 +74,9 @@ def _direct(terms: Terms) -> ModeForecast:
     return ModeForecast(DIRECT, total_s, first_s, terms.startup_s + epoch_s, epoch_s, formula)
 
 
-def _upfront(terms: Terms) -> ModeForecast:
-    copy_s = terms.begin_s + terms.share * terms.whole_copy_s
+def _upfront(phases: Phases) -> ModeForecast:
+    terms = phases.upfront
+    copy_s = terms.begin_s + terms.share * phases.whole_copy_s
     epoch_s = terms.epoch_s(terms.share)
     before_s = copy_s + terms.startup_s
     formula = (
@@ -88,7 +89,7 @@ def _upfront(terms: Terms) -> ModeForecast:
 
 def _runtime(phases: Phases) -> ModeForecast:
     terms, later = phases.first, phases.later
-    first_s, text = _first_epoch(terms)
+    first_s, text = _ordered(terms) if phases.order_known else _unordered(terms)
     later_s = later.epoch_s(later.share)
     formula = text
     if terms.epochs > 1:
@@ -97,13 +98,8 @@ def _runtime(phases: Phases) -> ModeForecast:
     return ModeForecast(RUNTIME, first_s + (terms.epochs - 1) * later_s, first_batch_s, first_s, later_s, formula)
 
 
-def _first_epoch(terms: Terms) -> tuple[float, str]:
-    if not terms.order_known:
-        first_s = _unordered_s(terms)
-        return (
-            first_s,
-            f"startup {show(terms.startup_s)} + first epoch, order not known, {show(first_s - terms.startup_s)}",
-        )
+def _ordered(terms: Terms) -> tuple[float, str]:
+    """Returns the end of epoch 1 where the copying knows the order, and its formula."""
     program_s = terms.startup_s + terms.epoch_s(terms.share)
     copied_s = terms.begin_s + terms.share * terms.copy_s
     rest_s = (1 - terms.share) * terms.epoch_s(0)
@@ -112,8 +108,9 @@ def _first_epoch(terms: Terms) -> tuple[float, str]:
     return max(program_s, copied_s + rest_s), f"max({program}, {copy})"
 
 
-def _unordered_s(terms: Terms) -> float:
-    """Returns the end of epoch 1 where the copying does not know the order; goes through the reads step by step.
+def _unordered(terms: Terms) -> tuple[float, str]:
+    """Returns the end of epoch 1 where the copying does not know the order, and its formula; goes through the reads
+    step by step.
 
     Files that were read are staged (as far as they fit), so the program finds the share (staged - read) / (1 - read) of
     the unread files; the others are fetched while it waits.
@@ -125,7 +122,7 @@ def _unordered_s(terms: Terms) -> float:
         staged = min(max(copied, terms.share * read, 0.0), terms.share)
         found = min(max((staged - terms.share * read) / (1 - read), 0.0), 1.0)
         now_s += terms.epoch_s(found) / _STEPS
-    return now_s
+    return now_s, f"startup {show(terms.startup_s)} + first epoch, order not known, {show(now_s - terms.startup_s)}"
 
 
 # ---- the choice

@@ -32,11 +32,8 @@ class Terms:
     """Seconds in which one reader alone reads them from staged copies, here or on another node."""
     copy_s: float
     """Seconds of copying what a node reads in an epoch."""
-    whole_copy_s: float
-    """Seconds of copying the dataset to the nodes that keep it."""
     share: float
     """The share of the dataset that is staged."""
-    order_known: bool
     files: int
     peers_s: float = 0.0
     """Seconds to get the staged files that are on other nodes, at the rate of the link."""
@@ -69,6 +66,9 @@ class Phases:
     first: Terms
     later: Terms
     upfront: Terms
+    whole_copy_s: float
+    """Seconds of copying the dataset to the nodes that keep it."""
+    order_known: bool
 
 
 @dataclass(frozen=True)
@@ -109,19 +109,18 @@ def phases(workload: Workload, rates: Rates, given: Conditions) -> Phases:
     sharing = given.sharing
     if sharing is None or sharing.nodes < 2:
         terms = _terms(workload, rates, given, given.fit, 0.0)
-        return Phases(terms, terms, terms)
+        return Phases(terms, terms, terms, terms.copy_s * given.nodes, given.order_known)
     if sharing.kind is Placing.PRIVATE:
         terms = _terms(workload, rates, given, sharing.kept, 0.0)
-        return Phases(terms, replace(terms, share=sharing.later(terms.epochs).local), terms)
-    first, later = sharing.hits(1), sharing.later(workload.epochs or 1)
-    placed = max(sharing.placed, 1e-12)
-    before = _terms(workload, rates, given, sharing.placed, first.peers / placed)
-    after = _terms(workload, rates, given, sharing.placed, later.peers / placed)
+        later = replace(terms, share=sharing.later(terms.epochs).local)
+        return Phases(terms, later, terms, terms.copy_s * given.nodes, given.order_known)
+    placed, peers = max(sharing.placed, 1e-12), sharing.later(workload.epochs or 1).peers
+    before = _terms(workload, rates, given, sharing.placed, sharing.hits(1).peers / placed)
+    after = _terms(workload, rates, given, sharing.placed, peers / placed)
     passed_on_s = max(0.0, sharing.kept - sharing.placed / sharing.nodes) * _over(
         workload.size_bytes, rates.peer_bytes_per_s
     )
-    upfront = replace(after, whole_copy_s=max(after.copy_s, passed_on_s / placed))
-    return Phases(before, after, upfront)
+    return Phases(before, after, after, max(after.copy_s, passed_on_s / placed), given.order_known)
 
 
 def _terms(workload: Workload, rates: Rates, given: Conditions, share: float, peers: float) -> Terms:
@@ -145,9 +144,7 @@ def _terms(workload: Workload, rates: Rates, given: Conditions, share: float, pe
         source_s=source_s,
         local_alone_s=local_s + from_peers_s + peers * files * (rates.peer_file_s or 0.0),
         copy_s=copy_s,
-        whole_copy_s=copy_s * nodes,
         share=min(1.0, max(0.0, share)),
-        order_known=given.order_known,
         files=max(1, workload.files),
         peers_s=from_peers_s,
     )

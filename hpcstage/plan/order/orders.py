@@ -34,7 +34,7 @@ def follows_samplers(setting: str | None) -> bool:
     return setting in _FOLLOWING
 
 
-class Listed(NamedTuple):
+class ListedOrder(NamedTuple):
     """An order, and the paths of lists that it lacks."""
 
     order: Order
@@ -46,19 +46,12 @@ class Listed(NamedTuple):
 
 def build(
     manifest: Manifest, setting: str | None, *, lists: Sequence[PathList] = (), trace: Order | None = None
-) -> Order:
-    """Returns the order with which a run starts.
+) -> ListedOrder:
+    """Returns the order with which a run starts, and which paths of the lists the manifest lacks.
 
     `setting` is `manifest`, `given`, `trace`, `sampler` (the order is by path until a sampler announces one), the name
     of a list, which is then among `lists`, or `auto` (or None): a list if there is one, else a trace, else by path.
     """
-    return build_counting(manifest, setting, lists=lists, trace=trace).order
-
-
-def build_counting(
-    manifest: Manifest, setting: str | None, *, lists: Sequence[PathList] = (), trace: Order | None = None
-) -> Listed:
-    """Returns the same order as `build`, and which paths of the lists the manifest lacks."""
     listed = from_paths(manifest, (path for item in lists for path in item.paths), GIVEN)
     if lists and setting not in (MANIFEST, TRACE, SAMPLER):
         return listed
@@ -78,7 +71,7 @@ def from_ids(ids: Iterable[int], files: int, provenance: str) -> Order:
     return Order(provenance, kept)
 
 
-def from_paths(manifest: Manifest, paths: Iterable[bytes], provenance: str) -> Listed:
+def from_paths(manifest: Manifest, paths: Iterable[bytes], provenance: str) -> ListedOrder:
     """Makes an order of absolute paths: duplicates stand at their first place, a directory stands for its files."""
     seen = bytearray(len(manifest))
     ids = array("I")
@@ -101,10 +94,10 @@ def from_paths(manifest: Manifest, paths: Iterable[bytes], provenance: str) -> L
             if not seen[file_id]:
                 seen[file_id] = 1
                 ids.append(file_id)
-    return Listed(Order(provenance, ids), unknown, tuple(examples))
+    return ListedOrder(Order(provenance, ids), unknown, tuple(examples))
 
 
-def missing_text(listed: Listed, lists: Sequence[PathList]) -> str:
+def missing_text(listed: ListedOrder, lists: Sequence[PathList]) -> str:
     """Says which entries of the lists name no file; empty if all do."""
     if not listed.unknown:
         return ""
