@@ -14,7 +14,7 @@ from hpcstage.plan.budget import more_room
 from hpcstage.plan.types import Budget
 from hpcstage.problem import Problem
 from hpcstage.protocol.shim import Reason
-from hpcstage.record.parts.part import NodeDraft
+from hpcstage.record.parts.draft import NodeDraft
 from hpcstage.units import format_size
 
 ERRORS_ARE_IN = "the first errors are in nodes/{host}.json in the run directory, under errors"

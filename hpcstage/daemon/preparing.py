@@ -24,7 +24,7 @@ from hpcstage.plan.order import orders
 from hpcstage.plan.types import Forecast
 from hpcstage.protocol import exchange
 from hpcstage.protocol.shim import Answer, Kind, Reason, State
-from hpcstage.record.parts.part import NodeDraft
+from hpcstage.record.parts.draft import NodeDraft
 from hpcstage.store.counters import Totals
 
 SCAN_HELPER = "scan"

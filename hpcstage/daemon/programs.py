@@ -19,7 +19,7 @@ from hpcstage.daemon.process.slots import LetGo, Slots
 from hpcstage.daemon.process.wrappers import Wrappers
 from hpcstage.daemon.service import Request, Service
 from hpcstage.protocol.shim import END, Answer, Kind, Layer
-from hpcstage.record.parts.part import NodeDraft, ProcessPart
+from hpcstage.record.parts.draft import NodeDraft, ProcessPart
 
 TICK_S = 1.0
 MISSED_EVERY_S = 2.0

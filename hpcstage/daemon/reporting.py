@@ -15,7 +15,7 @@ from hpcstage.daemon.resources import Resources, log
 from hpcstage.daemon.service import Service
 from hpcstage.daemon.telemetry import Sampler, Snapshot
 from hpcstage.protocol import nodedir
-from hpcstage.record.parts.part import DatasetPart, NodeDraft, NodePart, write_part
+from hpcstage.record.parts.draft import DatasetPart, NodeDraft
 
 HELPER = "part"
 FIRST_S, EVERY_S = 1.0, 10.0
@@ -46,11 +46,13 @@ class Reporter(Service):
 
     def write(self, now: float, *, complete: bool = False) -> None:
         """Writes the part in a helper; `complete` says that the run has ended."""
+        from hpcstage.record.parts.part import part_of, write_part
+
         base, run_dir = self._base, Path(self._base.spec.run_dir)
         self._next = now + EVERY_S
         if complete:
             self._sampler.tick(now)
-        part = self._part(now, complete=complete)
+        part = part_of(self._draft(now, complete=complete))
         base.events.flush()
         extra = [(base.node_dir / nodedir.EVENTS, "events")] if complete else []
         if part.problems:
@@ -61,7 +63,7 @@ class Reporter(Service):
         if answer is None:
             log(f"the part of the record could not be written below {self._base.spec.run_dir}")
 
-    def _part(self, now: float, *, complete: bool) -> NodePart:
+    def _draft(self, now: float, *, complete: bool) -> NodeDraft:
         base, spec = self._base, self._base.spec
         since = pressure()
         draft = NodeDraft(
@@ -85,4 +87,4 @@ class Reporter(Service):
         )
         for service in self._services():
             service.record(draft)
-        return draft.part()
+        return draft

@@ -19,7 +19,7 @@ from hpcstage.daemon.process.descriptors import Descriptors, Receive
 from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.daemon.process.server import Reply, Server
 from hpcstage.protocol.shim import Answer, Kind, Reason
-from hpcstage.record.parts.part import NodeDraft
+from hpcstage.record.parts.draft import NodeDraft
 
 MOST_MISTAKES, MISTAKES_S = 100, 300.0
 

@@ -40,7 +40,7 @@ from hpcstage.plan.types import Budget
 from hpcstage.problem import Problem
 from hpcstage.protocol import exchange, nodedir
 from hpcstage.protocol.shim import LANDED, Answer, Counter, Kind, Reason, State
-from hpcstage.record.parts.part import NodeDraft
+from hpcstage.record.parts.draft import NodeDraft
 from hpcstage.store import directory
 from hpcstage.store.copyfile import Status
 from hpcstage.store.messages import Result

@@ -22,7 +22,6 @@ from hpcstage.lead.world import World
 from hpcstage.node.start import REMOVAL_S
 from hpcstage.problem import Problem
 from hpcstage.protocol.leadspec import SPEC, LeadSpec
-from hpcstage.record.parts.part import NodePart
 
 _LOOK_S = 0.2
 _SOON_S = 0.02
@@ -118,6 +117,8 @@ class Lead:
 
     def _write_missing(self, index: int, node: NodeState) -> None:
         """Writes the part of a missing node, since the record has a part for every node."""
+        from hpcstage.record.parts.part import NodePart, write_part
+
         part = NodePart(
             host=node.entry.host,
             mode="direct",
@@ -128,8 +129,6 @@ class Lead:
             node_count=len(self.spec.hosts),
             problems=[problem_of(node)],
         )
-        from hpcstage.record.parts.part import write_part
-
         with contextlib.suppress(OSError):
             write_part(part, Path(self.spec.run_dir), node.entry.host)
 

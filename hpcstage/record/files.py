@@ -13,7 +13,8 @@ from hpcstage.errors import NoResult
 from hpcstage.protocol.rundir import NODES, PART, RECORD
 from hpcstage.record.compose import compose
 from hpcstage.record.parts import alive
-from hpcstage.record.parts.part import NodePart, RunPart
+from hpcstage.record.parts.part import NodePart
+from hpcstage.record.parts.run import RunPart
 from hpcstage.record.schema import VERSION, Record
 from hpcstage.writing import replacing
 

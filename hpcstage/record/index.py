@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hpcstage.writing import replacing
 
 if TYPE_CHECKING:
-    from hpcstage.record.parts.part import RunPart
+    from hpcstage.record.parts.run import RunPart
     from hpcstage.record.schema import Record
 
 NAME = "runs.jsonl"

@@ -12,8 +12,9 @@ from statistics import median
 
 from hpcstage.record.figures import counts
 from hpcstage.record.figures.digest import Digest, JobFigures
-from hpcstage.record.parts.part import GroupPart, NodeTotals, RunPart
+from hpcstage.record.parts.part import GroupPart, NodeTotals
 from hpcstage.record.parts.roster import Presence, unheard_why
+from hpcstage.record.parts.run import RunPart
 from hpcstage.record.schema import GroupSection, NodeRow, OwnPeriod
 from hpcstage.units import format_duration, format_share
 

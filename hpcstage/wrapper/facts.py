@@ -16,7 +16,7 @@ from hpcstage.plan.dataset.datasets import already_local
 from hpcstage.preview import program
 from hpcstage.problem import Problem
 from hpcstage.record.parts import alive
-from hpcstage.record.parts.part import RunPart
+from hpcstage.record.parts.run import RunPart
 
 if TYPE_CHECKING:
     from hpcstage.config import Config

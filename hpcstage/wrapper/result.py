@@ -8,7 +8,7 @@ from pathlib import Path
 from hpcstage.protocol.rundir import RECORD
 from hpcstage.record import files, index
 from hpcstage.record.compose import compose
-from hpcstage.record.parts.part import RunPart
+from hpcstage.record.parts.run import RunPart
 from hpcstage.report.terminal.short import short
 from hpcstage.wrapper import messages, rundir
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from hpcstage.errors import UsageError
 from hpcstage.protocol.rundir import NODES, PART, RUNS
 from hpcstage.record import index
-from hpcstage.record.parts.part import RunPart
+from hpcstage.record.parts.run import RunPart
 from hpcstage.writing import replace_text
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from hpcstage.job.localdir import LocalDir
     from hpcstage.plan.dataset.datasets import Resolved
     from hpcstage.protocol.leadspec import LeadSpec
-    from hpcstage.record.parts.part import RunPart
+    from hpcstage.record.parts.run import RunPart
     from hpcstage.wrapper.grouping import Grouping
     from hpcstage.wrapper.leadlink import LeadLink
     from hpcstage.wrapper.run import Clock

@@ -6,7 +6,7 @@ import os
 
 from hpcstage.daemon.process.accounts import Accounts
 from hpcstage.daemon.process.retired import MOST_PARENTS, MOST_TRAINERS, Retired
-from hpcstage.record.parts.part import ProcessPart
+from hpcstage.record.parts.draft import ProcessPart
 
 
 def process(pid: int, parent: int = 1, **counters: int) -> ProcessPart:

@@ -11,7 +11,9 @@ import jsonschema
 from recordcases import SECOND, START, composed, histogram, node_part, run_part, trainer, worker
 
 from hpcstage.problem import Problem
-from hpcstage.record.parts.part import DatasetPart, NodePart, RunPart, Sample
+from hpcstage.record.parts.draft import DatasetPart, Sample
+from hpcstage.record.parts.part import NodePart
+from hpcstage.record.parts.run import RunPart
 from hpcstage.record.schema import json_schema
 
 FILES = 10_000

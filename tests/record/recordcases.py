@@ -13,21 +13,19 @@ from hpcstage.protocol.shim import bucket_of_ns
 from hpcstage.record import jsonform
 from hpcstage.record.compose import compose
 from hpcstage.record.parts.alive import Life
+from hpcstage.record.parts.draft import DatasetPart, ProcessPart, Sample
 from hpcstage.record.parts.part import (
     AccountsPart,
     AlonePart,
     BudgetPart,
-    DatasetPart,
     ErrorPart,
     GroupPart,
     MissedProcess,
     NodePart,
     NodeTotals,
     OrderPart,
-    ProcessPart,
-    RunPart,
-    Sample,
 )
+from hpcstage.record.parts.run import RunPart
 
 SECOND = 1_000_000_000
 START = 1_800_000_000.0

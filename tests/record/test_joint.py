@@ -14,7 +14,8 @@ from recordcases import composed
 
 from hpcstage.record.figures.cells import CELLS, Cells, coarser, parts_of, track_of
 from hpcstage.record.figures.speeds import Point
-from hpcstage.record.parts.part import NodePart, Sample
+from hpcstage.record.parts.draft import Sample
+from hpcstage.record.parts.part import NodePart
 
 Load = Callable[[float], float]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from recordcases import run_part
 
 from hpcstage.problem import Problem
-from hpcstage.record.parts.part import RunPart
+from hpcstage.record.parts.run import RunPart
 from hpcstage.wrapper import rundir
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\t\n"))

@@ -24,7 +24,7 @@ from hpcstage.plan.placement.placements import Placing
 from hpcstage.problem import Problem
 from hpcstage.protocol import exchange
 from hpcstage.protocol.shim import Answer, Kind
-from hpcstage.record.parts.part import NodeDraft
+from hpcstage.record.parts.draft import NodeDraft
 from hpcstage.store import directory
 
 MANIFEST_WAIT_S = 600.0

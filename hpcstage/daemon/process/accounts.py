@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from hpcstage.procio import read_bytes
 from hpcstage.protocol.shim import READ_UNKNOWN
-from hpcstage.record.parts.part import ProcessPart
+from hpcstage.record.parts.draft import ProcessPart
 
 MOST_THREADS = 128
 """The most threads in one look, of all processes together: a look takes a millisecond or two."""

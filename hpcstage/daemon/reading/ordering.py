@@ -25,7 +25,7 @@ from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Request, Service
 from hpcstage.plan.order import orders
 from hpcstage.protocol.shim import EARLY_ORDER, SAMPLER_ORDER, Answer, Kind
-from hpcstage.record.parts.part import NodeDraft
+from hpcstage.record.parts.draft import NodeDraft
 
 TRACE_HELPER = "trace"
 SHIM_PREFIX, EARLY_PREFIX = SAMPLER_ORDER.decode(), EARLY_ORDER.decode()

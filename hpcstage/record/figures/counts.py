@@ -12,7 +12,8 @@ from dataclasses import fields
 from typing import Any
 
 from hpcstage.protocol.shim import Reason
-from hpcstage.record.parts.part import UNCOUNTED_LAYER, AccountsPart, NodePart, ProcessPart
+from hpcstage.record.parts.draft import UNCOUNTED_LAYER, ProcessPart
+from hpcstage.record.parts.part import AccountsPart, NodePart
 from hpcstage.record.schema import Coverage, LayerCoverage, RunTotals, StatCounts
 
 DIRECT_LAYER = "direct"

@@ -17,8 +17,10 @@ from hpcstage.record.figures.readers import Program, program_of
 from hpcstage.record.figures.sourceload import Seen, seen_of
 from hpcstage.record.figures.speeds import of_samples
 from hpcstage.record.figures.waits import ProcessTimes, Split, times_of
-from hpcstage.record.parts.part import AccountsPart, DatasetPart, NodePart, ProcessPart, RunPart
+from hpcstage.record.parts.draft import DatasetPart, ProcessPart
+from hpcstage.record.parts.part import AccountsPart, NodePart
 from hpcstage.record.parts.roster import Presence, clock_error_s, expected, reason_of, says_something, state_of
+from hpcstage.record.parts.run import RunPart
 from hpcstage.record.schema import Contention, Coverage, DiskSpeed, ProcessRow, RunTotals, TimeSplit
 
 PROCESSES = 64

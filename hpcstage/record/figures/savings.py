@@ -27,8 +27,8 @@ from hpcstage.record.figures.counts import add
 from hpcstage.record.figures.digest import Digest, JobFigures
 from hpcstage.record.figures.readers import LoaderUse, Program, ReaderUse
 from hpcstage.record.figures.sourceload import Load, Range, load_of, mean_rate
-from hpcstage.record.parts.part import RunPart
 from hpcstage.record.parts.roster import Presence
+from hpcstage.record.parts.run import RunPart
 from hpcstage.record.schema import Estimate, Savings
 
 WIDE = 0.12

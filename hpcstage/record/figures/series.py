@@ -10,7 +10,8 @@ from itertools import groupby
 from operator import attrgetter
 
 from hpcstage.record.figures.cells import Cells
-from hpcstage.record.parts.part import NodePart, Sample
+from hpcstage.record.parts.draft import Sample
+from hpcstage.record.parts.part import NodePart
 from hpcstage.record.schema import LatencySeries, Series
 
 POINTS = 240

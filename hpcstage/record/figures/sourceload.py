@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
-from hpcstage.record.parts.part import NodePart, Sample
+from hpcstage.record.parts.draft import Sample
+from hpcstage.record.parts.part import NodePart
 
 NS = 1e9
 LEAST_FILES = 3

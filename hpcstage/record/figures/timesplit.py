@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from hpcstage.record.figures.digest import Digest, Window
 from hpcstage.record.figures.waits import ENOUGH, ProcessTimes, Split, fit, mean, say, splits_of
-from hpcstage.record.parts.part import RunPart
+from hpcstage.record.parts.run import RunPart
 from hpcstage.record.schema import Slowest, TimeSplit
 
 LOADER = (

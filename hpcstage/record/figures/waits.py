@@ -30,7 +30,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 
 from hpcstage.record.figures import counts
-from hpcstage.record.parts.part import NodePart, ProcessPart, RunPart, Sample
+from hpcstage.record.parts.draft import ProcessPart, Sample
+from hpcstage.record.parts.part import NodePart
+from hpcstage.record.parts.run import RunPart
 
 NS = 1e9
 ENOUGH = 0.5

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from hpcstage.problem import Problem
 from hpcstage.record.figures.digest import Digest
 from hpcstage.record.parts.alive import Life
-from hpcstage.record.parts.part import RunPart
 from hpcstage.record.parts.roster import Presence, few
+from hpcstage.record.parts.run import RunPart
 
 KILLED = "the figures end with the last thing noted; if the job ended early, look for its wall time or memory limit"
 NO_PART = (

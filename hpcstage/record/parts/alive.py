@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcstage.protocol.rundir import NODES, PART
-from hpcstage.record.parts.part import RunPart
+from hpcstage.record.parts.run import RunPart
 from hpcstage.units import format_duration
 
 QUIET_S = 45.0

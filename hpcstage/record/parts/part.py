@@ -18,91 +18,11 @@ from typing import Annotated, Any
 from hpcstage.problem import Problem
 from hpcstage.protocol import rundir
 from hpcstage.record.jsonform import EMPTY, LEFT_OUT, Count, Limits, Seconds, read, written
+from hpcstage.record.parts.draft import DatasetPart, NodeDraft, ProcessPart, Sample
 from hpcstage.writing import replace_text
 
 NAMED = 16
 """A part names at most this many missing nodes: 1000 lists of 1000 nodes are too much."""
-
-
-@dataclass(slots=True)
-class Sample:
-    """The daemon's counts of one interval of about a second."""
-
-    start_s: float
-    length_s: float
-    copied_bytes: int = 0
-    """Bytes that copiers read from the source."""
-    copied_files: int = 0
-    copy_open_ns: int = 0
-    copy_read_ns: int = 0
-    """Summed over transfers, as `copy_open_ns` and `copy_write_ns` are."""
-    copy_write_ns: int = 0
-    busy: float = 0.0
-    """Mean number of transfers in flight."""
-    limited: bool = False
-    """The rate cap, the local disk or an empty queue held transfers back: the sample says nothing about the source."""
-    shim_opens: int = 0
-    """The program's opens for reading at the source (from the page)."""
-    shim_open_ns: int = 0
-    shim_bytes: int = 0
-    shim_reads: int = 0
-    shim_read_ns: int = 0
-    hit_opens: int = 0
-    wants: int = 0
-    want_ns: int = 0
-    queued_files: int = 0
-    store_bytes: int = 0
-    loader_wait_ns: int = 0
-    """Waits of PyTorch's loaders for their next batch, summed over processes (LOADER_WAIT_NS)."""
-    local_ns: int = 0
-    """The program's opens and reads of staged copies (HIT_OPEN_NS, LOCAL_READ_NS), summed over processes."""
-    blocked_ns: int = 0
-    """Time in which a process of the program had a thread inside a call on a dataset's file, up to the sample's end,
-    summed over processes (BLOCKED_NS)."""
-    blocked_source_ns: int = 0
-    """The part of `blocked_ns` that waited for the source."""
-    peer_bytes: int = 0
-    """Bytes of staged files received from other nodes."""
-    sent_bytes: int = 0
-    """Bytes of staged files sent to other nodes."""
-
-
-UNCOUNTED_LAYER = "uncounted"
-"""In place of a layer: the process attached but counts nothing, because no slot was left for it in the page."""
-
-
-@dataclass
-class ProcessPart:
-    """One attached process: the head and the counters of its slot. Or several that have ended, summed up (pid 0)."""
-
-    pid: int
-    parent_pid: int
-    layer: str
-    python: str
-    attached_s: float
-    counters: dict[str, int]
-    """The counters by their lower-case names in `protocol.shim.Counter`, without zeros; `direct_<reason>` counts the
-    opens at the source with that reason. looked_ns is how long the daemon looked at the process's threads;
-    look_inside_source_ns, look_wait_local_ns and the like are what it saw (see `daemon.process.looks`)."""
-    hist_open: dict[int, int] = field(default_factory=dict)
-    """Opens at the source: their number by bucket (`protocol.shim.bucket_of_ns`)."""
-    hist_read: dict[int, int] = field(default_factory=dict)
-    processes: int = 1
-    """Of several, `counters` has life_ns and phase_ns: how long they lived, and from each one's first call on a
-    dataset's file to its last, summed. Times of day are those of the first and the last of them."""
-
-
-@dataclass(frozen=True)
-class DatasetPart:
-    """One dataset: its name and root, what the scan found, and what was staged of it."""
-
-    name: str
-    root: str
-    arguments: tuple[str, ...]
-    files: Count | None = None
-    size_bytes: Count | None = None
-    staged_files: Count = 0
-    staged_bytes: Count = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,55 +255,19 @@ class NodePart:
         return replace(part, samples=_samples(data.get("samples", [])))
 
 
-@dataclass
-class NodeDraft:
-    """A node's part while the services of its daemon fill it in; the tables have the keys of the part's classes."""
-
-    host: str
-    mode: str
-    mode_asked: str
-    mode_why: str
-    started_unix_s: float
-    ended_s: float | None
-    complete: bool
-    datasets: list[DatasetPart]
-    totals: dict[str, Any]
-    samples: list[Sample]
-    pressure: dict[str, float]
-    problems: list[Problem]
-    node_index: int
-    node_count: int
-    scan_s: float | None = None
-    staged_s: float | None = None
-    alone: dict[str, Any] = field(default_factory=dict)
-    memory_bytes: int | None = None
-    errors: list[dict[str, Any]] = field(default_factory=list)
-    hist_open: dict[int, int] = field(default_factory=dict)
-    hist_read: dict[int, int] = field(default_factory=dict)
-    budget: dict[str, Any] = field(default_factory=dict)
-    order: dict[str, Any] = field(default_factory=dict)
-    forecast: dict[str, Any] | None = None
-    processes: list[ProcessPart] = field(default_factory=list)
-    missed_processes: list[dict[str, Any]] = field(default_factory=list)
-    missed_count: int = 0
-    accounts: dict[str, int] = field(default_factory=dict)
-    placement: str = "private"
-    placement_why: str = ""
-    group: dict[str, Any] = field(default_factory=dict)
-
-    def part(self) -> NodePart:
-        """Returns the part that is filled in."""
-        typed = {
-            "totals": NodeTotals(**self.totals),
-            "alone": AlonePart(**self.alone),
-            "errors": tuple(ErrorPart(**error) for error in self.errors),
-            "budget": BudgetPart(**self.budget) if self.budget else None,
-            "order": read(OrderPart, self.order),
-            "missed_processes": tuple(MissedProcess(**process) for process in self.missed_processes),
-            "accounts": AccountsPart(**self.accounts) if self.accounts else None,
-            "group": read(GroupPart, self.group) if self.group else None,
-        }
-        return NodePart(**{**vars(self), **typed})
+def part_of(draft: NodeDraft) -> NodePart:
+    """Returns the part that is filled in."""
+    typed = {
+        "totals": NodeTotals(**draft.totals),
+        "alone": AlonePart(**draft.alone),
+        "errors": tuple(ErrorPart(**error) for error in draft.errors),
+        "budget": BudgetPart(**draft.budget) if draft.budget else None,
+        "order": read(OrderPart, draft.order),
+        "missed_processes": tuple(MissedProcess(**process) for process in draft.missed_processes),
+        "accounts": AccountsPart(**draft.accounts) if draft.accounts else None,
+        "group": read(GroupPart, draft.group) if draft.group else None,
+    }
+    return NodePart(**{**vars(draft), **typed})
 
 
 def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
@@ -436,56 +320,6 @@ def _both(one: Sample, other: Sample) -> Sample:
     values["busy"] = round((one.busy * one.length_s + other.busy * other.length_s) / seen_s, 3) if seen_s else 0.0
     values["limited"] = one.limited or other.limited
     return Sample(**values)
-
-
-@dataclass
-class RunPart:
-    """The wrapper's part of the record: what it knows of the run."""
-
-    run_id: str
-    command: list[str]
-    cwd: str
-    host: str
-    started_unix_s: float
-    """When the wrapper started."""
-    child_started_s: float | None = None
-    child_ended_s: float | None = None
-    ended_s: float | None = None
-    exit_code: int | None = None
-    signal: int | None = None
-    mode_asked: str = "runtime"
-    version: str = ""
-    python: str = ""
-    kernel: str = ""
-    scheduler: str = "none"
-    job_id: str | None = None
-    nodes: list[str] = field(default_factory=list)
-    local_dir: str | None = None
-    local_dir_why: str = ""
-    config: list[dict[str, Any]] = field(default_factory=list)
-    """The settings: entries {key, value, source}."""
-    child_cpu_s: float | None = None
-    """User and system time of the command and its reaped children."""
-    child_pid: int | None = None
-    run_dir: str | None = None
-    roots: list[str] = field(default_factory=list)
-    """Roots of the datasets, known before any node has reported."""
-    problems: list[Problem] = field(default_factory=list)
-    direct_why: str = ""
-    """Why nothing is staged although another mode was asked for; empty: the mode that was asked for is followed."""
-    aside: bool = False
-    """Whether hpcstage could not stage and left the machine to the command, whose end it did not see."""
-    pid_space: str = ""
-    """The wrapper's PID namespace; `child_pid` is valid only within it."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain data for json.dump."""
-        return written(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> RunPart:
-        """Reads what `to_json` returned. Raises ValueError if the data are no part of a wrapper."""
-        return read(cls, data)
 
 
 def write_part(part: NodePart, run_dir: Path, host: str, extra: Sequence[tuple[Path, str]] = ()) -> bytes:

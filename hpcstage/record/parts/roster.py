@@ -11,7 +11,8 @@ from collections.abc import Collection, Sequence
 from enum import Enum
 
 from hpcstage.problem import Problem
-from hpcstage.record.parts.part import NodePart, NodeTotals, RunPart
+from hpcstage.record.parts.part import NodePart, NodeTotals
+from hpcstage.record.parts.run import RunPart
 
 MISSING = "node-missing"
 FAR_S = 10.0

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from hpcstage.record.parts.part import DatasetPart
+from hpcstage.record.parts.draft import DatasetPart
 from hpcstage.record.schema import Contention, OrderSection, OwnPeriod, Percentiles, Record, SharedPeriod
 from hpcstage.report import figures
 from hpcstage.report.canvas import Sparkline, Wrapped, grid, line, section

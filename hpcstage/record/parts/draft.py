@@ -1,0 +1,133 @@
+"""Defines what a daemon collects for its node's part of the record. Light to import: the daemon does so at its start.
+
+Seconds are relative to `started_unix_s`; an unknown value is None, never 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpcstage.problem import Problem
+from hpcstage.record.jsonform import Count
+
+
+@dataclass(slots=True)
+class Sample:
+    """The daemon's counts of one interval of about a second."""
+
+    start_s: float
+    length_s: float
+    copied_bytes: int = 0
+    """Bytes that copiers read from the source."""
+    copied_files: int = 0
+    copy_open_ns: int = 0
+    copy_read_ns: int = 0
+    """Summed over transfers, as `copy_open_ns` and `copy_write_ns` are."""
+    copy_write_ns: int = 0
+    busy: float = 0.0
+    """Mean number of transfers in flight."""
+    limited: bool = False
+    """The rate cap, the local disk or an empty queue held transfers back: the sample says nothing about the source."""
+    shim_opens: int = 0
+    """The program's opens for reading at the source (from the page)."""
+    shim_open_ns: int = 0
+    shim_bytes: int = 0
+    shim_reads: int = 0
+    shim_read_ns: int = 0
+    hit_opens: int = 0
+    wants: int = 0
+    want_ns: int = 0
+    queued_files: int = 0
+    store_bytes: int = 0
+    loader_wait_ns: int = 0
+    """Waits of PyTorch's loaders for their next batch, summed over processes (LOADER_WAIT_NS)."""
+    local_ns: int = 0
+    """The program's opens and reads of staged copies (HIT_OPEN_NS, LOCAL_READ_NS), summed over processes."""
+    blocked_ns: int = 0
+    """Time in which a process of the program had a thread inside a call on a dataset's file, up to the sample's end,
+    summed over processes (BLOCKED_NS)."""
+    blocked_source_ns: int = 0
+    """The part of `blocked_ns` that waited for the source."""
+    peer_bytes: int = 0
+    """Bytes of staged files received from other nodes."""
+    sent_bytes: int = 0
+    """Bytes of staged files sent to other nodes."""
+
+
+UNCOUNTED_LAYER = "uncounted"
+"""In place of a layer: the process attached but counts nothing, because no slot was left for it in the page."""
+
+
+@dataclass
+class ProcessPart:
+    """One attached process: the head and the counters of its slot. Or several that have ended, summed up (pid 0)."""
+
+    pid: int
+    parent_pid: int
+    layer: str
+    python: str
+    attached_s: float
+    counters: dict[str, int]
+    """The counters by their lower-case names in `protocol.shim.Counter`, without zeros; `direct_<reason>` counts the
+    opens at the source with that reason. looked_ns is how long the daemon looked at the process's threads;
+    look_inside_source_ns, look_wait_local_ns and the like are what it saw (see `daemon.process.looks`)."""
+    hist_open: dict[int, int] = field(default_factory=dict)
+    """Opens at the source: their number by bucket (`protocol.shim.bucket_of_ns`)."""
+    hist_read: dict[int, int] = field(default_factory=dict)
+    processes: int = 1
+    """Of several, `counters` has life_ns and phase_ns: how long they lived, and from each one's first call on a
+    dataset's file to its last, summed. Times of day are those of the first and the last of them."""
+
+
+@dataclass(frozen=True)
+class DatasetPart:
+    """One dataset: its name and root, what the scan found, and what was staged of it."""
+
+    name: str
+    root: str
+    arguments: tuple[str, ...]
+    files: Count | None = None
+    size_bytes: Count | None = None
+    staged_files: Count = 0
+    staged_bytes: Count = 0
+
+
+@dataclass
+class NodeDraft:
+    """A node's part while the services of its daemon fill it in; `part.part_of` makes the part of it.
+
+    The tables have the keys of the classes that `NodePart` has in their place.
+    """
+
+    host: str
+    mode: str
+    mode_asked: str
+    mode_why: str
+    started_unix_s: float
+    ended_s: float | None
+    complete: bool
+    datasets: list[DatasetPart]
+    totals: dict[str, Any]
+    samples: list[Sample]
+    pressure: dict[str, float]
+    problems: list[Problem]
+    node_index: int
+    node_count: int
+    scan_s: float | None = None
+    staged_s: float | None = None
+    alone: dict[str, Any] = field(default_factory=dict)
+    memory_bytes: int | None = None
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    hist_open: dict[int, int] = field(default_factory=dict)
+    hist_read: dict[int, int] = field(default_factory=dict)
+    budget: dict[str, Any] = field(default_factory=dict)
+    order: dict[str, Any] = field(default_factory=dict)
+    forecast: dict[str, Any] | None = None
+    processes: list[ProcessPart] = field(default_factory=list)
+    missed_processes: list[dict[str, Any]] = field(default_factory=list)
+    missed_count: int = 0
+    accounts: dict[str, int] = field(default_factory=dict)
+    placement: str = "private"
+    placement_why: str = ""
+    group: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,61 @@
+"""Defines the wrapper's part of the record, written to the run directory as JSON. Light to import: the wrapper does so
+before it starts the command.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpcstage.problem import Problem
+from hpcstage.record.jsonform import read, written
+
+
+@dataclass
+class RunPart:
+    """The wrapper's part of the record: what it knows of the run."""
+
+    run_id: str
+    command: list[str]
+    cwd: str
+    host: str
+    started_unix_s: float
+    """When the wrapper started."""
+    child_started_s: float | None = None
+    child_ended_s: float | None = None
+    ended_s: float | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    mode_asked: str = "runtime"
+    version: str = ""
+    python: str = ""
+    kernel: str = ""
+    scheduler: str = "none"
+    job_id: str | None = None
+    nodes: list[str] = field(default_factory=list)
+    local_dir: str | None = None
+    local_dir_why: str = ""
+    config: list[dict[str, Any]] = field(default_factory=list)
+    """The settings: entries {key, value, source}."""
+    child_cpu_s: float | None = None
+    """User and system time of the command and its reaped children."""
+    child_pid: int | None = None
+    run_dir: str | None = None
+    roots: list[str] = field(default_factory=list)
+    """Roots of the datasets, known before any node has reported."""
+    problems: list[Problem] = field(default_factory=list)
+    direct_why: str = ""
+    """Why nothing is staged although another mode was asked for; empty: the mode that was asked for is followed."""
+    aside: bool = False
+    """Whether hpcstage could not stage and left the machine to the command, whose end it did not see."""
+    pid_space: str = ""
+    """The wrapper's PID namespace; `child_pid` is valid only within it."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain data for json.dump."""
+        return written(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> RunPart:
+        """Reads what `to_json` returned. Raises ValueError if the data are no part of a wrapper."""
+        return read(cls, data)
