@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcstage.daemon.copying.engine import Engine
-from hpcstage.daemon.queue.queue import Place, Queue
+from hpcstage.daemon.queue.queue import Queue
+from hpcstage.daemon.queue.rates import Limits
+from hpcstage.daemon.queue.states import FileState
 from hpcstage.plan.budget import BudgetFacts
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.types import Budget
@@ -52,9 +54,9 @@ def copy_all(
     pool = Pool(settings, copiers)
     try:
         limit = limit or budget(node_dir, BudgetFacts())
-        queue = Queue(manifest.sizes, limit, ids or (), max_rate_bytes_per_s=max_rate_bytes_per_s)
+        queue = Queue(manifest.sizes, Limits(limit, max_rate_bytes_per_s=max_rate_bytes_per_s), ids or ())
         if ids is not None:
-            _leave_out(queue, ids)
+            _leave_out(queue, len(manifest), ids)
         pool.open_manifest()
         engine = Engine(manifest, queue, pool, store)
         return run_to_end(engine)
@@ -62,9 +64,9 @@ def copy_all(
         pool.close()
 
 
-def _leave_out(queue: Queue, ids: Sequence[int]) -> None:
+def _leave_out(queue: Queue, files: int, ids: Sequence[int]) -> None:
     wanted = set(ids)
-    queue.void(id_ for id_ in range(len(queue)) if id_ not in wanted)
+    queue.void(id_ for id_ in range(files) if id_ not in wanted)
 
 
 def run_to_end(engine: Engine) -> EngineResult:
@@ -73,7 +75,7 @@ def run_to_end(engine: Engine) -> EngineResult:
     queue = engine.queue
     engine.pump(started)
     while not queue.settled:
-        wait_s = queue.wake_after(time.monotonic())
+        wait_s = queue.source.wake_after(time.monotonic())
         readable, _, _ = select.select(engine.pool.fds(), [], [], 1.0 if wait_s is None else min(wait_s, 1.0))
         now = time.monotonic()
         for fd in readable:
@@ -82,8 +84,8 @@ def run_to_end(engine: Engine) -> EngineResult:
     return EngineResult(
         files=engine.stored_files,
         size_bytes=engine.stored_bytes,
-        failed=queue.count(Place.FAILED),
-        refused=queue.count(Place.REFUSED),
+        failed=queue.states.count(FileState.FAILED),
+        refused=queue.states.count(FileState.REFUSED),
         seconds=time.monotonic() - started,
         totals=engine.pool.stats.totals(),
         errors=list(engine.errors.kinds.values()),

@@ -6,8 +6,8 @@ import time
 from dataclasses import asdict, replace
 
 from hpcstage.daemon.copying.engine import Engine
-from hpcstage.daemon.queue.queue import Place
-from hpcstage.daemon.queue.unserved import Unserved
+from hpcstage.daemon.queue.states import FileState
+from hpcstage.daemon.queue.useful import Unserved
 from hpcstage.daemon.reading.scanning import Prepared
 from hpcstage.job.disks import available_bytes
 from hpcstage.plan.budget import more_room
@@ -37,8 +37,8 @@ def describe(part: NodeDraft, prepared: Prepared, engine: Engine, limit: Budget)
         "size_bytes": limit.size_bytes,
         "inodes": limit.inodes,
         "why": limit.why,
-        "used_bytes": engine.queue.room.used_bytes,
-        "used_inodes": engine.queue.room.used_inodes,
+        "used_bytes": engine.queue.budget.used_bytes,
+        "used_inodes": engine.queue.budget.used_inodes,
     }
     part.memory_bytes = available_bytes()
     part.errors = list(engine.errors.kinds.values())
@@ -48,30 +48,30 @@ def describe(part: NodeDraft, prepared: Prepared, engine: Engine, limit: Budget)
 def problems(engine: Engine, limit: Budget, unserved: Unserved | None, host: str) -> list[Problem]:
     """Returns what went wrong with the staging; `unserved` knows of programs that it did not serve, on one node."""
     problems = []
-    refused = engine.queue.count(Place.REFUSED)
-    if engine.queue.closed is Reason.FAILED:
+    refused = engine.queue.states.count(FileState.REFUSED)
+    if engine.queue.states.closed is Reason.FAILED:
         text = "the local disk or all copiers failed: nothing more is staged, the program reads the source"
         problems.append(Problem("local-failed", text, ERRORS_ARE_IN.format(host=host)))
-    elif engine.queue.disk_full:
+    elif engine.queue.is_disk_full:
         text = f"the local disk is full: {_left(engine, refused)} were not staged and are read from the source"
         problems.append(Problem("disk-full", text, DISK_FULL))
     elif engine.unplaced:
         text = f"the budgets of all nodes have no room for {engine.unplaced:,} files: they are read from the source"
         problems.append(Problem("store-full", text, more_room(limit.why)))
-    elif refused and engine.queue.closed in (Reason.NONE, Reason.FULL):
+    elif refused and engine.queue.states.closed in (Reason.NONE, Reason.FULL):
         text = f"the budget has no room for {_left(engine, refused)}: they are read from the source"
         problems.append(Problem("store-full", text, more_room(limit.why)))
     files = set() if unserved is None else unserved.files
     if unserved is not None and files:
         problems.append(_not_reached(unserved))
     if held := engine.queue.large.held_back - files:
-        size = format_size(sum(map(engine.queue.size, held)))
+        size = format_size(sum(map(engine.queue.states.size, held)))
         one, them = f"a large file ({size}) was", f"{len(held)} large files ({size}) were"
         what, it = (one, "it") if len(held) == 1 else (them, "them")
         text = f"{what} not copied, as the program read {it} at the source"
         remedy = "--mode upfront copies such files before the program starts, which pays if it reads them again"
         problems.append(Problem("left-to-program", text, remedy))
-    failed = engine.queue.count(Place.FAILED)
+    failed = engine.queue.states.count(FileState.FAILED)
     if failed:
         text = f"{failed:,} files could not be copied and are read from the source"
         problems.append(Problem("copy-failed", text, ERRORS_ARE_IN.format(host=host)))
@@ -102,8 +102,8 @@ def _copied(engine: Engine) -> dict[str, float]:
         "source_files": totals.files,
         "source_opens": totals.opens,
         "source_reads": totals.reads,
-        "failed": queue.count(Place.FAILED),
-        "void": queue.count(Place.VOID),
-        "refused": queue.count(Place.REFUSED),
+        "failed": queue.states.count(FileState.FAILED),
+        "void": queue.states.count(FileState.VOID),
+        "refused": queue.states.count(FileState.REFUSED),
         "copy_busy_s": round(engine.busy.busy_s, 6),
     }

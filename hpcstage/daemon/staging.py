@@ -25,9 +25,10 @@ from hpcstage.daemon.preparing import Phase
 from hpcstage.daemon.process.descriptors import Receive
 from hpcstage.daemon.process.events import EventKind
 from hpcstage.daemon.process.server import Reply
-from hpcstage.daemon.queue.groupqueue import GroupQueue
-from hpcstage.daemon.queue.little import Little
-from hpcstage.daemon.queue.queue import FINAL, Place, Queue, Verdict
+from hpcstage.daemon.queue.queue import Queue
+from hpcstage.daemon.queue.rates import Limits, Verdict
+from hpcstage.daemon.queue.states import FINAL, FileState
+from hpcstage.daemon.queue.useful import Little
 from hpcstage.daemon.reading import scanning
 from hpcstage.daemon.reading.ordering import Ordering
 from hpcstage.daemon.reading.scanning import AUTO_MODE, DIRECT_MODE, Prepared
@@ -65,7 +66,8 @@ class Staging(Phase):
         """The time at which all was staged that comes without a want."""
         manifest = prepared.manifest
         pool.open_manifest()
-        queue = _queue(base, prepared, self.limit, is_shared=group is not None)
+        limits = _limits(base, prepared, self.limit, shared=group is not None)
+        queue = Queue(manifest.sizes, limits, prepared.order.ids, read_of=pool.stats.read_of)
         store = directory.Store(base.node_dir, base.gate.close)
         self.engine = Engine(
             manifest,
@@ -85,14 +87,13 @@ class Staging(Phase):
         self._changes = Changes(base.helpers, base.selector, manifest, queue, self._wrote, self._unseen)
         self.ordering = Ordering(base, log, prepared, queue, self._reordered)
         if prepared.mode == DIRECT_MODE:
-            queue.close(Reason.LATER)
+            queue.states.close(Reason.LATER)
         self.sharing: FileSharing | None = None
         self.pausing: Pausing | None = None
         if group is not None:
             self.sharing = FileSharing(group, prepared, self.engine, self)
             group.participant = self.sharing
         else:
-            queue.large.watch()
             self.pausing = Pausing(base, self.engine)
         self.reopened = Reopened(base.helpers)
         self._little = Little()
@@ -130,19 +131,19 @@ class Staging(Phase):
 
     def stop(self, reason: Reason) -> None:
         """Stops copying: what is in flight may finish, nothing more is begun."""
-        self.engine.queue.close(reason)
+        self.engine.queue.states.close(reason)
         self._pump(time.monotonic())
 
     def drain(self) -> tuple[str, ...]:
         """See Service."""
         self.base.answers.end(Reason.SETTLED)
-        self.engine.queue.close(Reason.LATER)
+        self.engine.queue.states.close(Reason.LATER)
         return (PLAN_HELPER,)
 
     def _complete(self) -> None:
         """Notes that every file that comes without a want is here, and answers those who wait for that."""
         queue = self.engine.queue
-        if not queue.closed and not queue.count(Place.REFUSED):
+        if not queue.states.closed and not queue.states.count(FileState.REFUSED):
             self.staged_at = self.staged_at or self.engine.last_stored or time.monotonic()
         self._note_progress()
         for token in self._waiting_for_staged:
@@ -167,22 +168,22 @@ class Staging(Phase):
     def _pump(self, now: float) -> None:
         """Fills the copiers, answers wants that have waited long enough, and notices when everything is settled."""
         engine, peers, answers = self.engine, self.peers, self.base.answers
-        queue = engine.queue
+        states = engine.queue.states
         engine.pump(now)
         for id_ in answers.expire(now):
             if peers is not None:
                 peers.timed_out(id_, now)
-        if queue.closed is not self._closed_seen:
-            self._closed_seen = queue.closed
+        if states.closed is not self._closed_seen:
+            self._closed_seen = states.closed
             for id_ in answers.wanted():
-                if queue.place(id_) in FINAL:
+                if states.of(id_) in FINAL:
                     self._final(id_)
             if peers is not None:
                 peers.refused()
         if peers is not None:
             peers.pump(now)
-        if self.state is State.STAGING and queue.settled:
-            if queue.closed or not queue.count(Place.AWAY):  # else wants for what other nodes keep are still answered
+        if self.state is State.STAGING and engine.queue.settled:
+            if states.closed or not states.count(FileState.AWAY):  # else wants for what others keep are still answered
                 self.state = State.SETTLED
                 self.base.page.set_state(self.state)
                 if self.pausing is not None:
@@ -199,7 +200,7 @@ class Staging(Phase):
         self._yield_to_programs(now)
         if self.peers is not None:
             self.peers.hold_back(now)
-        if self.pausing is not None and not engine.queue.closed:
+        if self.pausing is not None and not engine.queue.states.closed:
             self._stop_if_little_is_read()
             self.pausing.look(now, is_waited_for=bool(self._waiting_for_staged))
 
@@ -241,7 +242,7 @@ class Staging(Phase):
             self._next_look - now,
             None if deadline is None else deadline - now,
             None if self.peers is None else self.peers.wake_after(now),
-            self.engine.queue.wake_after(now),
+            self.engine.queue.source.wake_after(now),
             self.engine.alone.wake_after(now),
         )
         return max(0.0, min(wait_s for wait_s in waits if wait_s is not None))
@@ -301,7 +302,7 @@ class Staging(Phase):
             self._yield_to_programs(now)
             return answers.told(decision)
         answers.park(id_, token, decision.deadline)
-        if engine.queue.place(id_) is Place.FLYING:
+        if engine.queue.states.of(id_) is FileState.FLYING:
             engine.pool.hurry(id_)
         else:
             engine.pump(now)
@@ -326,7 +327,7 @@ class Staging(Phase):
     def _yield_to_programs(self, now: float) -> None:
         """Holds back the copying of files that programs read at the source, here and in a group on other nodes."""
         self.engine.yield_to_program(now)
-        if self.sharing is not None and (untold := self.engine.queue.large.untold(now)):
+        if self.sharing is not None and (untold := self.engine.queue.large.reads.untold(now)):
             self.sharing.reading(untold)
 
     def _final(self, id_: int) -> None:
@@ -367,9 +368,8 @@ class Staging(Phase):
 
     def read_elsewhere(self, ids: Collection[int]) -> None:
         """Holds back the copying of large files that programs of other nodes read at the source."""
-        queue, now = self.engine.queue, time.monotonic()
-        assert isinstance(queue, GroupQueue)
-        queue.read_elsewhere(ids, now)
+        now = time.monotonic()
+        self.engine.queue.large.read_elsewhere(ids, now)
         self.engine.yield_to_program(now)
         if self.peers is not None:
             self.peers.hold_back(now)
@@ -405,7 +405,7 @@ class Staging(Phase):
             engine.pool.stats.totals(),
             sums,
             replace(engine.busy),
-            queued_files=engine.queue.waiting,
+            queued_files=engine.queue.states.waiting,
             store_bytes=engine.stored_bytes,
             peer_bytes=counts.get("peer_bytes", 0),
             sent_bytes=counts.get("sent_bytes", 0),
@@ -413,18 +413,12 @@ class Staging(Phase):
 
     def status(self) -> str:
         """See Phase."""
-        places = ", ".join(f"{place.name.lower()} {self.engine.queue.count(place)}" for place in Place)
-        return f"{super().status()}: {places}; {self.engine.stored_bytes} bytes in the store"
+        states = self.engine.queue.states
+        counts = ", ".join(f"{state.name.lower()} {states.count(state)}" for state in FileState)
+        return f"{super().status()}: {counts}; {self.engine.stored_bytes} bytes in the store"
 
 
-def _queue(base: Resources, prepared: Prepared, limit: Budget, *, is_shared: bool) -> Queue:
+def _limits(base: Resources, prepared: Prepared, limit: Budget, *, shared: bool) -> Limits:
     spec = base.spec
-    return (GroupQueue if is_shared else Queue)(
-        prepared.manifest.sizes,
-        limit,
-        prepared.order.ids,
-        directories=prepared.directories,
-        max_rate_bytes_per_s=spec.own_rate_bytes_per_s,
-        patience_s=spec.patience_s,
-        want_cap_s=spec.want_cap_s,
-    )
+    rate = spec.own_rate_bytes_per_s
+    return Limits(limit, prepared.directories, rate, spec.patience_s, spec.want_cap_s, shared=shared)

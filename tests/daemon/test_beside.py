@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcstage.daemon.queue.beside import WAIT_S, Beside, Read
+from hpcstage.daemon.queue.large import TRIAL_WAIT_S, Beside, Read
 
 MB = 1_000_000
 
@@ -44,10 +44,10 @@ def test_what_was_under_way_is_waited_for(looks):
 def test_a_source_with_nothing_to_spare(looks):
     looks.after(3, program=30)
     assert not looks.after(4, program=15, copied=15)
-    assert not looks.after(int(WAIT_S) - 2, program=30)
+    assert not looks.after(int(TRIAL_WAIT_S) - 2, program=30)
     assert looks.after(5, program=30)
     assert not looks.after(4, program=15, copied=15)
-    assert not looks.after(int(WAIT_S) + 5, program=30), "twice as long"
+    assert not looks.after(int(TRIAL_WAIT_S) + 5, program=30), "twice as long"
 
 
 def test_a_source_with_something_to_spare(looks):

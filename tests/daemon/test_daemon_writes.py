@@ -19,6 +19,7 @@ from hpcstage.daemon.copying.inodes import Inodes
 from hpcstage.daemon.copying.writes import HELPER, MANY, Writes
 from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.daemon.queue.queue import Queue
+from hpcstage.daemon.queue.rates import Limits
 from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.scan import scan
 from hpcstage.plan.types import Budget
@@ -198,15 +199,15 @@ def test_the_room_of_many_is_free_once_they_are_deleted(local_dir, make_tree):
     pool = Pool(CopierSettings(local_dir, local_dir / "manifest.bin", 8), 1)
     try:
         pool.open_manifest()
-        queue = Queue(manifest.sizes, Budget(1 << 40, 1 << 30))
+        queue = Queue(manifest.sizes, Limits(Budget(1 << 40, 1 << 30)))
         engine = Engine(manifest, queue, pool, store)
         run_to_end(engine)
         writes = Writes(helpers, engine, Inodes(manifest, helpers, own_scan=True), lambda _: None)
         writes.void(os.fsencode(root))
         assert files_below(local_dir / "store") == []
-        assert queue.room.used_files == MANY + 100, "they are still on the disk"
+        assert queue.budget.used_files == MANY + 100, "they are still on the disk"
         assert helpers.wait(HELPER, 30.0)
-        assert (queue.room.used_files, queue.room.used_bytes) == (0, 0)
+        assert (queue.budget.used_files, queue.budget.used_bytes) == (0, 0)
     finally:
         helpers.close()
         pool.close()

@@ -9,7 +9,7 @@ import pytest
 
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.queue.queue import Queue
-from hpcstage.daemon.queue.rates import Estimates
+from hpcstage.daemon.queue.rates import Estimates, Limits
 from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.scan import scan
 from hpcstage.plan.types import Budget
@@ -26,7 +26,7 @@ def engine(local_dir, make_tree):
     manifest = scan(resolve([os.fspath(make_tree(files=60))], local_dir)).manifest
     pool = Pool(CopierSettings(local_dir, local_dir / "manifest.bin", TRANSFERS), 2)
     try:
-        yield Engine(manifest, Queue(manifest.sizes, PLENTY), pool, Store(local_dir))
+        yield Engine(manifest, Queue(manifest.sizes, Limits(PLENTY)), pool, Store(local_dir))
     finally:
         pool.close()
 
@@ -44,17 +44,17 @@ def _seen(estimates: Estimates, files_per_s: int, size_bytes: int = 10_000) -> N
 
 
 def test_a_fast_source_finds_work_ahead(engine):
-    _seen(engine.queue.estimates, 5000)
+    _seen(engine.queue.source.estimates, 5000)
     _pumped(engine)
     assert engine.pool.assigned == 2 * engine.pool.slots
 
 
 def test_a_slow_source_leaves_the_rest_to_the_order(engine):
-    _seen(engine.queue.estimates, 20)
+    _seen(engine.queue.source.estimates, 20)
     _pumped(engine)
     assert engine.pool.assigned == 2 * TRANSFERS + 2, "one ahead for each copier"
-    engine.queue.reorder(array("I", [59, 58]))
-    assert engine.queue.next_transfers(2, 31.0) == [59, 58]
+    engine.queue.sequences.push(array("I", [59, 58]))
+    assert engine.queue.source.next(2, 31.0) == [59, 58]
 
 
 def test_ahead_is_what_a_moment_brings():

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from array import array
 
-from hpcstage.daemon.queue.groupqueue import GroupQueue
-from hpcstage.daemon.queue.passing import Transit, share_of
-from hpcstage.daemon.queue.queue import Place, Verdict
-from hpcstage.daemon.queue.sharedqueue import Share
+from hpcstage.daemon.queue.budget import Transit, share_of
+from hpcstage.daemon.queue.queue import Queue
+from hpcstage.daemon.queue.rates import Limits, Verdict
+from hpcstage.daemon.queue.states import FileState, NodeShare
 from hpcstage.plan.types import Budget
 from hpcstage.protocol.shim import Reason
 
@@ -16,159 +16,149 @@ PLENTY = Budget(1 << 60, 1 << 40)
 MANY = 1 << 50
 
 
-def queue(sizes, share, budget=PLENTY, *, linked=True):
-    q = GroupQueue(array("Q", sizes), budget)
+def queue(sizes, share, budget=PLENTY, *, linked=True, read_of=lambda _: 0):
+    q = Queue(array("Q", sizes), Limits(budget, shared=True), read_of=read_of)
     q.divide(share)
-    q.linked = linked
+    q.peers.linked = linked
     return q
 
 
 def test_each_kind_in_its_order_and_wants_first():
-    q = queue([10] * 8, Share([0, 2, 4, 6]))
-    q.reorder([7, 6, 5])
+    q = queue([10] * 8, NodeShare([0, 2, 4, 6]))
+    q.sequences.push([7, 6, 5])
     assert q.want(3, 0.0).verdict is Verdict.WAIT
     assert q.want(4, 0.0).verdict is Verdict.WAIT
-    assert q.next_transfers(9, 0.0) == [4, 6, 0, 2]
-    assert q.next_requests(9, MANY, 0.0) == [3, 7, 5, 1]
+    assert q.source.next(9, 0.0) == [4, 6, 0, 2]
+    assert q.peers.next(9, MANY, 0.0) == [3, 7, 5, 1]
     assert not q.settled
 
 
 def test_what_others_ask_for_takes_turns_with_the_order():
-    q = queue([10] * 9, Share(range(9)))
-    q.turns = 2
+    q = queue([10] * 9, NodeShare(range(9)))
+    q.source.turns = 2
     for id_ in (8, 7, 6, 5):
-        assert q.asked(id_) is Verdict.WAIT
+        assert q.source.asked(id_) is Verdict.WAIT
     assert q.want(3, 0.0).verdict is Verdict.WAIT
-    assert q.next_transfers(9, 0.0) == [3, 8, 7, 0, 6, 5, 1, 2, 4]
+    assert q.source.next(9, 0.0) == [3, 8, 7, 0, 6, 5, 1, 2, 4]
 
 
 def test_asked_for_what_is_here_and_what_never_will_be():
-    q = queue([10] * 4, Share([0, 1]))
-    assert q.next_transfers(1, 0.0) == [0]
+    q = queue([10] * 4, NodeShare([0, 1]))
+    assert q.source.next(1, 0.0) == [0]
     q.done(0, 10, 1.0)
-    assert q.asked(0) is Verdict.READY
-    assert q.asked(2) is Verdict.DIRECT, "another node's: two nodes would wait for each other"
+    assert q.source.asked(0) is Verdict.READY
+    assert q.source.asked(2) is Verdict.DIRECT, "another node's: two nodes would wait for each other"
     q.void([1])
-    assert q.asked(1) is Verdict.DIRECT
-    q.close(Reason.FULL)
-    assert q.asked(3) is Verdict.DIRECT
+    assert q.source.asked(1) is Verdict.DIRECT
+    q.states.close(Reason.FULL)
+    assert q.source.asked(3) is Verdict.DIRECT
 
 
 def test_credits():
-    q = queue([100, 200, 5000, 1], Share([]))
-    assert q.next_requests(9, 1000, 0.0) == [0, 1]
-    assert q.next_requests(9, 1000, 0.0) == [], "too large while others are on their way"
+    q = queue([100, 200, 5000, 1], NodeShare([]))
+    assert q.peers.next(9, 1000, 0.0) == [0, 1]
+    assert q.peers.next(9, 1000, 0.0) == [], "too large while others are on their way"
     assert q.done(0, 100, 1.0)
     assert q.done(1, 200, 1.0)
-    assert q.next_requests(9, 1000, 1.0) == [2], "alone it may go"
+    assert q.peers.next(9, 1000, 1.0) == [2], "alone it may go"
 
 
 def test_missed_comes_from_the_source_next():
-    q = queue([10] * 6, Share([0, 1]))
-    assert q.next_requests(2, MANY, 0.0) == [2, 3]
-    assert q.asked(1) is Verdict.WAIT
-    q.missed(3, wanted=False)
+    q = queue([10] * 6, NodeShare([0, 1]))
+    assert q.peers.next(2, MANY, 0.0) == [2, 3]
+    assert q.source.asked(1) is Verdict.WAIT
+    q.peers.missed(3, wanted=False)
     assert q.want(2, 0.0).verdict is Verdict.WAIT
-    q.missed(2, wanted=True)
-    assert q.next_transfers(9, 0.0) == [2, 1, 3, 0]
-
-
-def test_handed_over_to_its_first_reader():
-    q = queue([10] * 6, Share([0, 1, 2, 3]))
-    assert q.next_transfers(1, 0.0) == [0]
-    assert q.next_requests(9, MANY, 0.0) == [4, 5]
-    q.hand_over([0, 1, 2], busy={2})
-    assert [q.is_far(id_) for id_ in range(4)] == [False, True, False, False]
-    assert q.asked(1) is Verdict.DIRECT
-    assert q.next_requests(9, MANY, 0.0) == [1]
-    assert q.next_transfers(9, 0.0) == [2, 3]
+    q.peers.missed(2, wanted=True)
+    assert q.source.next(9, 0.0) == [2, 1, 3, 0]
 
 
 def test_without_a_link_wants_come_from_the_source_and_the_rest_waits():
-    q = queue([10] * 4, Share([0]), linked=False)
-    assert q.next_transfers(9, 0.0) == [0]
-    assert q.next_requests(9, MANY, 0.0) == []
+    q = queue([10] * 4, NodeShare([0]), linked=False)
+    assert q.source.next(9, 0.0) == [0]
+    assert q.peers.next(9, MANY, 0.0) == []
     assert q.want(2, 0.0).verdict is Verdict.WAIT
-    assert q.next_transfers(9, 0.0) == [2]
+    assert q.source.next(9, 0.0) == [2]
     assert not q.settled
-    q.adopt()
-    assert q.next_transfers(9, 0.0) == [1, 3]
+    q.divide(None)
+    assert q.source.next(9, 0.0) == [1, 3]
 
 
 def test_the_end_of_the_link():
-    q = queue([10] * 6, Share([0]))
-    assert q.next_requests(3, MANY, 0.0) == [1, 2, 3]
+    q = queue([10] * 6, NodeShare([0]))
+    assert q.peers.next(3, MANY, 0.0) == [1, 2, 3]
     assert q.want(5, 0.0).verdict is Verdict.WAIT
-    q.unlink(lambda id_: id_ == 2)
-    assert q.next_transfers(9, 0.0) == [2, 5, 0] or q.next_transfers(9, 0.0) == []
-    q.linked = True
-    assert q.next_requests(9, MANY, 1.0) == [1, 3, 4], "asked for again, first of all"
+    q.peers.unlink(lambda id_: id_ == 2)
+    assert q.source.next(9, 0.0) == [2, 5, 0] or q.source.next(9, 0.0) == []
+    q.peers.linked = True
+    assert q.peers.next(9, MANY, 1.0) == [1, 3, 4], "asked for again, first of all"
 
 
 def test_partition_keeps_its_own_and_lets_the_rest_pass_through():
     transit = Budget(2 * 4096, 10)
-    q = queue([4096] * 6, Share([0, 1], transit=transit), Budget(4 * 4096, 100))
-    assert q.next_transfers(9, 0.0) == [0, 1]
-    assert q.next_requests(9, MANY, 0.0) == [], "on demand only"
+    q = queue([4096] * 6, NodeShare([0, 1], transit=transit), Budget(4 * 4096, 100))
+    assert q.source.next(9, 0.0) == [0, 1]
+    assert q.peers.next(9, MANY, 0.0) == [], "on demand only"
     for id_ in (0, 1):
         q.done(id_, 4096, 0.0)
     assert q.settled
-    assert q.count(Place.AWAY) == 4
+    assert q.states.count(FileState.AWAY) == 4
     for id_ in (2, 3, 4):
         assert q.want(id_, 1.0).verdict is Verdict.WAIT
-        assert q.next_requests(9, MANY, 1.0) == [id_]
+        assert q.peers.next(9, MANY, 1.0) == [id_]
         assert q.done(id_, 4096, 1.0)
-    assert q.transit.dropped == [2]
-    assert q.place(2) is Place.AWAY
-    assert q.place(0) is q.place(3) is q.place(4) is Place.STORED
-    assert q.room.used_bytes == 4 * 4096
+    assert q.budget.transit.dropped == [2]
+    assert q.states.of(2) is FileState.AWAY
+    assert q.states.of(0) is q.states.of(3) is q.states.of(4) is FileState.STORED
+    assert q.budget.used_bytes == 4 * 4096
 
 
 def test_a_full_store_does_not_end_what_passes_through():
-    q = queue([4096] * 6, Share([0, 1, 2], transit=Budget(4096, 10)), Budget(3 * 4096, 100))
-    assert q.next_transfers(9, 0.0) == [0, 1]
-    assert q.place(2) is Place.REFUSED
+    q = queue([4096] * 6, NodeShare([0, 1, 2], transit=Budget(4096, 10)), Budget(3 * 4096, 100))
+    assert q.source.next(9, 0.0) == [0, 1]
+    assert q.states.of(2) is FileState.REFUSED
     assert q.want(4, 0.0).verdict is Verdict.WAIT
-    assert q.next_requests(9, MANY, 0.0) == [4]
+    assert q.peers.next(9, MANY, 0.0) == [4]
 
 
 def test_what_is_larger_than_the_share_is_read_directly():
-    q = queue([4096, 3 * 4096], Share([0], transit=Budget(4096, 10)))
+    q = queue([4096, 3 * 4096], NodeShare([0], transit=Budget(4096, 10)))
     assert q.want(1, 0.0).reason is Reason.FULL
-    assert q.place(1) is Place.AWAY
+    assert q.states.of(1) is FileState.AWAY
 
 
 def test_unplaced_files_are_read_directly():
-    q = queue([10] * 3, Share([0], unplaced=[2], transit=Budget(4096, 10)))
-    assert q.place(2) is Place.REFUSED
+    q = queue([10] * 3, NodeShare([0], unplaced=[2], transit=Budget(4096, 10)))
+    assert q.states.of(2) is FileState.REFUSED
     assert q.want(2, 0.0).reason is Reason.FULL
 
 
 def test_nodes_begin_at_their_place():
-    q = GroupQueue(array("Q", [10] * 8), PLENTY, array("I", range(8)))
-    q.start_at(4)
-    q.divide(Share([0, 2, 4, 6]))
-    q.linked = True
-    assert q.next_transfers(9, 0.0) == [4, 6, 0, 2]
-    assert q.next_requests(9, MANY, 0.0) == [5, 7, 1, 3]
+    q = Queue(array("Q", [10] * 8), Limits(PLENTY, shared=True), array("I", range(8)))
+    q.sequences.start_at(4)
+    q.divide(NodeShare([0, 2, 4, 6]))
+    q.peers.linked = True
+    assert q.source.next(9, 0.0) == [4, 6, 0, 2]
+    assert q.peers.next(9, MANY, 0.0) == [5, 7, 1, 3]
 
 
 def test_dealt_anew_keeps_what_is_here():
-    q = queue([10] * 4, Share([0, 1]))
-    q.next_transfers(2, 0.0)
+    q = queue([10] * 4, NodeShare([0, 1]))
+    q.source.next(2, 0.0)
     q.done(0, 10, 1.0)
-    q.divide(Share([2, 3]))
-    assert q.place(0) is Place.STORED
-    assert not q.is_far(1), "it is being copied"
-    assert q.next_requests(9, MANY, 1.0) == []
-    assert q.next_transfers(9, 1.0) == [2, 3]
+    q.divide(NodeShare([2, 3]))
+    assert q.states.of(0) is FileState.STORED
+    assert not q.states.is_far(1), "it is being copied"
+    assert q.peers.next(9, MANY, 1.0) == []
+    assert q.source.next(9, 1.0) == [2, 3]
 
 
 def test_transit_share():
     assert share_of(Budget(100 << 30, 10**6)).size_bytes == 10 << 30
     assert share_of(Budget(512 << 20, 10**6)).size_bytes == 64 << 20
     assert share_of(Budget(8 << 20, 100)) == Budget(2 << 20, 25)
-    transit = Transit(100, 2)
+    transit = Transit()
+    transit.limit = Budget(100, 2)
     transit.take(1, 60)
     assert not transit.fits(60)
     transit.landed(1, ahead=False)
@@ -181,90 +171,91 @@ def test_transit_share():
 
 
 def test_ahead_of_a_program_that_said_what_it_reads():
-    q = queue([4096] * 10, Share([0], transit=Budget(3 * 4096, 10)))
-    q.next_transfers(9, 0.0)
+    q = queue([4096] * 10, NodeShare([0], transit=Budget(3 * 4096, 10)))
+    q.source.next(9, 0.0)
     q.done(0, 4096, 0.0)
-    assert q.waits(5)
-    q.reorder([5, 4, 3, 2, 1, 0], "announced")
-    assert q.next_requests(2, MANY, 0.0) == [5, 4]
-    assert q.next_requests(9, MANY, 0.0) == [3]
-    assert q.is_stalled
+    assert q.states.waits(5)
+    q.sequences.push([5, 4, 3, 2, 1, 0], "announced")
+    assert q.peers.next(2, MANY, 0.0) == [5, 4]
+    assert q.peers.next(9, MANY, 0.0) == [3]
+    assert q.peers.is_stalled
     for id_ in (5, 4, 3):
         q.done(id_, 4096, 1.0)
-    assert q.next_requests(9, MANY, 1.0) == [], "none of them was read"
-    assert q.transit.oldest_unread(9) == [5, 4, 3]
-    q.transit.read([5])
-    assert q.next_requests(9, MANY, 1.0) == [2]
-    assert q.transit.dropped == [5]
+    assert q.peers.next(9, MANY, 1.0) == [], "none of them was read"
+    assert q.budget.transit.oldest_unread(9) == [5, 4, 3]
+    q.budget.transit.read([5])
+    assert q.peers.next(9, MANY, 1.0) == [2]
+    assert q.budget.transit.dropped == [5]
     assert q.want(9, 1.0).verdict is Verdict.WAIT
-    assert q.next_requests(9, MANY, 1.0) == [9], "what is wanted goes before what is ahead"
-    assert q.place(4) is Place.AWAY
-    assert not q.next_requests(9, MANY, 1.0)
+    assert q.peers.next(9, MANY, 1.0) == [9], "what is wanted goes before what is ahead"
+    assert q.states.of(4) is FileState.AWAY
+    assert not q.peers.next(9, MANY, 1.0)
 
 
 def test_a_million_ids_quickly():
     count = 1_000_000
     start = time.process_time()
-    q = GroupQueue(array("Q", [100_000]) * count, PLENTY)
-    q.divide(Share(array("I", range(0, count, 4))))
-    q.linked = True
+    q = Queue(array("Q", [100_000]) * count, Limits(PLENTY, shared=True))
+    q.divide(NodeShare(array("I", range(0, count, 4))))
+    q.peers.linked = True
     for _ in range(200):
-        for id_ in (*q.next_transfers(100, 0.0), *q.next_requests(100, MANY, 0.0)):
+        for id_ in (*q.source.next(100, 0.0), *q.peers.next(100, MANY, 0.0)):
             q.done(id_, 100_000, 0.1)
     assert time.process_time() - start < 4
-    assert q.count(Place.STORED) == 40_000
+    assert q.states.count(FileState.STORED) == 40_000
 
 
 LARGE = 100 << 20
 
 
 def test_what_another_node_reads_at_the_source_is_not_copied_and_not_waited_for():
-    q = queue([LARGE, 10], Share([0, 1]))
-    assert q.asked(0) is Verdict.WAIT
-    q.read_elsewhere([0, 7], 1.0)
-    assert q.is_held_back(0, 1.0), "who asked is told to come again"
-    assert q.next_transfers(9, 1.0) == [1]
-    assert q.next_transfers(9, 6.1) == [0], "nobody told that it is still read"
-    assert not q.is_held_back(0, 6.1)
+    q = queue([LARGE, 10], NodeShare([0, 1]))
+    assert q.source.asked(0) is Verdict.WAIT
+    q.large.read_elsewhere([0, 7], 1.0)
+    assert q.peers.is_held_back(0, 1.0), "who asked is told to come again"
+    assert q.source.next(9, 1.0) == [1]
+    assert q.source.next(9, 6.1) == [0], "nobody told that it is still read"
+    assert not q.peers.is_held_back(0, 6.1)
 
 
 def test_a_copy_is_given_up_when_another_node_reads_the_file_unless_it_is_nearly_here():
-    q = queue([LARGE, LARGE], Share([0, 1]))
-    assert q.next_transfers(9, 0.0) == [0, 1]
-    q.copied = lambda id_: LARGE * 9 // 10 if id_ else LARGE // 10
-    q.read_elsewhere([0, 1], 3.0)
-    assert q.large_in_flight(3.0) == [0]
-    assert q.put_off(0)
-    assert q.is_held_back(0, 3.0)
+    read = [0, 0]
+    q = queue([LARGE, LARGE], NodeShare([0, 1]), read_of=read.__getitem__)
+    assert q.source.next(9, 0.0) == [0, 1]
+    read[:] = LARGE // 10, LARGE * 9 // 10
+    q.large.read_elsewhere([0, 1], 3.0)
+    assert q.large.read_meanwhile(3.0) == [0]
+    assert q.source.put_off(0)
+    assert q.peers.is_held_back(0, 3.0)
 
 
 def test_a_large_file_is_not_asked_for_while_it_is_read():
-    q = queue([LARGE, 10, LARGE], Share([]))
-    q.large.read_at_source(0, 0.0)
-    assert q.next_requests(9, MANY, 0.0) == [1, 2]
+    q = queue([LARGE, 10, LARGE], NodeShare([]))
+    q.large.reads.here(0, 0.0)
+    assert q.peers.next(9, MANY, 0.0) == [1, 2]
     assert q.large.held_back == {0}
-    q.postponed(2, 0.0)
+    q.peers.postponed(2, 0.0)
     assert q.want(2, 1.0).reason is Reason.LARGE
-    assert q.next_requests(9, MANY, 5.0) == [0]
-    assert q.next_requests(9, MANY, 6.1) == [2]
+    assert q.peers.next(9, MANY, 5.0) == [0]
+    assert q.peers.next(9, MANY, 6.1) == [2]
     assert q.done(0, LARGE, 7.0)
     assert not q.large.held_back & {0}
 
 
 def test_a_large_copy_of_another_node_is_waited_for_where_it_comes_sooner_than_from_the_source():
-    q = queue([LARGE, LARGE], Share([], transit=Budget(1 << 40, 10)))
+    q = queue([LARGE, LARGE], NodeShare([], transit=Budget(1 << 40, 10)))
     assert q.want(0, 0.0).verdict is Verdict.WAIT
-    assert q.large.untold(0.0) == [0], "who has it says whether it can be had now"
-    assert q.next_requests(9, MANY, 0.0) == [0]
-    q.postponed(0, 0.1)
-    assert q.place(0) is Place.AWAY
+    assert q.large.reads.untold(0.0) == [0], "who has it says whether it can be had now"
+    assert q.peers.next(9, MANY, 0.0) == [0]
+    q.peers.postponed(0, 0.1)
+    assert q.states.of(0) is FileState.AWAY
     assert q.want(0, 0.1).reason is Reason.LARGE
-    q.peers.stream_bytes_per_s = 1e6
+    q.peers.estimates.stream_bytes_per_s = 1e6
     assert q.want(1, 0.1).reason is Reason.LARGE
 
 
 def test_other_nodes_are_told_now_and_then_what_is_read_here():
-    q = queue([LARGE], Share([0]))
+    q = queue([LARGE], NodeShare([0]))
     for tenth in range(25):
         q.want(0, tenth / 10)
-        assert q.large.untold(tenth / 10) == ([0] if tenth % 10 == 0 else [])
+        assert q.large.reads.untold(tenth / 10) == ([0] if tenth % 10 == 0 else [])

@@ -6,9 +6,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hpcstage.daemon.queue.groupqueue import GroupQueue
-from hpcstage.daemon.queue.queue import FINAL, Place, Verdict
-from hpcstage.daemon.queue.sharedqueue import Share
+from hpcstage.daemon.queue.queue import Queue
+from hpcstage.daemon.queue.rates import Limits, Verdict
+from hpcstage.daemon.queue.states import FINAL, FileState, NodeShare
 from hpcstage.plan.blocks import BLOCK_BYTES, blocks_bytes
 from hpcstage.plan.types import Budget
 from hpcstage.protocol.shim import Reason
@@ -24,7 +24,7 @@ class GroupQueueMachine(RuleBasedStateMachine):
     def start(self, sizes, room, data):
         self.sizes = list(sizes)
         self.budget = PLENTY if room is None else Budget(room * BLOCK_BYTES, 1 << 30)
-        self.queue = GroupQueue(sizes, self.budget, patience_s=1e9, want_cap_s=8)
+        self.queue = Queue(sizes, Limits(self.budget, patience_s=1e9, want_cap_s=8, shared=True))
         self.now = 0.0
         self.near: set[int] = set()
         self.far: set[int] = set()
@@ -44,51 +44,45 @@ class GroupQueueMachine(RuleBasedStateMachine):
         rest = [i for i in range(len(self.sizes)) if i not in own]
         transit = data.draw(st.one_of(st.none(), st.integers(0, 12)))
         if transit is None:
-            self.queue.divide(Share(own))
+            self.queue.divide(NodeShare(own))
             self.expected = {i: "near" if i in own else "far" for i in range(len(self.sizes))}
         else:
             unplaced = [i for i in rest if data.draw(st.integers(0, 5)) == 0]
             others = [i for i in rest if i not in unplaced and data.draw(st.booleans())]
-            self.queue.divide(Share(own, others, unplaced, Budget(transit * BLOCK_BYTES, 6)))
+            self.queue.divide(NodeShare(own, others, unplaced, Budget(transit * BLOCK_BYTES, 6)))
         for id_ in self.far:
-            assert self.queue.is_asked_for(id_), "a request is not forgotten when files are dealt anew"
-
-    @rule(data=st.data())
-    def hand_over(self, data):
-        before = [self.queue.place(i) for i in range(len(self.sizes))]
-        self.queue.hand_over(self.some(data), self.wanted)
-        assert before == [self.queue.place(i) for i in range(len(self.sizes))]
+            assert id_ in self.queue.flights.requests, "a request is not forgotten when files are dealt anew"
 
     @rule()
     def adopt(self):
         self.unlink()
-        self.queue.adopt()
-        assert self.queue.count(Place.AWAY) == 0
-        assert not any(self.queue.is_far(i) for i in range(len(self.sizes)))
+        self.queue.divide(None)
+        assert self.queue.states.count(FileState.AWAY) == 0
+        assert not any(self.queue.states.is_far(i) for i in range(len(self.sizes)))
 
     @rule()
     def link(self):
-        self.queue.linked = True
+        self.queue.peers.linked = True
 
     @rule()
     def unlink(self):
         before = {i for i in self.far if i in self.wanted}
-        self.queue.unlink(self.wanted.__contains__)
+        self.queue.peers.unlink(self.wanted.__contains__)
         self.far.clear()
-        assert self.queue.asking == 0
+        assert len(self.queue.flights.requests) == 0
         for id_ in before:
-            assert self.queue.place(id_) in {Place.PROMOTED, Place.REFUSED, *FINAL}
-            assert not self.queue.is_far(id_)
+            assert self.queue.states.of(id_) in {FileState.PROMOTED, FileState.REFUSED, *FINAL}
+            assert not self.queue.states.is_far(id_)
 
     @rule(free=st.integers(0, 6))
     def hand_out(self, free):
         self.now += 1.0
-        chosen = self.queue.next_transfers(free, self.now)
+        chosen = self.queue.source.next(free, self.now)
         assert len(chosen) <= free
         assert len(set(chosen)) == len(chosen)
         for id_ in chosen:
             assert id_ not in self.near | self.far, "in flight twice"
-            assert not self.queue.is_far(id_), "what another node reads"
+            assert not self.queue.states.is_far(id_), "what another node reads"
             assert id_ not in self.ended
         self.near |= set(chosen)
         self.check_dropped()
@@ -97,15 +91,15 @@ class GroupQueueMachine(RuleBasedStateMachine):
     def request(self, files, blocks):
         self.now += 1.0
         asked_before = len(self.far)
-        chosen = self.queue.next_requests(files, blocks * BLOCK_BYTES, self.now)
+        chosen = self.queue.peers.next(files, blocks * BLOCK_BYTES, self.now)
         assert len(chosen) <= files
-        if not self.queue.linked:
+        if not self.queue.peers.linked:
             assert chosen == []
-        size = sum(self.queue.size(i) for i in chosen)
+        size = sum(self.queue.states.size(i) for i in chosen)
         assert size <= blocks * BLOCK_BYTES or (len(chosen) == 1 and not asked_before), "credits"
         for id_ in chosen:
             assert id_ not in self.near | self.far, "in flight twice"
-            assert self.queue.is_far(id_)
+            assert self.queue.states.is_far(id_)
             assert id_ not in self.ended
         self.far |= set(chosen)
         self.check_dropped()
@@ -113,39 +107,39 @@ class GroupQueueMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def want(self, data):
         id_ = data.draw(self.ids())
-        before = self.queue.place(id_)
+        before = self.queue.states.of(id_)
         decision = self.queue.want(id_, self.now)
-        if before is Place.STORED:
+        if before is FileState.STORED:
             assert decision.verdict is Verdict.READY
         elif before in FINAL:
             assert decision.verdict is Verdict.DIRECT
         elif decision.verdict is Verdict.WAIT:
             self.wanted.add(id_)
             assert self.now < decision.deadline <= self.now + 4.0
-            assert self.queue.place(id_) in (Place.PROMOTED, Place.FLYING)
-            if not self.queue.linked:
-                assert not self.queue.is_far(id_) or id_ in self.far
+            assert self.queue.states.of(id_) in (FileState.PROMOTED, FileState.FLYING)
+            if not self.queue.peers.linked:
+                assert not self.queue.states.is_far(id_) or id_ in self.far
         else:
             assert decision.reason is Reason.FULL
-            assert self.queue.place(id_) is before
+            assert self.queue.states.of(id_) is before
 
     @rule(data=st.data())
     def asked(self, data):
         id_ = data.draw(self.ids())
-        verdict = self.queue.asked(id_)
-        place = self.queue.place(id_)
-        if place is Place.STORED:
+        verdict = self.queue.source.asked(id_)
+        place = self.queue.states.of(id_)
+        if place is FileState.STORED:
             assert verdict is Verdict.READY
         elif verdict is Verdict.WAIT:
-            assert place in (Place.WAITING, Place.PROMOTED, Place.FLYING)
-            assert not self.queue.is_far(id_), "two nodes would wait for each other"
+            assert place in (FileState.WAITING, FileState.PROMOTED, FileState.FLYING)
+            assert not self.queue.states.is_far(id_), "two nodes would wait for each other"
 
     @precondition(lambda self: self.far | self.near)
     @rule(data=st.data(), size=st.integers(0, 3 * BLOCK_BYTES), same=st.booleans())
     def done(self, data, size, same):
         id_ = data.draw(st.sampled_from(sorted(self.near | self.far)))
-        size = self.queue.size(id_) if same else size
-        void = self.queue.place(id_) is Place.VOID
+        size = self.queue.states.size(id_) if same else size
+        void = self.queue.states.of(id_) is FileState.VOID
         assert self.queue.done(id_, size, self.now) is not void
         self.near.discard(id_)
         self.far.discard(id_)
@@ -155,99 +149,99 @@ class GroupQueueMachine(RuleBasedStateMachine):
     @rule(data=st.data(), doubtful=st.booleans())
     def missed(self, data, doubtful):
         id_ = data.draw(st.sampled_from(sorted(self.far)))
-        void = self.queue.place(id_) is Place.VOID
-        self.queue.missed(id_, wanted=id_ in self.wanted, doubtful=doubtful)
+        void = self.queue.states.of(id_) is FileState.VOID
+        self.queue.peers.missed(id_, wanted=id_ in self.wanted, doubtful=doubtful)
         self.far.discard(id_)
-        assert not self.queue.is_far(id_), "a remote id that was refused becomes local"
-        expected = {Place.PROMOTED} if id_ in self.wanted else {Place.WAITING, Place.AWAY, Place.REFUSED}
-        assert void or self.queue.place(id_) in expected | {Place.REFUSED}
+        assert not self.queue.states.is_far(id_), "a remote id that was refused becomes local"
+        expected = {FileState.PROMOTED} if id_ in self.wanted else {FileState.WAITING, FileState.AWAY}
+        assert void or self.queue.states.of(id_) in expected | {FileState.REFUSED}
 
     @rule(data=st.data(), size=st.integers(0, 3 * BLOCK_BYTES))
     def came_late(self, data, size):
         id_ = data.draw(self.ids())
         if id_ in self.far:
             return
-        before = self.queue.place(id_)
-        taken = self.queue.came_late(id_, size)
-        assert taken or before not in (Place.WAITING, Place.PROMOTED, Place.STORED)
-        assert not taken or self.queue.place(id_) is Place.STORED
+        before = self.queue.states.of(id_)
+        taken = self.queue.peers.came_late(id_, size)
+        assert taken or before not in (FileState.WAITING, FileState.PROMOTED, FileState.STORED)
+        assert not taken or self.queue.states.of(id_) is FileState.STORED
         self.check_dropped(id_)
 
     @precondition(lambda self: self.near)
     @rule(data=st.data())
     def failed(self, data):
         id_ = data.draw(st.sampled_from(sorted(self.near)))
-        self.queue.failed(id_, self.now)
+        self.queue.failed(id_)
         self.near.discard(id_)
-        assert self.queue.place(id_) in (Place.FAILED, Place.VOID)
+        assert self.queue.states.of(id_) in (FileState.FAILED, FileState.VOID)
 
     @precondition(lambda self: self.near)
     @rule(data=st.data())
     def requeue(self, data):
         id_ = data.draw(st.sampled_from(sorted(self.near)))
-        self.queue.requeue(id_)
+        self.queue.source.requeue(id_)
         self.near.discard(id_)
 
     @rule(data=st.data())
     def void(self, data):
         ids = data.draw(st.lists(self.ids(), max_size=3, unique=True))
-        void = {id_ for id_ in ids if self.queue.place(id_) is Place.VOID}
+        void = {id_ for id_ in ids if self.queue.states.of(id_) is FileState.VOID}
         flying = self.queue.void(ids)
         assert set(flying) >= set(ids) & (self.near | self.far) - void
-        assert all(self.queue.place(i) is Place.VOID for i in ids)
+        assert all(self.queue.states.of(i) is FileState.VOID for i in ids)
 
     @rule(data=st.data())
     def reorder(self, data):
-        self.queue.reorder(self.some(data), data.draw(st.sampled_from(["", "announced"])))
+        self.queue.sequences.push(self.some(data), data.draw(st.sampled_from(["", "announced"])))
 
     def check_dropped(self, *new):
-        for id_ in self.queue.transit.dropped:
-            assert self.queue.place(id_) in (Place.AWAY, Place.VOID), "only copies in the store are dropped"
-        self.queue.transit.dropped.clear()
+        for id_ in self.queue.budget.transit.dropped:
+            assert self.queue.states.of(id_) in (FileState.AWAY, FileState.VOID), "only copies in the store are dropped"
+        self.queue.budget.transit.dropped.clear()
 
     @rule()
     def finish(self):
         """Whatever happened, the rest comes to an end; what other nodes keep stays there."""
         for _ in range(300):
             self.now += 1000.0
-            self.near |= set(self.queue.next_transfers(4, self.now))
-            self.far |= set(self.queue.next_requests(4, 1 << 40, self.now))
+            self.near |= set(self.queue.source.next(4, self.now))
+            self.far |= set(self.queue.peers.next(4, 1 << 40, self.now))
             for id_ in sorted(self.near | self.far):
-                self.queue.done(id_, self.queue.size(id_), self.now)
+                self.queue.done(id_, self.queue.states.size(id_), self.now)
             self.near.clear()
             self.far.clear()
             self.check_dropped()
-            if self.queue.settled or not self.queue.linked:
+            if self.queue.settled or not self.queue.peers.linked:
                 break
-        if self.queue.linked:
+        if self.queue.peers.linked:
             assert self.queue.settled
-            assert all(self.queue.place(i) in FINAL | {Place.AWAY} for i in range(len(self.sizes)))
+            assert all(self.queue.states.of(i) in FINAL | {FileState.AWAY} for i in range(len(self.sizes)))
 
     @invariant()
     def counts_agree(self):
         if not hasattr(self, "queue"):
             return
         queue = self.queue
-        places = [queue.place(i) for i in range(len(self.sizes))]
-        for place in Place:
-            assert queue.count(place) == places.count(place)
-        self.ended |= {i for i, place in enumerate(places) if place in (Place.VOID, Place.FAILED)}
-        assert queue.flying == len(self.near) + len(self.far)
-        assert queue.asking == len(self.far)
-        far = [i for i, place in enumerate(places) if place is Place.WAITING and queue.is_far(i)]
-        assert queue.closed or queue.near_waiting == places.count(Place.WAITING) - len(far)
+        places = [queue.states.of(i) for i in range(len(self.sizes))]
+        for place in FileState:
+            assert queue.states.count(place) == places.count(place)
+        self.ended |= {i for i, place in enumerate(places) if place in (FileState.VOID, FileState.FAILED)}
+        assert len(queue.flights.started) == len(self.near) + len(self.far)
+        assert len(queue.flights.requests) == len(self.far)
+        far = [i for i, place in enumerate(places) if place is FileState.WAITING and queue.states.is_far(i)]
+        assert queue.states.closed or queue.states.ordered(far=False) == places.count(FileState.WAITING) - len(far)
 
     @invariant()
     def books_agree(self):
         if not hasattr(self, "queue"):
             return
         queue = self.queue
-        kept = [i for i in range(len(self.sizes)) if queue.place(i) is Place.STORED]
+        kept = [i for i in range(len(self.sizes)) if queue.states.of(i) is FileState.STORED]
         flying = self.near | self.far
-        used = sum(blocks_bytes(queue.size(i)) for i in kept)
-        assert used <= queue.room.used_bytes
-        assert queue.room.used_files == len(kept) + len(flying)
-        assert queue.transit.used_bytes <= queue.room.used_bytes
+        used = sum(blocks_bytes(queue.states.size(i)) for i in kept)
+        assert used <= queue.budget.used_bytes
+        assert queue.budget.used_files == len(kept) + len(flying)
+        assert queue.budget.transit.used_bytes <= queue.budget.used_bytes
 
 
 TestGroupQueue = GroupQueueMachine.TestCase

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcstage.daemon.queue.little import LEAST_MEAN_BYTES, LEAST_OPENS, LOOKS, Little
+from hpcstage.daemon.queue.useful import LEAST_MEAN_BYTES, LEAST_OPENS, LOOKS, Little
 from hpcstage.protocol.shim import COUNTERS, Counter
 
 SIZE = 4 * LEAST_MEAN_BYTES

@@ -8,8 +8,9 @@ from array import array
 import pytest
 
 from hpcstage.daemon.queue.large import MOST_TRIES
-from hpcstage.daemon.queue.queue import LOOK_LIMIT, Place, Queue, Verdict
-from hpcstage.daemon.queue.rates import Bucket
+from hpcstage.daemon.queue.queue import Queue
+from hpcstage.daemon.queue.rates import Bucket, Limits, Verdict
+from hpcstage.daemon.queue.states import LOOK_LIMIT, FileState
 from hpcstage.plan.types import Budget
 from hpcstage.protocol.shim import Reason
 
@@ -17,58 +18,60 @@ LARGE = 100 << 20
 PLENTY = Budget(1 << 60, 1 << 40)
 
 
-def queue(sizes, order=(), budget=PLENTY, **options):
-    return Queue(array("Q", sizes), budget, array("I", order), **options)
+def queue(sizes, order=(), budget=PLENTY, read=None, **options):
+    """`read` holds by id the bytes that copiers have read."""
+    read_of = (lambda id_: 0) if read is None else read.__getitem__
+    return Queue(array("Q", sizes), Limits(budget, **options), array("I", order), read_of=read_of)
 
 
 def test_order_then_the_rest():
     q = queue([10] * 5, [3, 1])
-    assert q.next_transfers(10, 0.0) == [3, 1, 0, 2, 4]
-    assert q.next_transfers(10, 0.0) == []
+    assert q.source.next(10, 0.0) == [3, 1, 0, 2, 4]
+    assert q.source.next(10, 0.0) == []
     assert not q.settled
 
 
 def test_want_moves_to_the_front():
     q = queue([10] * 5)
-    assert q.next_transfers(1, 0.0) == [0]
+    assert q.source.next(1, 0.0) == [0]
     assert q.want(3, 0.0).verdict is Verdict.WAIT
     assert q.want(2, 0.0).verdict is Verdict.WAIT
-    assert q.next_transfers(10, 0.0) == [3, 2, 1, 4]
+    assert q.source.next(10, 0.0) == [3, 2, 1, 4]
 
 
 def test_stored_is_ready_and_void_never_comes_back():
     q = queue([10, 10])
-    q.next_transfers(2, 0.0)
+    q.source.next(2, 0.0)
     assert q.done(0, 10, 1.0)
     assert q.want(0, 1.0).verdict is Verdict.READY
     assert q.void([0, 1]) == [1]
     assert q.want(0, 1.0).reason is Reason.VOID
     assert not q.done(1, 10, 2.0), "published too late: the copy has to go"
-    assert q.place(1) is Place.VOID
-    assert q.room.used_bytes == 0
+    assert q.states.of(1) is FileState.VOID
+    assert q.budget.used_bytes == 0
     assert q.settled
 
 
 def test_reorder_keeps_the_place_of_the_others():
     q = queue([10] * 6, [5, 4, 3, 2, 1, 0])
-    assert q.next_transfers(1, 0.0) == [5]
-    q.reorder(array("I", [0, 5, 2]))
-    assert q.next_transfers(9, 0.0) == [0, 2, 4, 3, 1]
+    assert q.source.next(1, 0.0) == [5]
+    q.sequences.push(array("I", [0, 5, 2]))
+    assert q.source.next(9, 0.0) == [0, 2, 4, 3, 1]
 
 
 def test_many_reorders_stay_small():
     q = queue([10] * 20)
     for start in range(15):
-        q.reorder(array("I", [start]))
-    assert q.next_transfers(99, 0.0) == [*range(14, -1, -1), 15, 16, 17, 18, 19]
+        q.sequences.push(array("I", [start]))
+    assert q.source.next(99, 0.0) == [*range(14, -1, -1), 15, 16, 17, 18, 19]
 
 
 def test_full_store_refuses_what_does_not_fit_and_goes_on():
     q = queue([4096, 3 * 4096, 4096, 4096], budget=Budget(2 * 4096, 100))
-    assert q.next_transfers(9, 0.0) == [0, 2]
-    assert q.place(1) is Place.REFUSED
+    assert q.source.next(9, 0.0) == [0, 2]
+    assert q.states.of(1) is FileState.REFUSED
     assert q.want(1, 0.0).reason is Reason.FULL
-    assert q.place(3) is Place.REFUSED
+    assert q.states.of(3) is FileState.REFUSED
     q.done(0, 4096, 1.0)
     q.done(2, 4096, 1.0)
     assert q.settled
@@ -77,17 +80,17 @@ def test_full_store_refuses_what_does_not_fit_and_goes_on():
 
 def test_inodes_are_counted_with_directories():
     q = queue([1] * 10, budget=Budget(1 << 40, 6), directories=2)
-    assert len(q.next_transfers(99, 0.0)) == 4
-    assert q.room.used_inodes == 6
-    assert q.count(Place.REFUSED) == 6
+    assert len(q.source.next(99, 0.0)) == 4
+    assert q.budget.used_inodes == 6
+    assert q.states.count(FileState.REFUSED) == 6
 
 
 def test_no_room_stops_admission():
     q = queue([10] * 5)
-    q.next_transfers(2, 0.0)
-    q.failed(0, 1.0, no_room=True)
-    assert q.place(0) is Place.REFUSED
-    assert q.next_transfers(9, 1.0) == []
+    q.source.next(2, 0.0)
+    q.failed(0, no_room=True)
+    assert q.states.of(0) is FileState.REFUSED
+    assert q.source.next(9, 1.0) == []
     assert q.want(4, 1.0).reason is Reason.FULL
     assert q.done(1, 10, 1.0)
     assert q.settled
@@ -96,61 +99,63 @@ def test_no_room_stops_admission():
 def test_a_large_file_is_not_copied_while_the_program_reads_it():
     q = queue([10, LARGE, 10], patience_s=60, want_cap_s=240)
     assert q.want(1, 0.0).reason is Reason.LARGE, "its copy would have to come as a whole"
-    assert q.next_transfers(9, 0.0) == [0, 2]
-    q.large.read_at_source(1, 4.0)
-    assert q.next_transfers(9, 8.9) == []
+    assert q.source.next(9, 0.0) == [0, 2]
+    q.large.reads.here(1, 4.0)
+    assert q.source.next(9, 8.9) == []
     assert not q.settled
     assert q.large.held_back == {1}
-    assert q.next_transfers(9, 9.1) == [1], "the program has let go of it"
+    assert q.source.next(9, 9.1) == [1], "the program has let go of it"
     assert not q.large.held_back
 
 
 def test_a_copy_under_way_is_given_up_when_the_program_opens_the_file():
-    q = queue([LARGE, LARGE])
-    q.copied = lambda _: LARGE // 2
-    assert q.next_transfers(9, 0.0) == [0, 1]
+    read = [0, 0]
+    q = queue([LARGE, LARGE], read=read)
+    assert q.source.next(9, 0.0) == [0, 1]
+    read[:] = [LARGE // 2] * 2
     assert q.want(0, 3.0).verdict is Verdict.DIRECT
-    assert q.large_in_flight(3.0) == [0]
-    assert q.put_off(0)
-    assert not q.put_off(0)
-    assert q.place(0) is Place.WAITING
-    assert q.room.used_bytes == LARGE, "the other one's"
-    assert q.next_transfers(9, 3.0) == []
+    assert q.large.read_meanwhile(3.0) == [0]
+    assert q.source.put_off(0)
+    assert not q.source.put_off(0)
+    assert q.states.of(0) is FileState.WAITING
+    assert q.budget.used_bytes == LARGE, "the other one's"
+    assert q.source.next(9, 3.0) == []
 
 
 def test_what_is_nearly_there_is_waited_for():
-    q = queue([LARGE])
-    q.next_transfers(1, 0.0)
-    q.copied = lambda _: LARGE * 9 // 10
+    read = [12345]
+    q = queue([LARGE], read=read)
+    q.source.next(1, 0.0)
+    read[0] += LARGE * 9 // 10
     assert q.want(0, 9.0).verdict is Verdict.WAIT
     assert q.want(0, 18.0).verdict is Verdict.DIRECT, "a tenth takes two seconds at this pace"
 
 
 def test_no_more_is_copied_ahead_than_is_read_at_the_source():
-    q = queue([LARGE] * 5)
-    q.large.read_at_source(0, 0.0)
-    assert q.next_transfers(9, 0.0) == [1]
+    q = queue([LARGE] * 5, shared=True)
+    q.large.reads.here(0, 0.0)
+    assert q.source.next(9, 0.0) == [1]
     assert q.done(1, LARGE, 3.0)
-    q.large.read_at_source(0, 4.0)
-    assert q.next_transfers(9, 4.0) == [], "nobody has opened the copy"
-    q.large.opened(1)
-    assert q.next_transfers(9, 4.0) == [2]
-    assert q.next_transfers(9, 9.1) == [3, 4, 0], "nothing is read at the source any more"
+    q.large.reads.here(0, 4.0)
+    assert q.source.next(9, 4.0) == [], "nobody has opened the copy"
+    q.large.ahead.discard(1)
+    assert q.source.next(9, 4.0) == [2]
+    assert q.source.next(9, 9.1) == [3, 4, 0], "nothing is read at the source any more"
 
 
 def test_a_large_file_is_tried_a_few_times_only():
     q = queue([LARGE])
     tries = 0
     for now in range(0, 100, 10):
-        tries += len(q.next_transfers(1, now))
+        tries += len(q.source.next(1, now))
         q.want(0, now)
-        q.put_off(0)
+        q.source.put_off(0)
     assert tries == MOST_TRIES
 
 
 def test_deadline_follows_from_size_and_rate():
     q = queue([10_000_000, 1000], want_cap_s=60, patience_s=20)
-    q.estimates.stream_bytes_per_s = 10e6
+    q.source.estimates.stream_bytes_per_s = 10e6
     fast = q.want(1, 0.0).deadline
     slow = q.want(0, 0.0).deadline
     assert slow > 3
@@ -159,28 +164,28 @@ def test_deadline_follows_from_size_and_rate():
 
 def test_deadline_stays_below_half_the_cap():
     q = queue([10_000_000], want_cap_s=4, patience_s=20)
-    q.estimates.stream_bytes_per_s = 10e6
+    q.source.estimates.stream_bytes_per_s = 10e6
     assert q.want(0, 10.0).deadline == pytest.approx(12.0)
 
 
 def test_requeued_goes_first():
     """Also before what the program waits for since: it has waited longer."""
     q = queue([10] * 5)
-    q.next_transfers(2, 0.0)
+    q.source.next(2, 0.0)
     q.want(3, 0.0)
     q.want(4, 0.0)
-    q.requeue(1)
-    assert q.next_transfers(9, 0.0) == [1, 3, 4, 2]
+    q.source.requeue(1)
+    assert q.source.next(9, 0.0) == [1, 3, 4, 2]
 
 
 def test_rate_cap_holds_over_time():
     q = queue([1000] * 1000, max_rate_bytes_per_s=10_000.0)
     now, handed = 0.0, 0
     while now < 20:
-        for id_ in q.next_transfers(50, now):
+        for id_ in q.source.next(50, now):
             handed += 1
             q.done(id_, 1000, now)
-        now += max(q.wake_after(now) or 0.0, 0.001)
+        now += max(q.source.wake_after(now) or 0.0, 0.001)
     assert handed * 1000 == pytest.approx(10_000 * 20, rel=0.05)
 
 
@@ -194,9 +199,9 @@ def test_bucket_without_a_rate_is_open():
 def test_passing_over_is_bounded():
     q = queue([8 * 4096] * (3 * LOOK_LIMIT) + [1], budget=Budget(4 * 4096, 1 << 30))
     rounds = 0
-    while not (chosen := q.next_transfers(1, 0.0)):
+    while not (chosen := q.source.next(1, 0.0)):
         rounds += 1
-        assert q.waiting
+        assert q.states.waiting
     assert chosen == [3 * LOOK_LIMIT]
     assert rounds == 3
 
@@ -206,23 +211,23 @@ def test_a_million_ids_quickly():
     start = time.process_time()
     q = queue(array("Q", [100_000]) * count, array("I", range(count - 1, -1, -1)))
     for _ in range(200):
-        for id_ in q.next_transfers(100, 0.0):
+        for id_ in q.source.next(100, 0.0):
             q.done(id_, 100_000, 0.1)
     for id_ in range(0, 100_000, 5):
         q.want(id_, 0.2)
     assert time.process_time() - start < 3
-    assert q.count(Place.STORED) == 20_000
+    assert q.states.count(FileState.STORED) == 20_000
 
 
 def test_what_the_program_has_read_at_the_source_is_copied_last():
-    q = queue([LARGE] * 6)
+    q = queue([LARGE] * 6, shared=True)
     for id_ in (0, 1):
         q.want(id_, 0.0)
-    assert q.next_transfers(9, 0.0) == [2, 3]
-    assert q.next_transfers(9, 5.1) == [4, 5, 0, 1]
+    assert q.source.next(9, 0.0) == [2, 3]
+    assert q.source.next(9, 5.1) == [4, 5, 0, 1]
 
 
 def test_a_file_that_keeps_the_source_busy_for_a_moment_is_large():
     q = queue([80_000_000])
-    q.estimates.all_bytes_per_s = 200e6
+    q.source.estimates.all_bytes_per_s = 200e6
     assert q.want(0, 0.0).reason is Reason.LARGE

@@ -6,7 +6,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hpcstage.daemon.queue.queue import FINAL, Place, Queue, Verdict
+from hpcstage.daemon.queue.queue import Queue
+from hpcstage.daemon.queue.rates import Limits, Verdict
+from hpcstage.daemon.queue.states import FINAL, FileState
 from hpcstage.plan.blocks import BLOCK_BYTES, blocks_bytes
 from hpcstage.plan.types import Budget
 from hpcstage.protocol.shim import Reason
@@ -29,14 +31,12 @@ class QueueMachine(RuleBasedStateMachine):
         self.sizes = sizes
         self.budget = Budget(room * BLOCK_BYTES, inodes)
         order = data.draw(st.lists(st.sampled_from(range(len(sizes))), unique=True))
-        self.queue = Queue(
-            sizes, self.budget, order, directories=directories, max_rate_bytes_per_s=rate, patience_s=3.0, want_cap_s=8
-        )
+        self.queue = Queue(sizes, Limits(self.budget, directories, rate, patience_s=3.0, want_cap_s=8), order)
         self.now = 0.0
         self.grown = False
         self.flying: set[int] = set()
         self.handed: list[int] = []
-        self.final: dict[int, Place] = {}
+        self.final: dict[int, FileState] = {}
         self.promoted: list[int] = []
         self.plain = order + [i for i in range(len(sizes)) if i not in order]
 
@@ -49,7 +49,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(free=st.integers(0, 8))
     def hand_out(self, free):
-        chosen = self.queue.next_transfers(free, self.now)
+        chosen = self.queue.source.next(free, self.now)
         assert len(chosen) <= free
         assert not self.flying & set(chosen), "in flight twice"
         assert len(set(chosen)) == len(chosen)
@@ -59,15 +59,15 @@ class QueueMachine(RuleBasedStateMachine):
         assert wanted == [i for i in self.promoted if i in wanted], "in the order of the wants"
         rest = chosen[len(wanted) :]
         assert rest == [i for i in self.plain if i in set(rest)], "order kept"
-        self.promoted = [i for i in self.promoted if self.queue.place(i) is Place.PROMOTED]
+        self.promoted = [i for i in self.promoted if self.queue.states.of(i) is FileState.PROMOTED]
         self.flying |= set(chosen)
 
     @rule(data=st.data())
     def want(self, data):
         id_ = data.draw(self.ids())
-        before = self.queue.place(id_)
+        before = self.queue.states.of(id_)
         decision = self.queue.want(id_, self.now)
-        if before is Place.STORED:
+        if before is FileState.STORED:
             assert decision.verdict is Verdict.READY
         elif before in FINAL:
             assert decision.verdict is Verdict.DIRECT
@@ -76,12 +76,12 @@ class QueueMachine(RuleBasedStateMachine):
             assert decision.verdict in (Verdict.WAIT, Verdict.DIRECT)
             if decision.verdict is Verdict.WAIT:
                 assert self.now < decision.deadline <= self.now + 4.0
-                assert self.queue.place(id_) in (Place.PROMOTED, Place.FLYING)
-                if before is Place.WAITING:
+                assert self.queue.states.of(id_) in (FileState.PROMOTED, FileState.FLYING)
+                if before is FileState.WAITING:
                     self.promoted.append(id_)
             else:
                 assert decision.reason is Reason.LATER
-                assert self.queue.place(id_) is before, "stays in its place"
+                assert self.queue.states.of(id_) is before, "stays in its place"
 
     @precondition(lambda self: self.flying)
     @rule(data=st.data(), size=st.integers(0, 5 * BLOCK_BYTES), same=st.booleans())
@@ -89,27 +89,27 @@ class QueueMachine(RuleBasedStateMachine):
         id_ = data.draw(st.sampled_from(sorted(self.flying)))
         size = self.sizes[id_] if same else size
         self.grown |= size > self.sizes[id_]
-        void = self.queue.place(id_) is Place.VOID
+        void = self.queue.states.of(id_) is FileState.VOID
         assert self.queue.done(id_, size, self.now) is not void
         self.flying.discard(id_)
-        self.final[id_] = Place.VOID if void else Place.STORED
+        self.final[id_] = FileState.VOID if void else FileState.STORED
 
     @precondition(lambda self: self.flying)
     @rule(data=st.data(), no_room=st.booleans())
     def failed(self, data, no_room):
         id_ = data.draw(st.sampled_from(sorted(self.flying)))
-        self.queue.failed(id_, self.now, no_room=no_room)
+        self.queue.failed(id_, no_room=no_room)
         self.flying.discard(id_)
-        assert self.queue.place(id_) in (Place.FAILED, Place.REFUSED, Place.VOID)
+        assert self.queue.states.of(id_) in (FileState.FAILED, FileState.REFUSED, FileState.VOID)
         if no_room:
-            assert self.queue.next_transfers(5, self.now) == []
+            assert self.queue.source.next(5, self.now) == []
 
     @precondition(lambda self: self.flying)
     @rule(data=st.data())
     def requeue(self, data):
         id_ = data.draw(st.sampled_from(sorted(self.flying)))
-        void = self.queue.place(id_) is Place.VOID
-        self.queue.requeue(id_)
+        void = self.queue.states.of(id_) is FileState.VOID
+        self.queue.source.requeue(id_)
         self.flying.discard(id_)
         if not void:
             self.promoted.insert(0, id_)
@@ -120,28 +120,28 @@ class QueueMachine(RuleBasedStateMachine):
         flying = self.queue.void(ids)
         assert set(flying) <= self.flying
         for id_ in ids:
-            assert self.queue.place(id_) is Place.VOID
-            self.final[id_] = Place.VOID
+            assert self.queue.states.of(id_) is FileState.VOID
+            self.final[id_] = FileState.VOID
         self.promoted = [i for i in self.promoted if i not in ids]
 
     @rule(first=st.integers(0, 30), many=st.integers(0, 30))
     def void_range(self, first, many):
         ids = range(min(first, len(self.sizes)), min(first + many, len(self.sizes)))
-        before = [self.queue.place(i) for i in ids]
-        used = self.queue.room.used_files, self.queue.room.used_bytes
+        before = [self.queue.states.of(i) for i in ids]
+        used = self.queue.budget.used_files, self.queue.budget.used_bytes
         places, flying = self.queue.void_range(ids)
-        assert (self.queue.room.used_files, self.queue.room.used_bytes) == used, "kept until they are deleted"
-        assert set(flying) == {i for i, place in zip(ids, before, strict=True) if place is Place.FLYING}
-        stored = [i for i, place in zip(ids, places, strict=True) if place == Place.STORED]
-        assert stored == [i for i, place in zip(ids, before, strict=True) if place is Place.STORED]
-        self.queue.room.give_back(sum(blocks_bytes(self.queue.size(i)) for i in stored), len(stored))
-        self.final.update(dict.fromkeys(ids, Place.VOID))
+        assert (self.queue.budget.used_files, self.queue.budget.used_bytes) == used, "kept until they are deleted"
+        assert set(flying) == {i for i, place in zip(ids, before, strict=True) if place is FileState.FLYING}
+        stored = [i for i, place in zip(ids, places, strict=True) if place == FileState.STORED]
+        assert stored == [i for i, place in zip(ids, before, strict=True) if place is FileState.STORED]
+        self.queue.budget.give_back(sum(blocks_bytes(self.queue.states.size(i)) for i in stored), len(stored))
+        self.final.update(dict.fromkeys(ids, FileState.VOID))
         self.promoted = [i for i in self.promoted if i not in ids]
 
     @rule(data=st.data())
     def reorder(self, data):
         order = data.draw(st.lists(self.ids(), max_size=10))
-        self.queue.reorder(order)
+        self.queue.sequences.push(order)
         first = list(dict.fromkeys(order))
         self.plain = first + [i for i in self.plain if i not in first]
 
@@ -150,42 +150,42 @@ class QueueMachine(RuleBasedStateMachine):
         """Whatever happened, the rest comes to an end."""
         for _ in range(200):
             self.now += 1000.0
-            self.flying |= set(self.queue.next_transfers(4, self.now))
+            self.flying |= set(self.queue.source.next(4, self.now))
             for id_ in sorted(self.flying):
                 self.queue.done(id_, self.sizes[id_], self.now)
             self.flying.clear()
             if self.queue.settled:
                 break
         assert self.queue.settled
-        assert all(self.queue.place(i) in FINAL for i in range(len(self.sizes)))
-        assert sum(self.queue.count(place) for place in FINAL) == len(self.sizes)
+        assert all(self.queue.states.of(i) in FINAL for i in range(len(self.sizes)))
+        assert sum(self.queue.states.count(place) for place in FINAL) == len(self.sizes)
         self.promoted = []
-        self.final.update({i: self.queue.place(i) for i in range(len(self.sizes))})
+        self.final.update({i: self.queue.states.of(i) for i in range(len(self.sizes))})
 
     @invariant()
     def counts_agree(self):
         if not hasattr(self, "queue"):
             return
-        places = [self.queue.place(i) for i in range(len(self.sizes))]
-        for place in Place:
-            assert self.queue.count(place) == places.count(place)
-        assert self.queue.flying == len(self.flying)
-        stored = [i for i, place in enumerate(places) if place is Place.STORED]
-        assert self.queue.room.used_files == len(stored) + len(self.flying), "what is void gives its room back"
+        places = [self.queue.states.of(i) for i in range(len(self.sizes))]
+        for place in FileState:
+            assert self.queue.states.count(place) == places.count(place)
+        assert len(self.queue.flights.started) == len(self.flying)
+        stored = [i for i, place in enumerate(places) if place is FileState.STORED]
+        assert self.queue.budget.used_files == len(stored) + len(self.flying), "what is void gives its room back"
         if not self.flying:
-            assert self.queue.room.used_bytes == sum(blocks_bytes(self.queue.size(i)) for i in stored)
-        assert self.queue.waiting == places.count(Place.WAITING) + places.count(Place.PROMOTED)
+            assert self.queue.budget.used_bytes == sum(blocks_bytes(self.queue.states.size(i)) for i in stored)
+        assert self.queue.states.waiting == places.count(FileState.WAITING) + places.count(FileState.PROMOTED)
 
     @invariant()
     def within_budget(self):
-        if hasattr(self, "queue") and self.queue.room.used_files and not self.grown:
-            assert self.queue.room.used_bytes <= self.budget.size_bytes
-            assert self.queue.room.used_inodes <= self.budget.inodes
+        if hasattr(self, "queue") and self.queue.budget.used_files and not self.grown:
+            assert self.queue.budget.used_bytes <= self.budget.size_bytes
+            assert self.queue.budget.used_inodes <= self.budget.inodes
 
     @invariant()
     def final_stays(self):
         for id_, place in getattr(self, "final", {}).items():
-            assert self.queue.place(id_) in (place, Place.VOID)
+            assert self.queue.states.of(id_) in (place, FileState.VOID)
 
 
 TestQueue = QueueMachine.TestCase

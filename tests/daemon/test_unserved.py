@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcstage.daemon.queue.unserved import QUIET_S, Unserved
+from hpcstage.daemon.queue.useful import QUIET_S, Unserved
 
 
 def test_several_files_are_enough():

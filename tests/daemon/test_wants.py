@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcstage.daemon.queue.wants import Parked
+from hpcstage.daemon.queue.answers import Parked
 
 
 @given(

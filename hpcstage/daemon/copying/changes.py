@@ -18,7 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpcstage.daemon.process.helpers import Helpers
-from hpcstage.daemon.queue.queue import Place, Queue
+from hpcstage.daemon.queue.queue import Queue
+from hpcstage.daemon.queue.states import FileState
 from hpcstage.plan.dataset.manifest import Manifest
 
 HELPER = "changes"
@@ -85,11 +86,11 @@ class Changes:
                     self._changed(directory + b"/" + name if name else directory, mask)
 
     def _changed(self, path: bytes, mask: int) -> None:
-        id_ = self._manifest.find_source(path)
+        id_, states = self._manifest.find_source(path), self._queue.states
         if id_ is not None:
-            if self._queue.place(id_) is not Place.VOID:
+            if states.of(id_) is not FileState.VOID:
                 self._void(path)
-        elif mask & _MOVES and any(self._queue.place(i) is not Place.VOID for i in self._manifest.ids_below(path)):
+        elif mask & _MOVES and any(states.of(i) is not FileState.VOID for i in self._manifest.ids_below(path)):
             self._void(path)
 
 

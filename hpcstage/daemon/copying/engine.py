@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 
 from hpcstage.daemon.copying.alone import Alone
 from hpcstage.daemon.copying.openfiles import are_mapped_below, in_turn, open_below
-from hpcstage.daemon.queue.beside import Read
-from hpcstage.daemon.queue.groupqueue import GroupQueue
-from hpcstage.daemon.queue.large import LEAST_BYTES
-from hpcstage.daemon.queue.queue import Place, Queue
+from hpcstage.daemon.queue.large import LEAST_BYTES, Read
+from hpcstage.daemon.queue.queue import Queue
+from hpcstage.daemon.queue.states import FileState
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.protocol.shim import Progress, Reason
 from hpcstage.store.attributes import Attributes
@@ -130,9 +129,6 @@ class Engine:
         """The ids of transfers that were cancelled, though not because the program reads the files."""
         self._tries: dict[int, int] = {}
         self._barred: set[int] = set()
-        self._read_before: dict[int, int] = {}
-        """By id of a large file: the bytes that earlier attempts at it had read."""
-        queue.copied = self._copied
         self._looked = 0
         """The pid of the process that was looked at last."""
         self._may_be_large = max(manifest.sizes, default=0) > LEAST_BYTES
@@ -142,15 +138,18 @@ class Engine:
 
     @property
     def unplaced(self) -> int:
-        """The number of files that no node keeps, in a group that divides them; see GroupQueue."""
-        return self.queue.unplaced if isinstance(self.queue, GroupQueue) else 0
+        """The number of files that no node keeps where each keeps only a share; 0 where this node keeps all."""
+        states = self.queue.states
+        has_share = self.queue.budget.transit.limit.size_bytes > 0
+        return states.count(FileState.REFUSED) - states.closed_out if has_share else 0
 
     @property
     def progress(self) -> Progress:
         """How much this node has of what it is to keep; files that it does not keep are taken to have the mean size."""
         files, size_bytes = len(self.manifest), self.manifest.total_bytes
-        refused = (Place.REFUSED,) if self.queue.closed in (Reason.NONE, Reason.FULL) else ()
-        kept = files - sum(map(self.queue.count, (Place.FAILED, Place.VOID, Place.AWAY, *refused)))
+        states = self.queue.states
+        refused = (FileState.REFUSED,) if states.closed in (Reason.NONE, Reason.FULL) else ()
+        kept = files - sum(map(states.count, (FileState.FAILED, FileState.VOID, FileState.AWAY, *refused)))
         kept_bytes = size_bytes * kept // max(files, 1)
         return Progress(min(self.stored_files, kept), min(self.stored_bytes, kept_bytes), kept, kept_bytes)
 
@@ -160,10 +159,8 @@ class Engine:
         """Fills the copiers."""
         assigned = self.pool.assigned
         free = self.alone.room(self.pool.transfers + self._ahead() - assigned, assigned, now)
-        if free > 0 and not self.queue.closed and not self.is_paused:
-            for id_ in self.queue.next_transfers(free, now):
-                if self.queue.is_large(id_):
-                    self._read_before[id_] = self.pool.stats.read_of(id_)
+        if free > 0 and not self.queue.states.closed and not self.is_paused:
+            for id_ in self.queue.source.next(free, now):
                 self._on_given(id_)
                 self.pool.assign(id_, urgent=self._is_wanted(id_))
             self.pool.flush()
@@ -175,11 +172,11 @@ class Engine:
         pool = self.pool
         beyond = pool.slots if self._mean_bytes < SMALL_BYTES else len(pool.members)
         most = pool.slots + beyond - pool.transfers
-        return self.queue.estimates.ahead(self._mean_bytes, len(pool.members), most)
+        return self.queue.source.estimates.ahead(self._mean_bytes, len(pool.members), most)
 
     def advance(self, now: float) -> None:
         """Brings the integrals up to now."""
-        capped = self.queue.wake_after(now) is not None
+        capped = self.queue.source.wake_after(now) is not None
         self.busy.advance(now, self.pool.assigned, self.pool.transfers, capped=capped)
 
     # ---- results
@@ -191,7 +188,7 @@ class Engine:
             self.alone.took(result, now)
             self._take(result, now)
         if not self.pool.slots:
-            self.queue.close(Reason.FAILED)
+            self.queue.states.close(Reason.FAILED)
 
     def _take(self, result: Result, now: float) -> None:
         self._conclude(result, now)
@@ -204,10 +201,10 @@ class Engine:
             return
         if result.status is Status.OK or (result.status is Status.EXISTS and self._is_complete(result.id)):
             self._stored(result, now)
-        elif self.queue.place(result.id) is Place.VOID:
-            self.queue.failed(result.id, now)
+        elif self.queue.states.of(result.id) is FileState.VOID:
+            self.queue.failed(result.id)
         elif result.status in {Status.CHANGED, Status.LOST} and self._again(result.id):
-            self.queue.requeue(result.id)
+            self.queue.source.requeue(result.id)
             return
         else:
             self._failed(result, now)
@@ -216,12 +213,13 @@ class Engine:
 
     def _put_off(self, id_: int, now: float) -> bool:
         """Returns whether a cancelled transfer will be begun again. A want for a small file goes on waiting."""
-        if id_ in self._taken_back and self.queue.place(id_) is Place.FLYING and not self.queue.large.in_use(id_, now):
-            self.queue.take_back(id_)
-            if self.queue.is_large(id_):
+        queue, large = self.queue, self.queue.large
+        if id_ in self._taken_back and queue.states.of(id_) is FileState.FLYING and not large.reads.has(id_, now):
+            queue.source.take_back(id_)
+            if large.is_large(id_):
                 self._on_final(id_)
             return True
-        if self.queue.put_off(id_):
+        if queue.source.put_off(id_):
             self._on_final(id_)
             return True
         return False
@@ -252,7 +250,7 @@ class Engine:
         facts.staged_bytes += size_bytes
         if files > 0:
             self._attributes.note(id_, self.store.path(self.manifest.store_path(id_)))
-        if files > 0 and self.queue.keeps(id_):
+        if files > 0 and self.queue.states.keeps(id_):
             self.holdings.keep(id_)
         else:
             self.holdings.drop((id_,))
@@ -267,38 +265,34 @@ class Engine:
 
     def _again(self, id_: int) -> bool:
         tries = self._tries[id_] = self._tries.get(id_, 1) + 1
-        return tries <= MOST_TRIES and self.pool.slots > 0 and not self.queue.closed
+        return tries <= MOST_TRIES and self.pool.slots > 0 and not self.queue.states.closed
 
     def _failed(self, result: Result, now: float) -> None:
         local = result.status is Status.LOCAL_ERROR
-        self.queue.failed(result.id, now, no_room=local and result.errno in NO_ROOM)
+        self.queue.failed(result.id, no_room=local and result.errno in NO_ROOM)
         if local and result.errno in BROKEN_DISK:
-            self.queue.close(Reason.FAILED)
+            self.queue.states.close(Reason.FAILED)
         self.errors.add(self.manifest.source_path(result.id), describe(result), now)
 
     # ---- large files that the program reads at the source
 
-    def _copied(self, id_: int) -> int:
-        return max(0, self.pool.stats.read_of(id_) - self._read_before.get(id_, 0))
-
     def see_use(self, programs: Callable[[], Iterable[int]], read_bytes: int, now: float) -> None:
         """Finds the large files that these processes have open, at the source and in the store. `read_bytes` is what
         they have read at the source until now."""
-        queue, manifest = self.queue, self.manifest
-        ahead = queue.large.ahead
+        queue, large, manifest = self.queue, self.queue.large, self.manifest
+        ahead = list(large.ahead)
         if queue.settled or not self._may_be_large:
             return
         self._looked, pids = in_turn(programs(), self._looked)
         paths = open_below(pids, self._roots())
-        found = {id_ for id_ in map(manifest.find_source, paths) if id_ is not None and queue.is_large(id_)}
+        found = {id_ for id_ in map(manifest.find_source, paths) if id_ is not None and large.is_large(id_)}
         for id_ in found:
-            queue.large.read_at_source(id_, now)
-        copies = any(map(queue.is_large, queue.in_flight))
-        queue.large.looked(len(found), Read(now, read_bytes, self.pool.stats.totals().bytes), copies=copies)
+            large.reads.here(id_, now)
+        large.looked(len(found), Read(now, read_bytes, self.pool.stats.totals().bytes))
         for id_ in ahead:
             copy = self.store.path(manifest.store_path(id_))
-            if queue.place(id_) is Place.STORED and (copy in paths or self.was_read(id_)):
-                queue.large.opened(id_)
+            if queue.states.of(id_) is FileState.STORED and (copy in paths or self.was_read(id_)):
+                large.ahead.discard(id_)
 
     def are_mapped(self, programs: Callable[[], Iterable[int]]) -> bool:
         """Returns whether processes have files of the datasets mapped, at the source or in the store."""
@@ -309,15 +303,15 @@ class Engine:
 
     def yield_to_program(self, now: float) -> None:
         """Gives up transfers of files that the program reads at the source, except those that a want waits for."""
-        for id_ in self.queue.large_in_flight(now):
+        for id_ in self.queue.large.read_meanwhile(now):
             if not self._is_wanted(id_):
                 self.pool.cancel(id_)
-        self._take_back(self.queue.slowing(now))
+        self._take_back(self.queue.large.slowing(now))
 
     def pause(self) -> None:
         """Begins no more transfers for now and gives up those under way, except those that a program waits for."""
         self.is_paused = True
-        self._take_back(self.queue.in_flight)
+        self._take_back(self.queue.flights.needed())
 
     def _take_back(self, ids: Iterable[int]) -> None:
         for id_ in ids:
@@ -329,21 +323,18 @@ class Engine:
 
     def received(self, result: Result, now: float) -> bool:
         """Takes in a copy that came from another node. Returns False if it is not needed."""
-        queue = self.queue
-        assert isinstance(queue, GroupQueue)
         self._unbar(result.id)
-        taken = self._stored(result, now) if queue.is_asked_for(result.id) else self._late(queue, result)
+        taken = self._stored(result, now) if result.id in self.queue.flights.requests else self._late(result)
         self._release(result.id)
         self._on_final(result.id)
         return taken
 
-    def _late(self, queue: GroupQueue, result: Result) -> bool:
+    def _late(self, result: Result) -> bool:
         """Takes in a copy whose request was given up. A transfer that is in flight finds it. Returns False if it is not
         needed."""
-        place = queue.place(result.id)
-        if place in (Place.STORED, Place.FLYING):
+        if self.queue.states.of(result.id) in (FileState.STORED, FileState.FLYING):
             return False
-        if queue.came_late(result.id, result.size_bytes):
+        if self.queue.peers.came_late(result.id, result.size_bytes):
             self._count(result.id, 1, result.size_bytes)
             return True
         self.store.drop(result.id, self.manifest.store_path(result.id))
@@ -357,8 +348,7 @@ class Engine:
     def postponed(self, id_: int, now: float) -> None:
         """Puts off a large file that no other node sends as long as a program reads it at the source."""
         self.not_received(id_)
-        if isinstance(self.queue, GroupQueue):
-            self.queue.postponed(id_, now)
+        self.queue.peers.postponed(id_, now)
         self._on_final(id_)
 
     def was_read(self, id_: int) -> bool:
@@ -374,20 +364,18 @@ class Engine:
 
     def sweep(self) -> None:
         """Deletes the transit copies that had to make way for others."""
-        if not isinstance(self.queue, GroupQueue):
-            return
-        dropped = self.queue.transit.dropped
+        dropped = self.queue.budget.transit.dropped
         for id_ in dropped:
             self.store.drop(id_, self.manifest.store_path(id_))
-            self._count(id_, -1, -self.queue.size(id_))
+            self._count(id_, -1, -self.queue.states.size(id_))
         dropped.clear()
 
     # ---- writes below a dataset
 
     def void(self, ids: Iterable[int]) -> None:
         """Voids files that are written to: when this returns, no copy of them is visible or ever will be."""
-        ids = [id_ for id_ in ids if self.queue.place(id_) is not Place.VOID]
-        stored = [id_ for id_ in ids if self.queue.place(id_) is Place.STORED]
+        ids = [id_ for id_ in ids if self.queue.states.of(id_) is not FileState.VOID]
+        stored = [id_ for id_ in ids if self.queue.states.of(id_) is FileState.STORED]
         self._bar(self.queue.void(ids))
         for id_ in stored:
             self.store.drop(id_, self.manifest.store_path(id_))

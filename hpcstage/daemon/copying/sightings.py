@@ -24,7 +24,7 @@ from hpcstage.daemon.copying import changes
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.copying.openfiles import are_mapped_below, in_turn, open_below
 from hpcstage.daemon.process.helpers import Helpers
-from hpcstage.daemon.queue.unserved import Unserved
+from hpcstage.daemon.queue.useful import Unserved
 from hpcstage.daemon.resources import Resources
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.procio import read_bytes
@@ -167,10 +167,10 @@ class Pausing:
         sums = page.sums()
         before, self._opens = self._opens, sum(sums[c] for c in _OPENS)
         if self._opens > before or is_waited_for or page.are_using(ACTIVE_S):
-            self._sightings.pass_over(engine.queue.in_flight)
+            self._sightings.pass_over(engine.queue.flights.needed())
             self.served(now)
             return
-        seen = self._sightings.look(self._base.programs, page.pids(), engine.queue.in_flight, now)
+        seen = self._sightings.look(self._base.programs, page.pids(), engine.queue.flights.needed(), now)
         if seen is not None:
             self.unserved.saw(seen, now)
             if self.unserved.is_paused and not engine.is_paused:

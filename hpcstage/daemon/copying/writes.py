@@ -16,7 +16,7 @@ from pathlib import Path
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.copying.inodes import Inodes
 from hpcstage.daemon.process.helpers import Helpers
-from hpcstage.daemon.queue.queue import Place
+from hpcstage.daemon.queue.states import FileState
 from hpcstage.plan.blocks import blocks_bytes
 from hpcstage.plan.dataset.roots import tidy
 from hpcstage.protocol.shim import EARLY_FILE, LANDED
@@ -117,10 +117,10 @@ class Writes:
         store.remove_tree(os.fsdecode(gone.path))
         size_bytes = files = 0
         for id_, place in zip(gone.ids, gone.places, strict=True):
-            if place != Place.STORED:
+            if place != FileState.STORED:
                 continue
             files += 1
-            size_bytes += blocks_bytes(queue.size(id_))
+            size_bytes += blocks_bytes(queue.states.size(id_))
             if manifest.is_link(id_):
                 self._engine.store.drop_link(id_)
         return json.dumps([size_bytes, files]).encode()
@@ -128,7 +128,7 @@ class Writes:
     def _removed(self, data: bytes | None) -> None:
         if data is not None:
             size_bytes, files = json.loads(data)
-            self._engine.queue.room.give_back(size_bytes, files)
+            self._engine.queue.budget.give_back(size_bytes, files)
         self._delete()
 
 

@@ -16,9 +16,8 @@ from collections.abc import Callable, Container
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.peers.requests import Askers, Requests, by_owner
 from hpcstage.daemon.peers.routes import Routes
-from hpcstage.daemon.queue.groupqueue import GroupQueue
-from hpcstage.daemon.queue.queue import Place, Verdict
-from hpcstage.daemon.queue.sharedqueue import Share
+from hpcstage.daemon.queue.rates import Verdict
+from hpcstage.daemon.queue.states import FileState, NodeShare
 from hpcstage.plan.types import Budget
 from hpcstage.protocol import exchange
 from hpcstage.protocol.exchange import Why
@@ -29,11 +28,11 @@ LOOK_EVERY_S = 0.1
 MOST_LOOKS = 512
 MOST_WANTED, WANTED_BYTES = 16, 16 << 20
 """The files and bytes that may be asked for beside the credits when a program waits for them."""
-_WHY: dict[Place | None, Why] = {
-    Place.STORED: Why.NONE,
-    Place.VOID: Why.VOID,
-    Place.FAILED: Why.FAILED,
-    Place.REFUSED: Why.FULL,
+_WHY: dict[FileState | None, Why] = {
+    FileState.STORED: Why.NONE,
+    FileState.VOID: Why.VOID,
+    FileState.FAILED: Why.FAILED,
+    FileState.REFUSED: Why.FULL,
 }
 Send = Callable[[exchange.Message], None]
 
@@ -44,7 +43,6 @@ class Peers:
     def __init__(
         self,
         engine: Engine,
-        queue: GroupQueue,
         is_wanted: Callable[[int], bool],
         on_received: Callable[[Result], None],
     ) -> None:
@@ -53,7 +51,7 @@ class Peers:
         files that were asked for and not received (missed)."""
         self.routes: Routes | None = None
         self._engine = engine
-        self._queue = queue
+        self._queue = engine.queue
         self._is_wanted = is_wanted
         self._on_received = on_received
         self._send: Send | None = None
@@ -68,12 +66,12 @@ class Peers:
         """Divides the files among the nodes by `routes`; `transit` is the budget that is set aside for transit copies
         where this node does not keep all files."""
         self.routes = routes
-        share = Share(routes.own())
+        share = NodeShare(routes.own())
         if not routes.keeps_all:
-            share = Share(share.own, routes.others(), routes.unplaced(), transit)
+            share = NodeShare(share.own, routes.others(), routes.unplaced(), transit)
         self._queue.divide(share)
         self._engine.holdings.expect(share.own)
-        self._queue.turns = max(1, len(routes.members.present) - 1)
+        self._queue.source.turns = max(1, len(routes.members.present) - 1)
 
     @property
     def connected(self) -> bool:
@@ -83,12 +81,13 @@ class Peers:
     @property
     def is_missing_something(self) -> bool:
         """Whether files are yet to come from other nodes."""
-        return self._queue.waiting > self._queue.near_waiting or self._queue.count(Place.AWAY) > 0
+        states = self._queue.states
+        return states.waiting > states.ordered(far=False) or states.count(FileState.AWAY) > 0
 
     def connect(self, send: Send) -> None:
         """Begins to ask other nodes."""
         self._send = send
-        self._queue.linked = True
+        self._queue.peers.linked = True
 
     def disconnect(self, now: float) -> None:
         """Ends the asking of other nodes. Copies that had come without a message are taken in."""
@@ -99,11 +98,11 @@ class Peers:
         self._offers.clear()
         for id_ in asked:
             self._take_if_here(id_, now)
-        self._queue.unlink(self._is_wanted)
+        self._queue.peers.unlink(self._is_wanted)
 
     def adopt(self) -> None:
         """Has this node read everything from the source, as there will be no other group."""
-        self._queue.adopt()
+        self._queue.divide(None)
         self._engine.holdings.expect(())
 
     def gone(self, node: int) -> None:
@@ -117,12 +116,13 @@ class Peers:
         if self._send is None or self.routes is None:
             return
         for id_ in self._requests.give_up(now):
-            self._queue.missed(id_, wanted=self._is_wanted(id_), doubtful=True)
+            self._queue.peers.missed(id_, wanted=self._is_wanted(id_), doubtful=True)
         self._look(now)
         requests = self._requests
-        wanted = min(self._queue.far_wanted, MOST_WANTED)  # wanted files do not wait for those asked for ahead
+        # wanted files do not wait for those asked for ahead
+        wanted = min(len(self._queue.peers.promoted.ids), MOST_WANTED)
         files, size_bytes = max(requests.free_files, wanted), max(requests.free_bytes, WANTED_BYTES if wanted else 0)
-        ids = self._queue.next_requests(files, size_bytes, now)
+        ids = self._queue.peers.next(files, size_bytes, now)
         self._engine.sweep()
         for owner, own in by_owner(ids, map(self.routes.fetcher, ids)).items():
             self._ask(owner, own, now)
@@ -135,16 +135,16 @@ class Peers:
 
     def _look(self, now: float) -> None:
         """Finds the copies ahead of the program that it has read since, which makes space for more."""
-        if not self._queue.is_stalled or now < self._next_look:
+        if not self._queue.peers.is_stalled or now < self._next_look:
             return
         self._next_look = now + LOOK_EVERY_S
-        transit = self._queue.transit
+        transit = self._queue.budget.transit
         transit.read([id_ for id_ in transit.oldest_unread(MOST_LOOKS) if self._engine.was_read(id_)])
 
     def wake_after(self, now: float) -> float | None:
         """Returns the seconds until `pump` has work by the clock; None if it has none."""
         again = self._requests.wake_after(now)
-        if self._send is None or not self._queue.is_stalled:
+        if self._send is None or not self._queue.peers.is_stalled:
             return again
         look = max(0.0, self._next_look - now)
         return look if again is None else min(look, again)
@@ -153,7 +153,7 @@ class Peers:
         assert self.routes is not None
         if owner == self.routes.node or not self._requests.trusts(owner, now):
             for id_ in ids:
-                self._queue.missed(id_, wanted=self._is_wanted(id_))
+                self._queue.peers.missed(id_, wanted=self._is_wanted(id_))
             return
         for id_ in ids:
             self._requests.asked(id_, owner, self._engine.manifest.size(id_), now)
@@ -166,10 +166,11 @@ class Peers:
 
     def timed_out(self, id_: int, now: float) -> None:
         """Notes that the program has waited for an id in vain, and gives up its node after MOST_LATE of these."""
-        if self._send is None or self.routes is None or not self._queue.is_far(id_) or self._queue.is_large(id_):
+        queue = self._queue
+        if self._send is None or self.routes is None or not queue.states.is_far(id_) or queue.large.is_large(id_):
             return
         for given_up in self._requests.late(self.routes.fetcher(id_), now):
-            self._queue.missed(given_up, wanted=self._is_wanted(given_up), doubtful=True)
+            self._queue.peers.missed(given_up, wanted=self._is_wanted(given_up), doubtful=True)
 
     def got(self, message: exchange.Got, now: float) -> None:
         """Takes in a copy that has come."""
@@ -206,7 +207,7 @@ class Peers:
                 self._engine.postponed(id_, now)
                 continue
             self._engine.not_received(id_)
-            self._queue.missed(id_, wanted=self._is_wanted(id_))
+            self._queue.peers.missed(id_, wanted=self._is_wanted(id_))
 
     def _take_if_here(self, id_: int, now: float) -> bool:
         """Takes in a copy that is in the store all the same. Returns whether it is."""
@@ -229,9 +230,9 @@ class Peers:
         """Takes the request of another node for files."""
         self._requests.heard(message.node, now)
         for id_ in message.ids:
-            if id_ >= len(self._queue) or self._queue.is_held_back(id_, now):
+            if id_ >= len(self._engine.manifest) or self._queue.peers.is_held_back(id_, now):
                 self._offer(id_, message.node)
-            elif self._queue.asked(id_) is Verdict.WAIT:
+            elif self._queue.source.asked(id_) is Verdict.WAIT:
                 self._askers.add(id_, message.node)
             else:
                 self._offer(id_, message.node)
@@ -244,7 +245,7 @@ class Peers:
     def hold_back(self, now: float) -> None:
         """Answers the nodes that asked for large files that programs read at the source: they do not wait for them."""
         for id_ in self._askers.ids():
-            if self._queue.is_held_back(id_, now):
+            if self._queue.peers.is_held_back(id_, now):
                 self.final(id_)
 
     def voided(self, ids: Container[int]) -> None:
@@ -256,20 +257,20 @@ class Peers:
     def refused(self) -> None:
         """Answers the nodes that asked for files that this node will not read, as it reads nothing more."""
         for id_ in self._askers.ids():
-            if self._queue.asked(id_) is Verdict.DIRECT:
+            if self._queue.source.asked(id_) is Verdict.DIRECT:
                 self.final(id_)
 
     def _offer(self, id_: int, node: int) -> None:
         self._offers.setdefault((node, self._why(id_, node)), []).append(id_)
 
     def _why(self, id_: int, node: int) -> Why:
-        place = self._queue.place(id_) if id_ < len(self._queue) else None
-        if place in _WHY:
-            return _WHY[place]
-        if place is not None and self._queue.is_held_back(id_, time.monotonic()):
+        state = self._queue.states.of(id_) if id_ < len(self._engine.manifest) else None
+        if state in _WHY:
+            return _WHY[state]
+        if state is not None and self._queue.peers.is_held_back(id_, time.monotonic()):
             return Why.LATER
         # Another node reads it: the asking one, or one that it asks later, when it knows as much as this node.
-        owns = place is not None and self.routes is not None and self.routes.fetcher(id_) == node
+        owns = state is not None and self.routes is not None and self.routes.fetcher(id_) == node
         return Why.ABSENT if owns else Why.UNKNOWN
 
     def _flush_offers(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from hpcstage.daemon.queue.passing import share_of
+from hpcstage.daemon.queue.budget import share_of
 from hpcstage.plan.blocks import BLOCK_BYTES
 from hpcstage.plan.placement.owners import needed_bytes
 from hpcstage.plan.placement.placements import Placement, Placing, choose, copies_fit, place

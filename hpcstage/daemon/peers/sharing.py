@@ -16,7 +16,6 @@ from hpcstage.daemon.peers.membership import Staged, size_of
 from hpcstage.daemon.peers.nodegroup import NodeGroup
 from hpcstage.daemon.peers.peers import Peers
 from hpcstage.daemon.peers.routes import Routes, make, transit_of
-from hpcstage.daemon.queue.groupqueue import GroupQueue
 from hpcstage.daemon.reading.scanning import Prepared
 from hpcstage.plan.order import orders
 from hpcstage.protocol import exchange, nodedir
@@ -44,9 +43,8 @@ class FileSharing:
     may read copies that were staged before."""
 
     def __init__(self, group: NodeGroup, prepared: Prepared, engine: Engine, on: OnOthers) -> None:
-        base, nodes, queue = group.base, group.nodes, engine.queue
-        assert isinstance(queue, GroupQueue)
-        self.peers = Peers(engine, queue, base.answers.waits_for, on.received)
+        base, nodes = group.base, group.nodes
+        self.peers = Peers(engine, base.answers.waits_for, on.received)
         self.routes: Routes | None = None
         self.wait_until: float | None = None
         """The time at which this node stops waiting for a group."""
@@ -63,7 +61,7 @@ class FileSharing:
         self._is_stranger = False
         """Whether this node staged alone and has another manifest than the group."""
         if prepared.order.provenance == orders.MANIFEST:
-            queue.start_at(len(queue) * nodes.index // nodes.nodes)
+            engine.queue.sequences.start_at(len(prepared.manifest) * nodes.index // nodes.nodes)
         if nodes.members is not None and not nodes.leads and prepared.scanned is None:
             self._join()
         elif group.is_alone:  # the manifest may have come too late; the next group compares it with its own

@@ -3,7 +3,7 @@
 A file is large if the source is busy with it for more than a quarter of a second. A program that has such a file open
 at the source goes on reading it there, so a copy that is made meanwhile only takes bandwidth away from it. Such a copy
 is held back until the program has let go of the file; one that is under way is given up. While the program reads large
-files at the source, others are copied only where that does not slow it down (`beside`), and no more of them than it is
+files at the source, others are copied only where that does not slow it down (`Beside`), and no more of them than it is
 reading, until it opens those copies: it is not known whether it ever will. Later, too, no more are copied at a time
 than the program read at a time. Afterwards files that the program has not read yet come before those that it has read.
 In a node group all nodes tell each other what their programs read at the source, and each holds back accordingly.
@@ -13,10 +13,13 @@ Callers pass `now`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
 
-from hpcstage.daemon.queue.beside import Beside, Read
+from hpcstage.daemon.queue.flights import Flights
 from hpcstage.daemon.queue.rates import Estimates
+from hpcstage.daemon.queue.states import FAR_WAITS, FINAL, LOOK_LIMIT, NEAR_WAITS, READER
 
 LARGE_S = 0.25
 LEAST_BYTES = 16 << 20
@@ -29,40 +32,96 @@ MOST_TRIES = 3
 MOST_WAIT_S, NEARLY_DONE = 1.0, 0.75
 """A program waits for a copy of which NEARLY_DONE is there, if the rest is expected within MOST_WAIT_S."""
 
+LEAST_TRIAL_S = 1.5
+"""The least length of a measurement."""
+MOST_TAKEN = 0.5
+TRIAL_WAIT_S = 20.0
+MOST_DOUBLINGS = 10
 
-class Large:
-    """Knows which large files are in use at the source, which copies are ahead of the program and which are held
-    back."""
 
-    def __init__(self, estimates: Estimates) -> None:
-        self.held_back: set[int] = set()
-        """Files that were not copied when it was their turn, since the program read them at the source."""
-        self._estimates = estimates
+@dataclass(frozen=True)
+class Read:
+    """The bytes that were read at the source up to a moment."""
+
+    at: float
+    program_bytes: int
+    copied_bytes: int
+
+
+class Beside:
+    """Decides whether large files are copied while a program reads others at the source: not where that slows it down.
+
+    First nothing is copied for a moment, which shows how fast the program reads alone. Then copying is on trial: where
+    the program reads less by more than half of what is copied, the source has no bandwidth to spare, and the program
+    loses now what it gains later from copies. Copying waits then, after each failed trial for twice as long. Where the
+    program's reads are not counted, or it read nothing meanwhile, copying is allowed.
+    """
+
+    def __init__(self) -> None:
+        self.is_allowed = False
+        self._alone: float | None = None
+        """The bytes per second that the program reads alone."""
+        self._since: Read | None = None
+        self._failed = 0
+        self._wait_until = 0.0
+
+    def look(self, read: Read, *, reads: bool, copies: bool) -> None:
+        """Takes the counters of a moment. `reads`: the program has large files open at the source; `copies`: large
+        files are being copied."""
+        if not reads:
+            self._restart()
+        elif self.is_allowed:
+            self._judge(read, copies)
+        elif read.at >= self._wait_until:
+            self._measure(read, copies)
+
+    def _restart(self) -> None:
+        self.is_allowed = False
+        self._alone = self._since = None
+
+    def _measure(self, read: Read, copies: bool) -> None:
+        if copies or self._since is None:
+            self._since = None if copies else read
+        elif read.at - self._since.at >= LEAST_TRIAL_S:
+            self._alone = (read.program_bytes - self._since.program_bytes) / (read.at - self._since.at)
+            self._since = None
+            self.is_allowed = True
+
+    def _judge(self, read: Read, copies: bool) -> None:
+        if not copies or self._since is None:
+            self._since = read if copies else None
+            return
+        length_s = read.at - self._since.at
+        if length_s < LEAST_TRIAL_S or self._alone is None:
+            return
+        beside = (read.program_bytes - self._since.program_bytes) / length_s
+        copied = (read.copied_bytes - self._since.copied_bytes) / length_s
+        self._since = read
+        if self._alone - beside > MOST_TAKEN * copied:
+            self._restart()
+            self._wait_until = read.at + TRIAL_WAIT_S * 2 ** min(self._failed, MOST_DOUBLINGS)
+            self._failed += 1
+
+
+class SourceReads:
+    """Knows which large files programs of this node and of others read at the source, and what others are to be
+    told."""
+
+    def __init__(self) -> None:
         self._used_at: dict[int, float] = {}
         self._untold: set[int] = set()
         self._told_at: dict[int, float] = {}
-        self._tries: Counter[int] = Counter()
-        self._beside: Beside | None = None
-        """Judges copying beside the program; only where this node counts what its programs read."""
-        self._readers = 0
-        """The most files that the program had open at the source at the same time."""
-        self._ahead: set[int] = set()
-        """Ids that are copied or being copied and that the program has not opened since."""
 
-    def is_large(self, size_bytes: int) -> bool:
-        """Returns whether a file of this size is large."""
-        return size_bytes > max(LEAST_BYTES, LARGE_S * self._estimates.all_bytes_per_s)
-
-    def read_at_source(self, id_: int, now: float) -> None:
+    def here(self, id_: int, now: float) -> None:
         """Notes that a program of this node has a file open at the source or is about to open it there."""
         self._used_at[id_] = now
         self._untold.add(id_)
 
-    def read_elsewhere(self, id_: int, now: float) -> None:
+    def elsewhere(self, id_: int, now: float) -> None:
         """Notes that a program of another node has a file open at the source."""
         self._used_at[id_] = now
 
-    def asked_for(self, id_: int) -> None:
+    def awaited(self, id_: int) -> None:
         """Notes that a program waits for another node's copy and opens the file at the source if there is none."""
         self._untold.add(id_)
 
@@ -73,80 +132,129 @@ class Large:
         self._told_at.update(dict.fromkeys(found, now))
         return found
 
-    def in_use(self, id_: int, now: float) -> bool:
+    def has(self, id_: int, now: float) -> bool:
         """Returns whether a program reads the file at the source."""
         return now - self._used_at.get(id_, -LET_GO_S) < LET_GO_S
 
+    def count(self, now: float) -> int:
+        """Returns how many files programs read at the source."""
+        for id_ in [id_ for id_ in self._used_at if not self.has(id_, now)]:
+            del self._used_at[id_]
+        return len(self._used_at)
+
+
+class Large:
+    """Knows which copies of large files are ahead of the program and which are held back."""
+
+    def __init__(self, flights: Flights, estimates: Estimates, beside: Beside | None) -> None:
+        """`beside` judges copying beside the program; None where other nodes copy, too, and it is not known what their
+        programs lose by that."""
+        self.reads = SourceReads()
+        self.held_back: set[int] = set()
+        """Files that were not copied when it was their turn, since the program read them at the source."""
+        self.ahead: set[int] = set()
+        """Ids that are copied or being copied and that the program has not opened since: maybe of no use."""
+        self._aside: dict[int, None] = {}
+        """Files that wait though it was their turn, in that order."""
+        self._flights = flights
+        self._states = flights.states
+        self._estimates = estimates
+        self._beside = beside
+        self._tries: Counter[int] = Counter()
+        self._readers = 0
+        """The most files that the program had open at the source at the same time."""
+
+    def is_large(self, id_: int) -> bool:
+        """Returns whether a file is large, so that its copying may be held back."""
+        return self._states.size(id_) > max(LEAST_BYTES, LARGE_S * self._estimates.all_bytes_per_s)
+
+    # ---- what is held back
+
     def must_wait(self, id_: int, now: float) -> bool:
         """Returns whether a large file whose turn it is must not be copied now."""
-        if self.in_use(id_, now):
+        if self.reads.has(id_, now):
             self.held_back.add(id_)
             return True
         return self._tries[id_] >= MOST_TRIES or self.are_enough(now)
 
-    def came(self, id_: int) -> None:
-        """Notes that another node's copy has come."""
-        self.held_back.discard(id_)
-
     def are_enough(self, now: float) -> bool:
         """Returns whether the copies ahead of the program are as many as the files that it reads at the source."""
-        for id_ in [id_ for id_ in self._used_at if not self.in_use(id_, now)]:
-            del self._used_at[id_]
-        if self.must_not_slow(now):
-            return True
-        readers = min(len(self._used_at), self._readers or len(self._used_at))
-        return 0 < readers <= len(self._ahead)
+        reads = self.reads.count(now)
+        return self._must_not_slow(now) or 0 < min(reads, self._readers or reads) <= len(self.ahead)
 
-    def most_in_flight(self) -> int | None:
-        """Returns how many are copied at a time for a program that has read large files at the source: a copy that is
-        not complete when the program opens the file is of no use."""
-        return self._readers or None
+    def are_enough_in_flight(self) -> bool:
+        """Returns whether as many are being copied as the program has read at a time at the source: a copy that is not
+        complete when the program opens the file is of no use."""
+        return 0 < self._readers <= sum(map(self.is_large, self._flights.needed()))
 
-    def watch(self) -> None:
-        """Begins to judge copying beside the program: `looked` is told what both read."""
-        self._beside = Beside()
+    def put_aside(self, id_: int) -> None:
+        """Puts a large file that waits behind those that were put aside before."""
+        self._aside.pop(id_, None)
+        self._aside[id_] = None
 
-    def looked(self, open_at_source: int, read: Read, *, copies: bool) -> None:
-        """Notes how many large files the program has open at the source now, and whether others are being copied."""
+    def pop_aside(self, wanted: int, must_wait: Callable[[int, float], bool], now: float) -> int | None:
+        """Takes out a file with the byte `wanted` that was put aside and needs not wait any longer; what the program
+        has read comes last."""
+        for id_ in sorted(islice(self._aside, LOOK_LIMIT), key=self.held_back.__contains__):
+            cell = self._states.cells[id_] & READER
+            if cell == wanted and not must_wait(id_, now):
+                del self._aside[id_]
+                return id_
+            if cell not in (NEAR_WAITS, FAR_WAITS):
+                del self._aside[id_]
+        return None
+
+    def _must_not_slow(self, now: float) -> bool:
+        """Returns whether no large file may be copied now, since that slows the program's reading down, or might."""
+        return self._beside is not None and not self._beside.is_allowed and self.reads.count(now) > 0
+
+    def read_meanwhile(self, now: float) -> list[int]:
+        """Returns the transfers in flight whose files the program reads at the source meanwhile."""
+        return [id_ for id_ in self._flights.needed() if self.reads.has(id_, now)]
+
+    def slowing(self, now: float) -> list[int]:
+        """Returns transfers of other large files that would slow the program's reading down and are not nearly done."""
+        if not self._must_not_slow(now):
+            return []
+        found = [id_ for id_ in self._flights.needed() if self.is_large(id_) and not self.reads.has(id_, now)]
+        return [id_ for id_ in found if self._flights.copied(id_) < NEARLY_DONE * self._states.size(id_)]
+
+    def is_worth_waiting(self, id_: int, now: float) -> bool:
+        """Returns whether a program waits for the rest of a copy under way: never for long, as it may read little."""
+        size, copied = self._states.size(id_), self._flights.copied(id_)
+        return copied >= NEARLY_DONE * size and (size - copied) * self._flights.took_s(id_, now) <= MOST_WAIT_S * copied
+
+    # ---- what happened
+
+    def looked(self, open_at_source: int, read: Read) -> None:
+        """Notes how many large files the program has open at the source now, and what was read until now."""
         self._readers = max(self._readers, open_at_source)
         if self._beside is not None:
-            self._beside.look(read, reads=self._is_read(read.at), copies=copies)
+            copies = any(map(self.is_large, self._flights.needed()))
+            self._beside.look(read, reads=self.reads.count(read.at) > 0, copies=copies)
 
-    def must_not_slow(self, now: float) -> bool:
-        """Returns whether no large file may be copied now, since that slows the program's reading down, or might."""
-        return self._beside is not None and not self._beside.is_allowed and self._is_read(now)
-
-    def _is_read(self, now: float) -> bool:
-        return any(self.in_use(id_, now) for id_ in self._used_at)
+    def read_elsewhere(self, ids: Iterable[int], now: float) -> None:
+        """Notes that programs of other nodes read these files at the source. A copy that is nearly here is finished all
+        the same."""
+        states, flights = self._states, self._flights
+        for id_ in ids:
+            if id_ < len(states.cells) and self.is_large(id_) and states.of(id_) not in FINAL:
+                is_copied = id_ in flights.started and id_ not in flights.requests
+                if not (is_copied and self.is_worth_waiting(id_, now)):
+                    self.reads.elsewhere(id_, now)
 
     def begun(self, id_: int) -> None:
         """Notes that the copying of a file begins."""
         self.held_back.discard(id_)
         self._tries[id_] += 1
-        self._ahead.add(id_)
+        self.ahead.add(id_)
+
+    def put_off(self, id_: int) -> None:
+        """Notes that the copying of a file was given up, since a program reads it at the source."""
+        self.ahead.discard(id_)
+        self.held_back.add(id_)
 
     def taken_back(self, id_: int) -> None:
         """Notes that the copying of a file was given up for reasons that have nothing to do with the file."""
-        self._ahead.discard(id_)
+        self.ahead.discard(id_)
         self._tries[id_] = max(0, self._tries[id_] - 1)
-
-    def given_up(self, id_: int) -> None:
-        """Notes that the copying of a file was given up, since a program reads it at the source."""
-        self._ahead.discard(id_)
-        self.held_back.add(id_)
-
-    @property
-    def ahead(self) -> Sequence[int]:
-        """The ids of copies that may prove to be of no use, since the program has not opened them."""
-        return list(self._ahead)
-
-    def opened(self, id_: int) -> None:
-        """Notes that the program opened the copy or that there will be none."""
-        self._ahead.discard(id_)
-
-    @staticmethod
-    def is_worth_waiting(size_bytes: int, copied_bytes: int, took_s: float) -> bool:
-        """Returns whether a program waits for the rest of a copy under way: never for long, as it may read little."""
-        if copied_bytes < NEARLY_DONE * size_bytes:
-            return False
-        return (size_bytes - copied_bytes) * took_s <= MOST_WAIT_S * copied_bytes

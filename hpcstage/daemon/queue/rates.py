@@ -1,7 +1,17 @@
-"""Estimates how long a transfer takes from what the last ones took, and caps the rate. Pure: callers pass `now`."""
+"""Estimates how long a transfer takes from what the last ones took, caps the rate, and bounds waits. Pure.
+
+Callers pass `now`, monotonic seconds.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import Enum
+
+from hpcstage.plan.types import Budget
+from hpcstage.protocol.shim import Reason
+
+WAIT_FACTOR = 4.0
 _SMALL_BYTES = 1 << 20
 _WEIGHT = 0.2
 _FIRST_FILE_S = 0.02
@@ -9,6 +19,46 @@ _FIRST_STREAM_BYTES_PER_S = 50e6
 _WINDOW_S = 0.5
 _AHEAD_S = 0.05
 """Copiers are given transfers ahead for this long, so that they do not wait for the daemon."""
+
+
+class Verdict(Enum):
+    """The kind of answer to a want."""
+
+    READY = "ready"
+    WAIT = "wait"
+    DIRECT = "direct"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The answer to a want; `deadline` is set for WAIT, `reason` for DIRECT."""
+
+    verdict: Verdict
+    deadline: float = 0.0
+    reason: Reason = Reason.NONE
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that a queue may take of the disk and of the source, and how long programs wait."""
+
+    budget: Budget
+    directories: int = 0
+    """The directories of the datasets, which take a part of the budget."""
+    max_rate_bytes_per_s: float | None = None
+    patience_s: float = 5.0
+    """A program that would have to wait longer reads the source."""
+    want_cap_s: float = 20.0
+    """The longest time that a program waits for the daemon; the daemon answers in half of it."""
+    shared: bool = False
+    """Whether other nodes stage the same datasets."""
+
+    def decide(self, expected_s: float, least_s: float, now: float) -> Decision:
+        """Returns the answer to a want whose file is expected in `expected_s`; a wait lasts `least_s` or longer."""
+        if expected_s > self.patience_s:
+            return Decision(Verdict.DIRECT, reason=Reason.LATER)
+        longest_s = min(max(least_s, WAIT_FACTOR * expected_s), self.want_cap_s / 2)
+        return Decision(Verdict.WAIT, deadline=now + longest_s)
 
 
 class Bucket:

@@ -1,64 +1,113 @@
-"""Holds the orders of the queue: the newest decides first, then the earlier ones for ids it does not mention. Pure."""
+"""Holds the orders of a node: of what it reads from the source and of what it asks other nodes for. Pure.
+
+The newest order decides first, then the earlier ones for ids that it does not mention. A line holds single ids that go
+before the orders.
+"""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
-WAITS = 0
-"""The state of an id that the order has yet to hand out."""
+from hpcstage.daemon.queue.states import FAR_AWAY, FAR_WAITS, NEAR_WAITS, READER
+
 _MOST = 8
 
 
+class Line:
+    """Ids in the order in which they came. Ids whose byte is none of `wanted` any more, PASSING aside, are passed
+    over."""
+
+    def __init__(self, cells: bytearray, *wanted: int) -> None:
+        self.ids: deque[int] = deque()
+        self._cells = cells
+        self._wanted = wanted
+
+    def pop(self) -> int | None:
+        """Takes the next id out; None if there is none."""
+        while self.ids:
+            id_ = self.ids.popleft()
+            if self._cells[id_] & READER in self._wanted:
+                return id_
+        return None
+
+    def refill(self, ids: Iterable[int]) -> None:
+        """Replaces the ids by those of the given ones that belong here."""
+        self.ids = deque(id_ for id_ in dict.fromkeys(ids) if self._cells[id_] & READER in self._wanted)
+
+
 @dataclass
-class One:
-    """An order, and how far it has been worked off."""
+class Sequenced:
+    """An order, and by the state of ids that are looked for how far it has been worked off."""
 
     ids: Sequence[int]
-    cursor: int = 0
     name: str = ""
-    far: int = 0
-    """The cursor for files that come from other nodes (see `groupsequences`)."""
-    ahead: int = 0
-    """The cursor for files that other nodes keep and that are asked for ahead of the program."""
+    cursors: dict[int, int] = field(default_factory=lambda: dict.fromkeys((NEAR_WAITS, FAR_WAITS, FAR_AWAY), 0))
 
 
 class Sequences:
-    """The orders, newest last. `places` is the queue's state of all ids, a byte each; an id that does not wait is
-    passed over."""
+    """The orders, newest last; the first is that of the manifest. `cells` is the byte of every id."""
 
-    def __init__(self, places: bytearray) -> None:
-        self._places = places
-        self._all = [One(range(len(places)))]
-
-    def pop(self) -> int | None:
-        """Returns the next waiting id, or None if there is none. The caller gives it another state."""
-        while self._all:
-            one = self._all[-1]
-            ids, places = one.ids, self._places
-            for position in range(one.cursor, len(ids)):
-                if places[ids[position]] == WAITS:
-                    one.cursor = position + 1
-                    return ids[position]
-            self._all.pop()
-        return None
+    def __init__(self, cells: bytearray, order: Sequence[int]) -> None:
+        self._cells = cells
+        self._all = [Sequenced(range(len(cells)))]
+        if len(order):
+            self.push(order)
 
     def push(self, ids: Sequence[int], name: str = "") -> None:
         """Puts an order above all others. One with a name replaces the last of that name."""
         if name:
             self._all = [one for one in self._all if one.name != name]
-        self._all.append(One(ids, name=name))
+        self._all.append(Sequenced(ids, name))
         if len(self._all) > _MOST:
             self._flatten()
 
-    def _flatten(self) -> None:
-        seen = bytearray(len(self._places))
-        flat = array("I")
+    def start_at(self, position: int) -> None:
+        """Begins the order of the manifest at `position`: where nothing is known of the order, nodes begin at different
+        places."""
+        self._all.insert(min(2, len(self._all)), Sequenced(range(position, len(self._cells))))
+
+    def restart(self) -> None:
+        """Goes through all orders anew, since other nodes read other files now."""
+        for one in self._all:
+            one.cursors[NEAR_WAITS] = one.cursors[FAR_WAITS] = 0
+
+    def pop(self, wanted: int) -> int | None:
+        """Returns the next id with the byte `wanted`, PASSING aside, and passes over it. All calls together take
+        O(ids)."""
+        one = self._next(wanted)
+        if one is None:
+            return None
+        one.cursors[wanted] += 1
+        return one.ids[one.cursors[wanted] - 1]
+
+    def peek_ahead(self) -> int | None:
+        """Returns the id of those that other nodes keep that the program reads next, by the newest order with a name
+        that has one. `pop(FAR_AWAY)` passes over it."""
+        one = self._next(FAR_AWAY)
+        return None if one is None else one.ids[one.cursors[FAR_AWAY]]
+
+    def _next(self, wanted: int) -> Sequenced | None:
+        cells = self._cells
         for one in reversed(self._all):
-            for position in range(one.cursor, len(one.ids)):
-                id_ = one.ids[position]
-                if not seen[id_] and self._places[id_] == WAITS:
+            if wanted == FAR_AWAY and not one.name:
+                continue
+            ids = one.ids
+            for position in range(one.cursors[wanted], len(ids)):
+                if cells[ids[position]] & READER == wanted:
+                    one.cursors[wanted] = position
+                    return one
+            one.cursors[wanted] = len(ids)
+        return None
+
+    def _flatten(self) -> None:
+        seen = bytearray(len(self._cells))
+        flat = array("I")
+        for one in reversed(self._all[1:]):
+            for id_ in one.ids:
+                if not seen[id_] and self._cells[id_] & READER in (NEAR_WAITS, FAR_WAITS):
                     seen[id_] = 1
                     flat.append(id_)
-        self._all = [One(flat)]
+        self._all[1:] = [Sequenced(flat)]

@@ -68,7 +68,7 @@ class Announcements:
         self._replace_pending(one)
         self._latest.pop(one.who, None)
         if one.ended:
-            self._stale |= self._streams.end(one.who, goes_on=bool(one.formula)) and self._queue.waiting > 0
+            self._stale |= self._streams.end(one.who, goes_on=bool(one.formula)) and self._queue.states.waiting > 0
         else:
             self.counts["announcements"] += 1
             self._pending.append(one)
@@ -116,7 +116,7 @@ class Announcements:
             self._pending,
             self._streams.alive(),
             {one: None if one.columns and not dataset.wrong else dataset.rows for one, dataset in datasets},
-            self._queue.waits,
+            self._queue.states.waits,
             dict(self._tables),
             with_later=self._with_later,
         )
@@ -152,7 +152,7 @@ class Announcements:
             if mapped is not None:
                 known |= self._begin(one, mapped)
         if (known or not job.announced) and self._on_order(outcome.order, known=known):
-            left = self._queue.waiting > len(outcome.order)
+            left = self._queue.states.waiting > len(outcome.order)
             self._with_later |= known and left and any(stream.formula for stream in self._streams.alive())
         self.go_on()
 

@@ -108,11 +108,11 @@ class Ordering(Service):
         if len(self._guesses) >= MOST_GUESSES:
             return
         self._guesses.append(ids)
-        both = merge(self._guesses, self._queue.waits, bytearray(len(self._prepared.manifest)))
+        both = merge(self._guesses, self._queue.states.waits, bytearray(len(self._prepared.manifest)))
         self._reorder(both, self._provenance, GUESSED)
 
     def _reorder(self, ids: Sequence[int], provenance: str, name: str) -> None:
-        self._queue.reorder(ids, name)
+        self._queue.sequences.push(ids, name)
         self._provenance = provenance
         self._on_change()
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcstage.daemon.process.page import Page
-from hpcstage.daemon.queue.queue import FINAL, Queue
+from hpcstage.daemon.queue.queue import Queue
+from hpcstage.daemon.queue.states import FINAL
 from hpcstage.daemon.reading.epochs import Announced, Mapped
 from hpcstage.daemon.reading.kept import Following, Keeping
 from hpcstage.daemon.reading.learn import Dataset, Learner, Listed
@@ -175,7 +176,7 @@ class Watch:
         came = self._poll() if len(self._backlog) < STEP_EVENTS else 0
         self._take(STEP_EVENTS)
         if not self._queue.settled:
-            self.keeping.look(now - self._started, now, lambda id_: self._queue.place(id_) in FINAL)
+            self.keeping.look(now - self._started, now, lambda id_: self._queue.states.of(id_) in FINAL)
         more = self._log.more or (len(self._backlog) >= STEP_EVENTS and not self._is_held())
         self._log.next_look = now if more else now + (BUSY_EVERY_S if came > BUSY_EVENTS else LOOK_EVERY_S)
         if not self._backlog and self._knows_enough():

@@ -1,0 +1,209 @@
+"""Counts what is taken of a node's budget: by copies in the store, by transfers under way and by directories. Pure.
+
+A copy takes whole blocks and one inode, a directory a block and an inode. A node that keeps only a share of the files
+sets a part of the budget aside for transit copies, which only pass through it: the oldest go when that part is full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain, islice
+
+from hpcstage.daemon.queue.states import LOOK_LIMIT, FileState, States
+from hpcstage.plan.blocks import BLOCK_BYTES, blocks_bytes
+from hpcstage.plan.types import Budget
+
+TRANSIT_SHARE = 0.1
+LEAST_BYTES = 64 << 20
+LEAST_INODES = 256
+MOST_SHARE = 0.25
+"""The largest share of a small store that LEAST_BYTES and LEAST_INODES may take."""
+
+
+def share_of(budget: Budget) -> Budget:
+    """Returns the part of a store's budget that is set aside for transit copies."""
+    return Budget(
+        max(int(budget.size_bytes * TRANSIT_SHARE), min(LEAST_BYTES, int(budget.size_bytes * MOST_SHARE))),
+        max(int(budget.inodes * TRANSIT_SHARE), min(LEAST_INODES, int(budget.inodes * MOST_SHARE))),
+    )
+
+
+class Transit:
+    """The budget of transit copies, and the copies that take it: by id the bytes of those on their way, of those that
+    came ahead of the program and have yet to be read, and of those that were read, the oldest first."""
+
+    def __init__(self) -> None:
+        self.limit = Budget(0, 0)
+        self.dropped: list[int] = []
+        """Ids of copies that have to be deleted; the caller that deletes them clears the list."""
+        self._flying: dict[int, int] = {}
+        self._unread: dict[int, int] = {}
+        self._read: dict[int, int] = {}
+        self._flying_bytes = self._unread_bytes = self._read_bytes = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """The bytes that all transit copies take, those on their way included."""
+        return self._flying_bytes + self._unread_bytes + self._read_bytes
+
+    def can_hold(self, blocks: int) -> bool:
+        """Returns whether a copy would fit if there was no other."""
+        return blocks <= self.limit.size_bytes and self.limit.inodes > 0
+
+    def fits(self, blocks: int) -> bool:
+        """Returns whether a copy fits once every copy in the store has gone."""
+        return self._flying_bytes + blocks <= self.limit.size_bytes and len(self._flying) < self.limit.inodes
+
+    def fits_ahead(self, blocks: int) -> bool:
+        """Returns whether a copy fits without dropping one that has yet to be read."""
+        files = len(self._flying) + len(self._unread)
+        return self._flying_bytes + self._unread_bytes + blocks <= self.limit.size_bytes and files < self.limit.inodes
+
+    def here(self) -> list[int]:
+        """Returns the copies in the store, in the order in which they go."""
+        return [*self._read, *self._unread]
+
+    def oldest_unread(self, most: int) -> list[int]:
+        """Returns up to `most` copies that came ahead of the program, the oldest first; it may have read them by
+        now."""
+        return list(islice(self._unread, most))
+
+    def read(self, ids: Iterable[int]) -> None:
+        """Notes that the program has read these copies."""
+        for id_ in ids:
+            blocks = self._unread.pop(id_, None)
+            if blocks is not None:
+                self._unread_bytes -= blocks
+                self._read[id_] = blocks
+                self._read_bytes += blocks
+
+    def passed(self) -> None:
+        """Notes that the program wants a file that is not here: it has probably gone past the oldest copies."""
+        oldest = self.oldest_unread(LOOK_LIMIT)
+        self.read(oldest[: len(oldest) // 4])
+
+    def take(self, id_: int, blocks: int) -> None:
+        """Counts a copy that is on its way."""
+        self._flying[id_] = blocks
+        self._flying_bytes += blocks
+
+    def landed(self, id_: int, *, ahead: bool) -> None:
+        """Notes that a copy is in the store; `ahead` says that it came before the program asked for it."""
+        blocks = self._flying.pop(id_)
+        self._flying_bytes -= blocks
+        self._unread[id_] = blocks
+        self._unread_bytes += blocks
+        if not ahead:
+            self.read([id_])
+
+    def give_back(self, id_: int) -> bool:
+        """Gives back the budget of a copy that is gone or will not come. Returns False if it is no transit copy."""
+        blocks = self._flying.pop(id_, None)
+        if blocks is not None:
+            self._flying_bytes -= blocks
+            return True
+        self.read([id_])
+        blocks = self._read.pop(id_, None)
+        self._read_bytes -= blocks or 0
+        return blocks is not None
+
+    def surplus(self) -> int | None:
+        """Returns the copy that has to go next; None while all fit."""
+        files = len(self._flying) + len(self._read) + len(self._unread)
+        if self.used_bytes <= self.limit.size_bytes and files <= self.limit.inodes:
+            return None
+        return next(chain(self._read, self._unread), None)
+
+
+class FreeBudget:
+    """The budget less what was taken. `used_bytes` and `used_files` count the copies, those under way included."""
+
+    def __init__(self, states: States, budget: Budget, directories: int) -> None:
+        self.transit = Transit()
+        self.used_bytes = 0
+        self.used_files = 0
+        self._states = states
+        self._left_bytes = budget.size_bytes - directories * BLOCK_BYTES
+        self._left_inodes = budget.inodes - directories
+        self._directories = directories
+        self._reserved: dict[int, int] = {}
+
+    @property
+    def used_inodes(self) -> int:
+        """The inodes of the copies and of the directories set aside for them."""
+        return self.used_files + self._directories
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more fits; never while a part is set aside for transit copies, which go on."""
+        return not self.transit.limit.size_bytes and (self._left_inodes <= 0 or self._left_bytes < BLOCK_BYTES)
+
+    def set_aside(self, limit: Budget | None) -> None:
+        """Sets a part of the budget aside for transit copies; None: the node keeps everything."""
+        before, after = self.transit.limit, limit or Budget(0, 0)
+        self._left_bytes += before.size_bytes - after.size_bytes
+        self._left_inodes += before.inodes - after.inodes
+        self.transit.limit = after
+
+    def reserve(self, id_: int) -> bool:
+        """Reserves budget for a transfer. Returns False if there is not enough."""
+        blocks = blocks_bytes(self._states.size(id_))
+        if self._states.keeps(id_):
+            if blocks > self._left_bytes or self._left_inodes <= 0:
+                return False
+            self.give_back(-blocks, -1)
+        elif not self.transit.fits(blocks):
+            return False
+        else:
+            self._pass(id_, blocks)
+        self._reserved[id_] = blocks
+        return True
+
+    def release(self, id_: int) -> None:
+        """Gives back what was reserved for a transfer that has ended."""
+        self._give_back(id_, self._reserved.pop(id_))
+
+    def stored(self, id_: int, size_bytes: int, *, ahead: bool) -> None:
+        """Counts a copy of this size that is in the store; `ahead`: it came before the program asked for it."""
+        blocks = blocks_bytes(size_bytes)
+        if self._states.keeps(id_):
+            self.give_back(-blocks, -1)
+        else:
+            self._pass(id_, blocks)
+            self.transit.landed(id_, ahead=ahead)
+
+    def drop(self, id_: int) -> None:
+        """Gives back the budget of a copy that is not in the store any more."""
+        self._give_back(id_, blocks_bytes(self._states.size(id_)))
+
+    def give_back(self, blocks: int, files: int) -> None:
+        """Gives back the budget of many copies at once, in bytes of whole blocks; negative numbers take it."""
+        self._left_bytes += blocks
+        self._left_inodes += files
+        self.used_bytes -= blocks
+        self.used_files -= files
+
+    def keep(self, ids: range) -> None:
+        """Counts transit copies as copies that this node keeps: `give_back` will be called for all of these ids."""
+        for id_ in self.transit.here():
+            if id_ in ids:
+                self.transit.give_back(id_)
+                self._left_bytes -= blocks_bytes(self._states.size(id_))
+                self._left_inodes -= 1
+
+    def _give_back(self, id_: int, blocks: int) -> None:
+        if self.transit.give_back(id_):
+            self.used_bytes -= blocks
+            self.used_files -= 1
+        else:
+            self.give_back(blocks, 1)
+
+    def _pass(self, id_: int, blocks: int) -> None:
+        """Counts a transit copy; others make way for it."""
+        self.used_bytes += blocks
+        self.used_files += 1
+        self.transit.take(id_, blocks)
+        while (old := self.transit.surplus()) is not None:
+            self.drop(old)
+            self._states.move(old, FileState.AWAY)
+            self.transit.dropped.append(old)

@@ -1,0 +1,219 @@
+"""Decides what a node asks other nodes for, and what happens after a request brought nothing. Pure.
+
+Owns the order of requests and those that run ahead of a program that announced what it reads. `peers.routes` decides
+which node is asked, `peers.requests` how much may be asked for at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hpcstage.daemon.queue.flights import Flights
+from hpcstage.daemon.queue.fromsource import FromSource
+from hpcstage.daemon.queue.large import LET_GO_S, Large
+from hpcstage.daemon.queue.rates import Decision, Estimates, Verdict
+from hpcstage.daemon.queue.sequences import Line, Sequences
+from hpcstage.daemon.queue.states import FAR, FAR_AWAY, FAR_WAITS, LOOK_LIMIT, FileState
+from hpcstage.plan.blocks import blocks_bytes
+from hpcstage.protocol.shim import Reason
+
+SHORTEST_WAIT_S = 5.0
+"""The least time that a want waits for another node, which may have to read the file first."""
+LONGEST_QUEUE_S = 1.0
+"""The estimate of a wait counts at most this much of the time that the last answers took: answers that took long,
+maybe because a node was gone, do not end the asking."""
+
+
+class FromPeers:
+    """Owns the files that are asked for before the order goes on, and the requests that were given up."""
+
+    def __init__(self, sequences: Sequences, flights: Flights, large: Large, source: FromSource) -> None:
+        cells = flights.states.cells
+        self.linked = False
+        """Whether other nodes can be asked now."""
+        self.estimates = Estimates()
+        """How long files that a program waited for took, from the request to the copy."""
+        self.is_stalled = False
+        """Whether the program has to read what came before this node asks for more ahead of it."""
+        self.promoted = Line(cells, FAR | FileState.PROMOTED)
+        self.held = Line(cells, FAR_WAITS, FAR_AWAY)
+        """Ids that are asked for before the order goes on."""
+        self.doubtful: set[int] = set()
+        """Ids whose requests were given up while their copies may still come."""
+        self._not_before: dict[int, float] = {}
+        """By id: the time before which a large file is not asked for again."""
+        self._sequences = sequences
+        self._flights = flights
+        self._large = large
+        self._source = source
+
+    # ---- asking
+
+    def next(self, files: int, size_bytes: int, now: float) -> list[int]:
+        """Returns ids to ask other nodes for, at most `files` with `size_bytes` together. A larger one is asked for
+        only when no other request is in flight. The ids are in flight from here on."""
+        chosen: list[int] = []
+        passed_over = 0
+        flights, states = self._flights, self._flights.states
+        while len(chosen) < files and passed_over < LOOK_LIMIT and self.linked and not states.closed:
+            id_ = self._pop(now)
+            if id_ is None:
+                break
+            if self._put_aside(id_, now):
+                passed_over += 1
+                continue
+            size = states.size(id_)
+            if (size > size_bytes and flights.requests) or not self._fits_now(id_):
+                (self.promoted if states.of(id_) is FileState.PROMOTED else self.held).ids.appendleft(id_)
+                break
+            if flights.begin_request(id_, now):
+                size_bytes -= size
+                chosen.append(id_)
+            else:
+                passed_over += 1
+        return chosen
+
+    def _pop(self, now: float) -> int | None:
+        for pop in (self.promoted.pop, self.held.pop, self._pop_ordered):
+            if (id_ := pop()) is not None:
+                return id_
+        kept = self._large.pop_aside(FAR_WAITS, self._is_put_off, now)
+        return self._next_ahead(now) if kept is None else kept
+
+    def _pop_ordered(self) -> int | None:
+        return self._sequences.pop(FAR_WAITS) if self._flights.states.ordered(far=True) else None
+
+    def _put_aside(self, id_: int, now: float) -> bool:
+        """Puts a large file aside that a program reads at the source. Returns whether it is not asked for now."""
+        state = self._flights.states.of(id_)
+        if state is FileState.PROMOTED or not self._is_put_off(id_, now):
+            return False
+        self._large.held_back.add(id_)
+        if state is FileState.WAITING:
+            self._large.put_aside(id_)
+        return True
+
+    def _next_ahead(self, now: float) -> int | None:
+        """Returns the next id that the program will read of those that other nodes keep; None where there is none or
+        no free budget for it."""
+        transit = self._flights.budget.transit
+        if not transit.limit.size_bytes:
+            return None
+        while (id_ := self._sequences.peek_ahead()) is not None and self._put_aside(id_, now):
+            self._sequences.pop(FAR_AWAY)
+        self.is_stalled = id_ is not None and not transit.fits_ahead(blocks_bytes(self._flights.states.size(id_)))
+        return None if self.is_stalled else id_
+
+    def _fits_now(self, id_: int) -> bool:
+        """Returns False for a file that has to wait until transit copies in flight have come."""
+        states, transit = self._flights.states, self._flights.budget.transit
+        blocks = blocks_bytes(states.size(id_))
+        return states.keeps(id_) or not transit.can_hold(blocks) or transit.fits(blocks)
+
+    # ---- large files that programs read at the source
+
+    def _is_put_off(self, id_: int, now: float) -> bool:
+        """Returns whether a large file is not to be passed between nodes now."""
+        is_used = self._large.reads.has(id_, now) or now < self._not_before.get(id_, now)
+        return is_used and self._large.is_large(id_)
+
+    def is_held_back(self, id_: int, now: float) -> bool:
+        """Returns whether other nodes that ask for a file are told to ask again later."""
+        states = self._flights.states
+        if states.of(id_) not in (FileState.WAITING, FileState.AWAY) or not self._large.is_large(id_):
+            return False
+        return self._is_put_off(id_, now) or (not states.is_far(id_) and self._large.must_wait(id_, now))
+
+    def postponed(self, id_: int, now: float) -> None:
+        """Puts a large file aside that the other node does not copy now; it is asked for again later."""
+        if id_ in self._flights.requests:
+            self._put_back(id_)
+            self._not_before[id_] = now + LET_GO_S
+            if self._flights.states.of(id_) is FileState.WAITING:
+                self._large.put_aside(id_)
+
+    # ---- wanted
+
+    def want(self, id_: int, state: FileState, now: float) -> Decision:
+        """Answers the want for a file that another node reads. A wait has it asked for next."""
+        size, own = self._flights.states.size(id_), self.estimates
+        over_s = own.transfer_s(size) - own.file_s + min(own.file_s, LONGEST_QUEUE_S)
+        expected_s = over_s + self._source.estimates.transfer_s(size)
+        if state is FileState.FLYING:
+            expected_s = max(expected_s - self._flights.took_s(id_, now), expected_s / 8)
+        return self._wait(id_, state, expected_s, now)
+
+    def want_large(self, id_: int, state: FileState, now: float) -> Decision:
+        """Lets the program wait for another node's copy if that comes sooner than the file from the source. That node
+        says at once if it has no copy."""
+        size = self._flights.states.size(id_)
+        expected_s = self.estimates.transfer_s(size)
+        has_room = state is not FileState.AWAY or self._flights.budget.transit.can_hold(blocks_bytes(size))
+        is_sooner = expected_s <= min(self._source.limits.patience_s, self._source.estimates.transfer_s(size))
+        if not self.linked or self._is_put_off(id_, now) or not is_sooner or not has_room:
+            self._large.reads.here(id_, now)
+            return Decision(Verdict.DIRECT, reason=Reason.LARGE)
+        self._large.reads.awaited(id_)
+        return self._wait(id_, state, expected_s, now)
+
+    def _wait(self, id_: int, state: FileState, expected_s: float, now: float) -> Decision:
+        decision = self._source.limits.decide(expected_s, SHORTEST_WAIT_S, now)
+        if decision.verdict is Verdict.WAIT:
+            self._flights.ahead.discard(id_)
+            if state in (FileState.WAITING, FileState.AWAY):
+                self._flights.states.move(id_, FileState.PROMOTED)
+                self.promoted.ids.append(id_)
+        return decision
+
+    # ---- what became of a request
+
+    def missed(self, id_: int, *, wanted: bool, doubtful: bool = False) -> None:
+        """Takes back a request that brought nothing: this node reads the file from the source, next if it is `wanted`.
+
+        `doubtful` says that the copy may come all the same.
+        """
+        if id_ not in self._flights.requests:
+            return
+        if doubtful:
+            self.doubtful.add(id_)
+        self._flights.states.make_near(id_)
+        if wanted:
+            self._source.requeue(id_)
+        else:
+            self._put_back(id_)
+            self._source.released.ids.append(id_)
+
+    def _put_back(self, id_: int) -> None:
+        flights = self._flights
+        flights.ahead.discard(id_)
+        if flights.end(id_) is not None and flights.states.of(id_) is FileState.FLYING:
+            flights.states.wait_again(id_)
+
+    def came_late(self, id_: int, size_bytes: int) -> bool:
+        """Takes in a copy whose request was given up. Returns False if the caller has to delete it or a transfer under
+        way will find it."""
+        self.doubtful.discard(id_)
+        state, closed = self._flights.states.of(id_), self._flights.states.closed
+        if state in (FileState.WAITING, FileState.PROMOTED) or (closed and state is FileState.REFUSED):
+            self._large.held_back.discard(id_)
+            self._flights.take_in(id_, size_bytes)
+            return True
+        return state is FileState.STORED
+
+    def unlink(self, is_wanted: Callable[[int], bool]) -> None:
+        """Notes that no node can be asked any more: ids that were asked for wait again, and wanted ones are read from
+        the source."""
+        self.linked = False
+        states = self._flights.states
+        for id_ in list(self._flights.requests):
+            if is_wanted(id_):
+                self.missed(id_, wanted=True)
+            else:
+                self._put_back(id_)
+                self.held.ids.append(id_)
+        promoted = list(self.promoted.ids)
+        for id_ in promoted:
+            if states.of(id_) is FileState.PROMOTED:
+                states.make_near(id_)
+        self.promoted.ids.clear()
+        self._source.promoted.refill((*self._source.promoted.ids, *promoted))

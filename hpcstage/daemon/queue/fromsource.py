@@ -1,0 +1,152 @@
+"""Decides which file this node reads from the source next, and how long a program waits for it. Pure.
+
+Files that a program here waits for come first. After them, files that other nodes asked for and files of this node's
+own order take turns. Large files that are held back come last.
+"""
+
+from __future__ import annotations
+
+from hpcstage.daemon.queue.flights import Flights
+from hpcstage.daemon.queue.large import MOST_WAIT_S, Large
+from hpcstage.daemon.queue.rates import Bucket, Decision, Estimates, Limits, Verdict
+from hpcstage.daemon.queue.sequences import Line, Sequences
+from hpcstage.daemon.queue.states import FINAL, LOOK_LIMIT, NEAR_WAITS, FileState
+from hpcstage.protocol.shim import Reason
+
+SHORTEST_WAIT_S, SHORTEST_SHARED_WAIT_S = 0.25, 2.0
+"""The least time that a want waits, on a single node and in a node group: a wait that ends too early has a file read
+twice from the source, which a node group is there to avoid."""
+
+
+class FromSource:
+    """Owns the files that go before the order, those that are held back, and the rate cap."""
+
+    def __init__(
+        self, sequences: Sequences, flights: Flights, large: Large, estimates: Estimates, limits: Limits
+    ) -> None:
+        cells = flights.states.cells
+        self.turns = 1
+        """The number of files asked for by other nodes that are read before each file of this node's own order."""
+        self.promoted = Line(cells, FileState.PROMOTED)
+        self.released = Line(cells, NEAR_WAITS)
+        """Ids that another node was asked for in vain; they are read before the order goes on."""
+        self.estimates = estimates
+        self.limits = limits
+        self._asked = Line(cells, NEAR_WAITS)
+        self._turn = 0
+        self._sequences = sequences
+        self._flights = flights
+        self._large = large
+        self._bucket = Bucket(limits.max_rate_bytes_per_s)
+
+    def wake_after(self, now: float) -> float | None:
+        """Returns the seconds until the rate cap admits the next transfer; None if it keeps nothing back."""
+        return self._bucket.delay_s(now) or None if self._flights.states.waiting else None
+
+    # ---- handing out
+
+    def next(self, free: int, now: float) -> list[int]:
+        """Returns up to `free` ids to copy now. They are in flight from here on."""
+        chosen: list[int] = []
+        passed_over = 0
+        flights, states, bucket = self._flights, self._flights.states, self._bucket
+        while len(chosen) < free and passed_over < LOOK_LIMIT and not states.closed and bucket.open(now):
+            id_ = self._next(now)
+            if id_ is None:
+                break
+            if flights.budget.is_full:
+                states.close(Reason.FULL)
+            if not flights.begin(id_, now):
+                passed_over += 1
+                continue
+            bucket.take(states.size(id_))
+            if self._large.is_large(id_):
+                flights.measure(id_)
+                self._large.begun(id_)
+            chosen.append(id_)
+        return chosen
+
+    def _next(self, now: float) -> int | None:
+        large = self._large
+        is_enough = large.are_enough_in_flight()
+        while (id_ := self._pop()) is not None:
+            if not large.is_large(id_) or not (is_enough or large.must_wait(id_, now)):
+                return id_
+            self._put_aside(id_)
+        return None if is_enough or large.are_enough(now) else large.pop_aside(NEAR_WAITS, large.must_wait, now)
+
+    def _put_aside(self, id_: int) -> None:
+        self._flights.states.wait_again(id_)
+        if self._flights.states.keeps(id_):
+            self._large.put_aside(id_)
+
+    def _pop(self) -> int | None:
+        if (wanted := self.promoted.pop()) is not None:
+            return wanted
+        if self._turn < self.turns and (asked := self._asked.pop()) is not None:
+            self._turn += 1
+            return asked
+        self._turn = 0
+        if (released := self.released.pop()) is not None:
+            return released
+        ordered = self._sequences.pop(NEAR_WAITS) if self._flights.states.ordered(far=False) else None
+        return self._asked.pop() if ordered is None else ordered
+
+    # ---- wanted
+
+    def want(self, id_: int, state: FileState, now: float) -> Decision:
+        """Answers the want for a file that this node reads. A wait moves it to the front."""
+        if self._large.is_large(id_):
+            return self._want_large(id_, state, now)
+        least_s = SHORTEST_SHARED_WAIT_S if self.limits.shared else SHORTEST_WAIT_S
+        decision = self.limits.decide(self._expected_s(id_, state, now), least_s, now)
+        if decision.verdict is Verdict.WAIT and state in (FileState.WAITING, FileState.AWAY):
+            self._flights.states.move(id_, FileState.PROMOTED)
+            self.promoted.ids.append(id_)
+        return decision
+
+    def _want_large(self, id_: int, state: FileState, now: float) -> Decision:
+        if state is FileState.FLYING and self._large.is_worth_waiting(id_, now):
+            return Decision(Verdict.WAIT, deadline=now + 2 * MOST_WAIT_S)
+        self._large.reads.here(id_, now)
+        return Decision(Verdict.DIRECT, reason=Reason.LARGE)
+
+    def _expected_s(self, id_: int, state: FileState, now: float) -> float:
+        alone_s = self.estimates.transfer_s(self._flights.states.size(id_))
+        if state is FileState.FLYING:
+            return max(alone_s - self._flights.took_s(id_, now), alone_s / 8)
+        ahead = self._flights.states.promoted_bytes / (2 if state is FileState.PROMOTED else 1)
+        return alone_s + self.estimates.drain_s(ahead) + self._bucket.delay_s(now)
+
+    def asked(self, id_: int) -> Verdict:
+        """Returns what another node that asks for a file is told; WAIT: this node reads it from the source soon."""
+        state = self._flights.states.of(id_)
+        if state is FileState.STORED:
+            return Verdict.READY
+        if self._flights.states.closed or state in FINAL or state is FileState.AWAY or self._flights.states.is_far(id_):
+            return Verdict.DIRECT
+        if state is FileState.WAITING:
+            self._asked.ids.append(id_)
+        return Verdict.WAIT
+
+    # ---- transfers that are begun again
+
+    def requeue(self, id_: int) -> None:
+        """Puts a transfer that was lost (its copier died) back, in front."""
+        if self._flights.end(id_) is not None and self._flights.states.of(id_) is FileState.FLYING:
+            self._flights.states.move(id_, FileState.PROMOTED)
+            self.promoted.ids.appendleft(id_)
+
+    def put_off(self, id_: int) -> bool:
+        """Takes back a transfer that was given up because the program reads the file at the source. Returns False if it
+        was not in flight."""
+        if self._flights.states.of(id_) is not FileState.FLYING or self._flights.end(id_) is None:
+            return False
+        self._large.put_off(id_)
+        self._put_aside(id_)
+        return True
+
+    def take_back(self, id_: int) -> None:
+        """Takes back a transfer that was given up for reasons that have nothing to do with the file."""
+        self._large.taken_back(id_)
+        self.requeue(id_)

@@ -1,0 +1,212 @@
+"""Knows the state of every id: how far its copy is, which node reads the file from the source, who keeps it. Pure.
+
+Owns a byte for each id and the counts of its values, the sizes of the files, and why nothing more is admitted. An id
+ends in exactly one of STORED, FAILED, VOID and REFUSED; nothing is ever evicted. On a single node this node reads and
+keeps every file. A million ids cost 9 MB: a byte of state and eight of size.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from hpcstage.plan.types import Budget
+from hpcstage.protocol.shim import Reason
+
+LOOK_LIMIT = 4096
+"""The most ids that one call passes over, so that a full store never holds up the event loop."""
+
+
+class FileState(IntEnum):
+    """The state of an id."""
+
+    WAITING = 0
+    PROMOTED = 1
+    FLYING = 2
+    STORED = 3
+    FAILED = 4
+    VOID = 5
+    REFUSED = 6
+    AWAY = 7
+    """Another node keeps the file; it comes here when a program wants it."""
+
+
+FINAL = frozenset({FileState.STORED, FileState.FAILED, FileState.VOID, FileState.REFUSED})
+FAR, PASSING = 8, 16
+"""Bits of an id's byte above its state: another node reads the file from the source; this node does not keep it."""
+NEAR_WAITS, FAR_WAITS, FAR_AWAY = int(FileState.WAITING), FAR | FileState.WAITING, FAR | FileState.AWAY
+"""Bytes, PASSING aside: of an id that this node reads next, of one that it asks another node for, and of one that it
+may ask another node for ahead of the program."""
+_STATE, READER = 7, 15
+"""Masks of a byte: the state alone, and the state with FAR."""
+_STATES = tuple(FileState(cell & _STATE) for cell in range(32))
+
+
+def _table(change: Callable[[FileState, bool], FileState]) -> bytes:
+    """Returns the table that gives ids another state by their state and by whether this node keeps the file."""
+    return bytes(cell & ~_STATE | change(FileState(cell & _STATE), not cell & PASSING) for cell in range(256))
+
+
+_ALONE = bytes(cell & _STATE for cell in range(256))
+_VOIDED = _table(lambda _, __: FileState.VOID)
+_CLOSED = _table(lambda state, _: FileState.REFUSED if state <= FileState.PROMOTED else state)
+_KEPT = {FileState.WAITING: FileState.WAITING, FileState.AWAY: FileState.WAITING}
+_DIVIDED = _table(lambda state, keeps: (_KEPT if keeps else dict.fromkeys(_KEPT, FileState.AWAY)).get(state, state))
+
+
+@dataclass(frozen=True)
+class NodeShare:
+    """A node's part of the files."""
+
+    own: Sequence[int]
+    """The ids that this node reads from the source."""
+    others: Sequence[int] = ()
+    """With `transit`: the ids that it keeps of the rest. Without `transit` it keeps everything."""
+    unplaced: Sequence[int] = ()
+    """The ids that no node keeps."""
+    transit: Budget | None = None
+    """The budget for copies that it does not keep; None: it keeps everything."""
+
+
+class States:
+    """Owns the states, the counts and the sizes. Every call is O(1), but for those that take many ids."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.cells = bytearray(len(sizes))
+        """By id: the state, FAR and PASSING."""
+        self.closed = Reason.NONE
+        """Why nothing more is admitted; NONE while files are."""
+        self.closed_out = 0
+        """The number of ids that were refused because nothing more was admitted."""
+        self.promoted_bytes = 0
+        self._sizes = sizes
+        self._counts = [len(sizes), *(0 for _ in _STATES[1:])]
+
+    def of(self, id_: int) -> FileState:
+        """Returns the state of an id."""
+        return _STATES[self.cells[id_]]
+
+    def size(self, id_: int) -> int:
+        """Returns the bytes of a file; of its copy once there is one."""
+        return self._sizes[id_]
+
+    def count(self, state: FileState) -> int:
+        """Returns how many ids are in this state."""
+        return sum(self._counts[state::8])
+
+    @property
+    def waiting(self) -> int:
+        """The number of ids that will still be handed out."""
+        return self.count(FileState.WAITING) + self.count(FileState.PROMOTED)
+
+    def ordered(self, *, far: bool) -> int:
+        """Returns how many ids wait in the order of those that this node reads, or of those that others read."""
+        return self._counts[FAR_WAITS if far else NEAR_WAITS]
+
+    def waits(self, id_: int) -> bool:
+        """Returns whether an order may bring the file: from the source, or from another node ahead of the program."""
+        return not self.closed and self.of(id_) in (FileState.WAITING, FileState.AWAY)
+
+    def is_far(self, id_: int) -> bool:
+        """Returns whether another node reads the file from the source."""
+        return bool(self.cells[id_] & FAR)
+
+    def keeps(self, id_: int) -> bool:
+        """Returns whether this node keeps a copy; if not, a copy only passes through."""
+        return not self.cells[id_] & PASSING
+
+    # ---- changes
+
+    def close(self, reason: Reason) -> None:
+        """Ends the admission of files: those that wait are refused. Transfers in flight may finish. The first reason
+        stays."""
+        if not self.closed:
+            self.closed = reason
+            self._refuse_waiting()
+
+    def _refuse_waiting(self) -> None:
+        self.closed_out += self.waiting
+        self.promoted_bytes = 0
+        self._set_all(bytes(self.cells).translate(_CLOSED))
+
+    def move(self, id_: int, to: FileState) -> None:
+        """Gives an id another state. Once nothing more is admitted, an id that would wait is refused."""
+        if self.closed and to <= FileState.PROMOTED:
+            self.closed_out += 1
+            to = FileState.REFUSED
+        if to == FileState.PROMOTED:
+            self.promoted_bytes += self._sizes[id_]
+        if self.cells[id_] & _STATE == FileState.PROMOTED:
+            self.promoted_bytes -= self._sizes[id_]
+        self._set(id_, self.cells[id_] & ~_STATE | to)
+
+    def wait_again(self, id_: int) -> None:
+        """Has an id that was promoted or in flight wait again; one that this node does not keep is AWAY again."""
+        self.move(id_, FileState.WAITING if self.keeps(id_) else FileState.AWAY)
+
+    def _set(self, id_: int, cell: int) -> None:
+        self._counts[self.cells[id_]] -= 1
+        self._counts[cell] += 1
+        self.cells[id_] = cell
+
+    def _set_all(self, cells: bytes) -> None:
+        self.cells[:] = cells
+        self._counts = [0] * len(_STATES)
+        for cell, count in _counted(cells):
+            self._counts[cell] = count
+
+    def resize(self, id_: int, size_bytes: int) -> None:
+        """Sets the size of a file to that of its copy."""
+        if self._sizes[id_] != size_bytes:
+            if not isinstance(self._sizes, array):
+                self._sizes = array("Q", self._sizes)
+            self._sizes[id_] = size_bytes
+
+    def void_range(self, ids: range) -> bytes:
+        """Voids a range of ids, fast enough for a million. Returns the state that each had."""
+        before = bytes(self.cells[ids.start : ids.stop])
+        self.cells[ids.start : ids.stop] = before.translate(_VOIDED)
+        for cell, count in _counted(before):
+            self._counts[cell] -= count
+            self._counts[_VOIDED[cell]] += count
+        states = before.translate(_ALONE)
+        position = states.find(FileState.PROMOTED)
+        while position >= 0:
+            self.promoted_bytes -= self._sizes[ids[position]]
+            position = states.find(FileState.PROMOTED, position + 1)
+        return states
+
+    def divide(self, share: NodeShare | None, begun: Iterable[int]) -> None:
+        """Sets which files other nodes read and which this node keeps; None: it reads and keeps all. Files in `begun`
+        are read here in any case. O(number of ids): tens of milliseconds for a million."""
+        flags = bytearray(len(self.cells))
+        if share is not None:
+            flags = bytearray((FAR if share.transit is None else FAR | PASSING,)) * len(self.cells)
+            for ids, flag in ((share.others, FAR), (share.own, 0), (share.unplaced, PASSING)):
+                for id_ in ids:
+                    flags[id_] = flag
+            for id_ in begun:
+                flags[id_] &= ~FAR
+        cells = int.from_bytes(self.cells.translate(_ALONE), "little") | int.from_bytes(flags, "little")
+        self._set_all(cells.to_bytes(len(self.cells), "little").translate(_DIVIDED))
+        for id_ in () if share is None else share.unplaced:
+            if self.of(id_) is FileState.AWAY:
+                self.move(id_, FileState.REFUSED)
+        if self.closed:
+            self._refuse_waiting()
+
+    def make_near(self, id_: int) -> None:
+        """Has this node read a file from the source."""
+        self._set(id_, self.cells[id_] & ~FAR)
+
+
+def _counted(cells: bytes) -> list[tuple[int, int]]:
+    """Returns the values among the bytes and how often each occurs; there are few values."""
+    found = []
+    while cells:
+        rest = cells.translate(None, cells[:1])
+        found.append((cells[0], len(cells) - len(rest)))
+        cells = rest
+    return found
