@@ -150,6 +150,7 @@ class Daemon(Service):
             self.base.problems.append(Problem("scan-failed", why, remedy))
             if self._group is not None:
                 self._group.give_up()
+        self._log.stop(None)
         self._enter(Unstaged(self.base, State.SETTLED))
         self._replay(inbox)
 

@@ -111,6 +111,8 @@ class Preparing(Phase):
             self._end("the scan could not be started")
 
     def _scanned(self, data: bytes | None) -> None:
+        if self._is_over:
+            return
         if data is None:
             self._end("the scan of the datasets failed")
             return

@@ -23,7 +23,6 @@ from hpcstage.daemon.peers.peers import Peers
 from hpcstage.daemon.peers.sharing import FileSharing
 from hpcstage.daemon.preparing import Phase
 from hpcstage.daemon.process.descriptors import Receive
-from hpcstage.daemon.process.events import EventKind
 from hpcstage.daemon.process.server import Reply
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.rates import Limits, Verdict
@@ -43,8 +42,6 @@ from hpcstage.protocol import exchange, nodedir
 from hpcstage.protocol.shim import LANDED, Answer, Counter, Kind, Reason, State
 from hpcstage.record.parts.draft import NodeDraft
 from hpcstage.store import directory
-from hpcstage.store.copyfile import Status
-from hpcstage.store.messages import Result
 from hpcstage.store.pool import Pool
 
 PLAN_HELPER = "plan"
@@ -75,7 +72,7 @@ class Staging(Phase):
             pool,
             store,
             on_final=self._final,
-            on_result=self._copied,
+            on_result=base.events.copied,
             is_wanted=base.answers.waits_for,
             run_started=base.started,
             on_hold=base.page.hold,
@@ -246,26 +243,6 @@ class Staging(Phase):
             self.engine.alone.wake_after(now),
         )
         return max(0.0, min(wait_s for wait_s in waits if wait_s is not None))
-
-    def _copied(self, result: Result) -> None:
-        self._event(result, EventKind.COPIED if result.status is Status.OK else EventKind.FAILED)
-
-    def received(self, result: Result) -> None:
-        """Notes that a copy came from another node."""
-        self._event(result, EventKind.RECEIVED)
-
-    def _event(self, result: Result, kind: EventKind) -> None:
-        now = time.monotonic_ns()
-        times = (result.open_ns, result.read_ns, result.write_ns, max(0, now - result.started_ns))
-        self.base.events.add(
-            now,
-            result.id,
-            kind,
-            detail=result.status,
-            number=result.errno,
-            size_bytes=result.size_bytes,
-            times_ns=times,
-        )
 
     def _given(self, id_: int) -> None:
         if self.pausing is not None:

@@ -20,7 +20,6 @@ from hpcstage.daemon.reading.scanning import Prepared
 from hpcstage.plan.order import orders
 from hpcstage.protocol import exchange, nodedir
 from hpcstage.protocol.membership import Membership
-from hpcstage.store.messages import Result
 
 MOST_EARLY = 1024
 
@@ -34,9 +33,6 @@ class OnOthers(Protocol):
     def read_elsewhere(self, ids: Collection[int]) -> None:
         """Holds back the copying of large files that programs of other nodes read at the source."""
 
-    def received(self, result: Result) -> None:
-        """A copy has come from another node."""
-
 
 class FileSharing:
     """Owns what the module says; see nodegroup.Participant. A node that is in no group is told no writes: its programs
@@ -44,7 +40,7 @@ class FileSharing:
 
     def __init__(self, group: NodeGroup, prepared: Prepared, engine: Engine, on: OnOthers) -> None:
         base, nodes = group.base, group.nodes
-        self.peers = Peers(engine, base.answers.waits_for, on.received)
+        self.peers = Peers(engine, base.answers.waits_for, base.events.received)
         self.routes: Routes | None = None
         self.wait_until: float | None = None
         """The time at which this node stops waiting for a group."""

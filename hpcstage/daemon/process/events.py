@@ -5,8 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import time
 from enum import IntEnum
 from pathlib import Path
+
+from hpcstage.store.copyfile import Status
+from hpcstage.store.messages import Result
 
 MAGIC = b"hpcstage events1"
 RECORD = struct.Struct("<QIBBHQIIII")
@@ -14,6 +18,7 @@ RECORD = struct.Struct("<QIBBHQIIII")
 MOST_BYTES = 32 << 20
 _FLUSH_BYTES = 64 << 10
 _MOST_US = (1 << 32) - 1
+NOTHING = Result(0, Status.OK)
 
 
 class EventKind(IntEnum):
@@ -36,41 +41,30 @@ class Events:
         self._buffer = bytearray(MAGIC)
         self._open = True
 
-    def add(
-        self,
-        at_ns: int,
-        id_: int,
-        kind: EventKind,
-        *,
-        detail: int = 0,
-        number: int = 0,
-        size_bytes: int = 0,
-        times_ns: tuple[int, int, int, int] = (0, 0, 0, 0),
-    ) -> None:
-        """Appends a record."""
+    def copied(self, result: Result) -> None:
+        """Adds the end of a transfer from the source."""
+        self._add(EventKind.COPIED if result.status is Status.OK else EventKind.FAILED, result)
+
+    def received(self, result: Result) -> None:
+        """Adds a copy that came from another node."""
+        self._add(EventKind.RECEIVED, result)
+
+    def _add(self, kind: EventKind, result: Result) -> None:
         if not self._open:
             return
-        if self._left < RECORD.size:
-            self._append(at_ns, 0, EventKind.TRUNCATED, 0, 0, 0, (0, 0, 0, 0))
+        is_full = self._left < RECORD.size
+        self._append(EventKind.TRUNCATED if is_full else kind, NOTHING if is_full else result)
+        if is_full or len(self._buffer) >= _FLUSH_BYTES:
             self.flush()
-            self._open = False
-            return
-        self._append(at_ns, id_, kind, detail, number, size_bytes, times_ns)
-        if len(self._buffer) >= _FLUSH_BYTES:
-            self.flush()
+        self._open = self._open and not is_full
 
-    def _append(
-        self,
-        at_ns: int,
-        id_: int,
-        kind: int,
-        detail: int,
-        number: int,
-        size_bytes: int,
-        times_ns: tuple[int, int, int, int],
-    ) -> None:
-        us = [min(t // 1000, _MOST_US) for t in times_ns]
-        self._buffer += RECORD.pack(at_ns, id_, kind, detail, number, size_bytes, *us)
+    def _append(self, kind: EventKind, result: Result) -> None:
+        now_ns = time.monotonic_ns()
+        whole_ns = max(0, now_ns - result.started_ns) if result.started_ns else 0
+        times_ns = (result.open_ns, result.read_ns, result.write_ns, whole_ns)
+        times_us = [min(time_ns // 1000, _MOST_US) for time_ns in times_ns]
+        number, size_bytes = result.errno, result.size_bytes
+        self._buffer += RECORD.pack(now_ns, result.id, kind, result.status, number, size_bytes, *times_us)
         self._left -= RECORD.size
 
     def flush(self) -> None:
