@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hpcstage.exchange.lane import Lanes
-from hpcstage.exchange.transport.buffers import Buffer, Pool
+from hpcstage.exchange.transport.buffers import Buffer, BufferPool
 from hpcstage.exchange.transport.frames import BULK_TAG, PIECE_BYTES, Bundle, Row, Sort, close_bundle
 from hpcstage.exchange.transport.mpi import Mail, Post
 
@@ -86,7 +86,7 @@ class Spread:
         pool = self._post.sends
         self._lanes.reading.submit(read, lambda total: self._pass_on(buffer, buffer.view[:total], pool, read=True))
 
-    def _pass_on(self, buffer: Buffer, data: memoryview, pool: Pool, *, read: bool = False) -> None:
+    def _pass_on(self, buffer: Buffer, data: memoryview, pool: BufferPool, *, read: bool = False) -> None:
         left = len(self._children)
 
         def ended() -> None:

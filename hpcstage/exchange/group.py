@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from hpcstage.exchange.broadcast import children_of
 from hpcstage.exchange.service import ExchangeService, Station
-from hpcstage.exchange.transport.frames import CONTROL_TAG, Control, Sort
+from hpcstage.exchange.transport.frames import CONTROL_TAG, ControlFrame, Sort
 from hpcstage.exchange.transport.mpi import Mail
 from hpcstage.protocol import exchange
 from hpcstage.protocol.exchangespec import STANDS
@@ -46,7 +46,7 @@ class GroupService(ExchangeService):
     def take(self, mail: Mail) -> None:
         """Takes a new membership, or that a node has ended."""
         if mail.sort is Sort.ENDED:
-            self.station.ended_nodes.update(Control.unpack(mail.data).ids)
+            self.station.ended_nodes.update(ControlFrame.unpack(mail.data).ids)
         elif mail.sort is Sort.MEMBERS:
             message = exchange.unpack(bytes(mail.data[1:]))
             found = self._pieces.add(message) if isinstance(message, exchange.Group) else None
@@ -63,7 +63,7 @@ class GroupService(ExchangeService):
         if self._position == 0:
             self._follow(self.station.membership.without(ended))
         else:
-            self.station.post.send(Control(Sort.ENDED, ids=tuple(sorted(ended))).pack(), 0, CONTROL_TAG)
+            self.station.post.send(ControlFrame(Sort.ENDED, ids=tuple(sorted(ended))).pack(), 0, CONTROL_TAG)
         return True
 
     def descriptors(self) -> Sequence[int]:
@@ -103,6 +103,6 @@ class GroupService(ExchangeService):
         self._beaten = now
         if now > self._beat_due:
             self._beat_due = now + self._silence_s / 4
-            self.station.post.send(Control(Sort.BEAT).pack(), (self._position + 1) % len(nodes), CONTROL_TAG)
+            self.station.post.send(ControlFrame(Sort.BEAT).pack(), (self._position + 1) % len(nodes), CONTROL_TAG)
         if now - heard[neighbour] > self._silence_s:
             raise Silence(f"nothing was heard of node {nodes[neighbour]} for {self._silence_s:g} s")

@@ -27,7 +27,7 @@ from hpcstage.exchange.lane import Lanes
 from hpcstage.exchange.loop import Exchange
 from hpcstage.exchange.service import Station
 from hpcstage.exchange.transport.frames import FrameError
-from hpcstage.exchange.transport.mpi import World, WorldError
+from hpcstage.exchange.transport.mpi import MpiWorld, WorldError
 from hpcstage.node import mpifiles
 from hpcstage.plan.types import Budget
 from hpcstage.protocol import nodedir
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     with contextlib.suppress(OSError):
         os.nice(spec.nice)
     try:
-        world = World(len(spec.started))
+        world = MpiWorld(len(spec.started))
     except WorldError as error:
         if str(error):
             _say(str(error))
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
         return FAILED
 
 
-def _take_part(world: World, spec: GroupSpec) -> int:
+def _take_part(world: MpiWorld, spec: GroupSpec) -> int:
     world.meet(spec.connect_s + _START_S)  # so that all have MPI's segments
     mpifiles.unlink_own()
     mpifiles.unlink_description()
@@ -121,7 +121,7 @@ def _daemon(sock: str, spec: GroupSpec) -> DaemonLink | None:
     return None
 
 
-def _met(world: World, daemon: DaemonLink | None, spec: GroupSpec) -> list[tuple[int, Budget]]:
+def _met(world: MpiWorld, daemon: DaemonLink | None, spec: GroupSpec) -> list[tuple[int, Budget]]:
     """Returns the nodes whose daemons were found, with their budgets."""
     hello = daemon.hello if daemon else Hello(0, 0, 0)
     own = _CARD.pack(daemon is not None, hello.index, hello.budget_bytes, hello.budget_inodes)
@@ -140,7 +140,7 @@ def _fresh_incoming() -> str:
     return path
 
 
-def _leave(world: World, deadline: float, exchange: Exchange | None = None) -> None:
+def _leave(world: MpiWorld, deadline: float, exchange: Exchange | None = None) -> None:
     """Waits until all have ended, still answering those that have not; leaves after the deadline in any case."""
     while exchange is not None and not exchange.is_quiet and time.monotonic() < deadline:
         exchange.step()

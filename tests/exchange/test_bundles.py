@@ -16,12 +16,12 @@ from benchmarks.peernodes import Node, manifest_of
 from hpcstage.exchange.files import batch
 from hpcstage.exchange.files.reading import Outgoing
 from hpcstage.exchange.files.writing import Incoming
-from hpcstage.exchange.transport.buffers import Pool
+from hpcstage.exchange.transport.buffers import BufferPool
 from hpcstage.exchange.transport.frames import (
     BUFFER_BYTES,
     MAX_ROWS,
     PIECE_BYTES,
-    Control,
+    ControlFrame,
     FrameError,
     Row,
     Sort,
@@ -68,7 +68,7 @@ def catalog_of(node: Node, monkeypatch) -> Catalog:
 
 def pass_all(nodes, ids, monkeypatch) -> tuple[list, list[int], list[int]]:
     """From node 0 to node 1."""
-    buffer, outgoing, incoming = Pool(1).take(), Outgoing(), Incoming()
+    buffer, outgoing, incoming = BufferPool(1).take(), Outgoing(), Incoming()
     outgoing.ids.extend(ids)
     stored, lost, unknown = [], [], []
     while outgoing.has_some:
@@ -115,7 +115,7 @@ def test_a_transfer_may_have_another_target_than_the_store(nodes, form, tmp_path
     (target / ".incoming").mkdir(parents=True)
     drain = Transfer(source=Root("store", "incoming/peer"), target=Root(str(target), str(target / ".incoming")))
     monkeypatch.chdir(pair[0].path)
-    buffer, outgoing, incoming = Pool(1).take(), Outgoing(), Incoming()
+    buffer, outgoing, incoming = BufferPool(1).take(), Outgoing(), Incoming()
     outgoing.ids.extend([0, 1])
     while outgoing.has_some:
         filled = outgoing.fill(buffer, drain.source.catalog)
@@ -148,7 +148,7 @@ def test_copies_that_are_not_there_or_no_files_are_lost(nodes, form, monkeypatch
 def test_a_copy_that_shrinks_while_it_goes_is_lost(nodes, monkeypatch):
     pair = nodes([3 * PIECE_BYTES])
     pair[0].stage(0, bytes(3 * PIECE_BYTES))
-    buffer, outgoing = Pool(1).take(), Outgoing()
+    buffer, outgoing = BufferPool(1).take(), Outgoing()
     outgoing.ids.append(0)
     catalog = catalog_of(pair[0], monkeypatch)
     assert outgoing.fill(buffer, catalog).rows[0].length == PIECE_BYTES
@@ -199,7 +199,7 @@ def rows_of(*parts: tuple[int, int, int]) -> list[Row]:
 def test_a_file_that_does_not_come_whole_gets_no_name(nodes, parts, monkeypatch):
     _, node = nodes([10])
     catalog = catalog_of(node, monkeypatch)
-    buffer, incoming = Pool(1).take(), Incoming()
+    buffer, incoming = BufferPool(1).take(), Incoming()
     stored = [result for row in rows_of(*parts) for result in incoming.store(buffer, [row], catalog)]
     assert all(result.why is Why.LOST for result in stored)
     assert not node.file(0).exists()
@@ -210,17 +210,17 @@ def test_a_file_that_does_not_come_whole_gets_no_name(nodes, parts, monkeypatch)
 def test_permission_bits_beyond_the_usual_are_not_taken(nodes, form, monkeypatch):
     _, node = nodes([1])
     catalog = catalog_of(node, monkeypatch)
-    Incoming().store(Pool(1).take(), [Row(0, 0o106755, 1, 0, 1, 0, 10**18)], catalog)
+    Incoming().store(BufferPool(1).take(), [Row(0, 0o106755, 1, 0, 1, 0, 10**18)], catalog)
     assert node.file(0).stat().st_mode & 0o7777 == 0o755
 
 
 @settings(deadline=None)
 @given(st.sampled_from(Sort), U32, st.sampled_from(Why), st.lists(U32, max_size=20).map(tuple), st.binary(max_size=60))
 def test_control_messages_come_out_as_they_went_in(sort, fingerprint, why, ids, garbage):
-    message = Control(sort, fingerprint, why, ids)
-    assert Control.unpack(message.pack()) == message
+    message = ControlFrame(sort, fingerprint, why, ids)
+    assert ControlFrame.unpack(message.pack()) == message
     with contextlib.suppress(FrameError):
-        Control.unpack(garbage)
+        ControlFrame.unpack(garbage)
 
 
 @settings(deadline=None)

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from hpcstage.exchange.lane import Lane, Wake
-from hpcstage.exchange.transport.buffers import Pool
+from hpcstage.exchange.transport.buffers import BufferPool
 
 
 def collect_all(lane: Lane, wake: Wake) -> None:
@@ -67,7 +67,7 @@ def test_what_work_raises_is_raised_where_it_is_collected(slow_s):
 
 
 def test_a_pool_gives_the_last_buffer_first_and_no_more_than_it_has():
-    pool = Pool(2)
+    pool = BufferPool(2)
     one, two = pool.take(), pool.take(users=2)
     assert not pool.has_some
     with pytest.raises(LookupError):

@@ -11,8 +11,8 @@ from benchmarks.peernodes import Node, manifest_of
 from hpcstage.exchange.files.reading import Outgoing
 from hpcstage.exchange.files.receiver import Receiver
 from hpcstage.exchange.lane import Lane, Wake
-from hpcstage.exchange.transport.buffers import Pool
-from hpcstage.exchange.transport.frames import Control, Sort, open_bundle
+from hpcstage.exchange.transport.buffers import BufferPool
+from hpcstage.exchange.transport.frames import ControlFrame, Sort, open_bundle
 from hpcstage.exchange.transport.mpi import Mail
 from hpcstage.protocol.exchange import Missed, Why
 from hpcstage.store.catalog import Catalog
@@ -26,11 +26,11 @@ class Outbox:
     """In place of MPI: keeps what would be sent."""
 
     def __init__(self) -> None:
-        self.arrivals = Pool(2)
-        self.sent: list[tuple[Control, int]] = []
+        self.arrivals = BufferPool(2)
+        self.sent: list[tuple[ControlFrame, int]] = []
 
     def send(self, data: bytes, to: int, tag: int) -> None:
-        self.sent.append((Control.unpack(data), to))
+        self.sent.append((ControlFrame.unpack(data), to))
 
 
 class Desk:

@@ -25,7 +25,7 @@ _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTT
 HAS_NATIVE = _files is not None
 
 
-class Found(IntEnum):
+class ReadOutcome(IntEnum):
     """Says what became of a file that was to be read; `_files.c` has the same numbers."""
 
     WHOLE = 0
@@ -34,7 +34,7 @@ class Found(IntEnum):
 
 
 Given = tuple[int, int, int, int, int]
-"""The fields are: Found, size in bytes, mode, mtime in ns, place in the buffer."""
+"""The fields are: ReadOutcome, size in bytes, mode, mtime in ns, place in the buffer."""
 Gotten = tuple[int, int, int, int, bytes, bytes, bytes | None]
 """The fields are: place in the buffer, size in bytes, mode, mtime in ns, temporary name, final name, second name."""
 Written = tuple[int, int, int]
@@ -50,9 +50,9 @@ def read_files(paths: list[bytes], buffer: Buffer, at: int, end: int, *, native:
     for path in paths:
         given = _read(path, buffer.view, at, end)
         found.append(given)
-        if given[0] == Found.NO_ROOM:
+        if given[0] == ReadOutcome.NO_ROOM:
             break
-        at += given[1] if given[0] == Found.WHOLE else 0
+        at += given[1] if given[0] == ReadOutcome.WHOLE else 0
     return found
 
 
@@ -114,11 +114,11 @@ def _read(path: bytes, view: memoryview, at: int, end: int) -> Given:
     try:
         fd, found = open_given(path)
     except OSError:
-        return Found.LOST, 0, 0, 0, at
+        return ReadOutcome.LOST, 0, 0, 0, at
     try:
-        what = Found.NO_ROOM
+        what = ReadOutcome.NO_ROOM
         if found.st_size <= end - at:
-            what = Found.WHOLE if read_into(fd, view[at : at + found.st_size], 0) else Found.LOST
+            what = ReadOutcome.WHOLE if read_into(fd, view[at : at + found.st_size], 0) else ReadOutcome.LOST
         return what, found.st_size, found.st_mode & copyfile.PERMISSIONS, found.st_mtime_ns, at
     finally:
         os.close(fd)

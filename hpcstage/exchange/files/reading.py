@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from hpcstage.exchange.files import batch as files
-from hpcstage.exchange.files.batch import Found
+from hpcstage.exchange.files.batch import ReadOutcome
 from hpcstage.exchange.transport.buffers import Buffer
 from hpcstage.exchange.transport.frames import MAX_ROWS, PIECE_BYTES, Row, close_bundle
 from hpcstage.store.catalog import Catalog
@@ -82,12 +82,12 @@ class Outgoing:
         while at < PIECE_BYTES and (ids := self._take(catalog, filled, PIECE_BYTES - at)):
             found = files.read_files([catalog.staged(id_) for id_ in ids], buffer, at, PIECE_BYTES)
             for id_, (what, size, mode, mtime_ns, place) in zip(ids, found, strict=False):
-                if what == Found.WHOLE:
+                if what == ReadOutcome.WHOLE:
                     filled.rows.append(Row(id_, mode, size, 0, size, place, mtime_ns))
                     at = place + size
-                elif what == Found.LOST:
+                elif what == ReadOutcome.LOST:
                     filled.lost.append(id_)
-            if found[-1][0] == Found.NO_ROOM:
+            if found[-1][0] == ReadOutcome.NO_ROOM:
                 self.ids.extendleft(reversed(ids[len(found) - 1 :]))
                 if not filled.rows:
                     self._begin(self.ids.popleft(), catalog, filled)

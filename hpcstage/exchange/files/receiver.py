@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hpcstage.exchange.files.writing import Incoming, Stored
 from hpcstage.exchange.lane import Lane
-from hpcstage.exchange.transport.frames import CONTROL_TAG, Bundle, Control, Sort
+from hpcstage.exchange.transport.frames import CONTROL_TAG, Bundle, ControlFrame, Sort
 from hpcstage.exchange.transport.mpi import Mail, Post
 from hpcstage.protocol.exchange import MAX_IDS, Got, Missed, Why
 from hpcstage.store.catalog import Catalog
@@ -58,7 +58,7 @@ class Receiver:
             fresh = [id_ for id_ in fresh if id_ in catalog]
         self._awaited.update((id_, _Awaited(source, now_ns)) for id_ in fresh)
         for start in range(0, len(fresh), MAX_IDS):
-            message = Control(Sort.ASK, catalog.fingerprint, ids=tuple(fresh[start : start + MAX_IDS]))
+            message = ControlFrame(Sort.ASK, catalog.fingerprint, ids=tuple(fresh[start : start + MAX_IDS]))
             self._post.send(message.pack(), source, CONTROL_TAG)
 
     def refused(self, source: int, why: Why, ids: Sequence[int]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from hpcstage.exchange.files.reading import Filled, Outgoing
 from hpcstage.exchange.lane import Lane
 from hpcstage.exchange.transport.buffers import Buffer
-from hpcstage.exchange.transport.frames import BULK_TAG, CONTROL_TAG, Control, Sort
+from hpcstage.exchange.transport.frames import BULK_TAG, CONTROL_TAG, ControlFrame, Sort
 from hpcstage.exchange.transport.mpi import Post
 from hpcstage.protocol.exchange import Why
 from hpcstage.store.catalog import Catalog
@@ -58,7 +58,7 @@ class Sender:
     def refuse(self, to: int, why: Why, ids: Sequence[int]) -> None:
         """Tells a node which files it does not get, and why."""
         for start in range(0, len(ids), 4096):
-            message = Control(Sort.REFUSE, why=why, ids=tuple(ids[start : start + 4096]))
+            message = ControlFrame(Sort.REFUSE, why=why, ids=tuple(ids[start : start + 4096]))
             self._post.send(message.pack(), to, CONTROL_TAG)
 
     def stop(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from hpcstage.exchange.files.receiver import Receiver
 from hpcstage.exchange.files.sender import Sender
 from hpcstage.exchange.service import ExchangeService, Station
-from hpcstage.exchange.transport.frames import CONTROL_TAG, Control, Sort, open_bundle
+from hpcstage.exchange.transport.frames import CONTROL_TAG, ControlFrame, Sort, open_bundle
 from hpcstage.exchange.transport.mpi import Mail
 from hpcstage.protocol import exchange
 from hpcstage.protocol.exchange import Ask, Fetch, Offer, Reading, Sent, Why, Written
@@ -65,7 +65,7 @@ class FileService(ExchangeService):
         catalog = self._transfer.source.catalog
         if catalog is None:
             return  # the others have no copies by a manifest that they have not seen
-        packed, own = Control(sort, catalog.fingerprint, ids=ids).pack(), self.station.position
+        packed, own = ControlFrame(sort, catalog.fingerprint, ids=ids).pack(), self.station.position
         for place in range(len(self.station.nodes)):
             if place != own:
                 self.station.post.send(packed, place, CONTROL_TAG)
@@ -87,7 +87,7 @@ class FileService(ExchangeService):
     def take(self, mail: Mail) -> None:
         """Takes files that have come, or what another node says of files."""
         if mail.buffer is None:
-            self._control(mail.source, Control.unpack(mail.data))
+            self._control(mail.source, ControlFrame.unpack(mail.data))
             return
         bundle, catalog = open_bundle(mail.data), self._transfer.target.catalog
         if catalog is None or self.station.ended:
@@ -95,7 +95,7 @@ class FileService(ExchangeService):
         else:
             self._receiver.bundle(mail, bundle, catalog)
 
-    def _control(self, source: int, message: Control) -> None:
+    def _control(self, source: int, message: ControlFrame) -> None:
         if message.sort is Sort.REFUSE:
             if message.why is Why.ENDED:
                 self.station.ended_nodes.add(self.station.nodes[source])

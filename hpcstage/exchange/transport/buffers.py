@@ -17,7 +17,7 @@ class Buffer:
     users: int = 0
 
 
-class Pool:
+class BufferPool:
     """Owns at most so many buffers, and makes each when it is first needed."""
 
     def __init__(self, most: int) -> None:

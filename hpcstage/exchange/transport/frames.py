@@ -62,7 +62,7 @@ class Sort(IntEnum):
 
 
 @dataclass(frozen=True)
-class Control:
+class ControlFrame:
     """A control message. `fingerprint` is that of the sender's manifest, without which ids mean nothing."""
 
     sort: Sort
@@ -76,7 +76,7 @@ class Control:
         return head + struct.pack(f"<{len(self.ids)}I", *self.ids)
 
     @classmethod
-    def unpack(cls, data: bytes | bytearray | memoryview) -> Control:
+    def unpack(cls, data: bytes | bytearray | memoryview) -> ControlFrame:
         """Returns the message that the bytes hold. Raises FrameError."""
         try:
             sort, why, fingerprint = CONTROL.unpack_from(data)

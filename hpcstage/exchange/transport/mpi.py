@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hpcstage.exchange.transport.buffers import Buffer, Pool
+from hpcstage.exchange.transport.buffers import Buffer, BufferPool
 from hpcstage.exchange.transport.frames import (
     BUFFER_BYTES,
     BULK_TAG,
@@ -30,7 +30,7 @@ class WorldError(Exception):
     """There is no MPI world as it should be; the text is for people."""
 
 
-class World:
+class MpiWorld:
     """All processes that the launcher started together."""
 
     def __init__(self, expected: int) -> None:
@@ -134,7 +134,7 @@ class Post:
     def __init__(self, mpi: Any, comm: Any, buffers: int) -> None:  # noqa: ANN401
         self._mpi = mpi
         self._comm = comm
-        self.sends, self.arrivals = Pool(buffers), Pool(buffers)
+        self.sends, self.arrivals = BufferPool(buffers), BufferPool(buffers)
         self._status = mpi.Status()
         self._sends: list[Any] = []
         self._thens: list[Callable[[], None]] = []
