@@ -130,7 +130,7 @@ class Lead:
             problems=[problem_of(node)],
         )
         with contextlib.suppress(OSError):
-            write_part(part, Path(self.spec.run_dir), node.entry.host)
+            write_part(part, Path(self.spec.daemon.run_dir), node.entry.host)
 
     # ---- the group
 
@@ -165,7 +165,7 @@ class Lead:
     # ---- the end
 
     def _end(self) -> None:
-        deadline = time.monotonic() + self.spec.drain_s
+        deadline = time.monotonic() + self.spec.daemon.drain_s
         if self._noticed and not self.world.connected:
             self._say_unconnected()
         self.nodes.tell_end()

@@ -65,7 +65,7 @@ class Agent:
             self._stay(hosted)
         finally:
             hosted.tell_end()
-            if hosted.ended(self.lead.drain_s):
+            if hosted.ended(self.lead.daemon.drain_s):
                 self._say("ended")
             hosted.close()
             self._say("gone")
@@ -131,7 +131,7 @@ class Agent:
         return time.monotonic() - self._pulse[1] > PULSE_LOST_S
 
     def _say(self, state: str, **more: Any) -> None:  # noqa: ANN401  what JSON takes
-        data = {"run_id": self.lead.run_id, "index": self.index, "state": state, "pid": os.getpid(), **more}
+        data = {"run_id": self.lead.daemon.run_id, "index": self.index, "state": state, "pid": os.getpid(), **more}
         assert self.index is not None
         with contextlib.suppress(OSError):
             leadspec.write_json(leadspec.state_file(self.directory, self.index, state), data)

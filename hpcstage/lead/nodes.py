@@ -221,7 +221,7 @@ class Nodes:
 
     def _word(self, data: dict[str, object]) -> None:
         index, state = data.get("index"), data.get("state")
-        if data.get("run_id") != self.spec.run_id or not isinstance(index, int) or not 0 < index < len(self.all):
+        if data.get("run_id") != self.spec.daemon.run_id or not isinstance(index, int) or not 0 < index < len(self.all):
             return
         node = self.all[index]
         node.cleaning = state in ("ended", "dead") or (node.cleaning and state != _GONE)

@@ -99,7 +99,7 @@ class Hosted:
 
     def _keep_log(self) -> None:
         with contextlib.suppress(OSError):
-            shutil.copyfile(self.node.log, log_path(Path(self._lead.run_dir), self.host))
+            shutil.copyfile(self.node.log, log_path(Path(self._lead.daemon.run_dir), self.host))
 
 
 def bring_up(lead: LeadSpec, index: int, env: Mapping[str, str], job: Job) -> Hosted:
@@ -128,7 +128,7 @@ def shims(lead: LeadSpec, spec: DaemonSpec, node: start.Node) -> start.ShimSetup
     """Returns the settings of the shims of one node of the group."""
     virtual = None
     if lead.virtual:
-        virtual = os.fspath(node.path.parent / leadspec.virtual_name(lead.run_id, 0))[:-1], len(lead.hosts)
+        virtual = os.fspath(node.path.parent / lead.node_name(0))[:-1], len(lead.hosts)
     return start.ShimSetup(spec.datasets, lead.intercept, spec.mode == "direct", spec.want_cap_s, virtual, spec.learn)
 
 

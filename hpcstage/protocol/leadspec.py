@@ -29,8 +29,6 @@ PULSE_S = 10.0
 class LeadSpec:
     """The node group of a run, as its wrapper set it up."""
 
-    run_id: str
-    run_dir: str
     group_dir: str
     """The directory of this file and of the other files by which the nodes tell each other how they do."""
     launcher: str
@@ -43,13 +41,12 @@ class LeadSpec:
     local_dir: str
     """The first node's local directory; the node directories of all nodes have the same name."""
     daemon: DaemonSpec
-    """The specification of the first node's daemon. Its membership has all nodes, and directory and socket of the node
-    whose wrapper wrote this; hosts of virtual nodes end in `.v<index>`."""
+    """The specification of this node's daemon, and the model of the others'. Its membership has all nodes, with
+    directory and socket of the node whose wrapper wrote this; hosts of virtual nodes end in `.v<index>`."""
     copiers: int | None = None
     intercept: str = "auto"
     wait_s: float = 10.0
     """How long the lead waits for the nodes; those that are not up by then are left out."""
-    drain_s: float = 8.0
     join_s: float = 2.0
     """The longest that the command is held back until all nodes have the manifest."""
     input_ends: bool = False
@@ -71,7 +68,7 @@ class LeadSpec:
 
     def node_name(self, index: int) -> str:
         """The name of a node's directory below the base directory."""
-        return virtual_name(self.run_id, index) if self.virtual else self.run_id
+        return virtual_name(self.daemon.run_id, index) if self.virtual else self.daemon.run_id
 
     def save(self, path: Path) -> None:
         """Writes the spec; readable by its owner only."""

@@ -157,20 +157,18 @@ def lead_spec(session: Session, spec: DaemonSpec, local: LocalDir, group: Groupi
     config = session.config
     plan = launchers.per_node(group.launcher, ["agent"], group.hosts[1:], parts=group.parts)
     own = {"node_dir": os.fspath(session.node.path), "sock": os.fspath(session.node.sock)}
+    membership = spec.membership.knowing(group.index, **own)
     return LeadSpec(
-        run_id=session.part.run_id,
-        run_dir=os.path.abspath(session.run_dir),
         group_dir=group.directory,
         launcher=group.launcher,
         parts=[list(part) for part in group.parts],
         starts_daemons=group.starts_daemons,
         exchanges=spec.mode != "direct" and config.placement != "private",
         local_dir=os.fspath(local.path),
-        daemon=replace(spec, membership=spec.membership.knowing(group.index, **own)),
+        daemon=replace(spec, run_dir=os.path.abspath(spec.run_dir), membership=membership),
         copiers=config.copiers,
         intercept=config.intercept,
         wait_s=_wait_s(group),
-        drain_s=config.drain_s,
         input_ends=plan.takes_stdin,
         passes_output=plan.passes_output,
     )
@@ -190,7 +188,7 @@ def begin(group: Grouping, lead: LeadSpec, node: start.Node) -> LeadLink | None:
     directory.mkdir(mode=0o700, exist_ok=True)
     if not group.starts_daemons:
         own = lead.daemon.membership.nodes[group.index]
-        ready = {"run_id": lead.run_id, "state": "ready", "index": group.index}
+        ready = {"run_id": lead.daemon.run_id, "state": "ready", "index": group.index}
         path = leadspec.state_file(directory, group.index, "ready")
         leadspec.write_json(path, {**ready, "host": own.host, "node_dir": own.node_dir, "sock": own.sock})
     if group.index != 0:
