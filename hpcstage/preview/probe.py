@@ -227,6 +227,7 @@ class _Copies:
         self._rate = copying.max_rate_bytes_per_s
         settings = CopierSettings(place, path, copying.transfers, self._rate, nice=copying.nice, is_probe=True)
         self._pool = Pool(settings, copying.copiers)
+        self._pool.open_manifest()  # the copiers start their threads while one reader is measured
 
     def __enter__(self) -> _Copies:
         return self
@@ -237,7 +238,6 @@ class _Copies:
     def make(self, limit_s: float) -> Copied:
         """Copies files for so long. Transfers that have begun then get a short time to end, and are killed."""
         pool, waiting, done = self._pool, self._waiting, list[int]()
-        pool.open_manifest()
         in_flight, given_bytes, bytes_at_deadline = 0, 0, -1
         started = now = last = time.monotonic()
         while now < started + limit_s + GRACE_S and (pool.assigned or waiting):
