@@ -18,7 +18,7 @@ from hpcstage.plan.types import Budget
 from hpcstage.store.copier import CopierSettings
 from hpcstage.store.counters import Totals
 from hpcstage.store.directory import Store, budget
-from hpcstage.store.pool import Pool
+from hpcstage.store.pool import CopierPool
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def copy_all(
     store.make()
     manifest.save(node_dir / "manifest.bin")
     settings = CopierSettings(node_dir, node_dir / "manifest.bin", transfers, max_rate_bytes_per_s, native)
-    pool = Pool(settings, copiers)
+    pool = CopierPool(settings, copiers)
     try:
         limit = limit or budget(node_dir, BudgetFacts())
         queue = Queue(manifest.sizes, Limits(limit, max_rate_bytes_per_s=max_rate_bytes_per_s), ids or ())

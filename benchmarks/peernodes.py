@@ -70,7 +70,7 @@ class Node:
         self.groups: list[Membership] = []
         """The memberships that the exchange has told."""
         self._pieces = exchange.GroupPieces()
-        self.handed: list[exchange.Manifest] = []
+        self.handed: list[exchange.PlanFiles] = []
         self.asked: list[exchange.Ask] = []
         self.got: dict[int, exchange.Got] = {}
         self.missed: dict[int, exchange.Missed] = {}
@@ -201,7 +201,7 @@ class Node:
         elif isinstance(message, exchange.Group):
             found = self._pieces.add(message)
             self.groups += [] if found is None else [found]
-        elif isinstance(message, exchange.Manifest):
+        elif isinstance(message, exchange.PlanFiles):
             self.handed.append(message)
             self.manifest = Manifest.open(self.path / "manifest.bin")
 

@@ -130,7 +130,7 @@ def mark_ns() -> float:
             pass
 
     def marked() -> None:
-        for _ in marks.Marked(indices, attach.active.mark, 1):
+        for _ in marks.MarkedBatch(indices, attach.active.mark, 1):
             pass
 
     return _median_ns(marked) - _median_ns(plain)

@@ -27,7 +27,7 @@ SITE_FALLBACK = Path("/etc/hpcstage.yaml")
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenValue:
     """A value and where it was written, such as `./hpcstage.yaml:3`."""
 
     value: object
@@ -38,13 +38,13 @@ class Written:
 class FileContent:
     """The keys of one file, without `schema` and `locked`."""
 
-    values: dict[str, Written]
+    values: dict[str, WrittenValue]
     locked: dict[str, str]
     """For each locked key, where it was locked."""
 
 
 @dataclass(frozen=True)
-class Place:
+class ConfigFile:
     """Where a configuration file may be; one that somebody named (`named_by`) must be there."""
 
     path: Path
@@ -52,30 +52,30 @@ class Place:
     named_by: str = ""
 
 
-def places(option: object, env: Mapping[str, str], cwd: Path, prefix: Path | None = None) -> list[Place]:
+def places(option: object, env: Mapping[str, str], cwd: Path, prefix: Path | None = None) -> list[ConfigFile]:
     """Returns all places, the strongest first. Of the site's files only the first that exists is used."""
     found = []
     if option == "":
         raise ConfigError("option --config: an empty value", "use --config FILE, or leave it out")
     if option:
-        found.append(Place(cwd / str(option), named_by="option --config"))
+        found.append(ConfigFile(cwd / str(option), named_by="option --config"))
     elif env.get("HPCSTAGE_CONFIG"):
-        found.append(Place(cwd / env["HPCSTAGE_CONFIG"], named_by="environment HPCSTAGE_CONFIG"))
-    found.append(Place(cwd / "hpcstage.yaml"))
+        found.append(ConfigFile(cwd / env["HPCSTAGE_CONFIG"], named_by="environment HPCSTAGE_CONFIG"))
+    found.append(ConfigFile(cwd / "hpcstage.yaml"))
     base = env.get("XDG_CONFIG_HOME") or (f"{env['HOME']}/.config" if env.get("HOME") else "")
     if base:
-        found.append(Place(Path(base) / "hpcstage" / "config.yaml"))
+        found.append(ConfigFile(Path(base) / "hpcstage" / "config.yaml"))
     return [*found, _site(env, cwd, prefix or Path(sys.prefix))]
 
 
-def _site(env: Mapping[str, str], cwd: Path, prefix: Path) -> Place:
+def _site(env: Mapping[str, str], cwd: Path, prefix: Path) -> ConfigFile:
     if env.get("HPCSTAGE_SITE_CONFIG"):
-        return Place(cwd / env["HPCSTAGE_SITE_CONFIG"], True, "environment HPCSTAGE_SITE_CONFIG")
+        return ConfigFile(cwd / env["HPCSTAGE_SITE_CONFIG"], True, "environment HPCSTAGE_SITE_CONFIG")
     own = prefix / "etc" / "hpcstage.yaml"
-    return Place(own if own.exists() else SITE_FALLBACK, True)
+    return ConfigFile(own if own.exists() else SITE_FALLBACK, True)
 
 
-def read(place: Place, cwd: Path) -> FileContent | str | None:
+def read(place: ConfigFile, cwd: Path) -> FileContent | str | None:
     """Returns what the file says; None if there is none; a sentence if it is there, cannot be read and nobody named
     it."""
     try:
@@ -111,7 +111,7 @@ def _parse(content: bytes, name: str, is_site: bool) -> FileContent:
     return FileContent(pairs, {str(key): locked.where for key in keys})
 
 
-def _pairs(content: bytes, name: str) -> dict[str, Written]:
+def _pairs(content: bytes, name: str) -> dict[str, WrittenValue]:
     import yaml
 
     try:
@@ -129,7 +129,7 @@ def _pairs(content: bytes, name: str) -> dict[str, Written]:
         raise ConfigError(f"{name}: not YAML: {' '.join(str(error).split())}") from None
 
 
-def _construct(loader: SafeLoader, name: str) -> dict[str, Written]:
+def _construct(loader: SafeLoader, name: str) -> dict[str, WrittenValue]:
     import yaml
 
     root = loader.get_single_node()
@@ -137,11 +137,11 @@ def _construct(loader: SafeLoader, name: str) -> dict[str, Written]:
         return {}
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{name}:{root.start_mark.line + 1}: not a list of `key: value` lines")
-    found: dict[str, Written] = {}
+    found: dict[str, WrittenValue] = {}
     for key_node, value_node in root.value:
         key = str(loader.construct_object(key_node, deep=True))
         where = f"{name}:{key_node.start_mark.line + 1}"
         if key in found:
             raise ConfigError(f"{where}: key {key!r} is given twice, first at {found[key].where}", "remove one")
-        found[key] = Written(loader.construct_object(value_node, deep=True), where)
+        found[key] = WrittenValue(loader.construct_object(value_node, deep=True), where)
     return found

@@ -13,7 +13,7 @@ from typing import Any
 
 from hpcstage.config import files
 from hpcstage.config.expand import expand
-from hpcstage.config.files import Written
+from hpcstage.config.files import WrittenValue
 from hpcstage.config.model import BY_KEY, FIELD_OF, OTHER_VARIABLES, SETTINGS, Config, Setting
 from hpcstage.errors import ConfigError, UsageError
 
@@ -22,7 +22,7 @@ from hpcstage.errors import ConfigError, UsageError
 class _Found:
     """The values of one origin, such as the options or a file."""
 
-    values: dict[str, Written]
+    values: dict[str, WrittenValue]
     by_shell: bool = False
     """Whether the shell has already replaced variables."""
 
@@ -51,7 +51,7 @@ def load(cli: Mapping[str, Any], env: Mapping[str, str], cwd: Path, *, prefix: P
 
 def _from_options(cli: Mapping[str, Any]) -> _Found:
     given = {k: v for k, v in cli.items() if k in BY_KEY and v is not None and v != ()}
-    return _Found({k: Written(v, f"option {_flag(k, v)}") for k, v in given.items()}, by_shell=True)
+    return _Found({k: WrittenValue(v, f"option {_flag(k, v)}") for k, v in given.items()}, by_shell=True)
 
 
 def _flag(key: str, value: object) -> str:
@@ -67,7 +67,7 @@ def _from_environment(env: Mapping[str, str]) -> _Found:
             continue
         if setting.repeats:
             value = [part for part in str(value).split(":") if part]
-        values[setting.key] = Written(value, f"environment {setting.env}")
+        values[setting.key] = WrittenValue(value, f"environment {setting.env}")
     return _Found(values)
 
 
@@ -99,7 +99,7 @@ def _merge(found: list[_Found], site: files.FileContent, env: Mapping[str, str])
     origin: dict[str, str] = {}
     for setting in SETTINGS:
         said = [(f.values[setting.key], f.by_shell) for f in found if setting.key in f.values]
-        written, by_shell = said[0] if said else (Written(setting.default, "default"), True)
+        written, by_shell = said[0] if said else (WrittenValue(setting.default, "default"), True)
         values[FIELD_OF[setting.key]] = _parsed(setting, written, by_shell, env)
         raw[setting.key], origin[setting.key] = _plain(setting, values, written), written.where
         if setting.key in site.locked and values[FIELD_OF[setting.key]] != _locked_value(setting, site, env):
@@ -107,7 +107,7 @@ def _merge(found: list[_Found], site: files.FileContent, env: Mapping[str, str])
     return Config(**values, raw=raw, origin=origin)
 
 
-def _parsed(setting: Setting, written: Written, by_shell: bool, env: Mapping[str, str]) -> object:
+def _parsed(setting: Setting, written: WrittenValue, by_shell: bool, env: Mapping[str, str]) -> object:
     value = written.value
     try:
         if setting.is_path and not by_shell:
@@ -128,7 +128,7 @@ def _fix(setting: Setting, where: str) -> str:
     return f"write `{setting.key}: {accepted}` there"
 
 
-def _plain(setting: Setting, values: Mapping[str, Any], written: Written) -> object:
+def _plain(setting: Setting, values: Mapping[str, Any], written: WrittenValue) -> object:
     if setting.repeats:
         return list(values[FIELD_OF[setting.key]])
     if setting.is_switch or setting.choices:
@@ -141,7 +141,7 @@ def _locked_value(setting: Setting, site: files.FileContent, env: Mapping[str, s
     return setting.parse(setting.default) if written is None else _parsed(setting, written, False, env)
 
 
-def _locked(setting: Setting, written: Written, site: files.FileContent) -> ConfigError:
+def _locked(setting: Setting, written: WrittenValue, site: files.FileContent) -> ConfigError:
     value = site.values[setting.key].value if setting.key in site.values else setting.default
     return ConfigError(
         f"{setting.key} ({written.where}): locked to {value} by {site.locked[setting.key]}",

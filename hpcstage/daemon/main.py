@@ -42,7 +42,7 @@ from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.shim import Answer, Kind, Reason, State
 from hpcstage.store import directory
 from hpcstage.store.copier import CopierSettings
-from hpcstage.store.pool import Pool
+from hpcstage.store.pool import CopierPool
 
 POOL_END_S = 1.0
 LEAST_WRITE_S = 2.0
@@ -89,7 +89,7 @@ class Daemon(Service):
         if self._pool is not None:
             self._phase = self._preparing(self._pool)
 
-    def _preparing(self, pool: Pool) -> Preparing:
+    def _preparing(self, pool: CopierPool) -> Preparing:
         def ready(prepared: Prepared) -> None:
             self._stage(pool, prepared, preparing.inbox)
 
@@ -129,7 +129,7 @@ class Daemon(Service):
         group = () if self._group is None else (self._group,)
         self._loop.serve((self, *group, *phase.services(), *self._others))
 
-    def _stage(self, pool: Pool, prepared: Prepared, inbox: Inbox) -> None:
+    def _stage(self, pool: CopierPool, prepared: Prepared, inbox: Inbox) -> None:
         """Begins the staging, and hands it what came before."""
         try:
             staging = Staging(self.base, pool, self._log, prepared, self._group)
@@ -240,7 +240,7 @@ class Daemon(Service):
             return self.base.node_dir
 
 
-def _fork_copiers(spec: DaemonSpec) -> Pool | None:
+def _fork_copiers(spec: DaemonSpec) -> CopierPool | None:
     """Returns the copiers; None where nothing will be staged."""
     if spec.mode == DIRECT_MODE:
         return None
@@ -248,7 +248,7 @@ def _fork_copiers(spec: DaemonSpec) -> Pool | None:
     settings = CopierSettings(
         node_dir, node_dir / nodedir.MANIFEST, spec.transfers, spec.own_rate_bytes_per_s, nice=spec.nice
     )
-    return Pool(settings, spec.copiers)
+    return CopierPool(settings, spec.copiers)
 
 
 def _hurry() -> None:

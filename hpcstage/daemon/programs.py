@@ -12,7 +12,7 @@ from collections.abc import Callable
 from hpcstage.daemon.process.accounts import Accounts
 from hpcstage.daemon.process.looks import Looks
 from hpcstage.daemon.process.page import Page
-from hpcstage.daemon.process.proc import Missed, descendants
+from hpcstage.daemon.process.proc import UnattachedPythons, descendants
 from hpcstage.daemon.process.retired import Retired
 from hpcstage.daemon.process.server import Reply
 from hpcstage.daemon.process.slots import LetGo, Slots
@@ -43,7 +43,7 @@ class Programs(Service):
         self._on_end = on_end
         self._started = started
         self._wrappers = Wrappers(selector, lambda: on_end(None))
-        self._missed = Missed()
+        self._missed = UnattachedPythons()
         self._retired = Retired()
         self._looks = Looks(page.several, started)
         self._slots = Slots(page, let_go, self._retire, started)

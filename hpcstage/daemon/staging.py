@@ -42,7 +42,7 @@ from hpcstage.protocol import exchange, nodedir
 from hpcstage.protocol.shim import LANDED, Answer, Counter, Kind, Reason, State
 from hpcstage.record.parts.draft import NodeDraft
 from hpcstage.store import directory
-from hpcstage.store.pool import Pool
+from hpcstage.store.pool import CopierPool
 
 PLAN_HELPER = "plan"
 LOOK_EVERY_S = 1.0
@@ -53,7 +53,9 @@ class Staging(Phase):
 
     kinds = frozenset({Kind.WANT, Kind.WROTE, Kind.LANDED, Kind.STAGED})
 
-    def __init__(self, base: Resources, pool: Pool, log: OpenLog, prepared: Prepared, group: NodeGroup | None) -> None:
+    def __init__(
+        self, base: Resources, pool: CopierPool, log: OpenLog, prepared: Prepared, group: NodeGroup | None
+    ) -> None:
         super().__init__(base)
         self.state = State.STAGING
         self.prepared = prepared

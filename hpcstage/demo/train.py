@@ -19,7 +19,7 @@ SIDE = 32
 CLASSES = 10
 
 
-class Files(Dataset[tuple[torch.Tensor, int]]):
+class DemoFiles(Dataset[tuple[torch.Tensor, int]]):
     """One sample per file: the first bytes are the image, the name says the class."""
 
     def __init__(self, names: list[Path], slow_source_bytes_per_s: float) -> None:
@@ -76,7 +76,7 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     names = sorted(arguments.data.rglob("*.bin"))[: arguments.files or None]
-    loader = DataLoader(Files(names, arguments.slow_source), batch_size=20)
+    loader = DataLoader(DemoFiles(names, arguments.slow_source), batch_size=20)
     model = train(loader, arguments.epochs)
     torch.save(model.state_dict(), arguments.weights)
 

@@ -16,9 +16,9 @@ from hpcstage.exchange.broadcast import Leaf, Spread
 from hpcstage.exchange.service import ExchangeService, Station
 from hpcstage.exchange.transport.frames import Sort, open_bundle
 from hpcstage.exchange.transport.mpi import Mail
-from hpcstage.plan.dataset.manifest import Manifest as ManifestFile
+from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.protocol import exchange, nodedir
-from hpcstage.protocol.exchange import Manifest
+from hpcstage.protocol.exchange import PlanFiles
 from hpcstage.store.catalog import Root, fingerprint
 
 
@@ -26,7 +26,7 @@ class ManifestService(ExchangeService):
     """Owns the manifest and the order of one node on their way. `store` is told the group's manifest."""
 
     sorts = (Sort.MANIFEST, Sort.ORDER)
-    orders = (Manifest,)
+    orders = (PlanFiles,)
 
     def __init__(self, station: Station, store: Root) -> None:
         super().__init__(station)
@@ -37,7 +37,7 @@ class ManifestService(ExchangeService):
     def obey(self, message: exchange.Message) -> None:
         """Begins to pass both files on; the first node's daemon says so. The order goes first, so that a node that has
         the manifest has all. The number of listings travels as the manifest's number."""
-        assert isinstance(message, Manifest)
+        assert isinstance(message, PlanFiles)
         if message.order_bytes:
             self._spread.begin(Sort.ORDER, 0, nodedir.ORDER)
         self._spread.begin(Sort.MANIFEST, message.listings, nodedir.MANIFEST)
@@ -62,10 +62,10 @@ class ManifestService(ExchangeService):
                 if (found := self._publish(leaf)) is not None:
                     self.station.tell(found)
 
-    def _publish(self, leaf: Leaf) -> Manifest | None:
+    def _publish(self, leaf: Leaf) -> PlanFiles | None:
         order, self._order = self._order, None
         try:
-            ManifestFile.open(Path(leaf.path), verify=True)
+            Manifest.open(Path(leaf.path), verify=True)
         except UsageError:
             return None
         # One that is there was made by this node on its own, or has come with a group before.
@@ -79,7 +79,7 @@ class ManifestService(ExchangeService):
         if self._store.catalog is None:
             return None
         self._store.catalog.fingerprint = fingerprint(Path(leaf.path))
-        return Manifest(leaf.size_bytes, order.size_bytes if order else 0, leaf.number)
+        return PlanFiles(leaf.size_bytes, order.size_bytes if order else 0, leaf.number)
 
 
 def _same_ids(theirs: Path, ours: Path) -> bool:
@@ -88,7 +88,7 @@ def _same_ids(theirs: Path, ours: Path) -> bool:
     if fingerprint(theirs) == fingerprint(ours):
         return True
     try:
-        there, here = ManifestFile.open(theirs, verify=False), ManifestFile.open(ours, verify=False)
+        there, here = Manifest.open(theirs, verify=False), Manifest.open(ours, verify=False)
     except UsageError:
         return False
     return there.paths_digest() == here.paths_digest() and there.sizes == here.sizes

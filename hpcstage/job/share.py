@@ -36,7 +36,7 @@ class Processors:
 
 
 @dataclass(frozen=True)
-class Share:
+class JobShare:
     """This job's part of the node, in processors."""
 
     cpus: int
@@ -70,7 +70,7 @@ def usable_cpus(job: Job) -> int:
     return job.cpus or len(os.sched_getaffinity(0))
 
 
-def of_disk(job: Job, local: LocalDir, found: Processors | None = None) -> Share | None:
+def of_disk(job: Job, local: LocalDir, found: Processors | None = None) -> JobShare | None:
     """Returns the job's share of what is free in its local directory; None if all of it is the job's, or nothing is
     known of other jobs.
 
@@ -89,11 +89,11 @@ def budget_facts(asked: BudgetAsked, job: Job, local: LocalDir, nodes: int = 1) 
     return local.measured(BudgetFacts(asked, part=part, part_why=why, nodes=nodes))
 
 
-def of_node(cpus: int, found: Processors) -> Share | None:
+def of_node(cpus: int, found: Processors) -> JobShare | None:
     """Returns the share of a job with so many processors; None if it has the whole node, as far as can be told."""
     in_threads = found.usable >= cpus and found.usable_cores < found.cores
     if cpus == found.cores and not in_threads:  # sites that give out whole cores count those, and not their threads
         return None
     confined = found.usable if found.usable < found.online else 0
     mine = max(cpus, confined)
-    return Share(mine, found.online) if mine < found.online else None
+    return JobShare(mine, found.online) if mine < found.online else None

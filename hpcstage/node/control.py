@@ -22,7 +22,7 @@ from hpcstage.protocol import shim
 ATTACH_TIMEOUT_S = 5.0
 
 
-class Control:
+class DaemonControl:
     """Owns an ATTACH connection, and the daemon's process if this wrapper started it."""
 
     def __init__(self, sock: Path, process: subprocess.Popen[bytes] | None) -> None:
@@ -125,12 +125,12 @@ def _ends(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
     return True
 
 
-def join(sock: Path) -> Control:
+def join(sock: Path) -> DaemonControl:
     """Attaches to the daemon that another wrapper of this launch is starting; it binds its socket last."""
     deadline = time.monotonic() + ATTACH_TIMEOUT_S
     while True:
         try:
-            return Control(sock, None)
+            return DaemonControl(sock, None)
         except OSError:
             if time.monotonic() > deadline:
                 raise

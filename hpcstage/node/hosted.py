@@ -25,7 +25,7 @@ from hpcstage.protocol.rundir import log_path
 if TYPE_CHECKING:
     from hpcstage.job import Job
     from hpcstage.job.localdir import LocalDir
-    from hpcstage.node.control import Control
+    from hpcstage.node.control import DaemonControl
     from hpcstage.protocol.leadspec import LeadSpec
 
 KEEP_LOG_BYTES = 1 << 20
@@ -42,7 +42,7 @@ class Taken(NotStarted):
 class Hosted:
     """Owns a node whose daemon runs."""
 
-    def __init__(self, lead: LeadSpec, index: int, node: start.Node, control: Control) -> None:
+    def __init__(self, lead: LeadSpec, index: int, node: start.ClaimedNode, control: DaemonControl) -> None:
         self.index = index
         self.host = lead.hosts[index]
         self.node = node
@@ -108,7 +108,7 @@ def bring_up(lead: LeadSpec, index: int, env: Mapping[str, str], job: Job) -> Ho
     if local is None:
         raise NotStarted("no node-local directory")
     claim = directory.claim(local, lead.node_name(index), host=job.hostname)
-    node = start.Node(claim, directory.sock_path(claim.path, env))
+    node = start.ClaimedNode(claim, directory.sock_path(claim.path, env))
     if node.lock_fd is None:
         node.close()
         raise Taken(claim.path)
@@ -124,7 +124,7 @@ def bring_up(lead: LeadSpec, index: int, env: Mapping[str, str], job: Job) -> Ho
     return Hosted(lead, index, node, control)
 
 
-def shims(lead: LeadSpec, spec: DaemonSpec, node: start.Node) -> start.ShimSetup:
+def shims(lead: LeadSpec, spec: DaemonSpec, node: start.ClaimedNode) -> start.ShimSetup:
     """Returns the settings of the shims of one node of the group."""
     virtual = None
     if lead.virtual:
@@ -132,7 +132,7 @@ def shims(lead: LeadSpec, spec: DaemonSpec, node: start.Node) -> start.ShimSetup
     return start.ShimSetup(spec.datasets, lead.intercept, spec.mode == "direct", spec.want_cap_s, virtual, spec.learn)
 
 
-def _spec(lead: LeadSpec, index: int, node: start.Node, local: LocalDir, job: Job) -> DaemonSpec:
+def _spec(lead: LeadSpec, index: int, node: start.ClaimedNode, local: LocalDir, job: Job) -> DaemonSpec:
     template = lead.daemon
     return replace(
         template,

@@ -27,7 +27,7 @@ REMOVAL_S = 60.0
 _MADE = (nodedir.STORE, nodedir.INCOMING, nodedir.ORDERS, nodedir.OPENS, nodedir.LINKS)
 
 
-class Node:
+class ClaimedNode:
     """Owns the node directory, its lock and the short name of its socket."""
 
     def __init__(self, claim: Claim, sock: SockPath) -> None:
@@ -63,7 +63,7 @@ class ShimSetup:
     learn: bool = True
 
 
-def prepare(node: Node, setup: ShimSetup) -> None:
+def prepare(node: ClaimedNode, setup: ShimSetup) -> None:
     """Fills the node directory: empty store, page, the shim and its configuration."""
     for name in _MADE:
         (node.path / name).mkdir(mode=0o700, exist_ok=True)
@@ -82,7 +82,7 @@ def prepare(node: Node, setup: ShimSetup) -> None:
     )
 
 
-def start_daemon(node: Node, spec: DaemonSpec, env: Mapping[str, str]) -> control.Control:
+def start_daemon(node: ClaimedNode, spec: DaemonSpec, env: Mapping[str, str]) -> control.DaemonControl:
     """Starts the daemon of a node whose lock we hold, and connects to it."""
     assert node.lock_fd is not None
     listener = control.listen(node.sock)
@@ -91,7 +91,7 @@ def start_daemon(node: Node, spec: DaemonSpec, env: Mapping[str, str]) -> contro
         replace(spec, listen_fd=listener.fileno(), lock_fd=node.lock_fd).save(path)
         cleaned = environment.for_daemon(env, package_parent())
         process = control.start_daemon(path, node.log, cleaned, (listener.fileno(), node.lock_fd))
-        return control.Control(node.sock, process)
+        return control.DaemonControl(node.sock, process)
     finally:
         listener.close()
 

@@ -28,7 +28,7 @@ from hpcstage.protocol import nodedir
 from hpcstage.store.copier import PROBED_BYTES, CopierSettings
 from hpcstage.store.copyfile import CHUNK_BYTES, Status
 from hpcstage.store.directory import Store
-from hpcstage.store.pool import Pool
+from hpcstage.store.pool import CopierPool
 
 SAMPLE_FILES = 2000
 COPIED_BYTES, GIVEN_BYTES = 256 << 20, 1 << 30
@@ -226,7 +226,7 @@ class _Copies:
         self._manifest.save(path)
         self._rate = copying.max_rate_bytes_per_s
         settings = CopierSettings(place, path, copying.transfers, self._rate, nice=copying.nice, is_probe=True)
-        self._pool = Pool(settings, copying.copiers)
+        self._pool = CopierPool(settings, copying.copiers)
         self._pool.open_manifest()  # the copiers start their threads while one reader is measured
 
     def __enter__(self) -> _Copies:

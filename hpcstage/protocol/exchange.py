@@ -86,7 +86,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class PlanFiles:
     """The files manifest.bin and order.bin (0 bytes: there is none) lie in the node directory.
 
     Daemon of the group's first node: send them to the others. Exchange of the others: they have come. Both may send
@@ -196,7 +196,7 @@ class End:
     FORM: ClassVar[struct.Struct] = struct.Struct("<")
 
 
-Message = Hello | Group | Manifest | Fetch | Ask | Offer | Missed | Got | Sent | Written | Reading | End
+Message = Hello | Group | PlanFiles | Fetch | Ask | Offer | Missed | Got | Sent | Written | Reading | End
 _WITH_IDS = (Fetch, Ask, Offer, Missed, Written, Reading)
 _CLASSES: dict[int, type[Message]] = {kind.CODE: kind for kind in get_args(Message)}
 _Listed = TypeVar("_Listed", Fetch, Ask, Offer, Missed, Written, Reading)

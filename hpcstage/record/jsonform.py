@@ -26,7 +26,7 @@ EMPTY = {"in JSON": "empty where None"}
 
 
 @dataclass(frozen=True)
-class Limits:
+class NumberLimits:
     """Says in an annotation which values the schema allows."""
 
     minimum: float | None = None
@@ -36,10 +36,10 @@ class Limits:
     required: tuple[str, ...] | None = None
 
 
-Count = Annotated[int, Limits(minimum=0)]
-Seconds = Annotated[float, Limits(minimum=0)]
-Share = Annotated[float, Limits(minimum=0, maximum=1)]
-NotNegative = Annotated[float, Limits(minimum=0)]
+Count = Annotated[int, NumberLimits(minimum=0)]
+Seconds = Annotated[float, NumberLimits(minimum=0)]
+Share = Annotated[float, NumberLimits(minimum=0, maximum=1)]
+NotNegative = Annotated[float, NumberLimits(minimum=0)]
 
 
 # ---- writing and reading ----

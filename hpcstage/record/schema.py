@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 from hpcstage.problem import Problem
 from hpcstage.record import jsonform
-from hpcstage.record.jsonform import EMPTY, Count, Limits, NotNegative, Seconds, Share
+from hpcstage.record.jsonform import EMPTY, Count, NotNegative, NumberLimits, Seconds, Share
 from hpcstage.record.parts.draft import DatasetPart
 from hpcstage.record.parts.part import (
     BudgetPart,
@@ -32,8 +32,8 @@ from hpcstage.record.parts.roster import Presence
 
 VERSION = "1.2"
 TITLE = "The record of a run of hpcstage"
-Mode = Annotated[str, Limits(enum=("runtime", "upfront", "direct"))]
-Placement = Annotated[str, Limits(enum=("private", "replicate", "partition"))]
+Mode = Annotated[str, NumberLimits(enum=("runtime", "upfront", "direct"))]
+Placement = Annotated[str, NumberLimits(enum=("private", "replicate", "partition"))]
 MeasuredOn = Literal["copies", "reads"]
 RunState = Literal["ended", "running", "unclear", "lost", "aside", "not started"]
 Column = tuple[float | None, ...]
@@ -342,7 +342,7 @@ class Coverage:
     errors: Count | None
     share: Share | None
     by_layer: dict[str, LayerCoverage]
-    reasons: Annotated[dict[str, Count], Limits(required=REASONS)]
+    reasons: Annotated[dict[str, Count], NumberLimits(required=REASONS)]
     """Opens that were not swapped, by the reason."""
     stats: StatCounts | None
     unseen_bytes: Count | None
@@ -535,7 +535,7 @@ class Record:
     group.nodes), means over their training processes; keys added for several nodes are null, empty or absent with
     one."""
 
-    schema_version: Annotated[str, Limits(pattern=r"^1\.[0-9]+$")]
+    schema_version: Annotated[str, NumberLimits(pattern=r"^1\.[0-9]+$")]
     generator: str
     complete: bool
     """False: a node or the end of the command is missing; see problems."""

@@ -29,7 +29,7 @@ _LEAST_ROWS = 64
 _KEY = struct.Struct("<Qq")
 
 
-class Table:
+class AttributesTable:
     """Owns the mapping. Raises OSError if the disk has no space for it."""
 
     def __init__(self, node_dir: Path, files: int) -> None:
@@ -83,10 +83,10 @@ class Attributes:
     def __init__(self, node_dir: Path, manifest: Manifest) -> None:
         self._manifest = manifest
         self._devices = _devices_here(manifest)
-        self._table: Table | None = None
+        self._table: AttributesTable | None = None
         if any(device is not None for device in self._devices.values()):
             with suppress(OSError):
-                self._table = Table(node_dir, len(manifest))
+                self._table = AttributesTable(node_dir, len(manifest))
 
     def note(self, id_: int, path: bytes) -> None:
         """Adds a copy that is in the store under this name."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from hpcstage.errors import UsageError
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.protocol import nodedir
-from hpcstage.store.copyfile import Job
+from hpcstage.store.copyfile import CopyJob
 
 STORE = os.fsencode(nodedir.STORE) + b"/"
 _HEAD_BYTES = 256
@@ -50,9 +50,9 @@ class Catalog:
         link = b"links/%d" % id_ if self._is_store and self._manifest.is_link(id_) else None
         return self._incoming + b"%d" % id_, self.staged(id_), link
 
-    def job(self, id_: int) -> Job:
+    def job(self, id_: int) -> CopyJob:
         """Returns the same names as a job for `copyfile`."""
-        return Job(b"", *self.names(id_))
+        return CopyJob(b"", *self.names(id_))
 
 
 class Root:

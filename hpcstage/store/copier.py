@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from hpcstage.forked import become_quiet, die_with_parent
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.store import copyfile
-from hpcstage.store.copyfile import Job, Outcome, Status, Worker
+from hpcstage.store.copyfile import CopyJob, CopyOutcome, CopyWorker, Status
 from hpcstage.store.counters import CANCEL, StatsArea
 from hpcstage.store.largecopy import BigCopy, Pacer
 from hpcstage.store.messages import COMMAND, Op, pack_result
@@ -142,10 +142,10 @@ class Copier:
             waiting = id_ in self._pending
             self._pending.discard(id_)
         if waiting:
-            self._report(id_, Outcome(status=Status.CANCELLED), time.monotonic_ns())
+            self._report(id_, CopyOutcome(status=Status.CANCELLED), time.monotonic_ns())
 
     def _thread(self, number: int) -> None:
-        worker = Worker(self._stats.thread(self._first + number), native=self._settings.native)
+        worker = CopyWorker(self._stats.thread(self._first + number), native=self._settings.native)
         while True:
             self._tokens.get()
             with contextlib.suppress(IndexError):
@@ -167,20 +167,20 @@ class Copier:
                         return id_, tasks is self._urgent
         return None
 
-    def _copy(self, worker: Worker, number: int, id_: int, urgent: bool) -> None:
+    def _copy(self, worker: CopyWorker, number: int, id_: int, urgent: bool) -> None:
         started_ns = time.monotonic_ns()
         try:
             job = self._job(id_, urgent)
             worker.stats.works_on(id_)
             limit_bytes = self._settings.limit_bytes
-            outcome = Outcome(status=Status.TOO_LARGE)
+            outcome = CopyOutcome(status=Status.TOO_LARGE)
             if self._manifest.size(id_) <= limit_bytes:
                 outcome = copyfile.copy(worker, job, limit_bytes)
             if outcome.status is Status.TOO_LARGE:
                 self._copy_big(worker, id_, job, started_ns)
                 return
         except Exception as error:  # noqa: BLE001  whatever goes wrong with one file ends that file's copy only
-            outcome = Outcome(status=Status.LOCAL_ERROR, errno=getattr(error, "errno", 0) or 0)
+            outcome = CopyOutcome(status=Status.LOCAL_ERROR, errno=getattr(error, "errno", 0) or 0)
             self._log_error()
         finally:
             with self._lock:
@@ -193,10 +193,10 @@ class Copier:
         if self._logged <= MOST_LOGGED:
             traceback.print_exc()
 
-    def _job(self, id_: int, urgent: bool) -> Job:
+    def _job(self, id_: int, urgent: bool) -> CopyJob:
         entry = self._manifest.entry(id_)
         source, target = self._prefixes[entry.dataset]
-        return Job(
+        return CopyJob(
             source=source + entry.path,
             temporary=self._incoming + b"%d" % id_,
             target=target + entry.path,
@@ -205,7 +205,7 @@ class Copier:
             urgent=urgent,
         )
 
-    def _copy_big(self, worker: Worker, id_: int, job: Job, started_ns: int) -> None:
+    def _copy_big(self, worker: CopyWorker, id_: int, job: CopyJob, started_ns: int) -> None:
         most_bytes = PROBED_BYTES if self._settings.is_probe else None
         big = BigCopy(id_, job, self._pace, started_ns, self._invite, most_bytes)
         with self._lock:
@@ -219,7 +219,7 @@ class Copier:
         self._helpers.append(big)
         self._tokens.put(None)
 
-    def _help(self, worker: Worker, big: BigCopy) -> None:
+    def _help(self, worker: CopyWorker, big: BigCopy) -> None:
         worker.stats.works_on(big.id)
         if big.work(worker):
             self._end_big(big)
@@ -229,7 +229,7 @@ class Copier:
             self._big.pop(big.id, None)
         self._report(big.id, big.outcome, big.started_ns)
 
-    def _report(self, id_: int, outcome: Outcome, started_ns: int) -> None:
+    def _report(self, id_: int, outcome: CopyOutcome, started_ns: int) -> None:
         try:
             os.write(self._results, pack_result(id_, outcome, started_ns))
         except OSError:

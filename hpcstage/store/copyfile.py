@@ -53,7 +53,7 @@ class Status(IntEnum):
 
 
 @dataclass(frozen=True)
-class Job:
+class CopyJob:
     """A file to copy. `link` is a second name for copies of symbolic links, by which lstat shows what they are.
     `urgent` says that a program waits for the file: it goes before others that wait for their turn at the source."""
 
@@ -66,7 +66,7 @@ class Job:
 
 
 @dataclass
-class Outcome:
+class CopyOutcome:
     """The result of a job; size and mtime are the copy's."""
 
     status: Status = Status.OK
@@ -88,7 +88,7 @@ class CopyError(Exception):
 
 
 @dataclass
-class Worker:
+class CopyWorker:
     """Owns what a thread needs to copy: its counters, its buffer and, where it was built, the C function."""
 
     stats: ThreadStats
@@ -121,17 +121,17 @@ def limit_turns(transfers: int) -> None:
         _copy.limit(transfers)
 
 
-def copy(worker: Worker, job: Job, limit_bytes: int) -> Outcome:
+def copy(worker: CopyWorker, job: CopyJob, limit_bytes: int) -> CopyOutcome:
     """Copies a file of at most `limit_bytes`; a larger one is left for a ranged copy (TOO_LARGE)."""
     if worker.native:
         names = (job.source, job.temporary, job.target, job.link)
         values = _copy.copy(*names, job.nofollow, job.urgent, limit_bytes, worker.address)
-        return Outcome(Status(values[0]), *values[1:])
+        return CopyOutcome(Status(values[0]), *values[1:])
     return _copy_in_python(worker, job, limit_bytes)
 
 
-def _copy_in_python(worker: Worker, job: Job, limit_bytes: int) -> Outcome:
-    outcome = Outcome()
+def _copy_in_python(worker: CopyWorker, job: CopyJob, limit_bytes: int) -> CopyOutcome:
+    outcome = CopyOutcome()
     try:
         source = open_source(job, worker.stats, outcome)
         try:
@@ -149,7 +149,7 @@ def _copy_in_python(worker: Worker, job: Job, limit_bytes: int) -> Outcome:
     return outcome
 
 
-def _copy_out(worker: Worker, job: Job, source: int, before: os.stat_result, outcome: Outcome) -> None:
+def _copy_out(worker: CopyWorker, job: CopyJob, source: int, before: os.stat_result, outcome: CopyOutcome) -> None:
     start = time.monotonic_ns()
     target = create(job.temporary)
     try:
@@ -199,7 +199,7 @@ def drop_pages_first() -> None:
         _copy.drop_first()
 
 
-def open_source(job: Job, stats: ThreadStats, outcome: Outcome) -> int:
+def open_source(job: CopyJob, stats: ThreadStats, outcome: CopyOutcome) -> int:
     """Opens the source for reading. A FIFO does not block, and the access time stays where we have the permission."""
     global _noatime
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | (os.O_NOFOLLOW if job.nofollow else 0)
@@ -238,12 +238,12 @@ def create(temporary: bytes) -> int:
 
 
 def copy_range(
-    worker: Worker,
+    worker: CopyWorker,
     source: int,
     target: int,
     start: int,
     length: int,
-    outcome: Outcome,
+    outcome: CopyOutcome,
     pace: Callable[[int], None] | None = None,
     writing: contextlib.AbstractContextManager[Any] = _NO_LOCK,
 ) -> None:
@@ -296,7 +296,7 @@ def fingerprint(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def publish(job: Job) -> None:
+def publish(job: CopyJob) -> None:
     """Gives the copy its final name, unless something has it (EXISTS), such as the tombstone of a file that became
     void."""
     if job.link is not None:
@@ -313,7 +313,7 @@ def publish(job: Job) -> None:
     discard(job.temporary)
 
 
-def _link(job: Job) -> None:
+def _link(job: CopyJob) -> None:
     try:
         os.link(job.temporary, job.target, follow_symlinks=False)
     except FileNotFoundError:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from hpcstage.store import copyfile
-from hpcstage.store.copyfile import CopyError, Job, Outcome, Status, Worker
+from hpcstage.store.copyfile import CopyError, CopyJob, CopyOutcome, CopyWorker, Status
 
 RANGE_BYTES = 16 << 20
 MOST_THREADS = 8
@@ -43,7 +43,7 @@ class BigCopy:
     def __init__(
         self,
         id_: int,
-        job: Job,
+        job: CopyJob,
         pace: Pacer | None,
         started_ns: int,
         invite: Callable[[BigCopy], object],
@@ -53,7 +53,7 @@ class BigCopy:
         self.id = id_
         self.job = job
         self.started_ns = started_ns
-        self.outcome = Outcome()
+        self.outcome = CopyOutcome()
         self.cancelled = False
         self._pace = pace
         self._invite = invite
@@ -68,7 +68,7 @@ class BigCopy:
         self._source = self._target = -1
         self._before: os.stat_result
 
-    def open(self, worker: Worker) -> bool:
+    def open(self, worker: CopyWorker) -> bool:
         """Opens source and copy. Returns False if that failed (see `outcome`)."""
         try:
             self._source = copyfile.open_source(self.job, worker.stats, self.outcome)
@@ -88,10 +88,10 @@ class BigCopy:
         self._invitations = min(1 if self._pace else MOST_THREADS - 1, self._size_bytes // RANGE_BYTES)
         return True
 
-    def work(self, worker: Worker) -> bool:
+    def work(self, worker: CopyWorker) -> bool:
         """Copies ranges until none is left. Returns True to the one thread that has to report the outcome."""
         while (start := self._claim()) is not None:
-            part = Outcome()
+            part = CopyOutcome()
             step = partial(self._step, part, [0])
             try:
                 length = min(RANGE_BYTES, self._size_bytes - start)
@@ -103,7 +103,7 @@ class BigCopy:
                 return True
         return False
 
-    def _step(self, part: Outcome, seen_ns: list[int], size_bytes: int) -> None:
+    def _step(self, part: CopyOutcome, seen_ns: list[int], size_bytes: int) -> None:
         """Runs before each chunk: ends a cancelled copy, invites one more thread, and waits for the rate."""
         if self.cancelled:
             raise CopyError(Status.CANCELLED)
@@ -128,7 +128,7 @@ class BigCopy:
             self._inside += 1
             return start
 
-    def _leave(self, part: Outcome) -> bool:
+    def _leave(self, part: CopyOutcome) -> bool:
         with self._lock:
             self.outcome.read_ns += part.read_ns
             self._inside -= 1
@@ -143,7 +143,7 @@ class BigCopy:
         if not self.outcome.status:
             self.outcome.status, self.outcome.errno = error.status, error.errno
 
-    def _finish(self, worker: Worker) -> None:
+    def _finish(self, worker: CopyWorker) -> None:
         began = time.monotonic_ns()
         try:
             if self.outcome.status:

@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
-from hpcstage.store.copyfile import Outcome, Status
+from hpcstage.store.copyfile import CopyOutcome, Status
 
 COMMAND = struct.Struct("<II")
 RESULT = struct.Struct("<IHHQqQQQQ")
@@ -40,7 +40,7 @@ class Result:
     write_ns: int = 0
 
 
-def pack_result(id_: int, outcome: Outcome, started_ns: int) -> bytes:
+def pack_result(id_: int, outcome: CopyOutcome, started_ns: int) -> bytes:
     """Returns the record of a result."""
     return RESULT.pack(
         id_,

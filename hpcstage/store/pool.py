@@ -24,7 +24,7 @@ _READ_BYTES = RESULT.size * 1024
 
 
 @dataclass
-class Member:
+class CopierProcess:
     """One copier process."""
 
     index: int
@@ -46,14 +46,14 @@ class Member:
         return self.pid > 0
 
 
-class Pool:
+class CopierPool:
     """Owns all copiers. It must be made before the process has threads, since it forks them."""
 
     def __init__(self, settings: CopierSettings, copiers: int) -> None:
         self.settings = settings
         self.stats = StatsArea(settings.threads * copiers)
-        self.members = [Member(index) for index in range(copiers)]
-        self._of_id: dict[int, Member] = {}
+        self.members = [CopierProcess(index) for index in range(copiers)]
+        self._of_id: dict[int, CopierProcess] = {}
         self._outbox: dict[int, bytearray] = {}
         self._has_manifest = False
         for member in self.members:
@@ -112,7 +112,7 @@ class Pool:
             self._tell(member, op, id_)
             self.flush()
 
-    def _tell(self, member: Member, op: Op, id_: int) -> None:
+    def _tell(self, member: CopierProcess, op: Op, id_: int) -> None:
         if member.alive:
             self._outbox.setdefault(member.index, bytearray()).extend(COMMAND.pack(op, id_))
 
@@ -145,14 +145,14 @@ class Pool:
             self._of_id.pop(result.id, None)
         return results
 
-    def _bury(self, member: Member) -> list[Result]:
+    def _bury(self, member: CopierProcess) -> list[Result]:
         lost = [Result(id_, Status.LOST) for id_ in sorted(member.assigned)]
         for result in lost:
             del self._of_id[result.id]
         self._outbox.pop(member.index, None)
         if member.generation < MOST_RESTARTS:
             # The fork comes before the old pipe is closed: the selector must not see a descriptor's number twice.
-            fresh = self.members[member.index] = Member(member.index, member.generation + 1)
+            fresh = self.members[member.index] = CopierProcess(member.index, member.generation + 1)
             with contextlib.suppress(OSError):
                 self._fork(fresh)
         self._end(member)
@@ -161,7 +161,7 @@ class Pool:
 
     # ---- processes
 
-    def _fork(self, member: Member) -> None:
+    def _fork(self, member: CopierProcess) -> None:
         command_in, command_out = os.pipe()
         result_in, result_out = os.pipe()
         try:
@@ -181,7 +181,7 @@ class Pool:
             self._tell(member, Op.MANIFEST, 0)
             self.flush()
 
-    def _end(self, member: Member, timeout_s: float = 0.0) -> None:
+    def _end(self, member: CopierProcess, timeout_s: float = 0.0) -> None:
         for fd in (member.commands, member.results):
             with contextlib.suppress(OSError):
                 os.close(fd)

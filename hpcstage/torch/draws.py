@@ -221,7 +221,7 @@ def _gate(ask: Ask) -> Any:
     def draws(operator: Any) -> bool:
         return tag in operator.tags
 
-    class Gate(base):  # type: ignore[misc]
+    class DrawGate(base):  # type: ignore[misc]
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
             return False  # to arrange for that, all of torch.compile would be imported
@@ -231,7 +231,7 @@ def _gate(ask: Ask) -> Any:
                 ask()
             return func(*args, **(kwargs or {}))
 
-    return Gate()
+    return DrawGate()
 
 
 class _Generator:

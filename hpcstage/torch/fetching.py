@@ -23,7 +23,7 @@ from torch.utils.data import Subset
 from torch.utils.data import dataloader as _dataloader
 
 from hpcstage.torch import draws
-from hpcstage.torch.threads import Pool, turn
+from hpcstage.torch.threads import LoadingThreads, turn
 from hpcstage.torch.units import Batch, Load
 
 _utils: Any = getattr(_dataloader, "_utils", None)
@@ -32,7 +32,7 @@ _Fetcher: Any = getattr(getattr(_utils, "fetch", None), "_MapDatasetFetcher", ob
 
 
 @dataclass(frozen=True)
-class Settings:
+class ThreadSettings:
     """Holds what a worker needs to know of its loader."""
 
     threads: int
@@ -48,7 +48,7 @@ def available() -> bool:
 class Loading:
     """Loads batches of one dataset, which are announced ahead and taken in order."""
 
-    def __init__(self, dataset: Any, settings: Settings, pool: Pool, *, batched: bool) -> None:
+    def __init__(self, dataset: Any, settings: ThreadSettings, pool: LoadingThreads, *, batched: bool) -> None:
         self._dataset = dataset
         self._pool = pool
         self._batched = batched
@@ -156,9 +156,9 @@ class ThreadedFetcher(_Fetcher):  # type: ignore[misc]
 class AheadIter(_SingleIter):  # type: ignore[misc]
     """PyTorch's iterator of a loader without workers; it asks the sampler ahead, as PyTorch does for workers."""
 
-    def __init__(self, loader: Any, settings: Settings) -> None:
+    def __init__(self, loader: Any, settings: ThreadSettings) -> None:
         super().__init__(loader)
-        pool = Pool(settings.threads)
+        pool = LoadingThreads(settings.threads)
         parts = self._dataset, self._auto_collation, self._collate_fn, self._drop_last
         self._dataset_fetcher = ThreadedFetcher(*parts, settings=settings, pool=pool)
         self._ahead: deque[Any] = deque()

@@ -113,7 +113,7 @@ class DataLoader(torch.utils.data.DataLoader, Generic[T_co]):  # type: ignore[ty
         """Returns PyTorch's iterator, or one with threads."""
         if self.threads_per_worker == 1 or isinstance(self.dataset, IterableDataset) or not self._can():
             return super()._get_iterator()
-        settings = fetching.Settings(self.threads_per_worker, self.reproducible)
+        settings = fetching.ThreadSettings(self.threads_per_worker, self.reproducible)
         if self.num_workers == 0:
             return fetching.AheadIter(self, settings)
         with workers.with_threads(self, settings):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
-from hpcstage.torch.units import Batch, GivenUp, Load, State, Unit
+from hpcstage.torch.units import Batch, GivenUp, Load, Unit, UnitState
 
 STALL_S = 60.0
 """If nothing is finished for so many seconds while samples wait for their turn, one of them may hold what the others
@@ -40,7 +40,7 @@ def turn() -> None:
         _here.unit = None
 
 
-class Pool:
+class LoadingThreads:
     """Loads what is announced, in the order of the announcements, in `threads` threads; the caller collects the
     results."""
 
@@ -94,7 +94,7 @@ class Pool:
         """Gives a batch up: nobody will collect it (again)."""
         with self._lock:
             batch.given_up = True
-            if any(unit.state is State.NEW for unit in batch.units):
+            if any(unit.state is UnitState.NEW for unit in batch.units):
                 self._new = deque(unit for unit in self._new if unit.batch is not batch)
             for unit in batch.units:
                 unit.value = unit.error = None
@@ -121,8 +121,8 @@ class Pool:
             try:
                 while not unit.has_turn:
                     if self._one_by_one:
-                        unit.state = State.TO_REPEAT
-                    if unit.state is State.TO_REPEAT or unit.batch.given_up or self._closed:
+                        unit.state = UnitState.TO_REPEAT
+                    if unit.state is UnitState.TO_REPEAT or unit.batch.given_up or self._closed:
                         raise GivenUp
                     turned.wait()
             finally:
@@ -169,8 +169,8 @@ class Pool:
             error = caught
         _here.unit = None
         with self._lock:
-            if unit.state is State.TO_REPEAT:
-                unit.state = State.NEW
+            if unit.state is UnitState.TO_REPEAT:
+                unit.state = UnitState.NEW
             else:
                 unit.finish(value, error)
             self._moved(unit.batch)
@@ -187,7 +187,7 @@ class Pool:
             if self._closed:
                 return None
             unit = self._new.popleft()
-            unit.state = State.RUNNING
+            unit.state = UnitState.RUNNING
             return unit
 
     def _settled(self, batch: Batch) -> bool:
@@ -223,9 +223,9 @@ class Pool:
         whether it did."""
         with self._lock:
             unit = None if batch.settled else batch.units[batch.ready]
-            if not self._one_by_one or unit is None or unit.state is not State.NEW:
+            if not self._one_by_one or unit is None or unit.state is not UnitState.NEW:
                 return False
-            unit.state = State.RUNNING
+            unit.state = UnitState.RUNNING
         load, error, value = unit.load, None, None
         assert load is not None
         try:

@@ -17,7 +17,7 @@ class GivenUp(BaseException):
     """Unwinds a sample that nobody waits for any more, or that is to be loaded again."""
 
 
-class State(enum.Enum):
+class UnitState(enum.Enum):
     """Says how far a sample is."""
 
     NEW = enum.auto()
@@ -38,7 +38,7 @@ class Unit:
         self.place = place
         self.load: Load | None = load
         self.context = contextvars.copy_context()
-        self.state = State.NEW
+        self.state = UnitState.NEW
         self.value: Any = None
         self.error: BaseException | None = None
 
@@ -49,7 +49,7 @@ class Unit:
 
     def finish(self, value: object, error: BaseException | None) -> None:
         """Notes that the sample was loaded, or raised."""
-        self.state = State.DONE
+        self.state = UnitState.DONE
         self.value, self.error = value, error
         self.load = None
         self.batch.advance()
@@ -75,7 +75,7 @@ class Batch:
         """Counts the samples that are loaded. A sample behind an error is never counted, and so never has its turn."""
         while self.ready < len(self.units):
             unit = self.units[self.ready]
-            if unit.state is not State.DONE or unit.error is not None:
+            if unit.state is not UnitState.DONE or unit.error is not None:
                 return
             self.ready += 1
 

@@ -23,8 +23,8 @@ import torch
 from torch.utils.data import dataloader as _dataloader
 
 from hpcstage.torch import draws
-from hpcstage.torch.fetching import Loading, Settings, ThreadedFetcher
-from hpcstage.torch.threads import Pool, turn
+from hpcstage.torch.fetching import Loading, ThreadedFetcher, ThreadSettings
+from hpcstage.torch.threads import LoadingThreads, turn
 
 _utils: Any = getattr(_dataloader, "_utils", None)
 _worker_loop: Any = getattr(getattr(_utils, "worker", None), "_worker_loop", None)
@@ -39,7 +39,7 @@ def available() -> bool:
 
 
 @contextlib.contextmanager
-def with_threads(loader: Any, settings: Settings) -> Iterator[None]:
+def with_threads(loader: Any, settings: ThreadSettings) -> Iterator[None]:
     """Makes the worker processes that the loader starts in this block load with threads."""
     given = loader.multiprocessing_context
     loader.multiprocessing_context = _Context(given or torch.multiprocessing.get_context(), settings)
@@ -52,7 +52,7 @@ def with_threads(loader: Any, settings: Settings) -> Iterator[None]:
 class _Context(BaseContext):
     """Works as another context does, but for what a loader's worker does first."""
 
-    def __init__(self, inner: Any, settings: Settings) -> None:
+    def __init__(self, inner: Any, settings: ThreadSettings) -> None:
         self._inner = inner
         self._settings = settings
 
@@ -63,20 +63,20 @@ class _Context(BaseContext):
         return self._inner.get_start_method(allow_none)
 
     def Process(self, *args: Any, target: Any = None, **options: Any) -> Any:
-        first = Worker(target, self._settings) if target is _worker_loop else target
+        first = WorkerLoop(target, self._settings) if target is _worker_loop else target
         return self._inner.Process(*args, target=first, **options)
 
 
 @dataclass(frozen=True)
-class Worker:
+class WorkerLoop:
     """Runs in a worker process: PyTorch's loop, with a fetcher and a queue of hpcstage."""
 
     loop: Any
-    settings: Settings
+    settings: ThreadSettings
 
     def __call__(self, *args: Any) -> None:
         """Runs in the worker's main thread, before anything of PyTorch's."""
-        pool = Pool(self.settings.threads, _as_many_as_here)
+        pool = LoadingThreads(self.settings.threads, _as_many_as_here)
         try:
             args = self._prepared(args, pool)
         except Exception as error:  # noqa: BLE001 - then as PyTorch does it
@@ -86,7 +86,7 @@ class Worker:
         finally:
             pool.close()
 
-    def _prepared(self, args: tuple[Any, ...], pool: Pool) -> tuple[Any, ...]:
+    def _prepared(self, args: tuple[Any, ...], pool: LoadingThreads) -> tuple[Any, ...]:
         given = inspect.signature(self.loop).bind(*args)
         if given.arguments["dataset_kind"] != _MAP_STYLE:
             return args

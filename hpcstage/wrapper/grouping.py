@@ -178,7 +178,7 @@ def _wait_s(group: Grouping) -> float:
     return GROUP_WAIT_S + len(group.hosts) / NODES_PER_S
 
 
-def begin(group: Grouping, lead: LeadSpec, node: start.Node) -> LeadLink | None:
+def begin(group: Grouping, lead: LeadSpec, node: start.ClaimedNode) -> LeadLink | None:
     """Announces that this node is up, and on the first node starts the lead."""
     from hpcstage.wrapper.leadlink import LeadLink
 

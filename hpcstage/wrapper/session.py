@@ -53,7 +53,7 @@ _DOING = {shim.State.SCANNING: "scanning", shim.State.STAGING: "copying", shim.S
 class Session:
     """A prepared run: the daemon is up or coming up, and the command may start."""
 
-    def __init__(self, config: Config, node: start.Node, run_dir: Path, part: RunPart, clock: Clock) -> None:
+    def __init__(self, config: Config, node: start.ClaimedNode, run_dir: Path, part: RunPart, clock: Clock) -> None:
         self.config = config
         self.node = node
         self.run_dir = run_dir
@@ -62,7 +62,7 @@ class Session:
         self.clock = clock
         self.group: Grouping | None = None
         self.lead: LeadLink | None = None
-        self.control: control.Control
+        self.control: control.DaemonControl
         self.lost = False
         self.ready = False
         self.progress = ProgressLine(quiet=messages.is_quiet() or node.lock_fd is None)
@@ -101,7 +101,9 @@ class Session:
             for warning in (*job.notes, *local.warnings, *grouping.warnings(config, job, local), *notices):
                 messages.warn(warning)
             messages.info(f"staging below {local.path} ({local.why})")
-        session = cls(config, start.Node(claim, directory.sock_path(claim.path, os.environ)), run_dir, part, clock)
+        session = cls(
+            config, start.ClaimedNode(claim, directory.sock_path(claim.path, os.environ)), run_dir, part, clock
+        )
         session._connect(resolved, local, job, group)
         return session
 

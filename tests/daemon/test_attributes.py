@@ -16,7 +16,7 @@ from hpcstage.protocol.shim import (
     ATTRIBUTES_ROW,
     ATTRIBUTES_ROW_BYTES,
 )
-from hpcstage.store.attributes import Attributes, Table
+from hpcstage.store.attributes import Attributes, AttributesTable
 
 
 def entry(path: Path, name: bytes = b"", **changed: int) -> Entry:
@@ -93,7 +93,7 @@ def test_a_manifest_of_another_node(tmp_path: Path) -> None:
 
 def test_a_full_table_forgets_the_oldest(tmp_path: Path) -> None:
     source, _ = staged(tmp_path, "a")
-    table = Table(tmp_path, 1)
+    table = AttributesTable(tmp_path, 1)
     copies = [staged(tmp_path, f"copy{index}")[1] for index in range(200)]
     for copy in copies:
         table.put(copy.stat(), entry(source), 1)

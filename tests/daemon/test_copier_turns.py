@@ -45,7 +45,7 @@ def plain(name):
 
 def copy(number, urgent):
     names = (b"source", b"t%d" % number, b"target%d" % number)
-    outcome = copyfile.copy(copyfile.Worker(stats.thread(number)), copyfile.Job(*names, urgent=urgent), 1 << 20)
+    outcome = copyfile.copy(copyfile.CopyWorker(stats.thread(number)), copyfile.CopyJob(*names, urgent=urgent), 1 << 20)
     assert outcome.status is copyfile.Status.OK, outcome
 
 os.chdir(sys.argv[1])
@@ -74,7 +74,7 @@ began, gate = [], threading.Semaphore(0)
 def copy(worker, job, limit_bytes):
     began.append((int(os.path.basename(job.temporary)), job.urgent))
     gate.acquire()
-    return copyfile.Outcome()
+    return copyfile.CopyOutcome()
 
 def tell(op, *ids):
     os.write(commands, b"".join(COMMAND.pack(op, id_) for id_ in ids))

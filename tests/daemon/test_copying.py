@@ -24,7 +24,7 @@ from hpcstage.plan.dataset.scan import scan
 from hpcstage.plan.types import Budget
 from hpcstage.store import copyfile, largecopy
 from hpcstage.store.copier import CopierSettings
-from hpcstage.store.copyfile import Job, Outcome, Status, Worker
+from hpcstage.store.copyfile import CopyJob, CopyOutcome, CopyWorker, Status
 from hpcstage.store.counters import StatsArea
 
 native = pytest.mark.parametrize(
@@ -293,11 +293,11 @@ def test_a_large_file_keeps_to_the_rate_cap(tmp_path, local_dir):
 
 @native
 def test_nothing_takes_the_place_of_what_is_there(tmp_path, local_dir, native):
-    worker = Worker(StatsArea(1).thread(0), native=native)
+    worker = CopyWorker(StatsArea(1).thread(0), native=native)
     source, target = tmp_path / "source", local_dir / "target"
     source.write_bytes(b"new")
     target.write_bytes(b"there before")
-    job = Job(os.fsencode(source), os.fsencode(local_dir / "temporary"), os.fsencode(target))
+    job = CopyJob(os.fsencode(source), os.fsencode(local_dir / "temporary"), os.fsencode(target))
     assert copyfile.copy(worker, job, 1 << 20).status is Status.EXISTS
     assert target.read_bytes() == b"there before"
     assert not (local_dir / "temporary").exists()
@@ -312,8 +312,8 @@ def test_a_cancelled_copy_leaves_nothing(tmp_path, local_dir, native):
     stats = StatsArea(1).thread(0)
     stats.words[7] = 1
     (tmp_path / "source").write_bytes(bytes(100))
-    job = Job(os.fsencode(tmp_path / "source"), os.fsencode(local_dir / "t"), os.fsencode(local_dir / "target"))
-    assert copyfile.copy(Worker(stats, native=native), job, 1 << 20).status is Status.CANCELLED
+    job = CopyJob(os.fsencode(tmp_path / "source"), os.fsencode(local_dir / "t"), os.fsencode(local_dir / "target"))
+    assert copyfile.copy(CopyWorker(stats, native=native), job, 1 << 20).status is Status.CANCELLED
     assert os.listdir(local_dir) == []
 
 
@@ -323,12 +323,12 @@ def test_both_ways_count_alike(tmp_path, local_dir):
     (tmp_path / "source").write_bytes(bytes(3_000_000))
     area = StatsArea(2)
     for index, native in enumerate((False, True)):
-        job = Job(
+        job = CopyJob(
             os.fsencode(tmp_path / "source"),
             b"%s/t" % os.fsencode(local_dir),
             b"%s/%d" % (os.fsencode(local_dir), index),
         )
-        outcome = copyfile.copy(Worker(area.thread(index), native=native), job, 1 << 30)
+        outcome = copyfile.copy(CopyWorker(area.thread(index), native=native), job, 1 << 30)
         assert outcome.status is Status.OK
         assert outcome.size_bytes == 3_000_000
     a, b = (area.thread(i).words.tolist() for i in range(2))
@@ -338,8 +338,8 @@ def test_both_ways_count_alike(tmp_path, local_dir):
 
 
 def test_a_big_copy_that_cannot_begin_says_why(tmp_path, local_dir):
-    worker = Worker(StatsArea(1).thread(0))
-    big = largecopy.BigCopy(0, Job(b"/nonexistent/x", b"t", b"target"), None, 0, lambda _: None)
+    worker = CopyWorker(StatsArea(1).thread(0))
+    big = largecopy.BigCopy(0, CopyJob(b"/nonexistent/x", b"t", b"target"), None, 0, lambda _: None)
     assert not big.open(worker)
     assert big.outcome.status is Status.SOURCE_ERROR
     assert not big.work(worker)
@@ -350,4 +350,4 @@ def test_limit_follows_the_rate_cap(tmp_path):
     capped = CopierSettings(tmp_path, tmp_path / "m", 1, 1e6)
     assert free.limit_bytes == 64 << 20
     assert capped.limit_bytes == 1 << 20
-    assert Outcome().status is Status.OK
+    assert CopyOutcome().status is Status.OK

@@ -26,7 +26,7 @@ from hpcstage.plan.types import Budget
 from hpcstage.protocol.shim import CAUGHT_UP, CLOSED, GIVEN_UP, HELD, LANDED, Answer, Kind, Reason, State
 from hpcstage.store.copier import CopierSettings
 from hpcstage.store.directory import Store
-from hpcstage.store.pool import Pool
+from hpcstage.store.pool import CopierPool
 
 
 def test_a_staged_copy_is_dropped(start_daemon, make_tree):
@@ -196,7 +196,7 @@ def test_the_room_of_many_is_free_once_they_are_deleted(local_dir, make_tree):
     store, helpers = Store(local_dir), Helpers()
     store.make()
     manifest.save(local_dir / "manifest.bin")
-    pool = Pool(CopierSettings(local_dir, local_dir / "manifest.bin", 8), 1)
+    pool = CopierPool(CopierSettings(local_dir, local_dir / "manifest.bin", 8), 1)
     try:
         pool.open_manifest()
         queue = Queue(manifest.sizes, Limits(Budget(1 << 40, 1 << 30)))

@@ -15,7 +15,7 @@ from hpcstage.plan.dataset.scan import scan
 from hpcstage.plan.types import Budget
 from hpcstage.store.copier import CopierSettings
 from hpcstage.store.directory import Store
-from hpcstage.store.pool import Pool
+from hpcstage.store.pool import CopierPool
 
 TRANSFERS = 4
 PLENTY = Budget(1 << 60, 1 << 40)
@@ -24,7 +24,7 @@ PLENTY = Budget(1 << 60, 1 << 40)
 @pytest.fixture
 def engine(local_dir, make_tree):
     manifest = scan(resolve([os.fspath(make_tree(files=60))], local_dir)).manifest
-    pool = Pool(CopierSettings(local_dir, local_dir / "manifest.bin", TRANSFERS), 2)
+    pool = CopierPool(CopierSettings(local_dir, local_dir / "manifest.bin", TRANSFERS), 2)
     try:
         yield Engine(manifest, Queue(manifest.sizes, Limits(PLENTY)), pool, Store(local_dir))
     finally:

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcstage.daemon.reading import arrays, epochs
-from hpcstage.daemon.reading.epochs import Job
-from hpcstage.daemon.reading.learn import Listed, Table
+from hpcstage.daemon.reading.epochs import MappingJob
+from hpcstage.daemon.reading.learn import Table, TracedTable
 from hpcstage.daemon.reading.streams import Stream, Who
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.order.sampling import Distributed
@@ -28,7 +28,7 @@ CELLS = st.one_of(st.none(), st.integers(0, FILES - 1), st.just(99))
 TABLES = st.integers(1, 3).flatmap(lambda n: st.lists(st.lists(CELLS, min_size=n, max_size=n), min_size=1, max_size=8))
 
 
-def job_of(directory: Path, tables: list[list[list[int | None]]], orders: list[list[int]], **more) -> Job:
+def job_of(directory: Path, tables: list[list[list[int | None]]], orders: list[list[int]], **more) -> MappingJob:
     announced = []
     for number, (table, order) in enumerate(zip(tables, orders, strict=True)):
         names = [b"" if c is None else b"/alias/f%02d" % c for row in table for c in row]
@@ -37,7 +37,7 @@ def job_of(directory: Path, tables: list[list[list[int | None]]], orders: list[l
         payload = EPOCH.pack(number, 0, len(table[0]), 0, number) + b"e%d\0t%d\0" % (number, number)
         announced.append(epochs.parse(1, payload))
     rows = dict.fromkeys(announced)
-    return Job(MANIFEST, directory, announced, [], rows, lambda _: True, {}, **more)
+    return MappingJob(MANIFEST, directory, announced, [], rows, lambda _: True, {}, **more)
 
 
 @given(st.lists(st.tuples(TABLES, st.lists(st.integers(0, 9), max_size=20)), max_size=3))
@@ -100,7 +100,7 @@ def test_a_chosen_table_without_what_it_is_chosen_from(tmp_path):
 
 def test_what_is_learnt_takes_the_place_of_a_table(tmp_path):
     job = job_of(tmp_path, [[[1]]], [[0, 1]])
-    job.rows = dict.fromkeys(job.announced, Listed([0, 2], [7, 8]))
+    job.rows = dict.fromkeys(job.announced, TracedTable([0, 2], [7, 8]))
     mapped = epochs.work(job).mapped[0]
     assert (list(mapped.ids), mapped.unknown) == ([7, 8], 1)
 
@@ -116,7 +116,7 @@ def test_later_epochs_follow_from_formulas(tmp_path):
     rows = Table(range(12), 1)
     streams = [Stream(Who(1, r.rank), 0, r.order(), formula=r.text(), rows=rows) for r in ranks]
     streams.append(Stream(Who(2, 1), 0, [], formula="odd", rows=rows))
-    job = Job(MANIFEST, tmp_path, [], streams, {}, lambda _: True, {}, with_later=True)
+    job = MappingJob(MANIFEST, tmp_path, [], streams, {}, lambda _: True, {}, with_later=True)
     read = [i for e in range(4) for pair in zip(*(r.later(e).order() for r in ranks), strict=True) for i in pair]
     assert list(epochs.work(job).order) == list(dict.fromkeys(read))
 

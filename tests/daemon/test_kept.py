@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcstage.daemon.reading.kept import MOST_SAMPLES, NEAR, PLACES, Following, Keeping, Lead, positions
+from hpcstage.daemon.reading.kept import MOST_SAMPLES, NEAR, PLACES, CopyLead, Following, Keeping, positions
 from hpcstage.daemon.reading.streams import Who
 
 IDS = st.lists(st.integers(0, 12), max_size=25)
@@ -185,7 +185,7 @@ def test_the_least_of_all_loaders_counts():
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=3000))
 def test_samples_are_thinned_evenly(files):
-    lead = Lead()
+    lead = CopyLead()
     for at, value in enumerate(files):
         lead.add(float(at), value, value / 10)
     found = lead.to_json()
@@ -196,7 +196,7 @@ def test_samples_are_thinned_evenly(files):
 
 
 def test_what_the_record_gets():
-    lead = Lead()
+    lead = CopyLead()
     for at, (files, seconds) in enumerate([(5, None), (10, 1.0), (30, 3.0)]):
         lead.add(float(at), files, seconds)
     found = lead.to_json()

@@ -7,7 +7,16 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcstage.daemon.reading.learn import JUDGED_AFTER, MOST_COLUMNS, MOST_INDEX, NONE, Learner, Learnt, Listed, Table
+from hpcstage.daemon.reading.learn import (
+    JUDGED_AFTER,
+    MOST_COLUMNS,
+    MOST_INDEX,
+    NONE,
+    Learner,
+    Learnt,
+    Table,
+    TracedTable,
+)
 
 SAMPLES = st.dictionaries(
     st.integers(0, 6000), st.lists(st.integers(0, 99), min_size=1, max_size=MOST_COLUMNS, unique=True), max_size=30
@@ -22,7 +31,7 @@ def test_what_was_learnt_is_known(samples):
         learnt.add(index, [ids[0] + 1])
     assert learnt.samples == len(samples)
     offsets, ids = learnt.listed()
-    listed = Listed(offsets, ids)
+    listed = TracedTable(offsets, ids)
     for index in range(6100):
         expected = samples.get(index, [])
         assert list(learnt.row(index)) == expected
@@ -44,7 +53,7 @@ def test_rows_of_a_table():
     assert list(table.row(0)) == [1, 2]
     assert list(table.row(1)) == [3]
     assert list(table.row(2)) == []
-    assert list(Listed([0, 1], [5]).row(-1)) == []
+    assert list(TracedTable([0, 1], [5]).row(-1)) == []
 
 
 def read(learner, process, key, index, *ids):
@@ -151,5 +160,5 @@ def test_when_enough_is_known():
 
 def test_a_trace_goes_on_to_the_next():
     learner = Learner(3)
-    learner.dataset(7).tell(Listed([0, 1], [2]))
+    learner.dataset(7).tell(TracedTable([0, 1], [2]))
     assert learner.tables() == {7: ([0, 1], [2])}

@@ -28,7 +28,7 @@ DATASETS = [
 
 
 with shim_modules():
-    from _hpcstage_ring import Ring as Writer
+    from _hpcstage_ring import RingWriter as Writer
 
 payloads = st.one_of(st.binary(max_size=200), st.integers(0, 4096).map(lambda n: b"p" * n), st.just(b"q" * 4096))
 records = st.tuples(st.sampled_from([1, 2, 3, 255]), st.integers(0, 255), st.integers(0, 2**64 - 1), payloads)

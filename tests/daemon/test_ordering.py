@@ -39,12 +39,12 @@ class Program:
 
     def __init__(self, daemon: DaemonProcess, slot: int = 1) -> None:
         with shim_modules():
-            from _hpcstage_ring import Ring
+            from _hpcstage_ring import RingWriter
         self.daemon = daemon
         self.epochs = 0
         opens = daemon.node_dir / "opens"
         opens.mkdir(exist_ok=True)
-        self.ring = Ring(os.fsencode(opens / f"{slot}.ring"))
+        self.ring = RingWriter(os.fsencode(opens / f"{slot}.ring"))
         with (daemon.node_dir / "page").open("r+b") as page:
             page.seek(shim.NEXT_NATIVE_OFFSET)
             page.write(struct.pack("<I", slot + 1))

@@ -12,7 +12,7 @@ import pytest
 from hpcstage.job import localdir, share
 from hpcstage.job.disks import Machine
 from hpcstage.job.localdir import LocalDir
-from hpcstage.job.share import Processors, Share, of_disk, of_node
+from hpcstage.job.share import JobShare, Processors, of_disk, of_node
 from hpcstage.job.types import Job
 from hpcstage.plan.budget import BudgetAsked, BudgetFacts
 from hpcstage.store import directory
@@ -33,15 +33,15 @@ def job(cpus: int | None, scheduler: str = "slurm") -> Job:
 @pytest.mark.parametrize(
     ("cpus", "found", "part"),
     [
-        (8, PLAIN, Share(8, 64)),
+        (8, PLAIN, JobShare(8, 64)),
         (64, PLAIN, None),
         (100, PLAIN, None),
-        (16, THREADS, Share(16, 64)),
+        (16, THREADS, JobShare(16, 64)),
         (32, THREADS, None),
-        (48, THREADS, Share(48, 64)),
-        (8, Processors(64, 32, usable=16, usable_cores=8), Share(16, 64)),
-        (32, Processors(64, 64, usable=8, usable_cores=8), Share(32, 64)),
-        (32, Processors(64, 32, usable=32, usable_cores=16), Share(32, 64)),
+        (48, THREADS, JobShare(48, 64)),
+        (8, Processors(64, 32, usable=16, usable_cores=8), JobShare(16, 64)),
+        (32, Processors(64, 64, usable=8, usable_cores=8), JobShare(32, 64)),
+        (32, Processors(64, 32, usable=32, usable_cores=16), JobShare(32, 64)),
         (32, Processors(64, 32, usable=32, usable_cores=32), None),
         (32, Processors(64, 32, usable=8, usable_cores=4), None),
         (1, Processors(1, 1, 1, 1), None),
@@ -58,7 +58,7 @@ def test_the_share_of_a_node(cpus, found, part):
 
 
 def test_of_a_disk_only_where_it_is_shared():
-    assert of_disk(job(8), local(), PLAIN) == Share(8, 64)
+    assert of_disk(job(8), local(), PLAIN) == JobShare(8, 64)
     assert of_disk(job(8), local(is_own=True), PLAIN) is None
     assert of_disk(job(8), local(is_memory=True), PLAIN) is None
     assert of_disk(job(None), local(), PLAIN) is None
@@ -75,7 +75,7 @@ def test_this_machine_has_processors():
 
 def test_the_budget_says_why(tmp_path):
     whole = directory.budget(tmp_path, BudgetFacts())
-    quarter = Share(16, 64)
+    quarter = JobShare(16, 64)
     facts = BudgetFacts(part=quarter.part, part_why=quarter.why)
     limit = directory.budget(tmp_path, facts)
     assert limit.size_bytes == pytest.approx(whole.size_bytes / 4, rel=0.05)

@@ -24,7 +24,7 @@ import pytest
 from hpcstage.node import page, shimdir
 from hpcstage.plan.types import Entry
 from hpcstage.protocol import shim
-from hpcstage.store.attributes import Table
+from hpcstage.store.attributes import AttributesTable
 
 LAYERS = ("native", "python")
 PRELUDE = """
@@ -47,7 +47,7 @@ class Lab:
         self.source.mkdir(parents=True)
         self.store.mkdir(parents=True)
         page.create(self.node / "page")
-        self._table = Table(self.node, 1000)
+        self._table = AttributesTable(self.node, 1000)
         self.state(shim.State.STAGING)
         self.unlinked()
 

@@ -302,7 +302,7 @@ TEXTS = st.text(st.characters(blacklist_categories=["Cs"]), max_size=9)
 @given(st.lists(st.lists(TEXTS | st.none(), min_size=2, max_size=2), min_size=1), st.integers(1, 2))
 def test_what_is_written_is_what_is_there(rows: list[list[str | None]], wide: int) -> None:
     found = [columns.Column(lambda wanted: [rows[i] for i in wanted], place) for place in range(wide)]
-    written = b"".join(files.pieces([tables.Table(len(rows), found)])).split(b"\0")
+    written = b"".join(files.pieces([tables.FileTable(len(rows), found)])).split(b"\0")
     assert written == [b"" if not name or "\0" in name else os.fsencode(name) for row in rows for name in row[:wide]]
 
 

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 from hpcstage.torch import threads
-from hpcstage.torch.threads import Pool, turn
+from hpcstage.torch.threads import LoadingThreads, turn
 
 pytestmark = pytest.mark.torch
 WAIT_S = 20.0
 
 
 @pytest.fixture
-def pool() -> Iterator[Pool]:
-    made = Pool(4)
+def pool() -> Iterator[LoadingThreads]:
+    made = LoadingThreads(4)
     yield made
     made.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("hpcstage-loader")]
@@ -41,7 +41,7 @@ def test_as_one_thread_would(plan: list[list[str]], count: int) -> None:
             raise ValueError(batch, place)
         return batch, place
 
-    pool = Pool(count)
+    pool = LoadingThreads(count)
     try:
         announced = [
             pool.announce([lambda b=b, p=p, kind=kind: load(b, p, kind) for p, kind in enumerate(kinds)])
@@ -61,13 +61,13 @@ def test_as_one_thread_would(plan: list[list[str]], count: int) -> None:
         pool.close()
 
 
-def test_samples_overlap_within_and_over_batches(pool: Pool) -> None:
+def test_samples_overlap_within_and_over_batches(pool: LoadingThreads) -> None:
     together = threading.Barrier(4)
     batches = [pool.announce([lambda: together.wait(WAIT_S)] * 2) for _ in range(2)]
     assert sorted(pool.collect(batches[0]) + pool.collect(batches[1])) == [0, 1, 2, 3]
 
 
-def test_no_turn_before_the_batch_is_waited_for(pool: Pool) -> None:
+def test_no_turn_before_the_batch_is_waited_for(pool: LoadingThreads) -> None:
     reached, passed = threading.Event(), []
 
     def load() -> None:
@@ -82,7 +82,7 @@ def test_no_turn_before_the_batch_is_waited_for(pool: Pool) -> None:
     assert passed
 
 
-def test_a_batch_given_up_unwinds(pool: Pool) -> None:
+def test_a_batch_given_up_unwinds(pool: LoadingThreads) -> None:
     reached, unwound = threading.Event(), threading.Event()
 
     def load() -> None:
@@ -99,12 +99,14 @@ def test_a_batch_given_up_unwinds(pool: Pool) -> None:
     assert pool.collect(pool.announce([lambda: 7])) == [7]
 
 
-def test_more_is_asked_for_while_a_thread_is_idle(pool: Pool) -> None:
+def test_more_is_asked_for_while_a_thread_is_idle(pool: LoadingThreads) -> None:
     go = threading.Event()
     assert pool.collect(pool.announce([lambda: go.wait(WAIT_S)]), go.set) == [True]
 
 
-def test_a_lock_held_over_a_turn(pool: Pool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lock_held_over_a_turn(
+    pool: LoadingThreads, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """The second sample waits for its turn with a lock that the first needs: it gives way, and is loaded again."""
     monkeypatch.setattr(threads, "STALL_S", 0.05)
     lock, taken = threading.Lock(), threading.Event()
@@ -140,7 +142,7 @@ def test_a_lock_held_over_a_turn(pool: Pool, monkeypatch: pytest.MonkeyPatch, ca
         pool.collect(pool.announce([lambda: {}["x"]]))
 
 
-def test_closing_ends_those_that_wait(pool: Pool) -> None:
+def test_closing_ends_those_that_wait(pool: LoadingThreads) -> None:
     reached = [threading.Event() for _ in range(3)]
 
     def load(number: int) -> Callable[[], Any]:

@@ -25,7 +25,7 @@ from hpcstage.store.copyfile import Status
 from hpcstage.store.directory import Store
 from hpcstage.store.holdings import Holdings
 from hpcstage.store.messages import Result
-from hpcstage.store.pool import Pool
+from hpcstage.store.pool import CopierPool
 
 MOST_TRIES = 3
 SMALL_BYTES = 256 << 10
@@ -92,7 +92,7 @@ class Engine:
         self,
         manifest: Manifest,
         queue: Queue,
-        pool: Pool,
+        pool: CopierPool,
         store: Store,
         *,
         on_final: Callable[[int], None] = lambda _: None,

@@ -206,7 +206,7 @@ class Awaiting:
 
     def message(self, message: exchange.Message, now: float) -> None:  # noqa: ARG002
         """See Participant. What other nodes ask for and write to is kept until there is a manifest."""
-        if isinstance(message, exchange.Manifest):
+        if isinstance(message, exchange.PlanFiles):
             nodes = self._group.nodes
             if self.wait_until is not None and nodes.members is not None and not nodes.leads:
                 self.wait_until = None

@@ -89,7 +89,7 @@ class FileSharing:
         if self._announces and nodes.leads and nodes.members is not None:
             node_dir = self._group.base.node_dir
             sizes = size_of(node_dir / nodedir.MANIFEST), size_of(node_dir / nodedir.ORDER)
-            self._group.send(exchange.Manifest(*sizes, self._directories))
+            self._group.send(exchange.PlanFiles(*sizes, self._directories))
             self._join()
 
     def _compare(self) -> None:
@@ -151,7 +151,7 @@ class FileSharing:
 
     def message(self, message: exchange.Message, now: float) -> None:
         """See Participant."""
-        if isinstance(message, exchange.Manifest):
+        if isinstance(message, exchange.PlanFiles):
             self._compare()
         elif isinstance(message, exchange.Written):
             self._on.written_elsewhere(message.ids)

@@ -52,7 +52,7 @@ def lost_pythonpath(process: psutil.Process) -> str | None:
     return None if node_dir is None or f"{node_dir}/shim" in path.split(":") else path
 
 
-class Missed:
+class UnattachedPythons:
     """Finds and lists the Python processes of the command that never attached."""
 
     OLD_ENOUGH_S = 2.0

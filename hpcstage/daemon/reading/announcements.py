@@ -14,7 +14,7 @@ from typing import Protocol
 
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.reading import epochs
-from hpcstage.daemon.reading.epochs import Announced, Job, Mapped, Outcome
+from hpcstage.daemon.reading.epochs import Announced, Mapped, MappingJob, MappingOutcome
 from hpcstage.daemon.reading.learn import Rows, Table
 from hpcstage.daemon.reading.lists import SHORT_BYTES
 from hpcstage.daemon.reading.streams import Stream, Streams, Who
@@ -97,7 +97,7 @@ class Announcements:
             HELPER, lambda: epochs.save(epochs.work(job), path), lambda data: self._mapped(job, path, data)
         )
         if started is None:
-            self._done(job, Outcome([None] * len(job.announced)))
+            self._done(job, MappingOutcome([None] * len(job.announced)))
 
     def _replace_pending(self, one: Announced) -> None:
         """Drops the waiting announcements of the same loader: an epoch that is over need not be mapped any more."""
@@ -108,9 +108,9 @@ class Announcements:
 
     # ---- mapping
 
-    def _job(self) -> Job:
+    def _job(self) -> MappingJob:
         datasets = [(one, self._watch.learner.dataset(one.key)) for one in self._pending]
-        return Job(
+        return MappingJob(
             self._manifest,
             self._dir,
             self._pending,
@@ -121,7 +121,7 @@ class Announcements:
             with_later=self._with_later,
         )
 
-    def _is_short(self, job: Job) -> bool:
+    def _is_short(self, job: MappingJob) -> bool:
         if job.with_later or len(job.manifest) > SHORT_FILES:
             return False
         size = 4 * sum(len(stream.ids) for stream in job.streams)
@@ -133,8 +133,8 @@ class Announcements:
                     tables += (self._dir / one.table).stat().st_size
         return size <= SHORT_EPOCH_BYTES and tables <= SHORT_BYTES
 
-    def _mapped(self, job: Job, path: Path, data: bytes | None) -> None:
-        outcome = Outcome([None] * len(job.announced))
+    def _mapped(self, job: MappingJob, path: Path, data: bytes | None) -> None:
+        outcome = MappingOutcome([None] * len(job.announced))
         if data is not None:
             with contextlib.suppress(OSError, ValueError, KeyError):
                 outcome = epochs.load(path)
@@ -143,7 +143,7 @@ class Announcements:
 
     # ---- what was mapped
 
-    def _done(self, job: Job, outcome: Outcome) -> None:
+    def _done(self, job: MappingJob, outcome: MappingOutcome) -> None:
         self._tables.update(outcome.tables)
         known = False
         for one, mapped in zip(job.announced, outcome.mapped, strict=True):

@@ -72,7 +72,7 @@ class Mapped:
 
 
 @dataclass
-class Job:
+class MappingJob:
     """The announcements to map and what is needed for it; a forked helper has it all in memory."""
 
     manifest: Manifest
@@ -90,7 +90,7 @@ class Job:
 
 
 @dataclass
-class Outcome:
+class MappingOutcome:
     """The result of a job."""
 
     mapped: list[Mapped | None] = field(default_factory=list)
@@ -101,9 +101,9 @@ class Outcome:
     """By name: the tables that this job mapped."""
 
 
-def work(job: Job) -> Outcome:
+def work(job: MappingJob) -> MappingOutcome:
     """Maps the announcements of a job and makes the order of all loaders."""
-    outcome = Outcome()
+    outcome = MappingOutcome()
     for one in job.announced:
         mapped = None
         with suppress(OSError, ValueError):
@@ -120,12 +120,12 @@ def work(job: Job) -> Outcome:
     return outcome
 
 
-def _rows(job: Job, one: Announced, outcome: Outcome) -> Rows:
+def _rows(job: MappingJob, one: Announced, outcome: MappingOutcome) -> Rows:
     told = job.rows[one]
     return told if told is not None else _table(job, one.table, one.columns, outcome)
 
 
-def _table(job: Job, name: str, columns: int, outcome: Outcome) -> Table:
+def _table(job: MappingJob, name: str, columns: int, outcome: MappingOutcome) -> Table:
     known = job.tables.get(name) or outcome.tables.get(name)
     if known is None:
         chosen, _, base = name.partition(CHOSEN_OF)
@@ -150,7 +150,7 @@ def _chosen_ids(path: Path, base: Table) -> array[int]:
     return chosen
 
 
-def _mapped(job: Job, one: Announced, rows: Rows) -> Mapped:
+def _mapped(job: MappingJob, one: Announced, rows: Rows) -> Mapped:
     indices = array("I")
     indices.frombytes((job.orders / one.name).read_bytes())
     if sys.byteorder == "big":
@@ -188,7 +188,7 @@ def _distinct(indices: array[int]) -> int:
     return sum(seen)
 
 
-def _later(job: Job) -> array[int]:
+def _later(job: MappingJob) -> array[int]:
     """Returns what follows from all formulas, epoch after epoch, the loaders in turn within each."""
     known = []
     for stream in job.streams:
@@ -231,7 +231,7 @@ def _names(file: Any) -> Iterator[bytes]:  # noqa: ANN401 - a binary file
 # ---- through a file, where a helper did it
 
 
-def save(outcome: Outcome, path: Path) -> bytes:
+def save(outcome: MappingOutcome, path: Path) -> bytes:
     """Writes an outcome to a file. The bytes that it returns only say that it did."""
     numbers: dict[str, Sequence[int]] = {"order": outcome.order}
     mapped: list[list[int] | None] = []
@@ -247,10 +247,10 @@ def save(outcome: Outcome, path: Path) -> bytes:
     return b"saved"
 
 
-def load(path: Path) -> Outcome:
+def load(path: Path) -> MappingOutcome:
     """Maps what `save` wrote. Raises OSError or ValueError for any other file."""
     facts, numbers = arrays.load(path)
-    outcome = Outcome(order=numbers["order"])
+    outcome = MappingOutcome(order=numbers["order"])
     for position, counts in enumerate(facts["mapped"]):
         if counts is None:
             outcome.mapped.append(None)

@@ -140,7 +140,7 @@ class Following:
 
 
 @dataclass
-class Lead:
+class CopyLead:
     """How far ahead the copies were, as samples spread evenly over the run, however long it is."""
 
     samples: list[tuple[float, int, float | None]] = field(default_factory=list)
@@ -184,7 +184,7 @@ class Keeping:
     def __init__(self, family_of: Callable[[int], Sequence[int]]) -> None:
         """`family_of` returns the pids of a process and of its parents. A process is a number, such as that of its
         slot."""
-        self.lead = Lead()
+        self.lead = CopyLead()
         self._family_of = family_of
         self._following: dict[Who, Following] = {}
         self._for: dict[int, list[Following]] = {}

@@ -45,7 +45,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Listed:
+class TracedTable:
     """A table from a trace, with any number of files per sample."""
 
     offsets: Sequence[int]
@@ -100,7 +100,7 @@ class Learnt:
 
 
 @dataclass
-class Dataset:
+class LearntDataset:
     """Holds what is known of one of the program's datasets, or of several that share a key."""
 
     told: list[Rows] = field(default_factory=list)
@@ -165,7 +165,7 @@ class Learner:
     def __init__(self, files: int) -> None:
         self.first = array("I")
         """Ids in the order in which they were first opened."""
-        self.datasets: dict[int, Dataset] = {}
+        self.datasets: dict[int, LearntDataset] = {}
         """The program's datasets by key."""
         self.quiet = 0
         """The number of opens and marks since anything new was learnt."""
@@ -173,11 +173,11 @@ class Learner:
         self._samples: dict[int, tuple[int, int, list[int]]] = {}
         """By process: the key, index and files of the sample that it reads."""
 
-    def dataset(self, key: int) -> Dataset:
+    def dataset(self, key: int) -> LearntDataset:
         """Returns what is known of a dataset; a new one beyond MOST_KEYS is not remembered."""
         found = self.datasets.get(key)
         if found is None:
-            found = Dataset()
+            found = LearntDataset()
             if len(self.datasets) < MOST_KEYS:
                 self.datasets[key] = found
         return found
@@ -229,7 +229,7 @@ class Learner:
         found: dict[int, tuple[Sequence[int], Sequence[int]]] = {}
         for key, dataset in self.datasets.items():
             rows = dataset.rows
-            if isinstance(rows, Listed):
+            if isinstance(rows, TracedTable):
                 found[key] = (rows.offsets, rows.ids)
             elif isinstance(rows, Learnt) and rows.samples:
                 found[key] = rows.listed()

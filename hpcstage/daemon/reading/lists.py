@@ -22,7 +22,7 @@ SHORT_BYTES = 256 << 10
 
 
 @dataclass(frozen=True)
-class Listed:
+class ReadList:
     """A list that was read."""
 
     name: str
@@ -33,7 +33,7 @@ class Listed:
 class Lists:
     """Reads lists, at once or in helpers, and gives each to `on_list`; it passes over one that cannot be read."""
 
-    def __init__(self, node_dir: Path, helpers: Helpers, files: int, on_list: Callable[[Listed], None]) -> None:
+    def __init__(self, node_dir: Path, helpers: Helpers, files: int, on_list: Callable[[ReadList], None]) -> None:
         """`files` is the number of files in the manifest."""
         self._node_dir = node_dir
         self._helpers = helpers
@@ -60,4 +60,4 @@ class Lists:
         ids = scanning.load_order(self._node_dir, name, self._files)
         for left in (name, name + ".ids"):
             (self._node_dir / nodedir.ORDERS / left).unlink(missing_ok=True)
-        self._on_list(Listed(name, ids))
+        self._on_list(ReadList(name, ids))

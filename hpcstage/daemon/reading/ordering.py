@@ -17,7 +17,7 @@ from hpcstage.daemon.process.server import Reply
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.reading import epochs, traces
 from hpcstage.daemon.reading.announcements import Announcements
-from hpcstage.daemon.reading.lists import HELPER, Listed, Lists
+from hpcstage.daemon.reading.lists import HELPER, Lists, ReadList
 from hpcstage.daemon.reading.scanning import Prepared
 from hpcstage.daemon.reading.streams import merge
 from hpcstage.daemon.reading.watch import OpenLog, Watch
@@ -91,7 +91,7 @@ class Ordering(Service):
 
     # ---- what comes of them
 
-    def _listed(self, listed: Listed) -> None:
+    def _listed(self, listed: ReadList) -> None:
         if listed.name.startswith(EARLY_PREFIX):
             self._guessed(listed.ids)
         elif not listed.name.startswith(SHIM_PREFIX):

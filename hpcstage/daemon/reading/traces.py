@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcstage.daemon.reading import arrays
-from hpcstage.daemon.reading.learn import Learner, Listed
+from hpcstage.daemon.reading.learn import Learner, TracedTable
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.order import trace
 from hpcstage.preview.orders import NO_STATE
@@ -54,7 +54,7 @@ def learner(node_dir: Path, files: int) -> Learner:
     with suppress(OSError, ValueError, KeyError):
         facts, numbers = arrays.load(node_dir / LEARNT_FILE)
         for key in facts["keys"]:
-            found.dataset(key).tell(Listed(numbers[f"offsets {key}"], numbers[f"ids {key}"]))
+            found.dataset(key).tell(TracedTable(numbers[f"offsets {key}"], numbers[f"ids {key}"]))
     return found
 
 

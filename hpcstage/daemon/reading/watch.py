@@ -17,7 +17,7 @@ from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.states import FINAL
 from hpcstage.daemon.reading.epochs import Announced, Mapped
 from hpcstage.daemon.reading.kept import Following, Keeping
-from hpcstage.daemon.reading.learn import Dataset, Learner, Listed
+from hpcstage.daemon.reading.learn import Learner, LearntDataset, TracedTable
 from hpcstage.daemon.reading.opens import Event, Finder, Lost, Marked, Opened, Opens, finder
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.protocol import nodedir
@@ -263,11 +263,11 @@ class Watch:
         }
 
 
-def _table(key: int, dataset: Dataset) -> dict[str, Any]:
+def _table(key: int, dataset: LearntDataset) -> dict[str, Any]:
     if dataset.wrong:
         source = "wrong"
     elif dataset.told:
-        source = "trace" if isinstance(dataset.rows, Listed) else "program"
+        source = "trace" if isinstance(dataset.rows, TracedTable) else "program"
     else:
         source = "opens"
     counts = {"samples": dataset.learnt.samples, "judged": dataset.judged, "agreed": dataset.agreed}

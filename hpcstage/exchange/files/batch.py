@@ -14,7 +14,7 @@ from enum import IntEnum
 
 from hpcstage.exchange.transport.buffers import Buffer
 from hpcstage.store import copyfile
-from hpcstage.store.copyfile import CopyError, Job, Status
+from hpcstage.store.copyfile import CopyError, CopyJob, Status
 
 try:
     from hpcstage.store import _files  # type: ignore[attr-defined, unused-ignore]
@@ -93,7 +93,7 @@ def write_from(fd: int, view: memoryview, position: int) -> None:
             view, position = view[count:], position + count
 
 
-def publish(fd: int, job: Job, size_bytes: int, mode: int, mtime_ns: int) -> None:
+def publish(fd: int, job: CopyJob, size_bytes: int, mode: int, mtime_ns: int) -> None:
     """Checks, stamps and names the file that was written under the temporary name, and closes it. Raises CopyError."""
     try:
         with copyfile.local_errors():
@@ -135,7 +135,7 @@ def _write(row: Gotten, view: memoryview) -> Written:
             os.close(fd)
             copyfile.discard(temporary)
             raise
-        publish(fd, Job(b"", temporary, target, second), size_bytes, mode, mtime_ns)
+        publish(fd, CopyJob(b"", temporary, target, second), size_bytes, mode, mtime_ns)
     except CopyError as error:
         return error.errno, began_ns, time.monotonic_ns() - began_ns
     return 0, began_ns, time.monotonic_ns() - began_ns

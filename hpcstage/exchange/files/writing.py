@@ -19,7 +19,7 @@ from hpcstage.exchange.transport.frames import Row
 from hpcstage.protocol.exchange import Why
 from hpcstage.store import copyfile
 from hpcstage.store.catalog import Catalog
-from hpcstage.store.copyfile import CopyError, Job, Status
+from hpcstage.store.copyfile import CopyError, CopyJob, Status
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
@@ -39,7 +39,7 @@ class Stored(NamedTuple):
 @dataclass
 class _Part:
     fd: int
-    job: Job
+    job: CopyJob
     size_bytes: int
     begun_ns: int
     received: int = 0

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from hpcstage.problem import Problem
 from hpcstage.protocol import rundir
-from hpcstage.record.jsonform import EMPTY, LEFT_OUT, Count, Limits, Seconds, read, written
+from hpcstage.record.jsonform import EMPTY, LEFT_OUT, Count, NumberLimits, Seconds, read, written
 from hpcstage.record.parts.draft import DatasetPart, NodeDraft, ProcessPart, Sample
 from hpcstage.writing import replace_text
 
@@ -100,7 +100,7 @@ class IndexTable:
     """One of the program's datasets, and from where it is known which file an index of it is."""
 
     key: int
-    source: Annotated[str, Limits(enum=("program", "trace", "opens", "wrong"))]
+    source: Annotated[str, NumberLimits(enum=("program", "trace", "opens", "wrong"))]
     """`program`: the dataset's attributes; `wrong`: these did not hold."""
     samples: Count
     judged: Count

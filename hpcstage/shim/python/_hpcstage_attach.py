@@ -29,7 +29,7 @@ def attach(here: str) -> None:
     global active, layer, settings
     if active is not None:
         return
-    config = Config(here)
+    config = ShimConfig(here)
     if config.uid != os.geteuid():
         return
     if config.virtual:
@@ -49,7 +49,7 @@ def attach(here: str) -> None:
         _follow(active)
 
 
-class Config:
+class ShimConfig:
     """Reads the file `config`: lines of key and value, `map SOURCE<TAB>STORE` once per root and alias; bytes
     throughout."""
 
@@ -80,7 +80,7 @@ class Config:
         self.python_version = sys.version_info[0] << 8 | sys.version_info[1]
 
 
-def _own_node(config: Config) -> Config:
+def _own_node(config: ShimConfig) -> ShimConfig:
     """Returns the configuration of the virtual node that this process is on, where several are on this machine."""
     import _hpcstage_rank  # type: ignore[import-not-found]
 
@@ -88,7 +88,7 @@ def _own_node(config: Config) -> Config:
     node_dir = config.virtual + str(node).encode()
     if node_dir == config.node_dir:
         return config
-    own = Config(os.fsdecode(node_dir + b"/shim"))
+    own = ShimConfig(os.fsdecode(node_dir + b"/shim"))
     _hpcstage_rank.tell(os.environ, own.node_dir, own.sock)
     return own
 
@@ -101,14 +101,14 @@ def _plain(value: bytes) -> bytes:
     return value
 
 
-def _try(name: str, config: Config) -> Any:
+def _try(name: str, config: ShimConfig) -> Any:
     try:
         return _native(config) if name == "native" else _python(config)
     except Exception:
         return None
 
 
-def _native(config: Config) -> Any:
+def _native(config: ShimConfig) -> Any:
     if "t" in getattr(sys, "abiflags", ""):
         return None  # a free-threaded build has another ABI
     import _hpcstage_native as native  # type: ignore[import-not-found]
@@ -134,7 +134,7 @@ def _native(config: Config) -> Any:
     return native if works else None
 
 
-def _python(config: Config) -> Any:
+def _python(config: ShimConfig) -> Any:
     import _hpcstage_python  # type: ignore[import-not-found]
 
     slot = _hpcstage_python.install(config, _selftest)
@@ -143,7 +143,7 @@ def _python(config: Config) -> Any:
     return slot
 
 
-def _count_only(config: Config) -> Any:
+def _count_only(config: ShimConfig) -> Any:
     import _hpcstage_slot  # type: ignore[import-not-found]
     import _hpcstage_wire as wire  # type: ignore[import-not-found]
 
@@ -158,7 +158,7 @@ def _at_exit(finish: Any) -> None:
     atexit.register(finish)
 
 
-def _selftest(config: Config) -> bool:
+def _selftest(config: ShimConfig) -> bool:
     """Whether a file that is only in a store is found under its source's name, by open and by stat."""
     name = config.selftest[0] + b"/probe"
     try:

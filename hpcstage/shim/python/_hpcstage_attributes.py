@@ -21,7 +21,7 @@ _fstat = os.fstat
 _row = Struct("<QqQQqIIII8x").unpack_from
 
 
-class Attributes:
+class SourceAttributes:
     """The table of one node directory, mapped when it is first needed."""
 
     def __init__(self, node_dir: bytes, slot: Any) -> None:

@@ -326,7 +326,7 @@ class Change(Call):
         return self.original(*args, **kwargs)
 
 
-class Ask(Call):
+class Surrender(Call):
     """Replaces functions that ask the file system for more than bytes: for a copy they ask the source."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -444,7 +444,7 @@ BY_KIND = (
     (Access, "os", ("access",)),
     (Change, "os", ("remove", "unlink", "truncate", "chmod", "utime", "chown", "lchown", "setxattr", "removexattr")),
     (Change, "os", ("fchmod", "fchown", "link")),
-    (Ask, "os", ("getxattr", "listxattr")),
+    (Surrender, "os", ("getxattr", "listxattr")),
     (Lock, "os", ("lockf",)),
     (Lock, "fcntl", ("flock", "lockf")),
     (Fcntl, "fcntl", ("fcntl",)),

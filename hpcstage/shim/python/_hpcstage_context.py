@@ -42,7 +42,7 @@ class Context:
         self.direct = config.direct
         self.slot = slot
         self.daemon = daemon
-        self.attributes = attributes.Attributes(config.node_dir, slot)
+        self.attributes = attributes.SourceAttributes(config.node_dir, slot)
         self.copies = copies.Copies(self)
         self.use(paths, quiet=True)
 

@@ -47,12 +47,12 @@ class _Finder:
             spec = find(name, path, target) if find is not None and finder is not self else None
             if spec is not None:
                 if hasattr(spec.loader, "exec_module"):
-                    spec.loader = _Loader(spec, ours)
+                    spec.loader = _PatchingLoader(spec, ours)
                 return spec
         return None
 
 
-class _Loader:
+class _PatchingLoader:
     """Runs the true loader, then the patch of the shim. The module sees only the true loader."""
 
     def __init__(self, spec: Any, ours: str) -> None:

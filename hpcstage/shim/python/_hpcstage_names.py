@@ -63,7 +63,7 @@ class _Alias:
             return False
 
 
-class Names:
+class NameResolver:
     """Resolves names. `is_below` says whether a plain absolute name is a dataset's directory or below one."""
 
     def __init__(self, is_below: Callable[[str], bool]) -> None:
@@ -85,7 +85,7 @@ class Names:
     def resolve(self, name: str, how: int) -> str | None:
         """Returns the name below a dataset's directory to which an absolute name (without `..`) leads, or None."""
         if how & AFRESH:
-            return _Walk(name, self._is_below, whole=bool(how & FOLLOWED), afresh=True).found
+            return _LinkWalk(name, self._is_below, whole=bool(how & FOLLOWED), afresh=True).found
         directory = name.rpartition("/")[0]
         known = self._directories.get(directory)
         if known is None or known.until < monotonic():
@@ -95,7 +95,7 @@ class Names:
             known = self._remember(directory)
         if not how & FOLLOWED or not (known.has_links or (how & OPENS and known.looks)):
             return None
-        found = _Walk(name, self._is_below, whole=True).found
+        found = _LinkWalk(name, self._is_below, whole=True).found
         known.looks = max(0, known.looks - 1)
         known.has_links = known.has_links or found is not None
         return found
@@ -114,7 +114,7 @@ class Names:
 
     def _learn(self, name: str) -> str | None:
         since = monotonic()
-        walk = _Walk(name, self._is_below, whole=False)
+        walk = _LinkWalk(name, self._is_below, whole=False)
         if walk.found is None:
             return None
         if len(self._aliases) >= ALIASES and walk.spelt not in self._aliases:
@@ -124,7 +124,7 @@ class Names:
         return walk.found
 
 
-class _Walk:
+class _LinkWalk:
     """Takes a plain absolute name apart, without its last component unless it is looked at as a whole."""
 
     def __init__(self, name: str, is_below: Callable[[str], bool], *, whole: bool, afresh: bool = False) -> None:

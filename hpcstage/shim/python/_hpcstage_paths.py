@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-from _hpcstage_names import Names  # type: ignore[import-not-found]
+from _hpcstage_names import NameResolver  # type: ignore[import-not-found]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _fspath = os.fspath
 _fsdecode = os.fsdecode
 
 
-class Place:
+class DatasetName:
     """A name below a dataset: `source` is the name as the daemon knows it, `local` the place of its copy in the
     store."""
 
@@ -51,7 +51,7 @@ class Paths:
         self._roots = tuple(source for source, _ in pairs)
         self.prefixes = tuple(source + "/" for source, _ in pairs)
         self.near = NEAR
-        self.names = Names(self._is_below)
+        self.names = NameResolver(self._is_below)
         self._leads_outside = self.names.leads_outside
         self.cwd_changed()
 
@@ -71,7 +71,7 @@ class Paths:
                 return None if "//" in name or "/." in name or name[-1] == "/" else store + name[n:]
         return None
 
-    def find(self, name: Any, dir_fd: int | None = None, how: int = 0) -> Place | None:
+    def find(self, name: Any, dir_fd: int | None = None, how: int = 0) -> DatasetName | None:
         """Returns where a name (str, bytes, PathLike) leads, or None; anything else leads nowhere."""
         if type(name) is not str:
             name = self._text(name)
@@ -99,7 +99,7 @@ class Paths:
         name = _normal(name)
         return self._place(name) or self._place_by_links(name, how)
 
-    def _place_by_links(self, name: str, how: int) -> Place | None:
+    def _place_by_links(self, name: str, how: int) -> DatasetName | None:
         found = self.names.resolve(name, how) if self._maps and name[1:] else None
         if found is None or "/.." in found:
             return None
@@ -123,10 +123,10 @@ class Paths:
         except Exception:
             return None
 
-    def _place(self, name: str) -> Place | None:
+    def _place(self, name: str) -> DatasetName | None:
         for prefix, n, store in self._maps:
             if name.startswith(prefix) or name == prefix[:-1]:
-                return Place(name, store + name[n:], n)
+                return DatasetName(name, store + name[n:], n)
         return None
 
     def _absolute(self, name: str, dir_fd: int | None) -> str:

@@ -42,7 +42,7 @@ def install(config: Any, selftest: Callable[[Any], bool]) -> Any:
     fails."""
     slot = slots.Slot(config.page, wire.LAYER_PYTHON, config.python_version)
     slot.open()
-    context = contexts.Context(config, slot, paths.Paths([config.selftest]), wants.Daemon(config, slot))
+    context = contexts.Context(config, slot, paths.Paths([config.selftest]), wants.DaemonSocket(config, slot))
     replaced = _replacements(context)
     _sweep({id(old): new for old, new in replaced})
     if not selftest(config):

@@ -64,7 +64,7 @@ class Log:
             self._late.append((kind, where, ns, payload))
             return
         try:
-            self._put = Ring(self._path, self._late).put
+            self._put = RingWriter(self._path, self._late).put
         except Exception:
             self._put = _nowhere
         self._put(kind, where, ns, payload)
@@ -74,7 +74,7 @@ def _nowhere(kind: int, where: int, ns: int, payload: bytes) -> None:
     """Stands in the place of a ring that cannot be made."""
 
 
-class Ring:
+class RingWriter:
     """The ring's file. Raises OSError where the file cannot be made."""
 
     def __init__(self, path: bytes, late: deque[tuple[int, int, int, bytes]] | None = None) -> None:

@@ -29,7 +29,7 @@ _unlink = os.unlink
 _rename = os.rename
 
 
-class Daemon:
+class DaemonSocket:
     """Asks the daemon; `slot` takes the counts. Paths are bytes."""
 
     def __init__(self, config: Any, slot: Any) -> None:

@@ -34,7 +34,7 @@ MAP_STYLE = 0
 ANNOUNCED_IN = (wire.STATE_STARTING, wire.STATE_SCANNING, wire.STATE_STAGING)
 
 
-class _Loader:
+class _FollowedLoader:
     """A loader of this process: its stream numbers (one, unless iterators of it live side by side) and epochs."""
 
     def __init__(self, pid: int, *, lives: bool) -> None:
@@ -50,7 +50,7 @@ class _Loader:
 class _Run:
     """The state of one iterator; it must not hold the iterator."""
 
-    def __init__(self, loader: _Loader, stream: int) -> None:
+    def __init__(self, loader: _FollowedLoader, stream: int) -> None:
         self.loader = loader
         self.stream = stream
         self.pid = loader.pid
@@ -74,7 +74,7 @@ class Epochs:
     def _start(self) -> None:
         self._pid = os.getpid()
         self._streams = 0
-        self._loaders: dict[int, tuple[Any, _Loader]] = {}
+        self._loaders: dict[int, tuple[Any, _FollowedLoader]] = {}
         self._has_guessed = False
 
     def made(self, loader: Any) -> None:
@@ -144,14 +144,14 @@ class Epochs:
             weakref.finalize(iterator, self._gone, run)
         return run
 
-    def _loader_of(self, iterator: Any) -> _Loader:
+    def _loader_of(self, iterator: Any) -> _FollowedLoader:
         reference = iterator.__dict__.get("_hpcstage_loader")
         loader = reference() if reference is not None else None
         if loader is None:
-            return _Loader(self._pid, lives=False)
+            return _FollowedLoader(self._pid, lives=False)
         known = self._loaders.get(id(loader))
         if known is None or known[0]() is not loader:
-            known = (weakref.ref(loader), _Loader(self._pid, lives=True))
+            known = (weakref.ref(loader), _FollowedLoader(self._pid, lives=True))
             self._loaders[id(loader)] = known
             weakref.finalize(loader, self._loader_gone, id(loader), known[1])
         return known[1]
@@ -211,7 +211,7 @@ class Epochs:
         except Exception:  # at the interpreter's end anything may be missing
             pass
 
-    def _loader_gone(self, identity: int, loader: _Loader) -> None:
+    def _loader_gone(self, identity: int, loader: _FollowedLoader) -> None:
         """Ends the epochs that were expected of a loader that is no more."""
         try:
             if loader.pid == os.getpid():

@@ -27,7 +27,7 @@ MAX_PROBES = 64
 MAX_DEPTH = 4
 
 
-class Header:
+class PageHeader:
     """Reads the page's header. Raises OSError where there is no page."""
 
     def __init__(self, page: bytes) -> None:
@@ -51,7 +51,7 @@ class Header:
         return bool(self._words[wire.LOGGING_OFFSET // 4])
 
 
-class Marked(list):  # type: ignore[type-arg]
+class MarkedBatch(list):  # type: ignore[type-arg]
     """Holds a batch's indices: each is marked before it is handed out, and the end of them when the last was used."""
 
     __slots__ = ("_key", "_mark")
@@ -78,7 +78,7 @@ def _marked(mark: Mark, key: int, index: Any) -> None:
         pass
 
 
-def patch(fetch: Any, mark: Mark, header: Header) -> None:
+def patch(fetch: Any, mark: Mark, header: PageHeader) -> None:
     """Patches torch.utils.data._utils.fetch."""
     fetcher = fetch._MapDatasetFetcher
     original = fetcher.fetch
@@ -91,7 +91,7 @@ def patch(fetch: Any, mark: Mark, header: Header) -> None:
             return original(self, possibly_batched_index)
         if self.auto_collation:
             if isinstance(possibly_batched_index, (list, tuple)):
-                possibly_batched_index = Marked(possibly_batched_index, mark, key)
+                possibly_batched_index = MarkedBatch(possibly_batched_index, mark, key)
             return original(self, possibly_batched_index)
         _marked(mark, key, possibly_batched_index)
         try:

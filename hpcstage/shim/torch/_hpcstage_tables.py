@@ -48,7 +48,7 @@ class _Rows:
         return "\0".join(self.take(wanted))
 
 
-class Table(_Rows):
+class FileTable(_Rows):
     """The rows of the columns that were found."""
 
     def __init__(self, rows: int, found: list[Any]) -> None:
@@ -204,7 +204,7 @@ def _found(dataset: Any, search: _Search, depth: int) -> Any:
         return None if inner_table is None else _Picked(inner_table, indices)
     found = search.columns(dataset, rows)
     if found:
-        return Table(rows, found)
+        return FileTable(rows, found)
     if inner_one is not None and columns.length(inner_one) == rows:
         return _table(inner_one, search, depth + 1)
     return None
@@ -215,7 +215,7 @@ def _frame(space: dict[str, Any], search: _Search) -> Any:
     data = space.get("_data")
     rows = getattr(data, "num_rows", 0)
     found = search.columns_of([data], space, rows) if rows else []
-    return Table(rows, found) if found else None
+    return FileTable(rows, found) if found else None
 
 
 def space_of(dataset: Any) -> dict[str, Any]:

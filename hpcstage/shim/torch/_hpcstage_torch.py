@@ -67,7 +67,7 @@ def _follow_epochs(module: Any, counters: Any) -> Any:
     import _hpcstage_marks  # type: ignore[import-not-found]
 
     config = _hpcstage_attach.settings
-    header = _hpcstage_marks.Header(config.page)
+    header = _hpcstage_marks.PageHeader(config.page)
     epochs = _hpcstage_epochs.Epochs(config, header, counters)
     iterator = module._BaseDataLoaderIter
 
