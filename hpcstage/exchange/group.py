@@ -56,6 +56,8 @@ class GroupService(ExchangeService):
     def pump(self) -> bool:
         """Says which nodes have ended, and shows and watches for signs of life."""
         self._beat(time.monotonic())
+        if not self.station.ended_nodes:
+            return False
         ended, self.station.ended_nodes = self.station.ended_nodes - self._told, set()
         if not ended:
             return False

@@ -37,12 +37,7 @@ class Receiver:
         self.got: list[Got] = []
         """Files that have come, to be told to the daemon."""
         self.missed: list[Missed] = []
-
-    def results(self) -> tuple[list[Got], list[Missed]]:
-        """Returns what is to be told to the daemon, once."""
-        found = self.got, self.missed
-        self.got, self.missed = [], []
-        return found
+        """Files that do not come, to be told to the daemon."""
 
     def awaited(self, source: int) -> list[int]:
         """Returns the ids that are awaited from a node."""

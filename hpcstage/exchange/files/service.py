@@ -72,15 +72,17 @@ class FileService(ExchangeService):
 
     def report(self) -> None:
         """Tells the daemon what has come and gone."""
-        got, missed = self._receiver.results()
-        sent = self._sender.sent()
+        receiver, sent = self._receiver, self._sender.sent()
         if self.station.ended:
             return
-        if got:
-            self.station.daemon.send_got(got)
-        for message in missed:
+        if receiver.got:
+            self.station.daemon.send_got(receiver.got)
+            receiver.got.clear()
+        for message in receiver.missed:
             self.station.tell(*exchange.in_messages(message))
-        self.station.tell(*(Sent(self.station.nodes[to], files, size_bytes) for to, files, size_bytes in sent))
+        receiver.missed.clear()
+        if sent:
+            self.station.tell(*(Sent(self.station.nodes[to], files, size_bytes) for to, files, size_bytes in sent))
 
     # ---- other exchanges
 
