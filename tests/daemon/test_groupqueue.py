@@ -133,6 +133,27 @@ def test_unplaced_files_are_read_directly():
     assert q.want(2, 0.0).reason is Reason.FULL
 
 
+def test_the_end_of_staging_does_not_count_as_a_lack_of_budget():
+    q = queue([4096] * 8, NodeShare([0, 1, 2], unplaced=[7], transit=Budget(4096, 10)), Budget(3 * 4096, 100))
+    assert q.source.next(9, 0.0) == [0, 1]
+    assert q.states.unplaced == q.states.count(FileState.REFUSED) == 2
+    q.source.requeue(1)
+    q.states.close(Reason.LATER)
+    assert q.states.count(FileState.REFUSED) == 3
+    assert q.want(1, 0.0).reason is Reason.LATER
+    q.void([1, 2, 7])
+    assert q.states.unplaced == 2
+
+
+def test_what_other_nodes_keep_is_not_forgotten_after_many_orders():
+    q = queue([4096] * 20, NodeShare([0, 1], transit=Budget(1 << 20, 10)))
+    for start in range(15):
+        q.sequences.push([start])
+    q.divide(None)
+    assert sorted(q.source.next(99, 0.0)) == list(range(20))
+    assert not q.states.waiting
+
+
 def test_nodes_begin_at_their_place():
     q = Queue(array("Q", [10] * 8), Limits(PLENTY, shared=True), array("I", range(8)))
     q.sequences.start_at(4)

@@ -153,6 +153,18 @@ def test_a_large_file_is_tried_a_few_times_only():
     assert tries == MOST_TRIES
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_copying_beside_the_program_is_judged_on_a_single_node_only(shared):
+    q = queue([LARGE] * 3, shared=shared)
+    q.large.reads.here(0, 0.0)
+    assert q.source.next(9, 0.0) == ([1] if shared else []), "first it is seen how the program reads alone"
+
+
+def test_a_want_waits_longer_in_a_node_group():
+    assert queue([10]).want(0, 0.0).deadline < 1.0
+    assert queue([10], shared=True).want(0, 0.0).deadline >= 2.0
+
+
 def test_deadline_follows_from_size_and_rate():
     q = queue([10_000_000, 1000], want_cap_s=60, patience_s=20)
     q.source.estimates.stream_bytes_per_s = 10e6

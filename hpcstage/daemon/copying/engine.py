@@ -139,9 +139,7 @@ class Engine:
     @property
     def unplaced(self) -> int:
         """The number of files that no node keeps where each keeps only a share; 0 where this node keeps all."""
-        states = self.queue.states
-        has_share = self.queue.budget.transit.limit.size_bytes > 0
-        return states.count(FileState.REFUSED) - states.closed_out if has_share else 0
+        return self.queue.states.unplaced if self.queue.budget.transit.limit.size_bytes else 0
 
     @property
     def progress(self) -> Progress:

@@ -163,14 +163,11 @@ class Requests:
     def _owner(self, owner: int) -> _Owner:
         return self._owners.setdefault(owner, _Owner())
 
-    def _end(self, id_: int) -> _Owner | None:
-        if id_ not in self._of:
-            return None
-        number, size_bytes = self._of.pop(id_)
-        self._bytes -= size_bytes
-        owner = self._owner(number)
-        del owner.asked[id_]
-        return owner
+    def _end(self, id_: int) -> None:
+        if id_ in self._of:
+            number, size_bytes = self._of.pop(id_)
+            self._bytes -= size_bytes
+            del self._owner(number).asked[id_]
 
 
 class Askers:

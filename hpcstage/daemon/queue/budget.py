@@ -54,6 +54,10 @@ class Transit:
         """Returns whether a copy fits once every copy in the store has gone."""
         return self._flying_bytes + blocks <= self.limit.size_bytes and len(self._flying) < self.limit.inodes
 
+    def must_wait(self, blocks: int) -> bool:
+        """Returns whether a copy fits only once copies on their way have come."""
+        return self.can_hold(blocks) and not self.fits(blocks)
+
     def fits_ahead(self, blocks: int) -> bool:
         """Returns whether a copy fits without dropping one that has yet to be read."""
         files = len(self._flying) + len(self._unread)

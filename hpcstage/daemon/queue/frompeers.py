@@ -63,7 +63,8 @@ class FromPeers:
                 passed_over += 1
                 continue
             size = states.size(id_)
-            if (size > size_bytes and flights.requests) or not self._fits_now(id_):
+            must_wait = not states.keeps(id_) and flights.budget.transit.must_wait(blocks_bytes(size))
+            if must_wait or (size > size_bytes and flights.requests):
                 (self.promoted if states.of(id_) is FileState.PROMOTED else self.held).ids.appendleft(id_)
                 break
             if flights.begin_request(id_, now):
@@ -74,14 +75,12 @@ class FromPeers:
         return chosen
 
     def _pop(self, now: float) -> int | None:
-        for pop in (self.promoted.pop, self.held.pop, self._pop_ordered):
+        far_waits = self._flights.states.ordered(far=True)
+        for pop in (self.promoted.pop, self.held.pop, lambda: self._sequences.pop(FAR_WAITS) if far_waits else None):
             if (id_ := pop()) is not None:
                 return id_
         kept = self._large.pop_aside(FAR_WAITS, self._is_put_off, now)
         return self._next_ahead(now) if kept is None else kept
-
-    def _pop_ordered(self) -> int | None:
-        return self._sequences.pop(FAR_WAITS) if self._flights.states.ordered(far=True) else None
 
     def _put_aside(self, id_: int, now: float) -> bool:
         """Puts a large file aside that a program reads at the source. Returns whether it is not asked for now."""
@@ -103,12 +102,6 @@ class FromPeers:
             self._sequences.pop(FAR_AWAY)
         self.is_stalled = id_ is not None and not transit.fits_ahead(blocks_bytes(self._flights.states.size(id_)))
         return None if self.is_stalled else id_
-
-    def _fits_now(self, id_: int) -> bool:
-        """Returns False for a file that has to wait until transit copies in flight have come."""
-        states, transit = self._flights.states, self._flights.budget.transit
-        blocks = blocks_bytes(states.size(id_))
-        return states.keeps(id_) or not transit.can_hold(blocks) or transit.fits(blocks)
 
     # ---- large files that programs read at the source
 

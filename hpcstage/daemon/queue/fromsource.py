@@ -142,7 +142,8 @@ class FromSource:
         was not in flight."""
         if self._flights.states.of(id_) is not FileState.FLYING or self._flights.end(id_) is None:
             return False
-        self._large.put_off(id_)
+        self._large.ahead.discard(id_)
+        self._large.held_back.add(id_)
         self._put_aside(id_)
         return True
 

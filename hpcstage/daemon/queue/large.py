@@ -249,11 +249,6 @@ class Large:
         self._tries[id_] += 1
         self.ahead.add(id_)
 
-    def put_off(self, id_: int) -> None:
-        """Notes that the copying of a file was given up, since a program reads it at the source."""
-        self.ahead.discard(id_)
-        self.held_back.add(id_)
-
     def taken_back(self, id_: int) -> None:
         """Notes that the copying of a file was given up for reasons that have nothing to do with the file."""
         self.ahead.discard(id_)

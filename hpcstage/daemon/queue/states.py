@@ -78,8 +78,8 @@ class States:
         """By id: the state, FAR and PASSING."""
         self.closed = Reason.NONE
         """Why nothing more is admitted; NONE while files are."""
-        self.closed_out = 0
-        """The number of ids that were refused because nothing more was admitted."""
+        self._refused_before = 0
+        """The number of ids that were refused when nothing more was admitted."""
         self.promoted_bytes = 0
         self._sizes = sizes
         self._counts = [len(sizes), *(0 for _ in _STATES[1:])]
@@ -100,6 +100,12 @@ class States:
     def waiting(self) -> int:
         """The number of ids that will still be handed out."""
         return self.count(FileState.WAITING) + self.count(FileState.PROMOTED)
+
+    @property
+    def unplaced(self) -> int:
+        """The number of ids for which there was no budget; those that were refused later for another reason are not
+        counted."""
+        return self._refused_before if self.closed else self.count(FileState.REFUSED)
 
     def ordered(self, *, far: bool) -> int:
         """Returns how many ids wait in the order of those that this node reads, or of those that others read."""
@@ -123,18 +129,17 @@ class States:
         """Ends the admission of files: those that wait are refused. Transfers in flight may finish. The first reason
         stays."""
         if not self.closed:
+            self._refused_before = self.count(FileState.REFUSED)
             self.closed = reason
             self._refuse_waiting()
 
     def _refuse_waiting(self) -> None:
-        self.closed_out += self.waiting
         self.promoted_bytes = 0
         self._set_all(bytes(self.cells).translate(_CLOSED))
 
     def move(self, id_: int, to: FileState) -> None:
         """Gives an id another state. Once nothing more is admitted, an id that would wait is refused."""
         if self.closed and to <= FileState.PROMOTED:
-            self.closed_out += 1
             to = FileState.REFUSED
         if to == FileState.PROMOTED:
             self.promoted_bytes += self._sizes[id_]
