@@ -72,25 +72,39 @@ def read(form: type[Form], data: Any) -> Form:  # noqa: ANN401  any JSON value
     """Returns an object of this dataclass. Raises ValueError if the data have another form."""
     values = _checked(data, dict, form.__name__)
     found = {}
-    for part, member in _readers(cast("Any", form)):
-        if part.name in values:
-            given = values[part.name]
-            found[part.name] = None if given == {} and part.metadata == EMPTY else member(given)
-        elif part.default is MISSING and part.default_factory is MISSING:
-            raise ValueError(f"{form.__name__} has no {part.name}")
+    for name, member, required in _readers(cast("Any", form)):
+        if name in values:
+            given = values[name]
+            found[name] = given if member is _same else member(given)
+        elif required:
+            raise ValueError(f"{form.__name__} has no {name}")
     return form(**found)
 
 
 @cache
-def _readers(form: Any) -> Sequence[tuple[Field[Any], Callable[[Any], Any]]]:  # noqa: ANN401  a dataclass
-    hints = get_type_hints(form)
-    return [(part, _reader(hints[part.name])) for part in fields(form)]
+def _readers(form: Any) -> Sequence[tuple[str, Callable[[Any], Any], bool]]:  # noqa: ANN401  a dataclass
+    """Returns the names of the fields, the readers of their values, and whether their keys must be there."""
+    hints, found = get_type_hints(form), []
+    for part in fields(form):
+        member = _reader(hints[part.name])
+        member = partial(_or_empty, member) if part.metadata == EMPTY else member
+        found.append((part.name, member, _is_required(part)))
+    return found
+
+
+def _is_required(part: Field[Any]) -> bool:
+    return part.default is MISSING and part.default_factory is MISSING
+
+
+def _or_empty(member: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401
+    return None if value == {} else member(value)
 
 
 def _reader(hint: Any) -> Callable[[Any], Any]:  # noqa: ANN401  any annotation
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        return partial(_optional, _reader(inner[0]))
+        member = _reader(inner[0])
+        return _same if member is _same else partial(_optional, member)
     if origin in (tuple, list, Sequence):
         same = origin is tuple and inner[-1] is not Ellipsis
         return partial(_array, list if origin is list else tuple, _same if same else _reader(inner[0]))
@@ -116,7 +130,9 @@ def _array(kind: type[Any], member: Callable[[Any], Any], value: Any) -> Any:  #
 
 def _table(key: Callable[[str], Any], member: Callable[[Any], Any], value: Any) -> dict[Any, Any]:  # noqa: ANN401
     table = _checked(value, dict).items()
-    return dict(table) if key is str and member is _same else {key(name): member(one) for name, one in table}
+    if member is _same:
+        return dict(table) if key is str else {key(name): one for name, one in table}
+    return {key(name): member(one) for name, one in table}
 
 
 def _checked(value: Any, kind: type[Any], name: str = "a table") -> Any:  # noqa: ANN401
@@ -135,7 +151,7 @@ def schema(form: type[Any]) -> dict[str, Any]:
     hints = get_type_hints(form, include_extras=True)
     about = _documented(form.__module__).get(form.__name__, {})
     found: dict[str, Any] = {"type": "object"}
-    required = [part.name for part in fields(form) if part.default is MISSING and part.default_factory is MISSING]
+    required = [part.name for part in fields(form) if _is_required(part)]
     properties = {}
     for part in fields(form):
         described = dict(_described(hints[part.name]))

@@ -209,6 +209,7 @@ def _has_group(node: NodePart, totals: RunTotals) -> bool:
 
 EXAMPLES = 5
 REASONS = [reason.name.lower() for reason in Reason if reason is not Reason.NONE]
+DIRECT_COUNTERS = [(name, f"direct_{name}") for name in REASONS]
 LEAST_UNSEEN_BYTES = 64 * 10**6
 """Fewer unseen bytes count as none."""
 LEAST_MISSED_BYTES = 10**6
@@ -285,11 +286,14 @@ def _added(layers: Sequence[LayerCoverage]) -> LayerCoverage:
 
 def _reasons(node: NodePart) -> dict[str, int]:
     """Counts opens at the source by reason; one without a reason counts as `mode_direct`, or as `unstated`."""
-    found = {name: total(node.processes, f"direct_{name}") for name in REASONS} | {"mode_direct": 0, "unstated": 0}
+    found = dict.fromkeys([*REASONS, "mode_direct", "unstated"], 0)
     for process in node.processes:
-        given = sum(count(process, f"direct_{name}") for name in REASONS)
-        rest = max(0, count(process, "source_opens") - given)
-        found["mode_direct" if node.mode == "direct" else "unstated"] += rest
+        rest = count(process, "source_opens")
+        for name, counter in DIRECT_COUNTERS:
+            if value := process.counters.get(counter):
+                found[name] += value
+                rest -= value
+        found["mode_direct" if node.mode == "direct" else "unstated"] += max(0, rest)
     return found
 
 
