@@ -15,6 +15,7 @@ from hpcstage.daemon.copying.alone import Reopened
 from hpcstage.daemon.copying.changes import Changes
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.copying.inodes import Inodes
+from hpcstage.daemon.copying.openfiles import LargeInUse
 from hpcstage.daemon.copying.sightings import Pausing
 from hpcstage.daemon.copying.writes import Writes
 from hpcstage.daemon.part import describe, problems
@@ -96,6 +97,7 @@ class Staging(Phase):
             self.pausing = Pausing(base, self.engine)
         self.reopened = Reopened(base.helpers)
         self._little = Little()
+        self._in_use = LargeInUse(self.engine)
         self._waiting_for_staged: list[int] = []
         self._closed_seen = Reason.NONE
         self._next_look = 0.0
@@ -195,7 +197,7 @@ class Staging(Phase):
             return
         engine = self.engine
         self._note_progress()
-        engine.see_use(self.base.programs, self.base.page.sums()[Counter.SOURCE_READ_BYTES], now)
+        self._in_use.look(self.base.programs, self.base.page.sums()[Counter.SOURCE_READ_BYTES], now)
         self._yield_to_programs(now)
         if self.peers is not None:
             self.peers.hold_back(now)
@@ -210,7 +212,7 @@ class Staging(Phase):
             watch.opened_bytes,
             self.base.page.sums(),
             self.base.page.attached(),
-            lambda: self.engine.are_mapped(self.base.programs),
+            lambda: self._in_use.are_mapped(self.base.programs),
         )
         if share is not None:
             text = f"copying was stopped, as the program reads {share:.1%} of the bytes of the files that it opens"

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from hpcstage.daemon.copying.alone import Alone
-from hpcstage.daemon.copying.openfiles import are_mapped_below, in_turn, open_below
-from hpcstage.daemon.queue.large import LEAST_BYTES, Read
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.states import FileState
 from hpcstage.plan.dataset.manifest import Manifest
@@ -85,6 +83,38 @@ class DatasetFacts:
     staged_bytes: int = 0
 
 
+class Tombstones:
+    """Bars the names of files that are written to while they are in flight, so that their copies are not published."""
+
+    def __init__(self, manifest: Manifest, store: Store, on_hold: Callable[[int], None]) -> None:
+        """`on_hold` is called with the number of transfers that may be published all the same."""
+        self._manifest = manifest
+        self._store = store
+        self._on_hold = on_hold
+        self._barred: set[int] = set()
+        self._unbarred: set[int] = set()
+        """Ids in flight that were written to and have no tombstone: they may be published until their result comes."""
+
+    def bar(self, id_: int) -> None:
+        """Puts a tombstone in the place of a copy that is on its way."""
+        if not self._store.bar(id_, self._manifest.store_path(id_)):
+            self._unbarred.add(id_)
+            self._on_hold(len(self._unbarred))
+        self._barred.add(id_)
+
+    def lift(self, id_: int) -> None:
+        """Removes the tombstone of a transfer that has ended, if it has one."""
+        if id_ in self._barred:
+            self._barred.discard(id_)
+            self._store.unbar(id_, self._manifest.store_path(id_))
+
+    def settle(self, id_: int) -> None:
+        """Notes that the result of a transfer was handled: no copy of it is visible that must not be."""
+        if id_ in self._unbarred:
+            self._unbarred.discard(id_)
+            self._on_hold(len(self._unbarred))
+
+
 class Engine:
     """Moves files between queue, pool and store, and owns the counts and errors of the record."""
 
@@ -121,19 +151,13 @@ class Engine:
         self._on_final = on_final
         self._on_result = on_result
         self._is_wanted = is_wanted
-        self._on_hold = on_hold
+        self._tombstones = Tombstones(manifest, store, on_hold)
         self._on_given = on_given
         self.is_paused = False
         """Whether no copy is begun for now."""
         self._taken_back: set[int] = set()
         """The ids of transfers that were cancelled, though not because the program reads the files."""
         self._tries: dict[int, int] = {}
-        self._barred: set[int] = set()
-        self._looked = 0
-        """The pid of the process that was looked at last."""
-        self._may_be_large = max(manifest.sizes, default=0) > LEAST_BYTES
-        self._unbarred: set[int] = set()
-        """Ids in flight that were written to and have no tombstone: they may be published until their result comes."""
         self._mean_bytes = manifest.total_bytes / max(len(manifest), 1)
 
     @property
@@ -189,12 +213,12 @@ class Engine:
             self.queue.states.close(Reason.FAILED)
 
     def _take(self, result: Result, now: float) -> None:
+        self._tombstones.lift(result.id)
         self._conclude(result, now)
         self._taken_back.discard(result.id)
-        self._release(result.id)
+        self._tombstones.settle(result.id)
 
     def _conclude(self, result: Result, now: float) -> None:
-        self._unbar(result.id)
         if result.status is Status.CANCELLED and self._put_off(result.id, now):
             return
         if result.status is Status.OK or (result.status is Status.EXISTS and self._is_complete(result.id)):
@@ -221,16 +245,6 @@ class Engine:
             self._on_final(id_)
             return True
         return False
-
-    def _unbar(self, id_: int) -> None:
-        if id_ in self._barred:
-            self._barred.discard(id_)
-            self.store.unbar(id_, self.manifest.store_path(id_))
-
-    def _release(self, id_: int) -> None:
-        if id_ in self._unbarred:
-            self._unbarred.discard(id_)
-            self._on_hold(len(self._unbarred))
 
     def _stored(self, result: Result, now: float) -> bool:
         if self.queue.done(result.id, result.size_bytes, now):
@@ -272,32 +286,7 @@ class Engine:
             self.queue.states.close(Reason.FAILED)
         self.errors.add(self.manifest.source_path(result.id), describe(result), now)
 
-    # ---- large files that the program reads at the source
-
-    def see_use(self, programs: Callable[[], Iterable[int]], read_bytes: int, now: float) -> None:
-        """Finds the large files that these processes have open, at the source and in the store. `read_bytes` is what
-        they have read at the source until now."""
-        queue, large, manifest = self.queue, self.queue.large, self.manifest
-        ahead = list(large.ahead)
-        if queue.settled or not self._may_be_large:
-            return
-        self._looked, pids = in_turn(programs(), self._looked)
-        paths = open_below(pids, self._roots())
-        found = {id_ for id_ in map(manifest.find_source, paths) if id_ is not None and large.is_large(id_)}
-        for id_ in found:
-            large.reads.here(id_, now)
-        large.looked(len(found), Read(now, read_bytes, self.pool.stats.totals().bytes))
-        for id_ in ahead:
-            copy = self.store.path(manifest.store_path(id_))
-            if queue.states.of(id_) is FileState.STORED and (copy in paths or self.was_read(id_)):
-                large.ahead.discard(id_)
-
-    def are_mapped(self, programs: Callable[[], Iterable[int]]) -> bool:
-        """Returns whether processes have files of the datasets mapped, at the source or in the store."""
-        return are_mapped_below(programs(), self._roots())
-
-    def _roots(self) -> list[bytes]:
-        return [self.store.root, *(dataset.root for dataset in self.manifest.datasets)]
+    # ---- transfers that are given up
 
     def yield_to_program(self, now: float) -> None:
         """Gives up transfers of files that the program reads at the source, except those that a want waits for."""
@@ -321,9 +310,9 @@ class Engine:
 
     def received(self, result: Result, now: float) -> bool:
         """Takes in a copy that came from another node. Returns False if it is not needed."""
-        self._unbar(result.id)
+        self._tombstones.lift(result.id)
         taken = self._stored(result, now) if result.id in self.queue.flights.requests else self._late(result)
-        self._release(result.id)
+        self._tombstones.settle(result.id)
         self._on_final(result.id)
         return taken
 
@@ -340,8 +329,8 @@ class Engine:
 
     def not_received(self, id_: int) -> None:
         """Notes that a copy will not come from another node."""
-        self._unbar(id_)
-        self._release(id_)
+        self._tombstones.lift(id_)
+        self._tombstones.settle(id_)
 
     def postponed(self, id_: int, now: float) -> None:
         """Puts off a large file that no other node sends as long as a program reads it at the source."""
@@ -374,7 +363,7 @@ class Engine:
         """Voids files that are written to: when this returns, no copy of them is visible or ever will be."""
         ids = [id_ for id_ in ids if self.queue.states.of(id_) is not FileState.VOID]
         stored = [id_ for id_ in ids if self.queue.states.of(id_) is FileState.STORED]
-        self._bar(self.queue.void(ids))
+        self._void_flying(self.queue.void(ids))
         for id_ in stored:
             self.store.drop(id_, self.manifest.store_path(id_))
         self.holdings.drop(ids)
@@ -382,16 +371,13 @@ class Engine:
     def void_range(self, ids: range) -> bytes:
         """Voids many files whose copies have been put out of sight. Returns the state that each of them had."""
         places, flying = self.queue.void_range(ids)
-        self._bar(flying)
+        self._void_flying(flying)
         self.holdings.drop(ids)
         return places
 
-    def _bar(self, flying: Iterable[int]) -> None:
+    def _void_flying(self, flying: Iterable[int]) -> None:
         for id_ in flying:
-            if not self.store.bar(id_, self.manifest.store_path(id_)):
-                self._unbarred.add(id_)
-                self._on_hold(len(self._unbarred))
-            self._barred.add(id_)
+            self._tombstones.bar(id_)
             self.pool.cancel(id_)
 
 

@@ -5,12 +5,50 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+
+from hpcstage.daemon.copying.engine import Engine
+from hpcstage.daemon.queue.large import LEAST_BYTES, Read
+from hpcstage.daemon.queue.states import FileState
 
 MOST_PROCESSES = 64
 """The most processes that one look takes in, in some ten milliseconds."""
 _DELETED = b" (deleted)"
+
+
+class LargeInUse:
+    """Looks which large files programs have open, so that the queue holds back their copying; see `queue.large`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._roots = [engine.store.root, *(dataset.root for dataset in engine.manifest.datasets)]
+        self._last = 0
+        """The pid of the process that was looked at last."""
+        self._may_be_large = max(engine.manifest.sizes, default=0) > LEAST_BYTES
+
+    def look(self, programs: Callable[[], Iterable[int]], read_bytes: int, now: float) -> None:
+        """Finds the large files that these processes have open, at the source and in the store. `read_bytes` is what
+        they have read at the source until now."""
+        engine, large = self._engine, self._engine.queue.large
+        ahead = list(large.ahead)
+        if engine.queue.settled or not self._may_be_large:
+            return
+        self._last, pids = in_turn(programs(), self._last)
+        paths = open_below(pids, self._roots)
+        ids = map(engine.manifest.find_source, paths)
+        found = {id_ for id_ in ids if id_ is not None and large.is_large(id_)}
+        for id_ in found:
+            large.reads.here(id_, now)
+        large.looked(len(found), Read(now, read_bytes, engine.pool.stats.totals().bytes))
+        for id_ in ahead:
+            copy = engine.store.path(engine.manifest.store_path(id_))
+            if engine.queue.states.of(id_) is FileState.STORED and (copy in paths or engine.was_read(id_)):
+                large.ahead.discard(id_)
+
+    def are_mapped(self, programs: Callable[[], Iterable[int]]) -> bool:
+        """Returns whether processes have files of the datasets mapped, at the source or in the store."""
+        return are_mapped_below(programs(), self._roots)
 
 
 def in_turn(pids: Iterable[int], last: int) -> tuple[int, list[int]]:
