@@ -13,7 +13,7 @@ from pathlib import Path
 from hpcstage.daemon.process.proc import pressure
 from hpcstage.daemon.resources import Resources, log
 from hpcstage.daemon.service import Service
-from hpcstage.daemon.telemetry import Sampler, Snapshot
+from hpcstage.daemon.telemetry import Snapshot, Telemetry
 from hpcstage.protocol import nodedir
 from hpcstage.record.parts.draft import DatasetPart, NodeDraft
 
@@ -29,20 +29,20 @@ class Reporter(Service):
     ) -> None:
         self._base = base
         self._services = services
-        self._sampler = Sampler(snapshot, base.started)
+        self._telemetry = Telemetry(snapshot, base.started)
         self._started_unix_s = time.time() - (time.monotonic() - base.started)
         self._pressure = pressure()
         self._next = base.started + FIRST_S
 
     def work(self, now: float) -> None:
         """See Service."""
-        self._sampler.look(now)
+        self._telemetry.look(now)
         if now >= self._next:
             self.write(now)
 
     def wake_after(self, now: float) -> float:
         """See Service."""
-        return min(self._sampler.wake_after(now), self._next - now)
+        return min(self._telemetry.wake_after(now), self._next - now)
 
     def write(self, now: float, *, complete: bool = False) -> None:
         """Writes the part in a helper; `complete` says that the run has ended."""
@@ -51,7 +51,7 @@ class Reporter(Service):
         base, run_dir = self._base, Path(self._base.spec.run_dir)
         self._next = now + EVERY_S
         if complete:
-            self._sampler.tick(now)
+            self._telemetry.tick(now)
         part = part_of(self._draft(now, complete=complete))
         base.events.flush()
         extra = [(base.node_dir / nodedir.EVENTS, "events")] if complete else []
@@ -79,7 +79,7 @@ class Reporter(Service):
                 for one in spec.datasets
             ],
             totals={name: base.answers.counts[name] for name in ("want_ready", "want_direct")},
-            samples=self._sampler.samples,
+            samples=self._telemetry.samples,
             pressure={name: round(since[name] - was, 6) for name, was in self._pressure.items() if name in since},
             problems=list(base.problems),
             node_index=spec.node_index,

@@ -40,7 +40,7 @@ class Snapshot:
     sent_bytes: int = 0
 
 
-class Sampler:
+class Telemetry:
     """Turns readings of the counters into samples and owns the samples."""
 
     def __init__(self, read: Callable[[float], Snapshot], started: float) -> None:

@@ -28,7 +28,7 @@ MOST_NAMES = 64
 
 
 @dataclass
-class Tally:
+class ScanFindings:
     """The findings of one worker. They are merged at the end, so the walk needs no locks for them."""
 
     columns: Columns = field(default_factory=Columns)
@@ -109,24 +109,26 @@ def above(path: bytes) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def list_directory(task: Directory, root: bytes, tally: Tally, push: Callable[[Task], None], bounds: Bounds) -> int:
+def list_directory(
+    task: Directory, root: bytes, findings: ScanFindings, push: Callable[[Task], None], bounds: Bounds
+) -> int:
     """Lists a directory; returns how many entries it has."""
     path = join(root, task.path)
     if path in bounds.exclude:
         return 0
-    tally.listings += 1
-    tally.stats += 1
+    findings.listings += 1
+    findings.stats += 1
     try:
         itself = os.stat(path)
         key = (itself.st_dev, itself.st_ino)
         if why := bounds.refuses(task, key):
-            tally.skip(path, why)
+            findings.skip(path, why)
             return 0
         here = replace(task, ancestors=(*task.ancestors, key))
         with os.scandir(path) as entries:
             return _sort_entries(entries, here, push)
     except OSError as error:
-        tally.skip(path, f"directory: {error.strerror}")
+        findings.skip(path, f"directory: {error.strerror}")
         return 0
 
 
@@ -153,7 +155,9 @@ def _descend(here: Directory, name: bytes, device: int | None, push: Callable[[T
         push(replace(here, path=below, positions=positions, device=here.device if device is None else device))
 
 
-def look(task: Names, start: int, stop: int, root: bytes, tally: Tally, push: Callable[[Task], None]) -> float:
+def look(
+    task: Names, start: int, stop: int, root: bytes, findings: ScanFindings, push: Callable[[Task], None]
+) -> float:
     """Looks at some of the names; returns the median time of a look, which a preempted moment does not change."""
     prefix = join(root, task.parent)
     prefix = prefix if prefix.endswith(b"/") else prefix + b"/"
@@ -162,14 +166,14 @@ def look(task: Names, start: int, stop: int, root: bytes, tally: Tally, push: Ca
     for name in task.names[start:stop]:
         is_link = False
         try:
-            tally.stats += 1
+            findings.stats += 1
             found = os.lstat(prefix + name)
             if is_link := stat.S_ISLNK(found.st_mode):
-                tally.stats += 1
+                findings.stats += 1
                 found = os.stat(prefix + name)
         except OSError as error:
             if task.directory is None or _takes(task.directory, name):
-                tally.skip(prefix + name, _why(error, is_link=is_link))
+                findings.skip(prefix + name, _why(error, is_link=is_link))
             continue
         finally:
             times.append(time.monotonic())
@@ -179,10 +183,10 @@ def look(task: Names, start: int, stop: int, root: bytes, tally: Tally, push: Ca
             continue
         elif stat.S_ISREG(found.st_mode):
             behind = task.directory is not None and task.directory.device is not None
-            tally.size_bytes += found.st_size
-            tally.columns.add(task.dataset, below + name, found, is_link=is_link, behind=behind)
+            findings.size_bytes += found.st_size
+            findings.columns.add(task.dataset, below + name, found, is_link=is_link, behind=behind)
         else:
-            tally.skip(prefix + name, "not a regular file")
+            findings.skip(prefix + name, "not a regular file")
     return sorted(after - before for before, after in pairwise(times))[(len(times) - 1) // 2]
 
 

@@ -22,7 +22,7 @@ from hpcstage.plan.dataset.listing import (
     Bounds,
     Directory,
     Names,
-    Tally,
+    ScanFindings,
     Task,
     above,
     list_directory,
@@ -71,13 +71,19 @@ def scan(
     `on_found` with the files and bytes that are found so far, a few times a second."""
     started = time.monotonic()
     walk = _Walk(resolved, frozenset(exclude), threads, cancel or threading.Event())
-    tally = walk.run(_first_tasks(resolved), on_found)
+    findings = walk.run(_first_tasks(resolved), on_found)
     if walk.cancelled:
         raise ScanCancelled
-    manifest = Manifest.build(resolved.datasets, tally.columns)
+    manifest = Manifest.build(resolved.datasets, findings.columns)
     seconds = time.monotonic() - started
     return ScanResult(
-        manifest, tally.skipped, dict(tally.counts), tally.stats, tally.listings, seconds, walk.workers_started
+        manifest,
+        findings.skipped,
+        dict(findings.counts),
+        findings.stats,
+        findings.listings,
+        seconds,
+        walk.workers_started,
     )
 
 
@@ -129,7 +135,7 @@ class _Walk:
         self._busy = 0
         self._lost_s = 0.0
         self._changed = threading.Condition()
-        self._tallies: list[Tally] = []
+        self._findings: list[ScanFindings] = []
         self._threads: list[threading.Thread] = []
         self._failure: BaseException | None = None
 
@@ -141,7 +147,7 @@ class _Walk:
     def workers_started(self) -> int:
         return len(self._threads)
 
-    def run(self, tasks: Iterator[Task], on_found: Callable[[int, int], None]) -> Tally:
+    def run(self, tasks: Iterator[Task], on_found: Callable[[int, int], None]) -> ScanFindings:
         """Works until no task is left; the threads are daemon threads, so a hung source cannot keep the process."""
         self._feed = tasks
         with self._changed:
@@ -149,33 +155,33 @@ class _Walk:
         for thread in self._threads:  # grows while it is iterated
             while thread.is_alive() and not self.cancelled:
                 thread.join(timeout=0.2)
-                on_found(sum(len(tally.columns) for tally in self._tallies), sum(t.size_bytes for t in self._tallies))
+                on_found(sum(len(one.columns) for one in self._findings), sum(one.size_bytes for one in self._findings))
         if self._failure is not None:
             raise self._failure
         return self._merged()
 
-    def _merged(self) -> Tally:
-        total = Tally()
-        for tally in self._tallies:
-            total.columns.extend(tally.columns)
-            total.skipped.extend(tally.skipped[: SKIPPED_LIMIT - len(total.skipped)])
-            total.counts.update(tally.counts)
-            total.stats += tally.stats
-            total.listings += tally.listings
-            tally.columns = Columns()
+    def _merged(self) -> ScanFindings:
+        total = ScanFindings()
+        for findings in self._findings:
+            total.columns.extend(findings.columns)
+            total.skipped.extend(findings.skipped[: SKIPPED_LIMIT - len(total.skipped)])
+            total.counts.update(findings.counts)
+            total.stats += findings.stats
+            total.listings += findings.listings
+            findings.columns = Columns()
         return total
 
     def _start_worker(self) -> None:
-        tally = Tally()
-        thread = threading.Thread(target=self._work, args=(tally,), name="scan", daemon=True)
-        self._tallies.append(tally)
+        findings = ScanFindings()
+        thread = threading.Thread(target=self._work, args=(findings,), name="scan", daemon=True)
+        self._findings.append(findings)
         self._threads.append(thread)
         thread.start()
 
-    def _work(self, tally: Tally) -> None:
+    def _work(self, findings: ScanFindings) -> None:
         try:
             while (task := self._take()) is not None:
-                self._do(task, tally)
+                self._do(task, findings)
                 self._finished()
         except BaseException as error:  # noqa: BLE001  handed to the caller of scan
             with self._changed:
@@ -223,16 +229,16 @@ class _Walk:
                 self._tasks.append(task)
             self._changed.notify()
 
-    def _do(self, task: Task, tally: Tally) -> None:
+    def _do(self, task: Task, findings: ScanFindings) -> None:
         root = self._roots[task.dataset]
         started = time.monotonic()
         if isinstance(task, Directory):
-            entries = list_directory(task, root, tally, self._push, self._bounds)
+            entries = list_directory(task, root, findings, self._push, self._bounds)
             self._is_slow(2 + entries, time.monotonic() - started)
             return
         done = 0
         while done < len(task.names):
-            typical_s = look(task, done, done + SLOW_BATCH, root, tally, self._push)
+            typical_s = look(task, done, done + SLOW_BATCH, root, findings, self._push)
             done += SLOW_BATCH
             if self._is_slow(SLOW_BATCH, SLOW_BATCH * typical_s):
                 break
