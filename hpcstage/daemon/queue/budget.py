@@ -46,6 +46,11 @@ class Transit:
         """The bytes that all transit copies take, those on their way included."""
         return self._flying_bytes + self._unread_bytes + self._read_bytes
 
+    @property
+    def count(self) -> int:
+        """The number of all transit copies."""
+        return len(self._flying) + len(self._unread) + len(self._read)
+
     def can_hold(self, blocks: int) -> bool:
         """Returns whether a copy would fit if there was no other."""
         return blocks <= self.limit.size_bytes and self.limit.inodes > 0
@@ -113,8 +118,7 @@ class Transit:
 
     def surplus(self) -> int | None:
         """Returns the copy that has to go next; None while all fit."""
-        files = len(self._flying) + len(self._read) + len(self._unread)
-        if self.used_bytes <= self.limit.size_bytes and files <= self.limit.inodes:
+        if self.used_bytes <= self.limit.size_bytes and self.count <= self.limit.inodes:
             return None
         return next(chain(self._read, self._unread), None)
 
@@ -196,7 +200,7 @@ class FreeBudget:
                 self._left_inodes -= 1
 
     def _give_back(self, id_: int, blocks: int) -> None:
-        if self.transit.give_back(id_):
+        if self.transit.count and self.transit.give_back(id_):
             self.used_bytes -= blocks
             self.used_files -= 1
         else:

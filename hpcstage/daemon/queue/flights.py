@@ -7,6 +7,8 @@ from collections.abc import Callable
 from hpcstage.daemon.queue.budget import FreeBudget
 from hpcstage.daemon.queue.states import FileState, States
 
+_FLYING, _STORED = FileState.FLYING, FileState.STORED
+
 
 class Flights:
     """Owns when each transfer began. `read_of` returns the bytes that all transfers of an id have read until now."""
@@ -28,7 +30,7 @@ class Flights:
         if not self.budget.reserve(id_):
             self.states.move(id_, FileState.REFUSED)
             return False
-        self.states.move(id_, FileState.FLYING)
+        self.states.move(id_, _FLYING)
         self.started[id_] = now
         return True
 
@@ -63,13 +65,14 @@ class Flights:
         copy is still of use is FLYING until the caller gives it another state."""
         started = self.started.pop(id_, None)
         if started is not None:
-            self.requests.pop(id_, None)
             self.budget.release(id_)
+            if self.requests:
+                self.requests.pop(id_, None)
         return started
 
     def take_in(self, id_: int, size_bytes: int) -> None:
         """Takes in the copy of an id, which is in the store with this size."""
         self.budget.stored(id_, size_bytes, ahead=id_ in self.ahead)
         self.ahead.discard(id_)
-        self.states.move(id_, FileState.STORED)
+        self.states.move(id_, _STORED)
         self.states.resize(id_, size_bytes)

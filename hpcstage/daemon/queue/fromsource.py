@@ -49,7 +49,7 @@ class FromSource:
         """Returns up to `free` ids to copy now. They are in flight from here on."""
         chosen: list[int] = []
         passed_over = 0
-        flights, states, bucket = self._flights, self._flights.states, self._bucket
+        flights, states, bucket, large = self._flights, self._flights.states, self._bucket, self._large
         while len(chosen) < free and passed_over < LOOK_LIMIT and not states.closed and bucket.open(now):
             id_ = self._next(now)
             if id_ is None:
@@ -60,9 +60,9 @@ class FromSource:
                 passed_over += 1
                 continue
             bucket.take(states.size(id_))
-            if self._large.is_large(id_):
+            if large.is_large(id_):
                 flights.measure(id_)
-                self._large.begun(id_)
+                large.begun(id_)
             chosen.append(id_)
         return chosen
 
@@ -81,13 +81,13 @@ class FromSource:
             self._large.put_aside(id_)
 
     def _pop(self) -> int | None:
-        if (wanted := self.promoted.pop()) is not None:
+        if self.promoted.ids and (wanted := self.promoted.pop()) is not None:
             return wanted
-        if self._turn < self.turns and (asked := self._asked.pop()) is not None:
+        if self._asked.ids and self._turn < self.turns and (asked := self._asked.pop()) is not None:
             self._turn += 1
             return asked
         self._turn = 0
-        if (released := self.released.pop()) is not None:
+        if self.released.ids and (released := self.released.pop()) is not None:
             return released
         ordered = self._sequences.pop(NEAR_WAITS) if self._flights.states.ordered(far=False) else None
         return self._asked.pop() if ordered is None else ordered

@@ -166,7 +166,8 @@ class Large:
 
     def is_large(self, id_: int) -> bool:
         """Returns whether a file is large, so that its copying may be held back."""
-        return self._states.size(id_) > max(LEAST_BYTES, LARGE_S * self._estimates.all_bytes_per_s)
+        size = self._states.size(id_)
+        return size > LEAST_BYTES and size > LARGE_S * self._estimates.all_bytes_per_s
 
     # ---- what is held back
 

@@ -22,6 +22,7 @@ from hpcstage.daemon.queue.states import FINAL, FileState, NodeShare, States
 from hpcstage.plan.blocks import blocks_bytes
 from hpcstage.protocol.shim import Reason
 
+_FLYING = FileState.FLYING
 _REASONS = {FileState.FAILED: Reason.FAILED, FileState.VOID: Reason.VOID}
 
 
@@ -91,9 +92,10 @@ class Queue:
             self.source.estimates.finished(size_bytes, now - started, now)
         elif is_wanted:
             self.peers.estimates.finished(size_bytes, now - started, now)
-        if state is FileState.FLYING:
-            self.flights.take_in(id_, size_bytes)
-        return state is FileState.FLYING
+        if state is not _FLYING:
+            return False
+        self.flights.take_in(id_, size_bytes)
+        return True
 
     def failed(self, id_: int, *, no_room: bool = False) -> None:
         """Notes that a transfer failed for good. With `no_room` (ENOSPC, EDQUOT) the queue admits nothing more."""

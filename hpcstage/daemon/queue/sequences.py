@@ -80,8 +80,9 @@ class Sequences:
         one = self._next(wanted)
         if one is None:
             return None
-        one.cursors[wanted] += 1
-        return one.ids[one.cursors[wanted] - 1]
+        position = one.cursors[wanted]
+        one.cursors[wanted] = position + 1
+        return one.ids[position]
 
     def peek_ahead(self) -> int | None:
         """Returns the id of those that other nodes keep that the program reads next, by the newest order with a name

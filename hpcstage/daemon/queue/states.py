@@ -41,6 +41,7 @@ NEAR_WAITS, FAR_WAITS, FAR_AWAY = int(FileState.WAITING), FAR | FileState.WAITIN
 may ask another node for ahead of the program."""
 _STATE, READER = 7, 15
 """Masks of a byte: the state alone, and the state with FAR."""
+_PROMOTED = int(FileState.PROMOTED)
 _STATES = tuple(FileState(cell & _STATE) for cell in range(32))
 
 
@@ -139,22 +140,20 @@ class States:
 
     def move(self, id_: int, to: FileState) -> None:
         """Gives an id another state. Once nothing more is admitted, an id that would wait is refused."""
-        if self.closed and to <= FileState.PROMOTED:
-            to = FileState.REFUSED
-        if to == FileState.PROMOTED:
-            self.promoted_bytes += self._sizes[id_]
-        if self.cells[id_] & _STATE == FileState.PROMOTED:
+        cell = self.cells[id_]
+        if to <= _PROMOTED:
+            to = FileState.REFUSED if self.closed else to
+            self.promoted_bytes += self._sizes[id_] if to == _PROMOTED else 0
+        if cell & _STATE == _PROMOTED:
             self.promoted_bytes -= self._sizes[id_]
-        self._set(id_, self.cells[id_] & ~_STATE | to)
+        moved = cell & ~_STATE | to
+        self._counts[cell] -= 1
+        self._counts[moved] += 1
+        self.cells[id_] = moved
 
     def wait_again(self, id_: int) -> None:
         """Has an id that was promoted or in flight wait again; one that this node does not keep is AWAY again."""
         self.move(id_, FileState.WAITING if self.keeps(id_) else FileState.AWAY)
-
-    def _set(self, id_: int, cell: int) -> None:
-        self._counts[self.cells[id_]] -= 1
-        self._counts[cell] += 1
-        self.cells[id_] = cell
 
     def _set_all(self, cells: bytes) -> None:
         self.cells[:] = cells
@@ -204,7 +203,10 @@ class States:
 
     def make_near(self, id_: int) -> None:
         """Has this node read a file from the source."""
-        self._set(id_, self.cells[id_] & ~FAR)
+        cell = self.cells[id_]
+        self._counts[cell] -= 1
+        self._counts[cell & ~FAR] += 1
+        self.cells[id_] = cell & ~FAR
 
 
 def _counted(cells: bytes) -> list[tuple[int, int]]:
