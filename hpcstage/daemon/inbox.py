@@ -14,9 +14,10 @@ Item = Request | exchange.Written | exchange.Ask
 UNANSWERED = frozenset({Kind.WANT, Kind.STAGED})
 """The kinds of requests that are not answered before they are taken out."""
 WRITES = frozenset({Kind.WROTE, Kind.LANDED, exchange.Written})
-LIMITED = frozenset({Kind.ORDER, Kind.EPOCH, exchange.Ask})
+LIMITED = (frozenset({Kind.ORDER, Kind.EPOCH}), frozenset({exchange.Ask}))
 MOST_LIMITED = 1024
-"""The most orders, announcements and messages of nodes that ask for files; without them staging only takes longer."""
+"""The most orders and announcements, and the most messages of nodes that ask for files; without them staging only takes
+longer."""
 
 
 class Inbox:
@@ -24,22 +25,25 @@ class Inbox:
 
     def __init__(self) -> None:
         self._items: list[Item] = []
-        self._limited = 0
 
     def keep(self, item: Item) -> bool:
         """Keeps a request or a message. Returns False if there are too many of its kind."""
-        if _kind(item) in LIMITED:
-            if self._limited >= MOST_LIMITED:
+        for kinds in LIMITED:
+            if _kind(item) in kinds and sum(_kind(other) in kinds for other in self._items) >= MOST_LIMITED:
                 return False
-            self._limited += 1
         self._items.append(item)
         return True
 
+    def take_writes(self) -> list[Item]:
+        """Takes out the writes, which were answered: they hold before anything is copied."""
+        writes = [item for item in self._items if _kind(item) in WRITES]
+        self._items = [item for item in self._items if _kind(item) not in WRITES]
+        return writes
+
     def take(self) -> list[Item]:
-        """Takes out everything: first the writes, which were answered and hold before anything is copied, then the rest
-        in the order in which it came."""
+        """Takes out everything, in the order in which it came."""
         items, self._items = self._items, []
-        return sorted(items, key=lambda item: _kind(item) not in WRITES)
+        return items
 
     def take_wants(self) -> list[Request]:
         """Takes out the wants, which have waited long enough."""

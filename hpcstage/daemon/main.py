@@ -82,7 +82,7 @@ class Daemon(Service):
             lambda: programs.accounts.own_bytes,
         )
         self._reporter = Reporter(self.base, lambda: self._loop.services, self._snapshot)
-        self._others = (programs, self._reporter)
+        self._programs = programs
         self._last_token: int | None = None
         self._group: NodeGroup | None = None
         self._phase: Phase = Unstaged(self.base, State.MEASURING)
@@ -127,18 +127,18 @@ class Daemon(Service):
         self._phase = phase
         self.base.page.set_state(phase.state)
         group = () if self._group is None else (self._group,)
-        self._loop.serve((self, *group, *phase.services(), *self._others))
+        self._loop.serve((self, *group, self._programs, *phase.services(), self._reporter))
 
     def _stage(self, pool: CopierPool, prepared: Prepared, inbox: Inbox) -> None:
         """Begins the staging, and hands it what came before."""
         try:
             staging = Staging(self.base, pool, self._log, prepared, self._group)
-        except Exception:  # noqa: BLE001  a program may wait for the end of the staging
+            self._enter(staging)
+            staging.begin(inbox.take_writes())
+        except Exception:  # noqa: BLE001  a program may wait for the end of the staging, and no write may be forgotten
             traceback.print_exc()
             self._give_up("the staging could not begin", inbox)
             return
-        self._enter(staging)
-        staging.begin()
         self._replay(inbox)
         staging.publish_plan()
 
@@ -150,7 +150,7 @@ class Daemon(Service):
             self.base.problems.append(Problem("scan-failed", why, remedy))
             if self._group is not None:
                 self._group.give_up()
-        self._log.stop(None)
+        self._loop.guarded(lambda: self._log.stop(None))
         self._enter(Unstaged(self.base, State.SETTLED))
         self._replay(inbox)
 

@@ -7,6 +7,7 @@ answers instead.
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -136,7 +137,12 @@ class Preparing(Phase):
         for the program already runs."""
         if self._is_over:
             return
-        manifest, order = scanning.load_scan(self.base.node_dir)
+        try:
+            manifest, order = scanning.load_scan(self.base.node_dir)
+        except Exception:  # noqa: BLE001  a program may wait for the end of the staging
+            traceback.print_exc()
+            self._end("the manifest cannot be read")
+            return
         self._is_over = True
         mode, why = self.base.spec.mode, ASKED_FOR
         if mode == AUTO_MODE:

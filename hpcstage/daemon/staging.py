@@ -7,7 +7,7 @@ no socket: the daemon gives it requests and tells it which descriptors are ready
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -18,6 +18,7 @@ from hpcstage.daemon.copying.inodes import Inodes
 from hpcstage.daemon.copying.openfiles import LargeInUse
 from hpcstage.daemon.copying.sightings import Pausing
 from hpcstage.daemon.copying.writes import Writes
+from hpcstage.daemon.inbox import Item
 from hpcstage.daemon.part import describe, problems
 from hpcstage.daemon.peers.nodegroup import PEER_COUNTS, NodeGroup
 from hpcstage.daemon.peers.peers import Peers
@@ -84,7 +85,7 @@ class Staging(Phase):
         own_scan = prepared.scanned is not None
         inodes = Inodes(manifest, base.helpers, own_scan=own_scan)
         self._writes = Writes(base.helpers, self.engine, inodes, self._voided)
-        self._changes = Changes(base.helpers, base.selector, manifest, queue, self._wrote, self._unseen)
+        self._changes = Changes(base.helpers, base.selector, manifest, queue, self._changed, self._unseen)
         self.ordering = Ordering(base, log, prepared, queue, self._reordered)
         if prepared.mode == DIRECT_MODE:
             queue.states.close(Reason.LATER)
@@ -112,9 +113,16 @@ class Staging(Phase):
 
     # ---- the beginning and the end
 
-    def begin(self) -> None:
-        """Voids what was written to before; the page says STAGING, and nothing is copied yet."""
+    def begin(self, writes: Iterable[Item]) -> None:
+        """Voids what was written to before, and looks at what programs read at the source; the page says STAGING, and
+        nothing is copied yet."""
         self._writes.void_early()
+        for write in writes:
+            if isinstance(write, Request):
+                self._void(write)
+            elif isinstance(write, exchange.Written):
+                self._void_elsewhere(write.ids)
+        self._look(time.monotonic())
 
     def publish_plan(self) -> None:
         """Writes the plan in a helper and announces the manifest to the other nodes. In mode auto it announces it only
@@ -146,7 +154,8 @@ class Staging(Phase):
         queue = self.engine.queue
         if not queue.states.closed and not queue.states.count(FileState.REFUSED):
             self.staged_at = self.staged_at or self.engine.last_stored or time.monotonic()
-        self._note_progress()
+        if self.state is State.SETTLED or self._waiting_for_staged:
+            self._note_progress()
         for token in self._waiting_for_staged:
             self.base.answer(token, Reply(Answer.DONE, keep=True))
         self._waiting_for_staged.clear()
@@ -263,11 +272,8 @@ class Staging(Phase):
             return self._want(request.token, request.payload, time.monotonic())
         if request.kind is Kind.STAGED:
             return self._staged(request.token)
-        landed = None
-        if request.kind is Kind.LANDED:
-            device, inode = LANDED.unpack_from(request.payload)
-            landed = device, inode
-        self._wrote(request.payload if landed is None else request.payload[LANDED.size :], landed)
+        self._void(request)
+        self._pump(time.monotonic())
         return Reply(Answer.DONE)
 
     def _want(self, token: int, path: bytes, now: float) -> Reply | None:
@@ -294,7 +300,7 @@ class Staging(Phase):
 
     def _staged(self, token: int) -> Reply | None:
         """Returns the answer to STAGED, or None if it comes later: when there is nothing more to copy."""
-        if self.engine.queue.settled:
+        if self.state is State.SETTLED or self.engine.queue.settled:
             return Reply(Answer.DONE, keep=True)
         self._waiting_for_staged.append(token)
         return None
@@ -318,10 +324,18 @@ class Staging(Phase):
 
     # ---- writes
 
-    def _wrote(self, path: bytes, landed: tuple[int, int] | None = None) -> None:
-        """Drops the copies of what a program begins to write: when this returns, no stale copy is visible or will be.
-        `landed` is the (device, inode) of the file."""
-        self._writes.void(path, landed)
+    def _void(self, request: Request) -> None:
+        """Drops the copies of what a program begins to write: when this returns, no stale copy is visible or will
+        be."""
+        landed = None
+        if request.kind is Kind.LANDED:
+            device, inode = LANDED.unpack_from(request.payload)
+            landed = device, inode
+        self._writes.void(request.payload if landed is None else request.payload[LANDED.size :], landed)
+
+    def _changed(self, path: bytes) -> None:
+        """Drops the copies of what a program without the shim changed."""
+        self._writes.void(path)
         self._pump(time.monotonic())
 
     def _unseen(self, what: str) -> None:
@@ -357,10 +371,13 @@ class Staging(Phase):
 
     def written_elsewhere(self, ids: Collection[int]) -> None:
         """Drops the copies of files that programs of other nodes write to: none is visible here, or will be."""
+        self._void_elsewhere(ids)
+        self._pump(time.monotonic())
+
+    def _void_elsewhere(self, ids: Collection[int]) -> None:
         known = [id_ for id_ in ids if id_ < len(self.engine.manifest)]
         self.engine.void(known)
         self._tell_parked(frozenset(known))
-        self._pump(time.monotonic())
 
     # ---- the record
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from pathlib import Path
 
 import pytest
-from daemon_process import same, start_daemon, wait_until  # noqa: F401
+from daemon_process import Client, same, start_daemon, wait_until  # noqa: F401
 from immutability import immutable
 
 from benchmarks.copyall import run_to_end
@@ -64,6 +65,27 @@ def test_a_write_during_the_scan_is_remembered(start_daemon, make_tree):
     daemon.staged()
     assert not os.path.lexists(daemon.store(victim))
     daemon.end()
+
+
+def test_nothing_is_copied_before_all_early_writes_hold(start_daemon, make_tree, local_dir):
+    root, node_dir = make_tree(files=40), local_dir / "node"
+    node_dir.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(os.fspath(node_dir / "sock"))
+        listener.listen(64)
+        early = []
+        for path in sorted(root.rglob("*.bin")):
+            early.append(Client(node_dir / "sock").connect())
+            Client.send(early[-1], Kind.WROTE, os.fsencode(path))
+        daemon = start_daemon(root, node_dir=node_dir, listen_fd=listener.fileno())
+    daemon.attach()
+    for connection in early:
+        assert Client.receive(connection)[0] is Answer.DONE
+        connection.close()
+    daemon.staged()
+    totals = daemon.end().totals
+    assert totals.void == 40
+    assert totals.source_opens == totals.source_bytes == 0
 
 
 def test_a_copy_in_flight_never_appears(start_daemon, tmp_path):

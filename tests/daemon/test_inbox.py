@@ -20,17 +20,18 @@ def filled(*items):
     return inbox
 
 
-def test_writes_come_first_and_the_rest_in_order():
+def test_writes_are_taken_alone_and_the_rest_in_order():
     written, ask = exchange.Written((3, 4)), exchange.Ask(1, (5,))
     inbox = filled(WANT, EPOCH, WROTE, ask, written, ORDER, LANDED, OTHER)
-    assert inbox.take() == [WROTE, written, LANDED, WANT, EPOCH, ask, ORDER, OTHER]
-    assert inbox.take() == []
+    assert inbox.take_writes() == [WROTE, written, LANDED]
+    assert inbox.take() == [WANT, EPOCH, ask, ORDER, OTHER]
+    assert inbox.take() == inbox.take_writes() == []
 
 
 def test_wants_that_have_waited_long_enough_leave_the_rest():
     inbox = filled(WANT, STAGED, WROTE, OTHER)
     assert inbox.take_wants() == [WANT, OTHER]
-    assert inbox.take() == [WROTE, STAGED]
+    assert inbox.take() == [STAGED, WROTE]
 
 
 def test_a_connection_that_ends_takes_along_what_waits_for_an_answer_only():
@@ -44,13 +45,17 @@ def test_a_group_that_ends_takes_along_what_it_asked_for_only():
     written = exchange.Written((3,))
     inbox = filled(exchange.Ask(1, (5,)), WANT, written)
     inbox.drop_asks()
-    assert inbox.take() == [written, WANT]
+    assert inbox.take() == [WANT, written]
 
 
 def test_orders_are_limited_and_writes_are_not():
     inbox = Inbox()
     assert all(inbox.keep(EPOCH) for _ in range(MOST_LIMITED))
     assert not inbox.keep(ORDER)
-    assert not inbox.keep(exchange.Ask(1, (5,)))
+    asks = [exchange.Ask(1, (5,))] * MOST_LIMITED
+    assert all(inbox.keep(ask) for ask in asks)
+    assert not inbox.keep(asks[0])
+    inbox.drop_asks()
+    assert inbox.keep(asks[0])
     assert all(inbox.keep(WROTE) for _ in range(2 * MOST_LIMITED))
-    assert len(inbox.take()) == 3 * MOST_LIMITED
+    assert len(inbox.take()) == 3 * MOST_LIMITED + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,10 @@ class GroupState:
         return len(self._latest)
 
     def begin(self) -> None:
-        """Forgets the last group, since a new exchange has connected."""
+        """Forgets the last group, since a new exchange has connected: generations count within one MPI program, as the
+        lead, which numbers them, may not have learnt of the last ones of an earlier program."""
         self.members = None
+        self._latest = replace(self._latest, generation=0)
         self._pieces = exchange.GroupPieces()
 
     def take(self, message: exchange.Group) -> list[int] | None:
