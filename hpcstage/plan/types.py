@@ -181,3 +181,9 @@ class Forecast:
     why: str
     assumptions: tuple[str, ...]
     """The values that the forecast assumes because they were neither given nor measured."""
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Forecast:
+        """Reads the output of `dataclasses.asdict`."""
+        modes = {name: ModeForecast(**mode) for name, mode in data["modes"].items()}
+        return cls(modes, data["choice"], data["why"], tuple(data["assumptions"]))

@@ -16,11 +16,13 @@ from hpcstage.plan.types import Budget, Rates, Workload
 from hpcstage.preview.inputs import Inputs
 from hpcstage.preview.orders import FoundOrder, find_order
 from hpcstage.preview.planfile import Plan, ScanSummary
-from hpcstage.preview.program import Earlier, find_earlier, known
+from hpcstage.preview.program import OPTIONS, Earlier, find_earlier, known
 from hpcstage.store import directory
 
 DAEMON_START_S = 0.25
 """Seconds from the start of the command to the start of the daemon's scan, on an idle node."""
+RUN_PROBE_S = 0.5
+"""The time limit of the probe of a run in mode auto; copying begins after it."""
 NOT_PROBED = "no probe: rates are from an earlier run or assumed"
 
 
@@ -53,6 +55,8 @@ class PlanFacts:
     """The rates that the probe measured."""
     notes: tuple[str, ...]
     """Notes of the probe."""
+    probe_s: float
+    """The seconds that the probe of a run takes, in a run those that it took."""
 
 
 def find(inputs: Inputs, on_found: Callable[[int, int], None] = lambda _files, _bytes: None) -> FoundFiles:
@@ -65,15 +69,24 @@ def find(inputs: Inputs, on_found: Callable[[int, int], None] = lambda _files, _
 def look(inputs: Inputs, found: FoundFiles, probe_s: float) -> PlanFacts:
     """Decides the budget, looks for an earlier run, and measures the rates for about `probe_s` seconds (0: not)."""
     disk, manifest = inputs.disk, found.scan.manifest
-    earlier = find_earlier(inputs.resolved.datasets, inputs.env)
     budget = None if disk.path is None or disk.facts is None else directory.budget(disk.path, disk.facts)
     if not probe_s:
-        return PlanFacts(earlier, budget, Rates(), (NOT_PROBED,))
+        return PlanFacts(_earlier(inputs, Rates()), budget, Rates(), (NOT_PROBED,), RUN_PROBE_S)
     from hpcstage.preview.probe import probe
 
     ids = found.order.order.ids or orders.complete(found.order.order, len(manifest))
     measured = probe(manifest, ids, disk.path, inputs.copying_on_a_node, limit_s=probe_s)
-    return PlanFacts(earlier, budget, measured.rates, measured.notes)
+    run_probe_s = min(measured.seconds, RUN_PROBE_S + max(0.0, measured.seconds - probe_s))
+    return PlanFacts(_earlier(inputs, measured.rates), budget, measured.rates, measured.notes, run_probe_s)
+
+
+def _earlier(inputs: Inputs, rates: Rates) -> Earlier | None:
+    """Looks for an earlier run; in a run, only where its record tells something that is not known yet."""
+    if inputs.command is not None and rates.source_bytes_per_s is not None:
+        program = known(inputs.program, None, inputs.command)
+        if all(getattr(program, name) is not None for name in OPTIONS):
+            return None
+    return find_earlier(inputs.resolved.datasets, inputs.env)
 
 
 def forecast(inputs: Inputs, found: FoundFiles, facts: PlanFacts) -> Plan:
@@ -91,7 +104,7 @@ def forecast(inputs: Inputs, found: FoundFiles, facts: PlanFacts) -> Plan:
     conditions = Conditions(
         fit=room.share if room else 1.0,
         order_known=plan.order.provenance != orders.MANIFEST,
-        begin_s=DAEMON_START_S + found.scan.seconds,
+        begin_s=DAEMON_START_S + found.scan.seconds + facts.probe_s,
         max_rate_bytes_per_s=inputs.copying.max_rate_bytes_per_s,
     )
     many = None
@@ -104,6 +117,7 @@ def forecast(inputs: Inputs, found: FoundFiles, facts: PlanFacts) -> Plan:
     return replace(
         plan,
         found=replace(plan.found, kept=plan.found.kept or (earlier.kept if earlier is not None else None)),
+        probe_s=facts.probe_s,
         local=inputs.disk.text,
         budget=facts.budget,
         fit=room,

@@ -17,7 +17,7 @@ from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.roots import printable
 from hpcstage.plan.dataset.scan import ScanResult
 from hpcstage.plan.order import orders
-from hpcstage.plan.types import Budget, Forecast, Kept, ModeForecast, Order, Rates, Workload
+from hpcstage.plan.types import Budget, Forecast, Kept, Order, Rates, Workload
 from hpcstage.preview.orders import FoundOrder
 from hpcstage.writing import replace_text
 
@@ -53,6 +53,8 @@ class Plan:
     found: FoundOrder
     """The order and what is known of it; `save` leaves readings and trace out."""
     scan: ScanSummary | None = None
+    probe_s: float = 0.0
+    """The seconds of the probe between the scan and the first copy; 0 where a run made none."""
     local: str | None = None
     """The local directory and why it was chosen."""
     budget: Budget | None = None
@@ -110,7 +112,7 @@ def expected_s(plan: Plan, files: int, size_bytes: int) -> float | None:
     per_s = (plan.rates.copy_files_per_s or plan.rates.source_files_per_s, files)
     bytes_per_s = (plan.rates.copy_bytes_per_s or plan.rates.source_bytes_per_s, size_bytes)
     known = [amount / rate for rate, amount in (per_s, bytes_per_s) if rate]
-    begin_s = plan.scan.seconds if plan.scan is not None else 0.0
+    begin_s = plan.probe_s + (plan.scan.seconds if plan.scan is not None else 0.0)
     return begin_s + max(known) if known else None
 
 
@@ -163,6 +165,7 @@ def summary(plan: Plan) -> dict[str, Any]:
         "files": len(plan.manifest),
         "size_bytes": plan.manifest.total_bytes,
         "scan": _scan_out(plan.scan),
+        "probe_s": plan.probe_s,
         "order": _order_out(plan),
         "local": plan.local,
         "budget": plan.budget and asdict(plan.budget),
@@ -199,12 +202,13 @@ def _plan(data: dict[str, Any], manifest: Manifest, order: Order) -> Plan:
         manifest=manifest,
         found=FoundOrder(order, about["unknown"], about=about.get("about", ""), kept=_kept_in(about.get("kept"))),
         scan=scan and ScanSummary(scan["seconds"], scan["stats"], scan["listings"], _skipped_in(scan), scan["counts"]),
+        probe_s=data.get("probe_s", 0.0),
         local=data["local"],
         budget=data["budget"] and Budget(**data["budget"]),
         fit=data["fit"] and Fit(**data["fit"]),
         workload=data["workload"] and Workload(**data["workload"]),
         rates=data["rates"] and Rates(**data["rates"]),
-        forecast=data["forecast"] and forecast_from_json(data["forecast"]),
+        forecast=data["forecast"] and Forecast.from_json(data["forecast"]),
         mode=data["mode"],
         notes=tuple(data["notes"]),
         nodes=nodesplan.from_json(data["nodes"]) if data.get("nodes") else None,
@@ -217,12 +221,6 @@ def _kept_in(data: dict[str, Any] | None) -> Kept | None:
 
 def _skipped_in(scan: dict[str, Any]) -> list[tuple[bytes, str]]:
     return [(path_from_json(item), item["why"]) for item in scan["skipped"]]
-
-
-def forecast_from_json(data: dict[str, Any]) -> Forecast:
-    """Reads `dataclasses.asdict` of a forecast."""
-    modes = {name: ModeForecast(**mode) for name, mode in data["modes"].items()}
-    return Forecast(modes, data["choice"], data["why"], tuple(data["assumptions"]))
 
 
 # ---- paths

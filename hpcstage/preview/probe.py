@@ -27,12 +27,17 @@ from hpcstage.preview.inputs import Copying
 from hpcstage.protocol import nodedir
 from hpcstage.store.copier import PROBED_BYTES, CopierSettings
 from hpcstage.store.copyfile import CHUNK_BYTES, Status
+from hpcstage.store.counters import Totals
 from hpcstage.store.directory import Store
 from hpcstage.store.pool import CopierPool
 
 SAMPLE_FILES = 2000
 COPIED_BYTES, GIVEN_BYTES = 256 << 20, 1 << 30
 """The copiers get no further file once they have copied, or were given, this much."""
+SCRATCH_BYTES = 32 << 20
+"""The most that the copiers are given without a local directory, as temporary files may lie in memory."""
+OWN_BYTES = 4 << 20
+"""The size of the file that the probe writes itself where no copy was finished."""
 ALONE_SHARE = 0.3
 """The share of the time limit for one reader alone; copying takes up to COPY_SHARE, reading back the rest."""
 COPY_SHARE = 0.5
@@ -63,18 +68,23 @@ def probe(
     sample = _sample(ids)
     if not sample:
         return ProbeResult(Rates(), 0.0, ("no files to probe with",))
-    copies, is_local = None, False
+    copies, local, place, is_local, no_room = None, None, None, False, ""
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):
+        try:
             place, is_local = stack.enter_context(_workplace(local_dir))
-            copies = stack.enter_context(_Copies(manifest, sample[1::2] or sample, place, copying))
+            most_bytes = GIVEN_BYTES if is_local else SCRATCH_BYTES
+            copies = stack.enter_context(_Copies(manifest, sample[1::2] or sample, place, copying, most_bytes))
+        except OSError as error:
+            no_room = f"there was no room for copies: {error.strerror}"
         alone = _read_alone([manifest.source_path(id_) for id_ in sample[0::2]], limit_s * ALONE_SHARE)
         copied = Copied() if copies is None else copies.make(limit_s * COPY_SHARE)
         left_s = max(0.1, started + limit_s - time.monotonic())
         read_s = min(left_s, limit_s * (1 - ALONE_SHARE - COPY_SHARE))
-        local = _read_back(copied.paths, read_s) if is_local else None
+        if place is not None and is_local and (alone.opens or copied.size_bytes):
+            local = _read_back(copied.paths or _own_file(place), read_s)
     rates = _rates(alone, copied, local, is_local=is_local)
-    return ProbeResult(rates, time.monotonic() - started, tuple(_notes(alone, copied, local, is_local=is_local)))
+    notes = _notes(alone, copied, local, is_local=is_local, no_room=no_room)
+    return ProbeResult(rates, time.monotonic() - started, tuple(notes))
 
 
 # ---- the sample and where it goes
@@ -184,6 +194,15 @@ def _read_back(copies: Sequence[bytes], limit_s: float) -> AloneReading | None:
     return _read_alone(written, limit_s / 2) if written else None
 
 
+def _own_file(place: Path) -> tuple[bytes, ...]:
+    """Writes a file to be read back in the place of copies. Returns its path; nothing where it could not be written."""
+    path = place / "own"
+    with contextlib.suppress(OSError):
+        path.write_bytes(os.urandom(CHUNK_BYTES) * (OWN_BYTES // CHUNK_BYTES))
+        return (os.fsencode(path),)
+    return ()
+
+
 def _write_through(path: bytes) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -200,7 +219,7 @@ class Copied:
     """The sums of all copiers."""
 
     files: float = 0.0
-    """Whole files; of a large one that was copied in part, that part."""
+    """Whole files; of one that was copied in part, that part."""
     size_bytes: int = 0
     wall_s: float = 0.0
     reading: float = 1.0
@@ -215,7 +234,9 @@ class _Copies:
     """Copies made by the copiers of a run in a directory of the probe's own. It owns the copiers, which are forked at
     once, as no thread may run then."""
 
-    def __init__(self, manifest: Manifest, ids: Sequence[int], place: Path, copying: Copying) -> None:
+    def __init__(self, manifest: Manifest, ids: Sequence[int], place: Path, copying: Copying, most_bytes: int) -> None:
+        """`most_bytes` is the most that the copiers are given."""
+        self._most_bytes = most_bytes
         entries = [manifest.entry(id_) for id_ in ids]
         self._manifest = Manifest.build(manifest.datasets, entries)
         found = (self._manifest.find(entry.dataset, entry.path) for entry in entries)
@@ -237,46 +258,55 @@ class _Copies:
 
     def make(self, limit_s: float) -> Copied:
         """Copies files for so long. Transfers that have begun then get a short time to end, and are killed."""
-        pool, waiting, done = self._pool, self._waiting, list[int]()
+        pool, waiting, begun, done = self._pool, self._waiting, set[int](), list[int]()
         in_flight, given_bytes, bytes_at_deadline = 0, 0, -1
         started = now = last = time.monotonic()
         while now < started + limit_s + GRACE_S and (pool.assigned or waiting):
             copied_bytes = pool.stats.totals().bytes
-            if now >= started + limit_s or copied_bytes >= COPIED_BYTES:
+            if now >= started + limit_s or copied_bytes >= COPIED_BYTES or not pool.slots:
                 waiting.clear()
                 bytes_at_deadline = copied_bytes if bytes_at_deadline < 0 else bytes_at_deadline
             while waiting and pool.assigned < pool.slots and given_bytes < self._allowed_bytes(now - started):
-                pool.assign(waiting[0])
-                given_bytes += min(PROBED_BYTES, self._manifest.size(waiting.popleft()))
+                size_bytes = min(PROBED_BYTES, self._manifest.size(waiting[0]))
+                if begun and given_bytes + size_bytes > self._most_bytes:
+                    waiting.clear()
+                    break
+                given_bytes += size_bytes
+                begun.add(waiting[0])
+                pool.assign(waiting.popleft())
             pool.flush()
             in_flight = max(in_flight, min(pool.transfers, pool.assigned))
             for fd in select.select(pool.fds(), [], [], PACE_S)[0]:
-                done += (result.id for result in pool.receive(fd) if result.status is Status.OK)
+                for result in pool.receive(fd):
+                    begun.discard(result.id)
+                    done += [result.id] if result.status is Status.OK else []
                 last = time.monotonic()
             now = time.monotonic()
-        wall_s = (now if pool.assigned else last) - started
-        is_hung = pool.stats.totals().bytes == bytes_at_deadline
+        unfinished, totals = pool.assigned, pool.stats.totals()
+        pool.close(END_S)  # so that no copier reads or writes while the copies are read back
+        wall_s = (now if unfinished else last) - started
+        whole = sum(min(1.0, PROBED_BYTES / max(1, self._manifest.size(id_))) for id_ in done)
+        parts = sum(pool.stats.read_of(id_) / max(1, self._manifest.size(id_)) for id_ in begun)
         return Copied(
-            files=sum(min(1.0, PROBED_BYTES / max(1, self._manifest.size(id_))) for id_ in done),
-            size_bytes=pool.stats.totals().bytes,
+            files=whole + parts,
+            size_bytes=totals.bytes,
             wall_s=wall_s,
-            reading=self._reading(in_flight * wall_s),
+            reading=self._reading(totals, in_flight * wall_s),
             in_flight=in_flight,
-            hung=pool.assigned if is_hung else 0,
+            hung=unfinished if totals.bytes == bytes_at_deadline else 0,
             paths=tuple(self._store.path(self._manifest.store_path(id_)) for id_ in done),
         )
 
     def _allowed_bytes(self, elapsed_s: float) -> float:
         """Returns how many bytes the copiers may have been given by now."""
-        return GIVEN_BYTES if self._rate is None else min(GIVEN_BYTES, self._rate * (elapsed_s + PACE_S))
+        return self._most_bytes if self._rate is None else min(self._most_bytes, self._rate * (elapsed_s + PACE_S))
 
-    def _reading(self, most_s: float) -> float:
+    def _reading(self, totals: Totals, most_s: float) -> float:
         """Returns `Copied.reading`; `most_s` are the seconds of all transfers, if each was at the source all the time.
 
         Where threads take turns, the source is busy while others write; without turns they read or write. A cap keeps
         them from either.
         """
-        totals = self._pool.stats.totals()
         source_s, write_s = (totals.open_ns + totals.read_ns) / 1e9, totals.write_ns / 1e9
         busy, share = source_s / max(1e-9, most_s), source_s / max(1e-9, source_s + write_s)
         return min(1.0, max(LEAST_READING, busy, share if self._rate is None else 0.0))
@@ -301,9 +331,10 @@ def _rates(alone: AloneReading, copied: Copied, local: AloneReading | None, *, i
         found["source_bytes_per_s"] = _not_slower_than_one(bytes_per_s and bytes_per_s / copied.reading, alone)
         if is_local:
             found |= {"copy_files_per_s": files_per_s, "copy_bytes_per_s": bytes_per_s}
-        note(f"{copied.in_flight} in flight, {len(copied.paths)} files", found)
+        note(f"{copied.in_flight} in flight, {len(copied.paths) or 'parts of'} files", found)
     if local is not None and local.opens:
-        note(f"copies read back, {local.opens} files", _alone_rates(local, "local"))
+        how = f"copies read back, {local.opens} files" if copied.paths else "a file of its own, read back"
+        note(how, _alone_rates(local, "local"))
     return Rates(**values, sources=sources)
 
 
@@ -321,13 +352,21 @@ def _alone_rates(found: AloneReading, name: str) -> dict[str, float | None]:
     return {f"{name}_file_s": per_file, f"{name}_bytes_per_s": rate}
 
 
-def _notes(alone: AloneReading, copied: Copied, local: AloneReading | None, *, is_local: bool) -> Iterator[str]:
+def _notes(
+    alone: AloneReading, copied: Copied, local: AloneReading | None, *, is_local: bool, no_room: str
+) -> Iterator[str]:
     hung = alone.hung + copied.hung
     if hung:
         yield f"{hung} transfers did not end within the probe's time: the source is slow or hangs"
-    if not alone.opens or not (copied.size_bytes or copied.files):
+    if no_room:
+        yield no_room
+    if not alone.opens or not (no_room or copied.size_bytes or copied.files):
         yield "the sample could not be read"
     if not is_local:
         yield "no local directory to write to: the local disk was not measured"
-    elif local is not None:
+    elif local is None or not local.opens:
+        yield "no copy could be read back: the local disk was not measured"
+    elif copied.paths:
         yield f"local: {local.opens} copies, written through to the disk first, then read by one reader"
+    else:
+        yield "local: no copy ended within the probe's time; a file of the probe's own was written and read instead"

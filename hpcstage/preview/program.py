@@ -116,14 +116,14 @@ def find_earlier(datasets: Sequence[Dataset], env: Mapping[str, str]) -> Earlier
     """Returns the last successful run on these datasets; None if there is none or its record cannot be read."""
     from hpcstage.record import files, index, workload
 
-    run_dir = index.find(None, [os.fsdecode(d.root) for d in datasets], env)
-    if run_dir is None:
-        return None
     try:
+        run_dir = index.find(None, [os.fsdecode(d.root) for d in datasets], env)
+        if run_dir is None:
+            return None
         record = files.load_run(run_dir)
         typical = record.contention.typical_bytes_per_s
         return Earlier(workload.workload_of(record), typical, _kept(record), max(1, len(record.nodes)))
-    except (HpcstageError, OSError, TypeError):
+    except (HpcstageError, OSError, TypeError, ValueError, LookupError, AttributeError):
         return None
 
 

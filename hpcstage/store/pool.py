@@ -56,8 +56,12 @@ class CopierPool:
         self._of_id: dict[int, CopierProcess] = {}
         self._outbox: dict[int, bytearray] = {}
         self._has_manifest = False
-        for member in self.members:
-            self._fork(member)
+        try:
+            for member in self.members:
+                self._fork(member)
+        except OSError:
+            self.close()
+            raise
 
     @property
     def slots(self) -> int:
@@ -126,7 +130,8 @@ class CopierPool:
     # ---- collecting
 
     def receive(self, fd: int) -> list[Result]:
-        """Returns the results of one copier. If it died, its transfers come back as LOST, and it is replaced."""
+        """Returns the results of one copier. If it died, its transfers come back as LOST, and it is
+        replaced, but not in a probe."""
         member = next((m for m in self.members if m.results == fd), None)
         if member is None:
             return []
@@ -150,7 +155,8 @@ class CopierPool:
         for result in lost:
             del self._of_id[result.id]
         self._outbox.pop(member.index, None)
-        if member.generation < MOST_RESTARTS:
+        # While a probe measures, a thread may hold a lock that a child forked now would wait for.
+        if member.generation < MOST_RESTARTS and not self.settings.is_probe:
             # The fork comes before the old pipe is closed: the selector must not see a descriptor's number twice.
             fresh = self.members[member.index] = CopierProcess(member.index, member.generation + 1)
             with contextlib.suppress(OSError):
@@ -162,15 +168,17 @@ class CopierPool:
     # ---- processes
 
     def _fork(self, member: CopierProcess) -> None:
-        command_in, command_out = os.pipe()
-        result_in, result_out = os.pipe()
+        fds: list[int] = []
         try:
+            fds += os.pipe()
+            fds += os.pipe()
             parent = os.getpid()
             pid = os.fork()
         except OSError:
-            for fd in (command_in, command_out, result_in, result_out):
+            for fd in fds:
                 os.close(fd)
             raise
+        command_in, command_out, result_in, result_out = fds
         if pid == 0:
             first = member.index * self.settings.threads
             child_main(self.settings, member.name, self.stats, first, (command_in, result_out), parent)

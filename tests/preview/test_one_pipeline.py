@@ -13,9 +13,12 @@ import pytest
 from conftest import Hpcstage, python_command
 
 from hpcstage import config
-from hpcstage.preview import planfile
+from hpcstage.preview import pipeline, planfile
 from hpcstage.preview.inputs import Inputs
-from hpcstage.preview.pipeline import find, forecast, look
+from hpcstage.preview.pipeline import RUN_PROBE_S, find, forecast, look
+from hpcstage.preview.program import find_earlier
+from hpcstage.protocol import rundir
+from hpcstage.record import index
 
 READS = """
 import os, sys, time
@@ -46,6 +49,7 @@ def without_measurements(plan: dict[str, Any]) -> dict[str, Any]:
     return {
         **kept,
         "scan": {**plan["scan"], "seconds": 0},
+        "probe_s": 0,
         "rates": sorted(name for name, value in plan["rates"].items() if value is not None),
         "forecast": {**plan["forecast"], "modes": sorted(plan["forecast"]["modes"]), "choice": "", "why": ""},
         "nodes": nodes,
@@ -76,7 +80,59 @@ def test_a_run_in_mode_auto_records_what_plan_says(
     assert past.rates is not None
     found = find(inputs)
     found = replace(found, scan=replace(found.scan, seconds=past.scan.seconds))
-    again = forecast(inputs, found, replace(look(inputs, found, 0.0), earlier=None, rates=past.rates))
+    facts = replace(look(inputs, found, 0.0), earlier=None, rates=past.rates, probe_s=past.probe_s)
+    again = forecast(inputs, found, facts)
     summary = json.loads(json.dumps(planfile.summary(again)))
     for name in ("forecast", "workload", "rates", "fit", "budget", "nodes"):
         assert summary[name] == plan[name], name
+    assert past.probe_s > 0
+    assert past.forecast is not None
+    unprobed = forecast(inputs, found, replace(facts, probe_s=0.0)).forecast
+    assert unprobed is not None
+    saved_s = past.forecast.modes["upfront"].total_s - unprobed.modes["upfront"].total_s
+    assert saved_s == pytest.approx(past.probe_s), "copying begins after the probe"
+
+
+def test_a_preview_counts_the_time_of_a_runs_probe(hpcstage: Hpcstage, make_tree: Callable[..., Path]) -> None:
+    given = {"data": [os.fspath(make_tree(files=4))]}
+    inputs = Inputs.of_config(config.load(given, hpcstage.env, hpcstage.cwd), hpcstage.env, hpcstage.cwd)
+    found = find(inputs)
+    assert look(inputs, found, 0.0).probe_s == RUN_PROBE_S
+    assert 0 < look(inputs, found, 2.0).probe_s <= RUN_PROBE_S
+
+
+def test_a_run_looks_for_an_earlier_one_only_where_something_is_not_known(
+    hpcstage: Hpcstage, make_tree: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"data": [os.fspath(make_tree(files=4))], **{name: OPTIONS[name] for name in ("epoch_compute", "startup")}}
+    inputs = Inputs.of_config(config.load(given, hpcstage.env, hpcstage.cwd), hpcstage.env, hpcstage.cwd)
+    found = find(inputs)
+    looked: list[object] = []
+    monkeypatch.setattr(pipeline, "find_earlier", lambda *arguments: looked.append(arguments))
+    look(replace(inputs, command=("train", "--epochs", "3", "--workers=2")), found, 0.5)
+    assert not looked, "options and the command say everything"
+    look(replace(inputs, command=("train", "--epochs", "3")), found, 0.5)
+    look(inputs, found, 0.5)
+    assert len(looked) == 2
+
+
+@pytest.mark.parametrize(
+    "data", ["{", "[]", "{}", '{"run_id": 3}', '{"run_id": "r", "problems": [{}]}', '{"problems": 7}']
+)
+def test_a_damaged_record_is_no_earlier_run(hpcstage: Hpcstage, make_tree: Callable[..., Path], data: str) -> None:
+    root = make_tree(files=1)
+    given = {"data": [os.fspath(root)]}
+    inputs = Inputs.of_config(config.load(given, hpcstage.env, hpcstage.cwd), hpcstage.env, hpcstage.cwd)
+    run_dir = hpcstage.cwd / "run"
+    run_dir.mkdir()
+    line = {"run_dir": os.fspath(run_dir), "roots": [os.path.realpath(root)], "exit_code": 0}
+    path = index.path_of(hpcstage.env)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**line, "roots": [1, "a"]}) + "\n" + json.dumps(line) + "\n")
+    assert index.find(None, [os.path.realpath(root)], hpcstage.env) == run_dir
+    (run_dir / rundir.PART).write_text(data)
+    assert find_earlier(inputs.resolved.datasets, hpcstage.env) is None
+    (run_dir / rundir.RECORD).write_text(data)
+    assert find_earlier(inputs.resolved.datasets, hpcstage.env) is None
+    path.write_text(json.dumps({**line, "roots": [1, "a"]}) + "\n")
+    assert find_earlier(inputs.resolved.datasets, hpcstage.env) is None

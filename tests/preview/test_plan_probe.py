@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hpcstage.emulator import Settings, Slowfs, unavailable
@@ -14,7 +20,10 @@ from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.scan import scan
 from hpcstage.plan.order import orders
+from hpcstage.preview import probe as preview_probe
 from hpcstage.preview.probe import Copying, probe
+from hpcstage.store.copier import CopierSettings
+from hpcstage.store.pool import CopierPool
 
 NO_FUSE = unavailable()
 fuse = [pytest.mark.fuse, pytest.mark.skipif(NO_FUSE is not None, reason=str(NO_FUSE))]
@@ -110,11 +119,101 @@ def test_the_cap_of_the_run_holds_for_the_probe(make_tree: Callable[..., Path], 
 
 
 @pytest.mark.parametrize("what", fuse_params)
-def test_a_file_that_the_limit_cuts_short_is_not_counted(make_tree: Callable[..., Path], local_dir: Path, what: str):
+def test_a_file_that_the_limit_cuts_short_counts_in_part(make_tree: Callable[..., Path], local_dir: Path, what: str):
     root = make_tree(files=4, size_bytes=30_000_000)
     with Slowfs(root, Settings(bandwidth_bytes_per_s=20e6)) as slow:
         rates = probe(manifest_of(slow.path), range(4), local_dir, Copying(), limit_s=1.0).rates
-    assert rates.copy_files_per_s is None
-    assert rates.source_files_per_s is None
     assert rates.copy_bytes_per_s == pytest.approx(20e6, rel=0.35)
+    assert rates.copy_files_per_s == pytest.approx(rates.copy_bytes_per_s / 30e6, rel=0.1)
+    assert rates.source_files_per_s is not None
     assert os.listdir(local_dir) == []
+
+
+def test_the_local_disk_is_measured_where_no_copy_ends_in_time(make_tree: Callable[..., Path], local_dir: Path):
+    manifest = manifest_of(make_tree(files=4, size_bytes=40_000_000))
+    found = probe(manifest, range(4), local_dir, Copying(max_rate_bytes_per_s=40e6), limit_s=0.5)
+    assert set(found.rates.sources) == KNOWN
+    assert found.rates.sources["copy_files_per_s"].endswith("in flight, parts of files")
+    assert any("a file of the probe's own" in note for note in found.notes)
+    assert found.rates.local_bytes_per_s is not None
+    assert os.listdir(local_dir) == []
+
+
+def test_copiers_have_ended_when_copies_are_read_back(
+    make_tree: Callable[..., Path], local_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    manifest = manifest_of(make_tree(files=4, size_bytes=40_000_000))
+    running: list[int] = []
+    read_back = preview_probe._read_back
+
+    def counted(paths: Sequence[bytes], limit_s: float) -> preview_probe.AloneReading | None:
+        running.extend(p.pid for p in psutil.Process().children() if p.pid not in before)
+        return read_back(paths, limit_s)
+
+    before = {p.pid for p in psutil.Process().children()}
+    monkeypatch.setattr(preview_probe, "_read_back", counted)
+    found = probe(manifest, range(4), local_dir, Copying(max_rate_bytes_per_s=40e6), limit_s=0.5)
+    assert found.rates.local_bytes_per_s is not None
+    assert running == []
+
+
+def test_little_is_written_among_temporary_files(
+    make_tree: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    manifest = manifest_of(make_tree(files=60, size_bytes=4_000_000))
+    monkeypatch.setattr(tempfile, "tempdir", os.fspath(tmp_path))
+    found = probe(manifest, range(60), None, Copying(), limit_s=2.0)
+    copies = int(found.rates.sources["source_bytes_per_s"].split()[-2])
+    assert 1 <= copies <= preview_probe.SCRATCH_BYTES // 4_000_000
+    assert found.seconds < 1.5, "the copiers are not waited for once they have enough"
+
+
+def test_no_room_for_copies_is_said(make_tree: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    manifest = manifest_of(make_tree(files=4))
+    monkeypatch.setattr(tempfile, "tempdir", os.fspath(tmp_path / "none"))
+    found = probe(manifest, range(4), None, Copying(), limit_s=0.5)
+    assert any(note.startswith("there was no room for copies") for note in found.notes)
+    assert "the sample could not be read" not in found.notes
+    assert found.rates.reader_bytes_per_s is not None
+
+
+def test_a_probes_copier_that_dies_is_not_replaced(make_tree: Callable[..., Path], local_dir: Path):
+    manifest_of(make_tree(files=1)).save(local_dir / "manifest.bin")
+    pool = CopierPool(CopierSettings(local_dir, local_dir / "manifest.bin", 2, is_probe=True), 1)
+    try:
+        os.kill(pool.members[0].pid, signal.SIGKILL)
+        (fd,) = pool.fds()
+        assert select.select([fd], [], [], 10)[0]
+        assert pool.receive(fd) == []
+        assert (pool.fds(), pool.slots) == ([], 0)
+    finally:
+        pool.close()
+
+
+def test_copiers_end_when_not_all_can_be_started(local_dir: Path):
+    code = """
+import os, resource
+from pathlib import Path
+from hpcstage.store.copier import CopierSettings
+from hpcstage.store.pool import CopierPool
+before = len(os.listdir("/proc/self/fd"))
+resource.setrlimit(resource.RLIMIT_NOFILE, (before + 5, before + 5))
+try:
+    CopierPool(CopierSettings(Path("."), Path("manifest.bin"), 1), 4)
+except OSError:
+    assert len(os.listdir("/proc/self/fd")) == before, os.listdir("/proc/self/fd")
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        print("all ended")
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=local_dir, capture_output=True, text=True, check=False)
+    assert done.stdout == "all ended\n", done.stderr
+
+
+def test_the_daemon_starts_without_the_modules_that_make_plans():
+    code = (
+        "import sys, hpcstage.daemon.main; print([name for name in sys.modules if name.startswith('hpcstage.preview')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,7 +1,7 @@
 """Scans the datasets and looks up announced orders, as work for forked helpers: it never holds up the event loop.
 
 Owns the files that this work leaves in the node directory. A helper returns its findings in JSON; the daemon reads the
-arrays from the files.
+arrays from the files. Only helpers import the room `preview`, since the daemon should start fast.
 """
 
 from __future__ import annotations
@@ -19,9 +19,6 @@ from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.spelling import Spelling
 from hpcstage.plan.order import orders
 from hpcstage.plan.types import Budget, Forecast, Order
-from hpcstage.preview import planfile
-from hpcstage.preview.inputs import Inputs
-from hpcstage.preview.pipeline import find, forecast, look
 from hpcstage.problem import Problem
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.daemonspec import DaemonSpec
@@ -30,8 +27,6 @@ from hpcstage.protocol.shim import Progress
 
 AUTO_MODE, DIRECT_MODE = "auto", "direct"
 ASKED_FOR = "asked for"
-PROBE_S = 0.5
-"""The longest that a probe reads, in seconds; the program waits for the source meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +71,14 @@ class Prepared:
 def scan_into(spec: DaemonSpec) -> bytes:
     """Scans the datasets and writes the plan's files into the node directory, in mode auto with a forecast. Returns a
     `Scanned` in JSON."""
+    from hpcstage.preview import planfile
+    from hpcstage.preview.inputs import Inputs
+    from hpcstage.preview.pipeline import RUN_PROBE_S, find, forecast, look
+
     node_dir = Path(spec.node_dir)
     inputs = Inputs.of_spec(spec, Resolved.load(node_dir / RESOLVED))
     found = find(inputs, lambda *seen: page.note_progress(node_dir / nodedir.PAGE, Progress(*seen)))
-    plan = forecast(inputs, found, look(inputs, found, PROBE_S)) if spec.mode == AUTO_MODE else found.plan
+    plan = forecast(inputs, found, look(inputs, found, RUN_PROBE_S)) if spec.mode == AUTO_MODE else found.plan
     planfile.save(node_dir, plan)
     left = found.order.trace
     if left is not None:
@@ -109,6 +108,8 @@ def _problems(files: int, missing: str) -> list[Problem]:
 
 def save_plan(spec: DaemonSpec, limit: Budget, mode: str) -> bytes:
     """Writes the plan that `scan_into` left to the run directory, where `hpcstage plan` finds it."""
+    from hpcstage.preview import planfile
+
     plan = planfile.load(Path(spec.node_dir))
     planfile.save(Path(spec.run_dir), replace(plan, local=spec.node_dir, budget=plan.budget or limit, mode=mode))
     return b""
@@ -116,6 +117,8 @@ def save_plan(spec: DaemonSpec, limit: Budget, mode: str) -> bytes:
 
 def decided(run_dir: Path) -> bytes:
     """Returns the forecast of the first node, in JSON, from the plan; the other nodes use it in mode auto."""
+    from hpcstage.preview import planfile
+
     data = json.loads((run_dir / planfile.PLAN).read_text(encoding="utf-8"))
     found = _forecast_in(data["forecast"])
     return json.dumps(found and asdict(found)).encode()
@@ -127,7 +130,7 @@ def decision(data: bytes | None) -> Forecast | None:
 
 
 def _forecast_in(data: dict[str, Any] | None) -> Forecast | None:
-    return planfile.forecast_from_json(data) if data else None
+    return Forecast.from_json(data) if data else None
 
 
 def load_scan(node_dir: Path) -> tuple[Manifest, Order]:

@@ -19,7 +19,6 @@ from hpcstage.daemon.reading import arrays
 from hpcstage.daemon.reading.learn import Learner, TracedTable
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.order import trace
-from hpcstage.preview.orders import NO_STATE
 from hpcstage.protocol.daemonspec import DaemonSpec
 
 LEARNT_FILE = "learnt"
@@ -65,6 +64,8 @@ def leave(spec: DaemonSpec, manifest: Manifest, known: Known) -> bytes:
 
 def _leave(spec: DaemonSpec, manifest: Manifest, known: Known) -> str:
     if not spec.state_dir:
+        from hpcstage.preview.orders import NO_STATE
+
         return NO_STATE
     if not len(known.first):
         return NOTHING_OPENED
