@@ -266,9 +266,9 @@ class _Copies:
             if now >= started + limit_s or copied_bytes >= COPIED_BYTES or not pool.slots:
                 waiting.clear()
                 bytes_at_deadline = copied_bytes if bytes_at_deadline < 0 else bytes_at_deadline
-            while waiting and pool.assigned < pool.slots and given_bytes < self._allowed_bytes(now - started):
+            while waiting and pool.assigned < pool.slots and self._may_give(given_bytes, now - started):
                 size_bytes = min(PROBED_BYTES, self._manifest.size(waiting[0]))
-                if begun and given_bytes + size_bytes > self._most_bytes:
+                if given_bytes + size_bytes > self._most_bytes:
                     waiting.clear()
                     break
                 given_bytes += size_bytes
@@ -297,9 +297,9 @@ class _Copies:
             paths=tuple(self._store.path(self._manifest.store_path(id_)) for id_ in done),
         )
 
-    def _allowed_bytes(self, elapsed_s: float) -> float:
-        """Returns how many bytes the copiers may have been given by now."""
-        return self._most_bytes if self._rate is None else min(self._most_bytes, self._rate * (elapsed_s + PACE_S))
+    def _may_give(self, given_bytes: int, elapsed_s: float) -> bool:
+        """Returns whether the cap lets the copiers have another file now."""
+        return self._rate is None or given_bytes < self._rate * (elapsed_s + PACE_S)
 
     def _reading(self, totals: Totals, most_s: float) -> float:
         """Returns `Copied.reading`; `most_s` are the seconds of all transfers, if each was at the source all the time.

@@ -130,8 +130,8 @@ class CopierPool:
     # ---- collecting
 
     def receive(self, fd: int) -> list[Result]:
-        """Returns the results of one copier. If it died, its transfers come back as LOST, and it is
-        replaced, but not in a probe."""
+        """Returns the results of one copier. If it died, its transfers come back as LOST, and it is replaced,
+        but not in a probe."""
         member = next((m for m in self.members if m.results == fd), None)
         if member is None:
             return []

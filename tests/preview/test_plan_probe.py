@@ -168,6 +168,15 @@ def test_little_is_written_among_temporary_files(
     assert found.seconds < 1.5, "the copiers are not waited for once they have enough"
 
 
+def test_one_large_file_is_enough_among_temporary_files(
+    make_tree: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    manifest = manifest_of(make_tree(files=6, size_bytes=preview_probe.SCRATCH_BYTES))
+    monkeypatch.setattr(tempfile, "tempdir", os.fspath(tmp_path))
+    rates = probe(manifest, range(6), None, Copying(), limit_s=2.0).rates
+    assert rates.sources["source_bytes_per_s"].endswith(" 1 files")
+
+
 def test_no_room_for_copies_is_said(make_tree: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     manifest = manifest_of(make_tree(files=4))
     monkeypatch.setattr(tempfile, "tempdir", os.fspath(tmp_path / "none"))
