@@ -10,9 +10,9 @@ from typing import Any
 class Problem:
     """A problem's name, what happened, and what to do next. Only the record fills `nodes` and `count`."""
 
-    id: str
-    text: str
-    remedy: str
+    id: str = "unknown"
+    text: str = ""
+    remedy: str = ""
     nodes: tuple[str, ...] = ()
     """The first of the nodes that told it."""
     count: int | None = None

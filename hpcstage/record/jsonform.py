@@ -1,8 +1,8 @@
 """Turns frozen dataclasses into plain data for JSON and back, and describes them by a JSON schema.
 
 A dataclass is an object with a key for each field, in their order; a tuple is an array, an enumeration its value. A key
-that is missing gets the field's default, and a key without a field is dropped, so that older and newer versions read
-each other's data. Values are not checked, only the form.
+that is missing gets the field's default, else null where that is allowed, and a key without a field is dropped, so that
+older and newer versions read each other's data. Values are not checked, only the form.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ LEFT_OUT = {"in JSON": "left out where None"}
 """The metadata of a field whose key is left out where its value is None."""
 EMPTY = {"in JSON": "empty where None"}
 """The metadata of a field whose value None is the empty object in JSON."""
+KEPT = {"in schema": "required"}
+"""The metadata of a field whose key is always written, though it has a default for data that lack it."""
+SPARE = {"when damaged": "default"}
+"""The metadata of a field that gets its default where its value has another form, so that the rest is read."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,8 @@ def written(value: Any) -> dict[str, Any]:  # noqa: ANN401  any dataclass
         member = getattr(value, part.name)
         if member is not None:
             found[part.name] = plain(member)
-        elif part.metadata != LEFT_OUT:
-            found[part.name] = {} if part.metadata == EMPTY else None
+        elif not _has(part, LEFT_OUT):
+            found[part.name] = {} if _has(part, EMPTY) else None
     return found
 
 
@@ -72,32 +76,49 @@ def read(form: type[Form], data: Any) -> Form:  # noqa: ANN401  any JSON value
     """Returns an object of this dataclass. Raises ValueError if the data have another form."""
     values = _checked(data, dict, form.__name__)
     found = {}
-    for name, member, required in _readers(cast("Any", form)):
+    for name, member, absent in _readers(cast("Any", form)):
         if name in values:
             given = values[name]
             found[name] = given if member is _same else member(given)
-        elif required:
+        elif absent is MISSING:
             raise ValueError(f"{form.__name__} has no {name}")
+        else:
+            found[name] = absent() if callable(absent) else absent
     return form(**found)
 
 
 @cache
-def _readers(form: Any) -> Sequence[tuple[str, Callable[[Any], Any], bool]]:  # noqa: ANN401  a dataclass
-    """Returns the names of the fields, the readers of their values, and whether their keys must be there."""
+def _readers(form: Any) -> Sequence[tuple[str, Callable[[Any], Any], Any]]:  # noqa: ANN401  a dataclass
+    """Returns the names of the fields, the readers of their values, and the values of missing keys, or what makes them;
+    MISSING where a key must be there."""
     hints, found = get_type_hints(form), []
     for part in fields(form):
         member = _reader(hints[part.name])
-        member = partial(_or_empty, member) if part.metadata == EMPTY else member
-        found.append((part.name, member, _is_required(part)))
+        member = partial(_or_empty, member) if _has(part, EMPTY) else member
+        absent: Any = part.default if part.default_factory is MISSING else part.default_factory
+        if absent is MISSING and NoneType in get_args(hints[part.name]):
+            absent = None
+        found.append((part.name, partial(_unless_damaged, member, absent) if _has(part, SPARE) else member, absent))
     return found
 
 
+def _has(part: Field[Any], metadata: Mapping[str, str]) -> bool:
+    return metadata.items() <= part.metadata.items()
+
+
 def _is_required(part: Field[Any]) -> bool:
-    return part.default is MISSING and part.default_factory is MISSING
+    return (part.default is MISSING and part.default_factory is MISSING) or _has(part, KEPT)
 
 
 def _or_empty(member: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401
     return None if value == {} else member(value)
+
+
+def _unless_damaged(member: Callable[[Any], Any], absent: Any, value: Any) -> Any:  # noqa: ANN401
+    try:
+        return member(value)
+    except (ValueError, TypeError, AttributeError, LookupError):
+        return absent() if callable(absent) else absent
 
 
 def _reader(hint: Any) -> Callable[[Any], Any]:  # noqa: ANN401  any annotation
@@ -155,7 +176,7 @@ def schema(form: type[Any]) -> dict[str, Any]:
     properties = {}
     for part in fields(form):
         described = dict(_described(hints[part.name]))
-        if part.metadata == EMPTY:
+        if _has(part, EMPTY):
             described |= {"type": "object", "required": []}
         if text := about.get(part.name):
             described["description"] = text

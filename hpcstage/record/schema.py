@@ -3,7 +3,8 @@
     python -m hpcstage.record.schema > hpcstage/record/schema.json
 
 This module owns the names, the types and the meaning of the record's keys: docstrings of classes and attributes are the
-schema's descriptions. A key that a record of an earlier version may lack has a default. `jsonform` says how objects
+schema's descriptions. A key that a record of an earlier version may lack has a default, as has one
+without which the rest of a record still says something (`KEPT`). `jsonform` says how objects
 become JSON, and `record.compose` fills them.
 """
 
@@ -17,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 from hpcstage.problem import Problem
 from hpcstage.record import jsonform
-from hpcstage.record.jsonform import EMPTY, Count, NotNegative, NumberLimits, Seconds, Share
+from hpcstage.record.jsonform import EMPTY, KEPT, SPARE, Count, NotNegative, NumberLimits, Seconds, Share
 from hpcstage.record.parts.draft import DatasetPart
 from hpcstage.record.parts.part import (
     BudgetPart,
@@ -45,7 +46,7 @@ class RunSection:
 
     id: str
     command: tuple[str, ...]
-    cwd: str
+    cwd: str = field(default="", metadata=KEPT)
     run_dir: str | None
     host: str
     mode: Mode | None
@@ -56,7 +57,7 @@ class RunSection:
     moment ago; lost: hpcstage stopped before it; aside: nothing could be staged, the command ran without hpcstage; not
     started: the command did not start."""
     started_utc: str
-    started_unix_s: float
+    started_unix_s: float | None = field(default=None, metadata=KEPT)
     child_started_s: Seconds | None
     child_ended_s: Seconds | None
     ended_s: Seconds | None
@@ -79,10 +80,10 @@ class RunSection:
 class EnvironmentSection:
     """Where the run took place."""
 
-    version: str
+    version: str = field(default="", metadata=KEPT)
     python: str = ""
     kernel: str = ""
-    scheduler: str
+    scheduler: str = field(default="", metadata=KEPT)
     job_id: str | None
     nodes: tuple[str, ...]
     local_dir: str | None
@@ -130,7 +131,7 @@ class ProcessRow:
 class NodeRow:
     """One node of the job."""
 
-    host: str
+    host: str = field(default="", metadata=KEPT)
     """The name of the node; with its index where several nodes share a host."""
     index: Count | None = None
     """The node's index in the job; node 0 scans."""
@@ -142,7 +143,7 @@ class NodeRow:
     """The figures in which it is slower than the median of the other nodes; empty with one node."""
     behind_s: float | None = None
     """The time that its program waited for files, less that of the other nodes' programs at the median."""
-    complete: bool
+    complete: bool | None = field(default=None, metadata=KEPT)
     started_s: float | None
     """When its daemon started, by the node's clock, less clock_moved_s."""
     clock_moved_s: float = 0.0
@@ -180,13 +181,13 @@ class NodeRow:
     wait_local_s: Seconds | None = None
     relative_pace: NotNegative | None = None
     """Its speed of the source divided by the median of the other nodes' at the same moment; the median over the run."""
-    disk: DiskSpeed | None = field(default=None, metadata=EMPTY)
-    totals: NodeTotals
+    disk: DiskSpeed | None = field(default=None, metadata=EMPTY | SPARE)
+    totals: NodeTotals = field(default_factory=NodeTotals, metadata=KEPT)
     budget: BudgetPart | None = field(default=None, metadata=EMPTY)
-    pressure: dict[str, float]
+    pressure: dict[str, float] = field(default_factory=dict, metadata=KEPT)
     """The kernel's pressure figures over the run, in seconds."""
-    errors: tuple[ErrorPart, ...]
-    processes: tuple[ProcessRow, ...]
+    errors: tuple[ErrorPart, ...] = field(default=(), metadata=KEPT | SPARE)
+    processes: tuple[ProcessRow, ...] = field(default=(), metadata=KEPT | SPARE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +232,7 @@ class RunTotals:
     source_ops: Count | None
     """Opens, listings and stats issued at the source."""
     source_opens: Count | None
-    measuring_opens: Count | None
+    measuring_opens: Count | None = None
     """Files that the daemons opened once more, and did not read, to measure what an open costs. Counted in
     source_opens, not in copied_opens."""
     source_reads: Count | None
@@ -300,7 +301,7 @@ class TimeSplit:
     before_s: Seconds | None
     """From the start of hpcstage to that of the command: the staging, in mode upfront."""
     slowest: Slowest | None = None
-    method: str
+    method: str = field(default="", metadata=KEPT)
     unmeasured: tuple[str, ...]
 
 
@@ -344,11 +345,11 @@ class Coverage:
     by_layer: dict[str, LayerCoverage]
     reasons: Annotated[dict[str, Count], NumberLimits(required=REASONS)]
     """Opens that were not swapped, by the reason."""
-    stats: StatCounts | None
-    unseen_bytes: Count | None
+    stats: StatCounts | None = field(default=None, metadata=KEPT | SPARE)
+    unseen_bytes: Count | None = None
     """At most so much was read by processes of the command that hpcstage did not see, from files of any kind, by the
     kernel's counters; 0: no more than starting processes takes; null: not known."""
-    missed_examples: tuple[MissedProcess, ...]
+    missed_examples: tuple[MissedProcess, ...] = field(default=(), metadata=KEPT | SPARE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -414,7 +415,7 @@ class Contention:
     can be said. With several nodes it is about all together. Since 1.2."""
     observed_s: Seconds | None
     measured_on: MeasuredOn | None
-    method: str
+    method: str = field(default="", metadata=KEPT)
     latency_ms: Latency
 
 
@@ -424,38 +425,38 @@ class OrderSection:
 
     provenance: str | None
     """The origin of the order that copies followed last: sampler, given, trace, manifest."""
-    planned: str | None
+    planned: str | None = None
     """The origin of the order with which copying began."""
     ids: Count | None = None
     followed: bool | None
     """False: another order was asked for by name, so announcements of samplers were only counted."""
-    trace_used: str | None
+    trace_used: str | None = None
     """The run whose trace this run knew."""
-    trace_unused_why: str | None
+    trace_unused_why: str | None = None
     """Why there was none."""
-    trace_written: bool | None
+    trace_written: bool | None = None
     """Whether the run left a trace for the next."""
-    trace_why: str | None
+    trace_why: str | None = None
     """Why not."""
-    announcements: Count | None
+    announcements: Count | None = None
     """Epochs that samplers announced."""
-    announced_files: Count | None
+    announced_files: Count | None = None
     """Files in them."""
-    announced_opens: Count | None
+    announced_opens: Count | None = None
     """Opens of them that were seen; kept_share is a share of these."""
-    unknown_samples: Count | None
+    unknown_samples: Count | None = None
     """Announced samples whose files were not known then."""
-    opened_files: Count | None
+    opened_files: Count | None = None
     """Different files that were seen to be opened."""
-    lost_bytes: Count | None
+    lost_bytes: Count | None = None
     """Bytes of the log of opens that were overwritten before they were read."""
     kept_share: Share | None
     """The share of the opens of announced files, as far as they were seen, that came in the announced order. Null:
     nothing was announced."""
-    near_share: Share | None
+    near_share: Share | None = None
     """As kept_share, with opens that came up to 64 files later than announced."""
-    lead: OrderLead | None
-    tables: tuple[IndexTable, ...]
+    lead: OrderLead | None = field(default=None, metadata=KEPT | SPARE)
+    tables: tuple[IndexTable, ...] = field(default=(), metadata=SPARE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -463,8 +464,8 @@ class Estimate:
     """Seconds saved (negative: lost), the formula from which they follow, and its inputs."""
 
     saved_s: float | None
-    formula: str
-    inputs: dict[str, Any]
+    formula: str = field(default="", metadata=KEPT)
+    inputs: dict[str, Any] = field(default_factory=dict, metadata=KEPT)
     reason: str | None
     """Why there is no estimate."""
 
@@ -476,8 +477,8 @@ class Savings:
 
     vs_direct_s: float | None
     vs_upfront_s: float | None
-    estimate: Literal[True]
-    method: str
+    estimate: Literal[True] = field(default=True, metadata=KEPT)
+    method: str = field(default="", metadata=KEPT)
     vs_direct: Estimate
     vs_upfront: Estimate
 
@@ -497,17 +498,17 @@ class Series:
     """The run over time, in columns of equal length. With several nodes the sums over all of them, on one axis."""
 
     interval_s: Seconds | None
-    start_s: Column
+    start_s: Column = field(default=(), metadata=KEPT)
     source_bytes_per_s: Column
-    copied_bytes_per_s: Column
-    direct_bytes_per_s: Column
+    copied_bytes_per_s: Column = field(default=(), metadata=KEPT)
+    direct_bytes_per_s: Column = field(default=(), metadata=KEPT)
     peer_bytes_per_s: Column = ()
-    hit_opens_per_s: Column
-    wants_per_s: Column
-    queued_files: Column
-    store_bytes: Column
-    busy: Column
-    latency: LatencySeries
+    hit_opens_per_s: Column = field(default=(), metadata=KEPT)
+    wants_per_s: Column = field(default=(), metadata=KEPT)
+    queued_files: Column = field(default=(), metadata=KEPT)
+    store_bytes: Column = field(default=(), metadata=KEPT)
+    busy: Column = field(default=(), metadata=KEPT)
+    latency: LatencySeries = field(default_factory=LatencySeries, metadata=KEPT)
 
 
 class Severity(Enum):
@@ -536,13 +537,13 @@ class Record:
     one."""
 
     schema_version: Annotated[str, NumberLimits(pattern=r"^1\.[0-9]+$")]
-    generator: str
+    generator: str = field(default="", metadata=KEPT)
     complete: bool
     """False: a node or the end of the command is missing; see problems."""
-    problems: tuple[Problem, ...]
+    problems: tuple[Problem, ...] = field(default=(), metadata=KEPT)
     run: RunSection
     environment: EnvironmentSection
-    config: tuple[SettingRow, ...]
+    config: tuple[SettingRow, ...] = field(default=(), metadata=KEPT | SPARE)
     datasets: tuple[DatasetPart, ...]
     nodes: tuple[NodeRow, ...]
     """The nodes by index; those of which nothing was heard come last."""
@@ -561,6 +562,10 @@ class Record:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Record:
         """Reads a record of any 1.x version. Raises ValueError if the data are no record."""
+        run = data.get("run")
+        if isinstance(run, dict) and "state" not in run:
+            is_known = run.get("exit_code") is not None or run.get("signal") is not None
+            data = {**data, "run": {**run, "state": "ended" if is_known else "lost"}}
         return jsonform.read(cls, data)
 
     def to_json(self) -> dict[str, Any]:

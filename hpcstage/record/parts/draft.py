@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpcstage.problem import Problem
-from hpcstage.record.jsonform import Count
+from hpcstage.record.jsonform import KEPT, Count
 
 
 @dataclass(slots=True)
@@ -84,9 +84,9 @@ class ProcessPart:
 class DatasetPart:
     """One dataset: its name and root, what the scan found, and what was staged of it."""
 
-    name: str
-    root: str
-    arguments: tuple[str, ...]
+    name: str = field(default="", metadata=KEPT)
+    root: str = field(default="", metadata=KEPT)
+    arguments: tuple[str, ...] = field(default=(), metadata=KEPT)
     files: Count | None = None
     size_bytes: Count | None = None
     staged_files: Count = 0

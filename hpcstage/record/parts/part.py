@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from hpcstage.problem import Problem
 from hpcstage.protocol import rundir
-from hpcstage.record.jsonform import EMPTY, LEFT_OUT, Count, NumberLimits, Seconds, read, written
+from hpcstage.record.jsonform import EMPTY, LEFT_OUT, SPARE, Count, NumberLimits, Seconds, read, written
 from hpcstage.record.parts.draft import DatasetPart, NodeDraft, ProcessPart, Sample
 from hpcstage.writing import replace_text
 
@@ -127,8 +127,8 @@ class OrderPart:
     near_share: float | None = None
     announced_opens: int | None = None
     """The opens of announced files that were seen; `kept_share` and `near_share` are shares of them."""
-    lead: OrderLead | None = None
-    tables: tuple[IndexTable, ...] = ()
+    lead: OrderLead | None = field(default=None, metadata=SPARE)
+    tables: tuple[IndexTable, ...] = field(default=(), metadata=SPARE)
     events: int | None = None
     lost_bytes: int | None = None
     opened_files: int | None = None
@@ -210,23 +210,23 @@ class NodePart:
     staged_s: float | None = None
     """When the last file was staged, in seconds from the start; None if not all were."""
     totals: NodeTotals = field(default_factory=NodeTotals)
-    alone: AlonePart = field(default_factory=AlonePart)
+    alone: AlonePart = field(default_factory=AlonePart, metadata=SPARE)
     memory_bytes: int | None = None
     """Bytes of the node's memory that programs could use at the end, the page cache included."""
-    errors: Sequence[ErrorPart] = ()
+    errors: Sequence[ErrorPart] = field(default=(), metadata=SPARE)
     """Up to 20 of them."""
     hist_open: dict[int, int] = field(default_factory=dict)
     """Copiers' opens at the source."""
     hist_read: dict[int, int] = field(default_factory=dict)
-    budget: BudgetPart | None = field(default=None, metadata=EMPTY)
-    order: OrderPart = field(default_factory=OrderPart)
+    budget: BudgetPart | None = field(default=None, metadata=EMPTY | SPARE)
+    order: OrderPart = field(default_factory=OrderPart, metadata=SPARE)
     forecast: dict[str, Any] | None = None
     samples: Sequence[Sample] = ()
     processes: Sequence[ProcessPart] = ()
-    missed_processes: Sequence[MissedProcess] = ()
+    missed_processes: Sequence[MissedProcess] = field(default=(), metadata=SPARE)
     """Up to 20 of them."""
     missed_count: int = 0
-    accounts: AccountsPart | None = field(default=None, metadata=EMPTY)
+    accounts: AccountsPart | None = field(default=None, metadata=EMPTY | SPARE)
     pressure: dict[str, float] = field(default_factory=dict)
     """The kernel's pressure figures over the run, as far as it offers them: io_some_s, io_full_s, cpu_some_s,
     memory_some_s."""
@@ -240,7 +240,7 @@ class NodePart:
     placement: str = "private"
     """The placement that was followed: private, replicate or partition."""
     placement_why: str = ""
-    group: GroupPart | None = field(default=None, metadata=EMPTY)
+    group: GroupPart | None = field(default=None, metadata=EMPTY | SPARE)
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data for json.dump, which turns dictionary keys into text; a large job's has fewer samples."""
@@ -256,15 +256,15 @@ class NodePart:
 
 
 def part_of(draft: NodeDraft) -> NodePart:
-    """Returns the part that is filled in."""
+    """Returns the part that is filled in. A key without a field is dropped, as it must not cost the whole part."""
     typed = {
-        "totals": NodeTotals(**draft.totals),
-        "alone": AlonePart(**draft.alone),
-        "errors": tuple(ErrorPart(**error) for error in draft.errors),
-        "budget": BudgetPart(**draft.budget) if draft.budget else None,
+        "totals": read(NodeTotals, draft.totals),
+        "alone": read(AlonePart, draft.alone),
+        "errors": tuple(read(ErrorPart, error) for error in draft.errors),
+        "budget": read(BudgetPart, draft.budget) if draft.budget else None,
         "order": read(OrderPart, draft.order),
-        "missed_processes": tuple(MissedProcess(**process) for process in draft.missed_processes),
-        "accounts": AccountsPart(**draft.accounts) if draft.accounts else None,
+        "missed_processes": tuple(read(MissedProcess, process) for process in draft.missed_processes),
+        "accounts": read(AccountsPart, draft.accounts) if draft.accounts else None,
         "group": read(GroupPart, draft.group) if draft.group else None,
     }
     return NodePart(**{**vars(draft), **typed})
