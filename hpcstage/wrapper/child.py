@@ -14,13 +14,14 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from hpcstage.procio import read_bytes
 from hpcstage.protocol import shim
 from hpcstage.wrapper.plain import exec_error
-from hpcstage.wrapper.witness import Witness
+from hpcstage.wrapper.witness import MOMENT_S, Witness
 
 FORWARDED = (
     signal.SIGTERM,
@@ -74,6 +75,8 @@ class Child:
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], signals: Signals) -> None:
         self.signals = signals
+        self._shared_at: dict[int, float] = {}
+        """When the witness last got each signal."""
         self.status: int | None = None
         self.read_bytes = shim.READ_UNKNOWN
         """Bytes read by the command and all of its reaped descendants; known when the command has ended."""
@@ -102,11 +105,17 @@ class Child:
         return self.status
 
     def forward(self, info: signal.struct_siginfo, witness: Witness) -> None:
-        """Passes a signal on, unless its sender has reached the command as well."""
-        if info.si_code >= SI_KERNEL_FROM and not (info.si_signo in OF_TERMINALS and witness.is_there):
+        """Passes a signal on, unless its sender has reached the command as well. A scheduler that signals everybody
+        twice may reach the witness twice before it is replaced, where the second signal is not seen: an equal signal
+        within a moment is the same sender's."""
+        number = info.si_signo
+        if info.si_code >= SI_KERNEL_FROM and not (number in OF_TERMINALS and witness.is_there):
             return
-        if not witness.got(info.si_signo, self.signals.keep) and self._is_running():
-            os.kill(self.pid, info.si_signo)
+        is_again = time.monotonic() - self._shared_at.get(number, -MOMENT_S) < MOMENT_S
+        if witness.got(number, self.signals.keep):
+            self._shared_at[number] = time.monotonic()
+        elif not is_again and self._is_running():
+            os.kill(self.pid, number)
 
     def _is_running(self) -> bool:
         self._reap()

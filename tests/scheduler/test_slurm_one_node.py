@@ -24,7 +24,7 @@ def test_a_batch_job_is_staged_and_leaves_nothing(slurm: Slurm, project: Project
     assert where["local_dir"].endswith(f"/job.{job}")
     assert slurm.left_by(job) == {done["NodeList"]: ""}
     assert record["totals"]["local_bytes"] == 2 * record["totals"]["copied_bytes"] > 0
-    assert f"staged     {FILES} of {FILES} files" in project.report()
+    assert re.search(rf"^staged +{FILES} of {FILES} files", project.report(), re.MULTILINE)
 
 
 def test_exit_codes_reach_slurm(slurm: Slurm, project: Project) -> None:

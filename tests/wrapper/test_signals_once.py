@@ -16,6 +16,9 @@ import psutil
 import pytest
 from conftest import Hpcstage, wait_for
 
+from hpcstage.wrapper.child import Child, Signals
+from hpcstage.wrapper.witness import Witness
+
 Tree = Callable[..., Path]
 
 COUNTER = """
@@ -163,6 +166,31 @@ def _group(pid: int) -> int:
     with contextlib.suppress(OSError):
         return os.getpgid(pid)
     return 0
+
+
+def test_a_sender_that_signals_all_twice_before_the_wrapper_looks_is_one_sender(tmp_path: Path) -> None:
+    """The witness shows a pending signal once, however often it came."""
+    ready, noted, signals = tmp_path / "ready", tmp_path / "seen", Signals()
+    try:
+        child = Child([sys.executable, "-c", COUNTER, str(ready), str(noted)], os.environ, signals)
+        wait_for(ready.exists, 30, "the command's start")
+        with Witness(child.pid) as witness:
+            (beside,) = [one.pid for one in psutil.Process().children() if one.name() == "cat"]
+            for pid in (os.getpid(), beside):
+                os.kill(pid, signal.SIGUSR2)
+            first = signals.take(5)
+            for pid in (os.getpid(), beside):
+                os.kill(pid, signal.SIGUSR2)
+            assert first is not None
+            child.forward(first, witness)
+            second = signals.take(5)
+            assert second is not None
+            child.forward(second, witness)
+        os.kill(child.pid, signal.SIGTERM)
+        assert child.wait(lambda: None, 0.1) == 0
+    finally:
+        signals.release()
+    assert noted.read_text().split() == [str(int(signal.SIGTERM))]
 
 
 def test_a_terminal_interrupts_the_command_once(hpcstage: Hpcstage, make_tree: Tree) -> None:
