@@ -24,7 +24,8 @@ def link(tmp_path: Path) -> Iterator[LeadLink]:
 
 
 def kill() -> None:
-    (lead,) = (p for p in psutil.Process().children() if "hpcstage.lead" in p.cmdline())
+    running = (p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE)
+    (lead,) = (p for p in running if "hpcstage.lead" in p.cmdline())
     lead.kill()
 
 

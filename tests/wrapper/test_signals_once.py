@@ -216,9 +216,10 @@ def test_nothing_stays_of_a_wrapper_that_is_killed(hpcstage: Hpcstage, make_tree
     others = [psutil.Process(pid) for pid in job.processes()[1:]]
     (witness,) = [process for process in others if process.name() == "cat"]
     job.wrapper.kill()
-    job.wrapper.communicate(timeout=60)
+    job.wrapper.wait(60)
     wait_for(lambda: not witness.is_running(), 10, "the end of the witness")
     for process in others:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
+    job.wrapper.communicate(timeout=60)
     wait_for(lambda: not list(hpcstage.local_dir.glob("hpcstage-*/*/")), 10, "the daemon's end")
