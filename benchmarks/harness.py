@@ -14,6 +14,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -148,6 +149,7 @@ class Bench:
         self.samples: list[dict[str, Any]] = self._earlier()
         self.sheets: list[Sheet] = []
         self.figures: list[Figure] = []
+        self._adding = threading.Lock()
 
     def measure(self, cell: str, arms: Mapping[str, Arm], rounds: int, *, needed: bool = False) -> None:
         """Each arm once per round, the first of a round changing; what the file already has is not measured again."""
@@ -164,8 +166,9 @@ class Bench:
 
     def add(self, cell: str, arm: str, values: Mapping[str, Any], number: int = 0) -> None:
         """Keeps one sample, on disk at once."""
-        self.samples.append({"cell": cell, "arm": arm, "round": number, "at": _now(), **values})
-        self.save()
+        with self._adding:
+            self.samples.append({"cell": cell, "arm": arm, "round": number, "at": _now(), **values})
+            self.save()
 
     def select(self, cell: str, arm: str) -> list[dict[str, Any]]:
         """The samples of one arm of one cell."""

@@ -3,14 +3,21 @@
 Each cell is one program that reads emulated storage in one way: alone (`plain`), behind `--mode runtime` and behind
 `--mode auto`, alternated. The storage keeps the page cache when a file is opened again, as the clients of shared file
 systems do. What the program prints is a checksum of all that it read, which must be the same in the three arms.
+
+Computing is sleeping, as beside an accelerator, so that a cell leaves the processor idle most of the time. --lanes N
+measures N cells at a time, each on storage, a disk and in directories of its own; the arms of a cell alternate in one
+lane. Each sample says how many lanes there were. The first interrupt lets the running samples end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,15 +88,59 @@ def cells() -> list[Cell]:
     return large + [Cell(way, ratio) for ratio in RATIOS for way in SMALL if way != "nothing" or ratio == AS_FAST]
 
 
-class Runs:
-    """The data, the storage, and the arms of a cell."""
+class Data:
+    """The files that the cells read, which all lanes share. Each set is made when a cell first asks for it."""
 
-    def __init__(self, where: Place, options: Options) -> None:
-        self.where = where
-        self.plain_s = QUICK_PLAIN_S if options.quick else PLAIN_S
+    def __init__(self, root: Path, options: Options) -> None:
+        self.root = root
         self.large_bytes = QUICK_LARGE_BYTES if options.quick else LARGE_BYTES
         self.several_bytes = QUICK_SEVERAL_BYTES if options.quick else SEVERAL_BYTES
         self.small_files = QUICK_SMALL_FILES if options.quick else SMALL_FILES
+        self._making = threading.Lock()
+
+    def of(self, cell: Cell) -> tuple[Path, int, int]:
+        """Returns the directory, how many bytes of it the cell reads, and in how many pieces."""
+        with self._making:
+            if cell.way in SEVERAL:
+                return self._several()
+            return self._large(cell.way) if cell.is_large else self._small(cell.way)
+
+    def _several(self) -> tuple[Path, int, int]:
+        root = self.root / "several"
+        if not root.exists():
+            make_files(root, SEVERAL_FILES, self.several_bytes, spread=0.0)
+        size = SEVERAL_FILES * self.several_bytes
+        return root, size, -(-size // ways.READ_BYTES)
+
+    def _small(self, way: str) -> tuple[Path, int, int]:
+        root = self.root / "small"
+        if not root.exists():
+            make_files(root, self.small_files, SMALL_BYTES)
+        pieces = -(-self.small_files // 4) if way.startswith("loader") else self.small_files
+        return root, self.small_files * SMALL_BYTES, pieces
+
+    def _large(self, way: str) -> tuple[Path, int, int]:
+        form = way if way in ("hdf5", "lmdb") else "plain"
+        root, size = self.root / f"large-{form}", self.large_bytes
+        if not root.exists():
+            root.mkdir()
+            ways.make(form, root / "one.bin", size)
+        calls = {"pread-twice": 2 * size // ways.READ_BYTES, "pread-random": size // ways.BLOCK_BYTES}
+        touched = size // ways.TENTH if way.endswith("tenth") else size
+        return root, touched, calls.get(way, ways.BATCHES)
+
+
+class Lane:
+    """One lane's storage and directories, and the arms of a cell in it."""
+
+    disks = threading.Lock()
+    """Loop devices are taken one at a time."""
+
+    def __init__(self, where: Place, data: Data, options: Options, lanes: int) -> None:
+        self.where = where
+        self.data = data
+        self.lanes = lanes
+        self.plain_s = QUICK_PLAIN_S if options.quick else PLAIN_S
 
     def arms(self, cell: Cell) -> dict[str, Arm]:
         """Without hpcstage and with it."""
@@ -100,11 +151,13 @@ class Runs:
 
     def _run(self, cell: Cell, mode: str | None) -> dict[str, Any]:
         where = self.where
-        data, read_bytes, pieces = self._data(cell)
+        data, read_bytes, pieces = self.data.of(cell)
         whole_s = self.plain_s * AT_THE_SAME_TIME if cell.way in OVERLAPPING else self.plain_s
         compute_s = whole_s / (1 + RATIOS[cell.ratio])
         settings = Settings(read_bytes / (whole_s - compute_s), LATENCY_S, LATENCY_S)
-        run_dir, local = empty(where.disk / "run"), where.local.renew()
+        run_dir = empty(where.disk / "run")
+        with self.disks:
+            local = where.local.renew()
         empty(where.disk / "state")
         with Storage(data, settings, where.memory, keep_cache=True) as storage:
             path = self._path(cell, storage.path)
@@ -114,34 +167,12 @@ class Runs:
             done = run([*head, *words], where.disk)
             asked = storage.counters()
         sample = {"seconds": done.seconds, "output": done.stdout, "source_ratio": asked.read_bytes / read_bytes}
+        sample["lanes"] = self.lanes
         if mode is not None:
             found = record(run_dir)
             notes = [problem["id"] for problem in found.get("problems", [])]
             sample |= {"mode_done": found["run"]["mode"], "notes": notes, "stderr": done.stderr[-2000:]}
         return sample
-
-    def _data(self, cell: Cell) -> tuple[Path, int, int]:
-        """The directory, how many bytes of it are read, and in how many pieces."""
-        if cell.way in SEVERAL:
-            root = self.where.memory / "several"
-            if not root.exists():
-                make_files(root, SEVERAL_FILES, self.several_bytes, spread=0.0)
-            size = SEVERAL_FILES * self.several_bytes
-            return root, size, -(-size // ways.READ_BYTES)
-        if not cell.is_large:
-            root = self.where.memory / "small"
-            if not root.exists():
-                make_files(root, self.small_files, SMALL_BYTES)
-            pieces = -(-self.small_files // 4) if cell.way.startswith("loader") else self.small_files
-            return root, self.small_files * SMALL_BYTES, pieces
-        form = cell.way if cell.way in ("hdf5", "lmdb") else "plain"
-        root, size = self.where.memory / f"large-{form}", self.large_bytes
-        if not root.exists():
-            root.mkdir()
-            ways.make(form, root / "one.bin", size)
-        calls = {"pread-twice": 2 * size // ways.READ_BYTES, "pread-random": size // ways.BLOCK_BYTES}
-        touched = size // ways.TENTH if cell.way.endswith("tenth") else size
-        return root, touched, calls.get(cell.way, ways.BATCHES)
 
     def _path(self, cell: Cell, root: Path) -> Path:
         """What the program is told: the file, the directory, or a link to it."""
@@ -187,9 +218,57 @@ def table(bench: Bench, measured: Sequence[Cell], left_out: Sequence[Cell]) -> N
     bench.sheet("Time with hpcstage in times of the time without", columns, rows, "; ".join([note, *why]))
 
 
+class Interrupted(Exception):
+    """The benchmark was interrupted: no further sample begins."""
+
+
+def measure(bench: Bench, measured: Sequence[Cell], options: Options, lanes: int) -> None:
+    """Measures the cells, so many at a time. Raises KeyboardInterrupt when the samples that were running have ended."""
+    interrupted = threading.Event()
+    waiting = iter(measured)
+    taking = threading.Lock()
+
+    def unless_interrupted(arm: Arm) -> Arm:
+        def run_arm() -> dict[str, Any]:
+            if interrupted.is_set():
+                raise Interrupted
+            return dict(arm())
+
+        return run_arm
+
+    def cells_of_a_lane() -> Iterator[Cell]:
+        while True:
+            with taking:
+                cell = next(waiting, None)
+            if cell is None:
+                return
+            yield cell
+
+    def work(lane: Lane) -> None:
+        with contextlib.suppress(Interrupted):
+            for cell in cells_of_a_lane():
+                arms = {name: unless_interrupted(arm) for name, arm in lane.arms(cell).items()}
+                bench.measure(cell.name, arms, options.rounds(3))
+
+    with contextlib.ExitStack() as stack:
+        places = [stack.enter_context(place(options)) for _ in range(lanes)]
+        data = Data(places[0].memory, options)
+        os.sync()
+        pool = stack.enter_context(ThreadPoolExecutor(lanes))
+        running = [pool.submit(work, Lane(where, data, options, lanes)) for where in places]
+        try:
+            for future in running:
+                future.result()
+        finally:
+            interrupted.set()
+
+
 def main() -> int:
     """Measures, prints, checks."""
-    options = options_of(parser(__doc__).parse_args())
+    given = parser(__doc__)
+    given.add_argument("--lanes", type=int, default=1, metavar="N", help="measure N cells at a time")
+    arguments = given.parse_args()
+    options = options_of(arguments)
     parameters = {
         "plain_s": PLAIN_S, "large_bytes": LARGE_BYTES, "small_files": SMALL_FILES, "small_bytes": SMALL_BYTES,
         "latency_s": LATENCY_S, "ratios": list(RATIOS), "delay_s": DELAY_S,
@@ -197,11 +276,7 @@ def main() -> int:
     bench = Bench("ways", options, parameters, tries=2)
     wanted = chosen(options)
     measured = [cell for cell in wanted if not cell.missing]
-    with place(options) as where:
-        runs = Runs(where, options)
-        os.sync()
-        for cell in measured:
-            bench.measure(cell.name, runs.arms(cell), options.rounds(3))
+    measure(bench, measured, options, arguments.lanes)
     table(bench, measured, [cell for cell in wanted if cell.missing])
     return bench.finish(figures(bench, measured))
 
