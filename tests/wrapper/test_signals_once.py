@@ -16,9 +16,6 @@ import psutil
 import pytest
 from conftest import Hpcstage, wait_for
 
-from hpcstage.wrapper.child import Child, Signals
-from hpcstage.wrapper.witness import Witness
-
 Tree = Callable[..., Path]
 
 COUNTER = """
@@ -168,36 +165,47 @@ def _group(pid: int) -> int:
     return 0
 
 
-def test_a_sender_that_signals_all_twice_before_the_wrapper_looks_is_one_sender(tmp_path: Path) -> None:
-    """The witness shows a pending signal once, however often it came."""
-    ready, noted, signals = tmp_path / "ready", tmp_path / "seen", Signals()
-    try:
-        child = Child([sys.executable, "-c", COUNTER, str(ready), str(noted)], os.environ, signals)
-        wait_for(ready.exists, 30, "the command's start")
-        with Witness(child.pid) as witness:
-            (beside,) = [one.pid for one in psutil.Process().children() if one.name() == "cat"]
-            for pid in (os.getpid(), beside):
-                os.kill(pid, signal.SIGUSR2)
-            first = _next_of(signals, signal.SIGUSR2)
-            for pid in (os.getpid(), beside):
-                os.kill(pid, signal.SIGUSR2)
-            child.forward(first, witness)
-            child.forward(_next_of(signals, signal.SIGUSR2), witness)
-        os.kill(child.pid, signal.SIGTERM)
-        assert child.wait(lambda: None, 0.1) == 0
-    finally:
-        while signals.take(0) is not None:  # one that stayed pending would end the tests
-            pass
-        signals.release()
-    assert noted.read_text().split() == [str(int(signal.SIGTERM))]
+ONE_SENDER = """
+import os, signal, sys, time
+import psutil
+from hpcstage.wrapper.child import Child, Signals
+from hpcstage.wrapper.witness import Witness
 
-
-def _next_of(signals: Signals, number: int) -> signal.struct_siginfo:
-    """The next signal of a kind: those of ended children come in between."""
+def next_of(number):
     while (info := signals.take(5)) is not None and info.si_signo != number:
-        pass
+        pass  # those of ended children come in between
     assert info is not None
     return info
+
+def to_both():
+    for pid in (os.getpid(), beside):
+        os.kill(pid, signal.SIGUSR2)
+
+counter, ready, noted = sys.argv[1:]
+signals = Signals()
+child = Child([sys.executable, "-c", counter, ready, noted], os.environ, signals)
+while not os.path.exists(ready):
+    time.sleep(0.005)
+with Witness(child.pid) as witness:
+    (beside,) = [one.pid for one in psutil.Process().children() if one.name() == "cat"]
+    to_both()
+    first = next_of(signal.SIGUSR2)
+    to_both()
+    child.forward(first, witness)
+    child.forward(next_of(signal.SIGUSR2), witness)
+os.kill(child.pid, signal.SIGTERM)
+sys.exit(child.wait(lambda: None, 0.1))
+"""
+"""In a process of its own: a signal to a process whose threads do not all block it would end it."""
+
+
+def test_a_sender_that_signals_all_twice_before_the_wrapper_looks_is_one_sender(tmp_path: Path) -> None:
+    """The witness shows a pending signal once, however often it came."""
+    ready, noted = tmp_path / "ready", tmp_path / "seen"
+    words = [sys.executable, "-c", ONE_SENDER, COUNTER, os.fspath(ready), os.fspath(noted)]
+    done = subprocess.run(words, timeout=60, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert noted.read_text().split() == [str(int(signal.SIGTERM))]
 
 
 def test_a_terminal_interrupts_the_command_once(hpcstage: Hpcstage, make_tree: Tree) -> None:
