@@ -1,0 +1,128 @@
+"""The matrices: every square part has an inverse, any m lost blocks follow from the others, more are refused."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcstage.checkpoint.coding import field
+from hpcstage.checkpoint.coding.erasurecode import ErasureCode, NoErasureCode, TooMuchLost
+
+CODES = [(2, 1), (4, 2), (8, 2), (8, 3), (6, 4)]
+
+
+def by_definition(a: int, b: int) -> int:
+    """A product of polynomials, reduced."""
+    product = 0
+    for bit in range(8):
+        product ^= (a << bit) * (b >> bit & 1)
+    for bit in range(15, 7, -1):
+        product ^= (field.POLYNOMIAL << bit - 8) * (product >> bit & 1)
+    return product
+
+
+def test_products_are_those_of_the_field() -> None:
+    for a in range(256):
+        for b in range(a, 256):
+            assert field.multiply(a, b) == field.multiply(b, a) == by_definition(a, b)
+    assert all(field.multiply(a, field.inverse(a)) == 1 for a in range(1, 256))
+    with pytest.raises(ZeroDivisionError):
+        field.inverse(0)
+
+
+@pytest.mark.parametrize(("k", "m"), CODES)
+def test_every_square_part_has_an_inverse(k: int, m: int) -> None:
+    rows = ErasureCode.cauchy(k, m).rows
+    for size in range(1, min(k, m) + 1):
+        for chosen in combinations(rows, size):
+            for columns in combinations(range(k), size):
+                part = [tuple(row[j] for j in columns) for row in chosen]
+                unit = tuple(tuple(int(i == j) for j in range(size)) for i in range(size))
+                assert field.times(part, field.inverted(part)) == unit
+
+
+def test_a_matrix_without_an_inverse_is_found() -> None:
+    with pytest.raises(ZeroDivisionError):
+        field.inverted([(1, 2), (2, 4)])
+
+
+@pytest.mark.parametrize(("k", "m"), [*CODES, (1, 1), (1, 5), (16, 3), (200, 56), (254, 2), (1, 255), (255, 1)])
+def test_first_row_and_column_are_ones(k: int, m: int) -> None:
+    code = ErasureCode.cauchy(k, m)
+    assert (code.k, code.m) == (k, m)
+    assert set(code.rows[0]) | set(code.column(0)) == {1}
+
+
+def test_coefficients_have_few_bits() -> None:
+    assert ErasureCode.cauchy(8, 2).rows == ((1,) * 8, (1, 2, 3, 4, 5, 6, 8, 9))
+    assert max(max(row) for row in ErasureCode.cauchy(8, 3).rows) < 128
+
+
+def test_the_matrices_stay_as_they_are() -> None:
+    """Not for what is stored, which has its matrix with it: for the nodes of one job, which make it each for itself."""
+    assert ErasureCode.cauchy(4, 3).rows == ((1, 1, 1, 1), (1, 4, 9, 14), (1, 8, 5, 4))
+
+
+@pytest.mark.parametrize(("k", "m"), CODES)
+def test_restoration_is_the_inverse_of_coding(k: int, m: int) -> None:
+    code = ErasureCode.cauchy(k, m)
+    unit = [tuple(int(i == j) for j in range(k)) for i in range(k)]
+    whole = [*unit, *code.rows]
+    for size in range(m + 1):
+        for lost in combinations(range(k + m), size):
+            found = code.restoring(lost)
+            assert found.lost == lost
+            assert not set(found.sources) & set(lost)
+            assert len(found.sources) == k
+            restored = field.times(found.rows, [whole[block] for block in found.sources])
+            assert restored == tuple(whole[block] for block in lost)
+
+
+@pytest.mark.parametrize(("k", "m"), CODES)
+def test_more_than_m_are_refused(k: int, m: int) -> None:
+    code = ErasureCode.cauchy(k, m)
+    for lost in combinations(range(k + m), m + 1):
+        with pytest.raises(TooMuchLost, match=rf"^{m + 1} of {k + m} blocks of a stripe are gone"):
+            code.restoring(lost)
+
+
+def test_the_refusal_says_what_is_gone_and_what_to_do() -> None:
+    with pytest.raises(TooMuchLost) as refused:
+        ErasureCode.cauchy(4, 2).restoring([5, 0, 2], absent=[1])
+    assert refused.value.line() == (
+        "3 of 5 blocks of a stripe are gone (data 0, data 2, parity 1); 2 parities can restore 2"
+        " (restore an older generation or the drained copy)"
+    )
+
+
+def test_absent_blocks_are_no_sources() -> None:
+    code = ErasureCode.cauchy(4, 2)
+    found = code.restoring([0, 4], absent=[1, 2])
+    assert found.sources == (3, 5)
+    assert len(found.rows) == 2
+
+
+@given(st.integers(1, 40), st.integers(1, 8), st.data())
+def test_any_code_survives_json(k: int, m: int, data: st.DataObject) -> None:
+    code = ErasureCode.cauchy(k, m)
+    assert ErasureCode.from_json(json.loads(json.dumps(code.rows))) == code
+    lost = data.draw(st.sets(st.integers(0, k + m - 1), max_size=m))
+    whole = [*(tuple(int(i == j) for j in range(k)) for i in range(k)), *code.rows]
+    found = code.restoring(lost)
+    assert field.times(found.rows, [whole[block] for block in found.sources]) == tuple(whole[i] for i in sorted(lost))
+
+
+@pytest.mark.parametrize("rows", [None, [], [[]], [[1, 2], [1]], [[0]], [[256]], [["1"]], {}, [1], [[1] * 256]])
+def test_what_is_no_code_is_refused(rows: object) -> None:
+    with pytest.raises(NoErasureCode):
+        ErasureCode.from_json(rows)
+
+
+@pytest.mark.parametrize(("k", "m"), [(0, 1), (1, 0), (200, 57), (-1, 2)])
+def test_impossible_codes_are_refused(k: int, m: int) -> None:
+    with pytest.raises(NoErasureCode, match=rf"^{k}\+{m} is no erasure code"):
+        ErasureCode.cauchy(k, m)

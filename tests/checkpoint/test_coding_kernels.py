@@ -1,0 +1,221 @@
+"""All kernels give the same bytes as the field's definition, for any size, address and kind of buffer."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcstage.checkpoint.coding import isal
+from hpcstage.checkpoint.coding.blocks import Kernel, seen_alike, xor
+from hpcstage.checkpoint.coding.erasurecode import ErasureCode
+from hpcstage.checkpoint.coding.field import Rows, multiply
+from hpcstage.checkpoint.coding.isal import IsalKernel
+from hpcstage.checkpoint.coding.kernels import best_kernel, kernels
+
+KERNELS = list(kernels())
+PRODUCTS = np.array([[multiply(a, b) for b in range(256)] for a in range(256)], np.uint8)
+SIZES = [0, 1, 2, 7, 8, 15, 16, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 1000, 4095, 65536, 65537, 200_001]
+each_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=[kernel.name for kernel in KERNELS])
+
+
+def expected(rows: Rows, sources: list[np.ndarray]) -> list[bytes]:
+    made = []
+    for row in rows:
+        total = np.zeros_like(sources[0])
+        for c, source in zip(row, sources, strict=True):
+            total ^= PRODUCTS[c][source]
+        made.append(total.tobytes())
+    return made
+
+
+def at(offset: int, size: int, seed: int = 0) -> np.ndarray:
+    """Random bytes at an address that is `offset` beyond a multiple of 64, between bytes that must stay as they are."""
+    whole = np.full(size + 256, 0xA5, np.uint8)
+    start = -whole.ctypes.data % 64 + offset
+    block = whole[start : start + size]
+    block[:] = np.frombuffer(random.Random(seed).randbytes(size), np.uint8)
+    return block
+
+
+def untouched_around(block: np.ndarray) -> bool:
+    whole = block.base
+    start = block.ctypes.data - whole.ctypes.data
+    return bool((whole[:start] == 0xA5).all() and (whole[start + len(block) :] == 0xA5).all())
+
+
+def test_both_libraries_and_numpy_are_there() -> None:
+    names = [kernel.name for kernel in KERNELS]
+    assert names[-1] == "numpy"
+    assert best_kernel().name == names[0]
+    assert any("libisal-pyeclib" in name for name in names), "the tests' extra brings the wheel"
+    try:
+        ctypes.CDLL(isal.SYSTEM)
+    except OSError:
+        pytest.skip("needs the system's libisal")
+    assert names[0] == "ISA-L (libisal.so.2)"
+
+
+@each_kernel
+@pytest.mark.parametrize("size", SIZES)
+def test_products_and_additions(kernel: Kernel, size: int) -> None:
+    rows = ((1, 1, 1), (1, 2, 255), (0, 0x8E, 29), (0, 0, 0))
+    sources = [at(offset, size, offset) for offset in (0, 1, 13)]
+    targets = [at(offset, size) for offset in (0, 3, 7, 31)]
+    work = kernel.product(rows, sources, targets)
+    work()
+    assert [target.tobytes() for target in targets] == expected(rows, sources)
+    sources[1][:] = at(0, size, 77)
+    work()
+    assert [target.tobytes() for target in targets] == expected(rows, sources), "on what the blocks hold now"
+    before = [target.copy() for target in targets]
+    column = (1, 2, 200, 0)
+    adding = kernel.addition(column, sources[2], targets)
+    adding()
+    added = [old ^ PRODUCTS[c][sources[2]] for c, old in zip(column, before, strict=True)]
+    assert [target.tobytes() for target in targets] == [block.tobytes() for block in added]
+    adding()
+    assert [target.tobytes() for target in targets] == [block.tobytes() for block in before], "twice is never"
+    assert all(map(untouched_around, [*sources, *targets]))
+
+
+@given(st.data())
+def test_kernels_agree(data: st.DataObject) -> None:
+    k, m = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 5))
+    size = data.draw(st.integers(0, 3000))
+    rows = tuple(tuple(data.draw(st.integers(0, 255)) for _ in range(k)) for _ in range(m))
+    sources = [at(data.draw(st.integers(0, 63)), size, seed) for seed in range(k)]
+    offset = data.draw(st.integers(0, 63))
+    for kernel in KERNELS:
+        targets = [at(offset, size) for _ in range(m)]
+        kernel.product(rows, sources, targets)()
+        assert [target.tobytes() for target in targets] == expected(rows, sources), kernel.name
+
+
+@each_kernel
+def test_every_pair_of_numbers(kernel: Kernel) -> None:
+    source = bytes(range(256))
+    for start in range(0, 256, 64):
+        column = tuple(range(start, start + 64))
+        targets = [bytearray(256) for _ in column]
+        kernel.product(tuple((c,) for c in column), (source,), targets)()
+        assert [bytes(target) for target in targets] == [PRODUCTS[c].tobytes() for c in column]
+        kernel.addition(column, source, targets)()
+        assert not any(map(any, targets))
+
+
+@each_kernel
+def test_many_blocks(kernel: Kernel) -> None:
+    rows = ErasureCode.cauchy(224, 32).rows
+    sources = [at(1, 300, seed) for seed in range(224)]
+    targets = [at(0, 300) for _ in range(32)]
+    kernel.product(rows, sources, targets)()
+    assert [target.tobytes() for target in targets] == expected(rows, sources)
+
+
+@each_kernel
+def test_any_buffer_without_a_copy(kernel: Kernel, tmp_path: Path) -> None:
+    content = random.Random(1).randbytes(3 * 4096)
+    (tmp_path / "blocks").write_bytes(content)
+    with (
+        open(tmp_path / "blocks", "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+        memoryview(mapped) as view,
+    ):
+        sources = [view[1:4001], content[5000:9000], bytearray(content[:4000])]
+        targets = [bytearray(4000), np.zeros(2000, np.uint16)]
+        work = kernel.product(((1, 2, 3), (4, 5, 6)), sources, targets)
+        work()
+        arrays = [np.frombuffer(bytes(source), np.uint8) for source in sources]
+        assert [bytes(targets[0]), targets[1].tobytes()] == expected(((1, 2, 3), (4, 5, 6)), arrays)
+        del work
+        sources[0].release()
+
+
+@each_kernel
+def test_blocks_that_do_not_fit_are_refused(kernel: Kernel) -> None:
+    with pytest.raises(ValueError, match=r"one size of at most .*, not \[3, 4\]"):
+        kernel.product(((1,),), (bytes(3),), (bytearray(4),))
+    with pytest.raises(ValueError, match="is no target"):
+        kernel.product(((1,),), (bytes(3),), (bytes(3),))
+    with pytest.raises(ValueError, match="is no target"):
+        kernel.addition((1,), bytes(3), (bytes(3),))
+    with pytest.raises(ValueError, match="contiguous"):
+        kernel.addition((1,), np.zeros(8, np.uint8)[::2], (bytearray(4),))
+
+
+def test_a_block_beyond_an_int_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcstage.checkpoint.coding.blocks.MOST_BYTES", 10)
+    with pytest.raises(ValueError, match="at most 10 bytes"):
+        seen_alike((bytes(11),), ())
+
+
+@each_kernel
+def test_other_threads_run_meanwhile(kernel: Kernel) -> None:
+    """Python takes its lock from nobody in this test: the other thread counts only while an operation has let it go."""
+    adding = kernel.addition((2,), np.ones(4 << 20, np.uint8), [np.zeros(4 << 20, np.uint8)])
+    counted, stop, interval_s = [0], threading.Event(), sys.getswitchinterval()
+
+    def count() -> None:
+        while not stop.is_set():
+            counted[0] += 1
+            os.sched_yield()
+
+    def counted_meanwhile() -> bool:
+        before = counted[0]
+        adding()
+        return counted[0] > before
+
+    thread = threading.Thread(target=count)
+    sys.setswitchinterval(100)
+    try:
+        thread.start()
+        assert any(counted_meanwhile() for _ in range(300))
+    finally:
+        sys.setswitchinterval(interval_s)
+        stop.set()
+        thread.join()
+
+
+def test_xor() -> None:
+    one, other = bytearray(b"\x01\x02\x03"), b"\x01\x01\x01"
+    xor(one, other, one)
+    assert one == b"\x00\x03\x02"
+
+
+def library(tmp_path: Path, source: str) -> str:
+    (tmp_path / "lib.c").write_text(source)
+    made = tmp_path / "lib.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", made, tmp_path / "lib.c"], check=True, timeout=60)
+    return str(made)
+
+
+@pytest.mark.compiler
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_a_library_that_computes_wrongly_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("ec_init_tables", "ec_encode_data", "ec_encode_data_update")
+    wrong = library(tmp_path, "".join(f"void {name}(void) {{}}\n" for name in names))
+    with pytest.raises(ValueError, match="computes wrongly"):
+        IsalKernel(wrong)
+    monkeypatch.setattr(isal, "SYSTEM", wrong)
+    monkeypatch.setattr(isal, "IN_WHEEL", "nothing")
+    assert [kernel.name for kernel in kernels()] == ["numpy"]
+
+
+def test_other_files_of_that_name_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "libisal.so.2").write_bytes(b"no library")
+    for path in (tmp_path / "libisal.so.2", tmp_path / "missing.so", Path("libc.so.6")):
+        monkeypatch.setattr(isal, "SYSTEM", str(path))
+        assert all(path.name not in kernel.name for kernel in kernels())
+        assert best_kernel().name

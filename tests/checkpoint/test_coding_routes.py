@@ -1,0 +1,197 @@
+"""Routes: carried out with real bytes they give the right blocks, and move what they count, byte for byte."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpcstage.checkpoint.coding.blocks import xor
+from hpcstage.checkpoint.coding.coder import Coder
+from hpcstage.checkpoint.coding.erasurecode import ErasureCode
+from hpcstage.checkpoint.coding.field import Rows
+from hpcstage.checkpoint.coding.kernels import best_kernel
+from hpcstage.checkpoint.coding.routes import FORMS, NodeLoad, Route, broadcast, fan_in, pipeline, total_loads
+from hpcstage.checkpoint.coding.stripes import CodedBlock, Stripe, Striping
+
+BLOCK = 64
+
+
+class Nodes:
+    """Carries out routes as nodes would: each duty sees its own block and what was sent to it, and nothing else."""
+
+    def __init__(self, coder: Coder) -> None:
+        self.coder = coder
+        self.sent: dict[int, NodeLoad] = {}
+
+    def carry_out(
+        self, route: Route, rows: Rows, sources: dict[CodedBlock, bytes], targets: list[CodedBlock]
+    ) -> list[bytes]:
+        """Returns the targets' blocks; target i is the sum of `rows[i][j]` times source j."""
+        columns = {block: tuple(row[j] for row in rows) for j, block in enumerate(sources)}
+        messages: dict[tuple[CodedBlock, CodedBlock], list[bytes]] = {}
+        kept: dict[CodedBlock, bytes] = {}
+        for duty in route.duties:
+            received = [(hop, messages.pop((hop.sender, hop.receiver))) for hop in duty.receives]
+            if duty.block in targets:
+                parts = [(hop.sender, bool(hop.rows), sums[0]) for hop, sums in received]
+                kept[duty.block] = self.keep(duty.block.size_bytes, parts, columns, targets.index(duty.block))
+                continue
+            own = sources[duty.block]
+            sums = [bytearray(own) for _ in targets]
+            if any(hop.rows for hop in duty.sends):
+                sums = self.add(own, columns[duty.block], [sums for _, sums in received], targets)
+            for hop in duty.sends:
+                parts = [sums[row] for row in hop.rows] if hop.rows else [own]
+                messages[hop.sender, hop.receiver] = [
+                    bytes(part[:size]) for part, size in zip(parts, hop.sizes_bytes, strict=True)
+                ]
+                self.count(hop.sender.node, hop.receiver.node, sum(map(len, messages[hop.sender, hop.receiver])))
+        assert not messages
+        return [kept[target] for target in targets]
+
+    def add(
+        self, own: bytes, column: tuple[int, ...], received: list[list[bytes]], targets: list[CodedBlock]
+    ) -> list[bytearray]:
+        made = []
+        for row, target in enumerate(targets):
+            size = min(len(own), target.size_bytes)
+            first = received[0][row] if received else b""
+            total = bytearray(first.ljust(size, b"\0"))
+            self.coder.contributing((column[row],), own[:size], [total], len(first))()
+            for others in received[1:]:
+                part = memoryview(total)[: len(others[row])]
+                xor(part, others[row], part)
+            made.append(total)
+        return made
+
+    def keep(self, size: int, parts: list, columns: dict[CodedBlock, tuple[int, ...]], row: int) -> bytes:
+        total, summed = bytearray(size), 0
+        for sender, is_sum, part in parts:
+            column = (1,) if is_sum else (columns[sender][row],)
+            self.coder.contributing(column, part, [total], summed)()
+            summed = max(summed, len(part))
+        return bytes(total)
+
+    def count(self, sender: int, receiver: int, size: int) -> None:
+        if sender != receiver:
+            self.sent[sender] = self.sent.get(sender, NodeLoad()) + NodeLoad(sent_bytes=size, messages=1)
+            self.sent[receiver] = self.sent.get(receiver, NodeLoad()) + NodeLoad(received_bytes=size)
+
+
+def stripe_of(sizes: list[int], m: int) -> Stripe:
+    k = len(sizes)
+    data = [CodedBlock(index, m + index, 0, size) for index, size in enumerate(sizes) if size]
+    return Stripe(0, tuple(data), tuple(CodedBlock(k + row, row, 0, max(sizes)) for row in range(m)))
+
+
+def blocks_of(stripe: Stripe, seed: int = 0) -> dict[CodedBlock, bytes]:
+    return {block: random.Random(seed + block.index).randbytes(block.size_bytes) for block in stripe.data}
+
+
+@settings(max_examples=80)
+@given(st.data())
+def test_all_forms_encode_and_restore_and_count_what_they_do(data: st.DataObject) -> None:
+    k, m = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 4))
+    sizes = data.draw(st.lists(st.integers(0, 200), min_size=k, max_size=k).filter(any))
+    stripe, code = stripe_of(sizes, m), ErasureCode.cauchy(k, m)
+    coder, content = Coder(code, best_kernel()), blocks_of(stripe)
+    wanted = [bytearray(max(sizes)) for _ in range(m)]
+    coder.encoding({block.index: content[block] for block in content}, wanted)()
+    rows = tuple(tuple(row[block.index] for block in content) for row in code.rows)
+    everything = {**content, **dict(zip(stripe.parities, map(bytes, wanted), strict=True))}
+    lost = data.draw(st.sets(st.sampled_from(sorted(everything, key=lambda b: b.index)), min_size=1, max_size=m))
+    found = code.restoring({block.index for block in lost}, set(range(k)) - {block.index for block in content})
+    by_index = {block.index: block for block in everything}
+    for form in FORMS.values():
+        route, nodes = form(stripe.data, stripe.parities), Nodes(coder)
+        assert nodes.carry_out(route, rows, content, list(stripe.parities)) == wanted
+        assert_counts(route, nodes)
+        sources = {by_index[index]: everything[by_index[index]] for index in found.sources}
+        if not sources:
+            continue
+        targets = [by_index[index] for index in found.lost]
+        route, nodes = form(list(sources), targets), Nodes(coder)
+        assert nodes.carry_out(route, found.rows, sources, targets) == [everything[block] for block in targets]
+        assert_counts(route, nodes)
+
+
+def assert_counts(route: Route, nodes: Nodes) -> None:
+    for node, load in route.loads().items():
+        done = nodes.sent.get(node, NodeLoad())
+        counted = (load.sent_bytes, load.received_bytes, load.messages)
+        assert counted == (done.sent_bytes, done.received_bytes, done.messages)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@given(sizes=st.lists(st.integers(0, 200), min_size=1, max_size=9).filter(any), m=st.integers(1, 4))
+def test_the_bytes_between_nodes_are_those_that_changed_times_m(form, sizes: list[int], m: int) -> None:
+    stripe = stripe_of(sizes, m)
+    loads = form(stripe.data, stripe.parities).loads()
+    assert sum(load.sent_bytes for load in loads.values()) == m * sum(sizes)
+    assert sum(load.received_bytes for load in loads.values()) == m * sum(sizes)
+    assert sum(load.multiplied_bytes for load in loads.values()) == m * sum(sizes)
+
+
+def test_what_each_node_does() -> None:
+    """Eight blocks and two parities, in blocks: nodes 0 and 1 keep the parities."""
+    stripe = stripe_of([1] * 8, 2)
+
+    def loads(form) -> list[NodeLoad]:
+        found = form(stripe.data, stripe.parities).loads()
+        return [found[node] for node in range(10)]
+
+    keeper, first = NodeLoad(0, 1), NodeLoad(2, 0, 2, 0, 1)
+    other, last = NodeLoad(2, 2, 2, 0, 1), NodeLoad(2, 2, 2, 0, 2)
+    assert loads(pipeline) == [keeper, keeper, first, *[other] * 6, last]
+    assert loads(broadcast) == [*[NodeLoad(0, 8, 8)] * 2, *[NodeLoad(2, 0, 0, 0, 2)] * 8]
+    inner, root, one_child, leaf = NodeLoad(2, 4, 2, 2, 1), NodeLoad(2, 4, 2, 2, 2), other, first
+    assert loads(fan_in) == [keeper, keeper, *[leaf] * 4, one_child, inner, inner, root]
+
+
+@pytest.mark.parametrize(("form", "steps"), [(pipeline, 32), (broadcast, 1), (fan_in, 6)])
+def test_steps_from_the_first_block_to_the_last(form, steps: int) -> None:
+    stripe = stripe_of([1] * 32, 2)
+    assert form(stripe.data, stripe.parities).steps == steps
+
+
+@pytest.mark.parametrize("k", [8, 16, 32])
+def test_the_pipelines_work_per_node_does_not_depend_on_the_number_of_nodes(k: int) -> None:
+    """Paper 001's figure 6, in blocks. Each data node has the same amount; two nodes keep the parities."""
+    striping = Striping(k + 2, k, 2, BLOCK, rotated=False)
+    stripes = list(striping.stripes([0, 0, *[100 * BLOCK] * k]))
+    piped = total_loads(pipeline(stripe.data, stripe.parities) for stripe in stripes)
+    assert max(load.sent_bytes for load in piped.values()) == 200 * BLOCK
+    assert max(load.received_bytes for load in piped.values()) == 200 * BLOCK
+    assert max(load.multiplied_bytes for load in piped.values()) == 200 * BLOCK
+    sent_to_all = total_loads(broadcast(stripe.data, stripe.parities) for stripe in stripes)
+    assert max(load.received_bytes for load in sent_to_all.values()) == k * 100 * BLOCK, "they meet at the parities"
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("k", [8, 16, 32])
+def test_rotated_work_is_spread_evenly(form, k: int) -> None:
+    striping = Striping(k + 2, k, 2, BLOCK)
+    loads = total_loads(form(s.data, s.parities) for s in striping.stripes([k * BLOCK] * (k + 2)))
+    assert {load.sent_bytes for load in loads.values()} == {2 * k * BLOCK}
+    assert {load.received_bytes for load in loads.values()} == {2 * k * BLOCK}
+    assert {load.multiplied_bytes for load in loads.values()} == {2 * k * BLOCK}
+
+
+def test_an_increment_costs_what_changed() -> None:
+    striping = Striping(10, 8, 2, BLOCK)
+    sizes = [100 * BLOCK] * 10
+    changed = [{node, 50} if node < 5 else set() for node in range(10)]
+    routes = [pipeline(s.data, s.parities) for s in striping.changed(sizes, changed)]
+    total = sum((load for load in total_loads(routes).values()), NodeLoad())
+    count = sum(map(len, changed))
+    assert (total.sent_bytes, total.received_bytes, total.multiplied_bytes) == (2 * count * BLOCK,) * 3
+
+
+def test_a_node_that_gets_two_blocks_sends_itself_nothing() -> None:
+    sources = [CodedBlock(index, index, 0, 10) for index in range(4)]
+    targets = [CodedBlock(4, 3, 0, 10), CodedBlock(5, 3, 1, 10)]
+    loads = pipeline(sources, targets).loads()
+    assert loads[3] == NodeLoad(0, 20, 20, 0, 0)
