@@ -1,0 +1,196 @@
+"""The coder of checkpoints against ISA-L called bare from a C program; the numpy form; redset's way beside them.
+
+One stripe of 8 data blocks and 2 parities is encoded over and over in memory that stays in place, as a pipeline uses
+its buffers. `ISA-L, C` is a C program that does nothing else; `hpcstage` calls an operation that was made once for
+these blocks, `hpcstage, new blocks` makes it again for each pass. In `chain` each block is added by itself, as the
+nodes of a pipeline do. `redset, C` passes once through a table of products for each coefficient. All arms of a cell use
+the same library and must leave the same bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_least, divide, holds, options_of, parser
+from benchmarks.programs import run
+from hpcstage.checkpoint.coding.blocks import Bytes, Kernel, Operation
+from hpcstage.checkpoint.coding.coder import Coder
+from hpcstage.checkpoint.coding.erasurecode import ErasureCode
+from hpcstage.checkpoint.coding.isal import IsalKernel
+from hpcstage.checkpoint.coding.kernels import kernels
+from hpcstage.checkpoint.coding.numpykernel import NumpyKernel
+from hpcstage.emulator.build import cached_binary, compile_c
+
+SOURCE = Path(__file__).with_name("coder.c")
+K, M = 8, 2
+SIZES = {"64 KB": 64 << 10, "1 MB": 1 << 20}
+SAMPLE_S, QUICK_SAMPLE_S = 0.4, 0.05
+ROUNDS, QUICK_ROUNDS = 9, 3
+LEAST_OF_C = 0.8
+LEAST_NUMPY = 3.0
+HUGE_PAGE_BYTES = 2 << 20
+C, OURS, NEW, NUMPY, REDSET = "ISA-L, C", "hpcstage", "hpcstage, new blocks", "numpy", "redset, C"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One size of blocks, encoded at once or as a chain."""
+
+    size: str
+    chain: bool
+
+    @property
+    def name(self) -> str:
+        """In results and for --only."""
+        return f"{self.size}, {'chain' if self.chain else 'encode'}"
+
+    @property
+    def block_bytes(self) -> int:
+        """The bytes of a block."""
+        return SIZES[self.size]
+
+
+def aligned(size: int) -> Bytes:
+    """Memory as the C program has it: from the beginning of a huge page on. numpy asks for huge pages from 4 MiB on."""
+    whole = np.zeros(size + 2 * HUGE_PAGE_BYTES, np.uint8)
+    return whole[-whole.ctypes.data % HUGE_PAGE_BYTES :][:size]
+
+
+class Stripe:
+    """The blocks, and what encodes them."""
+
+    def __init__(self, cell: Cell, options: Options, work_dir: Path) -> None:
+        self.cell, self.work_dir = cell, work_dir
+        self.sample_s = QUICK_SAMPLE_S if options.quick else SAMPLE_S
+        self.code = ErasureCode.cauchy(K, M)
+        size = cell.block_bytes
+        memory = aligned(size * (K + M)).reshape(K + M, size)
+        places = np.arange(size)
+        for number in range(K):
+            memory[number] = (places + places // 256 + 31 * number).astype(np.uint8)
+        self.data, self.parities = list(memory[:K]), list(memory[K:])
+
+    def arms(self, isal: IsalKernel | None) -> dict[str, Arm]:
+        """What is compared; without ISA-L only the others."""
+        method = "chain" if self.cell.chain else "encode"
+        made: dict[str, Arm] = {}
+        if isal:
+            made[C] = functools.partial(self._in_c, method, isal.path)
+            made[OURS] = functools.partial(self._ours, self._operation(isal))
+            made[NEW] = functools.partial(self._ours, functools.partial(self._made_anew, isal))
+        made[NUMPY] = functools.partial(self._ours, self._operation(NumpyKernel()))
+        if not self.cell.chain:
+            made[REDSET] = functools.partial(self._in_c, "table", "")
+        return made
+
+    def _made_anew(self, kernel: Kernel) -> None:
+        self._operation(kernel)()
+
+    def _operation(self, kernel: Kernel) -> Operation:
+        coder = Coder(self.code, kernel)
+        if not self.cell.chain:
+            return coder.encoding(dict(enumerate(self.data)), self.parities)
+        stages = [
+            coder.contributing(self.code.column(number), block, self.parities, len(block) if number else 0)
+            for number, block in enumerate(self.data)
+        ]
+
+        def work() -> None:
+            for stage in stages:
+                stage()
+
+        return work
+
+    def _ours(self, work: Operation) -> dict[str, Any]:
+        for parity in self.parities:
+            parity.fill(0)
+        work()
+        passes, started_s = 0, time.perf_counter()
+        while time.perf_counter() - started_s < self.sample_s:
+            for _ in range(16):
+                work()
+            passes += 16
+        return self._rated(time.perf_counter() - started_s, passes, b"".join(p.tobytes() for p in self.parities))
+
+    def _in_c(self, method: str, library: str) -> dict[str, Any]:
+        out = self.work_dir / "parities"
+        words = [str(binary()), method, library, str(self.cell.block_bytes), str(self.sample_s), str(out), str(M)]
+        done = run([*words, *(str(c) for row in self.code.rows for c in row)], self.work_dir)
+        found = json.loads(done.stdout)
+        return self._rated(found["seconds"], found["passes"], out.read_bytes())
+
+    def _rated(self, seconds: float, passes: int, parities: bytes) -> dict[str, Any]:
+        per_pass_s = seconds / passes
+        rate = K * self.cell.block_bytes / per_pass_s / 1e9
+        return {"seconds": per_pass_s, "gb_per_s": rate, "digest": hashlib.sha256(parities).hexdigest()[:16]}
+
+
+@functools.cache
+def binary() -> Path:
+    """The C program, compiled once."""
+    made = cached_binary(SOURCE)
+    if not made.exists():
+        compile_c(SOURCE, made, ["-ldl"])
+    return made
+
+
+def library() -> IsalKernel | None:
+    """What is measured: the system's ISA-L, else that of the wheel."""
+    return next((kernel for kernel in kernels() if isinstance(kernel, IsalKernel)), None)
+
+
+def share_of_c(bench: Bench, cell: Cell, arm: str = OURS) -> float | None:
+    """The rate of an arm over that of the C program."""
+    return divide(bench.median(cell.name, C), bench.median(cell.name, arm))
+
+
+def figures(bench: Bench, cells: list[Cell]) -> list[Figure]:
+    """See the module; chains are shown and not judged."""
+    made = []
+    for cell in [cell for cell in cells if not cell.chain]:
+        made += [
+            at_least(f"{cell.size}: hpcstage on ISA-L, of ISA-L called from C", share_of_c(bench, cell), LEAST_OF_C),
+            at_least(f"{cell.size}: the numpy form", bench.median(cell.name, NUMPY, "gb_per_s"), LEAST_NUMPY, "GB/s"),
+        ]
+    digests = [{s["digest"] for s in bench.samples if s["cell"] == cell.name} for cell in cells]
+    return [*made, holds("the same bytes in all arms", all(len(d) == 1 for d in digests) if digests else None)]
+
+
+def tables(bench: Bench, cells: list[Cell]) -> None:
+    """Rates of data bytes, from medians."""
+    names = [C, OURS, NEW, NUMPY, REDSET]
+    rows: list[Row] = [
+        [cell.name, *(bench.median(cell.name, name, "gb_per_s") for name in names), share_of_c(bench, cell)]
+        for cell in cells
+    ]
+    title = f"GB of data per second on one core, k = {K}, m = {M}"
+    bench.sheet(title, ["", *names, "hpcstage / C"], rows)
+
+
+def main() -> int:
+    """Measures, prints, checks."""
+    options = options_of(parser(__doc__).parse_args())
+    isal = library()
+    bench = Bench("coder", options, {"library": isal.name if isal else None})
+    cells = [Cell(size, chain) for chain in (False, True) for size in SIZES]
+    cells = [cell for cell in cells if options.wants(cell.name)]
+    with tempfile.TemporaryDirectory(dir=options.work_dir, prefix="hpcstage-coder-") as scratch:
+        for cell in cells:
+            stripe = Stripe(cell, options, Path(scratch))
+            bench.measure(cell.name, stripe.arms(isal), options.rounds(ROUNDS, QUICK_ROUNDS))
+    tables(bench, cells)
+    return bench.finish(figures(bench, cells))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
