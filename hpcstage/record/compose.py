@@ -15,7 +15,7 @@ from typing import Any
 
 from hpcstage.record import jsonform
 from hpcstage.record.figures.contention import contention_of
-from hpcstage.record.figures.counts import add, added, summed
+from hpcstage.record.figures.counts import added, summed
 from hpcstage.record.figures.digest import Digest, JobFigures, digest_of, settled, window_of
 from hpcstage.record.figures.savings import savings_of
 from hpcstage.record.figures.series import Together, series_of
@@ -186,6 +186,11 @@ def _larger(one: int | None, other: int | None) -> int | None:
 
 # ---- the order: what each node's daemon saw of its own loaders ----
 
+SAME = ("provenance", "planned", "ids", "followed", "trace_used", "trace_unused_why", "trace_written", "trace_why")
+ADDED = (
+    "announcements", "announced_files", "announced_opens", "unknown_samples", "opened_files", "lost_bytes",
+)  # fmt: skip
+
 
 def _order(nodes: Sequence[Digest]) -> OrderSection:
     """Returns the section. The shares and `lead` are null where nothing was announced, or no announced file was seen
@@ -197,23 +202,12 @@ def _order(nodes: Sequence[Digest]) -> OrderSection:
         return next((value for part in parts if (value := getattr(part, name)) is not None), None)
 
     def total(name: str) -> int | None:
-        return add(*known) if (known := [v for part in parts if (v := getattr(part, name)) is not None]) else None
+        known = [value for part in parts if (value := getattr(part, name)) is not None]
+        return sum(known) if known else None
 
     return OrderSection(
-        provenance=first("provenance"),
-        planned=first("planned"),
-        ids=first("ids"),
-        followed=first("followed"),
-        trace_used=first("trace_used"),
-        trace_unused_why=first("trace_unused_why"),
-        trace_written=first("trace_written"),
-        trace_why=first("trace_why"),
-        announcements=total("announcements"),
-        announced_files=total("announced_files"),
-        announced_opens=total("announced_opens"),
-        unknown_samples=total("unknown_samples"),
-        opened_files=total("opened_files"),
-        lost_bytes=total("lost_bytes"),
+        **{name: first(name) for name in SAME},
+        **{name: total(name) for name in ADDED},
         kept_share=_mean([(part, part.kept_share) for part in parts]),
         near_share=_mean([(part, part.near_share) for part in parts]),
         lead=_lead(nodes),

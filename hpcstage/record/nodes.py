@@ -5,14 +5,14 @@ A node is compared with the median of the others, so that trouble that all of th
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
 from hpcstage.record.figures import counts
 from hpcstage.record.figures.digest import Digest, JobFigures
-from hpcstage.record.parts.part import GroupPart, NodeTotals
+from hpcstage.record.parts.part import GroupPart
 from hpcstage.record.parts.roster import Presence, unheard_why
 from hpcstage.record.parts.run import RunPart
 from hpcstage.record.schema import GroupSection, NodeRow, OwnPeriod
@@ -25,7 +25,7 @@ SLOWER_DISK = 2.0
 WAITS = 0.05
 """A node is slow if its program waited longer than the others' by this share of the wall time and LEAST_WAIT_S."""
 LEAST_WAIT_S = 2.0
-LEAST_WRITE_NS = 10**9
+LEAST_WRITE_S = 1.0
 """A disk is judged if all transfers together wrote to it for longer than this: a few files say nothing about it."""
 LOCAL_WAITS = 0.02
 """A slow local disk does no harm if the program waited for it for less than this share of the wall time."""
@@ -33,13 +33,17 @@ MOST_COMPARED = 64
 """In a job with more nodes than this the median includes the node itself, as one value hardly changes it."""
 NAMED = 16
 """The section `group` names at most this many nodes of a kind."""
+PASSED_ON = ("complete", "scan_s", "placement", "placement_why", "totals", "budget", "pressure")
+"""The fields of a node's row that are those of its part."""
+MOVED = ("source_bytes", "peer_bytes", "sent_bytes", "local_bytes", "direct_bytes", "copied_files", "peer_files")
+"""Those that are totals of the node."""
 Values = Sequence[float | None]
 
 
 def rows_of(run: RunPart, nodes: Sequence[Digest], silent: Sequence[str], figures: JobFigures) -> list[NodeRow]:
     """Returns the rows in the order of `nodes`, then those of the nodes that reported nothing (`silent`)."""
-    slow = _slow(nodes, figures) if len(nodes) > 1 else [[] for _ in nodes]
     behind = _behind([node.split.waited_s for node in nodes])
+    slow = _slow(nodes, behind, figures)
     rows = [_row(*found) for found in zip(nodes, slow, behind, strict=True)]
     return [*rows, *(_unheard(run, name) for name in silent)]
 
@@ -53,24 +57,18 @@ def _row(node: Digest, slow: Sequence[str], behind_s: float | None) -> NodeRow:
         why=node.why,
         slow=tuple(slow),
         behind_s=behind_s,
-        complete=part.complete,
         started_s=node.shift_s,
         clock_moved_s=node.clock_moved_s,
         ended_s=None if part.ended_s is None else part.ended_s + node.shift_s,
-        scan_s=part.scan_s,
         staged_s=None if part.staged_s is None else part.staged_s + node.shift_s,
-        placement=part.placement,
-        placement_why=part.placement_why,
         group=_with_count(part.group) if part.group else None,
         wait_source_s=node.split.wait_source_s,
         wait_local_s=node.split.wait_local_s,
         relative_pace=node.relative_pace,
-        disk=node.disk.speed(),
-        totals=part.totals,
-        budget=part.budget,
-        pressure=part.pressure,
+        disk=node.disk,
         errors=tuple(part.errors),
         processes=node.processes,
+        **{name: getattr(part, name) for name in PASSED_ON},
     )
     if not node.speaks:
         return row
@@ -78,15 +76,9 @@ def _row(node: Digest, slow: Sequence[str], behind_s: float | None) -> NodeRow:
         row,
         staged_files=sum(dataset.staged_files for dataset in part.datasets),
         staged_bytes=sum(dataset.staged_bytes for dataset in part.datasets),
-        source_bytes=node.totals.source_bytes,
-        peer_bytes=node.totals.peer_bytes,
-        sent_bytes=node.totals.sent_bytes,
-        local_bytes=node.totals.local_bytes,
-        direct_bytes=node.totals.direct_bytes,
-        copied_files=node.totals.copied_files,
-        peer_files=node.totals.peer_files,
         opens=node.coverage.opens,
         swapped=node.coverage.swapped,
+        **{name: getattr(node.totals, name) for name in MOVED},
     )
 
 
@@ -104,31 +96,24 @@ def _unheard(run: RunPart, name: str) -> NodeRow:
         ended_s=None,
         scan_s=None,
         staged_s=None,
-        totals=NodeTotals(),
-        pressure={},
-        errors=(),
-        processes=(),
     )
 
 
 # ---- slow nodes ----
 
 
-def _slow(nodes: Sequence[Digest], figures: JobFigures) -> list[list[str]]:
+def _slow(nodes: Sequence[Digest], behind: Values, figures: JobFigures) -> list[list[str]]:
+    """Returns for each node the figures in which it is slower than the others, in words."""
     wall_s = figures.time_split.wall_s or 0.0
-    alone: dict[str, list[OwnPeriod]] = {}
+    alone: dict[str, list[OwnPeriod]] = defaultdict(list)
     for period in figures.contention.own_periods or ():
-        alone.setdefault(period.host, []).append(period)
-    waits = _behind([node.split.waited_s for node in nodes])
-    writes = _times_others([_write_ns_per_byte(node) for node in nodes])
-    reads = _times_others([node.disk.read_ns_per_byte for node in nodes])
+        alone[period.host].append(period)
+    writes = _times_others([_write_s_per_byte(node) for node in nodes])
+    rates = [node.disk.read_bytes_per_s if node.disk else None for node in nodes]
+    reads = _times_others([None if rate is None else 1 / rate for rate in rates])
     return [
-        [
-            *_waits(behind_s, wall_s),
-            *_paces(node, alone.get(node.name, [])),
-            *_disks(node, written, read, wall_s),
-        ]
-        for node, behind_s, written, read in zip(nodes, waits, writes, reads, strict=True)
+        [*_waits(behind_s, wall_s), *_paces(node, alone[node.name]), *_disks(node, written, read, wall_s)]
+        for node, behind_s, written, read in zip(nodes, behind, writes, reads, strict=True)
     ]
 
 
@@ -151,8 +136,8 @@ def _paces(node: Digest, periods: Sequence[OwnPeriod]) -> list[str]:
 
 def _disks(node: Digest, written: float | None, read: float | None, wall_s: float) -> list[str]:
     said = []
-    write_ns = node.disk.write_ns
-    if written is not None and written > SLOWER_DISK and 2 * write_ns > node.disk.copy_ns and write_ns > LEAST_WRITE_NS:
+    writes = node.disk is not None and node.disk.write_share > 0.5 and node.disk.write_s > LEAST_WRITE_S
+    if writes and written is not None and written > SLOWER_DISK:
         said.append(f"its local disk takes {written:.1f} times as long to write as the others'")
     waits = (node.split.wait_local_s or 0.0) > LOCAL_WAITS * wall_s
     if read is not None and read > SLOWER_DISK and waits:
@@ -160,9 +145,9 @@ def _disks(node: Digest, written: float | None, read: float | None, wall_s: floa
     return said
 
 
-def _write_ns_per_byte(node: Digest) -> float | None:
+def _write_s_per_byte(node: Digest) -> float | None:
     size = (node.totals.copied_bytes or 0) + (node.totals.peer_bytes or 0)
-    return node.disk.write_ns / size if size and node.disk.write_ns else None
+    return node.disk.write_s / size if node.disk and node.disk.write_s and size else None
 
 
 def _behind(values: Values) -> list[float | None]:

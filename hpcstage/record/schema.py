@@ -127,8 +127,22 @@ class ProcessRow:
     loader_workers: Count | None
 
 
+class Waits:
+    """What has waits for files."""
+
+    wait_source_s: float | None
+    wait_local_s: float | None
+
+    @property
+    def waited_s(self) -> float | None:
+        """Returns the seconds that the program waited for the source and the local disk; None: not measured."""
+        if self.wait_source_s is None or self.wait_local_s is None:
+            return None
+        return self.wait_source_s + self.wait_local_s
+
+
 @dataclass(frozen=True, kw_only=True)
-class NodeRow:
+class NodeRow(Waits):
     """One node of the job."""
 
     host: str = field(default="", metadata=KEPT)
@@ -282,7 +296,7 @@ class Slowest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimeSplit:
+class TimeSplit(Waits):
     """The division of the wall time. Of several training processes, on one node or on many, it is the mean; nothing is
     summed over nodes, as a second in which all wait is one second of the job."""
 

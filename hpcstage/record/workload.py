@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from hpcstage.record.schema import Record, TimeSplit
 
@@ -19,25 +18,16 @@ class Measured:
     readers: int | None = None
     """Loader workers of one training process; 0: it reads without prefetch."""
     source: str = ""
-    sources: dict[str, str] = field(default_factory=dict)
-    """Says for each number that is known where it comes from."""
 
 
 def workload_of(record: Record) -> Measured:
     """Returns the epochs, the compute time per epoch, the time before the first read, and the readers of a run."""
-    source = f"record of {record.run.id}"
     trainers = [p for node in record.nodes for p in node.processes if p.loader_steps]
     split = record.time_split
     readers = max((p.loader_workers or 0 for p in trainers), default=None)
     epochs = _epochs_by_opens(record) or max((p.loader_epochs or 0 for p in trainers), default=0) or None
-    known: dict[str, Any] = {
-        "epochs": epochs,
-        "epoch_compute_s": _epoch_compute_s(split, epochs),
-        "startup_s": split.other_s if trainers and split.compute_s is not None else None,
-        "readers": readers,
-    }
-    sources = {name: source for name, value in known.items() if value is not None}
-    return Measured(**known, source=source, sources=sources)
+    startup_s = split.other_s if trainers and split.compute_s is not None else None
+    return Measured(epochs, _epoch_compute_s(split, epochs), startup_s, readers, f"record of {record.run.id}")
 
 
 def _epochs_by_opens(record: Record) -> int | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from hpcstage.record.figures.counts import ratio
 from hpcstage.record.schema import GroupSection, NodeRow, Record, RunSection, Savings, TimeSplit
 from hpcstage.units import format_duration, format_rate, format_share, format_size
 
@@ -27,11 +28,8 @@ def clean(text: str) -> str:
 
 
 def _escaped(char: str) -> str:
-    code = ord(char)
-    if 0xDC80 <= code <= 0xDCFF:
-        return f"\\x{code - 0xDC00:02x}"
-    known = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
-    return known.get(char) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
+    is_byte = 0xDC80 <= ord(char) <= 0xDCFF
+    return f"\\x{ord(char) - 0xDC00:02x}" if is_byte else char.encode("unicode_escape").decode()
 
 
 def clip(text: str, columns: int) -> str:
@@ -95,8 +93,8 @@ size, rate, count = _known(format_size), _known(format_rate), _known("{:,.0f}".f
 
 def ending(run: RunSection) -> str:
     """Says how the command ended."""
-    if (told := ENDINGS.get(run.state)) is not None:
-        return told
+    if run.state in ENDINGS:
+        return ENDINGS[run.state]
     if run.signal is not None:
         return f"killed by signal {run.signal}"
     return "end not seen" if run.exit_code is None else f"exit code {run.exit_code}"
@@ -138,9 +136,7 @@ def reported(group: GroupSection | None) -> str:
 
 def wait_share(split: TimeSplit) -> float | None:
     """Returns the share of the wall time in which the program waited for files."""
-    if not split.wall_s or split.wait_source_s is None or split.wait_local_s is None:
-        return None
-    return (split.wait_source_s + split.wait_local_s) / split.wall_s
+    return ratio(split.waited_s, split.wall_s)
 
 
 def saved(part: Savings) -> str:

@@ -1,46 +1,67 @@
-"""Parked wants: every one is answered exactly once."""
+"""Wants that wait: every one is answered exactly once."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcstage.daemon.queue.answers import Parked
+from hpcstage.daemon.process.server import Reply
+from hpcstage.daemon.queue.answers import Answers
+from hpcstage.daemon.queue.queue import Queue
+from hpcstage.daemon.queue.rates import Limits
+from hpcstage.plan.types import Budget
+from hpcstage.protocol.shim import Answer, Reason
+
+QUEUE = Queue([1] * 9, Limits(Budget(1 << 40, 1 << 30)))
+
+
+def recording() -> tuple[Answers, dict[int, Reply]]:
+    """Returns answers, and what each token was told."""
+    told: dict[int, Reply] = {}
+
+    def answer(token: int, reply: Reply) -> None:
+        assert token not in told, "answered twice"
+        told[token] = reply
+
+    return Answers(answer), told
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.floats(0, 10)), max_size=30),
     st.lists(st.tuples(st.sampled_from(["settle", "expire", "drop"]), st.integers(0, 30)), max_size=30),
+    st.booleans(),
 )
-def test_every_want_is_answered_once(wants, steps):
-    parked = Parked()
+def test_every_want_is_answered_once(wants, steps, ends):
+    answers, told = recording()
     for token, (id_, deadline) in enumerate(wants):
-        parked.park(id_, token, deadline)
-    answered: list[int] = []
+        answers.park(id_, token, deadline)
     dropped = set()
     for step, number in steps:
         if step == "settle":
-            answered += parked.settle(number % 6)
+            answers.settle(number % 6, QUEUE)
         elif step == "expire":
-            answered += [token for token, _ in parked.expire(number / 3)]
-        elif number not in answered:
-            parked.drop(number)
+            answers.expire(number / 3)
+        elif number not in told:
+            answers.drop(number)
             dropped.add(number)
-    answered += [token for token, _ in parked.expire(float("inf"))]
-    assert len(answered) == len(set(answered))
-    assert set(answered) | (dropped & set(range(len(wants)))) == set(range(len(wants)))
-    assert len(parked) == 0
-    assert parked.ids() == []
-    assert parked.next_deadline() is None
+    if ends:
+        answers.end(Reason.SETTLED)
+    answers.expire(float("inf"))
+    assert told.keys() | (dropped & set(range(len(wants)))) == set(range(len(wants)))
+    assert answers.counts["want_direct"] == len(told)
+    assert answers.wanted() == []
+    assert answers.next_deadline() is None
 
 
 def test_order_and_deadline():
-    parked = Parked()
-    parked.park(7, 1, 5.0)
-    parked.park(7, 2, 4.0)
-    parked.park(8, 3, 1.0)
-    assert parked.next_deadline() == 1.0
-    assert parked.expire(2.0) == [(3, 8)]
-    assert parked.waits_for(7)
-    assert parked.settle(7) == [1, 2]
-    assert parked.settle(7) == []
+    answers, told = recording()
+    answers.park(7, 1, 5.0)
+    answers.park(7, 2, 4.0)
+    answers.park(8, 3, 1.0)
+    assert answers.next_deadline() == 1.0
+    assert answers.expire(2.0) == [8]
+    assert answers.waits_for(7)
+    answers.settle(7, QUEUE)
+    answers.settle(7, QUEUE)
+    assert list(told) == [3, 1, 2]
+    assert told[1] == Reply(Answer.DIRECT, Reason.LATER)

@@ -199,7 +199,7 @@ def test_the_commands_arguments_tell_epochs_and_readers(command: list[str], valu
 
 
 def test_options_come_before_the_commands_arguments_and_these_before_an_earlier_run():
-    earlier = Earlier(Measured(7, 60.0, 1.0, 4, "run 1", {}), None)
+    earlier = Earlier(Measured(7, 60.0, 1.0, 4, "run 1"), None)
     said = KnownProgram(readers=2, sources={"readers": "option --readers"})
     sources = {"epochs": "the command's --epochs 3", "readers": "option --readers"}
     sources |= dict.fromkeys(("epoch_compute_s", "startup_s"), "run 1")

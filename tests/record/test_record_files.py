@@ -223,13 +223,12 @@ def test_workload_of_a_record() -> None:
     assert measured.readers == 2
     assert measured.epoch_compute_s == pytest.approx((split.compute_s + split.preprocess_s) / 2)
     assert measured.startup_s == pytest.approx(split.other_s)
-    assert measured.sources["epochs"] == "record of 20261121-031422-1f3a"
+    assert measured.source == "record of 20261121-031422-1f3a"
 
 
 def test_workload_says_nothing_that_was_not_measured() -> None:
     measured = workload_of(compose(run_part(), []))
     assert (measured.epochs, measured.epoch_compute_s, measured.startup_s, measured.readers) == (None,) * 4
-    assert measured.sources == {}
 
 
 def test_epochs_of_loaders_count_where_opens_do_not() -> None:

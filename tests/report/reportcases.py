@@ -19,6 +19,8 @@ from hpcstage.problem import Problem
 from hpcstage.record.parts.draft import DatasetPart, ProcessPart
 from hpcstage.record.schema import Record
 from hpcstage.report.canvas import Canvas
+from hpcstage.report.terminal import short as shortly
+from hpcstage.report.terminal import sidebyside
 from hpcstage.report.terminal.page import render
 
 HOSTILE = "/data/\x1b[31mred\x07\n\r\t\udcff\u202eevil 漢字漢字 " + "x" * 300
@@ -123,3 +125,13 @@ CASES = {
 def shown(data: dict[str, Any], width: int = 80, *, color: bool = False, unicode: bool = True) -> str:
     """The report of a record."""
     return render(Record.from_json(data), Canvas(width, color=color, unicode=unicode))
+
+
+def short(data: dict[str, Any]) -> list[str]:
+    """The lines at the end of a run."""
+    return shortly.short(Record.from_json(data))
+
+
+def side_by_side(*names: str) -> str:
+    """The comparison of some of the cases."""
+    return sidebyside.side_by_side([Record.from_json(CASES[name]()) for name in names], Canvas())

@@ -7,12 +7,12 @@ import re
 from typing import Any
 
 import pytest
-from reportcases import CASES, shown
+from reportcases import CASES, short, shown, side_by_side
 from rich.cells import cell_len
 
 from hpcstage.record.schema import Record
 from hpcstage.report.canvas import Canvas, cleaned
-from hpcstage.report.terminal import nodes, sidebyside
+from hpcstage.report.terminal import nodes
 from hpcstage.report.terminal import short as shortly
 from hpcstage.report.terminal.nodes import LINES
 
@@ -33,14 +33,6 @@ def every(name: str) -> list[str]:
 
 def brief(name: str) -> str:
     return shortly.brief(record_of(CASES[name]()))
-
-
-def short(data: dict[str, Any]) -> list[str]:
-    return shortly.short(Record.from_json(data))
-
-
-def side_by_side(*names: str) -> str:
-    return sidebyside.side_by_side([Record.from_json(CASES[name]()) for name in names], Canvas())
 
 
 @pytest.mark.parametrize("name", SEVERAL)

@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reportcases import CASES, compose, node_part, run_part, shown, trainer
+from reportcases import CASES, compose, node_part, run_part, short, shown, side_by_side, trainer
 from rich.cells import cell_len
 
-from hpcstage.record.schema import Record
 from hpcstage.report import figures
 from hpcstage.report.canvas import Canvas, Sparkline, Wrapped
-from hpcstage.report.terminal import short as shortly
-from hpcstage.report.terminal import sidebyside
 
 COLOUR = re.compile(r"\x1b\[[0-9;]+m")
 BAR = re.compile("[━╸╺]")
-
-
-def side_by_side(*names: str) -> str:
-    return sidebyside.side_by_side([Record.from_json(CASES[name]()) for name in names], Canvas())
-
-
-def short(data: dict[str, Any]) -> list[str]:
-    return shortly.short(Record.from_json(data))
 
 
 def without_bars(report: str) -> list[str]:

@@ -28,23 +28,40 @@ def share_of(budget: Budget) -> Budget:
     )
 
 
+class Copies(dict[int, int]):
+    """The bytes that copies take, by id, the oldest first, and their sum."""
+
+    size_bytes = 0
+
+    def add(self, id_: int, blocks: int) -> None:
+        """Adds a copy."""
+        self[id_] = blocks
+        self.size_bytes += blocks
+
+    def remove(self, id_: int) -> bool:
+        """Removes a copy. Returns False if it is none of these."""
+        if id_ not in self:
+            return False
+        self.size_bytes -= self.pop(id_)
+        return True
+
+
 class Transit:
-    """The budget of transit copies, and the copies that take it: by id the bytes of those on their way, of those that
-    came ahead of the program and have yet to be read, and of those that were read, the oldest first."""
+    """The budget of transit copies, and the copies that take it: those on their way, those that came ahead of the
+    program and have yet to be read, and those that were read."""
 
     def __init__(self) -> None:
         self.limit = Budget(0, 0)
         self.dropped: list[int] = []
         """Ids of copies that have to be deleted; the caller that deletes them clears the list."""
-        self._flying: dict[int, int] = {}
-        self._unread: dict[int, int] = {}
-        self._read: dict[int, int] = {}
-        self._flying_bytes = self._unread_bytes = self._read_bytes = 0
+        self._flying = Copies()
+        self._unread = Copies()
+        self._read = Copies()
 
     @property
     def used_bytes(self) -> int:
         """The bytes that all transit copies take, those on their way included."""
-        return self._flying_bytes + self._unread_bytes + self._read_bytes
+        return self._flying.size_bytes + self._unread.size_bytes + self._read.size_bytes
 
     @property
     def count(self) -> int:
@@ -57,7 +74,7 @@ class Transit:
 
     def fits(self, blocks: int) -> bool:
         """Returns whether a copy fits once every copy in the store has gone."""
-        return self._flying_bytes + blocks <= self.limit.size_bytes and len(self._flying) < self.limit.inodes
+        return self._flying.size_bytes + blocks <= self.limit.size_bytes and len(self._flying) < self.limit.inodes
 
     def must_wait(self, blocks: int) -> bool:
         """Returns whether a copy fits only once copies on their way have come."""
@@ -65,8 +82,8 @@ class Transit:
 
     def fits_ahead(self, blocks: int) -> bool:
         """Returns whether a copy fits without dropping one that has yet to be read."""
-        files = len(self._flying) + len(self._unread)
-        return self._flying_bytes + self._unread_bytes + blocks <= self.limit.size_bytes and files < self.limit.inodes
+        size_bytes, files = self._flying.size_bytes + self._unread.size_bytes, len(self._flying) + len(self._unread)
+        return size_bytes + blocks <= self.limit.size_bytes and files < self.limit.inodes
 
     def here(self) -> list[int]:
         """Returns the copies in the store, in the order in which they go."""
@@ -80,11 +97,9 @@ class Transit:
     def read(self, ids: Iterable[int]) -> None:
         """Notes that the program has read these copies."""
         for id_ in ids:
-            blocks = self._unread.pop(id_, None)
-            if blocks is not None:
-                self._unread_bytes -= blocks
-                self._read[id_] = blocks
-                self._read_bytes += blocks
+            blocks = self._unread.get(id_, 0)
+            if self._unread.remove(id_):
+                self._read.add(id_, blocks)
 
     def passed(self) -> None:
         """Notes that the program wants a file that is not here: it has probably gone past the oldest copies."""
@@ -93,28 +108,17 @@ class Transit:
 
     def take(self, id_: int, blocks: int) -> None:
         """Counts a copy that is on its way."""
-        self._flying[id_] = blocks
-        self._flying_bytes += blocks
+        self._flying.add(id_, blocks)
 
     def landed(self, id_: int, *, ahead: bool) -> None:
         """Notes that a copy is in the store; `ahead` says that it came before the program asked for it."""
-        blocks = self._flying.pop(id_)
-        self._flying_bytes -= blocks
-        self._unread[id_] = blocks
-        self._unread_bytes += blocks
-        if not ahead:
-            self.read([id_])
+        blocks = self._flying[id_]
+        self._flying.remove(id_)
+        (self._unread if ahead else self._read).add(id_, blocks)
 
     def give_back(self, id_: int) -> bool:
         """Gives back the budget of a copy that is gone or will not come. Returns False if it is no transit copy."""
-        blocks = self._flying.pop(id_, None)
-        if blocks is not None:
-            self._flying_bytes -= blocks
-            return True
-        self.read([id_])
-        blocks = self._read.pop(id_, None)
-        self._read_bytes -= blocks or 0
-        return blocks is not None
+        return self._flying.remove(id_) or self._unread.remove(id_) or self._read.remove(id_)
 
     def surplus(self) -> int | None:
         """Returns the copy that has to go next; None while all fit."""

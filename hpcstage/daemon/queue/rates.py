@@ -73,28 +73,22 @@ class Bucket:
         self._balance = self._burst
         self._at: float | None = None
 
-    def _refill(self, now: float) -> None:
-        if self._rate and self._at is not None:
-            self._balance = min(self._burst, self._balance + (now - self._at) * self._rate)
-        self._at = now
-
     def open(self, now: float) -> bool:
         """Returns whether a transfer may start."""
-        if not self._rate:
-            return True
-        self._refill(now)
-        return self._balance > 0
+        return not self._rate or not self.delay_s(now)
 
     def take(self, size_bytes: int) -> None:
         """Takes the bytes of a transfer that starts from the balance."""
-        if self._rate:
-            self._balance -= max(size_bytes, 1)
+        self._balance -= max(size_bytes, 1) if self._rate else 0
 
     def delay_s(self, now: float) -> float:
         """Returns the seconds until a transfer may start; 0 if it may now."""
-        if not self._rate or self.open(now):
+        if not self._rate:
             return 0.0
-        return (1 - self._balance) / self._rate
+        if self._at is not None:
+            self._balance = min(self._burst, self._balance + (now - self._at) * self._rate)
+        self._at = now
+        return 0.0 if self._balance > 0 else (1 - self._balance) / self._rate
 
 
 class Estimates:
@@ -132,9 +126,6 @@ class Estimates:
         else:
             rate = size_bytes / max(took_s, 1e-6)
             self.stream_bytes_per_s += _WEIGHT * (rate - self.stream_bytes_per_s)
-        self._count(size_bytes, now)
-
-    def _count(self, size_bytes: int, now: float) -> None:
         if self._window_start is None:
             self._window_start = now
         self._window_bytes += size_bytes

@@ -22,6 +22,7 @@ counts. A replica is filled while the training runs, which does not wait for it.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from hpcstage.plan.forecast.terms import Conditions, Phases, Terms, phases
 from hpcstage.plan.types import Forecast, ModeForecast, Rates, Workload
@@ -32,7 +33,12 @@ TIE = 1.03
 """Forecasts within this factor count as equal; `runtime` is then chosen, as it suffers least from a wrong forecast."""
 ONE_EPOCH_TIE = 1.01
 ASSUMED_EPOCHS = 10
-ASSUMED_READERS = 0
+ASSUMED: dict[str, tuple[Any, str]] = {
+    "epochs": (ASSUMED_EPOCHS, f"epochs: {ASSUMED_EPOCHS} (set with --epochs)"),
+    "epoch_compute_s": (0.0, "compute: none, so the times are those of reading alone (set with --epoch-compute)"),
+    "readers": (0, "readers: 0, so the program reads each file when it needs it (set with --readers)"),
+}
+"""The values of a workload where they are unknown, and what is said of that."""
 ASSUMED_SOURCE_BYTES_PER_S = 1e9
 ASSUMED_SOURCE_FILE_S = 1e-3
 ASSUMED_IN_FLIGHT = 32
@@ -79,19 +85,16 @@ def _upfront(phases: Phases) -> ModeForecast:
     copy_s = terms.begin_s + terms.share * phases.whole_copy_s
     epoch_s = terms.epoch_s(terms.share)
     before_s = copy_s + terms.startup_s
-    formula = (
-        f"scan and copy {show(copy_s)} + startup {show(terms.startup_s)} + "
-        f"{terms.epochs} x {terms.say_epoch(terms.share)}"
-    )
+    before = f"scan and copy {show(copy_s)} + startup {show(terms.startup_s)}"
+    formula = f"{before} + {terms.epochs} x {terms.say_epoch(terms.share)}"
     first_s = before_s + terms.local_alone_s / terms.files
     return ModeForecast(UPFRONT, before_s + terms.epochs * epoch_s, first_s, before_s + epoch_s, epoch_s, formula)
 
 
 def _runtime(phases: Phases) -> ModeForecast:
     terms, later = phases.first, phases.later
-    first_s, text = _ordered(terms) if phases.order_known else _unordered(terms)
+    first_s, formula = _ordered(terms) if phases.order_known else _unordered(terms)
     later_s = later.epoch_s(later.share)
-    formula = text
     if terms.epochs > 1:
         formula += f" + {terms.epochs - 1} x {later.say_epoch(later.share)}"
     first_batch_s = max(terms.startup_s, terms.begin_s) + terms.source_alone_s / terms.files
@@ -154,21 +157,16 @@ def _why_direct(terms: Terms) -> str:
 
 
 def _why_runtime(terms: Terms, modes: dict[str, ModeForecast], from_nodes: bool) -> str:
-    runtime = modes[RUNTIME]
-    gains = [
-        f"{show(mode.total_s - runtime.total_s)} less than {mode.mode}"
-        for mode in (modes[DIRECT], modes[UPFRONT])
-        if mode.total_s > runtime.total_s * ONE_EPOCH_TIE
-    ]
+    total_s = modes[RUNTIME].total_s
+    slower = [mode for mode in (modes[DIRECT], modes[UPFRONT]) if mode.total_s > total_s * ONE_EPOCH_TIE]
+    if not slower:
+        return "all modes take about the same time, and this one depends least on the source"
+    gains = " and ".join(f"{show(mode.total_s - total_s)} less than {mode.mode}" for mode in slower)
     reason = "the copying hides behind the first epoch"
     if terms.epochs > 1:
         where = "from the nodes' disks" if from_nodes else "locally"
         reason += f" and {terms.epochs - 1} later ones read {where}"
-    return (
-        f"{reason}: {' and '.join(gains)}"
-        if gains
-        else "all modes take about the same time, and this one depends least on the source"
-    )
+    return f"{reason}: {gains}"
 
 
 # ---- assumptions
@@ -176,35 +174,24 @@ def _why_runtime(terms: Terms, modes: dict[str, ModeForecast], from_nodes: bool)
 
 def _assume(workload: Workload, rates: Rates, nodes: int) -> tuple[Workload, Rates, list[str]]:
     """Fills in values that are not known, and lists them."""
-    notes: list[str] = []
-    if workload.epochs is None:
-        workload = replace(workload, epochs=ASSUMED_EPOCHS)
-        notes.append(f"epochs: {ASSUMED_EPOCHS} (set with --epochs)")
-    if workload.epoch_compute_s is None:
-        workload = replace(workload, epoch_compute_s=0.0)
-        notes.append("compute: none, so the times are those of reading alone (set with --epoch-compute)")
-    if workload.readers is None:
-        workload = replace(workload, readers=ASSUMED_READERS)
-        notes.append("readers: 0, so the program reads each file when it needs it (set with --readers)")
+    unknown = {name: told for name, told in ASSUMED.items() if getattr(workload, name) is None}
+    workload = replace(workload, **{name: value for name, (value, _) in unknown.items()})
+    notes = [note for _, note in unknown.values()]
     rates = _assume_rates(rates, workload, notes)
-    return workload, _assume_shared(rates, notes) if nodes > 1 else rates, notes
-
-
-def _assume_shared(rates: Rates, notes: list[str]) -> Rates:
-    notes.append("source: all nodes together get no more than one node with all its transfers in flight")
-    if rates.peer_bytes_per_s is None:
+    if nodes > 1:
+        notes.append("source: all nodes together get no more than one node with all its transfers in flight")
+    if nodes > 1 and rates.peer_bytes_per_s is None:
         rates = replace(rates, peer_bytes_per_s=ASSUMED_PEER_BYTES_PER_S)
         notes.append(f"other nodes: {ASSUMED_PEER_BYTES_PER_S / 1e9:.3g} GB/s to each node")
-    return rates
+    return workload, rates, notes
 
 
 def _assume_rates(rates: Rates, workload: Workload, notes: list[str]) -> Rates:
     if rates.reader_bytes_per_s is None and rates.reader_file_s is None:
         known = rates.source_bytes_per_s or ASSUMED_SOURCE_BYTES_PER_S
         rates = replace(rates, reader_file_s=ASSUMED_SOURCE_FILE_S, reader_bytes_per_s=known)
-        notes.append(
-            f"one reader at the source: {known / 1e9:.3g} GB/s and {ASSUMED_SOURCE_FILE_S * 1e3:.3g} ms per file"
-        )
+        speed = f"{known / 1e9:.3g} GB/s and {ASSUMED_SOURCE_FILE_S * 1e3:.3g} ms per file"
+        notes.append(f"one reader at the source: {speed}")
     if rates.source_bytes_per_s is None and workload.size_bytes:
         rates = replace(rates, source_bytes_per_s=ASSUMED_SOURCE_BYTES_PER_S)
         notes.append(f"source: {ASSUMED_SOURCE_BYTES_PER_S / 1e9:.3g} GB/s")

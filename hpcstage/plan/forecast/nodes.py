@@ -17,7 +17,7 @@ from hpcstage.plan.forecast.terms import Conditions
 from hpcstage.plan.placement.hits import Hits, Sharing, alike
 from hpcstage.plan.placement.owners import needed_bytes
 from hpcstage.plan.placement.placements import Placement, Placing, choose, place
-from hpcstage.plan.types import Budget, Forecast, Rates, Workload
+from hpcstage.plan.types import Budget, ModeForecast, Rates, Workload
 
 AUTO = "auto"
 MOST_LOOKED_AT = 4_000_000
@@ -193,34 +193,30 @@ def _others_read(own: tuple[int, int], files: int, size: int, nodes: int) -> tup
 
 def _size(given: Given, workload: Workload, rates: Rates, nodes: int) -> Size:
     work = workload.on(nodes)
-    chosen, *_ = (Placing.PRIVATE,) if nodes == 1 else given.kind(nodes)
-    placements, direct = [], None
+    chosen = Placing.PRIVATE if nodes == 1 else given.kind(nodes)[0]
+    results = []
     for kind in [Placing.PRIVATE] if nodes == 1 else Placing:
         sharing = given.sharing(nodes, kind)
-        result = forecast(work, rates, replace(given.conditions, fit=sharing.kept, nodes=nodes, sharing=sharing))
-        direct = direct or result.modes[DIRECT]
-        placements.append(_scaled(work, sharing, kind, result))
-    assert direct is not None
-    compute_s = work.epoch_compute_s or 0.0
-    return Size(nodes, chosen.value, direct.total_s, direct.later_epoch_s, compute_s, tuple(placements))
+        conditions = replace(given.conditions, fit=sharing.kept, nodes=nodes, sharing=sharing)
+        results.append((sharing, forecast(work, rates, conditions)))
+    direct = results[0][1].modes[DIRECT]
+    placements = tuple(_scaled(work, sharing, result.modes[RUNTIME]) for sharing, result in results)
+    return Size(nodes, chosen.value, direct.total_s, direct.later_epoch_s, work.epoch_compute_s or 0.0, placements)
 
 
-def _scaled(work: Workload, sharing: Sharing, kind: Placing, result: Forecast) -> Scaled:
-    mode = result.modes[RUNTIME]
+def _scaled(work: Workload, sharing: Sharing, mode: ModeForecast) -> Scaled:
     epochs = work.epochs or ASSUMED_EPOCHS
     later = sharing.later(epochs)
-    if kind is Placing.REPLICATE:
-        passed_on = sharing.kept * sharing.nodes - sharing.placed + max(0, epochs - 1) * later.peers
-    else:
-        passed_on = sharing.hits(1).peers + max(0, epochs - 1) * later.peers
+    is_replicated = sharing.kind is Placing.REPLICATE
+    first = sharing.kept * sharing.nodes - sharing.placed if is_replicated else sharing.hits(1).peers
     return Scaled(
         nodes=sharing.nodes,
-        placement=kind.value,
+        placement=sharing.kind.value,
         total_s=mode.total_s,
         first_epoch_s=mode.first_epoch_s,
         later_epoch_s=mode.later_epoch_s,
         source_bytes=sharing.source_share(epochs) * work.size_bytes,
-        peer_bytes=passed_on * work.size_bytes,
+        peer_bytes=(first + max(0, epochs - 1) * later.peers) * work.size_bytes,
         later=later,
     )
 
@@ -236,9 +232,9 @@ def _knee(workload: Workload, rates: Rates, given: Given) -> float | None:
 
 def from_json(data: dict[str, Any]) -> NodesPlan:
     """Reads `dataclasses.asdict` of a plan."""
-    sizes = tuple(Size(**{**item, "placements": _scaled_in(item["placements"])}) for item in data["sizes"])
+
+    def scaled(items: Sequence[dict[str, Any]]) -> tuple[Scaled, ...]:
+        return tuple(Scaled(**{**item, "later": Hits(**item["later"])}) for item in items)
+
+    sizes = tuple(Size(**{**item, "placements": scaled(item["placements"])}) for item in data["sizes"])
     return NodesPlan(**{**data, "parts": tuple(Part(**item) for item in data["parts"]), "sizes": sizes})
-
-
-def _scaled_in(items: Sequence[dict[str, Any]]) -> tuple[Scaled, ...]:
-    return tuple(Scaled(**{**item, "later": Hits(**item["later"])}) for item in items)

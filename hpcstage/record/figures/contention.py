@@ -91,12 +91,9 @@ def percentile_ns(histogram: Mapping[int, int], percent: float) -> float | None:
 
 def percentiles_ms(histogram: Mapping[int, int]) -> Percentiles:
     """Returns percentiles in milliseconds."""
-    p50, p95, p99 = (percentile_ns(histogram, percent) for percent in (50, 95, 99))
-    return Percentiles(p50=_ms(p50), p95=_ms(p95), p99=_ms(p99))
-
-
-def _ms(value_ns: float | None) -> float | None:
-    return None if value_ns is None else value_ns / 1e6
+    found_ns = (percentile_ns(histogram, percent) for percent in (50, 95, 99))
+    p50, p95, p99 = (None if value_ns is None else value_ns / 1e6 for value_ns in found_ns)
+    return Percentiles(p50=p50, p95=p95, p99=p99)
 
 
 def _nothing(latency: Latency) -> Contention:

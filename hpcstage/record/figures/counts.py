@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from hpcstage.protocol.shim import Reason
 from hpcstage.record.parts.draft import UNCOUNTED_LAYER, ProcessPart
-from hpcstage.record.parts.part import AccountsPart, NodePart
+from hpcstage.record.parts.part import AccountsPart, NodePart, NodeTotals
 from hpcstage.record.schema import Coverage, LayerCoverage, RunTotals, StatCounts
 
 DIRECT_LAYER = "direct"
@@ -115,10 +115,9 @@ def ratio(part: float | None, whole: float | None) -> float | None:
 
 def merge(parts: Iterable[Mapping[int, int]]) -> Histogram:
     """Returns the sum of several histograms."""
-    found: Histogram = {}
+    found = Counter[int]()
     for part in parts:
-        for bucket, number in part.items():
-            found[bucket] = found.get(bucket, 0) + number
+        found.update(part)
     return found
 
 
@@ -126,51 +125,34 @@ def merge(parts: Iterable[Mapping[int, int]]) -> Histogram:
 
 TOTALS = [part.name for part in fields(RunTotals)]
 PEERS = ("peer_bytes", "peer_files", "sent_bytes", "sent_files")
+COPIED = ("source_bytes", "source_files", "source_opens", "source_reads")
+SCANNED = ("source_listings", "source_stats")
+PASSED_ON = ("source_files", *SCANNED, *PEERS, "want_ready", "want_direct", "failed", "void", "refused", "copy_busy_s")
 
 
 def totals_of(node: NodePart) -> RunTotals:
     """Returns the totals of a node. `copied_*` are the copiers' share, `direct_*` the program's own at the source."""
-    processes, told = node.processes, node.totals
-    copied_nothing, scanned_nothing = _copied_nothing(node), _scanned_nothing(node)
-    copied_bytes, copied_files, copied_opens, copied_reads = (
-        0 if value is None and copied_nothing else value
-        for value in (told.source_bytes, told.source_files, told.source_opens, told.source_reads)
-    )
-    listings, stats = (
-        0 if value is None and scanned_nothing else value for value in (told.source_listings, told.source_stats)
-    )
+    processes, told = node.processes, _told(node)
     direct_opens, direct_stats = total(processes, "source_opens"), total(processes, "source_stats")
     direct_bytes, direct_reads = (source_reads(processes, name) for name in ("source_read_bytes", "source_reads"))
     measuring_opens = told.measuring_opens or 0
-    source_opens = add(copied_opens, measuring_opens, direct_opens)
+    source_opens = add(told.source_opens, measuring_opens, direct_opens)
     return RunTotals(
-        source_bytes=add(copied_bytes, direct_bytes),
-        source_files=copied_files,
-        source_ops=add(source_opens, listings, stats, direct_stats),
+        **{name: getattr(told, name) for name in PASSED_ON},
+        source_bytes=add(told.source_bytes, direct_bytes),
+        source_ops=add(source_opens, told.source_listings, told.source_stats, direct_stats),
         source_opens=source_opens,
         measuring_opens=measuring_opens,
-        source_reads=add(copied_reads, direct_reads),
-        peer_bytes=told.peer_bytes,
-        peer_files=told.peer_files,
-        sent_bytes=told.sent_bytes,
-        sent_files=told.sent_files,
+        source_reads=add(told.source_reads, direct_reads),
         local_bytes=local_reads(processes, "local_read_bytes"),
         local_reads=local_reads(processes, "local_reads"),
         wanted=total(processes, "wants"),
-        want_ready=told.want_ready,
-        want_direct=told.want_direct,
         hit_opens=total(processes, "hit_opens"),
         ready_opens=total(processes, "ready_opens"),
-        failed=told.failed,
-        void=told.void,
-        refused=told.refused,
-        copy_busy_s=told.copy_busy_s,
-        copied_bytes=copied_bytes,
-        copied_files=copied_files,
-        copied_opens=copied_opens,
-        copied_reads=copied_reads,
-        source_listings=listings,
-        source_stats=stats,
+        copied_bytes=told.source_bytes,
+        copied_files=told.source_files,
+        copied_opens=told.source_opens,
+        copied_reads=told.source_reads,
         direct_opens=direct_opens,
         direct_stats=direct_stats,
         direct_bytes=direct_bytes,
@@ -178,8 +160,13 @@ def totals_of(node: NodePart) -> RunTotals:
     )
 
 
+def _told(node: NodePart) -> NodeTotals:
+    """Returns the daemon's counts; those that are missing are 0 where the copiers or the scan had nothing to do."""
+    nothing = [*(COPIED if _copied_nothing(node) else ()), *(SCANNED if _scanned_nothing(node) else ())]
+    return replace(node.totals, **{name: 0 for name in nothing if getattr(node.totals, name) is None})
+
+
 def _copied_nothing(node: NodePart) -> bool:
-    """Returns whether a count of the copiers that is missing is 0: they had nothing to do."""
     idle = node.complete and not any(sample.copied_bytes or sample.busy for sample in node.samples)
     return node.mode == "direct" or idle
 
@@ -220,12 +207,6 @@ COUNTS = (
     "opens", "swapped", "failed_opens", "write_opens", "dropped", "processes_attached", "processes_missed",
     "processes_uncounted", "errors",
 )  # fmt: skip
-NO_COVERAGE = Coverage(
-    **dict.fromkeys((*COUNTS, "share", "stats", "unseen_bytes")),
-    by_layer={},
-    reasons=dict.fromkeys(REASONS, 0),
-    missed_examples=(),
-)
 
 
 def coverage_of(node: NodePart) -> Coverage:
@@ -236,13 +217,10 @@ def coverage_of(node: NodePart) -> Coverage:
     return Coverage(
         opens=opens,
         swapped=swapped,
-        failed_opens=total(processes, "failed_opens"),
-        write_opens=total(processes, "write_opens"),
-        dropped=total(processes, "dropped"),
+        **{name: total(processes, name) for name in ("failed_opens", "write_opens", "dropped", "errors")},
         processes_attached=number(processes),
         processes_missed=node.missed_count,
         processes_uncounted=number(p for p in processes if p.layer in UNSEEN_LAYERS),
-        errors=total(processes, "errors"),
         share=ratio(swapped, opens),
         by_layer={layer: _layer([p for p in processes if p.layer == layer]) for layer in layers},
         reasons=_reasons(node),
@@ -253,10 +231,10 @@ def coverage_of(node: NodePart) -> Coverage:
 
 
 def added(nodes: Sequence[Coverage], accounts: Sequence[AccountsPart | None]) -> Coverage:
-    """Returns the section: the sum over all nodes that reported."""
-    if not nodes:
-        return NO_COVERAGE
-    sums: dict[str, Any] = {name: sum(getattr(node, name) for node in nodes) for name in COUNTS}
+    """Returns the section: the sum over all nodes that reported; unknown where none did."""
+    sums: dict[str, Any] = dict.fromkeys(COUNTS)
+    if nodes:
+        sums = {name: sum(getattr(node, name) for node in nodes) for name in COUNTS}
     layers = sorted({layer for node in nodes for layer in node.by_layer})
     reasons = sum((Counter(node.reasons) for node in nodes), Counter[str]())
     stats = [node.stats for node in nodes if node.stats]
@@ -265,7 +243,7 @@ def added(nodes: Sequence[Coverage], accounts: Sequence[AccountsPart | None]) ->
         share=ratio(sums["swapped"], sums["opens"]),
         by_layer={layer: _added([n.by_layer[layer] for n in nodes if layer in n.by_layer]) for layer in layers},
         reasons=dict.fromkeys(REASONS, 0) | {name: value for name, value in reasons.items() if value},
-        stats=StatCounts(local=sum(s.local for s in stats), source=sum(s.source for s in stats)),
+        stats=StatCounts(local=sum(s.local for s in stats), source=sum(s.source for s in stats)) if nodes else None,
         unseen_bytes=_unseen_bytes(accounts, sums["processes_missed"]),
         missed_examples=tuple(missed for node in nodes for missed in node.missed_examples)[:EXAMPLES],
     )

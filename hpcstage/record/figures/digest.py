@@ -49,29 +49,6 @@ class Window:
 
 
 @dataclass(frozen=True)
-class LocalDisk:
-    """How fast a node's local disk was."""
-
-    write_ns: int
-    """Nanoseconds in writes, summed over transfers."""
-    copy_ns: int
-    """Nanoseconds in all that copying does, summed over transfers."""
-    read_ns_per_byte: float | None
-    """Nanoseconds per byte of the program's reads of staged copies; None where too little was read."""
-
-    def speed(self) -> DiskSpeed | None:
-        """Returns the node's entry in the record; None where nothing was measured."""
-        read = self.read_ns_per_byte
-        if not self.copy_ns and not read:
-            return None
-        return DiskSpeed(
-            write_s=self.write_ns / 1e9,
-            write_share=self.write_ns / self.copy_ns if self.copy_ns else 0.0,
-            read_bytes_per_s=1e9 / read if read else None,
-        )
-
-
-@dataclass(frozen=True)
 class Digest:
     """The figures of one node."""
 
@@ -95,7 +72,7 @@ class Digest:
     hist_open: Histogram
     hist_read: Histogram
     """Latencies of opens and of reads at the source, the copiers' and the program's together."""
-    disk: LocalDisk
+    disk: DiskSpeed | None
     track: Track | None
     processes: tuple[ProcessRow, ...]
     pids: frozenset[int]
@@ -163,12 +140,17 @@ def _without_rows(node: NodePart, rows: int) -> NodePart:
     return replace(node, samples=(), processes=(), hist_read={}, forecast=forecast, errors=errors, group=group)
 
 
-def _disk(node: NodePart) -> LocalDisk:
+def _disk(node: NodePart) -> DiskSpeed | None:
+    """Returns how fast the node's local disk was; None where nothing was measured."""
     write_ns = sum(sample.copy_write_ns for sample in node.samples)
     copy_ns = write_ns + sum(sample.copy_open_ns + sample.copy_read_ns for sample in node.samples)
     size = counts.total(node.processes, "local_read_bytes")
     read_ns = counts.total(node.processes, "local_read_ns")
-    return LocalDisk(write_ns, copy_ns, read_ns / size if size >= LEAST_BYTES else None)
+    read_bytes_per_s = 1e9 / (read_ns / size) if size >= LEAST_BYTES and read_ns else None
+    if not copy_ns and read_bytes_per_s is None:
+        return None
+    write_share = write_ns / copy_ns if copy_ns else 0.0
+    return DiskSpeed(write_s=write_ns / 1e9, write_share=write_share, read_bytes_per_s=read_bytes_per_s)
 
 
 def _listed(processes: Sequence[ProcessPart], rows: int) -> tuple[ProcessRow, ...]:

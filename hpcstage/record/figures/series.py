@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from operator import attrgetter
+from operator import add, attrgetter, itemgetter
 
 from hpcstage.record.figures.cells import Cells
 from hpcstage.record.parts.draft import Sample
@@ -22,75 +22,76 @@ NS_PER_MS = 1e6
 
 Placed = tuple[float, Sample]
 """A sample, and its start on the run's axis."""
+Group = list[Placed]
+Columns = Mapping[str, Sequence[float]]
 
 
 def series_of(node: NodePart | None, shift_s: float) -> Series:
     """Returns the section of one node, or an empty one."""
     samples = node.samples if node else ()
-    placed = sorted(((shift_s + sample.start_s, sample) for sample in samples), key=lambda pair: pair[0])
+    placed = sorted(((shift_s + sample.start_s, sample) for sample in samples), key=itemgetter(0))
     groups = _grouped(placed, POINTS)
+    last = [group[-1][1] for group in groups]
+    columns: Columns = {
+        **{name: [_sum(group, name) / _span_s(group) for group in groups] for name in ADDED},
+        "queued_files": [sample.queued_files for sample in last],
+        "store_bytes": [sample.store_bytes for sample in last],
+        "busy": [sum(sample.busy * sample.length_s for _, sample in group) / _span_s(group) for group in groups],
+    }
+    few = _grouped(placed, LATENCY_POINTS)
+    latency = _latencies(_starts(few), [{name: _sum(group, name) for name in TIMES} for group in few])
+    return _section(_width(placed, POINTS), _starts(groups), columns, latency)
+
+
+def _section(interval_s: float | None, starts_s: Sequence[float], columns: Columns, latency: LatencySeries) -> Series:
+    copied, direct = columns["copied_bytes"], columns["shim_bytes"]
     return Series(
-        interval_s=_width(placed, POINTS),
-        start_s=tuple(start_s for start_s, _ in groups),
-        source_bytes_per_s=_rates(groups, "copied_bytes", "shim_bytes"),
-        copied_bytes_per_s=_rates(groups, "copied_bytes"),
-        direct_bytes_per_s=_rates(groups, "shim_bytes"),
-        peer_bytes_per_s=_rates(groups, "peer_bytes"),
-        hit_opens_per_s=_rates(groups, "hit_opens"),
-        wants_per_s=_rates(groups, "wants"),
-        queued_files=tuple(samples[-1][1].queued_files for _, samples in groups),
-        store_bytes=tuple(samples[-1][1].store_bytes for _, samples in groups),
-        busy=tuple(map(_mean_busy, groups)),
-        latency=_latency(placed),
+        interval_s=interval_s,
+        start_s=tuple(starts_s),
+        source_bytes_per_s=tuple(map(add, copied, direct)),
+        copied_bytes_per_s=tuple(copied),
+        direct_bytes_per_s=tuple(direct),
+        peer_bytes_per_s=tuple(columns["peer_bytes"]),
+        hit_opens_per_s=tuple(columns["hit_opens"]),
+        wants_per_s=tuple(columns["wants"]),
+        queued_files=tuple(map(int, columns["queued_files"])),
+        store_bytes=tuple(map(int, columns["store_bytes"])),
+        busy=tuple(columns["busy"]),
+        latency=latency,
     )
 
 
 def _width(placed: Sequence[Placed], points: int) -> float | None:
     if not placed:
         return None
-    return max((placed[-1][0] + placed[-1][1].length_s - placed[0][0]) / points, _longest(placed))
+    longest_s = max(sample.length_s for _, sample in placed)
+    return max((placed[-1][0] + placed[-1][1].length_s - placed[0][0]) / points, longest_s)
 
 
-def _longest(placed: Sequence[Placed]) -> float:
-    return max(sample.length_s for _, sample in placed)
-
-
-def _grouped(placed: Sequence[Placed], points: int) -> list[tuple[float, list[Placed]]]:
+def _grouped(placed: Sequence[Placed], points: int) -> list[Group]:
     """Groups samples by intervals of equal width; empty intervals are left out."""
     width_s = _width(placed, points)
     if not width_s:
         return []
-    first_s = placed[0][0]
-    groups: dict[int, list[Placed]] = {}
+    groups: dict[int, Group] = {}
     for start_s, sample in placed:
-        middle_s = start_s + sample.length_s / 2 - first_s
+        middle_s = start_s + sample.length_s / 2 - placed[0][0]
         groups.setdefault(min(int(middle_s / width_s), points - 1), []).append((start_s, sample))
-    return [(groups[index][0][0], groups[index]) for index in sorted(groups)]
+    return [groups[index] for index in sorted(groups)]
 
 
-Group = tuple[float, list[Placed]]
+def _starts(groups: Sequence[Group]) -> list[float]:
+    return [group[0][0] for group in groups]
 
 
 def _span_s(group: Group) -> float:
     """Returns the seconds that the group's samples cover."""
-    starts = [start_s for start_s, _ in group[1]]
-    ends = [start_s + sample.length_s for start_s, sample in group[1]]
-    return max(max(ends) - min(starts), 1e-9)
+    end_s = max(start_s + sample.length_s for start_s, sample in group)
+    return max(end_s - min(start_s for start_s, _ in group), 1e-9)
 
 
-def _rates(groups: Sequence[Group], *names: str) -> tuple[float, ...]:
-    return tuple(_sum(group, names) / _span_s(group) for group in groups)
-
-
-def _mean_busy(group: Group) -> float:
-    return sum(sample.busy * sample.length_s for _, sample in group[1]) / _span_s(group)
-
-
-def _latency(placed: Sequence[Placed]) -> LatencySeries:
-    """Returns means over about a twentieth of the run each."""
-    groups = _grouped(placed, LATENCY_POINTS)
-    sums = [{name: _sum(group, (name,)) for name in TIMES} for group in groups]
-    return _latencies([start_s for start_s, _ in groups], sums)
+def _sum(group: Group, name: str) -> float:
+    return float(sum(getattr(sample, name) for _, sample in group))
 
 
 def _latencies(starts_s: Sequence[float], sums: Sequence[Mapping[str, float]]) -> LatencySeries:
@@ -104,8 +105,9 @@ def _latencies(starts_s: Sequence[float], sums: Sequence[Mapping[str, float]]) -
     )
 
 
-def _sum(group: Group, names: Sequence[str]) -> float:
-    return float(sum(getattr(sample, name) for _, sample in group[1] for name in names))
+def _ms(sums: Mapping[str, float], times: Sequence[str], counts: Sequence[str]) -> float | None:
+    number = sum(sums[name] for name in counts)
+    return sum(sums[name] for name in times) / number / NS_PER_MS if number > 0 else None
 
 
 # ---- several nodes ----
@@ -156,23 +158,11 @@ class Together:
         """Returns the section: flows and levels of all nodes together."""
         length_s = self._cells.length_s
         rows = [self._cells.rows[cell] for cell in sorted(self._cells.rows)]
-        columns = dict(zip((*ADDED, *HELD), zip(*rows, strict=True), strict=False)) if rows else {}
-        rates = {name: [value / length_s for value in columns.get(name, ())] for name in (*ADDED, *HELD)}
-        both = [a + b for a, b in zip(rates["copied_bytes"], rates["shim_bytes"], strict=True)]
-        return Series(
-            interval_s=length_s if rows else None,
-            start_s=tuple(cell * length_s for cell in sorted(self._cells.rows)),
-            source_bytes_per_s=tuple(both),
-            copied_bytes_per_s=tuple(rates["copied_bytes"]),
-            direct_bytes_per_s=tuple(rates["shim_bytes"]),
-            peer_bytes_per_s=tuple(rates["peer_bytes"]),
-            hit_opens_per_s=tuple(rates["hit_opens"]),
-            wants_per_s=tuple(rates["wants"]),
-            queued_files=tuple(int(value) for value in rates["queued_files"]),
-            store_bytes=tuple(int(value) for value in rates["store_bytes"]),
-            busy=tuple(rates["busy"]),
-            latency=self._latency(),
-        )
+        names = (*ADDED, *HELD)
+        sums = dict(zip(names, zip(*rows, strict=True), strict=False)) if rows else dict.fromkeys(names, ())
+        rates = {name: [value / length_s for value in column] for name, column in sums.items()}
+        starts_s = [cell * length_s for cell in sorted(self._cells.rows)]
+        return _section(length_s if rows else None, starts_s, rates, self._latency())
 
     def _latency(self) -> LatencySeries:
         cells = sorted(self._cells.rows)
@@ -184,8 +174,3 @@ class Together:
     def _times(self, cells: Sequence[int]) -> dict[str, float]:
         rows = (self._cells.rows[cell][-len(TIMES) :] for cell in cells)
         return dict(zip(TIMES, map(sum, zip(*rows, strict=True)), strict=True))
-
-
-def _ms(sums: Mapping[str, float], times: Sequence[str], counts: Sequence[str]) -> float | None:
-    number = sum(sums[name] for name in counts)
-    return sum(sums[name] for name in times) / number / NS_PER_MS if number > 0 else None

@@ -39,18 +39,18 @@ def time_split(run: RunPart, window: Window, nodes: Sequence[Digest]) -> TimeSpl
     unmeasured = [] if window.end_seen or not nodes else ["the end of the command was not seen: up to the last sample"]
     split, method = _measure(nodes, wall_s, unmeasured)
     split = fit(split, wall_s)
-    section = _section(wall_s, split, method, unmeasured)
-    hidden_s = _hidden_s(nodes, wall_s, split)
-    return replace(section, hidden_s=hidden_s, before_s=run.child_started_s, slowest=_slowest(nodes))
+    return replace(
+        _section(wall_s, split, method, unmeasured),
+        hidden_s=_hidden_s(nodes, wall_s, split),
+        before_s=run.child_started_s,
+        slowest=_slowest(nodes),
+    )
 
 
 def _section(wall_s: float | None, split: Split, method: str, unmeasured: Sequence[str]) -> TimeSplit:
     return TimeSplit(
         wall_s=wall_s,
-        compute_s=split.compute_s,
-        wait_source_s=split.wait_source_s,
-        wait_local_s=split.wait_local_s,
-        preprocess_s=split.preprocess_s,
+        **vars(split),
         other_s=None if wall_s is None else max(0.0, wall_s - split.measured_s),
         hidden_s=None,
         before_s=None,
@@ -106,9 +106,7 @@ def _why_nothing(found: Sequence[ProcessTimes]) -> str:
 
 
 def _several(number: int, what: str) -> str:
-    if number == 1:
-        return f"one {what}"
-    return f"{number} {what}es (mean)"
+    return f"one {what}" if number == 1 else f"{number} {what}es (mean)"
 
 
 def _hidden_s(nodes: Sequence[Digest], wall_s: float, split: Split) -> float | None:

@@ -33,6 +33,7 @@ from hpcstage.record.figures import counts
 from hpcstage.record.parts.draft import ProcessPart, Sample
 from hpcstage.record.parts.part import NodePart
 from hpcstage.record.parts.run import RunPart
+from hpcstage.record.schema import Waits
 
 NS = 1e9
 ENOUGH = 0.5
@@ -42,20 +43,13 @@ READER_SHARE = 0.5
 
 
 @dataclass(frozen=True)
-class Split:
+class Split(Waits):
     """Seconds of one process by what it did; None: not measured."""
 
     compute_s: float | None = None
     wait_source_s: float | None = None
     wait_local_s: float | None = None
     preprocess_s: float | None = None
-
-    @property
-    def waited_s(self) -> float | None:
-        """Returns the seconds that the process waited for the source and the local disk; None: not measured."""
-        if self.wait_source_s is None or self.wait_local_s is None:
-            return None
-        return self.wait_source_s + self.wait_local_s
 
     @property
     def measured_s(self) -> float:

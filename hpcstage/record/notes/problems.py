@@ -5,8 +5,8 @@ The same problem on many nodes is one entry, whose text begins with the number a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from hpcstage.problem import Problem
 from hpcstage.record.figures.digest import Digest
@@ -21,6 +21,8 @@ NO_PART = (
 DIED = "training went on from the source; the figures of that node end where its daemon did"
 RUNNING = "the figures are those up to now; ask again when the command has ended"
 UNCLEAR = "the figures are those up to now; ask again in a minute, or on that host"
+_Told = tuple[str | None, Problem]
+"""The name of a node, or None for the wrapper and the lead; and a problem that it reported."""
 NAMED = 16
 """At most this many nodes of a problem are named."""
 
@@ -29,25 +31,17 @@ def problems_of(
     run: RunPart, nodes: Sequence[Digest], silent: Sequence[str], total: int, running: Life | None = None
 ) -> list[Problem]:
     """Returns all problems, reported ones first. `silent` names nodes without a part; the job has `total` nodes."""
-    told = [_Told(None, problem) for problem in run.problems]
-    told += [_Told(node.name, problem) for node in nodes for problem in node.part.problems]
-    problems = _grouped(told, total) if total > 1 else _unique(one.problem for one in told)
+    told: list[_Told] = [(None, problem) for problem in run.problems]
+    told += [(node.name, problem) for node in nodes for problem in node.part.problems]
+    problems = _grouped(told, total) if total > 1 else _unique(told)
     counts = {problem.id: problem.count or 1 for problem in problems}
     return [*problems, *(p for p in _own(run, nodes, silent, running) if not _told_already(p, counts))]
 
 
 def _told_already(problem: Problem, counts: dict[str, int]) -> bool:
     """Returns whether a reported problem covers this one, as `node-dead` of as many nodes covers `daemon-died`."""
-    if problem.id == "daemon-died" and counts.get("node-dead", 0) >= (problem.count or 1):
-        return True
-    return problem.id in counts
-
-
-@dataclass(frozen=True)
-class _Told:
-    node: str | None
-    """Name of the node; None: the wrapper or the lead reported the problem."""
-    problem: Problem
+    is_covered = problem.id == "daemon-died" and counts.get("node-dead", 0) >= (problem.count or 1)
+    return is_covered or problem.id in counts
 
 
 def ended(run: RunPart) -> bool:
@@ -83,14 +77,14 @@ def _grouped(told: Sequence[_Told], total: int) -> list[Problem]:
     """Joins the reported problems into one for each id."""
     groups: dict[str, list[_Told]] = {}
     for one in told:
-        groups.setdefault(one.problem.id, []).append(one)
+        groups.setdefault(one[1].id, []).append(one)
     return [_joined(found, total) for found in groups.values()]
 
 
 def _joined(found: Sequence[_Told], total: int) -> Problem:
-    names = list(dict.fromkeys(one.node for one in found if one.node is not None))
-    texts = list(dict.fromkeys(one.problem.text for one in found))
-    first = found[0].problem
+    names = list(dict.fromkeys(node for node, _ in found if node is not None))
+    texts = list(dict.fromkeys(problem.text for _, problem in found))
+    first = found[0][1]
     if len(names) > 1:
         text = f"{len(names)} of {total} nodes ({few(names)}): {texts[0]}"
     elif names and names[0] not in texts[0]:
@@ -101,8 +95,8 @@ def _joined(found: Sequence[_Told], total: int) -> Problem:
     return joined if names or len(texts) == 1 else replace(joined, count=len(texts))
 
 
-def _unique(problems: Iterable[Problem]) -> list[Problem]:
+def _unique(told: Sequence[_Told]) -> list[Problem]:
     kept: dict[tuple[str, str], Problem] = {}
-    for problem in problems:
+    for _, problem in told:
         kept.setdefault((problem.id, problem.text), problem)
     return list(kept.values())

@@ -19,7 +19,7 @@ from hpcstage.plan.types import Forecast, Kept, Rates, Workload
 from hpcstage.preview.planfile import Plan, PlanRow, path_json, rows, summary
 from hpcstage.report.canvas import WIDE, Canvas, Fact, facts, grid
 from hpcstage.report.plan import nodes
-from hpcstage.units import format_duration, format_rate, format_size
+from hpcstage.units import format_duration, format_number, format_rate, format_size
 
 DEFAULT_LIMIT = 20
 DEFAULT_EPOCHS = 3
@@ -41,9 +41,8 @@ def text(plan: Plan, limit: int | None = None, width: int = WIDE) -> str:
     if plan.nodes is not None:
         parts.extend(nodes.text(plan.nodes, DEFAULT_NODES if limit is None else limit, canvas))
     if plan.forecast is not None:
-        parts.append(
-            [*Canvas(WIDE).lines(_forecast(plan.forecast)), *canvas.lines(facts(_choice(plan, plan.forecast)))]
-        )
+        forecast = Canvas(WIDE).lines(_forecast(plan.forecast))
+        parts.append([*forecast, *canvas.lines(facts(_choice(plan, plan.forecast)))])
     parts.append(canvas.lines(facts(_tail(plan))))
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
@@ -96,12 +95,11 @@ def _head(plan: Plan) -> Iterator[Fact]:
     for index, dataset in enumerate(plan.manifest.datasets):
         ids = plan.manifest.ids_of(index)
         size = sum(plan.manifest.sizes[ids.start : ids.stop])
-        yield "dataset", f"{printable(dataset.root)}: {_files(len(ids))}, {format_size(size)}"
+        yield "dataset", f"{printable(dataset.root)}: {format_number(len(ids), 'file')}, {format_size(size)}"
     if len(plan.manifest.datasets) > 1:
-        yield "total", f"{_files(len(plan.manifest))}, {format_size(plan.manifest.total_bytes)}"
+        yield "total", f"{format_number(len(plan.manifest), 'file')}, {format_size(plan.manifest.total_bytes)}"
     if plan.scan is not None:
-        listings = f"{plan.scan.listings:,} listing{'s' * (plan.scan.listings != 1)}"
-        operations = f"{plan.scan.stats:,} stats, {listings}"
+        operations = f"{plan.scan.stats:,} stats, {format_number(plan.scan.listings, 'listing')}"
         yield "scan", f"{format_duration(plan.scan.seconds)} ({operations})"
         yield from _skipped(plan)
     yield "order", _order(plan)
@@ -112,10 +110,6 @@ def _head(plan: Plan) -> Iterator[Fact]:
     if plan.local is not None:
         yield "local", plan.local
     yield "budget", _budget(plan)
-
-
-def _files(count: int) -> str:
-    return f"{count:,} file" + ("" if count == 1 else "s")
 
 
 def _skipped(plan: Plan) -> Iterator[Fact]:
@@ -132,7 +126,7 @@ def _order(plan: Plan) -> str:
         why = plan.found.about or "no list was given"
         return f"by path ({why}); files that the program asks for earlier are fetched first"
     listed, missing = len(plan.order.ids), len(plan.manifest) - len(plan.order.ids)
-    line = f"{found}, {_files(listed)}"
+    line = f"{found}, {format_number(listed, 'file')}"
     if missing:
         line += f", then {missing:,} that it does not name"
     return line + (f"; {plan.found.unknown:,} of its paths are not in the datasets" if plan.found.unknown else "")
@@ -151,7 +145,7 @@ def _budget(plan: Plan) -> str:
     needed = f"{format_size(plan.fit.needed_bytes)} and {plan.fit.needed_inodes:,} inodes are needed"
     if plan.fit.fits:
         return f"{limits}; {needed}: all fits"
-    fitting = f"the first {_files(plan.fit.files)} of the order fit ({plan.fit.share:.1%} of the bytes)"
+    fitting = f"the first {format_number(plan.fit.files, 'file')} of the order fit ({plan.fit.share:.1%} of the bytes)"
     return f"{limits}; {needed}: {fitting}, the rest is read from the source"
 
 
@@ -176,13 +170,13 @@ def _epochs(plan: Plan, readings: Readings, limit: int, epochs: int | None) -> I
         yield list(_epoch(plan, readings, reading, limit))
     rest = readings.asked.epochs - shown
     if rest > 0:
-        yield [f"... and {rest:,} more epoch{'s' * (rest > 1)} (--limit N shows N rows of each)"]
+        yield [f"... and {format_number(rest, 'more epoch')} (--limit N shows N rows of each)"]
 
 
 def _epoch(plan: Plan, readings: Readings, reading: EpochReading, limit: int) -> Iterator[str]:
     count = len(reading.indices)
     on = f" on {len(readings.asked.ranks):,} ranks" if len(readings.asked.ranks) > 1 else ""
-    yield f"epoch {reading.epoch} reads {count:,} sample{'s' * (count != 1)}{on}"
+    yield f"epoch {reading.epoch} reads {format_number(count, 'sample')}{on}"
     yield f"{'position':>9} {'rank':>5} {'index':>9} {'size':>9}  path"
     for position, rank, index, file_id in _reads(readings, reading, limit):
         size = format_size(plan.manifest.size(file_id))
@@ -250,21 +244,18 @@ def _program(workload: Workload) -> Iterator[Fact]:
 
 
 def _rates(rates: Rates) -> Iterator[Fact]:
-    yield from _rate("source", rates, "source_bytes_per_s", rates.source_bytes_per_s, per_s=rates.source_files_per_s)
-    yield from _rate("reader", rates, "reader_bytes_per_s", rates.reader_bytes_per_s, file_s=rates.reader_file_s)
-    yield from _rate("copying", rates, "copy_bytes_per_s", rates.copy_bytes_per_s, per_s=rates.copy_files_per_s)
-    yield from _rate("disk", rates, "local_bytes_per_s", rates.local_bytes_per_s, file_s=rates.local_file_s)
-
-
-def _rate(
-    name: str, rates: Rates, key: str, bytes_per_s: float | None, *, per_s: float | None = None,
-    file_s: float | None = None,
-) -> Iterator[Fact]:  # fmt: skip
-    found = [
-        format_rate(bytes_per_s) if bytes_per_s is not None else "",
-        f"{per_s:,.0f} files/s" if per_s is not None else "",
-        f"{file_s * 1000:.3g} ms per file" if file_s is not None else "",
-    ]
-    known = ", ".join(item for item in found if item)
-    if known:
-        yield name, f"{known} ({rates.sources.get(key, 'unknown')})"
+    rows = (
+        ("source", "source_bytes_per_s", rates.source_files_per_s, None),
+        ("reader", "reader_bytes_per_s", None, rates.reader_file_s),
+        ("copying", "copy_bytes_per_s", rates.copy_files_per_s, None),
+        ("disk", "local_bytes_per_s", None, rates.local_file_s),
+    )
+    for name, key, files_per_s, file_s in rows:
+        bytes_per_s = getattr(rates, key)
+        found = (
+            "" if bytes_per_s is None else format_rate(bytes_per_s),
+            "" if files_per_s is None else f"{files_per_s:,.0f} files/s",
+            "" if file_s is None else f"{file_s * 1000:.3g} ms per file",
+        )
+        if any(found):
+            yield name, f"{', '.join(filter(None, found))} ({rates.sources.get(key, 'unknown')})"

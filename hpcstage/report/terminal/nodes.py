@@ -55,7 +55,7 @@ def every(record: Record, canvas: Canvas) -> list[str]:
     for row in (*failed, *slow, *well):
         moved = size(row.source_bytes), size(row.peer_bytes), size(row.sent_bytes), size(row.local_bytes)
         below = f"  !! {FAILED[row.state]}{_why(row)}" if row.state in FAILED else f"    {'; '.join(row.slow)}"
-        cells = (f"  {short_name(row.host)}", seconds(_waited(row)), *moved, count(row.staged_files))
+        cells = (f"  {short_name(row.host)}", seconds(row.waited_s), *moved, count(row.staged_files))
         table.append(_Line(cells, (below,) if below.strip() else ()))
     drawn = _drawn(canvas, ("Nodes", "waited", "source", "received", "sent", "local", "files"), table)
     return [*drawn, *canvas.lines(f"  {_together(record, record.group, slow)}")]
@@ -84,19 +84,13 @@ def _sorted(record: Record) -> tuple[list[NodeRow], list[NodeRow], list[NodeRow]
 
 def _all(record: Record, below: tuple[str, ...]) -> _Line:
     """Returns the sums of bytes and the longest wait, as the job waits for its slowest node."""
-    waits = [wait for row in record.nodes if (wait := _waited(row)) is not None]
+    waits = [row.waited_s for row in record.nodes if row.waited_s is not None]
     longest = f"max {seconds(max(waits))}" if waits else UNKNOWN
     return _Line(("  all nodes", longest, *(size(moved(record.totals)) for moved in _MOVED)), below)
 
 
-def _waited(row: NodeRow) -> float | None:
-    if row.wait_source_s is None or row.wait_local_s is None:
-        return None
-    return row.wait_source_s + row.wait_local_s
-
-
 def _cells(row: NodeRow) -> tuple[str, ...]:
-    return (f"  {short_name(row.host)}", seconds(_waited(row)), *(size(moved(row)) for moved in _MOVED))
+    return (f"  {short_name(row.host)}", seconds(row.waited_s), *(size(moved(row)) for moved in _MOVED))
 
 
 def _failed(rows: Sequence[NodeRow], group: GroupSection) -> list[str]:
@@ -120,7 +114,7 @@ def _rest(rows: Sequence[NodeRow], room: int) -> list[tuple[str, ...]]:
         return []
     if len(rows) <= room:
         return [_cells(row) for row in rows]
-    waited, *moved = (_median(figure(row) for row in rows) for figure in (_waited, *_MOVED))
+    waited, *moved = (_median(figure(row) for row in rows) for figure in (attrgetter("waited_s"), *_MOVED))
     return [(f"  {len(rows)} others each", seconds(waited), *map(size, moved))]
 
 

@@ -10,11 +10,12 @@ from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from hpcstage.record.parts.draft import DatasetPart
+from hpcstage.record.figures.counts import add
 from hpcstage.record.schema import Contention, OrderSection, OwnPeriod, Percentiles, Record, SharedPeriod
 from hpcstage.report import figures
 from hpcstage.report.canvas import Sparkline, Wrapped, grid, line, section
 from hpcstage.report.figures import UNKNOWN, count, percent, rate, seconds, short_name, size
+from hpcstage.units import format_number
 
 REASON_NAMES = {
     "unknown": "not in the scan", "later": "waiting would take longer", "full": "no room locally",
@@ -64,21 +65,16 @@ def _staged(record: Record) -> str:
     datasets = record.datasets
     if record.run.mode == "direct" or not datasets:
         return ""
-    files = _sum(datasets, lambda dataset: dataset.files)
+    files = add(*(dataset.files for dataset in datasets))
     took = [node.staged_s for node in record.nodes if node.staged_s is not None]
     ended = f", done at {clock(max(took))}" if took and len(took) == len(record.nodes) else ""
     provenance = record.order.provenance
     told = f", order: {provenance}" if provenance and not record.order.announcements else ""
     if record.group:
         return f"{figures.held(record.nodes, files)}{ended}{told}"
-    got = f"{count(_sum(datasets, lambda dataset: dataset.staged_files))} of {count(files)} files"
-    sizes = (_sum(datasets, lambda dataset: dataset.staged_bytes), _sum(datasets, lambda dataset: dataset.size_bytes))
-    return f"{got}, {size(sizes[0])} of {size(sizes[1])}{ended}{told}"
-
-
-def _sum(datasets: Sequence[DatasetPart], value: Callable[[DatasetPart], int | None]) -> int | None:
-    values = [found for dataset in datasets if (found := value(dataset)) is not None]
-    return sum(values) if len(values) == len(datasets) else None
+    got_files = f"{count(sum(dataset.staged_files for dataset in datasets))} of {count(files)} files"
+    got_bytes = size(sum(dataset.staged_bytes for dataset in datasets))
+    return f"{got_files}, {got_bytes} of {size(add(*(dataset.size_bytes for dataset in datasets)))}{ended}{told}"
 
 
 def order(record: Record) -> list[str]:
@@ -86,7 +82,7 @@ def order(record: Record) -> list[str]:
     part, announced = record.order, record.order.announcements
     if not announced:
         return []
-    words = [str(part.provenance), f"{announced:,} epoch{'s' * (announced != 1)} announced"]
+    words = [str(part.provenance), f"{format_number(announced, 'epoch')} announced"]
     if not part.followed:
         words[-1] += ", not followed"
     if part.kept_share is not None:
@@ -178,12 +174,12 @@ def coverage(record: Record) -> RenderableType:
     if part.opens and (part.swapped or 0) < part.opens:
         lines.append("not swapped: " + _reasons(part.reasons))
     layers = ", ".join(f"{layer.processes} {name}" for name, layer in part.by_layer.items())
-    attached = _processes("", part.processes_attached, "attached") + (f" ({layers})" if layers else "")
-    return section("Coverage", *lines, f"{attached}, {_processes('Python ', part.processes_missed, 'missed')}")
+    attached = f"{_processes(part.processes_attached)} attached" + (f" ({layers})" if layers else "")
+    return section("Coverage", *lines, f"{attached}, {_processes(part.processes_missed, 'Python ')} missed")
 
 
-def _processes(kind: str, number: int | None, what: str) -> str:
-    return f"{count(number)} {kind}{'process' if number == 1 else 'processes'} {what}"
+def _processes(number: int | None, kind: str = "") -> str:
+    return f"{count(number)} {kind}{'process' if number == 1 else 'processes'}"
 
 
 def _reasons(reasons: Mapping[str, int]) -> str:
