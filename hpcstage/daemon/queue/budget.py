@@ -128,17 +128,25 @@ class Transit:
 
 
 class FreeBudget:
-    """The budget less what was taken. `used_bytes` and `used_files` count the copies, those under way included."""
+    """The budget less what was taken, by copies under way, too."""
 
     def __init__(self, states: States, budget: Budget, directories: int) -> None:
         self.transit = Transit()
-        self.used_bytes = 0
-        self.used_files = 0
         self._states = states
-        self._left_bytes = budget.size_bytes - directories * BLOCK_BYTES
-        self._left_inodes = budget.inodes - directories
+        self._whole = Budget(budget.size_bytes - directories * BLOCK_BYTES, budget.inodes - directories)
+        self._left_bytes, self._left_inodes = self._whole.size_bytes, self._whole.inodes
         self._directories = directories
         self._reserved: dict[int, int] = {}
+
+    @property
+    def used_bytes(self) -> int:
+        """The bytes that all copies take."""
+        return self._whole.size_bytes - self.transit.limit.size_bytes - self._left_bytes + self.transit.used_bytes
+
+    @property
+    def used_files(self) -> int:
+        """The number of all copies."""
+        return self._whole.inodes - self.transit.limit.inodes - self._left_inodes + self.transit.count
 
     @property
     def used_inodes(self) -> int:
@@ -192,28 +200,20 @@ class FreeBudget:
         """Gives back the budget of many copies at once, in bytes of whole blocks; negative numbers take it."""
         self._left_bytes += blocks
         self._left_inodes += files
-        self.used_bytes -= blocks
-        self.used_files -= files
 
     def keep(self, ids: range) -> None:
         """Counts transit copies as copies that this node keeps: `give_back` will be called for all of these ids."""
         for id_ in self.transit.here():
             if id_ in ids:
                 self.transit.give_back(id_)
-                self._left_bytes -= blocks_bytes(self._states.size(id_))
-                self._left_inodes -= 1
+                self.give_back(-blocks_bytes(self._states.size(id_)), -1)
 
     def _give_back(self, id_: int, blocks: int) -> None:
-        if self.transit.count and self.transit.give_back(id_):
-            self.used_bytes -= blocks
-            self.used_files -= 1
-        else:
+        if not (self.transit.count and self.transit.give_back(id_)):
             self.give_back(blocks, 1)
 
     def _pass(self, id_: int, blocks: int) -> None:
         """Counts a transit copy; others make way for it."""
-        self.used_bytes += blocks
-        self.used_files += 1
         self.transit.take(id_, blocks)
         while (old := self.transit.surplus()) is not None:
             self.drop(old)

@@ -61,7 +61,6 @@ class FromSource:
                 continue
             bucket.take(states.size(id_))
             if large.is_large(id_):
-                flights.measure(id_)
                 large.begun(id_)
             chosen.append(id_)
         return chosen

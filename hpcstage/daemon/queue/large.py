@@ -246,6 +246,7 @@ class Large:
 
     def begun(self, id_: int) -> None:
         """Notes that the copying of a file begins."""
+        self._flights.measure(id_)
         self.held_back.discard(id_)
         self._tries[id_] += 1
         self.ahead.add(id_)

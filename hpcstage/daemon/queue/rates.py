@@ -17,6 +17,7 @@ _WEIGHT = 0.2
 _FIRST_FILE_S = 0.02
 _FIRST_STREAM_BYTES_PER_S = 50e6
 _WINDOW_S = 0.5
+_BURST_S = 0.25
 _AHEAD_S = 0.05
 """Copiers are given transfers ahead for this long, so that they do not wait for the daemon."""
 
@@ -67,9 +68,9 @@ class Bucket:
     The debt keeps the long-run average at the rate whatever the sizes of the files.
     """
 
-    def __init__(self, bytes_per_s: float | None, burst_s: float = 0.25) -> None:
+    def __init__(self, bytes_per_s: float | None) -> None:
         self._rate = bytes_per_s
-        self._burst = (bytes_per_s or 0.0) * burst_s
+        self._burst = (bytes_per_s or 0.0) * _BURST_S
         self._balance = self._burst
         self._at: float | None = None
 

@@ -30,7 +30,7 @@ from typing import Literal
 from hpcstage.protocol.shim import bucket_upper_ns
 from hpcstage.record.figures import detect
 from hpcstage.record.figures.cells import CELLS, Track, coarser
-from hpcstage.record.figures.counts import merge
+from hpcstage.record.figures.counts import merge, ratio
 from hpcstage.record.figures.digest import Digest
 from hpcstage.record.figures.speeds import LEAST_POINTS, Point, even_sizes, of_samples
 from hpcstage.record.parts.part import NodePart
@@ -225,26 +225,13 @@ def _shared(
     normal = [track.mean(outside) for track in tracks]
     found = []
     for period, part in zip(periods, inside, strict=True):
-        levels = [_share(track.mean(part), level) for track, level in zip(tracks, normal, strict=True)]
+        levels = [ratio(track.mean(part), level) for track, level in zip(tracks, normal, strict=True)]
         known = [at for at, level in enumerate(levels) if level is not None]
         fallen = [at for at in known if (levels[at] or 0.0) < detect.BORDER]
         if 2 * len(fallen) > len(known):
-            hosts, observed = tuple(names[at] for at in fallen[:NAMED]), len(known)
-            found.append(
-                SharedPeriod(
-                    start_s=period.start_s,
-                    end_s=period.end_s,
-                    loss=period.loss,
-                    hosts=hosts,
-                    nodes=len(fallen),
-                    nodes_observed=observed,
-                )
-            )
+            hosts = tuple(names[at] for at in fallen[:NAMED])
+            found.append(SharedPeriod(**vars(period), hosts=hosts, nodes=len(fallen), nodes_observed=len(known)))
     return found
-
-
-def _share(value: float | None, of: float | None) -> float | None:
-    return None if value is None or not of else value / of
 
 
 def _ratios(tracks: Sequence[Track], cells: range) -> list[array[float]]:
@@ -269,7 +256,7 @@ def _median_without(ordered: Sequence[float], value: float) -> float:
 
 
 def _middle(row: array[float]) -> float | None:
-    known = [ratio for ratio in row if not isnan(ratio)]
+    known = [share for share in row if not isnan(share)]
     return median(known) if len(known) >= LEAST_POINTS else None
 
 
@@ -283,25 +270,25 @@ def _own(
             break
         found = detect.find(_compared(tracks[at], cells, ratios[at]))
         for p in found.periods if found else ():
-            yield OwnPeriod(start_s=p.start_s, end_s=p.end_s, loss=p.loss, host=names[at])
+            yield OwnPeriod(**vars(p), host=names[at])
 
 
 def _lag(row: array[float]) -> float:
-    """Returns by how much the node's ratios lie below `LAGS` of its own upper level, or of the others', in sum."""
-    known = sorted(ratio for ratio in row if not isnan(ratio))
+    """Returns by how much the node's shares lie below `LAGS` of its own upper level, or of the others', in sum."""
+    known = sorted(share for share in row if not isnan(share))
     if len(known) < LEAST_POINTS:
         return 0.0
     level = LAGS * min(1.0, known[int(0.8 * (len(known) - 1))])
-    return sum(level - ratio for ratio in known if ratio < level)
+    return sum(level - share for share in known if share < level)
 
 
 def _compared(track: Track, cells: range, row: array[float]) -> list[Point]:
     """Returns points whose speed is the ratio, at most 1: being faster than the others is no level to fall from."""
     length_s = float(2**track.level)
     points = []
-    for cell, ratio in zip(cells, row, strict=True):
-        if not isnan(ratio):
+    for cell, share in zip(cells, row, strict=True):
+        if not isnan(share):
             at = cell - track.first
             rate = track.size[at] / track.seen_s[at]
-            points.append(Point(cell * length_s, length_s, rate, ratio, track.files[at], weak=False))
+            points.append(Point(cell * length_s, length_s, rate, share, track.files[at], weak=False))
     return [point._replace(speed=min(1.0, point.speed)) for point in even_sizes(points)]

@@ -248,11 +248,8 @@ def _summed(accounts: Sequence[AccountsPart | None]) -> AccountsPart | None:
     known = [account for account in accounts if account]
     if not known:
         return None
-    return AccountsPart(
-        command_bytes=sum(account.command_bytes for account in known),
-        accounted_bytes=sum(account.accounted_bytes for account in known),
-        attached=sum(account.attached for account in known),
-    )
+    names = ("command_bytes", "accounted_bytes", "attached")
+    return AccountsPart(**{name: sum(getattr(account, name) for account in known) for name in names})
 
 
 def _unlisted(node: NodePart, elsewhere: int) -> int:

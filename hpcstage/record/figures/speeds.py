@@ -62,16 +62,11 @@ def of_samples(samples: Sequence[Sample]) -> tuple[MeasuredOn, list[Point]]:
 def of_copies(samples: Sequence[Sample]) -> list[Point]:
     """Returns the intervals in which only the source limited the copies."""
     usable = [s for s in samples if s.length_s >= SHORTEST_S and s.busy >= IDLE and not s.limited]
-    usable = _without_ramp(usable)
+    usable = usable[1:]  # transfers start and the first bytes come somewhere inside the first one
     if not usable:
         return []
     busy = median(s.busy for s in usable)
     return [_copy_point(s, busy) for s in usable]
-
-
-def _without_ramp(samples: list[Sample]) -> list[Sample]:
-    """Drops the first interval: transfers start and the first bytes come somewhere inside it."""
-    return samples[1:]
 
 
 def _copy_point(sample: Sample, typical_busy: float) -> Point:
