@@ -1,0 +1,176 @@
+"""A generation before it is written: the state compared with the generation before, a probe, the choice of a kind.
+
+Reads the state and the generation before; writes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from hpcstage.checkpoint.generations import xor
+from hpcstage.checkpoint.generations.choice import GenerationPolicy, KindChoice, Measurement, choose
+from hpcstage.checkpoint.generations.files import Files
+from hpcstage.checkpoint.generations.layout import BlockLayout, bases, predecessors
+from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationKind, GenerationManifest, checksum
+from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource, OpenGeneration
+from hpcstage.checkpoint.generations.state import FoundState, hash_state, named_files
+from hpcstage.checkpoint.generations.table import Difference, Indices, Mask, Table, compare, first_alike
+
+
+@dataclass(frozen=True)
+class GenerationBefore:
+    """The newest generation, as far as the next one can build on it."""
+
+    reader: GenerationReader
+    opened: OpenGeneration | None = None
+    hindrance: str = ""
+    """Why it cannot be built on."""
+    chain_bytes: int = 0
+    """The bytes of its data and of the data of all that it needs."""
+
+    @property
+    def chain(self) -> tuple[int, ...]:
+        """Returns the generations that the next one would need."""
+        return () if self.opened is None else (*self.opened.manifest.needs, self.opened.manifest.number)
+
+    @property
+    def table(self) -> Table | None:
+        """Returns the table of its blocks."""
+        return None if self.opened is None else self.opened.table
+
+    def block(self, number: int) -> xor.Bytes:
+        """Returns one of its blocks, verified."""
+        assert self.opened is not None
+        made = bytearray(int(self.opened.layout.lengths[number]))
+        self.reader.block(self.opened, number, memoryview(made))
+        return np.frombuffer(made, np.uint8)
+
+
+def newest_of(source: LocalSource) -> GenerationBefore:
+    """Returns what the next generation can build on."""
+    reader, numbers = GenerationReader(source), source.numbers()
+    if not numbers:
+        return GenerationBefore(reader)
+    try:
+        newest = reader.generation(numbers[-1])
+        chain_bytes = sum(_data_bytes(source, reader, n) for n in (numbers[-1], *newest.manifest.needs))
+    except DamagedGeneration as error:
+        return GenerationBefore(reader, hindrance=f"the generation before is damaged: {error.what}")
+    return GenerationBefore(reader, newest, chain_bytes=chain_bytes)
+
+
+@dataclass(frozen=True)
+class GenerationDraft:
+    """A state, compared."""
+
+    files: Files
+    state: FoundState
+    layout: BlockLayout
+    difference: Difference
+    before: GenerationBefore
+
+    def wanted(self, kind: GenerationKind) -> Mask:
+        """Tells which blocks have their bytes in a generation of this kind."""
+        return ~self.difference.zeros if kind is GenerationKind.FULL else self.difference.changed
+
+    def alike(self, kind: GenerationKind) -> Indices:
+        """Returns for each of them the first one of the same content; other blocks stand for themselves."""
+        return first_alike(self.difference.hashes, self.wanted(kind))
+
+    def stored(self, kind: GenerationKind) -> Indices:
+        """Returns the blocks that a generation of this kind stores, each content once."""
+        first = self.alike(kind) == np.arange(self.layout.count)
+        return np.flatnonzero(self.wanted(kind) & first)
+
+    def choose(self, policy: GenerationPolicy) -> KindChoice:
+        """Chooses the kind. Raises DamagedGeneration if the generation before turns out to be damaged."""
+        compared = self.before.opened is not None
+        probed = self._probe() if compared and policy.always in {None, GenerationKind.XOR} else None
+        measured = Measurement(
+            self._bytes(self.stored(GenerationKind.FULL)),
+            self._bytes(self.stored(GenerationKind.DELTA)) if compared else None,
+            probed,
+            len(self.before.chain),
+            self.before.chain_bytes,
+            self.before.hindrance or ("" if xor.available() else xor.MISSING),
+        )
+        return choose(measured, policy)
+
+    def manifest(
+        self,
+        number: int,
+        choice: KindChoice,
+        table: bytes,
+        data_bytes: int,
+        coding: Any,  # noqa: ANN401
+    ) -> GenerationManifest:
+        """Returns the manifest of what was written."""
+        chain = () if choice.kind is GenerationKind.FULL else self.before.chain
+        return GenerationManifest(
+            number,
+            choice.kind,
+            choice.reason,
+            max(chain, default=None),
+            chain,
+            time.time_ns(),
+            self.layout.block_bytes,
+            self.state.entries,
+            data_bytes,
+            checksum(table),
+            coding,
+        )
+
+    def _probe(self) -> xor.ProbedXor | None:
+        """Returns which share of all changed bytes an XOR would take."""
+        changed = self.stored(GenerationKind.DELTA)
+        candidates = changed[self.difference.bases[changed] >= 0]
+        if not xor.available() or not len(candidates):
+            return None
+        chosen = xor.probed(candidates)
+        theirs = (self.before.block(int(self.difference.bases[block])) for block in chosen)
+        found = xor.probe(zip(self._read(chosen), theirs, strict=True))
+        if found is None:
+            return None
+        share = self._bytes(candidates) / self._bytes(changed)
+        return replace(found, share=found.share * share + 1 - share)  # blocks without a base are stored as they are
+
+    def _bytes(self, blocks: Indices) -> int:
+        return int(self.layout.lengths[blocks].sum())
+
+    def _read(self, blocks: list[int]) -> Iterator[xor.Bytes]:
+        for block in blocks:
+            file, made = self.layout.file_of(block), bytearray(int(self.layout.lengths[block]))
+            with self.files.opened(self.state.path(file)) as fd:
+                place = (block - self.layout.starts[file]) * self.layout.block_bytes
+                self.files.read_into(fd, memoryview(made), place)
+            yield np.frombuffer(made, np.uint8)
+
+
+def draft_of(files: Files, state: FoundState, before: GenerationBefore, block_bytes: int) -> GenerationDraft:
+    """Reads a state and compares it."""
+    layout = state.layout(block_bytes)
+    hashes = hash_state(files, state, layout)
+    if before.opened is None:
+        none = np.full(layout.count, -1, np.int64)
+        return GenerationDraft(files, state, layout, compare(hashes, layout, None, none), before)
+    theirs = before.opened
+    continued = predecessors(named_files(state.entries), named_files(theirs.manifest.entries))
+    places = bases(layout, theirs.layout, continued)
+    return GenerationDraft(files, state, layout, compare(hashes, layout, theirs.table, places), before)
+
+
+def _data_bytes(source: LocalSource, reader: GenerationReader, number: int) -> int:
+    """Returns the size of a generation's data. Raises DamagedGeneration if it is not all there."""
+    expected = reader.generation(number).manifest.data_bytes
+    try:
+        size = source.data_bytes(number)
+    except OSError as error:
+        raise DamagedGeneration(f"the data of generation {number} cannot be read: {error.strerror}") from error
+    if size != expected:
+        raise DamagedGeneration(f"the data of generation {number} has {size} of {expected} bytes")
+    return size

@@ -1,0 +1,146 @@
+"""The manifest of a generation: what it holds, how it was made, and which older generations a restore reads.
+
+Owns the JSON form and its checksum. Pure: bytes in, values out. A manifest may come from another node, so names that
+would lead out of a directory are refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+import xxhash
+
+from hpcstage.checkpoint.generations.layout import BlockLayout
+from hpcstage.errors import HpcstageError
+
+FORMAT = 1
+
+
+class DamagedGeneration(HpcstageError):
+    """A generation cannot be restored as it was; the message says which part is damaged."""
+
+
+class EntryType(str, Enum):
+    """The kinds of names that a state may have."""
+
+    FILE = "file"
+    DIRECTORY = "directory"
+    LINK = "link"
+
+
+class GenerationKind(str, Enum):
+    """How a generation stores its blocks."""
+
+    FULL = "full"
+    """The generation stores all of them and needs no other generation."""
+    DELTA = "delta"
+    """It stores those that the generation before does not have."""
+    XOR = "xor"
+    """It stores those too, most of them as their compressed difference to a block of the generation before."""
+
+
+@dataclass(frozen=True)
+class SavedEntry:
+    """One name of the state, relative to the directory of the entries; bytes that are not UTF-8 are surrogates."""
+
+    name: str
+    type: EntryType
+    mode: int
+    mtime_ns: int
+    size_bytes: int = 0
+    """The size of a file; 0 for others."""
+    target: str = ""
+    """Where a symbolic link leads."""
+
+
+@dataclass(frozen=True)
+class GenerationManifest:
+    """One generation."""
+
+    number: int
+    kind: GenerationKind
+    reason: str
+    """Why this kind was chosen, for people."""
+    parent: int | None
+    """The generation with which the blocks were compared, and to whose table the bases of XOR blocks refer."""
+    needs: tuple[int, ...]
+    """The older generations that a restore of this one may read: the parent and all that it needs."""
+    created_ns: int
+    block_bytes: int
+    entries: tuple[SavedEntry, ...]
+    data_bytes: int
+    """The size of the generation's own data file."""
+    table_checksum: str
+    """The xxh3-128 of the table of blocks, in hexadecimal digits."""
+    coding: Any = None
+    """Belongs to the erasure code: its matrix and groups as plain JSON. A generation only keeps it."""
+
+    @property
+    def layout(self) -> BlockLayout:
+        """Returns how the files of this generation are cut into blocks."""
+        return layout_of(self.entries, self.block_bytes)
+
+    @property
+    def state_bytes(self) -> int:
+        """Returns the size of all files."""
+        return sum(entry.size_bytes for entry in self.entries)
+
+    def to_bytes(self) -> bytes:
+        """Returns the manifest as it is written."""
+        body = {"format": FORMAT, **asdict(self)}
+        return _text({"body": body, "xxh3_128": checksum(_text(body))})
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> GenerationManifest:
+        """Reads a manifest. Raises DamagedGeneration unless every byte is as it was written."""
+        try:
+            found = json.loads(content)
+            body = found["body"]
+            intact = found["xxh3_128"] == checksum(_text(body)) and _text(found) == content
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise DamagedGeneration("its manifest is no JSON of a generation") from error
+        if not intact:
+            raise DamagedGeneration("its manifest differs from its checksum")
+        if body.pop("format", None) != FORMAT:
+            raise DamagedGeneration("its manifest has a form that this version does not know")
+        try:
+            made = cls(**{**body, **_typed(body)})
+        except (ValueError, KeyError, TypeError) as error:
+            raise DamagedGeneration("its manifest lacks a part") from error
+        _check_names(made.entries)
+        return made
+
+
+def layout_of(entries: Sequence[SavedEntry], block_bytes: int) -> BlockLayout:
+    """Returns how the files among some entries are cut into blocks."""
+    return BlockLayout(block_bytes, tuple(entry.size_bytes for entry in entries))
+
+
+def checksum(content: bytes | memoryview) -> str:
+    """Returns the xxh3-128 of some bytes in hexadecimal digits."""
+    return xxhash.xxh3_128_hexdigest(content)
+
+
+def _text(value: Any) -> bytes:  # noqa: ANN401
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _typed(body: dict[str, Any]) -> dict[str, Any]:
+    entries = tuple(SavedEntry(**{**entry, "type": EntryType(entry["type"])}) for entry in body["entries"])
+    return {"kind": GenerationKind(body["kind"]), "needs": tuple(body["needs"]), "entries": entries}
+
+
+def _check_names(entries: Sequence[SavedEntry]) -> None:
+    """Refuses names that are twice there, lead out of the directory, or do not lie in a directory of the generation."""
+    directories, seen = {""}, set()
+    for entry in entries:
+        above, _, last = entry.name.rpartition("/")
+        if above not in directories or last in ("", ".", "..") or "\0" in last or entry.name in seen:
+            raise DamagedGeneration(f"its manifest has the name {entry.name!r}, which cannot be restored")
+        seen.add(entry.name)
+        if entry.type is EntryType.DIRECTORY:
+            directories.add(entry.name)

@@ -1,0 +1,213 @@
+"""Reads generations block by block, each verified by its hash, from any source of their files.
+
+Owns the way from a block of a generation to its bytes, through the generations that it needs. Does not own where the
+files come from: `BlockSource` is that, so that survivors of an erasure code can stand in for a lost disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import xxhash
+
+from hpcstage.checkpoint.generations import xor
+from hpcstage.checkpoint.generations.files import PIECE_BYTES, Files, GenerationPart, generation_number, generation_path
+from hpcstage.checkpoint.generations.layout import BlockLayout
+from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationManifest, checksum
+from hpcstage.checkpoint.generations.table import RECORD, Table
+
+
+class BlockSource(Protocol):
+    """Where the files of generations come from. An OSError of it counts as damage of the generation."""
+
+    def numbers(self) -> Sequence[int]:
+        """Returns the committed generations, oldest first."""
+
+    def whole(self, number: int, part: GenerationPart) -> bytes:
+        """Returns a file of a generation."""
+
+    def read_into(self, number: int, view: memoryview, offset: int) -> int:
+        """Fills the buffer from a place of the generation's data; returns how much there was."""
+
+
+class LocalSource:
+    """The generations below a node-local directory. Owns the descriptors of the data files that were read."""
+
+    def __init__(self, directory: Path, files: Files | None = None) -> None:
+        self._directory = directory
+        self._files = files or Files()
+        self._opened = contextlib.ExitStack()
+        self._data: dict[int, int] = {}
+
+    def __enter__(self) -> LocalSource:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._data.clear()
+        self._opened.close()
+
+    def numbers(self) -> list[int]:
+        """Returns the committed generations, oldest first; none of a directory that is not there."""
+        try:
+            names = self._files.call(os.listdir, self._directory)
+        except FileNotFoundError:
+            return []
+        found = sorted(number for name in names if (number := generation_number(name)) is not None)
+        return [
+            number for number in found if self._files.call(os.path.lexists, self._path(number, GenerationPart.MANIFEST))
+        ]
+
+    def whole(self, number: int, part: GenerationPart) -> bytes:
+        """Returns a file of a generation."""
+        return self._files.read_whole(self._path(number, part))
+
+    def read_into(self, number: int, view: memoryview, offset: int) -> int:
+        """Fills the buffer from a place of the generation's data; returns how much there was."""
+        if number not in self._data:
+            self._data[number] = self._opened.enter_context(self._files.opened(self._path(number, GenerationPart.DATA)))
+        return self._files.read_into(self._data[number], view, offset)
+
+    def data_bytes(self, number: int) -> int:
+        """Returns the size of a generation's data file."""
+        return self._files.call(os.stat, self._path(number, GenerationPart.DATA)).st_size
+
+    def _path(self, number: int, part: GenerationPart) -> Path:
+        return generation_path(self._directory, number) / part
+
+
+@dataclass(frozen=True)
+class OpenGeneration:
+    """A generation's manifest and table, both verified."""
+
+    manifest: GenerationManifest
+    table: Table
+    layout: BlockLayout
+
+    def place(self, block: int) -> str:
+        """Says for people where a block lies."""
+        file = self.layout.file_of(block)
+        return f"block {block - self.layout.starts[file]} of {self.manifest.entries[file].name!r}"
+
+
+@dataclass
+class GenerationReader:
+    """Opens generations and reads their blocks. Every failure is a DamagedGeneration that names what is damaged."""
+
+    source: BlockSource
+    _open: dict[int, OpenGeneration] = field(default_factory=dict)
+
+    def generation(self, number: int) -> OpenGeneration:
+        """Returns a generation with its manifest and table verified; they are read once."""
+        if number not in self._open:
+            self._open[number] = self._verified(number)
+        return self._open[number]
+
+    def pieces(self, generation: OpenGeneration, file: int) -> Iterator[tuple[int, memoryview]]:
+        """Yields what is not zero of a file, verified: offsets and bytes, which hold until the next are asked for."""
+        layout, table = generation.layout, generation.table
+        buffer = memoryview(bytearray(max(PIECE_BYTES, layout.block_bytes)))
+        first = layout.starts[file]
+        for start, end in _runs(table[first : layout.starts[file + 1]], len(buffer) // layout.block_bytes):
+            start, end = first + start, first + end
+            if table["length"][start]:
+                count = int(layout.lengths[start:end].sum())
+                self._read_run(generation, start, end, buffer[:count])
+                yield (start - first) * layout.block_bytes, buffer[:count]
+
+    def block(self, generation: OpenGeneration, block: int, view: memoryview) -> None:
+        """Fills the buffer, of the block's size, with a block; verified."""
+        self._load(generation, block, view)
+        self._verify(generation, block, view)
+
+    def _read_run(self, generation: OpenGeneration, start: int, end: int, view: memoryview) -> None:
+        """Reads blocks that lie one behind the other."""
+        if generation.table["width"][start]:
+            return self.block(generation, start, view)
+        record = generation.table[start]
+        self._read(generation, start, view, int(record["offset"]))
+        size = generation.layout.block_bytes
+        for index, block in enumerate(range(start, end)):
+            self._verify(generation, block, view[index * size : (index + 1) * size])
+        return None
+
+    def _load(self, generation: OpenGeneration, block: int, view: memoryview) -> None:
+        record = generation.table[block]
+        length, width = int(record["length"]), int(record["width"])
+        if not length:
+            view[:] = bytes(len(view))
+        elif not width:
+            self._read(generation, block, view, int(record["offset"]))
+        else:
+            stored = memoryview(bytearray(length))
+            self._read(generation, block, stored, int(record["offset"]))
+            base = self._base(generation, block)
+            try:
+                xor.decode(bytes(stored), base, width, np.frombuffer(view, np.uint8))
+            except xor.UndecodableBlock as error:
+                raise DamagedGeneration(f"{generation.place(block)} cannot be decoded: {error}") from error
+
+    def _base(self, generation: OpenGeneration, block: int) -> xor.Bytes:
+        record = generation.table[block]
+        owner = self.generation(int(record["generation"])).manifest
+        base = int(record["base"])
+        if owner.parent is None or owner.parent >= owner.number:
+            raise DamagedGeneration(f"{generation.place(block)} has no generation to differ from")
+        before = self.generation(owner.parent)
+        if base >= before.layout.count:
+            raise DamagedGeneration(f"{generation.place(block)} differs from a block that is not there")
+        made = bytearray(int(before.layout.lengths[base]))
+        self._load(before, base, memoryview(made))
+        return np.frombuffer(made, np.uint8)
+
+    def _read(self, generation: OpenGeneration, block: int, view: memoryview, offset: int) -> None:
+        owner = int(generation.table["generation"][block])
+        try:
+            count = self.source.read_into(owner, view, offset)
+        except OSError as error:
+            what = f"{generation.place(block)} cannot be read from the data of generation {owner}: {error.strerror}"
+            raise DamagedGeneration(what) from error
+        if count < len(view):
+            raise DamagedGeneration(f"the data of generation {owner} is too short for {generation.place(block)}")
+
+    @staticmethod
+    def _verify(generation: OpenGeneration, block: int, view: memoryview) -> None:
+        if xxhash.xxh3_128_digest(view) != generation.table["hash"][block].tobytes():
+            raise DamagedGeneration(f"{generation.place(block)} differs from its hash")
+
+    def _verified(self, number: int) -> OpenGeneration:
+        try:
+            manifest = GenerationManifest.from_bytes(self.source.whole(number, GenerationPart.MANIFEST))
+            content = self.source.whole(number, GenerationPart.BLOCKS)
+        except OSError as error:
+            raise DamagedGeneration(f"generation {number} cannot be read: {error.strerror}") from error
+        except DamagedGeneration as error:
+            raise DamagedGeneration(f"generation {number}: {error.what}") from error.__cause__
+        layout = manifest.layout
+        if checksum(content) != manifest.table_checksum or len(content) != layout.count * RECORD.itemsize:
+            raise DamagedGeneration(f"generation {number}: its table of blocks differs from its checksum")
+        table = np.frombuffer(content, RECORD)
+        if manifest.number != number or (len(table) and int(table["generation"].max()) > number):
+            raise DamagedGeneration(f"generation {number}: its manifest or table is that of another one")
+        return OpenGeneration(manifest, table, layout)
+
+
+def _runs(table: Table, longest: int) -> Iterator[tuple[int, int]]:
+    """Cuts blocks into runs that one read gets: zeros, a single difference, or blocks one behind the other."""
+    if not len(table):
+        return
+    raw = (table["length"] > 0) & (table["width"] == 0)
+    zeros = table["length"] == 0
+    behind = table["offset"][1:] == table["offset"][:-1] + table["length"][:-1]
+    same = table["generation"][1:] == table["generation"][:-1]
+    joined = (raw[1:] & raw[:-1] & behind & same) | (zeros[1:] & zeros[:-1])
+    edges = [0, *(np.flatnonzero(~joined) + 1).tolist(), len(table)]
+    for start, end in itertools.pairwise(edges):
+        for first in range(start, end, longest):
+            yield first, min(first + longest, end)

@@ -1,0 +1,133 @@
+"""Restores a generation to a directory, bit for bit, or the newest one that can be: damaged ones are refused by name.
+
+Nothing of a generation that turns out to be damaged ever stands in the target: it is restored beside it, and renamed
+when the last block was verified.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcstage.checkpoint.generations.manifest import DamagedGeneration, EntryType, GenerationManifest, SavedEntry
+from hpcstage.checkpoint.generations.reading import BlockSource, GenerationReader, OpenGeneration
+from hpcstage.errors import HpcstageError
+
+
+@dataclass(frozen=True)
+class RefusedGeneration:
+    """A generation that was not restored, and why."""
+
+    number: int
+    reason: str
+
+    def line(self) -> str:
+        """Says it on one line."""
+        return f"generation {self.number} cannot be restored: {self.reason}"
+
+
+@dataclass(frozen=True)
+class RestoredState:
+    """The generation that was restored."""
+
+    number: int
+    entries: int
+    state_bytes: int
+    refused: tuple[RefusedGeneration, ...]
+    """The newer ones, newest first."""
+
+
+class NothingToRestore(HpcstageError):
+    """No generation can be restored."""
+
+    def __init__(self, refused: Sequence[RefusedGeneration]) -> None:
+        what = "; ".join(one.line() for one in refused) or "there is no generation to restore"
+        super().__init__(what, "older checkpoints may have been drained")
+        self.refused = tuple(refused)
+
+
+def restore_newest(source: BlockSource, target: Path) -> RestoredState:
+    """Restores the newest generation that verifies. Raises NothingToRestore if none does."""
+    refused: list[RefusedGeneration] = []
+    for number in reversed(source.numbers()):
+        try:
+            opened = restore(source, number, target)
+        except DamagedGeneration as error:
+            refused.append(RefusedGeneration(number, error.what))
+            continue
+        return RestoredState(number, len(opened.entries), opened.state_bytes, tuple(refused))
+    raise NothingToRestore(refused)
+
+
+def restore(source: BlockSource, number: int, target: Path) -> GenerationManifest:
+    """Makes the directory `target`, which must not be there or be empty, with all entries of a generation.
+
+    Raises DamagedGeneration, after which the target is as before.
+    """
+    beside = target.with_name(f".{target.name}.{os.urandom(6).hex()}")
+    beside.mkdir(0o700)
+    try:
+        reader = GenerationReader(source)
+        opened = reader.generation(number)
+        _restore_entries(reader, opened, beside)
+        beside.replace(target)
+    except BaseException:
+        _remove(beside)
+        raise
+    return opened.manifest
+
+
+def verify(source: BlockSource, number: int) -> GenerationManifest:
+    """Reads every block of a generation. Raises DamagedGeneration if one cannot be restored."""
+    reader = GenerationReader(source)
+    opened = reader.generation(number)
+    for file in range(len(opened.manifest.entries)):
+        for _ in reader.pieces(opened, file):
+            pass
+    return opened.manifest
+
+
+def _restore_entries(reader: GenerationReader, opened: OpenGeneration, directory: Path) -> None:
+    entries = opened.manifest.entries
+    for index, entry in enumerate(entries):
+        path = directory / entry.name
+        if entry.type is EntryType.DIRECTORY:
+            path.mkdir(0o700)
+        elif entry.type is EntryType.LINK:
+            path.symlink_to(entry.target)
+        else:
+            _restore_file(reader, opened, index, path)
+    for entry in reversed(entries):  # a directory's times and mode come after all below it
+        _stamp(directory / entry.name, entry)
+
+
+def _restore_file(reader: GenerationReader, opened: OpenGeneration, index: int, path: Path) -> None:
+    """Writes what is not zero; the rest of the file is a hole."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(fd, opened.manifest.entries[index].size_bytes)
+        for offset, data in reader.pieces(opened, index):
+            left, place = data, offset
+            while left:
+                count = os.pwrite(fd, left, place)
+                left, place = left[count:], place + count
+    finally:
+        os.close(fd)
+
+
+def _stamp(path: Path, entry: SavedEntry) -> None:
+    if entry.type is not EntryType.LINK:
+        path.chmod(entry.mode)
+    os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns), follow_symlinks=False)
+
+
+def _remove(directory: Path) -> None:
+    """Removes what was restored in part, also below directories that the program made unwritable."""
+    for path, _, _ in os.walk(directory):
+        with contextlib.suppress(OSError):
+            os.chmod(path, 0o700)
+    shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,162 @@
+"""Writes the data of a generation: blocks of the state one behind the other, as they are or as differences.
+
+Owns the data file while it is written. Runs of blocks as they are go from file to file inside the kernel; differences
+are gathered, so that small ones do not cost a call each. Nothing here commits.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import xxhash
+
+from hpcstage.checkpoint.generations.choice import KindChoice
+from hpcstage.checkpoint.generations.draft import GenerationDraft
+from hpcstage.checkpoint.generations.files import Files
+from hpcstage.checkpoint.generations.manifest import GenerationKind
+from hpcstage.checkpoint.generations.state import StateChanged
+from hpcstage.checkpoint.generations.table import Indices, Table
+from hpcstage.checkpoint.generations.xor import BlockEncoder
+
+_PAGE_BYTES = 4096
+_GATHERED_BYTES = 1 << 20
+_WORTH = 0.9
+"""The share of a block above which its difference is not stored in its place."""
+_PLACE = ("offset", "length", "generation", "base", "width")
+"""The fields of a record that say where the bytes are."""
+
+
+@dataclass(frozen=True)
+class WrittenBlocks:
+    """What was stored."""
+
+    table: bytes
+    """The table of all blocks in its binary form."""
+    data_bytes: int
+    xor_s: float
+
+
+class DataFile:
+    """A data file that grows."""
+
+    def __init__(self, files: Files, fd: int) -> None:
+        self._files = files
+        self._fd = fd
+        self._written = 0
+        self._gathered = bytearray()
+
+    @property
+    def size_bytes(self) -> int:
+        """Returns how long the file is with what is gathered."""
+        return self._written + len(self._gathered)
+
+    def append(self, data: bytes | memoryview) -> int:
+        """Adds bytes; returns where they stand."""
+        place = self.size_bytes
+        self._gathered += data
+        if len(self._gathered) >= _GATHERED_BYTES:
+            self._flush()
+        return place
+
+    def copy(self, source: int, offset: int, count: int) -> int | None:
+        """Adds a part of another file; returns where it stands, None if the other file was too short.
+
+        A part of more than a page begins on one, which a copy by reference needs.
+        """
+        self._flush()
+        if count > _PAGE_BYTES:
+            self._written += -self._written % _PAGE_BYTES
+        place = self._written
+        copied = self._files.copy(source, offset, count, self._fd, place)
+        self._written += copied
+        return place if copied == count else None
+
+    def finish(self) -> None:
+        """Has everything on the disk."""
+        self._flush()
+        self._files.call(os.fsync, self._fd)
+
+    def _flush(self) -> None:
+        if self._gathered:
+            self._files.write(self._fd, self._gathered, self._written)
+            self._written += len(self._gathered)
+            self._gathered.clear()
+
+
+@dataclass
+class DataWriter:
+    """Writes chosen blocks of a draft and notes their places in the table."""
+
+    draft: GenerationDraft
+    data: DataFile
+    table: Table
+    number: int
+    xor_s: float = field(default=0.0, init=False)
+    """The time for reading blocks of the generation before and for encoding."""
+
+    def write(self, blocks: Indices, encoder: BlockEncoder | None) -> None:
+        """Stores blocks, given in ascending order; with an encoder as differences where that is smaller."""
+        self.table["generation"][blocks] = self.number
+        for file, chosen in self._by_file(blocks):
+            with self.draft.files.opened(self.draft.state.path(file)) as fd:
+                for run in np.split(chosen, np.flatnonzero(np.diff(chosen) != 1) + 1):
+                    if encoder is None:
+                        self._copy_run(fd, file, run)
+                    else:
+                        self._encode_run(fd, file, run, encoder)
+
+    def _by_file(self, blocks: Indices) -> Iterator[tuple[int, Indices]]:
+        edges = np.searchsorted(blocks, self.draft.layout.starts)
+        for file in np.flatnonzero(np.diff(edges)):
+            yield int(file), blocks[edges[file] : edges[file + 1]]
+
+    def _copy_run(self, fd: int, file: int, run: Indices) -> None:
+        layout = self.draft.layout
+        lengths, first = layout.lengths[run], int(run[0]) - layout.starts[file]
+        place = self.data.copy(fd, first * layout.block_bytes, int(lengths.sum()))
+        if place is None:
+            raise StateChanged(self.draft.state.path(file))
+        self.table["offset"][run] = place + np.arange(len(run), dtype=np.uint64) * layout.block_bytes
+        self.table["length"][run] = lengths
+
+    def _encode_run(self, fd: int, file: int, run: Indices, encoder: BlockEncoder) -> None:
+        layout, difference = self.draft.layout, self.draft.difference
+        buffer = memoryview(bytearray(layout.block_bytes))
+        for block in map(int, run):
+            view = buffer[: int(layout.lengths[block])]
+            self.draft.files.read_into(fd, view, (block - layout.starts[file]) * layout.block_bytes)
+            if xxhash.xxh3_128_digest(view) != difference.hashes[block].tobytes():
+                raise StateChanged(self.draft.state.path(file))
+            began_s = time.monotonic()
+            stored = self._encoded(view, int(difference.bases[block]), encoder)
+            self.xor_s += time.monotonic() - began_s
+            if stored is not None:
+                self.table["base"][block], self.table["width"][block] = difference.bases[block], encoder.width
+            self.table["offset"][block] = self.data.append(view if stored is None else stored)
+            self.table["length"][block] = len(view if stored is None else stored)
+
+    def _encoded(self, view: memoryview, base: int, encoder: BlockEncoder) -> bytes | None:
+        """Returns the difference of a block; None where it has no base or is hardly smaller."""
+        if base < 0:
+            return None
+        stored = encoder.encode(np.frombuffer(view, np.uint8), self.draft.before.block(base))
+        return stored if len(stored) < _WORTH * len(view) else None
+
+
+def write_blocks(draft: GenerationDraft, choice: KindChoice, number: int, data: DataFile) -> WrittenBlocks:
+    """Stores the blocks of a generation of the chosen kind and returns where all of its blocks are."""
+    table = draft.difference.blank_table()
+    if choice.kind is not GenerationKind.FULL and draft.before.table is not None:
+        known = np.flatnonzero(draft.difference.found >= 0)
+        table[known] = draft.before.table[draft.difference.found[known]]
+    writer = DataWriter(draft, data, table, number)
+    writer.write(draft.stored(choice.kind), BlockEncoder(choice.width) if choice.kind is GenerationKind.XOR else None)
+    data.finish()
+    own, alike = np.flatnonzero(draft.wanted(choice.kind)), draft.alike(choice.kind)
+    for name in _PLACE:
+        table[name][own] = table[name][alike[own]]
+    return WrittenBlocks(table.tobytes(), data.size_bytes, writer.xor_s)

@@ -1,0 +1,471 @@
+"""Generations of a state: how each is stored, that it comes back bit for bit, and that damage is found and named."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from states import BLOCK, SMALL, flip, noise, nudged, overwrite, tree, varied_state
+
+pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
+pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
+
+from hpcstage.checkpoint.generations import xor
+from hpcstage.checkpoint.generations.choice import GenerationPolicy
+from hpcstage.checkpoint.generations.files import PIECE_BYTES, Files, GenerationPart, generation_path
+from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationKind, GenerationManifest
+from hpcstage.checkpoint.generations.reading import LocalSource
+from hpcstage.checkpoint.generations.restoring import NothingToRestore, restore, restore_newest, verify
+from hpcstage.checkpoint.generations.state import StateChanged
+from hpcstage.checkpoint.generations.store import GenerationStore, SavedGeneration, StoreInUse
+
+needs_zstd = pytest.mark.skipif(not xor.available(), reason=xor.MISSING)
+MEBI = 1 << 20
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    (tmp_path / "state").mkdir()
+    return tmp_path / "state"
+
+
+def saved(tmp_path: Path, state: Path, policy: GenerationPolicy = SMALL) -> SavedGeneration:
+    """One more generation, by a process of its own as far as the store can tell."""
+    with GenerationStore(tmp_path / "store", policy) as store:
+        return store.commit(state)
+
+
+def check_newest(tmp_path: Path, state: Path) -> None:
+    """The newest generation restores, and is the state."""
+    target = tmp_path / "restored"
+    restored = restore_newest(LocalSource(tmp_path / "store"), target)
+    assert (tree(target), restored.refused) == (tree(state), ())
+    for path in [target, *target.rglob("*")]:
+        if path.is_dir():
+            path.chmod(0o700)
+    shutil.rmtree(target)
+
+
+def stored(saved: SavedGeneration) -> tuple[GenerationKind, int]:
+    return saved.manifest.kind, saved.manifest.data_bytes
+
+
+def test_everything_below_a_directory_comes_back(tmp_path: Path) -> None:
+    state = varied_state(tmp_path / "state")
+    first = saved(tmp_path, state)
+    assert first.manifest.kind is GenerationKind.FULL
+    assert first.manifest.reason == "there is no generation before"
+    assert first.manifest.state_bytes == 213 * BLOCK + 117
+    assert first.manifest.data_bytes < 16 * BLOCK, "holes are stored nowhere"
+    check_newest(tmp_path, state)
+    assert saved(tmp_path, state).manifest.data_bytes == 0, "nothing changed"
+    check_newest(tmp_path, state)
+
+
+def test_holes_stay_holes(tmp_path: Path, state: Path) -> None:
+    with open(state / "sparse", "wb") as file:
+        file.truncate(200 * MEBI)
+        file.seek(100 * MEBI)
+        file.write(b"data")
+    saved(tmp_path, state, GenerationPolicy())
+    restore_newest(LocalSource(tmp_path / "store"), tmp_path / "restored")
+    status = (tmp_path / "restored" / "sparse").stat()
+    assert (status.st_size, status.st_blocks * 512 <= 1 * MEBI) == (200 * MEBI, True)
+    assert (tmp_path / "restored" / "sparse").read_bytes() == (state / "sparse").read_bytes()
+
+
+def test_pipes_are_left_out_and_named(tmp_path: Path, state: Path) -> None:
+    os.mkfifo(state / "pipe")
+    (state / "file").write_bytes(b"x")
+    assert saved(tmp_path, state).left_out == ("pipe",)
+
+
+def test_only_the_named_entries_are_saved(tmp_path: Path, state: Path) -> None:
+    (state / "complete").mkdir()
+    (state / "complete" / "file").write_bytes(b"x")
+    (state / "being-written").write_bytes(b"y")
+    with GenerationStore(tmp_path / "store") as store:
+        store.commit(state, ["complete"])
+    restore_newest(LocalSource(tmp_path / "store"), tmp_path / "restored")
+    assert tree(tmp_path / "restored").keys() == {"complete", "complete/file"}
+
+
+@pytest.mark.parametrize("in_kernel", [True, False])
+def test_large_files_are_copied_in_the_kernel_or_by_hand(tmp_path: Path, state: Path, in_kernel: bool) -> None:
+    class NoCopyInKernel(Files):
+        def call(self, function, /, *arguments, **options):
+            if function is os.copy_file_range and not in_kernel:
+                raise OSError(errno.EXDEV, "another file system")
+            return super().call(function, *arguments, **options)
+
+    (state / "large").write_bytes(noise(2 * PIECE_BYTES + 5, 1))
+    with GenerationStore(tmp_path / "store", files=NoCopyInKernel()) as store:
+        store.commit(state)
+        overwrite(state / "large", PIECE_BYTES - 3, b"changed")
+        assert stored(store.commit(state)) == (GenerationKind.DELTA, 2 * 65536)
+    check_newest(tmp_path, state)
+
+
+def test_a_delta_stores_the_blocks_that_changed(tmp_path: Path, state: Path) -> None:
+    (state / "a").write_bytes(noise(100 * BLOCK, 1))
+    saved(tmp_path, state)
+    overwrite(state / "a", 7 * BLOCK + 5, b"changed")
+    second = saved(tmp_path, state)
+    assert stored(second) == (GenerationKind.DELTA, BLOCK)
+    assert (second.changed_blocks, second.blocks, second.manifest.needs) == (1, 100, (1,))
+    assert second.manifest.reason.startswith("1 % of the state changed")
+    check_newest(tmp_path, state)
+
+
+def test_what_was_renamed_copied_or_moved_by_blocks_is_not_stored_again(tmp_path: Path, state: Path) -> None:
+    (state / "step_1.pt").write_bytes(noise(50 * BLOCK, 1))
+    saved(tmp_path, state)
+    (state / "step_1.pt").rename(state / "step_2.pt")
+    shutil.copy(state / "step_2.pt", state / "last.pt")
+    (state / "longer.pt").write_bytes(noise(BLOCK, 2) + (state / "step_2.pt").read_bytes())
+    assert stored(saved(tmp_path, state)) == (GenerationKind.DELTA, BLOCK)
+    check_newest(tmp_path, state)
+
+
+def test_the_same_content_is_stored_once_in_a_full_generation(tmp_path: Path, state: Path) -> None:
+    for name in ("epoch=3.ckpt", "last.ckpt"):
+        (state / name).write_bytes(noise(50 * BLOCK, 1))
+    assert stored(saved(tmp_path, state)) == (GenerationKind.FULL, 50 * BLOCK)
+    check_newest(tmp_path, state)
+
+
+@needs_zstd
+def test_dense_changes_become_compressed_differences(tmp_path: Path, state: Path) -> None:
+    content = noise(100 * BLOCK + 13, 1)
+    (state / "step_1.pt").write_bytes(content)
+    saved(tmp_path, state)
+    for step in (2, 3, 4):
+        (state / f"step_{step - 1}.pt").unlink()
+        content = nudged(content, step)
+        (state / f"step_{step}.pt").write_bytes(content + noise(step, step))
+        later = saved(tmp_path, state)
+        assert later.manifest.kind is GenerationKind.XOR
+        assert later.manifest.reason.startswith("100 % of the state changed, the differences compress to")
+        assert later.manifest.data_bytes < 0.35 * 100 * BLOCK
+        check_newest(tmp_path, state)
+
+
+@needs_zstd
+def test_blocks_whose_difference_does_not_compress_are_stored_as_they_are(tmp_path: Path, state: Path) -> None:
+    (state / "a").write_bytes(noise(20 * BLOCK, 1))
+    saved(tmp_path, state)
+    (state / "a").write_bytes(nudged(noise(10 * BLOCK, 1), 2) + noise(10 * BLOCK, 3))
+    second = saved(tmp_path, state, GenerationPolicy(block_bytes=BLOCK, always=GenerationKind.XOR))
+    assert second.manifest.kind is GenerationKind.XOR
+    assert 10 * BLOCK < second.manifest.data_bytes < 14 * BLOCK
+    check_newest(tmp_path, state)
+
+
+def test_without_zstandard_dense_changes_make_full_generations(
+    tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(xor, "zstandard", None)
+    (state / "a").write_bytes(noise(20 * BLOCK, 1))
+    saved(tmp_path, state)
+    (state / "a").write_bytes(nudged(noise(20 * BLOCK, 1), 2))
+    second = saved(tmp_path, state)
+    assert second.manifest.kind is GenerationKind.FULL
+    assert "zstandard is missing" in second.manifest.reason
+    check_newest(tmp_path, state)
+
+
+@needs_zstd
+def test_without_zstandard_a_difference_is_refused(
+    tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (state / "a").write_bytes(noise(20 * BLOCK, 1))
+    saved(tmp_path, state)
+    (state / "a").write_bytes(nudged(noise(20 * BLOCK, 1), 2))
+    assert saved(tmp_path, state).manifest.kind is GenerationKind.XOR
+    monkeypatch.setattr(xor, "zstandard", None)
+    restored = restore_newest(LocalSource(tmp_path / "store"), tmp_path / "restored")
+    assert restored.number == 1
+    assert "zstandard is missing" in restored.refused[0].reason
+
+
+def test_a_chain_of_the_longest_length_ends_with_a_full_generation(tmp_path: Path, state: Path) -> None:
+    policy = GenerationPolicy(block_bytes=BLOCK, longest_chain=3)
+    (state / "a").write_bytes(noise(100 * BLOCK, 1))
+    kinds = []
+    for step in range(9):
+        overwrite(state / "a", step * BLOCK, b"changed")
+        made = saved(tmp_path, state, policy)
+        kinds.append(made.manifest.kind)
+        assert len(made.manifest.needs) <= 3
+    assert kinds == [GenerationKind.FULL, *[GenerationKind.DELTA] * 3] * 2 + [GenerationKind.FULL]
+
+
+def test_a_chain_of_too_many_bytes_ends_with_a_full_generation(tmp_path: Path, state: Path) -> None:
+    policy = GenerationPolicy(block_bytes=BLOCK, chain_states=2.0, always=GenerationKind.DELTA)
+    kinds = []
+    for step in range(5):
+        (state / "a").write_bytes(noise(10 * BLOCK, 0) + noise(10 * BLOCK, step + 1))
+        made = saved(tmp_path, state, policy)
+        kinds.append(made.manifest.kind.value)
+    assert kinds == ["full", "delta", "delta", "full", "delta"]
+    assert (
+        "more than 2 times the state"
+        in GenerationManifest.from_bytes(LocalSource(tmp_path / "store").whole(4, GenerationPart.MANIFEST)).reason
+    )
+
+
+def test_old_generations_go_when_nothing_newer_needs_them(tmp_path: Path, state: Path) -> None:
+    policy = GenerationPolicy(block_bytes=BLOCK, longest_chain=1)
+    (state / "a").write_bytes(noise(100 * BLOCK, 1))
+    with GenerationStore(tmp_path / "store", policy) as store:
+        for step in range(5):
+            overwrite(state / "a", step * BLOCK, b"changed")
+            store.commit(state)
+        assert store.prune(keep=1) == [4, 3, 2, 1], "5 is full"
+        overwrite(state / "a", 9 * BLOCK, b"changed")
+        assert store.commit(state).manifest.needs == (5,)
+        assert (store.prune(keep=1), store.numbers()) == ([], [5, 6])
+    check_newest(tmp_path, state)
+
+
+def test_a_damaged_manifest_does_not_keep_old_generations(tmp_path: Path, state: Path) -> None:
+    with GenerationStore(tmp_path / "store", GenerationPolicy(always=GenerationKind.FULL)) as store:
+        for step in range(4):
+            (state / "a").write_bytes(noise(BLOCK, step))
+            store.commit(state)
+        flip(generation_path(tmp_path / "store", 4) / GenerationPart.MANIFEST, 40)
+        flip(generation_path(tmp_path / "store", 2) / GenerationPart.MANIFEST, 40)
+        assert store.prune(keep=1) == [2, 1], "4 may be repaired from elsewhere"
+
+
+def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
+    with GenerationStore(tmp_path / "store"), pytest.raises(StoreInUse, match="another process"):
+        GenerationStore(tmp_path / "store")
+    GenerationStore(tmp_path / "store").close()
+
+
+def test_what_a_killed_commit_left_is_removed(tmp_path: Path, state: Path) -> None:
+    (state / "a").write_bytes(b"x")
+    saved(tmp_path, state)
+    left = generation_path(tmp_path / "store", 2)
+    left.mkdir()
+    (left / GenerationPart.DATA).write_bytes(b"half")
+    (tmp_path / "store" / "of-somebody-else").mkdir()
+    with GenerationStore(tmp_path / "store") as store:
+        assert store.numbers() == [1]
+    assert sorted(path.name for path in (tmp_path / "store").iterdir()) == ["00000001", "of-somebody-else"]
+
+
+@pytest.mark.parametrize("moment", [os.copy_file_range, os.pwrite])
+def test_a_state_that_changes_meanwhile_is_refused(tmp_path: Path, state: Path, moment: object) -> None:
+    class Changing(Files):
+        armed = True
+
+        def call(self, function, /, *arguments, **options):
+            if function is moment and self.armed:
+                self.armed = False
+                overwrite(state / "a", 0, b"changed")
+            return super().call(function, *arguments, **options)
+
+    (state / "a").write_bytes(noise(MEBI, 1))
+    with GenerationStore(tmp_path / "store", files=Changing()) as store:
+        with pytest.raises(StateChanged, match="changed while it was saved"):
+            store.commit(state)
+        assert store.numbers() == []
+        assert list((tmp_path / "store").iterdir()) == []
+        store.commit(state)
+    check_newest(tmp_path, state)
+
+
+def test_a_full_disk_leaves_the_generations_before(tmp_path: Path, state: Path) -> None:
+    class Full(Files):
+        def call(self, function, /, *arguments, **options):
+            if function is os.copy_file_range:
+                raise OSError(errno.ENOSPC, "no space left on device")
+            return super().call(function, *arguments, **options)
+
+    (state / "a").write_bytes(noise(MEBI, 1))
+    saved(tmp_path, state)
+    before = tree(tmp_path / "store")
+    with GenerationStore(tmp_path / "store", files=Full()) as store:
+        (state / "a").write_bytes(noise(MEBI, 2))
+        with pytest.raises(OSError, match="no space left"):
+            store.commit(state)
+    assert {name: content for name, (_, _, content) in tree(tmp_path / "store").items()} == {
+        name: content for name, (_, _, content) in before.items()
+    }
+
+
+class TestDamage:
+    """A flipped bit or a missing file: found, named, and an older generation is restored."""
+
+    @pytest.fixture
+    def store(self, tmp_path: Path, state: Path) -> Path:
+        """Two full generations, then one that differs from the second."""
+        (state / "a").write_bytes(noise(8 * BLOCK, 1))
+        (state / "b").write_bytes(noise(100, 2))
+        for step in (1, 2):
+            with GenerationStore(
+                tmp_path / "store", GenerationPolicy(block_bytes=BLOCK, always=GenerationKind.FULL)
+            ) as store:
+                store.commit(state)
+            (tmp_path / f"state{step}").mkdir()
+            shutil.copytree(state, tmp_path / f"state{step}", dirs_exist_ok=True)
+            (state / "a").write_bytes(nudged((state / "a").read_bytes(), step))
+        kind = GenerationKind.XOR if xor.available() else GenerationKind.DELTA
+        with GenerationStore(tmp_path / "store", GenerationPolicy(block_bytes=BLOCK, always=kind)) as store:
+            assert store.commit(state).manifest.kind is kind
+        return tmp_path / "store"
+
+    def refused(self, store: Path, number: int = 3) -> str:
+        """The reason for which a generation is refused; nothing of it stays behind."""
+        beside = set(store.parent.iterdir())
+        with pytest.raises(DamagedGeneration) as caught:
+            restore(LocalSource(store), number, store.parent / "restored")
+        assert set(store.parent.iterdir()) == beside
+        with pytest.raises(DamagedGeneration):
+            verify(LocalSource(store), number)
+        return caught.value.line()
+
+    def test_every_bit_of_a_manifest(self, store: Path) -> None:
+        content = (generation_path(store, 3) / GenerationPart.MANIFEST).read_bytes()
+        for bit in range(len(content) * 8):
+            damaged = bytearray(content)
+            damaged[bit // 8] ^= 1 << bit % 8
+            with pytest.raises(DamagedGeneration):
+                GenerationManifest.from_bytes(bytes(damaged))
+        for size in range(len(content)):
+            with pytest.raises(DamagedGeneration):
+                GenerationManifest.from_bytes(content[:size])
+
+    def test_every_byte_of_a_table(self, store: Path) -> None:
+        table = generation_path(store, 3) / GenerationPart.BLOCKS
+        for offset in range(0, table.stat().st_size, 3):
+            flip(table, offset)
+            assert self.refused(store) == "generation 3: its table of blocks differs from its checksum"
+            flip(table, offset)
+        verify(LocalSource(store), 3)
+
+    def test_data(self, store: Path) -> None:
+        data = generation_path(store, 3) / GenerationPart.DATA
+        for offset in range(0, data.stat().st_size, 997):
+            flip(data, offset)
+            assert "of 'a'" in self.refused(store) or "of 'b'" in self.refused(store)
+            flip(data, offset)
+        verify(LocalSource(store), 3)
+
+    def test_data_of_a_generation_that_it_needs(self, store: Path, state: Path) -> None:
+        flip(generation_path(store, 2) / GenerationPart.DATA, 5 * BLOCK)
+        assert "block 5 of 'a'" in self.refused(store)
+        assert "block 5 of 'a' differs from its hash" in self.refused(store, 2)
+        restored = restore_newest(LocalSource(store), store.parent / "restored")
+        assert restored.number == 1
+        assert [refused.number for refused in restored.refused] == [3, 2]
+        assert "block 5 of 'a'" in restored.refused[0].line()
+        one = {name: content for name, (_, _, content) in tree(store.parent / "state1").items()}
+        assert {name: content for name, (_, _, content) in tree(store.parent / "restored").items()} == one
+
+    @pytest.mark.parametrize("part", list(GenerationPart))
+    def test_a_missing_or_short_file(self, store: Path, part: GenerationPart) -> None:
+        path = generation_path(store, 3) / part
+        os.truncate(path, path.stat().st_size - 1)
+        assert self.refused(store)
+        path.unlink()
+        assert "No such file" in self.refused(store)
+
+    def test_nothing_left_to_restore(self, store: Path) -> None:
+        for number in (1, 2, 3):
+            (generation_path(store, number) / GenerationPart.BLOCKS).unlink()
+        with pytest.raises(NothingToRestore) as caught:
+            restore_newest(LocalSource(store), store.parent / "restored")
+        assert [refused.number for refused in caught.value.refused] == [3, 2, 1]
+        assert "generation 3 cannot be restored: generation 3 cannot be read" in caught.value.line()
+
+    @pytest.mark.parametrize(
+        ("number", "part"),
+        [(3, GenerationPart.DATA), (2, GenerationPart.DATA), (3, GenerationPart.BLOCKS), (2, GenerationPart.MANIFEST)],
+    )
+    def test_the_next_generation_does_not_inherit_it(
+        self, store: Path, state: Path, tmp_path: Path, number: int, part: GenerationPart
+    ) -> None:
+        flip(generation_path(store, number) / part, 300)
+        overwrite(state / "b", 0, b"changed")
+        made = saved(tmp_path, state)
+        assert made.manifest.kind is GenerationKind.FULL
+        assert made.manifest.reason.startswith("the generation before is damaged: ")
+        check_newest(tmp_path, state)
+
+    @needs_zstd
+    def test_damage_of_a_base_that_shows_while_it_is_used(self, state: Path, tmp_path: Path) -> None:
+        (state / "a").write_bytes(noise(40 * BLOCK, 1))
+        with GenerationStore(tmp_path / "store", SMALL) as store:
+            store.commit(state)
+            flip(generation_path(tmp_path / "store", 1) / GenerationPart.DATA, 17 * BLOCK + 1)
+            (state / "a").write_bytes(nudged((state / "a").read_bytes(), 1))
+            made = store.commit(state)
+            assert (made.manifest.kind, made.manifest.number) == (GenerationKind.FULL, 2)
+            assert "block 17 of 'a' differs from its hash" in made.manifest.reason
+        check_newest(tmp_path, state)
+
+
+class Survivors:
+    """A source that keeps generations in memory, as what a decoder makes of other nodes' parts."""
+
+    def __init__(self, store: Path) -> None:
+        with LocalSource(store) as source:
+            self.parts = {(n, part): source.whole(n, part) for n in source.numbers() for part in GenerationPart}
+
+    def numbers(self) -> list[int]:
+        return sorted({number for number, _ in self.parts})
+
+    def whole(self, number: int, part: GenerationPart) -> bytes:
+        return self.parts[number, part]
+
+    def read_into(self, number: int, view: memoryview, offset: int) -> int:
+        found = self.parts[number, GenerationPart.DATA][offset : offset + len(view)]
+        view[: len(found)] = found
+        return len(found)
+
+
+def test_bytes_may_come_from_elsewhere(tmp_path: Path) -> None:
+    state = varied_state(tmp_path / "state")
+    saved(tmp_path, state)
+    (state / "step_1.pt").write_bytes(nudged((state / "step_1.pt").read_bytes(), 1))
+    saved(tmp_path, state)
+    survivors = Survivors(tmp_path / "store")
+    shutil.rmtree(tmp_path / "store")
+    (tmp_path / "restored").mkdir()
+    assert restore_newest(survivors, tmp_path / "restored").number == 2
+    assert tree(tmp_path / "restored") == tree(state)
+
+
+@pytest.mark.parametrize("name", ["../out", "/etc/out", "a/../../out", "no-directory/out", "link/out", "", "a/", "."])
+def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, state: Path, name: str) -> None:
+    (state / "link").symlink_to("/")
+    (state / "a").mkdir()
+    (state / "file").write_bytes(b"x")
+    manifest = saved(tmp_path, state).manifest
+    entries = tuple(replace(entry, name=name) if entry.name == "file" else entry for entry in manifest.entries)
+    forged = replace(manifest, entries=entries).to_bytes()
+    with pytest.raises(DamagedGeneration, match="cannot be restored"):
+        GenerationManifest.from_bytes(forged)
+
+
+def test_what_belongs_to_the_erasure_code_is_kept(tmp_path: Path, state: Path) -> None:
+    coding = {"matrix": [[1, 1], [1, 2]], "nodes": ["n1", "n2"]}
+    with GenerationStore(tmp_path / "store") as store:
+        store.commit(state, coding=coding)
+    manifest = GenerationManifest.from_bytes(LocalSource(tmp_path / "store").whole(1, GenerationPart.MANIFEST))
+    assert manifest.coding == coding
+
+
+def test_a_manifest_of_a_later_form_is_refused(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcstage.checkpoint.generations.manifest.FORMAT", 2)
+    saved(tmp_path, state)
+    monkeypatch.undo()
+    with pytest.raises(DamagedGeneration, match="form that this version does not know"):
+        verify(LocalSource(tmp_path / "store"), 1)
