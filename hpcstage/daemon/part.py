@@ -4,45 +4,70 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
-from hpcstage.daemon.copying.engine import Engine
+from hpcstage.daemon.copying.alone import Reopened
+from hpcstage.daemon.copying.engine import DatasetFacts, Engine
 from hpcstage.daemon.queue.states import FileState
 from hpcstage.daemon.queue.useful import Unserved
-from hpcstage.daemon.reading.scanning import Prepared
+from hpcstage.daemon.reading.scanning import Prepared, Scanned
 from hpcstage.job.disks import available_bytes
 from hpcstage.plan.budget import more_room
 from hpcstage.plan.types import Budget
 from hpcstage.problem import Problem
 from hpcstage.protocol.shim import Reason
-from hpcstage.record.parts.draft import NodeDraft
 from hpcstage.units import format_size
+
+if TYPE_CHECKING:
+    from hpcstage.record.parts.part import DatasetPart, NodePart, NodeTotals
 
 ERRORS_ARE_IN = "the first errors are in nodes/{host}.json in the run directory, under errors"
 DISK_FULL = "free space there, or name a larger disk with --local-dir; a larger --budget does not help"
 
 
-def describe(part: NodeDraft, prepared: Prepared, engine: Engine, limit: Budget) -> None:
-    """Adds what was found and copied on this node."""
-    part.mode, part.mode_why = prepared.mode, prepared.mode_why
-    part.datasets = [
-        replace(dataset, **vars(facts)) for dataset, facts in zip(part.datasets, engine.by_dataset, strict=True)
-    ]
-    if (scanned := prepared.scanned) is not None:
-        part.scan_s = scanned.seconds
-        part.forecast = None if scanned.forecast is None else asdict(scanned.forecast)
-        part.totals |= {"source_stats": scanned.stats, "source_listings": scanned.listings}
-        part.order |= {"trace_used": scanned.trace or None, "trace_unused_why": scanned.trace_why or None}
-    part.totals |= _copied(engine)
-    part.budget = {
-        "size_bytes": limit.size_bytes,
-        "inodes": limit.inodes,
-        "why": limit.why,
-        "used_bytes": engine.queue.budget.used_bytes,
-        "used_inodes": engine.queue.budget.used_inodes,
-    }
-    part.memory_bytes = available_bytes()
-    part.errors = list(engine.errors.kinds.values())
-    part.hist_open, part.hist_read = engine.pool.stats.histograms()
+def described(part: NodePart, prepared: Prepared, engine: Engine, limit: Budget) -> NodePart:
+    """Returns the part with what was found and copied on this node."""
+    from hpcstage.record.parts.part import BudgetPart
+
+    hist_open, hist_read = engine.pool.stats.histograms()
+    budget = BudgetPart(
+        size_bytes=limit.size_bytes,
+        inodes=limit.inodes,
+        why=limit.why,
+        used_bytes=engine.queue.budget.used_bytes,
+        used_inodes=engine.queue.budget.used_inodes,
+    )
+    return replace(
+        part if prepared.scanned is None else _scanned(part, prepared.scanned),
+        mode=prepared.mode,
+        mode_why=prepared.mode_why,
+        datasets=[_staged(*both) for both in zip(part.datasets, engine.by_dataset, strict=True)],
+        budget=budget,
+        memory_bytes=available_bytes(),
+        errors=tuple(engine.errors.kinds.values()),
+        hist_open=hist_open,
+        hist_read=hist_read,
+    )
+
+
+def _scanned(part: NodePart, scanned: Scanned) -> NodePart:
+    return replace(
+        part,
+        scan_s=scanned.seconds,
+        forecast=None if scanned.forecast is None else asdict(scanned.forecast),
+        totals=replace(part.totals, source_stats=scanned.stats, source_listings=scanned.listings),
+        order=replace(part.order, trace_used=scanned.trace or None, trace_unused_why=scanned.trace_why or None),
+    )
+
+
+def _staged(dataset: DatasetPart, facts: DatasetFacts) -> DatasetPart:
+    return replace(
+        dataset,
+        files=facts.files,
+        size_bytes=facts.size_bytes,
+        staged_files=facts.staged_files,
+        staged_bytes=facts.staged_bytes,
+    )
 
 
 def problems(engine: Engine, limit: Budget, unserved: Unserved | None, host: str) -> list[Problem]:
@@ -94,16 +119,18 @@ def _not_reached(unserved: Unserved) -> Problem:
     return Problem("not-reached", text, remedy)
 
 
-def _copied(engine: Engine) -> dict[str, float]:
-    totals = engine.pool.stats.totals()
-    queue = engine.queue
-    return {
-        "source_bytes": totals.bytes,
-        "source_files": totals.files,
-        "source_opens": totals.opens,
-        "source_reads": totals.reads,
-        "failed": queue.states.count(FileState.FAILED),
-        "void": queue.states.count(FileState.VOID),
-        "refused": queue.states.count(FileState.REFUSED),
-        "copy_busy_s": round(engine.busy.busy_s, 6),
-    }
+def counted(totals: NodeTotals, engine: Engine, reopened: Reopened) -> NodeTotals:
+    """Returns the totals with what was copied, and with the opens that were made only to measure them."""
+    copied, states = engine.pool.stats.totals(), engine.queue.states
+    return replace(
+        totals,
+        source_bytes=copied.bytes,
+        source_files=copied.files,
+        source_opens=copied.opens,
+        source_reads=copied.reads,
+        failed=states.count(FileState.FAILED),
+        void=states.count(FileState.VOID),
+        refused=states.count(FileState.REFUSED),
+        copy_busy_s=round(engine.busy.busy_s, 6),
+        measuring_opens=reopened.files or 0,
+    )

@@ -9,8 +9,10 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpcstage.daemon.copying.engine import Busy
 from hpcstage.daemon.inbox import UNANSWERED, Inbox
@@ -25,8 +27,10 @@ from hpcstage.plan.order import orders
 from hpcstage.plan.types import Forecast
 from hpcstage.protocol import exchange
 from hpcstage.protocol.shim import Answer, Kind, Reason, State
-from hpcstage.record.parts.draft import NodeDraft
 from hpcstage.store.counters import Totals
+
+if TYPE_CHECKING:
+    from hpcstage.record.parts.part import NodePart
 
 SCAN_HELPER = "scan"
 MODE_HELPER = "mode"
@@ -56,11 +60,19 @@ class Phase(Service):
         """Returns all counters; `sums` are those of the programs."""
         return Snapshot(Totals(), sums, Busy(now, limited_s=now - self.base.started))
 
-    def record(self, part: NodeDraft) -> None:
+    def record(self, part: NodePart) -> NodePart:
         """See Service."""
-        counts = ("announcements", "announced_files", "unknown_samples", "announced_opens", "lost_bytes")
-        follows = orders.follows_samplers(self.base.spec.order)
-        part.order = {"followed": follows, "trace_written": False, **dict.fromkeys(counts, 0)}
+        order = replace(
+            part.order,
+            followed=orders.follows_samplers(self.base.spec.order),
+            trace_written=False,
+            announcements=0,
+            announced_files=0,
+            unknown_samples=0,
+            announced_opens=0,
+            lost_bytes=0,
+        )
+        return replace(part, order=order)
 
     def status(self) -> str:
         """Returns how far the staging is, for the log."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import selectors
 from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from hpcstage.daemon.process.accounts import Accounts
 from hpcstage.daemon.process.looks import Looks
@@ -19,7 +21,10 @@ from hpcstage.daemon.process.slots import LetGo, Slots
 from hpcstage.daemon.process.wrappers import Wrappers
 from hpcstage.daemon.service import Request, Service
 from hpcstage.protocol.shim import END, Answer, Kind, Layer
-from hpcstage.record.parts.draft import NodeDraft, ProcessPart
+from hpcstage.record.parts.rows import ProcessPart
+
+if TYPE_CHECKING:
+    from hpcstage.record.parts.part import NodePart
 
 TICK_S = 1.0
 MISSED_EVERY_S = 2.0
@@ -100,11 +105,16 @@ class Programs(Service):
             self.accounts.retired(process)
         self._retired.add(process)
 
-    def record(self, part: NodeDraft) -> None:
+    def record(self, part: NodePart) -> NodePart:
         """See Service."""
-        part.processes = self._page.processes(self._started)
-        for process in part.processes:
+        processes = self._page.processes(self._started)
+        for process in processes:
             process.counters |= self._looks.of(process.pid)
-        part.processes += self._retired.rows()
-        part.accounts = self.accounts.to_json(part.processes)
-        part.missed_processes, part.missed_count = self._missed.listed(), len(self._missed)
+        processes += self._retired.rows()
+        return replace(
+            part,
+            processes=processes,
+            accounts=self.accounts.sums(processes),
+            missed_processes=self._missed.listed(),
+            missed_count=len(self._missed),
+        )

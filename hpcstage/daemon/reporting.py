@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpcstage.daemon.process.proc import pressure
 from hpcstage.daemon.resources import Resources, log
 from hpcstage.daemon.service import Service
 from hpcstage.daemon.telemetry import Snapshot, Telemetry
 from hpcstage.protocol import nodedir
-from hpcstage.record.parts.draft import DatasetPart, NodeDraft
+
+if TYPE_CHECKING:
+    from hpcstage.record.parts.part import NodePart
 
 HELPER = "part"
 FIRST_S, EVERY_S = 1.0, 10.0
@@ -33,6 +37,8 @@ class Reporter(Service):
         self._started_unix_s = time.time() - (time.monotonic() - base.started)
         self._pressure = pressure()
         self._next = base.started + FIRST_S
+        self._failed: set[type[Service]] = set()
+        """The services whose share of the part could not be made, which is logged once for each."""
 
     def work(self, now: float) -> None:
         """See Service."""
@@ -46,13 +52,13 @@ class Reporter(Service):
 
     def write(self, now: float, *, complete: bool = False) -> None:
         """Writes the part in a helper; `complete` says that the run has ended."""
-        from hpcstage.record.parts.part import part_of, write_part
+        from hpcstage.record.parts.part import write_part
 
         base, run_dir = self._base, Path(self._base.spec.run_dir)
         self._next = now + EVERY_S
         if complete:
             self._telemetry.tick(now)
-        part = part_of(self._draft(now, complete=complete))
+        part = self._part(now, complete=complete)
         base.events.flush()
         extra = [(base.node_dir / nodedir.EVENTS, "events")] if complete else []
         if part.problems:
@@ -63,10 +69,24 @@ class Reporter(Service):
         if answer is None:
             log(f"the part of the record could not be written below {self._base.spec.run_dir}")
 
-    def _draft(self, now: float, *, complete: bool) -> NodeDraft:
+    def _part(self, now: float, *, complete: bool) -> NodePart:
+        part = self._own(now, complete=complete)
+        for service in self._services():
+            try:
+                part = service.record(part)
+            except Exception:  # noqa: BLE001  a mistake of one service must not cost the whole part
+                if type(service) not in self._failed:
+                    self._failed.add(type(service))
+                    log(f"{type(service).__name__} is missing in the part of the record: {traceback.format_exc()}")
+        return part
+
+    def _own(self, now: float, *, complete: bool) -> NodePart:
+        """Returns the part without what the services know."""
+        from hpcstage.record.parts.part import DatasetPart, NodePart, NodeTotals
+
         base, spec = self._base, self._base.spec
         since = pressure()
-        draft = NodeDraft(
+        return NodePart(
             host=spec.host,
             mode=spec.mode if spec.mode != "auto" else "runtime",
             mode_asked=spec.mode,
@@ -78,13 +98,10 @@ class Reporter(Service):
                 DatasetPart(one.name, os.fsencode(one.root).decode(errors="replace"), tuple(one.arguments))
                 for one in spec.datasets
             ],
-            totals={name: base.answers.counts[name] for name in ("want_ready", "want_direct")},
+            totals=NodeTotals(want_ready=base.answers.want_ready, want_direct=base.answers.want_direct),
             samples=self._telemetry.samples,
             pressure={name: round(since[name] - was, 6) for name, was in self._pressure.items() if name in since},
             problems=list(base.problems),
             node_index=spec.node_index,
             node_count=spec.node_count,
         )
-        for service in self._services():
-            service.record(draft)
-        return draft

@@ -13,13 +13,15 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpcstage.daemon.process.descriptors import Descriptors, Receive
 from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.daemon.process.server import Reply, Server
 from hpcstage.protocol.shim import Answer, Kind, Reason
-from hpcstage.record.parts.draft import NodeDraft
+
+if TYPE_CHECKING:
+    from hpcstage.record.parts.part import NodePart
 
 MOST_MISTAKES, MISTAKES_S = 100, 300.0
 
@@ -64,8 +66,9 @@ class Service:
         """Ends the service with the run. Returns the names of helpers that the end of the run waits for."""
         return ()
 
-    def record(self, part: NodeDraft) -> None:
-        """Adds what the service knows to the node's part of the record."""
+    def record(self, part: NodePart) -> NodePart:
+        """Returns the node's part of the record with what the service knows."""
+        return part
 
 
 class Loop:

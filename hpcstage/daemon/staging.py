@@ -10,6 +10,7 @@ import time
 from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from hpcstage.daemon.copying.alone import Reopened
 from hpcstage.daemon.copying.changes import Changes
@@ -19,8 +20,8 @@ from hpcstage.daemon.copying.openfiles import LargeInUse
 from hpcstage.daemon.copying.sightings import Pausing
 from hpcstage.daemon.copying.writes import Writes
 from hpcstage.daemon.inbox import Item
-from hpcstage.daemon.part import describe, problems
-from hpcstage.daemon.peers.nodegroup import PEER_COUNTS, NodeGroup
+from hpcstage.daemon.part import counted, described, problems
+from hpcstage.daemon.peers.nodegroup import NodeGroup, PeerCounts
 from hpcstage.daemon.peers.peers import Peers
 from hpcstage.daemon.peers.sharing import FileSharing
 from hpcstage.daemon.preparing import Phase
@@ -42,9 +43,11 @@ from hpcstage.plan.types import Budget
 from hpcstage.problem import Problem
 from hpcstage.protocol import exchange, nodedir
 from hpcstage.protocol.shim import LANDED, Answer, Counter, Kind, Reason, State
-from hpcstage.record.parts.draft import NodeDraft
 from hpcstage.store import directory
 from hpcstage.store.pool import CopierPool
+
+if TYPE_CHECKING:
+    from hpcstage.record.parts.part import NodePart
 
 PLAN_HELPER = "plan"
 LOOK_EVERY_S = 1.0
@@ -381,23 +384,23 @@ class Staging(Phase):
 
     # ---- the record
 
-    def record(self, part: NodeDraft) -> None:
+    def record(self, part: NodePart) -> NodePart:
         """See Service."""
         engine, prepared, unserved = self.engine, self.prepared, None
         if self.pausing is not None:
             unserved = self.pausing.unserved
-        if self.staged_at is not None:
-            part.staged_s = round(self.staged_at - self.base.started, 6)
-        if self.peers is not None:
-            part.totals |= {name: self.peers.counts[name] for name in PEER_COUNTS}
-        describe(part, prepared, engine, self.limit)
-        part.alone = {**engine.alone.measured, **self.reopened.measured}
-        part.totals["measuring_opens"] = self.reopened.measured.get("reopened", 0)
-        part.problems += problems(engine, self.limit, unserved, part.host)
+        part = described(part, prepared, engine, self.limit)
+        return replace(
+            part,
+            staged_s=None if self.staged_at is None else round(self.staged_at - self.base.started, 6),
+            totals=counted(part.totals, engine, self.reopened),
+            alone=self.reopened.record(engine.alone.record()),
+            problems=[*part.problems, *problems(engine, self.limit, unserved, part.host)],
+        )
 
     def snapshot(self, now: float, sums: list[int]) -> Snapshot:
         """See Phase."""
-        engine, counts = self.engine, {} if self.peers is None else self.peers.counts
+        engine, counts = self.engine, PeerCounts() if self.peers is None else self.peers.counts
         engine.advance(now)
         return Snapshot(
             engine.pool.stats.totals(),
@@ -405,8 +408,8 @@ class Staging(Phase):
             replace(engine.busy),
             queued_files=engine.queue.states.waiting,
             store_bytes=engine.stored_bytes,
-            peer_bytes=counts.get("peer_bytes", 0),
-            sent_bytes=counts.get("sent_bytes", 0),
+            peer_bytes=counts.peer_bytes,
+            sent_bytes=counts.sent_bytes,
         )
 
     def status(self) -> str:

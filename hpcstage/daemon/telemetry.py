@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hpcstage.daemon.copying.engine import Busy
 from hpcstage.protocol.shim import COUNTERS, Counter
-from hpcstage.record.parts.draft import Sample
+from hpcstage.record.parts.rows import Sample
 from hpcstage.store.counters import Totals
 
 MOST_SAMPLES = 100_000

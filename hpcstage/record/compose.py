@@ -25,8 +25,7 @@ from hpcstage.record.nodes import group_of, rows_of
 from hpcstage.record.notes.notes import notes_of
 from hpcstage.record.notes.problems import ended, problems_of
 from hpcstage.record.parts.alive import Life
-from hpcstage.record.parts.draft import DatasetPart
-from hpcstage.record.parts.part import NodePart, OrderLead, OrderPart
+from hpcstage.record.parts.part import DatasetPart, NodePart, OrderLead, OrderPart
 from hpcstage.record.parts.roster import Presence, expected, is_left_over, names_of, without_part
 from hpcstage.record.parts.run import RunPart
 from hpcstage.record.schema import (

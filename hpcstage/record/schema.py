@@ -19,9 +19,9 @@ from typing import Annotated, Any, Literal
 from hpcstage.problem import Problem
 from hpcstage.record import jsonform
 from hpcstage.record.jsonform import EMPTY, KEPT, SPARE, Count, NotNegative, NumberLimits, Seconds, Share
-from hpcstage.record.parts.draft import DatasetPart
 from hpcstage.record.parts.part import (
     BudgetPart,
+    DatasetPart,
     ErrorPart,
     GroupPart,
     IndexTable,

@@ -127,6 +127,7 @@ class DaemonProcess(Client):
         assert self.wrapper.recv(10) == b"", "end of file once the node directory is gone"
         assert not self.node_dir.exists()
         assert self.process.wait(DEADLINE_S) == 0
+        assert "is missing in the part of the record" not in self.log_text()
         return self.part()
 
     def part(self) -> NodePart:

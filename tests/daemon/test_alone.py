@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcstage.daemon.copying.alone import FIRST_S, LEAST_FILES, MOST_S, Alone, reopen
+from hpcstage.record.parts.part import AlonePart
 from hpcstage.store.copyfile import Status
 from hpcstage.store.messages import Result
 
@@ -28,7 +29,7 @@ def test_the_first_files_go_one_at_a_time_and_then_all_that_may() -> None:
         alone.took(copied(number), now + 0.01)
     assert alone.room(32, 0, 0.1) == 32
     assert alone.wake_after(0.1) is None
-    assert alone.measured == {"files": 8, "bytes": 8000, "open_ns": 16 * MS, "read_ns": 64 * MS}
+    assert alone.record() == AlonePart(files=8, bytes=8000, open_ns=16 * MS, read_ns=64 * MS)
 
 
 def test_a_slow_source_is_not_waited_for() -> None:
@@ -37,7 +38,7 @@ def test_a_slow_source_is_not_waited_for() -> None:
     assert alone.wake_after(10.1) == pytest.approx(FIRST_S - 0.1)
     assert alone.room(31, 1, 10.0 + FIRST_S) == 31
     alone.took(copied(0), 11.0)
-    assert alone.measured == {}  # others were beside it
+    assert alone.record() == AlonePart()  # others were beside it
 
 
 def test_however_long_it_takes_it_ends() -> None:
@@ -52,7 +53,7 @@ def test_what_failed_says_nothing() -> None:
     alone = Alone()
     alone.room(32, 0, 0.0)
     alone.took(copied(0, Status.SOURCE_ERROR), 0.01)
-    assert alone.measured == {}
+    assert alone.record() == AlonePart()
 
 
 def test_opens_afterwards_tell_what_an_open_takes_and_that_memory_keeps_the_files(tmp_path: Path) -> None:
@@ -62,13 +63,13 @@ def test_opens_afterwards_tell_what_an_open_takes_and_that_memory_keeps_the_file
         path.write_bytes(os.urandom(20_000))
         path.read_bytes()
         paths.append(os.fsencode(path))
-    found = json.loads(reopen([*paths, b"/nonexistent"]))
-    assert found["reopened"] == 3
-    assert 0 < found["cold_open_ns"] < 1e9
-    assert found["kept_share"] == 1.0
+    files, open_ns, kept_share = json.loads(reopen([*paths, b"/nonexistent"]))
+    assert files == 3
+    assert 0 < open_ns < 1e9
+    assert kept_share == 1.0
     for path in paths:
         fd = os.open(path, os.O_RDONLY)
         os.fsync(fd)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(fd)
-    assert json.loads(reopen(paths))["kept_share"] == 0.0
+    assert json.loads(reopen(paths))[2] == 0.0

@@ -149,7 +149,7 @@ def test_nothing_announced():
     keeping = Keeping(lambda _: [100])
     keeping.opened(1, 0)
     assert keeping.kept_share is None
-    assert keeping.lead.to_json() is None
+    assert keeping.lead.record() is None
 
 
 # ---- the lead
@@ -188,17 +188,17 @@ def test_samples_are_thinned_evenly(files):
     lead = CopyLead()
     for at, value in enumerate(files):
         lead.add(float(at), value, value / 10)
-    found = lead.to_json()
-    assert 1 <= len(found["samples"]) <= MOST_SAMPLES
-    steps = {b[0] - a[0] for a, b in zip(found["samples"], found["samples"][1:], strict=False)}
+    found = lead.record()
+    assert 1 <= len(found.samples) <= MOST_SAMPLES
+    steps = {b[0] - a[0] for a, b in zip(found.samples, found.samples[1:], strict=False)}
     assert len(steps) <= 1
-    assert found["least_files"] == min(files), "also of those that were thinned out"
+    assert found.least_files == min(files), "also of those that were thinned out"
 
 
 def test_what_the_record_gets():
     lead = CopyLead()
     for at, (files, seconds) in enumerate([(5, None), (10, 1.0), (30, 3.0)]):
         lead.add(float(at), files, seconds)
-    found = lead.to_json()
-    assert (found["median_files"], found["least_files"]) == (10, 5)
-    assert (found["median_s"], found["least_s"]) == (pytest.approx(2.0), 1.0)
+    found = lead.record()
+    assert (found.median_files, found.least_files) == (10, 5)
+    assert (found.median_s, found.least_s) == (pytest.approx(2.0), 1.0)

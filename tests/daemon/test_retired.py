@@ -6,7 +6,7 @@ import os
 
 from hpcstage.daemon.process.accounts import Accounts
 from hpcstage.daemon.process.retired import MOST_PARENTS, MOST_TRAINERS, Retired
-from hpcstage.record.parts.draft import ProcessPart
+from hpcstage.record.parts.rows import ProcessPart
 
 
 def process(pid: int, parent: int = 1, **counters: int) -> ProcessPart:
@@ -46,14 +46,14 @@ def test_what_a_process_read_is_accounted_for_once_whatever_it_ran() -> None:
     accounts = Accounts()
     accounts.look([pid])
     accounts.ended(1 << 40)
-    read = accounts.to_json([])["accounted_bytes"]
+    read = accounts.sums([]).accounted_bytes
     assert read > 1000
     first, second = process(pid, local_read_bytes=300), process(pid, source_read_bytes=200)
-    assert accounts.to_json([first, second])["accounted_bytes"] == read
+    assert accounts.sums([first, second]).accounted_bytes == read
     accounts.retired(first)
-    assert accounts.to_json([second, process(0, local_read_bytes=300)])["accounted_bytes"] == read
+    assert accounts.sums([second, process(0, local_read_bytes=300)]).accounted_bytes == read
     accounts.retired(second)
-    assert accounts.to_json([process(0, local_read_bytes=300, source_read_bytes=200)])["accounted_bytes"] == read
+    assert accounts.sums([process(0, local_read_bytes=300, source_read_bytes=200)]).accounted_bytes == read
     assert accounts.own_bytes == read
     more = process(pid, local_read_bytes=2 * read)
-    assert accounts.to_json([more])["accounted_bytes"] == 2 * read
+    assert accounts.sums([more]).accounted_bytes == 2 * read

@@ -11,8 +11,8 @@ import jsonschema
 from recordcases import SECOND, START, composed, histogram, node_part, run_part, trainer, worker
 
 from hpcstage.problem import Problem
-from hpcstage.record.parts.draft import DatasetPart, Sample
-from hpcstage.record.parts.part import NodePart
+from hpcstage.record.parts.part import DatasetPart, NodePart
+from hpcstage.record.parts.rows import Sample
 from hpcstage.record.parts.run import RunPart
 from hpcstage.record.schema import json_schema
 

@@ -13,11 +13,11 @@ from hpcstage.protocol.shim import bucket_of_ns
 from hpcstage.record import jsonform
 from hpcstage.record.compose import compose
 from hpcstage.record.parts.alive import Life
-from hpcstage.record.parts.draft import DatasetPart, ProcessPart, Sample
 from hpcstage.record.parts.part import (
     AccountsPart,
     AlonePart,
     BudgetPart,
+    DatasetPart,
     ErrorPart,
     GroupPart,
     MissedProcess,
@@ -25,6 +25,7 @@ from hpcstage.record.parts.part import (
     NodeTotals,
     OrderPart,
 )
+from hpcstage.record.parts.rows import ProcessPart, Sample
 from hpcstage.record.parts.run import RunPart
 
 SECOND = 1_000_000_000

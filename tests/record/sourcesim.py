@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hpcstage.record.parts.draft import Sample
+from hpcstage.record.parts.rows import Sample
 
 MB = 1e6
 

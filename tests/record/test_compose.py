@@ -15,8 +15,8 @@ from recordcases import SECOND, composed, node_part, run_part, trainer, worker
 from hpcstage.problem import Problem
 from hpcstage.protocol.shim import Counter, Reason
 from hpcstage.record.figures.counts import TOTALS as KEYS
-from hpcstage.record.parts.draft import ProcessPart, Sample
 from hpcstage.record.parts.part import NodePart
+from hpcstage.record.parts.rows import ProcessPart, Sample
 from hpcstage.record.parts.run import RunPart
 from hpcstage.record.schema import json_schema
 

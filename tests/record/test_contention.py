@@ -13,7 +13,7 @@ from sourcesim import MB, Source, fluid, samples_of
 
 from hpcstage.record.figures import detect
 from hpcstage.record.figures.speeds import even_sizes, of_copies
-from hpcstage.record.parts.draft import Sample
+from hpcstage.record.parts.rows import Sample
 
 Schedule = list[tuple[float, float, float]]
 SIZES: dict[str, Callable[[int], float]] = {

@@ -14,8 +14,8 @@ from recordcases import composed
 
 from hpcstage.record.figures.cells import CELLS, Cells, coarser, parts_of, track_of
 from hpcstage.record.figures.speeds import Point
-from hpcstage.record.parts.draft import Sample
 from hpcstage.record.parts.part import NodePart
+from hpcstage.record.parts.rows import Sample
 
 Load = Callable[[float], float]
 

@@ -14,8 +14,8 @@ from recordcases import SECOND, START, composed, trainer, worker
 
 from hpcstage.record import files
 from hpcstage.record.compose import compose
-from hpcstage.record.parts.draft import ProcessPart, Sample
 from hpcstage.record.parts.part import NodePart
+from hpcstage.record.parts.rows import ProcessPart, Sample
 from hpcstage.record.parts.run import RunPart
 
 # ---- time ----

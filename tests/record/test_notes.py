@@ -13,7 +13,7 @@ from recordcases import SECOND, announced, composed, node_part, run_part, sample
 from hpcstage.problem import Problem
 from hpcstage.record.notes.notes import RULES
 from hpcstage.record.parts.alive import Life
-from hpcstage.record.parts.draft import ProcessPart, Sample
+from hpcstage.record.parts.rows import ProcessPart, Sample
 from hpcstage.record.schema import Record
 
 RecordJson = dict[str, Any]

@@ -9,8 +9,8 @@ import pytest
 from recordcases import SECOND, composed, node_part, run_part, trainer, worker
 
 from hpcstage.problem import Problem
-from hpcstage.record.parts.draft import DatasetPart, ProcessPart, Sample
-from hpcstage.record.parts.part import NodePart, NodeTotals
+from hpcstage.record.parts.part import DatasetPart, NodePart, NodeTotals
+from hpcstage.record.parts.rows import ProcessPart, Sample
 
 
 def record_of(node: NodePart | None, **run: Any) -> dict[str, Any]:

@@ -14,8 +14,7 @@ from recordcases import announced, composed, node_part, run_part
 
 import hpcstage.record
 from hpcstage.record.jsonform import read
-from hpcstage.record.parts.draft import DatasetPart
-from hpcstage.record.parts.part import NodeTotals
+from hpcstage.record.parts.part import DatasetPart, NodeTotals
 from hpcstage.record.parts.roster import Presence
 from hpcstage.record.schema import VERSION, NodeRow, Record, json_schema
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from recordcases import SECOND, composed, node_part, run_part, trainer, worker
 
-from hpcstage.record.parts.draft import ProcessPart, Sample
+from hpcstage.record.parts.rows import ProcessPart, Sample
 
 
 def split_of(processes: list[ProcessPart], samples: list[Sample] | None = None, **run: Any) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from recordcases import SECOND, announced, node_part, run_part, trainer, worker
 from recordcases import composed as compose
 
 from hpcstage.problem import Problem
-from hpcstage.record.parts.draft import DatasetPart, ProcessPart
+from hpcstage.record.parts.part import DatasetPart
+from hpcstage.record.parts.rows import ProcessPart
 from hpcstage.record.schema import Record
 from hpcstage.report.canvas import Canvas
 from hpcstage.report.terminal import short as shortly

@@ -16,7 +16,7 @@ from shimlab import Lab, wait_until
 from hpcstage.daemon.process.page import Page
 from hpcstage.daemon.process.slots import MOST_LOOKS, SHORT, Slots
 from hpcstage.protocol import shim
-from hpcstage.record.parts.draft import UNCOUNTED_LAYER, ProcessPart
+from hpcstage.record.parts.rows import UNCOUNTED_LAYER, ProcessPart
 
 pytest_plugins = ("shimfixtures",)
 

@@ -19,10 +19,15 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.store.copyfile import DROP_BYTES, Status
 from hpcstage.store.messages import Result
+
+if TYPE_CHECKING:
+    from hpcstage.record.parts.part import AlonePart
 
 LEAST_FILES = 8
 LEAST_S = 0.03
@@ -36,14 +41,12 @@ FORGET_S = 1.5
 OPENS = 5
 OPENING_S = 1.0
 HELPER = "alone"
-Measured = dict[str, float]
 
 
 class Alone:
     """Lets the first transfers go one at a time and owns their times. Pure: callers pass `now`."""
 
     def __init__(self) -> None:
-        self.measured: Measured = {}
         self.ids: list[int] = []
         self._results: list[Result] = []
         self.last: float | None = None
@@ -70,9 +73,8 @@ class Alone:
         self.ids.append(result.id)
         self.last = now
         self._results.append(result)
-        self.measured = _typical(self._results)
         self._first = now if self._first is None else self._first
-        self._over = self.measured["files"] >= LEAST_FILES and now - self._began >= LEAST_S
+        self._over = len(self._results) >= LEAST_FILES and now - self._began >= LEAST_S
 
     def _end(self, began: float) -> float:
         return began + FIRST_S if self._first is None else self._first + MOST_S
@@ -81,22 +83,33 @@ class Alone:
         """Returns the seconds until more may begin by the clock; None once the measurement is over."""
         return None if self._over or self._began is None else max(0.0, self._end(self._began) - now)
 
+    def record(self) -> AlonePart:
+        """Returns sums as if all transfers had been typical: one may be slow because the machine did something else."""
+        from hpcstage.record.parts.part import AlonePart
 
-def _typical(results: Sequence[Result]) -> Measured:
-    """Returns sums as if all transfers had been typical: one may be slow because the machine did something else."""
-    reads = sorted(results, key=lambda r: r.read_ns / max(r.size_bytes, 1))
-    usual = reads[: max(1, len(reads) - 1)]
-    read_ns = sum(r.read_ns for r in usual) * len(results) / len(usual)
-    open_ns = statistics.median(r.open_ns for r in results) * len(results)
-    size_bytes = sum(r.size_bytes for r in results)
-    return {"files": len(results), "bytes": size_bytes, "open_ns": round(open_ns), "read_ns": round(read_ns)}
+        if not self._results:
+            return AlonePart()
+        results = self._results
+        reads = sorted(results, key=lambda r: r.read_ns / max(r.size_bytes, 1))
+        usual = reads[: max(1, len(reads) - 1)]
+        read_ns = sum(r.read_ns for r in usual) * len(results) / len(usual)
+        open_ns = statistics.median(r.open_ns for r in results) * len(results)
+        return AlonePart(
+            files=len(results),
+            bytes=sum(r.size_bytes for r in results),
+            open_ns=round(open_ns),
+            read_ns=round(read_ns),
+        )
 
 
 class Reopened:
     """Opens a few files once the last transfer is long enough ago, and owns what that measured."""
 
     def __init__(self, helpers: Helpers) -> None:
-        self.measured: Measured = {}
+        self.files: int | None = None
+        """The number of files that were opened."""
+        self._cold_open_ns: int | None = None
+        self._kept_share: float | None = None
         self._helpers = helpers
         self._started = False
 
@@ -109,12 +122,17 @@ class Reopened:
         self._helpers.start(HELPER, lambda: reopen(chosen), self._ended)
 
     def _ended(self, answer: bytes | None) -> None:
-        with contextlib.suppress(ValueError):
-            self.measured = json.loads(answer or b"{}")
+        with contextlib.suppress(ValueError, TypeError):
+            self.files, self._cold_open_ns, self._kept_share = json.loads(answer or b"")
+
+    def record(self, alone: AlonePart) -> AlonePart:
+        """Returns the part of the record on single transfers with what the opens took."""
+        return replace(alone, reopened=self.files, cold_open_ns=self._cold_open_ns, kept_share=self._kept_share)
 
 
 def reopen(paths: Sequence[bytes]) -> bytes:
-    """Opens files and returns what that took, in JSON. Runs in a helper, since the source may hang."""
+    """Opens files. Returns in JSON how many, the ns that an open took and the share of their pages in memory; null
+    where these are not known. Runs in a helper, since the source may hang."""
     opened, kept = [], []
     end = time.monotonic() + OPENING_S
     for path in paths[:OPENS]:
@@ -130,12 +148,8 @@ def reopen(paths: Sequence[bytes]) -> bytes:
                 kept.append(share)
         if time.monotonic() > end:
             break
-    found: Measured = {"reopened": len(opened)}
-    if opened:
-        found["cold_open_ns"] = sorted(opened)[len(opened) // 4]  # a busy machine makes some of them slow
-    if kept:
-        found["kept_share"] = statistics.median(kept)
-    return json.dumps(found).encode()
+    cold_open_ns = sorted(opened)[len(opened) // 4] if opened else None  # a busy machine makes some of them slow
+    return json.dumps([len(opened), cold_open_ns, statistics.median(kept) if kept else None]).encode()
 
 
 def resident(fd: int) -> float | None:

@@ -11,7 +11,8 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from hpcstage.daemon.copying.alone import Alone
 from hpcstage.daemon.queue.queue import Queue
@@ -24,6 +25,9 @@ from hpcstage.store.directory import Store
 from hpcstage.store.holdings import Holdings
 from hpcstage.store.messages import Result
 from hpcstage.store.pool import CopierPool
+
+if TYPE_CHECKING:
+    from hpcstage.record.parts.part import ErrorPart
 
 MOST_TRIES = 3
 SMALL_BYTES = 256 << 10
@@ -40,16 +44,18 @@ class Errors:
     """Failures by their text: the first path of each and a count."""
 
     started: float
-    kinds: dict[str, dict[str, object]] = field(default_factory=dict)
+    kinds: dict[str, ErrorPart] = field(default_factory=dict)
 
     def add(self, path: bytes, text: str, now: float) -> None:
         """Counts a failure."""
+        from hpcstage.record.parts.part import ErrorPart
+
         known = self.kinds.get(text)
         if known is not None:
-            known["count"] = int(str(known["count"])) + 1
+            self.kinds[text] = replace(known, count=known.count + 1)
         elif len(self.kinds) < MOST_ERRORS:
             name = os.fsencode(path).decode(errors="replace")
-            self.kinds[text] = {"path": name, "error": text, "count": 1, "at_s": round(now - self.started, 3)}
+            self.kinds[text] = ErrorPart(path=name, error=text, at_s=round(now - self.started, 3))
 
 
 @dataclass

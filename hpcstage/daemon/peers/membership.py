@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.types import Budget
 from hpcstage.protocol import exchange
 from hpcstage.protocol.membership import Membership
+
+if TYPE_CHECKING:
+    from hpcstage.record.parts.part import GroupPart
 
 _HEAD_BYTES = 96
 """The bytes of the head of a manifest's file, which holds counts and a checksum."""
@@ -71,11 +74,13 @@ class GroupState:
         hosts = Membership.of(self._latest.hosts)
         return hosts.knowing(self.index, budget=limit)
 
-    def to_json(self, last: Membership | None) -> dict[str, Any]:
-        """Returns NodePart.group; `last` are the nodes that shared files with this one last."""
+    def record(self, last: Membership | None) -> GroupPart:
+        """Returns the group as the record shows it; `last` are the nodes that shared files with this one last."""
+        from hpcstage.record.parts.part import GroupPart
+
         there = {self.index} if last is None or not self.groups else set(last.present)
-        missing = [index for index in range(self.nodes) if index not in there]
-        return {"generations": self.groups, "size": len(there), "missing": missing, "why": self.why}
+        missing = tuple(index for index in range(self.nodes) if index not in there)
+        return GroupPart(generations=self.groups, size=len(there), missing=missing, why=self.why)
 
 
 class Staged:

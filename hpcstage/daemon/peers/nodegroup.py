@@ -11,7 +11,8 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
 
 from hpcstage.daemon.inbox import Inbox
 from hpcstage.daemon.peers.link import PeerLink, note
@@ -24,13 +25,23 @@ from hpcstage.plan.placement.placements import Placing
 from hpcstage.problem import Problem
 from hpcstage.protocol import exchange
 from hpcstage.protocol.shim import Answer, Kind
-from hpcstage.record.parts.draft import NodeDraft
 from hpcstage.store import directory
+
+if TYPE_CHECKING:
+    from hpcstage.record.parts.part import NodePart
 
 MANIFEST_WAIT_S = 600.0
 """The longest wait for the manifest in a group that stands: a scan of a million files takes long."""
-PEER_COUNTS = ("peer_bytes", "peer_files", "sent_bytes", "sent_files")
-"""The names of counts of files and bytes that came from other nodes and went to them."""
+
+
+@dataclass
+class PeerCounts:
+    """Counts of what came from other nodes and went to them."""
+
+    peer_files: int = 0
+    peer_bytes: int = 0
+    sent_files: int = 0
+    sent_bytes: int = 0
 
 
 class Participant(Protocol):
@@ -40,6 +51,10 @@ class Participant(Protocol):
     """The routes in the group; once this node has left it, the last ones."""
     wait_until: float | None
     """The time at which a wait for other nodes ends."""
+
+    @property
+    def counts(self) -> PeerCounts:
+        """The counts of files that nodes passed on."""
 
     def stands(self, now: float) -> None:
         """A group stands."""
@@ -167,21 +182,28 @@ class NodeGroup(Service):
             self._link.close()
         return ()
 
-    def record(self, part: NodeDraft) -> None:
+    def record(self, part: NodePart) -> NodePart:
         """Says how files were shared, and with whom."""
-        part.totals |= dict.fromkeys(PEER_COUNTS, 0)
-        routes = self.participant.routes
-        if routes is None or not self.nodes.groups:
-            part.placement, part.placement_why = Placing.PRIVATE.value, self.nodes.why
-        else:
-            part.placement, part.placement_why = routes.kind.value, routes.why
-        part.group = self.nodes.to_json(None if routes is None else routes.members)
+        routes, counts = self.participant.routes, self.participant.counts
+        placement, why = Placing.PRIVATE, self.nodes.why
+        if routes is not None and self.nodes.groups:
+            placement, why = routes.kind, routes.why
+        totals = replace(
+            part.totals,
+            peer_bytes=counts.peer_bytes,
+            peer_files=counts.peer_files,
+            sent_bytes=counts.sent_bytes,
+            sent_files=counts.sent_files,
+        )
+        group = self.nodes.record(None if routes is None else routes.members)
+        return replace(part, totals=totals, placement=placement.value, placement_why=why, group=group)
 
 
 class Awaiting:
     """Waits for the manifest of another node; see Participant. The first node does not wait, it scans."""
 
     routes: Routes | None = None
+    counts = PeerCounts()
 
     def __init__(
         self, group: NodeGroup, inbox: Inbox, scan: Callable[[], None], receive: Callable[[int], None]

@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections import Counter
 from collections.abc import Callable, Container
 
 from hpcstage.daemon.copying.engine import Engine
+from hpcstage.daemon.peers.nodegroup import PeerCounts
 from hpcstage.daemon.peers.requests import Askers, Requests, by_owner
 from hpcstage.daemon.peers.routes import Routes
 from hpcstage.daemon.queue.rates import Verdict
@@ -46,9 +46,7 @@ class Peers:
         is_wanted: Callable[[int], bool],
         on_received: Callable[[Result], None],
     ) -> None:
-        self.counts: Counter[str] = Counter()
-        """Counts for the record: what was received (peer_bytes, peer_files) and sent (sent_bytes, sent_files), and the
-        files that were asked for and not received (missed)."""
+        self.counts = PeerCounts()
         self.routes: Routes | None = None
         self._engine = engine
         self._queue = engine.queue
@@ -189,8 +187,8 @@ class Peers:
 
     def _received(self, result: Result, now: float) -> None:
         if self._engine.received(result, now):
-            self.counts["peer_files"] += 1
-            self.counts["peer_bytes"] += result.size_bytes
+            self.counts.peer_files += 1
+            self.counts.peer_bytes += result.size_bytes
             self._on_received(result)
 
     def missed(self, message: exchange.Missed, now: float) -> None:
@@ -198,7 +196,6 @@ class Peers:
         for id_ in message.ids:
             if message.why is Why.UNKNOWN and self._requests.unready(id_, now):
                 continue
-            self.counts["missed"] += 1
             if message.why is not Why.UNKNOWN:
                 self._requests.answered(id_, now)
             if message.why is Why.EXISTS and self._take_if_here(id_, now):
@@ -283,5 +280,5 @@ class Peers:
 
     def sent(self, message: exchange.Sent) -> None:
         """Counts files that the exchange has sent to another node."""
-        self.counts["sent_files"] += message.files
-        self.counts["sent_bytes"] += message.size_bytes
+        self.counts.sent_files += message.files
+        self.counts.sent_bytes += message.size_bytes

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.peers.membership import Staged, size_of
-from hpcstage.daemon.peers.nodegroup import NodeGroup
+from hpcstage.daemon.peers.nodegroup import NodeGroup, PeerCounts
 from hpcstage.daemon.peers.peers import Peers
 from hpcstage.daemon.peers.routes import Routes, make, transit_of
 from hpcstage.daemon.reading.scanning import Prepared
@@ -66,6 +66,11 @@ class FileSharing:
         else:
             self._divide(nodes.supposed(group.limit))
             self.wait_until = time.monotonic() + base.spec.group_wait_s
+
+    @property
+    def counts(self) -> PeerCounts:
+        """See Participant."""
+        return self.peers.counts
 
     @property
     def joined(self) -> bool:

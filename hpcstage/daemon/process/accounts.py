@@ -12,10 +12,14 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from hpcstage.procio import read_bytes
 from hpcstage.protocol.shim import READ_UNKNOWN
-from hpcstage.record.parts.draft import ProcessPart
+from hpcstage.record.parts.rows import ProcessPart
+
+if TYPE_CHECKING:
+    from hpcstage.record.parts.part import AccountsPart
 
 MOST_THREADS = 128
 """The most threads in one look, of all processes together: a look takes a millisecond or two."""
@@ -71,10 +75,12 @@ class Accounts:
         if process.pid in self._own:
             self._retired[process.pid] += _seen(process)
 
-    def to_json(self, processes: Iterable[ProcessPart]) -> dict[str, int]:
-        """Returns the sums for the record; empty where the command's counter is not known."""
+    def sums(self, processes: Iterable[ProcessPart]) -> AccountsPart | None:
+        """Returns the sums for the record; None where the command's counter is not known."""
+        from hpcstage.record.parts.part import AccountsPart
+
         if not self._ended or self._command is None:
-            return {}
+            return None
         found = list(processes)
         seen = self._retired.copy()
         for process in found:
@@ -82,7 +88,7 @@ class Accounts:
         besides = sum(max(0, read - seen[pid]) for pid, read in self._own.items())
         accounted = sum(map(_seen, found)) + besides
         attached = sum(p.processes for p in found)
-        return {"command_bytes": self._command, "accounted_bytes": accounted, "attached": attached}
+        return AccountsPart(command_bytes=self._command, accounted_bytes=accounted, attached=attached)
 
 
 def _seen(process: ProcessPart) -> int:

@@ -40,7 +40,7 @@ from hpcstage.protocol.shim import (
     Reason,
     State,
 )
-from hpcstage.record.parts.draft import UNCOUNTED_LAYER, ProcessPart
+from hpcstage.record.parts.rows import UNCOUNTED_LAYER, ProcessPart
 
 _NEXT_PYTHON_OFFSET = NEXT_NATIVE_OFFSET + 4
 _PID_OFFSET = NEXT_NATIVE_OFFSET + 8

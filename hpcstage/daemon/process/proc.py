@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import psutil
 
+    from hpcstage.record.parts.part import MissedProcess
+
 MOST_COMMAND_CHARS = 200
 _PRESSURES = (("io", "some"), ("io", "full"), ("cpu", "some"), ("memory", "some"))
 
@@ -59,7 +61,7 @@ class UnattachedPythons:
     MOST_LISTED = 20
 
     def __init__(self) -> None:
-        self._found: dict[int, dict[str, object]] = {}
+        self._found: dict[int, MissedProcess] = {}
 
     def look(self, roots: set[int], attached: set[int]) -> None:
         """Looks at the processes below `roots` for ones that are old enough and not in `attached`."""
@@ -82,7 +84,7 @@ class UnattachedPythons:
         """A process did attach."""
         self._found.pop(pid, None)
 
-    def listed(self) -> list[dict[str, object]]:
+    def listed(self) -> list[MissedProcess]:
         """Returns the first of them for the record."""
         return [*self._found.values()][: self.MOST_LISTED]
 
@@ -90,7 +92,8 @@ class UnattachedPythons:
         return len(self._found)
 
 
-def _described(process: psutil.Process) -> dict[str, object]:
+def _described(process: psutil.Process) -> MissedProcess:
+    from hpcstage.record.parts.part import MissedProcess
+
     command = " ".join(process.cmdline())[:MOST_COMMAND_CHARS]
-    lost = lost_pythonpath(process)
-    return {"pid": process.pid, "command": command} | ({} if lost is None else {"pythonpath": lost})
+    return MissedProcess(pid=process.pid, command=command, pythonpath=lost_pythonpath(process))

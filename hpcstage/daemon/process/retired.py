@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hpcstage.record.parts.draft import ProcessPart
+from hpcstage.record.parts.rows import ProcessPart
 
 MOST_PARENTS = 64
 MOST_TRAINERS = 64

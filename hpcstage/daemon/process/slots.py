@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from hpcstage.daemon.process.page import Page
 from hpcstage.protocol.shim import PID_SPACE_FILE
-from hpcstage.record.parts.draft import ProcessPart
+from hpcstage.record.parts.rows import ProcessPart
 
 LOOK_EVERY_S = 1.0
 FILL_EVERY_S = 0.1

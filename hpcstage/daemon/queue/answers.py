@@ -6,7 +6,6 @@ Owns the wants that wait and the counts of answers; the queue decides what the a
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Container
 from heapq import heappop, heappush
 
@@ -21,7 +20,8 @@ class Answers:
     waits, for one id at a time; `answer` sends a reply to it."""
 
     def __init__(self, answer: Callable[[int, Reply], None]) -> None:
-        self.counts: Counter[str] = Counter()
+        self.want_ready = self.want_direct = 0
+        """The number of wants that were answered READY, and of those that were answered DIRECT."""
         self._answer = answer
         self._by_id: dict[int, list[int]] = {}
         self._of_token: dict[int, int] = {}
@@ -32,9 +32,9 @@ class Answers:
     def reply(self, reason: Reason) -> Reply:
         """Returns the reply for a reason: NONE means that the copy is there, any other why the source is to be read."""
         if reason is Reason.NONE:
-            self.counts["want_ready"] += 1
+            self.want_ready += 1
             return Reply(Answer.READY)
-        self.counts["want_direct"] += 1
+        self.want_direct += 1
         return Reply(Answer.DIRECT, reason)
 
     def told(self, decision: Decision) -> Reply:

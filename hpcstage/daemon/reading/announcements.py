@@ -7,8 +7,8 @@ announcements to ids; short ones are mapped at once. `ordering` decides whether 
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -36,6 +36,15 @@ class OnOrder(Protocol):
         """Returns whether the order is followed."""
 
 
+@dataclass
+class AnnouncedCounts:
+    """The number of epochs that were announced, of files in them, and of samples whose files are not known."""
+
+    epochs: int = 0
+    files: int = 0
+    unknown_samples: int = 0
+
+
 class Announcements:
     """Owns what the module says. One job of mapping runs at a time, so that each knows what the last one found."""
 
@@ -47,7 +56,7 @@ class Announcements:
         queue: Queue,
         on_order: OnOrder,
     ) -> None:
-        self.counts: Counter[str] = Counter()
+        self.counts = AnnouncedCounts()
         self._dir = base.node_dir / nodedir.ORDERS
         self._helpers = base.helpers
         self._watch = watch
@@ -70,7 +79,7 @@ class Announcements:
         if one.ended:
             self._stale |= self._streams.end(one.who, goes_on=bool(one.formula)) and self._queue.states.waiting > 0
         else:
-            self.counts["announcements"] += 1
+            self.counts.epochs += 1
             self._pending.append(one)
             self._latest[one.who] = one
         self.go_on()
@@ -163,9 +172,8 @@ class Announcements:
         dataset.distinct = max(dataset.distinct, mapped.distinct)
         if isinstance(rows, Table):
             dataset.tell(rows)
-        self.counts["announced_samples"] += mapped.samples
-        self.counts["announced_files"] += len(mapped.ids)
-        self.counts["unknown_samples"] += mapped.unknown
+        self.counts.files += len(mapped.ids)
+        self.counts.unknown_samples += mapped.unknown
         if self._latest.get(one.who) is not one:
             return False
         self._streams.begin(Stream(one.who, one.epoch, mapped.ids, one.key, one.formula, rows))

@@ -20,9 +20,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hpcstage.daemon.reading.streams import Who
+
+if TYPE_CHECKING:
+    from hpcstage.record.parts.part import OrderLead
 
 PLACES = 64
 """The most positions of one id that are tried for an open: those nearest to where its process is."""
@@ -163,19 +166,21 @@ class CopyLead:
             self.samples = self.samples[1::2]
             self._every *= 2
 
-    def to_json(self) -> dict[str, Any] | None:
+    def record(self) -> OrderLead | None:
         """Returns the lead for the record; None if no look found a file that was still missing."""
-        if not self.samples:
+        from hpcstage.record.parts.part import OrderLead
+
+        if not self.samples or self.least_files is None:
             return None
         files = [sample[1] for sample in self.samples]
         seconds = [sample[2] for sample in self.samples if sample[2] is not None]
-        return {
-            "median_files": int(median(files)),
-            "least_files": self.least_files,
-            "median_s": round(median(seconds), 3) if seconds else None,
-            "least_s": self.least_s,
-            "samples": [list(sample) for sample in self.samples],
-        }
+        return OrderLead(
+            median_files=int(median(files)),
+            least_files=self.least_files,
+            median_s=round(median(seconds), 3) if seconds else None,
+            least_s=self.least_s,
+            samples=tuple(self.samples),
+        )
 
 
 class Keeping:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from hpcstage.daemon.process.server import Reply
 from hpcstage.daemon.queue.queue import Queue
@@ -25,7 +27,9 @@ from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Request, Service
 from hpcstage.plan.order import orders
 from hpcstage.protocol.shim import EARLY_ORDER, SAMPLER_ORDER, Answer, Kind
-from hpcstage.record.parts.draft import NodeDraft
+
+if TYPE_CHECKING:
+    from hpcstage.record.parts.part import NodePart
 
 TRACE_HELPER = "trace"
 SHIM_PREFIX, EARLY_PREFIX = SAMPLER_ORDER.decode(), EARLY_ORDER.decode()
@@ -103,7 +107,7 @@ class Ordering(Service):
     def _guessed(self, ids: Sequence[int]) -> None:
         """Adds a guess at what a loader reads first, made before it begins. The guesses of several processes make one
         order, which is followed only where nothing better is known."""
-        if not self._follows or self._provenance != orders.MANIFEST or self._announcements.counts["announcements"]:
+        if not self._follows or self._provenance != orders.MANIFEST or self._announcements.counts.epochs:
             return
         if len(self._guesses) >= MOST_GUESSES:
             return
@@ -152,18 +156,19 @@ class Ordering(Service):
 
     # ---- the record
 
-    def record(self, part: NodeDraft) -> None:
+    def record(self, part: NodePart) -> NodePart:
         """Says what is known of the order and of what the program opened."""
         counts = self._announcements.counts
-        part.order |= {
-            "provenance": self._provenance or None,
-            "ids": self._ids or None,
-            "planned": self._prepared.order.provenance or None,
-            "announcements": counts["announcements"],
-            "announced_files": counts["announced_files"],
-            "unknown_samples": counts["unknown_samples"],
-            "followed": self._follows,
-            "trace_written": self._trace == "",
-            "trace_why": self._trace or None,
-            **self.watch.to_json(),
-        }
+        order = replace(
+            part.order,
+            provenance=self._provenance or None,
+            ids=self._ids or None,
+            planned=self._prepared.order.provenance or None,
+            announcements=counts.epochs,
+            announced_files=counts.files,
+            unknown_samples=counts.unknown_samples,
+            followed=self._follows,
+            trace_written=self._trace == "",
+            trace_why=self._trace or None,
+        )
+        return replace(part, order=self.watch.record(order))

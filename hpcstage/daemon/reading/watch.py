@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hpcstage.daemon.process.page import Page
 from hpcstage.daemon.queue.queue import Queue
@@ -22,6 +23,9 @@ from hpcstage.daemon.reading.opens import Event, Finder, Lost, Marked, Opened, O
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.shim import SLOTS
+
+if TYPE_CHECKING:
+    from hpcstage.record.parts.part import IndexTable, OrderPart
 
 LOOK_EVERY_S = 0.25
 BUSY_EVERY_S = 0.05
@@ -248,30 +252,33 @@ class Watch:
 
     # ---- the record
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns what the record says of the opens."""
-        tables = [_table(key, dataset) for key, dataset in self.learner.datasets.items()]
-        return {
-            "kept_share": self.keeping.kept_share,
-            "near_share": self.keeping.near_share,
-            "announced_opens": self.keeping.opens,
-            "lead": self.keeping.lead.to_json(),
-            "tables": tables,
-            "events": self.events,
-            "lost_bytes": self._log.lost_bytes,
-            "opened_files": len(self.learner.first) if self._log.was_on else None,
-        }
+    def record(self, order: OrderPart) -> OrderPart:
+        """Returns the order's part of the record with what is known of the opens."""
+        return replace(
+            order,
+            kept_share=self.keeping.kept_share,
+            near_share=self.keeping.near_share,
+            announced_opens=self.keeping.opens,
+            lead=self.keeping.lead.record(),
+            tables=tuple(_table(key, dataset) for key, dataset in self.learner.datasets.items()),
+            events=self.events,
+            lost_bytes=self._log.lost_bytes,
+            opened_files=len(self.learner.first) if self._log.was_on else None,
+        )
 
 
-def _table(key: int, dataset: LearntDataset) -> dict[str, Any]:
+def _table(key: int, dataset: LearntDataset) -> IndexTable:
+    from hpcstage.record.parts.part import IndexTable
+
     if dataset.wrong:
         source = "wrong"
     elif dataset.told:
         source = "trace" if isinstance(dataset.rows, TracedTable) else "program"
     else:
         source = "opens"
-    counts = {"samples": dataset.learnt.samples, "judged": dataset.judged, "agreed": dataset.agreed}
-    return {"key": key, "source": source, **counts}
+    return IndexTable(
+        key=key, source=source, samples=dataset.learnt.samples, judged=dataset.judged, agreed=dataset.agreed
+    )
 
 
 def in_time(events: list[Event]) -> list[Event]:

@@ -12,8 +12,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 from hpcstage.protocol.shim import Reason
-from hpcstage.record.parts.draft import UNCOUNTED_LAYER, ProcessPart
 from hpcstage.record.parts.part import AccountsPart, NodePart, NodeTotals
+from hpcstage.record.parts.rows import UNCOUNTED_LAYER, ProcessPart
 from hpcstage.record.schema import Coverage, LayerCoverage, RunTotals, StatCounts
 
 DIRECT_LAYER = "direct"

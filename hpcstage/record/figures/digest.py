@@ -17,9 +17,9 @@ from hpcstage.record.figures.readers import Program, program_of
 from hpcstage.record.figures.sourceload import Seen, seen_of
 from hpcstage.record.figures.speeds import of_samples
 from hpcstage.record.figures.waits import ProcessTimes, Split, times_of
-from hpcstage.record.parts.draft import DatasetPart, ProcessPart
-from hpcstage.record.parts.part import AccountsPart, NodePart
+from hpcstage.record.parts.part import AccountsPart, DatasetPart, NodePart
 from hpcstage.record.parts.roster import Presence, clock_error_s, expected, reason_of, says_something, state_of
+from hpcstage.record.parts.rows import ProcessPart
 from hpcstage.record.parts.run import RunPart
 from hpcstage.record.schema import Contention, Coverage, DiskSpeed, ProcessRow, RunTotals, TimeSplit
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from hpcstage.record.figures import counts
 from hpcstage.record.figures.waits import family_of, waited_ns
-from hpcstage.record.parts.draft import ProcessPart
 from hpcstage.record.parts.part import NodePart
+from hpcstage.record.parts.rows import ProcessPart
 
 NS = 1e9
 

@@ -10,8 +10,8 @@ from itertools import groupby
 from operator import add, attrgetter, itemgetter
 
 from hpcstage.record.figures.cells import Cells
-from hpcstage.record.parts.draft import Sample
 from hpcstage.record.parts.part import NodePart
+from hpcstage.record.parts.rows import Sample
 from hpcstage.record.schema import LatencySeries, Series
 
 POINTS = 240

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
-from hpcstage.record.parts.draft import Sample
 from hpcstage.record.parts.part import NodePart
+from hpcstage.record.parts.rows import Sample
 
 NS = 1e9
 LEAST_FILES = 3

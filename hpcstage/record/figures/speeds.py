@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from hpcstage.record.parts.draft import Sample
+from hpcstage.record.parts.rows import Sample
 from hpcstage.record.schema import MeasuredOn
 
 NS = 1e9

@@ -30,8 +30,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 
 from hpcstage.record.figures import counts
-from hpcstage.record.parts.draft import ProcessPart, Sample
 from hpcstage.record.parts.part import NodePart
+from hpcstage.record.parts.rows import ProcessPart, Sample
 from hpcstage.record.parts.run import RunPart
 from hpcstage.record.schema import Waits
 

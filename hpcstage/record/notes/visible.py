@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hpcstage.protocol.shim import PYTHON_SLOTS_FROM, SLOTS
 from hpcstage.record.figures.counts import DIRECT_LAYER
-from hpcstage.record.parts.draft import UNCOUNTED_LAYER
+from hpcstage.record.parts.rows import UNCOUNTED_LAYER
 from hpcstage.record.schema import Note, Record, Severity
 from hpcstage.units import format_number, format_share, format_size
 

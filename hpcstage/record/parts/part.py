@@ -1,8 +1,9 @@
 """Defines a node's part of the record: what its daemon saw, as plain data, written to the run directory as JSON.
 
-This module owns the form; `daemon` fills it, and `record.compose` composes the record from the parts. Seconds are
-relative to `started_unix_s`; an unknown value is None, never 0. Samples are written by column, as each of many nodes
-has thousands; a column that holds nothing but its default is left out.
+This module owns the form. Each service of the daemon returns the part with the fields that it knows, and
+`record.compose` composes the record from the parts of all nodes. Seconds are relative to `started_unix_s`; an unknown
+value is None, never 0. Samples are written by column, as each of many nodes has thousands; a column that holds nothing
+but its default is left out.
 """
 
 from __future__ import annotations
@@ -17,12 +18,25 @@ from typing import Annotated, Any
 
 from hpcstage.problem import Problem
 from hpcstage.protocol import rundir
-from hpcstage.record.jsonform import EMPTY, LEFT_OUT, SPARE, Count, NumberLimits, Seconds, read, written
-from hpcstage.record.parts.draft import DatasetPart, NodeDraft, ProcessPart, Sample
+from hpcstage.record.jsonform import EMPTY, KEPT, LEFT_OUT, SPARE, Count, NumberLimits, Seconds, read, written
+from hpcstage.record.parts.rows import ProcessPart, Sample
 from hpcstage.writing import replace_text
 
 NAMED = 16
 """A part names at most this many missing nodes: 1000 lists of 1000 nodes are too much."""
+
+
+@dataclass(frozen=True)
+class DatasetPart:
+    """One dataset: its name and root, what the scan found, and what was staged of it."""
+
+    name: str = field(default="", metadata=KEPT)
+    root: str = field(default="", metadata=KEPT)
+    arguments: tuple[str, ...] = field(default=(), metadata=KEPT)
+    files: Count | None = None
+    size_bytes: Count | None = None
+    staged_files: Count = 0
+    staged_bytes: Count = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,21 +267,6 @@ class NodePart:
         """Reads what `to_json` returned. Raises ValueError or LookupError if the data are no part of a node."""
         part = read(cls, {**data, "samples": []})
         return replace(part, samples=_samples(data.get("samples", [])))
-
-
-def part_of(draft: NodeDraft) -> NodePart:
-    """Returns the part that is filled in. A key without a field is dropped, as it must not cost the whole part."""
-    typed = {
-        "totals": read(NodeTotals, draft.totals),
-        "alone": read(AlonePart, draft.alone),
-        "errors": tuple(read(ErrorPart, error) for error in draft.errors),
-        "budget": read(BudgetPart, draft.budget) if draft.budget else None,
-        "order": read(OrderPart, draft.order),
-        "missed_processes": tuple(read(MissedProcess, process) for process in draft.missed_processes),
-        "accounts": read(AccountsPart, draft.accounts) if draft.accounts else None,
-        "group": read(GroupPart, draft.group) if draft.group else None,
-    }
-    return NodePart(**{**vars(draft), **typed})
 
 
 def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:

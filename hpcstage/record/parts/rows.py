@@ -1,4 +1,4 @@
-"""Defines what a daemon collects for its node's part of the record. Light to import: the daemon does so at its start.
+"""Defines the rows of a node's part of the record: samples and processes. The daemon imports them at its start.
 
 Seconds are relative to `started_unix_s`; an unknown value is None, never 0.
 """
@@ -6,10 +6,6 @@ Seconds are relative to `started_unix_s`; an unknown value is None, never 0.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
-
-from hpcstage.problem import Problem
-from hpcstage.record.jsonform import KEPT, Count
 
 
 @dataclass(slots=True)
@@ -78,56 +74,3 @@ class ProcessPart:
     processes: int = 1
     """Of several, `counters` has life_ns and phase_ns: how long they lived, and from each one's first call on a
     dataset's file to its last, summed. Times of day are those of the first and the last of them."""
-
-
-@dataclass(frozen=True)
-class DatasetPart:
-    """One dataset: its name and root, what the scan found, and what was staged of it."""
-
-    name: str = field(default="", metadata=KEPT)
-    root: str = field(default="", metadata=KEPT)
-    arguments: tuple[str, ...] = field(default=(), metadata=KEPT)
-    files: Count | None = None
-    size_bytes: Count | None = None
-    staged_files: Count = 0
-    staged_bytes: Count = 0
-
-
-@dataclass
-class NodeDraft:
-    """A node's part while the services of its daemon fill it in; `part.part_of` makes the part of it.
-
-    The tables have the keys of the classes that `NodePart` has in their place.
-    """
-
-    host: str
-    mode: str
-    mode_asked: str
-    mode_why: str
-    started_unix_s: float
-    ended_s: float | None
-    complete: bool
-    datasets: list[DatasetPart]
-    totals: dict[str, Any]
-    samples: list[Sample]
-    pressure: dict[str, float]
-    problems: list[Problem]
-    node_index: int
-    node_count: int
-    scan_s: float | None = None
-    staged_s: float | None = None
-    alone: dict[str, Any] = field(default_factory=dict)
-    memory_bytes: int | None = None
-    errors: list[dict[str, Any]] = field(default_factory=list)
-    hist_open: dict[int, int] = field(default_factory=dict)
-    hist_read: dict[int, int] = field(default_factory=dict)
-    budget: dict[str, Any] = field(default_factory=dict)
-    order: dict[str, Any] = field(default_factory=dict)
-    forecast: dict[str, Any] | None = None
-    processes: list[ProcessPart] = field(default_factory=list)
-    missed_processes: list[dict[str, Any]] = field(default_factory=list)
-    missed_count: int = 0
-    accounts: dict[str, int] = field(default_factory=dict)
-    placement: str = "private"
-    placement_why: str = ""
-    group: dict[str, Any] = field(default_factory=dict)
