@@ -15,6 +15,7 @@ from hpcstage.daemon.queue.states import FileState
 from hpcstage.plan.budget import BudgetFacts
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.types import Budget
+from hpcstage.record.parts.part import ErrorPart
 from hpcstage.store.copier import CopierSettings
 from hpcstage.store.counters import Totals
 from hpcstage.store.directory import Store, budget
@@ -32,7 +33,7 @@ class EngineResult:
     seconds: float
     """From the first assignment to the last result; forking the copiers is not in it."""
     totals: Totals
-    errors: list[dict[str, object]]
+    errors: list[ErrorPart]
 
 
 def copy_all(
@@ -82,11 +83,11 @@ def run_to_end(engine: Engine) -> EngineResult:
             engine.receive(fd, now)
         engine.pump(now)
     return EngineResult(
-        files=engine.stored_files,
-        size_bytes=engine.stored_bytes,
+        files=engine.copies.files,
+        size_bytes=engine.copies.size_bytes,
         failed=queue.states.count(FileState.FAILED),
         refused=queue.states.count(FileState.REFUSED),
         seconds=time.monotonic() - started,
         totals=engine.pool.stats.totals(),
-        errors=list(engine.errors.kinds.values()),
+        errors=list(engine.failures.kinds.values()),
     )

@@ -7,10 +7,13 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from hpcstage.daemon.copying.alone import Reopened
-from hpcstage.daemon.copying.engine import DatasetFacts, Engine
+from hpcstage.daemon.copying.copies import DatasetFacts
+from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.queue.states import FileState
 from hpcstage.daemon.queue.useful import Unserved
 from hpcstage.daemon.reading.scanning import Prepared, Scanned
+from hpcstage.daemon.resources import Resources
+from hpcstage.daemon.service import Service
 from hpcstage.job.disks import available_bytes
 from hpcstage.plan.budget import more_room
 from hpcstage.plan.types import Budget
@@ -19,34 +22,68 @@ from hpcstage.protocol.shim import Reason
 from hpcstage.units import format_size
 
 if TYPE_CHECKING:
-    from hpcstage.record.parts.part import DatasetPart, NodePart, NodeTotals
+    from hpcstage.record.parts.part import BudgetPart, DatasetPart, NodePart, NodeTotals
 
 ERRORS_ARE_IN = "the first errors are in nodes/{host}.json in the run directory, under errors"
 DISK_FULL = "free space there, or name a larger disk with --local-dir; a larger --budget does not help"
 
 
-def described(part: NodePart, prepared: Prepared, engine: Engine, limit: Budget) -> NodePart:
-    """Returns the part with what was found and copied on this node."""
+class Findings(Service):
+    """Owns what is known of the staging beside its parts' own counts. Its budget is `limit`; `unserved` knows of
+    programs that it did not serve."""
+
+    def __init__(self, base: Resources, prepared: Prepared, engine: Engine, limit: Budget, unserved: Unserved) -> None:
+        self._base = base
+        self._prepared = prepared
+        self._engine = engine
+        self._limit = limit
+        self._unserved = unserved
+        self._reopened = Reopened(base.helpers)
+        self._staged_at: float | None = None
+        """The time at which all was staged that comes without a want."""
+
+    def staged(self) -> None:
+        """Notes that nothing is left to be staged; nothing is complete where files were left out."""
+        states = self._engine.queue.states
+        if not states.closed and not states.count(FileState.REFUSED):
+            self._staged_at = self._staged_at or self._engine.copies.last_stored or time.monotonic()
+
+    def look(self, now: float) -> None:
+        """Measures, once all is staged, what opens take when no copier is at work."""
+        manifest = self._engine.manifest
+        self._reopened.look(now, self._engine.alone, lambda ids: [manifest.source_path(id_) for id_ in ids])
+
+    def record(self, part: NodePart) -> NodePart:
+        """Says what was found and copied on this node, and what went wrong."""
+        engine, prepared = self._engine, self._prepared
+        hist_open, hist_read = engine.pool.stats.histograms()
+        part = part if prepared.scanned is None else _scanned(part, prepared.scanned)
+        return replace(
+            part,
+            mode=prepared.mode,
+            mode_why=prepared.mode_why,
+            datasets=[_staged(*both) for both in zip(part.datasets, engine.copies.by_dataset, strict=True)],
+            staged_s=None if self._staged_at is None else round(self._staged_at - self._base.started, 6),
+            totals=_copied(part.totals, engine, self._reopened),
+            alone=self._reopened.record(engine.alone.record()),
+            budget=_used(engine, self._limit),
+            memory_bytes=available_bytes(),
+            errors=tuple(engine.failures.kinds.values()),
+            hist_open=hist_open,
+            hist_read=hist_read,
+            problems=[*part.problems, *problems(engine, self._limit, self._unserved, part.host)],
+        )
+
+
+def _used(engine: Engine, limit: Budget) -> BudgetPart:
     from hpcstage.record.parts.part import BudgetPart
 
-    hist_open, hist_read = engine.pool.stats.histograms()
-    budget = BudgetPart(
+    return BudgetPart(
         size_bytes=limit.size_bytes,
         inodes=limit.inodes,
         why=limit.why,
         used_bytes=engine.queue.budget.used_bytes,
         used_inodes=engine.queue.budget.used_inodes,
-    )
-    return replace(
-        part if prepared.scanned is None else _scanned(part, prepared.scanned),
-        mode=prepared.mode,
-        mode_why=prepared.mode_why,
-        datasets=[_staged(*both) for both in zip(part.datasets, engine.by_dataset, strict=True)],
-        budget=budget,
-        memory_bytes=available_bytes(),
-        errors=tuple(engine.errors.kinds.values()),
-        hist_open=hist_open,
-        hist_read=hist_read,
     )
 
 
@@ -70,8 +107,24 @@ def _staged(dataset: DatasetPart, facts: DatasetFacts) -> DatasetPart:
     )
 
 
-def problems(engine: Engine, limit: Budget, unserved: Unserved | None, host: str) -> list[Problem]:
-    """Returns what went wrong with the staging; `unserved` knows of programs that it did not serve, on one node."""
+def _copied(totals: NodeTotals, engine: Engine, reopened: Reopened) -> NodeTotals:
+    copied, states = engine.pool.stats.totals(), engine.queue.states
+    return replace(
+        totals,
+        source_bytes=copied.bytes,
+        source_files=copied.files,
+        source_opens=copied.opens,
+        source_reads=copied.reads,
+        failed=states.count(FileState.FAILED),
+        void=states.count(FileState.VOID),
+        refused=states.count(FileState.REFUSED),
+        copy_busy_s=round(engine.busy.busy_s, 6),
+        measuring_opens=reopened.files or 0,
+    )
+
+
+def problems(engine: Engine, limit: Budget, unserved: Unserved, host: str) -> list[Problem]:
+    """Returns what went wrong with the staging; `unserved` knows of programs that it did not serve."""
     problems = []
     refused = engine.queue.states.count(FileState.REFUSED)
     if engine.queue.states.closed is Reason.FAILED:
@@ -80,14 +133,14 @@ def problems(engine: Engine, limit: Budget, unserved: Unserved | None, host: str
     elif engine.queue.is_disk_full:
         text = f"the local disk is full: {_left(engine, refused)} were not staged and are read from the source"
         problems.append(Problem("disk-full", text, DISK_FULL))
-    elif engine.unplaced:
-        text = f"the budgets of all nodes have no room for {engine.unplaced:,} files: they are read from the source"
+    elif unplaced := _unplaced(engine):
+        text = f"the budgets of all nodes have no room for {unplaced:,} files: they are read from the source"
         problems.append(Problem("store-full", text, more_room(limit.why)))
     elif refused and engine.queue.states.closed in (Reason.NONE, Reason.FULL):
         text = f"the budget has no room for {_left(engine, refused)}: they are read from the source"
         problems.append(Problem("store-full", text, more_room(limit.why)))
-    files = set() if unserved is None else unserved.files
-    if unserved is not None and files:
+    files = unserved.files
+    if files:
         problems.append(_not_reached(unserved))
     if held := engine.queue.large.held_back - files:
         size = format_size(sum(map(engine.queue.states.size, held)))
@@ -103,8 +156,13 @@ def problems(engine: Engine, limit: Budget, unserved: Unserved | None, host: str
     return problems
 
 
+def _unplaced(engine: Engine) -> int:
+    """Returns how many files no node keeps where each keeps only a share; 0 where this node keeps all."""
+    return engine.queue.states.unplaced if engine.queue.budget.transit.limit.size_bytes else 0
+
+
 def _left(engine: Engine, refused: int) -> str:
-    left = format_size(engine.manifest.total_bytes - engine.stored_bytes)
+    left = format_size(engine.manifest.total_bytes - engine.copies.size_bytes)
     return f"{refused:,} {'file' if refused == 1 else 'files'} (about {left})"
 
 
@@ -117,20 +175,3 @@ def _not_reached(unserved: Unserved) -> Problem:
     )
     remedy = "programs that are not Python, and python -I, -E or -S, gain nothing: run them without hpcstage"
     return Problem("not-reached", text, remedy)
-
-
-def counted(totals: NodeTotals, engine: Engine, reopened: Reopened) -> NodeTotals:
-    """Returns the totals with what was copied, and with the opens that were made only to measure them."""
-    copied, states = engine.pool.stats.totals(), engine.queue.states
-    return replace(
-        totals,
-        source_bytes=copied.bytes,
-        source_files=copied.files,
-        source_opens=copied.opens,
-        source_reads=copied.reads,
-        failed=states.count(FileState.FAILED),
-        void=states.count(FileState.VOID),
-        refused=states.count(FileState.REFUSED),
-        copy_busy_s=round(engine.busy.busy_s, 6),
-        measuring_opens=reopened.files or 0,
-    )

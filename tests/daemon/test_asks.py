@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcstage.daemon.peers.offers import Askers
 from hpcstage.daemon.peers.requests import (
     FIRST_FILES,
     LEAST_FILES,
@@ -12,7 +13,6 @@ from hpcstage.daemon.peers.requests import (
     MOST_LATE,
     SILENT_S,
     UNREADY_S,
-    Askers,
     Requests,
     by_owner,
 )
@@ -26,12 +26,12 @@ def test_credits_come_back_with_answers():
     out = requests()
     out.asked(1, 5, 400, 0.0)
     out.asked(2, 6, 500, 0.0)
-    assert out.free_bytes == 100
-    assert out.free_files == FIRST_FILES - 2
+    assert out.free()[1] == 100
+    assert out.free()[0] == FIRST_FILES - 2
     assert out.answered(1, 0.1)
     assert not out.answered(1, 0.1), "once only"
-    assert out.free_bytes == 500
-    assert len(out) == 1
+    assert out.free()[1] == 500
+    assert len(out.ids) == 1
 
 
 def test_the_window_follows_how_long_answers_take():
@@ -39,11 +39,11 @@ def test_the_window_follows_how_long_answers_take():
     for id_ in range(200):
         out.asked(id_, 0, 1, float(id_))
         out.answered(id_, id_ + 0.01)
-    assert out.free_files == 64
+    assert out.free()[0] == 64
     for id_ in range(200):
         out.asked(id_, 0, 1, 300.0 + id_)
         out.answered(id_, 300.0 + id_ + 2 * LONG_S)
-    assert out.free_files == LEAST_FILES
+    assert out.free()[0] == LEAST_FILES
 
 
 def test_silent_nodes_are_given_up():
@@ -86,7 +86,7 @@ def test_nodes_without_a_manifest_are_asked_again_for_a_bounded_time():
         tries += 1
     assert UNREADY_S < now < UNREADY_S + 3
     assert tries < 40
-    assert len(out) == 0
+    assert len(out.ids) == 0
     assert not out.trusts(5, now)
 
 

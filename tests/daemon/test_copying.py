@@ -127,7 +127,7 @@ def test_what_vanished_or_became_something_else_is_named(tmp_path, local_dir, na
         result = copy_all(manifest, None, local_dir, native=native)
     assert (result.files, result.failed) == (1, 4)
     assert [p.name for p in published(local_dir)] == ["fine"]
-    texts = " ".join(str(e["error"]) for e in result.errors)
+    texts = " ".join(e.error for e in result.errors)
     assert "No such file" in texts
     assert "not a regular file" in texts
 
@@ -240,7 +240,7 @@ def test_a_source_that_changes_all_the_time_is_not_published_in_part(tmp_path, l
     assert result.files + result.failed == 1
     assert {copy.stat().st_size for copy in published(local_dir)} <= {size, *sizes}
     if result.failed:
-        assert "changed while it was copied" in str(result.errors[0]["error"])
+        assert "changed while it was copied" in result.errors[0].error
         assert published(local_dir) == []
     assert not list((local_dir / "incoming").rglob("*/*"))
 

@@ -1,28 +1,27 @@
 """Drives the queue with the pool: hands ids to copiers, takes their results, and counts what the record needs.
 
 Owns what a result means (published, try again, failed, disk full) and the time with transfers in flight. It answers no
-want: it calls `on_final` when an id has reached its final state.
+want: it calls a hook when an id has reached its final state.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import stat
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hpcstage.daemon.copying.alone import Alone
+from hpcstage.daemon.copying.copies import StoredCopies, Tombstones
+from hpcstage.daemon.copying.withdrawals import Withdrawals
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.states import FileState
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.protocol.shim import Progress, Reason
-from hpcstage.store.attributes import Attributes
 from hpcstage.store.copyfile import Status
 from hpcstage.store.directory import Store
-from hpcstage.store.holdings import Holdings
 from hpcstage.store.messages import Result
 from hpcstage.store.pool import CopierPool
 
@@ -40,11 +39,12 @@ MOST_ERRORS = 20
 
 
 @dataclass
-class Errors:
-    """Failures by their text: the first path of each and a count."""
+class Failures:
+    """Counts failures by their text, with the first path of each, and the tries of a file."""
 
     started: float
     kinds: dict[str, ErrorPart] = field(default_factory=dict)
+    _tries: dict[int, int] = field(default_factory=dict)
 
     def add(self, path: bytes, text: str, now: float) -> None:
         """Counts a failure."""
@@ -56,6 +56,11 @@ class Errors:
         elif len(self.kinds) < MOST_ERRORS:
             name = os.fsencode(path).decode(errors="replace")
             self.kinds[text] = ErrorPart(path=name, error=text, at_s=round(now - self.started, 3))
+
+    def try_again(self, id_: int) -> bool:
+        """Counts a try of a file that failed. Returns whether there may be another one."""
+        tries = self._tries[id_] = self._tries.get(id_, 1) + 1
+        return tries <= MOST_TRIES
 
 
 @dataclass
@@ -79,50 +84,28 @@ class Busy:
             self.limited_s += passed_s
 
 
-@dataclass
-class DatasetFacts:
-    """Counts of one dataset."""
-
-    files: int = 0
-    size_bytes: int = 0
-    staged_files: int = 0
-    staged_bytes: int = 0
+def _nothing(_: object) -> None:
+    """Does nothing."""
 
 
-class Tombstones:
-    """Bars the names of files that are written to while they are in flight, so that their copies are not published."""
+@dataclass(frozen=True)
+class Hooks:
+    """The functions that the engine calls."""
 
-    def __init__(self, manifest: Manifest, store: Store, on_hold: Callable[[int], None]) -> None:
-        """`on_hold` is called with the number of transfers that may be published all the same."""
-        self._manifest = manifest
-        self._store = store
-        self._on_hold = on_hold
-        self._barred: set[int] = set()
-        self._unbarred: set[int] = set()
-        """Ids in flight that were written to and have no tombstone: they may be published until their result comes."""
-
-    def bar(self, id_: int) -> None:
-        """Puts a tombstone in the place of a copy that is on its way."""
-        if not self._store.bar(id_, self._manifest.store_path(id_)):
-            self._unbarred.add(id_)
-            self._on_hold(len(self._unbarred))
-        self._barred.add(id_)
-
-    def lift(self, id_: int) -> None:
-        """Removes the tombstone of a transfer that has ended, if it has one."""
-        if id_ in self._barred:
-            self._barred.discard(id_)
-            self._store.unbar(id_, self._manifest.store_path(id_))
-
-    def settle(self, id_: int) -> None:
-        """Notes that the result of a transfer was handled: no copy of it is visible that must not be."""
-        if id_ in self._unbarred:
-            self._unbarred.discard(id_)
-            self._on_hold(len(self._unbarred))
+    final: Callable[[int], None] = _nothing
+    """Takes an id that has reached its final state, or whose wants are to be answered all the same."""
+    result: Callable[[Result], None] = _nothing
+    """Takes the result of a transfer that is not begun again."""
+    given: Callable[[int], None] = _nothing
+    """Takes an id that a copier is about to get."""
+    hold: Callable[[int], None] = _nothing
+    """Takes the number of transfers that may be published although their files were written to."""
+    is_wanted: Callable[[int], bool] = lambda _: False
+    """Returns whether a want waits for an id."""
 
 
 class Engine:
-    """Moves files between queue, pool and store, and owns the counts and errors of the record."""
+    """Moves files between queue, pool and store, and owns the failures and the time with transfers in flight."""
 
     def __init__(
         self,
@@ -130,46 +113,22 @@ class Engine:
         queue: Queue,
         pool: CopierPool,
         store: Store,
-        *,
-        on_final: Callable[[int], None] = lambda _: None,
-        on_result: Callable[[Result], None] = lambda _: None,
-        is_wanted: Callable[[int], bool] = lambda _: False,
-        on_hold: Callable[[int], None] = lambda _: None,
-        on_given: Callable[[int], None] = lambda _: None,
+        hooks: Hooks = Hooks(),
         run_started: float | None = None,
     ) -> None:
+        now = time.monotonic()
+        started = now if run_started is None else run_started
         self.manifest = manifest
         self.queue = queue
         self.pool = pool
-        self.store = store
-        self.holdings = Holdings(store.node_dir, len(manifest))
-        self._attributes = Attributes(store.node_dir, manifest)
-        self._keeps_access_times = not os.statvfs(store.node_dir).f_flag & os.ST_NOATIME
-        self.stored_bytes = 0
-        self.stored_files = 0
-        self.last_stored = 0.0
-        now = time.monotonic()
-        started = now if run_started is None else run_started
-        self.errors = Errors(started)
+        self.hooks = hooks
+        self.copies = StoredCopies(manifest, store)
+        self.tombstones = Tombstones(manifest, store, hooks.hold)
+        self.withdrawals = Withdrawals(queue, pool, hooks.is_wanted)
+        self.failures = Failures(started)
         self.busy = Busy(now, limited_s=now - started)
-        self.by_dataset = [_facts(manifest, index) for index in range(len(manifest.datasets))]
         self.alone = Alone()
-        self._on_final = on_final
-        self._on_result = on_result
-        self._is_wanted = is_wanted
-        self._tombstones = Tombstones(manifest, store, on_hold)
-        self._on_given = on_given
-        self.is_paused = False
-        """Whether no copy is begun for now."""
-        self._taken_back: set[int] = set()
-        """The ids of transfers that were cancelled, though not because the program reads the files."""
-        self._tries: dict[int, int] = {}
         self._mean_bytes = manifest.total_bytes / max(len(manifest), 1)
-
-    @property
-    def unplaced(self) -> int:
-        """The number of files that no node keeps where each keeps only a share; 0 where this node keeps all."""
-        return self.queue.states.unplaced if self.queue.budget.transit.limit.size_bytes else 0
 
     @property
     def progress(self) -> Progress:
@@ -179,18 +138,18 @@ class Engine:
         refused = (FileState.REFUSED,) if states.closed in (Reason.NONE, Reason.FULL) else ()
         kept = files - sum(map(states.count, (FileState.FAILED, FileState.VOID, FileState.AWAY, *refused)))
         kept_bytes = size_bytes * kept // max(files, 1)
-        return Progress(min(self.stored_files, kept), min(self.stored_bytes, kept_bytes), kept, kept_bytes)
+        return Progress(min(self.copies.files, kept), min(self.copies.size_bytes, kept_bytes), kept, kept_bytes)
 
     # ---- handing out
 
     def pump(self, now: float) -> None:
         """Fills the copiers."""
-        assigned = self.pool.assigned
+        assigned, hooks = self.pool.assigned, self.hooks
         free = self.alone.room(self.pool.transfers + self._ahead() - assigned, assigned, now)
-        if free > 0 and not self.queue.states.closed and not self.is_paused:
+        if free > 0 and not self.queue.states.closed and not self.withdrawals.is_paused:
             for id_ in self.queue.source.next(free, now):
-                self._on_given(id_)
-                self.pool.assign(id_, urgent=self._is_wanted(id_))
+                hooks.given(id_)
+                self.pool.assign(id_, urgent=hooks.is_wanted(id_))
             self.pool.flush()
         self.sweep()
         self.advance(now)
@@ -219,16 +178,18 @@ class Engine:
             self.queue.states.close(Reason.FAILED)
 
     def _take(self, result: Result, now: float) -> None:
-        self._tombstones.lift(result.id)
+        self.tombstones.lift(result.id)
         self._conclude(result, now)
-        self._taken_back.discard(result.id)
-        self._tombstones.settle(result.id)
+        self.withdrawals.settle(result.id)
+        self.tombstones.settle(result.id)
 
     def _conclude(self, result: Result, now: float) -> None:
-        if result.status is Status.CANCELLED and self._put_off(result.id, now):
+        if result.status is Status.CANCELLED and self.withdrawals.put_off(result.id, now, self.hooks.final):
             return
-        if result.status is Status.OK or (result.status is Status.EXISTS and self._is_complete(result.id)):
-            self._stored(result, now)
+        # EXISTS and in the store: a copier had published it and died before it reported that
+        exists = result.status is Status.EXISTS and self.copies.status(result.id) is not None
+        if result.status is Status.OK or exists:
+            self.stored(result, now)
         elif self.queue.states.of(result.id) is FileState.VOID:
             self.queue.failed(result.id)
         elif result.status in {Status.CHANGED, Status.LOST} and self._again(result.id):
@@ -236,131 +197,33 @@ class Engine:
             return
         else:
             self._failed(result, now)
-        self._on_result(result)
-        self._on_final(result.id)
+        self.hooks.result(result)
+        self.hooks.final(result.id)
 
-    def _put_off(self, id_: int, now: float) -> bool:
-        """Returns whether a cancelled transfer will be begun again. A want for a small file goes on waiting."""
-        queue, large = self.queue, self.queue.large
-        if id_ in self._taken_back and queue.states.of(id_) is FileState.FLYING and not large.reads.has(id_, now):
-            queue.source.take_back(id_)
-            if large.is_large(id_):
-                self._on_final(id_)
-            return True
-        if queue.source.put_off(id_):
-            self._on_final(id_)
-            return True
-        return False
-
-    def _stored(self, result: Result, now: float) -> bool:
+    def stored(self, result: Result, now: float) -> bool:
+        """Takes in a copy that was published. Returns False if it was not to be, and deletes it."""
         if self.queue.done(result.id, result.size_bytes, now):
-            self.last_stored = now
-            self._count(result.id, 1, result.size_bytes)
+            self.copies.last_stored = now
+            self.copies.add(result.id, result.size_bytes, stays=self.queue.states.keeps(result.id))
             return True
-        self.store.drop(result.id, self.manifest.store_path(result.id))
+        self.copies.delete(result.id)
         return False
-
-    def _count(self, id_: int, files: int, size_bytes: int) -> None:
-        self.stored_files += files
-        self.stored_bytes += size_bytes
-        facts = self.by_dataset[self.manifest.dataset_of(id_)]
-        facts.staged_files += files
-        facts.staged_bytes += size_bytes
-        if files > 0:
-            self._attributes.note(id_, self.store.path(self.manifest.store_path(id_)))
-        if files > 0 and self.queue.states.keeps(id_):
-            self.holdings.keep(id_)
-        else:
-            self.holdings.drop((id_,))
-
-    def _is_complete(self, id_: int) -> bool:
-        """Returns whether the copy is in the store although its transfer says EXISTS: a copier published it and died
-        before it reported that."""
-        try:
-            return stat.S_ISREG(os.lstat(self.store.path(self.manifest.store_path(id_))).st_mode)
-        except OSError:
-            return False
 
     def _again(self, id_: int) -> bool:
-        tries = self._tries[id_] = self._tries.get(id_, 1) + 1
-        return tries <= MOST_TRIES and self.pool.slots > 0 and not self.queue.states.closed
+        return self.failures.try_again(id_) and self.pool.slots > 0 and not self.queue.states.closed
 
     def _failed(self, result: Result, now: float) -> None:
         local = result.status is Status.LOCAL_ERROR
         self.queue.failed(result.id, no_room=local and result.errno in NO_ROOM)
         if local and result.errno in BROKEN_DISK:
             self.queue.states.close(Reason.FAILED)
-        self.errors.add(self.manifest.source_path(result.id), describe(result), now)
-
-    # ---- transfers that are given up
-
-    def yield_to_program(self, now: float) -> None:
-        """Gives up transfers of files that the program reads at the source, except those that a want waits for."""
-        for id_ in self.queue.large.read_meanwhile(now):
-            if not self._is_wanted(id_):
-                self.pool.cancel(id_)
-        self._take_back(self.queue.large.slowing(now))
-
-    def pause(self) -> None:
-        """Begins no more transfers for now and gives up those under way, except those that a program waits for."""
-        self.is_paused = True
-        self._take_back(self.queue.flights.needed())
-
-    def _take_back(self, ids: Iterable[int]) -> None:
-        for id_ in ids:
-            if not self._is_wanted(id_):
-                self._taken_back.add(id_)
-                self.pool.cancel(id_)
-
-    # ---- copies from other nodes
-
-    def received(self, result: Result, now: float) -> bool:
-        """Takes in a copy that came from another node. Returns False if it is not needed."""
-        self._tombstones.lift(result.id)
-        taken = self._stored(result, now) if result.id in self.queue.flights.requests else self._late(result)
-        self._tombstones.settle(result.id)
-        self._on_final(result.id)
-        return taken
-
-    def _late(self, result: Result) -> bool:
-        """Takes in a copy whose request was given up. A transfer that is in flight finds it. Returns False if it is not
-        needed."""
-        if self.queue.states.of(result.id) in (FileState.STORED, FileState.FLYING):
-            return False
-        if self.queue.peers.came_late(result.id, result.size_bytes):
-            self._count(result.id, 1, result.size_bytes)
-            return True
-        self.store.drop(result.id, self.manifest.store_path(result.id))
-        return False
-
-    def not_received(self, id_: int) -> None:
-        """Notes that a copy will not come from another node."""
-        self._tombstones.lift(id_)
-        self._tombstones.settle(id_)
-
-    def postponed(self, id_: int, now: float) -> None:
-        """Puts off a large file that no other node sends as long as a program reads it at the source."""
-        self.not_received(id_)
-        self.queue.peers.postponed(id_, now)
-        self._on_final(id_)
-
-    def was_read(self, id_: int) -> bool:
-        """Returns whether a copy was read, or is gone. It counts as read once its time of last access is later than its
-        time of modification, and from the beginning where the local disk keeps no times of access."""
-        if not self._keeps_access_times:
-            return True
-        try:
-            status = os.lstat(self.store.path(self.manifest.store_path(id_)))
-        except OSError:
-            return True
-        return status.st_atime_ns > status.st_mtime_ns
+        self.failures.add(self.manifest.source_path(result.id), describe(result), now)
 
     def sweep(self) -> None:
         """Deletes the transit copies that had to make way for others."""
         dropped = self.queue.budget.transit.dropped
         for id_ in dropped:
-            self.store.drop(id_, self.manifest.store_path(id_))
-            self._count(id_, -1, -self.queue.states.size(id_))
+            self.copies.remove(id_, self.queue.states.size(id_))
         dropped.clear()
 
     # ---- writes below a dataset
@@ -371,25 +234,20 @@ class Engine:
         stored = [id_ for id_ in ids if self.queue.states.of(id_) is FileState.STORED]
         self._void_flying(self.queue.void(ids))
         for id_ in stored:
-            self.store.drop(id_, self.manifest.store_path(id_))
-        self.holdings.drop(ids)
+            self.copies.delete(id_)
+        self.copies.holdings.drop(ids)
 
     def void_range(self, ids: range) -> bytes:
         """Voids many files whose copies have been put out of sight. Returns the state that each of them had."""
         places, flying = self.queue.void_range(ids)
         self._void_flying(flying)
-        self.holdings.drop(ids)
+        self.copies.holdings.drop(ids)
         return places
 
     def _void_flying(self, flying: Iterable[int]) -> None:
         for id_ in flying:
-            self._tombstones.bar(id_)
+            self.tombstones.bar(id_)
             self.pool.cancel(id_)
-
-
-def _facts(manifest: Manifest, dataset: int) -> DatasetFacts:
-    ids = manifest.ids_of(dataset)
-    return DatasetFacts(len(ids), sum(manifest.sizes[ids.start : ids.stop]))
 
 
 def describe(result: Result) -> str:

@@ -22,7 +22,7 @@ class LargeInUse:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._roots = [engine.store.root, *(dataset.root for dataset in engine.manifest.datasets)]
+        self._roots = [engine.copies.store.root, *(dataset.root for dataset in engine.manifest.datasets)]
         self._last = 0
         """The pid of the process that was looked at last."""
         self._may_be_large = max(engine.manifest.sizes, default=0) > LEAST_BYTES
@@ -42,8 +42,8 @@ class LargeInUse:
             large.reads.here(id_, now)
         large.looked(len(found), Read(now, read_bytes, engine.pool.stats.totals().bytes))
         for id_ in ahead:
-            copy = engine.store.path(engine.manifest.store_path(id_))
-            if engine.queue.states.of(id_) is FileState.STORED and (copy in paths or engine.was_read(id_)):
+            copy = engine.copies.path(id_)
+            if engine.queue.states.of(id_) is FileState.STORED and (copy in paths or engine.copies.was_read(id_)):
                 large.ahead.discard(id_)
 
     def are_mapped(self, programs: Callable[[], Iterable[int]]) -> bool:

@@ -21,18 +21,12 @@ from contextlib import suppress
 from itertools import islice
 
 from hpcstage.daemon.copying import changes
-from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.copying.openfiles import are_mapped_below, in_turn, open_below
 from hpcstage.daemon.process.helpers import Helpers
-from hpcstage.daemon.queue.useful import Unserved
-from hpcstage.daemon.resources import Resources
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.procio import read_bytes
-from hpcstage.protocol import shim
 
 HELPER = "sightings"
-ACTIVE_S = 5.0
-"""A process that opened files of the datasets and did nothing with them for this long does not use them now."""
 MOST_WATCHES = 4096
 """The most directories that are watched; if there are more, the first ones show enough."""
 LEAST_BYTES = 256 << 10
@@ -40,7 +34,6 @@ LEAST_BYTES = 256 << 10
 LEAST_SHARE = 0.5
 COST = 100
 """Looks take at most one part in COST of the time."""
-_OPENS = (shim.Counter.HIT_OPENS, shim.Counter.READY_OPENS, shim.Counter.SOURCE_OPENS)
 _OPEN, _ONLYDIR = 0x20, 0x1000000
 
 
@@ -145,42 +138,6 @@ class Sightings:
                 self._given[id_] = max(0, self._given[id_] - count)
         sizes = sum(self._manifest.sizes[id_] for id_ in found)
         return found if read >= max(LEAST_BYTES, LEAST_SHARE * sizes) else set()
-
-
-class Pausing:
-    """Pauses the copying on a node without a group while only programs that hpcstage does not reach read the
-    datasets."""
-
-    def __init__(self, base: Resources, engine: Engine) -> None:
-        self.unserved = Unserved()
-        self._base = base
-        self._engine = engine
-        self._sightings = Sightings(base.helpers, engine.manifest, base.own_bytes)
-        self.given = self._sightings.given
-        self.close = self._sightings.close
-        self._opens = 0
-        """The number of opens of attached processes at the last look."""
-
-    def look(self, now: float, *, is_waited_for: bool) -> None:
-        """Looks at who reads the datasets. `is_waited_for` says that somebody waits for the end of the staging."""
-        page, engine = self._base.page, self._engine
-        sums = page.sums()
-        before, self._opens = self._opens, sum(sums[c] for c in _OPENS)
-        if self._opens > before or is_waited_for or page.are_using(ACTIVE_S):
-            self._sightings.pass_over(engine.queue.flights.needed())
-            self.served(now)
-            return
-        seen = self._sightings.look(self._base.programs, page.pids(), engine.queue.flights.needed(), now)
-        if seen is not None:
-            self.unserved.saw(seen, now)
-            if self.unserved.is_paused and not engine.is_paused:
-                engine.pause()
-            engine.is_paused = self.unserved.is_paused
-
-    def served(self, now: float) -> None:
-        """Ends a pause, since a process with the shim uses the datasets."""
-        self.unserved.served(now)
-        self._engine.is_paused = False
 
 
 def _watch(libc: ctypes.CDLL, fd: int, manifest: Manifest) -> list[tuple[int, str]]:

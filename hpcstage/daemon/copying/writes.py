@@ -52,7 +52,7 @@ class Writes:
     def void_early(self) -> None:
         """Voids the files that were opened for writing by names outside of the datasets, before these were known.
         Called when the page says STAGING and nothing is copied yet."""
-        early = _early(self._engine.store.node_dir / EARLY_FILE)
+        early = _early(self._engine.copies.store.node_dir / EARLY_FILE)
         if numbers := {inode for _, inode in early}:
             found = {inode for inode in self._engine.manifest.inodes if inode in numbers}
             self._void({id_ for key in early if key[1] in found for id_ in self._inodes.ids(*key)})
@@ -91,7 +91,7 @@ class Writes:
             self._void(ids)
             return
         try:
-            aside = self._engine.store.put_aside(directory)
+            aside = self._engine.copies.store.put_aside(directory)
         except OSError:  # the copies are dropped one by one then
             self._void(ids)
             return
@@ -122,7 +122,7 @@ class Writes:
             files += 1
             size_bytes += blocks_bytes(queue.states.size(id_))
             if manifest.is_link(id_):
-                self._engine.store.drop_link(id_)
+                self._engine.copies.store.drop_link(id_)
         return json.dumps([size_bytes, files]).encode()
 
     def _removed(self, data: bytes | None) -> None:

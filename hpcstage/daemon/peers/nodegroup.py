@@ -11,10 +11,11 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from hpcstage.daemon.inbox import Inbox
+from hpcstage.daemon.peers.arrivals import PeerCounts
 from hpcstage.daemon.peers.link import PeerLink, note
 from hpcstage.daemon.peers.membership import GroupState
 from hpcstage.daemon.peers.routes import Routes
@@ -32,16 +33,6 @@ if TYPE_CHECKING:
 
 MANIFEST_WAIT_S = 600.0
 """The longest wait for the manifest in a group that stands: a scan of a million files takes long."""
-
-
-@dataclass
-class PeerCounts:
-    """Counts of what came from other nodes and went to them."""
-
-    peer_files: int = 0
-    peer_bytes: int = 0
-    sent_files: int = 0
-    sent_bytes: int = 0
 
 
 class Participant(Protocol):

@@ -1,10 +1,8 @@
-"""Keeps count of requests between nodes: credits, answers, and nodes that do not answer. Pure.
-
-Owns what this node asked other nodes for, and what other nodes asked this node for.
-"""
+"""Keeps count of what this node asked other nodes for: credits, answers, and nodes that do not answer. Pure."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -13,8 +11,6 @@ SILENT_S = 300.0
 """Requests to a node that answers nothing for this long are given up. Its source may be slow, so this is long."""
 MOST_LATE = 3
 """A node is not asked again until it answers, once this many waits of the program for it ended in vain."""
-
-
 UNREADY_S = 30.0
 """A node that has had no manifest for this long will not have one."""
 FIRST_RETRY_S, LAST_RETRY_S = 0.05, 2.0
@@ -39,50 +35,63 @@ class _Owner:
         return self.late < MOST_LATE and not unready
 
 
+class Credits:
+    """Bounds what may be asked for and not received. The number of files falls when answers take long, which keeps
+    other nodes free for what a program waits for."""
+
+    def __init__(self, files: int, size_bytes: int) -> None:
+        self._most_files = files
+        self._most_bytes = size_bytes
+        self._window = float(min(files, FIRST_FILES))
+        """The most files that are asked for at a time."""
+
+    def free(self, files: int, size_bytes: int) -> tuple[int, int]:
+        """Returns how many files and bytes may be asked for beside so many that are."""
+        return max(0, int(self._window) - files), self._most_bytes - size_bytes
+
+    def answered(self, after_s: float) -> None:
+        """Takes the time that an answer took."""
+        if after_s > LONG_S:
+            self._window = max(LEAST_FILES, self._window * 0.9)
+        else:
+            self._window = min(self._most_files, self._window + 1)
+
+
 class Requests:
     """Owns the requests of this node that are out."""
 
     def __init__(self, files: int, size_bytes: int) -> None:
         """`files` and `size_bytes` are the most that may be asked for and not received."""
-        self._most_files = files
-        self._window = float(min(files, FIRST_FILES))
-        """The most files that are asked for at a time: fewer when answers take long."""
-        self._most_bytes = size_bytes
-        self._owners: dict[int, _Owner] = {}
+        self._credits = Credits(files, size_bytes)
+        self._owners: defaultdict[int, _Owner] = defaultdict(_Owner)
         self._of: dict[int, tuple[int, int]] = {}
+        """By id: the node that was asked, and the size of the file."""
         self._bytes = 0
         self._again: list[tuple[float, int, int]] = []
         """Requests to be repeated: when, id, node."""
 
-    def __len__(self) -> int:
-        return len(self._of)
-
     @property
-    def free_files(self) -> int:
-        """The number of files that may be asked for now."""
-        return max(0, int(self._window) - len(self._of))
+    def ids(self) -> list[int]:
+        """The ids that were asked for and not received."""
+        return list(self._of)
 
-    @property
-    def free_bytes(self) -> int:
-        """The number of bytes that may be asked for now."""
-        return self._most_bytes - self._bytes
+    def free(self) -> tuple[int, int]:
+        """Returns how many files and bytes may be asked for now."""
+        return self._credits.free(len(self._of), self._bytes)
 
     def asked(self, id_: int, owner: int, size_bytes: int, now: float) -> None:
         """Counts a request that goes out."""
         self._of[id_] = owner, size_bytes
         self._bytes += size_bytes
-        self._owner(owner).asked[id_] = now
+        self._owners[owner].asked[id_] = now
 
     def answered(self, id_: int, now: float) -> bool:
         """Takes an answer. Returns False if it was not expected any more."""
         if id_ not in self._of:
             return False
-        owner = self._owner(self._of[id_][0])
+        owner = self._owners[self._of[id_][0]]
         owner.lives(now)
-        if now - owner.asked[id_] > LONG_S:
-            self._window = max(LEAST_FILES, self._window * 0.9)
-        else:
-            self._window = min(self._most_files, self._window + 1)
+        self._credits.answered(now - owner.asked[id_])
         self._end(id_)
         return True
 
@@ -91,7 +100,7 @@ class Requests:
         if id_ not in self._of:
             return False
         number = self._of[id_][0]
-        owner = self._owner(number)
+        owner = self._owners[number]
         if owner.unready_since is None:
             owner.unready_since = now
         waited_s = now - owner.asked[id_]
@@ -114,7 +123,7 @@ class Requests:
     def move(self, id_: int, owner: int) -> None:
         """Notes that an id is asked of another node."""
         before, size_bytes = self._of[id_]
-        self._owner(owner).asked[id_] = self._owner(before).asked.pop(id_)
+        self._owners[owner].asked[id_] = self._owners[before].asked.pop(id_)
         self._of[id_] = owner, size_bytes
 
     def wake_after(self, now: float) -> float | None:
@@ -123,11 +132,11 @@ class Requests:
 
     def heard(self, owner: int, now: float) -> None:
         """Notes that a node lives, whatever it said."""
-        self._owner(owner).lives(now)
+        self._owners[owner].lives(now)
 
     def late(self, node: int, now: float) -> list[int]:
         """Notes that a program waited for that node in vain. Returns the ids that are given up for it."""
-        owner = self._owner(node)
+        owner = self._owners[node]
         owner.late += 1
         gone = [] if owner.is_trusted(now) else list(owner.asked)
         for lost in gone:
@@ -136,7 +145,7 @@ class Requests:
 
     def trusts(self, owner: int, now: float) -> bool:
         """Returns whether it is worth asking that node."""
-        return self._owner(owner).is_trusted(now)
+        return self._owners[owner].is_trusted(now)
 
     def give_up(self, now: float) -> list[int]:
         """Gives up the requests to silent nodes. Returns their ids."""
@@ -149,10 +158,6 @@ class Requests:
             self._end(id_)
         return gone
 
-    def ids(self) -> list[int]:
-        """Returns all ids that were asked for and not received."""
-        return list(self._of)
-
     def clear(self) -> None:
         """Forgets all requests, since no node can answer any more."""
         self._owners.clear()
@@ -160,49 +165,11 @@ class Requests:
         self._of.clear()
         self._bytes = 0
 
-    def _owner(self, owner: int) -> _Owner:
-        return self._owners.setdefault(owner, _Owner())
-
     def _end(self, id_: int) -> None:
         if id_ in self._of:
             number, size_bytes = self._of.pop(id_)
             self._bytes -= size_bytes
-            del self._owner(number).asked[id_]
-
-
-class Askers:
-    """Owns the requests of other nodes that this node has not answered yet."""
-
-    def __init__(self) -> None:
-        self._nodes: dict[int, list[int]] = {}
-
-    def __len__(self) -> int:
-        return len(self._nodes)
-
-    def add(self, id_: int, node: int) -> None:
-        """Notes that a node waits for an id."""
-        nodes = self._nodes.setdefault(id_, [])
-        if node not in nodes:
-            nodes.append(node)
-
-    def settle(self, id_: int) -> list[int]:
-        """Takes out the requests for an id that is in its final state. Returns the nodes to be told."""
-        return self._nodes.pop(id_, [])
-
-    def ids(self) -> list[int]:
-        """Returns all ids that a node waits for."""
-        return list(self._nodes)
-
-    def drop(self, node: int) -> None:
-        """Forgets the requests of a node that is gone."""
-        for id_ in [id_ for id_, nodes in self._nodes.items() if node in nodes]:
-            self._nodes[id_].remove(node)
-            if not self._nodes[id_]:
-                del self._nodes[id_]
-
-    def clear(self) -> None:
-        """Forgets all requests."""
-        self._nodes.clear()
+            del self._owners[number].asked[id_]
 
 
 def by_owner(ids: Iterable[int], owners: Iterable[int]) -> dict[int, list[int]]:

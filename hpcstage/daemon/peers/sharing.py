@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Collection, Iterable
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable
 
 from hpcstage.daemon.copying.engine import Engine
+from hpcstage.daemon.peers.arrivals import PeerCounts
 from hpcstage.daemon.peers.membership import Staged, size_of
-from hpcstage.daemon.peers.nodegroup import NodeGroup, PeerCounts
+from hpcstage.daemon.peers.nodegroup import NodeGroup
 from hpcstage.daemon.peers.peers import Peers
 from hpcstage.daemon.peers.routes import Routes, make, transit_of
+from hpcstage.daemon.queue.states import FileState
 from hpcstage.daemon.reading.scanning import Prepared
 from hpcstage.plan.order import orders
 from hpcstage.protocol import exchange, nodedir
@@ -24,28 +25,44 @@ from hpcstage.protocol.membership import Membership
 MOST_EARLY = 1024
 
 
-class OnOthers(Protocol):
-    """The functions of the staging that other nodes cause to be called."""
+class Sharing:
+    """Shares nothing: a node without a group. `FileSharing` is that of a node in one."""
 
-    def written_elsewhere(self, ids: Collection[int]) -> None:
-        """Drops the copies of files that programs of other nodes write to."""
+    def announce(self) -> None:
+        """Sends this node's manifest to the others if it leads; called once manifest and plan are written."""
 
-    def read_elsewhere(self, ids: Collection[int]) -> None:
-        """Holds back the copying of large files that programs of other nodes read at the source."""
+    def message(self, message: exchange.Message, now: float) -> None:
+        """Takes a message of the exchange or of another node."""
+
+    def written(self, ids: Iterable[int]) -> None:
+        """Tells the other nodes which files a program of this node writes to: none of them may keep a copy."""
+
+    def reading(self, now: float) -> None:
+        """Tells the other nodes which large files programs of this node read at the source: they do not copy them
+        meanwhile."""
 
 
-class FileSharing:
-    """Owns what the module says; see nodegroup.Participant. A node that is in no group is told no writes: its programs
-    may read copies that were staged before."""
+class FileSharing(Sharing):
+    """Owns what the module says; see nodegroup.Participant. It calls `on_written` with files that programs of other
+    nodes write to. A node that is in no group is told no writes: its programs may read copies that were staged
+    before."""
 
-    def __init__(self, group: NodeGroup, prepared: Prepared, engine: Engine, on: OnOthers) -> None:
+    def __init__(
+        self,
+        group: NodeGroup,
+        prepared: Prepared,
+        engine: Engine,
+        peers: Peers,
+        on_written: Callable[[Collection[int]], None],
+    ) -> None:
         base, nodes = group.base, group.nodes
-        self.peers = Peers(engine, base.answers.waits_for, base.events.received)
         self.routes: Routes | None = None
         self.wait_until: float | None = None
         """The time at which this node stops waiting for a group."""
         self._group = group
-        self._on = on
+        self._engine = engine
+        self._peers = peers
+        self._on_written = on_written
         self._directories = prepared.directories
         self._staged = Staged(base.node_dir / nodedir.MANIFEST, prepared.manifest)
         self._early: list[exchange.Ask] = []
@@ -62,7 +79,7 @@ class FileSharing:
             self._join()
         elif group.is_alone:  # the manifest may have come too late; the next group compares it with its own
             self._is_stranger = True
-            self.peers.adopt()
+            self._peers.adopt()
         else:
             self._divide(nodes.supposed(group.limit))
             self.wait_until = time.monotonic() + base.spec.group_wait_s
@@ -70,12 +87,12 @@ class FileSharing:
     @property
     def counts(self) -> PeerCounts:
         """See Participant."""
-        return self.peers.counts
+        return self._peers.arrivals.counts
 
     @property
     def joined(self) -> bool:
         """Whether this node asks others and is asked."""
-        return self.peers.connected
+        return self._peers.connected
 
     # ---- the group
 
@@ -85,7 +102,7 @@ class FileSharing:
         self._announce()
 
     def announce(self) -> None:
-        """Sends this node's manifest to the others if it leads; called once manifest and plan are written."""
+        """See Sharing."""
         self._announces = True
         self._announce()
 
@@ -117,29 +134,29 @@ class FileSharing:
             return
         self._divide(members)
         self.wait_until = None
-        self.peers.connect(self._group.send)
+        self._peers.connect(self._group.send)
         self._tell_written(self._told)
         early, self._early = self._early, []
         for message in early:
-            self.peers.asked(message, time.monotonic())
+            self._peers.asked(message, time.monotonic())
 
     def _divide(self, members: Membership) -> None:
         index, sizes = self._group.nodes.index, self._staged.manifest.sizes
         self.routes = make(self._group.base.spec.placement, sizes, self._directories, members, index)
-        self.peers.divide(self.routes, transit_of(members, index, self._directories))
+        self._peers.divide(self.routes, transit_of(members, index, self._directories))
 
     def gone(self, node: int) -> None:
         """See Participant."""
         members = self._group.nodes.members
         if self.joined and members is not None:
-            self.peers.gone(node)
+            self._peers.offers.drop(node)
             self._divide(members)
 
     def ended(self, now: float) -> None:
         """See Participant."""
         self._early.clear()
         if self.joined:
-            self.peers.disconnect(now)
+            self._peers.disconnect(now)
         self.wait_until = self.wait_until or now + self._group.base.spec.group_wait_s
 
     def poll(self, now: float) -> None:
@@ -147,10 +164,15 @@ class FileSharing:
         if self.wait_until is None or now < self.wait_until:
             return
         self.wait_until = None
-        if self.peers.is_missing_something:
+        if self._is_missing_something():
             self._group.alone(self._group.nodes.why)
             self.routes = None
-        self.peers.adopt()
+        self._peers.adopt()
+
+    def _is_missing_something(self) -> bool:
+        """Returns whether files are yet to come from other nodes."""
+        states = self._engine.queue.states
+        return states.waiting > states.ordered(far=False) or states.count(FileState.AWAY) > 0
 
     # ---- messages
 
@@ -159,22 +181,28 @@ class FileSharing:
         if isinstance(message, exchange.PlanFiles):
             self._compare()
         elif isinstance(message, exchange.Written):
-            self._on.written_elsewhere(message.ids)
+            self._on_written(message.ids)
         elif isinstance(message, exchange.Reading):
-            if self.joined:
-                self._on.read_elsewhere(message.ids)
+            self._read_elsewhere(message, now)
         elif isinstance(message, exchange.Got):
-            self.peers.got(message, now)
+            self._peers.got(message, now)
         elif isinstance(message, exchange.Ask):
             self._asked(message, now)
         elif isinstance(message, exchange.Missed):
-            self.peers.missed(message, now)
+            self._peers.missed(message, now)
         elif isinstance(message, exchange.Sent):
-            self.peers.sent(message)
+            self._peers.arrivals.sent(message)
+
+    def _read_elsewhere(self, message: exchange.Reading, now: float) -> None:
+        """Holds back the copying of large files that programs of other nodes read at the source."""
+        if self.joined:
+            self._engine.queue.large.read_elsewhere(message.ids, now)
+            self._engine.withdrawals.yield_to_program(now)
+            self._peers.offers.hold_back(now)
 
     def _asked(self, message: exchange.Ask, now: float) -> None:
         if self.joined:
-            self.peers.asked(message, now)
+            self._peers.asked(message, now)
         elif self._is_stranger or len(self._early) >= MOST_EARLY:
             self._refuse(message)
         else:
@@ -184,7 +212,7 @@ class FileSharing:
         self._group.send(exchange.Offer(message.node, exchange.Why.UNKNOWN, message.ids))
 
     def written(self, ids: Iterable[int]) -> None:
-        """Tells the other nodes which files a program of this node writes to: none of them may keep a copy."""
+        """See Sharing."""
         new = array("I", ids)
         self._told.extend(new)
         if self.joined:
@@ -194,9 +222,9 @@ class FileSharing:
         for message in exchange.in_messages(exchange.Written(tuple(ids))):
             self._group.send(message)
 
-    def reading(self, ids: Iterable[int]) -> None:
-        """Tells the other nodes which large files a program of this node reads at the source: they do not copy them
-        meanwhile."""
-        if self.joined:
-            for message in exchange.in_messages(exchange.Reading(tuple(ids))):
+    def reading(self, now: float) -> None:
+        """See Sharing."""
+        untold = self._engine.queue.large.reads.untold(now)
+        if self.joined and untold:
+            for message in exchange.in_messages(exchange.Reading(tuple(untold))):
                 self._group.send(message)

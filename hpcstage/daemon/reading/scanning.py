@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 from array import array
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hpcstage.daemon.reading import traces
+from hpcstage.daemon.resources import Resources
 from hpcstage.node import page
 from hpcstage.plan.dataset.datasets import Resolved
 from hpcstage.plan.dataset.manifest import Manifest
@@ -27,6 +30,7 @@ from hpcstage.protocol.shim import Progress
 
 AUTO_MODE, DIRECT_MODE = "auto", "direct"
 ASKED_FOR = "asked for"
+PLAN_HELPER = "plan"
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,17 @@ def save_plan(spec: DaemonSpec, limit: Budget, mode: str) -> bytes:
     plan = planfile.load(Path(spec.node_dir))
     planfile.save(Path(spec.run_dir), replace(plan, local=spec.node_dir, budget=plan.budget or limit, mode=mode))
     return b""
+
+
+def publish_plan(base: Resources, prepared: Prepared, limit: Budget, announce: Callable[[], None]) -> None:
+    """Writes the plan in a helper and announces the manifest to the other nodes. In mode auto it announces it only
+    afterwards, since they read the decision from the plan; at once where no helper writes the plan."""
+    spec, helper = base.spec, None
+    if spec.node_index == 0 and prepared.scanned is not None:
+        work = partial(save_plan, spec, limit, prepared.mode)
+        helper = base.helpers.start(PLAN_HELPER, work, lambda _: announce())
+    if helper is None or spec.mode != AUTO_MODE:
+        announce()
 
 
 def decided(run_dir: Path) -> bytes:

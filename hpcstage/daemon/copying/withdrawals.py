@@ -1,0 +1,61 @@
+"""Gives up transfers that are under way, because the program reads their files itself or copying pauses.
+
+Owns which transfers were given up and begin again later, and whether copying pauses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from hpcstage.daemon.queue.queue import Queue
+from hpcstage.daemon.queue.states import FileState
+from hpcstage.store.pool import CopierPool
+
+
+class Withdrawals:
+    """Owns what the module says. A transfer that a want waits for is never given up."""
+
+    def __init__(self, queue: Queue, pool: CopierPool, is_wanted: Callable[[int], bool]) -> None:
+        self.is_paused = False
+        """Whether no copy is begun for now."""
+        self._queue = queue
+        self._pool = pool
+        self._is_wanted = is_wanted
+        self._taken_back: set[int] = set()
+        """The ids of transfers that were cancelled, though not because the program reads the files."""
+
+    def yield_to_program(self, now: float) -> None:
+        """Gives up transfers of files that the program reads at the source, and those that slow it down."""
+        for id_ in self._queue.large.read_meanwhile(now):
+            if not self._is_wanted(id_):
+                self._pool.cancel(id_)
+        self._take_back(self._queue.large.slowing(now))
+
+    def pause(self) -> None:
+        """Begins no more transfers for now, and gives up those under way."""
+        self.is_paused = True
+        self._take_back(self._queue.flights.needed())
+
+    def _take_back(self, ids: Iterable[int]) -> None:
+        for id_ in ids:
+            if not self._is_wanted(id_):
+                self._taken_back.add(id_)
+                self._pool.cancel(id_)
+
+    def put_off(self, id_: int, now: float, on_final: Callable[[int], None]) -> bool:
+        """Returns whether a cancelled transfer will be begun again. It calls `on_final` with an id whose wants are
+        answered now; a want for a small file goes on waiting."""
+        queue, large = self._queue, self._queue.large
+        if id_ in self._taken_back and queue.states.of(id_) is FileState.FLYING and not large.reads.has(id_, now):
+            queue.source.take_back(id_)
+            if large.is_large(id_):
+                on_final(id_)
+            return True
+        if queue.source.put_off(id_):
+            on_final(id_)
+            return True
+        return False
+
+    def settle(self, id_: int) -> None:
+        """Notes that the result of a transfer was handled."""
+        self._taken_back.discard(id_)

@@ -1,0 +1,100 @@
+"""Takes in the copies that come from other nodes, and counts what was passed on between nodes.
+
+Owns the counts. The exchange has written such a copy into the store under its final name when it says that it came.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hpcstage.daemon.copying.engine import Engine
+from hpcstage.daemon.queue.states import FileState
+from hpcstage.protocol import exchange
+from hpcstage.store.copyfile import Status
+from hpcstage.store.messages import Result
+
+
+@dataclass
+class PeerCounts:
+    """Counts of what came from other nodes and went to them."""
+
+    peer_files: int = 0
+    peer_bytes: int = 0
+    sent_files: int = 0
+    sent_bytes: int = 0
+
+
+class Arrivals:
+    """Owns what the module says. It calls `on_received` with each copy that was needed."""
+
+    def __init__(self, engine: Engine, on_received: Callable[[Result], None]) -> None:
+        self.counts = PeerCounts()
+        self._engine = engine
+        self._queue = engine.queue
+        self._on_received = on_received
+
+    def got(self, message: exchange.Got, now: float) -> None:
+        """Takes in a copy that has come."""
+        result = Result(
+            message.id,
+            Status.OK,
+            size_bytes=message.size_bytes,
+            mtime_ns=message.mtime_ns,
+            started_ns=time.monotonic_ns() - message.open_ns - message.read_ns - message.write_ns,
+            open_ns=message.open_ns,
+            read_ns=message.read_ns,
+            write_ns=message.write_ns,
+        )
+        self._received(result, now)
+
+    def take_if_here(self, id_: int, now: float) -> bool:
+        """Takes in a copy that is in the store although no message said so. Returns whether it is."""
+        status = self._engine.copies.status(id_)
+        if status is None:
+            return False
+        result = Result(
+            id_, Status.OK, size_bytes=status.st_size, mtime_ns=status.st_mtime_ns, started_ns=time.monotonic_ns()
+        )
+        self._received(result, now)
+        return True
+
+    def _received(self, result: Result, now: float) -> None:
+        engine = self._engine
+        engine.tombstones.lift(result.id)
+        is_needed = engine.stored(result, now) if result.id in self._queue.flights.requests else self._late(result)
+        engine.tombstones.settle(result.id)
+        engine.hooks.final(result.id)
+        if is_needed:
+            self.counts.peer_files += 1
+            self.counts.peer_bytes += result.size_bytes
+            self._on_received(result)
+
+    def _late(self, result: Result) -> bool:
+        """Takes in a copy whose request was given up. A transfer that is in flight finds it. Returns False if it is not
+        needed."""
+        copies = self._engine.copies
+        if self._queue.states.of(result.id) in (FileState.STORED, FileState.FLYING):
+            return False
+        if self._queue.peers.came_late(result.id, result.size_bytes):
+            copies.add(result.id, result.size_bytes, stays=self._queue.states.keeps(result.id))
+            return True
+        copies.delete(result.id)
+        return False
+
+    def failed(self, id_: int) -> None:
+        """Notes that a copy will not come from another node."""
+        self._engine.tombstones.lift(id_)
+        self._engine.tombstones.settle(id_)
+
+    def postponed(self, id_: int, now: float) -> None:
+        """Puts off a large file that no other node sends as long as a program reads it at the source."""
+        self.failed(id_)
+        self._queue.peers.postponed(id_, now)
+        self._engine.hooks.final(id_)
+
+    def sent(self, message: exchange.Sent) -> None:
+        """Counts files that the exchange has sent to another node."""
+        self.counts.sent_files += message.files
+        self.counts.sent_bytes += message.size_bytes
