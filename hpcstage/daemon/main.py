@@ -48,7 +48,7 @@ POOL_END_S = 1.0
 LEAST_WRITE_S = 2.0
 SWEEP_END_S = 2.0
 """The longest wait at the end for the removal of what earlier runs left, which may take longer than a short command."""
-OWN_DRAIN = 0.8
+OWN_DRAIN_SHARE = 0.8
 """The share of the wrapper's wait that the daemon uses to end: it must answer before the wrapper takes it for dead."""
 _SWEEP = "sweep"
 
@@ -204,7 +204,7 @@ class Daemon(Service):
 
     def _end(self) -> None:
         """Stops, reports, answers and cleans up; every step but the deletion of the store is bounded."""
-        deadline = time.monotonic() + OWN_DRAIN * self.base.spec.drain_s
+        deadline = time.monotonic() + OWN_DRAIN_SHARE * self.base.spec.drain_s
         loop, server, helpers = self._loop, self._loop.server, self.base.helpers
         self.base.page.set_state(State.ENDED)
         _hurry()

@@ -15,7 +15,7 @@ from hpcstage.daemon.reading.scanning import Prepared, Scanned
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Service
 from hpcstage.job.disks import available_bytes
-from hpcstage.plan.budget import more_room
+from hpcstage.plan.budget import more_space
 from hpcstage.plan.types import Budget
 from hpcstage.problem import Problem
 from hpcstage.protocol.shim import Reason
@@ -135,10 +135,10 @@ def problems(engine: Engine, limit: Budget, unserved: Unserved, host: str) -> li
         problems.append(Problem("disk-full", text, DISK_FULL))
     elif unplaced := _unplaced(engine):
         text = f"the budgets of all nodes have no room for {unplaced:,} files: they are read from the source"
-        problems.append(Problem("store-full", text, more_room(limit.why)))
+        problems.append(Problem("store-full", text, more_space(limit.why)))
     elif refused and engine.queue.states.closed in (Reason.NONE, Reason.FULL):
         text = f"the budget has no room for {_left(engine, refused)}: they are read from the source"
-        problems.append(Problem("store-full", text, more_room(limit.why)))
+        problems.append(Problem("store-full", text, more_space(limit.why)))
     files = unserved.files
     if files:
         problems.append(_not_reached(unserved))

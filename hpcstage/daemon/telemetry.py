@@ -20,8 +20,8 @@ FINE_S = 0.25
 FINE_SAMPLES = 4_000
 """The number of samples of this length; those after them are COARSE_S long."""
 COARSE_S = 1.0
-COST = 100
-"""Taking samples costs at most one part in COST of the time, or comes once in COARSE_S: there may be thousands of
+MOST_TIME_SHARE = 0.01
+"""Taking samples takes at most this share of the time, or comes once in COARSE_S: there may be thousands of
 processes."""
 LIMITED_SHARE = 0.25
 _NO_SUMS = [0] * COUNTERS
@@ -61,7 +61,7 @@ class Telemetry:
             begin = time.monotonic()
             self.tick(now)
             least_s = FINE_S if len(self.samples) < FINE_SAMPLES else COARSE_S
-            every_s = min(COARSE_S, max(least_s, COST * (time.monotonic() - begin)))
+            every_s = min(COARSE_S, max(least_s, (time.monotonic() - begin) / MOST_TIME_SHARE))
             self._next = max(self._next + every_s, now + every_s / 2)
 
     def tick(self, now: float) -> None:

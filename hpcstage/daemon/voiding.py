@@ -13,7 +13,7 @@ from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.copying.inodes import Inodes
 from hpcstage.daemon.copying.writes import Writes
 from hpcstage.daemon.inbox import Item
-from hpcstage.daemon.peers.sharing import Sharing
+from hpcstage.daemon.peers.sharing import OtherNodes
 from hpcstage.daemon.process.server import Reply
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Request, Service
@@ -29,7 +29,13 @@ class Voiding(Service):
     kinds = frozenset({Kind.WROTE, Kind.LANDED})
 
     def __init__(
-        self, base: Resources, engine: Engine, inodes: Inodes, wants: Wants, sharing: Sharing, pump: Callable[[], None]
+        self,
+        base: Resources,
+        engine: Engine,
+        inodes: Inodes,
+        wants: Wants,
+        sharing: OtherNodes,
+        pump: Callable[[], None],
     ) -> None:
         self._base = base
         self._engine = engine

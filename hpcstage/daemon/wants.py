@@ -11,7 +11,7 @@ from collections.abc import Container
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.copying.usefulness import Usefulness
 from hpcstage.daemon.peers.peers import Peers
-from hpcstage.daemon.peers.sharing import Sharing
+from hpcstage.daemon.peers.sharing import OtherNodes
 from hpcstage.daemon.process.server import Reply
 from hpcstage.daemon.queue.rates import Verdict
 from hpcstage.daemon.queue.states import FINAL, FileState
@@ -25,7 +25,9 @@ class Wants(Service):
 
     kinds = frozenset({Kind.WANT, Kind.STAGED})
 
-    def __init__(self, base: Resources, engine: Engine, peers: Peers, sharing: Sharing, usefulness: Usefulness) -> None:
+    def __init__(
+        self, base: Resources, engine: Engine, peers: Peers, sharing: OtherNodes, usefulness: Usefulness
+    ) -> None:
         self._answers = base.answers
         self._answer = base.answer
         self._engine = engine

@@ -56,24 +56,24 @@ def _words(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def _expand_word(word: str, room: int) -> list[str]:
-    pieces = [[piece] if at % 2 == 0 else _ranges(piece, room) for at, piece in enumerate(re.split(r"[\[\]]", word))]
+def _expand_word(word: str, most: int) -> list[str]:
+    pieces = [[piece] if at % 2 == 0 else _ranges(piece, most) for at, piece in enumerate(re.split(r"[\[\]]", word))]
     count = 1
     for piece in pieces:
         count *= len(piece)
-    if not word.strip() or count > room:
+    if not word.strip() or count > most:
         raise ValueError(f"node list: {_short(word)} gives {count if word.strip() else 'no'} names")
     return ["".join(parts) for parts in product(*pieces)]
 
 
-def _ranges(text: str, room: int) -> list[str]:
+def _ranges(text: str, most: int) -> list[str]:
     found: list[str] = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part)
         if not match:
             raise ValueError(f"node list: {_short(part)} is no range")
         low, high = match[1], match[2] or match[1]
-        if len(low) > 18 or len(high) > 18 or not 0 <= int(high) - int(low) < room:
+        if len(low) > 18 or len(high) > 18 or not 0 <= int(high) - int(low) < most:
             raise ValueError(f"node list: {_short(part)} is no range")
         found += [str(number).zfill(len(low)) for number in range(int(low), int(high) + 1)]
     return found

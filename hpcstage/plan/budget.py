@@ -101,7 +101,7 @@ def _divided(facts: BudgetFacts) -> str:
     return f", divided among {facts.nodes} virtual nodes" if facts.nodes > 1 else ""
 
 
-def more_room(budget_why: str) -> str:
+def more_space(budget_why: str) -> str:
     """Says what to do where the budget is too small: one that the user asked for can be raised."""
     if ASKED in budget_why:
         return "raise --budget, or name a larger disk with --local-dir"

@@ -100,16 +100,16 @@ def forecast(inputs: Inputs, found: FoundFiles, facts: PlanFacts) -> Plan:
     plan, manifest, nodes, earlier = found.plan, found.scan.manifest, inputs.nodes, facts.earlier
     workload = _workload(inputs, manifest, earlier)
     rates = _with_earlier(facts.rates, earlier)
-    room = fit(manifest, orders.complete(plan.order, len(manifest)), facts.budget) if facts.budget else None
+    fitting = fit(manifest, orders.complete(plan.order, len(manifest)), facts.budget) if facts.budget else None
     conditions = Conditions(
-        fit=room.share if room else 1.0,
+        fit=fitting.share if fitting else 1.0,
         order_known=plan.order.provenance != orders.MANIFEST,
         begin_s=DAEMON_START_S + found.scan.seconds + facts.probe_s,
         max_rate_bytes_per_s=inputs.copying.max_rate_bytes_per_s,
     )
     many = None
     if nodes > 1:
-        directories = room.needed_inodes - len(manifest) if room else 0
+        directories = fitting.needed_inodes - len(manifest) if fitting else 0
         given = Given(manifest.sizes, facts.budget, directories, inputs.placement, conditions)
         many = nodes_plan(given, workload, rates, nodes)
         conditions = replace(conditions, nodes=nodes, sharing=given.sharing(nodes, Placing(many.kind)))
@@ -120,7 +120,7 @@ def forecast(inputs: Inputs, found: FoundFiles, facts: PlanFacts) -> Plan:
         probe_s=facts.probe_s,
         local=inputs.disk.text,
         budget=facts.budget,
-        fit=room,
+        fit=fitting,
         workload=workload,
         rates=rates,
         forecast=result,

@@ -68,14 +68,14 @@ def probe(
     sample = _sample(ids)
     if not sample:
         return ProbeResult(Rates(), 0.0, ("no files to probe with",))
-    copies, local, place, is_local, no_room = None, None, None, False, ""
+    copies, local, place, is_local, no_space = None, None, None, False, ""
     with contextlib.ExitStack() as stack:
         try:
             place, is_local = stack.enter_context(_workplace(local_dir))
             most_bytes = GIVEN_BYTES if is_local else SCRATCH_BYTES
             copies = stack.enter_context(_Copies(manifest, sample[1::2] or sample, place, copying, most_bytes))
         except OSError as error:
-            no_room = f"there was no room for copies: {error.strerror}"
+            no_space = f"there was no room for copies: {error.strerror}"
         alone = _read_alone([manifest.source_path(id_) for id_ in sample[0::2]], limit_s * ALONE_SHARE)
         copied = Copied() if copies is None else copies.make(limit_s * COPY_SHARE)
         left_s = max(0.1, started + limit_s - time.monotonic())
@@ -83,7 +83,7 @@ def probe(
         if place is not None and is_local and (alone.opens or copied.size_bytes):
             local = _read_back(copied.paths or _own_file(place), read_s)
     rates = _rates(alone, copied, local, is_local=is_local)
-    notes = _notes(alone, copied, local, is_local=is_local, no_room=no_room)
+    notes = _notes(alone, copied, local, is_local=is_local, no_space=no_space)
     return ProbeResult(rates, time.monotonic() - started, tuple(notes))
 
 
@@ -353,14 +353,14 @@ def _alone_rates(found: AloneReading, name: str) -> dict[str, float | None]:
 
 
 def _notes(
-    alone: AloneReading, copied: Copied, local: AloneReading | None, *, is_local: bool, no_room: str
+    alone: AloneReading, copied: Copied, local: AloneReading | None, *, is_local: bool, no_space: str
 ) -> Iterator[str]:
     hung = alone.hung + copied.hung
     if hung:
         yield f"{hung} transfers did not end within the probe's time: the source is slow or hangs"
-    if no_room:
-        yield no_room
-    if not alone.opens or not (no_room or copied.size_bytes or copied.files):
+    if no_space:
+        yield no_space
+    if not alone.opens or not (no_space or copied.size_bytes or copied.files):
         yield "the sample could not be read"
     if not is_local:
         yield "no local directory to write to: the local disk was not measured"

@@ -24,34 +24,34 @@ def test_the_first_files_go_one_at_a_time_and_then_all_that_may() -> None:
     alone = Alone()
     for number in range(LEAST_FILES):
         now = number * 0.01
-        assert alone.room(32, 0, now) == 1
-        assert alone.room(31, 1, now) == 0
+        assert alone.may_begin(32, 0, now) == 1
+        assert alone.may_begin(31, 1, now) == 0
         alone.took(copied(number), now + 0.01)
-    assert alone.room(32, 0, 0.1) == 32
+    assert alone.may_begin(32, 0, 0.1) == 32
     assert alone.wake_after(0.1) is None
     assert alone.record() == AlonePart(files=8, bytes=8000, open_ns=16 * MS, read_ns=64 * MS)
 
 
 def test_a_slow_source_is_not_waited_for() -> None:
     alone = Alone()
-    assert alone.room(32, 0, 10.0) == 1
+    assert alone.may_begin(32, 0, 10.0) == 1
     assert alone.wake_after(10.1) == pytest.approx(FIRST_S - 0.1)
-    assert alone.room(31, 1, 10.0 + FIRST_S) == 31
+    assert alone.may_begin(31, 1, 10.0 + FIRST_S) == 31
     alone.took(copied(0), 11.0)
     assert alone.record() == AlonePart()  # others were beside it
 
 
 def test_however_long_it_takes_it_ends() -> None:
     alone = Alone()
-    alone.room(32, 0, 0.0)
+    alone.may_begin(32, 0, 0.0)
     alone.took(copied(0), 0.2)
-    assert alone.room(32, 0, 0.2) == 1
-    assert alone.room(31, 1, 0.2 + MOST_S) == 31
+    assert alone.may_begin(32, 0, 0.2) == 1
+    assert alone.may_begin(31, 1, 0.2 + MOST_S) == 31
 
 
 def test_what_failed_says_nothing() -> None:
     alone = Alone()
-    alone.room(32, 0, 0.0)
+    alone.may_begin(32, 0, 0.0)
     alone.took(copied(0, Status.SOURCE_ERROR), 0.01)
     assert alone.record() == AlonePart()
 

@@ -17,7 +17,7 @@ from benchmarks.copyall import run_to_end
 from hpcstage.daemon.copying import inodes
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.copying.inodes import Inodes
-from hpcstage.daemon.copying.writes import HELPER, MANY, Writes
+from hpcstage.daemon.copying.writes import HELPER, MOST_SINGLY, Writes
 from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.rates import Limits
@@ -160,32 +160,32 @@ def files_below(directory: Path) -> list[Path]:
 
 
 def test_many_at_once_are_out_of_sight_before_they_are_deleted(start_daemon, make_tree):
-    root = make_tree(files=3 * (MANY + 100), size_bytes=100)
+    root = make_tree(files=3 * (MOST_SINGLY + 100), size_bytes=100)
     daemon = start_daemon(root).attach()
     daemon.staged()
-    assert len(files_below(daemon.store(root / "class1"))) == MANY + 100
+    assert len(files_below(daemon.store(root / "class1"))) == MOST_SINGLY + 100
     assert daemon.ask(Kind.WROTE, os.fsencode(root / "class1"))[0] is Answer.DONE
     assert not daemon.store(root / "class1").exists()
-    assert len(files_below(daemon.store(root / "class0"))) == MANY + 100
+    assert len(files_below(daemon.store(root / "class0"))) == MOST_SINGLY + 100
     assert daemon.ask(Kind.WROTE, os.fsencode(root.parent))[0] is Answer.DONE
     assert files_below(daemon.node_dir / "store") == []
     assert daemon.want(root / "class0" / "file00000.bin") == (Answer.DIRECT, Reason.VOID)
     wait_until(lambda: not list((daemon.node_dir / "gone").iterdir()))
     assert daemon.ask(Kind.WROTE, os.fsencode(root))[0] is Answer.DONE, "again does no harm"
     part = daemon.end()
-    assert part.totals.void == 3 * (MANY + 100)
+    assert part.totals.void == 3 * (MOST_SINGLY + 100)
 
 
 def test_second_names_of_links_go_too(start_daemon, tmp_path):
     root = tmp_path / "data"
     root.mkdir()
     (tmp_path / "one").write_bytes(b"x" * 100)
-    for index in range(MANY + 10):
+    for index in range(MOST_SINGLY + 10):
         (root / f"link{index:05d}").symlink_to(tmp_path / "one")
     daemon = start_daemon(root).attach()
     daemon.staged()
     links = daemon.node_dir / "links"
-    assert len(list(links.iterdir())) == MANY + 10
+    assert len(list(links.iterdir())) == MOST_SINGLY + 10
     assert daemon.ask(Kind.WROTE, os.fsencode(root))[0] is Answer.DONE
     assert files_below(daemon.node_dir / "store") == []
     wait_until(lambda: not list(links.iterdir()))
@@ -195,7 +195,7 @@ def test_second_names_of_links_go_too(start_daemon, tmp_path):
 @pytest.mark.parametrize("copied", [1, 60, 400, 1200])
 def test_many_at_once_while_they_are_copied(start_daemon, make_tree, copied):
     """What is in flight when its dataset is renamed never appears, neither then nor later."""
-    files = MANY + 500
+    files = MOST_SINGLY + 500
     root = make_tree(files=files, size_bytes=500)
     daemon = start_daemon(root, transfers=16, max_rate_bytes_per_s=500_000.0).attach()
     daemon.wait_for_scan()
@@ -213,7 +213,7 @@ def test_many_at_once_while_they_are_copied(start_daemon, make_tree, copied):
 
 
 def test_the_room_of_many_is_free_once_they_are_deleted(local_dir, make_tree):
-    root = make_tree(files=MANY + 100, size_bytes=100)
+    root = make_tree(files=MOST_SINGLY + 100, size_bytes=100)
     manifest = scan(resolve([os.fspath(root)], Path("/"))).manifest
     store, helpers = Store(local_dir), Helpers()
     store.make()
@@ -227,7 +227,7 @@ def test_the_room_of_many_is_free_once_they_are_deleted(local_dir, make_tree):
         writes = Writes(helpers, engine, Inodes(manifest, helpers, own_scan=True), lambda _: None)
         writes.void(os.fsencode(root))
         assert files_below(local_dir / "store") == []
-        assert queue.budget.used_files == MANY + 100, "they are still on the disk"
+        assert queue.budget.used_files == MOST_SINGLY + 100, "they are still on the disk"
         assert helpers.wait(HELPER, 30.0)
         assert (queue.budget.used_files, queue.budget.used_bytes) == (0, 0)
     finally:
@@ -236,7 +236,7 @@ def test_the_room_of_many_is_free_once_they_are_deleted(local_dir, make_tree):
 
 
 def test_what_cannot_be_renamed_is_dropped_one_by_one(start_daemon, make_tree):
-    root = make_tree(files=MANY + 200, size_bytes=100)
+    root = make_tree(files=MOST_SINGLY + 200, size_bytes=100)
     daemon = start_daemon(root).attach()
     daemon.staged()
     (daemon.node_dir / "gone").write_bytes(b"a file in its place")

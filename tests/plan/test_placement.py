@@ -155,8 +155,8 @@ def test_choice() -> None:
     size = needed_bytes(sizes)
     assert size == 100 * BLOCK
 
-    def chosen(*rooms: int) -> Placing:
-        return choose(size, 10, [Budget(room * BLOCK, 10) for room in rooms])[0]
+    def chosen(*free: int) -> Placing:
+        return choose(size, 10, [Budget(room * BLOCK, 10) for room in free])[0]
 
     assert chosen(100) is Placing.PRIVATE
     assert chosen(100, 100) is Placing.REPLICATE

@@ -38,7 +38,7 @@ FIRST_S = 0.6
 """The longest that the first one may take: the copiers are just starting."""
 FORGET_S = 1.5
 """Clients of network file systems hold what they know of a name for about a second without asking."""
-OPENS = 5
+MOST_REOPENED = 5
 OPENING_S = 1.0
 HELPER = "alone"
 
@@ -56,7 +56,7 @@ class Alone:
         """The time at which the first of them ended."""
         self._over = False
 
-    def room(self, free: int, assigned: int, now: float) -> int:
+    def may_begin(self, free: int, assigned: int, now: float) -> int:
         """Returns how many of the `free` transfers may begin."""
         if self._began is None:
             self._began = now
@@ -109,7 +109,7 @@ class Reopened:
         self.files: int | None = None
         """The number of files that were opened."""
         self._cold_open_ns: int | None = None
-        self._kept_share: float | None = None
+        self._cached_share: float | None = None
         self._helpers = helpers
         self._started = False
 
@@ -123,19 +123,19 @@ class Reopened:
 
     def _ended(self, answer: bytes | None) -> None:
         with contextlib.suppress(ValueError, TypeError):
-            self.files, self._cold_open_ns, self._kept_share = json.loads(answer or b"")
+            self.files, self._cold_open_ns, self._cached_share = json.loads(answer or b"")
 
     def record(self, alone: AlonePart) -> AlonePart:
         """Returns the part of the record on single transfers with what the opens took."""
-        return replace(alone, reopened=self.files, cold_open_ns=self._cold_open_ns, kept_share=self._kept_share)
+        return replace(alone, reopened=self.files, cold_open_ns=self._cold_open_ns, kept_share=self._cached_share)
 
 
 def reopen(paths: Sequence[bytes]) -> bytes:
     """Opens files. Returns in JSON how many, the ns that an open took and the share of their pages in memory; null
     where these are not known. Runs in a helper, since the source may hang."""
-    opened, kept = [], []
+    opened, cached = [], []
     end = time.monotonic() + OPENING_S
-    for path in paths[:OPENS]:
+    for path in paths[:MOST_REOPENED]:
         with contextlib.suppress(OSError):
             begin_ns = time.monotonic_ns()
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -145,11 +145,11 @@ def reopen(paths: Sequence[bytes]) -> bytes:
             finally:
                 os.close(fd)
             if share is not None:
-                kept.append(share)
+                cached.append(share)
         if time.monotonic() > end:
             break
     cold_open_ns = sorted(opened)[len(opened) // 4] if opened else None  # a busy machine makes some of them slow
-    return json.dumps([len(opened), cold_open_ns, statistics.median(kept) if kept else None]).encode()
+    return json.dumps([len(opened), cold_open_ns, statistics.median(cached) if cached else None]).encode()
 
 
 def resident(fd: int) -> float | None:

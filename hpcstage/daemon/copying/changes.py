@@ -59,7 +59,7 @@ class Changes:
             self._unseen(f"no directory of the datasets ({os.strerror(ctypes.get_errno())})")
             return
         work = lambda: json.dumps(_watch_all(libc, fd, manifest)).encode()  # noqa: E731
-        if helpers.start(HELPER, work, self._set, kept=(fd,)) is None:
+        if helpers.start(HELPER, work, self._set, open_fds=(fd,)) is None:
             self._set(None)
 
     def _set(self, data: bytes | None) -> None:

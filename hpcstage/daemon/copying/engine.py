@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 MOST_TRIES = 3
 SMALL_BYTES = 256 << 10
 """Below this mean size copiers may get as many transfers ahead as they have threads."""
-NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
-BROKEN_DISK = frozenset(
+NO_SPACE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+BROKEN_DISK_ERRNOS = frozenset(
     {errno.EROFS, errno.ENOENT, errno.EIO, errno.ENODEV, errno.ESTALE, errno.EACCES, errno.EPERM, errno.EXDEV}
 )
 MOST_ERRORS = 20
@@ -145,7 +145,7 @@ class Engine:
     def pump(self, now: float) -> None:
         """Fills the copiers."""
         assigned, hooks = self.pool.assigned, self.hooks
-        free = self.alone.room(self.pool.transfers + self._ahead() - assigned, assigned, now)
+        free = self.alone.may_begin(self.pool.transfers + self._ahead() - assigned, assigned, now)
         if free > 0 and not self.queue.states.closed and not self.withdrawals.is_paused:
             for id_ in self.queue.source.next(free, now):
                 hooks.given(id_)
@@ -214,8 +214,8 @@ class Engine:
 
     def _failed(self, result: Result, now: float) -> None:
         local = result.status is Status.LOCAL_ERROR
-        self.queue.failed(result.id, no_room=local and result.errno in NO_ROOM)
-        if local and result.errno in BROKEN_DISK:
+        self.queue.failed(result.id, no_room=local and result.errno in NO_SPACE_ERRNOS)
+        if local and result.errno in BROKEN_DISK_ERRNOS:
             self.queue.states.close(Reason.FAILED)
         self.failures.add(self.manifest.source_path(result.id), describe(result), now)
 

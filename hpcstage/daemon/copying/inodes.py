@@ -15,9 +15,9 @@ from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.plan.dataset.manifest import Manifest
 
 HELPER = "inodes"
-AT_ONCE = 20_000
+MOST_AT_ONCE = 20_000
 """The most files whose index is made at once, which takes some ten milliseconds."""
-EACH = 64
+MOST_SINGLY = 64
 """The most ids that are looked up one by one."""
 
 
@@ -41,7 +41,7 @@ class Inodes:
     def same_as(self, ids: Collection[int]) -> Collection[int]:
         """Returns these ids and all other ids of their inodes."""
         inodes, devices = self._manifest.inodes, self._manifest.devices
-        if len(ids) <= EACH:
+        if len(ids) <= MOST_SINGLY:
             return sorted({i for id_ in ids for i in self._of_inode(inodes[id_]) if devices[i] == devices[id_]})
         shared = self._of_shared()
         more = {i for id_ in ids for i in shared.get((devices[id_], inodes[id_]), ())} if shared else set()
@@ -60,7 +60,7 @@ class Inodes:
         return found
 
     def _make(self) -> None:
-        if len(self._manifest) <= AT_ONCE:
+        if len(self._manifest) <= MOST_AT_ONCE:
             self._sorted = _by_inode(self._manifest)
         else:
             self._helpers.start(HELPER, lambda: _by_inode(self._manifest).tobytes(), self._made)

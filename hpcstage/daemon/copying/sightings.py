@@ -32,8 +32,8 @@ MOST_WATCHES = 4096
 LEAST_BYTES = 256 << 10
 """Reading less than this is no evidence: a program may read as much to start."""
 LEAST_SHARE = 0.5
-COST = 100
-"""Looks take at most one part in COST of the time."""
+MOST_TIME_SHARE = 0.01
+"""Looks take at most this share of the time."""
 _OPEN, _ONLYDIR = 0x20, 0x1000000
 
 
@@ -56,7 +56,7 @@ class Sightings:
         self._fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd >= 0:
             fd = self._fd
-            helpers.start(HELPER, lambda: json.dumps(_watch(libc, fd, manifest)).encode(), self._set, kept=(fd,))
+            helpers.start(HELPER, lambda: json.dumps(_watch(libc, fd, manifest)).encode(), self._set, open_fds=(fd,))
 
     def _set(self, data: bytes | None) -> None:
         if data is not None:
@@ -89,7 +89,7 @@ class Sightings:
         begin = time.monotonic()
         found = self._look(programs(), attached)
         self._given = Counter({id_: self._given[id_] for id_ in flying})
-        self._next = now + COST * (time.monotonic() - begin)
+        self._next = now + (time.monotonic() - begin) / MOST_TIME_SHARE
         return found
 
     def _look(self, programs: Collection[int], attached: Collection[int]) -> set[int]:

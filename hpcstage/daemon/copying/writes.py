@@ -23,7 +23,7 @@ from hpcstage.protocol.shim import EARLY_FILE, LANDED
 from hpcstage.store import directory as store
 
 HELPER = "removal"
-MANY = 1000
+MOST_SINGLY = 1000
 """The most copies that are dropped one by one, which takes some ten milliseconds."""
 _NICEST = 19
 
@@ -87,7 +87,7 @@ class Writes:
         others = [id_ for id_ in self._inodes.same_as(ids) if id_ not in ids]
         if others:
             self._void(others)
-        if len(ids) <= MANY:
+        if len(ids) <= MOST_SINGLY:
             self._void(ids)
             return
         try:

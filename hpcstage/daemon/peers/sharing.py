@@ -25,8 +25,8 @@ from hpcstage.protocol.membership import Membership
 MOST_EARLY = 1024
 
 
-class Sharing:
-    """Shares nothing: a node without a group. `FileSharing` is that of a node in one."""
+class OtherNodes:
+    """The other nodes of a node without a group: there are none to be told anything. See FileSharing for a group."""
 
     def announce(self) -> None:
         """Sends this node's manifest to the others if it leads; called once manifest and plan are written."""
@@ -42,7 +42,7 @@ class Sharing:
         meanwhile."""
 
 
-class FileSharing(Sharing):
+class FileSharing(OtherNodes):
     """Owns what the module says; see nodegroup.Participant. It calls `on_written` with files that programs of other
     nodes write to. A node that is in no group is told no writes: its programs may read copies that were staged
     before."""
@@ -102,7 +102,7 @@ class FileSharing(Sharing):
         self._announce()
 
     def announce(self) -> None:
-        """See Sharing."""
+        """See OtherNodes."""
         self._announces = True
         self._announce()
 
@@ -212,7 +212,7 @@ class FileSharing(Sharing):
         self._group.send(exchange.Offer(message.node, exchange.Why.UNKNOWN, message.ids))
 
     def written(self, ids: Iterable[int]) -> None:
-        """See Sharing."""
+        """See OtherNodes."""
         new = array("I", ids)
         self._told.extend(new)
         if self.joined:
@@ -223,7 +223,7 @@ class FileSharing(Sharing):
             self._group.send(message)
 
     def reading(self, now: float) -> None:
-        """See Sharing."""
+        """See OtherNodes."""
         untold = self._engine.queue.large.reads.untold(now)
         if self.joined and untold:
             for message in exchange.in_messages(exchange.Reading(tuple(untold))):

@@ -51,13 +51,13 @@ class Accounts:
         """Reads what attached processes have read themselves so far; if they are many, some now and others at the next
         look."""
         found = sorted(pids)
-        room = MOST_THREADS
+        threads_left = MOST_THREADS
         for _ in range(len(found)):
-            if room <= 0:
+            if threads_left <= 0:
                 break
             pid = found[self._next % len(found)]
             self._next += 1
-            room -= self._one(pid, room)
+            threads_left -= self._one(pid, threads_left)
 
     def _one(self, pid: int, most: int) -> int:
         """Looks at the living threads of a process only, since its process-wide counter also holds what its reaped

@@ -42,10 +42,10 @@ class Helpers:
         name: str,
         work: Callable[[], bytes],
         on_end: Callable[[bytes | None], None],
-        kept: Collection[int] = (),
+        open_fds: Collection[int] = (),
     ) -> int | None:
         """Runs `work` in a child; `on_end` gets what it returned, or None if it failed. The child keeps the descriptors
-        in `kept` open.
+        in `open_fds` open.
 
         Returns the descriptor to watch; None if a helper of that name still runs or none can be started.
         """
@@ -63,7 +63,7 @@ class Helpers:
             os.close(into)
             return None
         if pid == 0:
-            _child(work, into, parent, self._umask, kept)
+            _child(work, into, parent, self._umask, open_fds)
         os.close(into)
         self._by_fd[out] = _Helper(name, pid, on_end)
         return out
@@ -110,12 +110,12 @@ class Helpers:
         self._by_fd.clear()
 
 
-def _child(work: Callable[[], bytes], into: int, parent: int, umask: int, kept: Collection[int]) -> None:
+def _child(work: Callable[[], bytes], into: int, parent: int, umask: int, open_fds: Collection[int]) -> None:
     code = 1
     try:
         gc.freeze()
         die_with_parent(parent)
-        become_quiet({into, *kept})
+        become_quiet({into, *open_fds})
         os.umask(umask)
         data = b"+" + work()
         while data:

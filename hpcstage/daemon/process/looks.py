@@ -19,8 +19,8 @@ EVERY_S = 0.05
 LONGEST_S = 0.25
 """The longest time that a look stands for, as the daemon may have been busy."""
 FIND_EVERY_S = 0.25
-COST = 50
-"""Looks take at most one part in COST of the time."""
+MOST_TIME_SHARE = 0.02
+"""Looks take at most this share of the time."""
 MOST_PROCESSES = 32
 MOST_THREADS = 256
 """The most threads in one look, of all processes together."""
@@ -64,18 +64,18 @@ class Looks:
         if now < self._next:
             return
         begin = time.monotonic()
-        room, seen = MOST_THREADS, 0
+        threads_left, seen = MOST_THREADS, 0
         for pid, inside, waits, source_maps, local_maps in self._several():
             seen += 1
-            if seen > MOST_PROCESSES or room <= 0:
+            if seen > MOST_PROCESSES or threads_left <= 0:
                 break
-            states = threads_of(pid, room)
-            room -= len(states)
+            states = threads_of(pid, threads_left)
+            threads_left -= len(states)
             if states:
                 call = ("source" if waits else "local") if inside else ""
                 self._add(pid, now, states, call, "source" if source_maps else "local" if local_maps else "")
         least_s = EVERY_S if seen else FIND_EVERY_S
-        self._next = now + max(least_s, COST * (time.monotonic() - begin))
+        self._next = now + max(least_s, (time.monotonic() - begin) / MOST_TIME_SHARE)
 
     def _add(self, pid: int, now: float, states: str, call: str, mapped: str) -> None:
         """Adds a look. `call` says where a thread is inside a call, `mapped` where files are mapped: `source`, `local`

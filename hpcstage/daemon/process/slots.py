@@ -21,10 +21,10 @@ from hpcstage.record.parts.rows import ProcessPart
 
 LOOK_EVERY_S = 1.0
 FILL_EVERY_S = 0.1
-"""While many slots are in use."""
-MANY = 0.25
-SHORT = 0.5
-"""Shares of a layer's slots that are in use. From `SHORT` on those of ended processes are freed."""
+"""The interval while at least BUSY_SHARE of a layer's slots are in use."""
+BUSY_SHARE = 0.25
+SHORT_SHARE = 0.5
+"""Once this share of a layer's slots is in use, those of ended processes are freed."""
 MOST_LOOKS = 512
 """At processes in one go, which takes some milliseconds."""
 LetGo = Callable[[Sequence[int]], list[int]]
@@ -57,9 +57,9 @@ class Slots:
         self._cleared = []
         shares = [self._page.share_in_use(layer) for layer in self._page.ranges]
         for layer, share in zip(self._page.ranges, shares, strict=True):
-            if share >= SHORT:
+            if share >= SHORT_SHARE:
                 self._free(layer)
-        self._next = time.monotonic() + (FILL_EVERY_S if max(shares) >= MANY or self._cleared else LOOK_EVERY_S)
+        self._next = time.monotonic() + (FILL_EVERY_S if max(shares) >= BUSY_SHARE or self._cleared else LOOK_EVERY_S)
 
     def _free(self, layer: range) -> None:
         found = [slot for slot in self._in_turn(layer) if self._has_ended(slot)]

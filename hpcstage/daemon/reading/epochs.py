@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcstage.daemon.reading import arrays
-from hpcstage.daemon.reading.kept import Positions, positions
+from hpcstage.daemon.reading.adherence import Positions, positions
 from hpcstage.daemon.reading.learn import MOST_INDEX, NONE, Rows, Table
 from hpcstage.daemon.reading.streams import Stream, Who, merge
 from hpcstage.plan.dataset.manifest import Manifest

@@ -1,7 +1,7 @@
 """Learns from the files that a program opens: which files an index of a dataset opens, and the order of all. Pure.
 
 Owns what is known of each dataset of the program (by its key), whether an announced table is right, and the order of
-first opens. How well an announced order was kept is in `kept`.
+first opens. How well an announced order was kept is in `adherence`.
 
 A sample's files are those that its process opened between the mark of its index and the next mark.
 """

@@ -145,14 +145,14 @@ class Opens:
                     self._turn.append(slot)
 
     def _read(self) -> None:
-        room = POLL_BYTES
+        bytes_left = POLL_BYTES
         for _ in range(len(self._turn)):
-            if room <= 0:
+            if bytes_left <= 0:
                 self.more = True
                 return
             slot = self._turn[0]
             self._turn.rotate(-1)
-            room -= self._read_one(slot, self._rings[slot])
+            bytes_left -= self._read_one(slot, self._rings[slot])
         self.more = False
 
     def _read_one(self, slot: int, ring: Ring) -> int:

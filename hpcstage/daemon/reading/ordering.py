@@ -143,7 +143,7 @@ class Ordering(Service):
             self._trace = traces.NOT_LEARNT
         elif spec.node_index == 0:
             self._trace = traces.UNFINISHED
-            known = traces.Known(learner.first, {}, self._provenance, self.watch.keeping.kept_share)
+            known = traces.Known(learner.first, {}, self._provenance, self.watch.adherence.kept_share)
             self._base.helpers.start(
                 TRACE_HELPER,
                 lambda: traces.leave(spec, self._prepared.manifest, known._replace(tables=learner.tables())),

@@ -40,9 +40,9 @@ def parse(chunk: bytes, at: int) -> Parsed:
         stamp, size, kind, detail = _HEAD.unpack_from(chunk, offset)
         if stamp != (at + offset + 1) % _STAMPS:
             break
-        room = RING_DATA_BYTES - (at + offset) % RING_DATA_BYTES
-        length = room if kind == RECORD_PAD else _length(size)
-        if length > room or offset + length > end:
+        bytes_to_end = RING_DATA_BYTES - (at + offset) % RING_DATA_BYTES
+        length = bytes_to_end if kind == RECORD_PAD else _length(size)
+        if length > bytes_to_end or offset + length > end:
             raise Damaged
         if kind != RECORD_PAD:
             ns = RECORD.unpack_from(chunk, offset)[4]

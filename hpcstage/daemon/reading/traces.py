@@ -22,7 +22,7 @@ from hpcstage.plan.order import trace
 from hpcstage.protocol.daemonspec import DaemonSpec
 
 LEARNT_FILE = "learnt"
-FULLER = 2
+FULLER_FACTOR = 2
 """A trace with more than this many times the files is not replaced: a run that was broken off knows less."""
 NOTHING_OPENED = "no file was opened"
 NOT_LEARNT = "learning is off"
@@ -70,7 +70,7 @@ def _leave(spec: DaemonSpec, manifest: Manifest, known: Known) -> str:
     if not len(known.first):
         return NOTHING_OPENED
     last, _ = trace.find(_directory(spec), _roots(spec), spec.command, manifest)
-    if last is not None and len(last.order) > FULLER * len(known.first):
+    if last is not None and len(last.order) > FULLER_FACTOR * len(known.first):
         return f"run {last.header.run_id} left one of {len(last.order):,} files, this run opened {len(known.first):,}"
     header = trace.TraceHeader(
         command=tuple(spec.command),

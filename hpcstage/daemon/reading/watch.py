@@ -1,7 +1,7 @@
 """Watches what the program opens, learns from it and compares it with what was announced.
 
-Owns the decision whether processes log (which the page tells them), the rings, and when enough is known. What is learnt
-is in `learn`, how well an order was kept in `kept`. Events and announcements are handled in the order in which they
+Owns the decision whether processes log (which the page tells them), the rings, and when enough is known. `learn` holds
+what is learnt, `adherence` how well an order was kept. Events and announcements are handled in the order in which they
 came: opens that follow the announcement of an epoch wait until its indices are mapped.
 """
 
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from hpcstage.daemon.process.page import Page
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.states import FINAL
+from hpcstage.daemon.reading.adherence import Adherence, Following
 from hpcstage.daemon.reading.epochs import Announced, Mapped
-from hpcstage.daemon.reading.kept import Following, Keeping
 from hpcstage.daemon.reading.learn import Learner, LearntDataset, TracedTable
 from hpcstage.daemon.reading.opens import Event, Finder, Lost, Marked, Opened, Opens, finder
 from hpcstage.plan.dataset.manifest import Manifest
@@ -141,7 +141,7 @@ class Watch:
         on_wrong: Callable[[int], object],
     ) -> None:
         self.learner = learner
-        self.keeping = Keeping(log.family)
+        self.adherence = Adherence(log.family)
         self.events = 0
         self.opened_files = self.opened_bytes = 0
         """The number of opens of files, and the sum of the sizes of these files."""
@@ -180,7 +180,7 @@ class Watch:
         came = self._poll() if len(self._backlog) < STEP_EVENTS else 0
         self._take(STEP_EVENTS)
         if not self._queue.settled:
-            self.keeping.look(now - self._started, now, lambda id_: self._queue.states.of(id_) in FINAL)
+            self.adherence.look(now - self._started, now, lambda id_: self._queue.states.of(id_) in FINAL)
         more = self._log.more or (len(self._backlog) >= STEP_EVENTS and not self._is_held())
         self._log.next_look = now if more else now + (BUSY_EVERY_S if came > BUSY_EVENTS else LOOK_EVERY_S)
         if not self._backlog and self._knows_enough():
@@ -233,7 +233,7 @@ class Watch:
             self.opened_files += 1
             self.opened_bytes += self._sizes[item.file_id]
             learner.opened(item.slot, item.file_id)
-            self.keeping.opened(item.slot, item.file_id)
+            self.adherence.opened(item.slot, item.file_id)
         elif isinstance(item, Marked):
             self.events += 1
             wrong = learner.marked(item.slot, item.key, item.index)
@@ -244,11 +244,11 @@ class Watch:
             learner.lost(item.slot)
 
     def _change(self, one: Announced) -> None:
-        self.keeping.end(one.who)
+        self.adherence.end(one.who)
         self._awaited.discard(one)
         mapped = self._mapped.pop(one, None)
         if mapped is not None and len(mapped.ids):
-            self.keeping.begin(Following(one.who, mapped.where))
+            self.adherence.begin(Following(one.who, mapped.where))
 
     # ---- the record
 
@@ -256,10 +256,10 @@ class Watch:
         """Returns the order's part of the record with what is known of the opens."""
         return replace(
             order,
-            kept_share=self.keeping.kept_share,
-            near_share=self.keeping.near_share,
-            announced_opens=self.keeping.opens,
-            lead=self.keeping.lead.record(),
+            kept_share=self.adherence.kept_share,
+            near_share=self.adherence.near_share,
+            announced_opens=self.adherence.opens,
+            lead=self.adherence.lead.record(),
             tables=tuple(_table(key, dataset) for key, dataset in self.learner.datasets.items()),
             events=self.events,
             lost_bytes=self._log.lost_bytes,

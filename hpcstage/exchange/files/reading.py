@@ -93,14 +93,14 @@ class Outgoing:
                     self._begin(self.ids.popleft(), catalog, filled)
                 return
 
-    def _take(self, catalog: Catalog, filled: Filled, room: int) -> list[int]:
+    def _take(self, catalog: Catalog, filled: Filled, bytes_left: int) -> list[int]:
         """Returns the next ids that should find space, and the one after them."""
         ids: list[int] = []
-        while self.ids and room > 0 and len(ids) + len(filled.rows) < MAX_ROWS:
+        while self.ids and bytes_left > 0 and len(ids) + len(filled.rows) < MAX_ROWS:
             id_ = self.ids.popleft()
             if id_ in catalog:
                 ids.append(id_)
-                room -= catalog.size(id_)
+                bytes_left -= catalog.size(id_)
             else:
                 filled.unknown.append(id_)
         return ids

@@ -70,8 +70,8 @@ class Sharing:
         return self.placed + epochs * (1 - self.placed)
 
 
-def alike(kind: Placing, nodes: int, room: float) -> Sharing:
-    """Returns the sharing of nodes whose budgets each hold the share `room` of the dataset (1: all of it)."""
-    room = max(0.0, min(1.0, room))
-    placed = room if kind is Placing.PRIVATE else min(1.0, room * nodes)
-    return Sharing(kind, nodes, placed, placed / nodes if kind is Placing.PARTITION else room)
+def alike(kind: Placing, nodes: int, budget_share: float) -> Sharing:
+    """Returns the sharing of nodes whose budgets each hold the share `budget_share` of the dataset (1: all of it)."""
+    budget_share = max(0.0, min(1.0, budget_share))
+    placed = budget_share if kind is Placing.PRIVATE else min(1.0, budget_share * nodes)
+    return Sharing(kind, nodes, placed, placed / nodes if kind is Placing.PARTITION else budget_share)

@@ -24,7 +24,7 @@ NOBODY = 0xFFFF
 
 
 @dataclass
-class Rooms:
+class FreeBudgets:
     """The free blocks and inodes of each node."""
 
     blocks: list[int]
@@ -114,49 +114,49 @@ def needed_bytes(sizes: Sequence[int]) -> int:
     return sum(blocks_of(sizes)) * BLOCK_BYTES
 
 
-def rooms_of(budgets: Sequence[Budget]) -> Rooms:
+def free_budgets(budgets: Sequence[Budget]) -> FreeBudgets:
     """Makes the free blocks and inodes of nodes with these budgets."""
-    return Rooms([max(0, b.size_bytes) // BLOCK_BYTES for b in budgets], [max(0, b.inodes) for b in budgets])
+    return FreeBudgets([max(0, b.size_bytes) // BLOCK_BYTES for b in budgets], [max(0, b.inodes) for b in budgets])
 
 
-def dealt_within(sizes: Sequence[int], rooms: Rooms, seed: int) -> Dealt:
-    """Deals all ids so that no node gets more than fits; `rooms` then holds what is still free."""
+def dealt_within(sizes: Sequence[int], free: FreeBudgets, seed: int) -> Dealt:
+    """Deals all ids so that no node gets more than fits; `free` then holds what is still free."""
     needed = sum(blocks_of(sizes))
-    deal = _deal(len(sizes), needed, rooms, seed)
-    if needed <= sum(rooms.blocks) and len(sizes) <= sum(rooms.inodes):
-        return _all_dealt(deal, sizes, rooms)
-    return _first_dealt(deal, sizes, rooms)
+    deal = _deal(len(sizes), needed, free, seed)
+    if needed <= sum(free.blocks) and len(sizes) <= sum(free.inodes):
+        return _all_dealt(deal, sizes, free)
+    return _first_dealt(deal, sizes, free)
 
 
-def _all_dealt(deal: Deal, sizes: Sequence[int], rooms: Rooms) -> Dealt:
+def _all_dealt(deal: Deal, sizes: Sequence[int], free: FreeBudgets) -> Dealt:
     """Deals all ids where all nodes together can hold them; ids beyond a node's budget go to others, largest first."""
     blocks, counts = deal.sums(_Blocks(sizes)), deal.counts(len(sizes))
     homeless: list[int] = []
     for node in range(deal.nodes):
-        if blocks[node] <= rooms.blocks[node] and counts[node] <= rooms.inodes[node]:
-            rooms.take(node, blocks[node], counts[node])
+        if blocks[node] <= free.blocks[node] and counts[node] <= free.inodes[node]:
+            free.take(node, blocks[node], counts[node])
         else:
-            homeless += _surplus(deal.ids_of(node), sizes, rooms, node)
+            homeless += _surplus(deal.ids_of(node), sizes, free, node)
     homeless.sort(key=lambda file_id: (-sizes[file_id], file_id))
     found = dict.fromkeys(homeless, NOBODY)
-    found.update(zip(*rooms.fill(homeless, sizes), strict=True))
+    found.update(zip(*free.fill(homeless, sizes), strict=True))
     ids = array("I", sorted(homeless))
     return Dealt(deal, len(sizes), ids, array("H", map(found.__getitem__, ids)))
 
 
-def _first_dealt(deal: Deal, sizes: Sequence[int], rooms: Rooms) -> Dealt:
+def _first_dealt(deal: Deal, sizes: Sequence[int], free: FreeBudgets) -> Dealt:
     """Deals the first ids while they fit on all nodes, where not all ids fit; then places others that still fit."""
-    end = deal.common_end(_Blocks(sizes), rooms.inodes, rooms.blocks)
+    end = deal.common_end(_Blocks(sizes), free.inodes, free.blocks)
     blocks, counts = deal.sums(_Blocks(sizes[:end])), deal.counts(end)
     for node in range(deal.nodes):
-        rooms.take(node, blocks[node], counts[node])
-    return Dealt(deal, end, *rooms.fill(range(end, len(sizes)), sizes))
+        free.take(node, blocks[node], counts[node])
+    return Dealt(deal, end, *free.fill(range(end, len(sizes)), sizes))
 
 
-def _deal(files: int, needed: int, rooms: Rooms, seed: int) -> Deal:
+def _deal(files: int, needed: int, free: FreeBudgets, seed: int) -> Deal:
     """Makes equal parts where they fit; else smaller nodes get what they can hold, and the others more."""
     typical = max(1, needed // max(1, files))
-    caps = [min(blocks, inodes * typical) for blocks, inodes in zip(rooms.blocks, rooms.inodes, strict=True)]
+    caps = [min(blocks, inodes * typical) for blocks, inodes in zip(free.blocks, free.inodes, strict=True)]
     level = _level(caps, needed)
     if min(caps) >= level:
         return dealing.equal(files, len(caps), seed)
@@ -177,11 +177,11 @@ def _level(caps: Sequence[int], needed: int) -> int:
     return max(caps)
 
 
-def _surplus(ids: array[int], sizes: Sequence[int], rooms: Rooms, node: int) -> array[int]:
+def _surplus(ids: array[int], sizes: Sequence[int], free: FreeBudgets, node: int) -> array[int]:
     """Takes blocks and inodes for the first of a node's ids; returns those that do not fit."""
     ends = list(accumulate(blocks_of(map(sizes.__getitem__, ids))))
-    kept = min(bisect_right(ends, rooms.blocks[node]), rooms.inodes[node])
-    rooms.take(node, ends[kept - 1] if kept else 0, kept)
+    kept = min(bisect_right(ends, free.blocks[node]), free.inodes[node])
+    free.take(node, ends[kept - 1] if kept else 0, kept)
     return ids[kept:]
 
 

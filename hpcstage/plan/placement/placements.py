@@ -23,7 +23,7 @@ from itertools import chain, compress
 from hpcstage.plan.blocks import blocks as blocks_in
 from hpcstage.plan.blocks import blocks_of
 from hpcstage.plan.placement import dealing
-from hpcstage.plan.placement.owners import NOBODY, Dealt, dealt_within, needed_bytes, rooms_of
+from hpcstage.plan.placement.owners import NOBODY, Dealt, dealt_within, free_budgets, needed_bytes
 from hpcstage.plan.types import Budget
 from hpcstage.units import format_size
 
@@ -122,18 +122,18 @@ class Placement:
 
     def _measured_span(self, node: int) -> Span:
         files = self.files
-        room = rooms_of([files.nodes[node]])
+        free = free_budgets([files.nodes[node]])
         own = self._owners.ids_of(node)
-        room.take(0, sum(blocks_of(map(files.sizes.__getitem__, own))), len(own))
+        free.take(0, sum(blocks_of(map(files.sizes.__getitem__, own))), len(own))
         count, held, size = len(files.sizes), 0, 0
         start = count * node // self.nodes
         for position, file_id in enumerate(chain(range(start, count), range(start))):
             if self._owners.owner(file_id) in (node, NOBODY):
                 continue
             blocks = blocks_in(files.sizes[file_id])
-            if not room.has(0, blocks):
+            if not free.has(0, blocks):
                 return Span(position, held, size)
-            room.take(0, blocks)
+            free.take(0, blocks)
             held, size = held + 1, size + files.sizes[file_id]
         return Span(count, held, size)
 
@@ -148,7 +148,7 @@ def place(kind: Placing, sizes: Sequence[int], nodes: Sequence[Budget], seed: in
         return Placement(
             kind, files, Dealt(dealing.equal(len(sizes), len(nodes), seed), len(sizes), array("I"), array("H"))
         )
-    return Placement(kind, files, dealt_within(sizes, rooms_of(nodes), seed))
+    return Placement(kind, files, dealt_within(sizes, free_budgets(nodes), seed))
 
 
 def choose(size_bytes: int, files: int, nodes: Sequence[Budget]) -> tuple[Placing, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcstage.plan.budget import more_room
+from hpcstage.plan.budget import more_space
 from hpcstage.record.notes.visible import VISIBLE_RULES
 from hpcstage.record.parts.roster import Presence, few
 from hpcstage.record.schema import Note, Record, Severity
@@ -64,7 +64,7 @@ def store_full(record: Record) -> Iterator[Note]:
             f"{format_size(missing)} are read from the source in every epoch"
         )
         why = next((node.budget.why for node in record.nodes if node.budget and node.budget.why), "")
-        yield Note("store-full", Severity.WARNING, text, more_room(why))
+        yield Note("store-full", Severity.WARNING, text, more_space(why))
 
 
 def slow_disk(record: Record) -> Iterator[Note]:

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcstage.daemon.reading.kept import MOST_SAMPLES, NEAR, PLACES, CopyLead, Following, Keeping, positions
+from hpcstage.daemon.reading.adherence import (
+    MOST_POSITIONS,
+    MOST_SAMPLES,
+    NEAR_POSITIONS,
+    Adherence,
+    CopyLead,
+    Following,
+    positions,
+)
 from hpcstage.daemon.reading.streams import Who
 
 IDS = st.lists(st.integers(0, 12), max_size=25)
@@ -69,7 +77,7 @@ def test_a_file_that_is_opened_twice_counts_once():
 
 
 def test_few_files_drawn_very_often():
-    announced = [0, 1] * (4 * PLACES)
+    announced = [0, 1] * (4 * MOST_POSITIONS)
     followed = following(announced)
     for id_ in announced:
         followed.opened(1, id_)
@@ -83,7 +91,7 @@ def test_the_other_way_round():
     assert (followed.opens, followed.kept) == (10, 1)
 
 
-@given(st.integers(1, 200), st.integers(1, NEAR), st.randoms(use_true_random=False))
+@given(st.integers(1, 200), st.integers(1, NEAR_POSITIONS), st.randoms(use_true_random=False))
 def test_neighbours_in_any_order_are_nearly_in_order(files, window, random):
     followed = following(range(files), files)
     ids = [
@@ -116,40 +124,40 @@ def test_one_file_far_ahead_does_not_spoil_the_rest():
 
 def test_opens_belong_to_the_loader_of_the_process_or_its_parents():
     families = {1: [100], 2: [101, 100], 3: [300]}
-    keeping = Keeping(families.__getitem__)
-    keeping.begin(Following(Who(100, 1), positions([0, 1, 2], 5)))
+    adherence = Adherence(families.__getitem__)
+    adherence.begin(Following(Who(100, 1), positions([0, 1, 2], 5)))
     for process, id_ in ((1, 0), (2, 1), (3, 2), (1, 4)):
-        keeping.opened(process, id_)
-    assert (keeping.opens, keeping.kept_share) == (2, 1.0)
+        adherence.opened(process, id_)
+    assert (adherence.opens, adherence.kept_share) == (2, 1.0)
 
 
 def test_two_loaders_of_one_dataset_side_by_side():
     orders = {1: [4, 2, 0, 3, 1], 2: [0, 1, 2, 3, 4]}
-    keeping = Keeping(lambda _: [100])
+    adherence = Adherence(lambda _: [100])
     for number, ids in orders.items():
-        keeping.begin(Following(Who(100, number), positions(ids, 5)))
+        adherence.begin(Following(Who(100, number), positions(ids, 5)))
     for pair in zip(*orders.values(), strict=True):
         for id_ in pair:
-            keeping.opened(1, id_)
-    assert keeping.opens == 10
-    assert keeping.kept_share >= 0.8
+            adherence.opened(1, id_)
+    assert adherence.opens == 10
+    assert adherence.kept_share >= 0.8
 
 
 def test_epochs_add_up():
-    keeping = Keeping(lambda _: [100])
+    adherence = Adherence(lambda _: [100])
     for ids, opened in (([0, 1], [0, 1]), ([1, 0], [0, 1])):
-        keeping.begin(Following(Who(100, 1), positions(ids, 2)))
+        adherence.begin(Following(Who(100, 1), positions(ids, 2)))
         for id_ in opened:
-            keeping.opened(1, id_)
-    keeping.end(Who(100, 1))
-    assert (keeping.opens, keeping.kept_share, keeping.near_share) == (4, 0.75, 1.0)
+            adherence.opened(1, id_)
+    adherence.end(Who(100, 1))
+    assert (adherence.opens, adherence.kept_share, adherence.near_share) == (4, 0.75, 1.0)
 
 
 def test_nothing_announced():
-    keeping = Keeping(lambda _: [100])
-    keeping.opened(1, 0)
-    assert keeping.kept_share is None
-    assert keeping.lead.record() is None
+    adherence = Adherence(lambda _: [100])
+    adherence.opened(1, 0)
+    assert adherence.kept_share is None
+    assert adherence.lead.record() is None
 
 
 # ---- the lead
@@ -176,11 +184,11 @@ def test_the_program_overtakes():
 
 
 def test_the_least_of_all_loaders_counts():
-    keeping = Keeping(lambda _: [])
-    keeping.begin(Following(Who(1, 1), positions([0, 1, 2], 6)))
-    keeping.begin(Following(Who(2, 1), positions([3, 4, 5], 6)))
-    keeping.look(0.5, 0.5, {0, 1, 3}.__contains__)
-    assert keeping.lead.samples == [(0.5, 1, None)]
+    adherence = Adherence(lambda _: [])
+    adherence.begin(Following(Who(1, 1), positions([0, 1, 2], 6)))
+    adherence.begin(Following(Who(2, 1), positions([3, 4, 5], 6)))
+    adherence.look(0.5, 0.5, {0, 1, 3}.__contains__)
+    assert adherence.lead.samples == [(0.5, 1, None)]
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=3000))

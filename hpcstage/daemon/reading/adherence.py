@@ -7,7 +7,7 @@ lead. What was announced is in `streams`.
 Each process that reads for a loader (the loader's own process or one of its workers) reads a part of the announced
 order. Of its opens, the longest part that follows the announced order counts as in order; it is found online by
 patience sorting, and where an id was announced several times every position of it is tried. Threads of one process read
-neighbours in any order, which makes no difference to what is copied in time: opens at most NEAR positions behind the
+neighbours in any order, which makes no difference to what is copied in time: opens at most NEAR_POSITIONS behind the
 last one in order are counted on their own.
 """
 
@@ -27,12 +27,12 @@ from hpcstage.daemon.reading.streams import Who
 if TYPE_CHECKING:
     from hpcstage.record.parts.part import OrderLead
 
-PLACES = 64
+MOST_POSITIONS = 64
 """The most positions of one id that are tried for an open: those nearest to where its process is."""
-NEAR = 64
-STEPS = 20_000
+NEAR_POSITIONS = 64
+MOST_STEPS = 20_000
 """The most positions by which one look follows the staged part, so that a look is short."""
-PACE_LOOKS = 16
+LOOKS_OF_PACE = 16
 MOST_SAMPLES = 256
 
 
@@ -49,9 +49,9 @@ class Positions:
     def of(self, id_: int, behind: Sequence[int] = ()) -> Sequence[int]:
         """Returns the positions of an id; of very many only those beyond most of `behind`, which rises."""
         first, stop = self.starts[id_], self.starts[id_ + 1]
-        if stop - first > PLACES and len(behind) > PLACES:
-            first = bisect_right(self.places, behind[-PLACES], first, stop)
-        return self.places[first : min(stop, first + PLACES)]
+        if stop - first > MOST_POSITIONS and len(behind) > MOST_POSITIONS:
+            first = bisect_right(self.places, behind[-MOST_POSITIONS], first, stop)
+        return self.places[first : min(stop, first + MOST_POSITIONS)]
 
 
 def positions(ids: Sequence[int], files: int) -> Positions:
@@ -76,7 +76,7 @@ class Following:
         self.opens = 0
         """The number of opens of announced ids; a sample that opens its file again does not count."""
         self.near = 0
-        """The number of opens in the announced order or at most NEAR positions behind it."""
+        """The number of opens in the announced order or at most NEAR_POSITIONS behind it."""
         self.front = 0
         """The position that the program has come to."""
         self._ends: dict[int, array[int]] = {}
@@ -84,7 +84,7 @@ class Following:
         self._opened = array("I", bytes(4 * len(where.ids)))
         """How often an id was opened, stored at `where.starts[id]`."""
         self._staged_to = 0
-        self._fronts: deque[tuple[float, int]] = deque(maxlen=PACE_LOOKS)
+        self._fronts: deque[tuple[float, int]] = deque(maxlen=LOOKS_OF_PACE)
 
     def distance(self, process: int, id_: int) -> int | None:
         """Returns how far ahead of what a process read last this id is, negative if it is behind; None if it was not
@@ -107,7 +107,7 @@ class Following:
         ends = self._ends.setdefault(process, array("I"))
         last = ends[-1] if ends else -1
         found = where.of(id_, ends)
-        self.near += len(found) > 0 and found[-1] >= last - NEAR
+        self.near += len(found) > 0 and found[-1] >= last - NEAR_POSITIONS
         for position in reversed(found):
             length = bisect_left(ends, position)
             if length == len(ends):
@@ -131,7 +131,7 @@ class Following:
         ids = self.where.ids
         self._fronts.append((now, self.front))
         at = max(self._staged_to, self.front)
-        stop = min(len(ids), at + STEPS)
+        stop = min(len(ids), at + MOST_STEPS)
         while at < stop and staged(ids[at]):
             at += 1
         self._staged_to = at
@@ -183,7 +183,7 @@ class CopyLead:
         )
 
 
-class Keeping:
+class Adherence:
     """Follows all announced epochs and finds the one that a process reads for."""
 
     def __init__(self, family_of: Callable[[int], Sequence[int]]) -> None:
