@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hpcstage.record.schema import Record
 
 NAME = "runs.jsonl"
-KEPT = 1000
+MOST_RUNS = 1000
 """The index is cut to this many last lines when it has more than twice as many."""
 LOCKED_S = 2.0
 """Others hold the lock for milliseconds: where it stays taken for this long, locks do not work on the file system."""
@@ -124,10 +124,10 @@ def _lock(fd: int) -> bool:
 
 def _compact(path: Path) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
-    if len(lines) <= 2 * KEPT:
+    if len(lines) <= 2 * MOST_RUNS:
         return
     with replacing(path) as file:
-        file.write(b"".join(lines[-KEPT:]))
+        file.write(b"".join(lines[-MOST_RUNS:]))
 
 
 def _newest(env: Mapping[str, str]) -> Iterator[dict[str, Any]]:

@@ -19,13 +19,13 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 Form = TypeVar("Form")
-LEFT_OUT = {"in JSON": "left out where None"}
+LEFT_OUT_IF_NONE = {"in JSON": "left out where None"}
 """The metadata of a field whose key is left out where its value is None."""
-EMPTY = {"in JSON": "empty where None"}
+EMPTY_IF_NONE = {"in JSON": "empty where None"}
 """The metadata of a field whose value None is the empty object in JSON."""
-KEPT = {"in schema": "required"}
+REQUIRED_KEY = {"in schema": "required"}
 """The metadata of a field whose key is always written, though it has a default for data that lack it."""
-SPARE = {"when damaged": "default"}
+DEFAULT_IF_DAMAGED = {"when damaged": "default"}
 """The metadata of a field that gets its default where its value has another form, so that the rest is read."""
 
 
@@ -67,8 +67,8 @@ def written(value: Any) -> dict[str, Any]:  # noqa: ANN401  any dataclass
         member = getattr(value, part.name)
         if member is not None:
             found[part.name] = plain(member)
-        elif not _has(part, LEFT_OUT):
-            found[part.name] = {} if _has(part, EMPTY) else None
+        elif not _has(part, LEFT_OUT_IF_NONE):
+            found[part.name] = {} if _has(part, EMPTY_IF_NONE) else None
     return found
 
 
@@ -94,11 +94,13 @@ def _readers(form: Any) -> Sequence[tuple[str, Callable[[Any], Any], Any]]:  # n
     hints, found = get_type_hints(form), []
     for part in fields(form):
         member = _reader(hints[part.name])
-        member = partial(_or_empty, member) if _has(part, EMPTY) else member
+        member = partial(_or_empty, member) if _has(part, EMPTY_IF_NONE) else member
         absent: Any = part.default if part.default_factory is MISSING else part.default_factory
         if absent is MISSING and NoneType in get_args(hints[part.name]):
             absent = None
-        found.append((part.name, partial(_unless_damaged, member, absent) if _has(part, SPARE) else member, absent))
+        found.append(
+            (part.name, partial(_unless_damaged, member, absent) if _has(part, DEFAULT_IF_DAMAGED) else member, absent)
+        )
     return found
 
 
@@ -107,7 +109,7 @@ def _has(part: Field[Any], metadata: Mapping[str, str]) -> bool:
 
 
 def _is_required(part: Field[Any]) -> bool:
-    return (part.default is MISSING and part.default_factory is MISSING) or _has(part, KEPT)
+    return (part.default is MISSING and part.default_factory is MISSING) or _has(part, REQUIRED_KEY)
 
 
 def _or_empty(member: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401
@@ -176,7 +178,7 @@ def schema(form: type[Any]) -> dict[str, Any]:
     properties = {}
     for part in fields(form):
         described = dict(_described(hints[part.name]))
-        if _has(part, EMPTY):
+        if _has(part, EMPTY_IF_NONE):
             described |= {"type": "object", "required": []}
         if text := about.get(part.name):
             described["description"] = text

@@ -4,7 +4,7 @@
 
 This module owns the names, the types and the meaning of the record's keys: docstrings of classes and attributes are the
 schema's descriptions. A key that a record of an earlier version may lack has a default, as has one
-without which the rest of a record still says something (`KEPT`). `jsonform` says how objects
+without which the rest of a record still says something (`REQUIRED_KEY`). `jsonform` says how objects
 become JSON, and `record.compose` fills them.
 """
 
@@ -18,7 +18,16 @@ from typing import Annotated, Any, Literal
 
 from hpcstage.problem import Problem
 from hpcstage.record import jsonform
-from hpcstage.record.jsonform import EMPTY, KEPT, SPARE, Count, NotNegative, NumberLimits, Seconds, Share
+from hpcstage.record.jsonform import (
+    DEFAULT_IF_DAMAGED,
+    EMPTY_IF_NONE,
+    REQUIRED_KEY,
+    Count,
+    NotNegative,
+    NumberLimits,
+    Seconds,
+    Share,
+)
 from hpcstage.record.parts.part import (
     BudgetPart,
     DatasetPart,
@@ -46,7 +55,7 @@ class RunSection:
 
     id: str
     command: tuple[str, ...]
-    cwd: str = field(default="", metadata=KEPT)
+    cwd: str = field(default="", metadata=REQUIRED_KEY)
     run_dir: str | None
     host: str
     mode: Mode | None
@@ -57,7 +66,7 @@ class RunSection:
     moment ago; lost: hpcstage stopped before it; aside: nothing could be staged, the command ran without hpcstage; not
     started: the command did not start."""
     started_utc: str
-    started_unix_s: float | None = field(default=None, metadata=KEPT)
+    started_unix_s: float | None = field(default=None, metadata=REQUIRED_KEY)
     child_started_s: Seconds | None
     child_ended_s: Seconds | None
     ended_s: Seconds | None
@@ -80,10 +89,10 @@ class RunSection:
 class EnvironmentSection:
     """Where the run took place."""
 
-    version: str = field(default="", metadata=KEPT)
+    version: str = field(default="", metadata=REQUIRED_KEY)
     python: str = ""
     kernel: str = ""
-    scheduler: str = field(default="", metadata=KEPT)
+    scheduler: str = field(default="", metadata=REQUIRED_KEY)
     job_id: str | None
     nodes: tuple[str, ...]
     local_dir: str | None
@@ -145,7 +154,7 @@ class Waits:
 class NodeRow(Waits):
     """One node of the job."""
 
-    host: str = field(default="", metadata=KEPT)
+    host: str = field(default="", metadata=REQUIRED_KEY)
     """The name of the node; with its index where several nodes share a host."""
     index: Count | None = None
     """The node's index in the job; node 0 scans."""
@@ -157,7 +166,7 @@ class NodeRow(Waits):
     """The figures in which it is slower than the median of the other nodes; empty with one node."""
     behind_s: float | None = None
     """The time that its program waited for files, less that of the other nodes' programs at the median."""
-    complete: bool | None = field(default=None, metadata=KEPT)
+    complete: bool | None = field(default=None, metadata=REQUIRED_KEY)
     started_s: float | None
     """When its daemon started, by the node's clock, less clock_moved_s."""
     clock_moved_s: float = 0.0
@@ -172,7 +181,7 @@ class NodeRow(Waits):
     placement: Placement | None = None
     """The placement that it followed: private where it was not in the group."""
     placement_why: str = ""
-    group: GroupPart | None = field(default=None, metadata=EMPTY)
+    group: GroupPart | None = field(default=None, metadata=EMPTY_IF_NONE)
     source_bytes: Count | None = None
     """Bytes read at the source by its copiers and its program."""
     peer_bytes: Count | None = None
@@ -195,13 +204,13 @@ class NodeRow(Waits):
     wait_local_s: Seconds | None = None
     relative_pace: NotNegative | None = None
     """Its speed of the source divided by the median of the other nodes' at the same moment; the median over the run."""
-    disk: DiskSpeed | None = field(default=None, metadata=EMPTY | SPARE)
-    totals: NodeTotals = field(default_factory=NodeTotals, metadata=KEPT)
-    budget: BudgetPart | None = field(default=None, metadata=EMPTY)
-    pressure: dict[str, float] = field(default_factory=dict, metadata=KEPT)
+    disk: DiskSpeed | None = field(default=None, metadata=EMPTY_IF_NONE | DEFAULT_IF_DAMAGED)
+    totals: NodeTotals = field(default_factory=NodeTotals, metadata=REQUIRED_KEY)
+    budget: BudgetPart | None = field(default=None, metadata=EMPTY_IF_NONE)
+    pressure: dict[str, float] = field(default_factory=dict, metadata=REQUIRED_KEY)
     """The kernel's pressure figures over the run, in seconds."""
-    errors: tuple[ErrorPart, ...] = field(default=(), metadata=KEPT | SPARE)
-    processes: tuple[ProcessRow, ...] = field(default=(), metadata=KEPT | SPARE)
+    errors: tuple[ErrorPart, ...] = field(default=(), metadata=REQUIRED_KEY | DEFAULT_IF_DAMAGED)
+    processes: tuple[ProcessRow, ...] = field(default=(), metadata=REQUIRED_KEY | DEFAULT_IF_DAMAGED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,7 +324,7 @@ class TimeSplit(Waits):
     before_s: Seconds | None
     """From the start of hpcstage to that of the command: the staging, in mode upfront."""
     slowest: Slowest | None = None
-    method: str = field(default="", metadata=KEPT)
+    method: str = field(default="", metadata=REQUIRED_KEY)
     unmeasured: tuple[str, ...]
 
 
@@ -359,11 +368,11 @@ class Coverage:
     by_layer: dict[str, LayerCoverage]
     reasons: Annotated[dict[str, Count], NumberLimits(required=REASONS)]
     """Opens that were not swapped, by the reason."""
-    stats: StatCounts | None = field(default=None, metadata=KEPT | SPARE)
+    stats: StatCounts | None = field(default=None, metadata=REQUIRED_KEY | DEFAULT_IF_DAMAGED)
     unseen_bytes: Count | None = None
     """At most so much was read by processes of the command that hpcstage did not see, from files of any kind, by the
     kernel's counters; 0: no more than starting processes takes; null: not known."""
-    missed_examples: tuple[MissedProcess, ...] = field(default=(), metadata=KEPT | SPARE)
+    missed_examples: tuple[MissedProcess, ...] = field(default=(), metadata=REQUIRED_KEY | DEFAULT_IF_DAMAGED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -429,7 +438,7 @@ class Contention:
     can be said. With several nodes it is about all together. Since 1.2."""
     observed_s: Seconds | None
     measured_on: MeasuredOn | None
-    method: str = field(default="", metadata=KEPT)
+    method: str = field(default="", metadata=REQUIRED_KEY)
     latency_ms: Latency
 
 
@@ -469,8 +478,8 @@ class OrderSection:
     nothing was announced."""
     near_share: Share | None = None
     """As kept_share, with opens that came up to 64 files later than announced."""
-    lead: OrderLead | None = field(default=None, metadata=KEPT | SPARE)
-    tables: tuple[IndexTable, ...] = field(default=(), metadata=SPARE)
+    lead: OrderLead | None = field(default=None, metadata=REQUIRED_KEY | DEFAULT_IF_DAMAGED)
+    tables: tuple[IndexTable, ...] = field(default=(), metadata=DEFAULT_IF_DAMAGED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -478,8 +487,8 @@ class Estimate:
     """Seconds saved (negative: lost), the formula from which they follow, and its inputs."""
 
     saved_s: float | None
-    formula: str = field(default="", metadata=KEPT)
-    inputs: dict[str, Any] = field(default_factory=dict, metadata=KEPT)
+    formula: str = field(default="", metadata=REQUIRED_KEY)
+    inputs: dict[str, Any] = field(default_factory=dict, metadata=REQUIRED_KEY)
     reason: str | None
     """Why there is no estimate."""
 
@@ -491,8 +500,8 @@ class Savings:
 
     vs_direct_s: float | None
     vs_upfront_s: float | None
-    estimate: Literal[True] = field(default=True, metadata=KEPT)
-    method: str = field(default="", metadata=KEPT)
+    estimate: Literal[True] = field(default=True, metadata=REQUIRED_KEY)
+    method: str = field(default="", metadata=REQUIRED_KEY)
     vs_direct: Estimate
     vs_upfront: Estimate
 
@@ -512,17 +521,17 @@ class Series:
     """The run over time, in columns of equal length. With several nodes the sums over all of them, on one axis."""
 
     interval_s: Seconds | None
-    start_s: Column = field(default=(), metadata=KEPT)
+    start_s: Column = field(default=(), metadata=REQUIRED_KEY)
     source_bytes_per_s: Column
-    copied_bytes_per_s: Column = field(default=(), metadata=KEPT)
-    direct_bytes_per_s: Column = field(default=(), metadata=KEPT)
+    copied_bytes_per_s: Column = field(default=(), metadata=REQUIRED_KEY)
+    direct_bytes_per_s: Column = field(default=(), metadata=REQUIRED_KEY)
     peer_bytes_per_s: Column = ()
-    hit_opens_per_s: Column = field(default=(), metadata=KEPT)
-    wants_per_s: Column = field(default=(), metadata=KEPT)
-    queued_files: Column = field(default=(), metadata=KEPT)
-    store_bytes: Column = field(default=(), metadata=KEPT)
-    busy: Column = field(default=(), metadata=KEPT)
-    latency: LatencySeries = field(default_factory=LatencySeries, metadata=KEPT)
+    hit_opens_per_s: Column = field(default=(), metadata=REQUIRED_KEY)
+    wants_per_s: Column = field(default=(), metadata=REQUIRED_KEY)
+    queued_files: Column = field(default=(), metadata=REQUIRED_KEY)
+    store_bytes: Column = field(default=(), metadata=REQUIRED_KEY)
+    busy: Column = field(default=(), metadata=REQUIRED_KEY)
+    latency: LatencySeries = field(default_factory=LatencySeries, metadata=REQUIRED_KEY)
 
 
 class Severity(Enum):
@@ -551,13 +560,13 @@ class Record:
     one."""
 
     schema_version: Annotated[str, NumberLimits(pattern=r"^1\.[0-9]+$")]
-    generator: str = field(default="", metadata=KEPT)
+    generator: str = field(default="", metadata=REQUIRED_KEY)
     complete: bool
     """False: a node or the end of the command is missing; see problems."""
-    problems: tuple[Problem, ...] = field(default=(), metadata=KEPT)
+    problems: tuple[Problem, ...] = field(default=(), metadata=REQUIRED_KEY)
     run: RunSection
     environment: EnvironmentSection
-    config: tuple[SettingRow, ...] = field(default=(), metadata=KEPT | SPARE)
+    config: tuple[SettingRow, ...] = field(default=(), metadata=REQUIRED_KEY | DEFAULT_IF_DAMAGED)
     datasets: tuple[DatasetPart, ...]
     nodes: tuple[NodeRow, ...]
     """The nodes by index; those of which nothing was heard come last."""

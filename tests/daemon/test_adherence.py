@@ -192,7 +192,7 @@ def test_the_least_of_all_loaders_counts():
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=3000))
-def test_samples_are_thinned_evenly(files):
+def test_samples_are_left_out_evenly(files):
     lead = CopyLead()
     for at, value in enumerate(files):
         lead.add(float(at), value, value / 10)
@@ -200,7 +200,7 @@ def test_samples_are_thinned_evenly(files):
     assert 1 <= len(found.samples) <= MOST_SAMPLES
     steps = {b[0] - a[0] for a, b in zip(found.samples, found.samples[1:], strict=False)}
     assert len(steps) <= 1
-    assert found.least_files == min(files), "also of those that were thinned out"
+    assert found.least_files == min(files), "also of those that were left out"
 
 
 def test_what_the_record_gets():

@@ -203,7 +203,7 @@ GAINED = 0.02
 MUCH = 0.15
 OUT_OF_ORDER = 0.2
 LEAST_WALL_S = 5.0
-KEPT = 0.9
+LEAST_KEPT_SHARE = 0.9
 LEAST_OPENS = 100
 """With fewer announced opens the order hardly matters."""
 GIVE_ORDER = "pass the order on with hpcstage.order(paths) or --order FILE"
@@ -304,7 +304,12 @@ def not_kept(record: Record) -> Iterator[Note]:
     """Notes that copies followed an announced order, but the program read in another."""
     part, share = record.order, record.order.kept_share
     near = part.near_share or 0.0
-    if not part.followed or share is None or max(share, near) >= KEPT or (part.announced_opens or 0) < LEAST_OPENS:
+    if (
+        not part.followed
+        or share is None
+        or max(share, near) >= LEAST_KEPT_SHARE
+        or (part.announced_opens or 0) < LEAST_OPENS
+    ):
         return
     if any(table.source == "wrong" for table in part.tables):
         text = "a dataset opens other files than its attributes list, so the announced order was wrong"

@@ -18,7 +18,17 @@ from typing import Annotated, Any
 
 from hpcstage.problem import Problem
 from hpcstage.protocol import rundir
-from hpcstage.record.jsonform import EMPTY, KEPT, LEFT_OUT, SPARE, Count, NumberLimits, Seconds, read, written
+from hpcstage.record.jsonform import (
+    DEFAULT_IF_DAMAGED,
+    EMPTY_IF_NONE,
+    LEFT_OUT_IF_NONE,
+    REQUIRED_KEY,
+    Count,
+    NumberLimits,
+    Seconds,
+    read,
+    written,
+)
 from hpcstage.record.parts.rows import ProcessPart, Sample
 from hpcstage.writing import replace_text
 
@@ -30,9 +40,9 @@ NAMED = 16
 class DatasetPart:
     """One dataset: its name and root, what the scan found, and what was staged of it."""
 
-    name: str = field(default="", metadata=KEPT)
-    root: str = field(default="", metadata=KEPT)
-    arguments: tuple[str, ...] = field(default=(), metadata=KEPT)
+    name: str = field(default="", metadata=REQUIRED_KEY)
+    root: str = field(default="", metadata=REQUIRED_KEY)
+    arguments: tuple[str, ...] = field(default=(), metadata=REQUIRED_KEY)
     files: Count | None = None
     size_bytes: Count | None = None
     staged_files: Count = 0
@@ -43,25 +53,25 @@ class DatasetPart:
 class NodeTotals:
     """The daemon's and its copiers' counts; a count that is not known is left out."""
 
-    want_ready: int | None = field(default=None, metadata=LEFT_OUT)
-    want_direct: int | None = field(default=None, metadata=LEFT_OUT)
-    source_stats: int | None = field(default=None, metadata=LEFT_OUT)
-    source_listings: int | None = field(default=None, metadata=LEFT_OUT)
-    peer_bytes: int | None = field(default=None, metadata=LEFT_OUT)
+    want_ready: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    want_direct: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    source_stats: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    source_listings: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    peer_bytes: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     """Bytes of staged files that the node received from other nodes of its node group."""
-    peer_files: int | None = field(default=None, metadata=LEFT_OUT)
-    sent_bytes: int | None = field(default=None, metadata=LEFT_OUT)
-    sent_files: int | None = field(default=None, metadata=LEFT_OUT)
-    source_bytes: int | None = field(default=None, metadata=LEFT_OUT)
-    source_files: int | None = field(default=None, metadata=LEFT_OUT)
-    source_opens: int | None = field(default=None, metadata=LEFT_OUT)
-    source_reads: int | None = field(default=None, metadata=LEFT_OUT)
-    failed: int | None = field(default=None, metadata=LEFT_OUT)
-    void: int | None = field(default=None, metadata=LEFT_OUT)
-    refused: int | None = field(default=None, metadata=LEFT_OUT)
-    copy_busy_s: float | None = field(default=None, metadata=LEFT_OUT)
+    peer_files: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    sent_bytes: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    sent_files: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    source_bytes: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    source_files: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    source_opens: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    source_reads: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    failed: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    void: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    refused: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    copy_busy_s: float | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     """Seconds with at least one transfer in flight."""
-    measuring_opens: int | None = field(default=None, metadata=LEFT_OUT)
+    measuring_opens: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     """Files that the daemon opened only to measure what an open costs; `source_opens` does not contain them."""
 
 
@@ -69,16 +79,16 @@ class NodeTotals:
 class AlonePart:
     """How fast the source is for one reader alone (see `daemon.copying.alone`)."""
 
-    files: int | None = field(default=None, metadata=LEFT_OUT)
+    files: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     """Files that were copied with no other transfer beside them."""
-    bytes: int | None = field(default=None, metadata=LEFT_OUT)
-    open_ns: int | None = field(default=None, metadata=LEFT_OUT)
-    read_ns: int | None = field(default=None, metadata=LEFT_OUT)
-    reopened: int | None = field(default=None, metadata=LEFT_OUT)
+    bytes: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    open_ns: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    read_ns: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    reopened: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     """Files that were opened once more after all files were staged."""
-    cold_open_ns: int | None = field(default=None, metadata=LEFT_OUT)
+    cold_open_ns: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     """The median of these opens."""
-    kept_share: float | None = field(default=None, metadata=LEFT_OUT)
+    kept_share: float | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     """The share of their pages that was still in memory."""
 
 
@@ -105,7 +115,7 @@ class OrderLead:
     least_s: Seconds | None
     samples: tuple[tuple[float, int, float | None], ...]
     """Time, files, seconds."""
-    host: str | None = field(default=None, metadata=LEFT_OUT)
+    host: str | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     """The node that was least ahead."""
 
 
@@ -141,8 +151,8 @@ class OrderPart:
     near_share: float | None = None
     announced_opens: int | None = None
     """The opens of announced files that were seen; `kept_share` and `near_share` are shares of them."""
-    lead: OrderLead | None = field(default=None, metadata=SPARE)
-    tables: tuple[IndexTable, ...] = field(default=(), metadata=SPARE)
+    lead: OrderLead | None = field(default=None, metadata=DEFAULT_IF_DAMAGED)
+    tables: tuple[IndexTable, ...] = field(default=(), metadata=DEFAULT_IF_DAMAGED)
     events: int | None = None
     lost_bytes: int | None = None
     opened_files: int | None = None
@@ -162,7 +172,7 @@ class GroupPart:
     """The first of the indices of nodes that were not in it."""
     why: str | None = None
     """The reason of the last end or absence."""
-    missing_count: int | None = field(default=None, metadata=LEFT_OUT)
+    missing_count: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     """The number of these nodes, where not all are listed."""
 
     def shortened(self) -> GroupPart:
@@ -193,7 +203,7 @@ class ErrorPart:
     """The first of them."""
     error: str
     count: int = 1
-    at_s: float | None = field(default=None, metadata=LEFT_OUT)
+    at_s: float | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +212,7 @@ class MissedProcess:
 
     pid: int
     command: str = "?"
-    pythonpath: str | None = field(default=None, metadata=LEFT_OUT)
+    pythonpath: str | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     """The process's PYTHONPATH, where it lacks hpcstage's."""
 
 
@@ -224,23 +234,23 @@ class NodePart:
     staged_s: float | None = None
     """When the last file was staged, in seconds from the start; None if not all were."""
     totals: NodeTotals = field(default_factory=NodeTotals)
-    alone: AlonePart = field(default_factory=AlonePart, metadata=SPARE)
+    alone: AlonePart = field(default_factory=AlonePart, metadata=DEFAULT_IF_DAMAGED)
     memory_bytes: int | None = None
     """Bytes of the node's memory that programs could use at the end, the page cache included."""
-    errors: Sequence[ErrorPart] = field(default=(), metadata=SPARE)
+    errors: Sequence[ErrorPart] = field(default=(), metadata=DEFAULT_IF_DAMAGED)
     """Up to 20 of them."""
     hist_open: dict[int, int] = field(default_factory=dict)
     """Copiers' opens at the source."""
     hist_read: dict[int, int] = field(default_factory=dict)
-    budget: BudgetPart | None = field(default=None, metadata=EMPTY | SPARE)
-    order: OrderPart = field(default_factory=OrderPart, metadata=SPARE)
+    budget: BudgetPart | None = field(default=None, metadata=EMPTY_IF_NONE | DEFAULT_IF_DAMAGED)
+    order: OrderPart = field(default_factory=OrderPart, metadata=DEFAULT_IF_DAMAGED)
     forecast: dict[str, Any] | None = None
     samples: Sequence[Sample] = ()
     processes: Sequence[ProcessPart] = ()
-    missed_processes: Sequence[MissedProcess] = field(default=(), metadata=SPARE)
+    missed_processes: Sequence[MissedProcess] = field(default=(), metadata=DEFAULT_IF_DAMAGED)
     """Up to 20 of them."""
     missed_count: int = 0
-    accounts: AccountsPart | None = field(default=None, metadata=EMPTY | SPARE)
+    accounts: AccountsPart | None = field(default=None, metadata=EMPTY_IF_NONE | DEFAULT_IF_DAMAGED)
     pressure: dict[str, float] = field(default_factory=dict)
     """The kernel's pressure figures over the run, as far as it offers them: io_some_s, io_full_s, cpu_some_s,
     memory_some_s."""
@@ -254,11 +264,11 @@ class NodePart:
     placement: str = "private"
     """The placement that was followed: private, replicate or partition."""
     placement_why: str = ""
-    group: GroupPart | None = field(default=None, metadata=EMPTY | SPARE)
+    group: GroupPart | None = field(default=None, metadata=EMPTY_IF_NONE | DEFAULT_IF_DAMAGED)
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data for json.dump, which turns dictionary keys into text; a large job's has fewer samples."""
-        samples = thinned(self.samples) if self.node_count > MANY_NODES else self.samples
+        samples = joined(self.samples) if self.node_count > MANY_NODES else self.samples
         group = self.group.shortened() if self.group else None
         return {**written(replace(self, samples=(), group=group)), "samples": _columns(samples)}
 
@@ -271,10 +281,10 @@ class NodePart:
 
 def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     columns = {name: [getattr(sample, name) for sample in samples] for name in Sample.__dataclass_fields__}
-    return {name: column for name, column in columns.items() if name in REQUIRED or any(column)}
+    return {name: column for name, column in columns.items() if name in ALWAYS_WRITTEN or any(column)}
 
 
-REQUIRED = ("start_s", "length_s")
+ALWAYS_WRITTEN = ("start_s", "length_s")
 
 
 def _samples(data: dict[str, list[Any]] | list[dict[str, Any]]) -> list[Sample]:
@@ -284,7 +294,7 @@ def _samples(data: dict[str, list[Any]] | list[dict[str, Any]]) -> list[Sample]:
     rows = len(data["start_s"]) if data else 0
     columns: list[Iterable[Any]] = []
     for name, form in Sample.__dataclass_fields__.items():
-        column = data[name] if name in REQUIRED or name in data else repeat(form.default, rows)
+        column = data[name] if name in ALWAYS_WRITTEN or name in data else repeat(form.default, rows)
         columns.append(column)
     return [Sample(*row) for row in zip(*columns, strict=True)]
 
@@ -292,14 +302,14 @@ def _samples(data: dict[str, list[Any]] | list[dict[str, Any]]) -> list[Sample]:
 # ---- fewer samples in jobs of so many nodes that a second of one matters little ----
 
 MANY_NODES = 64
-"""The parts of jobs with more nodes than this are thinned."""
-THINNED_SAMPLES = 900
-"""A thinned part has at most this many samples: four seconds each in a run of an hour."""
+"""In the parts of jobs with more nodes than this, neighbouring samples are joined."""
+MOST_JOINED = 900
+"""Such a part has at most this many samples: four seconds each in a run of an hour."""
 LEVELS = ("queued_files", "store_bytes")
 """These fields are not added up: the value of the later sample is used."""
 
 
-def thinned(samples: Sequence[Sample], most: int = THINNED_SAMPLES) -> list[Sample]:
+def joined(samples: Sequence[Sample], most: int = MOST_JOINED) -> list[Sample]:
     """Joins neighbours two by two until at most `most` samples are left. Their sums do not change."""
     found = list(samples)
     while len(found) > most:
