@@ -31,7 +31,7 @@ MISSED_EVERY_S = 2.0
 
 
 class Programs(Service):
-    """Owns what the module says. `let_go` says which slots of ended processes may be used again."""
+    """Owns what is known of processes. `let_go` says which slots of ended processes may be used again."""
 
     kinds = frozenset({Kind.HELLO, Kind.ATTACH, Kind.END})
 
@@ -97,7 +97,7 @@ class Programs(Service):
         return min(self._next_tick - now, self._looks.wake_after(now), self._slots.wake_after(now))
 
     def _retire(self, process: ProcessPart) -> None:
-        """A process has ended, and its slot is used again."""
+        """Adds up a process that has ended and whose slot is used again."""
         process.counters |= self._looks.of(process.pid)
         self._looks.forget(process.pid)
         self._missed.attached(process.pid)

@@ -26,7 +26,8 @@ FIRST_S, EVERY_S = 1.0, 10.0
 
 
 class Reporter(Service):
-    """Owns what the module says. `services` returns the services of the daemon, `snapshot` all counters."""
+    """Owns the samples and the times of writing. `services` returns the services of the daemon, `snapshot` all
+    counters."""
 
     def __init__(
         self, base: Resources, services: Callable[[], Iterable[Service]], snapshot: Callable[[float], Snapshot]

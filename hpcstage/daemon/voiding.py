@@ -1,7 +1,7 @@
 """Voids the copies of files that are written to: by programs with the shim, by others, and on other nodes.
 
 Once a write was answered, no stale copy of its file is visible, or ever will be. `copying.writes` finds and drops the
-copies; this module knows where writes are heard of, and tells all who wait for the files.
+copies; this module takes the reports of writes and tells all who wait for the files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hpcstage.protocol.shim import LANDED, Answer, Kind
 
 
 class Voiding(Service):
-    """Owns what the module says. It calls `pump` when space may have become free."""
+    """Takes all reports of writes. It calls `pump` when space may have become free."""
 
     kinds = frozenset({Kind.WROTE, Kind.LANDED})
 

@@ -21,7 +21,7 @@ from hpcstage.protocol.shim import Answer, Kind, Reason
 
 
 class Wants(Service):
-    """Owns what the module says."""
+    """Owns who waits for the end of the staging, and answers all who wait."""
 
     kinds = frozenset({Kind.WANT, Kind.STAGED})
 

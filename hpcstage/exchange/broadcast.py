@@ -17,7 +17,7 @@ from hpcstage.exchange.transport.frames import BULK_TAG, PIECE_BYTES, Bundle, Ro
 from hpcstage.exchange.transport.mpi import Mail, Post
 
 MOST_READING = 4
-"""The first node reads at most so many pieces that it has not passed on yet."""
+"""The most pieces that the first node reads ahead of passing them on."""
 
 
 @dataclass(frozen=True)

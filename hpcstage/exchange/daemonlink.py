@@ -14,7 +14,7 @@ from hpcstage.protocol.shim import REQUEST, VERSION, Kind
 
 _RETRY_S = 0.02
 MOST_AT_ONCE = 64
-"""At most so many messages are taken before others get their turn."""
+"""The most messages that are taken before others get their turn."""
 
 
 class LinkEnded(Exception):

@@ -2,7 +2,7 @@
 
 The first exchange of the MPI program alone makes a new membership, when a node's run has ended, and passes it on whole,
 down the tree of `broadcast`; it stays until all have ended. An exchange that hears nothing from its neighbour in the
-ring for too long ends the group, as does one whose launcher has gone, so that nobody waits for what cannot come.
+ring for too long ends the group, as does one whose launcher has gone, so that no node waits for files that cannot come.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Silence(Exception):
 
 
 class GroupService(ExchangeService):
-    """Owns what the module says."""
+    """Owns the signs of life, and who has ended."""
 
     sorts = (Sort.BEAT, Sort.ENDED, Sort.MEMBERS)
 

@@ -15,15 +15,15 @@ from hpcstage.exchange.transport.frames import FrameError
 from hpcstage.protocol import exchange
 
 SPIN_S = 500e-6
-"""The loop asks MPI again and again for so long while something is under way: each time MPI moves a piece of it."""
+"""While something is under way, the loop polls MPI for this long, since MPI moves a piece of it at each poll."""
 BUSY_S = 2e-3
-"""After so long without anything the other side is slow, and the loop asks less."""
+"""Once nothing has happened for this long, the other side is slow, and the loop polls for SLOW_SPIN_S only."""
 SLOW_SPIN_S = 100e-6
 LEAST_SLEEP_S = 50e-6
 MOST_SLEEP_S = 20e-3
 SLEEP_SHARE = 1 / 8
-"""The loop sleeps for this part of the time since something last happened: what comes then is late by at most so much
-of it."""
+"""The loop sleeps for this share of the time since something last happened: a message that comes meanwhile is late by
+at most that."""
 
 
 class Exchange:

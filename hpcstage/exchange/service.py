@@ -80,10 +80,10 @@ class ExchangeService:
         """Tells the daemon what has happened."""
 
     def left(self, node: int) -> None:
-        """Ends what it does with a node whose run has ended."""
+        """Ends all work with a node whose run has ended."""
 
     def stop(self) -> None:
-        """Ends what it does for this node, whose run has ended."""
+        """Ends all work for this node, whose run has ended."""
 
     def descriptors(self) -> Sequence[int]:
         """Returns what wakes the loop when it can be read."""
@@ -93,5 +93,5 @@ class ExchangeService:
         """Notes that one of the descriptors can be read."""
 
     def next_at(self) -> float:
-        """Returns the time at which `pump` has something to do, whatever comes."""
+        """Returns the time at which `pump` has something to do even if nothing comes."""
         return math.inf

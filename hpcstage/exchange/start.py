@@ -1,6 +1,6 @@
 """Begins and ends an exchange: finds its daemon and its group, puts its services together, runs until all have ended.
 
-An exchange ends with its daemon, with the process that started it, and with any other exchange, so that nobody waits
+An exchange ends with its daemon, with the process that started it, and with any other exchange, so that no node waits
 for what cannot come. The module owns the exit code and what the process writes to standard error: one line, for the log
 of the process that started it. Code 0: all have ended; 3: there is no MPI world as it should be; 4: the group has
 fallen apart (daemon, neighbour or launcher gone); 5: an error of hpcstage.

@@ -13,7 +13,7 @@ from hpcstage.store.pool import CopierPool
 
 
 class Withdrawals:
-    """Owns what the module says. A transfer that a want waits for is never given up."""
+    """Owns the transfers that were given up, and the pause. A transfer that a want waits for is never given up."""
 
     def __init__(self, queue: Queue, pool: CopierPool, is_wanted: Callable[[int], bool]) -> None:
         self.is_paused = False

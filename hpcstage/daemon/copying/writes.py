@@ -38,7 +38,8 @@ class _Gone:
 
 
 class Writes:
-    """Owns what the module says. It calls `on_void` with the ids that it voided; there may be a million."""
+    """Voids files by path, inode or directory. It calls `on_void` with the ids that it voided; there may be a
+    million."""
 
     def __init__(
         self, helpers: Helpers, engine: Engine, inodes: Inodes, on_void: Callable[[Collection[int]], None]

@@ -27,7 +27,7 @@ class PeerCounts:
 
 
 class Arrivals:
-    """Owns what the module says. It calls `on_received` with each copy that was needed."""
+    """Owns the counts of copies that nodes passed on. It calls `on_received` with each copy that was needed."""
 
     def __init__(self, engine: Engine, on_received: Callable[[Result], None]) -> None:
         self.counts = PeerCounts()

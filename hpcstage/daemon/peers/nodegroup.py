@@ -48,23 +48,23 @@ class Participant(Protocol):
         """The counts of files that nodes passed on."""
 
     def stands(self, now: float) -> None:
-        """A group stands."""
+        """Begins to take part, since a group stands."""
 
     def message(self, message: exchange.Message, now: float) -> None:
         """Takes a message of the exchange or of another node."""
 
     def gone(self, node: int) -> None:
-        """A node has left the group."""
+        """Goes on without a node that has left the group."""
 
     def ended(self, now: float) -> None:
-        """The group has ended; there may be another one."""
+        """Stops taking part, since the group has ended; there may be another one."""
 
     def poll(self, now: float) -> None:
         """Ends a wait that has lasted too long."""
 
 
 class NodeGroup(Service):
-    """Owns what the module says. It exists only where a job has more than one node."""
+    """Owns the link to the exchange and the group's state. It exists only where a job has more than one node."""
 
     kinds = frozenset({Kind.PEER})
 
@@ -77,7 +77,7 @@ class NodeGroup(Service):
         receive: Callable[[int], None],
     ) -> None:
         """`scan` starts the scan by which this node makes the manifest. `receive` takes over the manifest of another
-        node, of so many directories. `hand_over` gives the connection of a token away."""
+        node, with its number of directories. `hand_over` gives the connection of a token away."""
         self.base = base
         self.limit = directory.budget(base.node_dir, base.spec.budget)
         """The budget of this node, the same for all generations of the group, whatever has been staged since."""

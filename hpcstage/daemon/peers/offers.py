@@ -58,8 +58,8 @@ class Askers:
 
 
 class Offers:
-    """Owns what the module says. `fetcher` returns the node that fetches an id from the source; None where that is not
-    known. Ids from `files` on are unknown here."""
+    """Owns the waiting requests and the answers. `fetcher` returns the node that fetches an id from the source; None
+    where that is not known. Ids from `files` on are unknown here."""
 
     def __init__(self, queue: Queue, files: int, fetcher: Callable[[int], int | None]) -> None:
         self._queue = queue

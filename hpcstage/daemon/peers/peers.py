@@ -29,7 +29,8 @@ Send = Callable[[exchange.Message], None]
 
 
 class Peers:
-    """Owns what the module says. It exists as soon as there is an engine; `_send` is None while there is no group."""
+    """Owns the requests to other nodes. It exists as soon as there is an engine; `_send` is None while there is no
+    group."""
 
     def __init__(
         self,

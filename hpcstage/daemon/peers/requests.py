@@ -46,7 +46,7 @@ class Credits:
         """The most files that are asked for at a time."""
 
     def free(self, files: int, size_bytes: int) -> tuple[int, int]:
-        """Returns how many files and bytes may be asked for beside so many that are."""
+        """Returns how many files and bytes may be asked for beside those that were and have not come."""
         return max(0, int(self._window) - files), self._most_bytes - size_bytes
 
     def answered(self, after_s: float) -> None:

@@ -43,9 +43,9 @@ class OtherNodes:
 
 
 class FileSharing(OtherNodes):
-    """Owns what the module says; see nodegroup.Participant. It calls `on_written` with files that programs of other
-    nodes write to. A node that is in no group is told no writes: its programs may read copies that were staged
-    before."""
+    """Takes part in the group with a manifest; see nodegroup.Participant. It calls `on_written` with files that
+    programs of other nodes write to. A node that is in no group is told no writes: its programs may read copies that
+    were staged before."""
 
     def __init__(
         self,

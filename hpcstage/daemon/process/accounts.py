@@ -26,7 +26,7 @@ MOST_THREADS = 128
 
 
 class Accounts:
-    """The sums of one node."""
+    """Owns the sums of one node."""
 
     def __init__(self) -> None:
         self._own: dict[int, int] = {}

@@ -97,7 +97,7 @@ class Looks:
         return looked.counters() if looked else {}
 
     def forget(self, pid: int) -> None:
-        """A process has ended; its pid may be another's by and by."""
+        """Forgets a process that has ended, as its pid may be given to another one."""
         self._found.pop(pid, None)
 
 

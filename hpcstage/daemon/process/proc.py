@@ -81,7 +81,7 @@ class UnattachedPythons:
             self._found[process.pid] = _described(process)
 
     def attached(self, pid: int) -> None:
-        """A process did attach."""
+        """Takes a process that has attached after all off the list."""
         self._found.pop(pid, None)
 
     def listed(self) -> list[MissedProcess]:

@@ -1,4 +1,4 @@
-"""This module adds up what processes counted that have ended and whose slots are used again: many make few rows.
+"""Adds up what processes counted that have ended and whose slots are used again: many make few rows.
 
 There is one row per layer and parent, so that short-lived workers of a loader stay beside the process that they worked
 for; where there are many parents, one per layer. Training processes keep rows of their own.
@@ -18,7 +18,7 @@ LEAST = ("reads_measured",)
 
 
 class Retired:
-    """The rows."""
+    """Owns the rows."""
 
     def __init__(self) -> None:
         self._trainers: list[ProcessPart] = []

@@ -26,7 +26,7 @@ BUSY_SHARE = 0.25
 SHORT_SHARE = 0.5
 """Once this share of a layer's slots is in use, those of ended processes are freed."""
 MOST_LOOKS = 512
-"""At processes in one go, which takes some milliseconds."""
+"""The most processes that one look takes in, in some milliseconds."""
 LetGo = Callable[[Sequence[int]], list[int]]
 Retire = Callable[[ProcessPart], None]
 
@@ -70,7 +70,7 @@ class Slots:
         self._cleared += freed
 
     def _in_turn(self, layer: range) -> list[int]:
-        """Returns slots that are in use: only so many that a look is short, and the next ones at the next look."""
+        """Returns slots that are in use: at most MOST_LOOKS of them, and the next ones at the next look."""
         used = self._page.in_use(layer)
         later = [slot for slot in used if slot > self._last[layer]]
         chosen = (later + used)[: min(MOST_LOOKS, len(used))]

@@ -46,7 +46,8 @@ class AnnouncedCounts:
 
 
 class Announcements:
-    """Owns what the module says. One job of mapping runs at a time, so that each knows what the last one found."""
+    """Maps the announcements of all loaders. One job of mapping runs at a time, so that each knows what the last one
+    found."""
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class Announcements:
         return found
 
     def go_on(self) -> None:
-        """Maps the announcements that wait, at once or in a helper, unless a helper is at it."""
+        """Maps the announcements that wait, at once or in a helper, unless a helper is mapping some."""
         if HELPER in self._helpers.names():
             return
         if not (self._pending or self._stale or self._with_later):

@@ -128,7 +128,7 @@ class OpenLog:
 
 
 class Watch:
-    """Owns what the module says, once there is a manifest. It calls `on_wrong` with the key of a dataset whose table
+    """Handles what programs open, once there is a manifest. It calls `on_wrong` with the key of a dataset whose table
     proved wrong."""
 
     def __init__(

@@ -19,7 +19,7 @@ from hpcstage.protocol.exchange import Why
 from hpcstage.store.catalog import Catalog
 
 MOST_PER_NODE = 6
-"""At most so many bundles for one node are filled or under way."""
+"""The most bundles for one node that are being filled or are under way."""
 MOST_FILLING = 2
 
 

@@ -19,7 +19,7 @@ from hpcstage.store.catalog import Transfer
 
 
 class FileService(ExchangeService):
-    """Owns what the module says, for one transfer."""
+    """Serves the messages about files of one transfer."""
 
     sorts = (Sort.ASK, Sort.REFUSE, Sort.WRITTEN, Sort.READING, Sort.FILES)
     orders = (Fetch, Offer, Written, Reading)

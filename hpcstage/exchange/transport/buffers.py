@@ -18,7 +18,7 @@ class Buffer:
 
 
 class BufferPool:
-    """Owns at most so many buffers, and makes each when it is first needed."""
+    """Owns a limited number of buffers, and makes each when it is first needed."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -31,7 +31,7 @@ class BufferPool:
         return bool(self._free) or self._made < self._most
 
     def take(self, users: int = 1) -> Buffer:
-        """Returns a buffer, for so many users."""
+        """Returns a buffer for this number of users."""
         if not self._free:
             if self._made == self._most:
                 raise LookupError("no buffer is free")

@@ -60,7 +60,7 @@ class MpiWorld:
         return None if found == self._mpi.COMM_NULL else found
 
     def post(self, comm: Any, buffers: int) -> Post:  # noqa: ANN401
-        """Returns a post for messages among the processes of a communicator, with so many buffers for each
+        """Returns a post for messages among the processes of a communicator, with this number of buffers for each
         direction."""
         return Post(self._mpi, comm, buffers)
 
@@ -70,7 +70,7 @@ class MpiWorld:
         return lambda: bool(request.Test())
 
     def finalize(self) -> None:
-        """Ends MPI in order."""
+        """Ends MPI in an orderly way."""
         self._mpi.Finalize()
 
     def abort(self, code: int) -> None:

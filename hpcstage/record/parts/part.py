@@ -77,7 +77,7 @@ class NodeTotals:
 
 @dataclass(frozen=True, kw_only=True)
 class AlonePart:
-    """How fast the source is for one reader alone (see `daemon.copying.alone`)."""
+    """The speed of the source for one reader alone (see `daemon.copying.alone`)."""
 
     files: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     """Files that were copied with no other transfer beside them."""
@@ -94,7 +94,7 @@ class AlonePart:
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetPart:
-    """What the store may hold, why, and what it holds."""
+    """The budget of the store, its reason, and how much of it is used."""
 
     size_bytes: int | None = None
     inodes: int | None = None
@@ -299,7 +299,7 @@ def _samples(data: dict[str, list[Any]] | list[dict[str, Any]]) -> list[Sample]:
     return [Sample(*row) for row in zip(*columns, strict=True)]
 
 
-# ---- fewer samples in jobs of so many nodes that a second of one matters little ----
+# ---- fewer samples in jobs with many nodes, where a second of one node matters little ----
 
 MANY_NODES = 64
 """In the parts of jobs with more nodes than this, neighbouring samples are joined."""
