@@ -363,7 +363,7 @@ def test_what_was_opened_before_the_scan_is_not_served(start_daemon, make_tree, 
 
 @pytest.mark.parametrize("at_once", [0, 10_000])
 def test_inodes_are_found_with_and_without_the_index(tmp_path, monkeypatch, at_once):
-    monkeypatch.setattr(inodes, "AT_ONCE", at_once)
+    monkeypatch.setattr(inodes, "MOST_AT_ONCE", at_once)
     (tmp_path / "d").mkdir()
     for index in range(300):
         (tmp_path / f"d/{index}").touch()
