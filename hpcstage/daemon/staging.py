@@ -14,7 +14,6 @@ from dataclasses import replace
 from hpcstage.daemon.copying.engine import Engine, Hooks
 from hpcstage.daemon.copying.inodes import Inodes
 from hpcstage.daemon.copying.openfiles import LargeInUse
-from hpcstage.daemon.copying.usefulness import LocalUsefulness, Usefulness
 from hpcstage.daemon.inbox import Item
 from hpcstage.daemon.part import Findings
 from hpcstage.daemon.peers.nodegroup import NodeGroup
@@ -31,6 +30,7 @@ from hpcstage.daemon.reading.watch import OpenLog
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Service
 from hpcstage.daemon.telemetry import Snapshot
+from hpcstage.daemon.usefulness import LocalUsefulness, Usefulness
 from hpcstage.daemon.voiding import Voiding
 from hpcstage.daemon.wants import Wants
 from hpcstage.node import page

@@ -9,7 +9,6 @@ import time
 from collections.abc import Container
 
 from hpcstage.daemon.copying.engine import Engine
-from hpcstage.daemon.copying.usefulness import Usefulness
 from hpcstage.daemon.peers.peers import Peers
 from hpcstage.daemon.peers.sharing import OtherNodes
 from hpcstage.daemon.process.server import Reply
@@ -17,6 +16,7 @@ from hpcstage.daemon.queue.rates import Verdict
 from hpcstage.daemon.queue.states import FINAL, FileState
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Request, Service
+from hpcstage.daemon.usefulness import Usefulness
 from hpcstage.protocol.shim import Answer, Kind, Reason
 
 
