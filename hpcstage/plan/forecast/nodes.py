@@ -164,12 +164,14 @@ def parts_of(placement: Placement) -> tuple[tuple[Part, ...], int, int]:
         return tuple(Part(node, *alone, *alone, 0, 0) for node in range(count)), 0, 0
     owned = placement.owned()
     placed_files, placed_bytes = sum(files for files, _ in owned), sum(size for _, size in owned)
-    copies = _copies(placement, owned, placed_files, placed_bytes)
     parts = []
-    for node, own in enumerate(owned):
-        if placement.kind is Placing.PARTITION:
-            parts.append(Part(node, *own, *own, *_others_read(own, placed_files, placed_bytes, count)))
-        else:
+    if placement.kind is Placing.PARTITION:
+        for node, own in enumerate(owned):  # of its p-th part of the dataset it reads from others what it does not keep
+            others = round((placed_files - own[0]) / count), round((placed_bytes - own[1]) / count)
+            parts.append(Part(node, *own, *own, *others))
+    else:
+        copies = _copies(placement, owned, placed_files, placed_bytes)
+        for node, own in enumerate(owned):
             files, size = copies[node % len(copies)]
             parts.append(Part(node, *own, own[0] + files, own[1] + size, files, size))
     return tuple(parts), total_files - placed_files, total_bytes - placed_bytes
@@ -177,18 +179,11 @@ def parts_of(placement: Placement) -> tuple[tuple[Part, ...], int, int]:
 
 def _copies(placement: Placement, owned: Sequence[tuple[int, int]], files: int, size: int) -> list[tuple[int, int]]:
     """Returns with replicate what each node holds of others' files; only of some nodes where each takes long."""
-    if placement.kind is not Placing.REPLICATE:
-        return []
     if placement.files.copies_fit:
         return [(files - own[0], size - own[1]) for own in owned]
     looked_at = max(1, min(placement.nodes, MOST_LOOKED_AT // max(1, files)))
     spans = [placement.span(node) for node in range(looked_at)]
     return [(span.files, span.size_bytes) for span in spans]
-
-
-def _others_read(own: tuple[int, int], files: int, size: int, nodes: int) -> tuple[int, int]:
-    """Returns the files and bytes that a node reads in an epoch, its p-th part of the dataset, but does not keep."""
-    return round((files - own[0]) / nodes), round((size - own[1]) / nodes)
 
 
 def _size(given: Given, workload: Workload, rates: Rates, nodes: int) -> Size:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from operator import add, attrgetter, itemgetter
+from operator import add, attrgetter, itemgetter, mul
 
 from hpcstage.record.figures.cells import Cells
 from hpcstage.record.parts.part import NodePart
@@ -116,7 +116,7 @@ ADDED = ("copied_bytes", "shim_bytes", "peer_bytes", "hit_opens", "wants")
 HELD = ("queued_files", "store_bytes", "busy")
 """These fields are levels, not flows: their means over time are added over the nodes."""
 TIMES = ("copy_open_ns", "shim_open_ns", "copied_files", "shim_opens", "copy_read_ns", "shim_read_ns", "shim_reads")
-_ADDED, _HELD, _TIMES = attrgetter(*ADDED), attrgetter(*HELD), attrgetter(*TIMES)
+NAMES = (*ADDED, *HELD, *TIMES)
 
 
 class Together:
@@ -134,11 +134,8 @@ class Together:
         starts = [sample.start_s + shift_s for sample in samples]
         self._cells.reach(min(starts), max(starts) + longest_s)
         length_s = [sample.length_s for sample in samples]
-        flows = zip(*map(_ADDED, samples), strict=True)
-        held = (
-            [v * s for v, s in zip(column, length_s, strict=True)] for column in zip(*map(_HELD, samples), strict=True)
-        )
-        columns = [*flows, *held, *zip(*map(_TIMES, samples), strict=True)]
+        named = dict(zip(NAMES, zip(*map(attrgetter(*NAMES), samples), strict=True), strict=True))
+        columns = [tuple(map(mul, named[name], length_s)) if name in HELD else named[name] for name in NAMES]
         if longest_s > FINE * self._cells.length_s:
             for start_s, length, *row in zip(starts, length_s, *columns, strict=True):
                 self._cells.add(start_s, length, row)
@@ -157,20 +154,10 @@ class Together:
     def section(self) -> Series:
         """Returns the section: flows and levels of all nodes together."""
         length_s = self._cells.length_s
-        rows = [self._cells.rows[cell] for cell in sorted(self._cells.rows)]
-        names = (*ADDED, *HELD)
-        sums = dict(zip(names, zip(*rows, strict=True), strict=False)) if rows else dict.fromkeys(names, ())
-        rates = {name: [value / length_s for value in column] for name, column in sums.items()}
-        starts_s = [cell * length_s for cell in sorted(self._cells.rows)]
-        return _section(length_s if rows else None, starts_s, rates, self._latency())
-
-    def _latency(self) -> LatencySeries:
-        cells = sorted(self._cells.rows)
-        step = max(1, -(-len(cells) // LATENCY_POINTS))
-        groups = [cells[at : at + step] for at in range(0, len(cells), step)]
-        starts_s = [group[0] * self._cells.length_s for group in groups]
-        return _latencies(starts_s, [self._times(group) for group in groups])
-
-    def _times(self, cells: Sequence[int]) -> dict[str, float]:
-        rows = (self._cells.rows[cell][-len(TIMES) :] for cell in cells)
-        return dict(zip(TIMES, map(sum, zip(*rows, strict=True)), strict=True))
+        rows = sorted(self._cells.rows.items())
+        starts_s = [cell * length_s for cell, _ in rows]
+        rates = {name: [row[at] / length_s for _, row in rows] for at, name in enumerate(NAMES)}
+        step = max(1, -(-len(rows) // LATENCY_POINTS))
+        few = [rows[at : at + step] for at in range(0, len(rows), step)]
+        sums = [{name: sum(row[at] for _, row in group) for at, name in enumerate(NAMES)} for group in few]
+        return _section(length_s if rows else None, starts_s, rates, _latencies(starts_s[::step], sums))
