@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from conftest import SHM
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from states import Tree, nudged, tree
@@ -97,7 +98,8 @@ def apply(top: Path, change: tuple[object, ...]) -> None:
 @settings(max_examples=60, deadline=None)
 @given(steps)
 def test_each_generation_of_a_chain_restores(chain: list[Step]) -> None:
-    with tempfile.TemporaryDirectory(prefix="test-hpcstage-chain-") as made:
+    memory = SHM if os.access(SHM, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="test-hpcstage-chain-", dir=memory) as made:
         top = Path(made)
         (top / "state").mkdir()
         expected: dict[int, Tree] = {}

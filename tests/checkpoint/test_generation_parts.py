@@ -36,6 +36,7 @@ FULL, DELTA, XOR = GenerationKind.FULL, GenerationKind.DELTA, GenerationKind.XOR
         ),
         (Measurement(1000, 1000, ProbedXor(0.95, 4)), FULL, "compress to 95 % of it, which saves too little"),
         (Measurement(1000, 42, ProbedXor(0.1, 4)), DELTA, "compress to 10 % of it, which saves too little"),
+        (Measurement(1000, 300, ProbedXor(0.2, 4)), DELTA, "compress to 20 % of it, which saves too little"),
         (Measurement(1000, 300, ProbedXor(0.1, 4)), XOR, "30 % of the state changed"),
         (Measurement(1000, 42, None, 17), FULL, "a restore would need more than 16 older generations"),
         (Measurement(1000, 42, None, 16), DELTA, "4 % of the state changed"),

@@ -19,8 +19,11 @@ class GenerationPolicy:
     """The most older generations that a restore may need."""
     chain_states: float = 3.0
     """The most bytes that a restore may read, and that a chain may take on the disk, in sizes of the state."""
-    worth: float = 0.10
-    """The least share of the state that a delta must save against a full generation, and an XOR against a delta."""
+    delta_worth: float = 0.10
+    """The least share of the state that a delta must save against a full generation."""
+    xor_worth: float = 0.25
+    """The least share of the state that an XOR must save against a delta. It takes a core some three seconds for each
+    GB, a multiple of what a disk takes for the bytes."""
     always: GenerationKind | None = None
     """The kind that is taken wherever it is possible, whatever was measured."""
 
@@ -53,6 +56,13 @@ class KindChoice:
     """Of the words of an XOR."""
 
 
+def may_be_xor(state_bytes: int, changed_bytes: int | None, policy: GenerationPolicy) -> bool:
+    """Tells whether a probe may change the choice: an XOR saves at most all that changed."""
+    if changed_bytes is None or policy.always is not None:
+        return changed_bytes is not None and policy.always is GenerationKind.XOR
+    return changed_bytes >= policy.xor_worth * state_bytes
+
+
 def choose(measured: Measurement, policy: GenerationPolicy) -> KindChoice:
     """Takes the kind that writes least, as far as it saves enough and the chain stays within its bounds."""
     if measured.changed_bytes is None:
@@ -66,17 +76,17 @@ def choose(measured: Measurement, policy: GenerationPolicy) -> KindChoice:
 
 
 def _by_bytes(measured: Measurement, changed_bytes: int, policy: GenerationPolicy) -> KindChoice:
-    worth_bytes = policy.worth * measured.state_bytes
     share = format_share(changed_bytes / measured.state_bytes) if measured.state_bytes else "0 %"
     text = f"{share} of the state changed"
     if measured.xor is not None and policy.always is not GenerationKind.DELTA:
         saved = changed_bytes * (1 - measured.xor.share)
-        if saved >= worth_bytes > 0 or policy.always is GenerationKind.XOR:
+        if saved >= policy.xor_worth * measured.state_bytes or policy.always is GenerationKind.XOR:
             squeezed = format_share(measured.xor.share)
             text += f", the differences compress to {squeezed} of it"
             return KindChoice(GenerationKind.XOR, text, measured.xor.width)
     why = _no_xor(measured)
-    if measured.state_bytes - changed_bytes >= worth_bytes or policy.always is not None:
+    saved = measured.state_bytes - changed_bytes
+    if saved >= policy.delta_worth * measured.state_bytes or policy.always is not None:
         return KindChoice(GenerationKind.DELTA, text + why)
     return KindChoice(GenerationKind.FULL, text + why)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hpcstage.checkpoint.generations import xor
-from hpcstage.checkpoint.generations.choice import GenerationPolicy, KindChoice, Measurement, choose
+from hpcstage.checkpoint.generations.choice import GenerationPolicy, KindChoice, Measurement, choose, may_be_xor
 from hpcstage.checkpoint.generations.files import Files
 from hpcstage.checkpoint.generations.layout import BlockLayout, bases, predecessors
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationKind, GenerationManifest, checksum
@@ -89,12 +89,12 @@ class GenerationDraft:
 
     def choose(self, policy: GenerationPolicy) -> KindChoice:
         """Chooses the kind. Raises DamagedGeneration if the generation before turns out to be damaged."""
-        compared = self.before.opened is not None
-        probed = self._probe() if compared and policy.always in {None, GenerationKind.XOR} else None
+        state_bytes = self._bytes(self.stored(GenerationKind.FULL))
+        changed_bytes = None if self.before.opened is None else self._bytes(self.stored(GenerationKind.DELTA))
         measured = Measurement(
-            self._bytes(self.stored(GenerationKind.FULL)),
-            self._bytes(self.stored(GenerationKind.DELTA)) if compared else None,
-            probed,
+            state_bytes,
+            changed_bytes,
+            self._probe() if may_be_xor(state_bytes, changed_bytes, policy) else None,
             len(self.before.chain),
             self.before.chain_bytes,
             self.before.hindrance or ("" if xor.available() else xor.MISSING),

@@ -112,9 +112,9 @@ class GenerationReader:
     def pieces(self, generation: OpenGeneration, file: int) -> Iterator[tuple[int, memoryview]]:
         """Yields what is not zero of a file, verified: offsets and bytes, which hold until the next are asked for."""
         layout, table = generation.layout, generation.table
-        buffer = memoryview(bytearray(max(PIECE_BYTES, layout.block_bytes)))
-        first = layout.starts[file]
-        for start, end in _runs(table[first : layout.starts[file + 1]], len(buffer) // layout.block_bytes):
+        first, longest = layout.starts[file], max(1, PIECE_BYTES // layout.block_bytes)
+        buffer = memoryview(bytearray(min(longest * layout.block_bytes, layout.sizes[file])))
+        for start, end in _runs(table[first : layout.starts[file + 1]], longest):
             start, end = first + start, first + end
             if table["length"][start]:
                 count = int(layout.lengths[start:end].sum())

@@ -91,7 +91,8 @@ def check_unchanged(files: Files, state: FoundState) -> None:
 
 def hash_state(files: Files, state: FoundState, layout: BlockLayout) -> Hashes:
     """Returns the hash of every block."""
-    digests, buffer = bytearray(), memoryview(bytearray(_piece_bytes(layout.block_bytes)))
+    largest = max(layout.sizes, default=0)
+    digests, buffer = bytearray(), memoryview(bytearray(min(_piece_bytes(layout.block_bytes), largest)))
     for index, entry in enumerate(state.entries):
         if entry.size_bytes:
             with files.opened(state.path(index)) as fd:
