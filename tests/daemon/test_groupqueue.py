@@ -19,7 +19,7 @@ MANY = 1 << 50
 def queue(sizes, share, budget=PLENTY, *, linked=True, read_of=lambda _: 0):
     q = Queue(array("Q", sizes), Limits(budget, shared=True), read_of=read_of)
     q.divide(share)
-    q.peers.linked = linked
+    q.from_peers.linked = linked
     return q
 
 
@@ -29,7 +29,7 @@ def test_each_kind_in_its_order_and_wants_first():
     assert q.want(3, 0.0).verdict is Verdict.WAIT
     assert q.want(4, 0.0).verdict is Verdict.WAIT
     assert q.source.next(9, 0.0) == [4, 6, 0, 2]
-    assert q.peers.next(9, MANY, 0.0) == [3, 7, 5, 1]
+    assert q.from_peers.next(9, MANY, 0.0) == [3, 7, 5, 1]
     assert not q.settled
 
 
@@ -56,27 +56,27 @@ def test_asked_for_what_is_here_and_what_never_will_be():
 
 def test_credits():
     q = queue([100, 200, 5000, 1], NodeShare([]))
-    assert q.peers.next(9, 1000, 0.0) == [0, 1]
-    assert q.peers.next(9, 1000, 0.0) == [], "too large while others are on their way"
+    assert q.from_peers.next(9, 1000, 0.0) == [0, 1]
+    assert q.from_peers.next(9, 1000, 0.0) == [], "too large while others are on their way"
     assert q.done(0, 100, 1.0)
     assert q.done(1, 200, 1.0)
-    assert q.peers.next(9, 1000, 1.0) == [2], "alone it may go"
+    assert q.from_peers.next(9, 1000, 1.0) == [2], "alone it may go"
 
 
 def test_missed_comes_from_the_source_next():
     q = queue([10] * 6, NodeShare([0, 1]))
-    assert q.peers.next(2, MANY, 0.0) == [2, 3]
+    assert q.from_peers.next(2, MANY, 0.0) == [2, 3]
     assert q.source.asked(1) is Verdict.WAIT
-    q.peers.missed(3, wanted=False)
+    q.from_peers.missed(3, wanted=False)
     assert q.want(2, 0.0).verdict is Verdict.WAIT
-    q.peers.missed(2, wanted=True)
+    q.from_peers.missed(2, wanted=True)
     assert q.source.next(9, 0.0) == [2, 1, 3, 0]
 
 
 def test_without_a_link_wants_come_from_the_source_and_the_rest_waits():
     q = queue([10] * 4, NodeShare([0]), linked=False)
     assert q.source.next(9, 0.0) == [0]
-    assert q.peers.next(9, MANY, 0.0) == []
+    assert q.from_peers.next(9, MANY, 0.0) == []
     assert q.want(2, 0.0).verdict is Verdict.WAIT
     assert q.source.next(9, 0.0) == [2]
     assert not q.settled
@@ -86,26 +86,26 @@ def test_without_a_link_wants_come_from_the_source_and_the_rest_waits():
 
 def test_the_end_of_the_link():
     q = queue([10] * 6, NodeShare([0]))
-    assert q.peers.next(3, MANY, 0.0) == [1, 2, 3]
+    assert q.from_peers.next(3, MANY, 0.0) == [1, 2, 3]
     assert q.want(5, 0.0).verdict is Verdict.WAIT
-    q.peers.unlink(lambda id_: id_ == 2)
+    q.from_peers.unlink(lambda id_: id_ == 2)
     assert q.source.next(9, 0.0) == [2, 5, 0] or q.source.next(9, 0.0) == []
-    q.peers.linked = True
-    assert q.peers.next(9, MANY, 1.0) == [1, 3, 4], "asked for again, first of all"
+    q.from_peers.linked = True
+    assert q.from_peers.next(9, MANY, 1.0) == [1, 3, 4], "asked for again, first of all"
 
 
 def test_partition_keeps_its_own_and_lets_the_rest_pass_through():
     transit = Budget(2 * 4096, 10)
     q = queue([4096] * 6, NodeShare([0, 1], transit=transit), Budget(4 * 4096, 100))
     assert q.source.next(9, 0.0) == [0, 1]
-    assert q.peers.next(9, MANY, 0.0) == [], "on demand only"
+    assert q.from_peers.next(9, MANY, 0.0) == [], "on demand only"
     for id_ in (0, 1):
         q.done(id_, 4096, 0.0)
     assert q.settled
     assert q.states.count(FileState.AWAY) == 4
     for id_ in (2, 3, 4):
         assert q.want(id_, 1.0).verdict is Verdict.WAIT
-        assert q.peers.next(9, MANY, 1.0) == [id_]
+        assert q.from_peers.next(9, MANY, 1.0) == [id_]
         assert q.done(id_, 4096, 1.0)
     assert q.budget.transit.dropped == [2]
     assert q.states.of(2) is FileState.AWAY
@@ -118,7 +118,7 @@ def test_a_full_store_does_not_end_what_passes_through():
     assert q.source.next(9, 0.0) == [0, 1]
     assert q.states.of(2) is FileState.REFUSED
     assert q.want(4, 0.0).verdict is Verdict.WAIT
-    assert q.peers.next(9, MANY, 0.0) == [4]
+    assert q.from_peers.next(9, MANY, 0.0) == [4]
 
 
 def test_what_is_larger_than_the_share_is_read_directly():
@@ -158,9 +158,9 @@ def test_nodes_begin_at_their_place():
     q = Queue(array("Q", [10] * 8), Limits(PLENTY, shared=True), array("I", range(8)))
     q.sequences.start_at(4)
     q.divide(NodeShare([0, 2, 4, 6]))
-    q.peers.linked = True
+    q.from_peers.linked = True
     assert q.source.next(9, 0.0) == [4, 6, 0, 2]
-    assert q.peers.next(9, MANY, 0.0) == [5, 7, 1, 3]
+    assert q.from_peers.next(9, MANY, 0.0) == [5, 7, 1, 3]
 
 
 def test_dealt_anew_keeps_what_is_here():
@@ -170,7 +170,7 @@ def test_dealt_anew_keeps_what_is_here():
     q.divide(NodeShare([2, 3]))
     assert q.states.of(0) is FileState.STORED
     assert not q.states.is_far(1), "it is being copied"
-    assert q.peers.next(9, MANY, 1.0) == []
+    assert q.from_peers.next(9, MANY, 1.0) == []
     assert q.source.next(9, 1.0) == [2, 3]
 
 
@@ -197,20 +197,20 @@ def test_ahead_of_a_program_that_said_what_it_reads():
     q.done(0, 4096, 0.0)
     assert q.states.waits(5)
     q.sequences.push([5, 4, 3, 2, 1, 0], "announced")
-    assert q.peers.next(2, MANY, 0.0) == [5, 4]
-    assert q.peers.next(9, MANY, 0.0) == [3]
-    assert q.peers.is_stalled
+    assert q.from_peers.next(2, MANY, 0.0) == [5, 4]
+    assert q.from_peers.next(9, MANY, 0.0) == [3]
+    assert q.from_peers.is_stalled
     for id_ in (5, 4, 3):
         q.done(id_, 4096, 1.0)
-    assert q.peers.next(9, MANY, 1.0) == [], "none of them was read"
+    assert q.from_peers.next(9, MANY, 1.0) == [], "none of them was read"
     assert q.budget.transit.oldest_unread(9) == [5, 4, 3]
     q.budget.transit.read([5])
-    assert q.peers.next(9, MANY, 1.0) == [2]
+    assert q.from_peers.next(9, MANY, 1.0) == [2]
     assert q.budget.transit.dropped == [5]
     assert q.want(9, 1.0).verdict is Verdict.WAIT
-    assert q.peers.next(9, MANY, 1.0) == [9], "what is wanted goes before what is ahead"
+    assert q.from_peers.next(9, MANY, 1.0) == [9], "what is wanted goes before what is ahead"
     assert q.states.of(4) is FileState.AWAY
-    assert not q.peers.next(9, MANY, 1.0)
+    assert not q.from_peers.next(9, MANY, 1.0)
 
 
 def test_a_million_ids_quickly():
@@ -218,9 +218,9 @@ def test_a_million_ids_quickly():
     start = time.process_time()
     q = Queue(array("Q", [100_000]) * count, Limits(PLENTY, shared=True))
     q.divide(NodeShare(array("I", range(0, count, 4))))
-    q.peers.linked = True
+    q.from_peers.linked = True
     for _ in range(200):
-        for id_ in (*q.source.next(100, 0.0), *q.peers.next(100, MANY, 0.0)):
+        for id_ in (*q.source.next(100, 0.0), *q.from_peers.next(100, MANY, 0.0)):
             q.done(id_, 100_000, 0.1)
     assert time.process_time() - start < 4
     assert q.states.count(FileState.STORED) == 40_000
@@ -233,10 +233,10 @@ def test_what_another_node_reads_at_the_source_is_not_copied_and_not_waited_for(
     q = queue([LARGE, 10], NodeShare([0, 1]))
     assert q.source.asked(0) is Verdict.WAIT
     q.large.read_elsewhere([0, 7], 1.0)
-    assert q.peers.is_held_back(0, 1.0), "who asked is told to come again"
+    assert q.from_peers.is_held_back(0, 1.0), "who asked is told to come again"
     assert q.source.next(9, 1.0) == [1]
     assert q.source.next(9, 6.1) == [0], "nobody told that it is still read"
-    assert not q.peers.is_held_back(0, 6.1)
+    assert not q.from_peers.is_held_back(0, 6.1)
 
 
 def test_a_copy_is_given_up_when_another_node_reads_the_file_unless_it_is_nearly_here():
@@ -247,18 +247,18 @@ def test_a_copy_is_given_up_when_another_node_reads_the_file_unless_it_is_nearly
     q.large.read_elsewhere([0, 1], 3.0)
     assert q.large.read_meanwhile(3.0) == [0]
     assert q.source.put_off(0)
-    assert q.peers.is_held_back(0, 3.0)
+    assert q.from_peers.is_held_back(0, 3.0)
 
 
 def test_a_large_file_is_not_asked_for_while_it_is_read():
     q = queue([LARGE, 10, LARGE], NodeShare([]))
     q.large.reads.here(0, 0.0)
-    assert q.peers.next(9, MANY, 0.0) == [1, 2]
+    assert q.from_peers.next(9, MANY, 0.0) == [1, 2]
     assert q.large.held_back == {0}
-    q.peers.postponed(2, 0.0)
+    q.from_peers.postponed(2, 0.0)
     assert q.want(2, 1.0).reason is Reason.LARGE
-    assert q.peers.next(9, MANY, 5.0) == [0]
-    assert q.peers.next(9, MANY, 6.1) == [2]
+    assert q.from_peers.next(9, MANY, 5.0) == [0]
+    assert q.from_peers.next(9, MANY, 6.1) == [2]
     assert q.done(0, LARGE, 7.0)
     assert not q.large.held_back & {0}
 
@@ -267,11 +267,11 @@ def test_a_large_copy_of_another_node_is_waited_for_where_it_comes_sooner_than_f
     q = queue([LARGE, LARGE], NodeShare([], transit=Budget(1 << 40, 10)))
     assert q.want(0, 0.0).verdict is Verdict.WAIT
     assert q.large.reads.untold(0.0) == [0], "who has it says whether it can be had now"
-    assert q.peers.next(9, MANY, 0.0) == [0]
-    q.peers.postponed(0, 0.1)
+    assert q.from_peers.next(9, MANY, 0.0) == [0]
+    q.from_peers.postponed(0, 0.1)
     assert q.states.of(0) is FileState.AWAY
     assert q.want(0, 0.1).reason is Reason.LARGE
-    q.peers.estimates.stream_bytes_per_s = 1e6
+    q.from_peers.estimates.stream_bytes_per_s = 1e6
     assert q.want(1, 0.1).reason is Reason.LARGE
 
 

@@ -62,12 +62,12 @@ class GroupQueueMachine(RuleBasedStateMachine):
 
     @rule()
     def link(self):
-        self.queue.peers.linked = True
+        self.queue.from_peers.linked = True
 
     @rule()
     def unlink(self):
         before = {i for i in self.far if i in self.wanted}
-        self.queue.peers.unlink(self.wanted.__contains__)
+        self.queue.from_peers.unlink(self.wanted.__contains__)
         self.far.clear()
         assert len(self.queue.flights.requests) == 0
         for id_ in before:
@@ -91,9 +91,9 @@ class GroupQueueMachine(RuleBasedStateMachine):
     def request(self, files, blocks):
         self.now += 1.0
         asked_before = len(self.far)
-        chosen = self.queue.peers.next(files, blocks * BLOCK_BYTES, self.now)
+        chosen = self.queue.from_peers.next(files, blocks * BLOCK_BYTES, self.now)
         assert len(chosen) <= files
-        if not self.queue.peers.linked:
+        if not self.queue.from_peers.linked:
             assert chosen == []
         size = sum(self.queue.states.size(i) for i in chosen)
         assert size <= blocks * BLOCK_BYTES or (len(chosen) == 1 and not asked_before), "credits"
@@ -117,7 +117,7 @@ class GroupQueueMachine(RuleBasedStateMachine):
             self.wanted.add(id_)
             assert self.now < decision.deadline <= self.now + 4.0
             assert self.queue.states.of(id_) in (FileState.PROMOTED, FileState.FLYING)
-            if not self.queue.peers.linked:
+            if not self.queue.from_peers.linked:
                 assert not self.queue.states.is_far(id_) or id_ in self.far
         else:
             assert decision.reason is Reason.FULL
@@ -150,7 +150,7 @@ class GroupQueueMachine(RuleBasedStateMachine):
     def missed(self, data, doubtful):
         id_ = data.draw(st.sampled_from(sorted(self.far)))
         void = self.queue.states.of(id_) is FileState.VOID
-        self.queue.peers.missed(id_, wanted=id_ in self.wanted, doubtful=doubtful)
+        self.queue.from_peers.missed(id_, wanted=id_ in self.wanted, doubtful=doubtful)
         self.far.discard(id_)
         assert not self.queue.states.is_far(id_), "a remote id that was refused becomes local"
         expected = {FileState.PROMOTED} if id_ in self.wanted else {FileState.WAITING, FileState.AWAY}
@@ -162,7 +162,7 @@ class GroupQueueMachine(RuleBasedStateMachine):
         if id_ in self.far:
             return
         before = self.queue.states.of(id_)
-        taken = self.queue.peers.came_late(id_, size)
+        taken = self.queue.from_peers.came_late(id_, size)
         assert taken or before not in (FileState.WAITING, FileState.PROMOTED, FileState.STORED)
         assert not taken or self.queue.states.of(id_) is FileState.STORED
         self.check_dropped(id_)
@@ -205,15 +205,15 @@ class GroupQueueMachine(RuleBasedStateMachine):
         for _ in range(300):
             self.now += 1000.0
             self.near |= set(self.queue.source.next(4, self.now))
-            self.far |= set(self.queue.peers.next(4, 1 << 40, self.now))
+            self.far |= set(self.queue.from_peers.next(4, 1 << 40, self.now))
             for id_ in sorted(self.near | self.far):
                 self.queue.done(id_, self.queue.states.size(id_), self.now)
             self.near.clear()
             self.far.clear()
             self.check_dropped()
-            if self.queue.settled or not self.queue.peers.linked:
+            if self.queue.settled or not self.queue.from_peers.linked:
                 break
-        if self.queue.peers.linked:
+        if self.queue.from_peers.linked:
             assert self.queue.settled
             assert all(self.queue.states.of(i) in FINAL | {FileState.AWAY} for i in range(len(self.sizes)))
 

@@ -85,10 +85,10 @@ def test_inodes_are_counted_with_directories():
     assert q.states.count(FileState.REFUSED) == 6
 
 
-def test_no_room_stops_admission():
+def test_no_space_stops_admission():
     q = queue([10] * 5)
     q.source.next(2, 0.0)
-    q.failed(0, no_room=True)
+    q.failed(0, no_space=True)
     assert q.states.of(0) is FileState.REFUSED
     assert q.source.next(9, 1.0) == []
     assert q.want(4, 1.0).reason is Reason.FULL

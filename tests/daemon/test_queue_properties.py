@@ -95,13 +95,13 @@ class QueueMachine(RuleBasedStateMachine):
         self.final[id_] = FileState.VOID if void else FileState.STORED
 
     @precondition(lambda self: self.flying)
-    @rule(data=st.data(), no_room=st.booleans())
-    def failed(self, data, no_room):
+    @rule(data=st.data(), no_space=st.booleans())
+    def failed(self, data, no_space):
         id_ = data.draw(st.sampled_from(sorted(self.flying)))
-        self.queue.failed(id_, no_room=no_room)
+        self.queue.failed(id_, no_space=no_space)
         self.flying.discard(id_)
         assert self.queue.states.of(id_) in (FileState.FAILED, FileState.REFUSED, FileState.VOID)
-        if no_room:
+        if no_space:
             assert self.queue.source.next(5, self.now) == []
 
     @precondition(lambda self: self.flying)

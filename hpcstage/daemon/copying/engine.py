@@ -214,7 +214,7 @@ class Engine:
 
     def _failed(self, result: Result, now: float) -> None:
         local = result.status is Status.LOCAL_ERROR
-        self.queue.failed(result.id, no_room=local and result.errno in NO_SPACE_ERRNOS)
+        self.queue.failed(result.id, no_space=local and result.errno in NO_SPACE_ERRNOS)
         if local and result.errno in BROKEN_DISK_ERRNOS:
             self.queue.states.close(Reason.FAILED)
         self.failures.add(self.manifest.source_path(result.id), describe(result), now)

@@ -71,7 +71,7 @@ class Peers:
     def connect(self, send: Send) -> None:
         """Begins to ask other nodes."""
         self._send = send
-        self._queue.peers.linked = True
+        self._queue.from_peers.linked = True
 
     def disconnect(self, now: float) -> None:
         """Ends the asking of other nodes. Copies that had come without a message are taken in."""
@@ -81,7 +81,7 @@ class Peers:
         self.offers.clear()
         for id_ in asked:
             self.arrivals.take_if_here(id_, now)
-        self._queue.peers.unlink(self._is_wanted)
+        self._queue.from_peers.unlink(self._is_wanted)
 
     def adopt(self) -> None:
         """Has this node read everything from the source, as there will be no other group."""
@@ -95,13 +95,13 @@ class Peers:
         if self._send is None or self.routes is None:
             return
         for id_ in self._requests.give_up(now):
-            self._queue.peers.missed(id_, wanted=self._is_wanted(id_), doubtful=True)
+            self._queue.from_peers.missed(id_, wanted=self._is_wanted(id_), doubtful=True)
         self._look(now)
         requests = self._requests
         # wanted files do not wait for those asked for ahead
-        wanted = min(len(self._queue.peers.promoted.ids), MOST_WANTED)
+        wanted = min(len(self._queue.from_peers.promoted.ids), MOST_WANTED)
         files, size_bytes = requests.free()
-        ids = self._queue.peers.next(max(files, wanted), max(size_bytes, WANTED_BYTES if wanted else 0), now)
+        ids = self._queue.from_peers.next(max(files, wanted), max(size_bytes, WANTED_BYTES if wanted else 0), now)
         self._engine.sweep()
         for owner, own in by_owner(ids, map(self.routes.fetcher, ids)).items():
             self._ask(owner, own, now)
@@ -115,7 +115,7 @@ class Peers:
 
     def _look(self, now: float) -> None:
         """Finds the copies ahead of the program that it has read since, which makes space for more."""
-        if not self._queue.peers.is_stalled or now < self._next_look:
+        if not self._queue.from_peers.is_stalled or now < self._next_look:
             return
         self._next_look = now + LOOK_EVERY_S
         transit = self._queue.budget.transit
@@ -124,7 +124,7 @@ class Peers:
     def wake_after(self, now: float) -> float | None:
         """Returns the seconds until `pump` has work by the clock; None if it has none."""
         again = self._requests.wake_after(now)
-        if self._send is None or not self._queue.peers.is_stalled:
+        if self._send is None or not self._queue.from_peers.is_stalled:
             return again
         look = max(0.0, self._next_look - now)
         return look if again is None else min(look, again)
@@ -133,7 +133,7 @@ class Peers:
         assert self.routes is not None
         if owner == self.routes.node or not self._requests.trusts(owner, now):
             for id_ in ids:
-                self._queue.peers.missed(id_, wanted=self._is_wanted(id_))
+                self._queue.from_peers.missed(id_, wanted=self._is_wanted(id_))
             return
         for id_ in ids:
             self._requests.asked(id_, owner, self._engine.manifest.size(id_), now)
@@ -150,7 +150,7 @@ class Peers:
         if self._send is None or self.routes is None or not queue.states.is_far(id_) or queue.large.is_large(id_):
             return
         for given_up in self._requests.late(self.routes.fetcher(id_), now):
-            self._queue.peers.missed(given_up, wanted=self._is_wanted(given_up), doubtful=True)
+            self._queue.from_peers.missed(given_up, wanted=self._is_wanted(given_up), doubtful=True)
 
     def got(self, message: exchange.Got, now: float) -> None:
         """Takes in a copy that has come."""
@@ -170,7 +170,7 @@ class Peers:
                 self.arrivals.postponed(id_, now)
                 continue
             self.arrivals.failed(id_)
-            self._queue.peers.missed(id_, wanted=self._is_wanted(id_))
+            self._queue.from_peers.missed(id_, wanted=self._is_wanted(id_))
 
     def asked(self, message: exchange.Ask, now: float) -> None:
         """Takes the request of another node for files, which shows that the node lives."""

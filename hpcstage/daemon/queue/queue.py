@@ -46,7 +46,7 @@ class Queue:
         self.flights = Flights(self.states, self.budget, read_of)
         self.large = Large(self.flights, estimates, None if limits.shared else Beside())
         self.source = FromSource(self.sequences, self.flights, self.large, estimates, limits)
-        self.peers = FromPeers(self.sequences, self.flights, self.large, self.source)
+        self.from_peers = FromPeers(self.sequences, self.flights, self.large, self.source)
         self.is_disk_full = False
         """Whether the disk itself was full, whatever the budget allows."""
 
@@ -66,8 +66,8 @@ class Queue:
             is_refused = state is FileState.REFUSED
             return Decision(Verdict.DIRECT, reason=closed or Reason.FULL if is_refused else _REASONS[state])
         if states.is_far(id_) and self.large.is_large(id_) and not closed:
-            return self.peers.want_large(id_, state, now)
-        if states.is_far(id_) and not self.peers.linked and id_ not in self.flights.requests:
+            return self.from_peers.want_large(id_, state, now)
+        if states.is_far(id_) and not self.from_peers.linked and id_ not in self.flights.requests:
             states.make_near(id_)
             if state is FileState.PROMOTED:
                 self.source.promoted.ids.append(id_)
@@ -75,7 +75,7 @@ class Queue:
             if closed or not transit.can_hold(blocks_bytes(states.size(id_))):
                 return Decision(Verdict.DIRECT, reason=closed or Reason.FULL)
             transit.passed()
-        return (self.peers if states.is_far(id_) else self.source).want(id_, state, now)
+        return (self.from_peers if states.is_far(id_) else self.source).want(id_, state, now)
 
     # ---- what became of a transfer
 
@@ -91,20 +91,20 @@ class Queue:
         if is_wanted is None:
             self.source.estimates.finished(size_bytes, now - started, now)
         elif is_wanted:
-            self.peers.estimates.finished(size_bytes, now - started, now)
+            self.from_peers.estimates.finished(size_bytes, now - started, now)
         if state is not _FLYING:
             return False
         self.flights.take_in(id_, size_bytes)
         return True
 
-    def failed(self, id_: int, *, no_room: bool = False) -> None:
-        """Notes that a transfer failed for good. With `no_room` (ENOSPC, EDQUOT) the queue admits nothing more."""
-        if no_room:
+    def failed(self, id_: int, *, no_space: bool = False) -> None:
+        """Notes that a transfer failed for good. With `no_space` (ENOSPC, EDQUOT) the queue admits nothing more."""
+        if no_space:
             self.is_disk_full = True
             self.states.close(Reason.FULL)
         self.large.ahead.discard(id_)
         if self.flights.end(id_) is not None and self.states.of(id_) is FileState.FLYING:
-            self.states.move(id_, FileState.REFUSED if no_room else FileState.FAILED)
+            self.states.move(id_, FileState.REFUSED if no_space else FileState.FAILED)
 
     def void(self, ids: Iterable[int]) -> list[int]:
         """Voids files that were written to: they are never handed out again. Returns those whose copies may still come:
@@ -114,7 +114,7 @@ class Queue:
             state = self.states.of(id_)
             if state is FileState.STORED:
                 self.budget.drop(id_)
-            if state is FileState.FLYING or (id_ in self.peers.doubtful and id_ not in self.flights.started):
+            if state is FileState.FLYING or (id_ in self.from_peers.doubtful and id_ not in self.flights.started):
                 flying.append(id_)
             self.states.move(id_, FileState.VOID)
         return flying
@@ -124,7 +124,7 @@ class Queue:
         whose copies may still come. Stored copies keep their part of the budget: the caller that deletes them gives it
         back, as if this node had kept all of them."""
         flying = [id_ for id_ in self.flights.needed() if id_ in ids]
-        flying += [id_ for id_ in self.peers.doubtful if id_ in ids and id_ not in self.flights.started]
+        flying += [id_ for id_ in self.from_peers.doubtful if id_ in ids and id_ not in self.flights.started]
         self.budget.keep(ids)
         return self.states.void_range(ids), flying
 
@@ -136,7 +136,7 @@ class Queue:
         self.budget.set_aside(None if share is None else share.transit)
         self.states.divide(share, self.flights.started.keys() - self.flights.requests.keys())
         self.sequences.restart()
-        promoted = (*self.source.promoted.ids, *self.peers.promoted.ids)
+        promoted = (*self.source.promoted.ids, *self.from_peers.promoted.ids)
         self.source.promoted.refill(promoted)
-        self.peers.promoted.refill(promoted)
-        self.peers.held.ids.clear()
+        self.from_peers.promoted.refill(promoted)
+        self.from_peers.held.ids.clear()
