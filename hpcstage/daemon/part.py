@@ -158,7 +158,7 @@ def problems(engine: Engine, limit: Budget, unserved: Unserved, host: str) -> li
 
 def _unplaced(engine: Engine) -> int:
     """Returns how many files no node keeps where each keeps only a share; 0 where this node keeps all."""
-    return engine.queue.states.unplaced if engine.queue.budget.transit.limit.size_bytes else 0
+    return engine.queue.states.unplaced if engine.queue.budget.temporary.limit.size_bytes else 0
 
 
 def _left(engine: Engine, refused: int) -> str:

@@ -1,7 +1,7 @@
 """Shows the programs on this node which files it holds, by a byte per file in a shared mapping.
 
 Owns the mapping. A program that reads it (a sampler that gives ranks what their node has) sends the daemon no message.
-Transit copies are not in it, for they may be gone by the time it is read.
+Temporary copies are not in it, for they may be gone by the time it is read.
 """
 
 from __future__ import annotations

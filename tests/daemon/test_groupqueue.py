@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 
-from hpcstage.daemon.queue.budget import Transit, share_of
+from hpcstage.daemon.queue.budget import TemporaryCopies, share_of
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.rates import Limits, Verdict
 from hpcstage.daemon.queue.states import FileState, NodeShare
@@ -95,8 +95,8 @@ def test_the_end_of_the_link():
 
 
 def test_partition_keeps_its_own_and_lets_the_rest_pass_through():
-    transit = Budget(2 * 4096, 10)
-    q = queue([4096] * 6, NodeShare([0, 1], transit=transit), Budget(4 * 4096, 100))
+    temporary = Budget(2 * 4096, 10)
+    q = queue([4096] * 6, NodeShare([0, 1], temporary=temporary), Budget(4 * 4096, 100))
     assert q.source.next(9, 0.0) == [0, 1]
     assert q.from_peers.next(9, MANY, 0.0) == [], "on demand only"
     for id_ in (0, 1):
@@ -107,14 +107,14 @@ def test_partition_keeps_its_own_and_lets_the_rest_pass_through():
         assert q.want(id_, 1.0).verdict is Verdict.WAIT
         assert q.from_peers.next(9, MANY, 1.0) == [id_]
         assert q.done(id_, 4096, 1.0)
-    assert q.budget.transit.dropped == [2]
+    assert q.budget.temporary.dropped == [2]
     assert q.states.of(2) is FileState.AWAY
     assert q.states.of(0) is q.states.of(3) is q.states.of(4) is FileState.STORED
     assert q.budget.used_bytes == 4 * 4096
 
 
 def test_a_full_store_does_not_end_what_passes_through():
-    q = queue([4096] * 6, NodeShare([0, 1, 2], transit=Budget(4096, 10)), Budget(3 * 4096, 100))
+    q = queue([4096] * 6, NodeShare([0, 1, 2], temporary=Budget(4096, 10)), Budget(3 * 4096, 100))
     assert q.source.next(9, 0.0) == [0, 1]
     assert q.states.of(2) is FileState.REFUSED
     assert q.want(4, 0.0).verdict is Verdict.WAIT
@@ -122,19 +122,19 @@ def test_a_full_store_does_not_end_what_passes_through():
 
 
 def test_what_is_larger_than_the_share_is_read_directly():
-    q = queue([4096, 3 * 4096], NodeShare([0], transit=Budget(4096, 10)))
+    q = queue([4096, 3 * 4096], NodeShare([0], temporary=Budget(4096, 10)))
     assert q.want(1, 0.0).reason is Reason.FULL
     assert q.states.of(1) is FileState.AWAY
 
 
 def test_unplaced_files_are_read_directly():
-    q = queue([10] * 3, NodeShare([0], unplaced=[2], transit=Budget(4096, 10)))
+    q = queue([10] * 3, NodeShare([0], unplaced=[2], temporary=Budget(4096, 10)))
     assert q.states.of(2) is FileState.REFUSED
     assert q.want(2, 0.0).reason is Reason.FULL
 
 
 def test_the_end_of_staging_does_not_count_as_a_lack_of_budget():
-    q = queue([4096] * 8, NodeShare([0, 1, 2], unplaced=[7], transit=Budget(4096, 10)), Budget(3 * 4096, 100))
+    q = queue([4096] * 8, NodeShare([0, 1, 2], unplaced=[7], temporary=Budget(4096, 10)), Budget(3 * 4096, 100))
     assert q.source.next(9, 0.0) == [0, 1]
     assert q.states.unplaced == q.states.count(FileState.REFUSED) == 2
     q.source.requeue(1)
@@ -146,7 +146,7 @@ def test_the_end_of_staging_does_not_count_as_a_lack_of_budget():
 
 
 def test_what_other_nodes_keep_is_not_forgotten_after_many_orders():
-    q = queue([4096] * 20, NodeShare([0, 1], transit=Budget(1 << 20, 10)))
+    q = queue([4096] * 20, NodeShare([0, 1], temporary=Budget(1 << 20, 10)))
     for start in range(15):
         q.sequences.push([start])
     q.divide(None)
@@ -174,25 +174,25 @@ def test_dealt_anew_keeps_what_is_here():
     assert q.source.next(9, 1.0) == [2, 3]
 
 
-def test_transit_share():
+def test_temporary_share():
     assert share_of(Budget(100 << 30, 10**6)).size_bytes == 10 << 30
     assert share_of(Budget(512 << 20, 10**6)).size_bytes == 64 << 20
     assert share_of(Budget(8 << 20, 100)) == Budget(2 << 20, 25)
-    transit = Transit()
-    transit.limit = Budget(100, 2)
-    transit.take(1, 60)
-    assert not transit.fits(60)
-    transit.landed(1, ahead=False)
-    assert transit.fits(60)
-    transit.take(2, 60)
-    assert transit.surplus() == 1
-    assert transit.give_back(1)
-    assert transit.surplus() is None
-    assert not transit.give_back(1)
+    temporary = TemporaryCopies()
+    temporary.limit = Budget(100, 2)
+    temporary.take(1, 60)
+    assert not temporary.fits(60)
+    temporary.landed(1, ahead=False)
+    assert temporary.fits(60)
+    temporary.take(2, 60)
+    assert temporary.surplus() == 1
+    assert temporary.give_back(1)
+    assert temporary.surplus() is None
+    assert not temporary.give_back(1)
 
 
 def test_ahead_of_a_program_that_said_what_it_reads():
-    q = queue([4096] * 10, NodeShare([0], transit=Budget(3 * 4096, 10)))
+    q = queue([4096] * 10, NodeShare([0], temporary=Budget(3 * 4096, 10)))
     q.source.next(9, 0.0)
     q.done(0, 4096, 0.0)
     assert q.states.waits(5)
@@ -203,10 +203,10 @@ def test_ahead_of_a_program_that_said_what_it_reads():
     for id_ in (5, 4, 3):
         q.done(id_, 4096, 1.0)
     assert q.from_peers.next(9, MANY, 1.0) == [], "none of them was read"
-    assert q.budget.transit.oldest_unread(9) == [5, 4, 3]
-    q.budget.transit.read([5])
+    assert q.budget.temporary.oldest_unread(9) == [5, 4, 3]
+    q.budget.temporary.read([5])
     assert q.from_peers.next(9, MANY, 1.0) == [2]
-    assert q.budget.transit.dropped == [5]
+    assert q.budget.temporary.dropped == [5]
     assert q.want(9, 1.0).verdict is Verdict.WAIT
     assert q.from_peers.next(9, MANY, 1.0) == [9], "what is wanted goes before what is ahead"
     assert q.states.of(4) is FileState.AWAY
@@ -264,7 +264,7 @@ def test_a_large_file_is_not_asked_for_while_it_is_read():
 
 
 def test_a_large_copy_of_another_node_is_waited_for_where_it_comes_sooner_than_from_the_source():
-    q = queue([LARGE, LARGE], NodeShare([], transit=Budget(1 << 40, 10)))
+    q = queue([LARGE, LARGE], NodeShare([], temporary=Budget(1 << 40, 10)))
     assert q.want(0, 0.0).verdict is Verdict.WAIT
     assert q.large.reads.untold(0.0) == [0], "who has it says whether it can be had now"
     assert q.from_peers.next(9, MANY, 0.0) == [0]

@@ -42,14 +42,14 @@ class GroupQueueMachine(RuleBasedStateMachine):
     def divide(self, data):
         own = self.some(data)
         rest = [i for i in range(len(self.sizes)) if i not in own]
-        transit = data.draw(st.one_of(st.none(), st.integers(0, 12)))
-        if transit is None:
+        temporary = data.draw(st.one_of(st.none(), st.integers(0, 12)))
+        if temporary is None:
             self.queue.divide(NodeShare(own))
             self.expected = {i: "near" if i in own else "far" for i in range(len(self.sizes))}
         else:
             unplaced = [i for i in rest if data.draw(st.integers(0, 5)) == 0]
             others = [i for i in rest if i not in unplaced and data.draw(st.booleans())]
-            self.queue.divide(NodeShare(own, others, unplaced, Budget(transit * BLOCK_BYTES, 6)))
+            self.queue.divide(NodeShare(own, others, unplaced, Budget(temporary * BLOCK_BYTES, 6)))
         for id_ in self.far:
             assert id_ in self.queue.flights.requests, "a request is not forgotten when files are dealt anew"
 
@@ -195,9 +195,9 @@ class GroupQueueMachine(RuleBasedStateMachine):
         self.queue.sequences.push(self.some(data), data.draw(st.sampled_from(["", "announced"])))
 
     def check_dropped(self, *new):
-        for id_ in self.queue.budget.transit.dropped:
+        for id_ in self.queue.budget.temporary.dropped:
             assert self.queue.states.of(id_) in (FileState.AWAY, FileState.VOID), "only copies in the store are dropped"
-        self.queue.budget.transit.dropped.clear()
+        self.queue.budget.temporary.dropped.clear()
 
     @rule()
     def finish(self):
@@ -241,7 +241,7 @@ class GroupQueueMachine(RuleBasedStateMachine):
         used = sum(blocks_bytes(queue.states.size(i)) for i in kept)
         assert used <= queue.budget.used_bytes
         assert queue.budget.used_files == len(kept) + len(flying)
-        assert queue.budget.transit.used_bytes <= queue.budget.used_bytes
+        assert queue.budget.temporary.used_bytes <= queue.budget.used_bytes
 
 
 TestGroupQueue = GroupQueueMachine.TestCase

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcstage.daemon.peers.membership import GroupState
-from hpcstage.daemon.peers.routes import make, transit_of
+from hpcstage.daemon.peers.routes import make, temporary_budget_of
 from hpcstage.plan.placement.placements import Placing
 from hpcstage.plan.types import Budget
 from hpcstage.protocol import exchange
@@ -75,7 +75,7 @@ def test_what_auto_means():
     assert kind(PLENTY) is Placing.REPLICATE
     assert kind(Budget(80 * 4096, 1000)) is Placing.PARTITION
     members = members_of(2, {0: Budget(102 * 4096, 1000), 1: Budget(82 * 4096, 1000)})
-    assert transit_of(members, 1, 2) == Budget(20 * 4096, 249)
+    assert temporary_budget_of(members, 1, 2) == Budget(20 * 4096, 249)
 
 
 def test_a_node_follows_newer_memberships_only():

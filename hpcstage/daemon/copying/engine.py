@@ -220,8 +220,8 @@ class Engine:
         self.failures.add(self.manifest.source_path(result.id), describe(result), now)
 
     def sweep(self) -> None:
-        """Deletes the transit copies that had to make way for others."""
-        dropped = self.queue.budget.transit.dropped
+        """Deletes the temporary copies that had to make way for others."""
+        dropped = self.queue.budget.temporary.dropped
         for id_ in dropped:
             self.copies.remove(id_, self.queue.states.size(id_))
         dropped.clear()

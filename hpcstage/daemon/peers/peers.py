@@ -52,13 +52,13 @@ class Peers:
 
     # ---- the group
 
-    def divide(self, routes: Routes, transit: Budget) -> None:
-        """Divides the files among the nodes by `routes`; `transit` is the budget that is set aside for transit copies
-        where this node does not keep all files."""
+    def divide(self, routes: Routes, temporary: Budget) -> None:
+        """Divides the files among the nodes by `routes`; `temporary` is the budget that is set aside for temporary
+        copies where this node does not keep all files."""
         self.routes = routes
         share = NodeShare(routes.own())
         if not routes.keeps_all:
-            share = NodeShare(share.own, routes.others(), routes.unplaced(), transit)
+            share = NodeShare(share.own, routes.others(), routes.unplaced(), temporary)
         self._queue.divide(share)
         self._engine.copies.holdings.expect(share.own)
         self._queue.source.turns = max(1, len(routes.members.present) - 1)
@@ -118,8 +118,8 @@ class Peers:
         if not self._queue.from_peers.is_stalled or now < self._next_look:
             return
         self._next_look = now + LOOK_EVERY_S
-        transit = self._queue.budget.transit
-        transit.read([id_ for id_ in transit.oldest_unread(MOST_LOOKS) if self._engine.copies.was_read(id_)])
+        temporary = self._queue.budget.temporary
+        temporary.read([id_ for id_ in temporary.oldest_unread(MOST_LOOKS) if self._engine.copies.was_read(id_)])
 
     def wake_after(self, now: float) -> float | None:
         """Returns the seconds until `pump` has work by the clock; None if it has none."""

@@ -95,8 +95,8 @@ def make(asked: str, sizes: Sequence[int], directories: int, members: Membership
     return Routes(place(kind, sizes, nodes), members, node, why)
 
 
-def transit_of(members: Membership, node: int, directories: int) -> Budget:
-    """Returns the budget for transit copies that `make` has set aside on a node."""
+def temporary_budget_of(members: Membership, node: int, directories: int) -> Budget:
+    """Returns the budget for temporary copies that `make` has set aside on a node."""
     budget = budgets_of(members)[node]
     return share_of(_without(budget, Budget(directories * BLOCK_BYTES, directories)))
 

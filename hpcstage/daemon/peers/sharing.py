@@ -15,7 +15,7 @@ from hpcstage.daemon.peers.arrivals import PeerCounts
 from hpcstage.daemon.peers.membership import Staged, size_of
 from hpcstage.daemon.peers.nodegroup import NodeGroup
 from hpcstage.daemon.peers.peers import Peers
-from hpcstage.daemon.peers.routes import Routes, make, transit_of
+from hpcstage.daemon.peers.routes import Routes, make, temporary_budget_of
 from hpcstage.daemon.queue.states import FileState
 from hpcstage.daemon.reading.scanning import Prepared
 from hpcstage.plan.order import orders
@@ -143,7 +143,7 @@ class FileSharing(OtherNodes):
     def _divide(self, members: Membership) -> None:
         index, sizes = self._group.nodes.index, self._staged.manifest.sizes
         self.routes = make(self._group.base.spec.placement, sizes, self._directories, members, index)
-        self._peers.divide(self.routes, transit_of(members, index, self._directories))
+        self._peers.divide(self.routes, temporary_budget_of(members, index, self._directories))
 
     def gone(self, node: int) -> None:
         """See Participant."""

@@ -1,7 +1,7 @@
 """Counts what is taken of a node's budget: by copies in the store, by transfers under way and by directories. Pure.
 
 A copy takes whole blocks and one inode, a directory a block and an inode. A node that keeps only a share of the files
-sets a part of the budget aside for transit copies, which only pass through it: the oldest go when that part is full.
+sets a part of the budget aside for temporary copies, which only pass through it: the oldest go when that part is full.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hpcstage.daemon.queue.states import LOOK_LIMIT, FileState, States
 from hpcstage.plan.blocks import BLOCK_BYTES, blocks_bytes
 from hpcstage.plan.types import Budget
 
-TRANSIT_SHARE = 0.1
+TEMPORARY_SHARE = 0.1
 LEAST_BYTES = 64 << 20
 LEAST_INODES = 256
 MOST_SHARE = 0.25
@@ -21,10 +21,10 @@ MOST_SHARE = 0.25
 
 
 def share_of(budget: Budget) -> Budget:
-    """Returns the part of a store's budget that is set aside for transit copies."""
+    """Returns the part of a store's budget that is set aside for temporary copies."""
     return Budget(
-        max(int(budget.size_bytes * TRANSIT_SHARE), min(LEAST_BYTES, int(budget.size_bytes * MOST_SHARE))),
-        max(int(budget.inodes * TRANSIT_SHARE), min(LEAST_INODES, int(budget.inodes * MOST_SHARE))),
+        max(int(budget.size_bytes * TEMPORARY_SHARE), min(LEAST_BYTES, int(budget.size_bytes * MOST_SHARE))),
+        max(int(budget.inodes * TEMPORARY_SHARE), min(LEAST_INODES, int(budget.inodes * MOST_SHARE))),
     )
 
 
@@ -46,8 +46,8 @@ class Copies(dict[int, int]):
         return True
 
 
-class Transit:
-    """The budget of transit copies, and the copies that take it: those on their way, those that came ahead of the
+class TemporaryCopies:
+    """The budget of temporary copies, and the copies that take it: those on their way, those that came ahead of the
     program and have yet to be read, and those that were read."""
 
     def __init__(self) -> None:
@@ -60,12 +60,12 @@ class Transit:
 
     @property
     def used_bytes(self) -> int:
-        """The bytes that all transit copies take, those on their way included."""
+        """The bytes that all temporary copies take, those on their way included."""
         return self._flying.size_bytes + self._unread.size_bytes + self._read.size_bytes
 
     @property
     def count(self) -> int:
-        """The number of all transit copies."""
+        """The number of all temporary copies."""
         return len(self._flying) + len(self._unread) + len(self._read)
 
     def can_hold(self, blocks: int) -> bool:
@@ -117,7 +117,7 @@ class Transit:
         (self._unread if ahead else self._read).add(id_, blocks)
 
     def give_back(self, id_: int) -> bool:
-        """Gives back the budget of a copy that is gone or will not come. Returns False if it is no transit copy."""
+        """Gives back the budget of a copy that is gone or will not come. Returns False if it is no temporary copy."""
         return self._flying.remove(id_) or self._unread.remove(id_) or self._read.remove(id_)
 
     def surplus(self) -> int | None:
@@ -131,7 +131,7 @@ class FreeBudget:
     """The budget less what was taken, by copies under way, too."""
 
     def __init__(self, states: States, budget: Budget, directories: int) -> None:
-        self.transit = Transit()
+        self.temporary = TemporaryCopies()
         self._states = states
         self._whole = Budget(budget.size_bytes - directories * BLOCK_BYTES, budget.inodes - directories)
         self._left_bytes, self._left_inodes = self._whole.size_bytes, self._whole.inodes
@@ -141,12 +141,12 @@ class FreeBudget:
     @property
     def used_bytes(self) -> int:
         """The bytes that all copies take."""
-        return self._whole.size_bytes - self.transit.limit.size_bytes - self._left_bytes + self.transit.used_bytes
+        return self._whole.size_bytes - self.temporary.limit.size_bytes - self._left_bytes + self.temporary.used_bytes
 
     @property
     def used_files(self) -> int:
         """The number of all copies."""
-        return self._whole.inodes - self.transit.limit.inodes - self._left_inodes + self.transit.count
+        return self._whole.inodes - self.temporary.limit.inodes - self._left_inodes + self.temporary.count
 
     @property
     def used_inodes(self) -> int:
@@ -155,15 +155,15 @@ class FreeBudget:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more fits; never while a part is set aside for transit copies, which go on."""
-        return not self.transit.limit.size_bytes and (self._left_inodes <= 0 or self._left_bytes < BLOCK_BYTES)
+        """Whether nothing more fits; never while a part is set aside for temporary copies, which go on."""
+        return not self.temporary.limit.size_bytes and (self._left_inodes <= 0 or self._left_bytes < BLOCK_BYTES)
 
     def set_aside(self, limit: Budget | None) -> None:
-        """Sets a part of the budget aside for transit copies; None: the node keeps everything."""
-        before, after = self.transit.limit, limit or Budget(0, 0)
+        """Sets a part of the budget aside for temporary copies; None: the node keeps everything."""
+        before, after = self.temporary.limit, limit or Budget(0, 0)
         self._left_bytes += before.size_bytes - after.size_bytes
         self._left_inodes += before.inodes - after.inodes
-        self.transit.limit = after
+        self.temporary.limit = after
 
     def reserve(self, id_: int) -> bool:
         """Reserves budget for a transfer. Returns False if there is not enough."""
@@ -172,7 +172,7 @@ class FreeBudget:
             if blocks > self._left_bytes or self._left_inodes <= 0:
                 return False
             self.give_back(-blocks, -1)
-        elif not self.transit.fits(blocks):
+        elif not self.temporary.fits(blocks):
             return False
         else:
             self._pass(id_, blocks)
@@ -190,7 +190,7 @@ class FreeBudget:
             self.give_back(-blocks, -1)
         else:
             self._pass(id_, blocks)
-            self.transit.landed(id_, ahead=ahead)
+            self.temporary.landed(id_, ahead=ahead)
 
     def drop(self, id_: int) -> None:
         """Gives back the budget of a copy that is not in the store any more."""
@@ -202,20 +202,20 @@ class FreeBudget:
         self._left_inodes += files
 
     def keep(self, ids: range) -> None:
-        """Counts transit copies as copies that this node keeps: `give_back` will be called for all of these ids."""
-        for id_ in self.transit.here():
+        """Counts temporary copies as copies that this node keeps: `give_back` will be called for all of these ids."""
+        for id_ in self.temporary.here():
             if id_ in ids:
-                self.transit.give_back(id_)
+                self.temporary.give_back(id_)
                 self.give_back(-blocks_bytes(self._states.size(id_)), -1)
 
     def _give_back(self, id_: int, blocks: int) -> None:
-        if not (self.transit.count and self.transit.give_back(id_)):
+        if not (self.temporary.count and self.temporary.give_back(id_)):
             self.give_back(blocks, 1)
 
     def _pass(self, id_: int, blocks: int) -> None:
-        """Counts a transit copy; others make way for it."""
-        self.transit.take(id_, blocks)
-        while (old := self.transit.surplus()) is not None:
+        """Counts a temporary copy; others make way for it."""
+        self.temporary.take(id_, blocks)
+        while (old := self.temporary.surplus()) is not None:
             self.drop(old)
             self._states.move(old, FileState.AWAY)
-            self.transit.dropped.append(old)
+            self.temporary.dropped.append(old)

@@ -63,7 +63,7 @@ class FromPeers:
                 passed_over += 1
                 continue
             size = states.size(id_)
-            must_wait = not states.keeps(id_) and flights.budget.transit.must_wait(blocks_bytes(size))
+            must_wait = not states.keeps(id_) and flights.budget.temporary.must_wait(blocks_bytes(size))
             if must_wait or (size > size_bytes and flights.requests):
                 (self.promoted if states.of(id_) is FileState.PROMOTED else self.held).ids.appendleft(id_)
                 break
@@ -95,12 +95,12 @@ class FromPeers:
     def _next_ahead(self, now: float) -> int | None:
         """Returns the next id that the program will read of those that other nodes keep; None where there is none or
         no free budget for it."""
-        transit = self._flights.budget.transit
-        if not transit.limit.size_bytes:
+        temporary = self._flights.budget.temporary
+        if not temporary.limit.size_bytes:
             return None
         while (id_ := self._sequences.peek_ahead()) is not None and self._put_aside(id_, now):
             self._sequences.pop(FAR_AWAY)
-        self.is_stalled = id_ is not None and not transit.fits_ahead(blocks_bytes(self._flights.states.size(id_)))
+        self.is_stalled = id_ is not None and not temporary.fits_ahead(blocks_bytes(self._flights.states.size(id_)))
         return None if self.is_stalled else id_
 
     # ---- large files that programs read at the source
@@ -141,9 +141,9 @@ class FromPeers:
         says at once if it has no copy."""
         size = self._flights.states.size(id_)
         expected_s = self.estimates.transfer_s(size)
-        has_room = state is not FileState.AWAY or self._flights.budget.transit.can_hold(blocks_bytes(size))
+        has_space = state is not FileState.AWAY or self._flights.budget.temporary.can_hold(blocks_bytes(size))
         is_sooner = expected_s <= min(self._source.limits.patience_s, self._source.estimates.transfer_s(size))
-        if not self.linked or self._is_put_off(id_, now) or not is_sooner or not has_room:
+        if not self.linked or self._is_put_off(id_, now) or not is_sooner or not has_space:
             self._large.reads.here(id_, now)
             return Decision(Verdict.DIRECT, reason=Reason.LARGE)
         self._large.reads.awaited(id_)

@@ -58,7 +58,7 @@ class Queue:
     def want(self, id_: int, now: float) -> Decision:
         """Returns what the program that opens `id_` is told. A wait moves a waiting id to the front. While no other
         node can be asked, this node reads what others would from the source."""
-        states, transit = self.states, self.budget.transit
+        states, temporary = self.states, self.budget.temporary
         state, closed = states.of(id_), states.closed
         if state is FileState.STORED:
             return Decision(Verdict.READY)
@@ -72,9 +72,9 @@ class Queue:
             if state is FileState.PROMOTED:
                 self.source.promoted.ids.append(id_)
         if state is FileState.AWAY:
-            if closed or not transit.can_hold(blocks_bytes(states.size(id_))):
+            if closed or not temporary.can_hold(blocks_bytes(states.size(id_))):
                 return Decision(Verdict.DIRECT, reason=closed or Reason.FULL)
-            transit.passed()
+            temporary.passed()
         return (self.from_peers if states.is_far(id_) else self.source).want(id_, state, now)
 
     # ---- what became of a transfer
@@ -133,7 +133,7 @@ class Queue:
     def divide(self, share: NodeShare | None) -> None:
         """Divides the files: this node reads its share from the source; None: it reads and keeps all, as far as the
         budget allows. Transfers that have begun go on, copies that are here stay. O(number of ids)."""
-        self.budget.set_aside(None if share is None else share.transit)
+        self.budget.set_aside(None if share is None else share.temporary)
         self.states.divide(share, self.flights.started.keys() - self.flights.requests.keys())
         self.sequences.restart()
         promoted = (*self.source.promoted.ids, *self.from_peers.promoted.ids)

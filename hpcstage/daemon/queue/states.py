@@ -64,10 +64,10 @@ class NodeShare:
     own: Sequence[int]
     """The ids that this node reads from the source."""
     others: Sequence[int] = ()
-    """With `transit`: the ids that it keeps of the rest. Without `transit` it keeps everything."""
+    """With `temporary`: the ids that it keeps of the rest. Without `temporary` it keeps everything."""
     unplaced: Sequence[int] = ()
     """The ids that no node keeps."""
-    transit: Budget | None = None
+    temporary: Budget | None = None
     """The budget for copies that it does not keep; None: it keeps everything."""
 
 
@@ -187,7 +187,7 @@ class States:
         are read here in any case. O(number of ids): tens of milliseconds for a million."""
         flags = bytearray(len(self.cells))
         if share is not None:
-            flags = bytearray((FAR if share.transit is None else FAR | PASSING,)) * len(self.cells)
+            flags = bytearray((FAR if share.temporary is None else FAR | PASSING,)) * len(self.cells)
             for ids, flag in ((share.others, FAR), (share.own, 0), (share.unplaced, PASSING)):
                 for id_ in ids:
                     flags[id_] = flag
