@@ -1,4 +1,4 @@
-"""What the loop of an exchange serves: a service has its kinds of messages, descriptors, a next time and an end.
+"""Defines a service of the exchange, which the loop serves: it has its kinds of messages, descriptors, a next time and an end.
 
 Owns the form of a service and what the services of an exchange share. Knows no service.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Station:
-    """What the services of an exchange share."""
+    """Holds what the services of an exchange share."""
 
     daemon: DaemonLink
     post: Post

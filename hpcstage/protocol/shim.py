@@ -282,7 +282,7 @@ class Counter(IntEnum):
 
 
 class Progress(NamedTuple):
-    """What is done, of how much there is to do; 0 where nobody knows how much."""
+    """The work that is done, and all that there is to do, which is 0 where it is not known."""
 
     files: int
     size_bytes: int

@@ -137,7 +137,7 @@ class ProcessRow:
 
 
 class Waits:
-    """What has waits for files."""
+    """The waits for files of a process, or of several."""
 
     wait_source_s: float | None
     wait_local_s: float | None

@@ -13,6 +13,7 @@ from hpcstage.plan.placement.placements import Placing
 from hpcstage.plan.types import Budget
 from hpcstage.protocol import exchange
 from hpcstage.protocol.membership import Membership
+from hpcstage.record.parts.part import GroupPart
 
 PLENTY = Budget(1 << 40, 1 << 30)
 TIGHT = Budget(64 * 4096, 200)
@@ -90,15 +91,15 @@ def test_a_node_follows_newer_memberships_only():
     assert take(expected) is None, "no newer one"
     assert take(met) == []
     assert state.leads, "node 0 is not there"
-    assert state.to_json(state.members) == {"generations": 1, "size": 3, "missing": [0], "why": state.why}
+    assert state.record(state.members) == GroupPart(generations=1, size=3, missing=(0,), why=state.why)
     left = met.without([3])
     assert take(left) == [3]
     assert (state.members, take(met), take(left)) == (left, None, None), "these are older"
-    assert state.to_json(state.members)["missing"] == [0, 3]
+    assert state.record(state.members).missing == (0, 3)
     assert take(left.without([1])) is None, "this node would not be in it"
     state.end("gone")
     assert state.members is None
-    assert state.to_json(None) == {"generations": 1, "size": 1, "missing": [0, 2, 3], "why": "gone"}
+    assert state.record(None) == GroupPart(generations=1, size=1, missing=(0, 2, 3), why="gone")
     state.begin()
     assert take(left) == [], "generations count within one program"
     assert take(left.followed(dict.fromkeys(range(4), PLENTY))) == []

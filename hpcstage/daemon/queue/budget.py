@@ -28,7 +28,7 @@ def share_of(budget: Budget) -> Budget:
     )
 
 
-class Copies(dict[int, int]):
+class HeldBytes(dict[int, int]):
     """The bytes that copies take, by id, the oldest first, and their sum."""
 
     size_bytes = 0
@@ -54,9 +54,9 @@ class TemporaryCopies:
         self.limit = Budget(0, 0)
         self.dropped: list[int] = []
         """Ids of copies that have to be deleted; the caller that deletes them clears the list."""
-        self._flying = Copies()
-        self._unread = Copies()
-        self._read = Copies()
+        self._flying = HeldBytes()
+        self._unread = HeldBytes()
+        self._read = HeldBytes()
 
     @property
     def used_bytes(self) -> int:

@@ -116,7 +116,7 @@ class OpenLog:
         return found
 
     def retire(self, slots: Sequence[int]) -> list[int]:
-        """Of slots whose processes have ended those that another process may have: all is read that was logged."""
+        """Returns those of the slots of ended processes that another process may have: all is read that was logged."""
         if not self.is_on:
             return list(slots)
         self.next_look = 0.0

@@ -116,7 +116,7 @@ class Mail:
 
     @property
     def sort(self) -> Sort:
-        """What the message is. Raises FrameError."""
+        """The sort of the message. Raises FrameError."""
         return sort_of(self.data, is_bundle=self.buffer is not None)
 
 
