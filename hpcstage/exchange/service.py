@@ -1,6 +1,6 @@
-"""Defines a service of the exchange, which the loop serves: it has its kinds of messages, descriptors, a next time and an end.
+"""Defines a service of the exchange: it has its kinds of messages, descriptors, a next time and an end.
 
-Owns the form of a service and what the services of an exchange share. Knows no service.
+Owns the form of a service and what the services of an exchange share. Knows no service; the loop serves them.
 """
 
 from __future__ import annotations
