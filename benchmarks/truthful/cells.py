@@ -25,7 +25,13 @@ READING = Path(__file__).resolve().parent.parent / "workload" / "reading.py"
 MB = 1e6
 FILE_BYTES = 125_000
 MOST_FILES = 2400
-LARGE_BYTES = 96 * 1024 * 1024
+WAY_BYTES = {
+    "large": 96 * 1024 * 1024,
+    "pieces of 8 kB": 300_000,
+    "pieces of 64 kB": 1_000_000,
+    "whole": 300_000,
+}
+"""The size of a file in ways that read larger ones than FILE_BYTES."""
 LIMIT_S = 120.0
 
 
@@ -85,7 +91,13 @@ class Cell:
         source = SOURCES[self.source]
         many = self.way in ("phases", "stream", "processes", "loader 8", "loader 2")
         each_s = max(source.many_s, source.file_s / (2 if self.way == "loader 2" else 4)) if many else source.file_s
+        each_s += (self.file_bytes - FILE_BYTES) / source.settings.bandwidth_bytes_per_s
         return 1 if self.way == "large" else min(MOST_FILES, round(self.read_s / self.epochs / each_s / 10) * 10)
+
+    @property
+    def file_bytes(self) -> int:
+        """The size of a file."""
+        return WAY_BYTES.get(self.way, FILE_BYTES)
 
 
 def _cells() -> Iterator[Cell]:
@@ -110,6 +122,9 @@ def _cells() -> Iterator[Cell]:
     yield Cell("large", "slow", 1.0, mode="upfront")
     yield Cell("stream", "slow", 1.0)
     yield Cell("stream", "slow", 4.0)
+    for way in ("pieces of 8 kB", "pieces of 64 kB", "whole"):
+        yield Cell(way, "slow", 2.0)
+    yield Cell("pieces of 8 kB", "slow", 6.0)
 
 
 CELLS = tuple(_cells())
@@ -167,12 +182,11 @@ class Runs:
 
     def _data(self, cell: Cell) -> Path:
         """One set of files at a time."""
-        count, size_bytes = (1, LARGE_BYTES) if cell.way == "large" else (cell.files, FILE_BYTES)
-        data = self.where.memory / f"data-{count}-{size_bytes}"
+        data = self.where.memory / f"data-{cell.files}-{cell.file_bytes}"
         if not data.exists():
             for old in self.where.memory.glob("data-*"):
                 shutil.rmtree(old)
-            make_files(data, count, size_bytes)
+            make_files(data, cell.files, cell.file_bytes)
         return data
 
     @contextmanager

@@ -2,13 +2,15 @@
 
     python reading.py WAY LIST FILES EPOCHS COMPUTE_S
 
-COMPUTE_S: what an accelerator computes in all, waited for in equal parts.
+COMPUTE_S: what an accelerator computes in all, waited for in equal parts; in the ways that read pieces, and in `whole`,
+what the processor computes.
 """
 
 from __future__ import annotations
 
 import mmap
 import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -87,6 +89,33 @@ def chunks(paths: list[str], compute_s: float) -> None:
                 time.sleep(compute_s)
 
 
+def compute(seconds: float) -> None:
+    """The processor computes for a while."""
+    end_s = time.process_time() + seconds
+    while time.process_time() < end_s:
+        pass
+
+
+def pieces(size_bytes: int) -> Callable[[list[str], float], None]:
+    """Files in pieces of `size_bytes`, each computed on before the next is read."""
+
+    def go(paths: list[str], compute_s: float) -> None:
+        for path in paths:
+            with open(path, "rb", buffering=0) as file:
+                count = -(-os.fstat(file.fileno()).st_size // size_bytes)
+                while file.read(size_bytes):
+                    compute(compute_s / count)
+
+    return go
+
+
+def whole(paths: list[str], compute_s: float) -> None:
+    """Files at once, each computed on before the next is opened."""
+    for path in paths:
+        read(path)
+        compute(compute_s)
+
+
 def loader(workers: int) -> Callable[[list[str], float], None]:
     """PyTorch's loader."""
 
@@ -115,6 +144,9 @@ WAYS = {
     "stream": stream,
     "processes": processes,
     "large": chunks,
+    "pieces of 8 kB": pieces(8 << 10),
+    "pieces of 64 kB": pieces(64 << 10),
+    "whole": whole,
     **{f"loader {workers}": loader(workers) for workers in (0, 2, 8)},
 }
 

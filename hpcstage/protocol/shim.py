@@ -277,6 +277,9 @@ class Counter(IntEnum):
     """The ns that the main thread had waited for a processor at an orderly exit, where the kernel tells."""
     SHARERS = 56
     """The number of processes that share slot 0, in slot 0."""
+    WITHIN_NS = 57
+    """Time between a read of an open file and the next one of the same, with none of another file in between: what the
+    process does meanwhile it does while the kernel reads ahead."""
     DIRECT_BASE = 40
     """40 + Reason: opens for reading that went to the source for that reason."""
 

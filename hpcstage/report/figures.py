@@ -6,9 +6,10 @@ It draws nothing and does not import rich, as the short form at the end of a run
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from hpcstage.record.figures.counts import ratio
-from hpcstage.record.schema import GroupSection, NodeRow, Record, RunSection, Savings, TimeSplit
+from hpcstage.record.schema import GroupSection, NodeRow, Record, RunSection, Savings, Series, TimeSplit
 from hpcstage.units import format_duration, format_rate, format_share, format_size
 
 UNKNOWN = "not measured"
@@ -16,6 +17,8 @@ NAME = 18
 """The characters of a node's name that are shown."""
 UNSEEN = 0.02
 """Unseen bytes below this share of those seen are ignored: they do not change the local share."""
+PEAK_S = 1.0
+"""Over less than this time, files that end together would count as a peak that the source did not give."""
 ENDINGS = {"running": "still running", "aside": "ran without hpcstage"}
 
 
@@ -143,6 +146,21 @@ def saved(part: Savings) -> str:
     """Returns the known estimates in one line."""
     found = (("direct", part.vs_direct_s), ("upfront", part.vs_upfront_s))
     return ", ".join(f"{seconds(value)} against {name}" for name, value in found if value is not None)
+
+
+def highest_rate(series: Series) -> float:
+    """Returns the highest mean rate of the source over PEAK_S; over the whole run where that was shorter."""
+    starts_s = [*series.start_s, series.start_s[-1] + (series.interval_s or 0.0)] if series.start_s else []
+    sums = [0.0]
+    for value, (begin_s, end_s) in zip(series.source_bytes_per_s, pairwise(starts_s), strict=True):
+        sums.append(sums[-1] + (value or 0.0) * (end_s - begin_s))
+    highest, first = 0.0, 0
+    for last in range(1, len(sums)):
+        while starts_s[last] - starts_s[first + 1] >= PEAK_S and first + 1 < last:
+            first += 1
+        if starts_s[last] - starts_s[first] >= PEAK_S or last == len(sums) - 1:
+            highest = max(highest, (sums[last] - sums[first]) / (starts_s[last] - starts_s[first]))
+    return highest
 
 
 def source_times(group: GroupSection) -> str:

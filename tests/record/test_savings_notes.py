@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from recordcases import SECOND, composed, node_part, run_part, trainer, worker
+from recordcases import SECOND, composed, looped, node_part, run_part, trainer, worker
 
 from hpcstage.problem import Problem
 from hpcstage.record.parts.part import DatasetPart, NodePart, NodeTotals
@@ -27,32 +27,6 @@ def test_against_upfront_is_what_staging_hid() -> None:
     assert savings["estimate"] is True
     assert savings["vs_upfront_s"] == pytest.approx(39.9 - record["time_split"]["wait_source_s"])
     assert savings["vs_upfront"]["inputs"]["staging_s"] == pytest.approx(39.9)
-
-
-def looped(**changes: Any) -> NodePart:
-    """A loop over 1,000 files that computes for 10 s and waited 4 s for them, behind copiers at 100 files a second."""
-    counters = {
-        "attach_ns": SECOND, "first_ns": 2 * SECOND, "last_ns": 16 * SECOND, "exit_ns": 16 * SECOND, "readers": 1,
-        "hit_opens": 1_000, "local_read_bytes": 10**8, "reads_measured": 1, "blocked_ns": 4 * SECOND,
-        "blocked_source_ns": 4 * SECOND,
-    }  # fmt: skip
-    values: dict[str, Any] = {
-        "processes": [ProcessPart(100, 1, "native", "3.11", 0.1, counters)],
-        "datasets": [DatasetPart("0", "/d", ("/d",), 1_000, 10**8, 1_000, 10**8)],
-        "alone": {
-            "files": 8,
-            "bytes": 800_000,
-            "open_ns": SECOND // 50,
-            "read_ns": 8 * SECOND // 50,
-            "kept_share": 0.0,
-        },
-        "samples": [
-            Sample(s / 4, 0.25, copied_files=25, copied_bytes=2_500_000, copy_read_ns=8 * SECOND, busy=32.0)
-            for s in range(36)
-        ],
-        "scan_s": 2.0,
-    }
-    return node_part(**(values | changes))
 
 
 def test_a_node_whose_programs_read_nothing_changes_nothing() -> None:
@@ -141,6 +115,14 @@ def test_a_rate_that_was_seen_for_a_moment_is_no_mean_where_it_counts(
     saved = record_of(node, child_ended_s=16.2)["savings"]["vs_direct"]
     assert (saved["saved_s"] is not None) is known
     assert known or "seen for 1.0 s only" in saved["reason"]
+
+
+def test_a_few_samples_by_chance_poor_do_not_make_the_source_slow() -> None:
+    """Of 32 files in flight many end in one sample and few in the next: the mean of all copying tells better."""
+    few = [replace(sample, copied_files=20) for sample in looped().samples[:5]]
+    node = looped(samples=few, totals={"source_files": 8 + 250, "copy_busy_s": 0.18 + 2.5})
+    inputs = record_of(node, child_ended_s=16.2)["savings"]["vs_direct"]["inputs"]
+    assert inputs["source_files_per_s"] == pytest.approx(100)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcstage.record.figures import counts
+from hpcstage.record.figures.readahead import Pieces, pieces_of
 from hpcstage.record.figures.waits import family_of, waited_ns
 from hpcstage.record.parts.part import NodePart
 from hpcstage.record.parts.rows import ProcessPart
@@ -32,6 +33,7 @@ class ReaderUse:
     """Seconds that the processes waited for the source and for copies, summed; None: not measured."""
     queued_s: float
     """About how long, at most, the main thread of one of them waited for a processor outside of its calls."""
+    pieces: Pieces
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class LoaderUse:
     """The part of `wait_s` that the source does not explain."""
     queued_s: float
     """Seconds that its main thread waited for a processor."""
+    pieces: Pieces
+    """How its workers read their files."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,7 @@ def _loader(trainer: ProcessPart, family: Sequence[ProcessPart], source_share: f
         local_file_s=local_ns / NS / swapped if swapped else 0.0,
         local_wait_s=None if source_share is None else wait_s * (1 - source_share),
         queued_s=counts.count(trainer, "queued_ns") / NS,
+        pieces=pieces_of(workers),
     )
 
 
@@ -125,6 +130,7 @@ def _readers(processes: Sequence[ProcessPart]) -> ReaderUse:
         phase_s=lived_ns / NS,
         waited_s=sum(known) / NS if len(known) == len(waits) else None,
         queued_s=max(counts.count(p, "queued_ns") for p in processes) / NS * _outside(lived_ns / NS, waits),
+        pieces=pieces_of(processes),
     )
 
 

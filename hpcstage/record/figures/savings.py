@@ -12,7 +12,8 @@ the time that it would have waited at the source: file by file (`readers`), with
 many readers as the program has (`sourceload`). Unknown values are carried along as a range; a wide range gives no
 estimate.
 
-* For a process that reads one file after the other, each file takes its time at the source and the process's own time.
+* For a process that reads one file after the other, each file takes its time at the source and the process's own time,
+  less what of that the kernel hides by reading ahead (`readahead`).
 * For several threads of a process, the range reaches from reading that hides all computing to reading that hides none.
 * A loader with workers is simulated batch by batch: the workers take turns, each two batches ahead of the program.
 """
@@ -25,6 +26,7 @@ from typing import Any
 
 from hpcstage.record.figures.counts import add
 from hpcstage.record.figures.digest import Digest, JobFigures
+from hpcstage.record.figures.readahead import Pieces
 from hpcstage.record.figures.readers import LoaderUse, Program, ReaderUse
 from hpcstage.record.figures.sourceload import Load, Range, load_of, mean_rate
 from hpcstage.record.parts.roster import Presence
@@ -198,9 +200,20 @@ def _why_wide(programs: Sequence[Program], load: Load, files: int | None, found:
     span = f"between {found.low:.3g} and {found.high:.3g} s"
     if any(program.readers and program.readers.threads > 1 for program in programs):
         return f"whether its threads read while it computes is not known: {span}"
+    if max(_unknown_ahead_s(program, load) for program in programs) > (found.high - found.low) / 2:
+        return f"how far the kernel reads ahead while the program computes on a part of a file is not known: {span}"
     if load.keeps is None and files and sum(_opens(program) for program in programs) > files:
         return f"whether files that are read again come from the node's memory is not known: {span}"
     return f"the source changed too much, or too little was seen of it: {span}"
+
+
+def _unknown_ahead_s(program: Program, load: Load) -> float:
+    """Returns the width of what reading ahead hides, in seconds of the program."""
+    uses = [(loader.pieces, loader.opens / loader.workers) for loader in program.loaders]
+    if program.readers is not None:
+        uses.append((program.readers.pieces, program.readers.opens / program.readers.at_once))
+    hidden = [(pieces.hidden_s(load.read_s), opens) for pieces, opens in uses]
+    return max((opens * (each.high - each.low) for each, opens in hidden), default=0.0)
 
 
 def _change(program: Program, readers: float, load: Load, files: int | None) -> Range:
@@ -216,11 +229,13 @@ def _less(change: Range, queued_s: float) -> Range:
     return Range(change.low - queued_s, change.high)
 
 
-def _cycle(load: Load, readers: float, think_s: float) -> Range:
-    found = load.cycle(readers, think_s)
-    if found is None:
+def _cycle(load: Load, readers: float, think_s: float, pieces: Pieces) -> Range:
+    hidden = pieces.hidden_s(load.read_s)
+    fast = load.cycle(readers, max(0.0, think_s - hidden.high))
+    slow = load.cycle(readers, max(0.0, think_s - hidden.low))
+    if fast is None or slow is None:
         raise CannotTell("what a file takes at the source was not measured")
-    return found
+    return Range(fast.low, slow.high)
 
 
 def _again(load: Load, first: Range, think_s: float, local_s: float) -> Range:
@@ -241,7 +256,7 @@ def _of_readers(group: ReaderUse, readers: float, load: Load, files: int | None)
     think_s = max(0.0, group.phase_s - group.waited_s)
     if group.threads > 1:
         return _of_threads(group, readers, load, files, think_s)
-    each = _cycle(load, readers, think_s / group.opens)
+    each = _cycle(load, readers, think_s / group.opens, group.pieces)
     return _total(group, each, load, files, think_s / group.opens, group.at_once)
 
 
@@ -257,7 +272,7 @@ def _total(group: ReaderUse, each: Range, load: Load, files: int | None, think_s
 def _of_threads(group: ReaderUse, readers: float, load: Load, files: int | None, think_s: float) -> Range:
     """Returns a range from reading that hides computing to reading and computing in turn."""
     at_once = group.at_once * group.threads
-    reading = _total(group, _cycle(load, readers, 0.0), load, files, 0.0, at_once)
+    reading = _total(group, _cycle(load, readers, 0.0, Pieces()), load, files, 0.0, at_once)
     now_s, compute_s = group.phase_s / group.at_once, think_s / group.at_once
     return Range(max(reading.low, compute_s - now_s), reading.high + compute_s)
 
@@ -273,7 +288,7 @@ def _of_loader(loader: LoaderUse, readers: float, load: Load, files: int | None)
     local_s = per_batch * (think_s + loader.local_file_s)
     played_s = loader.epochs * _epoch_wait_s(batches, loader.workers, local_s, compute_s)
     rest_s = max(0.0, (loader.local_wait_s or 0.0) - played_s)
-    each = _cycle(load, readers, think_s)
+    each = _cycle(load, readers, think_s, loader.pieces)
     again = _again(load, each, think_s, loader.local_file_s)
     share = _reread(loader.opens, files) / loader.opens if loader.opens else 0.0
     later = share * loader.epochs

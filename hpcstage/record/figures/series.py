@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from operator import add, attrgetter, itemgetter, mul
 
+from hpcstage.record.figures.arrivals import arrived
 from hpcstage.record.figures.cells import Cells
 from hpcstage.record.parts.part import NodePart
 from hpcstage.record.parts.rows import Sample
@@ -28,7 +29,7 @@ Columns = Mapping[str, Sequence[float]]
 
 def series_of(node: NodePart | None, shift_s: float) -> Series:
     """Returns the section of one node, or an empty one."""
-    samples = node.samples if node else ()
+    samples = arrived(node.samples) if node else []
     placed = sorted(((shift_s + sample.start_s, sample) for sample in samples), key=itemgetter(0))
     groups = _grouped(placed, POINTS)
     last = [group[-1][1] for group in groups]
@@ -127,16 +128,17 @@ class Together:
 
     def add(self, node: NodePart, shift_s: float) -> None:
         """Adds a node's samples."""
-        samples = node.samples
-        if not samples:
+        if not node.samples:
             return
-        longest_s = max(sample.length_s for sample in samples)
-        starts = [sample.start_s + shift_s for sample in samples]
+        longest_s = max(sample.length_s for sample in node.samples)
+        starts = [sample.start_s + shift_s for sample in node.samples]
         self._cells.reach(min(starts), max(starts) + longest_s)
+        are_long = longest_s > FINE * self._cells.length_s
+        samples = arrived(node.samples) if are_long else node.samples
         length_s = [sample.length_s for sample in samples]
         named = dict(zip(NAMES, zip(*map(attrgetter(*NAMES), samples), strict=True), strict=True))
         columns = [tuple(map(mul, named[name], length_s)) if name in HELD else named[name] for name in NAMES]
-        if longest_s > FINE * self._cells.length_s:
+        if are_long:
             for start_s, length, *row in zip(starts, length_s, *columns, strict=True):
                 self._cells.add(start_s, length, row)
         else:

@@ -115,9 +115,22 @@ def _at_full_load(node: NodePart) -> list[Sample]:
 
 
 def _rates(node: NodePart, usable: Sequence[Sample]) -> Rates:
+    """Returns the rates of the samples at full load; where these are too short, the mean of all copying.
+
+    A file counts in the sample in which it ends, so that the mean of a few samples is right by chance only. The mean of
+    all copying has no such error, but is too low by what the slow beginning and end cost: the larger one holds.
+    """
+    whole = _of_all_copying(node)
     seen_s = sum(s.length_s for s in usable)
-    if seen_s >= LEAST_SEEN_S and any(s.copied_files for s in usable):
-        return tuple((s.length_s, (s.copied_files + s.shim_opens) / s.length_s) for s in _joined(usable))
+    if seen_s < LEAST_SEEN_S or not any(s.copied_files for s in usable):
+        return whole
+    sampled = tuple((s.length_s, (s.copied_files + s.shim_opens) / s.length_s) for s in _joined(usable))
+    factor = max(1.0, mean_rate(whole) / mean_rate(sampled))
+    return tuple((seconds, rate * factor) for seconds, rate in sampled)
+
+
+def _of_all_copying(node: NodePart) -> Rates:
+    """Returns the mean rate from the files that were copied alone to the last one."""
     alone = node.alone
     busy_s = (node.totals.copy_busy_s or 0.0) - ((alone.open_ns or 0) + (alone.read_ns or 0)) / NS
     files = (node.totals.source_files or 0) - (alone.files or 0)
@@ -154,6 +167,11 @@ class Load:
     """Whether a client keeps what was read for a later open."""
     copying_s: float
     """Seconds in which files were being copied on the node where that took longest."""
+
+    @property
+    def read_s(self) -> float:
+        """Returns the part of `alone` after the open."""
+        return self.alone.low - self.open.low if self.alone and self.open else 0.0
 
     def cycle(self, readers: float, think_s: float) -> Range | None:
         """Returns the seconds from one file of a reader to its next, with this many readers."""

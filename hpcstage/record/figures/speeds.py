@@ -20,6 +20,8 @@ IDLE = 0.01
 """An interval with a smaller mean number of transfers in flight was almost idle, and says nothing about the source."""
 CACHED_BYTES_PER_S = 1.2e9
 """A reader that is faster than this inside reads gets its bytes from the node's memory, not from the source."""
+PIECES, AHEAD_BYTES = 3, 256 * 1024
+"""A file is read piece by piece with this many reads or more; the kernel reads ahead less than so many bytes of it."""
 SIZES_DIFFER = 1.5
 """Speeds are evened out for file sizes if these spread (90th by 10th percentile of the intervals' means) by more."""
 SMOOTH = 2
@@ -81,8 +83,20 @@ def of_reads(samples: Sequence[Sample]) -> list[Point]:
     usable = [s for s in samples if _reads_source(s)]
     if not usable:
         return []
-    readers = max(1.0, median(_inside_ns(s) / NS / s.length_s for s in usable))
+    inside = median(_inside_ns(s) / NS / s.length_s for s in usable)
+    readers = inside if _reads_pieces(usable) else max(1.0, inside)
     return [_read_point(s, readers) for s in usable]
+
+
+def _reads_pieces(samples: Sequence[Sample]) -> bool:
+    """Returns whether the program reads large files piece by piece.
+
+    The kernel reads ahead while the program computes on a piece: the time inside reads is then not all the time that
+    the source was busy, and only the rate over time is known.
+    """
+    opens = sum(s.shim_opens for s in samples)
+    in_pieces = sum(s.shim_reads for s in samples) >= PIECES * opens
+    return in_pieces and sum(s.shim_bytes for s in samples) >= AHEAD_BYTES * opens
 
 
 def _reads_source(sample: Sample) -> bool:

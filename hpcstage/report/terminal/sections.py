@@ -197,7 +197,7 @@ def source(record: Record) -> RenderableType:
         f"p50/p95/p99: {_latency('open', part.latency_ms.open)}, {_latency('read', part.latency_ms.read)}",
     ]
     if any(values):
-        lines.append(grid("lwl", [("over time", Sparkline(values), rate(max(v or 0.0 for v in values)))]))
+        lines.append(grid("lwl", [("over time", Sparkline(values), rate(figures.highest_rate(record.series)))]))
     return section("Source", *lines, *_periods(part))
 
 

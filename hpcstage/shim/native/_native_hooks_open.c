@@ -88,6 +88,7 @@ static enum outcome open_copy(const struct call *c, const struct place *at, unio
         return errno == ENOENT || errno == ENOTDIR ? ABSENT : UNUSABLE;
     if (is_copy(fd, c->flags)) {
         fd_mark(fd, at->map->quiet ? FD_OTHER : FD_LOCAL);
+        reads_begin(fd);
         return OPENED;
     }
     give_up(c, *r);
@@ -101,6 +102,7 @@ static union result open_source(const struct call *c, const struct place *at, in
     int fd = fd_of(c, r), saved = errno;
     if (fd >= 0) {
         fd_mark(fd, counted ? FD_SOURCE : FD_OTHER);
+        reads_begin(fd);
         if (counted) {
             count_source_open(took, reason);
             if (logging())

@@ -30,7 +30,7 @@ extern int dup3(int, int, int) WEAK;
         return call; \
     uint64_t begin = wait_begin(kind); \
     ssize_t bytes = call; \
-    count_read(kind, bytes, wait_end(kind, begin)); \
+    count_read(fd, kind, bytes, begin, wait_end(kind, begin)); \
     return bytes;
 
 static ssize_t hook_read(int fd, void *out, size_t n) {
@@ -74,23 +74,23 @@ static ssize_t hook_copy_file_range(int fd, off64_t *at, int to, off64_t *to_at,
     return bytes < 0 && copy_surrender(fd) ? copy_range(fd, at, to, to_at, n, flags) : bytes; /* between file systems */
 }
 
-static size_t counted_fread(int kind, size_t size, size_t items, uint64_t begin) {
-    count_read(kind, (ssize_t)(size * items), wait_end(kind, begin));
+static size_t counted_fread(int fd, int kind, size_t size, size_t items, uint64_t begin) {
+    count_read(fd, kind, (ssize_t)(size * items), begin, wait_end(kind, begin));
     return items;
 }
 static size_t hook_fread(void *out, size_t size, size_t n, FILE *file) {
-    int kind = fd_kind(fileno_unlocked(file));
+    int fd = fileno_unlocked(file), kind = fd_kind(fd);
     if (kind == FD_OTHER)
         return fread(out, size, n, file);
     uint64_t begin = wait_begin(kind);
-    return counted_fread(kind, size, fread(out, size, n, file), begin);
+    return counted_fread(fd, kind, size, fread(out, size, n, file), begin);
 }
 static size_t hook___fread_chk(void *out, size_t room, size_t size, size_t n, FILE *file) {
-    int kind = fd_kind(fileno_unlocked(file));
+    int fd = fileno_unlocked(file), kind = fd_kind(fd);
     if (kind == FD_OTHER)
         return __fread_chk(out, room, size, n, file);
     uint64_t begin = wait_begin(kind);
-    return counted_fread(kind, size, __fread_chk(out, room, size, n, file), begin);
+    return counted_fread(fd, kind, size, __fread_chk(out, room, size, n, file), begin);
 }
 
 /* ---- mappings ---- */

@@ -40,6 +40,8 @@ static pid_t owner; /* of this memory: differs from getpid() between vfork and e
 static struct own {
     struct slot *slot;              /* NULL: to be claimed at the first count */
     uint32_t inside, inside_source; /* threads inside calls on dataset files: all, and those that wait for the source */
+    int read_fd;                    /* the open file of the last read, plus one */
+    uint64_t read_end;
 } first, *own = &first;
 
 static uint64_t clock_ns(clockid_t clock) {
@@ -314,9 +316,23 @@ void count_source_open(uint64_t ns, int reason) {
     __atomic_fetch_add(&slot->hist_open[bucket_of_ns(ns)], 1, __ATOMIC_RELAXED);
 }
 
-void count_read(int kind, ssize_t bytes, uint64_t ns) {
+/* With several threads the time between reads means nothing, but is never negative. */
+static void count_within(int fd, uint64_t begin, uint64_t end) {
+    uint64_t since = __atomic_load_n(&own->read_end, __ATOMIC_RELAXED);
+    if (__atomic_exchange_n(&own->read_fd, fd + 1, __ATOMIC_RELAXED) == fd + 1 && since < begin)
+        count(COUNTER_WITHIN_NS, begin - since);
+    __atomic_store_n(&own->read_end, end, __ATOMIC_RELAXED);
+}
+
+void reads_begin(int fd) {
+    if (__atomic_load_n(&own->read_fd, __ATOMIC_RELAXED) == fd + 1)
+        __atomic_store_n(&own->read_fd, 0, __ATOMIC_RELAXED);
+}
+
+void count_read(int fd, int kind, ssize_t bytes, uint64_t begin, uint64_t ns) {
     if (bytes <= 0)
         return;
+    count_within(fd, begin, begin + ns);
     int base = kind == FD_SOURCE ? COUNTER_SOURCE_READS : COUNTER_LOCAL_READS;
     count(base, 1);
     count(base + 1, (uint64_t)bytes);
