@@ -111,7 +111,7 @@ def test_a_rate_that_was_seen_for_a_moment_is_no_mean_where_it_counts(
 ) -> None:
     """At 60 files a second passing one takes most of what a file takes alone; at 10,000 a hundredth of it."""
     node = looped(samples=[replace(sample, copied_files=copied_files) for sample in looped().samples[:4]])
-    node = replace(node, totals=replace(node.totals, copy_busy_s=copying_s))
+    node = replace(node, totals=replace(node.totals, copy_busy_s=copying_s, source_files=8 + 4 * copied_files))
     saved = record_of(node, child_ended_s=16.2)["savings"]["vs_direct"]
     assert (saved["saved_s"] is not None) is known
     assert known or "seen for 1.0 s only" in saved["reason"]

@@ -1,4 +1,4 @@
-"""Puts bytes into the samples in which they came from the source. Pure.
+"""Puts bytes and files into the samples in which they came from the source. Pure.
 
 The counters grow when a transfer or a read ends: of a read that took two seconds, all bytes are in the sample in which
 it ended, and of dozens of transfers that began together, those of all files are in one or two samples. Rates from such
@@ -16,24 +16,23 @@ from hpcstage.record.parts.draft import Sample
 
 NS = 1e9
 SHORT = 0.05
-"""Bytes stay where they are if they took less than this share of the sample to come."""
+"""Amounts stay where they are if they took less than this share of the sample to come."""
 
 
 def arrived(samples: Sequence[Sample]) -> list[Sample]:
     """Returns samples, given in order of time, whose bytes are those that came from the source meanwhile."""
-    copied = _spread(
-        samples, [s.copied_bytes for s in samples], [_each_s(s.copy_read_ns, s.copied_files) for s in samples]
+    copied = spread(
+        samples, [s.copied_bytes for s in samples], [each_s(s.copy_read_ns, s.copied_files) for s in samples]
     )
-    read = _spread(
-        samples, [_from_source(s) for s in samples], [_each_s(s.shim_read_ns, s.shim_reads) for s in samples]
-    )
+    read = spread(samples, [_from_source(s) for s in samples], [each_s(s.shim_read_ns, s.shim_reads) for s in samples])
     return [
-        replace(sample, copied_bytes=copied_bytes, shim_bytes=shim_bytes)
+        replace(sample, copied_bytes=round(copied_bytes), shim_bytes=round(shim_bytes))
         for sample, copied_bytes, shim_bytes in zip(samples, copied, read, strict=True)
     ]
 
 
-def _each_s(total_ns: int, number: int) -> float:
+def each_s(total_ns: int, number: int) -> float:
+    """Returns the mean seconds of a transfer or read; 0 where none ended."""
     return total_ns / NS / number if number else 0.0
 
 
@@ -42,22 +41,23 @@ def _from_source(sample: Sample) -> int:
     return sample.shim_bytes if sample.shim_bytes * NS <= CACHED_BYTES_PER_S * sample.shim_read_ns else 0
 
 
-def _spread(samples: Sequence[Sample], amounts: Sequence[int], each_s: Sequence[float]) -> list[int]:
-    found = list(amounts)
-    for at, (sample, amount, seconds) in enumerate(zip(samples, amounts, each_s, strict=True)):
+def spread(samples: Sequence[Sample], amounts: Sequence[int], lengths_s: Sequence[float]) -> list[float]:
+    """Returns for each sample what came meanwhile. `amounts` are of what ended in the samples and took `lengths_s`."""
+    found = [float(amount) for amount in amounts]
+    for at, (sample, amount, seconds) in enumerate(zip(samples, amounts, lengths_s, strict=True)):
         if amount and seconds > SHORT * sample.length_s:
             _move_back(samples, found, at, amount, seconds)
     return found
 
 
-def _move_back(samples: Sequence[Sample], found: list[int], at: int, amount: int, seconds: float) -> None:
+def _move_back(samples: Sequence[Sample], found: list[float], at: int, amount: int, seconds: float) -> None:
     """Moves parts of what ended in one sample to those before it."""
     begin_s = samples[at].start_s - seconds
-    bytes_per_s = amount / (seconds + samples[at].length_s)
+    per_s = amount / (seconds + samples[at].length_s)
     for before in range(at - 1, -1, -1):
         end_s = samples[before].start_s + samples[before].length_s
         if end_s <= begin_s:
             break
-        moved = int((end_s - max(begin_s, samples[before].start_s)) * bytes_per_s)
+        moved = (end_s - max(begin_s, samples[before].start_s)) * per_s
         found[before] += moved
         found[at] -= moved

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
+from hpcstage.record.figures.arrivals import each_s, spread
 from hpcstage.record.parts.part import NodePart
 from hpcstage.record.parts.rows import Sample
 
@@ -91,7 +92,8 @@ def seen_of(node: NodePart) -> Seen:
     """Computes a node's figures of the source from its samples and totals."""
     alone = node.alone
     files = alone.files or 0
-    usable = _at_full_load(node)
+    full = _at_full_load(node)
+    usable = [sample for sample, _ in full]
     copied = sum(s.copied_files for s in usable)
     at_source_s = sum(s.copy_open_ns + s.copy_read_ns for s in usable) / NS
     return Seen(
@@ -101,7 +103,7 @@ def seen_of(node: NodePart) -> Seen:
         cold_open_s=None if alone.cold_open_ns is None else alone.cold_open_ns / NS,
         kept_share=alone.kept_share,
         memory_bytes=node.memory_bytes,
-        rates=_rates(node, usable),
+        rates=_rates(node, full),
         loaded_s=at_source_s / copied if copied else None,
         flying=fmean([s.busy for s in usable]) if usable else 0.0,
         copying_s=node.totals.copy_busy_s or 0.0,
@@ -109,22 +111,28 @@ def seen_of(node: NodePart) -> Seen:
     )
 
 
-def _at_full_load(node: NodePart) -> list[Sample]:
-    found = [s for s in node.samples if not s.limited and s.busy >= 1 and s.length_s > 0]
+Full = tuple[Sample, float]
+"""A sample at full load, and the number of files for whose copying the source worked meanwhile."""
+
+
+def _at_full_load(node: NodePart) -> list[Full]:
+    samples = node.samples
+    each = [each_s(s.copy_open_ns + s.copy_read_ns, s.copied_files) for s in samples]
+    files = spread(samples, [s.copied_files for s in samples], each)
+    found = [(s, n) for s, n in zip(samples, files, strict=True) if not s.limited and s.busy >= 1 and s.length_s > 0]
     return found[1:]
 
 
-def _rates(node: NodePart, usable: Sequence[Sample]) -> Rates:
+def _rates(node: NodePart, full: Sequence[Full]) -> Rates:
     """Returns the rates of the samples at full load; where these are too short, the mean of all copying.
 
-    A file counts in the sample in which it ends, so that the mean of a few samples is right by chance only. The mean of
-    all copying has no such error, but is too low by what the slow beginning and end cost: the larger one holds.
+    The mean of all copying is too low by what its beginning and end cost, but of a few samples chance decides how many
+    of the files in flight end in them: the larger mean holds.
     """
     whole = _of_all_copying(node)
-    seen_s = sum(s.length_s for s in usable)
-    if seen_s < LEAST_SEEN_S or not any(s.copied_files for s in usable):
+    if sum(s.length_s for s, _ in full) < LEAST_SEEN_S or not any(s.copied_files for s, _ in full):
         return whole
-    sampled = tuple((s.length_s, (s.copied_files + s.shim_opens) / s.length_s) for s in _joined(usable))
+    sampled = _joined(full)
     factor = max(1.0, mean_rate(whole) / mean_rate(sampled))
     return tuple((seconds, rate * factor) for seconds, rate in sampled)
 
@@ -137,19 +145,13 @@ def _of_all_copying(node: NodePart) -> Rates:
     return ((busy_s, files / busy_s),) if busy_s > 0 and files > 0 else ()
 
 
-def _joined(samples: Sequence[Sample]) -> list[Sample]:
+def _joined(full: Sequence[Full]) -> Rates:
     """Joins neighbours into at most MOST_SAMPLES samples."""
-    step = -(-len(samples) // MOST_SAMPLES)
-    groups = [samples[at : at + step] for at in range(0, len(samples), step)]
-    return [
-        Sample(
-            group[0].start_s,
-            sum(s.length_s for s in group),
-            copied_files=sum(s.copied_files for s in group),
-            shim_opens=sum(s.shim_opens for s in group),
-        )
-        for group in groups
-    ]
+    step = -(-len(full) // MOST_SAMPLES)
+    groups = [full[at : at + step] for at in range(0, len(full), step)]
+    seconds = [sum(s.length_s for s, _ in group) for group in groups]
+    files = [sum(n + s.shim_opens for s, n in group) for group in groups]
+    return tuple((length_s, number / length_s) for length_s, number in zip(seconds, files, strict=True))
 
 
 @dataclass(frozen=True)
