@@ -150,7 +150,8 @@ def saved(part: Savings) -> str:
 
 def highest_rate(series: Series) -> float:
     """Returns the highest mean rate of the source over PEAK_S; over the whole run where that was shorter."""
-    starts_s = [*series.start_s, series.start_s[-1] + (series.interval_s or 0.0)] if series.start_s else []
+    starts_s = [start_s or 0.0 for start_s in series.start_s]
+    starts_s += [starts_s[-1] + (series.interval_s or 0.0)] if starts_s else []
     sums = [0.0]
     for value, (begin_s, end_s) in zip(series.source_bytes_per_s, pairwise(starts_s), strict=True):
         sums.append(sums[-1] + (value or 0.0) * (end_s - begin_s))
