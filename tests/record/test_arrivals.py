@@ -11,7 +11,7 @@ from recordcases import SECOND, composed, node_part, run_part
 
 from hpcstage.record.figures.arrivals import arrived
 from hpcstage.record.figures.speeds import of_reads
-from hpcstage.record.parts.draft import Sample
+from hpcstage.record.parts.rows import Sample
 from hpcstage.record.schema import Record
 from hpcstage.report import figures
 

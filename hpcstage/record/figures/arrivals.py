@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hpcstage.record.figures.speeds import CACHED_BYTES_PER_S
-from hpcstage.record.parts.draft import Sample
+from hpcstage.record.parts.rows import Sample
 
 NS = 1e9
 SHORT = 0.05

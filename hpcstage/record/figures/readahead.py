@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from hpcstage.record.figures import counts
 from hpcstage.record.figures.sourceload import Range
-from hpcstage.record.parts.draft import ProcessPart
+from hpcstage.record.parts.rows import ProcessPart
 
 NS = 1e9
 WINDOW_BYTES = 128 * 1024
