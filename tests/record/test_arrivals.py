@@ -19,7 +19,7 @@ MB = 1_000_000
 SAMPLE = st.builds(
     lambda size, files, each_ns, read, reads, read_ns: (size, files, files * each_ns, read, reads, reads * read_ns),
     st.integers(0, 10**9), st.integers(0, 50), st.integers(0, 5 * SECOND),
-    st.integers(0, 10**9), st.integers(1, 50), st.integers(10**8, 5 * SECOND),
+    st.integers(0, 10**8), st.integers(1, 50), st.integers(10**8, 5 * SECOND),
 )  # fmt: skip
 
 
