@@ -24,7 +24,8 @@ class Coder:
 
     def encoding(self, data: Mapping[int, Block], parities: Sequence[Block]) -> Operation:
         """Returns what computes the parities of a stripe from the data blocks that exist, by their numbers."""
-        rows = tuple(tuple(row[block] for block in data) for row in self.code.rows)
+        whole = list(data) == list(range(self.code.k))
+        rows = self.code.rows if whole else tuple(tuple(row[block] for block in data) for row in self.code.rows)
         return self.combining(rows, list(data.values()), parities)
 
     def restoring(self, known: Mapping[int, Block], lost: Mapping[int, Block]) -> Operation:
@@ -42,8 +43,11 @@ class Coder:
     def combining(self, rows: Rows, sources: Sequence[Block], targets: Sequence[Block]) -> Operation:
         """Returns what sets each target i to the sum of `rows[i][j]` times source j, up to the target's end."""
         read, written = list(map(seen, sources)), list(map(seen, targets))
+        sizes = {*map(len, read), *map(len, written)}
+        if read and len(sizes) == 1 and max(sizes) <= MOST_BYTES:
+            return self.kernel.product(rows, read, written)
         operations = []
-        for start, end in _segments([*map(len, read), *map(len, written)]):
+        for start, end in _segments(sizes):
             columns, lines = _reaching(read, end), _reaching(written, end)
             outputs = [written[i][start:end] for i in lines]
             if columns and lines:

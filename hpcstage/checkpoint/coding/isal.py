@@ -67,7 +67,7 @@ class IsalKernel:
         if not written or not len(read):
             return nothing
         tables, outputs = self._tables_of(tuple((c,) for c in column)), _addresses(written)
-        pointers = (ctypes.addressof(tables), read.ctypes.data, ctypes.addressof(outputs))
+        pointers = (ctypes.addressof(tables), _address(read), ctypes.addressof(outputs))
         arguments = (len(read), 1, len(written), 0, *pointers)
         return _BoundCall(self._update, arguments, (tables, outputs, read, *written))
 
@@ -106,7 +106,12 @@ class _BoundCall:
 
 
 def _addresses(blocks: Sequence[Bytes]) -> ctypes.Array[ctypes.c_void_p]:
-    return (ctypes.c_void_p * len(blocks))(*(block.ctypes.data for block in blocks))
+    return (ctypes.c_void_p * len(blocks))(*map(_address, blocks))
+
+
+def _address(block: Bytes) -> int:
+    """Returns where a block begins; the way for blocks that can be written takes a third of the time."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(block.data)) if block.flags.writeable else block.ctypes.data
 
 
 def _in_wheel() -> list[str]:
