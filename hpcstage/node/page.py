@@ -9,6 +9,7 @@ import contextlib
 import os
 import struct
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from hpcstage.protocol import shim
@@ -59,6 +60,15 @@ def progress(path: Path) -> tuple[shim.State, shim.Progress] | None:
         return shim.State(state), shim.Progress(*shim.PROGRESS.unpack_from(head, shim.PROGRESS_OFFSET))
     except (OSError, ValueError, struct.error):
         return None
+
+
+def summed_progress(paths: Sequence[Path]) -> tuple[shim.State, shim.Progress] | None:
+    """Returns the state of the first node, and how far all nodes together are; None if the first one has no page."""
+    found = [progress(path) for path in paths]
+    if not found or found[0] is None:
+        return None
+    each = [one[1] for one in found if one is not None]
+    return found[0][0], shim.Progress(*map(sum, zip(*each, strict=True)))
 
 
 def waits_until_staging(path: Path, timeout_s: float) -> bool:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from collections import deque
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from hpcstage import stderr
 from hpcstage.protocol.shim import Progress
 from hpcstage.units import format_duration, format_rate, format_size
 
@@ -93,7 +93,7 @@ class ProgressLine:
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
-        self._on_terminal = not quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._on_terminal = not quiet and stderr.stream().isatty() and os.environ.get("TERM") != "dumb"
         self._begun_s = self._drawn_s = time.monotonic()
         self._doing = ""
         self._pace = Pace(self._begun_s)
@@ -148,29 +148,16 @@ class ProgressLine:
             is_due = int(4 * share) > self._quarters and pace.elapsed_s + (pace.left_s or 0.0) > LONG_S
             self._quarters = max(self._quarters, int(4 * share))
         if is_due:
-            sys.stderr.write(f"hpcstage: {self._doing}: {pace.text()}\n")
-            sys.stderr.flush()
+            out = stderr.stream()
+            out.write(f"hpcstage: {self._doing}: {pace.text()}\n")
+            out.flush()
 
     def _draw(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, TextColumn
-        from rich.progress import Progress as LiveBar
-
         share = self._pace.share
         if self._bar is None:
-            doing, told = TextColumn("hpcstage: {task.description}"), TextColumn("{task.fields[told]}", markup=False)
-            bar = LiveBar(
-                doing,
-                BarColumn(),
-                told,
-                console=Console(stderr=True),
-                auto_refresh=False,
-                transient=True,
-                redirect_stdout=False,
-            )
-            bar.add_task(self._doing, total=None if share is None else 1.0, told="")
-            bar.start()
-            self._bar = bar
+            self._bar = _live_bar()
+            self._bar.add_task(self._doing, total=None if share is None else 1.0, told="")
+            self._bar.start()
         (task,) = self._bar.task_ids
         self._bar.update(task, completed=share or 0.0, told=self._pace.text(), refresh=True)
 
@@ -179,3 +166,19 @@ class ProgressLine:
             with contextlib.suppress(OSError, ValueError):
                 self._bar.stop()
             self._bar = None
+
+
+def _live_bar() -> LiveBar:
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as LiveBar
+
+    class CursorStays(Console):
+        """A console that never hides the cursor: nobody would show it again after SIGKILL."""
+
+        def show_cursor(self, show: bool = True) -> bool:  # noqa: ARG002  rich's signature
+            return False
+
+    doing, told = TextColumn("hpcstage: {task.description}"), TextColumn("{task.fields[told]}", markup=False)
+    console = CursorStays(file=stderr.stream())
+    return LiveBar(doing, BarColumn(), told, console=console, auto_refresh=False, transient=True, redirect_stdout=False)

@@ -1,9 +1,11 @@
-"""Prints what the wrapper says: to stderr only, one line each, with `hpcstage:` in front."""
+"""Prints what the wrapper says: to stderr only, one line each, with `hpcstage:` in front; never waits for whoever reads
+it."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
+
+from hpcstage import stderr
 
 _verbosity = 0
 
@@ -41,5 +43,6 @@ def result(lines: list[str]) -> None:
 def _write(text: str) -> None:
     clean = text.replace("\n", "\\n")
     with contextlib.suppress(OSError, ValueError):  # a closed stderr must not change the exit code
-        sys.stderr.write(f"hpcstage: {clean}\n")
-        sys.stderr.flush()
+        out = stderr.stream()
+        out.write(f"hpcstage: {clean}\n")
+        out.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -11,6 +12,7 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from conftest import Hpcstage, python_command, wait_for
 
 from hpcstage.protocol.shim import Progress
 from hpcstage.report.progress import Pace
+from hpcstage.stderr import PATIENCE_S, UnwaitingStream
 
 Tree = Callable[..., Path]
 SOON = "import hpcstage.report.progress as p; p.LIVE_AFTER_S = 0.0; p.LONG_S = 0.2; "
@@ -31,7 +34,9 @@ def command(*arguments: str | Path, before: str = SOON) -> list[str]:
     return [sys.executable, "-c", before + MAIN, *map(os.fspath, arguments)]
 
 
-def on_terminal(hpcstage: Hpcstage, words: list[str], columns: int = 80, end_at: bytes = b"") -> tuple[bytes, bytes]:
+def on_terminal(
+    hpcstage: Hpcstage, words: list[str], columns: int = 80, end_at: bytes = b"", by: int = signal.SIGTERM
+) -> tuple[bytes, bytes]:
     """Runs a command with a terminal as stderr, and ends it once that shows `end_at`; returns what the command wrote to
     stdout, and what the terminal got."""
     ours, theirs = pty.openpty()
@@ -44,10 +49,10 @@ def on_terminal(hpcstage: Hpcstage, words: list[str], columns: int = 80, end_at:
         while chunk := _read(ours):
             got += chunk
             if end_at and end_at in got:
-                run.terminate()
+                run.send_signal(by)
                 end_at = b""
     os.close(ours)
-    assert run.returncode in (0, -signal.SIGTERM), got
+    assert run.returncode in (0, -by), got
     return out.read_bytes(), got
 
 
@@ -69,7 +74,8 @@ def test_a_terminal_shows_a_line_until_the_command_starts(hpcstage: Hpcstage, ma
     assert b"hpcstage: copying" in before
     if columns == 200:
         assert re.search(rb"\d+ %, \d+ s left, [\d.]+ .?B/s, [\d.]+ .B of 3.2 MB, \d of 8 files", before)
-    assert before.rstrip().endswith(b"\x1b[?25h\r\x1b[1A\x1b[2K")  # the cursor is back, and the line is gone
+    assert before.rstrip().endswith(b"\r\x1b[1A\x1b[2K"), "the line is gone"
+    assert b"\x1b[?25" not in before, "the cursor was never hidden"
     assert b"\x1b" not in after
     assert b"copying" not in after
     drawn = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", before).decode()
@@ -81,15 +87,24 @@ def test_an_early_end_leaves_the_terminal_as_it_was(hpcstage: Hpcstage, make_tre
     words = command("run", "--mode", "upfront", *SLOWLY, "--data", data, "--", "echo", "begun")
     out, got = on_terminal(hpcstage, words, end_at=b"hpcstage: copying")
     assert out == b""
-    assert got.count(b"\x1b[?25h") == got.count(b"\x1b[?25l") > 0  # the cursor is back
-    assert b"copying" not in got.rpartition(b"\x1b[?25h")[2]
+    assert got.rstrip().endswith(b"\r\x1b[1A\x1b[2K"), "the line is gone"
 
 
-def test_of_several_nodes_the_first_shows_its_own_part(hpcstage: Hpcstage, make_tree: Tree) -> None:
+def test_a_killed_wrapper_leaves_a_cursor_that_is_seen(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    data = make_tree(files=20, size_bytes=400_000)
+    words = command("run", "--mode", "upfront", *SLOWLY, "--data", data, "--", "true")
+    _, got = on_terminal(hpcstage, words, end_at=b"hpcstage: copying", by=signal.SIGKILL)
+    assert b"\x1b[?25l" not in got
+    wait_for(lambda: not list(hpcstage.local_dir.glob("hpcstage-*/*/")), 20, "the end of the daemon")
+
+
+def test_of_virtual_nodes_the_sum_is_shown(hpcstage: Hpcstage, make_tree: Tree) -> None:
     data = make_tree(files=8, size_bytes=200_000)
     nodes = ("--nodes", "2", "--placement", "partition")
     words = command("run", *nodes, "--mode", "upfront", *SLOWLY, "--data", data, "--", "true")
-    assert b"hpcstage: copying on this node" in on_terminal(hpcstage, words)[1]
+    got = on_terminal(hpcstage, words, 200)[1]
+    assert b"hpcstage: copying on 2 nodes" in got
+    assert re.search(rb"of 1.6 MB, \d of 8 files", got), "each node has one half"
 
 
 def test_a_terminal_shows_the_scan_of_a_plan(hpcstage: Hpcstage, make_tree: Tree) -> None:
@@ -140,6 +155,58 @@ def test_of_what_is_soon_over_nothing_is_said_and_rich_is_not_imported(hpcstage:
     assert "hpcstage.report.progress" in imported
     assert [name for name in imported if name.startswith("rich")] == []
     assert b"copying" not in done.stderr
+
+
+@pytest.mark.parametrize("stderr", ["pipe", "terminal"])
+def test_a_stderr_that_nobody_reads_holds_up_no_run(hpcstage: Hpcstage, make_tree: Tree, stderr: str) -> None:
+    data, env = make_tree(files=8, size_bytes=200_000), {**hpcstage.env, "TERM": "xterm", "HPCSTAGE_NODEZ": "2"}
+    ours, theirs = os.pipe() if stderr == "pipe" else pty.openpty()
+    _fill(theirs)
+    words = command("run", "--mode", "upfront", *SLOWLY, "--data", data, "--", "sh", "-c", "exit 7")
+    with subprocess.Popen(words, stderr=theirs, env=env, cwd=hpcstage.cwd) as run:
+        try:
+            assert run.wait(timeout=30) == 7
+        finally:
+            run.kill()
+            os.close(ours)
+            os.close(theirs)
+    assert hpcstage.records()
+
+
+def test_what_was_dropped_does_not_stop_what_comes_later() -> None:
+    ours, theirs = os.pipe()
+    try:
+        out = UnwaitingStream(theirs, "utf-8")
+        filled = _fill(theirs)
+        begun = time.monotonic()
+        for _ in range(100):
+            out.write("nobody reads this\n")
+        assert time.monotonic() - begun < 2 * PATIENCE_S + 1
+        assert os.get_blocking(theirs), "the command's end of the pipe is as it was"
+        assert _emptied(ours, filled) == b"x" * filled
+        out.write("é is read\n")
+        assert os.read(ours, 100) == "é is read\n".encode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def _fill(fd: int) -> int:
+    """Writes to a pipe or terminal until it takes no more; returns the number of bytes."""
+    filled = 0
+    os.set_blocking(fd, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            filled += os.write(fd, b"x" * 1024)
+    os.set_blocking(fd, True)
+    return filled
+
+
+def _emptied(fd: int, size_bytes: int) -> bytes:
+    got = b""
+    while len(got) < size_bytes:
+        got += os.read(fd, size_bytes - len(got))
+    return got
 
 
 # ---- the arithmetic
