@@ -173,7 +173,8 @@ class Config:
             "auto",
             parse.whole(1, 4096, "auto"),
             "Number of nodes; auto is what the scheduler gave the job. Without a scheduler N virtual nodes are made on "
-            "this machine, to try things out; plan shows what N nodes would do.",
+            "this machine, to try things out: they divide its disk and processors, and a plan says the same. In a job "
+            "plan shows what N nodes would do.",
             metavar="N|auto",
             group="nodes",
         )
@@ -327,6 +328,17 @@ BY_KEY: dict[str, Setting] = {s.key: s for s in SETTINGS}
 FIELD_OF: dict[str, str] = {s.key: name for name, s in _BY_FIELD.items()}
 OTHER_VARIABLES = frozenset(
     f"HPCSTAGE_{name}"
-    for name in ("CONFIG", "SITE_CONFIG", "ACTIVE", "DISABLE", "RUN_ID", "SOCKET", "NODE_DIR", "STORE", "VERSION")
+    for name in (
+        "CONFIG",
+        "SITE_CONFIG",
+        "ACTIVE",
+        "DISABLE",
+        "RUN_ID",
+        "RESULTS",
+        "SOCKET",
+        "NODE_DIR",
+        "STORE",
+        "VERSION",
+    )
 )
 """Variables that belong to hpcstage and are no settings."""

@@ -65,9 +65,9 @@ def processors() -> Processors:
     return Processors(online, len(set(core_of.values())) or online, len(usable), len(usable_cores))
 
 
-def usable_cpus(job: Job) -> int:
-    """Returns the number of processors that the job may use on this node."""
-    return job.cpus or len(os.sched_getaffinity(0))
+def usable_cpus(job: Job, nodes: int = 1) -> int:
+    """Returns the number of processors that the job may use on this node; `nodes` virtual nodes divide them."""
+    return max(1, (job.cpus or len(os.sched_getaffinity(0))) // nodes)
 
 
 def of_disk(job: Job, local: LocalDir, found: Processors | None = None) -> JobShare | None:

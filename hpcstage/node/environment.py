@@ -28,7 +28,7 @@ def for_command(
         "HPCSTAGE_ACTIVE": run_id,
         "HPCSTAGE_RUN_ID": run_id,
         "HPCSTAGE_VERSION": __version__,
-        "HPCSTAGE_RUN_DIR": os.fspath(run_dir),
+        "HPCSTAGE_RESULTS": os.fspath(run_dir),
         "HPCSTAGE_NODE_DIR": os.fspath(node_dir),
         "HPCSTAGE_STORE": os.fspath(node_dir / nodedir.STORE),
         "HPCSTAGE_SOCKET": os.fspath(sock),

@@ -21,6 +21,7 @@ from hpcstage.preview.program import KnownProgram
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
+    from hpcstage.job.localdir import LocalDir
     from hpcstage.job.types import Job
     from hpcstage.plan.order.readings import SamplerAsked
     from hpcstage.protocol.daemonspec import DaemonSpec
@@ -79,19 +80,26 @@ class Inputs:
         cls, config: Config, env: Mapping[str, str], cwd: Path, sampler: SamplerAsked | None = None
     ) -> Inputs:
         """Returns the inputs of a run with this configuration. Raises UsageError for datasets that cannot be used."""
-        from hpcstage.job import detect, share
+        from hpcstage.job import detect, share, together
         from hpcstage.record.index import state_dir
 
-        job = detect(env, hostname=socket.gethostname())
-        disk = _disk(config, env, job)
+        host = socket.gethostname()
+        job = detect(env, hostname=host)
+        local, why = _local(config, env, job)
+        group = together.planned(config, job, local, host)
+        nodes, shares = (1, 1) if group is None else (len(group.hosts), group.shares)
+        disk = _disk(config, job, local, why, shares)
         return cls(
             resolved=resolve(config.data, cwd, disk.device, config.order_asked()),
             order=config.order_asked(),
             disk=disk,
             copying=Copying(
-                config.copier_count(share.usable_cpus(job)), config.transfers, config.max_rate_bytes_per_s, config.nice
+                config.copier_count(share.usable_cpus(job, shares)),
+                config.transfers,
+                config.max_rate_bytes_per_s,
+                config.nice,
             ),
-            nodes=config.nodes or len(job.nodes) or 1,
+            nodes=nodes,
             placement=config.placement,
             program=program.asked(config),
             env=env,
@@ -124,15 +132,20 @@ class Inputs:
         return replace(self.copying, max_rate_bytes_per_s=None if rate is None else rate / self.nodes)
 
 
-def _disk(config: Config, env: Mapping[str, str], job: Job) -> Disk:
-    """Returns the local directory that a run here would use."""
-    from hpcstage.job import localdir, share
+def _local(config: Config, env: Mapping[str, str], job: Job) -> tuple[LocalDir | None, str]:
+    """Returns the local directory that a run here would use, and why there is none."""
+    from hpcstage.job import localdir
 
     try:
-        local = localdir.choose(config.local_dir, env, job)
+        return localdir.choose(config.local_dir, env, job), "none, as asked for"
     except LocalDiskProblem as error:
-        return Disk(None, f"none here: {error.what}")
+        return None, f"none here: {error.what}"
+
+
+def _disk(config: Config, job: Job, local: LocalDir | None, why_none: str, shares: int) -> Disk:
+    from hpcstage.job import share
+
     if local is None:
-        return Disk(None, "none, as asked for")
-    facts = share.budget_facts(config.budget_asked(), job, local)
+        return Disk(None, why_none)
+    facts = share.budget_facts(config.budget_asked(), job, local, shares)
     return Disk(local.path, f"{local.path} ({local.why})", facts, local.device)

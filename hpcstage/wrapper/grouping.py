@@ -1,8 +1,7 @@
-"""Handles runs on several nodes: whether there are any, who starts what, and what the first wrapper tells the lead.
+"""Handles runs on several nodes: what the first wrapper tells the lead, who writes what, and the end of all nodes.
 
 In front of a launcher there is one wrapper, on the first node, and the lead brings the other nodes up. Behind a
 launcher each node has its wrappers, which start its daemon; the lead of the first node only connects the daemons.
-Without a scheduler `--nodes N` makes virtual nodes on this machine.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ import shlex
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcstage.errors import NotStarted
-from hpcstage.job import launchers, nodelist
+from hpcstage.job import launchers, nodelist, together
 from hpcstage.node import directory as node_directory
 from hpcstage.node import environment, start
 from hpcstage.protocol import leadspec, nodedir
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from hpcstage.config import Config
     from hpcstage.job import Job
     from hpcstage.job.localdir import LocalDir
+    from hpcstage.job.together import Grouping
     from hpcstage.protocol.daemonspec import DaemonSpec
     from hpcstage.wrapper.leadlink import LeadLink
     from hpcstage.wrapper.session import Session
@@ -39,34 +39,8 @@ GROUP_WAIT_S = 10.0
 NODES_PER_S = 50
 """Launchers take longer for many nodes: the wait grows by one second for so many nodes."""
 _POLL_S = 0.05
-_LOCAL_KEYS = ("parent-", "torchelastic")
-"""Names of launches with one of these are made of a process's number, so other nodes do not know them."""
 _INHERITED = ("PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "LC_ALL")
 """A Python of a module or a virtual environment needs these on a node where the launcher passes nothing on."""
-
-
-@dataclass(frozen=True)
-class Grouping:
-    """The nodes of a run as this wrapper knows them."""
-
-    hosts: list[str]
-    index: int
-    """The index of this node."""
-    launcher: str
-    starts_daemons: bool
-    parts: tuple[tuple[str, ...], ...] = ()
-    """The nodes by part of the job, where it has several parts; see `Job.parts`."""
-    directory: str = ""
-    """The directory in which the nodes find each other; see `groupdir`."""
-
-    @property
-    def virtual(self) -> bool:
-        """Whether all nodes are this machine."""
-        return self.launcher == launchers.VIRTUAL
-
-    def node_name(self, run_id: str) -> str:
-        """Returns the name of this node's directory."""
-        return leadspec.virtual_name(run_id, self.index) if self.virtual else run_id
 
 
 def require_node(job: Job) -> None:
@@ -80,47 +54,10 @@ def require_node(job: Job) -> None:
         )
 
 
-def find(config: Config, job: Job, local: LocalDir, host: str) -> Grouping | None:
-    """Returns the nodes of this run; None if this node stages alone."""
-    if config.nodes == 1 or config.launcher == launchers.NONE:
-        return None
-    if job.scheduler == "none" and len(job.nodes) == 1:
-        if config.nodes is None or job.is_rank:
-            return None
-        hosts = [f"{host}.v{index}" for index in range(config.nodes)]
-        return Grouping(hosts, 0, launchers.VIRTUAL, starts_daemons=True)
-    if len(job.nodes) < 2 or job.node_index is None or local.is_network:
-        return None
-    launcher = launchers.choose(job, config.launcher)
-    if not job.is_rank:
-        return Grouping(_first(job), 0, launcher, starts_daemons=True, parts=job.parts)
-    if not _is_known_elsewhere(job):
-        return None
-    return Grouping(list(job.nodes), job.node_index, launcher, starts_daemons=False)
-
-
-def warnings(config: Config, job: Job, local: LocalDir) -> list[str]:
-    """Returns what the user should know of the job's nodes. Behind a launcher only the first node says it."""
-    alone = config.nodes == 1 or config.launcher == launchers.NONE or (job.scheduler == "none" and len(job.nodes) == 1)
-    if alone or (job.is_rank and job.node_index != 0):
-        return []
-    found = []
-    if config.nodes not in (None, len(job.nodes)):
-        found.append(f"nodes is {config.nodes}, the scheduler gave {len(job.nodes)}: all of these are used")
-    if len(job.nodes) > 1 and local.is_network:
-        found.append(f"{local.path} is seen by all nodes: each node stages alone")
-    return found
-
-
-def _is_known_elsewhere(job: Job) -> bool:
-    """Whether the wrappers of other nodes can know that they belong to the same launch."""
-    return job.run_key is not None and not any(mark in job.run_key for mark in _LOCAL_KEYS)
-
-
 def leaves_word(job: Job) -> bool:
     """Whether this wrapper, which cannot stage, reports that for others: for the launch, or for a node that stages
     alone."""
-    if job.rank is None or _is_known_elsewhere(job) or job.local_rank is None:
+    if job.rank is None or together.is_known_elsewhere(job) or job.local_rank is None:
         return not job.rank
     return job.local_rank == 0
 
@@ -134,10 +71,6 @@ def placed(group: Grouping | None, run_dir: Path, run_id: str) -> Grouping | Non
     if group.virtual:
         return replace(group, directory=os.path.abspath(run_dir / GROUP))
     return replace(group, directory=os.fspath(groupdir.choose(run_dir, run_id, os.environ)))
-
-
-def _first(job: Job) -> list[str]:
-    return [job.hostname, *(node for node in job.nodes if node != job.hostname)]
 
 
 def in_group(config: Config, group: Grouping | None, host: str) -> dict[str, Any]:

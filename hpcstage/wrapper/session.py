@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 from hpcstage import inherited
 from hpcstage import job as jobs
 from hpcstage.errors import HpcstageError, NotStarted
-from hpcstage.job import localdir, share
+from hpcstage.job import localdir, share, together
 from hpcstage.node import control, directory, environment, hosted, page, start
 from hpcstage.problem import Problem
-from hpcstage.protocol import nodedir, shim
+from hpcstage.protocol import leadspec, nodedir, shim
 from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.leadspec import RESOLVED
 from hpcstage.protocol.rundir import NODES, log_path
@@ -36,10 +36,10 @@ from hpcstage.wrapper import facts, grouping, messages, rundir
 if TYPE_CHECKING:
     from hpcstage.config import Config
     from hpcstage.job.localdir import LocalDir
+    from hpcstage.job.together import Grouping
     from hpcstage.plan.dataset.datasets import Resolved
     from hpcstage.protocol.leadspec import LeadSpec
     from hpcstage.record.parts.run import RunPart
-    from hpcstage.wrapper.grouping import Grouping
     from hpcstage.wrapper.leadlink import LeadLink
     from hpcstage.wrapper.run import Clock
 
@@ -47,7 +47,7 @@ LATE_PARTS_S = 0.5
 READY_AFTER_S = 4.0
 JOIN_S = 3.0
 """Behind a launcher, the wrapper waits for so many seconds from its start until the nodes have found each other."""
-_DOING = {shim.State.SCANNING: "scanning", shim.State.STAGING: "copying", shim.State.SETTLED: "copying"}
+_DOING = frozenset({shim.State.STAGING, shim.State.SETTLED})
 
 
 class Session:
@@ -79,7 +79,7 @@ class Session:
         local = localdir.choose(config.local_dir, os.environ, job)
         if local is None:
             raise NotStarted("local_dir is none", "give --local-dir")
-        group = grouping.find(config, job, local, host)
+        group = together.find(config, job, local, host)
         alone = host if group is None else ""
         run_id = facts.shared_id(job.run_key, config, alone) or rundir.unique_id(clock.unix_s, job.job_id)
         part = facts.run_part(command, config, clock, run_id, job, local)
@@ -98,7 +98,7 @@ class Session:
             group = None
         claim = directory.claim(local, group.node_name(run_id) if group else run_id, host=host)
         if claim.lock_fd is not None:  # printed once on a node, not by every rank
-            for warning in (*job.notes, *local.warnings, *grouping.warnings(config, job, local), *notices):
+            for warning in (*job.notes, *local.warnings, *together.warnings(config, job, local), *notices):
                 messages.warn(warning)
             messages.info(f"staging below {local.path} ({local.why})")
         session = cls(
@@ -194,12 +194,28 @@ class Session:
         self._keep_log()
 
     def show_progress(self) -> None:
-        """Says how far this node's daemon is, on the first node."""
+        """Says how far the copying is, on the first node: that of all nodes where they are on this machine, else that
+        of its own daemon."""
         if self.progress.is_silent or not self._is_first():
             return
-        state, done = page.progress(self.node.path / nodedir.PAGE) or (shim.State.ENDED, shim.Progress(0, 0))
-        if state is shim.State.SCANNING or (state in _DOING and done.all_files):
-            self.progress.show(_DOING[state] + (" on this node" if self.group is not None else ""), done)
+        pages = [directory / nodedir.PAGE for directory in self._directories_here()]
+        state, done = page.summed_progress(pages) or (shim.State.ENDED, shim.Progress(0, 0))
+        if state is shim.State.SCANNING:
+            self.progress.show("scanning", done)
+        elif state in _DOING and done.all_files:
+            self.progress.show(f"copying{self._whose()}", done)
+
+    def _directories_here(self) -> list[Path]:
+        if self.group is None or not self.group.virtual:
+            return [self.node.path]
+        names = (leadspec.virtual_name(self.part.run_id, index) for index in range(len(self.group.hosts)))
+        return [self.node.path.with_name(name) for name in names]
+
+    def _whose(self) -> str:
+        if self.group is None:
+            return ""
+        nodes = len(self.group.hosts)
+        return f" on {nodes} nodes" if self.group.virtual else f" on {self.part.host}, the first of {nodes} nodes"
 
     def _get_ready(self) -> None:
         """Imports what the end needs a while after the command has started: nobody waits for the wrapper then."""
@@ -305,7 +321,7 @@ class Session:
 
     def _spec(self, resolved: Resolved, local: LocalDir, job: jobs.Job) -> DaemonSpec:
         config, group = self.config, self.group
-        shares = len(group.hosts) if group is not None and group.virtual else 1
+        shares = 1 if group is None else group.shares
         return DaemonSpec(
             run_id=self.part.run_id,
             node_dir=os.fspath(self.node.path),
@@ -315,7 +331,7 @@ class Session:
             order=config.order_asked(),
             learn=config.learn,
             budget=share.budget_facts(config.budget_asked(), job, local, shares),
-            copiers=config.copier_count(max(1, share.usable_cpus(job) // shares)),
+            copiers=config.copier_count(share.usable_cpus(job, shares)),
             transfers=config.transfers,
             max_rate_bytes_per_s=config.max_rate_bytes_per_s,
             want_cap_s=config.want_cap_s,

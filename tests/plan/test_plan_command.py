@@ -197,7 +197,7 @@ import os, sys, time
 for i in range(6):
     open(f"{sys.argv[1]}/class{i % 3}/file{i:05d}.bin", "rb").read()
 deadline = time.monotonic() + 20
-while not os.path.exists(os.environ["HPCSTAGE_RUN_DIR"] + "/plan.json") and time.monotonic() < deadline:
+while not os.path.exists(os.environ["HPCSTAGE_RESULTS"] + "/plan.json") and time.monotonic() < deadline:
     time.sleep(0.01)
 """
     assert hpcstage("run", "--data", root, "--", *python_command(code, root)).returncode == 0

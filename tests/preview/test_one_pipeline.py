@@ -25,7 +25,7 @@ import os, sys, time
 for name in sys.argv[2:]:
     open(f"{sys.argv[1]}/{name}", "rb").read()
 deadline = time.monotonic() + 30
-while not os.path.exists(os.environ["HPCSTAGE_RUN_DIR"] + "/plan.json") and time.monotonic() < deadline:
+while not os.path.exists(os.environ["HPCSTAGE_RESULTS"] + "/plan.json") and time.monotonic() < deadline:
     time.sleep(0.01)
 """
 OPTIONS = {
@@ -91,6 +91,21 @@ def test_a_run_in_mode_auto_records_what_plan_says(
     assert unprobed is not None
     saved_s = past.forecast.modes["upfront"].total_s - unprobed.modes["upfront"].total_s
     assert saved_s == pytest.approx(past.probe_s), "copying begins after the probe"
+
+
+def test_virtual_nodes_divide_the_machine_in_a_plan_as_in_a_run(
+    hpcstage: Hpcstage, make_tree: Callable[..., Path]
+) -> None:
+    options = ("--nodes", "3", "--data", make_tree(files=6))
+    said = hpcstage("plan", "--json", "--no-probe", *options)
+    assert said.returncode == 0, said.stderr
+    run = hpcstage("run", *options, "--", *python_command("pass"))
+    assert run.returncode == 0, run.stderr
+    (record,) = hpcstage.records()
+    planned, ran = json.loads(said.stdout)["budget"], json.loads(record.read_text())["nodes"][0]["budget"]
+    assert planned["why"] == ran["why"]
+    assert "divided among 3 virtual nodes" in planned["why"]
+    assert planned["size_bytes"] == pytest.approx(ran["size_bytes"], rel=0.1)
 
 
 def test_a_preview_counts_the_time_of_a_runs_probe(hpcstage: Hpcstage, make_tree: Callable[..., Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -37,10 +38,11 @@ def test_the_callers_variables_stay():
 
 
 def test_the_users_settings_stay_the_users(tmp_path):
-    for name in ("LOCAL_DIR", "BUDGET"):
+    for name in ("LOCAL_DIR", "BUDGET", "RUN_DIR"):
         assert for_command({"PATH": "/nowhere", f"HPCSTAGE_{name}": "/scratch"})[f"HPCSTAGE_{name}"] == "/scratch"
-    told = {name: value for name, value in for_command({"PATH": "/nowhere"}).items() if name != "HPCSTAGE_RUN_DIR"}
+    told = for_command({"PATH": "/nowhere"})
     assert told["HPCSTAGE_STORE"] == os.fspath(SHIM.parent / "store")
+    assert told["HPCSTAGE_RESULTS"] == "/runs/1"
     config = load({}, told, tmp_path)
     assert not [where for where in config.origin.values() if where.startswith("environment")]
     assert not config.warnings
@@ -104,3 +106,13 @@ def test_a_command_in_a_clean_environment_is_served(
     done = hpcstage("run", *options, "--", "apptainer", *words, env=env)
     assert done.returncode == 0, done.stderr
     assert done.stdout == b"True 10000\n"
+
+
+def test_a_run_inside_a_run_has_a_directory_of_its_own(hpcstage: Hpcstage, make_tree: Callable[..., Path]) -> None:
+    data = os.fspath(make_tree(files=3))
+    inner = [sys.executable, "-m", "hpcstage", "run", "--data", data, "--", "true"]
+    again = ["env", "-u", "HPCSTAGE_ACTIVE", *inner]  # else it only executes its command
+    done = hpcstage("run", "--data", data, "--", *again)
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(path.read_text()) for path in hpcstage.records()]
+    assert len({record["run"]["run_dir"] for record in records}) == 2

@@ -15,7 +15,7 @@ from conftest import REPO, SHM
 
 from hpcstage.config import Config, load
 from hpcstage.errors import NotStarted
-from hpcstage.job import Job, detect
+from hpcstage.job import Job, detect, together
 from hpcstage.job.localdir import LocalDir
 from hpcstage.wrapper import grouping
 
@@ -36,27 +36,27 @@ def config(tmp_path: Path, **given: str) -> Config:
 
 
 def test_in_front_of_srun_the_lead_starts_the_daemons(tmp_path: Path) -> None:
-    found = grouping.find(config(tmp_path), job("slurm-batch"), LOCAL, "node1")
-    assert found == grouping.Grouping(["node1", "node2", "node3", "node4"], 0, "srun", starts_daemons=True)
+    found = together.find(config(tmp_path), job("slurm-batch"), LOCAL, "node1")
+    assert found == together.Grouping(["node1", "node2", "node3", "node4"], 0, "srun", starts_daemons=True)
     assert found.node_name("run") == "run"
 
 
 def test_behind_srun_each_node_starts_its_own(tmp_path: Path) -> None:
-    found = grouping.find(config(tmp_path), job("slurm-srun"), LOCAL, "node3")
-    assert found == grouping.Grouping(["node1", "node2", "node3", "node4"], 2, "srun", starts_daemons=False)
+    found = together.find(config(tmp_path), job("slurm-srun"), LOCAL, "node3")
+    assert found == together.Grouping(["node1", "node2", "node3", "node4"], 2, "srun", starts_daemons=False)
 
 
 def test_the_node_of_the_script_comes_first_whatever_the_list_says(tmp_path: Path) -> None:
-    found = grouping.find(config(tmp_path), job("gridengine-pe", HOSTNAME="node1"), LOCAL, "node1")
+    found = together.find(config(tmp_path), job("gridengine-pe", HOSTNAME="node1"), LOCAL, "node1")
     assert found is not None
     assert found.hosts == ["node1", "node3", "node2"]
     assert (found.index, found.launcher) == (0, "qrsh")
 
 
 def test_a_job_of_several_parts_is_one_group(tmp_path: Path) -> None:
-    found = grouping.find(config(tmp_path), job("slurm-het"), LOCAL, "big1")
+    found = together.find(config(tmp_path), job("slurm-het"), LOCAL, "big1")
     parts = (("big1",), ("gpu01", "gpu02"))
-    assert found == grouping.Grouping(["big1", "gpu01", "gpu02"], 0, "srun", starts_daemons=True, parts=parts)
+    assert found == together.Grouping(["big1", "gpu01", "gpu02"], 0, "srun", starts_daemons=True, parts=parts)
 
 
 def test_a_login_node_is_told_to_start_hpcstage_on_the_nodes() -> None:
@@ -90,15 +90,15 @@ def test_on_a_login_node_the_command_runs_without_staging(tmp_path: Path, strict
 
 
 def test_pbs(tmp_path: Path) -> None:
-    found = grouping.find(config(tmp_path), job("openpbs"), LOCAL, "node1")
+    found = together.find(config(tmp_path), job("openpbs"), LOCAL, "node1")
     assert found is not None
     assert found.launcher == "pbsdsh"
     assert len(found.hosts) == len(set(found.hosts)) > 1
 
 
 def test_without_a_scheduler_nodes_are_virtual_and_only_if_asked_for(tmp_path: Path) -> None:
-    assert grouping.find(config(tmp_path), job("none"), LOCAL, "here") is None
-    found = grouping.find(config(tmp_path, nodes="3"), job("none"), LOCAL, "here")
+    assert together.find(config(tmp_path), job("none"), LOCAL, "here") is None
+    found = together.find(config(tmp_path, nodes="3"), job("none"), LOCAL, "here")
     assert found is not None
     assert found.virtual
     assert found.hosts == ["here.v0", "here.v1", "here.v2"]
@@ -107,20 +107,20 @@ def test_without_a_scheduler_nodes_are_virtual_and_only_if_asked_for(tmp_path: P
 
 @pytest.mark.parametrize("given", [{"nodes": "1"}, {"launcher": "none"}])
 def test_the_user_may_have_one_node_only(tmp_path: Path, given: dict[str, str]) -> None:
-    assert grouping.find(config(tmp_path, **given), job("slurm-batch"), LOCAL, "node1") is None
+    assert together.find(config(tmp_path, **given), job("slurm-batch"), LOCAL, "node1") is None
 
 
 def test_nodes_that_share_their_local_directory_stage_alone(tmp_path: Path) -> None:
-    assert grouping.find(config(tmp_path), job("slurm-batch"), SHARED, "node1") is None
-    (line,) = grouping.warnings(config(tmp_path), job("slurm-batch"), SHARED)
+    assert together.find(config(tmp_path), job("slurm-batch"), SHARED, "node1") is None
+    (line,) = together.warnings(config(tmp_path), job("slurm-batch"), SHARED)
     assert "stages alone" in line
 
 
 def test_behind_a_launcher_only_the_first_node_warns(tmp_path: Path) -> None:
     asked = config(tmp_path, nodes="3")
-    assert len(grouping.warnings(asked, job("slurm-batch"), SHARED)) == 2
-    assert len(grouping.warnings(asked, job("slurm-srun", SLURM_NODEID="0", SLURMD_NODENAME="node1"), SHARED)) == 2
-    assert grouping.warnings(asked, job("slurm-srun"), SHARED) == []
+    assert len(together.warnings(asked, job("slurm-batch"), SHARED)) == 2
+    assert len(together.warnings(asked, job("slurm-srun", SLURM_NODEID="0", SLURMD_NODENAME="node1"), SHARED)) == 2
+    assert together.warnings(asked, job("slurm-srun"), SHARED) == []
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,29 @@ def test_behind_a_launcher_only_the_first_node_warns(tmp_path: Path) -> None:
 def test_ranks_that_have_no_name_in_common_stay_alone(tmp_path: Path, rank: dict[str, str]) -> None:
     behind = job("openpbs", **rank)
     assert behind.is_rank
-    assert grouping.find(config(tmp_path), behind, LOCAL, "node1") is None
+    assert together.find(config(tmp_path), behind, LOCAL, "node1") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "local", "nodes"),
+    [
+        ("slurm-batch", {}, LOCAL, 4),
+        ("slurm-batch", {}, SHARED, 1),
+        ("slurm-batch", {}, None, 4),
+        ("slurm-batch", {"launcher": "none"}, LOCAL, 1),
+        ("slurm-batch", {"nodes": "16"}, LOCAL, 16),
+        ("slurm-batch", {"nodes": "16"}, SHARED, 1),
+        ("slurm-login", {}, LOCAL, 2),
+        ("none", {}, LOCAL, 1),
+        ("none", {"nodes": "3"}, LOCAL, 3),
+    ],
+)
+def test_a_plan_is_for_the_nodes_that_stage_together(
+    tmp_path: Path, name: str, given: dict[str, str], local: LocalDir | None, nodes: int
+) -> None:
+    found = together.planned(config(tmp_path, **given), job(name), local, "here")
+    assert (1 if found is None else len(found.hosts)) == nodes
+    assert (1 if found is None else found.shares) == (nodes if name == "none" else 1)
 
 
 def test_the_agents_script_keeps_names_with_spaces_and_quotes(tmp_path: Path) -> None:
