@@ -114,6 +114,23 @@ def test_an_exchange_that_hangs(nodes, make_tree):
     nodes.end()
 
 
+def test_what_was_asked_of_a_node_that_leaves_is_read_once_by_the_others(nodes, make_tree):
+    root = make_tree(files=90, size_bytes=20_000)
+    slow = {2: {"max_rate_bytes_per_s": 3 * 20_000.0}}
+    daemons = nodes.up(root, 3, placement="replicate", each=slow)
+    for daemon in daemons:
+        daemon.wait_for_scan()
+    for daemon in daemons[:2]:
+        wait_until(lambda daemon=daemon: copies(daemon, root) >= 60)
+    left = daemons[2].end()
+    for daemon in daemons[:2]:
+        daemon.staged()
+    parts = [daemon.end() for daemon in daemons[:2]]
+    assert total(parts, "source_files") <= 90
+    assert left.totals.source_files < 30
+    assert [part.problems for part in parts] == [(), ()]
+
+
 @pytest.mark.parametrize("seed", range(int(os.environ.get("HPCSTAGE_TEST_KILLS", "4"))))
 def test_kill_9_at_random_moments(nodes, make_tree, seed):
     """Whatever is killed, those that live end with whole files, and answer every want."""

@@ -18,6 +18,7 @@ from conftest import wait_for
 from group_nodes import Group
 
 from benchmarks.peernodes import MPIEXEC, serve
+from hpcstage.exchange.files.sender import MOST_PER_NODE
 from hpcstage.protocol import exchange as link
 from hpcstage.protocol.exchange import Why
 from hpcstage.protocol.exchangespec import STANDS
@@ -133,6 +134,34 @@ def test_an_exchange_that_hangs_ends_the_group(group):
     assert one.wait() != 0
     wait_for(lambda: all_gone([stopped, *others]), GONE_S, "the end of all processes")
     assert "nothing was heard of node" in one.text()
+
+
+def test_what_a_node_that_leaves_has_sent_is_taken_and_the_rest_is_refused_after_the_new_membership(group):
+    one = group(3, [MB] * 12)
+    data = {id_: one.stage(id_, 2) for id_ in range(12)}
+    one.start().ready()
+    first, taker, leaver = one.nodes
+    leaver.answers = False
+    taker.want(2, range(12))
+    serve(one.nodes, lambda: sum(len(ask.ids) for ask in leaver.asked) == 12)
+    stopped = next(each for each in one.exchanges() if each.environ()["PMI_RANK"] == "1")
+    stopped.send_signal(signal.SIGSTOP)
+    try:
+        leaver.offer(link.Ask(1, tuple(range(7))))
+        serve(one.nodes, lambda: leaver.sent_files == MOST_PER_NODE)
+        leaver.end()
+        first.want(2, [11])  # whoever is refused tells that the node has left
+        serve([first], lambda: first.groups[-1].present == [0, 1])
+    finally:
+        stopped.send_signal(signal.SIGCONT)
+    serve([first, taker], lambda: bool(taker.missed))
+    assert taker.groups[-1].present == [0, 1], "it hears first who is there"
+    serve([first, taker], lambda: not taker.outstanding)
+    assert len(taker.got) == MOST_PER_NODE
+    assert all(taker.file(id_).read_bytes() == data[id_] for id_ in taker.got)
+    assert {missed.why for missed in taker.missed.values()} <= {Why.ENDED, Why.ABSENT}
+    assert taker.got.keys() | taker.missed.keys() == data.keys()
+    assert one.end() == 0, one.text()
 
 
 def test_mail_of_others_is_no_sign_of_life_of_the_neighbour(group):

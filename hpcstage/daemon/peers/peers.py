@@ -105,11 +105,7 @@ class Peers:
         self._engine.sweep()
         for owner, own in by_owner(ids, map(self.routes.fetcher, ids)).items():
             self._ask(owner, own, now)
-        again = requests.due(now)
-        for owner, own in by_owner(again, map(self.routes.fetcher, again)).items():
-            for id_ in own:
-                requests.move(id_, owner)
-            self._fetch(owner, own)
+        self._ask_again(requests.due(now))
         for offer in self.offers.take():
             self._send(offer)
 
@@ -139,6 +135,16 @@ class Peers:
             self._requests.asked(id_, owner, self._engine.manifest.size(id_), now)
         self._fetch(owner, ids)
 
+    def _ask_again(self, ids: list[int]) -> None:
+        """Asks for ids once more: the nodes that read them now."""
+        if not ids:
+            return
+        assert self.routes is not None
+        for owner, own in by_owner(ids, map(self.routes.fetcher, ids)).items():
+            for id_ in own:
+                self._requests.move(id_, owner)
+            self._fetch(owner, own)
+
     def _fetch(self, owner: int, ids: list[int]) -> None:
         assert self._send is not None
         for message in exchange.in_messages(exchange.Fetch(owner, tuple(ids))):
@@ -159,7 +165,11 @@ class Peers:
 
     def missed(self, message: exchange.Missed, now: float) -> None:
         """Takes the message that copies do not come, and why."""
+        others = self._read_by_others(message)
+        self._ask_again(others)
         for id_ in message.ids:
+            if id_ in others:
+                continue
             if message.why is Why.UNKNOWN and self._requests.unready(id_, now):
                 continue
             if message.why is not Why.UNKNOWN:
@@ -171,6 +181,13 @@ class Peers:
                 continue
             self.arrivals.failed(id_)
             self._queue.from_peers.missed(id_, wanted=self._is_wanted(id_))
+
+    def _read_by_others(self, message: exchange.Missed) -> list[int]:
+        """Returns what other nodes read from the source, now that a node has left: they are asked instead of it."""
+        if message.why is not Why.ENDED or self.routes is None:
+            return []
+        unfit = (self.routes.node, message.node)
+        return [id_ for id_ in message.ids if self._requests.is_out(id_) and self.routes.fetcher(id_) not in unfit]
 
     def asked(self, message: exchange.Ask, now: float) -> None:
         """Takes the request of another node for files, which shows that the node lives."""

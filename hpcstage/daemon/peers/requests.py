@@ -120,6 +120,10 @@ class Requests:
                 found.append(id_)
         return found
 
+    def is_out(self, id_: int) -> bool:
+        """Returns whether an id was asked for and not answered."""
+        return id_ in self._of
+
     def move(self, id_: int, owner: int) -> None:
         """Notes that an id is asked of another node."""
         before, size_bytes = self._of[id_]

@@ -39,10 +39,6 @@ class Receiver:
         self.missed: list[Missed] = []
         """Files that do not come, to be told to the daemon."""
 
-    def awaited(self, source: int) -> list[int]:
-        """Returns the ids that are awaited from a node."""
-        return [id_ for id_, one in self._awaited.items() if one.source == source]
-
     def fetch(self, source: int, ids: Sequence[int], catalog: Catalog) -> None:
         """Asks a node for files. A file that is awaited already is not asked for again."""
         now_ns = time.monotonic_ns()

@@ -29,6 +29,8 @@ class FileService(ExchangeService):
         self._transfer = transfer
         self._sender = Sender(station.post, station.lanes.reading)
         self._receiver = Receiver(station.post, station.lanes.writing, station.nodes)
+        self._asked: dict[int, set[int]] = {}
+        """By position: what was asked of this node and its daemon has not answered."""
 
     # ---- the daemon
 
@@ -55,6 +57,7 @@ class FileService(ExchangeService):
         place = self.station.place(message.node)
         if place is None:
             return
+        self._asked.setdefault(place, set()).difference_update(message.ids)
         why = Why.UNKNOWN if self._transfer.source.catalog is None else Why.NONE
         if message.why or why:
             self._sender.refuse(place, message.why or why, message.ids)
@@ -78,11 +81,17 @@ class FileService(ExchangeService):
         if receiver.got:
             self.station.daemon.send_got(receiver.got)
             receiver.got.clear()
+        early = [message for message in receiver.missed if self._is_early(message)]
         for message in receiver.missed:
-            self.station.tell(*exchange.in_messages(message))
-        receiver.missed.clear()
+            if message not in early:
+                self.station.tell(*exchange.in_messages(message))
+        receiver.missed[:] = early
         if sent:
             self.station.tell(*(Sent(self.station.nodes[to], files, size_bytes) for to, files, size_bytes in sent))
+
+    def _is_early(self, message: exchange.Missed) -> bool:
+        """Whether the daemon is to hear of the membership without this node first: it then knows whom to ask."""
+        return message.why is Why.ENDED and self.station.membership.nodes[message.node].is_present
 
     # ---- other exchanges
 
@@ -109,6 +118,7 @@ class FileService(ExchangeService):
             if self.station.ended or not is_same:
                 self._sender.refuse(source, Why.ENDED if self.station.ended else Why.UNKNOWN, message.ids)
             else:
+                self._asked.setdefault(source, set()).update(message.ids)
                 self.station.tell(*exchange.in_messages(Ask(self.station.nodes[source], message.ids)))
         elif is_same:
             self.station.tell(Written(message.ids) if message.sort is Sort.WRITTEN else Reading(message.ids))
@@ -122,14 +132,18 @@ class FileService(ExchangeService):
         return self.station.lanes.collect() or started
 
     def left(self, node: int) -> None:
-        """Gives up what was asked of a node, and what it asked for."""
+        """Gives up what a node asked for. What it was asked for it still sends or refuses, see `stop`."""
         place = self.station.nodes.index(node)
-        self._receiver.refused(place, Why.ENDED, self._receiver.awaited(place))
         self._sender.drop(place)
+        self._asked.pop(place, None)
 
     def stop(self) -> None:
-        """Refuses what others still wait for."""
+        """Refuses what others still wait for, but for what is on its way to them: an exchange lives until all have
+        ended."""
         self._sender.stop()
+        for place, ids in self._asked.items():
+            self._sender.refuse(place, Why.ENDED, tuple(ids))
+        self._asked.clear()
 
     def descriptors(self) -> Sequence[int]:
         """Returns what shows that files were read or written."""
