@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcstage.checkpoint.coding import isal
-from hpcstage.checkpoint.coding.blocks import Kernel, seen_alike, xor
+from hpcstage.checkpoint.coding.blocks import Kernel, operands, xor
 from hpcstage.checkpoint.coding.erasurecode import ErasureCode
 from hpcstage.checkpoint.coding.field import Rows, multiply
 from hpcstage.checkpoint.coding.isal import IsalKernel
@@ -159,6 +159,13 @@ def test_blocks_that_do_not_fit_are_refused(kernel: Kernel) -> None:
         kernel.product(((1,),), (bytes(3),), (bytes(3),))
     with pytest.raises(ValueError, match="is no target"):
         kernel.addition((1,), bytes(3), (bytes(3),))
+    for rows in (((1, 2),), ((1,), (2,)), ((),), ()):
+        with pytest.raises(ValueError, match="coefficients"):
+            kernel.product(rows, (bytes(3),), (bytearray(3),))
+    with pytest.raises(ValueError, match="coefficients"):
+        kernel.addition((1, 2), bytes(3), (bytearray(3),))
+    with pytest.raises(ValueError, match="coefficients"):
+        kernel.product(((),), (), (bytearray(3),))
     with pytest.raises(ValueError, match="contiguous"):
         kernel.addition((1,), np.zeros(8, np.uint8)[::2], (bytearray(4),))
 
@@ -166,7 +173,7 @@ def test_blocks_that_do_not_fit_are_refused(kernel: Kernel) -> None:
 def test_a_block_beyond_an_int_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpcstage.checkpoint.coding.blocks.MOST_BYTES", 10)
     with pytest.raises(ValueError, match="at most 10 bytes"):
-        seen_alike((bytes(11),), ())
+        operands(((1,),), (bytes(11),), (bytearray(11),))
 
 
 @each_kernel

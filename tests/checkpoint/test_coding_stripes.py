@@ -282,6 +282,11 @@ def test_parities_that_nobody_has_count_as_lost() -> None:
         coder.restoring({2: bytes(4)}, {0: bytearray(4), 1: bytearray(4)})
 
 
+def test_nothing_lost_is_nothing_to_do() -> None:
+    coder = Coder(ErasureCode.cauchy(2, 1), best_kernel())
+    coder.restoring({0: b"ab", 1: b"cd", 2: b"ef"}, {})()
+
+
 def test_a_stripe_without_data_restores_parities_of_zeros() -> None:
     coder = Coder(ErasureCode.cauchy(2, 1), best_kernel())
     parity = bytearray(b"abc")

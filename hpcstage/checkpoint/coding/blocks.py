@@ -46,11 +46,16 @@ def seen(block: Block) -> Bytes:
     return np.frombuffer(block, np.uint8)
 
 
-def seen_alike(sources: Sequence[Block], targets: Sequence[Block]) -> tuple[list[Bytes], list[Bytes]]:
-    """Returns the blocks of one operation as arrays. Raises a ValueError for blocks that do not fit together."""
+def operands(rows: Rows, sources: Sequence[Block], targets: Sequence[Block]) -> tuple[list[Bytes], list[Bytes]]:
+    """Returns the blocks of one operation as arrays. Raises a ValueError where they do not fit: a library in C would
+    read and write beyond them."""
     read, written = list(map(seen, sources)), list(map(seen, targets))
+    if not read or not written or len(rows) != len(written) or any(len(row) != len(read) for row in rows):
+        raise ValueError(
+            f"{len(written)} targets are as many rows of {len(read)} coefficients, and at least one of one"
+        )
     sizes = {len(block) for block in (*read, *written)}
-    if len(sizes) > 1 or max(sizes, default=0) > MOST_BYTES:
+    if len(sizes) > 1 or max(sizes) > MOST_BYTES:
         raise ValueError(f"the blocks of an operation have one size of at most {MOST_BYTES} bytes, not {sorted(sizes)}")
     if not all(block.flags.writeable for block in written):
         raise ValueError("a block that cannot be written is no target")
@@ -59,7 +64,7 @@ def seen_alike(sources: Sequence[Block], targets: Sequence[Block]) -> tuple[list
 
 def xor(left: Block, right: Block, target: Block) -> None:
     """Sets the target to the XOR of two blocks of its size; it may be one of them."""
-    (first, second), (written,) = seen_alike((left, right), (target,))
+    (first, second), (written,) = operands(((1, 1),), (left, right), (target,))
     np.bitwise_xor(first, second, out=written)
 
 

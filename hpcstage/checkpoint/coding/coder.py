@@ -44,7 +44,7 @@ class Coder:
         """Returns what sets each target i to the sum of `rows[i][j]` times source j, up to the target's end."""
         read, written = list(map(seen, sources)), list(map(seen, targets))
         sizes = {*map(len, read), *map(len, written)}
-        if read and len(sizes) == 1 and max(sizes) <= MOST_BYTES:
+        if read and written and len(sizes) == 1 and max(sizes) <= MOST_BYTES:
             return self.kernel.product(rows, read, written)
         operations = []
         for start, end in _segments(sizes):

@@ -11,7 +11,7 @@ import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from hpcstage.checkpoint.coding.blocks import Block, Bytes, Operation, nothing, seen_alike
+from hpcstage.checkpoint.coding.blocks import Block, Bytes, Operation, nothing, operands
 from hpcstage.checkpoint.coding.field import Row, Rows, multiply
 
 SYSTEM = "libisal.so.2"
@@ -53,8 +53,8 @@ class IsalKernel:
 
     def product(self, rows: Rows, sources: Sequence[Block], targets: Sequence[Block]) -> Operation:
         """Returns what sets each target i to the sum of `rows[i][j]` times source j."""
-        read, written = seen_alike(sources, targets)
-        if not written or not len(written[0]):
+        read, written = operands(rows, sources, targets)
+        if not len(written[0]):
             return nothing
         tables, inputs, outputs = self._tables_of(rows), _addresses(read), _addresses(written)
         pointers = (ctypes.addressof(tables), ctypes.addressof(inputs), ctypes.addressof(outputs))
@@ -63,10 +63,11 @@ class IsalKernel:
 
     def addition(self, column: Row, source: Block, targets: Sequence[Block]) -> Operation:
         """Returns what adds `column[i]` times the source to each target i."""
-        (read,), written = seen_alike((source,), targets)
-        if not written or not len(read):
+        rows = tuple((c,) for c in column)
+        (read,), written = operands(rows, (source,), targets)
+        if not len(read):
             return nothing
-        tables, outputs = self._tables_of(tuple((c,) for c in column)), _addresses(written)
+        tables, outputs = self._tables_of(rows), _addresses(written)
         pointers = (ctypes.addressof(tables), _address(read), ctypes.addressof(outputs))
         arguments = (len(read), 1, len(written), 0, *pointers)
         return _BoundCall(self._update, arguments, (tables, outputs, read, *written))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from hpcstage.checkpoint.coding.blocks import Block, Operation, nothing, seen_alike
+from hpcstage.checkpoint.coding.blocks import Block, Operation, operands
 from hpcstage.checkpoint.coding.field import POLYNOMIAL, Row, Rows
 
 SignedBytes = npt.NDArray[np.int8]
@@ -32,19 +32,19 @@ class NumpyKernel:
 
     def product(self, rows: Rows, sources: Sequence[Block], targets: Sequence[Block]) -> Operation:
         """Returns what sets each target i to the sum of `rows[i][j]` times source j."""
-        read, written = _signed(*seen_alike(sources, targets))
+        read, written = _signed(*operands(rows, sources, targets))
         plans = [_plan(row) for row in rows]
 
         def work(pieces: list[SignedBytes], scratch: SignedBytes) -> None:
             for plan, target in zip(plans, pieces[len(read) :], strict=True):
                 _sum(plan, pieces, target, scratch)
 
-        return _by_pieces(work, [*read, *written]) if written else nothing
+        return _by_pieces(work, [*read, *written])
 
     def addition(self, column: Row, source: Block, targets: Sequence[Block]) -> Operation:
         """Returns what adds `column[i]` times the source to each target i."""
-        (read,), written = _signed(*seen_alike((source,), targets))
-        top = max((c.bit_length() for c in column), default=0)
+        (read,), written = _signed(*operands(tuple((c,) for c in column), (source,), targets))
+        top = max(c.bit_length() for c in column)
         power = np.empty(_piece_bytes(1 + len(written)), np.int8)
 
         def work(pieces: list[SignedBytes], scratch: SignedBytes) -> None:
@@ -56,7 +56,7 @@ class NumpyKernel:
                 if bit + 1 < top:
                     multiple = _double(multiple, power[: len(scratch)], scratch)
 
-        return _by_pieces(work, [read, *written]) if written else nothing
+        return _by_pieces(work, [read, *written])
 
 
 def _by_pieces(work: Callable[[list[SignedBytes], SignedBytes], None], blocks: Sequence[SignedBytes]) -> Operation:
