@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from itertools import pairwise
+from statistics import fmean
 from typing import Any, TypeVar, cast
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -15,7 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from hpcstage.report.figures import clean, mean
+from hpcstage.report.figures import clean
 
 WIDEST = 100
 """Lines of a report on a wider terminal are as long as this, as longer ones are hard to read."""
@@ -138,8 +139,9 @@ class Sparkline:
         values, bars = self._values, ".:-=+*%#" if options.ascii_only else "▁▂▃▄▅▆▇█"
         columns = max(1, min(options.max_width, len(values)))
         edges = [round(at * len(values) / columns) for at in range(columns + 1)]
-        means = [mean(values[start:stop]) for start, stop in pairwise(edges)]
-        top = max((value for value in means if value is not None), default=0.0)
+        known = ([value for value in values[start:stop] if value is not None] for start, stop in pairwise(edges))
+        means = [fmean(part) if part else 0.0 for part in known]
+        top = max(means, default=0.0)
         yield Text("".join(" " if not v else bars[min(int(v / top * len(bars)), len(bars) - 1)] for v in means))
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:

@@ -53,12 +53,6 @@ def short_name(host: str) -> str:
 # ---- numbers
 
 
-def mean(values: Sequence[float | None]) -> float | None:
-    """Returns the mean of the known values."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
 def percent(share: float | None) -> str:
     """Formats a share; a small one is not shown as 0 %, and a nearly whole one not as 100 %."""
     return UNKNOWN if share is None else format_share(share).replace("under ", "<")

@@ -26,18 +26,9 @@ REASONS = {
         "went to the source because waiting for the copy would have taken longer",
         "give the reading order (--data @list.txt or --order FILE), or --mode upfront",
     ),
-    "full": (
-        "found no room in the store",
-        "see the note on the room for staged files",
-    ),
-    "failed": (
-        "could not be copied",
-        "see the errors listed in `hpcstage report --json` under nodes",
-    ),
-    "void": (
-        "had been written to during the run",
-        "write outputs outside the dataset",
-    ),
+    "full": ("found no room in the store", "see the note on the room for staged files"),
+    "failed": ("could not be copied", "see the errors listed in `hpcstage report --json` under nodes"),
+    "void": ("had been written to during the run", "write outputs outside the dataset"),
     "scanning": (
         "came before the scan of the datasets had ended",
         "a smaller directory or a list (--data @list.txt) is scanned sooner; later runs know the files from this one",
@@ -46,23 +37,17 @@ REASONS = {
         "got no answer from the daemon in time",
         "leave the daemon some processor time: use one loader worker less",
     ),
-    "no_daemon": (
-        "found no staging daemon",
-        "if the daemon ended early, its log is in nodes/ of the run directory",
-    ),
+    "no_daemon": ("found no staging daemon", "if the daemon ended early, its log is in nodes/ of the run directory"),
     "settled": (
         "were of files that had not been staged when staging stopped",
         "the notes say why it stopped; files that appeared later are not staged",
     ),
-    "local_error": (
-        "could not be read from the local disk",
-        "look at the health and the quota of the local disk",
-    ),
+    "local_error": ("could not be read from the local disk", "look at the health and the quota of the local disk"),
     "unstated": (
         "went to the source without a stated reason",
         "`hpcstage report --json` lists the processes under nodes",
     ),
-}  # fmt: skip
+}
 
 
 def nothing_attached(record: Record) -> Iterator[Note]:
@@ -72,12 +57,9 @@ def nothing_attached(record: Record) -> Iterator[Note]:
             "python -I, -E or -S, `env -i`, sudo and containers with a clean environment drop PYTHONPATH: "
             "pass it on; programs that are not Python are not redirected"
         )
-        yield Note(
-            "nothing-attached",
-            Severity.ERROR if record.run.stages else Severity.WARNING,
-            "no Python process of the command attached: what it read came from the source, and was not measured",
-            _how_to_attach(record) or remedy,
-        )
+        severity = Severity.ERROR if record.run.stages else Severity.WARNING
+        text = "no Python process of the command attached: what it read came from the source, and was not measured"
+        yield Note("nothing-attached", severity, text, _how_to_attach(record) or remedy)
 
 
 def _how_to_attach(record: Record) -> str:
@@ -138,13 +120,10 @@ def uncounted(record: Record) -> Iterator[Note]:
     count = _of_layer(record, UNCOUNTED_LAYER)
     if count:
         who = format_number(count, "process", "processes")
-        yield Note(
-            "uncounted",
-            Severity.WARNING,
-            f"{who} found no slot to count in: what they opened is not reported",
-            f"run at most {SLOTS - PYTHON_SLOTS_FROM} Python processes at a time on a node, or use the native layer, "
-            f"which counts {PYTHON_SLOTS_FROM - 1}",
-        )
+        text = f"{who} found no slot to count in: what they opened is not reported"
+        most = f"run at most {SLOTS - PYTHON_SLOTS_FROM} Python processes at a time on a node"
+        remedy = f"{most}, or use the native layer, which counts {PYTHON_SLOTS_FROM - 1}"
+        yield Note("uncounted", Severity.WARNING, text, remedy)
 
 
 def _of_layer(record: Record, name: str) -> int:
@@ -193,13 +172,6 @@ def shim_errors(record: Record) -> Iterator[Note]:
 
 
 VISIBLE_RULES = [
-    nothing_attached,
-    nothing_opened,
-    missed,
-    unseen,
-    shim_off,
-    uncounted,
-    python_layer,
-    not_swapped,
-    shim_errors,
+    *(nothing_attached, nothing_opened, missed, unseen, shim_off),
+    *(uncounted, python_layer, not_swapped, shim_errors),
 ]
