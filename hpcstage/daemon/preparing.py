@@ -1,6 +1,6 @@
 """Prepares the staging of a node: gets the manifest, by a scan or from another node, and decides the mode in mode auto.
 
-Owns the helpers that do this, and the inbox that keeps what comes meanwhile. Where nothing is ever staged, `Unstaged`
+Owns the helper that scans, and the inbox that keeps what comes meanwhile. Where nothing is ever staged, `Unstaged`
 answers instead.
 """
 
@@ -11,7 +11,6 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcstage.daemon.copying.engine import Busy
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from hpcstage.record.parts.part import NodePart
 
 SCAN_HELPER = "scan"
-MODE_HELPER = "mode"
 EARLY_S = 0.5
 """Until this long after the start a want waits for the end of the scan; later, and where a probe follows the scan, the
 program reads the source meanwhile."""
@@ -131,18 +129,14 @@ class Preparing(Phase):
             return
         scanned = Scanned.from_bytes(data)
         self.base.problems.extend(scanned.problems)
-        self._begin(scanned.listings, scanned, scanned.forecast)
+        counts = scanning.own_counts(self.base.node_dir)
+        self._begin(scanned.listings, scanned if counts else None, scanned.forecast)
 
     def receive(self, directories: int) -> None:
-        """Takes over the manifest and the order of another node, which lie in the node directory."""
-        if self.base.spec.mode == AUTO_MODE:
-            work = partial(scanning.decided, Path(self.base.spec.run_dir))
-            if self.base.helpers.start(MODE_HELPER, work, partial(self._decided, directories)) is not None:
-                return
-        self._begin(directories, None, None)
-
-    def _decided(self, directories: int, decided: bytes | None) -> None:
-        self._begin(directories, None, scanning.decision(decided))
+        """Takes over the manifest, the order and in mode auto the forecast of another node, which lie in the node
+        directory."""
+        is_auto = self.base.spec.mode == AUTO_MODE
+        self._begin(directories, None, scanning.decided(self.base.node_dir) if is_auto else None)
 
     def _begin(self, directories: int, scanned: Scanned | None, forecast: Forecast | None) -> None:
         """Hands over to the staging. In mode auto the forecast sets the mode, which is runtime where it says upfront,

@@ -7,6 +7,7 @@ which descriptors are ready.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
@@ -37,9 +38,11 @@ from hpcstage.node import page
 from hpcstage.protocol import exchange, nodedir
 from hpcstage.protocol.shim import Counter, Kind, Reason, State
 from hpcstage.store import directory
+from hpcstage.store.attributes import devices_here
 from hpcstage.store.pool import CopierPool
 
 LOOK_EVERY_S = 1.0
+DEVICES_HELPER = "devices"
 
 
 class Staging(Phase):
@@ -97,6 +100,15 @@ class Staging(Phase):
             base.page.set_unlinked()
         if own_scan and len(devices := set(manifest.devices)) == 1:
             base.page.set_device(devices.pop())
+        attributes = engine.copies.attributes
+        if own_scan:
+            attributes.learn({device: device for device in set(manifest.devices)})
+        else:
+            base.helpers.start(
+                DEVICES_HELPER,
+                lambda: json.dumps(list(devices_here(manifest).items())).encode(),
+                lambda found: attributes.learn(dict(json.loads(found or b"[]"))),
+            )
 
     def services(self) -> tuple[Service, ...]:
         """See Phase."""

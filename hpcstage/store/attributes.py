@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -81,15 +82,27 @@ class Attributes:
     """Fills the table of a store with the files of a manifest. Without space for it on the disk there is none."""
 
     def __init__(self, node_dir: Path, manifest: Manifest) -> None:
+        self._node_dir = node_dir
         self._manifest = manifest
-        self._devices = _devices_here(manifest)
+        self._devices: Mapping[int, int | None] = {}
         self._table: AttributesTable | None = None
-        if any(device is not None for device in self._devices.values()):
+        self._early: list[tuple[int, bytes]] | None = []
+        """The copies that came before the devices were known; None from then on."""
+
+    def learn(self, devices: Mapping[int, int | None]) -> None:
+        """Takes this node's number of each device of the manifest (see `devices_here`), and makes the table."""
+        self._devices = devices
+        if any(device is not None for device in devices.values()):
             with suppress(OSError):
-                self._table = AttributesTable(node_dir, len(manifest))
+                self._table = AttributesTable(self._node_dir, len(self._manifest))
+        early, self._early = self._early or [], None
+        for id_, path in early:
+            self.note(id_, path)
 
     def note(self, id_: int, path: bytes) -> None:
         """Adds a copy that is in the store under this name."""
+        if self._early is not None:
+            self._early.append((id_, path))
         if self._table is None:
             return
         entry = self._manifest.entry(id_)
@@ -101,9 +114,9 @@ class Attributes:
                 self._table.put(copy, entry, device)
 
 
-def _devices_here(manifest: Manifest) -> dict[int, int | None]:
+def devices_here(manifest: Manifest) -> dict[int, int | None]:
     """Returns this node's number of each device of the manifest, which another node may have made; None where the
-    inodes are not the same here."""
+    inodes are not the same here. It asks the source, which may hang."""
     devices = manifest.devices
     first = {device: next(id_ for id_, of in enumerate(devices) if of == device) for device in set(devices)}
     return {device: _device_here(manifest.entry(id_), manifest.source_path(id_)) for device, id_ in first.items()}

@@ -16,7 +16,7 @@ from hpcstage.protocol.shim import (
     ATTRIBUTES_ROW,
     ATTRIBUTES_ROW_BYTES,
 )
-from hpcstage.store.attributes import Attributes, AttributesTable
+from hpcstage.store.attributes import Attributes, AttributesTable, devices_here
 
 
 def entry(path: Path, name: bytes = b"", **changed: int) -> Entry:
@@ -60,9 +60,26 @@ def manifest(tmp_path: Path, *entries: Entry) -> Manifest:
     return Manifest.build([Dataset("0-source", DatasetKind.DIRECTORY, root, (), ())], entries)
 
 
+def table_of(node_dir: Path, made: Manifest) -> Attributes:
+    """A table that knows this node's devices."""
+    table = Attributes(node_dir, made)
+    table.learn(devices_here(made))
+    return table
+
+
+def test_copies_that_come_before_the_devices_are_known_get_their_rows_then(tmp_path: Path) -> None:
+    source, copy = staged(tmp_path, "a")
+    made = manifest(tmp_path, entry(source, b"a"))
+    table = Attributes(tmp_path, made)
+    table.note(0, os.fsencode(copy))
+    assert not (tmp_path / ATTRIBUTES_FILE).exists()
+    table.learn(devices_here(made))
+    assert row(tmp_path, copy.stat()) is not None
+
+
 def test_a_copy_has_the_attributes_of_its_source(tmp_path: Path) -> None:
     source, copy = staged(tmp_path, "a")
-    table = Attributes(tmp_path, manifest(tmp_path, entry(source, b"a", uid=7, links=3)))
+    table = table_of(tmp_path, manifest(tmp_path, entry(source, b"a", uid=7, links=3)))
     table.note(0, os.fsencode(copy))
     found = source.stat()
     expected = (found.st_dev, found.st_ino, found.st_ctime_ns, found.st_mode, 3, 7, found.st_gid)
@@ -76,18 +93,18 @@ def test_a_copy_has_the_attributes_of_its_source(tmp_path: Path) -> None:
 def test_what_is_not_certain_is_left_out(tmp_path: Path) -> None:
     source, copy = staged(tmp_path, "a")
     for changed in ({"size_bytes": 8}, {"mtime_ns": 3}, {"ctime_ns": 0}):
-        Attributes(tmp_path, manifest(tmp_path, entry(source, b"a", **changed))).note(0, os.fsencode(copy))
+        table_of(tmp_path, manifest(tmp_path, entry(source, b"a", **changed))).note(0, os.fsencode(copy))
         assert row(tmp_path, copy.stat()) is None
 
 
 def test_a_manifest_of_another_node(tmp_path: Path) -> None:
     source, copy = staged(tmp_path, "a")
-    Attributes(tmp_path, manifest(tmp_path, entry(source, b"a", device=12345))).note(0, os.fsencode(copy))
+    table_of(tmp_path, manifest(tmp_path, entry(source, b"a", device=12345))).note(0, os.fsencode(copy))
     found = row(tmp_path, copy.stat())
     assert found is not None
     assert found[0] == source.stat().st_dev
     (tmp_path / ATTRIBUTES_FILE).unlink()
-    Attributes(tmp_path, manifest(tmp_path, entry(source, b"a", inode=54321))).note(0, os.fsencode(copy))
+    table_of(tmp_path, manifest(tmp_path, entry(source, b"a", inode=54321))).note(0, os.fsencode(copy))
     assert not (tmp_path / ATTRIBUTES_FILE).exists()
 
 

@@ -4,15 +4,20 @@
 from __future__ import annotations
 
 import os
+import signal
 from array import array
 
+import pytest
 from daemon_process import same, start_daemon, wait_until  # noqa: F401
 from group_process import nodes, total  # noqa: F401
 
+from hpcstage.emulator import Slowfs, unavailable
 from hpcstage.protocol import exchange as link
 from hpcstage.protocol.membership import Membership
 from hpcstage.protocol.shim import EPOCH, Answer, Kind, Reason, State
 from hpcstage.record.parts.part import GroupPart
+
+NO_FUSE = unavailable()
 
 
 def files_of(root):
@@ -107,6 +112,21 @@ def test_a_node_that_never_came_up_is_dealt_to_the_others(nodes, make_tree):
     daemons[2].end()
 
 
+def test_in_mode_auto_all_nodes_follow_the_first_one_without_its_plan(nodes, make_tree, tmp_path):
+    """Neither does anybody wait for the plan, which cannot be written here, nor does the second node look for it."""
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "nodes").mkdir(parents=True)
+    (tmp_path / "run" / "plan.json").mkdir(parents=True)
+    daemons = nodes.up(make_tree(files=20), 2, mode="auto", each={1: {"run_dir": os.fspath(elsewhere)}})
+    daemons[1].run_dir = elsewhere
+    nodes.staged()
+    first, second = nodes.end()
+    assert (second.mode, second.mode_why) == (first.mode, first.mode_why)
+    assert "no forecast" not in second.mode_why
+    assert [problem.id for problem in first.problems] == ["plan-missing"]
+    assert second.problems == ()
+
+
 def test_the_rate_cap_is_the_jobs(nodes, make_tree):
     root = make_tree(files=100, size_bytes=50_000)
     daemons = nodes.up(root, 2, placement="replicate", max_rate_bytes_per_s=2_000_000.0)
@@ -189,6 +209,26 @@ def test_a_group_that_comes_late(nodes, make_tree):
     assert parts[0].totals.peer_files + parts[0].totals.source_files == 60
     assert parts[0].problems == ()
     assert [problem.id for problem in parts[1].problems] == ["group-missing"]
+
+
+@pytest.mark.skipif(NO_FUSE is not None, reason=str(NO_FUSE))
+def test_a_manifest_that_comes_while_a_node_scans_alone(nodes, make_tree):
+    """It counts: the node does not stay a stranger to the group."""
+    with Slowfs(make_tree(files=60)) as slow:
+        each = {1: {"group_wait_s": 2.0}}
+        first, second = nodes.up(slow.path, 2, placement="replicate", group=False, group_wait_s=30.0, each=each)
+        first.wait_for_scan()
+        os.kill(slow.server_pid, signal.SIGSTOP)
+        try:
+            wait_until(lambda: "staging alone" in second.log_text())
+            nodes.world()
+            wait_until(lambda: second.state() is State.STAGING)
+        finally:
+            os.kill(slow.server_pid, signal.SIGCONT)
+        nodes.staged()
+        parts = nodes.end()
+    assert total(parts, "source_files") == 60
+    assert total(parts, "peer_files") == 60
 
 
 def test_a_group_that_has_other_files(nodes, make_tree):

@@ -38,7 +38,7 @@ class StoredCopies:
         self.last_stored = 0.0
         """The time at which the last transfer was published."""
         self._manifest = manifest
-        self._attributes = Attributes(store.node_dir, manifest)
+        self.attributes = Attributes(store.node_dir, manifest)
         self._keeps_access_times = not os.statvfs(store.node_dir).f_flag & os.ST_NOATIME
 
     def path(self, id_: int) -> bytes:
@@ -48,7 +48,7 @@ class StoredCopies:
     def add(self, id_: int, size_bytes: int, *, stays: bool) -> None:
         """Counts a copy that was published. `stays` says that it does not make way for others."""
         self._count(id_, 1, size_bytes)
-        self._attributes.note(id_, self.path(id_))
+        self.attributes.note(id_, self.path(id_))
         if stays:
             self.holdings.keep(id_)
         else:

@@ -218,10 +218,11 @@ class Awaiting:
             self.wait_until = now + MANIFEST_WAIT_S
 
     def message(self, message: exchange.Message, now: float) -> None:  # noqa: ARG002
-        """See Participant. What other nodes ask for and write to is kept until there is a manifest."""
+        """See Participant. What other nodes ask for and write to is kept until there is a manifest; the group's counts
+        also where this node has begun to scan."""
         if isinstance(message, exchange.PlanFiles):
             nodes = self._group.nodes
-            if self.wait_until is not None and nodes.members is not None and not nodes.leads:
+            if nodes.members is not None and not nodes.leads:
                 self.wait_until = None
                 self._receive(message.listings)
         elif isinstance(message, exchange.Written):

@@ -23,13 +23,14 @@ from hpcstage.protocol import exchange, nodedir
 from hpcstage.protocol.membership import Membership
 
 MOST_EARLY = 1024
+_HANDED_ON = (nodedir.MANIFEST, nodedir.ORDER, nodedir.FORECAST)
 
 
 class OtherNodes:
     """The other nodes of a node without a group: there are none to be told anything. See FileSharing for a group."""
 
     def announce(self) -> None:
-        """Sends this node's manifest to the others if it leads; called once manifest and plan are written."""
+        """Sends this node's manifest to the others if it leads; called once staging has begun."""
 
     def message(self, message: exchange.Message, now: float) -> None:
         """Takes a message of the exchange or of another node."""
@@ -110,16 +111,18 @@ class FileSharing(OtherNodes):
         nodes = self._group.nodes
         if self._announces and nodes.leads and nodes.members is not None:
             node_dir = self._group.base.node_dir
-            sizes = size_of(node_dir / nodedir.MANIFEST), size_of(node_dir / nodedir.ORDER)
-            self._group.send(exchange.PlanFiles(*sizes, self._directories))
+            manifest, order, forecast = (size_of(node_dir / name) for name in _HANDED_ON)
+            self._group.send(exchange.PlanFiles(manifest, order, self._directories, forecast))
             self._join()
 
-    def _compare(self) -> None:
-        """Joins the group if its manifest names the same files."""
+    def _compare(self, directories: int) -> None:
+        """Joins the group if its manifest names the same files. All nodes count its directories: they divide the files
+        alike."""
         nodes = self._group.nodes
         if nodes.leads or nodes.members is None:
             return
         if self._staged.is_groups():
+            self._directories = directories
             self._join()
             return
         self._is_stranger = True
@@ -179,7 +182,7 @@ class FileSharing(OtherNodes):
     def message(self, message: exchange.Message, now: float) -> None:
         """See Participant."""
         if isinstance(message, exchange.PlanFiles):
-            self._compare()
+            self._compare(message.listings)
         elif isinstance(message, exchange.Written):
             self._on_written(message.ids)
         elif isinstance(message, exchange.Reading):

@@ -7,6 +7,8 @@ arrays from the files. Only helpers import the room `preview`, since the daemon 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from array import array
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -83,7 +85,9 @@ def scan_into(spec: DaemonSpec) -> bytes:
     inputs = Inputs.of_spec(spec, Resolved.load(node_dir / RESOLVED))
     found = find(inputs, lambda *seen: page.note_progress(node_dir / nodedir.PAGE, Progress(*seen)))
     plan = forecast(inputs, found, look(inputs, found, RUN_PROBE_S)) if spec.mode == AUTO_MODE else found.plan
-    planfile.save(node_dir, plan)
+    (node_dir / nodedir.SCAN).mkdir(mode=0o700, exist_ok=True)
+    planfile.save(node_dir / nodedir.SCAN, plan)
+    _publish(node_dir, plan.forecast)
     left = found.order.trace
     if left is not None:
         traces.save_learnt(node_dir, left)
@@ -101,6 +105,24 @@ def scan_into(spec: DaemonSpec) -> bytes:
     return told
 
 
+def _publish(node_dir: Path, forecast: Forecast | None) -> None:
+    """Makes manifest, order and forecast those of the node, unless the group's have come during the scan: ids never
+    change their meaning."""
+    scan = node_dir / nodedir.SCAN
+    try:
+        os.link(scan / nodedir.MANIFEST, node_dir / nodedir.MANIFEST)
+    except FileExistsError:
+        return
+    shutil.copyfile(scan / nodedir.ORDER, node_dir / nodedir.ORDER)
+    if forecast is not None:
+        (node_dir / nodedir.FORECAST).write_text(json.dumps(asdict(forecast)), encoding="utf-8")
+
+
+def own_counts(node_dir: Path) -> bool:
+    """Returns whether the node's manifest is that of its own scan."""
+    return os.path.samefile(node_dir / nodedir.SCAN / nodedir.MANIFEST, node_dir / nodedir.MANIFEST)
+
+
 def _problems(files: int, missing: str) -> list[Problem]:
     found = []
     if missing:
@@ -114,34 +136,34 @@ def save_plan(spec: DaemonSpec, limit: Budget, mode: str) -> bytes:
     """Writes the plan that `scan_into` left to the run directory, where `hpcstage plan` finds it."""
     from hpcstage.preview import planfile
 
-    plan = planfile.load(Path(spec.node_dir))
+    plan = planfile.load(Path(spec.node_dir) / nodedir.SCAN)
     planfile.save(Path(spec.run_dir), replace(plan, local=spec.node_dir, budget=plan.budget or limit, mode=mode))
     return b""
 
 
 def publish_plan(base: Resources, prepared: Prepared, limit: Budget, announce: Callable[[], None]) -> None:
-    """Writes the plan in a helper and announces the manifest to the other nodes. In mode auto it announces it only
-    afterwards, since they read the decision from the plan; at once where no helper writes the plan."""
-    spec, helper = base.spec, None
+    """Announces the manifest to the other nodes, and writes the plan in a helper, for which nobody waits."""
+    announce()
+    spec = base.spec
+
+    def written(answer: bytes | None) -> None:
+        if answer is None:
+            text = f"the plan could not be written to the run directory {spec.run_dir}"
+            remedy = "only hpcstage plan RUN_DIR needs it: can the directory be written?"
+            base.problems.append(Problem("plan-missing", text, remedy))
+
     if spec.node_index == 0 and prepared.scanned is not None:
         work = partial(save_plan, spec, limit, prepared.mode)
-        helper = base.helpers.start(PLAN_HELPER, work, lambda _: announce())
-    if helper is None or spec.mode != AUTO_MODE:
-        announce()
+        if base.helpers.start(PLAN_HELPER, work, written) is None:
+            written(None)
 
 
-def decided(run_dir: Path) -> bytes:
-    """Returns the forecast of the first node, in JSON, from the plan; the other nodes use it in mode auto."""
-    from hpcstage.preview import planfile
-
-    data = json.loads((run_dir / planfile.PLAN).read_text(encoding="utf-8"))
-    found = _forecast_in(data["forecast"])
-    return json.dumps(found and asdict(found)).encode()
-
-
-def decision(data: bytes | None) -> Forecast | None:
-    """Parses what `decided` returned; None if it failed."""
-    return _forecast_in(json.loads(data or b"null"))
+def decided(node_dir: Path) -> Forecast | None:
+    """Returns the forecast of the first node, which came with its manifest; None if it could make none."""
+    try:
+        return _forecast_in(json.loads((node_dir / nodedir.FORECAST).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None
 
 
 def _forecast_in(data: dict[str, Any] | None) -> Forecast | None:

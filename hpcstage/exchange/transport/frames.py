@@ -59,6 +59,7 @@ class Sort(IntEnum):
     """Staged files, whole or in pieces."""
     MANIFEST = 65
     ORDER = 66
+    FORECAST = 67
 
 
 @dataclass(frozen=True)
