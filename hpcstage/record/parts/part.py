@@ -87,7 +87,7 @@ class AlonePart:
     reopened: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     """Files that were opened once more after all files were staged."""
     cold_open_ns: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    """The median of these opens."""
+    """The time that such an open takes: the lower quartile, as a busy machine makes some of them slow."""
     kept_share: float | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     """The share of their pages that was still in memory."""
 
@@ -232,7 +232,7 @@ class NodePart:
     datasets: Sequence[DatasetPart] = ()
     scan_s: float | None = None
     staged_s: float | None = None
-    """When the last file was staged, in seconds from the start; None if not all were."""
+    """The time at which the last file was staged, in seconds from the start; None if not all were."""
     totals: NodeTotals = field(default_factory=NodeTotals)
     alone: AlonePart = field(default_factory=AlonePart, metadata=DEFAULT_IF_DAMAGED)
     memory_bytes: int | None = None
