@@ -79,6 +79,9 @@ class Loop:
         self.server = Server(listener, selector, self)
         self.is_ending = False
         self.services: Sequence[Service] = ()
+        self._workers: Sequence[Service] = ()
+        self._waiting: Sequence[Service] = ()
+        self._reading: Sequence[Service] = ()
         self._by_kind: dict[Kind, Service] = {}
         self._selector = selector
         self._helpers = helpers
@@ -86,9 +89,13 @@ class Loop:
         self._mistakes: deque[float] = deque()
 
     def serve(self, services: Sequence[Service]) -> None:
-        """Gives these services their turns from here on, in this order."""
+        """Gives these services their turns from here on, in this order. In a turn a service is asked only for what it
+        defines itself, since each request brings a turn."""
         self.services = services
         self._by_kind = {kind: service for service in services for kind in service.kinds}
+        self._workers = [service for service in services if type(service).work is not Service.work]
+        self._waiting = [service for service in services if type(service).wake_after is not Service.wake_after]
+        self._reading = [service for service in services if type(service).descriptors is not Service.descriptors]
 
     def run(self) -> None:
         """Runs until `is_ending` is set."""
@@ -97,7 +104,7 @@ class Loop:
             for key, _ in self._selector.select(self._timeout_s()):
                 self.guarded(key.data)
             now = time.monotonic()
-            for service in self.services:
+            for service in self._workers:
                 self.guarded(partial(service.work, now))
 
     def guarded(self, work: Callable[[], object]) -> None:
@@ -114,7 +121,7 @@ class Loop:
 
     def _descriptors_now(self) -> dict[int, Receive]:
         wanted: dict[int, Receive] = dict.fromkeys(self._helpers.fds(), self._helper_ready)
-        for service in self.services:
+        for service in self._reading:
             wanted.update(service.descriptors())
         return wanted
 
@@ -123,7 +130,7 @@ class Loop:
 
     def _timeout_s(self) -> float | None:
         now = time.monotonic()
-        waits = [wait_s for service in self.services if (wait_s := service.wake_after(now)) is not None]
+        waits = [wait_s for service in self._waiting if (wait_s := service.wake_after(now)) is not None]
         return max(0.0, min(waits)) if waits else None
 
     def request(self, token: int, kind: Kind, pid: int, payload: bytes) -> Reply | None:
