@@ -7,7 +7,8 @@
  *             table   a table of 256 products for each coefficient, byte by byte: how redset encodes
  *   LIBRARY   the file of ISA-L, opened by dlopen: no header is needed
  *   PARITIES  a file for the parities of the last pass
- * Byte i of data block j is i + i / 256 + 31 j, modulo 256. Prints one line of JSON: passes, seconds.
+ * Byte i of data block j is i + i / 256 + 31 j, modulo 256. Prints one line of JSON: the seconds of one pass, the median of
+ * batches of a few passes, so that a moment in which another process had the processor does not count.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -19,7 +20,8 @@
 
 #define MOST 256
 #define HUGE_PAGE (2 << 20)
-#define PASSES_PER_LOOK 16
+#define PASSES_PER_BATCH 4
+#define MOST_BATCHES (1 << 20)
 
 typedef unsigned char byte;
 
@@ -131,10 +133,34 @@ static int save(const char *path)
     return fclose(file);
 }
 
+static int ascending(const void *a, const void *b)
+{
+    double left = *(const double *)a, right = *(const double *)b;
+
+    return (left > right) - (left < right);
+}
+
+static double pass_s(void (*work)(void), double limit_s)
+{
+    double *batches = malloc(sizeof *batches * MOST_BATCHES), start = now_s(), before = start, now;
+    int count = 0;
+
+    if (!batches)
+        abort();
+    do {
+        for (int i = 0; i < PASSES_PER_BATCH; i++)
+            work();
+        now = now_s();
+        batches[count++] = now - before;
+        before = now;
+    } while (now - start < limit_s && count < MOST_BATCHES);
+    qsort(batches, (size_t)count, sizeof *batches, ascending);
+    return batches[count / 2] / PASSES_PER_BATCH;
+}
+
 int main(int argc, char **argv)
 {
-    double limit_s, start;
-    long passes = 0;
+    double limit_s;
     void (*work)(void);
 
     if (argc < 8) {
@@ -157,11 +183,6 @@ int main(int argc, char **argv)
     }
     make_blocks();
     work();
-    start = now_s();
-    do
-        for (int i = 0; i < PASSES_PER_LOOK; i++, passes++)
-            work();
-    while (now_s() - start < limit_s);
-    printf("{\"passes\": %ld, \"seconds\": %.9f}\n", passes, now_s() - start);
+    printf("{\"seconds\": %.9f}\n", pass_s(work, limit_s));
     return save(argv[5]) ? 1 : 0;
 }
