@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,11 @@ MUCH_SAVES_PERCENT = 28.4
 FULL = GenerationPolicy(always=GenerationKind.FULL)
 ARMS = {"full": FULL, "incremental": GenerationPolicy()}
 BLOCKS = (4 * KB, 16 * KB, 64 * KB, 256 * KB)
+BLOCK_ARMS = {
+    f"{name}, {size // KB} KB": GenerationPolicy(block_bytes=size, always=always)
+    for size in BLOCKS
+    for name, always in (("delta", GenerationKind.DELTA), ("chosen", None))
+}
 WARM_UP = 20
 SHIFTS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "the same name and numbers": ("last", "last", {}, {}),
@@ -241,14 +246,12 @@ def _row(bench: Bench, cell: str, arm: str, sample: dict[str, Any]) -> Row:
 def more_tables(bench: Bench) -> None:
     """Sizes of blocks, what shifts, and speeds."""
     rows: list[Row] = []
-    for size in BLOCKS:
-        for arm in ("delta", "chosen"):
-            name = f"{arm}, {size // KB} KB"
-            if bench.select("blocks", name):
-                values = [
-                    bench.median("blocks", name, key) for key in ("changed_share", "written_bytes", "seconds", "diff_s")
-                ]
-                rows.append([name, 100 * (values[0] or 0), (values[1] or 0) / MB, *values[2:]])
+    for name in BLOCK_ARMS:
+        if bench.select("blocks", name):
+            values = [
+                bench.median("blocks", name, key) for key in ("changed_share", "written_bytes", "seconds", "diff_s")
+            ]
+            rows.append([name, 100 * (values[0] or 0), (values[1] or 0) / MB, *values[2:]])
     if rows:
         bench.sheet("embedding, SGD by size of blocks", ["arm", "blocks changed %", "MB written", "s", "diff s"], rows)
     moved: list[Row] = [
@@ -264,14 +267,15 @@ def more_tables(bench: Bench) -> None:
         bench.sheet("One file, GB/s", list(keys), [[bench.median("speeds", "one file", key) for key in keys]])
 
 
-def block_arms(states: States, saved: Sequence[Path]) -> dict[str, Arm]:
-    """Blocks of each size, as deltas and as chosen."""
-    policies = {
-        f"{name}, {size // KB} KB": GenerationPolicy(block_bytes=size, always=always)
-        for size in BLOCKS
-        for name, always in (("delta", GenerationKind.DELTA), ("chosen", None))
-    }
-    return {name: partial(states.saved, saved, policy) for name, policy in policies.items()}
+def measure(
+    bench: Bench, states: States, trained: Trained, cell: str, policies: Mapping[str, GenerationPolicy], rounds: int
+) -> None:
+    """Saves the states of one program by each policy; where the file has all samples, nothing is trained."""
+    if all(len(bench.select(cell, arm)) >= rounds for arm in policies):
+        return
+    saved = states.trained(trained)
+    arms: dict[str, Arm] = {name: partial(states.saved, saved, policy) for name, policy in policies.items()}
+    bench.measure(cell, arms, rounds)
 
 
 def main() -> int:
@@ -283,12 +287,9 @@ def main() -> int:
     with place(options) as where:
         states = States(where, options)
         for cell in cells:
-            saved = states.trained(cell)
-            arms: dict[str, Arm] = {name: partial(states.saved, saved, policy) for name, policy in ARMS.items()}
-            bench.measure(cell.name, arms, options.rounds(5))
+            measure(bench, states, cell, cell.name, ARMS, options.rounds(5))
         if options.wants("blocks"):
-            saved = states.trained(Trained("embedding, SGD", "tensors"))
-            bench.measure("blocks", block_arms(states, saved), options.rounds(3))
+            measure(bench, states, Trained("embedding, SGD", "tensors"), "blocks", BLOCK_ARMS, options.rounds(3))
         if options.wants("shifts"):
             bench.measure("shifts", {shift: partial(states.shifted, shift) for shift in SHIFTS}, 1)
         if options.wants("speeds"):

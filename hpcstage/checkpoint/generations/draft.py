@@ -146,8 +146,7 @@ class GenerationDraft:
         for block in blocks:
             file, made = self.layout.file_of(block), bytearray(int(self.layout.lengths[block]))
             with self.files.opened(self.state.path(file)) as fd:
-                place = (block - self.layout.starts[file]) * self.layout.block_bytes
-                self.files.read_into(fd, memoryview(made), place)
+                self.files.read_into(fd, memoryview(made), int(self.layout.offsets[block]))
             yield np.frombuffer(made, np.uint8)
 
 

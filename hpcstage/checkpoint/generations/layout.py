@@ -1,9 +1,9 @@
 """Cuts the files of a state into blocks, and finds for a file the one of the generation before that it continues.
 
-Blocks have 64 KB. Smaller ones find fewer changed bytes where changes are scattered (an embedding that is trained by
-SGD: half as many with 4 KB), but cost sixteen times the records and calls; the XOR of a block with its predecessor
-compresses what did not change to nearly nothing, so that scattered changes are cheap with large blocks too. 64 KB is
-also the block of the erasure code. Pure.
+Blocks begin anew with each part of a file (`parts` finds them) and have 64 KB. Smaller ones find fewer changed bytes
+where changes are scattered (an embedding that is trained by SGD: half as many with 4 KB), but cost sixteen times the
+records and calls; the XOR of a block with its predecessor compresses what did not change to nearly nothing, so that
+scattered changes are cheap with large blocks too. 64 KB is also the block of the erasure code. Pure.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -24,16 +24,25 @@ _COUNTERS = re.compile(r"[0-9]+")
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """The blocks of all files, numbered from 0 in the order of the files. The last block of a file may be short."""
+    """The blocks of all files, numbered from 0 in the order of the files. The last block of a part may be short."""
 
     block_bytes: int
-    sizes: tuple[int, ...]
-    """The size of each file in bytes; entries without content have 0."""
+    parts: tuple[tuple[int, ...], ...]
+    """For each file the sizes of its parts, in each of which blocks begin anew; entries without content have none."""
+
+    @cached_property
+    def part_starts(self) -> list[list[int]]:
+        """Returns for each file the first block of each of its parts, and at the end the block after its last."""
+        made, first = [], 0
+        for sizes in self.parts:
+            made.append(list(accumulate((-(-size // self.block_bytes) for size in sizes), initial=first)))
+            first = made[-1][-1]
+        return made
 
     @cached_property
     def starts(self) -> list[int]:
         """Returns the first block of each file, and at the end the number of all blocks."""
-        return list(accumulate((-(-size // self.block_bytes) for size in self.sizes), initial=0))
+        return [0, *(starts[-1] for starts in self.part_starts)]
 
     @property
     def count(self) -> int:
@@ -52,10 +61,18 @@ class BlockLayout:
     def lengths(self) -> npt.NDArray[np.uint32]:
         """Returns the bytes of each block."""
         made = np.full(self.count, self.block_bytes, np.uint32)
-        for file, size in enumerate(self.sizes):
-            if tail := size % self.block_bytes:
-                made[self.starts[file + 1] - 1] = tail
+        for sizes, starts in zip(self.parts, self.part_starts, strict=True):
+            for size, end in zip(sizes, starts[1:], strict=True):
+                if tail := size % self.block_bytes:
+                    made[end - 1] = tail
         return made
+
+    @cached_property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """Returns where in its file each block begins."""
+        before = np.concatenate(([0], np.cumsum(self.lengths, dtype=np.int64)))
+        firsts = np.repeat(before[self.starts[:-1]], np.diff(self.starts))
+        return np.asarray(before[:-1] - firsts, np.int64)
 
 
 @dataclass(frozen=True)
@@ -93,11 +110,11 @@ def _pattern(name: str) -> str:
 
 
 def bases(layout: BlockLayout, before: BlockLayout, continued: Sequence[int | None]) -> npt.NDArray[np.int64]:
-    """Returns for each block the one at the same place of the continued file; -1 where there is none."""
+    """Returns for each block the one at the same place of the same part of the continued file; -1 where none is."""
     made = np.full(layout.count, -1, np.int64)
-    for file, predecessor in enumerate(continued):
+    for ours, predecessor in zip(layout.part_starts, continued, strict=True):
         if predecessor is not None:
-            theirs, ours = before.blocks(predecessor), layout.blocks(file)
-            count = min(len(theirs), len(ours))
-            made[ours.start : ours.start + count] = np.arange(theirs.start, theirs.start + count)
+            for own, other in zip(pairwise(ours), pairwise(before.part_starts[predecessor]), strict=False):
+                count = min(own[1] - own[0], other[1] - other[0])
+                made[own[0] : own[0] + count] = np.arange(other[0], other[0] + count)
     return made

@@ -55,6 +55,8 @@ class SavedEntry:
     """The size of a file; 0 for others."""
     target: str = ""
     """Where a symbolic link leads."""
+    parts: tuple[int, ...] = ()
+    """The sizes of a file's parts, in each of which blocks begin anew; empty where the file is one part."""
 
 
 @dataclass(frozen=True)
@@ -111,13 +113,13 @@ class GenerationManifest:
             made = cls(**{**body, **_typed(body)})
         except (ValueError, KeyError, TypeError) as error:
             raise DamagedGeneration("its manifest lacks a part") from error
-        _check_names(made.entries)
+        _check_entries(made.entries)
         return made
 
 
 def layout_of(entries: Sequence[SavedEntry], block_bytes: int) -> BlockLayout:
     """Returns how the files among some entries are cut into blocks."""
-    return BlockLayout(block_bytes, tuple(entry.size_bytes for entry in entries))
+    return BlockLayout(block_bytes, tuple(entry.parts or (entry.size_bytes,) for entry in entries))
 
 
 def checksum(content: bytes | memoryview) -> str:
@@ -130,17 +132,23 @@ def _text(value: Any) -> bytes:  # noqa: ANN401
 
 
 def _typed(body: dict[str, Any]) -> dict[str, Any]:
-    entries = tuple(SavedEntry(**{**entry, "type": EntryType(entry["type"])}) for entry in body["entries"])
+    entries = tuple(
+        SavedEntry(**{**entry, "type": EntryType(entry["type"]), "parts": tuple(entry["parts"])})
+        for entry in body["entries"]
+    )
     return {"kind": GenerationKind(body["kind"]), "needs": tuple(body["needs"]), "entries": entries}
 
 
-def _check_names(entries: Sequence[SavedEntry]) -> None:
-    """Refuses names that are twice there, lead out of the directory, or do not lie in a directory of the generation."""
+def _check_entries(entries: Sequence[SavedEntry]) -> None:
+    """Refuses names that are twice there, lead out of the directory, or do not lie in a directory of the generation,
+    and files whose parts are not their size."""
     directories, seen = {""}, set()
     for entry in entries:
         above, _, last = entry.name.rpartition("/")
         if above not in directories or last in ("", ".", "..") or "\0" in last or entry.name in seen:
             raise DamagedGeneration(f"its manifest has the name {entry.name!r}, which cannot be restored")
         seen.add(entry.name)
+        if min((entry.size_bytes, *entry.parts)) < 0 or (entry.parts and sum(entry.parts) != entry.size_bytes):
+            raise DamagedGeneration(f"its manifest has parts of {entry.name!r} that are not its size")
         if entry.type is EntryType.DIRECTORY:
             directories.add(entry.name)

@@ -113,13 +113,14 @@ class GenerationReader:
         """Yields what is not zero of a file, verified: offsets and bytes, which hold until the next are asked for."""
         layout, table = generation.layout, generation.table
         first, longest = layout.starts[file], max(1, PIECE_BYTES // layout.block_bytes)
-        buffer = memoryview(bytearray(min(longest * layout.block_bytes, layout.sizes[file])))
+        size_bytes = generation.manifest.entries[file].size_bytes
+        buffer = memoryview(bytearray(min(longest * layout.block_bytes, size_bytes)))
         for start, end in _runs(table[first : layout.starts[file + 1]], longest):
             start, end = first + start, first + end
             if table["length"][start]:
                 count = int(layout.lengths[start:end].sum())
                 self._read_run(generation, start, end, buffer[:count])
-                yield (start - first) * layout.block_bytes, buffer[:count]
+                yield int(layout.offsets[start]), buffer[:count]
 
     def block(self, generation: OpenGeneration, block: int, view: memoryview) -> None:
         """Fills the buffer, of the block's size, with a block; verified."""
@@ -132,9 +133,9 @@ class GenerationReader:
             return self.block(generation, start, view)
         record = generation.table[start]
         self._read(generation, start, view, int(record["offset"]))
-        size = generation.layout.block_bytes
-        for index, block in enumerate(range(start, end)):
-            self._verify(generation, block, view[index * size : (index + 1) * size])
+        lengths = generation.layout.lengths[start:end].tolist()
+        for block, (begin, until) in enumerate(itertools.pairwise(itertools.accumulate(lengths, initial=0)), start):
+            self._verify(generation, block, view[begin:until])
         return None
 
     def _load(self, generation: OpenGeneration, block: int, view: memoryview) -> None:

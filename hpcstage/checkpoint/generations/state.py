@@ -8,17 +8,22 @@ is read or copied is refused, as far as sizes and times tell.
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import stat
+import sys
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import xxhash
 
 from hpcstage.checkpoint.generations.files import PIECE_BYTES, Files
-from hpcstage.checkpoint.generations.layout import BlockLayout, NamedFile
+from hpcstage.checkpoint.generations.layout import BLOCK_BYTES, BlockLayout, NamedFile
 from hpcstage.checkpoint.generations.manifest import EntryType, SavedEntry, layout_of
+from hpcstage.checkpoint.generations.parts import parts_of
 from hpcstage.checkpoint.generations.table import Hashes, rows
 from hpcstage.errors import HpcstageError
 
@@ -69,7 +74,8 @@ def _walk(files: Files, directory: Path, name: str, left_out: list[str]) -> Iter
     status = _lstat(files, path)
     mode, mtime_ns = stat.S_IMODE(status.st_mode), status.st_mtime_ns
     if stat.S_ISREG(status.st_mode):
-        yield SavedEntry(name, EntryType.FILE, mode, mtime_ns, status.st_size), _fingerprint(status)
+        parts = _parts(files, path, status.st_size)
+        yield SavedEntry(name, EntryType.FILE, mode, mtime_ns, status.st_size, parts=parts), _fingerprint(status)
     elif stat.S_ISLNK(status.st_mode):
         target = files.call(os.readlink, path)
         yield SavedEntry(name, EntryType.LINK, mode, mtime_ns, target=target), _fingerprint(status)
@@ -91,16 +97,15 @@ def check_unchanged(files: Files, state: FoundState) -> None:
 
 def hash_state(files: Files, state: FoundState, layout: BlockLayout) -> Hashes:
     """Returns the hash of every block."""
-    largest = max(layout.sizes, default=0)
-    digests, buffer = bytearray(), memoryview(bytearray(min(_piece_bytes(layout.block_bytes), largest)))
+    largest = max((entry.size_bytes for entry in state.entries), default=0)
+    digests, buffer = bytearray(), memoryview(bytearray(min(max(PIECE_BYTES, layout.block_bytes), largest)))
     for index, entry in enumerate(state.entries):
         if entry.size_bytes:
             with files.opened(state.path(index)) as fd:
-                if _fingerprint(files.call(os.fstat, fd)) != state.fingerprints[index]:
-                    raise StateChanged(state.path(index))
-                before = len(digests)
-                _hash_file(files, fd, entry.size_bytes, layout.block_bytes, buffer, digests)
-                if len(digests) - before != len(layout.blocks(index)) * _DIGEST_BYTES:
+                blocks, before = layout.blocks(index), len(digests)
+                if _fingerprint(files.call(os.fstat, fd)) == state.fingerprints[index]:
+                    _hash_file(files, fd, layout.lengths[blocks.start : blocks.stop].tolist(), buffer, digests)
+                if len(digests) - before != len(blocks) * _DIGEST_BYTES:
                     raise StateChanged(state.path(index))
     return rows(digests)
 
@@ -110,37 +115,43 @@ def named_files(entries: Sequence[SavedEntry]) -> list[NamedFile]:
     return [NamedFile(e.name if e.type is EntryType.FILE else "", e.size_bytes, e.mtime_ns) for e in entries]
 
 
-def _hash_file(
-    files: Files, fd: int, size_bytes: int, block_bytes: int, buffer: memoryview, digests: bytearray
-) -> None:
-    sparse = files.call(os.fstat, fd).st_blocks * _BLOCK_OF_STAT < size_bytes
-    offset, zeros = 0, xxhash.xxh3_128_digest(bytes(block_bytes))
-    while offset < size_bytes:
-        if sparse and (empty := _hole_blocks(files, fd, offset, size_bytes, block_bytes)):
-            digests += zeros * empty
-            offset += empty * block_bytes
-            continue
-        count = files.read_into(fd, buffer[: min(len(buffer), size_bytes - offset)], offset)
-        if not count:
-            return
-        for start in range(0, count, block_bytes):
-            digests += xxhash.xxh3_128_digest(buffer[start : min(start + block_bytes, count)])
-        offset += count
+def _hash_file(files: Files, fd: int, lengths: list[int], buffer: memoryview, digests: bytearray) -> None:
+    """Adds the hashes of a file's blocks; fewer if the file is shorter than them."""
+    ends = list(accumulate(lengths))
+    sparse = files.call(os.fstat, fd).st_blocks * _BLOCK_OF_STAT < ends[-1]
+    block, offset = 0, 0
+    while block < len(ends):
+        if sparse and (after := bisect_right(ends, _data_from(files, fd, offset), block)) > block:
+            for length in lengths[block:after]:
+                digests += _hash_of_zeros(length)
+        else:
+            after = max(block + 1, bisect_right(ends, offset + len(buffer), block))
+            view = buffer[: ends[after - 1] - offset]
+            if files.read_into(fd, view, offset) < len(view):
+                return
+            for end, length in zip(ends[block:after], lengths[block:after], strict=True):
+                digests += xxhash.xxh3_128_digest(view[end - length - offset : end - offset])
+        block, offset = after, ends[after - 1]
 
 
-def _hole_blocks(files: Files, fd: int, offset: int, size_bytes: int, block_bytes: int) -> int:
-    """Returns how many whole blocks from here on lie in a hole."""
+def _data_from(files: Files, fd: int, offset: int) -> int:
+    """Returns where data begins from here on; a place behind every file where none follows."""
     try:
-        data = files.call(os.lseek, fd, offset, os.SEEK_DATA)
+        return files.call(os.lseek, fd, offset, os.SEEK_DATA)
     except OSError as error:
-        if error.errno != errno.ENXIO:
-            return 0
-        data = size_bytes
-    return (data - offset) // block_bytes
+        return sys.maxsize if error.errno == errno.ENXIO else offset
 
 
-def _piece_bytes(block_bytes: int) -> int:
-    return max(1, PIECE_BYTES // block_bytes) * block_bytes
+@functools.lru_cache(maxsize=64)
+def _hash_of_zeros(length: int) -> bytes:
+    return xxhash.xxh3_128_digest(bytes(length))
+
+
+def _parts(files: Files, path: Path, size_bytes: int) -> tuple[int, ...]:
+    if size_bytes <= BLOCK_BYTES:
+        return ()
+    with files.opened(path) as fd:
+        return parts_of(files, fd, size_bytes)
 
 
 def _lstat(files: Files, path: Path) -> os.stat_result:

@@ -116,11 +116,11 @@ class DataWriter:
 
     def _copy_run(self, fd: int, file: int, run: Indices) -> None:
         layout = self.draft.layout
-        lengths, first = layout.lengths[run], int(run[0]) - layout.starts[file]
-        place = self.data.copy(fd, first * layout.block_bytes, int(lengths.sum()))
+        lengths, first = layout.lengths[run], int(layout.offsets[run[0]])
+        place = self.data.copy(fd, first, int(lengths.sum()))
         if place is None:
             raise StateChanged(self.draft.state.path(file))
-        self.table["offset"][run] = place + np.arange(len(run), dtype=np.uint64) * layout.block_bytes
+        self.table["offset"][run] = place + layout.offsets[run] - first
         self.table["length"][run] = lengths
 
     def _encode_run(self, fd: int, file: int, run: Indices, encoder: BlockEncoder) -> None:
@@ -128,7 +128,7 @@ class DataWriter:
         buffer = memoryview(bytearray(layout.block_bytes))
         for block in map(int, run):
             view = buffer[: int(layout.lengths[block])]
-            self.draft.files.read_into(fd, view, (block - layout.starts[file]) * layout.block_bytes)
+            self.draft.files.read_into(fd, view, int(layout.offsets[block]))
             if xxhash.xxh3_128_digest(view) != difference.hashes[block].tobytes():
                 raise StateChanged(self.draft.state.path(file))
             began_s = time.monotonic()
