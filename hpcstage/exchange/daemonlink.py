@@ -13,6 +13,8 @@ from hpcstage.protocol import exchange
 from hpcstage.protocol.shim import REQUEST, VERSION, Kind
 
 _RETRY_S = 0.02
+GONE_S = 5.0
+"""A daemon that is there listens before the exchanges are started."""
 MOST_AT_ONCE = 64
 """The most messages that are taken before others get their turn."""
 
@@ -32,13 +34,15 @@ class DaemonLink:
 
     @classmethod
     def connect(cls, sock: str, timeout_s: float) -> DaemonLink:
-        """Connects, and waits for the daemon's Hello. Raises LinkEnded."""
-        deadline = time.monotonic() + timeout_s
+        """Connects, and waits for the daemon's Hello; less long where nobody listens, or the daemon takes no exchange.
+        Raises LinkEnded."""
+        began = time.monotonic()
         while True:
             try:
-                return cls._greet(sock, max(_RETRY_S, deadline - time.monotonic()))
+                return cls._greet(sock, max(_RETRY_S, began + timeout_s - time.monotonic()))
             except (OSError, exchange.LinkError) as error:
-                if time.monotonic() > deadline:
+                patience_s = timeout_s if isinstance(error, TimeoutError) else min(timeout_s, GONE_S)
+                if time.monotonic() > began + patience_s:
                     raise LinkEnded(f"no daemon answers at {sock}: {error}") from None
                 time.sleep(_RETRY_S)
 

@@ -26,8 +26,9 @@ class GroupSpec:
 
     membership: Membership
     """The nodes on which the program is started are there; the exchange of rank r runs on the r-th of these."""
-    connect_s: float = 10.0
-    """How long an exchange tries to reach its daemon."""
+    connect_s: float = 30.0
+    """How long an exchange waits for its daemon, which may not get a processor at once; without it the node is left out
+    as long as the MPI program runs."""
     goodbye_s: float = 30.0
     """How long an exchange whose run has ended waits for the others before it goes all the same."""
     nice: int = 5
