@@ -14,6 +14,7 @@ import pytest
 from daemon_process import start_daemon, wait_until  # noqa: F401
 
 from hpcstage.daemon.copying import changes
+from hpcstage.inotify import EventQueue
 from hpcstage.node import shimdir
 from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.scan import scan
@@ -81,20 +82,19 @@ def test_reading_is_no_change(start_daemon, make_tree):
 def test_what_cannot_be_watched_is_said(monkeypatch, make_tree, tmp_path):
     root = make_tree()
     manifest = scan(resolve([os.fspath(root)], tmp_path)).manifest
-    libc = changes.ctypes.CDLL(None, use_errno=True)
-    fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    watched = EventQueue()
     try:
-        names, missing, _ = changes._watch_all(libc, fd, manifest)
+        names, missing, _ = changes._watch_all(watched, manifest)
         assert ({os.fsencode(name) for _, name in names}, missing) == (
             {b"%b" % os.fsencode(p) for p in (root, *root.iterdir())},
             0,
         )
         monkeypatch.setattr(changes, "MOST_WATCHES", 2)
-        names, missing, why = changes._watch_all(libc, fd, manifest)
+        names, missing, why = changes._watch_all(watched, manifest)
         assert (len(names), missing) == (2, 2)
         assert "max_user_watches" in why
     finally:
-        os.close(fd)
+        watched.close()
 
 
 def test_lost_events_count_as_changes_of_everything(start_daemon, make_tree):

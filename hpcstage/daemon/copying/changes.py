@@ -7,12 +7,10 @@ changed. The record says what is not watched. The kernel does not report changes
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
 import os
 import selectors
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,18 +18,22 @@ from pathlib import Path
 from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.states import FileState
+from hpcstage.inotify import (
+    ATTRIB,
+    CLOSE_WRITE,
+    CREATE,
+    MODIFY,
+    MOVES,
+    OVERFLOW,
+    EventQueue,
+    events,
+)
 from hpcstage.plan.dataset.manifest import Manifest
 
 HELPER = "changes"
 MOST_WATCHES = 65_536
 LIMIT_FILE = Path("/proc/sys/fs/inotify/max_user_watches")
-_EVENT = struct.Struct("=iIII")
-READ_BYTES = 1 << 18
-_MODIFY, _ATTRIB, _CLOSE_WRITE = 0x2, 0x4, 0x8
-_MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x40, 0x80, 0x100, 0x200
-_DELETE_SELF, _MOVE_SELF, OVERFLOW, IS_DIR = 0x400, 0x800, 0x4000, 0x40000000
-_MOVES = _MOVED_FROM | _MOVED_TO | _DELETE | _DELETE_SELF | _MOVE_SELF
-_MASK = _MODIFY | _ATTRIB | _CLOSE_WRITE | _CREATE | _MOVES
+_MASK = MODIFY | ATTRIB | CLOSE_WRITE | CREATE | MOVES
 
 
 class Changes:
@@ -53,13 +55,13 @@ class Changes:
         self._unseen = unseen
         self._names: dict[int, list[bytes]] = {}
         """By the number of a watch: the absolute paths that it watches."""
-        libc = ctypes.CDLL(None, use_errno=True)
-        self._fd = fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        if fd < 0:
-            self._unseen(f"no directory of the datasets ({os.strerror(ctypes.get_errno())})")
+        try:
+            self._events = watched = EventQueue()
+        except OSError as error:
+            self._unseen(f"no directory of the datasets ({error.strerror})")
             return
-        work = lambda: json.dumps(_watch_all(libc, fd, manifest)).encode()  # noqa: E731
-        if helpers.start(HELPER, work, self._set, open_fds=(fd,)) is None:
+        work = lambda: json.dumps(_watch_all(watched, manifest)).encode()  # noqa: E731
+        if helpers.start(HELPER, work, self._set, open_fds=(watched.fd,)) is None:
             self._set(None)
 
     def _set(self, data: bytes | None) -> None:
@@ -71,39 +73,29 @@ class Changes:
             self._names.setdefault(number, []).append(os.fsencode(name))
         if missing:
             self._unseen(f"{missing} of {len(names) + missing} directories and linked files ({why})")
-        self._selector.register(self._fd, selectors.EVENT_READ, self.read)
+        self._selector.register(self._events.fd, selectors.EVENT_READ, self.read)
 
     def read(self) -> None:
         """Reads the kernel's events and voids what was changed."""
-        with suppress(BlockingIOError):
-            came = set(events(os.read(self._fd, READ_BYTES)))
-            if any(mask & OVERFLOW for _, mask, _ in came):
-                for dataset in self._manifest.datasets:
-                    self._void(dataset.root)
-                return
-            for number, mask, name in sorted(came):
-                for directory in self._names.get(number, ()):
-                    self._changed(directory + b"/" + name if name else directory, mask)
+        came = {(number, mask, name) for number, mask, _, name in events(self._events.read())}
+        if any(mask & OVERFLOW for _, mask, _ in came):
+            for dataset in self._manifest.datasets:
+                self._void(dataset.root)
+            return
+        for number, mask, name in sorted(came):
+            for directory in self._names.get(number, ()):
+                self._changed(directory + b"/" + name if name else directory, mask)
 
     def _changed(self, path: bytes, mask: int) -> None:
         id_, states = self._manifest.find_source(path), self._queue.states
         if id_ is not None:
             if states.of(id_) is not FileState.VOID:
                 self._void(path)
-        elif mask & _MOVES and any(states.of(i) is not FileState.VOID for i in self._manifest.ids_below(path)):
+        elif mask & MOVES and any(states.of(i) is not FileState.VOID for i in self._manifest.ids_below(path)):
             self._void(path)
 
 
-def events(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Yields the kernel's events: the number of a watch, what happened, and the name in a watched directory."""
-    at = 0
-    while at < len(data):
-        number, mask, _, length = _EVENT.unpack_from(data, at)
-        at += _EVENT.size + length
-        yield number, mask, data[at - length : at].rstrip(b"\0")
-
-
-def _watch_all(libc: ctypes.CDLL, fd: int, manifest: Manifest) -> tuple[list[tuple[int, str]], int, str]:
+def _watch_all(watched: EventQueue, manifest: Manifest) -> tuple[list[tuple[int, str]], int, str]:
     """Sets the watches, in the helper. Returns (number, path) of each, how many could not be set, and why."""
     with suppress(OSError):
         os.nice(19)
@@ -114,17 +106,17 @@ def _watch_all(libc: ctypes.CDLL, fd: int, manifest: Manifest) -> tuple[list[tup
         if why and len(names) >= most:
             missing += 1
             continue
-        number = libc.inotify_add_watch(fd, ctypes.c_char_p(path), _MASK) if len(names) < most else -errno.ENOSPC
-        if number >= 0:
-            names.append((number, os.fsdecode(path)))
-            continue
-        error = ctypes.get_errno() if number == -1 else -number
-        missing += 1
-        if error == errno.ENOSPC:
-            most = len(names)
-            why = "the limit of this user's watches: fs.inotify.max_user_watches"
-        else:
-            why = why or os.strerror(error)
+        try:
+            if len(names) >= most:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            names.append((watched.add(path, _MASK), os.fsdecode(path)))
+        except OSError as error:
+            missing += 1
+            if error.errno == errno.ENOSPC:
+                most = len(names)
+                why = "the limit of this user's watches: fs.inotify.max_user_watches"
+            else:
+                why = why or str(error.strerror)
     return names, missing, why
 
 

@@ -11,7 +11,6 @@ cost nothing; where the kernel lost some, that look gives no evidence of the sec
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import time
@@ -23,6 +22,7 @@ from itertools import islice
 from hpcstage.daemon.copying import changes
 from hpcstage.daemon.copying.openfiles import are_mapped_below, in_turn, open_below
 from hpcstage.daemon.process.helpers import Helpers
+from hpcstage.inotify import IS_DIR, ONLYDIR, OPEN, OVERFLOW, EventQueue, events
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.procio import read_bytes
 
@@ -34,7 +34,6 @@ LEAST_BYTES = 256 << 10
 LEAST_SHARE = 0.5
 MOST_TIME_SHARE = 0.01
 """Looks take at most this share of the time."""
-_OPEN, _ONLYDIR = 0x20, 0x1000000
 
 
 class Sightings:
@@ -52,11 +51,12 @@ class Sightings:
         self._unattached: int | None = 0
         self._last = 0
         self._next = 0.0
-        libc = ctypes.CDLL(None, use_errno=True)
-        self._fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        if self._fd >= 0:
-            fd = self._fd
-            helpers.start(HELPER, lambda: json.dumps(_watch(libc, fd, manifest)).encode(), self._set, open_fds=(fd,))
+        self._events: EventQueue | None = None
+        with suppress(OSError):
+            self._events = watched = EventQueue()
+            helpers.start(
+                HELPER, lambda: json.dumps(_watch(watched, manifest)).encode(), self._set, open_fds=(watched.fd,)
+            )
 
     def _set(self, data: bytes | None) -> None:
         if data is not None:
@@ -64,9 +64,9 @@ class Sightings:
 
     def close(self) -> None:
         """Ends the watching."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if self._events is not None:
+            self._events.close()
+            self._events = None
 
     def given(self, id_: int) -> None:
         """Notes that a copier is going to open a file."""
@@ -114,22 +114,21 @@ class Sightings:
     def _taken(self) -> list[bytes]:
         """Returns all events since the last look, in pieces."""
         pieces: list[bytes] = []
-        if self._fd >= 0:
-            with suppress(BlockingIOError):
-                while piece := os.read(self._fd, changes.READ_BYTES):
-                    pieces.append(piece)
+        if self._events is not None:
+            while piece := self._events.read():
+                pieces.append(piece)
         return pieces
 
     def _opened(self, pieces: list[bytes], read: int) -> set[int]:
-        events: Counter[tuple[int, bytes]] = Counter()
+        opens: Counter[tuple[int, bytes]] = Counter()
         for piece in pieces:
-            for number, mask, name in changes.events(piece):
-                if mask & changes.OVERFLOW:
+            for number, mask, _, name in events(piece):
+                if mask & OVERFLOW:
                     return set()
-                if name and not mask & changes.IS_DIR:
-                    events[number, name] += 1
+                if name and not mask & IS_DIR:
+                    opens[number, name] += 1
         found = set()
-        for (number, name), count in events.items():
+        for (number, name), count in opens.items():
             directory = self._directories.get(number)
             id_ = None if directory is None else self._manifest.find_source(directory + b"/" + name)
             if id_ is not None:
@@ -140,13 +139,12 @@ class Sightings:
         return found if read >= max(LEAST_BYTES, LEAST_SHARE * sizes) else set()
 
 
-def _watch(libc: ctypes.CDLL, fd: int, manifest: Manifest) -> list[tuple[int, str]]:
+def _watch(watched: EventQueue, manifest: Manifest) -> list[tuple[int, str]]:
     """Watches the directories, in the helper; returns them with the numbers of their watches."""
     with suppress(OSError):
         os.nice(19)
     found = []
     for path in islice(changes.to_watch(manifest), min(MOST_WATCHES, changes.limit() // 2)):
-        number = libc.inotify_add_watch(fd, ctypes.c_char_p(path), _OPEN | _ONLYDIR)
-        if number >= 0:
-            found.append((number, os.fsdecode(path)))
+        with suppress(OSError):
+            found.append((watched.add(path, OPEN | ONLYDIR), os.fsdecode(path)))
     return found

@@ -1,0 +1,110 @@
+"""Copies the content of one file to the target: as a whole, or what was appended since the last time.
+
+Owns the rule by which a file is said to have only grown: the first bytes have the two checksums that they had when they
+were copied. The sums of a file are kept in memory, by its inode; files with holes have none.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+PIECE_BYTES = 1 << 20
+MOST_SUMS = 100_000
+_BLOCK_BYTES = 512
+
+
+@dataclass(frozen=True)
+class Sums:
+    """The checksums of the first bytes of a file."""
+
+    size_bytes: int = 0
+    crc: int = 0
+    adler: int = 1
+
+    def plus(self, data: memoryview) -> Sums:
+        """Returns the sums with more bytes."""
+        return Sums(self.size_bytes + len(data), zlib.crc32(data, self.crc), zlib.adler32(data, self.adler))
+
+
+class Contents:
+    """Owns the sums of the files that were copied, and the rate."""
+
+    def __init__(self, pace: Callable[[int], object] | None = None) -> None:
+        """`pace` is called with each number of bytes before they are written, and waits as long as it has to."""
+        self._pace = pace
+        self._sums: dict[int, Sums] = {}
+
+    def copy(self, source: int, target: int, status: os.stat_result) -> None:
+        """Copies a whole file as long as it was at `status`, holes as holes. Raises OSError."""
+        self._sums.pop(status.st_ino, None)
+        if status.st_blocks * _BLOCK_BYTES >= status.st_size:
+            self._remember(status.st_ino, self._copy_range(source, target, 0, status.st_size, Sums()))
+            return
+        for start, end in _data_ranges(source, status.st_size):
+            self._copy_range(source, target, start, end, Sums())
+        os.ftruncate(target, status.st_size)
+
+    def has_only_grown(self, source: int, status: os.stat_result, before_bytes: int) -> bool:
+        """Reads the first bytes of a file again and tells whether they are those that were copied."""
+        sums = self._sums.get(status.st_ino)
+        if sums is None or sums.size_bytes != before_bytes or status.st_size < before_bytes:
+            return False
+        found = Sums()
+        buffer = memoryview(bytearray(PIECE_BYTES))
+        while found.size_bytes < before_bytes:
+            count = os.preadv(source, [buffer[: before_bytes - found.size_bytes]], found.size_bytes)
+            if not count:
+                return False
+            found = found.plus(buffer[:count])
+        return found == sums
+
+    def append(self, source: int, target: int, status: os.stat_result) -> None:
+        """Copies what was appended, after `has_only_grown`. Raises OSError."""
+        sums = self._sums.pop(status.st_ino)
+        self._remember(status.st_ino, self._copy_range(source, target, sums.size_bytes, status.st_size, sums))
+
+    def _copy_range(self, source: int, target: int, start: int, end: int, sums: Sums) -> Sums:
+        buffer = memoryview(bytearray(min(PIECE_BYTES, max(1, end - start))))
+        at = start
+        while at < end:
+            count = os.preadv(source, [buffer[: end - at]], at)
+            if not count:
+                raise OSError(errno.EAGAIN, "the file became shorter while it was copied")
+            piece = buffer[:count]
+            if self._pace is not None:
+                self._pace(count)
+            sums = sums.plus(piece)
+            while piece:
+                written = os.pwrite(target, piece, at)
+                piece, at = piece[written:], at + written
+        return sums
+
+    def _remember(self, inode: int, sums: Sums) -> None:
+        if len(self._sums) >= MOST_SUMS:
+            self._sums.clear()
+        self._sums[inode] = sums
+
+
+def _data_ranges(fd: int, size_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yields where a file has data, by what the file system says."""
+    at = 0
+    while at < size_bytes:
+        try:
+            start = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return
+            raise
+        at = min(size_bytes, os.lseek(fd, start, os.SEEK_HOLE))
+        yield start, at
+
+
+def special_kind(mode: int) -> str | None:
+    """Returns the name of a kind of file that is not carried over; None if the kind is carried over."""
+    kinds = ((stat.S_ISFIFO, "FIFO"), (stat.S_ISSOCK, "socket"), (stat.S_ISCHR, "device"), (stat.S_ISBLK, "device"))
+    return next((name for test, name in kinds if test(mode)), None)

@@ -1,0 +1,137 @@
+"""Keeps on the local disk what a later drain has to know after everything was killed.
+
+Owns the journal's form: one line of JSON for each fact, with its length and checksum before it; a line that is not
+whole is passed over. Facts are added in one write each, by the process that sees events and by the one that carries
+files, which share a descriptor. Nothing is forced to the disk: a killed process loses nothing of it, and when the node
+goes, the local directory goes, too.
+
+A fact that is missing costs no file: a removal that is not known is not carried over, an entry that is not known is not
+replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hpcstage.outputs.facts import ActionResult, Deed, SeenEvent, SeenKind, TargetEntry
+from hpcstage.outputs.ledger import Ledger
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Charter:
+    """The first fact of a journal: which run drains what to where."""
+
+    run_id: str
+    target: str
+    target_inode: int
+    root_inode: int
+    host: str
+    version: int = VERSION
+
+
+class Journal:
+    """Owns the descriptor of a journal, for adding to it."""
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self.fd = fd
+
+    @classmethod
+    def open(cls, path: str) -> Journal:
+        """Opens or makes a journal. Raises OSError."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        return cls(path, os.open(path, flags, 0o600))
+
+    def close(self) -> None:
+        """Closes the descriptor."""
+        os.close(self.fd)
+
+    def begin(self, charter: Charter, entries: dict[str, TargetEntry]) -> None:
+        """Writes what is known at the start. Raises OSError."""
+        lines = [_line("charter", asdict(charter))]
+        lines += [_line("entry", name, entry.to_json()) for name, entry in entries.items()]
+        data = b"".join(lines)
+        while data:
+            data = data[os.write(self.fd, data) :]
+
+    def saw(self, event: SeenEvent, first: tuple[str, ...] = ()) -> None:
+        """Notes an event that waits to be carried out."""
+        self._add("saw", event.kind.value, event.name, event.new, event.is_dir, list(first))
+
+    def intend(self, name: str, entry: TargetEntry | None = None) -> None:
+        """Notes that a temporary file is about to be made for a name and, with the entry, that it is about to become
+        the name's."""
+        self._add("intent", name, None if entry is None else entry.to_json())
+
+    def did(self, result: ActionResult) -> None:
+        """Notes the result of an action."""
+        self._add("did", result.to_json())
+
+    def _add(self, *fact: object) -> None:
+        with suppress(OSError):  # a full local disk: what is not noted is not removed and not replaced later
+            os.write(self.fd, _line(*fact))
+
+
+def _line(*fact: object) -> bytes:
+    body = json.dumps(fact, separators=(",", ":")).encode()
+    return b"\n%d %d %b\n" % (len(body), zlib.crc32(body), body)
+
+
+def facts(path: str) -> Iterator[list[Any]]:
+    """Yields the whole facts of a journal. Raises OSError."""
+    with open(path, "rb") as file:
+        for line in file:
+            length, _, rest = line.partition(b" ")
+            crc, _, body = rest.partition(b" ")
+            body = body.rstrip(b"\n")
+            if length.isdigit() and crc.isdigit() and int(length) == len(body) and int(crc) == zlib.crc32(body):
+                fact = json.loads(body)
+                if isinstance(fact, list) and fact:
+                    yield fact
+
+
+@dataclass
+class Recalled:
+    """What a journal says."""
+
+    charter: Charter
+    ledger: Ledger
+    under_way: list[str]
+    """Names that may have a temporary file in the target."""
+
+
+def recall(path: str) -> Recalled | None:
+    """Reads a journal, for a late drain; None if it does not say which run it is of. Raises OSError."""
+    charter = None
+    ledger = Ledger(is_late=True)
+    under_way: set[str] = set()
+    for kind, *data in facts(path):
+        if kind == "charter" and data[0].get("version") == VERSION:
+            charter = Charter(**data[0])
+        elif kind == "entry":
+            ledger.entries[data[0]] = TargetEntry.from_json(data[1])
+        elif kind == "saw":
+            what, name, new, is_dir, first = data
+            ledger.recall(SeenEvent(SeenKind(what), name, new, is_dir), first)
+        elif kind == "intent":
+            name, entry = data
+            under_way.add(name)
+            if entry is not None:
+                ledger.intents[name] = TargetEntry.from_json(entry)
+        elif kind == "did":
+            result = ActionResult.from_json(data[0])
+            if result.deed is Deed.CARRY:
+                under_way.discard(result.name)
+            ledger.take(result, 0.0)
+    if charter is None:
+        return None
+    ledger.marks.by_name.clear()
+    return Recalled(charter, ledger, sorted(under_way))

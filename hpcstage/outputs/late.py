@@ -1,0 +1,63 @@
+"""Drains a directory whose run was killed, from its journal and from what lies there, by the next start or by hand.
+
+Owns the order: what the killed run left half-way in the target is removed, what it had seen is carried out, and all
+that lies in the local directory is carried over. Others may have changed the target since: what is not as the run last
+saw it is not replaced, renamed or removed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from hpcstage.outputs.carrier import Carrier
+from hpcstage.outputs.drain import DrainReport
+from hpcstage.outputs.facts import Deed
+from hpcstage.outputs.journal import Journal, recall
+from hpcstage.outputs.prepare import OutputPlace
+from hpcstage.outputs.watch import found_below, shown_elsewhere
+
+AT_ONCE = 64
+LONGEST_NAP_S = 0.5
+
+
+def drain_late(place: OutputPlace, timeout_s: float) -> DrainReport | None:
+    """Drains a directory that no run watches any more. Returns None if it has no journal that says to where. Raises
+    OSError if the journal cannot be read."""
+    recalled = recall(place.journal)
+    if recalled is None:
+        return None
+    deadline = time.monotonic() + timeout_s
+    ledger, charter = recalled.ledger, recalled.charter
+    journal = Journal.open(place.journal)
+    try:
+        carrier = Carrier(place.root, place.scratch, charter, journal)
+        is_gone = not os.path.isdir(place.root) or os.stat(place.root).st_ino != charter.root_inode
+        if is_gone:
+            ledger.forget_removals()
+        for name in recalled.under_way:
+            carrier.remove_temporary(name)
+        ledger.shown_elsewhere = shown_elsewhere(place.root, charter.target)
+        for event in found_below(place.root):
+            if event.name not in ledger.findings.beside:
+                ledger.see(event, 0.0)
+        files = size_bytes = 0
+        while not ledger.is_settled() and (now := time.monotonic()) < deadline:
+            actions = ledger.actions(now, AT_ONCE)
+            if not actions:
+                time.sleep(min(LONGEST_NAP_S, max(0.0, (ledger.wake_at() or now) - now) + 0.01))
+            for action in actions:
+                result = carrier.do(action)
+                ledger.take(result, time.monotonic())
+                files += result.deed is Deed.CARRY and result.entry is not None
+                size_bytes += result.bytes_carried
+        return DrainReport(
+            undrained=ledger.undrained(),
+            unclosed=[],
+            findings=ledger.findings,
+            files=files,
+            bytes_carried=size_bytes,
+            is_gone=is_gone,
+        )
+    finally:
+        journal.close()

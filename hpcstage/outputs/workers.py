@@ -1,0 +1,170 @@
+"""Runs the carrier in a process of its own, with threads, so that a shared file system that hangs holds up nobody else.
+
+Owns the process, its pipes and the lines of JSON in them. One thread does renames and removals in the order in which
+they came, the others carry files. A process of its own and not a helper for each piece of work: a file needs a
+millisecond, a fork some ten. Not the copiers of the store: they know files of a manifest by their ids, and never
+replace anything.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import threading
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from queue import SimpleQueue
+
+from hpcstage.forked import become_quiet, die_with_parent, reap
+from hpcstage.outputs.carrier import Carrier
+from hpcstage.outputs.facts import Action, ActionResult, Deed, Ending
+from hpcstage.outputs.journal import Charter, Journal
+from hpcstage.outputs.prepare import OutputPlace
+from hpcstage.store.largecopy import Pacer
+
+THREADS = 4
+MOST_STARTS = 20
+_READ_BYTES = 1 << 16
+
+
+class CarrierProcess:
+    """Owns the process, starts it again when it has died, and answers for what it had been given."""
+
+    def __init__(self, place: OutputPlace, charter: Charter, journal: Journal, rate: float | None = None) -> None:
+        """`rate` is the most bytes per second that are written to the target."""
+        self._place = place
+        self._charter = charter
+        self._journal = journal
+        self._rate = rate
+        self._pid = 0
+        self._into = self._out = -1
+        self._unsent = b""
+        self._rest = b""
+        self._given: dict[tuple[str, str], Action] = {}
+        self._starts = 0
+        self._lost_names: list[str] = []
+        """Names that a process was carrying when it died."""
+
+    @property
+    def carrying(self) -> int:
+        """The number of files that are under way."""
+        return sum(deed == Deed.CARRY.value for deed, _ in self._given)
+
+    def fds(self) -> list[int]:
+        """Returns the descriptors to watch for reading."""
+        return [self._out] if self._pid else []
+
+    def give(self, actions: Sequence[Action]) -> None:
+        """Hands out actions; their results come with `receive`."""
+        for action in actions:
+            self._given[action.deed.value, action.name] = action
+            self._unsent += json.dumps(action.to_json()).encode() + b"\n"
+        if self._given and not self._pid and self._starts < MOST_STARTS:
+            with suppress(OSError):
+                self._start()
+        self.flush()
+
+    def flush(self) -> bool:
+        """Sends what the pipe takes. Returns whether all is sent."""
+        with suppress(BlockingIOError, BrokenPipeError):
+            while self._unsent and self._pid:
+                self._unsent = self._unsent[os.write(self._into, self._unsent) :]
+        return not self._unsent
+
+    def receive(self) -> list[ActionResult]:
+        """Returns the results that have come. After the death of the process, what it had been given has failed."""
+        if not self._pid:
+            return self._lost()
+        data = b""
+        with suppress(BlockingIOError):
+            data = os.read(self._out, _READ_BYTES)
+            if not data:
+                self._end(0.5)
+                return self._lost()
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        results = [ActionResult.from_json(json.loads(line)) for line in lines]
+        for result in results:
+            self._given.pop((result.deed.value, result.name), None)
+        return results
+
+    def close(self) -> None:
+        """Ends the process; what it was doing may have been done or not, as the journal says."""
+        if self._pid:
+            self._end(0.0)
+
+    def _lost(self) -> list[ActionResult]:
+        self._lost_names += [action.name for action in self._given.values() if action.deed is Deed.CARRY]
+        given, self._given, self._unsent, self._rest = self._given, {}, b"", b""
+        text = "the process that writes to the target has died"
+        return [ActionResult(action.deed, action.name, Ending.FAILED, text=text) for action in given.values()]
+
+    def _end(self, timeout_s: float) -> None:
+        os.close(self._into)
+        os.close(self._out)
+        reap(self._pid, timeout_s)
+        self._pid = 0
+
+    def _start(self) -> None:
+        self._starts += 1
+        commands, self._into = os.pipe()
+        self._out, results = os.pipe()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._child(commands, results, parent)
+        self._pid = pid
+        self._lost_names.clear()
+        os.close(commands)
+        os.close(results)
+        os.set_blocking(self._into, False)
+        os.set_blocking(self._out, False)
+
+    def _child(self, commands: int, results: int, parent: int) -> None:
+        code = 1
+        try:
+            gc.freeze()
+            die_with_parent(parent)
+            become_quiet({commands, results, self._journal.fd})
+            with suppress(OSError):
+                os.nice(10)
+            pace = None if self._rate is None else Pacer(self._rate)
+            place = self._place
+            carrier = Carrier(place.root, place.scratch, self._charter, self._journal, pace)
+            for name in self._lost_names:
+                carrier.remove_temporary(name)
+            _serve(carrier, commands, results)
+            code = 0
+        except BaseException:  # noqa: BLE001  nothing may return into the parent's frames
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
+
+def _serve(carrier: Carrier, commands: int, results: int) -> None:
+    """Does actions until the pipe closes."""
+    lanes: tuple[SimpleQueue[Action], SimpleQueue[Action]] = (SimpleQueue(), SimpleQueue())
+    lock = threading.Lock()
+
+    def work(lane: SimpleQueue[Action]) -> None:
+        while True:
+            action = lane.get()
+            try:
+                result = carrier.do(action)
+            except Exception as error:  # noqa: BLE001  a mistake of ours costs this file's drain, and is named
+                traceback.print_exc()
+                result = ActionResult(action.deed, action.name, Ending.FAILED, text=f"{type(error).__name__}: {error}")
+            data = json.dumps(result.to_json()).encode() + b"\n"
+            with lock:
+                while data:
+                    data = data[os.write(results, data) :]
+
+    for lane in (lanes[0], *[lanes[1]] * THREADS):
+        threading.Thread(target=work, args=(lane,), daemon=True).start()
+    rest = b""
+    while data := os.read(commands, _READ_BYTES):
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            action = Action.from_json(json.loads(line))
+            lanes[action.deed in {Deed.CARRY, Deed.STAMP}].put(action)

@@ -1,0 +1,420 @@
+"""A watched directory and its target, on real file systems: what is written here is there, and nothing else goes."""
+# ruff: noqa: F811  fixtures are imported
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from draining import Running, start, tree  # noqa: F401
+
+from hpcstage.outputs import ledger, marks
+from hpcstage.outputs.prepare import CannotMirror, OutputPlace, prepare
+
+
+@pytest.fixture(autouse=True)
+def quick_removals(monkeypatch):
+    monkeypatch.setattr(ledger, "HOLD_S", 0.3)
+    monkeypatch.setattr(marks, "RETRY_S", 0.05)
+
+
+def test_files_directories_links_modes_and_times_come_over(start, tmp_path):
+    running = start()
+    out = running.out
+    (out / "a").mkdir()
+    (out / "a/empty").mkdir(mode=0o750)
+    (out / "a/file").write_bytes(os.urandom(3_000_000))
+    (out / "a/file").chmod(0o640)
+    os.utime(out / "a/file", ns=(1_000_000_007, 2_000_000_009))
+    (out / "relative").symlink_to("a/file")
+    (out / "a/absolute").symlink_to(out / "a/file")
+    (out / "elsewhere").symlink_to("/nowhere/at/all")
+    os.link(out / "a/file", out / "hard")
+    os.utime(out / "a/empty", ns=(5, 6))
+    (out / "a").chmod(0o500)
+    report = running.end()
+    assert (report.undrained, report.unclosed) == ([], [])
+    expected = tree(out, times=True)
+    expected["a/absolute"] = (*expected["a/absolute"][:1], "file", *expected["a/absolute"][2:])
+    assert tree(running.target, times=True) == expected
+    (out / "a").chmod(0o700)
+    (running.target / "a").chmod(0o700)
+
+
+def test_closed_files_come_over_while_the_program_runs(start):
+    running = start()
+    (running.out / "new").write_text("content")
+    running.until((running.target / "new").exists)
+    assert (running.target / "new").read_text() == "content"
+
+
+def test_a_log_grows_in_place_within_seconds(start):
+    running = start()
+    with (running.out / "log").open("w") as log:
+        log.write("one\n")
+        log.flush()
+        running.until((running.target / "log").exists, 5)
+        inode = (running.target / "log").stat().st_ino
+        log.write("two\n")
+        log.flush()
+        running.until(lambda: (running.target / "log").read_text() == "one\ntwo\n", 5)
+        assert (running.target / "log").stat().st_ino == inode
+        assert running.stop().unclosed == ["log"]
+
+
+def test_what_changed_before_its_end_is_replaced_whole(start):
+    running = start()
+    path = running.out / "file"
+    path.write_bytes(b"a" * 100_000)
+    running.settle()
+    inode = (running.target / "file").stat().st_ino
+    with path.open("r+b") as file:
+        file.write(b"b")
+        file.seek(0, 2)
+        file.write(b"grown")
+    running.settle()
+    assert (running.target / "file").read_bytes() == path.read_bytes()
+    assert (running.target / "file").stat().st_ino != inode
+
+
+def test_a_memory_map_that_outlives_its_descriptor_is_found_at_the_end(start, tmp_path):
+    place = tmp_path / "local"
+    place.mkdir()
+    running = Running(place, tmp_path / "results")
+    try:
+        path = running.out / "map"
+        path.write_bytes(b"\0" * 8192)
+        with path.open("r+b") as file:
+            view = mmap.mmap(file.fileno(), 0)
+        running.settle()
+        view[0] = 7
+        view.close()
+        running.end()
+        assert (running.target / "map").read_bytes()[0] == 7
+    finally:
+        running.stop()
+
+
+def test_sparse_files_stay_sparse(start):
+    running = start()
+    with (running.out / "sparse").open("wb") as file:
+        file.seek(50 << 20)
+        file.write(b"end")
+        file.truncate(100 << 20)
+    running.end()
+    there = (running.target / "sparse").stat()
+    assert there.st_size == 100 << 20
+    assert there.st_blocks * 512 < 1 << 20
+    assert (running.target / "sparse").read_bytes() == (running.out / "sparse").read_bytes()
+
+
+def test_special_files_are_named(start):
+    running = start()
+    os.mkfifo(running.out / "pipe")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.fspath(running.out / "sock"))
+    report = running.end()
+    assert report.findings.skipped == {"pipe": "FIFO", "sock": "socket"}
+    assert tree(running.target) == {}
+
+
+# ---- what the target holds at the start
+
+
+@pytest.fixture
+def earlier(tmp_path: Path) -> Path:
+    target = tmp_path / "results"
+    (target / "old/deep").mkdir(parents=True)
+    (target / "old/deep/file").write_text("deep")
+    (target / "old/file").write_text("old")
+    (target / "top").write_text("top")
+    (target / "link").symlink_to("top")
+    return target
+
+
+def test_what_was_there_is_seen_and_stays(start, earlier):
+    before = tree(earlier, times=True)
+    running = start(earlier)
+    assert (running.out / "old/deep/file").read_text() == "deep"
+    assert os.readlink(running.out / "top") == os.fspath(earlier / "top")
+    assert os.readlink(running.out / "link") == "top"
+    with (running.out / "top").open("a") as file:
+        file.write(" more")
+    report = running.end()
+    assert report.files == 0
+    after = tree(earlier, times=True)
+    assert after.pop("top")[1] == b"top more"
+    before.pop("top")
+    assert after == before
+
+
+def test_renames_and_removals_of_what_was_there(start, earlier):
+    running = start(earlier)
+    inode = (earlier / "old/deep/file").stat().st_ino
+    out = running.out
+    (out / "top").rename(out / "first")
+    (out / "first").rename(out / "second")
+    (out / "old/file").unlink()
+    (out / "old/deep").rename(out / "moved")
+    (out / "old").rmdir()
+    report = running.end()
+    assert report.findings.kept == {}
+    assert {name: what[1] for name, what in tree(earlier).items()} == {
+        "second": b"top",
+        "moved": None,
+        "moved/file": b"deep",
+        "link": "top",
+    }
+    assert (earlier / "moved/file").stat().st_ino == inode
+    assert (out / "second").read_text() == "top"
+    assert (out / "moved/file").read_text() == "deep"
+
+
+def test_names_that_are_exchanged(start, earlier):
+    from hpcstage.outputs.carrier import _exchange
+
+    running = start(earlier)
+    (running.out / "new").write_text("new")
+    running.settle()
+    _exchange(os.fspath(running.out / "top"), os.fspath(running.out / "old/file"))
+    _exchange(os.fspath(running.out / "new"), os.fspath(running.out / "old/deep"))
+    running.end()
+    assert (earlier / "top").read_text() == "old"
+    assert (earlier / "old/file").read_text() == "top"
+    assert (earlier / "old/deep").read_text() == "new"
+    assert (earlier / "new/file").read_text() == "deep"
+
+
+def test_replacing_what_was_there(start, earlier):
+    running = start(earlier)
+    (running.out / "tmp").write_text("new")
+    (running.out / "tmp").rename(running.out / "top")
+    (running.out / "old/file").unlink()
+    (running.out / "old/file").write_text("again")
+    running.end()
+    assert (earlier / "top").read_text() == "new"
+    assert (earlier / "old/file").read_text() == "again"
+    assert not (earlier / "tmp").exists()
+
+
+def test_too_many_entries_are_refused(local_dir, earlier):
+    with pytest.raises(CannotMirror, match="more than 3 entries"):
+        prepare(OutputPlace(local_dir / "out"), earlier, "run-1", most_entries=3)
+    assert not (local_dir / "out").exists()
+
+
+# ---- nothing is removed that was not seen to be
+
+
+@pytest.fixture
+def filled(start, earlier) -> Running:
+    running = start(earlier)
+    for number in range(50):
+        (running.out / f"new{number}").write_text("x")
+    running.settle()
+    return running
+
+
+def test_a_wiped_directory_removes_nothing(filled):
+    before = tree(filled.target)
+    shutil.rmtree(filled.out)
+    report = filled.end()
+    assert report.is_gone
+    assert tree(filled.target) == before
+
+
+def test_a_directory_that_is_moved_away_removes_nothing(filled, local_dir):
+    before = tree(filled.target)
+    filled.out.rename(local_dir / "elsewhere")
+    assert filled.end().is_gone
+    assert tree(filled.target) == before
+
+
+def test_a_wipe_that_takes_longer_than_the_hold(filled, monkeypatch):
+    before = tree(filled.target)
+    for number in range(50):
+        (filled.out / f"new{number}").unlink()
+        filled.turn(0.02)
+    shutil.rmtree(filled.out)
+    filled.end()
+    assert tree(filled.target) == before
+
+
+def test_lost_events_remove_nothing_and_lose_nothing(filled):
+    before = tree(filled.target)
+    limit = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    (filled.out / "new1").unlink()
+    (filled.out / "old/file").unlink()
+    for number in range(limit // 2 + 500):
+        name = filled.out / f"many{number % 2}"
+        name.mkdir()
+        name.rmdir()
+    (filled.out / "sub").mkdir()
+    (filled.out / "sub/file").write_text("after")
+    report = filled.end()
+    assert report.overflows
+    after = tree(filled.target)
+    assert after.pop("sub/file")[1] == b"after"
+    after.pop("sub")
+    assert after == before
+
+
+def test_after_lost_events_all_is_watched_again(filled, monkeypatch):
+    from hpcstage import inotify
+
+    for number in range(20):
+        (filled.out / f"d{number}").mkdir()
+    (filled.out / "old").rename(filled.out / "d3/old")
+    real = filled.drain._watch._queue.read
+    monkeypatch.setattr(filled.drain._watch._queue, "read", lambda: b"")
+    assert real()
+    overflow = inotify._EVENT.pack(-1, inotify.OVERFLOW, 0, 0)
+    pieces = [overflow]
+    monkeypatch.setattr(filled.drain._watch._queue, "read", lambda: pieces.pop() if pieces else real())
+    filled.settle()
+    (filled.out / "d3/old/deep/late").write_text("late")
+    filled.settle()
+    assert (filled.target / "d3/old/deep/late").read_text() == "late"
+    assert (filled.target / "old/file").read_text() == "old"
+
+
+def test_a_directory_moved_out_stays_and_is_named(filled, local_dir):
+    (filled.out / "old").rename(local_dir / "old")
+    (filled.out / "new3").rename(local_dir / "new3")
+    report = filled.end()
+    assert list(report.findings.kept) == ["old"]
+    assert (filled.target / "old/deep/file").exists()
+    assert not (filled.target / "new3").exists()
+
+
+# ---- faults of the target
+
+
+def test_a_full_target_keeps_files_and_names_them(start, tmp_path):
+    if os.geteuid():
+        pytest.skip("needs root")
+    target = tmp_path / "small"
+    target.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", target], check=True)
+    try:
+        running = start(target)
+        (running.out / "small").write_bytes(b"s" * 1000)
+        (running.out / "large").write_bytes(b"l" * (2 << 20))
+        report = running.end()
+        assert [(left.name, os.strerror(errno.ENOSPC) in left.why) for left in report.undrained] == [("large", True)]
+        assert (target / "small").read_bytes() == b"s" * 1000
+        assert os.listdir(target) == ["small"]
+        running.stop()
+    finally:
+        subprocess.run(["umount", target], check=True)
+
+
+def test_a_target_that_turns_read_only_and_back(start, tmp_path):
+    if os.geteuid():
+        pytest.skip("needs root")
+    target = tmp_path / "mounted"
+    target.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", target], check=True)
+    try:
+        running = start(target)
+        (running.out / "first").write_text("1")
+        running.settle()
+        subprocess.run(["mount", "-o", "remount,ro", target], check=True)
+        (running.out / "second").write_text("2")
+        (running.out / "first").unlink()
+        running.until(lambda: any(mark.tries for mark in running.drain._ledger.marks.by_name.values()))
+        left = running.drain.report().undrained
+        assert [(one.name, "Read-only" in one.why) for one in left] == [("second", True)]
+        subprocess.run(["mount", "-o", "remount,rw", target], check=True)
+        running.until(lambda: tree(target).keys() == {"second"})
+        running.stop()
+    finally:
+        subprocess.run(["umount", target], check=True)
+
+
+def test_a_target_that_has_gone_is_not_filled(start, tmp_path):
+    running = start()
+    running.target.rename(tmp_path / "away")
+    running.target.mkdir()
+    (running.out / "file").write_text("x")
+    report = running.end()
+    assert [left.name for left in report.undrained] == ["file"]
+    assert os.listdir(running.target) == []
+
+
+def test_the_death_of_the_carrying_process_costs_nothing(start):
+    running = start()
+    for number in range(200):
+        (running.out / f"file{number}").write_bytes(os.urandom(1000))
+    kills = 0
+    while len(os.listdir(running.target)) < 200 and kills < 5:
+        running.turn()
+        if running.drain._process._pid and running.drain._process.carrying:
+            os.kill(running.drain._process._pid, 9)
+            kills += 1
+            running.until(lambda: not running.drain._process._given or running.drain._process.carrying < 8)
+    assert kills
+    running.end()
+    assert tree(running.target) == tree(running.out)
+
+
+def test_a_target_that_hangs_holds_up_nothing(start):
+    running = start()
+    (running.out / "first").write_text("1")
+    running.settle()
+    os.kill(running.drain._process._pid, signal.SIGSTOP)
+    (running.out / "second").write_text("2")
+    running.until(lambda: running.drain._process.carrying)
+    begun = time.monotonic()
+    for _ in range(10):
+        running.drain.work(time.monotonic())
+    assert time.monotonic() - begun < 0.5
+    report = running.stop()
+    assert [(left.name, left.why) for left in report.undrained] == [("second", "there was no time left")]
+    assert not (running.target / "second").exists()
+
+
+# ---- how much and when
+
+
+def test_files_wait_for_reads(start):
+    asked = []
+    running = start(may_copy=lambda size_bytes: asked.append(size_bytes) or 0.3)
+    begun = time.monotonic()
+    for number in range(3):
+        (running.out / f"file{number}").write_bytes(b"x" * (number + 1))
+    running.until(lambda: len(os.listdir(running.target)) == 3)
+    assert sorted(asked)[:3] == [1, 2, 3]
+    assert time.monotonic() - begun > 0.2
+
+
+def test_the_rate_is_kept(start):
+    running = start(rate=4e6)
+    begun = time.monotonic()
+    for number in range(4):
+        (running.out / f"file{number}").write_bytes(b"x" * (1 << 20))
+    running.end()
+    assert time.monotonic() - begun > 0.7
+
+
+def test_many_processes_write_at_once(start):
+    code = "import os, sys\nfor n in range(50):\n    d = f'{sys.argv[1]}/d{n % 5}'\n    os.makedirs(d, exist_ok=True)\n"
+    code += "    open(f'{d}/{os.getpid()}-{n}.tmp', 'w').write(str(n) * 1000)\n"
+    code += "    os.replace(f'{d}/{os.getpid()}-{n}.tmp', f'{d}/{os.getpid()}-{n}')\n"
+    running = start()
+    programs = [subprocess.Popen([sys.executable, "-c", code, running.out]) for _ in range(4)]
+    running.until(lambda: all(program.poll() is not None for program in programs), 30)
+    running.end()
+    assert len(tree(running.out)) == 205
+    assert tree(running.target) == tree(running.out)
+    assert stat.S_ISDIR(running.target.stat().st_mode)

@@ -1,0 +1,195 @@
+"""The ledger alone: events in, actions out, on a clock of the test's."""
+
+from __future__ import annotations
+
+from hpcstage.outputs.facts import (
+    Action,
+    ActionResult,
+    Deed,
+    Ending,
+    EntryKind,
+    Fingerprint,
+    SeenEvent,
+    SeenKind,
+    TargetEntry,
+)
+from hpcstage.outputs.ledger import HOLD_S, MOST_HOLD_S, MOST_TRIES, Ledger
+
+FILE = TargetEntry(EntryKind.FILE, Fingerprint(1, 10, 100), Fingerprint(2, 10, 100))
+EARLIER = TargetEntry(EntryKind.EARLIER, Fingerprint(3, -1, 100), shown_as="old")
+
+
+def told(actions: list[Action]) -> list[tuple[str, ...]]:
+    return [(action.deed.value, action.name, *([action.new] if action.new else [])) for action in actions]
+
+
+def done(ledger: Ledger, actions: list[Action], now: float, ending: Ending = Ending.DONE, text: str = "") -> None:
+    for action in actions:
+        entry = FILE if action.deed is Deed.CARRY and ending is Ending.DONE else None
+        ledger.take(ActionResult(action.deed, action.name, ending, entry, text=text), now)
+
+
+def test_a_closed_file_is_carried_once():
+    ledger = Ledger()
+    ledger.see(SeenEvent(SeenKind.MADE, "file"), 0.0)
+    assert ledger.actions(0.1, 4) == []
+    ledger.see(SeenEvent(SeenKind.CLOSED, "file"), 0.1)
+    assert ledger.wake_at() == 0.15000000000000002
+    actions = ledger.actions(0.2, 4)
+    assert told(actions) == [("carry", "file")]
+    assert ledger.actions(0.2, 4) == []
+    done(ledger, actions, 0.3)
+    assert ledger.is_settled()
+    assert ledger.wake_at() is None
+
+
+def test_a_name_that_changes_while_it_is_carried_is_carried_again_after_a_rest():
+    ledger = Ledger()
+    ledger.see(SeenEvent(SeenKind.CLOSED, "file"), 0.0)
+    ledger.actions(0.1, 4)
+    ledger.see(SeenEvent(SeenKind.CLOSED, "file"), 0.2)
+    assert ledger.actions(0.3, 4) == []
+    ledger.take(ActionResult(Deed.CARRY, "file", Ending.DONE, FILE, took_s=2.0), 2.1)
+    assert told(ledger.actions(2.2, 4)) == [("carry", "file")]
+    ledger.take(ActionResult(Deed.CARRY, "file", Ending.DONE, FILE, took_s=2.0), 4.2)
+    ledger.see(SeenEvent(SeenKind.CLOSED, "file"), 4.3)
+    assert ledger.actions(24.0, 4) == []
+    assert told(ledger.actions(24.3, 4)) == [("carry", "file")]
+
+
+def test_a_removal_waits_for_what_changed_before_and_for_quiet():
+    ledger = Ledger({"old": FILE})
+    ledger.see(SeenEvent(SeenKind.CLOSED, "new"), 0.0)
+    assert ledger.see(SeenEvent(SeenKind.REMOVED, "old"), 0.1) is not None
+    actions = ledger.actions(HOLD_S + 1, 4)
+    assert told(actions) == [("carry", "new")]
+    assert ledger.actions(HOLD_S + 2, 4) == []
+    done(ledger, actions, HOLD_S + 2)
+    assert told(ledger.actions(HOLD_S + 2, 4)) == [("erase", "old")]
+
+
+def test_a_removal_does_not_wait_for_a_file_that_cannot_be_carried():
+    ledger = Ledger({"old": FILE})
+    ledger.see(SeenEvent(SeenKind.CLOSED, "new"), 0.0)
+    done(ledger, ledger.actions(0.1, 4), 0.1, Ending.FAILED, "No space left on device")
+    ledger.see(SeenEvent(SeenKind.REMOVED, "old"), 0.2)
+    assert ("erase", "old") in told(ledger.actions(0.3 + HOLD_S, 4))
+    assert [(left.name, left.why) for left in ledger.undrained()] == [("new", "No space left on device")]
+
+
+def test_removals_that_never_end_are_carried_out_in_the_end():
+    ledger = Ledger({f"file{number}": FILE for number in range(700)})
+    for number in range(700):
+        ledger.see(SeenEvent(SeenKind.REMOVED, f"file{number}"), float(number))
+        if number < MOST_HOLD_S:
+            assert ledger.actions(float(number), 4) == []
+    assert ("erase", "file0") in told(ledger.actions(699.0, 4))
+
+
+def test_when_the_directory_has_gone_nothing_more_is_done():
+    ledger = Ledger({"old": FILE, "d": FILE})
+    ledger.see(SeenEvent(SeenKind.REMOVED, "old"), 0.0)
+    ledger.see(SeenEvent(SeenKind.MOVED, "d", "e"), 0.0)
+    ledger.see(SeenEvent(SeenKind.GONE), 0.1)
+    ledger.end(0.1)
+    assert ledger.actions(1000.0, 4) == []
+    assert ledger.is_settled()
+
+
+def test_a_removal_of_what_the_target_does_not_have_is_nothing():
+    ledger = Ledger()
+    ledger.see(SeenEvent(SeenKind.CLOSED, "file"), 0.0)
+    assert ledger.see(SeenEvent(SeenKind.REMOVED, "file"), 0.1) is None
+    assert ledger.is_settled()
+
+
+def test_renames_keep_their_order_and_hold_back_what_they_concern():
+    ledger = Ledger({"d": FILE, "d/a": FILE})
+    ledger.see(SeenEvent(SeenKind.MOVED, "d", "e", is_dir=True), 0.0)
+    ledger.see(SeenEvent(SeenKind.MOVED, "e/a", "f"), 0.0)
+    ledger.see(SeenEvent(SeenKind.CLOSED, "e/b"), 0.0)
+    ledger.see(SeenEvent(SeenKind.CLOSED, "g"), 0.0)
+    actions = ledger.actions(1.0, 4)
+    assert told(actions) == [("move", "d", "e"), ("carry", "g")]
+    done(ledger, actions, 1.0)
+    assert set(ledger.entries) == {"e", "e/a", "g"}
+    actions = ledger.actions(1.0, 4)
+    assert told(actions)[0] == ("move", "e/a", "f")
+    assert ("carry", "f") not in told(actions)
+    done(ledger, actions, 1.0)
+    assert told(ledger.actions(1.0, 4)) == [("carry", "f")]
+
+
+def test_a_file_that_may_not_be_renamed_is_copied_and_its_old_name_removed():
+    ledger = Ledger({"tmp": FILE, "best": FILE})
+    ledger.see(SeenEvent(SeenKind.MOVED, "tmp", "best"), 0.0)
+    done(ledger, ledger.actions(1.0, 4), 1.0, Ending.CHANGED)
+    actions = ledger.actions(1.1, 4)
+    assert told(actions) == [("carry", "best")]
+    done(ledger, actions, 1.2)
+    assert told(ledger.actions(2.0 + HOLD_S, 4)) == [("erase", "tmp")]
+
+
+def test_what_was_removed_where_a_directory_is_renamed_to_is_removed_before():
+    ledger = Ledger({"d": FILE, "e": FILE, "e/x": FILE})
+    ledger.see(SeenEvent(SeenKind.REMOVED, "e/x"), 0.0)
+    ledger.see(SeenEvent(SeenKind.REMOVED, "e", is_dir=True), 0.0)
+    ledger.see(SeenEvent(SeenKind.MOVED, "d", "e", is_dir=True), 0.0)
+    (move,) = ledger.actions(0.0, 0)
+    assert move.first == ("e/x", "e")
+    assert ledger.removed == {}
+
+
+def test_only_a_file_is_removed_when_it_is_moved_out_of_the_directory():
+    ledger = Ledger({"file": FILE, "earlier": EARLIER, "d": FILE})
+    ledger.see(SeenEvent(SeenKind.MOVED_AWAY, "file"), 0.0)
+    ledger.see(SeenEvent(SeenKind.MOVED_AWAY, "earlier"), 0.0)
+    ledger.see(SeenEvent(SeenKind.MOVED_AWAY, "d", is_dir=True), 0.0)
+    assert list(ledger.removed) == ["file"]
+    assert set(ledger.findings.kept) == {"earlier", "d"}
+
+
+def test_a_failure_is_tried_again_later_and_given_up_at_the_end():
+    ledger = Ledger()
+    ledger.see(SeenEvent(SeenKind.CLOSED, "file"), 0.0)
+    now, gaps = 1.0, []
+    for _ in range(8):
+        actions = ledger.actions(now, 4)
+        done(ledger, actions, now, Ending.FAILED, "Read-only file system")
+        gaps.append((ledger.wake_at() or now) - now)
+        now = ledger.wake_at() or now
+    assert gaps == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    ledger.end(now)
+    done(ledger, ledger.actions(now, 4), now, Ending.FAILED, "Read-only file system")
+    assert ledger.is_settled()
+    assert ledger.findings.failed == {"file": "Read-only file system"}
+
+
+def test_a_file_that_keeps_changing_is_carried_as_it_is_at_the_end():
+    ledger = Ledger()
+    ledger.see(SeenEvent(SeenKind.CLOSED, "file"), 0.0)
+    ledger.end(0.0)
+    now, tries = 0.0, []
+    for _ in range(MOST_TRIES):
+        actions = ledger.actions(now, 4)
+        tries.append(actions[0].is_last_try)
+        done(ledger, actions, now, Ending.CHANGED, "changed")
+        now = ledger.wake_at() or now
+    assert tries == [False, False, False, True]
+
+
+def test_directories_get_their_times_last_and_the_deepest_first():
+    ledger = Ledger()
+    directory = TargetEntry(EntryKind.DIRECTORY, Fingerprint(1, -1, -1))
+    ledger.see(SeenEvent(SeenKind.MADE, "d", is_dir=True), 0.0)
+    ledger.see(SeenEvent(SeenKind.FOUND, "d/e", is_dir=True), 0.0)
+    ledger.see(SeenEvent(SeenKind.CLOSED, "d/e/file"), 0.0)
+    ledger.end(0.0)
+    names = []
+    while actions := ledger.actions(1.0, 4):
+        names += told(actions)
+        for action in actions:
+            entry = None if action.deed is Deed.STAMP else FILE if "file" in action.name else directory
+            ledger.take(ActionResult(action.deed, action.name, Ending.DONE, entry), 1.0)
+    assert names == [("carry", "d"), ("carry", "d/e"), ("carry", "d/e/file"), ("stamp", "d/e"), ("stamp", "d")]
+    assert ledger.is_settled()

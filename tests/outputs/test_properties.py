@@ -1,0 +1,289 @@
+"""Random file operations on a plain directory and on a watched one: the same tree comes of them; and after a kill at
+any of them no closed file is lost."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from draining import Running, tree
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hpcstage.outputs import carrier, ledger, marks
+from hpcstage.outputs.carrier import _exchange
+from hpcstage.outputs.facts import is_below
+from hpcstage.outputs.late import drain_late
+
+NAMES = ("a", "b", "d", "e")
+NAME = st.sampled_from(NAMES)
+PATH = st.one_of(NAME, st.tuples(NAME, NAME).map("/".join))
+SIZE = st.sampled_from((0, 1, 5_000, 70_000))
+MODE = st.sampled_from((0o600, 0o644, 0o755, 0o700))
+
+
+def create(root: Path, path: str, size: int) -> None:
+    (root / path).write_bytes(_content(path, size))
+
+
+def append(root: Path, path: str, size: int) -> None:
+    with (root / path).open("ab") as file:
+        file.write(_content(path, size))
+
+
+def overwrite(root: Path, path: str, size: int) -> None:
+    with (root / path).open("r+b") as file:
+        file.write(_content("over", size))
+
+
+def replace(root: Path, path: str, size: int) -> None:
+    temporary = root / f"{path}.tmp"
+    temporary.write_bytes(_content("new", size))
+    temporary.replace(root / path)
+
+
+def truncate(root: Path, path: str, size: int) -> None:
+    os.truncate(root / path, size)
+
+
+def chmod(root: Path, path: str, mode: int) -> None:
+    if not (root / path).is_dir() or mode & 0o100:
+        (root / path).chmod(mode)
+
+
+def make_directory(root: Path, path: str) -> None:
+    (root / path).mkdir()
+
+
+def remove(root: Path, path: str) -> None:
+    (root / path).unlink()
+
+
+def remove_directory(root: Path, path: str) -> None:
+    (root / path).rmdir()
+
+
+def remove_tree(root: Path, path: str) -> None:
+    if (root / path).is_dir() and not (root / path).is_symlink():
+        shutil.rmtree(root / path)
+
+
+def symlink(root: Path, path: str, other: str) -> None:
+    (root / path).symlink_to(other)
+
+
+def link(root: Path, path: str, other: str) -> None:
+    os.link(root / path, root / other)
+
+
+def rename(root: Path, path: str, other: str) -> None:
+    (root / path).rename(root / other)
+
+
+def exchange(root: Path, path: str, other: str) -> None:
+    _exchange(os.fspath(root / path), os.fspath(root / other))
+
+
+OPERATION = st.one_of(
+    st.tuples(st.sampled_from((create, append, overwrite, replace, truncate)), PATH, SIZE),
+    st.tuples(st.just(chmod), PATH, MODE),
+    st.tuples(st.sampled_from((make_directory, remove, remove_directory, remove_tree)), PATH),
+    st.tuples(st.just(symlink), PATH, NAME),
+    st.tuples(st.sampled_from((link, rename, rename, exchange)), PATH, PATH),
+)
+PAUSE = st.sampled_from((0, 0, 0, 1, 5))
+"""How many turns the drain gets after an operation."""
+
+
+def _content(seed: str, size: int) -> bytes:
+    return (f"{seed}{size} " * (size // 3 + 1)).encode()[:size]
+
+
+def apply(root: Path, operation: tuple) -> int | None:
+    """Does an operation; returns the number of its error."""
+    try:
+        operation[0](root, *operation[1:])
+    except OSError as error:
+        return error.errno
+    except shutil.Error:
+        return -1
+    return None
+
+
+def start_with(target: Path) -> None:
+    """What the target holds at the start."""
+    (target / "d").mkdir(parents=True)
+    (target / "d/a").write_bytes(_content("earlier", 5_000))
+    (target / "b").write_bytes(_content("earlier", 100))
+    (target / "e").symlink_to("d")
+
+
+class Pair:
+    """A plain directory and a watched one with the same beginning."""
+
+    def __init__(self, local: Path, shared: Path) -> None:
+        self.plain = shared / "plain"
+        start_with(self.plain)
+        start_with(shared / "results")
+        self.running = Running(local, shared / "results")
+        self.target = self.running.target
+
+    def both(self, operation: tuple, turns: int) -> None:
+        if operation[0] is link and (self.running.out / operation[1]).is_symlink():
+            return  # a link to what was there at the start can be linked only as what it is
+        plain = apply(self.plain, operation)
+        assert apply(self.running.out, operation) == plain, operation
+        for _ in range(max(turns, operation[0] is exchange and not self.running.closed)):
+            self.running.turn(0.005)
+
+
+@pytest.fixture
+def pairs(local_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Pair]:
+    monkeypatch.setattr(marks, "CLOSED_S", 0.0)
+    monkeypatch.setattr(marks, "OPEN_S", 0.01)
+    monkeypatch.setattr(marks, "REST_S", 0.0)
+    monkeypatch.setattr(marks, "RETRY_S", 0.01)
+    monkeypatch.setattr(ledger, "HOLD_S", 0.02)
+    monkeypatch.setattr(carrier, "TICK_NS", 5_000_000)
+    numbers = itertools.count()
+
+    def make() -> Pair:
+        number = next(numbers)
+        return Pair(local_dir / f"p{number}", tmp_path / f"p{number}")
+
+    return make
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(operations=st.lists(st.tuples(OPERATION, PAUSE), max_size=25))
+def test_a_watched_directory_leaves_the_tree_of_a_plain_one(pairs, operations):
+    pair = pairs()
+    try:
+        for operation, turns in operations:
+            pair.both(operation, turns)
+        report = pair.running.end()
+        assert (report.undrained, report.findings.kept, report.findings.beside) == ([], {}, {})
+        assert tree(pair.target) == tree(pair.plain)
+    finally:
+        pair.running.stop()
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    operations=st.lists(st.tuples(OPERATION, PAUSE), max_size=20),
+    unwatched=st.lists(OPERATION, max_size=6),
+)
+def test_no_closed_file_is_lost_when_all_is_killed(pairs, operations, unwatched):
+    pair = pairs()
+    try:
+        for operation, turns in operations:
+            pair.both(operation, turns)
+        pair.running.stop()
+        for operation in unwatched:
+            pair.both(operation, 0)
+        report = drain_late(pair.running.place, 10.0)
+        assert report is not None
+        found = tree(pair.target)
+        for name, (_, what, *_) in tree(pair.plain).items():
+            if any(is_below(name, left.name) for left in report.undrained):
+                continue  # what nobody saw and cannot be done is named
+            beside = found.get(report.findings.beside.get(name, ""))
+            contents = [entry[1] for entry in (found.get(name), beside) if entry is not None]
+            assert contents, name
+            if isinstance(what, bytes):
+                assert what in contents or _content_through_links(pair, name) == what, name
+        assert not any(name.rpartition("/")[2].startswith(carrier.TEMPORARY) for name in found)
+        again = drain_late(pair.running.place, 10.0)
+        assert again is not None
+        assert tree(pair.target) == found
+    finally:
+        pair.running.stop()
+
+
+def _content_through_links(pair: Pair, name: str) -> bytes | None:
+    """The content of a file at the start whose rename nobody saw: its new name leads to it."""
+    try:
+        return (pair.target / name).read_bytes()
+    except OSError:
+        return None
+
+
+def test_what_was_seen_is_finished_late(pairs):
+    pair = pairs()
+    try:
+        for operation in ((create, "a", 5_000), (make_directory, "e2"), (create, "e2/b", 1)):
+            pair.both(operation, 0)
+        pair.running.settle()
+        for operation in ((rename, "a", "c"), (remove, "b"), (rename, "d", "f"), (remove, "e2/b")):
+            pair.both(operation, 0)
+        pair.running.drain._ledger._structure.not_before = time.monotonic() + 100  # nothing is carried out
+        pair.running.drain.work(time.monotonic())
+        pair.running.stop()
+        assert (pair.target / "b").exists()
+        report = drain_late(pair.running.place, 10.0)
+        assert report is not None
+        assert (report.undrained, report.findings.kept, report.findings.beside) == ([], {}, {})
+        assert tree(pair.target) == tree(pair.plain)
+    finally:
+        pair.running.stop()
+
+
+def test_what_was_renamed_unseen_is_not_overwritten(pairs):
+    pair = pairs()
+    try:
+        pair.running.stop()
+        for operation in ((rename, "b", "b.1"), (create, "b", 10)):
+            pair.both(operation, 0)
+        report = drain_late(pair.running.place, 10.0)
+        assert report is not None
+        assert report.findings.beside == {"b": "b.run-1"}
+        assert (pair.target / "b.run-1").read_bytes() == _content("b", 10)
+        assert (pair.target / "b.1").read_bytes() == _content("earlier", 100)
+    finally:
+        pair.running.stop()
+
+
+def test_a_file_that_others_changed_is_not_replaced_late(pairs):
+    pair = pairs()
+    try:
+        pair.both((create, "a", 10), 0)
+        pair.running.settle()
+        pair.both((create, "a", 20), 0)
+        pair.both((replace, "b", 30), 0)
+        pair.running.stop()
+        (pair.target / "a").write_text("edited on the login node")
+        report = drain_late(pair.running.place, 10.0)
+        assert report is not None
+        assert report.findings.beside == {"a": "a.run-1"}
+        assert (pair.target / "a").read_text() == "edited on the login node"
+        assert (pair.target / "a.run-1").read_bytes() == _content("a", 20)
+        assert (pair.target / "b").read_bytes() == _content("new", 30)
+    finally:
+        pair.running.stop()
+
+
+def test_a_journal_with_broken_lines_removes_nothing(pairs):
+    pair = pairs()
+    try:
+        pair.both((create, "a", 10), 0)
+        pair.running.settle()
+        pair.running.stop()
+        apply(pair.running.out, (remove, "a"))
+        path = Path(pair.running.place.journal)
+        journal = path.read_bytes()
+        path.write_bytes(journal[:-20] + b"\xff" * 7)
+        with path.open("ab") as file:
+            file.write(b'\n999 1 ["saw","removed","a","",false,[]]\n')
+        before = tree(pair.target)
+        report = drain_late(pair.running.place, 10.0)
+        assert report is not None
+        assert tree(pair.target) == before
+        path.write_bytes(b"nothing of it\n")
+        assert drain_late(pair.running.place, 10.0) is None
+    finally:
+        pair.running.stop()
