@@ -236,7 +236,9 @@ def test_any_counters_give_a_valid_record_that_adds_up(
     parts = [split[k] for k in ("compute_s", "wait_source_s", "wait_local_s", "preprocess_s", "other_s")]
     assert sum(p for p in parts if p is not None) == pytest.approx(split["wall_s"], abs=1e-6, rel=1e-9)
     assert all(p is None or p >= 0 for p in parts)
-    assert split["hidden_s"] is None if not seen else 0 <= split["hidden_s"] <= split["wall_s"] + 1e-9
+    assert seen or split["hidden_s"] is None
+    assert split["hidden_s"] is None or 0 <= split["hidden_s"] <= split["wall_s"] + 1e-9
+    assert split["hidden_s"] is not None or not seen or split["wait_source_s"] is None
     if record["coverage"]["opens"]:
         assert record["coverage"]["swapped"] <= record["coverage"]["opens"]
 

@@ -198,6 +198,12 @@ def test_hidden_time_is_copying_less_waiting_within_the_command() -> None:
     assert split["before_s"] == pytest.approx(10.1)
 
 
+def test_what_staging_hid_is_unknown_where_waits_are() -> None:
+    copying = [Sample(float(s), 1.0, busy=8.0) for s in range(20)]
+    assert split_of([], copying, child_started_s=10.1, child_ended_s=60.1)["hidden_s"] is None
+    assert split_of([], [Sample(0.0, 1.0)], child_started_s=10.1, child_ended_s=60.1)["hidden_s"] == 0
+
+
 def test_copies_before_the_command_and_short_bursts_hide_nothing() -> None:
     burst = [Sample(0.0, 1.0, busy=8.0)]
     node = node_part(processes=[reader()], samples=burst, staged_s=0.3, totals={"copy_busy_s": 0.2})

@@ -201,3 +201,17 @@ def test_why_a_mode_was_chosen_is_not_cut() -> None:
     )
     said = " ".join(shown(record).split())
     assert record["run"]["mode_why"] in said
+
+
+def test_of_a_command_that_was_not_seen_nothing_is_said_about_its_reads() -> None:
+    """`sha256sum` reads all of the datasets at the source."""
+    unseen = {"command_bytes": 48_000_000, "accounted_bytes": 0, "attached": 0}
+    record = compose(run_part(), [node_part(processes=[], accounts=unseen)])
+    assert record["totals"]["copied_bytes"] > 0
+    assert [record["totals"][name] for name in ("direct_opens", "direct_bytes", "source_bytes")] == [None] * 3
+    said = shown(record)
+    assert [line.split() for line in said.split("\n") if "read by the program" in line][1][:5] == [
+        "source", "not", "measured", "not", "measured"
+    ]  # fmt: skip
+    assert "source ops in all" not in said
+    assert "copied, what the program read there is unknown" in "\n".join(short(record))

@@ -133,8 +133,11 @@ PASSED_ON = ("source_files", *SCANNED, *PEERS, "want_ready", "want_direct", "fai
 def totals_of(node: NodePart) -> RunTotals:
     """Returns the totals of a node. `copied_*` are the copiers' share, `direct_*` the program's own at the source."""
     processes, told = node.processes, _told(node)
-    direct_opens, direct_stats = total(processes, "source_opens"), total(processes, "source_stats")
+    direct_opens: int | None = total(processes, "source_opens")
+    direct_stats: int | None = total(processes, "source_stats")
     direct_bytes, direct_reads = (source_reads(processes, name) for name in ("source_read_bytes", "source_reads"))
+    if _was_unseen(node):
+        direct_opens = direct_stats = direct_bytes = direct_reads = None
     measuring_opens = told.measuring_opens or 0
     source_opens = add(told.source_opens, measuring_opens, direct_opens)
     return RunTotals(
@@ -158,6 +161,13 @@ def totals_of(node: NodePart) -> RunTotals:
         direct_bytes=direct_bytes,
         direct_reads=direct_reads,
     )
+
+
+def _was_unseen(node: NodePart) -> bool:
+    """Returns whether the command read files, perhaps of the datasets, and no process of it attached."""
+    accounts = node.accounts
+    unseen = accounts.command_bytes - accounts.accounted_bytes if accounts else 0
+    return not node.processes and unseen >= LEAST_MISSED_BYTES
 
 
 def _told(node: NodePart) -> NodeTotals:

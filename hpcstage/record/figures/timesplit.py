@@ -111,9 +111,10 @@ def _several(number: int, what: str) -> str:
 
 def _hidden_s(nodes: Sequence[Digest], wall_s: float, split: Split) -> float | None:
     """Returns the seconds with copies in flight while the command ran and did not wait for the source; the mean over
-    the nodes."""
+    the nodes. None: something was copied, and the waits were not measured."""
     copying = [node.copying_s for node in nodes if node.copying_s is not None]
-    if not copying:
+    if not any(copying):
+        return 0.0 if copying else None
+    if split.wait_source_s is None:
         return None
-    waited_s = split.wait_source_s or 0.0
-    return max(0.0, min(sum(copying) / len(copying), wall_s) - waited_s)
+    return max(0.0, min(sum(copying) / len(copying), wall_s) - split.wait_source_s)

@@ -151,7 +151,7 @@ def time(record: Record) -> RenderableType:
 def origin(record: Record) -> RenderableType:
     """Shows opens and bytes by where they were served."""
     totals = record.totals
-    copied = f"copied; {count(totals.source_ops)} source ops in all"
+    copied = "copied" + ("" if totals.source_ops is None else f"; {count(totals.source_ops)} source ops in all")
     rows = [
         ("  local disk", count(record.coverage.swapped), totals.local_bytes, "read by the program"),
         ("  source", count(totals.direct_opens), totals.direct_bytes, "read by the program"),

@@ -63,8 +63,10 @@ def _time(split: TimeSplit) -> str:
 
 
 def _source(record: Record) -> str:
-    part, amount = record.contention, record.totals.source_bytes
-    read = f"source: {'unknown amount' if amount is None else figures.size(amount)} read"
+    part, totals = record.contention, record.totals
+    read = f"source: {'unknown amount' if totals.source_bytes is None else figures.size(totals.source_bytes)} read"
+    if totals.source_bytes is None and totals.copied_bytes:
+        read = f"source: {figures.size(totals.copied_bytes)} copied, what the program read there is unknown"
     if part.best_bytes_per_s is None:
         return read
     levels = f", best {figures.rate(part.best_bytes_per_s)}, typical {figures.rate(part.typical_bytes_per_s)}"
