@@ -104,7 +104,6 @@ def _sample(last: Snapshot, now: Snapshot, start_s: float, length_s: float) -> S
         peer_bytes=now.peer_bytes - last.peer_bytes,
         sent_bytes=now.sent_bytes - last.sent_bytes,
         loader_wait_ns=shim(Counter.LOADER_WAIT_NS),
-        local_ns=shim(Counter.HIT_OPEN_NS, Counter.LOCAL_READ_NS),
     )
     held_back_s = now.busy.limited_s - last.busy.limited_s
     local_bound = sample.copy_write_ns > sample.copy_read_ns + sample.copy_open_ns

@@ -216,7 +216,6 @@ arbitrary_samples = st.builds(
     shim_read_ns=big,
     want_ns=big,
     loader_wait_ns=big,
-    local_ns=big,
 )
 
 

@@ -128,7 +128,7 @@ class TemporaryCopies:
 
 
 class FreeBudget:
-    """The budget less what was taken, by copies under way, too."""
+    """Counts what is left of the budget; copies under way have taken their part of it."""
 
     def __init__(self, states: States, budget: Budget, directories: int) -> None:
         self.temporary = TemporaryCopies()

@@ -38,7 +38,7 @@ ASSUMED: dict[str, tuple[Any, str]] = {
     "epoch_compute_s": (0.0, "compute: none, so the times are those of reading alone (set with --epoch-compute)"),
     "readers": (0, "readers: 0, so the program reads each file when it needs it (set with --readers)"),
 }
-"""The values of a workload where they are unknown, and what is said of that."""
+"""By name of an unknown value of a workload: the value that a forecast assumes, and what it says of that."""
 ASSUMED_SOURCE_BYTES_PER_S = 1e9
 ASSUMED_SOURCE_FILE_S = 1e-3
 ASSUMED_IN_FLIGHT = 32

@@ -78,13 +78,11 @@ def slow_disk(record: Record) -> Iterator[Note]:
     if writing:
         host, worst = max(writing, key=lambda pair: pair[1].write_share)
         waited_for_copies = wall_s and (split.wait_source_s or 0.0) > WAITS_LOCAL * wall_s
-        yield Note(
-            "slow-local-disk",
-            Severity.WARNING if waited_for_copies else Severity.INFO,
-            f"the local disk {record.environment.local_dir} on {host} is slower than the source: "
-            f"transfers spent {format_share(worst.write_share)} of their time writing to it",
-            "name a faster disk with --local-dir; with none, --mode direct may be as fast",
-        )
+        severity = Severity.WARNING if waited_for_copies else Severity.INFO
+        spent = f"transfers spent {format_share(worst.write_share)} of their time writing to it"
+        text = f"the local disk {record.environment.local_dir} on {host} is slower than the source: {spent}"
+        remedy = "name a faster disk with --local-dir; with none, --mode direct may be as fast"
+        yield Note("slow-local-disk", severity, text, remedy)
     if wall_s and waited_s > WAITS_LOCAL * wall_s:
         speeds = [disk.read_bytes_per_s for _, disk in found if disk.read_bytes_per_s]
         speed = f" (read at {format_rate(min(speeds))} by each reader)" if speeds else ""

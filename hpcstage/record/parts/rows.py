@@ -38,8 +38,6 @@ class Sample:
     store_bytes: int = 0
     loader_wait_ns: int = 0
     """Waits of PyTorch's loaders for their next batch, summed over processes (LOADER_WAIT_NS)."""
-    local_ns: int = 0
-    """The program's opens and reads of staged copies (HIT_OPEN_NS, LOCAL_READ_NS), summed over processes."""
     blocked_ns: int = 0
     """Time in which a process of the program had a thread inside a call on a dataset's file, up to the sample's end,
     summed over processes (BLOCKED_NS)."""
