@@ -35,7 +35,7 @@ from hpcstage.outputs.facts import (
     ancestors,
     is_below,
 )
-from hpcstage.outputs.marks import CLOSED_S, OPEN_S, Mark, Marks
+from hpcstage.outputs.marks import BLOCKED_S, CLOSED_S, OPEN_S, Mark, Marks
 
 HOLD_S = 5.0
 MOST_HOLD_S = 600.0
@@ -278,11 +278,12 @@ class Ledger:
         return name in self.shown_elsewhere and entry is not None and entry.kind is EntryKind.EARLIER
 
     def _due_removals(self, now: float) -> list[tuple[str, Removal]]:
-        if not self.removed:
+        is_quiet = self.is_ending or now - self._structure.removed_at >= HOLD_S
+        first = next(iter(self.removed.values()), None)
+        if first is None or not (is_quiet or now - first.seen_at >= MOST_HOLD_S):
             return []
         waiting = [seq for seq in (self.marks.oldest_waiting(), self._oldest_flying()) if seq is not None]
         bound = min(waiting, default=None)
-        is_quiet = self.is_ending or now - self._structure.removed_at >= HOLD_S
         due: list[tuple[str, Removal]] = []
         for name, removal in self.removed.items():
             if len(due) == MOST_ERASES or not (is_quiet or now - removal.seen_at >= MOST_HOLD_S):
@@ -290,6 +291,8 @@ class Ledger:
             if name in self._flying or (bound is not None and removal.seq > bound):
                 break  # those that follow may be of the directories above
             due.append((name, removal))
+        if not due:
+            self._structure.not_before = now + BLOCKED_S
         return due
 
     def _oldest_flying(self) -> int | None:

@@ -22,6 +22,8 @@ REST_SHARE = 10
 """A name rests for at least REST_S, and for REST_SHARE times as long as its last drain took."""
 MOST_REST_S = 300.0
 RETRY_S, MOST_RETRY_S = 1.0, 60.0
+BLOCKED_S = 0.05
+"""A name that waits for another one is asked for again this much later: there may be a hundred thousand."""
 
 
 @dataclass
@@ -101,13 +103,14 @@ class Marks:
             if mark is None or (mark.due, mark.seq) != (due, seq):
                 continue
             if is_blocked(name):
-                blocked.append((due, seq, name))
+                blocked.append(name)
                 continue
             del self.by_name[name]
             most -= 1
             yield name, mark
-        for entry in blocked:
-            heapq.heappush(self._heap, entry)
+        for name in blocked:
+            self.by_name[name].due = now + BLOCKED_S
+            self.put(name, self.by_name[name])
 
     def next_due(self) -> float | None:
         """Returns the time of the earliest mark; None if there is none."""

@@ -65,7 +65,7 @@ def test_a_removal_waits_for_what_changed_before_and_for_quiet():
     assert told(actions) == [("carry", "new")]
     assert ledger.actions(HOLD_S + 2, 4) == []
     done(ledger, actions, HOLD_S + 2)
-    assert told(ledger.actions(HOLD_S + 2, 4)) == [("erase", "old")]
+    assert told(ledger.actions(HOLD_S + 2.1, 4)) == [("erase", "old")]
 
 
 def test_a_removal_does_not_wait_for_a_file_that_cannot_be_carried():
@@ -113,11 +113,11 @@ def test_renames_keep_their_order_and_hold_back_what_they_concern():
     assert told(actions) == [("move", "d", "e"), ("carry", "g")]
     done(ledger, actions, 1.0)
     assert set(ledger.entries) == {"e", "e/a", "g"}
-    actions = ledger.actions(1.0, 4)
+    actions = ledger.actions(1.1, 4)
     assert told(actions)[0] == ("move", "e/a", "f")
     assert ("carry", "f") not in told(actions)
-    done(ledger, actions, 1.0)
-    assert told(ledger.actions(1.0, 4)) == [("carry", "f")]
+    done(ledger, actions, 1.1)
+    assert told(ledger.actions(1.2, 4)) == [("carry", "f")]
 
 
 def test_a_file_that_may_not_be_renamed_is_copied_and_its_old_name_removed():
@@ -186,10 +186,12 @@ def test_directories_get_their_times_last_and_the_deepest_first():
     ledger.see(SeenEvent(SeenKind.CLOSED, "d/e/file"), 0.0)
     ledger.end(0.0)
     names = []
-    while actions := ledger.actions(1.0, 4):
+    now = 1.0
+    while actions := ledger.actions(now, 4):
+        now += 0.1
         names += told(actions)
         for action in actions:
             entry = None if action.deed is Deed.STAMP else FILE if "file" in action.name else directory
-            ledger.take(ActionResult(action.deed, action.name, Ending.DONE, entry), 1.0)
+            ledger.take(ActionResult(action.deed, action.name, Ending.DONE, entry), now)
     assert names == [("carry", "d"), ("carry", "d/e"), ("carry", "d/e/file"), ("stamp", "d/e"), ("stamp", "d")]
     assert ledger.is_settled()
