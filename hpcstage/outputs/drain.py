@@ -73,7 +73,6 @@ class OutputDrain:
         self._may_copy = may_copy
         self._wait_until = 0.0
         self._last_look: Iterator[SeenEvent] | None = None
-        self._is_ended = False
         self._files = self._bytes = 0
 
     # ---- as a service
@@ -110,7 +109,6 @@ class OutputDrain:
         changes files without an event."""
         for event in self._watch.read(now):
             self._take(event, now)
-        self._is_ended = True
         self._last_look = iter(()) if self._watch.is_gone else found_below(self._root)
 
     @property

@@ -16,9 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcstage.outputs.carrier import TEMPORARY
 from hpcstage.outputs.facts import EntryKind, Fingerprint, TargetEntry
 from hpcstage.outputs.journal import Charter, Journal
+from hpcstage.outputs.target import TEMPORARY
 
 MOST_ENTRIES = 100_000
 

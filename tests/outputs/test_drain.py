@@ -181,13 +181,13 @@ def test_renames_and_removals_of_what_was_there(start, earlier):
 
 
 def test_names_that_are_exchanged(start, earlier):
-    from hpcstage.outputs.carrier import _exchange
+    from hpcstage.outputs.links import exchange as exchange_names
 
     running = start(earlier)
     (running.out / "new").write_text("new")
     running.settle()
-    _exchange(os.fspath(running.out / "top"), os.fspath(running.out / "old/file"))
-    _exchange(os.fspath(running.out / "new"), os.fspath(running.out / "old/deep"))
+    exchange_names(os.fspath(running.out / "top"), os.fspath(running.out / "old/file"))
+    exchange_names(os.fspath(running.out / "new"), os.fspath(running.out / "old/deep"))
     running.end()
     assert (earlier / "top").read_text() == "old"
     assert (earlier / "old/file").read_text() == "top"

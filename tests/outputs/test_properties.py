@@ -16,9 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpcstage.outputs import carrier, ledger, marks
-from hpcstage.outputs.carrier import _exchange
 from hpcstage.outputs.facts import is_below
 from hpcstage.outputs.late import drain_late
+from hpcstage.outputs.links import exchange as exchange_names
+from hpcstage.outputs.target import TEMPORARY
 
 NAMES = ("a", "b", "d", "e")
 NAME = st.sampled_from(NAMES)
@@ -86,7 +87,7 @@ def rename(root: Path, path: str, other: str) -> None:
 
 
 def exchange(root: Path, path: str, other: str) -> None:
-    _exchange(os.fspath(root / path), os.fspath(root / other))
+    exchange_names(os.fspath(root / path), os.fspath(root / other))
 
 
 OPERATION = st.one_of(
@@ -197,7 +198,7 @@ def test_no_closed_file_is_lost_when_all_is_killed(pairs, operations, unwatched)
             assert contents, name
             if isinstance(what, bytes):
                 assert what in contents or _content_through_links(pair, name) == what, name
-        assert not any(name.rpartition("/")[2].startswith(carrier.TEMPORARY) for name in found)
+        assert not any(name.rpartition("/")[2].startswith(TEMPORARY) for name in found)
         again = drain_late(pair.running.place, 10.0)
         assert again is not None
         assert tree(pair.target) == found

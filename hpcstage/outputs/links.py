@@ -1,0 +1,73 @@
+"""Owns the local symbolic links to what the target held at the start, and how links look from the target."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import posixpath
+from contextlib import suppress
+from dataclasses import replace
+from itertools import count
+
+from hpcstage.outputs.facts import EntryKind, TargetEntry
+from hpcstage.outputs.target import Target
+
+_EXCHANGE = 2
+_AT_FDCWD = -100
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class LocalLinks:
+    """Owns the links below the watched directory."""
+
+    def __init__(self, root: str, scratch: str, target: Target) -> None:
+        """`scratch` is a directory on the file system of `root`, not below it."""
+        self._root = root
+        self._roots = tuple(dict.fromkeys((root, os.path.realpath(root))))
+        self._scratch = scratch
+        self._target = target
+        self._numbers = count()
+
+    def as_seen_there(self, name: str, leads_to: str) -> str:
+        """Returns a link's text for the target: a path into the local directory, or into the target, is relative."""
+        for root in (*self._roots, self._target.root):
+            if leads_to == root or leads_to.startswith(root + "/"):
+                return posixpath.relpath("/" + leads_to[len(root) :], "/" + posixpath.dirname(name))
+        return leads_to
+
+    def show(self, name: str, expected: str) -> None:
+        """Lets the local link to an earlier entry follow a rename in the target. The two names are exchanged, and
+        exchanged back if the program has put something else there in between."""
+        spare = f"{self._scratch}/{os.getpid()}.{next(self._numbers)}"
+        os.symlink(self._target.path(name), spare)
+        try:
+            exchange(spare, f"{self._root}/{name}")
+            if not os.path.islink(spare) or os.readlink(spare) != expected:
+                exchange(spare, f"{self._root}/{name}")
+        finally:
+            with suppress(OSError):
+                if os.path.islink(spare):
+                    os.unlink(spare)
+
+    def show_moved(self, old: str, new: str, entry: TargetEntry) -> TargetEntry:
+        """Lets the local link follow a rename, if it is still what was renamed. Returns the entry as it is then."""
+        with suppress(OSError):
+            leads_to = os.readlink(f"{self._root}/{new}")
+            if leads_to in {self._target.path(old), self._target.path(entry.shown_as)}:
+                self.show(new, leads_to)
+        return self.shown(new, entry)
+
+    def shown(self, name: str, entry: TargetEntry) -> TargetEntry:
+        """Returns the entry with the name that the local link shows now."""
+        with suppress(OSError):
+            if entry.kind is EntryKind.EARLIER and os.readlink(f"{self._root}/{name}") == self._target.path(name):
+                return replace(entry, shown_as=name)
+        return entry
+
+
+def exchange(one: str, other: str) -> None:
+    """Exchanges two names in one step. Raises OSError."""
+    names = (ctypes.c_char_p(os.fsencode(one)), ctypes.c_char_p(os.fsencode(other)))
+    if _libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _EXCHANGE):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), other)

@@ -1,0 +1,133 @@
+"""Carries renames and removals over that were seen, and the times of directories: what changes names, not contents."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import suppress
+
+from hpcstage.outputs.facts import Action, ActionResult, Deed, Ending, EntryKind, Fingerprint, TargetEntry
+from hpcstage.outputs.journal import Charter
+from hpcstage.outputs.links import LocalLinks
+from hpcstage.outputs.target import Target, is_same, status_of
+
+
+class NameChanges:
+    """Owns the ways of names from a watched directory to its target."""
+
+    def __init__(self, root: str, charter: Charter, target: Target, links: LocalLinks) -> None:
+        self._root = root
+        self._root_inode = charter.root_inode
+        self._target = target
+        self._links = links
+
+    def move(self, action: Action) -> ActionResult:
+        """Renames an entry. Raises OSError."""
+        old, new, entry = action.name, action.new, action.entry
+        self._remove_first(action)
+        found = status_of(self._target.path(old))
+        if found is None or stat.S_ISDIR(found.st_mode) != action.is_dir or (entry is None and not action.is_dir):
+            if found is None and entry is not None and self._is_moved(new, entry):
+                return ActionResult(Deed.MOVE, old, Ending.DONE, self._links.shown(new, entry))
+            return ActionResult(Deed.MOVE, old, Ending.ABSENT)
+        if action.is_shown_elsewhere or (action.is_late and not self._may_move(action, found)):
+            return ActionResult(Deed.MOVE, old, Ending.KEPT, text="the target's was changed by others")
+        if entry is not None and entry.kind in {EntryKind.FILE, EntryKind.LINK} and not self._may_take(new, entry):
+            return ActionResult(Deed.MOVE, old, Ending.CHANGED)
+        try:
+            if entry is not None and entry.kind is EntryKind.EARLIER:
+                return ActionResult(Deed.MOVE, old, Ending.DONE, self._move_earlier(old, new, entry))
+            self._target.in_parents(new, lambda: os.rename(self._target.path(old), self._target.path(new)))
+        except OSError as error:
+            if error.errno in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR}:
+                return ActionResult(Deed.MOVE, old, Ending.KEPT, text=f"{new} is in the way")
+            raise
+        self._target.sync_directory(new)
+        return ActionResult(Deed.MOVE, old, Ending.DONE)
+
+    def _move_earlier(self, old: str, new: str, entry: TargetEntry) -> TargetEntry:
+        """Renames a file to which the local directory has a link. It has both names until the link shows the new one,
+        where the file system has hard links, so that the link leads somewhere at any moment."""
+        temporary = self._target.path(self._target.temporary(new))
+        self._target.remove_temporary(new)
+        try:
+            self._target.in_parents(new, lambda: os.link(self._target.path(old), temporary, follow_symlinks=False))
+        except OSError:
+            self._target.in_parents(new, lambda: os.rename(self._target.path(old), self._target.path(new)))
+            return self._links.show_moved(old, new, entry)
+        try:
+            os.rename(temporary, self._target.path(new))
+        finally:
+            self._target.remove_temporary(new)  # it is still there, too, if the new name was one of the same file
+        shown = self._links.show_moved(old, new, entry)
+        os.unlink(self._target.path(old))
+        self._target.sync_directory(new)
+        return shown
+
+    def _remove_first(self, action: Action) -> None:
+        """Removes what had the new name before, unless the rename replaces it or the target may be others' by now."""
+        for name in () if action.is_late else action.first:
+            found = status_of(self._target.path(name))
+            if found is not None and (name != action.new or stat.S_ISDIR(found.st_mode)):
+                with suppress(OSError):
+                    self._target.remove(name)
+
+    def _is_moved(self, new: str, entry: TargetEntry) -> bool:
+        found = status_of(self._target.path(new))
+        return found is not None and is_same(entry, found) and found.st_ino == entry.there.inode
+
+    def _may_move(self, action: Action, found: os.stat_result) -> bool:
+        if action.entry is not None and not is_same(action.entry, found):
+            return False
+        other = status_of(self._target.path(action.new))
+        if other is not None and other.st_ino == found.st_ino:
+            return True
+        return other is None or (action.new_entry is not None and is_same(action.new_entry, other))
+
+    def _may_take(self, new: str, entry: TargetEntry) -> bool:
+        """Tells whether the target's entry may have the new name: only if it is what the local one is now, so that no
+        incomplete file takes the place of a complete one; or if the local one has moved on, and there is none."""
+        found = status_of(f"{self._root}/{new}")
+        if found is None:
+            return status_of(self._target.path(new)) is None
+        return not entry.appending and Fingerprint.of(found) == entry.here
+
+    def erase(self, action: Action) -> ActionResult:
+        """Removes an entry, if the local one is still missing. Raises OSError."""
+        name = action.name
+        root = status_of(self._root)
+        if root is None or root.st_ino != self._root_inode:
+            return ActionResult(Deed.ERASE, name, Ending.KEPT, text="the local directory has gone")
+        if status_of(f"{self._root}/{name}") is not None:
+            return ActionResult(Deed.ERASE, name, Ending.KEPT)
+        found = status_of(self._target.path(name))
+        if found is None or action.entry is None:
+            return ActionResult(Deed.ERASE, name, Ending.ABSENT)
+        if action.is_shown_elsewhere:
+            return ActionResult(Deed.ERASE, name, Ending.KEPT, text="a link in the local directory leads to it")
+        if action.is_late and not is_last_seen(action, found):
+            return ActionResult(Deed.ERASE, name, Ending.KEPT, text="it was removed here, and changed there by others")
+        try:
+            self._target.remove(name)
+        except OSError as error:
+            if error.errno in {errno.ENOTEMPTY, errno.EEXIST}:
+                text = "holds files that this run did not remove"
+                return ActionResult(Deed.ERASE, name, Ending.KEPT, errno=errno.ENOTEMPTY, text=text)
+            raise
+        return ActionResult(Deed.ERASE, name, Ending.DONE)
+
+    def stamp(self, action: Action) -> ActionResult:
+        """Gives a directory the mode and the times of the local one. Raises OSError."""
+        status = status_of(f"{self._root}/{action.name}")
+        if status is None or not stat.S_ISDIR(status.st_mode):
+            return ActionResult(Deed.STAMP, action.name, Ending.ABSENT)
+        path = self._target.path(action.name)
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        os.chmod(path, stat.S_IMODE(status.st_mode))
+        return ActionResult(Deed.STAMP, action.name, Ending.DONE)
+
+
+def is_last_seen(action: Action, found: os.stat_result) -> bool:
+    """Tells whether what the target has is what the run last saw, or was about to write."""
+    return any(entry is not None and is_same(entry, found) for entry in (action.entry, action.new_entry))
