@@ -12,11 +12,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import mmap
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +41,7 @@ SIZES = {"64 KB": 64 << 10, "1 MB": 1 << 20}
 SAMPLE_S, QUICK_SAMPLE_S = 0.2, 0.05
 PASSES_PER_BATCH = 4
 ROUNDS = 15
+PLACES = 5
 LEAST_OF_C = 0.8
 LEAST_NUMPY = 3.0
 HUGE_PAGE_BYTES = 2 << 20
@@ -63,24 +67,42 @@ class Cell:
 
 
 def aligned(size: int) -> Bytes:
-    """Memory as the C program has it: from the beginning of a huge page on. numpy asks for huge pages from 4 MiB on."""
-    whole = np.zeros(size + 2 * HUGE_PAGE_BYTES, np.uint8)
+    """Memory as the C program has it: from the beginning of a huge page on, whatever numpy asks for."""
+    mapped = mmap.mmap(-1, size + 2 * HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    mapped.madvise(mmap.MADV_HUGEPAGE)
+    whole = np.frombuffer(mapped, np.uint8)
     return whole[-whole.ctypes.data % HUGE_PAGE_BYTES :][:size]
 
 
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of a stripe, in memory of their own."""
+
+    data: list[Bytes]
+    parities: list[Bytes]
+
+    @classmethod
+    def of(cls, size: int) -> Blocks:
+        """The same bytes as in the C program."""
+        memory = aligned(size * (K + M)).reshape(K + M, size)
+        places = np.arange(size)
+        for number in range(K):
+            memory[number] = (places + places // 256 + 31 * number).astype(np.uint8)
+        return cls(list(memory[:K]), list(memory[K:]))
+
+
 class Stripe:
-    """The blocks, and what encodes them."""
+    """One cell: the blocks, and what encodes them.
+
+    The same calls take a fifth longer where the pages of a process happen to share the processor's cache. So samples
+    take turns at blocks in several places, as each sample in C has a process of its own.
+    """
 
     def __init__(self, cell: Cell, options: Options, work_dir: Path) -> None:
         self.cell, self.work_dir = cell, work_dir
         self.sample_s = QUICK_SAMPLE_S if options.quick else SAMPLE_S
         self.code = ErasureCode.cauchy(K, M)
-        size = cell.block_bytes
-        memory = aligned(size * (K + M)).reshape(K + M, size)
-        places = np.arange(size)
-        for number in range(K):
-            memory[number] = (places + places // 256 + 31 * number).astype(np.uint8)
-        self.data, self.parities = list(memory[:K]), list(memory[K:])
+        self.places = [Blocks.of(cell.block_bytes) for _ in range(PLACES)]
 
     def arms(self, isal: IsalKernel | None) -> dict[str, Arm]:
         """What is compared; without ISA-L only the others."""
@@ -88,23 +110,27 @@ class Stripe:
         made: dict[str, Arm] = {}
         if isal:
             made[C] = functools.partial(self._in_c, method, isal.path)
-            made[OURS] = functools.partial(self._ours, self._operation(isal))
-            made[NEW] = functools.partial(self._ours, functools.partial(self._made_anew, isal))
-        made[NUMPY] = functools.partial(self._ours, self._operation(NumpyKernel()))
+            made[OURS] = functools.partial(self._ours, functools.partial(self._operation, isal), cycle(self.places))
+            made[NEW] = functools.partial(self._ours, functools.partial(self._made_anew, isal), cycle(self.places))
+        numpys = functools.partial(self._operation, NumpyKernel())
+        made[NUMPY] = functools.partial(self._ours, numpys, cycle(self.places))
         if not self.cell.chain:
             made[REDSET] = functools.partial(self._in_c, "table", "")
         return made
 
-    def _made_anew(self, kernel: Kernel) -> None:
-        self._operation(kernel)()
+    def _made_anew(self, kernel: Kernel, blocks: Blocks) -> Operation:
+        def work() -> None:
+            self._operation(kernel, blocks)()
 
-    def _operation(self, kernel: Kernel) -> Operation:
+        return work
+
+    def _operation(self, kernel: Kernel, blocks: Blocks) -> Operation:
         coder = Coder(self.code, kernel)
         if not self.cell.chain:
-            return coder.encoding(dict(enumerate(self.data)), self.parities)
+            return coder.encoding(dict(enumerate(blocks.data)), blocks.parities)
         stages = [
-            coder.contributing(self.code.column(number), block, self.parities, len(block) if number else 0)
-            for number, block in enumerate(self.data)
+            coder.contributing(self.code.column(number), block, blocks.parities, len(block) if number else 0)
+            for number, block in enumerate(blocks.data)
         ]
 
         def work() -> None:
@@ -113,12 +139,14 @@ class Stripe:
 
         return work
 
-    def _ours(self, work: Operation) -> dict[str, Any]:
-        for parity in self.parities:
+    def _ours(self, operation: Callable[[Blocks], Operation], places: Iterator[Blocks]) -> dict[str, Any]:
+        blocks = next(places)
+        for parity in blocks.parities:
             parity.fill(0)
+        work = operation(blocks)
         work()
         seconds = pass_s(work, self.sample_s)
-        return self._rated(seconds, b"".join(parity.tobytes() for parity in self.parities))
+        return self._rated(seconds, b"".join(parity.tobytes() for parity in blocks.parities))
 
     def _in_c(self, method: str, library: str) -> dict[str, Any]:
         out = self.work_dir / "parities"
