@@ -33,6 +33,9 @@ LITTLE = ("frozen body, Adam head", "adapters, AdamW")
 LITTLE_SAVES_PERCENT = 83.8
 MUCH_SAVES_PERCENT = 28.4
 """Both are paper 001's."""
+NOT_WORSE_PERCENT = 0.1
+"""Where every block changes, nothing is asked but that the bytes are those of a full generation; the manifest's reason
+is some bytes longer."""
 FULL = GenerationPolicy(always=GenerationKind.FULL)
 ARMS = {"full": FULL, "incremental": GenerationPolicy()}
 BLOCKS = (4 * KB, 16 * KB, 64 * KB, 256 * KB)
@@ -205,7 +208,7 @@ def figures(bench: Bench, cells: Sequence[Trained], speeds: bool) -> list[Figure
         elif cell.program == "embedding, SGD":
             made.append(at_least(name, saves, MUCH_SAVES_PERCENT, "%"))
         else:
-            made.append(at_least(name, saves, 0.0, "%"))
+            made.append(at_least(name, saves, -NOT_WORSE_PERCENT, "%"))
     if speeds:
         made.append(at_least("reading and hashing the state", bench.median("speeds", "one file", "diff"), 2.0, "GB/s"))
     same = [sample["same"] for sample in bench.samples]
