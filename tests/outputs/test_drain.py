@@ -72,6 +72,22 @@ def test_a_log_grows_in_place_within_seconds(start):
         assert running.stop().unclosed == ["log"]
 
 
+def test_no_incomplete_file_takes_the_place_of_a_complete_one(start):
+    running = start()
+    best = running.target / "best"
+    (running.out / "best").write_text("complete")
+    with (running.out / "tmp").open("w") as file:
+        file.write("half")
+        file.flush()
+        running.until((running.target / "tmp").exists)
+        running.settle()
+        file.write(" and half")
+    (running.out / "tmp").rename(running.out / "best")
+    seen = []
+    running.until(lambda: seen.append(best.read_text()) or seen[-1] == "half and half")
+    assert set(seen) <= {"complete", "half and half"}
+
+
 def test_what_changed_before_its_end_is_replaced_whole(start):
     running = start()
     path = running.out / "file"
