@@ -11,7 +11,7 @@ import pytest
 from conftest import SHM
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from states import Tree, nudged, tree
+from states import Tree, noise, nudged, tree
 
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
@@ -23,11 +23,12 @@ from hpcstage.checkpoint.generations.reading import LocalSource
 from hpcstage.checkpoint.generations.restoring import restore
 from hpcstage.checkpoint.generations.store import GenerationStore
 
-BLOCK = 64
+BLOCK = 512
 NAMES = ("step_1", "step_2", "last", "sharded/rank0", "sharded/rank1", "sharded/deep/x")
 KINDS = (None, GenerationKind.FULL, GenerationKind.DELTA, *([GenerationKind.XOR] if xor.available() else []))
 
 contents = st.one_of(
+    st.builds(noise, st.integers(0, 5 * BLOCK), st.integers(0, 9)),
     st.binary(max_size=5 * BLOCK),
     st.integers(0, 5 * BLOCK).map(bytes),
     st.binary(min_size=1, max_size=3).map(lambda some: some * (2 * BLOCK)),
@@ -102,10 +103,14 @@ def test_each_generation_of_a_chain_restores(chain: list[Step]) -> None:
     with tempfile.TemporaryDirectory(prefix="test-hpcstage-chain-", dir=memory) as made:
         top = Path(made)
         (top / "state").mkdir()
+        (top / "state" / "weights").write_bytes(noise(3 * BLOCK + 7, 1))
         expected: dict[int, Tree] = {}
         for made_changes, kind in chain:
             for change in made_changes:
                 apply(top / "state", change)
+            if kind is GenerationKind.XOR:
+                for name in ("weights", *NAMES):
+                    apply(top / "state", ("train", name, len(expected)))
             policy = GenerationPolicy(block_bytes=BLOCK, longest_chain=3, always=kind)
             with GenerationStore(top / "store", policy) as store:
                 manifest = store.commit(top / "state").manifest
