@@ -14,7 +14,7 @@ import pytest
 from shimlab import Lab, wait_until
 
 from hpcstage.daemon.process.page import Page
-from hpcstage.daemon.process.slots import MOST_LOOKS, SHORT, Slots
+from hpcstage.daemon.process.slots import MOST_LOOKS, SHORT_SHARE, Slots
 from hpcstage.protocol import shim
 from hpcstage.record.parts.rows import UNCOUNTED_LAYER, ProcessPart
 
@@ -39,7 +39,7 @@ class Freeing:
         lab.install()
         self._lab = lab
         self._range = Page.ranges[lab.layer == "python"]
-        self.first = self._range.start + math.ceil(SHORT * len(self._range))
+        self.first = self._range.start + math.ceil(SHORT_SHARE * len(self._range))
         self._started: list[Process] = []
         lab._poke(shim.NEXT_NATIVE_OFFSET + 4 * (lab.layer == "python"), self.first)
         self.restart()
@@ -250,7 +250,7 @@ def test_looks_come_round_to_all_slots_of_both_layers(native_lab: Lab) -> None:
     gone.wait()
     ends = []
     for at, layer in enumerate(Page.ranges):
-        ends.append(layer.start + math.ceil(SHORT * len(layer)) + MOST_LOOKS // 4)
+        ends.append(layer.start + math.ceil(SHORT_SHARE * len(layer)) + MOST_LOOKS // 4)
         native_lab._poke(shim.NEXT_NATIVE_OFFSET + 4 * at, ends[-1] + 1)
         for slot in range(layer.start, ends[-1] + 1):
             begin = shim.PAGE_HEADER_BYTES + slot * shim.SLOT_BYTES
