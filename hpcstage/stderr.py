@@ -7,6 +7,7 @@ The module opens the same pipe or terminal once more, for this process only, and
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import select
@@ -46,8 +47,9 @@ class UnwaitingStream(io.TextIOBase):
         while left and self._is_writable(deadline - time.monotonic()):
             try:
                 left = left[os.write(self._fd, left[: select.PIPE_BUF]) :]
-            except BlockingIOError:
-                continue  # another process was faster
+            except BlockingIOError:  # another process was faster, or a terminal has not room for a whole line end
+                if time.monotonic() >= deadline:
+                    break
         self._is_stuck = bool(left)
         return len(text)
 
@@ -62,6 +64,14 @@ def stream() -> TextIO:
     """Returns the stream for all that is said on standard error; what has taken the place of sys.stderr keeps it, such
     as rich while it shows a live line."""
     return _unwaiting() if sys.stderr is sys.__stderr__ else sys.stderr
+
+
+def say(line: str) -> None:
+    """Writes a line. What cannot be written must not change an exit code."""
+    with contextlib.suppress(OSError, ValueError):
+        out = stream()
+        out.write(f"hpcstage: {line}\n")
+        out.flush()
 
 
 @cache

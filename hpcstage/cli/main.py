@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import click
 
-from hpcstage import __version__
+from hpcstage import __version__, stderr
 from hpcstage.errors import HpcstageError
 
 COMMANDS = {
@@ -76,5 +76,5 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _say(message: str, code: int) -> int:
-    sys.stderr.write(f"hpcstage: {message}\n")
+    stderr.say(message)
     return code

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcstage import inherited
+from hpcstage import inherited, stderr
 from hpcstage.cli import samplers
 from hpcstage.cli.options import dataset_options, sampler_options
 from hpcstage.errors import UsageError
@@ -39,7 +39,8 @@ def plan(run_dir: Path | None, no_probe: bool, limit: int | None, as_json: bool,
     hpcstage plan RUN_DIR            the plan of a past run
 
     With --nodes N (or in a job of several nodes) it also shows what each node fetches from the source, keeps and gets
-    from others, and what 1, 2, 4, ... N nodes would take under each placement.
+    from others, and what 1, 2, 4, ... N nodes would take under each placement. In a job (in salloc's shell, too) the N
+    nodes are like those of the job; without a scheduler they are virtual nodes, which divide this machine.
 
     Values that you do not give come from the record of an earlier run on the same datasets, or are measured (see
     --no-probe).
@@ -68,7 +69,7 @@ def _coming(given: dict[str, Any], *, with_probe: bool) -> Plan:
 
     config = load(given, os.environ, inherited.directory())
     for warning in config.warnings:
-        sys.stderr.write(f"hpcstage: warning: {warning}\n")
+        stderr.say(f"warning: {warning}")
     sampler = samplers.asked(given, config.epochs)
     inputs = Inputs.of_config(config, os.environ, inherited.directory(), sampler)
     with ProgressLine(quiet=bool(given.get("quiet"))) as line:

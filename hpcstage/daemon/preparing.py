@@ -105,6 +105,9 @@ class Preparing(Phase):
         self._failed = failed
         self._wants_until = base.started if base.spec.mode == AUTO_MODE else base.started + EARLY_S
         self._is_over = False
+        self._directories_told: int | None = None
+        """The number of directories that came with the group's manifest while this node's own scan, which found the
+        same files, was about to end."""
 
     # ---- the manifest
 
@@ -129,14 +132,24 @@ class Preparing(Phase):
             return
         scanned = Scanned.from_bytes(data)
         self.base.problems.extend(scanned.problems)
-        counts = scanning.own_counts(self.base.node_dir)
-        self._begin(scanned.listings, scanned if counts else None, scanned.forecast)
+        if (told := self._directories_told) is not None:
+            self._begin(told, None, scanned.forecast)
+        elif scanning.own_counts(self.base.node_dir):
+            self._begin(scanned.listings, scanned, scanned.forecast)
+        else:
+            self._begin(scanned.listings, None, self._decided())
 
     def receive(self, directories: int) -> None:
         """Takes over the manifest, the order and in mode auto the forecast of another node, which lie in the node
-        directory."""
-        is_auto = self.base.spec.mode == AUTO_MODE
-        self._begin(directories, None, scanning.decided(self.base.node_dir) if is_auto else None)
+        directory. The scan of this node is ended, unless it found the same and only has to copy the order."""
+        if scanning.own_counts(self.base.node_dir):
+            self._directories_told = directories
+            return
+        self._begin(directories, None, self._decided())
+        self.base.helpers.stop(SCAN_HELPER)
+
+    def _decided(self) -> Forecast | None:
+        return scanning.decided(self.base.node_dir) if self.base.spec.mode == AUTO_MODE else None
 
     def _begin(self, directories: int, scanned: Scanned | None, forecast: Forecast | None) -> None:
         """Hands over to the staging. In mode auto the forecast sets the mode, which is runtime where it says upfront,

@@ -41,7 +41,8 @@ class DaemonLink:
             try:
                 return cls._greet(sock, max(_RETRY_S, began + timeout_s - time.monotonic()))
             except (OSError, exchange.LinkError) as error:
-                patience_s = timeout_s if isinstance(error, TimeoutError) else min(timeout_s, GONE_S)
+                is_busy = isinstance(error, TimeoutError | BlockingIOError)  # the latter: its queue is full
+                patience_s = timeout_s if is_busy else min(timeout_s, GONE_S)
                 if time.monotonic() > began + patience_s:
                     raise LinkEnded(f"no daemon answers at {sock}: {error}") from None
                 time.sleep(_RETRY_S)

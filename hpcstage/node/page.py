@@ -63,12 +63,15 @@ def progress(path: Path) -> tuple[shim.State, shim.Progress] | None:
 
 
 def summed_progress(paths: Sequence[Path]) -> tuple[shim.State, shim.Progress] | None:
-    """Returns the state of the first node, and how far all nodes together are; None if the first one has no page."""
+    """Returns the state of the first node, and how far all nodes together are; None if the first one has no page.
+    Nodes that still scan are left out while the first one stages, for what they have found is not copied."""
     found = [progress(path) for path in paths]
     if not found or found[0] is None:
         return None
-    each = [one[1] for one in found if one is not None]
-    return found[0][0], shim.Progress(*map(sum, zip(*each, strict=True)))
+    first = found[0][0]
+    begun = first >= shim.State.STAGING
+    each = [done for state, done in filter(None, found) if (state >= shim.State.STAGING) == begun]
+    return first, shim.Progress(*map(sum, zip(*each, strict=True)))
 
 
 def waits_until_staging(path: Path, timeout_s: float) -> bool:

@@ -26,7 +26,7 @@ class GroupSpec:
 
     membership: Membership
     """The nodes on which the program is started are there; the exchange of rank r runs on the r-th of these."""
-    connect_s: float = 30.0
+    connect_s: float = 15.0
     """How long an exchange waits for its daemon, which may not get a processor at once; without it the node is left out
     as long as the MPI program runs."""
     goodbye_s: float = 30.0

@@ -3,8 +3,6 @@ it."""
 
 from __future__ import annotations
 
-import contextlib
-
 from hpcstage import stderr
 
 _verbosity = 0
@@ -41,8 +39,4 @@ def result(lines: list[str]) -> None:
 
 
 def _write(text: str) -> None:
-    clean = text.replace("\n", "\\n")
-    with contextlib.suppress(OSError, ValueError):  # a closed stderr must not change the exit code
-        out = stderr.stream()
-        out.write(f"hpcstage: {clean}\n")
-        out.flush()
+    stderr.say(text.replace("\n", "\\n"))

@@ -51,6 +51,18 @@ def test_one_of_a_name_at_a_time(helpers: Helpers) -> None:
     assert helpers.start("other", forever, lambda _: None) is not None
 
 
+def test_one_that_is_stopped_says_that_it_has_ended(helpers: Helpers) -> None:
+    said: list[bytes | None] = []
+    child = started(helpers, said)
+    assert helpers.start("other", forever, said.append) is not None
+    helpers.stop("hangs")
+    helpers.stop("unknown")
+    assert helpers.wait("hangs", PATIENCE_S)
+    assert said == [None]
+    assert not child.is_running()
+    assert helpers.names() == ["other"]
+
+
 def test_one_that_hangs_is_waited_for_no_longer_than_said(helpers: Helpers) -> None:
     said: list[bytes | None] = []
     child = started(helpers, said)

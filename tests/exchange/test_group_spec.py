@@ -6,6 +6,7 @@ from dataclasses import asdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpcstage.lead import world
 from hpcstage.plan.types import Budget
 from hpcstage.protocol.exchangespec import GroupSpec
 from hpcstage.protocol.membership import GroupNode, Membership
@@ -27,6 +28,10 @@ def test_it_comes_back_as_it_was_saved(tmp_path):
     assert found.own(1, "n1.site").host == "n1"
     assert (tmp_path / "group.json").stat().st_mode & 0o777 == 0o600
     assert os.listdir(tmp_path) == ["group.json"]
+
+
+def test_a_group_that_waits_for_one_daemon_is_not_late():
+    assert GroupSpec(Membership.of(["n1"])).connect_s < world.LATE_S
 
 
 @settings(deadline=None)

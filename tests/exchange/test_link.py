@@ -1,11 +1,17 @@
 """The messages between daemon and exchange: what goes in comes out, and nothing else is taken for a message."""
 
+import contextlib
+import errno
+import os
+import socket
+import time
 from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpcstage.exchange import daemonlink
 from hpcstage.protocol import exchange
 from hpcstage.protocol.exchange import Why
 from hpcstage.protocol.membership import Membership
@@ -135,3 +141,22 @@ def test_pieces_of_no_membership_are_refused():
 def test_other_bytes_are_no_membership(data):
     with pytest.raises(exchange.LinkError):
         exchange.GroupPieces().add(exchange.Group(len(data), 0, data))
+
+
+def test_a_daemon_whose_queue_is_full_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(daemonlink, "GONE_S", 0.02)
+    sock = os.fspath(tmp_path / "sock")
+    with contextlib.ExitStack() as open_sockets:
+        listener = open_sockets.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        listener.bind(sock)
+        listener.listen(0)
+        error = 0
+        while not error:
+            client = open_sockets.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            client.setblocking(False)
+            error = client.connect_ex(sock)
+        assert error == errno.EAGAIN
+        began = time.monotonic()
+        with pytest.raises(daemonlink.LinkEnded):
+            daemonlink.DaemonLink.connect(sock, 0.4)
+        assert time.monotonic() - began >= 0.4

@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 from conftest import Hpcstage, python_command, wait_for
 
-from hpcstage.protocol.shim import Progress
+from hpcstage.node import page
+from hpcstage.protocol.shim import Progress, State
 from hpcstage.report.progress import Pace
 from hpcstage.stderr import PATIENCE_S, UnwaitingStream
 
@@ -171,6 +172,55 @@ def test_a_stderr_that_nobody_reads_holds_up_no_run(hpcstage: Hpcstage, make_tre
             os.close(ours)
             os.close(theirs)
     assert hpcstage.records()
+
+
+@pytest.mark.parametrize("reader", ["sleeps", "gone"])
+def test_an_error_that_cannot_be_said_keeps_its_exit_code(hpcstage: Hpcstage, make_tree: Tree, reader: str) -> None:
+    ours, theirs = os.pipe()
+    if reader == "gone":
+        os.close(ours)
+    else:
+        _fill(theirs)
+    words = command("run", "--data", make_tree(files=1), "--", "/does/not/exist")
+    with subprocess.Popen(words, stderr=theirs, env=hpcstage.env, cwd=hpcstage.cwd) as run:
+        try:
+            assert run.wait(timeout=20) == 127
+        finally:
+            run.kill()
+            os.close(theirs)
+            if reader != "gone":
+                os.close(ours)
+
+
+def test_a_terminal_that_takes_nothing_but_says_it_would_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = os.pipe()
+    try:
+        out = UnwaitingStream(theirs, "utf-8")
+
+        def takes_nothing(fd: int, data: bytes) -> int:
+            raise BlockingIOError
+
+        monkeypatch.setattr(os, "write", takes_nothing)  # as a terminal with room for one byte does with a line end
+        begun = time.monotonic()
+        out.write("\n")
+        assert time.monotonic() - begun < PATIENCE_S + 5
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_what_scanning_nodes_have_found_does_not_count_as_copied(tmp_path: Path) -> None:
+    told = [(State.STAGING, Progress(1, 10, 4, 40)), (State.SCANNING, Progress(3, 30)), None]
+    told.append((State.SETTLED, Progress(4, 40, 4, 40)))
+    paths = [tmp_path / str(index) for index in range(len(told))]
+    for path, one in zip(paths, told, strict=True):
+        if one is not None:
+            page.create(path)
+            page.set_state(path, one[0])
+            page.note_progress(path, one[1])
+    assert page.summed_progress(paths) == (State.STAGING, Progress(5, 50, 8, 80))
+    assert page.summed_progress(paths[1:]) == (State.SCANNING, Progress(3, 30))
+    assert page.summed_progress(paths[2:]) is None
 
 
 def test_what_was_dropped_does_not_stop_what_comes_later() -> None:

@@ -100,6 +100,13 @@ class Helpers:
             self.receive(fd)
         return True
 
+    def stop(self, name: str) -> None:
+        """Kills a helper, if it still runs; its `on_end` comes once it has ended."""
+        for helper in self._by_fd.values():
+            if helper.name == name:
+                with contextlib.suppress(OSError):
+                    os.kill(helper.pid, signal.SIGKILL)
+
     def close(self) -> None:
         """Kills all helpers; their results are lost."""
         for fd, helper in self._by_fd.items():

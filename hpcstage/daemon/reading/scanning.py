@@ -120,7 +120,10 @@ def _publish(node_dir: Path, forecast: Forecast | None) -> None:
 
 def own_counts(node_dir: Path) -> bool:
     """Returns whether the node's manifest is that of its own scan."""
-    return os.path.samefile(node_dir / nodedir.SCAN / nodedir.MANIFEST, node_dir / nodedir.MANIFEST)
+    try:
+        return os.path.samefile(node_dir / nodedir.SCAN / nodedir.MANIFEST, node_dir / nodedir.MANIFEST)
+    except OSError:
+        return False
 
 
 def _problems(files: int, missing: str) -> list[Problem]:
