@@ -104,11 +104,13 @@ class Staging(Phase):
         if own_scan:
             attributes.learn({device: device for device in set(manifest.devices)})
         else:
-            base.helpers.start(
+            started = base.helpers.start(
                 DEVICES_HELPER,
                 lambda: json.dumps(list(devices_here(manifest).items())).encode(),
                 lambda found: attributes.learn(dict(json.loads(found or b"[]"))),
             )
+            if started is None:
+                attributes.learn({})
 
     def services(self) -> tuple[Service, ...]:
         """See Phase."""

@@ -7,6 +7,7 @@ In a node group copying is always taken to be of use, as other nodes may need th
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.copying.openfiles import LargeInUse
@@ -53,10 +54,14 @@ class LocalUsefulness(Usefulness):
         self._watch = watch
         self._in_use = in_use
         self._stop = stop
-        self._sightings = Sightings(base.helpers, engine.manifest, base.own_bytes)
         self._little = Little()
         self._opens = 0
         """The number of opens of attached processes at the last look."""
+
+    @cached_property
+    def _sightings(self) -> Sightings:
+        """The watches for opens, set at their first use: where a user may have few, those for changes come first."""
+        return Sightings(self._base.helpers, self._engine.manifest, self._base.own_bytes)
 
     def given(self, id_: int) -> None:
         """See Usefulness."""
@@ -75,7 +80,8 @@ class LocalUsefulness(Usefulness):
 
     def close(self) -> None:
         """See Usefulness."""
-        self._sightings.close()
+        if "_sightings" in vars(self):
+            self._sightings.close()
 
     def _stop_if_little_is_read(self) -> None:
         page, watch = self._base.page, self._watch

@@ -147,14 +147,15 @@ def highest_rate(series: Series) -> float:
     starts_s = [start_s or 0.0 for start_s in series.start_s]
     starts_s += [starts_s[-1] + (series.interval_s or 0.0)] if starts_s else []
     sums = [0.0]
-    for value, (begin_s, end_s) in zip(series.source_bytes_per_s, pairwise(starts_s), strict=True):
+    for value, (begin_s, end_s) in zip(series.source_bytes_per_s, pairwise(starts_s), strict=False):
         sums.append(sums[-1] + (value or 0.0) * (end_s - begin_s))
     highest, first = 0.0, 0
     for last in range(1, len(sums)):
         while starts_s[last] - starts_s[first + 1] >= PEAK_S and first + 1 < last:
             first += 1
-        if starts_s[last] - starts_s[first] >= PEAK_S or last == len(sums) - 1:
-            highest = max(highest, (sums[last] - sums[first]) / (starts_s[last] - starts_s[first]))
+        span_s = starts_s[last] - starts_s[first]
+        if span_s > 0 and (span_s >= PEAK_S or last == len(sums) - 1):
+            highest = max(highest, (sums[last] - sums[first]) / span_s)
     return highest
 
 

@@ -82,19 +82,18 @@ class Attributes:
     """Fills the table of a store with the files of a manifest. Without space for it on the disk there is none."""
 
     def __init__(self, node_dir: Path, manifest: Manifest) -> None:
-        self._node_dir = node_dir
         self._manifest = manifest
         self._devices: Mapping[int, int | None] = {}
         self._table: AttributesTable | None = None
+        with suppress(OSError):  # programs look for the table once: it is there before the first copy
+            self._table = AttributesTable(node_dir, len(manifest))
         self._early: list[tuple[int, bytes]] | None = []
         """The copies that came before the devices were known; None from then on."""
 
     def learn(self, devices: Mapping[int, int | None]) -> None:
-        """Takes this node's number of each device of the manifest (see `devices_here`), and makes the table."""
+        """Takes this node's number of each device of the manifest (see `devices_here`). Copies of files on a device
+        without one get no row."""
         self._devices = devices
-        if any(device is not None for device in devices.values()):
-            with suppress(OSError):
-                self._table = AttributesTable(self._node_dir, len(self._manifest))
         early, self._early = self._early or [], None
         for id_, path in early:
             self.note(id_, path)
@@ -103,10 +102,11 @@ class Attributes:
         """Adds a copy that is in the store under this name."""
         if self._early is not None:
             self._early.append((id_, path))
+            return
         if self._table is None:
             return
         entry = self._manifest.entry(id_)
-        device = self._devices[entry.device]
+        device = self._devices.get(entry.device)
         with suppress(OSError):
             copy = os.lstat(path)
             as_listed = (copy.st_size, copy.st_mtime_ns) == (entry.size_bytes, entry.mtime_ns)

@@ -72,7 +72,7 @@ def test_copies_that_come_before_the_devices_are_known_get_their_rows_then(tmp_p
     made = manifest(tmp_path, entry(source, b"a"))
     table = Attributes(tmp_path, made)
     table.note(0, os.fsencode(copy))
-    assert not (tmp_path / ATTRIBUTES_FILE).exists()
+    assert row(tmp_path, copy.stat()) is None  # programs look for the table itself once
     table.learn(devices_here(made))
     assert row(tmp_path, copy.stat()) is not None
 
@@ -103,9 +103,17 @@ def test_a_manifest_of_another_node(tmp_path: Path) -> None:
     found = row(tmp_path, copy.stat())
     assert found is not None
     assert found[0] == source.stat().st_dev
-    (tmp_path / ATTRIBUTES_FILE).unlink()
     table_of(tmp_path, manifest(tmp_path, entry(source, b"a", inode=54321))).note(0, os.fsencode(copy))
-    assert not (tmp_path / ATTRIBUTES_FILE).exists()
+    assert row(tmp_path, copy.stat()) is None
+
+
+def test_where_the_devices_cannot_be_found_out_no_copy_has_a_row(tmp_path: Path) -> None:
+    source, copy = staged(tmp_path, "a")
+    table = Attributes(tmp_path, manifest(tmp_path, entry(source, b"a")))
+    table.note(0, os.fsencode(copy))
+    table.learn({})
+    table.note(0, os.fsencode(copy))
+    assert row(tmp_path, copy.stat()) is None
 
 
 def test_a_full_table_forgets_the_oldest(tmp_path: Path) -> None:

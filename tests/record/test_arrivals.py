@@ -47,9 +47,15 @@ def test_a_long_read_is_spread_over_the_time_that_it_took() -> None:
 
 def test_bytes_out_of_memory_did_not_come_from_the_source() -> None:
     first, again = (
-        sample(at, shim_bytes=100 * MB, shim_reads=100, shim_read_ns=ns) for at, ns in ((0, 8**9), (1, 9**8))
+        sample(at, shim_bytes=100 * MB, shim_opens=100, shim_reads=100, shim_read_ns=ns)
+        for at, ns in ((0, 8**9), (1, 9**8))
     )
     assert [s.shim_bytes for s in arrived([first, again])] == [100 * MB, 0]
+
+
+def test_bytes_that_the_kernel_read_ahead_came_from_the_source() -> None:
+    pieces = [sample(at, shim_bytes=4 * MB, shim_reads=4, shim_read_ns=10**6, shim_opens=not at) for at in range(4)]
+    assert [s.shim_bytes for s in arrived(pieces)] == [4 * MB] * 4
 
 
 def bursts() -> list[Sample]:
@@ -76,6 +82,8 @@ def test_the_highest_rate_is_the_mean_over_a_second_or_all_of_a_shorter_run() ->
     record = Record.from_json(composed(run_part(), [node_part(samples=late)]))
     assert figures.highest_rate(record.series) == pytest.approx(2 * MB)
     assert figures.highest_rate(replace(record.series, start_s=(), source_bytes_per_s=())) == 0
+    assert figures.highest_rate(replace(record.series, start_s=())) == 0
+    assert figures.highest_rate(replace(record.series, start_s=(0.0,), interval_s=None)) == 0
 
 
 @pytest.mark.parametrize(("reads", "opens", "best"), [(200, 0, 15), (200, 200, 20), (4, 2, 20)])

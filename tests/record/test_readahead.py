@@ -22,6 +22,10 @@ def test_no_more_is_hidden_than_is_computed_or_read(size: int, reads: float, wit
     assert 0 <= hidden.low <= hidden.high <= min(within_s, read_s) + 1e-9
 
 
+def test_reads_of_unknown_size_hide_nothing() -> None:
+    assert Pieces(0, 10, 1).hidden_s(1).high == 0
+
+
 @given(st.integers(1, WINDOW_BYTES), st.floats(0, 10), st.floats(0, 10))
 def test_of_a_file_that_is_one_window_the_kernel_hides_nothing_for_certain(
     size: int, within_s: float, read_s: float

@@ -165,7 +165,7 @@ class Peers:
 
     def missed(self, message: exchange.Missed, now: float) -> None:
         """Takes the message that copies do not come, and why."""
-        others = self._read_by_others(message)
+        others = self._read_by_others(message, now)
         self._ask_again(others)
         for id_ in message.ids:
             if id_ in others:
@@ -182,12 +182,13 @@ class Peers:
             self.arrivals.failed(id_)
             self._queue.from_peers.missed(id_, wanted=self._is_wanted(id_))
 
-    def _read_by_others(self, message: exchange.Missed) -> list[int]:
+    def _read_by_others(self, message: exchange.Missed, now: float) -> list[int]:
         """Returns what other nodes read from the source, now that a node has left: they are asked instead of it."""
         if message.why is not Why.ENDED or self.routes is None:
             return []
+        readers = {id_: self.routes.fetcher(id_) for id_ in message.ids if self._requests.is_out(id_)}
         unfit = (self.routes.node, message.node)
-        return [id_ for id_ in message.ids if self._requests.is_out(id_) and self.routes.fetcher(id_) not in unfit]
+        return [id_ for id_, node in readers.items() if node not in unfit and self._requests.trusts(node, now)]
 
     def asked(self, message: exchange.Ask, now: float) -> None:
         """Takes the request of another node for files, which shows that the node lives."""

@@ -3,7 +3,8 @@
 The counters grow when a transfer or a read ends: of a read that took two seconds, all bytes are in the sample in which
 it ended, and of dozens of transfers that began together, those of all files are in one or two samples. Rates from such
 counts would show peaks that no source gave. A transfer or read counts as evenly spread over the time that it took, on
-the mean of those that ended in the sample. Bytes that came faster than any source gives them are the node's memory's.
+the mean of those that ended in the sample. Bytes that came faster than any source gives them are the node's memory's,
+unless the program reads large files in pieces: the kernel then reads them from the source ahead of the program.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hpcstage.record.figures.speeds import CACHED_BYTES_PER_S
+from hpcstage.record.figures.speeds import CACHED_BYTES_PER_S, reads_pieces
 from hpcstage.record.parts.rows import Sample
 
 NS = 1e9
@@ -24,7 +25,9 @@ def arrived(samples: Sequence[Sample]) -> list[Sample]:
     copied = spread(
         samples, [s.copied_bytes for s in samples], [each_s(s.copy_read_ns, s.copied_files) for s in samples]
     )
-    read = spread(samples, [_from_source(s) for s in samples], [each_s(s.shim_read_ns, s.shim_reads) for s in samples])
+    is_ahead = reads_pieces(samples)
+    from_source = [s.shim_bytes if is_ahead else _from_source(s) for s in samples]
+    read = spread(samples, from_source, [each_s(s.shim_read_ns, s.shim_reads) for s in samples])
     return [
         replace(sample, copied_bytes=round(copied_bytes), shim_bytes=round(shim_bytes))
         for sample, copied_bytes, shim_bytes in zip(samples, copied, read, strict=True)

@@ -20,7 +20,7 @@ NS = 1e9
 WINDOW_BYTES = 128 * 1024
 PAGE_BYTES = 4096
 PLAYED = 2000
-"""At most this many pieces of a file are simulated; the others take the mean of these."""
+"""At most this many pieces of a file, or windows, are simulated; the other pieces take the mean of these."""
 NOTHING = Range(0.0, 0.0)
 
 
@@ -35,7 +35,7 @@ class Pieces:
 
     def hidden_s(self, read_s: float) -> Range:
         """Returns by how much computing between reads overlaps with reading, which takes `read_s` for a whole file."""
-        if self.reads <= 1 or not self.within_s or not read_s:
+        if self.reads <= 1 or not self.within_s or not read_s or not self.size_bytes:
             return NOTHING
         piece = max(1.0, self.size_bytes / self.reads)
         gap_s = self.within_s / (self.reads - 1)
@@ -47,7 +47,7 @@ class Pieces:
     def _taken_s(self, piece: float, gap_s: float, byte_s: float) -> float:
         """Returns how long reading and computing take together where each window has WINDOW_BYTES or less."""
         count = max(1, round(self.size_bytes / piece))
-        played = min(count, PLAYED)
+        played = min(count, PLAYED, max(2, round(PLAYED * WINDOW_BYTES / piece)))
         source = _Source(played * piece, piece, byte_s)
         now_s = 0.0
         for number in range(played):

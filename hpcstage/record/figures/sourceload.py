@@ -47,6 +47,8 @@ SHARED = 0.5
 """LEAST_MEAN_S matters where the source's rate, not its latency, sets at least this share of the time of a file."""
 LEAST_HALF = 4
 """Each half of the rates needs at least this many samples for their difference to say how the source changed."""
+MOST_FACTOR = 2.0
+"""The rates at full load are raised at most to this multiple, where the mean of all copying is larger."""
 Rates = tuple[tuple[float, float], ...]
 """Pairs (seconds, files per second)."""
 
@@ -133,7 +135,7 @@ def _rates(node: NodePart, full: Sequence[Full]) -> Rates:
     if sum(s.length_s for s, _ in full) < LEAST_SEEN_S or not any(s.copied_files for s, _ in full):
         return whole
     sampled = _joined(full)
-    factor = max(1.0, mean_rate(whole) / mean_rate(sampled))
+    factor = min(MOST_FACTOR, max(1.0, mean_rate(whole) / mean_rate(sampled)))
     return tuple((seconds, rate * factor) for seconds, rate in sampled)
 
 

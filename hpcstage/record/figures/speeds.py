@@ -84,11 +84,11 @@ def of_reads(samples: Sequence[Sample]) -> list[Point]:
     if not usable:
         return []
     inside = median(_inside_ns(s) / NS / s.length_s for s in usable)
-    readers = inside if _reads_pieces(usable) else max(1.0, inside)
+    readers = inside if reads_pieces(usable) else max(1.0, inside)
     return [_read_point(s, readers) for s in usable]
 
 
-def _reads_pieces(samples: Sequence[Sample]) -> bool:
+def reads_pieces(samples: Sequence[Sample]) -> bool:
     """Returns whether the program reads large files piece by piece.
 
     The kernel reads ahead while the program computes on a piece: the time inside reads is then not all the time that
