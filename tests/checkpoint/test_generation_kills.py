@@ -135,6 +135,9 @@ def test_killed_between_any_two_calls(local_dir: Path, state: Path, kind: Genera
             store.prune(keep=1)
 
     shutil.copytree(local_dir / "store", work)
+    commit(Files())  # the state is older than a tick of the clock from here on, and is looked at once
+    shutil.rmtree(work)
+    shutil.copytree(local_dir / "store", work)
     watched = WatchedFiles()
     commit(watched)
     seen: set[bool] = set()

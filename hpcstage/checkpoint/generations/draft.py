@@ -18,7 +18,7 @@ from hpcstage.checkpoint.generations.files import Files
 from hpcstage.checkpoint.generations.layout import BlockLayout, bases, predecessors
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationKind, GenerationManifest, checksum
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource, OpenGeneration
-from hpcstage.checkpoint.generations.state import FoundState, hash_state, named_files
+from hpcstage.checkpoint.generations.state import FoundState, hash_state, named_files, opened_entry
 from hpcstage.checkpoint.generations.table import Difference, Indices, Mask, Table, compare, first_alike
 
 
@@ -145,7 +145,7 @@ class GenerationDraft:
     def _read(self, blocks: list[int]) -> Iterator[xor.Bytes]:
         for block in blocks:
             file, made = self.layout.file_of(block), bytearray(int(self.layout.lengths[block]))
-            with self.files.opened(self.state.path(file)) as fd:
+            with opened_entry(self.files, self.state, file) as fd:
                 self.files.read_into(fd, memoryview(made), int(self.layout.offsets[block]))
             yield np.frombuffer(made, np.uint8)
 
@@ -165,7 +165,7 @@ def draft_of(files: Files, state: FoundState, before: GenerationBefore, block_by
 
 def _data_bytes(source: LocalSource, reader: GenerationReader, number: int) -> int:
     """Returns the size of a generation's data. Raises DamagedGeneration if it is not all there."""
-    expected = reader.generation(number).manifest.data_bytes
+    expected = reader.manifest(number).data_bytes
     try:
         size = source.data_bytes(number)
     except OSError as error:

@@ -41,7 +41,9 @@ def generation_path(directory: Path, number: int) -> Path:
 
 def generation_number(name: str) -> int | None:
     """Returns the number of the generation that a directory of this name holds; None for other names."""
-    return int(name) if len(name) >= _DIGITS and name.isascii() and name.isdecimal() else None
+    if not (name.isascii() and name.isdecimal()):
+        return None
+    return int(name) if f"{int(name):0{_DIGITS}}" == name else None
 
 
 class Files:

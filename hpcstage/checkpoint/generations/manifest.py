@@ -145,7 +145,8 @@ def _check_entries(entries: Sequence[SavedEntry]) -> None:
     directories, seen = {""}, set()
     for entry in entries:
         above, _, last = entry.name.rpartition("/")
-        if above not in directories or last in ("", ".", "..") or "\0" in last or entry.name in seen:
+        leads_out = entry.name.startswith("/") or above not in directories or last in ("", ".", "..")
+        if leads_out or "\0" in last or entry.name in seen:
             raise DamagedGeneration(f"its manifest has the name {entry.name!r}, which cannot be restored")
         seen.add(entry.name)
         if min((entry.size_bytes, *entry.parts)) < 0 or (entry.parts and sum(entry.parts) != entry.size_bytes):

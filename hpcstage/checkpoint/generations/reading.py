@@ -60,9 +60,7 @@ class LocalSource:
         except FileNotFoundError:
             return []
         found = sorted(number for name in names if (number := generation_number(name)) is not None)
-        return [
-            number for number in found if self._files.call(os.path.lexists, self._path(number, GenerationPart.MANIFEST))
-        ]
+        return [number for number in found if self._has_manifest(number)]
 
     def whole(self, number: int, part: GenerationPart) -> bytes:
         """Returns a file of a generation."""
@@ -77,6 +75,16 @@ class LocalSource:
     def data_bytes(self, number: int) -> int:
         """Returns the size of a generation's data file."""
         return self._files.call(os.stat, self._path(number, GenerationPart.DATA)).st_size
+
+    def _has_manifest(self, number: int) -> bool:
+        """Tells whether a generation is committed; one whose directory cannot be read is, as far as anybody knows."""
+        try:
+            self._files.call(os.lstat, self._path(number, GenerationPart.MANIFEST))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True
+        return True
 
     def _path(self, number: int, part: GenerationPart) -> Path:
         return generation_path(self._directory, number) / part
@@ -102,12 +110,23 @@ class GenerationReader:
 
     source: BlockSource
     _open: dict[int, OpenGeneration] = field(default_factory=dict)
+    _manifests: dict[int, GenerationManifest] = field(default_factory=dict)
 
     def generation(self, number: int) -> OpenGeneration:
         """Returns a generation with its manifest and table verified; they are read once."""
         if number not in self._open:
             self._open[number] = self._verified(number)
         return self._open[number]
+
+    def manifest(self, number: int) -> GenerationManifest:
+        """Returns a generation's manifest, verified; it is read once."""
+        if number not in self._manifests:
+            with _named_damage(number):
+                found = GenerationManifest.from_bytes(self.source.whole(number, GenerationPart.MANIFEST))
+                if found.number != number:
+                    raise DamagedGeneration("its manifest is that of another one")
+            self._manifests[number] = found
+        return self._manifests[number]
 
     def pieces(self, generation: OpenGeneration, file: int) -> Iterator[tuple[int, memoryview]]:
         """Yields what is not zero of a file, verified: offsets and bytes, which hold until the next are asked for."""
@@ -183,20 +202,27 @@ class GenerationReader:
             raise DamagedGeneration(f"{generation.place(block)} differs from its hash")
 
     def _verified(self, number: int) -> OpenGeneration:
-        try:
-            manifest = GenerationManifest.from_bytes(self.source.whole(number, GenerationPart.MANIFEST))
+        manifest = self.manifest(number)
+        with _named_damage(number):
             content = self.source.whole(number, GenerationPart.BLOCKS)
-        except OSError as error:
-            raise DamagedGeneration(f"generation {number} cannot be read: {error.strerror}") from error
-        except DamagedGeneration as error:
-            raise DamagedGeneration(f"generation {number}: {error.what}") from error.__cause__
         layout = manifest.layout
         if checksum(content) != manifest.table_checksum or len(content) != layout.count * RECORD.itemsize:
             raise DamagedGeneration(f"generation {number}: its table of blocks differs from its checksum")
         table = np.frombuffer(content, RECORD)
-        if manifest.number != number or (len(table) and int(table["generation"].max()) > number):
-            raise DamagedGeneration(f"generation {number}: its manifest or table is that of another one")
+        if len(table) and int(table["generation"].max()) > number:
+            raise DamagedGeneration(f"generation {number}: its table is that of another one")
         return OpenGeneration(manifest, table, layout)
+
+
+@contextlib.contextmanager
+def _named_damage(number: int) -> Iterator[None]:
+    """Says of which generation a file is damaged or cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise DamagedGeneration(f"generation {number} cannot be read: {error.strerror}") from error
+    except DamagedGeneration as error:
+        raise DamagedGeneration(f"generation {number}: {error.what}") from error.__cause__
 
 
 def _runs(table: Table, longest: int) -> Iterator[tuple[int, int]]:

@@ -1,7 +1,7 @@
 """Restores a generation to a directory, bit for bit, or the newest one that can be: damaged ones are refused by name.
 
 Nothing of a generation that turns out to be damaged ever stands in the target: it is restored beside it, and renamed
-when the last block was verified.
+when the last block was verified and all is on the disk.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,15 +52,18 @@ class NothingToRestore(HpcstageError):
 
 def restore_newest(source: BlockSource, target: Path) -> RestoredState:
     """Restores the newest generation that verifies. Raises NothingToRestore if none does."""
-    refused: list[RefusedGeneration] = []
-    for number in reversed(source.numbers()):
+    refused: dict[int, RefusedGeneration] = {}
+    # The generations are listed again each time: a writer may commit newer ones and drop those of an earlier list.
+    while untried := set(source.numbers()) - refused.keys():
+        number = max(untried)
         try:
             opened = restore(source, number, target)
         except DamagedGeneration as error:
-            refused.append(RefusedGeneration(number, error.what))
+            refused[number] = RefusedGeneration(number, error.what)
             continue
-        return RestoredState(number, len(opened.entries), opened.state_bytes, tuple(refused))
-    raise NothingToRestore(refused)
+        newer = tuple(refused[n] for n in sorted(refused, reverse=True) if n > number)
+        return RestoredState(number, len(opened.entries), opened.state_bytes, newer)
+    raise NothingToRestore([refused[n] for n in sorted(refused, reverse=True)])
 
 
 def restore(source: BlockSource, number: int, target: Path) -> GenerationManifest:
@@ -74,7 +77,9 @@ def restore(source: BlockSource, number: int, target: Path) -> GenerationManifes
         reader = GenerationReader(source)
         opened = reader.generation(number)
         _restore_entries(reader, opened, beside)
+        _sync_directory(beside)
         beside.replace(target)
+        _sync_directory(target.parent)
     except BaseException:
         _remove(beside)
         raise
@@ -99,35 +104,60 @@ def _restore_entries(reader: GenerationReader, opened: OpenGeneration, directory
             path.mkdir(0o700)
         elif entry.type is EntryType.LINK:
             path.symlink_to(entry.target)
+            os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns), follow_symlinks=False)
         else:
             _restore_file(reader, opened, index, path)
     for entry in reversed(entries):  # a directory's times and mode come after all below it
-        _stamp(directory / entry.name, entry)
+        if entry.type is EntryType.DIRECTORY:
+            with _directory(directory / entry.name) as fd:
+                _finish(fd, entry)
 
 
 def _restore_file(reader: GenerationReader, opened: OpenGeneration, index: int, path: Path) -> None:
     """Writes what is not zero; the rest of the file is a hole."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        os.ftruncate(fd, opened.manifest.entries[index].size_bytes)
+        entry = opened.manifest.entries[index]
+        os.ftruncate(fd, entry.size_bytes)
         for offset, data in reader.pieces(opened, index):
             left, place = data, offset
             while left:
                 count = os.pwrite(fd, left, place)
                 left, place = left[count:], place + count
+        _finish(fd, entry)
     finally:
         os.close(fd)
 
 
-def _stamp(path: Path, entry: SavedEntry) -> None:
-    if entry.type is not EntryType.LINK:
-        path.chmod(entry.mode)
-    os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns), follow_symlinks=False)
+def _finish(fd: int, entry: SavedEntry) -> None:
+    """Gives a file or directory its mode and time and has it on the disk."""
+    os.fchmod(fd, entry.mode)
+    os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
+    os.fsync(fd)
+
+
+@contextlib.contextmanager
+def _directory(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _sync_directory(path: Path) -> None:
+    """Has the names of a directory on the disk."""
+    with _directory(path) as fd:
+        os.fsync(fd)
 
 
 def _remove(directory: Path) -> None:
     """Removes what was restored in part, also below directories that the program made unwritable."""
-    for path, _, _ in os.walk(directory):
+    pending = [os.fspath(directory)]
+    while pending:
         with contextlib.suppress(OSError):
+            path = pending.pop()
             os.chmod(path, 0o700)
+            with os.scandir(path) as found:
+                pending += [entry.path for entry in found if entry.is_dir(follow_symlinks=False)]
     shutil.rmtree(directory, ignore_errors=True)

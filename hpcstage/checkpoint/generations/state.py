@@ -2,16 +2,20 @@
 
 Files are read in pieces into one buffer, not mapped: a program that truncates a mapped file would end its reader with
 SIGBUS, and hashing from the buffer costs nothing beside the reading. Holes are not read. A state that changes while it
-is read or copied is refused, as far as sizes and times tell.
+is read or copied is refused, as far as sizes and times tell. An entry that changed a moment ago is looked at again,
+since a second change within the same tick of the kernel's clock would leave its times as they are. No time tells of
+stores through a mapping: each block is then as it was at one moment, but blocks may be of different moments.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import os
 import stat
 import sys
+import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +34,10 @@ from hpcstage.errors import HpcstageError
 Fingerprint = tuple[int, int, int, int]
 _BLOCK_OF_STAT = 512
 _DIGEST_BYTES = 16
+_TICK_NS = 20_000_000
+"""Longer than a tick of the clock from which files get their times (1 to 10 ms)."""
+_GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE})
+"""The errors of a path at which there is something else than before."""
 
 
 class StateChanged(HpcstageError):
@@ -59,11 +67,24 @@ class FoundState:
         return layout_of(self.entries, block_bytes)
 
 
+@contextlib.contextmanager
+def opened_entry(files: Files, state: FoundState, index: int) -> Iterator[int]:
+    """Gives a descriptor of an entry's file. Raises StateChanged if the file is gone."""
+    path = state.path(index)
+    with _program_path(path), files.opened(path) as fd:
+        yield fd
+
+
 def scan_state(files: Files, directory: Path, names: Sequence[str] | None = None) -> FoundState:
-    """Returns the entries of these names below a directory and all below them; of all names where none are given."""
+    """Returns the entries of these names below a directory and all below them; of all names where none are given.
+
+    Raises StateChanged, and a ValueError unless each of the given names is one of the directory itself, given once.
+    """
     found: list[tuple[SavedEntry, Fingerprint]] = []
     left_out: list[str] = []
-    for name in sorted(files.call(os.listdir, directory) if names is None else names):
+    if names is not None:
+        _check_names(names)
+    for name in sorted(_listed(files, directory) if names is None else names):
         found += _walk(files, directory, name, left_out)
     entries, fingerprints = tuple(e for e, _ in found), tuple(f for _, f in found)
     return FoundState(directory, entries, fingerprints, tuple(left_out))
@@ -71,17 +92,18 @@ def scan_state(files: Files, directory: Path, names: Sequence[str] | None = None
 
 def _walk(files: Files, directory: Path, name: str, left_out: list[str]) -> Iterator[tuple[SavedEntry, Fingerprint]]:
     path = directory / name
-    status = _lstat(files, path)
+    status = _settled(files, path)
     mode, mtime_ns = stat.S_IMODE(status.st_mode), status.st_mtime_ns
     if stat.S_ISREG(status.st_mode):
         parts = _parts(files, path, status.st_size)
         yield SavedEntry(name, EntryType.FILE, mode, mtime_ns, status.st_size, parts=parts), _fingerprint(status)
     elif stat.S_ISLNK(status.st_mode):
-        target = files.call(os.readlink, path)
+        with _program_path(path):
+            target = files.call(os.readlink, path)
         yield SavedEntry(name, EntryType.LINK, mode, mtime_ns, target=target), _fingerprint(status)
     elif stat.S_ISDIR(status.st_mode):
         yield SavedEntry(name, EntryType.DIRECTORY, mode, mtime_ns), _fingerprint(status)
-        for below in sorted(files.call(os.listdir, path)):
+        for below in sorted(_listed(files, path)):
             yield from _walk(files, directory, f"{name}/{below}", left_out)
     else:
         left_out.append(name)
@@ -101,7 +123,7 @@ def hash_state(files: Files, state: FoundState, layout: BlockLayout) -> Hashes:
     digests, buffer = bytearray(), memoryview(bytearray(min(max(PIECE_BYTES, layout.block_bytes), largest)))
     for index, entry in enumerate(state.entries):
         if entry.size_bytes:
-            with files.opened(state.path(index)) as fd:
+            with opened_entry(files, state, index) as fd:
                 blocks, before = layout.blocks(index), len(digests)
                 if _fingerprint(files.call(os.fstat, fd)) == state.fingerprints[index]:
                     _hash_file(files, fd, layout.lengths[blocks.start : blocks.stop].tolist(), buffer, digests)
@@ -150,15 +172,56 @@ def _hash_of_zeros(length: int) -> bytes:
 def _parts(files: Files, path: Path, size_bytes: int) -> tuple[int, ...]:
     if size_bytes <= BLOCK_BYTES:
         return ()
-    with files.opened(path) as fd:
+    with _program_path(path), files.opened(path) as fd:
         return parts_of(files, fd, size_bytes)
 
 
-def _lstat(files: Files, path: Path) -> os.stat_result:
+@contextlib.contextmanager
+def _program_path(path: Path) -> Iterator[None]:
+    """Makes StateChanged of the errors that say that the program moved or removed the path."""
     try:
+        yield
+    except OSError as error:
+        if error.errno in _GONE:
+            raise StateChanged(path) from error
+        raise
+
+
+def _check_names(names: Sequence[str]) -> None:
+    for name in names:
+        if name in ("", ".", "..") or "/" in name or "\0" in name:
+            raise ValueError(f"{name!r} is no name in the directory of a state")
+    if len(set(names)) < len(names):
+        raise ValueError("a name of a state is given twice")
+
+
+def _listed(files: Files, path: Path) -> list[str]:
+    with _program_path(path):
+        return files.call(os.listdir, path)
+
+
+def _lstat(files: Files, path: Path) -> os.stat_result:
+    with _program_path(path):
         return files.call(os.lstat, path)
-    except FileNotFoundError as error:
-        raise StateChanged(path) from error
+
+
+def _settled(files: Files, path: Path) -> os.stat_result:
+    """Returns the status of an entry that did not change within the last tick of the clock, after a wait if need be.
+
+    Raises StateChanged if the entry changes during the wait.
+    """
+    status = _lstat(files, path)
+    if _is_young(status):
+        time.sleep(_TICK_NS / 1e9)
+        before, status = status, _lstat(files, path)
+        if _fingerprint(status) != _fingerprint(before):
+            raise StateChanged(path)
+    return status
+
+
+def _is_young(status: os.stat_result) -> bool:
+    """Tells whether an entry changed just now; a time of the future tells nothing."""
+    return 0 <= time.time_ns() - status.st_ctime_ns < _TICK_NS
 
 
 def _fingerprint(status: os.stat_result) -> Fingerprint:

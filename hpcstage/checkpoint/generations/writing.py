@@ -1,11 +1,14 @@
 """Writes the data of a generation: blocks of the state one behind the other, as they are or as differences.
 
 Owns the data file while it is written. Runs of blocks as they are go from file to file inside the kernel; differences
-are gathered, so that small ones do not cost a call each. Nothing here commits.
+are gathered, so that small ones do not cost a call each. A block is stored only if it has the hash that the table says:
+what was copied is read back. Nothing here commits.
 """
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 import time
 from collections.abc import Iterator
@@ -16,9 +19,9 @@ import xxhash
 
 from hpcstage.checkpoint.generations.choice import KindChoice
 from hpcstage.checkpoint.generations.draft import GenerationDraft
-from hpcstage.checkpoint.generations.files import Files
+from hpcstage.checkpoint.generations.files import PIECE_BYTES, Files
 from hpcstage.checkpoint.generations.manifest import GenerationKind
-from hpcstage.checkpoint.generations.state import StateChanged
+from hpcstage.checkpoint.generations.state import StateChanged, opened_entry
 from hpcstage.checkpoint.generations.table import Indices, Table
 from hpcstage.checkpoint.generations.xor import BlockEncoder
 
@@ -75,6 +78,10 @@ class DataFile:
         self._written += copied
         return place if copied == count else None
 
+    def read_into(self, view: memoryview, offset: int) -> int:
+        """Fills the buffer from a place of what was copied; returns how much there was."""
+        return self._files.read_into(self._fd, view, offset)
+
     def finish(self) -> None:
         """Has everything on the disk."""
         self._flush()
@@ -102,7 +109,7 @@ class DataWriter:
         """Stores blocks, given in ascending order; with an encoder as differences where that is smaller."""
         self.table["generation"][blocks] = self.number
         for file, chosen in self._by_file(blocks):
-            with self.draft.files.opened(self.draft.state.path(file)) as fd:
+            with opened_entry(self.draft.files, self.draft.state, file) as fd:
                 for run in np.split(chosen, np.flatnonzero(np.diff(chosen) != 1) + 1):
                     if encoder is None:
                         self._copy_run(fd, file, run)
@@ -120,8 +127,27 @@ class DataWriter:
         place = self.data.copy(fd, first, int(lengths.sum()))
         if place is None:
             raise StateChanged(self.draft.state.path(file))
+        self._check_copied(file, run, place)
         self.table["offset"][run] = place + layout.offsets[run] - first
         self.table["length"][run] = lengths
+
+    def _check_copied(self, file: int, run: Indices, place: int) -> None:
+        """Reads copied blocks back. Raises StateChanged if one is not what was hashed: no time tells of a store through
+        a mapping."""
+        layout, hashes = self.draft.layout, self.draft.difference.hashes
+        longest = max(1, PIECE_BYTES // layout.block_bytes)
+        buffer = memoryview(bytearray(layout.block_bytes * min(longest, len(run))))
+        for start in range(0, len(run), longest):
+            blocks = run[start : start + longest]
+            lengths = layout.lengths[blocks].tolist()
+            view = buffer[: sum(lengths)]
+            if self.data.read_into(view, place) < len(view):
+                raise OSError(errno.EIO, "copied bytes cannot be read back")
+            edges = itertools.pairwise(itertools.accumulate(lengths, initial=0))
+            for block, (begin, end) in zip(blocks.tolist(), edges, strict=True):
+                if xxhash.xxh3_128_digest(view[begin:end]) != hashes[block].tobytes():
+                    raise StateChanged(self.draft.state.path(file))
+            place += len(view)
 
     def _encode_run(self, fd: int, file: int, run: Indices, encoder: BlockEncoder) -> None:
         layout, difference = self.draft.layout, self.draft.difference

@@ -66,8 +66,10 @@ def decode(stored: bytes, base: Bytes, width: int, into: Bytes) -> None:
     if zstandard is None:
         raise UndecodableBlock(MISSING)
     try:
+        if zstandard.frame_content_size(stored) != len(into):  # decompress() believes it, and allocates as much
+            raise UndecodableBlock("the difference has another size than its block")
         packed = zstandard.ZstdDecompressor().decompress(stored, max_output_size=len(into))
-    except zstandard.ZstdError as error:
+    except (zstandard.ZstdError, MemoryError) as error:
         raise UndecodableBlock(str(error)) from error
     if len(packed) != len(into) or width not in WIDTHS:
         raise UndecodableBlock("the difference has another size than its block")
