@@ -9,6 +9,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,9 @@ import numpy as np
 from hpcstage.checkpoint.generations import xor
 from hpcstage.checkpoint.generations.choice import GenerationPolicy
 from hpcstage.checkpoint.generations.files import Files, GenerationPart, generation_path
-from hpcstage.checkpoint.generations.manifest import GenerationKind
+from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationKind, GenerationManifest
 from hpcstage.checkpoint.generations.reading import LocalSource
-from hpcstage.checkpoint.generations.restoring import restore_newest
+from hpcstage.checkpoint.generations.restoring import UnusableTarget, restore_newest
 from hpcstage.checkpoint.generations.state import StateChanged
 from hpcstage.checkpoint.generations.store import GenerationStore, StoreInUse, UnsafeStore
 
@@ -258,3 +259,31 @@ def test_an_entry_that_goes_meanwhile_is_a_change(tmp_path: Path, state: Path, m
         with pytest.raises(StateChanged):
             store.commit(state)
         assert store.numbers() == []
+
+
+@pytest.mark.parametrize("there", ["file", "link", "full"])
+def test_a_target_that_cannot_be_replaced_is_refused_first(tmp_path: Path, state: Path, there: str) -> None:
+    directory, target = generations(tmp_path, state, 1), tmp_path / "target"
+    if there == "file":
+        target.write_bytes(b"x")
+    elif there == "link":
+        target.symlink_to("state")
+    else:
+        shutil.copytree(state, target)
+    before = tree(tmp_path)
+    with pytest.raises(UnusableTarget):
+        restore_newest(LocalSource(directory), target)
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "part", [{"block_bytes": 0}, {"block_bytes": "4096"}, {"number": None}, {"needs": ("1",)}, {"parent": 1.5}]
+)
+def test_a_forged_manifest_is_damage(tmp_path: Path, state: Path, part: dict[str, object]) -> None:
+    with GenerationStore(tmp_path / "store", SMALL) as store:
+        manifest = store.commit(state).manifest
+    with pytest.raises(DamagedGeneration, match="no such value"):
+        GenerationManifest.from_bytes(replace(manifest, **part).to_bytes())
+    forged = replace(manifest, entries=(replace(manifest.entries[0], name=5),)).to_bytes()
+    with pytest.raises(DamagedGeneration, match="no such value"):
+        GenerationManifest.from_bytes(forged)

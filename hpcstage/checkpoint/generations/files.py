@@ -20,7 +20,7 @@ R = TypeVar("R")
 PIECE_BYTES = 4 << 20
 """The size of a read: large enough that calls cost nothing, small enough that the bytes are still in the processor's
 cache when they are hashed."""
-_COPIES_BY_HAND = frozenset({errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
+_COPIES_BY_HAND = frozenset({errno.EXDEV, errno.EPERM, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 _DIGITS = 8
 
 

@@ -113,6 +113,8 @@ class GenerationManifest:
             made = cls(**{**body, **_typed(body)})
         except (ValueError, KeyError, TypeError) as error:
             raise DamagedGeneration("its manifest lacks a part") from error
+        if not _has_types(made):
+            raise DamagedGeneration("its manifest has a part that is no such value")
         _check_entries(made.entries)
         return made
 
@@ -137,6 +139,18 @@ def _typed(body: dict[str, Any]) -> dict[str, Any]:
         for entry in body["entries"]
     )
     return {"kind": GenerationKind(body["kind"]), "needs": tuple(body["needs"]), "entries": entries}
+
+
+def _has_types(made: GenerationManifest) -> bool:
+    """Tells whether numbers are numbers and names are names: a checksum alone does not say so."""
+    numbers: list[object] = [made.number, *made.needs, made.created_ns, made.block_bytes, made.data_bytes]
+    texts: list[object] = [made.reason, made.table_checksum]
+    for entry in made.entries:
+        numbers += (entry.mode, entry.mtime_ns, entry.size_bytes, *entry.parts)
+        texts += (entry.name, entry.target)
+    numbers += [] if made.parent is None else [made.parent]
+    typed = all(isinstance(one, int) for one in numbers) and all(isinstance(one, str) for one in texts)
+    return typed and made.block_bytes > 0
 
 
 def _check_entries(entries: Sequence[SavedEntry]) -> None:

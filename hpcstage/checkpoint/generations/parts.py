@@ -22,6 +22,10 @@ from hpcstage.checkpoint.generations.layout import BLOCK_BYTES
 _ZIP = b"PK\x03\x04"
 _LOCAL_HEADER_BYTES = 30
 _LONGEST_HEADER_BYTES = 100 << 20
+_MALFORMED = (
+    *(zipfile.BadZipFile, struct.error, ValueError, EOFError),
+    *(NotImplementedError, OverflowError, MemoryError),
+)
 
 
 def parts_of(files: Files, fd: int, size_bytes: int) -> tuple[int, ...]:
@@ -32,7 +36,7 @@ def parts_of(files: Files, fd: int, size_bytes: int) -> tuple[int, ...]:
     files.read_into(fd, memoryview(start), 0)
     cuts: set[int] = set()
     if start.startswith(_ZIP):
-        with contextlib.suppress(zipfile.BadZipFile, struct.error, ValueError, EOFError, NotImplementedError):
+        with contextlib.suppress(*_MALFORMED):
             cuts.update(_records(files, fd, size_bytes))
     elif start[8:] == b"{" and int.from_bytes(start[:8], "little") <= _LONGEST_HEADER_BYTES:
         cuts.add(8 + int.from_bytes(start[:8], "little"))

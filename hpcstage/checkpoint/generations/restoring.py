@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,10 @@ class RestoredState:
     """The newer ones, newest first."""
 
 
+class UnusableTarget(HpcstageError):
+    """A state cannot be restored to the directory that was named."""
+
+
 class NothingToRestore(HpcstageError):
     """No generation can be restored."""
 
@@ -69,8 +74,9 @@ def restore_newest(source: BlockSource, target: Path) -> RestoredState:
 def restore(source: BlockSource, number: int, target: Path) -> GenerationManifest:
     """Makes the directory `target`, which must not be there or be empty, with all entries of a generation.
 
-    Raises DamagedGeneration, after which the target is as before.
+    Raises DamagedGeneration or UnusableTarget, after which the target is as before.
     """
+    _check_target(target)
     beside = target.with_name(f".{target.name}.{os.urandom(6).hex()}")
     beside.mkdir(0o700)
     try:
@@ -84,6 +90,20 @@ def restore(source: BlockSource, number: int, target: Path) -> GenerationManifes
         _remove(beside)
         raise
     return opened.manifest
+
+
+def _check_target(target: Path) -> None:
+    """Refuses what cannot be replaced at the end, before anything is read."""
+    try:
+        mode = os.lstat(target).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISDIR(mode):
+        raise UnusableTarget(f"{target} is no directory", "name one that is not there, or is empty")
+    if os.path.ismount(target):
+        raise UnusableTarget(f"{target} is a mount point, which cannot be replaced", "name a directory below it")
+    if os.listdir(target):
+        raise UnusableTarget(f"{target} is not empty", "name a directory that is not there, or is empty")
 
 
 def verify(source: BlockSource, number: int) -> GenerationManifest:
