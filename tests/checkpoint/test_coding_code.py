@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcstage.checkpoint.coding import field
+from hpcstage.checkpoint.coding.coder import Coder
 from hpcstage.checkpoint.coding.erasurecode import ErasureCode, NoErasureCode, TooMuchLost
+from hpcstage.checkpoint.coding.numpykernel import NumpyKernel
 
 CODES = [(2, 1), (4, 2), (8, 2), (8, 3), (6, 4)]
 
@@ -126,3 +128,15 @@ def test_what_is_no_code_is_refused(rows: object) -> None:
 def test_impossible_codes_are_refused(k: int, m: int) -> None:
     with pytest.raises(NoErasureCode, match=rf"^{k}\+{m} is no erasure code"):
         ErasureCode.cauchy(k, m)
+
+
+def test_coefficients_that_cannot_restore_are_no_code() -> None:
+    with pytest.raises(NoErasureCode, match="cannot restore"):
+        ErasureCode.from_json([[1, 2], [2, 4]]).restoring([0, 1])
+
+
+@pytest.mark.parametrize("sizes", [(8,), (8, 8, 8), (8, 7), (0, 8)])
+def test_parities_of_another_number_or_size_are_refused(sizes: tuple[int, ...]) -> None:
+    coder = Coder(ErasureCode.cauchy(3, 2), NumpyKernel())
+    with pytest.raises(ValueError, match="parit"):
+        coder.encoding({number: bytes(8) for number in range(3)}, [bytearray(size) for size in sizes])

@@ -23,7 +23,15 @@ class Coder:
     kernel: Kernel
 
     def encoding(self, data: Mapping[int, Block], parities: Sequence[Block]) -> Operation:
-        """Returns what computes the parities of a stripe from the data blocks that exist, by their numbers."""
+        """Returns what computes the parities of a stripe from the data blocks that exist, by their numbers.
+
+        Raises a ValueError unless there are as many parities as the code has, each as long as the longest data block.
+        """
+        if len(parities) != self.code.m or not data.keys() <= set(range(self.code.k)):
+            raise ValueError("a stripe has the data blocks and as many parities as its code")
+        longest = max((len(seen(block)) for block in data.values()), default=0)
+        if any(len(seen(parity)) < longest for parity in parities):
+            raise ValueError("a parity is as long as the longest data block, at least")
         whole = list(data) == list(range(self.code.k))
         rows = self.code.rows if whole else tuple(tuple(row[block] for block in data) for row in self.code.rows)
         return self.combining(rows, list(data.values()), parities)

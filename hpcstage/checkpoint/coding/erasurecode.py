@@ -83,6 +83,7 @@ class ErasureCode:
     def restoring(self, lost: Collection[int], absent: Collection[int] = ()) -> Restoration:
         """Returns how the lost blocks follow from the others. Raises TooMuchLost if they do not.
 
+        Raises NoErasureCode if the coefficients, read from elsewhere, do not allow it.
         `absent` data blocks do not exist: they are zeros, nobody has them, and they cannot be lost.
         """
         return _restoration(self, tuple(sorted(set(lost))), frozenset(absent))
@@ -132,7 +133,10 @@ def _restoration(code: ErasureCode, lost: tuple[int, ...], absent: frozenset[int
         raise TooMuchLost(f"{what} can restore {m}", "restore an older generation or the drained copy")
     known = [block for block in range(k) if block not in lost and block not in absent]
     # Each parity that is used, less what the known data contribute to it, is a sum of the lost data alone.
-    of_lost = inverted([tuple(code.rows[row][block] for block in data) for row in parities])
+    try:
+        of_lost = inverted([tuple(code.rows[row][block] for block in data) for row in parities])
+    except ZeroDivisionError as error:
+        raise NoErasureCode("the coefficients that were kept cannot restore every loss") from error
     rest = [
         (*(code.rows[row][block] for block in known), *(int(row == other) for other in parities)) for row in parities
     ]
