@@ -139,6 +139,7 @@ class Hpcstage:
     def __init__(self, cwd: Path, local_dir: Path) -> None:
         self.cwd = cwd
         self.local_dir = local_dir
+        self._started: list[subprocess.Popen[bytes]] = []
         scheduler = ("SLURM", "PBS", "SGE", "PE_", "JOB_ID", "HPCSTAGE", "XDG_")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(scheduler)}
         self.env = {
@@ -174,7 +175,7 @@ class Hpcstage:
         self, *arguments: str | bytes | os.PathLike[str], env: Mapping[str, str] | None = None, **popen: object
     ) -> subprocess.Popen[bytes]:
         """Starts it and returns at once."""
-        return subprocess.Popen(
+        started: subprocess.Popen[bytes] = subprocess.Popen(
             self.command(*arguments),
             cwd=self.cwd,
             env={**self.env, **(env or {})},
@@ -183,6 +184,23 @@ class Hpcstage:
             stderr=subprocess.PIPE,
             **popen,  # type: ignore[call-overload]
         )
+        self._started.append(started)
+        return started
+
+    def end(self) -> None:
+        """Waits for what a test has started and not waited for; what does not end is killed and fails the test."""
+        running = []
+        for process in self._started:
+            try:
+                process.wait(GONE_S)
+            except subprocess.TimeoutExpired:
+                running.append(process.args)
+                process.kill()
+                process.wait()
+            for pipe in (process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
+        assert not running, f"started and left running: {running}"
 
     def records(self) -> list[Path]:
         """The records of all runs below the working directory, oldest first."""
@@ -190,9 +208,11 @@ class Hpcstage:
 
 
 @pytest.fixture
-def hpcstage(tmp_path: Path, local_dir: Path) -> Hpcstage:
+def hpcstage(tmp_path: Path, local_dir: Path) -> Iterator[Hpcstage]:
     """The command line, with a working directory, state and configuration of its own."""
-    return Hpcstage(tmp_path, local_dir)
+    made = Hpcstage(tmp_path, local_dir)
+    yield made
+    made.end()
 
 
 @pytest.fixture
