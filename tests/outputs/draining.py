@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import stat
@@ -75,18 +76,23 @@ def start(local_dir: Path, tmp_path: Path) -> Iterator[Callable[..., Running]]:
 
 
 def tree(root: Path, *, times: bool = False) -> dict[str, tuple[object, ...]]:
-    """All that is below a directory: kinds, contents, modes, link texts, and times if wanted."""
+    """All that is below a directory: kinds, contents, modes, link texts, and times if wanted. A drain may be at work
+    there: what goes while it is looked at is left out."""
     found: dict[str, tuple[object, ...]] = {}
     for directory, directories, files in os.walk(root):
         for name in (*directories, *files):
             path = Path(directory, name)
-            status = path.lstat()
-            what: object = None
-            if stat.S_ISLNK(status.st_mode):
-                what = os.readlink(path)
-            elif stat.S_ISREG(status.st_mode):
-                what = path.read_bytes()
-            mode = 0 if path.is_symlink() else stat.S_IMODE(status.st_mode)
-            mtime = status.st_mtime_ns if times else 0
-            found[os.fspath(path.relative_to(root))] = (stat.S_IFMT(status.st_mode), what, mode, mtime)
+            with contextlib.suppress(FileNotFoundError):
+                found[os.fspath(path.relative_to(root))] = _entry(path, times=times)
     return found
+
+
+def _entry(path: Path, *, times: bool) -> tuple[object, ...]:
+    status = path.lstat()
+    what: object = None
+    if stat.S_ISLNK(status.st_mode):
+        what = os.readlink(path)
+    elif stat.S_ISREG(status.st_mode):
+        what = path.read_bytes()
+    mode = 0 if stat.S_ISLNK(status.st_mode) else stat.S_IMODE(status.st_mode)
+    return stat.S_IFMT(status.st_mode), what, mode, status.st_mtime_ns if times else 0
