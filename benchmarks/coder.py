@@ -181,7 +181,7 @@ def binary() -> Path:
     return made
 
 
-def library() -> IsalKernel | None:
+def loaded_isal() -> IsalKernel | None:
     """What is measured: the system's ISA-L, else that of the wheel."""
     return next((kernel for kernel in kernels() if isinstance(kernel, IsalKernel)), None)
 
@@ -219,7 +219,7 @@ def tables(bench: Bench, cells: list[Cell]) -> None:
 def main() -> int:
     """Measures, prints, checks."""
     options = options_of(parser(__doc__).parse_args())
-    isal = library()
+    isal = loaded_isal()
     bench = Bench("coder", options, {"library": isal.name if isal else None})
     cells = [Cell(size, chain) for chain in (False, True) for size in SIZES]
     cells = [cell for cell in cells if options.wants(cell.name)]

@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.compiler,
     pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler"),
 ]
-needs_isal = pytest.mark.skipif(coder.library() is None, reason="needs ISA-L (package libisal2)")
+needs_isal = pytest.mark.skipif(coder.loaded_isal() is None, reason="needs ISA-L (package libisal2)")
 
 
 def quick(tmp_path: Path, *words: str, code: int = 0, env: dict[str, str] | None = None) -> dict[str, Any]:
