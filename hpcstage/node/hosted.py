@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from hpcstage.node.control import DaemonControl
     from hpcstage.protocol.leadspec import LeadSpec
 
-KEEP_LOG_BYTES = 1 << 20
-
 
 class Taken(NotStarted):
     """The node directory already has an owner: another agent on this node, or another node that sees the same disk."""
