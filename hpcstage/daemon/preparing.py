@@ -6,6 +6,7 @@ answers instead.
 
 from __future__ import annotations
 
+import os
 import time
 import traceback
 from collections.abc import Callable
@@ -14,7 +15,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hpcstage.daemon.copying.engine import Busy
+from hpcstage.daemon.copying.openfiles import open_below
 from hpcstage.daemon.inbox import UNANSWERED, Inbox
+from hpcstage.daemon.process.proc import descendants
 from hpcstage.daemon.process.server import Reply
 from hpcstage.daemon.reading import scanning
 from hpcstage.daemon.reading.scanning import ASKED_FOR, AUTO_MODE, DIRECT_MODE, Prepared, Scanned
@@ -105,6 +108,7 @@ class Preparing(Phase):
         self._failed = failed
         self._wants_until = base.started if base.spec.mode == AUTO_MODE else base.started + EARLY_S
         self._is_over = False
+        self._starter = os.getppid()
         self._directories_told: int | None = None
         """The number of directories that came with the group's manifest while this node's own scan, which found the
         same files, was about to end."""
@@ -120,9 +124,15 @@ class Preparing(Phase):
 
     def scan(self) -> None:
         """Starts the scan by which this node makes the manifest."""
-        work = partial(scanning.scan_into, self.base.spec)
+        work = partial(scanning.scan_into, self.base.spec, self.opened)
         if self.base.helpers.start(SCAN_HELPER, work, self._scanned) is None:
             self._end("the scan could not be started")
+
+    def opened(self) -> set[bytes]:
+        """Returns the paths of files of the datasets that programs have open. The helper that scans calls it: it sees
+        the processes below the wrapper that started this daemon, and on the shared page those that have attached."""
+        pids = set[int]().union(*map(descendants, {self._starter, *self.base.programs()}))
+        return open_below(pids, [dataset.root for dataset in self.base.spec.datasets])
 
     def _scanned(self, data: bytes | None) -> None:
         if self._is_over:

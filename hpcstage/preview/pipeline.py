@@ -6,7 +6,7 @@ probe, or nothing (then `plan.forecast` assumes a value and says so). `find` is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from hpcstage.plan.dataset.manifest import Manifest
@@ -66,8 +66,9 @@ def find(inputs: Inputs, on_found: Callable[[int, int], None] = lambda _files, _
     return FoundFiles(result, find_order(inputs, result.manifest))
 
 
-def look(inputs: Inputs, found: FoundFiles, probe_s: float) -> PlanFacts:
-    """Decides the budget, looks for an earlier run, and measures the rates for about `probe_s` seconds (0: not)."""
+def look(inputs: Inputs, found: FoundFiles, probe_s: float, opened: Callable[[], Iterable[bytes]] = tuple) -> PlanFacts:
+    """Decides the budget, looks for an earlier run, and measures the rates for about `probe_s` seconds (0: not).
+    `opened` returns the paths of files of the datasets that programs of the run have open."""
     disk, manifest = inputs.disk, found.scan.manifest
     budget = None if disk.path is None or disk.facts is None else directory.budget(disk.path, disk.facts)
     if not probe_s:
@@ -75,7 +76,7 @@ def look(inputs: Inputs, found: FoundFiles, probe_s: float) -> PlanFacts:
     from hpcstage.preview.probe import probe
 
     ids = found.order.order.ids or orders.complete(found.order.order, len(manifest))
-    measured = probe(manifest, ids, disk.path, inputs.copying_on_a_node, limit_s=probe_s)
+    measured = probe(manifest, ids, disk.path, inputs.copying_on_a_node, limit_s=probe_s, opened=opened)
     run_probe_s = min(measured.seconds, RUN_PROBE_S + max(0.0, measured.seconds - probe_s))
     return PlanFacts(_earlier(inputs, measured.rates), budget, measured.rates, measured.notes, run_probe_s)
 

@@ -4,7 +4,8 @@ The probe reads a sample of the dataset's own files, spread over the order, so t
 reader alone reads some of them, as the program would; the copiers that a run starts, with the run's settings, copy
 others; one reader reads these copies back. Cached pages of a file are dropped before it is read, so that cache hits do
 not make the source look faster; a node cannot drop what the storage servers cache. The time is bounded even where the
-source hangs: copiers are killed, and a reader that hangs is left behind.
+source hangs: copiers are killed, and a reader that hangs is left behind. It gives way to a program of the run that has
+a large file of the dataset open: nothing more is read at the source from then on.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -49,6 +50,12 @@ PACE_S = 0.01
 CACHED_S = 50e-6
 """A look-up that is faster than this was answered by this node's cache."""
 LEAST_READING = 0.05
+LARGE_BYTES = 16 << 20
+"""A program that has a larger file open goes on reading it, and the probe would slow it down."""
+LOOK_EVERY_S = 0.05
+LOOKING_SHARE = 0.1
+"""Looks at what programs have open take at most this share of the time."""
+GAVE_WAY = "the program already reads large files at the source: the probe gave way, so not all rates were measured"
 
 
 @dataclass(frozen=True)
@@ -61,13 +68,23 @@ class ProbeResult:
 
 
 def probe(
-    manifest: Manifest, ids: Sequence[int], local_dir: Path | None, copying: Copying, *, limit_s: float = 2.0
+    manifest: Manifest,
+    ids: Sequence[int],
+    local_dir: Path | None,
+    copying: Copying,
+    *,
+    limit_s: float = 2.0,
+    opened: Callable[[], Iterable[bytes]] = tuple,
 ) -> ProbeResult:
-    """Measures the rates with files of the order `ids`; without `local_dir`, only those of the source."""
+    """Measures the rates with files of the order `ids`; without `local_dir`, only those of the source. `opened` returns
+    the paths of files of the dataset that programs of the run have open."""
     started = time.monotonic()
     sample = _sample(ids)
     if not sample:
         return ProbeResult(Rates(), 0.0, ("no files to probe with",))
+    gives_way = _GivingWay(manifest, opened)
+    if gives_way():
+        return ProbeResult(Rates(), time.monotonic() - started, (GAVE_WAY,))
     copies, local, place, is_local, no_space = None, None, None, False, ""
     with contextlib.ExitStack() as stack:
         try:
@@ -76,15 +93,39 @@ def probe(
             copies = stack.enter_context(_Copies(manifest, sample[1::2] or sample, place, copying, most_bytes))
         except OSError as error:
             no_space = f"there was no room for copies: {error.strerror}"
-        alone = _read_alone([manifest.source_path(id_) for id_ in sample[0::2]], limit_s * ALONE_SHARE)
-        copied = Copied() if copies is None else copies.make(limit_s * COPY_SHARE)
+        alone = _read_alone([manifest.source_path(id_) for id_ in sample[0::2]], limit_s * ALONE_SHARE, gives_way)
+        copied = Copied() if copies is None or gives_way() else copies.make(limit_s * COPY_SHARE, gives_way)
         left_s = max(0.1, started + limit_s - time.monotonic())
         read_s = min(left_s, limit_s * (1 - ALONE_SHARE - COPY_SHARE))
         if place is not None and is_local and (alone.opens or copied.size_bytes):
             local = _read_back(copied.paths or _own_file(place), read_s)
     rates = _rates(alone, copied, local, is_local=is_local)
     notes = _notes(alone, copied, local, is_local=is_local, no_space=no_space)
-    return ProbeResult(rates, time.monotonic() - started, tuple(notes))
+    return ProbeResult(rates, time.monotonic() - started, (GAVE_WAY,) if gives_way.has else tuple(notes))
+
+
+class _GivingWay:
+    """Tells whether the probe gives way to a program. Owns the looks, which take time, so there is one now and then."""
+
+    def __init__(self, manifest: Manifest, opened: Callable[[], Iterable[bytes]]) -> None:
+        self.has = False
+        """Whether the probe gave way; it does not begin again."""
+        self._manifest = manifest
+        self._opened = opened
+        self._may_be_large = max(manifest.sizes, default=0) > LARGE_BYTES
+        self._next = 0.0
+
+    def __call__(self) -> bool:
+        """Looks if it is time; returns whether the probe gives way."""
+        now = time.monotonic()
+        if self._may_be_large and not self.has and now >= self._next:
+            self.has = any(map(self._is_large, self._opened()))
+            self._next = now + max(LOOK_EVERY_S, (time.monotonic() - now) / LOOKING_SHARE)
+        return self.has
+
+    def _is_large(self, path: bytes) -> bool:
+        id_ = self._manifest.find_source(path)
+        return id_ is not None and self._manifest.size(id_) > LARGE_BYTES
 
 
 # ---- the sample and where it goes
@@ -128,42 +169,46 @@ class AloneReading:
     hung: int = 0
 
 
-def _read_alone(paths: Sequence[bytes], limit_s: float) -> AloneReading:
-    """Reads files until the time is over; a reader that hangs is left behind, with what it had read until then."""
+def _read_alone(paths: Sequence[bytes], limit_s: float, gives_way: Callable[[], bool] = lambda: False) -> AloneReading:
+    """Reads files until the time is over or the probe gives way; a reader that hangs is left behind, with what it had
+    read until then."""
     deadline_s = time.monotonic() + limit_s
     found = AloneReading()
-    reader = threading.Thread(target=_read_all, args=(paths, deadline_s, found), daemon=True)
+
+    def is_over() -> bool:
+        return time.monotonic() >= deadline_s or gives_way()
+
+    reader = threading.Thread(target=_read_all, args=(paths, is_over, found), daemon=True)
     reader.start()
     reader.join(limit_s + GRACE_S)
     return replace(found, hung=int(reader.is_alive()))
 
 
-def _read_all(paths: Sequence[bytes], deadline_s: float, found: AloneReading) -> None:
+def _read_all(paths: Sequence[bytes], is_over: Callable[[], bool], found: AloneReading) -> None:
     buffer = memoryview(bytearray(CHUNK_BYTES))
     for path in paths:
-        if time.monotonic() >= deadline_s:
+        if is_over():
             return
         with contextlib.suppress(OSError):
-            _read_one(path, deadline_s, found, buffer)
+            _read_one(path, is_over, found, buffer)
 
 
-def _read_one(path: bytes, deadline_s: float, found: AloneReading, buffer: memoryview) -> None:
+def _read_one(path: bytes, is_over: Callable[[], bool], found: AloneReading, buffer: memoryview) -> None:
     start = time.monotonic()
     _look_up(path)
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.fstat(fd)
-        now = time.monotonic()
         found.opens += 1
-        found.open_s += now - start
+        found.open_s += time.monotonic() - start
         done, count = 0, 1
-        while count and done < PROBED_BYTES and now <= deadline_s:
-            before, count = now, os.readv(fd, [buffer])
-            now = time.monotonic()
+        while count and done < PROBED_BYTES and not is_over():
+            before = time.monotonic()  # the look whether to give way is no reading
+            count = os.readv(fd, [buffer])
+            found.read_s += time.monotonic() - before
             done += count
             found.size_bytes += count
-            found.read_s += now - before
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)
@@ -256,12 +301,16 @@ class _Copies:
     def __exit__(self, *_: object) -> None:
         self._pool.close(END_S)
 
-    def make(self, limit_s: float) -> Copied:
-        """Copies files for so long. Transfers that have begun then get a short time to end, and are killed."""
+    def make(self, limit_s: float, gives_way: Callable[[], bool]) -> Copied:
+        """Copies files for so long. Transfers that have begun then get a short time to end, and are killed. Where the
+        probe gives way, they are killed at once, and nothing counts: what is copied beside a program tells little."""
         pool, waiting, begun, done = self._pool, self._waiting, set[int](), list[int]()
         in_flight, given_bytes, bytes_at_deadline = 0, 0, -1
         started = now = last = time.monotonic()
         while now < started + limit_s + GRACE_S and (pool.assigned or waiting):
+            if gives_way():
+                pool.close(END_S)
+                return Copied()
             copied_bytes = pool.stats.totals().bytes
             if now >= started + limit_s or copied_bytes >= COPIED_BYTES or not pool.slots:
                 waiting.clear()
@@ -332,6 +381,8 @@ def _rates(alone: AloneReading, copied: Copied, local: AloneReading | None, *, i
         if is_local:
             found |= {"copy_files_per_s": files_per_s, "copy_bytes_per_s": bytes_per_s}
         note(f"{copied.in_flight} in flight, {len(copied.paths) or 'parts of'} files", found)
+    elif alone.size_bytes and alone.read_s > 0:
+        note("one reader, nothing was copied", {"source_bytes_per_s": alone.size_bytes / alone.read_s})
     if local is not None and local.opens:
         how = f"copies read back, {local.opens} files" if copied.paths else "a file of its own, read back"
         note(how, _alone_rates(local, "local"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import time
 from array import array
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from hpcstage.daemon.reading import scanning
 from hpcstage.daemon.reading.scanning import AUTO_MODE, DIRECT_MODE, Prepared, Scanned
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.order import orders
-from hpcstage.plan.types import Forecast, Order
+from hpcstage.plan.types import Dataset, DatasetKind, Forecast, Order
 from hpcstage.protocol import nodedir
 
 PATIENCE_S = 20.0
@@ -37,8 +38,16 @@ class Node:
         self.path, self.helpers = path, helpers
         self.ready: list[Prepared] = []
         self.failed: list[str | None] = []
-        spec = SimpleNamespace(mode=AUTO_MODE)
-        base = SimpleNamespace(spec=spec, node_dir=path, started=time.monotonic(), helpers=helpers, problems=[])
+        self.programs: set[int] = set()
+        datasets = [Dataset("0-data", DatasetKind.DIRECTORY, os.fsencode(path / "data"), (), ())]
+        base = SimpleNamespace(
+            spec=SimpleNamespace(mode=AUTO_MODE, datasets=datasets),
+            node_dir=path,
+            started=time.monotonic(),
+            helpers=helpers,
+            problems=[],
+            programs=lambda: self.programs,
+        )
         self.preparing = Preparing(base, None, self.ready.append, self.failed.append)  # type: ignore[arg-type]
         self.save(path / nodedir.SCAN)
 
@@ -48,7 +57,7 @@ class Node:
         Manifest.build([], []).save(into / nodedir.MANIFEST)
         orders.save(Order(orders.MANIFEST, array("I")), into / nodedir.ORDER)
 
-    def scan(self, spec: object) -> bytes:
+    def scan(self, spec: object, opened: object) -> bytes:
         """Works in the helper in place of a scan of datasets."""
         wait_for((self.path / "go").exists, PATIENCE_S)
         if (self.path / nodedir.MANIFEST).exists() and not (self.path / nodedir.ORDER).exists():
@@ -114,3 +123,16 @@ def test_what_has_gone_meanwhile_is_a_failure_that_is_said(node: Node) -> None:
     shutil.rmtree(node.path / nodedir.SCAN)
     node.scan_ends()
     assert (node.ready, len(node.failed)) == ([], 1)
+
+
+def test_files_that_a_child_of_a_program_has_open_are_seen(node: Node) -> None:
+    (node.path / "data").mkdir()
+    one = node.path / "data" / "one"
+    one.write_bytes(b"some")
+    words = ["sh", "-c", 'cat - 3< "$0"; :', os.fspath(one)]  # cat waits for the end of its input
+    with subprocess.Popen(words, stdin=subprocess.PIPE) as program:
+        node.programs.add(program.pid)
+        wait_for(lambda: node.preparing.opened() == {os.fsencode(one)}, PATIENCE_S)
+        assert program.stdin is not None
+        program.stdin.close()
+    assert node.preparing.opened() == set()

@@ -27,6 +27,7 @@ from hpcstage.store.pool import CopierPool
 
 NO_FUSE = unavailable()
 fuse = [pytest.mark.fuse, pytest.mark.skipif(NO_FUSE is not None, reason=str(NO_FUSE))]
+LARGE = preview_probe.LARGE_BYTES + 1
 KNOWN = {
     "source_bytes_per_s", "source_files_per_s", "reader_file_s", "reader_bytes_per_s", "local_bytes_per_s",
     "local_file_s", "copy_bytes_per_s", "copy_files_per_s",
@@ -188,6 +189,40 @@ def test_no_room_for_copies_is_said(make_tree: Callable[..., Path], tmp_path: Pa
     assert any(note.startswith("there was no room for copies") for note in found.notes)
     assert "the sample could not be read" not in found.notes
     assert found.rates.reader_bytes_per_s is not None
+
+
+def test_it_does_not_begin_where_a_program_reads_a_large_file(make_tree: Callable[..., Path], local_dir: Path):
+    manifest = manifest_of(make_tree(files=4, size_bytes=LARGE))
+    found = probe(manifest, range(4), local_dir, Copying(), opened=lambda: [manifest.source_path(0)])
+    assert (found.rates.sources, found.notes) == ({}, (preview_probe.GAVE_WAY,))
+    assert os.listdir(local_dir) == []
+
+
+def test_it_gives_way_to_a_program_that_begins_to_read_a_large_file(make_tree: Callable[..., Path], local_dir: Path):
+    manifest = manifest_of(make_tree(files=4, size_bytes=LARGE))
+    looks: list[bool] = []
+
+    def opened() -> list[bytes]:
+        looks.append(any(local_dir.glob("*/incoming/*/*")))  # the copiers are at work
+        return [manifest.source_path(0)] if looks[-1] else []
+
+    found = probe(manifest, range(4), local_dir, Copying(max_rate_bytes_per_s=10e6), limit_s=10.0, opened=opened)
+    assert looks.count(True) == 1, "it does not begin again"
+    assert found.notes == (preview_probe.GAVE_WAY,)
+    assert found.rates.copy_bytes_per_s is None
+    assert found.rates.source_bytes_per_s == found.rates.reader_bytes_per_s
+    assert os.listdir(local_dir) == []
+
+
+def test_it_does_not_give_way_to_a_program_that_reads_small_files(make_tree: Callable[..., Path], local_dir: Path):
+    manifest = manifest_of(make_tree(files=4, size_bytes=5_000_000))
+    opened = [*map(manifest.source_path, range(4)), b"/elsewhere"]
+    found = probe(manifest, range(4), local_dir, Copying(), limit_s=0.5, opened=lambda: opened)
+    assert set(found.rates.sources) == KNOWN
+    with (local_dir / "large").open("wb") as file:
+        file.truncate(LARGE)
+    manifest = manifest_of(local_dir)
+    assert probe(manifest, range(1), None, Copying(), limit_s=0.5, opened=lambda: opened).rates.sources
 
 
 def test_a_probes_copier_that_dies_is_not_replaced(make_tree: Callable[..., Path], local_dir: Path):

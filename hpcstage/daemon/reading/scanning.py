@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -74,9 +74,10 @@ class Prepared:
     mode_why: str
 
 
-def scan_into(spec: DaemonSpec) -> bytes:
+def scan_into(spec: DaemonSpec, opened: Callable[[], Iterable[bytes]]) -> bytes:
     """Scans the datasets and writes the plan's files into the node directory, in mode auto with a forecast. Returns a
-    `Scanned` in JSON."""
+    `Scanned` in JSON. `opened` returns the paths of files of the datasets that programs have open: the forecast's probe
+    gives way to them."""
     from hpcstage.preview import planfile
     from hpcstage.preview.inputs import Inputs
     from hpcstage.preview.pipeline import RUN_PROBE_S, find, forecast, look
@@ -84,7 +85,9 @@ def scan_into(spec: DaemonSpec) -> bytes:
     node_dir = Path(spec.node_dir)
     inputs = Inputs.of_spec(spec, Resolved.load(node_dir / RESOLVED))
     found = find(inputs, lambda *seen: page.note_progress(node_dir / nodedir.PAGE, Progress(*seen)))
-    plan = forecast(inputs, found, look(inputs, found, RUN_PROBE_S)) if spec.mode == AUTO_MODE else found.plan
+    plan = found.plan
+    if spec.mode == AUTO_MODE:
+        plan = forecast(inputs, found, look(inputs, found, RUN_PROBE_S, opened))
     (node_dir / nodedir.SCAN).mkdir(mode=0o700, exist_ok=True)
     planfile.save(node_dir / nodedir.SCAN, plan)
     _publish(node_dir, plan.forecast)
