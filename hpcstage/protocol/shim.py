@@ -280,6 +280,9 @@ class Counter(IntEnum):
     WITHIN_NS = 57
     """Time between a read of an open file and the next one of the same, with none of another file in between: what the
     process does meanwhile it does while the kernel reads ahead."""
+    JUMPS = 58
+    """Reads of an open file that began elsewhere than where the read before them ended, which was of the same file: the
+    kernel has not read ahead for them. Those of stdio (fread) are not seen."""
     DIRECT_BASE = 40
     """40 + Reason: opens for reading that went to the source for that reason."""
 

@@ -139,8 +139,14 @@ CASES = [
     ),
     Case("waits-for-source", lambda: waiting("direct_scanning"), one, "before the scan of the datasets had ended"),
     Case("waits-for-source", lambda: waiting("direct_full"), one, "no room on the local disk"),
+    Case("waits-for-source", lambda: waiting("direct_large"), one, "of large files"),
     Case("contention", one, lambda: one(samples=samples(loaded=False))),
     Case("order", lambda: one(processes=[reader(wants=60)]), lambda: one(processes=[reader(wants=5)])),
+    Case(
+        "order",
+        lambda: one(processes=[reader(wants=60, source_opens=60, direct_later=60)]),
+        lambda: one(processes=[reader(wants=60, source_opens=60, direct_large=60)]),
+    ),
     Case("order-not-kept", lambda: one(order=announced(kept_share=0.04)), lambda: one(order=announced())),
     Case(
         "preprocessing",

@@ -79,3 +79,12 @@ def test_where_the_windows_decide_how_much_is_hidden_nothing_is_said() -> None:
     wide = estimate(local_reads=400, within_ns=4 * SECOND, first_ns=SECOND, last_ns=6 * SECOND, exit_ns=6 * SECOND)
     assert wide["saved_s"] is None
     assert "reads ahead" in wide["reason"]
+
+
+def test_a_program_that_jumps_within_its_files_waits_longer_than_for_reading_in_order() -> None:
+    few = estimate(local_reads=200 * 8, jumps=20)
+    assert few["inputs"]["low_s"] == pytest.approx(12 - 1 + 200 * 0.0225, rel=0.02)
+    assert few["inputs"]["high_s"] == pytest.approx(few["inputs"]["low_s"] + 20 * 0.02 / (500 / 131), rel=0.02)
+    many = estimate(local_reads=200 * 8, jumps=200 * 7)
+    assert many["saved_s"] is None
+    assert "out of order" in many["reason"]

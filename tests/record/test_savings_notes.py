@@ -97,6 +97,36 @@ def test_what_was_read_at_the_source_all_the_same_took_no_longer_without_copying
     assert "how much copying slowed" in record_of(node, child_ended_s=16.2)["savings"]["vs_direct"]["reason"]
 
 
+@pytest.mark.parametrize(("threads", "low_s", "high_s"), [(1, 14.5, 15.0), (4, 14.3, 15.75)])
+def test_waits_for_answers_count_as_the_cost_of_a_run_that_was_served_nothing(
+    threads: int, low_s: float, high_s: float
+) -> None:
+    """And so may waits for a processor, as far as they were outside of calls, where the calls were measured."""
+    unserved = {"hit_opens": 0, "source_opens": 1_000, "local_read_bytes": 0, "source_read_bytes": 10**8}
+    node = looped(alone={}, totals={"source_bytes": 0, "source_files": 0})
+    node.processes[0].counters |= unserved | {"want_ns": SECOND, "queued_ns": 7 * SECOND // 10, "readers": threads}
+    found = record_of(node, child_ended_s=16.2)["savings"]["vs_direct"]
+    assert "nothing was served" in found["formula"]
+    assert (found["inputs"]["low_s"], found["inputs"]["high_s"]) == pytest.approx((low_s, high_s), abs=0.01)
+    node.processes[0].counters |= {"want_ns": 6 * SECOND, "queued_ns": 5 * SECOND}
+    assert "what hpcstage cost" in record_of(node, child_ended_s=16.2)["savings"]["vs_direct"]["reason"]
+
+
+def test_what_threads_read_may_be_computed_on_while_they_read_more() -> None:
+    """The program computes for 1 s more after the last read. Without staging it may have done so while it waited."""
+    looked = {"readers": 8, "looked_ns": 14 * SECOND, "look_inside_source_ns": SECOND, "look_wait_source_ns": SECOND}
+    waits = {"blocked_ns": 13 * SECOND, "blocked_source_ns": 13 * SECOND}
+    node = looped()
+    node.processes[0].counters |= looked | waits
+    at_once = record_of(node, child_ended_s=16.2)["savings"]["vs_direct"]["inputs"]
+    node.processes[0].counters |= {"exit_ns": 17 * SECOND}
+    later = record_of(node, child_ended_s=17.2)["savings"]["vs_direct"]["inputs"]
+    assert later["high_s"] == pytest.approx(at_once["high_s"] + 1)
+    assert later["low_s"] == pytest.approx(at_once["low_s"])
+    node.processes[0].counters |= {"exit_ns": 19 * SECOND}
+    assert "threads read while" in record_of(node, child_ended_s=19.2)["savings"]["vs_direct"]["reason"]
+
+
 def test_of_a_source_that_goes_up_and_down_a_few_periods_do_not_tell_the_mean() -> None:
     node = looped()
     for sample in node.samples[12:24]:

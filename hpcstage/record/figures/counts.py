@@ -63,6 +63,14 @@ def phase_ns(process: ProcessPart) -> int:
     return max(0, count(process, "last_ns") - count(process, "first_ns"))
 
 
+def tail_ns(process: ProcessPart) -> int:
+    """Returns the nanoseconds from a process's last call on a dataset's file to its end, at most for a sum of several;
+    0: unknown."""
+    if process.processes > 1:
+        return max(0, count(process, "life_ns") - count(process, "phase_ns"))
+    return max(0, count(process, "exit_ns") - count(process, "last_ns"))
+
+
 def maps(process: ProcessPart) -> bool:
     """Returns whether the process mapped files of the datasets into memory, which it then reads without calls."""
     return bool(count(process, "source_maps") or count(process, "local_maps"))

@@ -5,6 +5,8 @@ computes, the kernel reads what follows. Linux first reads a few pieces, and eac
 was read ahead it asks for the next window, of up to four times the size, until the windows have their largest size.
 That is 128 kB unless the administrator or the client of the file system has set another, so that what is hidden is a
 range: from windows of 128 kB to all of the file asked for at once.
+
+A read that does not begin where the one before ended was not read ahead. It takes at most as long as a window.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ class Pieces:
     reads: float = 0.0
     within_s: float = 0.0
     """Seconds between a read of the file and the next one, summed."""
+    jumps: float = 0.0
+    """Reads that did not begin where the one before ended."""
 
     def hidden_s(self, read_s: float) -> Range:
         """Returns by how much computing between reads overlaps with reading, which takes `read_s` for a whole file."""
@@ -43,6 +47,10 @@ class Pieces:
         first = min(1.0, _first_window(piece) / self.size_bytes)
         most_hidden_s = min(self.within_s, read_s * (1 - first))
         return Range(min(most_hidden_s, max(0.0, read_s + self.within_s - least_s)), most_hidden_s)
+
+    def jumping_s(self, read_s: float) -> float:
+        """Returns by how much jumps lengthen reading at most: for each the program waits for one window more."""
+        return self.jumps * read_s / max(1.0, self.size_bytes / WINDOW_BYTES)
 
     def _taken_s(self, piece: float, gap_s: float, byte_s: float) -> float:
         """Returns how long reading and computing take together where each window has WINDOW_BYTES or less."""
@@ -108,4 +116,5 @@ def pieces_of(processes: Sequence[ProcessPart]) -> Pieces:
         sum(counts.total(processes, f"{where}_{what}") for where in ("local", "source")) / opens
         for what in ("read_bytes", "reads")
     )
-    return Pieces(size_bytes, reads, counts.total(processes, "within_ns") / NS / opens)
+    within_s, jumps = counts.total(processes, "within_ns") / NS / opens, counts.total(processes, "jumps") / opens
+    return Pieces(size_bytes, reads, within_s, jumps)

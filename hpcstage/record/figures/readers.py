@@ -33,6 +33,10 @@ class ReaderUse:
     """Seconds that the processes waited for the source and for copies, summed; None: not measured."""
     queued_s: float
     """About how long, at most, the main thread of one of them waited for a processor outside of its calls."""
+    want_s: float
+    """Seconds that their threads waited for answers of the daemon, summed."""
+    tail_s: float
+    """The time from the last call of each process to its end, summed; at most, where several are one row."""
     pieces: Pieces
 
 
@@ -54,6 +58,8 @@ class LoaderUse:
     """The part of `wait_s` that the source does not explain."""
     queued_s: float
     """Seconds that its main thread waited for a processor."""
+    want_s: float
+    """Seconds that its workers waited for answers of the daemon, summed."""
     pieces: Pieces
     """How its workers read their files."""
 
@@ -110,6 +116,7 @@ def _loader(trainer: ProcessPart, family: Sequence[ProcessPart], source_share: f
         local_file_s=local_ns / NS / swapped if swapped else 0.0,
         local_wait_s=None if source_share is None else wait_s * (1 - source_share),
         queued_s=counts.count(trainer, "queued_ns") / NS,
+        want_s=counts.total(family, "want_ns") / NS,
         pieces=pieces_of(workers),
     )
 
@@ -130,6 +137,8 @@ def _readers(processes: Sequence[ProcessPart]) -> ReaderUse:
         phase_s=lived_ns / NS,
         waited_s=sum(known) / NS if len(known) == len(waits) else None,
         queued_s=max(counts.count(p, "queued_ns") for p in processes) / NS * _outside(lived_ns / NS, waits),
+        want_s=counts.total(processes, "want_ns") / NS,
+        tail_s=sum(map(counts.tail_ns, processes)) / NS,
         pieces=pieces_of(processes),
     )
 

@@ -14,14 +14,18 @@ estimate.
 
 * For a process that reads one file after the other, each file takes its time at the source and the process's own time,
   less what of that the kernel hides by reading ahead (`readahead`).
-* For several threads of a process, the range reaches from reading that hides all computing to reading that hides none.
+* For several threads of a process, the range reaches from reading that hides all computing, that after the last read
+  included, to reading that hides none.
 * A loader with workers is simulated batch by batch: the workers take turns, each two batches ahead of the program.
+
+A run that was served nothing took its own time, less what hpcstage cost it: waits for the daemon's answers, which were
+measured, and at most the waits for a processor and the copiers' share of the source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hpcstage.record.figures.counts import add
@@ -45,6 +49,9 @@ AHEAD = 2
 PLAYED = 400
 """At least this many batches of an epoch are simulated, if it has them; the others take the steady pace."""
 FORMULA = "what the program's files take at the source, with as many readers, in place of its waits"
+UNSERVED = "what hpcstage cost, as nothing was served from copies"
+COPYING = "nothing was served from copies, and how much copying slowed its reads is not known"
+OWN_COST = "nothing was served from copies, and what hpcstage cost may be too large a part of {wall_s:.3g} s"
 
 
 def savings_of(run: RunPart, nodes: Sequence[Digest], figures: JobFigures) -> Savings:
@@ -93,7 +100,7 @@ def _vs_direct(nodes: Sequence[Digest], figures: JobFigures) -> Estimate:
         return _cannot(str(why))
     before_s = float(split.before_s or 0.0) if mode == "upfront" else 0.0  # else the command does not wait for staging
     saved_s = found.seconds.middle - split.wall_s - before_s
-    return Estimate(saved_s=saved_s, formula=FORMULA, inputs={**found.inputs, "before_s": before_s}, reason=None)
+    return Estimate(saved_s=saved_s, formula=found.formula, inputs={**found.inputs, "before_s": before_s}, reason=None)
 
 
 class CannotTell(Exception):
@@ -106,6 +113,7 @@ class Direct:
 
     seconds: Range
     inputs: dict[str, Any] = field(default_factory=dict)
+    formula: str = FORMULA
 
 
 def direct_of(
@@ -148,23 +156,42 @@ def direct_of(
 
 
 def _unserved(wall_s: float, programs: Sequence[Program], copied_bytes: int | None) -> Direct:
-    """Estimates a run that read everything at the source, too: copying can only have taken its share of the source's
-    bandwidth."""
-    if not any(_opens(program) for program in programs):
+    """Estimates a run that read everything at the source, too: it took its own time, less what hpcstage cost it."""
+    used = [program for program in programs if _opens(program)]
+    if not used:
         raise CannotTell("no open of a process whose reads are understood was seen")
     copied = copied_bytes or 0
-    low_s = wall_s
-    if copied:
-        alone = [program.readers for program in programs if program.readers is not None]
-        read = sum(program.size_bytes or 0 for program in programs)
-        waited = [None if group.waited_s is None else group.waited_s / group.at_once for group in alone]
-        if None in waited or not read or len(alone) < len(programs):
-            raise CannotTell("nothing was served from copies, and how much copying slowed its reads is not known")
-        low_s = wall_s - max(value or 0.0 for value in waited) * copied / (copied + read)
-    found = Range(low_s, wall_s)
+    slowed_s = _slowed_s(programs, copied) if copied else 0.0
+    costs = [_cost(program) for program in used]
+    low_s = wall_s - slowed_s - max(cost.high for cost in costs)
+    found = Range(max(0.0, low_s), max(0.0, wall_s - min(cost.low for cost in costs)))
     if (found.high - found.low) / 2 > WIDE * found.middle:
-        raise CannotTell("nothing was served from copies, and how much copying slowed its reads is not known")
-    return Direct(found, {"wall_s": wall_s, "copied_bytes": copied, "low_s": low_s, "high_s": wall_s})
+        raise CannotTell(COPYING if slowed_s > (found.high - found.low) / 2 else OWN_COST.format(wall_s=wall_s))
+    inputs = {"wall_s": wall_s, "copied_bytes": copied, "low_s": found.low, "high_s": found.high}
+    return Direct(found, inputs, UNSERVED)
+
+
+def _slowed_s(programs: Sequence[Program], copied: int) -> float:
+    """Returns by how many seconds copying slowed the program's reads at most: its share of the source's bandwidth."""
+    alone = [program.readers for program in programs if program.readers is not None]
+    read = sum(program.size_bytes or 0 for program in programs)
+    waited = [None if group.waited_s is None else group.waited_s / group.at_once for group in alone]
+    if None in waited or not read or len(alone) < len(programs):
+        raise CannotTell(COPYING)
+    return max(value or 0.0 for value in waited) * copied / (copied + read)
+
+
+def _cost(program: Program) -> Range:
+    """Returns how long hpcstage held the processes of a node up: they waited for answers, and maybe for a processor.
+
+    Threads and workers may wait for answers at the same moments or one after the other.
+    """
+    costs = [Range(0.0, loader.want_s / loader.workers + loader.queued_s) for loader in program.loaders]
+    if program.readers is not None:
+        group = program.readers
+        want_s = group.want_s / group.at_once
+        costs.append(Range(want_s / group.threads, want_s + group.queued_s))
+    return Range(min(cost.low for cost in costs), max(cost.high for cost in costs))
 
 
 def _opens(program: Program) -> int:
@@ -200,20 +227,28 @@ def _why_wide(programs: Sequence[Program], load: Load, files: int | None, found:
     span = f"between {found.low:.3g} and {found.high:.3g} s"
     if any(program.readers and program.readers.threads > 1 for program in programs):
         return f"whether its threads read while it computes is not known: {span}"
-    if max(_unknown_ahead_s(program, load) for program in programs) > (found.high - found.low) / 2:
+    unknown_s = (found.high - found.low) / 2
+    if max(_per_lane_s(program, lambda pieces: pieces.jumping_s(load.read_s)) for program in programs) > unknown_s:
+        return f"the program reads within its files out of order, where the kernel does not read ahead: {span}"
+    if max(_per_lane_s(program, lambda pieces: _unknown_ahead_s(pieces, load)) for program in programs) > unknown_s:
         return f"how far the kernel reads ahead while the program computes on a part of a file is not known: {span}"
     if load.keeps is None and files and sum(_opens(program) for program in programs) > files:
         return f"whether files that are read again come from the node's memory is not known: {span}"
     return f"the source changed too much, or too little was seen of it: {span}"
 
 
-def _unknown_ahead_s(program: Program, load: Load) -> float:
-    """Returns the width of what reading ahead hides, in seconds of the program."""
+def _per_lane_s(program: Program, file_s: Callable[[Pieces], float]) -> float:
+    """Returns the seconds that a time of each file adds to the program, which reads so many at a time."""
     uses = [(loader.pieces, loader.opens / loader.workers) for loader in program.loaders]
     if program.readers is not None:
         uses.append((program.readers.pieces, program.readers.opens / program.readers.at_once))
-    hidden = [(pieces.hidden_s(load.read_s), opens) for pieces, opens in uses]
-    return max((opens * (each.high - each.low) for each, opens in hidden), default=0.0)
+    return max((opens * file_s(pieces) for pieces, opens in uses), default=0.0)
+
+
+def _unknown_ahead_s(pieces: Pieces, load: Load) -> float:
+    """Returns the width of what reading ahead hides of a file."""
+    hidden = pieces.hidden_s(load.read_s)
+    return hidden.high - hidden.low
 
 
 def _change(program: Program, readers: float, load: Load, files: int | None) -> Range:
@@ -235,7 +270,7 @@ def _cycle(load: Load, readers: float, think_s: float, pieces: Pieces) -> Range:
     slow = load.cycle(readers, max(0.0, think_s - hidden.low))
     if fast is None or slow is None:
         raise CannotTell("what a file takes at the source was not measured")
-    return Range(fast.low, slow.high)
+    return Range(fast.low, slow.high + pieces.jumping_s(load.read_s))
 
 
 def _again(load: Load, first: Range, think_s: float, local_s: float) -> Range:
@@ -270,11 +305,14 @@ def _total(group: ReaderUse, each: Range, load: Load, files: int | None, think_s
 
 
 def _of_threads(group: ReaderUse, readers: float, load: Load, files: int | None, think_s: float) -> Range:
-    """Returns a range from reading that hides computing to reading and computing in turn."""
+    """Returns a range from reading that hides computing to reading and computing in turn.
+
+    The program may compute on what its threads read while they read more, also after the last of their reads.
+    """
     at_once = group.at_once * group.threads
-    reading = _total(group, _cycle(load, readers, 0.0, Pieces()), load, files, 0.0, at_once)
-    now_s, compute_s = group.phase_s / group.at_once, think_s / group.at_once
-    return Range(max(reading.low, compute_s - now_s), reading.high + compute_s)
+    reading = _total(group, _cycle(load, readers, 0.0, replace(group.pieces, within_s=0.0)), load, files, 0.0, at_once)
+    now_s, compute_s, tail_s = (seconds / group.at_once for seconds in (group.phase_s, think_s, group.tail_s))
+    return Range(max(reading.low - tail_s, compute_s - now_s), reading.high + compute_s)
 
 
 # ---- a loader with workers ----

@@ -220,6 +220,8 @@ WAITED_FOR = {
     "full": "most of these files found no room on the local disk: see the note on its size",
     "failed": "most of these files could not be copied: see the note on the errors",
     "void": "most of these files had been written to during the run",
+    "large": "most of these opens were of large files that the program read at the source while they were not copied; "
+    "--mode upfront copies them before it starts, which pays if it reads them again",
 }
 """Advice by the reason of the opens, for reasons that more copiers would not change."""
 
@@ -276,8 +278,8 @@ def preprocessing(record: Record) -> Iterator[Note]:
 
 def order(record: Record) -> Iterator[Note]:
     """Notes that the program opened many files before they were staged."""
-    opens, wanted = record.coverage.opens, record.totals.wanted
-    if not opens or not wanted or not record.run.stages or wanted <= OUT_OF_ORDER * opens:
+    opens, wanted = record.coverage.opens, (record.totals.wanted or 0) - record.coverage.reasons.get("large", 0)
+    if not opens or not record.run.stages or wanted <= OUT_OF_ORDER * opens:
         return
     provenance = record.order.provenance or "manifest"
     known = "the order is known, so the source limits: try more --copiers or --transfers if it has bandwidth to spare"

@@ -24,50 +24,64 @@ extern int close_range(unsigned, unsigned, int) WEAK;
 extern void closefrom(int) WEAK;
 extern int dup3(int, int, int) WEAK;
 
-#define TIMED(fd, call) \
+/* `at`: where in the file the read began, as it is once the call has returned. */
+#define TIMED(fd, at, call) \
     int kind = fd_kind(fd); \
     if (__builtin_expect(kind == FD_OTHER, 1)) \
         return call; \
     uint64_t begin = wait_begin(kind); \
     ssize_t bytes = call; \
-    count_read(fd, kind, bytes, begin, wait_end(kind, begin)); \
+    uint64_t ns = wait_end(kind, begin); \
+    count_read(fd, kind, bytes, at, begin, ns); \
     return bytes;
 
+/* Returns where in the file a read of so many bytes began that moved the descriptor's own position; -1: not known. */
+static off_t moved_from(int fd, ssize_t bytes) {
+    int saved = errno;
+    off_t end = bytes > 0 ? lseek(fd, 0, SEEK_CUR) : -1;
+    errno = saved;
+    return end < 0 ? -1 : end - bytes;
+}
+
+static off_t began_at(int fd, const off64_t *at, ssize_t bytes) {
+    return at ? *at - bytes : moved_from(fd, bytes);
+}
+
 static ssize_t hook_read(int fd, void *out, size_t n) {
-    TIMED(fd, read(fd, out, n))
+    TIMED(fd, moved_from(fd, bytes), read(fd, out, n))
 }
 static ssize_t hook___read_chk(int fd, void *out, size_t n, size_t room) {
-    TIMED(fd, __read_chk(fd, out, n, room))
+    TIMED(fd, moved_from(fd, bytes), __read_chk(fd, out, n, room))
 }
 static ssize_t hook_pread(int fd, void *out, size_t n, off_t at) {
-    TIMED(fd, pread(fd, out, n, at))
+    TIMED(fd, at, pread(fd, out, n, at))
 }
 static ssize_t hook_pread64(int fd, void *out, size_t n, off64_t at) {
-    TIMED(fd, pread64(fd, out, n, at))
+    TIMED(fd, at, pread64(fd, out, n, at))
 }
 static ssize_t hook___pread_chk(int fd, void *out, size_t n, off_t at, size_t room) {
-    TIMED(fd, __pread_chk(fd, out, n, at, room))
+    TIMED(fd, at, __pread_chk(fd, out, n, at, room))
 }
 static ssize_t hook___pread64_chk(int fd, void *out, size_t n, off64_t at, size_t room) {
-    TIMED(fd, __pread64_chk(fd, out, n, at, room))
+    TIMED(fd, at, __pread64_chk(fd, out, n, at, room))
 }
 static ssize_t hook_readv(int fd, const struct iovec *parts, int n) {
-    TIMED(fd, readv(fd, parts, n))
+    TIMED(fd, moved_from(fd, bytes), readv(fd, parts, n))
 }
 static ssize_t hook_preadv(int fd, const struct iovec *parts, int n, off_t at) {
-    TIMED(fd, preadv(fd, parts, n, at))
+    TIMED(fd, at, preadv(fd, parts, n, at))
 }
 static ssize_t hook_preadv64(int fd, const struct iovec *parts, int n, off64_t at) {
-    TIMED(fd, preadv64(fd, parts, n, at))
+    TIMED(fd, at, preadv64(fd, parts, n, at))
 }
 static ssize_t hook_sendfile(int to, int fd, off_t *at, size_t n) {
-    TIMED(fd, sendfile(to, fd, at, n))
+    TIMED(fd, began_at(fd, at, bytes), sendfile(to, fd, at, n))
 }
 static ssize_t hook_sendfile64(int to, int fd, off64_t *at, size_t n) {
-    TIMED(fd, sendfile64(to, fd, at, n))
+    TIMED(fd, began_at(fd, at, bytes), sendfile64(to, fd, at, n))
 }
 static ssize_t copy_range(int fd, off64_t *at, int to, off64_t *to_at, size_t n, unsigned flags) {
-    TIMED(fd, copy_file_range(fd, at, to, to_at, n, flags))
+    TIMED(fd, began_at(fd, at, bytes), copy_file_range(fd, at, to, to_at, n, flags))
 }
 static ssize_t hook_copy_file_range(int fd, off64_t *at, int to, off64_t *to_at, size_t n, unsigned flags) {
     ssize_t bytes = copy_range(fd, at, to, to_at, n, flags);
@@ -75,7 +89,7 @@ static ssize_t hook_copy_file_range(int fd, off64_t *at, int to, off64_t *to_at,
 }
 
 static size_t counted_fread(int fd, int kind, size_t size, size_t items, uint64_t begin) {
-    count_read(fd, kind, (ssize_t)(size * items), begin, wait_end(kind, begin));
+    count_read(fd, kind, (ssize_t)(size * items), -1, begin, wait_end(kind, begin));
     return items;
 }
 static size_t hook_fread(void *out, size_t size, size_t n, FILE *file) {

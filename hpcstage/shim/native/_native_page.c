@@ -42,6 +42,7 @@ static struct own {
     uint32_t inside, inside_source; /* threads inside calls on dataset files: all, and those that wait for the source */
     int read_fd;                    /* the open file of the last read, plus one */
     uint64_t read_end;
+    off_t read_to;                  /* where it ended in the file; -1: not known */
 } first, *own = &first;
 
 static uint64_t clock_ns(clockid_t clock) {
@@ -317,10 +318,15 @@ void count_source_open(uint64_t ns, int reason) {
 }
 
 /* With several threads the time between reads means nothing, but is never negative. */
-static void count_within(int fd, uint64_t begin, uint64_t end) {
+static void count_within(int fd, off_t at, ssize_t bytes, uint64_t begin, uint64_t end) {
     uint64_t since = __atomic_load_n(&own->read_end, __ATOMIC_RELAXED);
-    if (__atomic_exchange_n(&own->read_fd, fd + 1, __ATOMIC_RELAXED) == fd + 1 && since < begin)
-        count(COUNTER_WITHIN_NS, begin - since);
+    off_t to = __atomic_exchange_n(&own->read_to, at < 0 ? -1 : at + bytes, __ATOMIC_RELAXED);
+    if (__atomic_exchange_n(&own->read_fd, fd + 1, __ATOMIC_RELAXED) == fd + 1) {
+        if (since < begin)
+            count(COUNTER_WITHIN_NS, begin - since);
+        if (at >= 0 && to >= 0 && at != to)
+            count(COUNTER_JUMPS, 1);
+    }
     __atomic_store_n(&own->read_end, end, __ATOMIC_RELAXED);
 }
 
@@ -329,10 +335,10 @@ void reads_begin(int fd) {
         __atomic_store_n(&own->read_fd, 0, __ATOMIC_RELAXED);
 }
 
-void count_read(int fd, int kind, ssize_t bytes, uint64_t begin, uint64_t ns) {
+void count_read(int fd, int kind, ssize_t bytes, off_t at, uint64_t begin, uint64_t ns) {
     if (bytes <= 0)
         return;
-    count_within(fd, begin, begin + ns);
+    count_within(fd, at, bytes, begin, begin + ns);
     int base = kind == FD_SOURCE ? COUNTER_SOURCE_READS : COUNTER_LOCAL_READS;
     count(base, 1);
     count(base + 1, (uint64_t)bytes);
