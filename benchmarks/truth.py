@@ -35,8 +35,8 @@ MOST_OFF_S = 2.0
 MOST_LOSS_ERROR = 0.15
 MOST_COUNT_ERROR = 0.01
 MOST_SPLIT_ERROR = 0.15
-NOT_TOLD = ("stream",)
-"""An accelerator that computes while the program's threads read is not seen."""
+NOT_TOLD = ("stream", *cells.TOOLS)
+"""An accelerator that computes while the program's threads read is not seen, and nobody says what the tools compute."""
 _PACED = """
 import pathlib, sys, time
 paths = pathlib.Path(sys.argv[1]).read_text().split("\\n")[:-1]

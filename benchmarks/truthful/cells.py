@@ -16,12 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.files import Place, empty, make_files, write_list
 from benchmarks.programs import hpcstage_command, record, run
 from benchmarks.storage import Storage
 from hpcstage.emulator import Settings
 
-READING = Path(__file__).resolve().parent.parent / "workload" / "reading.py"
+_WORKLOAD = Path(__file__).resolve().parent.parent / "workload"
+READING = _WORKLOAD / "reading.py"
+STRANGERS = _WORKLOAD / "strangers.py"
 MB = 1e6
 FILE_BYTES = 125_000
 MOST_FILES = 2400
@@ -30,9 +34,17 @@ WAY_BYTES = {
     "pieces of 8 kB": 300_000,
     "pieces of 64 kB": 1_000_000,
     "whole": 300_000,
+    "spectra": 1_000_000,
+    "patches": 1_000_000,
 }
 """The size of a file in ways that read larger ones than FILE_BYTES."""
 LIMIT_S = 120.0
+TOOLS = ("spectra", "checksums", "patches", "archive")
+"""Ways of programs that others wrote: they find their files themselves, and compute what they have to."""
+ARRAYS = ("spectra",)
+"""Ways whose files are arrays of numpy."""
+MANY = ("phases", "stream", "processes", "loader 8", "loader 2", "checksums")
+"""Ways in which several readers read at a time."""
 
 
 @dataclass(frozen=True)
@@ -82,15 +94,16 @@ class Cell:
     @property
     def name(self) -> str:
         """In results and for --only."""
-        words = [self.way, self.source, f"{self.compute_s:g} s", *(["upfront"] if self.mode == "upfront" else [])]
+        words = [self.way, self.source, *([] if self.way in TOOLS else [f"{self.compute_s:g} s"])]
+        words += ["upfront"] if self.mode == "upfront" else []
         return ", ".join([*words, *([f"{self.epochs} epochs"] if self.epochs > 1 else [])])
 
     @property
     def files(self) -> int:
         """So many that reading takes about as long as it should."""
         source = SOURCES[self.source]
-        many = self.way in ("phases", "stream", "processes", "loader 8", "loader 2")
-        each_s = max(source.many_s, source.file_s / (2 if self.way == "loader 2" else 4)) if many else source.file_s
+        few = 2 if self.way == "loader 2" else 4
+        each_s = max(source.many_s, source.file_s / few) if self.way in MANY else source.file_s
         each_s += (self.file_bytes - FILE_BYTES) / source.settings.bandwidth_bytes_per_s
         return 1 if self.way == "large" else min(MOST_FILES, round(self.read_s / self.epochs / each_s / 10) * 10)
 
@@ -125,6 +138,10 @@ def _cells() -> Iterator[Cell]:
     for way in ("pieces of 8 kB", "pieces of 64 kB", "whole"):
         yield Cell(way, "slow", 2.0)
     yield Cell("pieces of 8 kB", "slow", 6.0)
+    for way in TOOLS:
+        yield Cell(way, "slow", 0.0)
+    for way in ("spectra", "checksums"):
+        yield Cell(way, "far", 0.0)
 
 
 CELLS = tuple(_cells())
@@ -167,6 +184,8 @@ class Runs:
         }
 
     def _words(self, cell: Cell, storage: Storage) -> list[str]:
+        if cell.way in TOOLS:
+            return [sys.executable, str(STRANGERS), cell.way, str(storage.path)]
         data = self._data(cell)
         names = [str(storage.path / entry.name) for entry in sorted(data.iterdir())]
         listed = write_list(self.where.disk / "names", names)
@@ -182,11 +201,14 @@ class Runs:
 
     def _data(self, cell: Cell) -> Path:
         """One set of files at a time."""
-        data = self.where.memory / f"data-{cell.files}-{cell.file_bytes}"
+        kind = "arrays" if cell.way in ARRAYS else "bytes"
+        data = self.where.memory / f"data-{cell.files}-{cell.file_bytes}-{kind}"
         if not data.exists():
             for old in self.where.memory.glob("data-*"):
                 shutil.rmtree(old)
             make_files(data, cell.files, cell.file_bytes)
+            if kind == "arrays":
+                _make_arrays(data)
         return data
 
     @contextmanager
@@ -202,6 +224,15 @@ class Runs:
         (kept / "nodes").mkdir(parents=True, exist_ok=True)
         for path in (*run_dir.glob("*.json"), *run_dir.glob("nodes/*.json")):
             (kept / path.relative_to(run_dir)).write_bytes(path.read_bytes())
+
+
+def _make_arrays(data: Path) -> None:
+    """Turns each file into an array of numpy with the same bytes."""
+    for path in sorted(data.iterdir()):
+        saved = path.with_suffix(".npy")
+        np.save(saved, np.fromfile(path, np.uint8))
+        shutil.copystat(path, saved)
+        path.unlink()
 
 
 @contextmanager
