@@ -184,7 +184,7 @@ class Daemon(Service):
             self._phase.stop(Reason.FAILED)
 
     def _snapshot(self, now: float) -> Snapshot:
-        return self._phase.snapshot(now, self.base.page.sums())
+        return self._phase.snapshot(now, self.base.page.attached.sums())
 
     def _signals(self, numbers: bytes) -> None:
         if signal.SIGUSR1 in numbers:

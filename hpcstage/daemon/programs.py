@@ -50,7 +50,7 @@ class Programs(Service):
         self._wrappers = Wrappers(selector, lambda: on_end(None))
         self._missed = UnattachedPythons()
         self._retired = Retired()
-        self._looks = Looks(page.several, started)
+        self._looks = Looks(page.attached.several, started)
         self._slots = Slots(page, let_go, self._retire, started)
         self._next_tick = started + TICK_S
         self._next_missed = started + MISSED_EVERY_S
@@ -58,14 +58,14 @@ class Programs(Service):
     def pids(self) -> set[int]:
         """Returns the pids of the processes that may read the datasets."""
         children = self._wrappers.seen_children
-        return self._page.pids().union(children, *map(descendants, children))
+        return self._page.attached.pids().union(children, *map(descendants, children))
 
     def request(self, request: Request) -> Reply | None:
         """See Service."""
         token, kind, _, payload = request
         if kind is Kind.HELLO:
             python = payload[:1] == bytes([Layer.PYTHON])
-            return Reply(Answer.DONE, value=self._page.allot_python_slot() if python else 0)
+            return Reply(Answer.DONE, value=self._page.slots.allot_python() if python else 0)
         if kind is Kind.ATTACH:
             self._wrappers.attach(token, int.from_bytes(payload[:4], "little"))
             return Reply(Answer.DONE, keep=True)
@@ -87,10 +87,10 @@ class Programs(Service):
         if now >= self._next_tick:
             self._next_tick = max(self._next_tick + TICK_S, now)
             self._wrappers.poll(now)
-            self.accounts.look(self._page.pids())
+            self.accounts.look(self._page.attached.pids())
         if now >= self._next_missed:
             self._next_missed = now + MISSED_EVERY_S
-            self._missed.look(self._wrappers.seen_children, self._page.pids())
+            self._missed.look(self._wrappers.seen_children, self._page.attached.pids())
 
     def wake_after(self, now: float) -> float:
         """See Service."""
@@ -107,7 +107,7 @@ class Programs(Service):
 
     def record(self, part: NodePart) -> NodePart:
         """See Service."""
-        processes = self._page.processes(self._started)
+        processes = self._page.attached.processes(self._started)
         for process in processes:
             process.counters |= self._looks.of(process.pid)
         processes += self._retired.rows()

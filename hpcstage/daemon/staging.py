@@ -177,7 +177,7 @@ class Staging(Phase):
         if self.state is not State.STAGING:
             return
         self._note_progress()
-        self._in_use.look(self.base.programs, self.base.page.sums()[Counter.SOURCE_READ_BYTES], now)
+        self._in_use.look(self.base.programs, self.base.page.attached.sums()[Counter.SOURCE_READ_BYTES], now)
         self._wants.yield_to_programs(now)
         self.peers.offers.hold_back(now)
         self._usefulness.look(now, is_waited_for=self._wants.are_waiting_for_staged)

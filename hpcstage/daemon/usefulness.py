@@ -84,12 +84,12 @@ class LocalUsefulness(Usefulness):
             self._sightings.close()
 
     def _stop_if_little_is_read(self) -> None:
-        page, watch = self._base.page, self._watch
+        processes, watch = self._base.page.attached, self._watch
         share = self._little.share(
             watch.opened_files,
             watch.opened_bytes,
-            page.sums(),
-            page.attached(),
+            processes.sums(),
+            processes.number(),
             lambda: self._in_use.are_mapped(self._base.programs),
         )
         if share is not None:
@@ -99,14 +99,14 @@ class LocalUsefulness(Usefulness):
             self._stop()
 
     def _pause_if_unserved(self, now: float, *, is_waited_for: bool) -> None:
-        page, flights, withdrawals = self._base.page, self._engine.queue.flights, self._engine.withdrawals
-        sums = page.sums()
+        flights, withdrawals, processes = self._engine.queue.flights, self._engine.withdrawals, self._base.page.attached
+        sums = processes.sums()
         before, self._opens = self._opens, sum(sums[c] for c in _OPENS)
-        if self._opens > before or is_waited_for or page.are_using(ACTIVE_S):
+        if self._opens > before or is_waited_for or processes.are_using(ACTIVE_S):
             self._sightings.pass_over(flights.needed())
             self.served(now)
             return
-        seen = self._sightings.look(self._base.programs, page.pids(), flights.needed(), now)
+        seen = self._sightings.look(self._base.programs, processes.pids(), flights.needed(), now)
         if seen is not None:
             self.unserved.saw(seen, now)
             if self.unserved.is_paused and not withdrawals.is_paused:

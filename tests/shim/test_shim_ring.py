@@ -34,7 +34,7 @@ class Logged:
         self.directory.mkdir()
         self.page = Page(lab.node / "page")
         self.page.set_logging(True)
-        self.opens = Opens(self.directory, self.page.ended)
+        self.opens = Opens(self.directory, self.page.attached.ended)
         self.names: list[bytes] = []
 
     def events(self) -> list[Event]:

@@ -15,6 +15,7 @@ from shimlab import Lab, wait_until
 
 from hpcstage.daemon.process.page import Page
 from hpcstage.daemon.process.slots import MOST_LOOKS, SHORT_SHARE, Slots
+from hpcstage.daemon.process.slottable import SlotTable
 from hpcstage.protocol import shim
 from hpcstage.record.parts.rows import UNCOUNTED_LAYER, ProcessPart
 
@@ -38,7 +39,7 @@ class Freeing:
         lab.put("file", b"source", b"copy..")
         lab.install()
         self._lab = lab
-        self._range = Page.ranges[lab.layer == "python"]
+        self._range = SlotTable.ranges[lab.layer == "python"]
         self.first = self._range.start + math.ceil(SHORT_SHARE * len(self._range))
         self._started: list[Process] = []
         lab._poke(shim.NEXT_NATIVE_OFFSET + 4 * (lab.layer == "python"), self.first)
@@ -66,11 +67,11 @@ class Freeing:
 
     def numbers(self) -> dict[int, int]:
         """Slot → pid, of those in use."""
-        return {slot: self.page.process_of(slot)[0] for slot in self.page.in_use(self._range)}
+        return {slot: self.page.slots.process_of(slot)[0] for slot in self.page.slots.in_use(self._range)}
 
     def hits(self) -> int:
         """What all processes counted, ended ones included."""
-        return self.page.sums()[shim.Counter.HIT_OPENS]
+        return self.page.attached.sums()[shim.Counter.HIT_OPENS]
 
     def close(self) -> None:
         """Ends what was started."""
@@ -173,7 +174,7 @@ for _ in range(4): os.wait()
     assert freeing.numbers() == {}
     assert freeing.hits() == 4 * 50 * 3
     assert sorted(part.counters.get("hit_opens", 0) for part in freeing.ended) == [0] * 5 + [3] * 200
-    assert freeing.page.attached() == 205
+    assert freeing.page.attached.number() == 205
     assert lab.taken() - freeing.first < 100
 
 
@@ -234,7 +235,9 @@ os._exit(0)
         parent.stdin.flush()
         wait_until(done.exists)
         assert freeing.numbers()[freeing.first] == other.pid
-        hits = {part.pid: part.counters.get("hit_opens", 0) for part in freeing.page.processes(0.0) if part.pid}
+        hits = {
+            part.pid: part.counters.get("hit_opens", 0) for part in freeing.page.attached.processes(0.0) if part.pid
+        }
         assert sorted(hits.values()) == [0, 6]
         assert hits[other.pid] == 0
         assert freeing.hits() == 7
@@ -249,7 +252,7 @@ def test_looks_come_round_to_all_slots_of_both_layers(native_lab: Lab) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     ends = []
-    for at, layer in enumerate(Page.ranges):
+    for at, layer in enumerate(SlotTable.ranges):
         ends.append(layer.start + math.ceil(SHORT_SHARE * len(layer)) + MOST_LOOKS // 4)
         native_lab._poke(shim.NEXT_NATIVE_OFFSET + 4 * at, ends[-1] + 1)
         for slot in range(layer.start, ends[-1] + 1):
@@ -261,7 +264,7 @@ def test_looks_come_round_to_all_slots_of_both_layers(native_lab: Lab) -> None:
     for _ in range(6):
         slots.look(math.inf)
     assert [part.pid for part in ended] == [gone.pid] * 2
-    assert all(page.process_of(slot) == (0, 0) for slot in ends)
+    assert all(page.slots.process_of(slot) == (0, 0) for slot in ends)
 
 
 def test_processes_that_find_no_slot_are_numbered(python_lab: Lab) -> None:
@@ -271,5 +274,5 @@ def test_processes_that_find_no_slot_are_numbered(python_lab: Lab) -> None:
     lab._poke(shim.NEXT_NATIVE_OFFSET + 4, shim.SLOTS)
     for _ in range(2):
         assert lab.run("say(open(src('file')).read())") == "copy.."
-    (rest,) = Page(lab.node / "page").processes(0.0)
+    (rest,) = Page(lab.node / "page").attached.processes(0.0)
     assert (rest.layer, rest.processes, rest.counters) == (UNCOUNTED_LAYER, 2, {})

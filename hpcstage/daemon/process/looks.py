@@ -48,7 +48,7 @@ class Looked:
 
 
 class Looks:
-    """Owns the looks at all processes. `several` is `Page.several`."""
+    """Owns the looks at all processes. `several` is `Attached.several`."""
 
     def __init__(self, several: Several, now: float) -> None:
         self._several = several

@@ -35,12 +35,12 @@ class Slots:
     """`let_go` says which slots of ended processes may be freed; `retire` is told of every process whose slot is."""
 
     def __init__(self, page: Page, let_go: LetGo, retire: Retire, started: float) -> None:
-        self._page = page
+        self._table, self._attached = page.slots, page.attached
         self._let_go = let_go
         self._retire = retire
         self._started = started
         self._next = started
-        self._last = dict.fromkeys(page.ranges, 0)
+        self._last = dict.fromkeys(page.slots.ranges, 0)
         self._cleared: list[int] = []
         self._pid_space = _pid_space()
 
@@ -53,33 +53,33 @@ class Slots:
         if now < self._next:
             return
         # These were cleared in the look before, so other processors see the zeros before they see that a slot is free.
-        self._page.free(self._cleared)
+        self._table.free(self._cleared)
         self._cleared = []
-        shares = [self._page.share_in_use(layer) for layer in self._page.ranges]
-        for layer, share in zip(self._page.ranges, shares, strict=True):
+        shares = [self._table.share_in_use(layer) for layer in self._table.ranges]
+        for layer, share in zip(self._table.ranges, shares, strict=True):
             if share >= SHORT_SHARE:
                 self._free(layer)
         self._next = time.monotonic() + (FILL_EVERY_S if max(shares) >= BUSY_SHARE or self._cleared else LOOK_EVERY_S)
 
     def _free(self, layer: range) -> None:
         found = [slot for slot in self._in_turn(layer) if self._has_ended(slot)]
-        self._page.gone.update(found)
+        self._attached.gone.update(found)
         freed = self._let_go(found)
         for slot in freed:
-            self._retire(self._page.take(slot, self._started))
+            self._retire(self._attached.take(slot, self._started))
         self._cleared += freed
 
     def _in_turn(self, layer: range) -> list[int]:
         """Returns slots that are in use: at most MOST_LOOKS of them, and the next ones at the next look."""
-        used = self._page.in_use(layer)
+        used = self._table.in_use(layer)
         later = [slot for slot in used if slot > self._last[layer]]
         chosen = (later + used)[: min(MOST_LOOKS, len(used))]
         self._last[layer] = chosen[-1] if chosen else 0
         return chosen
 
     def _has_ended(self, slot: int) -> bool:
-        pid, pid_space = self._page.process_of(slot)
-        return slot in self._page.gone or (pid_space == self._pid_space != 0 and has_ended(pid))
+        pid, pid_space = self._table.process_of(slot)
+        return slot in self._attached.gone or (pid_space == self._pid_space != 0 and has_ended(pid))
 
 
 def has_ended(pid: int) -> bool:

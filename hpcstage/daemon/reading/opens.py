@@ -5,8 +5,8 @@ ended. What a ring's bytes mean is in `ringlog`; the caller decides who learns w
 
 How to use it (all calls come from the daemon's own thread, and none of them waits):
 
-    page.set_logging(True)                                  # from now on processes log
-    opens = Opens(node_dir / "opens", page.ended, page.gone)
+    page.set_logging(True)                                  # processes log from now on
+    opens = Opens(node_dir / "opens", page.attached.ended, page.attached.gone)
     for event in opens.poll(finder(manifest)): ...          # every tick; poll(None) before there is a manifest
     while opens.more: ...                                   # a poll is bounded: again, in the same tick or the next
     page.set_logging(False); opens.poll(...); opens.close() # once nothing more can be learnt, and at the end

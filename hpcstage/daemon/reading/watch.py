@@ -50,7 +50,7 @@ class OpenLog:
 
     def __init__(self, node_dir: Path, page: Page) -> None:
         self._page = page
-        self._opens = Opens(node_dir / nodedir.OPENS, page.ended, page.gone)
+        self._opens = Opens(node_dir / nodedir.OPENS, page.attached.ended, page.attached.gone)
         self._families: dict[int, list[int]] = {}
         self.next_look = 0.0
         """The time of the next look at the rings."""
@@ -112,7 +112,7 @@ class OpenLog:
         """Returns the pids of a process and of its parents."""
         found = self._families.get(number)
         if found is None:
-            found = self._families[number] = self._page.family(number % SLOTS)
+            found = self._families[number] = self._page.attached.families([number % SLOTS])[0]
         return found
 
     def retire(self, slots: Sequence[int]) -> list[int]:
@@ -121,7 +121,7 @@ class OpenLog:
             return list(slots)
         self.next_look = 0.0
         read = [slot for slot in slots if self._opens.is_read(slot)]
-        for slot, family in zip(read, self._page.families(read), strict=True):
+        for slot, family in zip(read, self._page.attached.families(read), strict=True):
             self._families.setdefault(self._opens.number(slot), family)
             self._opens.renew(slot)
         return read
