@@ -17,7 +17,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from hpcstage.lead.nodes import Nodes, NodeState, problem_of
+from hpcstage.lead.nodes import Nodes
+from hpcstage.lead.states import ENDED_EARLY, NodeState, problem_of
 from hpcstage.lead.world import World
 from hpcstage.node.start import REMOVAL_S
 from hpcstage.problem import Problem
@@ -86,27 +87,27 @@ class Lead:
             elif word == "child":
                 self.nodes.attach(int(rest))
             elif word == "dead":
-                self.nodes.first_is_dead()
+                self.nodes.states.set(0, "dead", ENDED_EARLY)
             elif word == "staged?":
                 self._staged_asked = True
                 self.nodes.ask_staged()
 
     def _say_news(self, now: float) -> None:
-        if self.nodes.waiting and now - self.started > self.spec.wait_s:
+        if self.nodes.states.waiting and now - self.started > self.spec.wait_s:
             self.nodes.give_up_waiting()
-        for index, node in enumerate(self.nodes.all):
+        for index, node in enumerate(self.nodes.states.all):
             if index and node.state in ("missing", "dead") and index not in self._said:
                 self._said.add(index)
                 say("problem", problem_of(node).to_line())
                 if node.state == "missing":
                     self._write_missing(index, node)
-        if not self.nodes.waiting and self._ready_at is None:
+        if not self.nodes.states.waiting and self._ready_at is None:
             self._ready_at = now
-            log(f"{len(self.nodes.alive)} of {len(self.nodes.all)} nodes are up")
+            log(f"{len(self.nodes.states.alive)} of {len(self.nodes.states.all)} nodes are up")
         if not self._joined and self._ready_at is not None and self._may_start(now - self._ready_at):
             self._joined = True
             say("joined")
-        if self._staged_asked and not self.nodes.waiting and self.nodes.staged():
+        if self._staged_asked and not self.nodes.states.waiting and self.nodes.staged():
             self._staged_asked = False
             say("staged")
 
@@ -142,11 +143,11 @@ class Lead:
             self._say_not_yet()
         if self.world.over:
             self._say_unconnected()
-        elif not self.world.running and not self.nodes.waiting and now >= self.world.next_at:
-            alive = self.nodes.alive
+        elif not self.world.running and not self.nodes.states.waiting and now >= self.world.next_at:
+            alive = self.nodes.states.alive
             if len(alive) < 2:
                 return
-            if self.world.start(self.nodes.entries(), now):
+            if self.world.start(self.nodes.states.entries(), now):
                 log(f"generation {self.world.generation}: {', '.join(self.spec.hosts[index] for index in alive)}")
 
     def _say_not_yet(self) -> None:
@@ -173,7 +174,7 @@ class Lead:
         say("ended")
         self.world.end(max(0.0, min(_GOODBYE_S, deadline - time.monotonic())))
         self.nodes.close(REMOVAL_S)
-        if not self._said and not self._why_said and not self.nodes.waiting:
+        if not self._said and not self._why_said and not self.nodes.states.waiting:
             shutil.rmtree(self.directory, ignore_errors=True)  # files of every node, of use only if something failed
 
 
