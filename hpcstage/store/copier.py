@@ -1,6 +1,6 @@
 """A copier: a process whose threads copy the files that its parent, a daemon or a probe, names by id.
 
-Owns the threads and what they do next; `copyfile` and `largecopy` copy. The parent forks it while it has
+Owns the threads and what they do next (`Tasks`); `copyfile` and `largecopy` copy. The parent forks it while it has
 no threads. A copier maps the manifest itself and exits at once when the parent's end of its pipe closes.
 """
 
@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -21,7 +22,7 @@ from hpcstage.forked import become_quiet, die_with_parent
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.store import copyfile
 from hpcstage.store.copyfile import CopyJob, CopyOutcome, CopyWorker, Status
-from hpcstage.store.counters import CANCEL, StatsArea
+from hpcstage.store.counters import CANCEL, StatsArea, ThreadStats
 from hpcstage.store.largecopy import BigCopy, Pacer
 from hpcstage.store.messages import COMMAND, Op, pack_result
 
@@ -65,25 +66,95 @@ class CopierSettings:
         return min(most_bytes, max(LEAST_PACED_BYTES, int(self.max_rate_bytes_per_s * PACED_BURST_S)))
 
 
+class Tasks:
+    """Owns what the threads of a copier do next, and which of them works on what. All threads share it."""
+
+    def __init__(self, stats: Sequence[ThreadStats]) -> None:
+        """`stats` are the counters of the threads by number, which also tell a thread that its copy is cancelled."""
+        self._stats = stats
+        self._urgent: deque[int] = deque()
+        self._normal: deque[int] = deque()
+        self._pending: set[int] = set()
+        self._invitations: deque[BigCopy] = deque()
+        self._tokens: SimpleQueue[None] = SimpleQueue()
+        self._current: dict[int, int] = {}
+        self._big: dict[int, BigCopy] = {}
+        self._lock = threading.Lock()
+
+    def give(self, id_: int, *, urgent: bool) -> None:
+        """Adds an id; an urgent one goes before all others that have not begun."""
+        self._pending.add(id_)
+        (self._urgent if urgent else self._normal).append(id_)
+        self._tokens.put(None)
+
+    def hurry(self, id_: int) -> None:
+        """Makes an id urgent that no thread has taken."""
+        if id_ in self._pending:
+            self._urgent.append(id_)
+            self._tokens.put(None)
+
+    def invite(self, big: BigCopy) -> None:
+        """Has one more thread work on a large file."""
+        self._invitations.append(big)
+        self._tokens.put(None)
+
+    def cancel(self, id_: int) -> bool:
+        """Ends the copying of an id. Returns whether no thread had taken it: then none will report a result."""
+        with self._lock:
+            big = self._big.get(id_)
+            if big is not None:
+                big.cancelled = True
+            for number, current in self._current.items():
+                if current == id_:
+                    self._stats[number].words[CANCEL] = 1
+            is_waiting = id_ in self._pending
+            self._pending.discard(id_)
+        return is_waiting
+
+    def take(self, number: int) -> BigCopy | tuple[int, bool] | None:
+        """Waits until there is something to do for a thread: a large file to help with, or an id and whether it is
+        urgent. Returns None if another thread was faster."""
+        self._tokens.get()
+        with contextlib.suppress(IndexError):
+            return self._invitations.popleft()
+        with self._lock:
+            for tasks in (self._urgent, self._normal):
+                while tasks:
+                    id_ = tasks.popleft()
+                    if id_ in self._pending:
+                        self._pending.discard(id_)
+                        self._current[number] = id_
+                        return id_, tasks is self._urgent
+        return None
+
+    def end(self, number: int) -> None:
+        """Notes that a thread is through with the id that it took."""
+        with self._lock:
+            self._current.pop(number, None)
+            self._stats[number].words[CANCEL] = 0
+
+    def begin_big(self, big: BigCopy) -> None:
+        """Notes that several threads may work on a large file from now on."""
+        with self._lock:
+            self._big[big.id] = big
+
+    def end_big(self, big: BigCopy) -> None:
+        """Notes that no thread works on a large file any more."""
+        with self._lock:
+            self._big.pop(big.id, None)
+
+
 class Copier:
-    """Owns the threads of a copier and their tasks."""
+    """Owns the threads of a copier."""
 
     def __init__(self, settings: CopierSettings, name: str, stats: StatsArea, first: int, results: int) -> None:
         self._settings = settings
         self._incoming = f"incoming/{name}/".encode()
-        self._stats = stats
-        self._first = first
+        self._stats = [stats.thread(first + number) for number in range(settings.threads)]
         self._results = results
         self._manifest: Manifest
         self._prefixes: list[tuple[bytes, bytes]] = []
-        self._urgent: deque[int] = deque()
-        self._normal: deque[int] = deque()
-        self._helpers: deque[BigCopy] = deque()
-        self._tokens: SimpleQueue[None] = SimpleQueue()
-        self._pending: set[int] = set()
-        self._current: dict[int, int] = {}
-        self._big: dict[int, BigCopy] = {}
-        self._lock = threading.Lock()
+        self._tasks = Tasks(self._stats)
         self._logged = 0
         rate = settings.max_rate_bytes_per_s
         self._pace = None if rate is None else Pacer(rate)
@@ -103,19 +174,13 @@ class Copier:
                 self._obey(op, id_)
 
     def _obey(self, op: int, id_: int) -> None:
-        if op == Op.COPY:
-            self._pending.add(id_)
-            self._normal.append(id_)
-            self._tokens.put(None)
-        elif op == Op.URGENT:
-            self._pending.add(id_)
-            self._urgent.append(id_)
-            self._tokens.put(None)
-        elif op == Op.HURRY and id_ in self._pending:
-            self._urgent.append(id_)
-            self._tokens.put(None)
+        if op in (Op.COPY, Op.URGENT):
+            self._tasks.give(id_, urgent=op == Op.URGENT)
+        elif op == Op.HURRY:
+            self._tasks.hurry(id_)
         elif op == Op.CANCEL:
-            self._cancel(id_)
+            if self._tasks.cancel(id_):
+                self._report(id_, CopyOutcome(status=Status.CANCELLED), time.monotonic_ns())
         elif op == Op.MANIFEST:
             self._open_manifest()
 
@@ -131,41 +196,14 @@ class Copier:
         for number in range(self._settings.threads):
             threading.Thread(target=self._thread, args=(number,), daemon=True).start()
 
-    def _cancel(self, id_: int) -> None:
-        with self._lock:
-            big = self._big.get(id_)
-            if big is not None:
-                big.cancelled = True
-            for number, current in self._current.items():
-                if current == id_:
-                    self._stats.thread(self._first + number).words[CANCEL] = 1
-            waiting = id_ in self._pending
-            self._pending.discard(id_)
-        if waiting:
-            self._report(id_, CopyOutcome(status=Status.CANCELLED), time.monotonic_ns())
-
     def _thread(self, number: int) -> None:
-        worker = CopyWorker(self._stats.thread(self._first + number), native=self._settings.native)
+        worker = CopyWorker(self._stats[number], native=self._settings.native)
         while True:
-            self._tokens.get()
-            with contextlib.suppress(IndexError):
-                self._help(worker, self._helpers.popleft())
-                continue
-            taken = self._take(number)
-            if taken is not None:
-                self._copy(worker, number, *taken)
-
-    def _take(self, number: int) -> tuple[int, bool] | None:
-        """Takes the next id that no thread has taken. Returns it and whether a program waits for it."""
-        with self._lock:
-            for tasks in (self._urgent, self._normal):
-                while tasks:
-                    id_ = tasks.popleft()
-                    if id_ in self._pending:
-                        self._pending.discard(id_)
-                        self._current[number] = id_
-                        return id_, tasks is self._urgent
-        return None
+            task = self._tasks.take(number)
+            if isinstance(task, BigCopy):
+                self._help(worker, task)
+            elif task is not None:
+                self._copy(worker, number, *task)
 
     def _copy(self, worker: CopyWorker, number: int, id_: int, urgent: bool) -> None:
         started_ns = time.monotonic_ns()
@@ -183,9 +221,7 @@ class Copier:
             outcome = CopyOutcome(status=Status.LOCAL_ERROR, errno=getattr(error, "errno", 0) or 0)
             self._log_error()
         finally:
-            with self._lock:
-                self._current.pop(number, None)
-                self._stats.thread(self._first + number).words[CANCEL] = 0
+            self._tasks.end(number)
         self._report(id_, outcome, started_ns)
 
     def _log_error(self) -> None:
@@ -207,17 +243,12 @@ class Copier:
 
     def _copy_big(self, worker: CopyWorker, id_: int, job: CopyJob, started_ns: int) -> None:
         most_bytes = PROBED_BYTES if self._settings.is_probe else None
-        big = BigCopy(id_, job, self._pace, started_ns, self._invite, most_bytes)
-        with self._lock:
-            self._big[id_] = big
+        big = BigCopy(id_, job, self._pace, started_ns, self._tasks.invite, most_bytes)
+        self._tasks.begin_big(big)
         if big.open(worker):
             self._help(worker, big)
         else:
             self._end_big(big)
-
-    def _invite(self, big: BigCopy) -> None:
-        self._helpers.append(big)
-        self._tokens.put(None)
 
     def _help(self, worker: CopyWorker, big: BigCopy) -> None:
         worker.stats.works_on(big.id)
@@ -225,8 +256,7 @@ class Copier:
             self._end_big(big)
 
     def _end_big(self, big: BigCopy) -> None:
-        with self._lock:
-            self._big.pop(big.id, None)
+        self._tasks.end_big(big)
         self._report(big.id, big.outcome, big.started_ns)
 
     def _report(self, id_: int, outcome: CopyOutcome, started_ns: int) -> None:

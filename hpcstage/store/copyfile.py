@@ -142,7 +142,7 @@ def _copy_in_python(worker: CopyWorker, job: CopyJob, limit_bytes: int) -> CopyO
             _copy_out(worker, job, source, before, outcome)
         finally:
             os.close(source)
-        worker.stats.words[6] += 1
+        worker.stats.copied()
     except CopyError as error:
         outcome.status, outcome.errno = error.status, error.errno
     worker.stats.wrote(outcome.write_ns)
@@ -155,7 +155,7 @@ def _copy_out(worker: CopyWorker, job: CopyJob, source: int, before: os.stat_res
     try:
         read_before = outcome.read_ns
         try:
-            copy_range(worker, source, target, 0, before.st_size, outcome)
+            copy_range(worker, FileRange(source, target, 0, before.st_size), outcome)
             check_and_stamp(source, target, before)
         finally:
             with local_errors():
@@ -237,19 +237,26 @@ def create(temporary: bytes) -> int:
         return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
+@dataclass(frozen=True)
+class FileRange:
+    """The bytes `start` to `start + length` of two open files, the source and its copy."""
+
+    source: int
+    target: int
+    start: int
+    length: int
+
+
 def copy_range(
     worker: CopyWorker,
-    source: int,
-    target: int,
-    start: int,
-    length: int,
+    part: FileRange,
     outcome: CopyOutcome,
     pace: Callable[[int], None] | None = None,
     writing: contextlib.AbstractContextManager[Any] = _NO_LOCK,
 ) -> None:
-    """Copies bytes `start` to `start + length`. `writing` is held while writing, since the kernel lets one thread write
-    to a file at a time and has the others spin."""
-    position, end = start, start + length
+    """Copies the bytes of a range. `pace` is called before each chunk with its size; `writing` is held while writing,
+    since the kernel lets one thread write to a file at a time and has the others spin."""
+    position, end = part.start, part.start + part.length
     while position < end:
         if worker.stats.cancelled:
             raise CopyError(Status.CANCELLED)
@@ -258,14 +265,14 @@ def copy_range(
             pace(len(chunk))
         with worker.turn(), source_errors():
             began = time.monotonic_ns()
-            count = os.preadv(source, [chunk], position)
+            count = os.preadv(part.source, [chunk], position)
             took = time.monotonic_ns() - began
         outcome.read_ns += took
         worker.stats.read(count, took)
         if not count:
             raise CopyError(Status.CHANGED)
         with writing:
-            _write_all(target, chunk[:count], position)
+            _write_all(part.target, chunk[:count], position)
         position += count
 
 

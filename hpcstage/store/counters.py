@@ -55,6 +55,10 @@ class ThreadStats:
         self.words[READ_NS] += took_ns
         self._hist[_HIST_READ + bucket_of_ns(took_ns)] += 1
 
+    def copied(self) -> None:
+        """Counts a file whose copy is in the store."""
+        self.words[FILES] += 1
+
     def wrote(self, took_ns: int) -> None:
         """Counts time at the local disk."""
         self.words[WRITE_NS] += took_ns

@@ -95,7 +95,8 @@ class BigCopy:
             step = partial(self._step, part, [0])
             try:
                 length = min(RANGE_BYTES, self._size_bytes - start)
-                copyfile.copy_range(worker, self._source, self._target, start, length, part, step, self._writing)
+                span = copyfile.FileRange(self._source, self._target, start, length)
+                copyfile.copy_range(worker, span, part, step, self._writing)
             except CopyError as error:
                 self._fail(error)
             if self._leave(part):
@@ -151,7 +152,7 @@ class BigCopy:
             copyfile.check_and_stamp(self._source, self._target, self._before)
             self._close()
             copyfile.publish(self.job)
-            worker.stats.words[6] += 1
+            worker.stats.copied()
         except CopyError as error:
             self._fail(error)
             self._close()
