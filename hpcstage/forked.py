@@ -10,6 +10,7 @@ import signal
 import time
 
 _PR_SET_PDEATHSIG = 1
+_KILLED_S = 1.0
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -44,10 +45,10 @@ def reap(pid: int, timeout_s: float) -> None:
     with contextlib.suppress(OSError):
         if os.waitpid(pid, os.WNOHANG)[0] == 0:
             os.kill(pid, signal.SIGKILL)
-            _reap_killed(pid)
+            _await_killed(pid)
 
 
-def _reap_killed(pid: int, timeout_s: float = 1.0) -> None:
-    deadline = time.monotonic() + timeout_s
+def _await_killed(pid: int) -> None:
+    deadline = time.monotonic() + _KILLED_S
     while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
         time.sleep(0.002)

@@ -35,9 +35,9 @@ class EventKind(IntEnum):
 class Events:
     """Owns the events file: buffers events and writes many at a time, never one by one. An error ends it silently."""
 
-    def __init__(self, path: Path, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._left = most_bytes - len(MAGIC) - RECORD.size
+        self._left = MOST_BYTES - len(MAGIC) - RECORD.size
         self._buffer = bytearray(MAGIC)
         self._open = True
 

@@ -42,9 +42,9 @@ Written = tuple[int, int, int]
 already."""
 
 
-def read_files(paths: list[bytes], buffer: Buffer, at: int, end: int, *, native: bool = HAS_NATIVE) -> list[Given]:
+def read_files(paths: list[bytes], buffer: Buffer, at: int, end: int) -> list[Given]:
     """Reads files into the buffer, one behind the other, until one finds no space."""
-    if native and _files is not None:
+    if _files is not None:
         return _files.read_files(paths, buffer.address, at, end)  # type: ignore[no-any-return]
     found = []
     for path in paths:
@@ -56,9 +56,9 @@ def read_files(paths: list[bytes], buffer: Buffer, at: int, end: int, *, native:
     return found
 
 
-def write_files(rows: list[Gotten], buffer: Buffer, *, native: bool = HAS_NATIVE) -> list[Written]:
+def write_files(rows: list[Gotten], buffer: Buffer) -> list[Written]:
     """Writes and publishes files that lie whole in a buffer."""
-    if native and _files is not None:
+    if _files is not None:
         return _files.write_files(rows, buffer.address)  # type: ignore[no-any-return]
     return [_write(row, buffer.view) for row in rows]
 

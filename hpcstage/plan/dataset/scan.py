@@ -34,6 +34,7 @@ from hpcstage.plan.types import DatasetKind
 
 SLOW_BATCH = 8
 FAST_OPERATION_S = 100e-6
+MOST_THREADS = 64
 GROW_AFTER_S = 0.01
 """The threads are doubled when this much time beyond that of fast operations has added up; fast ones reduce it."""
 
@@ -62,7 +63,6 @@ class ScanCancelled(Exception):
 def scan(
     resolved: Resolved,
     *,
-    threads: int = 64,
     exclude: Sequence[bytes] = (),
     cancel: threading.Event | None = None,
     on_found: Callable[[int, int], None] = lambda _files, _bytes: None,
@@ -70,7 +70,7 @@ def scan(
     """Walks all datasets, except for the absolute directories of `exclude` (the run directory, the store). Calls
     `on_found` with the files and bytes that are found so far, a few times a second."""
     started = time.monotonic()
-    walk = _Walk(resolved, frozenset(exclude), threads, cancel or threading.Event())
+    walk = _Walk(resolved, frozenset(exclude), cancel or threading.Event())
     findings = walk.run(_first_tasks(resolved), on_found)
     if walk.cancelled:
         raise ScanCancelled
@@ -125,10 +125,9 @@ def _tasks_of_lists(resolved: Resolved) -> Iterator[Task]:
 class _Walk:
     """A stack of tasks and the threads that work on it."""
 
-    def __init__(self, resolved: Resolved, exclude: frozenset[bytes], threads: int, cancel: threading.Event) -> None:
+    def __init__(self, resolved: Resolved, exclude: frozenset[bytes], cancel: threading.Event) -> None:
         self._roots = [dataset.root for dataset in resolved.datasets]
         self._bounds = Bounds(exclude)
-        self._limit = max(1, threads)
         self._cancel = cancel
         self._tasks: deque[Task] = deque()
         self._feed: Iterator[Task] = iter(())
@@ -214,10 +213,10 @@ class _Walk:
         """
         with self._changed:
             self._lost_s = max(0.0, self._lost_s + seconds - operations * FAST_OPERATION_S)
-            if self._lost_s < GROW_AFTER_S or self._limit == 1:
+            if self._lost_s < GROW_AFTER_S:
                 return False
             self._lost_s = 0.0
-            for _ in range(min(len(self._threads), self._limit - len(self._threads))):
+            for _ in range(min(len(self._threads), MOST_THREADS - len(self._threads))):
                 self._start_worker()
             return True
 

@@ -19,7 +19,6 @@ from hpcstage.plan.order.orders import SAMPLER, from_ids
 from hpcstage.plan.types import Order
 
 SEQUENTIAL, RANDOM, DISTRIBUTED = "sequential", "random", "distributed"
-SAMPLERS = (SEQUENTIAL, RANDOM, DISTRIBUTED)
 ORDERED_EPOCHS = 3
 """The order of copying follows from this many epochs: on a node with some of the ranks each epoch reads new files."""
 
