@@ -98,19 +98,7 @@ class Staging(Phase):
         self._next_look = 0.0
         if not manifest.has_links():
             base.page.set_unlinked()
-        if own_scan and len(devices := set(manifest.devices)) == 1:
-            base.page.set_device(devices.pop())
-        attributes = engine.copies.attributes
-        if own_scan:
-            attributes.learn({device: device for device in set(manifest.devices)})
-        else:
-            started = base.helpers.start(
-                DEVICES_HELPER,
-                lambda: json.dumps(list(devices_here(manifest).items())).encode(),
-                lambda found: attributes.learn(dict(json.loads(found or b"[]"))),
-            )
-            if started is None:
-                attributes.learn({})
+        _learn_devices(base, engine, own_scan=own_scan)
 
     def services(self) -> tuple[Service, ...]:
         """See Phase."""
@@ -239,3 +227,22 @@ class Staging(Phase):
         states = self.engine.queue.states
         counts = ", ".join(f"{state.name.lower()} {states.count(state)}" for state in FileState)
         return f"{super().status()}: {counts}; {self.engine.copies.size_bytes} bytes in the store"
+
+
+def _learn_devices(base: Resources, engine: Engine, *, own_scan: bool) -> None:
+    """Finds out which device each of the manifest's devices is on this node: the same where this node scanned, else a
+    helper looks."""
+    manifest, attributes = engine.manifest, engine.copies.attributes
+    devices = set(manifest.devices)
+    if own_scan:
+        if len(devices) == 1:
+            base.page.set_device(*devices)
+        attributes.learn({device: device for device in devices})
+        return
+    started = base.helpers.start(
+        DEVICES_HELPER,
+        lambda: json.dumps(list(devices_here(manifest).items())).encode(),
+        lambda found: attributes.learn(dict(json.loads(found or b"[]"))),
+    )
+    if started is None:
+        attributes.learn({})

@@ -22,7 +22,6 @@ except ImportError:
     _files = None
 
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
-HAS_NATIVE = _files is not None
 
 
 class ReadOutcome(IntEnum):
