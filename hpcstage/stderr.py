@@ -37,7 +37,7 @@ class UnwaitingStream(io.TextIOBase):
         return self._encoding
 
     def isatty(self) -> bool:
-        """Whether a terminal shows the text."""
+        """Returns whether a terminal shows the text."""
         return os.isatty(self._fd)
 
     def write(self, text: str) -> int:

@@ -29,7 +29,7 @@ class LazyGroup(click.Group):
     """A group that knows its commands by name and imports only the one that is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All commands, in the order in which a user meets them."""
+        """Returns all commands, in the order in which a user meets them."""
         del ctx
         return list(COMMANDS)
 

@@ -33,29 +33,30 @@ _SHARED = frozenset({"dataset", "disk", "copy", "nodes", "workload"})
 
 
 def dataset_options(command: Command) -> Command:
-    """What `run` and `plan` take: datasets, order, local disk, copying, nodes, workload; and `common_options`."""
+    """Adds the options that `run` and `plan` take: datasets, order, local disk, copying, nodes, workload; and
+    `common_options`."""
     return _with((s for s in SETTINGS if s.group in _SHARED), common_options(command))
 
 
 def sampler_options(command: Command) -> Command:
-    """What `plan` takes to name the sampler of a program to come; `cli.samplers` reads them."""
+    """Adds the options by which `plan` is told the sampler of a program to come; `cli.samplers` reads them."""
     for names, how in reversed(_SAMPLER):
         command = click.option(*names, **how)(command)
     return command
 
 
 def run_options(command: Command) -> Command:
-    """What `run` takes besides."""
+    """Adds the options that only `run` takes."""
     return _with((s for s in SETTINGS if s.group not in _SHARED), command)
 
 
 def all_options(command: Command) -> Command:
-    """Every setting; and `common_options`."""
+    """Adds all settings, and `common_options`."""
     return _with(SETTINGS, common_options(command))
 
 
 def common_options(command: Command) -> Command:
-    """`--config`, `-v`, `-q`."""
+    """Adds `--config`, `-v` and `-q`."""
     command = click.option("-q", "--quiet", is_flag=True, help="Print errors only.")(command)
     command = click.option("-v", "--verbose", is_flag=True, help="Also print what hpcstage decides, and why.")(command)
     text = "Read settings from this YAML file (HPCSTAGE_CONFIG)."

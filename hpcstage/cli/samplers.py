@@ -26,7 +26,7 @@ _MOST_SEED = 1 << 63
 
 
 def asked(given: Mapping[str, Any], epochs: int | None) -> SamplerAsked | None:
-    """The sampler that was named, or None. Raises UsageError for options that do not go together."""
+    """Returns the sampler that was named, or None. Raises UsageError for options that do not go together."""
     sampler = given.get("sampler")
     for name, samplers in _ONLY.items():
         value = given.get(name)
@@ -63,7 +63,7 @@ def _seed(seed: int) -> int:
 
 
 def _ranks(text: str | None, replicas: int) -> tuple[int, ...]:
-    """`3`, `0-3`, `0,2-3`; None: all."""
+    """Returns the ranks of a text such as `3`, `0-3` or `0,2-3`; all of them without a text."""
     if replicas > _MOST_RANKS:
         raise UsageError(f"--ranks {replicas:,} are too many", f"use at most {_MOST_RANKS:,}")
     if text is None:

@@ -83,7 +83,7 @@ def _require_torch() -> None:
 
 
 def _directories(stack: contextlib.ExitStack) -> tuple[Path, Path]:
-    """A work directory, and a local directory on another file system where there is one."""
+    """Returns a work directory, and a local directory on another file system where there is one."""
     work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hpcstage-demo-")))
     shm = Path("/dev/shm")  # noqa: S108  asked for by nobody else: the demo's own small files
     base = shm if os.access(shm, os.W_OK) else work
@@ -97,7 +97,8 @@ def _program(data: Path, weights: Path, *options: str) -> list[str]:
 
 
 def _matched_rate(work: Path, files: int) -> float:
-    """The bandwidth at which reading an epoch takes about as long as computing it: where staging has most to hide."""
+    """Returns the bandwidth at which reading an epoch takes about as long as computing it: there staging has
+    most to hide."""
     few, many = files // 10, files // 2
     times = []
     for count in (few, many):

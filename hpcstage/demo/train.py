@@ -41,7 +41,7 @@ class DemoFiles(Dataset[tuple[torch.Tensor, int]]):
 
 
 def network() -> nn.Module:
-    """A small convolutional network."""
+    """Returns a small convolutional network."""
     return nn.Sequential(
         nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 128, 3, padding=1), nn.ReLU(), nn.MaxPool2d(4),
         nn.Flatten(), nn.Linear(128 * (SIDE // 4) ** 2, CLASSES),
@@ -49,7 +49,7 @@ def network() -> nn.Module:
 
 
 def train(loader: DataLoader[tuple[torch.Tensor, int]], epochs: int) -> nn.Module:
-    """Plain training; prints the mean loss of each epoch."""
+    """Trains plainly; prints the mean loss of each epoch."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for epoch in range(epochs):

@@ -51,7 +51,7 @@ def parse_line(line: bytes) -> Mount | None:
 
 
 def is_mounted(path: Path) -> bool:
-    """Whether an emulator is mounted exactly there."""
+    """Returns whether an emulator is mounted exactly there."""
     wanted = os.fsencode(path)
     return any(m.path == wanted for m in mounts())
 

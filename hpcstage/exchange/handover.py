@@ -90,8 +90,8 @@ class ManifestService(ExchangeService):
 
 
 def _same_ids(theirs: Path, ours: Path) -> bool:
-    """Whether two manifests have the same ids; a scan by another node may show other device numbers for the same
-    files."""
+    """Returns whether two manifests have the same ids; a scan by another node may show other device numbers for the
+    same files."""
     if fingerprint(theirs) == fingerprint(ours):
         return True
     try:

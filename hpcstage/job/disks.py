@@ -41,20 +41,20 @@ class Probe(Protocol):
         """Returns what is free below `path`. Raises OSError."""
 
     def is_own(self, path: str, *, made_for_job: bool) -> bool:
-        """Whether the free space there belongs to this directory alone."""
+        """Returns whether the free space there belongs to this directory alone."""
 
     def memory_left(self) -> int | None:
         """Returns the bytes of memory that the job may still take; None if unknown."""
 
 
 def is_network(kind: str | None) -> bool:
-    """Whether nodes share the file system, or a process that may be anywhere serves it (fuse, but for fuseblk, which is
-    a local device)."""
+    """Returns whether nodes share the file system, or a process that may be anywhere serves it (fuse, but for fuseblk,
+    which is a local device)."""
     return kind is not None and (kind in _NETWORK or kind == "fuse" or kind.startswith("fuse."))
 
 
 def is_memory(kind: str | None) -> bool:
-    """Whether what is written to the file system counts as the job's memory."""
+    """Returns whether what is written to the file system counts as the job's memory."""
     return kind in _MEMORY
 
 
@@ -77,8 +77,8 @@ class Machine:
         return Space(found.f_bavail * found.f_frsize, free_inodes, device, bool(found.f_flag & os.ST_RDONLY))
 
     def is_own(self, path: str, *, made_for_job: bool) -> bool:
-        """Whether the directory has a quota (it promises less than the file system around it) or, if it was made for
-        the job, is a file system of its own."""
+        """Returns whether the directory has a quota (it promises less than the file system around it) or, if it was
+        made for the job, is a file system of its own."""
         try:
             top = _top_of_file_system(path)
             if top == os.path.realpath(path):

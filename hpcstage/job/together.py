@@ -92,7 +92,7 @@ def warnings(config: Config, job: Job, local: LocalDir) -> list[str]:
 
 
 def is_known_elsewhere(job: Job) -> bool:
-    """Whether the wrappers of other nodes can know that they belong to the same launch."""
+    """Returns whether the wrappers of other nodes can know that they belong to the same launch."""
     return job.run_key is not None and not any(mark in job.run_key for mark in _LOCAL_KEYS)
 
 

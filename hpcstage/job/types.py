@@ -10,7 +10,7 @@ class Job:
     """The known facts about the job. A field that is None is unknown, unless its own text says otherwise."""
 
     scheduler: str
-    """One of slurm, pbs, gridengine, pjm, lsf, flux and none."""
+    """The scheduler's name in `job.schedulers`; none without a scheduler."""
     hostname: str
     """This node's name, as the scheduler writes it if it does."""
     nodes: tuple[str, ...]

@@ -112,8 +112,8 @@ class Lead:
             say("staged")
 
     def _may_start(self, waited_s: float) -> bool:
-        """Whether the command may start. Each node reads from the source what is opened before the nodes know the
-        files, so it pays to wait a little: the nodes are connected sooner than most programs read."""
+        """Returns whether the command may start. Each node reads from the source what is opened before the nodes know
+        the files, so it pays to wait a little: the nodes are connected sooner than most programs read."""
         return not self.spec.exchanges or self.world.over or waited_s > self.spec.join_s or self.nodes.joined()
 
     def _write_missing(self, index: int, node: NodeState) -> None:

@@ -72,7 +72,7 @@ class Agent:
         return 0
 
     def _is_served(self, node_dir: Path) -> bool:
-        """Whether another agent was first on this node: some launchers start one for each processor."""
+        """Returns whether another agent was first on this node: some launchers start one for each processor."""
         deadline = time.monotonic() + OTHERS_SPEC_S
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError, ValueError):
@@ -108,7 +108,8 @@ class Agent:
             self._stdin_open = False
 
     def _is_over(self) -> bool:
-        """Whether the run is over. Looks at shared files as seldom as it can: there may be a thousand agents."""
+        """Returns whether the run is over. Looks at shared files as seldom as it can: there may be a thousand
+        agents."""
         if self.lead.input_ends and not self._stdin_open:
             return True
         now = time.monotonic()

@@ -104,13 +104,13 @@ class Nodes:
         return _STAGED_EVERY_S if self.spec.daemon.mode == "upfront" else leadspec.PULSE_S
 
     def joined(self) -> bool:
-        """Whether the daemons of all other nodes know the files."""
+        """Returns whether the daemons of all other nodes know the files."""
         for index, hosted in self.hosted.items():
             self.states.all[index].joined = self.states.all[index].joined or hosted.is_staging()
         return self.states.have_others_joined
 
     def staged(self) -> bool:
-        """Whether, with mode upfront, all other nodes hold what they will hold."""
+        """Returns whether, with mode upfront, all other nodes hold what they will hold."""
         for index, hosted in self.hosted.items():
             if self.states.all[index].state == "ready" and hosted.staged():
                 self.states.all[index].state = "staged"

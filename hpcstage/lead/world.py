@@ -112,7 +112,7 @@ class World:
         return True
 
     def is_late(self, now: float) -> bool:
-        """Whether the program runs and should have connected the nodes by now; `why` says what is known."""
+        """Returns whether the program runs and should have connected the nodes by now; `why` says what is known."""
         if self._output is None or self.connected or now - self._began < LATE_S:
             return False
         said = self._output.reason

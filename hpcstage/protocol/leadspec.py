@@ -32,7 +32,7 @@ class LeadSpec:
     group_dir: str
     """The directory of this file and of the other files by which the nodes tell each other how they do."""
     launcher: str
-    """A name of `job.launchers`: srun, pbsdsh, qrsh, pjrsh, mpiexec, virtual, none."""
+    """The name of a launcher that `job.launchers` knows."""
     starts_daemons: bool
     """Whether the lead and the agents start daemons; False behind a launcher, where each node's wrappers start their
     own."""
@@ -67,7 +67,7 @@ class LeadSpec:
         return self.daemon.membership.hosts
 
     def node_name(self, index: int) -> str:
-        """The name of a node's directory below the base directory."""
+        """Returns the name of a node's directory below the base directory."""
         return virtual_name(self.daemon.run_id, index) if self.virtual else self.daemon.run_id
 
     def save(self, path: Path) -> None:

@@ -73,7 +73,7 @@ class Bundles:
         return sizes
 
     def backward(self, epoch: int) -> bool:
-        """Whether an epoch reads the last bundle first."""
+        """Returns whether an epoch reads the last bundle first."""
         return self.alternate and epoch % 2 == 1
 
     def order(self, epoch: int) -> Indices:

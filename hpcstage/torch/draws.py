@@ -33,7 +33,7 @@ class _Asking:
 
 
 def available() -> bool:
-    """Whether `install` would succeed in a new process."""
+    """Returns whether `install` would succeed in a new process."""
     try:
         import numpy.random as library
     except ImportError:
@@ -206,7 +206,7 @@ class TorchDraws:
 
 
 def _has_modes() -> bool:
-    """Whether this PyTorch has what the gate needs."""
+    """Returns whether this PyTorch has what the gate needs."""
     has_tag = hasattr(getattr(torch, "Tag", None), "nondeterministic_seeded")
     return has_tag and all(hasattr(_stack, name) for name in ("TorchDispatchMode", "_push_mode", "_pop_mode"))
 

@@ -41,7 +41,7 @@ class ThreadSettings:
 
 
 def available() -> bool:
-    """Whether this PyTorch has the classes that are extended here."""
+    """Returns whether this PyTorch has the classes that are extended here."""
     return object not in (_SingleIter, _Fetcher)
 
 
@@ -105,7 +105,7 @@ def _whole(dataset: Any, indices: Any) -> Any:
 
 
 def _one_by_one(dataset: Any) -> bool:
-    """Whether the samples of a batch are asked for one by one."""
+    """Returns whether the samples of a batch are asked for one by one."""
     if not getattr(dataset, "__getitems__", None):
         return True
     names = ("__getitem__", "__getitems__")

@@ -120,7 +120,7 @@ class DataLoader(torch.utils.data.DataLoader, Generic[T_co]):  # type: ignore[ty
             return super()._get_iterator()
 
     def _can(self) -> bool:
-        """Whether threads can keep what this class promises."""
+        """Returns whether threads can keep what this class promises."""
         can = fetching.available() and workers.available()
         if can and self.reproducible:
             can = draws.install(turn) if self.num_workers == 0 else draws.available()

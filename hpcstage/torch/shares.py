@@ -24,7 +24,7 @@ class Held:
     """For each node a bit per sample, the lowest bit of a byte first; empty unless several nodes have some sample."""
 
     def has(self, node: int, sample: int) -> bool:
-        """Whether a node has a sample, also where it is one of several nodes."""
+        """Returns whether a node has a sample, also where it is one of several nodes."""
         if self.owner[sample] == node:
             return True
         return bool(self.maps) and bool(self.maps[node][sample >> 3] >> (sample & 7) & 1)

@@ -34,7 +34,7 @@ _NEEDED = {"dataset_kind", "index_queue"}
 
 
 def available() -> bool:
-    """Whether this PyTorch has what is used here."""
+    """Returns whether this PyTorch has what is used here."""
     return callable(_worker_loop) and set(inspect.signature(_worker_loop).parameters) >= _NEEDED
 
 

@@ -90,7 +90,8 @@ class FileService(ExchangeService):
             self.station.tell(*(Sent(self.station.nodes[to], files, size_bytes) for to, files, size_bytes in sent))
 
     def _is_early(self, message: exchange.Missed) -> bool:
-        """Whether the daemon is to hear of the membership without this node first: it then knows whom to ask."""
+        """Returns whether the daemon is to hear of the membership without this node first: it then knows whom to
+        ask."""
         return message.why is Why.ENDED and self.station.membership.nodes[message.node].is_present
 
     # ---- other exchanges

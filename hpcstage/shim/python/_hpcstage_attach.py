@@ -159,7 +159,7 @@ def _at_exit(finish: Any) -> None:
 
 
 def _selftest(config: ShimConfig) -> bool:
-    """Whether a file that is only in a store is found under its source's name, by open and by stat."""
+    """Returns whether a file that is only in a store is found under its source's name, by open and by stat."""
     name = config.selftest[0] + b"/probe"
     try:
         size = os.stat(name).st_size

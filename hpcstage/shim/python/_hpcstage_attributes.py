@@ -35,7 +35,7 @@ class SourceAttributes:
         self._shift = 0
 
     def ready(self) -> bool:
-        """Whether there is a table. The daemon makes it before it stages anything."""
+        """Returns whether there is a table. The daemon makes it before it stages anything."""
         if not self._tried and self._slot.state[0] not in (wire.STATE_STARTING, wire.STATE_SCANNING):
             self._tried = True
             try:

@@ -190,7 +190,8 @@ class OsOpen(Call):
         return int(context.from_source(place, lambda: self.original(path, flags, mode, dir_fd=dir_fd), reason))
 
     def _passes(self, path: str, flags: int) -> bool:
-        """Whether an absolute name that is not below a dataset as it is written may go straight to the original."""
+        """Returns whether an absolute name that is not below a dataset as it is written may go straight to the
+        original."""
         if not flags & WRITES:
             return "/." not in path and "//" not in path and bool(self.context.leads_outside(path, OPENS))
         if path[:6] in ("/proc/", "/dev/f"):

@@ -54,7 +54,7 @@ class Context:
         self.quiet = quiet
 
     def measuring(self) -> bool:
-        """Whether nothing is redirected and opens are only counted, as in mode direct."""
+        """Returns whether nothing is redirected and opens are only counted, as in mode direct."""
         return not self.quiet and (self.direct or self.slot.state[0] == wire.STATE_MEASURING)
 
     def quick_open(self, name: str, flags: int) -> int:
@@ -80,7 +80,7 @@ class Context:
         return fd
 
     def is_file(self, fd: int) -> bool:
-        """Whether what was just opened is no directory; a directory is closed, and was no hit."""
+        """Returns whether what was just opened is no directory; a directory is closed, and was no hit."""
         try:
             _read(fd, 0)
         except OSError:
@@ -203,8 +203,8 @@ class Context:
             _close(fd)
 
     def could_write(self, name: Any, dir_fd: int | None, creates: bool) -> bool:
-        """Whether an open for writing may change the file: not a directory, which would take all below it along, and
-        not a file that only looks written to."""
+        """Returns whether an open for writing may change the file: not a directory, which would take all below it
+        along, and not a file that only looks written to."""
         try:
             mode = _stat(name, dir_fd=dir_fd).st_mode
         except (OSError, ValueError):

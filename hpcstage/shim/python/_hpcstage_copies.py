@@ -90,7 +90,8 @@ class Copies:
         return -1
 
     def _is_source(self, copy: os.stat_result, now: os.stat_result) -> bool:
-        """Whether a file is the very same as the copy's source, as far as that is known; else whether it looks so."""
+        """Returns whether a file is the very same as the copy's source, as far as that is known; else whether it looks
+        so."""
         listed = self._context.attributes.of(copy)
         if listed is not None:
             return (listed.st_dev, listed.st_ino) == (now.st_dev, now.st_ino)

@@ -76,7 +76,7 @@ class NameResolver:
         self._aliases: dict[str, _Alias] = {}
 
     def leads_outside(self, name: str, how: int = 0) -> bool:
-        """Whether an absolute name outside is remembered to lead to no dataset."""
+        """Returns whether an absolute name outside is remembered to lead to no dataset."""
         known = self._directories.get(name.rpartition("/")[0])
         if known is None or known.has_links or (how and (how & AFRESH or known.looks)):
             return False

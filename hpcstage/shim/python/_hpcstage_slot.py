@@ -65,7 +65,7 @@ class Slot:
             self.gate = self._map[wire.GATE_OFFSET : wire.GATE_OFFSET + wire.GATE_BYTES].cast("I")
 
     def serves(self) -> bool:
-        """Whether copies may be opened."""
+        """Returns whether copies may be opened."""
         given_up, caught_up, closed, held = self.gate
         return bool(given_up == caught_up and not closed and not held)
 

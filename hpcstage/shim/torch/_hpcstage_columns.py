@@ -98,7 +98,7 @@ def as_text(name: Any) -> str:
 
 
 def is_name(value: Any) -> bool:
-    """Whether a value can be a file's name."""
+    """Returns whether a value can be a file's name."""
     if isinstance(value, (str, bytes)):
         return 0 < len(value) < MAX_NAME
     return isinstance(value, os.PathLike)
@@ -227,7 +227,7 @@ def numbers(sequence: Any, wanted: Sequence[int]) -> Sequence[Any]:
 
 
 def are_integers(sequence: Any) -> bool:
-    """Whether the sequence begins with an integer of 0 or more."""
+    """Returns whether the sequence begins with an integer of 0 or more."""
     try:
         return length(sequence) > 0 and integers(sequence, range(1))[0] >= 0
     except (TypeError, ValueError, IndexError, KeyError):

@@ -118,8 +118,8 @@ def _key_for(fetcher: Any) -> int:
 
 
 def _one_by_one(dataset: Any) -> bool:
-    """Whether the samples of a batch are fetched in the order of its list, each after its index was handed out. A
-    Subset of a Subset takes all indices of the batch before it reads the first sample."""
+    """Returns whether the samples of a batch are fetched in the order of its list, each after its index was handed out.
+    A Subset of a Subset takes all indices of the batch before it reads the first sample."""
     if not callable(getattr(dataset, "__getitems__", None)):
         return True
     subset = columns.torch_class("Subset")

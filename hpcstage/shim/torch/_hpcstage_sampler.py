@@ -175,8 +175,8 @@ def _too_long(found: list[Any]) -> bool:
 
 
 def _drawn_on_cpu() -> bool:
-    """Whether the default device is the CPU. On another device the seeds are drawn from its generator, which is not
-    saved."""
+    """Returns whether the default device is the CPU. On another device the seeds are drawn from its generator, which is
+    not saved."""
     return str(sys.modules["torch"].empty(0).device.type) == "cpu"
 
 

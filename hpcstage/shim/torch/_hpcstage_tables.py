@@ -258,7 +258,8 @@ def inner_of(dataset: Any) -> Any:
 
 
 def _is_frame(value: Any) -> bool:
-    """Whether it is shaped like a dataset of Hugging Face's: a table in `_data`, a choice of its rows in `_indices`."""
+    """Returns whether it is shaped like a dataset of Hugging Face's: a table in `_data`, a choice of its rows in
+    `_indices`."""
     space = space_of(value)
     return "_indices" in space and hasattr(type(space.get("_data")), "column_names")
 
@@ -329,7 +330,7 @@ class _Search:
         return S_ISREG(mode) or S_ISLNK(mode)
 
     def _leads_below(self, path: str) -> bool:
-        """Whether a path of another spelling leads below a dataset; the daemon looks where."""
+        """Returns whether a path of another spelling leads below a dataset; the daemon looks where."""
         directory = os.path.dirname(path)
         if directory not in self._real:
             self._left -= directory.count("/")
