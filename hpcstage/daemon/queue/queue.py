@@ -2,8 +2,8 @@
 
 The queue owns no clock (callers pass `now`, monotonic seconds), no disk, no process and no connection. Its parts, whose
 interfaces callers use: `states` (how far each id is, who reads and keeps it), `sequences` (the orders), `budget`,
-`large` (files whose copying may be held back), `source` (what is read from the source) and `peers` (what other nodes
-are asked for). A single node reads and keeps every file.
+`flights` (the transfers under way), `large` (files whose copying may be held back), `source` (what is read from the
+source) and `from_peers` (what other nodes are asked for). A single node reads and keeps every file.
 """
 
 from __future__ import annotations

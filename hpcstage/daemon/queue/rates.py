@@ -12,8 +12,11 @@ from hpcstage.plan.types import Budget
 from hpcstage.protocol.shim import Reason
 
 WAIT_FACTOR = 4.0
+"""A program waits for at most this many times the time in which its file is expected."""
 _SMALL_BYTES = 1 << 20
+"""Files up to this size take the same time, that of `Estimates.file_s`."""
 _WEIGHT = 0.2
+"""The weight of the latest transfer in a moving average."""
 _FIRST_FILE_S = 0.02
 _FIRST_STREAM_BYTES_PER_S = 50e6
 _WINDOW_S = 0.5

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from hpcstage.daemon.queue.states import FAR_AWAY, FAR_WAITS, NEAR_WAITS, READER
 
 _MOST = 8
+"""When there are more orders than this, all but the first are joined into one."""
 
 
 class Line:

@@ -1,8 +1,9 @@
 """Knows the state of every id: how far its copy is, which node reads the file from the source, who keeps it. Pure.
 
 Owns a byte for each id and the counts of its values, the sizes of the files, and why nothing more is admitted. An id
-ends in exactly one of STORED, FAILED, VOID and REFUSED; nothing is ever evicted. On a single node this node reads and
-keeps every file. A million ids cost 9 MB: a byte of state and eight of size.
+that this node keeps ends in exactly one of STORED, FAILED, VOID and REFUSED, and its copy is never evicted; a temporary
+copy may go, and its id is AWAY again. On a single node this node reads and keeps every file. A million ids cost 9 MB: a
+byte of state and eight of size.
 """
 
 from __future__ import annotations
@@ -23,12 +24,19 @@ class FileState(IntEnum):
     """The state of an id."""
 
     WAITING = 0
+    """Its turn in the order will come."""
     PROMOTED = 1
+    """A program waits for the file: it goes before the order."""
     FLYING = 2
+    """The file is being copied, from the source or from another node."""
     STORED = 3
+    """The copy is in the store."""
     FAILED = 4
+    """The file could not be copied."""
     VOID = 5
+    """A program wrote to the file: it is never copied again."""
     REFUSED = 6
+    """There was no budget for the file, or nothing more was admitted when its turn came."""
     AWAY = 7
     """Another node keeps the file; it comes here when a program wants it."""
 
