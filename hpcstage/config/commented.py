@@ -33,7 +33,7 @@ def commented_default() -> str:
 
 
 def _entry(setting: Setting) -> str:
-    about = textwrap.wrap(setting.help, 116) + setting.more.splitlines()
+    about = [line for text in (setting.help, setting.more) for line in textwrap.wrap(text, 116)]
     how = f"option {setting.flag}, variable {setting.env}"
     lines = [f"# {line}" for line in [*about, how + (f", {setting.metavar}" if setting.metavar else "")]]
     default = "[]" if setting.repeats else setting.default

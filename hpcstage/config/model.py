@@ -13,6 +13,12 @@ from typing import Any
 from hpcstage.config import parse
 from hpcstage.plan.budget import BudgetAsked
 
+DISK_VARIABLES = (
+    "T4TMPDIR", "PBS_LOCALDIR", "PBS_JOBFS", "SGE_LOCALDIR", "PJM_LOCALTMP", "SLURM_TMPDIR", "LOCAL_SCRATCH",
+    "TMPDIR_LOCAL", "FLUX_JOB_TMPDIR", "TMPDIR",
+)  # fmt: skip
+"""Variables in which schedulers and sites name the job's directory on the local disk, the best first."""
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -114,8 +120,8 @@ class Config:
             "stage), or auto (what the scheduler made for the job).",
             metavar="DIR|$VAR|ram|none|auto",
             group="disk",
-            more="auto takes the first that is set of T4TMPDIR, PBS_LOCALDIR, PBS_JOBFS, SGE_LOCALDIR, PJM_LOCALTMP,\n"
-            "SLURM_TMPDIR, LOCAL_SCRATCH, TMPDIR_LOCAL, FLUX_JOB_TMPDIR, TMPDIR; without a scheduler ${TMPDIR:-/tmp}.",
+            more=f"auto takes the first that is set of {', '.join(DISK_VARIABLES)}; "
+            "without a scheduler ${TMPDIR:-/tmp}.",
         )
     )
     budget: str | None = field(
@@ -127,7 +133,7 @@ class Config:
             "800GiB, 80%, 500GB,2000000. auto is 80%, and on a shared disk of a shared node the job's share of that.",
             metavar="SIZE|N%[,INODES]",
             group="disk",
-            more="A job that has some of the node's processors gets the same share of what is free, unless its\n"
+            more="A job that has some of the node's processors gets the same share of what is free, unless its "
             "directory has a quota or a file system of its own.",
         )
     )

@@ -14,15 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcstage.config.expand import expand
+from hpcstage.config.model import DISK_VARIABLES
 from hpcstage.errors import NoLocalDir
 from hpcstage.job.disks import Machine, Probe, Space, is_memory, is_network
 from hpcstage.job.types import Job
 from hpcstage.plan.budget import BudgetFacts
 
-VARIABLES = (
-    "T4TMPDIR", "PBS_LOCALDIR", "PBS_JOBFS", "SGE_LOCALDIR", "PJM_LOCALTMP", "SLURM_TMPDIR", "LOCAL_SCRATCH",
-    "TMPDIR_LOCAL", "FLUX_JOB_TMPDIR", "TMPDIR",
-)  # fmt: skip
 RAM = "/dev/shm"  # noqa: S108 - named by the user with `ram`
 TMP = "/tmp"  # noqa: S108 - only without a scheduler
 _SHARED = frozenset({TMP, "/var/tmp", RAM})  # noqa: S108 - to be refused
@@ -89,7 +86,7 @@ def choose(setting: str | None, env: Mapping[str, str], job: Job, *, fs: Probe |
             return _checked(candidate, probe, tuple(skipped))
         except _Unfit as error:
             skipped.append(f"{candidate.why}: {error}")
-    reason = "; ".join(skipped) or f"none of {', '.join(VARIABLES)} is set"
+    reason = "; ".join(skipped) or f"none of {', '.join(DISK_VARIABLES)} is set"
     missing = any(not os.path.lexists(candidate.path) for candidate in _automatic(env, scheduled))
     raise NoLocalDir(f"no node-local directory: {reason}", _NOT_BY_SSH if job.is_rank and missing else _ASK)
 
@@ -111,7 +108,7 @@ def _automatic(env: Mapping[str, str], scheduled: bool) -> list[_Candidate]:
     if not scheduled:
         own = [_Candidate(env["TMPDIR"], f"$TMPDIR={env['TMPDIR']}", False, False)] if env.get("TMPDIR") else []
         return [*own, _Candidate(TMP, f"no scheduler, {TMP}", False, False)]
-    return [_Candidate(env[name], f"${name}={env[name]}", False, True) for name in VARIABLES if env.get(name)]
+    return [_Candidate(env[name], f"${name}={env[name]}", False, True) for name in DISK_VARIABLES if env.get(name)]
 
 
 def _checked(candidate: _Candidate, probe: Probe, before: tuple[str, ...]) -> LocalDir:

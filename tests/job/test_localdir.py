@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcstage.config.model import DISK_VARIABLES
 from hpcstage.errors import LocalDiskProblem
 from hpcstage.job import Job, disks, localdir
 from hpcstage.job.disks import Machine, Space
@@ -87,14 +88,14 @@ def test_ram_is_taken_only_by_name_and_counts_as_memory() -> None:
     assert "memory" in found.warnings[0]
 
 
-@pytest.mark.parametrize("index", range(len(localdir.VARIABLES)))
+@pytest.mark.parametrize("index", range(len(DISK_VARIABLES)))
 def test_the_first_variable_that_is_set_wins(place: Path, tmp_path: Path, index: int) -> None:
-    env = {name: os.fspath(tmp_path) for name in localdir.VARIABLES[index + 1 :]}
-    env[localdir.VARIABLES[index]] = os.fspath(place)
+    env = {name: os.fspath(tmp_path) for name in DISK_VARIABLES[index + 1 :]}
+    env[DISK_VARIABLES[index]] = os.fspath(place)
     found = localdir.choose(None, env, SLURM, fs=Pretend())
     assert found is not None
     assert found.path == place
-    assert found.why.startswith(f"${localdir.VARIABLES[index]}=")
+    assert found.why.startswith(f"${DISK_VARIABLES[index]}=")
 
 
 def test_a_directory_of_the_login_node_is_passed_over_and_said(place: Path) -> None:
