@@ -1,6 +1,7 @@
-"""Offers what training code may import: samplers that use caches well, and a loader with threads. Needs PyTorch.
+"""Offers what training code may import: samplers that use caches well, a loader with threads, checkpoints that are
+written in the background. Needs PyTorch.
 
-    from hpcstage.torch import BundleRandomSampler, DataLoader, LocalityAwareSampler, read_file
+    from hpcstage.torch import BundleRandomSampler, Checkpointer, DataLoader, LocalityAwareSampler, read_file
 
 `hpcstage run` needs none of this and never imports it. These classes are for programs that may be edited: unlike
 `hpcstage run` they may change the order of samples, and each says how. All of them work without a running daemon.
@@ -15,33 +16,36 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hpcstage.torch.bundle import BundleRandomSampler
+    from hpcstage.torch.checkpointer import Checkpointer
     from hpcstage.torch.loader import DataLoader
     from hpcstage.torch.locality import LocalityAwareSampler
     from hpcstage.torch.pages import read_file
 
-__all__ = ["BundleRandomSampler", "DataLoader", "LocalityAwareSampler", "read_file"]
+__all__ = ["BundleRandomSampler", "Checkpointer", "DataLoader", "LocalityAwareSampler", "read_file"]
 
 _MODULES = {
     "BundleRandomSampler": "bundle",
+    "Checkpointer": "checkpointer",
     "DataLoader": "loader",
     "LocalityAwareSampler": "locality",
     "read_file": "pages",
 }
+_INSTALLED_BY = {"torch": "pip install torch numpy", "numpy": "pip install torch numpy", "xxhash": "pip install xxhash"}
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the module has
-    """Imports a class when it is first used. Raises ImportError where PyTorch or NumPy is missing."""
+    """Imports a class when it is first used. Raises ImportError where a package that it needs is missing."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
-        if missing not in ("torch", "numpy"):
+        if missing not in _INSTALLED_BY:
             raise
+        needed = "PyTorch 2.1 or newer and NumPy" + (" and xxhash" if missing == "xxhash" else "")
         raise ImportError(
-            f"hpcstage.torch.{name} needs PyTorch 2.1 or newer and NumPy, and {missing} is not installed here: "
-            "pip install torch numpy"
+            f"hpcstage.torch.{name} needs {needed}, and {missing} is not installed here: {_INSTALLED_BY[missing]}"
         ) from error
     return getattr(module, name)
 

@@ -1,0 +1,224 @@
+"""Writes one checkpoint as a directory that has its name only when it is whole, and reads it back verified.
+
+The module owns the form on the disk: `tensors`, the bytes one behind the other, and `state.json`: a line that says what
+they are and has their checksums, and a line with its own. It knows no PyTorch. What writes and names passes through
+`Files.call`, so that a test can end the process between any two calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import json
+import mmap
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from hpcstage.checkpoint.generations.files import Files
+from hpcstage.errors import HpcstageError
+from hpcstage.torch.slots import Form, Slot, Slots
+
+FORMAT = 1
+STATE, TENSORS = "state.json", "tensors"
+_PIECE_BYTES = 8 << 20
+"""A piece is long enough for the disk, and hashing one holds up other threads for a millisecond at most."""
+_DIRECT = getattr(os, "O_DIRECT", 0)
+_NEVER_DIRECT = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
+"""The errors of a file system whose files cannot be written past the page cache."""
+_AT_FDCWD, _EXCHANGE = -100, 2
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class DamagedEntry(HpcstageError):
+    """A checkpoint cannot be read as it was written; the message says which part is damaged."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of the file with its checksum."""
+
+    offset: int
+    size_bytes: int
+    xxh3_128: str
+
+
+@dataclass(frozen=True)
+class Description:
+    """All of a checkpoint but the tensors' bytes."""
+
+    step: int
+    tree: Any
+    """The state as plain JSON (`statetree`)."""
+    names: tuple[str, ...]
+    """The name of each tensor, for people."""
+    slots: Slots
+
+
+@dataclass(frozen=True)
+class FoundEntry:
+    """A checkpoint on the disk; the bytes of its tensors are not read yet."""
+
+    path: Path
+    description: Description
+    pieces: tuple[Piece, ...]
+
+
+def write_entry(files: Files, path: Path, description: Description, image: memoryview) -> None:
+    """Writes a checkpoint; it has its name when it is on the disk and was read back. One of the same name is replaced.
+
+    Raises OSError where the disk fails, and DamagedEntry if the disk returns other bytes; then nothing stays.
+    """
+    temporary = _hidden(path)
+    files.call(os.mkdir, temporary, 0o700)
+    try:
+        pieces = _write_image(files, temporary / TENSORS, description.slots, image)
+        files.write_new(temporary / STATE, _text(description, pieces))
+        files.sync_directory(temporary)
+        _check_written(files, temporary)
+        _publish(files, temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def find_entry(files: Files, path: Path) -> FoundEntry:
+    """Reads what a checkpoint holds. Raises DamagedEntry unless every byte is as it was written."""
+    try:
+        text, _, last = files.read_whole(path / STATE).rstrip(b"\n").rpartition(b"\n")
+        if json.loads(last)["xxh3_128"] != xxhash.xxh3_128_hexdigest(text):
+            raise DamagedEntry(f"its {STATE} differs from its checksum")
+        return _parsed(path, json.loads(text))
+    except OSError as error:
+        raise DamagedEntry(f"its {STATE} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DamagedEntry(f"its {STATE} is no description of a checkpoint") from error
+
+
+def read_image(files: Files, entry: FoundEntry, image: memoryview) -> None:
+    """Reads the tensors' bytes. Raises DamagedEntry that names a tensor of the first part that is damaged."""
+    try:
+        with _opened(files, entry.path / TENSORS, os.O_RDONLY) as fd:
+            for piece in entry.pieces:
+                _read_piece(files, fd, image[piece.offset : piece.offset + piece.size_bytes], piece, entry)
+    except OSError as error:
+        raise DamagedEntry(f"its {TENSORS} cannot be read: {error.strerror}") from error
+
+
+def remove_entry(files: Files, path: Path) -> None:
+    """Removes a checkpoint, which loses its name first."""
+    temporary = _hidden(path)
+    files.call(os.rename, path, temporary)
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _hidden(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.urandom(6).hex()}")
+
+
+def _write_image(files: Files, path: Path, slots: Slots, image: memoryview) -> list[Piece]:
+    """Writes the parts of the image that hold tensors, and has them on the disk."""
+    made = []
+    with _opened(files, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
+        files.call(os.ftruncate, fd, slots.size_bytes)
+        for begin, end in slots.runs():
+            for offset in range(begin, end, _PIECE_BYTES):
+                view = image[offset : min(offset + _PIECE_BYTES, end)]
+                made.append(Piece(offset, len(view), xxhash.xxh3_128_hexdigest(view)))
+                files.write(fd, view, offset)
+        files.call(os.fsync, fd)
+        files.call(os.posix_fadvise, fd, 0, 0, os.POSIX_FADV_DONTNEED)  # so that reading back asks the disk
+    return made
+
+
+def _check_written(files: Files, path: Path) -> None:
+    """Reads what was written back from the disk. Raises DamagedEntry if it differs."""
+    entry = find_entry(files, path)
+    with mmap.mmap(-1, _PIECE_BYTES) as pages, memoryview(pages) as buffer:
+        with _opened(files, path / TENSORS, os.O_RDONLY) as fd:
+            for piece in entry.pieces:
+                with buffer[: piece.size_bytes] as view:
+                    _read_piece(files, fd, view, piece, entry)
+
+
+def _read_piece(files: Files, fd: int, view: memoryview, piece: Piece, entry: FoundEntry) -> None:
+    if files.read_into(fd, view, piece.offset) < piece.size_bytes:
+        raise DamagedEntry(f"its {TENSORS} is shorter than it was")
+    if xxhash.xxh3_128_hexdigest(view) != piece.xxh3_128:
+        raise DamagedEntry(f"{_names_in(entry.description, piece)} differs from its checksum")
+
+
+def _names_in(description: Description, piece: Piece) -> str:
+    """Names the tensors that have bytes in a piece: the first, and how many others."""
+    begin, end = piece.offset, piece.offset + piece.size_bytes
+    slots = zip(description.slots.slots, description.names, strict=True)
+    inside = [name for slot, name in slots if slot.offset < end and slot.end > begin]
+    beside = f" or one of the {len(inside) - 1} beside it" if len(inside) > 1 else ""
+    return f"its tensor {inside[0] if inside else '?'}{beside}"
+
+
+def _publish(files: Files, temporary: Path, path: Path) -> None:
+    """Gives a whole checkpoint its name; the one that has it is removed then."""
+    try:
+        files.call(os.rename, temporary, path)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+        files.call(_exchange, temporary, path)
+        shutil.rmtree(temporary, ignore_errors=True)
+    files.sync_directory(path.parent)
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Exchanges two names in one step; where the file system cannot, the other steps aside first."""
+    names = os.fsencode(one), os.fsencode(other)
+    if _libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _EXCHANGE):
+        aside = _hidden(other)
+        other.rename(aside)
+        one.rename(other)
+        aside.rename(one)
+
+
+@contextlib.contextmanager
+def _opened(files: Files, path: Path, flags: int) -> Iterator[int]:
+    """Gives a descriptor that goes past the page cache where the file system can: a checkpoint is not read again soon,
+    and would push out what the training reads."""
+    with contextlib.ExitStack() as stack:
+        try:
+            fd = stack.enter_context(files.opened(path, flags | _DIRECT))
+        except OSError as error:
+            if error.errno not in _NEVER_DIRECT:
+                raise
+            # Some file systems make the file and refuse then.
+            fd = stack.enter_context(files.opened(path, flags & ~os.O_EXCL))
+        yield fd
+
+
+def _text(description: Description, pieces: Sequence[Piece]) -> bytes:
+    slots = [(slot.form.dtype, slot.form.shape, slot.form.size_bytes, slot.offset) for slot in description.slots.slots]
+    body = {
+        "format": FORMAT,
+        "step": description.step,
+        "size_bytes": description.slots.size_bytes,
+        "tree": description.tree,
+        "tensors": [[name, *slot] for name, slot in zip(description.names, slots, strict=True)],
+        "pieces": [(piece.offset, piece.size_bytes, piece.xxh3_128) for piece in pieces],
+    }
+    text = json.dumps(body, separators=(",", ":")).encode()
+    return b"%s\n%s\n" % (text, json.dumps({"xxh3_128": xxhash.xxh3_128_hexdigest(text)}).encode())
+
+
+def _parsed(path: Path, body: dict[str, Any]) -> FoundEntry:
+    if body["format"] != FORMAT:
+        raise DamagedEntry(f"its {STATE} has a form that this version does not know")
+    names = tuple(str(name) for name, *_ in body["tensors"])
+    slots = tuple(Slot(Form(dtype, tuple(shape), size), offset) for _, dtype, shape, size, offset in body["tensors"])
+    pieces = tuple(Piece(*piece) for piece in body["pieces"])
+    described = Description(body["step"], body["tree"], names, Slots(slots, body["size_bytes"]))
+    return FoundEntry(path, described, pieces)

@@ -1,0 +1,105 @@
+"""Keeps a copy of a state's tensors in host memory that is allocated once and used again for every save.
+
+The module owns that memory. It is the image of the file, so that writing copies nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from collections.abc import Sequence
+
+import torch
+
+from hpcstage.torch.slots import Form, Slot, Slots, slots_for
+
+_NO_SLOTS = Slots((), 0)
+
+
+class HostMemory:
+    """Memory for one image of a state. It grows when a state needs more, and is registered with CUDA where that is in
+    use, so that copies from a GPU run at the speed of the bus."""
+
+    def __init__(self) -> None:
+        self._pages: mmap.mmap | None = None
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+        self._slots = _NO_SLOTS
+        self._places: list[torch.Tensor] = []
+        self._pinned: bool | None = None
+        """Whether CUDA knows the memory; None before it was asked."""
+
+    @property
+    def image(self) -> memoryview:
+        """Returns the image of the file."""
+        return memoryview(self._pages)[: self._slots.size_bytes] if self._pages else memoryview(b"")
+
+    def keep(self, tensors: Sequence[torch.Tensor]) -> Slots:
+        """Copies the tensors and returns their places. When it returns, all bytes are here."""
+        if not self._fits(tensors) or self._to_be_pinned():
+            forms = [Form(_name(t.dtype), tuple(t.shape), t.numel() * t.element_size()) for t in tensors]
+            self.shape(slots_for(forms))
+        with torch.no_grad():
+            if tensors:
+                torch._foreach_copy_(self._places, list(tensors), non_blocking=bool(self._pinned))
+            for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+                torch.cuda.synchronize(device)
+        return self._slots
+
+    def shape(self, slots: Slots) -> memoryview:
+        """Makes the memory ready for these places and returns the image; bytes between tensors are zero then."""
+        if slots.size_bytes > len(self._bytes) or self._to_be_pinned():
+            self.release()
+            self._take(slots.size_bytes)
+        elif self._slots != slots:
+            self._bytes.zero_()
+        self._places = [self._place(slot) for slot in slots.slots]
+        self._slots = slots
+        return self.image
+
+    def place(self, number: int) -> torch.Tensor:
+        """Returns a tensor in the memory, which the next save overwrites."""
+        return self._places[number]
+
+    def release(self) -> None:
+        """Gives the memory back."""
+        if self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())
+        self._pinned = None
+        self._places, self._slots = [], _NO_SLOTS
+        self._bytes, self._pages = torch.empty(0, dtype=torch.uint8), None
+
+    def _fits(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Tells whether these tensors have the places of those before, one for one."""
+        return len(tensors) == len(self._places) and all(
+            tensor.shape == place.shape and tensor.dtype is place.dtype
+            for tensor, place in zip(tensors, self._places, strict=True)
+        )
+
+    def _to_be_pinned(self) -> bool:
+        """Tells whether CUDA came into use since the memory was taken."""
+        return self._pinned is None and len(self._bytes) > 0 and torch.cuda.is_initialized()
+
+    def _take(self, size_bytes: int) -> None:
+        if not size_bytes:
+            return
+        pages = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with contextlib.suppress(OSError):  # of a kernel without huge pages
+            pages.madvise(mmap.MADV_HUGEPAGE)
+        # A loader's workers are forked from here: each page that is then written would be copied once more.
+        pages.madvise(mmap.MADV_DONTFORK)
+        self._pages, self._bytes = pages, torch.frombuffer(pages, dtype=torch.uint8)
+        if torch.cuda.is_initialized():
+            self._pinned = int(torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), size_bytes, 0)) == 0
+
+    def _place(self, slot: Slot) -> torch.Tensor:
+        form = slot.form
+        dtype = getattr(torch, form.dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"this PyTorch has no type {form.dtype}")  # noqa: TRY004
+        if not form.size_bytes:
+            return torch.empty(form.shape, dtype=dtype)
+        return self._bytes[slot.offset : slot.end].view(dtype).view(form.shape)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

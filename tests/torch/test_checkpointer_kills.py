@@ -1,0 +1,142 @@
+"""A process that is killed while it saves a checkpoint leaves the one before, and a directory that works."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import REPO
+
+pytest.importorskip("torch")
+pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
+import torch
+
+from hpcstage.checkpoint.generations.files import Files
+from hpcstage.torch import Checkpointer
+from hpcstage.torch.entry import Description, write_entry
+from hpcstage.torch.slots import Form, slots_for
+
+pytestmark = pytest.mark.torch
+KILLED, DONE = 9, 7
+SIZE = 5000
+
+
+class KilledFiles(Files):
+    """Ends the process before the n-th call, or in the middle of it where it writes."""
+
+    def __init__(self, at: int, in_the_middle: bool) -> None:
+        super().__init__()
+        self.left = at
+        self.in_the_middle = in_the_middle
+
+    def call(self, function, /, *arguments, **options):
+        self.left -= 1
+        if self.left == 0:
+            if self.in_the_middle and function is os.pwrite:
+                fd, data, offset = arguments
+                os.pwrite(fd, data[: len(data) // 8192 * 4096], offset)
+            os._exit(KILLED)
+        return super().call(function, *arguments, **options)
+
+
+def in_a_child(work: Callable[[], object]) -> int:
+    """The exit code of a forked process that does this; it uses no thread of the parent."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+            os._exit(DONE)
+        except BaseException as error:
+            os.write(2, f"{error!r}\n".encode())
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def described(step: int) -> tuple[Description, memoryview]:
+    """A state with one tensor, as the thread that writes gets it."""
+    slots = slots_for([Form("uint8", (SIZE,), SIZE)])
+    image = mmap.mmap(-1, slots.size_bytes)
+    image[:SIZE] = bytes([step]) * SIZE
+    return Description(step, {"dict": [["a", {"tensor": 0}]]}, ("a",), slots), memoryview(image)
+
+
+def value(directory: Path) -> int:
+    """What the newest checkpoint holds."""
+    found = Checkpointer(directory).load()
+    assert found is not None
+    assert found.state["a"].eq(found.state["a"][0]).all()
+    return int(found.state["a"][0])
+
+
+@pytest.mark.parametrize("in_the_middle", [False, True])
+@pytest.mark.parametrize("step", [2, 1], ids=["a new one", "the same again"])
+def test_killed_between_any_two_calls(
+    tmp_path: Path, step: int, in_the_middle: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    directory, seen = tmp_path / "c", set()
+    directory.mkdir()
+    write_entry(Files(), directory / "step-00000001", *described(1))
+    shutil.copytree(directory, tmp_path / "before")
+    number = 1 if step == 1 else 2
+    content = described(3)
+    for at in range(1, 200):
+        shutil.rmtree(directory)
+        shutil.copytree(tmp_path / "before", directory)
+        files = KilledFiles(at, in_the_middle)
+        ended = in_a_child(lambda files=files: write_entry(files, directory / f"step-{number:08}", *content))
+        seen.add(value(directory))
+        with Checkpointer(directory, keep=1) as checkpointer:
+            checkpointer.save({"a": torch.full((SIZE,), 9)}, 9)
+        assert os.listdir(directory) == ["step-00000009"], "what the killed one left is gone"
+        if ended == DONE:
+            break
+        assert ended == KILLED
+    assert ended == DONE
+    assert seen == {1, 3}
+    assert capfd.readouterr().err == "", "nothing that has its name was ever damaged"
+
+
+TRAINING = """
+import sys, torch
+from hpcstage.torch import Checkpointer
+made = Checkpointer(sys.argv[1])
+found = made.load()
+step = found.step if found else 0
+while True:
+    step += 1
+    made.save({"a": torch.full((600_000,), step), "step": step}, step)
+    print(step, flush=True)
+"""
+
+
+def test_killed_at_random_moments(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    chance, before = random.Random(4), 0
+    for _ in range(4):
+        training = subprocess.Popen([sys.executable, "-c", TRAINING, tmp_path / "c"], cwd=REPO, stdout=subprocess.PIPE)
+        with training:
+            assert training.stdout is not None
+            for _ in range(3):
+                training.stdout.readline()
+            select.select([], [], [], chance.uniform(0, 0.1))
+            training.kill()
+        assert training.returncode == -signal.SIGKILL
+        found = Checkpointer(tmp_path / "c").load()
+        assert found is not None
+        assert found.step == found.state["step"]
+        assert found.state["a"].eq(found.step).all()
+        assert found.step > before
+        before = found.step
+    assert capfd.readouterr().err == ""
