@@ -15,22 +15,39 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hpcstage.torch.accelerated import AcceleratedState
     from hpcstage.torch.bundle import BundleRandomSampler
     from hpcstage.torch.checkpointer import Checkpointer
+    from hpcstage.torch.lightningio import LightningCheckpointIO
     from hpcstage.torch.loader import DataLoader
     from hpcstage.torch.locality import LocalityAwareSampler
     from hpcstage.torch.pages import read_file
 
-__all__ = ["BundleRandomSampler", "Checkpointer", "DataLoader", "LocalityAwareSampler", "read_file"]
+__all__ = [
+    "AcceleratedState",
+    "BundleRandomSampler",
+    "Checkpointer",
+    "DataLoader",
+    "LightningCheckpointIO",
+    "LocalityAwareSampler",
+    "read_file",
+]
 
 _MODULES = {
+    "AcceleratedState": "accelerated",
     "BundleRandomSampler": "bundle",
     "Checkpointer": "checkpointer",
     "DataLoader": "loader",
+    "LightningCheckpointIO": "lightningio",
     "LocalityAwareSampler": "locality",
     "read_file": "pages",
 }
-_INSTALLED_BY = {"torch": "pip install torch numpy", "numpy": "pip install torch numpy", "xxhash": "pip install xxhash"}
+_INSTALLED_BY = {
+    "torch": "pip install torch numpy",
+    "numpy": "pip install torch numpy",
+    "xxhash": "pip install xxhash",
+    "lightning_fabric": "pip install lightning",
+}
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the module has
@@ -43,7 +60,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the module has
         missing = (error.name or "").partition(".")[0]
         if missing not in _INSTALLED_BY:
             raise
-        needed = "PyTorch 2.1 or newer and NumPy" + (" and xxhash" if missing == "xxhash" else "")
+        needed = "PyTorch 2.1 or newer and NumPy" + ("" if missing in ("torch", "numpy") else f" and {missing}")
         raise ImportError(
             f"hpcstage.torch.{name} needs {needed}, and {missing} is not installed here: {_INSTALLED_BY[missing]}"
         ) from error

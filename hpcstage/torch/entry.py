@@ -88,10 +88,10 @@ def write_entry(files: Files, path: Path, description: Description, image: memor
         raise
 
 
-def find_entry(files: Files, path: Path) -> FoundEntry:
+def find_entry(path: Path) -> FoundEntry:
     """Reads what a checkpoint holds. Raises DamagedEntry unless every byte is as it was written."""
     try:
-        text, _, last = files.read_whole(path / STATE).rstrip(b"\n").rpartition(b"\n")
+        text, _, last = (path / STATE).read_bytes().rstrip(b"\n").rpartition(b"\n")
         if json.loads(last)["xxh3_128"] != xxhash.xxh3_128_hexdigest(text):
             raise DamagedEntry(f"its {STATE} differs from its checksum")
         return _parsed(path, json.loads(text))
@@ -139,7 +139,7 @@ def _write_image(files: Files, path: Path, slots: Slots, image: memoryview) -> l
 
 def _check_written(files: Files, path: Path) -> None:
     """Reads what was written back from the disk. Raises DamagedEntry if it differs."""
-    entry = find_entry(files, path)
+    entry = find_entry(path)
     with mmap.mmap(-1, _PIECE_BYTES) as pages, memoryview(pages) as buffer:
         with _opened(files, path / TENSORS, os.O_RDONLY) as fd:
             for piece in entry.pieces:

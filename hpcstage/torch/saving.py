@@ -92,7 +92,7 @@ class Saver:
         Raises DamagedEntry, and a ValueError if `into` has tensors that do not fit.
         """
         self.wait()
-        entry = find_entry(self._files, path)
+        entry = find_entry(path)
         described = entry.description
         try:
             image = self._memory.shape(described.slots)

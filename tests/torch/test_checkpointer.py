@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import ctypes
 import doctest
 import errno
 import json
@@ -11,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +224,13 @@ def test_large_tensors_begin_at_blocks_wherever_they_stand(tmp_path: Path) -> No
     assert saved.written_bytes < 3 * BLOCK_BYTES + 90_000 * 4, "what did not change is found behind what grew"
 
 
+def test_on_a_file_system_in_memory(local_dir: Path) -> None:
+    """Files there cannot be written past the page cache, or can in name only."""
+    state = {"a": torch.randn(3_000_001), "b": torch.ones(2)}
+    save(local_dir / "c", state)
+    assert same(loaded(local_dir / "c"), state)
+
+
 def test_names_and_how_many_are_kept(tmp_path: Path) -> None:
     with Checkpointer(tmp_path / "c", keep=2) as checkpointer:
         for step in (1, 5, 1200, 123_456_789):
@@ -321,7 +328,7 @@ def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
         for place in range(0, len(content), 1 if name == "state.json" else 61):
             (path / name).write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
             with pytest.raises(entry.DamagedEntry):
-                entry.read_image(Files(), entry.find_entry(Files(), path), memoryview(bytearray(len(content))))
+                entry.read_image(Files(), entry.find_entry(path), memoryview(bytearray(len(content))))
         (path / name).write_bytes(content)
     assert loaded(tmp_path / "c")["b"] == [1, 2]
 
@@ -415,7 +422,7 @@ def test_the_thread_has_a_low_priority_and_the_others_do_not(tmp_path: Path, mon
     publish = entry._publish
 
     def watched(*arguments: Any) -> None:
-        found.append(os.getpriority(os.PRIO_PROCESS, ctypes.CDLL(None).gettid()))
+        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
         publish(*arguments)
 
     monkeypatch.setattr(entry, "_publish", watched)

@@ -1,0 +1,67 @@
+"""Gives Lightning's trainer the background saver: `Trainer(plugins=[LightningCheckpointIO()])`. Needs Lightning.
+
+Which checkpoints there are, how they are named and how many are kept stays the matter of Lightning's callbacks.
+"""
+
+# ruff: noqa: ANN401 - storage options and map locations are of any type, as in Lightning
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpcstage.torch.saving import Saver
+
+try:
+    from lightning.fabric.plugins import TorchCheckpointIO
+except ModuleNotFoundError:  # the package that was there before, with the same interface
+    from lightning_fabric.plugins import TorchCheckpointIO
+
+
+class LightningCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
+    """Writes Lightning's checkpoints in the background, each as a directory that has its name when it is whole.
+
+    Files that Lightning wrote without this class are loaded as before. What a callback drops goes when the checkpoint
+    that is being written is on the disk, so that one is always left.
+    """
+
+    def __init__(self) -> None:
+        self._saver = Saver()
+        self._dropped: deque[str] = deque()
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Copies the state and returns; waits first for the one before. `storage_options` is refused, as in the base.
+
+        Raises CheckpointNotSaved if the save before failed.
+        """
+        if storage_options is not None:
+            raise TypeError("LightningCheckpointIO takes no storage_options")
+        target = Path(os.path.abspath(path))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self._saver.save(checkpoint, int(checkpoint.get("global_step", 0)), target, self._drop)
+
+    def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: bool | None = None) -> Any:
+        """Returns the state, verified. Raises DamagedEntry if it is not as it was written."""
+        if not os.path.isdir(path):
+            return super().load_checkpoint(path, map_location or (lambda storage, _: storage), weights_only)
+        device = map_location if isinstance(map_location, str | torch.device) else "cpu"
+        return self._saver.load(Path(os.path.abspath(path)), torch.device(device)).state
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Removes a checkpoint, at once or when the one that is being written is on the disk."""
+        self._dropped.append(os.fspath(path))
+        if not self._saver.busy:
+            self._drop()
+
+    def teardown(self) -> None:
+        """Waits for the last checkpoint and gives the memory back. Raises CheckpointNotSaved if it is not saved."""
+        self._saver.release()
+        self._drop()
+
+    def _drop(self) -> None:
+        while self._dropped:
+            super().remove_checkpoint(self._dropped.popleft())
