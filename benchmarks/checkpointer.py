@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
 from benchmarks.files import Place, drop_caches, empty, place
 from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_most, divide, holds, options_of, parser
@@ -40,6 +40,7 @@ WAYS = (
     f"{OURS}, local disk",
     "torch.save, local disk",
     "DCP, local disk",
+    f"{OURS}, shared",
     "torch.save, shared",
     "DCP, shared",
     "DCP async, shared",
@@ -197,13 +198,13 @@ class Ways:
         return timed(save, None)
 
     def _dcp(self, path: Path, _: int) -> Saved:
-        return timed(lambda: dcp.save(self._state, checkpoint_id=path), None)
+        return timed(lambda: state_dict_saver.save(self._state, checkpoint_id=path), None)
 
     def _dcp_async(self, path: Path, _: int) -> Saved:
         running: list[Any] = []
 
         def save() -> None:
-            running.append(dcp.async_save(self._state, checkpoint_id=path))
+            running.append(state_dict_saver.async_save(self._state, checkpoint_id=path))
 
         return timed(save, lambda: running.pop().result())
 
@@ -215,7 +216,7 @@ class Ways:
             self._into[name].copy_(tensor)
 
     def _load_dcp(self, path: Path) -> None:
-        dcp.load(self._into, checkpoint_id=path)
+        state_dict_loader.load(self._into, checkpoint_id=path)
 
 
 def timed(save: Callable[[], object], wait: Callable[[], object] | None) -> Saved:

@@ -63,7 +63,7 @@ class HostMemory:
     def release(self) -> None:
         """Gives the memory back."""
         if self._pinned:
-            torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())
+            torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())  # type: ignore[no-untyped-call]
         self._pinned = None
         self._places, self._slots = [], _NO_SLOTS
         self._bytes, self._pages = torch.empty(0, dtype=torch.uint8), None
@@ -77,7 +77,7 @@ class HostMemory:
 
     def _to_be_pinned(self) -> bool:
         """Tells whether CUDA came into use since the memory was taken."""
-        return self._pinned is None and len(self._bytes) > 0 and torch.cuda.is_initialized()
+        return self._pinned is None and len(self._bytes) > 0 and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
     def _take(self, size_bytes: int) -> None:
         if not size_bytes:
@@ -88,8 +88,8 @@ class HostMemory:
         # A loader's workers are forked from here: each page that is then written would be copied once more.
         pages.madvise(mmap.MADV_DONTFORK)
         self._pages, self._bytes = pages, torch.frombuffer(pages, dtype=torch.uint8)
-        if torch.cuda.is_initialized():
-            self._pinned = int(torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), size_bytes, 0)) == 0
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self._pinned = int(torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), size_bytes, 0)) == 0  # type: ignore[no-untyped-call]
 
     def _place(self, slot: Slot) -> torch.Tensor:
         form = slot.form

@@ -19,10 +19,10 @@ from hpcstage.torch.saving import Saver
 try:
     from lightning.fabric.plugins import TorchCheckpointIO
 except ModuleNotFoundError:  # the package that was there before, with the same interface
-    from lightning_fabric.plugins import TorchCheckpointIO
+    from lightning_fabric.plugins import TorchCheckpointIO  # type: ignore[assignment]
 
 
-class LightningCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
+class LightningCheckpointIO(TorchCheckpointIO):
     """Writes Lightning's checkpoints in the background, each as a directory that has its name when it is whole.
 
     Files that Lightning wrote without this class are loaded as before. What a callback drops goes when the checkpoint

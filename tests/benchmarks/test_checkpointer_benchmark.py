@@ -29,7 +29,7 @@ def test_checkpointer(tmp_path: Path, local_dir: Path) -> None:
     loaded = json.loads(result.read_text())
     assert loaded["benchmark"] == "checkpointer"
     assert {s["cell"] for s in loaded["samples"]} == {"save, 70 tensors", "save, 4000 tensors", "training", "ways"}
-    assert len({s["arm"] for s in loaded["samples"] if s["cell"] == "ways"}) == 6
+    assert len({s["arm"] for s in loaded["samples"] if s["cell"] == "ways"}) == 7
     assert loaded["figures"][-1] == {
         **loaded["figures"][-1], "name": "every state came back bit for bit", "ok": True,
     }  # fmt: skip

@@ -38,7 +38,7 @@ class Model(lightning.LightningModule):
 
 def trained(epochs, directory, resume=None):
     lightning.seed_everything(1, verbose=False)
-    kept = ModelCheckpoint(dirpath=directory, filename="{epoch}", monitor="loss", save_top_k=1, save_last="link")
+    kept = ModelCheckpoint(dirpath=directory, filename="{epoch}", save_last="link")
     trainer = lightning.Trainer(
         max_epochs=epochs, accelerator="cpu", devices=1, logger=False, enable_progress_bar=False,
         enable_model_summary=False, callbacks=[kept], plugins=[LightningCheckpointIO()],
