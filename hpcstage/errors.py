@@ -46,6 +46,13 @@ class NoResult(HpcstageError):
     exit_code = 1
 
 
+class NotDrained(HpcstageError):
+    """Files of the command's output are not in their directory on the shared file system. Its exit code takes the
+    place of 0 only."""
+
+    exit_code = 74
+
+
 class NotStarted(HpcstageError):
     """hpcstage failed before the command started. Raised only with --strict; otherwise the command runs without
     hpcstage."""

@@ -252,6 +252,37 @@ class Config:
             metavar="DURATION",
         )
     )
+    out: str | None = field(
+        metadata=_declare(
+            "out",
+            "none",
+            parse.text("none"),
+            "Directory on the shared file system for what the command writes. {out} in the command's arguments, and "
+            "$HPCSTAGE_OUT, name a directory on the local disk, whose files are copied to it while the command runs and "
+            "at its end.",
+            metavar="DIR|none",
+            is_path=True,
+        )
+    )
+    drain_rate_bytes_per_s: float | None = field(
+        metadata=_declare(
+            "drain_rate",
+            "none",
+            parse.rate("none"),
+            "Most bytes per second that are copied from the local disk to the directory of --out.",
+            metavar="SIZE|none",
+        )
+    )
+    drain_before_s: float = field(
+        metadata=_declare(
+            "drain_before",
+            "5m",
+            parse.duration(0),
+            "From so long before the end of the job's time, where the scheduler tells it, copying to the directory of "
+            "--out gives way to nothing.",
+            metavar="DURATION",
+        )
+    )
     epochs: int | None = field(
         metadata=_declare(
             "epochs",

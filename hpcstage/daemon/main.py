@@ -85,6 +85,7 @@ class Daemon(Service):
         self._programs = programs
         self._last_token: int | None = None
         self._group: NodeGroup | None = None
+        self._outputs = _outputs(self.base)
         self._phase: Phase = Unstaged(self.base, State.MEASURING)
         if self._pool is not None:
             self._phase = self._preparing(self._pool)
@@ -127,7 +128,7 @@ class Daemon(Service):
         self._phase = phase
         self.base.page.set_state(phase.state)
         group = () if self._group is None else (self._group,)
-        self._loop.serve((self, *group, self._programs, *phase.services(), self._reporter))
+        self._loop.serve((self, *group, self._programs, *phase.services(), *self._outputs, self._reporter))
 
     def _stage(self, pool: CopierPool, prepared: Prepared, inbox: Inbox) -> None:
         """Begins the staging, and hands it what came before."""
@@ -249,6 +250,15 @@ def _fork_copiers(spec: DaemonSpec) -> CopierPool | None:
         node_dir, node_dir / nodedir.MANIFEST, spec.transfers, spec.own_rate_bytes_per_s, nice=spec.nice
     )
     return CopierPool(settings, spec.copiers)
+
+
+def _outputs(base: Resources) -> tuple[Service, ...]:
+    """Returns the service that drains the command's output files, where there are any."""
+    if not base.spec.outputs:
+        return ()
+    from hpcstage.daemon.outputs import begin
+
+    return begin(base)
 
 
 def _hurry() -> None:

@@ -59,6 +59,9 @@ class Kind(IntEnum):
     LANDED = 11
     """A write begins, or has begun, on an inode. Payload: LANDED, then the path as with WROTE; empty where it is not
     below a dataset. Reply: DONE, as with WROTE, for all names of the inode."""
+    DRAIN = 12
+    """On an ATTACH connection, once the child has ended: answered (DONE) when the command's output files are in their
+    directory, or nothing more can be done for them. No payload."""
 
 
 LANDED = struct.Struct("<QQ")
