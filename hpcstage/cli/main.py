@@ -18,6 +18,7 @@ COMMANDS = {
     "run": "hpcstage.cli.run:run",
     "plan": "hpcstage.cli.plan:plan",
     "report": "hpcstage.cli.report:report",
+    "clean": "hpcstage.cli.clean:clean",
     "config": "hpcstage.cli.config:config",
     "demo": "hpcstage.cli.demo:demo",
     "install-hook": "hpcstage.cli.hook:install_hook",

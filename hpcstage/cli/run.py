@@ -24,13 +24,18 @@ def run(command: tuple[str, ...], verbose: bool, quiet: bool, **given: Any) -> i
     \b
     hpcstage run --data /lustre/imagenet/train -- python train.py --data /lustre/imagenet/train
     hpcstage run --data @list.txt --mode upfront -- python train.py
+    hpcstage run --data /lustre/imagenet --out results/r7 -- python train.py --output-dir {out}
 
-    Exits with the command's exit code. With HPCSTAGE_DISABLE=1 it only executes the command.
+    Exits with the command's exit code, or with 74 in place of 0 where files could not be copied to the directory of
+    --out. With HPCSTAGE_DISABLE=1 it only executes the command.
     """
     from hpcstage.wrapper.plain import passes_through, replace_with
 
     if passes_through(os.environ):
-        return replace_with(command)
+        from hpcstage import inherited
+        from hpcstage.wrapper import outputs
+
+        return replace_with(command, outputs.passed_through(given, os.environ, inherited.directory()))
     from hpcstage import inherited
     from hpcstage.config import load
     from hpcstage.wrapper.run import run as launch

@@ -258,8 +258,8 @@ class Config:
             "none",
             parse.text("none"),
             "Directory on the shared file system for what the command writes. {out} in the command's arguments, and "
-            "$HPCSTAGE_OUT, name a directory on the local disk, whose files are copied to it while the command runs and "
-            "at its end.",
+            "$HPCSTAGE_OUT, name a directory on the local disk, whose files are copied to DIR while the command runs "
+            "and at its end.",
             metavar="DIR|none",
             is_path=True,
         )

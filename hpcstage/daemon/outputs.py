@@ -12,6 +12,7 @@ import os
 import select
 import time
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -39,21 +40,22 @@ def begin(base: Resources) -> tuple[Service, ...]:
     try:
         place.hold()
         service = OutputService(base, place, _prepared(place))
-    except OSError as error:
-        why = f"{error.filename or place.path} cannot be watched: {error.strerror or error}"
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        why = f"{place.output} cannot be watched: {error}"
         log(why)
-        replace_text(place.watched, why)
+        with suppress(OSError):  # the wrapper has given it up
+            replace_text(place.watched, why)
         return ()
     replace_text(place.watched, "")
     return (service,)
 
 
 def _prepared(place: KeptPlace) -> PreparedPlace:
-    """Returns what the wrapper prepared, which it wrote to the journal. Raises OSError."""
+    """Returns what the wrapper prepared, which it wrote to the journal. Raises OSError or ValueError."""
     output = OutputPlace(place.output)
     recalled = recall(output.journal)
     if recalled is None:
-        raise OSError(f"{output.journal} does not say what it is of")
+        raise ValueError(f"{output.journal} does not say what it is of")
     return PreparedPlace(output, recalled.charter, recalled.ledger.entries)
 
 

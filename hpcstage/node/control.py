@@ -20,6 +20,8 @@ from pathlib import Path
 from hpcstage.protocol import shim
 
 ATTACH_TIMEOUT_S = 5.0
+KILLED_S = 1.0
+"""The longest wait for the end of a daemon that was killed."""
 
 
 class DaemonControl:
@@ -47,8 +49,20 @@ class DaemonControl:
         with contextlib.suppress(OSError):
             self._send(shim.Kind.STAGED, b"")
 
+    def ask_drained(self) -> None:
+        """Tells the daemon that the command has ended, and asks it to answer when the output files are drained."""
+        with contextlib.suppress(OSError):
+            self._send(shim.Kind.DRAIN, b"")
+
+    def kill(self) -> None:
+        """Kills a daemon that this wrapper started and that does not answer."""
+        if self.process is not None and not self.dead():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)  # its own session: itself and its copiers
+            _ends(self.process, KILLED_S)
+
     def staged(self, timeout_s: float) -> bool:
-        """Returns whether the answer to `ask_staged` came, or never will because the daemon is gone."""
+        """Returns whether the answer to `ask_staged` or `ask_drained` came, or never will as the daemon is gone."""
         answer = self.answer(timeout_s)
         if answer == shim.Answer.DONE and self.unread_attaches:
             self.unread_attaches -= 1
@@ -101,9 +115,7 @@ class DaemonControl:
         if self.process is None:
             return
         if not _ends(self.process, timeout_s):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)  # its own session: itself and its copiers
-            _ends(self.process, timeout_s)
+            self.kill()
 
     def _send(self, kind: shim.Kind, payload: bytes) -> None:
         self.connection.send(shim.REQUEST.pack(shim.VERSION, kind, 0, os.getpid()) + payload)

@@ -36,10 +36,12 @@ def for_command(
     paths = {"PYTHONPATH": env.get("PYTHONPATH", "")}
     paths |= {name: env[name] for prefix in CONTAINERS.values() if (name := f"{prefix}PYTHONPATH") in env}
     shim = {name: _prepend(os.fspath(shim_dir), path) for name, path in paths.items()}
-    return {**env, **ours, **_in_containers(env, ours), **shim}
+    return {**env, **ours, **in_containers(env, ours), **shim}
 
 
-def _in_containers(env: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:
+def in_containers(env: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:
+    """Returns our own variables under the names with which they reach a container; none where there is no container
+    software."""
     for command, prefix in CONTAINERS.items():
         if shutil.which(command, path=env.get("PATH", os.defpath)):
             return {prefix + name: value for name, value in ours.items()}

@@ -1,9 +1,8 @@
-"""Makes and finds the directories on the local disk that hold a command's output files: `<local>/hpcstage-out-<uid>/<run
-id>`. No start deletes them.
+"""Makes and finds the directories on the local disk that hold a command's output files.
 
-Owns names, permissions and locks. Everybody who works with such a directory holds a shared lock on its `lock`; who can
-take the exclusive one knows that wrapper and daemon of its run are dead. A program of the run that outlived them has the
-directory in its environment.
+Such a directory is `<local>/hpcstage-out-<uid>/<run id>`; no start deletes it. The module owns names, permissions and
+locks. Everybody who works with one holds a shared lock on its `lock`; who can take the exclusive one knows that wrapper
+and daemon of its run are dead. A program that outlived them has the directory in its environment.
 """
 
 from __future__ import annotations
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
 OUT = "HPCSTAGE_OUT"
 """The variable with which a program finds its output directory."""
 _LOCK = "lock"
+_NEW = "."
+"""The names of directories whose lock is not held yet begin so."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,14 @@ class KeptPlace:
     def watched(self) -> Path:
         """A file that the daemon makes when it watches; where it cannot, the file holds the reason."""
         return self.path / "watched"
+
+    @property
+    def was_watched(self) -> bool:
+        """Whether the daemon watched; no command starts before that."""
+        try:
+            return self.watched.stat().st_size == 0
+        except OSError:
+            return False
 
     @property
     def drained(self) -> Path:
@@ -94,8 +103,16 @@ def make(above: Path, run_id: str) -> tuple[KeptPlace, int]:
         with suppress(FileExistsError):
             above.mkdir(mode=0o700)
         _require_own(above)
-        place.path.mkdir(mode=0o700)
-        return place, place.hold()
+        new = KeptPlace(above / f"{_NEW}{run_id}-{os.urandom(4).hex()}")
+        new.path.mkdir(mode=0o700)
+        held = new.hold()
+        try:
+            new.path.rename(place.path)
+        except OSError:
+            os.close(held)
+            new.remove()
+            raise
+        return place, held
     except OSError as error:
         raise LocalDiskProblem(f"cannot make {place.path}: {error.strerror or error}", "give --local-dir") from None
 
@@ -105,7 +122,7 @@ def places(above: Path) -> Iterator[KeptPlace]:
     with suppress(OSError):
         _require_own(above)
         for name in sorted(os.listdir(above)):
-            if stat.S_ISDIR(os.lstat(above / name).st_mode):
+            if not name.startswith(_NEW) and stat.S_ISDIR(os.lstat(above / name).st_mode):
                 yield KeptPlace(above / name)
 
 

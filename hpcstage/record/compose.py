@@ -84,6 +84,7 @@ def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None
         forecast=next((node.part.forecast for node in told if node.part.forecast is not None), None),
         series=_series(told, alone, together),
         notes=(),
+        outputs=run.outputs,
     )
     return replace(record, notes=notes_of(record))
 

@@ -28,6 +28,7 @@ from hpcstage.record.jsonform import (
     Seconds,
     Share,
 )
+from hpcstage.record.parts.outputs import OutputsPart
 from hpcstage.record.parts.part import (
     BudgetPart,
     DatasetPart,
@@ -581,6 +582,8 @@ class Record:
     """The plan's forecast of each mode, where one was made."""
     series: Series
     notes: tuple[Note, ...]
+    outputs: OutputsPart | None = field(default=None, metadata=DEFAULT_IF_DAMAGED)
+    """The command's output files; null without --out."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Record:

@@ -31,6 +31,11 @@ def warn(text: str) -> None:
         _write(text)
 
 
+def error(text: str) -> None:
+    """Prints an error; with -q, too."""
+    _write(text)
+
+
 def result(lines: list[str]) -> None:
     """Prints the short report at the end; not with -q."""
     if _verbosity >= 0:

@@ -13,8 +13,13 @@ def passes_through(env: Mapping[str, str]) -> bool:
     return env.get("HPCSTAGE_DISABLE", "") not in ("", "0") or bool(env.get("HPCSTAGE_ACTIVE"))
 
 
-def replace_with(command: Sequence[str]) -> int:
-    """Replaces this process by the command; the function ends only by raising."""
+def replace_with(command: Sequence[str], out: str | None = None) -> int:
+    """Replaces this process by the command, which writes to the directory `out`; the function ends only by raising."""
+    if out is not None:
+        from hpcstage.wrapper import outputs
+
+        command = outputs.put_in(command, out)
+        os.environ.update(outputs.environment(os.environ, out))
     try:
         os.execvp(command[0], list(command))  # noqa: S606  the user's own command
     except OSError as error:

@@ -16,7 +16,7 @@ from hpcstage import inherited
 from hpcstage import job as jobs
 from hpcstage.errors import HpcstageError, NoLocalDir, NotStarted, UsageError
 from hpcstage.plan.dataset import datasets as plan_datasets
-from hpcstage.wrapper import messages
+from hpcstage.wrapper import messages, outputs
 from hpcstage.wrapper.child import FATAL, Child, Signals, finish
 from hpcstage.wrapper.plain import replace_with
 
@@ -34,14 +34,14 @@ def run(command: Sequence[str], config: Config, verbosity: int) -> int:
     for warning in config.warnings:
         messages.warn(warning)
     started = Clock()
-    resolved = _resolve(config)
+    resolved = _resolve(command, config)
     signals = Signals()
     try:
         session = _open_session(command, config, resolved, started)
     except HpcstageError as error:
         return _without_us(command, config, error, signals, resolved, started)
     try:
-        return finish(_run(command, session, signals))
+        return finish(_run(command, session, signals)) or session.exit_code
     finally:
         signals.release()
 
@@ -58,10 +58,15 @@ class Clock:
         return time.monotonic() - self.monotonic_s
 
 
-def _resolve(config: Config) -> Resolved:
+def _resolve(command: Sequence[str], config: Config) -> Resolved:
     if not config.data:
         raise UsageError("no dataset given", "use --data DIRECTORY, or data: in hpcstage.yaml")
-    return plan_datasets.resolve(config.data, inherited.directory(), order=config.order_asked())
+    outputs.require_out(command, config.out)
+    cwd = inherited.directory()
+    resolved = plan_datasets.resolve(config.data, cwd, order=config.order_asked())
+    if config.out is not None:
+        outputs.check(config.out, cwd, resolved.datasets)
+    return resolved
 
 
 def _open_session(command: Sequence[str], config: Config, resolved: Resolved, started: Clock) -> Session:
@@ -86,7 +91,7 @@ def _without_us(
         raise error
     if not (isinstance(error, NoLocalDir) and _is_later_on_node()):
         messages.warn(f"{error.line()}; the command runs without staging")
-    return replace_with(command)
+    return replace_with(command, None if config.out is None else outputs.directory(config.out, inherited.directory()))
 
 
 def _is_later_on_node() -> bool:
@@ -102,15 +107,30 @@ def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
         session.close(stopped_by)
         return stopped_by
     try:
-        child = Child(command, session.environment(os.environ), signals)
+        out = session.outputs
+        child = Child(
+            command if out is None else outputs.put_in(command, out.out), session.environment(os.environ), signals
+        )
     except HpcstageError as error:
         session.not_run(error)
         raise
     session.started(child.pid)
     status = child.wait(session.watch)
-    session.read_bytes = child.read_bytes
+    session.ended(child.read_bytes)
+    _drain(session, signals)
     session.close(status)
     return status
+
+
+def _drain(session: Session, signals: Signals) -> None:
+    """Waits until the output files are drained. After a fatal signal that may take as long as the end of a run."""
+    deadline = None
+    while not session.drained(_WAIT_S):
+        info = signals.take(0)
+        if info is not None and info.si_signo in FATAL and deadline is None:
+            deadline = time.monotonic() + session.config.drain_s
+        if deadline is not None and time.monotonic() > deadline:
+            break
 
 
 def _prepare(session: Session, signals: Signals) -> int | None:
@@ -124,6 +144,8 @@ def _prepare(session: Session, signals: Signals) -> int | None:
         session.control.attach(0)
         session.control.ask_staged()
         stopped_by = _wait_until(session.staged, session, signals)
+    if stopped_by is None:
+        stopped_by = _wait_until(session.watched, session, signals)
     return stopped_by
 
 

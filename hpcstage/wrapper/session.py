@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 from hpcstage import inherited
 from hpcstage import job as jobs
-from hpcstage.errors import HpcstageError, NotStarted
+from hpcstage.errors import HpcstageError, NotDrained, NotStarted
 from hpcstage.job import localdir, share, together
-from hpcstage.node import control, directory, environment, hosted, page, start
+from hpcstage.node import control, directory, environment, hosted, kept, page, start
 from hpcstage.problem import Problem
 from hpcstage.protocol import leadspec, nodedir, shim
 from hpcstage.protocol.daemonspec import DaemonSpec
@@ -31,7 +31,7 @@ from hpcstage.protocol.rundir import NODES, log_path
 from hpcstage.record import index
 from hpcstage.record.index import state_dir
 from hpcstage.report.progress import ProgressLine
-from hpcstage.wrapper import facts, grouping, messages, rundir
+from hpcstage.wrapper import facts, grouping, late, messages, outputs, rundir
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
@@ -41,12 +41,15 @@ if TYPE_CHECKING:
     from hpcstage.protocol.leadspec import LeadSpec
     from hpcstage.record.parts.run import RunPart
     from hpcstage.wrapper.leadlink import LeadLink
+    from hpcstage.wrapper.outputs import RunOutputs
     from hpcstage.wrapper.run import Clock
 
 LATE_PARTS_S = 0.5
 READY_AFTER_S = 4.0
 JOIN_S = 3.0
 """Behind a launcher, the wrapper waits for so many seconds from its start until the nodes have found each other."""
+WATCHED_S = 30.0
+"""The command waits for so many seconds from the wrapper's start until its output directory is watched."""
 _DOING = frozenset({shim.State.STAGING, shim.State.SETTLED})
 
 
@@ -64,7 +67,7 @@ class Session:
         self.lead: LeadLink | None = None
         self.control: control.DaemonControl
         self.lost = False
-        self.ready = False
+        self.outputs: RunOutputs | None = None
         self.progress = ProgressLine(quiet=messages.is_quiet() or node.lock_fd is None)
         self.read_bytes: int | None = None
         """Bytes read by the command; known once it has ended."""
@@ -82,29 +85,37 @@ class Session:
         group = together.find(config, job, local, host)
         alone = host if group is None else ""
         run_id = facts.shared_id(job.run_key, config, alone) or rundir.unique_id(clock.unix_s, job.job_id)
-        part = facts.run_part(command, config, clock, run_id, job, local)
-        if group is None and job.is_rank:
-            facts.tell_of_one_node(part, job)
-        part.roots = [os.fsdecode(dataset.root) for dataset in resolved.datasets]
-        notices = facts.check_datasets(resolved, local, part, strict=config.strict)
-        run_dir = rundir.make(config.run_dir, inherited.directory(), run_id, dict(os.environ))
-        try:
-            group = grouping.placed(group, run_dir, run_id)
-        except NotStarted as error:
-            if config.strict:
-                raise
-            notices.append(error.line())
-            part.problems.append(Problem("group-lost", error.what, error.remedy))
-            group = None
-        claim = directory.claim(local, group.node_name(run_id) if group else run_id, host=host)
-        if claim.lock_fd is not None:  # printed once on a node, not by every rank
-            for warning in (*job.notes, *local.warnings, *together.warnings(config, job, local), *notices):
-                messages.warn(warning)
-            messages.info(f"staging below {local.path} ({local.why})")
-        session = cls(
-            config, start.ClaimedNode(claim, directory.sock_path(claim.path, os.environ)), run_dir, part, clock
-        )
-        session._connect(resolved, local, job, group)
+        with contextlib.ExitStack() as undo:
+            chosen = _outputs(config, local, job, group, run_id)
+            if chosen is not None:
+                undo.callback(chosen.abandon)
+            part = facts.run_part(command, config, clock, run_id, job, local)
+            if group is None and job.is_rank:
+                facts.tell_of_one_node(part, job)
+            part.roots = [os.fsdecode(dataset.root) for dataset in resolved.datasets]
+            notices = facts.check_datasets(resolved, local, part, strict=config.strict)
+            run_dir = rundir.make(config.run_dir, inherited.directory(), run_id, dict(os.environ))
+            try:
+                group = grouping.placed(group, run_dir, run_id)
+            except NotStarted as error:
+                if config.strict:
+                    raise
+                notices.append(error.line())
+                part.problems.append(Problem("group-lost", error.what, error.remedy))
+                group = None
+            claim = directory.claim(local, group.node_name(run_id) if group else run_id, host=host)
+            if claim.lock_fd is not None:  # printed once on a node, not by every rank
+                for warning in (*job.notes, *local.warnings, *together.warnings(config, job, local), *notices):
+                    messages.warn(warning)
+                messages.info(f"staging below {local.path} ({local.why})")
+            session = cls(
+                config, start.ClaimedNode(claim, directory.sock_path(claim.path, os.environ)), run_dir, part, clock
+            )
+            session.outputs = chosen
+            if chosen is not None and claim.lock_fd is None:
+                chosen.give_up("another command of this launch has the staging daemon of this node")
+            session._connect(resolved, local, job, group)
+            undo.pop_all()
         return session
 
     @property
@@ -120,7 +131,7 @@ class Session:
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """Returns the command's environment."""
         return environment.for_command(
-            env,
+            env if self.outputs is None else outputs.environment(env, self.outputs.out),
             shim_dir=self.node.path / nodedir.SHIM,
             node_dir=self.node.path,
             run_dir=self.run_dir,
@@ -162,6 +173,14 @@ class Session:
         if self.lead is not None and not self.lead.staged(0.0):
             return False
         return self.control.staged(timeout_s)
+
+    def watched(self, timeout_s: float) -> bool:
+        """Whether the daemon watches the command's output directory, or the command needs not wait for that."""
+        if self.outputs is None:
+            return True
+        if self.control.dead() or self.clock.elapsed_s() > WATCHED_S:
+            self.outputs.give_up("the staging daemon does not watch the output directory")
+        return self.outputs.is_watched(timeout_s)
 
     def started(self, pid: int) -> None:
         """Notes that the command runs, tells the daemon and the lead, and saves the part of the record."""
@@ -220,7 +239,7 @@ class Session:
     def _get_ready(self) -> None:
         """Imports what the end needs a while after the command has started: nobody waits for the wrapper then."""
         begun_s = self.part.child_started_s
-        if not self.ready and begun_s is not None and self.clock.elapsed_s() > begun_s + READY_AFTER_S:
+        if begun_s is not None and self.clock.elapsed_s() > begun_s + READY_AFTER_S:
             self._import_result()
 
     def not_run(self, error: HpcstageError) -> None:
@@ -229,17 +248,36 @@ class Session:
         self.part.problems.append(Problem("command-not-run", error.what, error.remedy))
         self.close(None)
 
+    def ended(self, read_bytes: int | None) -> None:
+        """Notes that the command has ended and what it read, and has its output files drained."""
+        self.read_bytes = read_bytes
+        self.part.child_ended_s = self.clock.elapsed_s()
+        if self.outputs is not None and self.outputs.place is not None:
+            self.outputs.ended()
+            self.control.ask_drained()
+
+    def drained(self, timeout_s: float) -> bool:
+        """Whether nothing more can be done for the output files; to be asked after `ended`."""
+        if self.outputs is None or self.outputs.place is None or self.control.dead():
+            return True
+        return self.control.staged(timeout_s)
+
+    @property
+    def exit_code(self) -> int:
+        """Returns the exit code that takes the place of 0 where output files were not drained, else 0."""
+        is_short = self.outputs is not None and self.outputs.part.undrained_count > 0
+        return NotDrained.exit_code if is_short else 0
+
     def _import_result(self) -> None:
-        if not self.ready:
-            self.ready = True
-            with contextlib.suppress(ImportError):  # reported when the module is needed
-                importlib.import_module("hpcstage.wrapper.result")
+        with contextlib.suppress(ImportError):  # reported when the module is needed
+            importlib.import_module("hpcstage.wrapper.result")
 
     def close(self, status: int | None) -> None:
         """Ends the run after the command: collects the daemons' parts, writes the record and the short report, leaves
         nothing on the nodes."""
         deadline = time.monotonic() + self.config.drain_s
-        self.part.child_ended_s = self.clock.elapsed_s() if self.part.child_started_s is not None else None
+        if self.part.child_started_s is not None and self.part.child_ended_s is None:
+            self.part.child_ended_s = self.clock.elapsed_s()
         self._take_status(status)
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
         self.part.child_cpu_s = usage.ru_utime + usage.ru_stime
@@ -249,6 +287,9 @@ class Session:
         self.control.tell_end(status or 0, self.read_bytes)
         self._import_result()  # the daemon is ending meanwhile
         last = self.control.await_end(self.config.drain_s)
+        if last is None and self.outputs is not None:
+            self.control.kill()  # nobody else may work on the output files
+        self._collect_outputs()
         if last is not False and self._is_first():
             self._await_others(deadline)
             self._report(complete=last is True)
@@ -261,6 +302,15 @@ class Session:
             self.lead.close(start.REMOVAL_S)
         self.node.close()
         self._sweep()
+
+    def _collect_outputs(self) -> None:
+        """Takes what became of the output files into the record."""
+        if self.outputs is None:
+            return
+        self.outputs.collect()
+        self.outputs.close()
+        self.part.outputs = self.outputs.part
+        self.part.problems += outputs.problems(self.outputs.part, self.part.host)
 
     def _is_first(self) -> bool:
         """Whether this wrapper runs on the first node; the last wrapper there writes the record."""
@@ -340,6 +390,7 @@ class Session:
             leftovers=[os.fspath(path) for path in self.node.leftovers],
             **facts.workload(config),
             drain_s=config.drain_s,
+            **outputs.in_spec(self.outputs, config, job.end_time_unix_s),
             command=self.part.command,
             state_dir=os.path.abspath(state_dir(os.environ)),
             **grouping.in_group(config, group, self.part.host),
@@ -373,3 +424,17 @@ class Session:
             write_record(self.run_dir, self.part)
         except Exception as error:  # noqa: BLE001  nodes are to be cleaned up, and the command's exit code passed on
             messages.warn(f"cannot report on this run: {type(error).__name__}: {error}")
+
+
+def _outputs(config: Config, local: LocalDir, job: jobs.Job, group: Grouping | None, run_id: str) -> RunOutputs | None:
+    """Returns the output directory of the run; None without --out. Raises UsageError."""
+    late.drain_dead(kept.parent(local, socket.gethostname()), late.AT_START_S)
+    if config.out is None:
+        return None
+    cwd = inherited.directory()
+    if group is not None or job.is_rank:
+        why = "outputs are drained where one command runs on one node"
+        return outputs.RunOutputs.at_target(config, cwd, why)
+    if local.is_own and job.scheduler != "none":
+        messages.warn(f"{local.path} may be deleted with the job: output files that are not copied by then are lost")
+    return outputs.RunOutputs.open(config, cwd, local, run_id, socket.gethostname())

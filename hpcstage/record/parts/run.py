@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpcstage.problem import Problem
-from hpcstage.record.jsonform import read, written
+from hpcstage.record.jsonform import DEFAULT_IF_DAMAGED, LEFT_OUT_IF_NONE, read, written
+from hpcstage.record.parts.outputs import OutputsPart
 
 
 @dataclass
@@ -50,6 +51,8 @@ class RunPart:
     """Whether hpcstage could not stage and left the machine to the command, whose end it did not see."""
     pid_space: str = ""
     """The wrapper's PID namespace; `child_pid` is valid only within it."""
+    outputs: OutputsPart | None = field(default=None, metadata=LEFT_OUT_IF_NONE | DEFAULT_IF_DAMAGED)
+    """The command's output files; None without --out."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data for json.dump."""

@@ -260,5 +260,17 @@ def savings(record: Record) -> RenderableType:
     return section("Saved (estimates)", grid("lw", rows))
 
 
-SECTIONS = (header, meters, time, origin, coverage, source, savings)
+def outputs(record: Record) -> RenderableType:
+    """Says in one line what became of the command's output files."""
+    part = record.outputs
+    if part is None:
+        return Group()
+    if part.local_dir is None:
+        return section(f"Outputs: the command wrote to {part.directory} itself ({part.why})")
+    took = "" if part.took_s is None else f", done {seconds(part.took_s)} after the command's end"
+    left = f"; {format_number(part.undrained_count, 'name')} NOT COPIED" if part.undrained_count else ""
+    return section(f"Outputs: {count(part.files)} copies, {size(part.size_bytes)}, to {part.directory}{took}{left}")
+
+
+SECTIONS = (header, meters, time, origin, coverage, source, savings, outputs)
 """The sections in their order; `page` puts those of the nodes after the meters, and the notes at the end."""

@@ -1,0 +1,46 @@
+"""Defines the part of the record that says what became of the command's output files. Light to import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hpcstage.record.jsonform import Count, Seconds
+
+
+@dataclass(frozen=True)
+class OutputName:
+    """An output file, by its path below the output directory, and what there is to say of it."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputsPart:
+    """The output files of the command, and how far they came. Lists have up to 100 names."""
+
+    MOST_NAMES: ClassVar[int] = 100
+
+    directory: str
+    """The directory of --out."""
+    local_dir: str | None = None
+    """The local directory that the command wrote to; null: it wrote to `directory` itself."""
+    why: str = ""
+    """Why the command wrote to `directory` itself."""
+    files: Count = 0
+    """Copies of files and of what was appended to them."""
+    size_bytes: Count = 0
+    took_s: Seconds | None = None
+    """The seconds from the end of the command to that of the drain."""
+    undrained_count: Count = 0
+    undrained: tuple[OutputName, ...] = ()
+    """Names that are not in `directory` as the command left them; they are still in `local_dir`."""
+    unclosed: tuple[str, ...] = ()
+    """Files that a program had not closed: they were copied as they were."""
+    beside: tuple[OutputName, ...] = ()
+    """Files that somebody else had changed in `directory`; `why` is the name under which the command's lies there."""
+    skipped: tuple[OutputName, ...] = ()
+    """Entries of a kind that is not copied: FIFOs, sockets, devices."""
+    stayed: tuple[OutputName, ...] = ()
+    """Names that the command removed or renamed and that `directory` still has."""
