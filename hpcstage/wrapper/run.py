@@ -91,7 +91,9 @@ def _without_us(
         raise error
     if not (isinstance(error, NoLocalDir) and _is_later_on_node()):
         messages.warn(f"{error.line()}; the command runs without staging")
-    return replace_with(command, None if config.out is None else outputs.directory(config.out, inherited.directory()))
+    if config.out is None:
+        return replace_with(command)
+    return replace_with(command, outputs.directory(config.out, inherited.directory()))
 
 
 def _is_later_on_node() -> bool:

@@ -1,0 +1,211 @@
+"""`hpcstage run --out DIR`: what the command writes to `{out}` is in DIR, and nothing is lost or removed otherwise."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from conftest import Hpcstage, python_command, wait_for
+
+Tree = Callable[..., Path]
+WRITE = """
+import os, sys
+out = sys.argv[1]
+assert os.environ["HPCSTAGE_OUT"] == out
+os.mkdir(f"{out}/epoch1")
+with open(f"{out}/epoch1/model.bin", "wb") as file:
+    file.write(b"weights" * 1000)
+with open(f"{out}/log", "w") as file:
+    file.write("done")
+print(out)
+"""
+WAIT = """
+import os, sys, time
+out, flag = sys.argv[1:]
+with open(f"{out}/first", "w") as file:
+    file.write("first")
+open(f"{flag}.up", "w").close()
+while not os.path.exists(flag):
+    time.sleep(0.01)
+with open(f"{out}/last", "w") as file:
+    file.write("last")
+"""
+NOT_DRAINED = 74
+
+
+def kept(local_dir: Path) -> list[Path]:
+    """The output directories that are still on the local disk."""
+    return list(local_dir.glob("hpcstage-out-*/*"))
+
+
+def run(hpcstage: Hpcstage, data: Path, *more: object, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    return hpcstage("run", "--data", data, *map(str, more), **options)
+
+
+def record(hpcstage: Hpcstage) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(hpcstage.records()[-1].read_bytes())
+    return found
+
+
+def refused(hpcstage: Hpcstage, data: Path, *more: object, command: Sequence[str] = ("echo", "started")) -> str:
+    done = run(hpcstage, data, *more, "--", *command)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == b""
+    (line,) = done.stderr.decode().splitlines()
+    return line
+
+
+def is_written(out: Path) -> bool:
+    return (out / "log").read_text() == "done" and (out / "epoch1/model.bin").read_bytes() == b"weights" * 1000
+
+
+def test_what_the_command_writes_is_in_the_directory(
+    hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, local_dir: Path
+) -> None:
+    done = run(hpcstage, make_tree(), "--out", "results/r7", "--", *python_command(WRITE, "{out}"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode().startswith(os.fspath(local_dir)), "a directory on the local disk"
+    assert is_written(tmp_path / "results/r7")
+    assert sorted(os.listdir(tmp_path / "results/r7")) == ["epoch1", "log"], "no lock and no temporary file stays"
+    assert kept(local_dir) == []
+    part = record(hpcstage)["outputs"]
+    assert (part["undrained_count"], part["directory"]) == (0, os.fspath(tmp_path / "results/r7"))
+    assert part["files"] >= 2
+    assert "Outputs: " in hpcstage("report").stdout.decode()
+
+
+def test_what_was_there_is_shown_and_a_removal_is_carried_over(
+    hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path
+) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "old").write_text("old")
+    (results / "other").write_text("other")
+    script = 'cat "$HPCSTAGE_OUT/old" && rm "$HPCSTAGE_OUT/old" && echo ${out}'
+    done = run(hpcstage, make_tree(), "--out", results, "--", "sh", "-c", script)
+    assert (done.returncode, done.stdout) == (0, b"old\n"), done.stderr
+    assert os.listdir(results) == ["other"]
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_what_cannot_be_copied_is_named_and_kept_and_copied_later(
+    hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, local_dir: Path, code: int
+) -> None:
+    results = tmp_path / "results"
+    script = f'mv {shlex.quote(os.fspath(results))} "$HOLD" && echo new > "$HPCSTAGE_OUT/kept.txt"; exit {code}'
+    env = {"HOLD": os.fspath(tmp_path / "elsewhere")}
+    done = run(hpcstage, make_tree(), "--out", results, "--", "sh", "-c", script, env=env)
+    assert done.returncode == (code or NOT_DRAINED), done.stderr
+    said = done.stderr.decode()
+    (place,) = kept(local_dir)
+    assert "kept.txt" in said
+    assert os.fspath(place) in said
+    assert [one["name"] for one in record(hpcstage)["outputs"]["undrained"]] == ["kept.txt"]
+    assert hpcstage("clean").returncode == NOT_DRAINED
+    assert kept(local_dir) == [place], "clean deletes nothing that is not copied"
+    (tmp_path / "elsewhere").rename(results)
+    done = hpcstage("clean", "--drain")
+    assert done.returncode == 0, done.stderr
+    assert (results / "kept.txt").read_text() == "new\n"
+    assert kept(local_dir) == []
+
+
+@pytest.mark.parametrize("how", ["clean", "start"])
+def test_after_a_kill_of_everything_the_files_are_copied_late(
+    hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, local_dir: Path, how: str
+) -> None:
+    data, results, flag = make_tree(), tmp_path / "results", tmp_path / "flag"
+    command = python_command(WAIT, "{out}", flag)
+    wrapper = hpcstage.start("run", "--data", data, "--out", results, "--drain-rate", "1", "--", *command)
+    wait_for(Path(f"{flag}.up").exists, 20, "the command")
+    assert refused(hpcstage, data, "--out", results).count("in use") == 1
+    family = [psutil.Process(wrapper.pid), *psutil.Process(wrapper.pid).children(recursive=True)]
+    for process in family:
+        process.send_signal(signal.SIGKILL)
+    wrapper.wait()
+    psutil.wait_procs(family, timeout=10)
+    assert kept(local_dir) != []
+    if how == "clean":
+        assert hpcstage("clean", "--drain").returncode == 0
+    else:
+        assert run(hpcstage, data, "--", "true").returncode == 0
+    assert (results / "first").read_text() == "first"
+    assert kept(local_dir) == []
+
+
+def test_a_killed_daemon_loses_nothing(hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, local_dir: Path) -> None:
+    results, flag = tmp_path / "results", tmp_path / "flag"
+    command = python_command(WAIT, "{out}", flag)
+    wrapper = hpcstage.start("run", "--data", make_tree(), "--out", results, "--", *command)
+    wait_for(Path(f"{flag}.up").exists, 20, "the command")
+    children = psutil.Process(wrapper.pid).children()
+    (daemon,) = [child for child in children if "hpcstage.daemon" in " ".join(child.cmdline())]
+    daemon.kill()
+    flag.touch()
+    assert wrapper.wait(30) == 0
+    assert ((results / "first").read_text(), (results / "last").read_text()) == ("first", "last")
+    assert kept(local_dir) == []
+
+
+def test_term_drains(hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, local_dir: Path) -> None:
+    results, flag = tmp_path / "results", tmp_path / "flag"
+    command = python_command(WAIT, "{out}", flag)
+    wrapper = hpcstage.start("run", "--data", make_tree(), "--out", results, "--", *command)
+    wait_for(Path(f"{flag}.up").exists, 20, "the command")
+    wrapper.terminate()
+    assert wrapper.wait(30) == -signal.SIGTERM
+    assert (results / "first").read_text() == "first"
+    assert kept(local_dir) == []
+
+
+@pytest.mark.parametrize("env", [{"HPCSTAGE_DISABLE": "1"}, {"HPCSTAGE_LOCAL_DIR": "/nonexistent"}])
+def test_without_a_local_disk_it_is_the_directory_itself(
+    hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, env: dict[str, str]
+) -> None:
+    done = run(hpcstage, make_tree(), "--out", "results", "--", *python_command(WRITE, "{out}"), env=env)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode().strip() == os.fspath(tmp_path / "results")
+    assert is_written(tmp_path / "results")
+
+
+def test_a_directory_below_a_dataset(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    data = make_tree()
+    line = refused(hpcstage, data, "--out", data / "results")
+    assert os.fspath(data) in line
+    assert not (data / "results").exists()
+
+
+def test_a_directory_on_the_local_disk(hpcstage: Hpcstage, make_tree: Tree, local_dir: Path) -> None:
+    assert "same disk" in refused(hpcstage, make_tree(), "--out", local_dir / "results")
+    assert not (local_dir / "results").exists()
+
+
+def test_a_directory_of_somebody_else(hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path) -> None:
+    other = Path("/usr")
+    if os.geteuid() == 0:
+        other = tmp_path / "other"
+        other.mkdir()
+        os.chown(other, 12345, -1)
+    assert "belongs to user" in refused(hpcstage, make_tree(), "--out", other)
+
+
+def test_a_file_in_the_place_of_the_directory(hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "not a directory" in refused(hpcstage, make_tree(), "--out", tmp_path / "file")
+
+
+def test_the_placeholder_without_a_directory(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    assert "--out" in refused(hpcstage, make_tree(), command=("echo", "--output={out}"))
+
+
+@pytest.mark.parametrize("option", ["--drain-rate", "--drain-before"])
+def test_unknown_units(hpcstage: Hpcstage, make_tree: Tree, option: str) -> None:
+    assert option in refused(hpcstage, make_tree(), "--out", "results", option, "5 parsecs")
