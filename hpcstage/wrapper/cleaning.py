@@ -42,10 +42,10 @@ def clean(config: Config, verbosity: int, *, drains: bool) -> int:
 
 
 def _drained(above: Path) -> int:
-    ends = late.drain_dead(above, LONGEST_S)
-    files = sum(end.part.files for end in ends)
-    messages.warn(f"drained {format_number(len(ends), 'run')}: {format_number(files, 'copy', 'copies')}")
-    return NotDrained.exit_code if any(end.part.undrained_count for end in ends) else 0
+    parts = late.drain_dead(above, LONGEST_S)
+    files = sum(part.files for part in parts)
+    messages.warn(f"drained {format_number(len(parts), 'run')}: {format_number(files, 'copy', 'copies')}")
+    return NotDrained.exit_code if any(part.undrained_count for part in parts) else 0
 
 
 def _told(above: Path) -> int:

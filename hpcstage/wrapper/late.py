@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from hpcstage.node import kept
@@ -16,14 +15,6 @@ from hpcstage.wrapper import messages, outputs
 
 AT_START_S = 60.0
 """The longest time that the start of a run drains what killed runs left."""
-
-
-@dataclass(frozen=True)
-class LateEnd:
-    """The end of one late drain."""
-
-    run_id: str
-    part: OutputsPart
 
 
 def waiting(above: Path) -> list[kept.KeptPlace]:
@@ -37,29 +28,34 @@ def waiting(above: Path) -> list[kept.KeptPlace]:
     return found
 
 
-def drain_dead(above: Path, timeout_s: float) -> list[LateEnd]:
+def drain_dead(above: Path, timeout_s: float) -> list[OutputsPart]:
     """Drains the output directories of runs that are over, as far as the time allows; says what was done."""
     if not above.is_dir():
         return []
     deadline = time.monotonic() + timeout_s
-    ends = []
+    ends: list[OutputsPart] = []
     for place in kept.places(above):
         fd = place.take()
         if fd is None:
             continue
         try:
-            ends.append(_drain(place, max(0.0, deadline - time.monotonic())))
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                messages.warn(f"run {place.path.name} left output files in {place.output}: they are copied later")
+                continue
+            part = _drain(place, left_s)
+            ends += [] if part is None else [part]
         finally:
             os.close(fd)
     return ends
 
 
-def _drain(place: kept.KeptPlace, timeout_s: float) -> LateEnd:
+def _drain(place: kept.KeptPlace, timeout_s: float) -> OutputsPart | None:
     run_id, host = place.path.name, os.uname().nodename
     part = outputs.drained_late(place, timeout_s)
     if part is None:  # it was killed before its command could start
         place.remove()
-        return LateEnd(run_id, OutputsPart(directory=""))
+        return None
     for line in outputs.lines(part, host):
         messages.error(line)
     for one in part.beside:
@@ -68,4 +64,4 @@ def _drain(place: kept.KeptPlace, timeout_s: float) -> LateEnd:
         place.remove()
         outputs.remove_lock(part.directory, run_id, host)
     messages.info(f"drained run {run_id}, which was killed, to {part.directory}: {part.files} copies")
-    return LateEnd(run_id, part)
+    return part

@@ -285,6 +285,7 @@ def part_of(report: Mapping[str, Any], part: OutputsPart) -> OutputsPart:
         beside=tuple(beside[: OutputsPart.MOST_NAMES]),
         skipped=tuple(skipped[: OutputsPart.MOST_NAMES]),
         stayed=tuple(stayed[: OutputsPart.MOST_NAMES]),
+        is_gone=report.get("is_gone", False),
     )
 
 

@@ -16,7 +16,7 @@ from hpcstage.units import format_duration, format_number, format_rate, format_s
 
 ERRORS = {
     "killed", "daemon-died", "node-missing", "node-dead", "no-part", "scan-failed", "local-failed", "not-staged",
-    "command-not-run", "not-drained",
+    "command-not-run", "not-drained", "outputs-gone",
 }  # fmt: skip
 NEWS = {"running", "unclear"}
 

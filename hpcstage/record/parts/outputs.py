@@ -44,3 +44,5 @@ class OutputsPart:
     """Entries of a kind that is not copied: FIFOs, sockets, devices."""
     stayed: tuple[OutputName, ...] = ()
     """Names that the command removed or renamed and that `directory` still has."""
+    is_gone: bool = False
+    """Whether `local_dir` was removed, moved or unmounted while the command ran; nothing was removed from `directory`."""
