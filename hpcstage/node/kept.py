@@ -119,11 +119,14 @@ def make(above: Path, run_id: str) -> tuple[KeptPlace, int]:
 
 def places(above: Path) -> Iterator[KeptPlace]:
     """Yields the directories of all runs of this user, by name."""
-    with suppress(OSError):
+    try:
         _require_own(above)
-        for name in sorted(os.listdir(above)):
-            if not name.startswith(_NEW) and stat.S_ISDIR(os.lstat(above / name).st_mode):
-                yield KeptPlace(above / name)
+        names = sorted(os.listdir(above))
+    except OSError:
+        return
+    for name in names:
+        if not name.startswith(_NEW) and (above / name).is_dir() and not (above / name).is_symlink():
+            yield KeptPlace(above / name)
 
 
 def _require_own(above: Path) -> None:

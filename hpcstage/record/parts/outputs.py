@@ -45,4 +45,4 @@ class OutputsPart:
     stayed: tuple[OutputName, ...] = ()
     """Names that the command removed or renamed and that `directory` still has."""
     is_gone: bool = False
-    """Whether `local_dir` was removed, moved or unmounted while the command ran; nothing was removed from `directory`."""
+    """Whether `local_dir` was removed, moved or unmounted while the command ran; `directory` lost nothing."""
