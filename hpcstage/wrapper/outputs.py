@@ -113,7 +113,8 @@ class RunOutputs:
     def __init__(self, target: str, place: kept.KeptPlace | None, why: str, fds: Sequence[int] = ()) -> None:
         self.place = place
         self.part = OutputsPart(directory=target, why=why)
-        self._fds = fds
+        self._fds = list(fds)
+        """The locks; where there is a place, the last one is that of the place."""
         self._ended_at: float | None = None
         if place is not None:
             self.part = replace(self.part, local_dir=os.fspath(place.output / "tree"))
@@ -190,7 +191,8 @@ class RunOutputs:
         if self.place is None:
             return
         result = self._result()
-        part = drained_late(self.place, LATE_S) if result is None else part_of(result, self.part)
+        part = self._drained_late(self.place) if result is None else part_of(result, self.part)
+        part = None if part is None else _with_moved(part, self.place, ("journal", "scratch"))
         took_s = None if self._ended_at is None else round(time.monotonic() - self._ended_at, 3)
         self.part = replace(part or self.part, took_s=took_s)
         for line in lines(self.part, os.uname().nodename):
@@ -211,7 +213,17 @@ class RunOutputs:
                 os.unlink(os.path.join(self.part.directory, LOCK))
         for fd in self._fds:
             os.close(fd)
-        self._fds = ()
+        self._fds = []
+
+    def _drained_late(self, place: kept.KeptPlace) -> OutputsPart | None:
+        """Drains in this process after the daemon has died, unless somebody else still works on the files."""
+        os.close(self._fds.pop())
+        fd = place.take()
+        if fd is None:
+            still = OutputName("", "the staging daemon, or a program of the command, still works on it")
+            return replace(self.part, undrained_count=1, undrained=(still,))
+        self._fds.append(fd)
+        return drained_late(place, LATE_S)
 
     def _result(self) -> dict[str, Any] | None:
         assert self.place is not None
@@ -244,7 +256,16 @@ def drained_late(place: kept.KeptPlace, timeout_s: float) -> OutputsPart | None:
         why = f"its journal cannot be read: {error}"
     if report is None:
         return replace(part, undrained_count=1, undrained=(OutputName("", why),))
-    return part_of(asdict(report), part)
+    return _with_moved(part_of(asdict(report), part), place, ("journal", "scratch", "tree"))
+
+
+def _with_moved(part: OutputsPart, place: kept.KeptPlace, known: Sequence[str]) -> OutputsPart:
+    """Returns the part with what else lies beside the journal, where the local directory was moved: it may hold files
+    that were not copied."""
+    if not part.is_gone or part.undrained_count or not place.output.is_dir():
+        return part
+    moved = [OutputName(name, "it was moved here unseen") for name in os.listdir(place.output) if name not in known]
+    return replace(part, undrained_count=len(moved), undrained=tuple(moved[: OutputsPart.MOST_NAMES]))
 
 
 def remove_lock(target: str, run_id: str, host: str) -> None:
