@@ -33,9 +33,9 @@ def run(command: tuple[str, ...], verbose: bool, quiet: bool, **given: Any) -> i
 
     if passes_through(os.environ):
         from hpcstage import inherited
-        from hpcstage.wrapper import outputs
+        from hpcstage.wrapper import outdir
 
-        return replace_with(command, outputs.passed_through(given, os.environ, inherited.directory()))
+        return replace_with(command, outdir.without_us(given, os.environ, inherited.directory()))
     from hpcstage import inherited
     from hpcstage.config import load
     from hpcstage.wrapper.run import run as launch

@@ -38,8 +38,7 @@ def begin(base: Resources) -> tuple[Service, ...]:
     the shared file system itself."""
     place = KeptPlace(Path(base.spec.outputs))
     try:
-        place.hold()
-        service = OutputService(base, place, _prepared(place))
+        service = OutputService(base, place, place.hold())
     except (OSError, ValueError, LookupError, TypeError) as error:
         why = f"{place.output} cannot be watched: {error}"
         log(why)
@@ -75,15 +74,17 @@ class OutputService(Service):
 
     kinds = frozenset({Kind.DRAIN})
 
-    def __init__(self, base: Resources, place: KeptPlace, prepared: PreparedPlace) -> None:
-        """Raises OSError where the kernel has no queue of events left."""
+    def __init__(self, base: Resources, place: KeptPlace, held: int) -> None:
+        """`held` is the descriptor of the shared lock of `place`. Raises ValueError, or OSError where the kernel has no
+        queue of events left."""
         self._base = base
         self._place = place
+        self._held = held
         self._asked: list[int] = []
         """The connections that wait for the end of the drain."""
         self._is_ending = False
         self._is_over = False
-        self._drain = OutputDrain(prepared, self._pause_after, base.spec.drain_rate_bytes_per_s)
+        self._drain = OutputDrain(_prepared(place), self._pause_after, base.spec.drain_rate_bytes_per_s)
 
     def request(self, request: Request) -> Reply | None:
         """See Service."""
@@ -147,6 +148,7 @@ class OutputService(Service):
             replace_text(self._place.drained, json.dumps(asdict(self._drain.report()), default=list))
         finally:
             self._drain.close()
+            os.close(self._held)
             for token in self._asked:
                 self._base.answer(token, Reply(Answer.DONE, keep=True))
 

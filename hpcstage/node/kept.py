@@ -2,7 +2,7 @@
 
 Such a directory is `<local>/hpcstage-out-<uid>/<run id>`; no start deletes it. The module owns names, permissions and
 locks. Everybody who works with one holds a shared lock on its `lock`; who can take the exclusive one knows that wrapper
-and daemon of its run are dead. A program that outlived them has the directory in its environment.
+and daemon of its run are dead. A program that outlived them has the directory in its environment, or a file open.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import fcntl
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,8 @@ OUT = "HPCSTAGE_OUT"
 """The variable with which a program finds its output directory."""
 _LOCK = "lock"
 _NEW = "."
-"""The names of directories whose lock is not held yet begin so."""
+"""The names of directories whose lock is not held yet, or that are about to be deleted, begin so."""
+_BESIDE = frozenset({"tree", "journal", "scratch", "anchors"})
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,11 @@ class KeptPlace:
     def output(self) -> Path:
         """The base of the watched directory; see `outputs.prepare`."""
         return self.path / "out"
+
+    @property
+    def tree(self) -> Path:
+        """The watched directory."""
+        return self.output / "tree"
 
     @property
     def watched(self) -> Path:
@@ -63,16 +69,27 @@ class KeptPlace:
         return self._lock(fcntl.LOCK_SH)
 
     def take(self) -> int | None:
-        """Takes the exclusive lock and returns its descriptor; None if the run's wrapper, daemon or command lives, or
-        somebody else drains it."""
+        """Takes the exclusive lock and returns its descriptor; None if the run's wrapper or daemon lives, or somebody
+        else drains it."""
         try:
-            fd = self._lock(fcntl.LOCK_EX)
+            return self._lock(fcntl.LOCK_EX)
         except OSError:
             return None
-        if _is_used(os.fspath(self.output)):
-            os.close(fd)
-            return None
-        return fd
+
+    def is_used(self) -> bool:
+        """Tells whether a program still has the directory as its output directory, or writes to a file in it."""
+        return _any_process(lambda process: _names(process, self.output) or _writes_to(process, self.output))
+
+    def is_written_to(self) -> bool:
+        """Tells whether a program has a file in the directory open for writing."""
+        return _any_process(lambda process: _writes_to(process, self.output))
+
+    def strangers(self) -> list[str]:
+        """Returns the names beside the watched directory that hpcstage did not make: it was moved there."""
+        try:
+            return sorted(set(os.listdir(self.output)) - _BESIDE)
+        except OSError:
+            return []
 
     def _lock(self, how: int) -> int:
         fd = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -84,7 +101,14 @@ class KeptPlace:
         return fd
 
     def remove(self) -> None:
-        """Deletes the directory, all of whose files are drained, and the one above it if it is empty."""
+        """Deletes the directory, and the one above it if it is empty. Who still watches it sees it go as a whole first,
+        and takes nothing for a removal by the command."""
+        with suppress(OSError):
+            self.tree.rename(self.output / f"{_NEW}{self.tree.name}")
+        for directory, names, _ in os.walk(self.path):
+            for path in (f"{directory}/{name}" for name in names):
+                if not os.path.islink(path):
+                    os.chmod(path, 0o700)
         shutil.rmtree(self.path, ignore_errors=True)
         with suppress(OSError):
             self.path.parent.rmdir()
@@ -137,12 +161,26 @@ def _require_own(above: Path) -> None:
         os.chmod(above, 0o700)
 
 
-def _is_used(output: str) -> bool:
-    """Tells whether a program still has the directory as its output directory."""
-    wanted = os.fsencode(f"{OUT}={output}/")
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(OSError):
-            entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            if any(entry.startswith(wanted) for entry in entries):
+def _any_process(is_so: Callable[[Path], bool]) -> bool:
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):  # another user's, or one that has just ended
+            if is_so(Path("/proc", name)):
                 return True
+    return False
+
+
+def _names(process: Path, output: Path) -> bool:
+    """Tells whether a process has the directory in its environment."""
+    wanted = os.fsencode(f"{OUT}={output}/")
+    return any(entry.startswith(wanted) for entry in (process / "environ").read_bytes().split(b"\0"))
+
+
+def _writes_to(process: Path, output: Path) -> bool:
+    """Tells whether a process has a file below the directory open for writing."""
+    for number in os.listdir(process / "fd"):
+        with suppress(OSError):
+            if os.readlink(process / "fd" / number).startswith(f"{output}/"):
+                said = (process / "fdinfo" / number).read_text().partition("flags:")[2].split()
+                if said and int(said[0], 8) & os.O_ACCMODE != os.O_RDONLY:
+                    return True
     return False

@@ -47,6 +47,11 @@ _SETTLES_S = 0.05
 IGNORED_BY_PYTHON = [signal.SIGPIPE, signal.SIGXFSZ]
 
 
+def is_fatal_pending() -> bool:
+    """Tells whether a blocked signal waits that will end this process."""
+    return any(signal.getsignal(number) != signal.SIG_IGN for number in signal.sigpending() & FATAL)
+
+
 class Signals:
     """Blocks the forwarded signals until `release`."""
 

@@ -1,67 +1,190 @@
 """Drains what killed runs left on the local disk of this node: before the next run starts, and by `hpcstage clean`.
 
-Owns the order, the lines that are printed, and that nothing is deleted unless all of it was drained.
+Owns the order, the process that does it, the lines that are printed, and that nothing is deleted unless all of it was
+drained.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import select
+import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
+from hpcstage.errors import NotStarted
+from hpcstage.forked import become_quiet, die_with_parent, reap
 from hpcstage.node import kept
+from hpcstage.record.jsonform import read, written
 from hpcstage.record.parts.outputs import OutputsPart
-from hpcstage.wrapper import messages, outputs
+from hpcstage.wrapper import messages, outdir, outputpart
+from hpcstage.wrapper.child import is_fatal_pending
 
 AT_START_S = 60.0
 """The longest time that the start of a run drains what killed runs left."""
+LONGEST_S = 86_400.0
+"""The longest time for a drain that whoever waits for it can end at any time."""
+_GRACE_S = 2.0
+_WAIT_S = 0.05
+
+
+class ForkedDrain:
+    """Drains the directory of a run whose daemon is dead in a process of its own, since a shared file system that hangs
+    holds up whoever asks it. The process ends with this one, and holds the lock until then."""
+
+    def __init__(self, place: kept.KeptPlace, lock: int, timeout_s: float) -> None:
+        """`lock` is the descriptor of the exclusive lock of `place`."""
+        self._unknown = OutputsPart(directory="?", local_dir=os.fspath(place.tree))
+        self._ends_at = time.monotonic() + timeout_s + _GRACE_S
+        self._said = b""
+        self._out, into = os.pipe()
+        parent = os.getpid()
+        self._pid = os.fork()
+        if self._pid == 0:
+            _be_child(place, timeout_s, {into, lock}, into, parent)
+        os.close(into)
+
+    def is_over(self, timeout_s: float) -> bool:
+        """Tells whether the process has ended; one that takes too long is killed."""
+        if self._pid and time.monotonic() > self._ends_at:
+            self.end()
+        if self._pid and select.select([self._out], [], [], timeout_s)[0]:
+            data = os.read(self._out, 1 << 16)
+            self._said += data
+            if not data:
+                self._reap(1.0)
+        return not self._pid
+
+    def end(self) -> None:
+        """Kills the process if it runs."""
+        if self._pid:
+            self._reap(0.0)
+
+    def part(self) -> OutputsPart:
+        """Returns what became of the files; to be asked when it is over."""
+        try:
+            return read(OutputsPart, json.loads(self._said))
+        except ValueError:
+            return outputpart.unknown(self._unknown, "the copying did not come to its end")
+
+    def _reap(self, timeout_s: float) -> None:
+        os.close(self._out)
+        reap(self._pid, timeout_s)
+        self._pid = 0
+
+
+def _be_child(place: kept.KeptPlace, timeout_s: float, fds: set[int], into: int, parent: int) -> None:
+    code = 1
+    try:
+        die_with_parent(parent)
+        become_quiet(fds)
+        data = json.dumps(written(_drained(place, timeout_s))).encode("utf-8", "surrogateescape")
+        while data:
+            data = data[os.write(into, data) :]
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _drained(place: kept.KeptPlace, timeout_s: float) -> OutputsPart:
+    """Drains the directory and compares file by file. Where the directory on the shared file system has gone, or is
+    another one by now, nothing is tried."""
+    from hpcstage.outputs.journal import recall
+    from hpcstage.outputs.late import drain_late
+    from hpcstage.outputs.prepare import OutputPlace
+    from hpcstage.outputs.target import Target
+
+    output = OutputPlace(place.output)
+    part = OutputsPart(directory="?", local_dir=output.root)
+    try:
+        recalled = recall(output.journal)
+        if recalled is not None:
+            part = OutputsPart(directory=recalled.charter.target, local_dir=output.root)
+            Target(recalled.charter).check()
+        report = drain_late(output, timeout_s)
+    except OSError as error:
+        return outputpart.unknown(part, f"{error.filename or output.root}: {error.strerror or error}")
+    except (ValueError, LookupError, TypeError) as error:
+        return outputpart.unknown(part, f"its journal cannot be read: {error}")
+    if report is None:
+        return outputpart.unknown(part, "its journal does not say where to")
+    return outputpart.with_moved(outputpart.part_of(asdict(report), part), place.strangers())
 
 
 def waiting(above: Path) -> list[kept.KeptPlace]:
     """Returns the output directories of runs that are over."""
     found = []
     for place in kept.places(above):
-        fd = place.take()
-        if fd is not None:
-            os.close(fd)
-            found.append(place)
+        with _taken(place) as lock:
+            if lock is not None:
+                found.append(place)
     return found
 
 
 def drain_dead(above: Path, timeout_s: float) -> list[OutputsPart]:
-    """Drains the output directories of runs that are over, as far as the time allows; says what was done."""
-    if not above.is_dir():
-        return []
+    """Drains the output directories of runs that are over, as far as the time allows; says what was done. Raises
+    NotStarted when a signal that is blocked will end this process."""
     deadline = time.monotonic() + timeout_s
     ends: list[OutputsPart] = []
     for place in kept.places(above):
-        fd = place.take()
-        if fd is None:
-            continue
-        try:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                messages.warn(f"run {place.path.name} left output files in {place.output}: they are copied later")
+        with _taken(place) as lock:
+            if lock is None:
                 continue
-            part = _drain(place, left_s)
-            ends += [] if part is None else [part]
-        finally:
-            os.close(fd)
+            if not place.was_watched:  # it was killed before its command could start
+                place.remove()
+            elif (left_s := deadline - time.monotonic()) > 0:
+                ends.append(_drain(place, lock, left_s))
+            else:
+                messages.warn(f"run {place.path.name} left output files in {place.output}: they are copied later")
     return ends
 
 
-def _drain(place: kept.KeptPlace, timeout_s: float) -> OutputsPart | None:
-    run_id, host = place.path.name, os.uname().nodename
-    part = outputs.drained_late(place, timeout_s)
-    if part is None:  # it was killed before its command could start
-        place.remove()
-        return None
-    for line in outputs.lines(part, host):
+def forget(above: Path, run_id: str) -> bool:
+    """Deletes the output files of a run that is over, drained or not. Returns whether there is such a run."""
+    for place in kept.places(above):
+        if place.path.name == run_id:
+            with _taken(place) as lock:
+                if lock is not None:
+                    place.remove()
+                    return True
+    return False
+
+
+@contextmanager
+def _taken(place: kept.KeptPlace) -> Iterator[int | None]:
+    """Takes the exclusive lock; None if the run's wrapper, daemon or a program of its command lives, or somebody else
+    drains its files."""
+    lock = place.take()
+    try:
+        yield None if lock is None or place.is_used() else lock
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _drain(place: kept.KeptPlace, lock: int, timeout_s: float) -> OutputsPart:
+    run_id = place.path.name
+    messages.warn(f"run {run_id} was killed: copying the output files that it left in {place.output}")
+    drain = ForkedDrain(place, lock, timeout_s)
+    try:
+        while not drain.is_over(_WAIT_S):
+            if is_fatal_pending():
+                raise NotStarted("a signal came while output files of a killed run were copied", "start it again")
+    finally:
+        drain.end()
+    part = drain.part()
+    for line in outputpart.lines(part, socket.gethostname(), place.path.parent.parent):
         messages.error(line)
     for one in part.beside:
         messages.warn(f"{one.name} of run {run_id} is {one.why} in {part.directory}: that had been changed since")
-    if not part.undrained_count:
+    if part.undrained_count:
+        messages.error(f"if they are not needed, `hpcstage clean --forget {run_id}` there deletes them")
+    else:
         place.remove()
-        outputs.remove_lock(part.directory, run_id, host)
-    messages.info(f"drained run {run_id}, which was killed, to {part.directory}: {part.files} copies")
+        outdir.remove_dead_lock(part.directory)
+        messages.warn(f"copied what run {run_id} left to {part.directory}: {part.files} copies")
     return part

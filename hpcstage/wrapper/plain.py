@@ -16,10 +16,10 @@ def passes_through(env: Mapping[str, str]) -> bool:
 def replace_with(command: Sequence[str], out: str | None = None) -> int:
     """Replaces this process by the command, which writes to the directory `out`; the function ends only by raising."""
     if out is not None:
-        from hpcstage.wrapper import outputs
+        from hpcstage.wrapper import outdir
 
-        command = outputs.put_in(command, out)
-        os.environ.update(outputs.environment(os.environ, out))
+        command = outdir.put_in(command, out)
+        os.environ.update(outdir.environment(os.environ, out))
     try:
         os.execvp(command[0], list(command))  # noqa: S606  the user's own command
     except OSError as error:

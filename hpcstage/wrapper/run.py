@@ -16,13 +16,14 @@ from hpcstage import inherited
 from hpcstage import job as jobs
 from hpcstage.errors import HpcstageError, NoLocalDir, NotStarted, UsageError
 from hpcstage.plan.dataset import datasets as plan_datasets
-from hpcstage.wrapper import messages, outputs
+from hpcstage.wrapper import messages
 from hpcstage.wrapper.child import FATAL, Child, Signals, finish
 from hpcstage.wrapper.plain import replace_with
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
     from hpcstage.plan.dataset.datasets import Resolved
+    from hpcstage.wrapper.outputs import RunOutputs
     from hpcstage.wrapper.session import Session
 
 _WAIT_S = 0.05
@@ -41,7 +42,8 @@ def run(command: Sequence[str], config: Config, verbosity: int) -> int:
     except HpcstageError as error:
         return _without_us(command, config, error, signals, resolved, started)
     try:
-        return finish(_run(command, session, signals)) or session.exit_code
+        code = finish(_run(command, session, signals))
+        return code or (session.outputs.exit_code if session.outputs else 0)
     finally:
         signals.release()
 
@@ -61,11 +63,16 @@ class Clock:
 def _resolve(command: Sequence[str], config: Config) -> Resolved:
     if not config.data:
         raise UsageError("no dataset given", "use --data DIRECTORY, or data: in hpcstage.yaml")
-    outputs.require_out(command, config.out)
     cwd = inherited.directory()
+    if config.out is None and not any("{out}" in word for word in command):
+        return plan_datasets.resolve(config.data, cwd, order=config.order_asked())
+    from hpcstage.wrapper import outdir
+
+    if config.out is None:
+        outdir.refuse_placeholder(command)
     resolved = plan_datasets.resolve(config.data, cwd, order=config.order_asked())
     if config.out is not None:
-        outputs.check(config.out, cwd, resolved.datasets)
+        outdir.check(config.out, cwd, resolved.datasets)
     return resolved
 
 
@@ -93,7 +100,11 @@ def _without_us(
         messages.warn(f"{error.line()}; the command runs without staging")
     if config.out is None:
         return replace_with(command)
-    return replace_with(command, outputs.directory(config.out, inherited.directory()))
+    from hpcstage.wrapper import outdir
+
+    out = outdir.directory(config.out, inherited.directory())
+    messages.warn(f"{{out}} is {out}")
+    return replace_with(command, out)
 
 
 def _is_later_on_node() -> bool:
@@ -109,25 +120,25 @@ def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
         session.close(stopped_by)
         return stopped_by
     try:
-        out = session.outputs
-        child = Child(
-            command if out is None else outputs.put_in(command, out.out), session.environment(os.environ), signals
-        )
+        words = command if session.outputs is None else session.outputs.command(command)
+        child = Child(words, session.environment(os.environ), signals)
     except HpcstageError as error:
         session.not_run(error)
         raise
     session.started(child.pid)
     status = child.wait(session.watch)
     session.ended(child.read_bytes)
-    _drain(session, signals)
+    if session.outputs is not None:
+        _drain(session.outputs, session, signals)
     session.close(status)
     return status
 
 
-def _drain(session: Session, signals: Signals) -> None:
+def _drain(outputs: RunOutputs, session: Session, signals: Signals) -> None:
     """Waits until the output files are drained. After a fatal signal that may take as long as the end of a run."""
     deadline = None
-    while not session.drained(_WAIT_S):
+    outputs.end(session.control)
+    while not outputs.is_drained(session.control, _WAIT_S):
         info = signals.take(0)
         if info is not None and info.si_signo in FATAL and deadline is None:
             deadline = time.monotonic() + session.config.drain_s
@@ -146,8 +157,8 @@ def _prepare(session: Session, signals: Signals) -> int | None:
         session.control.attach(0)
         session.control.ask_staged()
         stopped_by = _wait_until(session.staged, session, signals)
-    if stopped_by is None:
-        stopped_by = _wait_until(session.watched, session, signals)
+    if stopped_by is None and (outputs := session.outputs) is not None:
+        stopped_by = _wait_until(lambda wait_s: outputs.is_watched(session.control, wait_s), session, signals)
     return stopped_by
 
 

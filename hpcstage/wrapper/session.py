@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from hpcstage import inherited
 from hpcstage import job as jobs
-from hpcstage.errors import HpcstageError, NotDrained, NotStarted
+from hpcstage.errors import HpcstageError, NotStarted
 from hpcstage.job import localdir, share, together
 from hpcstage.node import control, directory, environment, hosted, kept, page, start
 from hpcstage.problem import Problem
@@ -31,7 +31,7 @@ from hpcstage.protocol.rundir import NODES, log_path
 from hpcstage.record import index
 from hpcstage.record.index import state_dir
 from hpcstage.report.progress import ProgressLine
-from hpcstage.wrapper import facts, grouping, late, messages, outputs, rundir
+from hpcstage.wrapper import facts, grouping, messages, rundir
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
@@ -48,8 +48,6 @@ LATE_PARTS_S = 0.5
 READY_AFTER_S = 4.0
 JOIN_S = 3.0
 """Behind a launcher, the wrapper waits for so many seconds from its start until the nodes have found each other."""
-WATCHED_S = 30.0
-"""The command waits for so many seconds from the wrapper's start until its output directory is watched."""
 _DOING = frozenset({shim.State.STAGING, shim.State.SETTLED})
 
 
@@ -86,7 +84,7 @@ class Session:
         alone = host if group is None else ""
         run_id = facts.shared_id(job.run_key, config, alone) or rundir.unique_id(clock.unix_s, job.job_id)
         with contextlib.ExitStack() as undo:
-            chosen = _outputs(config, local, job, group, run_id)
+            chosen = _outputs(config, local, job, run_id, is_alone=group is None and not job.is_rank)
             if chosen is not None:
                 undo.callback(chosen.abandon)
             part = facts.run_part(command, config, clock, run_id, job, local)
@@ -131,7 +129,7 @@ class Session:
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """Returns the command's environment."""
         return environment.for_command(
-            env if self.outputs is None else outputs.environment(env, self.outputs.out),
+            env if self.outputs is None else self.outputs.environment(env),
             shim_dir=self.node.path / nodedir.SHIM,
             node_dir=self.node.path,
             run_dir=self.run_dir,
@@ -173,14 +171,6 @@ class Session:
         if self.lead is not None and not self.lead.staged(0.0):
             return False
         return self.control.staged(timeout_s)
-
-    def watched(self, timeout_s: float) -> bool:
-        """Whether the daemon watches the command's output directory, or the command needs not wait for that."""
-        if self.outputs is None:
-            return True
-        if self.control.dead() or self.clock.elapsed_s() > WATCHED_S:
-            self.outputs.give_up("the staging daemon does not watch the output directory")
-        return self.outputs.is_watched(timeout_s)
 
     def started(self, pid: int) -> None:
         """Notes that the command runs, tells the daemon and the lead, and saves the part of the record."""
@@ -249,24 +239,9 @@ class Session:
         self.close(None)
 
     def ended(self, read_bytes: int | None) -> None:
-        """Notes that the command has ended and what it read, and has its output files drained."""
+        """Notes that the command has ended and what it read."""
         self.read_bytes = read_bytes
         self.part.child_ended_s = self.clock.elapsed_s()
-        if self.outputs is not None and self.outputs.place is not None:
-            self.outputs.ended()
-            self.control.ask_drained()
-
-    def drained(self, timeout_s: float) -> bool:
-        """Whether nothing more can be done for the output files; to be asked after `ended`."""
-        if self.outputs is None or self.outputs.place is None or self.control.dead():
-            return True
-        return self.control.staged(timeout_s)
-
-    @property
-    def exit_code(self) -> int:
-        """Returns the exit code that takes the place of 0 where output files were not drained, else 0."""
-        is_short = self.outputs is not None and self.outputs.part.undrained_count > 0
-        return NotDrained.exit_code if is_short else 0
 
     def _import_result(self) -> None:
         with contextlib.suppress(ImportError):  # reported when the module is needed
@@ -287,9 +262,11 @@ class Session:
         self.control.tell_end(status or 0, self.read_bytes)
         self._import_result()  # the daemon is ending meanwhile
         last = self.control.await_end(self.config.drain_s)
-        if last is None and self.outputs is not None:
-            self.control.kill()  # nobody else may work on the output files
-        self._collect_outputs()
+        if self.outputs is not None:
+            if last is None:
+                self.control.kill()  # nobody else may work on the files
+            self.part.problems += self.outputs.collect()
+            self.part.outputs = self.outputs.part
         if last is not False and self._is_first():
             self._await_others(deadline)
             self._report(complete=last is True)
@@ -302,15 +279,6 @@ class Session:
             self.lead.close(start.REMOVAL_S)
         self.node.close()
         self._sweep()
-
-    def _collect_outputs(self) -> None:
-        """Takes what became of the output files into the record."""
-        if self.outputs is None:
-            return
-        self.outputs.collect()
-        self.outputs.close()
-        self.part.outputs = self.outputs.part
-        self.part.problems += outputs.problems(self.outputs.part, self.part.host)
 
     def _is_first(self) -> bool:
         """Whether this wrapper runs on the first node; the last wrapper there writes the record."""
@@ -390,7 +358,7 @@ class Session:
             leftovers=[os.fspath(path) for path in self.node.leftovers],
             **facts.workload(config),
             drain_s=config.drain_s,
-            **outputs.in_spec(self.outputs, config, job.end_time_unix_s),
+            **({} if self.outputs is None else self.outputs.in_spec(config, job.end_time_unix_s)),
             command=self.part.command,
             state_dir=os.path.abspath(state_dir(os.environ)),
             **grouping.in_group(config, group, self.part.host),
@@ -426,15 +394,14 @@ class Session:
             messages.warn(f"cannot report on this run: {type(error).__name__}: {error}")
 
 
-def _outputs(config: Config, local: LocalDir, job: jobs.Job, group: Grouping | None, run_id: str) -> RunOutputs | None:
-    """Returns the output directory of the run; None without --out. Raises UsageError."""
-    late.drain_dead(kept.parent(local, socket.gethostname()), late.AT_START_S)
-    if config.out is None:
+def _outputs(config: Config, local: LocalDir, job: jobs.Job, run_id: str, *, is_alone: bool) -> RunOutputs | None:
+    """Drains what killed runs left, then returns the output directory of this run; None without --out. Raises
+    UsageError."""
+    above = kept.parent(local, socket.gethostname())
+    if config.out is None and not above.exists():
         return None
-    cwd = inherited.directory()
-    if group is not None or job.is_rank:
-        why = "outputs are drained where one command runs on one node"
-        return outputs.RunOutputs.at_target(config, cwd, why)
-    if local.is_own and job.scheduler != "none":
-        messages.warn(f"{local.path} may be deleted with the job: output files that are not copied by then are lost")
-    return outputs.RunOutputs.open(config, cwd, local, run_id, socket.gethostname())
+    from hpcstage.wrapper import late
+    from hpcstage.wrapper.outputs import RunOutputs
+
+    late.drain_dead(above, late.AT_START_S)
+    return None if config.out is None else RunOutputs.open(config, local, job, run_id, is_alone=is_alone)

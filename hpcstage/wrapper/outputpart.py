@@ -1,0 +1,94 @@
+"""Turns the result of a drain into the record's part, into lines for the user and into problems. Pure.
+
+A result is a `DrainReport` of the room `outputs` as plain data, as the daemon left it in a file.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hpcstage.problem import Problem
+from hpcstage.record.parts.outputs import OutputName, OutputsPart
+from hpcstage.units import format_number
+
+_SHOWN = 20
+"""The lines of names that are printed at most."""
+_UNSURE = "files may be missing, and files that the command removed may still be there, in"
+
+
+def part_of(report: Mapping[str, Any], part: OutputsPart) -> OutputsPart:
+    """Returns the part with the result of a drain."""
+    findings: Mapping[str, Mapping[str, str]] = report.get("findings", {})
+    undrained = [OutputName(one["name"], one["why"]) for one in report.get("undrained", ())]
+    beside = [OutputName(name, where) for name, where in findings.get("beside", {}).items()]
+    skipped = [OutputName(name, kind) for name, kind in findings.get("skipped", {}).items()]
+    stayed = [OutputName(name, why) for name, why in findings.get("kept", {}).items()]
+    return replace(
+        part,
+        files=report.get("files", 0),
+        size_bytes=report.get("bytes_carried", 0),
+        undrained_count=len(undrained),
+        undrained=tuple(undrained[: OutputsPart.MOST_NAMES]),
+        unclosed=tuple(report.get("unclosed", ())[: OutputsPart.MOST_NAMES]),
+        beside=tuple(beside[: OutputsPart.MOST_NAMES]),
+        skipped=tuple(skipped[: OutputsPart.MOST_NAMES]),
+        stayed=tuple(stayed[: OutputsPart.MOST_NAMES]),
+        is_gone=report.get("is_gone", False),
+    )
+
+
+def unknown(part: OutputsPart, why: str) -> OutputsPart:
+    """Returns the part of files that are not drained and whose names nobody knows."""
+    return replace(part, undrained_count=1, undrained=(OutputName("", why),))
+
+
+def with_moved(part: OutputsPart, names: Sequence[str]) -> OutputsPart:
+    """Returns the part of a local directory that was moved, with what lies beside its place, which may hold files that
+    were not copied."""
+    if not names or not part.is_gone or part.undrained_count:
+        return part
+    moved = tuple(OutputName(f"../{name}", "it was moved here unseen") for name in names)
+    return replace(part, undrained_count=len(moved), undrained=moved[: OutputsPart.MOST_NAMES])
+
+
+def lines(part: OutputsPart, host: str, above: Path) -> list[str]:
+    """Returns the lines that say which names are not in DIR, on which node and in which place they still are, and what
+    copies them. `above` is the directory that `--local-dir` names."""
+    shown = [f"not in {part.directory}: {one.name or 'its output files'} ({one.why})" for one in part.undrained]
+    more = part.undrained_count - len(shown[:_SHOWN])
+    if shown and more > 0:
+        shown[_SHOWN:] = [f"not in {part.directory}: {more:,} more"]
+    if part.undrained_count:
+        command = f"hpcstage clean --drain --local-dir {shlex.quote(str(above))}"
+        shown.append(f"they are on {host} in {part.local_dir}; there `{command}` copies them")
+    elif part.is_gone:
+        shown.append(f"{part.local_dir} on {host} was removed or moved while it was used: {_UNSURE} {part.directory}")
+    return shown
+
+
+def problems(part: OutputsPart, host: str) -> list[Problem]:
+    """Returns what the record says of output files that are not in DIR under their name as the command left them."""
+    found = []
+    if part.undrained_count:
+        first, many = part.undrained[0], format_number(part.undrained_count, "output file")
+        which = f"{many} not copied to {part.directory}, such as {first.name}"
+        text = f"{which if first.name else f'output files not copied to {part.directory}'}: {first.why}"
+        found.append(Problem("not-drained", text, f"hpcstage clean --drain on {host}; they are in {part.local_dir}"))
+    if part.is_gone:
+        text = f"{part.local_dir} was removed, moved or unmounted while it was used: {_UNSURE} {part.directory}"
+        found.append(Problem("outputs-gone", text, "nothing was removed there; compare it with what is expected"))
+    if part.beside:
+        one = part.beside[0]
+        text = f"somebody else changed {one.name} in {part.directory}; the run's lies there as {one.why}"
+        found.append(Problem("outputs-beside", text, "compare the two; the record lists all such files"))
+    if part.unclosed:
+        text = f"output files were not closed, such as {part.unclosed[0]}: they were copied as they were"
+        found.append(Problem("outputs-unclosed", text, "a program was killed, or still ran; look at these files"))
+    if part.skipped:
+        text = f"not copied: {part.skipped[0].name} ({part.skipped[0].why})"
+        found.append(Problem("outputs-skipped", text, "FIFOs, sockets and devices are never copied"))
+    return found
