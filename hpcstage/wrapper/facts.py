@@ -81,6 +81,8 @@ def tell_of_one_node(part: RunPart, job: jobs.Job) -> None:
 def check_datasets(resolved: Resolved, local: LocalDir, part: RunPart, *, strict: bool) -> list[str]:
     """Returns what to say about the datasets. A dataset that lies on the local disk gains nothing: it is read there."""
     said = []
+    if not resolved.datasets:
+        part.direct_why = "no dataset is named"
     for notice in [*resolved.warnings, *already_local(resolved.datasets, local.device)]:
         if notice.id == "already_local":
             if strict:

@@ -61,17 +61,19 @@ class Clock:
 
 
 def _resolve(command: Sequence[str], config: Config) -> Resolved:
-    if not config.data:
-        raise UsageError("no dataset given", "use --data DIRECTORY, or data: in hpcstage.yaml")
     cwd = inherited.directory()
-    if config.out is None and not any("{out}" in word for word in command):
-        return plan_datasets.resolve(config.data, cwd, order=config.order_asked())
-    from hpcstage.wrapper import outdir
+    if config.out is None and any("{out}" in word for word in command):
+        from hpcstage.wrapper import outdir
 
-    if config.out is None:
         outdir.refuse_placeholder(command)
-    resolved = plan_datasets.resolve(config.data, cwd, order=config.order_asked())
+    if not config.data and config.out is None:
+        raise UsageError("no dataset given", "use --data DIRECTORY, or data: in hpcstage.yaml")
+    resolved = plan_datasets.Resolved([], [], {}, [])
+    if config.data:
+        resolved = plan_datasets.resolve(config.data, cwd, order=config.order_asked())
     if config.out is not None:
+        from hpcstage.wrapper import outdir
+
         outdir.check(config.out, cwd, resolved.datasets)
     return resolved
 

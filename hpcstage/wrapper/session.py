@@ -152,7 +152,7 @@ class Session:
     def scan_problem(self) -> Problem | None:
         """Returns what the scan of this node found wrong with the datasets, and the remedy; to be called after
         `scanned`."""
-        if self.part.mode_asked == "direct" or not self._is_first() or self.node.lock_fd is None:
+        if self.mode == "direct" or not self._is_first() or self.node.lock_fd is None:
             return None
         try:
             found = json.loads((self.node.path / nodedir.SCANNED).read_bytes())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shlex
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
@@ -30,8 +32,9 @@ print(out)
 WAIT = """
 import os, sys, time
 out, flag = sys.argv[1:]
-with open(f"{out}/first", "w") as file:
-    file.write("first")
+for name in ("first", "other"):  # with --drain-rate 1 the second is not copied for seconds
+    with open(f"{out}/{name}", "w") as file:
+        file.write(name)
 open(f"{flag}.up", "w").close()
 while not os.path.exists(flag):
     time.sleep(0.01)
@@ -108,6 +111,7 @@ def test_what_cannot_be_copied_is_named_and_kept_and_copied_later(
     (place,) = kept(local_dir)
     assert "kept.txt" in said
     assert os.fspath(place) in said
+    assert f"hpcstage clean --drain --local-dir {local_dir}" in said
     assert [one["name"] for one in record(hpcstage)["outputs"]["undrained"]] == ["kept.txt"]
     assert hpcstage("clean").returncode == NOT_DRAINED
     assert kept(local_dir) == [place], "clean deletes nothing that is not copied"
@@ -118,11 +122,12 @@ def test_what_cannot_be_copied_is_named_and_kept_and_copied_later(
     assert kept(local_dir) == []
 
 
-@pytest.mark.parametrize("how", ["clean", "start"])
-def test_after_a_kill_of_everything_the_files_are_copied_late(
-    hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, local_dir: Path, how: str
-) -> None:
-    data, results, flag = make_tree(), tmp_path / "results", tmp_path / "flag"
+def has_both(results: Path) -> bool:
+    return all((results / name).read_text() == name for name in ("first", "other"))
+
+
+def killed(hpcstage: Hpcstage, data: Path, results: Path, flag: Path) -> None:
+    """A run of which wrapper, daemon and command were killed after the command wrote a file that was not drained."""
     command = python_command(WAIT, "{out}", flag)
     wrapper = hpcstage.start("run", "--data", data, "--out", results, "--drain-rate", "1", "--", *command)
     wait_for(Path(f"{flag}.up").exists, 20, "the command")
@@ -132,12 +137,90 @@ def test_after_a_kill_of_everything_the_files_are_copied_late(
         process.send_signal(signal.SIGKILL)
     wrapper.wait()
     psutil.wait_procs(family, timeout=10)
+
+
+@pytest.mark.parametrize("how", ["clean", "start"])
+def test_after_a_kill_of_everything_the_files_are_copied_late(
+    hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, local_dir: Path, how: str
+) -> None:
+    data, results = make_tree(), tmp_path / "results"
+    killed(hpcstage, data, results, tmp_path / "flag")
     assert kept(local_dir) != []
     if how == "clean":
         assert hpcstage("clean", "--drain").returncode == 0
     else:
         assert run(hpcstage, data, "--", "true").returncode == 0
-    assert (results / "first").read_text() == "first"
+    assert has_both(results)
+    assert kept(local_dir) == []
+
+
+def test_a_directory_that_is_gone_costs_no_tries_and_its_files_can_be_forgotten(
+    hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, local_dir: Path
+) -> None:
+    data, results = make_tree(), tmp_path / "results"
+    killed(hpcstage, data, results, tmp_path / "flag")
+    (place,) = kept(local_dir)
+    shutil.rmtree(results)
+    done = run(hpcstage, data, "--", "echo", "started")
+    assert (done.returncode, done.stdout) == (0, b"started\n")
+    assert f"hpcstage clean --forget {place.name}" in done.stderr.decode()
+    assert kept(local_dir) == [place]
+    assert not results.exists()
+    assert hpcstage("clean", "--forget", "another").returncode == 2
+    assert kept(local_dir) == [place]
+    assert hpcstage("clean", "--forget", place.name).returncode == 0
+    assert kept(local_dir) == []
+
+
+def test_a_signal_ends_a_start_that_copies_what_a_killed_run_left(
+    hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, local_dir: Path
+) -> None:
+    data, results = make_tree(), tmp_path / "results"
+    killed(hpcstage, data, results, tmp_path / "flag")
+
+    def cannot_write_a_file() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2, 2))
+
+    start = hpcstage.start("run", "--data", data, "--", "echo", "started", preexec_fn=cannot_write_a_file)
+    assert start.stderr is not None
+    assert start.stdout is not None
+    assert b"copying the output files" in start.stderr.readline()
+    start.terminate()
+    assert start.wait(3) == -signal.SIGTERM
+    assert start.stdout.read() == b""
+    assert kept(local_dir) != []
+    assert hpcstage("clean", "--drain").returncode == 0
+    assert has_both(results)
+
+
+def test_a_directory_that_the_command_makes_anew(
+    hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, local_dir: Path
+) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "old").write_text("old")
+    code = """
+import os, shutil, sys
+out = sys.argv[1]
+shutil.rmtree(out)
+os.makedirs(out)
+open(f"{out}/new", "w").close()
+"""
+    done = run(hpcstage, make_tree(), "--out", results, "--", *python_command(code, "{out}"))
+    assert done.returncode == 0, done.stderr
+    assert sorted(os.listdir(results)) == ["new", "old"], "nothing is removed that was not seen to be removed alone"
+    assert kept(local_dir) == []
+
+
+def test_a_directory_that_is_removed_is_told_of(
+    hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, local_dir: Path
+) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "old").write_text("old")
+    done = run(hpcstage, make_tree(), "--out", results, "--", "sh", "-c", 'rm -r "$HPCSTAGE_OUT"')
+    assert done.returncode == NOT_DRAINED, done.stderr
+    assert os.listdir(results) == ["old"]
     assert kept(local_dir) == []
 
 
