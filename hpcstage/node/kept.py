@@ -78,11 +78,11 @@ class KeptPlace:
 
     def is_used(self) -> bool:
         """Tells whether a program still has the directory as its output directory, or writes to a file in it."""
-        return _any_process(lambda process: _names(process, self.output) or _writes_to(process, self.output))
+        return _any_process(lambda process: _names(process, self.output) or _writes_to(process, self.tree))
 
     def is_written_to(self) -> bool:
         """Tells whether a program has a file in the directory open for writing."""
-        return _any_process(lambda process: _writes_to(process, self.output))
+        return _any_process(lambda process: _writes_to(process, self.tree))
 
     def strangers(self) -> list[str]:
         """Returns the names beside the watched directory that hpcstage did not make: it was moved there."""
@@ -175,11 +175,11 @@ def _names(process: Path, output: Path) -> bool:
     return any(entry.startswith(wanted) for entry in (process / "environ").read_bytes().split(b"\0"))
 
 
-def _writes_to(process: Path, output: Path) -> bool:
+def _writes_to(process: Path, tree: Path) -> bool:
     """Tells whether a process has a file below the directory open for writing."""
     for number in os.listdir(process / "fd"):
         with suppress(OSError):
-            if os.readlink(process / "fd" / number).startswith(f"{output}/"):
+            if os.readlink(process / "fd" / number).startswith(f"{tree}/"):
                 said = (process / "fdinfo" / number).read_text().partition("flags:")[2].split()
                 if said and int(said[0], 8) & os.O_ACCMODE != os.O_RDONLY:
                     return True

@@ -93,8 +93,14 @@ def directory(out: str, cwd: Path) -> str:
 def without_us(given: Mapping[str, Any], env: Mapping[str, str], cwd: Path) -> str | None:
     """Returns DIR for a command that runs without hpcstage; None where no DIR is known. Files are read only if neither
     an option nor the environment names DIR, and a file that is wrong is no reason to fail then."""
-    asked = given.get("out") or env.get(kept.OUT)
-    if not asked:
+    asked = given.get("out")
+    if not asked and env.get(kept.OUT):
+        from hpcstage.config.expand import expand
+
+        asked = env[kept.OUT]
+        with suppress(ValueError):
+            asked = expand(asked, env)
+    elif not asked:
         from hpcstage.config import files
 
         with suppress(HpcstageError):
