@@ -45,7 +45,10 @@ class RunOutputs:
     def __init__(self, target: str, lock: int | None, why: str, kept_at: tuple[kept.KeptPlace, int] | None) -> None:
         """`lock` is the descriptor of DIR's lock; `kept_at` the local directory with that of its shared lock, or None,
         and `why`, where `{out}` is DIR."""
-        self.place, self._held = (None, None) if kept_at is None else kept_at
+        self.place: kept.KeptPlace | None = None
+        self._held: int | None = None
+        if kept_at is not None:
+            self.place, self._held = kept_at
         local_dir = None if self.place is None else os.fspath(self.place.tree)
         self.part = OutputsPart(directory=target, local_dir=local_dir, why=why)
         self._lock = lock
