@@ -21,6 +21,7 @@ from hpcstage.forked import become_quiet, die_with_parent, reap
 from hpcstage.node import kept
 from hpcstage.record.jsonform import read, written
 from hpcstage.record.parts.outputs import OutputsPart
+from hpcstage.units import format_number
 from hpcstage.wrapper import messages, outdir, outputpart
 from hpcstage.wrapper.child import is_fatal_pending
 
@@ -186,5 +187,7 @@ def _drain(place: kept.KeptPlace, lock: int, timeout_s: float) -> OutputsPart:
     else:
         place.remove()
         outdir.remove_dead_lock(part.directory)
-        messages.warn(f"copied what run {run_id} left to {part.directory}: {part.files} copies")
+        messages.warn(
+            f"copied what run {run_id} left to {part.directory}: {format_number(part.files, 'copy', 'copies')}"
+        )
     return part

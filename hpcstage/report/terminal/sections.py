@@ -267,9 +267,10 @@ def outputs(record: Record) -> RenderableType:
         return Group()
     if part.local_dir is None:
         return section(f"Outputs: the command wrote to {part.directory} itself ({part.why})")
-    took = "" if part.took_s is None else f", done {seconds(part.took_s)} after the command's end"
-    left = f"; {format_number(part.undrained_count, 'name')} NOT COPIED" if part.undrained_count else ""
-    return section(f"Outputs: {count(part.files)} copies, {size(part.size_bytes)}, to {part.directory}{took}{left}")
+    copies = format_number(part.files, "copy", "copies")
+    took = "" if part.took_s is None else f", done {seconds(part.took_s)} after the command"
+    left = f", {format_number(part.undrained_count, 'name')} NOT COPIED" if part.undrained_count else ""
+    return section(f"Outputs: {copies}, {size(part.size_bytes)}{took}{left}, to {part.directory}")
 
 
 SECTIONS = (header, meters, time, origin, coverage, source, savings, outputs)
