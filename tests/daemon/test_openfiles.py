@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Callable
 from pathlib import Path
 
-from hpcstage.daemon.copying import openfiles
+import pytest
+
+from hpcstage.daemon.copying import openfiles, sightings
 from hpcstage.daemon.copying.openfiles import in_turn, open_below
+from hpcstage.daemon.copying.sightings import Sightings
+from hpcstage.daemon.process.helpers import Helpers
+from hpcstage.plan.dataset.datasets import resolve
+from hpcstage.plan.dataset.scan import scan
 
 
 def test_open_and_mapped_files_below_a_directory(tmp_path: Path) -> None:
@@ -36,3 +43,24 @@ def test_of_many_processes_some_at_a_time(monkeypatch) -> None:
     last, seen = in_turn(mine, last)
     assert seen[0] == sorted(mine)[2]
     assert in_turn([], last) == (0, [])
+
+
+def test_a_first_sight_is_soon_confirmed_however_long_looks_take(
+    make_tree: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sightings, "MOST_TIME_SHARE", 1e-9)
+    root = make_tree(files=1, size_bytes=4096)
+    (path,) = (path for path in root.rglob("*") if path.is_file())
+    helpers = Helpers()
+    seen = Sightings(helpers, scan(resolve([os.fspath(root)], root)).manifest, lambda: 0)
+
+    def look(now: float) -> set[int] | None:
+        return seen.look(lambda: [os.getpid()], (), (), now)
+
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
+            found = [look(now) for now in (10.0, 10.4, 10.5, 60.0)]
+    finally:
+        seen.close()
+        helpers.close()
+    assert found == [{0}, None, {0}, None]

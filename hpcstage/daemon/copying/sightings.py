@@ -33,7 +33,9 @@ LEAST_BYTES = 256 << 10
 """Reading less than this is no evidence: a program may read as much to start."""
 LEAST_SHARE = 0.5
 MOST_TIME_SHARE = 0.01
-"""Looks take at most this share of the time."""
+"""Looks take at most this share of the time, but for the one that follows a first sight."""
+CONFIRM_S = 0.5
+"""The time from a first sight to the next look, which shows whether copying is to pause."""
 
 
 class Sightings:
@@ -49,6 +51,8 @@ class Sightings:
         self._read: dict[int, int] = {}
         """By pid: the bytes that a process and its reaped children had read at the last look."""
         self._unattached: int | None = 0
+        self._found = False
+        """Whether the last look has shown files."""
         self._last = 0
         self._next = 0.0
         self._events: EventQueue | None = None
@@ -78,6 +82,7 @@ class Sightings:
         self._given = Counter(flying)
         self._read.clear()
         self._unattached = None
+        self._found = False
 
     def look(
         self, programs: Callable[[], Collection[int]], attached: Collection[int], flying: Iterable[int], now: float
@@ -89,7 +94,8 @@ class Sightings:
         begin = time.monotonic()
         found = self._look(programs(), attached)
         self._given = Counter({id_: self._given[id_] for id_ in flying})
-        self._next = now + (time.monotonic() - begin) / MOST_TIME_SHARE
+        is_first, self._found = bool(found) and not self._found, bool(found)
+        self._next = now + (CONFIRM_S if is_first else (time.monotonic() - begin) / MOST_TIME_SHARE)
         return found
 
     def _look(self, programs: Collection[int], attached: Collection[int]) -> set[int]:
