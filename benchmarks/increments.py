@@ -26,6 +26,7 @@ from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_least, holds
 from benchmarks.workload.trained import FORMS, PROGRAMS
 from hpcstage.checkpoint.generations.choice import GenerationPolicy
 from hpcstage.checkpoint.generations.manifest import GenerationKind
+from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore, SavedGeneration
 
 KB, MB, GB = 1 << 10, 1e6, 1e9
@@ -98,7 +99,7 @@ class States:
         os.sync()
         directory = self._where.disk / "store"
         with GenerationStore(empty(directory), policy) as store:
-            all_saved = [store.commit(state) for state in states]
+            all_saved = [store.commit(FileTree(state)) for state in states]
             began_s = time.monotonic()
             store.restore_newest(self._where.disk / "restored")
             restore_s = time.monotonic() - began_s

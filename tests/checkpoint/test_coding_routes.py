@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcstage.checkpoint.coding.blocks import xor
 from hpcstage.checkpoint.coding.coder import Coder
 from hpcstage.checkpoint.coding.erasurecode import ErasureCode
 from hpcstage.checkpoint.coding.field import Rows
 from hpcstage.checkpoint.coding.kernels import best_kernel
-from hpcstage.checkpoint.coding.routes import FORMS, NodeLoad, Route, broadcast, fan_in, pipeline, total_loads
+from hpcstage.checkpoint.coding.routes import FORMS, Hop, NodeLoad, Route, broadcast, fan_in, pipeline, total_loads
+from hpcstage.checkpoint.coding.stages import RouteWork, carried_out
 from hpcstage.checkpoint.coding.stripes import CodedBlock, Stripe, Striping
 
 BLOCK = 64
@@ -30,52 +30,12 @@ class Nodes:
         self, route: Route, rows: Rows, sources: dict[CodedBlock, bytes], targets: list[CodedBlock]
     ) -> list[bytes]:
         """Returns the targets' blocks; target i is the sum of `rows[i][j]` times source j."""
-        columns = {block: tuple(row[j] for row in rows) for j, block in enumerate(sources)}
-        messages: dict[tuple[CodedBlock, CodedBlock], list[bytes]] = {}
-        kept: dict[CodedBlock, bytes] = {}
-        for duty in route.duties:
-            received = [(hop, messages.pop((hop.sender, hop.receiver))) for hop in duty.receives]
-            if duty.block in targets:
-                parts = [(hop.sender, bool(hop.rows), sums[0]) for hop, sums in received]
-                kept[duty.block] = self.keep(duty.block.size_bytes, parts, columns, targets.index(duty.block))
-                continue
-            own = sources[duty.block]
-            sums = [bytearray(own) for _ in targets]
-            if any(hop.rows for hop in duty.sends):
-                sums = self.add(own, columns[duty.block], [sums for _, sums in received], targets)
-            for hop in duty.sends:
-                parts = [sums[row] for row in hop.rows] if hop.rows else [own]
-                messages[hop.sender, hop.receiver] = [
-                    bytes(part[:size]) for part, size in zip(parts, hop.sizes_bytes, strict=True)
-                ]
-                self.count(hop.sender.node, hop.receiver.node, sum(map(len, messages[hop.sender, hop.receiver])))
-        assert not messages
-        return [kept[target] for target in targets]
+        work = RouteWork(self.coder, rows, tuple(sources), tuple(targets))
+        made = carried_out(route, work, sources.__getitem__, self.count)
+        return [bytes(made[target]) for target in targets]
 
-    def add(
-        self, own: bytes, column: tuple[int, ...], received: list[list[bytes]], targets: list[CodedBlock]
-    ) -> list[bytearray]:
-        made = []
-        for row, target in enumerate(targets):
-            size = min(len(own), target.size_bytes)
-            first = received[0][row] if received else b""
-            total = bytearray(first.ljust(size, b"\0"))
-            self.coder.contributing((column[row],), own[:size], [total], len(first))()
-            for others in received[1:]:
-                part = memoryview(total)[: len(others[row])]
-                xor(part, others[row], part)
-            made.append(total)
-        return made
-
-    def keep(self, size: int, parts: list, columns: dict[CodedBlock, tuple[int, ...]], row: int) -> bytes:
-        total, summed = bytearray(size), 0
-        for sender, is_sum, part in parts:
-            column = (1,) if is_sum else (columns[sender][row],)
-            self.coder.contributing(column, part, [total], summed)()
-            summed = max(summed, len(part))
-        return bytes(total)
-
-    def count(self, sender: int, receiver: int, size: int) -> None:
+    def count(self, hop: Hop, size: int) -> None:
+        sender, receiver = hop.sender.node, hop.receiver.node
         if sender != receiver:
             self.sent[sender] = self.sent.get(sender, NodeLoad()) + NodeLoad(sent_bytes=size, messages=1)
             self.sent[receiver] = self.sent.get(receiver, NodeLoad()) + NodeLoad(received_bytes=size)

@@ -21,6 +21,7 @@ from hpcstage.checkpoint.generations.choice import GenerationPolicy
 from hpcstage.checkpoint.generations.manifest import GenerationKind
 from hpcstage.checkpoint.generations.reading import LocalSource
 from hpcstage.checkpoint.generations.restoring import restore
+from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore
 
 BLOCK = 512
@@ -113,7 +114,7 @@ def test_each_generation_of_a_chain_restores(chain: list[Step]) -> None:
                     apply(top / "state", ("train", name, len(expected)))
             policy = GenerationPolicy(block_bytes=BLOCK, longest_chain=3, always=kind)
             with GenerationStore(top / "store", policy) as store:
-                manifest = store.commit(top / "state").manifest
+                manifest = store.commit(FileTree(top / "state")).manifest
             expected[manifest.number] = tree(top / "state")
             assert len(manifest.needs) <= 3
         for number, wanted in expected.items():

@@ -22,12 +22,13 @@ import numpy as np
 
 from hpcstage.checkpoint.generations import xor
 from hpcstage.checkpoint.generations.choice import GenerationPolicy
-from hpcstage.checkpoint.generations.files import Files, GenerationPart, generation_path
+from hpcstage.checkpoint.generations.directory import StoreInUse, UnsafeStore
+from hpcstage.checkpoint.generations.files import RESTORING, Files, GenerationPart, generation_path
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationKind, GenerationManifest
 from hpcstage.checkpoint.generations.reading import LocalSource
 from hpcstage.checkpoint.generations.restoring import UnusableTarget, restore_newest
-from hpcstage.checkpoint.generations.state import StateChanged
-from hpcstage.checkpoint.generations.store import GenerationStore, StoreInUse, UnsafeStore
+from hpcstage.checkpoint.generations.state import FileTree, StateChanged
+from hpcstage.checkpoint.generations.store import GenerationStore
 
 FULL = GenerationPolicy(block_bytes=BLOCK, always=GenerationKind.FULL)
 needs_zstd = pytest.mark.skipif(not xor.available(), reason=xor.MISSING)
@@ -59,7 +60,7 @@ def generations(tmp_path: Path, state: Path, count: int) -> Path:
     for step in range(count):
         (state / "a").write_bytes(noise(20 * BLOCK, step))
         with GenerationStore(tmp_path / "store", FULL) as store:
-            store.commit(state)
+            store.commit(FileTree(state))
     return tmp_path / "store"
 
 
@@ -72,7 +73,7 @@ def test_a_store_through_a_mapping_after_the_hash_is_refused(tmp_path: Path, sta
 
         with GenerationStore(tmp_path / "store", SMALL, ActingFiles(os.copy_file_range, change)) as store:
             with pytest.raises(StateChanged):
-                store.commit(state)
+                store.commit(FileTree(state))
             assert store.numbers() == []
 
 
@@ -89,7 +90,7 @@ def test_an_entry_that_changed_just_now_is_looked_at_again(tmp_path: Path, state
             return super().call(function, *arguments, **options)
 
     with GenerationStore(tmp_path / "store", SMALL, Looking()) as store:
-        store.commit(state)
+        store.commit(FileTree(state))
     assert len(looks) == 3, "when it was found, after a tick, and at the end"
     assert looks[1] - os.lstat(state / "a").st_ctime_ns >= 20_000_000
 
@@ -109,14 +110,7 @@ def test_names_that_no_reader_takes_are_not_saved(tmp_path: Path, state: Path, n
     (state / "below" / "b").write_bytes(b"x")
     with GenerationStore(tmp_path / "store", SMALL) as store:
         with pytest.raises(ValueError, match="name"):
-            store.commit(state, names)
-        assert list((tmp_path / "store").iterdir()) == []
-
-
-def test_what_would_not_be_read_again_is_not_committed(tmp_path: Path, state: Path) -> None:
-    with GenerationStore(tmp_path / "store", SMALL) as store:
-        with pytest.raises(ValueError, match="could not be read again"):
-            store.commit(state, coding={9: "n9", 10: "n10"})
+            store.commit(FileTree(state, names))
         assert list((tmp_path / "store").iterdir()) == []
 
 
@@ -149,9 +143,9 @@ def test_a_manifest_that_cannot_be_looked_at_is_not_taken_for_a_missing_one(tmp_
 
 def test_what_a_committed_generation_needs_stays(tmp_path: Path, state: Path) -> None:
     with GenerationStore(tmp_path / "store", SMALL) as store:
-        store.commit(state)
+        store.commit(FileTree(state))
         overwrite(state / "a", 0, b"changed")
-        assert store.commit(state).manifest.needs == (1,)
+        assert store.commit(FileTree(state)).manifest.needs == (1,)
     manifest = generation_path(tmp_path / "store", 1) / GenerationPart.MANIFEST
     content = manifest.read_bytes()
     manifest.unlink()
@@ -163,18 +157,38 @@ def test_what_a_committed_generation_needs_stays(tmp_path: Path, state: Path) ->
 def test_a_file_with_the_name_of_a_generation_is_left_alone(tmp_path: Path, state: Path) -> None:
     directory = generations(tmp_path, state, 1)
     (directory / "00000002").write_bytes(b"of somebody else")
-    (directory / "000000003").mkdir()
+    for name in ("000000003", "00000000", "4294967296"):
+        (directory / name).mkdir()
     with GenerationStore(directory, FULL) as store:
-        assert store.commit(state).manifest.number == 3
+        assert store.commit(FileTree(state)).manifest.number == 3
         assert store.numbers() == [1, 3]
     assert (directory / "00000002").read_bytes() == b"of somebody else"
-    assert (directory / "000000003").is_dir()
+    assert all((directory / name).is_dir() for name in ("000000003", "00000000", "4294967296"))
+
+
+def test_the_files_of_a_generation_and_the_order_in_which_they_go(tmp_path: Path, state: Path) -> None:
+    gone: list[str] = []
+
+    class Noting(Files):
+        def call(self, function, /, *arguments, **options):
+            if function is os.unlink:
+                gone.append(Path(arguments[0]).name)
+            return super().call(function, *arguments, **options)
+
+    directory = generations(tmp_path, state, 2)
+    assert sorted(path.name for path in generation_path(directory, 1).iterdir()) == ["blocks", "data", "manifest.json"]
+    with GenerationStore(directory, FULL, Noting()) as store:
+        assert store.prune(keep=1) == [1]
+    assert (gone[0], sorted(gone)) == ("manifest.json", ["blocks", "data", "manifest.json"])
 
 
 def test_threads_commit_one_after_the_other(tmp_path: Path, state: Path) -> None:
     with GenerationStore(tmp_path / "store", SMALL) as store:
         made: list[int] = []
-        threads = [threading.Thread(target=lambda: made.append(store.commit(state).manifest.number)) for _ in range(6)]
+        threads = [
+            threading.Thread(target=lambda: made.append(store.commit(FileTree(state)).manifest.number))
+            for _ in range(6)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -187,7 +201,7 @@ def test_a_directory_that_is_there_is_not_removed_by_a_commit(tmp_path: Path, st
     theirs = generation_path(directory, 2)
     files = ActingFiles(os.mkdir, lambda: (theirs.mkdir(), (theirs / "data").write_bytes(b"x")), theirs)
     with GenerationStore(directory, FULL, files) as store, pytest.raises(FileExistsError):
-        store.commit(state)
+        store.commit(FileTree(state))
     assert (theirs / "data").read_bytes() == b"x"
 
 
@@ -198,12 +212,12 @@ def test_a_store_belongs_to_the_process_that_opened_it(
     with monkeypatch.context() as patched:
         patched.setattr(os, "getpid", lambda: -1)
         with pytest.raises(StoreInUse):
-            store.commit(state)
+            store.commit(FileTree(state))
         with pytest.raises(StoreInUse):
             store.prune(1)
     store.close()
     with pytest.raises(StoreInUse):
-        store.commit(state)
+        store.commit(FileTree(state))
 
 
 def test_the_directory_of_a_store_is_private_and_no_link(tmp_path: Path) -> None:
@@ -224,15 +238,15 @@ def test_a_restore_is_on_the_disk_before_it_has_its_name(
     fsync = os.fsync
 
     def noted(fd: int) -> None:
-        synced.append((Path(os.readlink(f"/proc/self/fd/{fd}")).name, target.exists()))
+        synced.append((Path(os.readlink(f"/proc/self/fd/{fd}")).name, (target / "a").exists()))
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", noted)
     restore_newest(LocalSource(directory), target)
     before = [name for name, named in synced if not named]
     assert before[:2] == ["a", "below"]
-    assert before[2].startswith(".restored.")
-    assert [name for name, named in synced if named] == [tmp_path.name]
+    assert before[2].startswith(RESTORING)
+    assert [name for name, named in synced if named] == ["restored", tmp_path.name]
 
 
 def test_a_reader_follows_a_writer_that_drops_what_it_reads(tmp_path: Path, state: Path) -> None:
@@ -240,7 +254,7 @@ def test_a_reader_follows_a_writer_that_drops_what_it_reads(tmp_path: Path, stat
 
     def replaced() -> None:
         with GenerationStore(directory, FULL) as store:
-            store.commit(state)
+            store.commit(FileTree(state))
             store.prune(keep=1)
 
     first = generation_path(directory, 1) / GenerationPart.MANIFEST
@@ -257,19 +271,17 @@ def test_an_entry_that_goes_meanwhile_is_a_change(tmp_path: Path, state: Path, m
     gone = shutil.rmtree if path.name == "below" else os.unlink
     with GenerationStore(tmp_path / "store", SMALL, ActingFiles(moment, lambda: gone(path), path)) as store:
         with pytest.raises(StateChanged):
-            store.commit(state)
+            store.commit(FileTree(state))
         assert store.numbers() == []
 
 
-@pytest.mark.parametrize("there", ["file", "link", "full"])
-def test_a_target_that_cannot_be_replaced_is_refused_first(tmp_path: Path, state: Path, there: str) -> None:
+@pytest.mark.parametrize("there", ["file", "link"])
+def test_a_target_that_is_no_directory_is_refused_first(tmp_path: Path, state: Path, there: str) -> None:
     directory, target = generations(tmp_path, state, 1), tmp_path / "target"
     if there == "file":
         target.write_bytes(b"x")
-    elif there == "link":
-        target.symlink_to("state")
     else:
-        shutil.copytree(state, target)
+        target.symlink_to("state")
     before = tree(tmp_path)
     with pytest.raises(UnusableTarget):
         restore_newest(LocalSource(directory), target)
@@ -277,12 +289,17 @@ def test_a_target_that_cannot_be_replaced_is_refused_first(tmp_path: Path, state
 
 
 @pytest.mark.parametrize(
-    "part", [{"block_bytes": 0}, {"block_bytes": "4096"}, {"number": None}, {"needs": ("1",)}, {"parent": 1.5}]
+    "part",
+    [
+        *({"block_bytes": 0}, {"block_bytes": "4096"}, {"number": None}, {"needs": ("1",)}, {"parent": 1.5}),
+        *({"number": 0}, {"number": 10**8}, {"number": -1}, {"attempt": "x"}, {"attempt": "0" * 31}),
+        *({"needs": (1,), "parent": 1}, {"needs": (0,), "parent": 0, "number": 2}, {"parent": 1, "number": 2}),
+    ],
 )
 def test_a_forged_manifest_is_damage(tmp_path: Path, state: Path, part: dict[str, object]) -> None:
     with GenerationStore(tmp_path / "store", SMALL) as store:
-        manifest = store.commit(state).manifest
-    with pytest.raises(DamagedGeneration, match="no such value"):
+        manifest = store.commit(FileTree(state)).manifest
+    with pytest.raises(DamagedGeneration, match=r"no such value|of no generation|before it"):
         GenerationManifest.from_bytes(replace(manifest, **part).to_bytes())
     forged = replace(manifest, entries=(replace(manifest.entries[0], name=5),)).to_bytes()
     with pytest.raises(DamagedGeneration, match="no such value"):

@@ -26,6 +26,7 @@ from hpcstage.checkpoint.generations.files import Files, GenerationPart, generat
 from hpcstage.checkpoint.generations.manifest import GenerationKind
 from hpcstage.checkpoint.generations.reading import LocalSource
 from hpcstage.checkpoint.generations.restoring import restore_newest
+from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore
 
 KINDS = [GenerationKind.FULL, GenerationKind.XOR if xor.available() else GenerationKind.DELTA]
@@ -119,9 +120,9 @@ def test_killed_between_any_two_calls(local_dir: Path, state: Path, kind: Genera
     """A process opens a store that another left half a generation in, commits one more, and drops the older ones."""
     policy = GenerationPolicy(block_bytes=BLOCK, longest_chain=2, always=kind)
     with GenerationStore(local_dir / "store", policy) as store:
-        store.commit(state)
+        store.commit(FileTree(state))
         next_state(state, 1)
-        store.commit(state)
+        store.commit(FileTree(state))
     (generation_path(local_dir / "store", 3)).mkdir()
     (generation_path(local_dir / "store", 3) / GenerationPart.DATA).write_bytes(b"half")
     before = tree(state)
@@ -131,7 +132,7 @@ def test_killed_between_any_two_calls(local_dir: Path, state: Path, kind: Genera
 
     def commit(files: Files) -> None:
         with GenerationStore(work, policy, files) as store:
-            store.commit(state)
+            store.commit(FileTree(state))
             store.prune(keep=1)
 
     shutil.copytree(local_dir / "store", work)
@@ -153,7 +154,7 @@ def test_killed_between_any_two_calls(local_dir: Path, state: Path, kind: Genera
         with GenerationStore(work, policy) as store:
             names = {path.name for path in work.iterdir()}
             assert names == {generation_path(work, number).name for number in store.numbers()}
-            store.commit(state)
+            store.commit(FileTree(state))
         assert newest(work, local_dir / "restored") == after
     assert seen == ({False} if in_the_middle else {False, True})
     assert in_a_child(lambda: commit(KilledFiles(len(watched.calls) + 1, in_the_middle))) in (DONE, KILLED)
@@ -168,10 +169,10 @@ def test_a_commit_makes_no_call_past_its_files(local_dir: Path, state: Path) -> 
                 past.append(f"{event} {arguments}")
 
         with GenerationStore(local_dir / "store", SMALL, files) as store:
-            store.commit(state)
+            store.commit(FileTree(state))
             next_state(state, 1)
             sys.addaudithook(hook)
-            store.commit(state)
+            store.commit(FileTree(state))
             store.prune(keep=1)
             assert past == []
             os.listdir(state)
@@ -184,7 +185,7 @@ def test_everything_is_on_the_disk_before_it_is_named(local_dir: Path, state: Pa
     files = WatchedFiles()
     with GenerationStore(local_dir / "store", SMALL, files) as store:
         files.calls.clear()
-        store.commit(state)
+        store.commit(FileTree(state))
         writes = {function.__name__: "write" for function in WRITES}
         calls = [writes.get(name, name) for name, _ in files.calls]
         made = generation_path(local_dir / "store", 1)
@@ -212,7 +213,7 @@ def test_killed_at_random_moments(local_dir: Path, state: Path) -> None:
     def commit_for_ever() -> None:
         with GenerationStore(local_dir / "store", policy) as store:
             for turn in itertools.count():
-                store.commit(states[turn % 2])
+                store.commit(FileTree(states[turn % 2]))
                 store.prune(keep=1)
 
     committed: set[int] = set()
@@ -232,6 +233,6 @@ def test_killed_at_random_moments(local_dir: Path, state: Path) -> None:
         assert newest(local_dir / "store", local_dir / "restored") in trees
         committed |= set(LocalSource(local_dir / "store").numbers())
     with GenerationStore(local_dir / "store", policy) as store:
-        store.commit(state)
+        store.commit(FileTree(state))
         assert len(store.numbers()) <= 2 * (policy.longest_chain + 1)
     assert newest(local_dir / "store", local_dir / "restored") == trees[0]

@@ -17,12 +17,13 @@ pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
 from hpcstage.checkpoint.generations import xor
 from hpcstage.checkpoint.generations.choice import GenerationPolicy
-from hpcstage.checkpoint.generations.files import PIECE_BYTES, Files, GenerationPart, generation_path
+from hpcstage.checkpoint.generations.directory import StoreInUse
+from hpcstage.checkpoint.generations.files import OWN_PARTS, PIECE_BYTES, Files, GenerationPart, generation_path
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationKind, GenerationManifest
-from hpcstage.checkpoint.generations.reading import LocalSource
+from hpcstage.checkpoint.generations.reading import LocalSource, read_whole
 from hpcstage.checkpoint.generations.restoring import NothingToRestore, restore, restore_newest, verify
-from hpcstage.checkpoint.generations.state import StateChanged
-from hpcstage.checkpoint.generations.store import GenerationStore, SavedGeneration, StoreInUse
+from hpcstage.checkpoint.generations.state import FileTree, StateChanged
+from hpcstage.checkpoint.generations.store import GenerationStore, SavedGeneration
 
 needs_zstd = pytest.mark.skipif(not xor.available(), reason=xor.MISSING)
 MEBI = 1 << 20
@@ -37,7 +38,7 @@ def state(tmp_path: Path) -> Path:
 def saved(tmp_path: Path, state: Path, policy: GenerationPolicy = SMALL) -> SavedGeneration:
     """One more generation, by a process of its own as far as the store can tell."""
     with GenerationStore(tmp_path / "store", policy) as store:
-        return store.commit(state)
+        return store.commit(FileTree(state))
 
 
 def check_newest(tmp_path: Path, state: Path) -> None:
@@ -90,7 +91,7 @@ def test_only_the_named_entries_are_saved(tmp_path: Path, state: Path) -> None:
     (state / "complete" / "file").write_bytes(b"x")
     (state / "being-written").write_bytes(b"y")
     with GenerationStore(tmp_path / "store") as store:
-        store.commit(state, ["complete"])
+        store.commit(FileTree(state, ["complete"]))
     restore_newest(LocalSource(tmp_path / "store"), tmp_path / "restored")
     assert tree(tmp_path / "restored").keys() == {"complete", "complete/file"}
 
@@ -105,9 +106,9 @@ def test_large_files_are_copied_in_the_kernel_or_by_hand(tmp_path: Path, state: 
 
     (state / "large").write_bytes(noise(2 * PIECE_BYTES + 5, 1))
     with GenerationStore(tmp_path / "store", files=NoCopyInKernel()) as store:
-        store.commit(state)
+        store.commit(FileTree(state))
         overwrite(state / "large", PIECE_BYTES - 3, b"changed")
-        assert stored(store.commit(state)) == (GenerationKind.DELTA, 2 * 65536)
+        assert stored(store.commit(FileTree(state))) == (GenerationKind.DELTA, 2 * 65536)
     check_newest(tmp_path, state)
 
 
@@ -248,7 +249,7 @@ def test_a_chain_of_too_many_bytes_ends_with_a_full_generation(tmp_path: Path, s
     assert kinds == ["full", "delta", "delta", "full", "delta"]
     assert (
         "more than 2 times the state"
-        in GenerationManifest.from_bytes(LocalSource(tmp_path / "store").whole(4, GenerationPart.MANIFEST)).reason
+        in GenerationManifest.from_bytes(read_whole(LocalSource(tmp_path / "store"), 4, GenerationPart.MANIFEST)).reason
     )
 
 
@@ -258,10 +259,10 @@ def test_old_generations_go_when_nothing_newer_needs_them(tmp_path: Path, state:
     with GenerationStore(tmp_path / "store", policy) as store:
         for step in range(5):
             overwrite(state / "a", step * BLOCK, b"changed")
-            store.commit(state)
+            store.commit(FileTree(state))
         assert store.prune(keep=1) == [4, 3, 2, 1], "5 is full"
         overwrite(state / "a", 9 * BLOCK, b"changed")
-        assert store.commit(state).manifest.needs == (5,)
+        assert store.commit(FileTree(state)).manifest.needs == (5,)
         assert (store.prune(keep=1), store.numbers()) == ([], [5, 6])
     check_newest(tmp_path, state)
 
@@ -270,7 +271,7 @@ def test_a_damaged_manifest_does_not_keep_old_generations(tmp_path: Path, state:
     with GenerationStore(tmp_path / "store", GenerationPolicy(always=GenerationKind.FULL)) as store:
         for step in range(4):
             (state / "a").write_bytes(noise(BLOCK, step))
-            store.commit(state)
+            store.commit(FileTree(state))
         flip(generation_path(tmp_path / "store", 4) / GenerationPart.MANIFEST, 40)
         flip(generation_path(tmp_path / "store", 2) / GenerationPart.MANIFEST, 40)
         assert store.prune(keep=1) == [2, 1], "4 may be repaired from elsewhere"
@@ -308,10 +309,10 @@ def test_a_state_that_changes_meanwhile_is_refused(tmp_path: Path, state: Path, 
     (state / "a").write_bytes(noise(MEBI, 1))
     with GenerationStore(tmp_path / "store", files=Changing()) as store:
         with pytest.raises(StateChanged, match="changed while it was saved"):
-            store.commit(state)
+            store.commit(FileTree(state))
         assert store.numbers() == []
         assert list((tmp_path / "store").iterdir()) == []
-        store.commit(state)
+        store.commit(FileTree(state))
     check_newest(tmp_path, state)
 
 
@@ -328,7 +329,7 @@ def test_a_full_disk_leaves_the_generations_before(tmp_path: Path, state: Path) 
     with GenerationStore(tmp_path / "store", files=Full()) as store:
         (state / "a").write_bytes(noise(MEBI, 2))
         with pytest.raises(OSError, match="no space left"):
-            store.commit(state)
+            store.commit(FileTree(state))
     assert {name: content for name, (_, _, content) in tree(tmp_path / "store").items()} == {
         name: content for name, (_, _, content) in before.items()
     }
@@ -346,13 +347,13 @@ class TestDamage:
             with GenerationStore(
                 tmp_path / "store", GenerationPolicy(block_bytes=BLOCK, always=GenerationKind.FULL)
             ) as store:
-                store.commit(state)
+                store.commit(FileTree(state))
             (tmp_path / f"state{step}").mkdir()
             shutil.copytree(state, tmp_path / f"state{step}", dirs_exist_ok=True)
             (state / "a").write_bytes(nudged((state / "a").read_bytes(), step))
         kind = GenerationKind.XOR if xor.available() else GenerationKind.DELTA
         with GenerationStore(tmp_path / "store", GenerationPolicy(block_bytes=BLOCK, always=kind)) as store:
-            assert store.commit(state).manifest.kind is kind
+            assert store.commit(FileTree(state)).manifest.kind is kind
         return tmp_path / "store"
 
     def refused(self, store: Path, number: int = 3) -> str:
@@ -403,7 +404,7 @@ class TestDamage:
         one = {name: content for name, (_, _, content) in tree(store.parent / "state1").items()}
         assert {name: content for name, (_, _, content) in tree(store.parent / "restored").items()} == one
 
-    @pytest.mark.parametrize("part", list(GenerationPart))
+    @pytest.mark.parametrize("part", OWN_PARTS)
     def test_a_missing_or_short_file(self, store: Path, part: GenerationPart) -> None:
         path = generation_path(store, 3) / part
         os.truncate(path, path.stat().st_size - 1)
@@ -437,10 +438,10 @@ class TestDamage:
     def test_damage_of_a_base_that_shows_while_it_is_used(self, state: Path, tmp_path: Path) -> None:
         (state / "a").write_bytes(noise(40 * BLOCK, 1))
         with GenerationStore(tmp_path / "store", SMALL) as store:
-            store.commit(state)
+            store.commit(FileTree(state))
             flip(generation_path(tmp_path / "store", 1) / GenerationPart.DATA, 17 * BLOCK + 1)
             (state / "a").write_bytes(nudged((state / "a").read_bytes(), 1))
-            made = store.commit(state)
+            made = store.commit(FileTree(state))
             assert (made.manifest.kind, made.manifest.number) == (GenerationKind.FULL, 2)
             assert "block 17 of 'a' differs from its hash" in made.manifest.reason
         check_newest(tmp_path, state)
@@ -451,16 +452,16 @@ class Survivors:
 
     def __init__(self, store: Path) -> None:
         with LocalSource(store) as source:
-            self.parts = {(n, part): source.whole(n, part) for n in source.numbers() for part in GenerationPart}
+            self.parts = {(n, part): read_whole(source, n, part) for n in source.numbers() for part in OWN_PARTS}
 
     def numbers(self) -> list[int]:
         return sorted({number for number, _ in self.parts})
 
-    def whole(self, number: int, part: GenerationPart) -> bytes:
-        return self.parts[number, part]
+    def size_bytes(self, number: int, part: GenerationPart) -> int:
+        return len(self.parts[number, part])
 
-    def read_into(self, number: int, view: memoryview, offset: int) -> int:
-        found = self.parts[number, GenerationPart.DATA][offset : offset + len(view)]
+    def read_into(self, number: int, part: GenerationPart, view: memoryview, offset: int) -> int:
+        found = self.parts[number, part][offset : offset + len(view)]
         view[: len(found)] = found
         return len(found)
 
@@ -491,16 +492,8 @@ def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, state: Path, name
         GenerationManifest.from_bytes(forged)
 
 
-def test_what_belongs_to_the_erasure_code_is_kept(tmp_path: Path, state: Path) -> None:
-    coding = {"matrix": [[1, 1], [1, 2]], "nodes": ["n1", "n2"]}
-    with GenerationStore(tmp_path / "store") as store:
-        store.commit(state, coding=coding)
-    manifest = GenerationManifest.from_bytes(LocalSource(tmp_path / "store").whole(1, GenerationPart.MANIFEST))
-    assert manifest.coding == coding
-
-
 def test_a_manifest_of_a_later_form_is_refused(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcstage.checkpoint.generations.manifest.FORMAT", 2)
+    monkeypatch.setattr("hpcstage.checkpoint.generations.manifest.FORMAT", 99)
     saved(tmp_path, state)
     monkeypatch.undo()
     with pytest.raises(DamagedGeneration, match="form that this version does not know"):

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from hpcstage.checkpoint.coding.blocks import Block, Bytes, Operation, nothing, operands
-from hpcstage.checkpoint.coding.field import Row, Rows, multiply
+from hpcstage.checkpoint.coding.field import Row, Rows, dot
 
 SYSTEM = "libisal.so.2"
 IN_WHEEL = "pyeclib.libs/libisal-pyeclib*"
 _TABLE_BYTES = 32
 _TABLES_KEPT = 1024
+_ODD_SIZES = (1, 31, 100)
 
 
 class IsalKernel:
@@ -83,15 +84,25 @@ class IsalKernel:
         return found
 
     def _try(self) -> None:
-        """Multiplies all bytes with a few numbers. Raises a ValueError if anything is wrong."""
+        """Multiplies all bytes with a few numbers, and adds up three blocks of sizes that no vector divides.
+
+        Raises a ValueError if anything is wrong.
+        """
         source = bytes(range(256))
         for column in ((2, 3), (0x8E, 255)):
-            wanted = [bytes(multiply(c, value) for value in source) for c in column]
-            made, added = [bytearray(256), bytearray(256)], [bytearray(source), bytearray(source)]
-            self.product(tuple((c,) for c in column), (source,), made)()
-            self.addition(column, source, added)()
-            if made != wanted or added != [bytes(a ^ b for a, b in zip(source, row, strict=True)) for row in wanted]:
-                raise ValueError(f"{self.path} computes wrongly")
+            self._compare(tuple((c,) for c in column), (source,))
+        for size in _ODD_SIZES:
+            self._compare(((1, 2, 3), (0x8E, 255, 0x1D)), tuple(source[start : start + size] for start in (0, 77, 155)))
+
+    def _compare(self, rows: Rows, sources: Sequence[bytes]) -> None:
+        size = len(sources[0])
+        wanted = [bytes(dot(row, column) for column in zip(*sources, strict=True)) for row in rows]
+        made, added = [bytearray(size) for _ in rows], [bytearray(sources[0]) for _ in rows]
+        self.product(rows, sources, made)()
+        for place, source in enumerate(sources):
+            self.addition(tuple(row[place] for row in rows), source, added)()
+        if made != wanted or added != [bytes(a ^ b for a, b in zip(sources[0], row, strict=True)) for row in wanted]:
+            raise ValueError(f"{self.path} computes wrongly")
 
 
 class _BoundCall:

@@ -61,8 +61,7 @@ class Striping:
 
     def stripes(self, sizes_bytes: Sequence[int]) -> Iterator[Stripe]:
         """Gives all stripes of nodes that have so many bytes each, ascending."""
-        last = max((self.place(node, count - 1)[0] for node, count in self._counts(sizes_bytes) if count), default=-1)
-        for number in range(last + 1):
+        for number in range(self._last(sizes_bytes) + 1):
             if stripe := self.stripe(number, sizes_bytes):
                 yield stripe
 
@@ -106,6 +105,22 @@ class Striping:
             for parity in stripe.parities:
                 held[parity.node] += parity.size_bytes
         return held
+
+    def parity_places(self, sizes_bytes: Sequence[int]) -> list[int]:
+        """Returns how many places for parities each node has; the numbers of those that it holds are lower."""
+        last = self._last(sizes_bytes)
+        if not self.rotated:
+            return [last + 1 if node < self.m else 0 for node in range(self.nodes)]
+        return [self._parity_places(node, last) for node in range(self.nodes)]
+
+    def _parity_places(self, node: int, last: int) -> int:
+        turns = enumerate((node - row) % self.nodes for row in range(self.m))
+        numbers = [(last - turn) // self.nodes * self.m + row for row, turn in turns if turn <= last]
+        return max(numbers, default=-1) + 1
+
+    def _last(self, sizes_bytes: Sequence[int]) -> int:
+        """Returns the number of the last stripe; -1 where there is none."""
+        return max((self.place(node, count - 1)[0] for node, count in self._counts(sizes_bytes) if count), default=-1)
 
     def _of(self, number: int, data: Sequence[CodedBlock]) -> Stripe:
         cycle, turn = divmod(number, self._period)

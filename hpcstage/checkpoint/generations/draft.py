@@ -8,18 +8,24 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from hpcstage.checkpoint.generations import xor
 from hpcstage.checkpoint.generations.choice import GenerationPolicy, KindChoice, Measurement, choose, may_be_xor
-from hpcstage.checkpoint.generations.files import Files
+from hpcstage.checkpoint.generations.files import GenerationId, GenerationPart
 from hpcstage.checkpoint.generations.layout import BlockLayout, bases, predecessors
-from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationKind, GenerationManifest, checksum
+from hpcstage.checkpoint.generations.manifest import (
+    DamagedGeneration,
+    GenerationKind,
+    GenerationManifest,
+    checksum,
+    layout_of,
+)
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource, OpenGeneration
-from hpcstage.checkpoint.generations.state import FoundState, hash_state, named_files, opened_entry
+from hpcstage.checkpoint.generations.state import FoundState, named_files
 from hpcstage.checkpoint.generations.table import Difference, Indices, Mask, Table, compare, first_alike
+from hpcstage.checkpoint.generations.terms import CommitMeter, CommitPhase, CommitTerms
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,6 @@ def newest_of(source: LocalSource) -> GenerationBefore:
 class GenerationDraft:
     """A state, compared."""
 
-    files: Files
     state: FoundState
     layout: BlockLayout
     difference: Difference
@@ -87,10 +92,14 @@ class GenerationDraft:
         first = self.alike(kind) == np.arange(self.layout.count)
         return np.flatnonzero(self.wanted(kind) & first)
 
+    def stored_bytes(self, kind: GenerationKind) -> int:
+        """Returns the bytes of the blocks that a generation of this kind stores, before they are compressed."""
+        return int(self.layout.lengths[self.stored(kind)].sum())
+
     def choose(self, policy: GenerationPolicy) -> KindChoice:
         """Chooses the kind. Raises DamagedGeneration if the generation before turns out to be damaged."""
-        state_bytes = self._bytes(self.stored(GenerationKind.FULL))
-        changed_bytes = None if self.before.opened is None else self._bytes(self.stored(GenerationKind.DELTA))
+        state_bytes = self.stored_bytes(GenerationKind.FULL)
+        changed_bytes = None if self.before.opened is None else self.stored_bytes(GenerationKind.DELTA)
         measured = Measurement(
             state_bytes,
             changed_bytes,
@@ -103,16 +112,16 @@ class GenerationDraft:
 
     def manifest(
         self,
-        number: int,
+        identity: GenerationId,
         choice: KindChoice,
         table: bytes,
         data_bytes: int,
-        coding: Any,  # noqa: ANN401
     ) -> GenerationManifest:
         """Returns the manifest of what was written."""
         chain = () if choice.kind is GenerationKind.FULL else self.before.chain
         return GenerationManifest(
-            number,
+            identity.number,
+            identity.attempt,
             choice.kind,
             choice.reason,
             max(chain, default=None),
@@ -122,7 +131,6 @@ class GenerationDraft:
             self.state.entries,
             data_bytes,
             checksum(table),
-            coding,
         )
 
     def _probe(self) -> xor.ProbedXor | None:
@@ -145,29 +153,30 @@ class GenerationDraft:
     def _read(self, blocks: list[int]) -> Iterator[xor.Bytes]:
         for block in blocks:
             file, made = self.layout.file_of(block), bytearray(int(self.layout.lengths[block]))
-            with opened_entry(self.files, self.state, file) as fd:
-                self.files.read_into(fd, memoryview(made), int(self.layout.offsets[block]))
+            with self.state.opened(file) as content:
+                content.read_into(memoryview(made), int(self.layout.offsets[block]))
             yield np.frombuffer(made, np.uint8)
 
 
-def draft_of(files: Files, state: FoundState, before: GenerationBefore, block_bytes: int) -> GenerationDraft:
+def draft_of(state: FoundState, before: GenerationBefore, block_bytes: int, terms: CommitTerms) -> GenerationDraft:
     """Reads a state and compares it."""
-    layout = state.layout(block_bytes)
-    hashes = hash_state(files, state, layout)
+    layout = layout_of(state.entries, block_bytes)
+    total_bytes = sum(entry.size_bytes for entry in state.entries)
+    hashes = state.hashed(layout, CommitMeter(terms, CommitPhase.READING, total_bytes))
     if before.opened is None:
         none = np.full(layout.count, -1, np.int64)
-        return GenerationDraft(files, state, layout, compare(hashes, layout, None, none), before)
+        return GenerationDraft(state, layout, compare(hashes, layout, None, none), before)
     theirs = before.opened
     continued = predecessors(named_files(state.entries), named_files(theirs.manifest.entries))
     places = bases(layout, theirs.layout, continued)
-    return GenerationDraft(files, state, layout, compare(hashes, layout, theirs.table, places), before)
+    return GenerationDraft(state, layout, compare(hashes, layout, theirs.table, places), before)
 
 
 def _data_bytes(source: LocalSource, reader: GenerationReader, number: int) -> int:
     """Returns the size of a generation's data. Raises DamagedGeneration if it is not all there."""
     expected = reader.manifest(number).data_bytes
     try:
-        size = source.data_bytes(number)
+        size = source.size_bytes(number, GenerationPart.DATA)
     except OSError as error:
         raise DamagedGeneration(f"the data of generation {number} cannot be read: {error.strerror}") from error
     if size != expected:

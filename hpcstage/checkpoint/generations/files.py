@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -22,6 +24,12 @@ PIECE_BYTES = 4 << 20
 cache when they are hashed."""
 _COPIES_BY_HAND = frozenset({errno.EXDEV, errno.EPERM, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 _DIGITS = 8
+_ATTEMPT_BYTES = 16
+_ATTEMPT = re.compile(f"[0-9a-f]{{{2 * _ATTEMPT_BYTES}}}")
+LAST_NUMBER = 10**_DIGITS - 1
+"""The highest number of a generation; names of this many digits sort as the numbers do."""
+RESTORING = ".hpcstage-restore-"
+"""The beginning of the names below which a restore makes entries; they are no part of any state."""
 
 
 class GenerationPart(str, Enum):
@@ -32,6 +40,37 @@ class GenerationPart(str, Enum):
     BLOCKS = "blocks"
     """The table of all its blocks: hashes, and where the bytes are."""
     MANIFEST = "manifest.json"
+    PARITY = "parity"
+    """The parities that the node holds for others."""
+    CODING = "coding"
+    """The record of the erasure code: which node holds what of this generation, with the checksums of all blocks."""
+
+    def __str__(self) -> str:
+        return self.value  # pathlib names a file by it
+
+
+OWN_PARTS = (GenerationPart.DATA, GenerationPart.BLOCKS, GenerationPart.MANIFEST)
+"""The files that a commit writes; they never change. The order is that in which the erasure code takes them."""
+
+
+@dataclass(frozen=True)
+class GenerationId:
+    """Which generation: its number, which all nodes of a job share, and the attempt at that number."""
+
+    number: int
+    attempt: str
+    """A random number in hexadecimal digits: where an attempt fails on some nodes, another may have the same number."""
+
+    def __post_init__(self) -> None:
+        if not is_number(self.number):
+            raise ValueError(f"a generation has a number from 1 to {LAST_NUMBER}, not {self.number}")
+        if not _ATTEMPT.fullmatch(self.attempt):
+            raise ValueError(f"{self.attempt!r} names no attempt at a generation")
+
+    @classmethod
+    def new(cls, number: int) -> GenerationId:
+        """Returns another attempt at a number."""
+        return cls(number, os.urandom(_ATTEMPT_BYTES).hex())
 
 
 def generation_path(directory: Path, number: int) -> Path:
@@ -41,9 +80,14 @@ def generation_path(directory: Path, number: int) -> Path:
 
 def generation_number(name: str) -> int | None:
     """Returns the number of the generation that a directory of this name holds; None for other names."""
-    if not (name.isascii() and name.isdecimal()):
+    if len(name) != _DIGITS or not (name.isascii() and name.isdecimal()):
         return None
-    return int(name) if f"{int(name):0{_DIGITS}}" == name else None
+    return int(name) or None
+
+
+def is_number(number: int) -> bool:
+    """Tells whether a generation may have this number."""
+    return number in range(1, LAST_NUMBER + 1)
 
 
 class Files:
@@ -79,13 +123,6 @@ class Files:
             done += count
         return done
 
-    def read_whole(self, path: Path) -> bytes:
-        """Returns the content of a file."""
-        with self.opened(path) as fd:
-            content = bytearray(self.call(os.fstat, fd).st_size)
-            count = self.read_into(fd, memoryview(content), 0)
-        return bytes(content[:count])
-
     def write(self, fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
         """Writes all bytes at a place of the file."""
         left = memoryview(data)
@@ -98,6 +135,14 @@ class Files:
         with self.created(path) as fd:
             self.write(fd, content, 0)
             self.call(os.fsync, fd)
+
+    def publish(self, path: Path, content: bytes) -> None:
+        """Makes a file of this name: all that the directory names so far is on the disk before, and the name after."""
+        temporary = path.with_name(f".{path.name}")
+        self.write_new(temporary, content)
+        self.sync_directory(path.parent)
+        self.call(os.rename, temporary, path)
+        self.sync_directory(path.parent)
 
     def copy(self, source: int, offset: int, count: int, target: int, to: int) -> int:
         """Copies bytes from file to file and returns how many the source had.

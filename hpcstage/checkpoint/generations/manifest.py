@@ -7,17 +7,18 @@ would lead out of a directory are refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
 import xxhash
 
+from hpcstage.checkpoint.generations.files import GenerationId, is_number
 from hpcstage.checkpoint.generations.layout import BlockLayout
 from hpcstage.errors import HpcstageError
 
-FORMAT = 1
+FORMAT = 2
 
 
 class DamagedGeneration(HpcstageError):
@@ -30,6 +31,8 @@ class EntryType(str, Enum):
     FILE = "file"
     DIRECTORY = "directory"
     LINK = "link"
+    TENSOR = "tensor"
+    """A tensor has a name of its own kind, which is no path; a state has tensors or the others."""
 
 
 class GenerationKind(str, Enum):
@@ -45,7 +48,8 @@ class GenerationKind(str, Enum):
 
 @dataclass(frozen=True)
 class SavedEntry:
-    """One name of the state, relative to the directory of the entries; bytes that are not UTF-8 are surrogates."""
+    """One name of the state, relative to the directory of the entries; bytes that are not UTF-8 are surrogates. Modes
+    and times of tensors are 0."""
 
     name: str
     type: EntryType
@@ -57,6 +61,9 @@ class SavedEntry:
     """Where a symbolic link leads."""
     parts: tuple[int, ...] = ()
     """The sizes of a file's parts, in each of which blocks begin anew; empty where the file is one part."""
+    dtype: str = ""
+    """The type of a tensor's numbers."""
+    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,7 @@ class GenerationManifest:
     """One generation."""
 
     number: int
+    attempt: str
     kind: GenerationKind
     reason: str
     """Why this kind was chosen, for people."""
@@ -78,8 +86,16 @@ class GenerationManifest:
     """The size of the generation's own data file."""
     table_checksum: str
     """The xxh3-128 of the table of blocks, in hexadecimal digits."""
-    coding: Any = None
-    """Belongs to the erasure code: its matrix and groups as plain JSON. A generation only keeps it."""
+
+    @property
+    def id(self) -> GenerationId:
+        """Returns which generation this is."""
+        return GenerationId(self.number, self.attempt)
+
+    @property
+    def holds_tensors(self) -> bool:
+        """Tells whether the state was tensors by name, not files."""
+        return any(entry.type is EntryType.TENSOR for entry in self.entries)
 
     @property
     def layout(self) -> BlockLayout:
@@ -115,6 +131,7 @@ class GenerationManifest:
             raise DamagedGeneration("its manifest lacks a part") from error
         if not _has_types(made):
             raise DamagedGeneration("its manifest has a part that is no such value")
+        _check_numbers(made)
         _check_entries(made.entries)
         return made
 
@@ -135,35 +152,56 @@ def _text(value: Any) -> bytes:  # noqa: ANN401
 
 def _typed(body: dict[str, Any]) -> dict[str, Any]:
     entries = tuple(
-        SavedEntry(**{**entry, "type": EntryType(entry["type"]), "parts": tuple(entry["parts"])})
+        SavedEntry(
+            **{**entry, "type": EntryType(entry["type"]), **{key: tuple(entry[key]) for key in ("parts", "shape")}}
+        )
         for entry in body["entries"]
     )
     return {"kind": GenerationKind(body["kind"]), "needs": tuple(body["needs"]), "entries": entries}
 
 
+def _typed_entry(entry: dict[str, Any]) -> dict[str, Any]:
+    return {"type": EntryType(entry["type"]), "parts": tuple(entry["parts"]), "shape": tuple(entry["shape"])}
+
+
 def _has_types(made: GenerationManifest) -> bool:
     """Tells whether numbers are numbers and names are names: a checksum alone does not say so."""
     numbers: list[object] = [made.number, *made.needs, made.created_ns, made.block_bytes, made.data_bytes]
-    texts: list[object] = [made.reason, made.table_checksum]
+    texts: list[object] = [made.attempt, made.reason, made.table_checksum]
     for entry in made.entries:
-        numbers += (entry.mode, entry.mtime_ns, entry.size_bytes, *entry.parts)
-        texts += (entry.name, entry.target)
+        numbers += (entry.mode, entry.mtime_ns, entry.size_bytes, *entry.parts, *entry.shape)
+        texts += (entry.name, entry.target, entry.dtype)
     numbers += [] if made.parent is None else [made.parent]
     typed = all(isinstance(one, int) for one in numbers) and all(isinstance(one, str) for one in texts)
     return typed and made.block_bytes > 0
 
 
+def _check_numbers(made: GenerationManifest) -> None:
+    """Refuses numbers that no generation has, and generations before that are none."""
+    try:
+        GenerationId(made.number, made.attempt)
+    except ValueError as error:
+        raise DamagedGeneration("its manifest has the number of no generation") from error
+    if not all(is_number(n) and n < made.number for n in made.needs) or made.parent != max(made.needs, default=None):
+        raise DamagedGeneration("its manifest needs generations that do not come before it")
+
+
 def _check_entries(entries: Sequence[SavedEntry]) -> None:
     """Refuses names that are twice there, lead out of the directory, or do not lie in a directory of the generation,
-    and files whose parts are not their size."""
+    tensors among files, and files whose parts are not their size."""
     directories, seen = {""}, set()
-    for entry in entries:
-        above, _, last = entry.name.rpartition("/")
-        leads_out = entry.name.startswith("/") or above not in directories or last in ("", ".", "..")
-        if leads_out or "\0" in last or entry.name in seen:
+    tensors = [entry.type is EntryType.TENSOR for entry in entries]
+    for entry, is_tensor in zip(entries, tensors, strict=True):
+        if entry.name in seen or is_tensor != tensors[0] or not (is_tensor or _is_path(entry.name, directories)):
             raise DamagedGeneration(f"its manifest has the name {entry.name!r}, which cannot be restored")
         seen.add(entry.name)
         if min((entry.size_bytes, *entry.parts)) < 0 or (entry.parts and sum(entry.parts) != entry.size_bytes):
             raise DamagedGeneration(f"its manifest has parts of {entry.name!r} that are not its size")
         if entry.type is EntryType.DIRECTORY:
             directories.add(entry.name)
+
+
+def _is_path(name: str, directories: Collection[str]) -> bool:
+    """Tells whether a name lies in one of the directories."""
+    above, _, last = name.rpartition("/")
+    return not name.startswith("/") and above in directories and last not in ("", ".", "..") and "\0" not in last

@@ -23,6 +23,9 @@ from hpcstage.checkpoint.generations.layout import BlockLayout
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationManifest, checksum
 from hpcstage.checkpoint.generations.table import RECORD, Table
 
+_KEPT_OPEN = frozenset({GenerationPart.DATA, GenerationPart.PARITY})
+"""The files that are read block by block."""
+
 
 class BlockSource(Protocol):
     """Where the files of generations come from. An OSError of it counts as damage of the generation."""
@@ -30,27 +33,33 @@ class BlockSource(Protocol):
     def numbers(self) -> Sequence[int]:
         """Returns the committed generations, oldest first."""
 
-    def whole(self, number: int, part: GenerationPart) -> bytes:
-        """Returns a file of a generation."""
+    def size_bytes(self, number: int, part: GenerationPart) -> int:
+        """Returns the size of a file of a generation."""
 
-    def read_into(self, number: int, view: memoryview, offset: int) -> int:
-        """Fills the buffer from a place of the generation's data; returns how much there was."""
+    def read_into(self, number: int, part: GenerationPart, view: memoryview, offset: int) -> int:
+        """Fills the buffer from a place of a file of a generation; returns how much there was."""
+
+
+def read_whole(source: BlockSource, number: int, part: GenerationPart) -> bytes:
+    """Returns a file of a generation."""
+    content = bytearray(source.size_bytes(number, part))
+    return bytes(content[: source.read_into(number, part, memoryview(content), 0)])
 
 
 class LocalSource:
-    """The generations below a node-local directory. Owns the descriptors of the data files that were read."""
+    """The generations below a node-local directory. Owns the descriptors of the large files that were read."""
 
     def __init__(self, directory: Path, files: Files | None = None) -> None:
         self._directory = directory
         self._files = files or Files()
         self._opened = contextlib.ExitStack()
-        self._data: dict[int, int] = {}
+        self._descriptors: dict[tuple[int, GenerationPart], int] = {}
 
     def __enter__(self) -> LocalSource:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._data.clear()
+        self._descriptors.clear()
         self._opened.close()
 
     def numbers(self) -> list[int]:
@@ -62,19 +71,19 @@ class LocalSource:
         found = sorted(number for name in names if (number := generation_number(name)) is not None)
         return [number for number in found if self._has_manifest(number)]
 
-    def whole(self, number: int, part: GenerationPart) -> bytes:
-        """Returns a file of a generation."""
-        return self._files.read_whole(self._path(number, part))
+    def size_bytes(self, number: int, part: GenerationPart) -> int:
+        """Returns the size of a file of a generation."""
+        return self._files.call(os.stat, self._path(number, part), follow_symlinks=False).st_size
 
-    def read_into(self, number: int, view: memoryview, offset: int) -> int:
-        """Fills the buffer from a place of the generation's data; returns how much there was."""
-        if number not in self._data:
-            self._data[number] = self._opened.enter_context(self._files.opened(self._path(number, GenerationPart.DATA)))
-        return self._files.read_into(self._data[number], view, offset)
-
-    def data_bytes(self, number: int) -> int:
-        """Returns the size of a generation's data file."""
-        return self._files.call(os.stat, self._path(number, GenerationPart.DATA)).st_size
+    def read_into(self, number: int, part: GenerationPart, view: memoryview, offset: int) -> int:
+        """Fills the buffer from a place of a file of a generation; returns how much there was."""
+        if part not in _KEPT_OPEN:
+            with self._files.opened(self._path(number, part)) as fd:
+                return self._files.read_into(fd, view, offset)
+        if (number, part) not in self._descriptors:
+            opened = self._files.opened(self._path(number, part))
+            self._descriptors[number, part] = self._opened.enter_context(opened)
+        return self._files.read_into(self._descriptors[number, part], view, offset)
 
     def _has_manifest(self, number: int) -> bool:
         """Tells whether a generation is committed; one whose directory cannot be read is, as far as anybody knows."""
@@ -122,7 +131,7 @@ class GenerationReader:
         """Returns a generation's manifest, verified; it is read once."""
         if number not in self._manifests:
             with _named_damage(number):
-                found = GenerationManifest.from_bytes(self.source.whole(number, GenerationPart.MANIFEST))
+                found = GenerationManifest.from_bytes(read_whole(self.source, number, GenerationPart.MANIFEST))
                 if found.number != number:
                     raise DamagedGeneration("its manifest is that of another one")
             self._manifests[number] = found
@@ -189,7 +198,7 @@ class GenerationReader:
     def _read(self, generation: OpenGeneration, block: int, view: memoryview, offset: int) -> None:
         owner = int(generation.table["generation"][block])
         try:
-            count = self.source.read_into(owner, view, offset)
+            count = self.source.read_into(owner, GenerationPart.DATA, view, offset)
         except OSError as error:
             what = f"{generation.place(block)} cannot be read from the data of generation {owner}: {error.strerror}"
             raise DamagedGeneration(what) from error
@@ -204,7 +213,7 @@ class GenerationReader:
     def _verified(self, number: int) -> OpenGeneration:
         manifest = self.manifest(number)
         with _named_damage(number):
-            content = self.source.whole(number, GenerationPart.BLOCKS)
+            content = read_whole(self.source, number, GenerationPart.BLOCKS)
         layout = manifest.layout
         if checksum(content) != manifest.table_checksum or len(content) != layout.count * RECORD.itemsize:
             raise DamagedGeneration(f"generation {number}: its table of blocks differs from its checksum")

@@ -1,12 +1,17 @@
-"""Restores a generation to a directory, bit for bit, or the newest one that can be: damaged ones are refused by name.
+"""Restores a generation into a directory, bit for bit, or the newest one that can be: damaged ones are refused by name.
 
-Nothing of a generation that turns out to be damaged ever stands in the target: it is restored beside it, and renamed
-when the last block was verified and all is on the disk.
+Each entry directly below the directory is one checkpoint, and is placed by one rename. Nothing of a generation that
+turns out to be damaged ever stands there: all of it is restored below a name of its own, and placed when the last block
+was verified and all is on the disk. An entry that is there already and is not older stays. What a killed restore left,
+the next one removes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
+import fcntl
 import os
 import shutil
 import stat
@@ -14,9 +19,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcstage.checkpoint.generations.files import RESTORING
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, EntryType, GenerationManifest, SavedEntry
 from hpcstage.checkpoint.generations.reading import BlockSource, GenerationReader, OpenGeneration
 from hpcstage.errors import HpcstageError
+
+_AT_FDCWD, _ONLY_NEW, _EXCHANGE = -100, 1, 2
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True)
@@ -38,8 +47,20 @@ class RestoredState:
     number: int
     entries: int
     state_bytes: int
+    kept: tuple[str, ...]
+    """The entries of the directory that were there and are not older; those of the generation were not placed."""
     refused: tuple[RefusedGeneration, ...]
     """The newer ones, newest first."""
+
+
+@dataclass(frozen=True)
+class PlacedEntries:
+    """What a restore placed in the directory."""
+
+    manifest: GenerationManifest
+    placed: tuple[str, ...]
+    kept: tuple[str, ...]
+    """The entries that were there and are not older."""
 
 
 class UnusableTarget(HpcstageError):
@@ -55,55 +76,136 @@ class NothingToRestore(HpcstageError):
         self.refused = tuple(refused)
 
 
-def restore_newest(source: BlockSource, target: Path) -> RestoredState:
+def restore_newest(source: BlockSource, directory: Path) -> RestoredState:
     """Restores the newest generation that verifies. Raises NothingToRestore if none does."""
     refused: dict[int, RefusedGeneration] = {}
     # The generations are listed again each time: a writer may commit newer ones and drop those of an earlier list.
     while untried := set(source.numbers()) - refused.keys():
         number = max(untried)
         try:
-            opened = restore(source, number, target)
+            found = restore(source, number, directory)
         except DamagedGeneration as error:
             refused[number] = RefusedGeneration(number, error.what)
             continue
         newer = tuple(refused[n] for n in sorted(refused, reverse=True) if n > number)
-        return RestoredState(number, len(opened.entries), opened.state_bytes, newer)
+        return RestoredState(number, len(found.manifest.entries), found.manifest.state_bytes, found.kept, newer)
     raise NothingToRestore([refused[n] for n in sorted(refused, reverse=True)])
 
 
-def restore(source: BlockSource, number: int, target: Path) -> GenerationManifest:
-    """Makes the directory `target`, which must not be there or be empty, with all entries of a generation.
+def restore(source: BlockSource, number: int, directory: Path) -> PlacedEntries:
+    """Places all entries of a generation in a directory, which is made if it is missing.
 
-    Raises DamagedGeneration or UnusableTarget, after which the target is as before.
+    Raises DamagedGeneration or UnusableTarget, after which the directory is as before.
     """
-    _check_target(target)
-    beside = target.with_name(f".{target.name}.{os.urandom(6).hex()}")
-    beside.mkdir(0o700)
+    is_new = _is_missing(directory)
+    if is_new:
+        directory.mkdir(0o700)
     try:
-        reader = GenerationReader(source)
-        opened = reader.generation(number)
-        _restore_entries(reader, opened, beside)
-        _sync_directory(beside)
-        beside.replace(target)
-        _sync_directory(target.parent)
+        remove_leftovers(directory)
+        with _restoring(directory) as beside:
+            reader = GenerationReader(source)
+            opened = reader.generation(number)
+            if opened.manifest.holds_tensors:
+                raise UnusableTarget(f"generation {number} holds tensors, which are no files", "load them by name")
+            _restore_entries(reader, opened, beside)
+            _sync_directory(beside)
+            found = _placed(opened.manifest, beside, directory)
+            _sync_directory(directory)
+            _sync_directory(directory.parent)
     except BaseException:
-        _remove(beside)
+        if is_new:
+            with contextlib.suppress(OSError):
+                directory.rmdir()
         raise
-    return opened.manifest
+    return found
 
 
-def _check_target(target: Path) -> None:
-    """Refuses what cannot be replaced at the end, before anything is read."""
+def remove_leftovers(directory: Path) -> list[str]:
+    """Removes what killed restores left in a directory; returns the names. A restore that goes on is left alone."""
+    removed = []
+    for name in sorted(name for name in os.listdir(directory) if name.startswith(RESTORING)):
+        with contextlib.suppress(OSError):
+            fd = os.open(directory / name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(fd).st_uid == os.geteuid():
+                    _remove(directory / name)
+                    removed.append(name)
+            finally:
+                os.close(fd)
+    return removed
+
+
+def _is_missing(directory: Path) -> bool:
+    """Tells whether there is no such directory; refuses what is none, before anything is read."""
     try:
-        mode = os.lstat(target).st_mode
+        mode = os.lstat(directory).st_mode
     except FileNotFoundError:
-        return
+        return True
     if not stat.S_ISDIR(mode):
-        raise UnusableTarget(f"{target} is no directory", "name one that is not there, or is empty")
-    if os.path.ismount(target):
-        raise UnusableTarget(f"{target} is a mount point, which cannot be replaced", "name a directory below it")
-    if os.listdir(target):
-        raise UnusableTarget(f"{target} is not empty", "name a directory that is not there, or is empty")
+        raise UnusableTarget(f"{directory} is no directory", "name one that is there, or can be made")
+    return False
+
+
+@contextlib.contextmanager
+def _restoring(directory: Path) -> Iterator[Path]:
+    """Gives a directory below another that is locked while it is used, and removed at the end."""
+    made = directory / f"{RESTORING}{os.urandom(6).hex()}"
+    made.mkdir(0o700)
+    try:
+        with _directory(made) as fd:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield made
+    finally:
+        _remove(made)
+
+
+def _placed(manifest: GenerationManifest, beside: Path, directory: Path) -> PlacedEntries:
+    """Gives each entry its name, unless one that is not older has it."""
+    times: dict[str, int] = {}
+    for entry in manifest.entries:
+        top = entry.name.partition("/")[0]
+        times[top] = max(times.get(top, entry.mtime_ns), entry.mtime_ns)
+    placed = [name for name, time_ns in times.items() if _place(beside / name, directory / name, time_ns)]
+    return PlacedEntries(manifest, tuple(placed), tuple(name for name in times if name not in placed))
+
+
+def _place(made: Path, target: Path, time_ns: int) -> bool:
+    """Renames an entry to its name; returns False if one that is not older has it. An older one changes places with it
+    and goes with the directory in which the entry was made."""
+    try:
+        _rename(made, target, _ONLY_NEW)
+    except FileExistsError:
+        if _newest_ns(target) >= time_ns:
+            return False
+        _rename(made, target, _EXCHANGE)
+    return True
+
+
+def _rename(old: Path, new: Path, flags: int) -> None:
+    """Renames as the flags say, by plain renames where the file system knows no flags."""
+    if not _libc.renameat2(_AT_FDCWD, os.fsencode(old), _AT_FDCWD, os.fsencode(new), flags):
+        return
+    number = ctypes.get_errno()
+    if number not in (errno.EINVAL, errno.ENOSYS):
+        raise OSError(number, os.strerror(number), os.fspath(old), None, os.fspath(new))
+    if os.path.lexists(new):
+        if flags == _ONLY_NEW:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(new))
+        new.rename(old.with_name(f"{RESTORING}{old.name}"))
+    old.rename(new)
+
+
+def _newest_ns(path: Path) -> int:
+    """Returns the latest time at which an entry, or anything below it, was modified."""
+    newest, pending = os.lstat(path).st_mtime_ns, [os.fspath(path)] if path.is_dir() and not path.is_symlink() else []
+    while pending:
+        with os.scandir(pending.pop()) as found:
+            for entry in found:
+                newest = max(newest, entry.stat(follow_symlinks=False).st_mtime_ns)
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(entry.path)
+    return newest
 
 
 def verify(source: BlockSource, number: int) -> GenerationManifest:

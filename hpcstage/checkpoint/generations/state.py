@@ -21,14 +21,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Protocol
 
 import xxhash
 
-from hpcstage.checkpoint.generations.files import PIECE_BYTES, Files
+from hpcstage.checkpoint.generations.files import PIECE_BYTES, RESTORING, Files
 from hpcstage.checkpoint.generations.layout import BLOCK_BYTES, BlockLayout, NamedFile
-from hpcstage.checkpoint.generations.manifest import EntryType, SavedEntry, layout_of
+from hpcstage.checkpoint.generations.manifest import EntryType, SavedEntry
 from hpcstage.checkpoint.generations.parts import parts_of
 from hpcstage.checkpoint.generations.table import Hashes, rows
+from hpcstage.checkpoint.generations.terms import CommitMeter
 from hpcstage.errors import HpcstageError
 
 Fingerprint = tuple[int, int, int, int]
@@ -43,14 +45,76 @@ _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE})
 class StateChanged(HpcstageError):
     """The program changed an entry while it was being saved."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(f"{path} changed while it was saved", "save it when nothing writes to it")
+    def __init__(self, what: Path | str) -> None:
+        super().__init__(f"{what} changed while it was saved", "save it when nothing writes to it")
+
+
+class EntryContent(Protocol):
+    """The bytes of one entry."""
+
+    def read_into(self, view: memoryview, offset: int) -> int:
+        """Fills the buffer from a place of the content; returns how much there was."""
+
+    def copy(self, offset: int, count: int, target: int, to: int) -> int:
+        """Writes a part of the content to a place of a file; returns how much there was."""
+
+
+class FoundState(Protocol):
+    """A state at a moment, as a commit takes it: entries, some of which have bytes."""
+
+    @property
+    def entries(self) -> tuple[SavedEntry, ...]:
+        """Returns the entries in the order of their blocks."""
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Returns the names of what is not saved."""
+
+    def hashed(self, layout: BlockLayout, meter: CommitMeter) -> Hashes:
+        """Returns the hash of every block. Raises StateChanged."""
+
+    def opened(self, index: int) -> contextlib.AbstractContextManager[EntryContent]:
+        """Gives the bytes of an entry. Raises StateChanged."""
+
+    def changed(self, index: int) -> StateChanged:
+        """Returns the error for an entry that was changed."""
+
+    def check_unchanged(self) -> None:
+        """Raises StateChanged if an entry is not as it was found."""
+
+
+class StateSource(Protocol):
+    """Where a state comes from: files below a directory, or tensors by name."""
+
+    def scan(self, files: Files) -> FoundState:
+        """Returns the state at this moment."""
 
 
 @dataclass(frozen=True)
-class FoundState:
-    """The names of a state at a moment."""
+class FileTree:
+    """The entries of some names directly below a directory with all below them; of all names where none are given."""
 
+    directory: Path
+    names: Sequence[str] | None = None
+
+    def scan(self, files: Files) -> FoundTree:
+        """Returns the entries. Raises StateChanged, and a ValueError unless each of the given names is one of the
+        directory itself, given once."""
+        found: list[tuple[SavedEntry, Fingerprint]] = []
+        left_out: list[str] = []
+        if self.names is not None:
+            _check_names(self.names)
+        for name in sorted(_of_state(files, self.directory) if self.names is None else self.names):
+            found += _walk(files, self.directory, name, left_out)
+        entries, fingerprints = tuple(e for e, _ in found), tuple(f for _, f in found)
+        return FoundTree(files, self.directory, entries, fingerprints, tuple(left_out))
+
+
+@dataclass(frozen=True)
+class FoundTree:
+    """The names of a state of files at a moment."""
+
+    files: Files
     directory: Path
     entries: tuple[SavedEntry, ...]
     fingerprints: tuple[Fingerprint, ...]
@@ -62,32 +126,53 @@ class FoundState:
         """Returns the path of an entry."""
         return self.directory / self.entries[index].name
 
-    def layout(self, block_bytes: int) -> BlockLayout:
-        """Returns how the files are cut into blocks."""
-        return layout_of(self.entries, block_bytes)
+    def hashed(self, layout: BlockLayout, meter: CommitMeter) -> Hashes:
+        """Returns the hash of every block. Raises StateChanged."""
+        largest = max((entry.size_bytes for entry in self.entries), default=0)
+        digests, buffer = bytearray(), memoryview(bytearray(min(max(PIECE_BYTES, layout.block_bytes), largest)))
+        for index, entry in enumerate(self.entries):
+            if entry.size_bytes:
+                with self.opened(index) as content:
+                    blocks, before = layout.blocks(index), len(digests)
+                    if _fingerprint(self.files.call(os.fstat, content.fd)) == self.fingerprints[index]:
+                        lengths = layout.lengths[blocks.start : blocks.stop].tolist()
+                        _hash_file(content, lengths, _Hashing(buffer, digests, meter))
+                    if len(digests) - before != len(blocks) * _DIGEST_BYTES:
+                        raise self.changed(index)
+        return rows(digests)
+
+    @contextlib.contextmanager
+    def opened(self, index: int) -> Iterator[FileContent]:
+        """Gives the bytes of an entry's file. Raises StateChanged if the file is gone."""
+        path = self.path(index)
+        with _program_path(path), self.files.opened(path) as fd:
+            yield FileContent(self.files, fd)
+
+    def changed(self, index: int) -> StateChanged:
+        """Returns the error for an entry that was changed."""
+        return StateChanged(self.path(index))
+
+    def check_unchanged(self) -> None:
+        """Raises StateChanged if an entry is not as it was when the state was scanned."""
+        for index, fingerprint in enumerate(self.fingerprints):
+            if _fingerprint(_lstat(self.files, self.path(index))) != fingerprint:
+                raise self.changed(index)
 
 
-@contextlib.contextmanager
-def opened_entry(files: Files, state: FoundState, index: int) -> Iterator[int]:
-    """Gives a descriptor of an entry's file. Raises StateChanged if the file is gone."""
-    path = state.path(index)
-    with _program_path(path), files.opened(path) as fd:
-        yield fd
+@dataclass(frozen=True)
+class FileContent:
+    """The bytes of an opened file."""
 
+    files: Files
+    fd: int
 
-def scan_state(files: Files, directory: Path, names: Sequence[str] | None = None) -> FoundState:
-    """Returns the entries of these names below a directory and all below them; of all names where none are given.
+    def read_into(self, view: memoryview, offset: int) -> int:
+        """Fills the buffer from a place of the file; returns how much there was."""
+        return self.files.read_into(self.fd, view, offset)
 
-    Raises StateChanged, and a ValueError unless each of the given names is one of the directory itself, given once.
-    """
-    found: list[tuple[SavedEntry, Fingerprint]] = []
-    left_out: list[str] = []
-    if names is not None:
-        _check_names(names)
-    for name in sorted(_listed(files, directory) if names is None else names):
-        found += _walk(files, directory, name, left_out)
-    entries, fingerprints = tuple(e for e, _ in found), tuple(f for _, f in found)
-    return FoundState(directory, entries, fingerprints, tuple(left_out))
+    def copy(self, offset: int, count: int, target: int, to: int) -> int:
+        """Copies a part of the file to a place of another; returns how much there was."""
+        return self.files.copy(self.fd, offset, count, target, to)
 
 
 def _walk(files: Files, directory: Path, name: str, left_out: list[str]) -> Iterator[tuple[SavedEntry, Fingerprint]]:
@@ -109,57 +194,45 @@ def _walk(files: Files, directory: Path, name: str, left_out: list[str]) -> Iter
         left_out.append(name)
 
 
-def check_unchanged(files: Files, state: FoundState) -> None:
-    """Raises StateChanged if an entry is not as it was when the state was scanned."""
-    for index, fingerprint in enumerate(state.fingerprints):
-        path = state.path(index)
-        if _fingerprint(_lstat(files, path)) != fingerprint:
-            raise StateChanged(path)
-
-
-def hash_state(files: Files, state: FoundState, layout: BlockLayout) -> Hashes:
-    """Returns the hash of every block."""
-    largest = max((entry.size_bytes for entry in state.entries), default=0)
-    digests, buffer = bytearray(), memoryview(bytearray(min(max(PIECE_BYTES, layout.block_bytes), largest)))
-    for index, entry in enumerate(state.entries):
-        if entry.size_bytes:
-            with opened_entry(files, state, index) as fd:
-                blocks, before = layout.blocks(index), len(digests)
-                if _fingerprint(files.call(os.fstat, fd)) == state.fingerprints[index]:
-                    _hash_file(files, fd, layout.lengths[blocks.start : blocks.stop].tolist(), buffer, digests)
-                if len(digests) - before != len(blocks) * _DIGEST_BYTES:
-                    raise StateChanged(state.path(index))
-    return rows(digests)
-
-
 def named_files(entries: Sequence[SavedEntry]) -> list[NamedFile]:
-    """Returns the entries as far as they may continue each other; those that are no files have a name of no file."""
-    return [NamedFile(e.name if e.type is EntryType.FILE else "", e.size_bytes, e.mtime_ns) for e in entries]
+    """Returns the entries as far as they may continue each other; those without bytes have a name of no file."""
+    with_bytes = (EntryType.FILE, EntryType.TENSOR)
+    return [NamedFile(e.name if e.type in with_bytes else "", e.size_bytes, e.mtime_ns) for e in entries]
 
 
-def _hash_file(files: Files, fd: int, lengths: list[int], buffer: memoryview, digests: bytearray) -> None:
+@dataclass(frozen=True)
+class _Hashing:
+    """What the hashing of one file after the other goes on with."""
+
+    buffer: memoryview
+    digests: bytearray
+    meter: CommitMeter
+
+
+def _hash_file(content: FileContent, lengths: list[int], hashing: _Hashing) -> None:
     """Adds the hashes of a file's blocks; fewer if the file is shorter than them."""
     ends = list(accumulate(lengths))
-    sparse = files.call(os.fstat, fd).st_blocks * _BLOCK_OF_STAT < ends[-1]
+    sparse = content.files.call(os.fstat, content.fd).st_blocks * _BLOCK_OF_STAT < ends[-1]
     block, offset = 0, 0
     while block < len(ends):
-        if sparse and (after := bisect_right(ends, _data_from(files, fd, offset), block)) > block:
+        if sparse and (after := bisect_right(ends, _data_from(content, offset), block)) > block:
             for length in lengths[block:after]:
-                digests += _hash_of_zeros(length)
+                hashing.digests.extend(_hash_of_zeros(length))
         else:
-            after = max(block + 1, bisect_right(ends, offset + len(buffer), block))
-            view = buffer[: ends[after - 1] - offset]
-            if files.read_into(fd, view, offset) < len(view):
+            after = max(block + 1, bisect_right(ends, offset + len(hashing.buffer), block))
+            view = hashing.buffer[: ends[after - 1] - offset]
+            if content.read_into(view, offset) < len(view):
                 return
             for end, length in zip(ends[block:after], lengths[block:after], strict=True):
-                digests += xxhash.xxh3_128_digest(view[end - length - offset : end - offset])
+                hashing.digests.extend(xxhash.xxh3_128_digest(view[end - length - offset : end - offset]))
+        hashing.meter.add(ends[after - 1] - offset)
         block, offset = after, ends[after - 1]
 
 
-def _data_from(files: Files, fd: int, offset: int) -> int:
+def _data_from(content: FileContent, offset: int) -> int:
     """Returns where data begins from here on; a place behind every file where none follows."""
     try:
-        return files.call(os.lseek, fd, offset, os.SEEK_DATA)
+        return content.files.call(os.lseek, content.fd, offset, os.SEEK_DATA)
     except OSError as error:
         return sys.maxsize if error.errno == errno.ENXIO else offset
 
@@ -189,10 +262,15 @@ def _program_path(path: Path) -> Iterator[None]:
 
 def _check_names(names: Sequence[str]) -> None:
     for name in names:
-        if name in ("", ".", "..") or "/" in name or "\0" in name:
+        if name in ("", ".", "..") or "/" in name or "\0" in name or name.startswith(RESTORING):
             raise ValueError(f"{name!r} is no name in the directory of a state")
     if len(set(names)) < len(names):
         raise ValueError("a name of a state is given twice")
+
+
+def _of_state(files: Files, directory: Path) -> list[str]:
+    """Returns the names of a directory without those of a restore that goes on or was killed."""
+    return [name for name in _listed(files, directory) if not name.startswith(RESTORING)]
 
 
 def _listed(files: Files, path: Path) -> list[str]:

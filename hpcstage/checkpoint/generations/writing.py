@@ -21,12 +21,15 @@ from hpcstage.checkpoint.generations.choice import KindChoice
 from hpcstage.checkpoint.generations.draft import GenerationDraft
 from hpcstage.checkpoint.generations.files import PIECE_BYTES, Files
 from hpcstage.checkpoint.generations.manifest import GenerationKind
-from hpcstage.checkpoint.generations.state import StateChanged, opened_entry
+from hpcstage.checkpoint.generations.state import EntryContent
 from hpcstage.checkpoint.generations.table import Indices, Table
+from hpcstage.checkpoint.generations.terms import CommitMeter, CommitPhase, CommitTerms
 from hpcstage.checkpoint.generations.xor import BlockEncoder
 
 _PAGE_BYTES = 4096
 _GATHERED_BYTES = 1 << 20
+_STEP_BYTES = 32 << 20
+"""The most bytes between two looks at whether the commit is still wanted."""
 _WORTH = 0.9
 """The share of a block above which its difference is not stored in its place."""
 _PLACE = ("offset", "length", "generation", "base", "width")
@@ -44,11 +47,12 @@ class WrittenBlocks:
 
 
 class DataFile:
-    """A data file that grows."""
+    """A data file that grows, within the terms of its commit."""
 
-    def __init__(self, files: Files, fd: int) -> None:
+    def __init__(self, files: Files, fd: int, terms: CommitTerms) -> None:
         self._files = files
         self._fd = fd
+        self._terms = terms
         self._written = 0
         self._gathered = bytearray()
 
@@ -57,16 +61,21 @@ class DataFile:
         """Returns how long the file is with what is gathered."""
         return self._written + len(self._gathered)
 
+    def meter(self, total_bytes: int) -> CommitMeter:
+        """Returns what counts the bytes of the state that are stored."""
+        return CommitMeter(self._terms, CommitPhase.WRITING, total_bytes)
+
     def append(self, data: bytes | memoryview) -> int:
-        """Adds bytes; returns where they stand."""
+        """Adds bytes; returns where they stand. Raises NoRoom."""
         place = self.size_bytes
+        self._terms.check_room(place + len(data))
         self._gathered += data
         if len(self._gathered) >= _GATHERED_BYTES:
             self._flush()
         return place
 
-    def copy(self, source: int, offset: int, count: int) -> int | None:
-        """Adds a part of another file; returns where it stands, None if the other file was too short.
+    def copy(self, source: EntryContent, offset: int, count: int) -> int | None:
+        """Adds a part of an entry; returns where it stands, None if the entry was too short. Raises NoRoom.
 
         A part of more than a page begins on one, which a copy by reference needs.
         """
@@ -74,7 +83,8 @@ class DataFile:
         if count > _PAGE_BYTES:
             self._written += -self._written % _PAGE_BYTES
         place = self._written
-        copied = self._files.copy(source, offset, count, self._fd, place)
+        self._terms.check_room(place + count)
+        copied = source.copy(offset, count, self._fd, place)
         self._written += copied
         return place if copied == count else None
 
@@ -102,6 +112,7 @@ class DataWriter:
     data: DataFile
     table: Table
     number: int
+    meter: CommitMeter
     xor_s: float = field(default=0.0, init=False)
     """The time for reading blocks of the generation before and for encoding."""
 
@@ -109,24 +120,32 @@ class DataWriter:
         """Stores blocks, given in ascending order; with an encoder as differences where that is smaller."""
         self.table["generation"][blocks] = self.number
         for file, chosen in self._by_file(blocks):
-            with opened_entry(self.draft.files, self.draft.state, file) as fd:
-                for run in np.split(chosen, np.flatnonzero(np.diff(chosen) != 1) + 1):
+            with self.draft.state.opened(file) as content:
+                for run in self._runs(chosen):
                     if encoder is None:
-                        self._copy_run(fd, file, run)
+                        self._copy_run(content, file, run)
                     else:
-                        self._encode_run(fd, file, run, encoder)
+                        self._encode_run(content, file, run, encoder)
+                    self.meter.add(int(self.draft.layout.lengths[run].sum()))
+
+    def _runs(self, chosen: Indices) -> Iterator[Indices]:
+        """Yields blocks that follow one another, so few that a commit can be ended in between."""
+        longest = max(1, _STEP_BYTES // self.draft.layout.block_bytes)
+        for run in np.split(chosen, np.flatnonzero(np.diff(chosen) != 1) + 1):
+            for start in range(0, len(run), longest):
+                yield run[start : start + longest]
 
     def _by_file(self, blocks: Indices) -> Iterator[tuple[int, Indices]]:
         edges = np.searchsorted(blocks, self.draft.layout.starts)
         for file in np.flatnonzero(np.diff(edges)):
             yield int(file), blocks[edges[file] : edges[file + 1]]
 
-    def _copy_run(self, fd: int, file: int, run: Indices) -> None:
+    def _copy_run(self, content: EntryContent, file: int, run: Indices) -> None:
         layout = self.draft.layout
         lengths, first = layout.lengths[run], int(layout.offsets[run[0]])
-        place = self.data.copy(fd, first, int(lengths.sum()))
+        place = self.data.copy(content, first, int(lengths.sum()))
         if place is None:
-            raise StateChanged(self.draft.state.path(file))
+            raise self.draft.state.changed(file)
         self._check_copied(file, run, place)
         self.table["offset"][run] = place + layout.offsets[run] - first
         self.table["length"][run] = lengths
@@ -146,17 +165,17 @@ class DataWriter:
             edges = itertools.pairwise(itertools.accumulate(lengths, initial=0))
             for block, (begin, end) in zip(blocks.tolist(), edges, strict=True):
                 if xxhash.xxh3_128_digest(view[begin:end]) != hashes[block].tobytes():
-                    raise StateChanged(self.draft.state.path(file))
+                    raise self.draft.state.changed(file)
             place += len(view)
 
-    def _encode_run(self, fd: int, file: int, run: Indices, encoder: BlockEncoder) -> None:
+    def _encode_run(self, content: EntryContent, file: int, run: Indices, encoder: BlockEncoder) -> None:
         layout, difference = self.draft.layout, self.draft.difference
         buffer = memoryview(bytearray(layout.block_bytes))
         for block in map(int, run):
             view = buffer[: int(layout.lengths[block])]
-            self.draft.files.read_into(fd, view, int(layout.offsets[block]))
+            content.read_into(view, int(layout.offsets[block]))
             if xxhash.xxh3_128_digest(view) != difference.hashes[block].tobytes():
-                raise StateChanged(self.draft.state.path(file))
+                raise self.draft.state.changed(file)
             began_s = time.monotonic()
             stored = self._encoded(view, int(difference.bases[block]), encoder)
             self.xor_s += time.monotonic() - began_s
@@ -179,7 +198,7 @@ def write_blocks(draft: GenerationDraft, choice: KindChoice, number: int, data: 
     if choice.kind is not GenerationKind.FULL and draft.before.table is not None:
         known = np.flatnonzero(draft.difference.found >= 0)
         table[known] = draft.before.table[draft.difference.found[known]]
-    writer = DataWriter(draft, data, table, number)
+    writer = DataWriter(draft, data, table, number, data.meter(draft.stored_bytes(choice.kind)))
     writer.write(draft.stored(choice.kind), BlockEncoder(choice.width) if choice.kind is GenerationKind.XOR else None)
     data.finish()
     own, alike = np.flatnonzero(draft.wanted(choice.kind)), draft.alike(choice.kind)

@@ -1,0 +1,177 @@
+"""Finds the checkpoints that a program completed in a directory: the entries directly below it, files or directories.
+
+Owns one watch (inotify) of the directory's names, and looks at the entries now and then. An entry is complete when
+nobody has any of its files open for writing, and it was renamed to its name and not changed since, or has been as it is
+for some time. The kernel says whether a file is open for writing, by descriptor or mapping, when it is asked for a
+lease; where it grants none to anybody (other owners, some file systems), time alone tells. Names that begin with a dot
+are of what is being made, and are no checkpoints.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcstage import inotify
+from hpcstage.inotify import EventQueue
+
+QUIET_S = 2.0
+"""The time after which an entry that was not renamed and does not change counts as complete."""
+LOOK_S = 0.5
+"""The least time between two looks at entries in which no name changed."""
+_MOST_LOOKING = 0.02
+"""The largest share of the time that goes into looking."""
+_MASK = (
+    *(inotify.CREATE, inotify.CLOSE_WRITE, inotify.DELETE, inotify.MOVED_FROM, inotify.MOVED_TO),
+    *(inotify.SELF, inotify.ONLYDIR, inotify.DONT_FOLLOW),
+)
+_ENDS = inotify.SELF | inotify.UNMOUNT | inotify.IGNORED
+_Print = tuple[tuple[str, int, int, int, int], ...]
+"""Of each name of an entry what changes when it does."""
+
+
+@dataclass
+class _Entry:
+    """One entry, as it was at the last look."""
+
+    found: _Print
+    since: float
+    """When it was first seen as it is."""
+    was_renamed: bool
+    """Whether it was renamed to its name and is what it was then."""
+    is_complete: bool = False
+
+
+class CompleteEntries:
+    """Which entries of a directory are complete. Its caller gives the time, and calls `look` when it should."""
+
+    def __init__(self, directory: Path, now: float, quiet_s: float = QUIET_S) -> None:
+        """Raises OSError if the directory cannot be watched."""
+        self._directory = os.fspath(directory)
+        self._quiet_s = quiet_s
+        self._entries: dict[str, _Entry] = {}
+        self._renamed: set[str] = set()
+        self._next_look = self._soonest_look = now
+        self.is_gone = False
+        """Whether the directory was removed, moved or unmounted: nothing is complete from then on."""
+        self.revision = 0
+        """Grows whenever a complete entry appears, changes or goes."""
+        self._queue = EventQueue()
+        try:
+            self._queue.add(os.fsencode(directory), sum(_MASK))
+        except OSError:
+            self._queue.close()
+            raise
+
+    @property
+    def fd(self) -> int:
+        """The descriptor that is ready when a name changed."""
+        return self._queue.fd
+
+    def close(self) -> None:
+        """Ends the watch."""
+        self._queue.close()
+
+    def names(self) -> tuple[str, ...]:
+        """Returns the entries that were complete at the last look: those of a generation."""
+        return tuple(sorted(name for name, entry in self._entries.items() if entry.is_complete))
+
+    def wake_after(self, now: float) -> float | None:
+        """Returns the seconds until `look` has something to do without an event; None for never."""
+        return None if self.is_gone else max(0.0, self._next_look - now)
+
+    def look(self, now: float) -> None:
+        """Takes in what happened, and looks at the entries if it is time."""
+        if self._events():
+            self._next_look = min(self._next_look, max(now, self._soonest_look))
+        if self.is_gone:
+            self._change(bool(self.names()))
+            self._entries.clear()
+        elif now >= self._next_look:
+            began_s = time.monotonic()
+            self._look(self._renamed, now)
+            self._renamed = set()
+            self._soonest_look = now + (time.monotonic() - began_s) / _MOST_LOOKING
+            self._next_look = max(now + LOOK_S, self._soonest_look)
+
+    def _events(self) -> bool:
+        """Notes the names to which entries were renamed; tells whether anything happened."""
+        happened = False
+        while data := self._queue.read():
+            happened = True
+            for _, mask, _, name in inotify.events(data):
+                if mask & _ENDS and not name:
+                    self.is_gone = True
+                elif mask & inotify.MOVED_TO:
+                    self._renamed.add(os.fsdecode(name))
+                elif mask & inotify.CREATE:
+                    self._renamed.discard(os.fsdecode(name))
+        return happened
+
+    def _look(self, renamed: set[str], now: float) -> None:
+        found = {name: print_ for name in _names(self._directory) if (print_ := _printed(self._directory, name))}
+        for name in self._entries.keys() - found.keys():
+            self._change(self._entries.pop(name).is_complete)
+        for name, print_ in found.items():
+            entry = self._entries.get(name)
+            if entry is None or entry.found != print_ or name in renamed:
+                self._change(entry is not None and entry.is_complete)
+                entry = self._entries[name] = _Entry(print_, now, name in renamed)
+            if not entry.is_complete and (entry.was_renamed or now - entry.since >= self._quiet_s):
+                entry.is_complete = not any(_is_written(f"{self._directory}/{one[0]}") for one in print_)
+                self._change(entry.is_complete)
+
+    def _change(self, is_change: bool) -> None:
+        self.revision += is_change
+
+
+def _names(directory: str) -> list[str]:
+    with suppress(OSError):
+        return [name for name in os.listdir(directory) if not name.startswith(".")]
+    return []
+
+
+def _printed(directory: str, name: str) -> _Print:
+    """Returns an entry as it is; nothing if it is gone."""
+    with suppress(OSError):
+        return tuple(_prints(directory, name))
+    return ()
+
+
+def _prints(directory: str, name: str) -> Iterator[tuple[str, int, int, int, int]]:
+    status = os.lstat(f"{directory}/{name}")
+    yield name, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    if stat.S_ISDIR(status.st_mode):
+        for below in sorted(os.listdir(f"{directory}/{name}")):
+            yield from _prints(directory, f"{name}/{below}")
+
+
+def _is_written(path: str) -> bool:
+    """Tells whether somebody has a file open for writing. A lease, which is given back at once, is refused then.
+
+    A program that opens the file in that moment waits until the lease is back, and the signal that tells of it is one
+    that nobody hears.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False

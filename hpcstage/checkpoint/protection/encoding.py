@@ -1,0 +1,131 @@
+"""Encodes a generation of a group of stores that one process can reach: virtual nodes, and the check of the form.
+
+Owns the order in which it reaches the disks: all data are there before, parities next, the record when all parities are
+there, on one node after the other. A generation is encoded once: whoever finds a record that any node has of it spreads
+that one, so that parities which a record names are never written again. Stripes go as a pipeline, duty by duty, each
+with its own block and what came from the neighbour, as they do between nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpcstage.checkpoint.coding.checksums import CHECKSUM_BYTES, checksum
+from hpcstage.checkpoint.coding.coder import Coder
+from hpcstage.checkpoint.coding.erasurecode import ErasureCode
+from hpcstage.checkpoint.coding.kernels import best_kernel
+from hpcstage.checkpoint.coding.routes import Form, pipeline
+from hpcstage.checkpoint.coding.stages import RouteWork, carried_out
+from hpcstage.checkpoint.coding.stripes import CodedBlock, Stripe, Striping
+from hpcstage.checkpoint.generations.files import OWN_PARTS, Files, GenerationId
+from hpcstage.checkpoint.generations.layout import BLOCK_BYTES
+from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
+from hpcstage.checkpoint.protection.groups import CodeSize
+from hpcstage.checkpoint.protection.members import MemberWriter, read_data, read_record
+from hpcstage.checkpoint.protection.record import CodedMember, CodingRecord
+from hpcstage.errors import HpcstageError
+
+
+class NotTogether(HpcstageError):
+    """The nodes of a group do not have the same generation."""
+
+
+@dataclass(frozen=True)
+class GroupStore:
+    """The store of one node of a group."""
+
+    name: str
+    directory: Path
+
+
+@dataclass(frozen=True)
+class StoreGroup:
+    """Stores whose nodes protect each other."""
+
+    stores: tuple[GroupStore, ...]
+    size: CodeSize
+    block_bytes: int = BLOCK_BYTES
+    files: Files = field(default_factory=Files)
+    form: Form = pipeline
+
+    def encode(self, number: int) -> CodingRecord:
+        """Makes the parities of a generation that all nodes have, and its record; returns the record.
+
+        Raises NotTogether, DamagedGeneration if a manifest is damaged, and OSError.
+        """
+        with contextlib.ExitStack() as opened:
+            sources = [opened.enter_context(LocalSource(store.directory, self.files)) for store in self.stores]
+            identity = self._identity(sources, number)
+            found = [read_record(source, number) for source in sources]
+            record = next((one for one in found if one is not None and one.generation == identity), None)
+            if record is None:
+                record = self._encoded(sources, identity)
+        content = record.to_bytes()
+        for store, kept in zip(self.stores, found, strict=True):
+            if kept != record:
+                MemberWriter(self.files, store.directory, number).record(content)
+        return record
+
+    def _identity(self, sources: Sequence[LocalSource], number: int) -> GenerationId:
+        ids = [GenerationReader(source).manifest(number).id for source in sources]
+        if len(set(ids)) != 1:
+            names = ", ".join(store.name for store in self.stores)
+            raise NotTogether(f"generation {number} of {names} comes from several attempts", "save it anew")
+        return ids[0]
+
+    def _encoded(self, sources: Sequence[LocalSource], identity: GenerationId) -> CodingRecord:
+        """Writes all parities; returns the record, which is not written."""
+        sizes = [tuple(source.size_bytes(identity.number, part) for part in OWN_PARTS) for source in sources]
+        totals = [sum(one) for one in sizes]
+        striping = Striping(len(sources), self.size.k, self.size.m, self.block_bytes)
+        code = ErasureCode.cauchy(self.size.k, self.size.m)
+        sums = _Checksums(striping, totals)
+
+        def own(block: CodedBlock) -> bytearray:
+            made = bytearray(block.size_bytes)
+            place = block.number * self.block_bytes
+            if read_data(sources[block.node], identity.number, sizes[block.node], memoryview(made), place) < len(made):
+                raise NotTogether(f"generation {identity.number} of {self.stores[block.node].name} became shorter")
+            sums.note(block, made, code.k)
+            return made
+
+        coder = Coder(code, best_kernel())
+        with contextlib.ExitStack() as opened:
+            writers = [MemberWriter(self.files, store.directory, identity.number) for store in self.stores]
+            parities = [opened.enter_context(writer.parities()) for writer in writers]
+            for stripe in striping.stripes(totals):
+                route = self.form(stripe.data, stripe.parities)
+                for block, content in carried_out(route, _work(coder, stripe), own).items():
+                    sums.note(block, content, code.k)
+                    self.files.write(parities[block.node], content, block.number * self.block_bytes)
+        members = (
+            CodedMember(store.name, size, sums.of(node))
+            for node, (store, size) in enumerate(zip(self.stores, sizes, strict=True))
+        )
+        return CodingRecord(identity, self.block_bytes, code, tuple(members))
+
+
+class _Checksums:
+    """Gathers the checksums of all blocks of a group."""
+
+    def __init__(self, striping: Striping, sizes_bytes: Sequence[int]) -> None:
+        self._data = [-(-size // striping.block_bytes) for size in sizes_bytes]
+        places = striping.parity_places(sizes_bytes)
+        self._made = [bytearray((a + b) * CHECKSUM_BYTES) for a, b in zip(self._data, places, strict=True)]
+
+    def note(self, block: CodedBlock, content: bytearray, k: int) -> None:
+        """Keeps the checksum of a block."""
+        start = (block.number + (0 if block.index < k else self._data[block.node])) * CHECKSUM_BYTES
+        self._made[block.node][start : start + CHECKSUM_BYTES] = checksum(content)
+
+    def of(self, node: int) -> bytes:
+        """Returns those of a node."""
+        return bytes(self._made[node])
+
+
+def _work(coder: Coder, stripe: Stripe) -> RouteWork:
+    rows = tuple(tuple(row[block.index] for block in stripe.data) for row in coder.code.rows)
+    return RouteWork(coder, rows, stripe.data, stripe.parities)

@@ -1,0 +1,141 @@
+"""Reads the generations of a node from what its group still has: its own blocks where they are intact, or rebuilt ones.
+
+A block that cannot be read, or is not what its checksum says, is lost, whether a bit flipped or the node is gone. What
+stands here is a source of generations like a directory is, so that a restore works alike from both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections import Counter
+from collections.abc import Mapping
+from functools import lru_cache
+
+from hpcstage.checkpoint.coding.coder import Coder
+from hpcstage.checkpoint.coding.erasurecode import NoErasureCode, TooMuchLost
+from hpcstage.checkpoint.coding.kernels import best_kernel
+from hpcstage.checkpoint.coding.stripes import CodedBlock, Stripe
+from hpcstage.checkpoint.generations.files import OWN_PARTS, GenerationPart
+from hpcstage.checkpoint.generations.manifest import DamagedGeneration
+from hpcstage.checkpoint.generations.reading import BlockSource
+from hpcstage.checkpoint.protection.members import read_intact, read_record
+from hpcstage.checkpoint.protection.record import CodingRecord
+
+
+class GroupSource:
+    """The generations of one node of a group. A generation that was not encoded is read from the node itself."""
+
+    def __init__(self, name: str, sources: Mapping[str, BlockSource]) -> None:
+        """Takes the sources of all nodes that can be reached, the node itself among them if it can."""
+        self._name = name
+        self._sources = sources
+        self._records: dict[int, CodingRecord | None] = {}
+        self._block = lru_cache(maxsize=4)(self._read_block)
+        self.damaged: set[str] = set()
+        """The nodes of which a block was asked for that is gone or damaged."""
+        self.rebuilt_bytes = 0
+
+    def numbers(self) -> list[int]:
+        """Returns the generations that the node had, as far as anybody knows, oldest first."""
+        known = {name: set(_numbers(source)) for name, source in self._sources.items()}
+        own = known.get(self._name, set())
+        return sorted(n for n in set().union(*known.values()) if n in own or self._record(n) is not None)
+
+    def size_bytes(self, number: int, part: GenerationPart) -> int:
+        """Returns the size of a file of a generation."""
+        record, place = self._coded(number, part)
+        if record is None:
+            return self._own().size_bytes(number, part)
+        return record.members[place].size_of(part)
+
+    def read_into(self, number: int, part: GenerationPart, view: memoryview, offset: int) -> int:
+        """Fills the buffer from a place of a file of a generation; returns how much there was."""
+        record, place = self._coded(number, part)
+        if record is None:
+            return self._own().read_into(number, part, view, offset)
+        member = record.members[place]
+        count = max(0, min(len(view), member.size_of(part) - offset))
+        begin, done = member.start_of(part) + offset, 0
+        while done < count:
+            block, within = divmod(begin + done, record.block_bytes)
+            found = memoryview(self._block(number, block))[within : within + count - done]
+            view[done : done + len(found)] = found
+            done += len(found)
+        return count
+
+    def _own(self) -> BlockSource:
+        try:
+            return self._sources[self._name]
+        except KeyError as error:
+            raise FileNotFoundError(errno.ENOENT, f"{self._name} is gone, and nobody has a record") from error
+
+    def _coded(self, number: int, part: GenerationPart) -> tuple[CodingRecord | None, int]:
+        """Returns the record by which a file can be rebuilt, and the node's place in it."""
+        record = self._record(number) if part in OWN_PARTS else None
+        place = None if record is None else record.member(self._name)
+        return (None, -1) if place is None else (record, place)
+
+    def _record(self, number: int) -> CodingRecord | None:
+        """Returns the record of a generation that names the node; the one that most nodes have, if they differ."""
+        if number not in self._records:
+            found = [read_record(source, number) for source in self._sources.values()]
+            forms = Counter(one.to_bytes() for one in found if one is not None and one.member(self._name) is not None)
+            most = max(forms, key=lambda form: (forms[form], form), default=None)
+            self._records[number] = None if most is None else CodingRecord.from_bytes(most)
+        return self._records[number]
+
+    def _read_block(self, number: int, block: int) -> bytearray:
+        record = self._record(number)
+        place = None if record is None else record.member(self._name)
+        if record is None or place is None:
+            raise DamagedGeneration(f"generation {number} was not encoded")
+        number_of_stripe, index = record.striping.place(place, block)
+        stripe = record.striping.stripe(number_of_stripe, record.sizes_bytes)
+        assert stripe is not None
+        wanted = next(one for one in stripe.data if one.index == index)
+        found = self._intact(record, wanted)
+        return self._rebuilt(record, stripe, wanted) if found is None else found
+
+    def _intact(self, record: CodingRecord, block: CodedBlock) -> bytearray | None:
+        name = record.members[block.node].name
+        source = self._sources.get(name)
+        found = None if source is None else read_intact(source, record, block)
+        if found is None:
+            self.damaged.add(name)
+        return found
+
+    def _rebuilt(self, record: CodingRecord, stripe: Stripe, wanted: CodedBlock) -> bytearray:
+        """Returns a block from the others of its stripe; parities are read as far as they are needed."""
+        known: dict[int, bytearray] = {}
+        lost = [wanted]
+        for block in stripe.data:
+            if block != wanted:
+                content = self._intact(record, block)
+                if content is None:
+                    lost.append(block)
+                else:
+                    known[block.index] = content
+        needed = len(known) + len(lost)
+        for block in stripe.parities:
+            if len(known) < needed and (content := self._intact(record, block)) is not None:
+                known[block.index] = content
+        made = {block.index: bytearray(block.size_bytes) for block in lost}
+        try:
+            Coder(record.code, best_kernel()).restoring(known, made)()
+        except (TooMuchLost, NoErasureCode) as error:
+            raise DamagedGeneration(self._refusal(record, stripe, known)) from error
+        self.rebuilt_bytes += wanted.size_bytes
+        return made[wanted.index]
+
+    @staticmethod
+    def _refusal(record: CodingRecord, stripe: Stripe, known: Mapping[int, object]) -> str:
+        gone = {block.node for block in (*stripe.data, *stripe.parities) if block.index not in known}
+        names = ", ".join(record.members[node].name for node in sorted(gone))
+        return f"parts on {len(gone)} nodes are gone or damaged ({names}), and {record.code.m} can be rebuilt"
+
+
+def _numbers(source: BlockSource) -> list[int]:
+    with contextlib.suppress(OSError):
+        return list(source.numbers())
+    return []

@@ -1,0 +1,252 @@
+"""What a commit keeps to: the number that a job gave, room on the disk, an end that is asked for; tensors by name."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from states import BLOCK, SMALL, flip, noise, nudged, overwrite, tree
+
+pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
+pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
+
+from hpcstage.checkpoint.generations.choice import GenerationPolicy
+from hpcstage.checkpoint.generations.directory import StaleNumber
+from hpcstage.checkpoint.generations.files import LAST_NUMBER, GenerationId, GenerationPart, generation_path
+from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationKind
+from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
+from hpcstage.checkpoint.generations.restoring import UnusableTarget, restore, restore_newest
+from hpcstage.checkpoint.generations.state import FileTree, StateChanged
+from hpcstage.checkpoint.generations.store import GenerationStore
+from hpcstage.checkpoint.generations.tensors import TensorBytes, TensorState, restored_tensors
+from hpcstage.checkpoint.generations.terms import CommitCancelled, CommitPhase, CommitProgress, CommitTerms, NoRoom
+
+FULL = replace(SMALL, always=GenerationKind.FULL)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "a").write_bytes(noise(20 * BLOCK, 1))
+    return tmp_path / "state"
+
+
+class TestNumbers:
+    def test_a_job_gives_number_and_attempt(self, tmp_path: Path, state: Path) -> None:
+        first, second = GenerationId.new(7), GenerationId.new(7)
+        assert first != second
+        with GenerationStore(tmp_path / "store", SMALL) as store:
+            assert store.next_number() == 1
+            assert store.commit(FileTree(state), first).manifest.id == first
+            assert store.next_number() == 8
+            assert store.commit(FileTree(state)).manifest.number == 8
+            made = store.commit(FileTree(state), GenerationId.new(20)).manifest
+            assert (made.number, made.needs) == (20, (7, 8))
+        with LocalSource(tmp_path / "store") as source:
+            assert GenerationReader(source).manifest(7).id == first
+        assert restore_newest(LocalSource(tmp_path / "store"), tmp_path / "restored").number == 20
+
+    @pytest.mark.parametrize("number", [3, 5])
+    def test_a_number_that_is_taken_or_lower_is_refused(self, tmp_path: Path, state: Path, number: int) -> None:
+        with GenerationStore(tmp_path / "store", SMALL) as store:
+            store.commit(FileTree(state), GenerationId.new(5))
+            with pytest.raises(StaleNumber, match=f"generation {number} cannot be made: 5 is there"):
+                store.commit(FileTree(state), GenerationId.new(number))
+            assert store.numbers() == [5]
+
+    def test_numbers_end(self, tmp_path: Path, state: Path) -> None:
+        with GenerationStore(tmp_path / "store", SMALL) as store:
+            store.commit(FileTree(state), GenerationId.new(LAST_NUMBER))
+            with pytest.raises(StaleNumber, match="no numbers after 99999999"):
+                store.commit(FileTree(state))
+        assert restore_newest(LocalSource(tmp_path / "store"), tmp_path / "restored").number == LAST_NUMBER
+
+    @pytest.mark.parametrize("number", [0, -1, LAST_NUMBER + 1])
+    def test_a_number_out_of_range_is_no_generation(self, number: int) -> None:
+        with pytest.raises(ValueError, match="a generation has a number"):
+            GenerationId.new(number)
+
+    def test_what_other_nodes_retain_stays(self, tmp_path: Path, state: Path) -> None:
+        with GenerationStore(tmp_path / "store", FULL) as store:
+            for _ in range(4):
+                store.commit(FileTree(state))
+            assert store.retained(keep=1) == {4}
+            assert store.drop_all_but({2, 4}) == [3, 1]
+        with GenerationStore(tmp_path / "store", SMALL) as store:
+            overwrite(state / "a", 0, b"changed")
+            assert store.commit(FileTree(state)).manifest.needs == (4,)
+            assert store.drop_all_but({5}) == [2], "4 is needed"
+
+
+class TestTerms:
+    def test_a_budget_is_kept_to(self, tmp_path: Path, state: Path) -> None:
+        with GenerationStore(tmp_path / "store", SMALL) as store:
+            needed = store.commit(FileTree(state)).written_bytes
+            assert needed == sum(path.stat().st_size for path in (tmp_path / "store" / "00000001").iterdir())
+        for step, policy in enumerate((FULL, replace(SMALL, always=GenerationKind.XOR))):
+            (state / "a").write_bytes(nudged((state / "a").read_bytes(), step))
+            with GenerationStore(tmp_path / "store", policy) as store:
+                for budget_bytes in (0, BLOCK):
+                    with pytest.raises(NoRoom, match="needs"):
+                        store.commit(FileTree(state), terms=CommitTerms(budget_bytes))
+                    assert store.numbers() == [1]
+        with GenerationStore(tmp_path / "store", FULL) as store:
+            with pytest.raises(NoRoom):
+                store.commit(FileTree(state), terms=CommitTerms(20 * BLOCK + 100))
+            assert [path.name for path in (tmp_path / "store").iterdir()] == ["00000001"]
+            assert store.commit(FileTree(state), terms=CommitTerms(needed + 1000)).written_bytes <= needed + 1000
+
+    @pytest.mark.parametrize("phase", list(CommitPhase))
+    def test_a_commit_that_is_cancelled_leaves_nothing(self, tmp_path: Path, state: Path, phase: CommitPhase) -> None:
+        seen: list[CommitProgress] = []
+        (state / "b").write_bytes(noise(10 * BLOCK, 2))
+
+        def heard() -> bool:
+            return bool(seen) and seen[-1].phase is phase and seen[-1].done_bytes < seen[-1].total_bytes
+
+        with GenerationStore(tmp_path / "store", SMALL) as store:
+            with pytest.raises(CommitCancelled):
+                store.commit(FileTree(state), terms=CommitTerms(is_cancelled=heard, progress=seen.append))
+            assert list((tmp_path / "store").iterdir()) == []
+            store.commit(FileTree(state))
+
+    def test_progress_reaches_the_end_of_each_phase(self, tmp_path: Path, state: Path) -> None:
+        seen: list[CommitProgress] = []
+        (state / "b").write_bytes(noise(10 * BLOCK, 2))
+        (state / "c").write_bytes(noise(10 * BLOCK, 2))
+        with GenerationStore(tmp_path / "store", SMALL) as store:
+            store.commit(FileTree(state), terms=CommitTerms(progress=seen.append))
+        read = [one for one in seen if one.phase is CommitPhase.READING]
+        written = [one for one in seen if one.phase is CommitPhase.WRITING]
+        assert seen == read + written
+        assert [one.done_bytes for one in read] == [20 * BLOCK, 30 * BLOCK, 40 * BLOCK]
+        assert [one.done_bytes for one in written] == [20 * BLOCK, 30 * BLOCK], "c is stored as b"
+        assert {one.total_bytes for one in read} == {40 * BLOCK}
+        assert {one.total_bytes for one in written} == {30 * BLOCK}
+
+
+class TestEntries:
+    """A restore places each entry by itself, in a directory in which others are."""
+
+    def test_what_is_not_older_stays_and_the_rest_is_placed(self, tmp_path: Path, state: Path) -> None:
+        (state / "sharded").mkdir()
+        (state / "sharded" / "rank0").write_bytes(b"saved")
+        (state / "link").symlink_to("a")
+        saved = tree(state)
+        with GenerationStore(tmp_path / "store", SMALL) as store:
+            store.commit(FileTree(state))
+        (state / "a").unlink()
+        overwrite(state / "sharded" / "rank0", 0, b"newer")
+        (state / "of-the-program").write_bytes(b"x")
+        restored = restore_newest(LocalSource(tmp_path / "store"), state)
+        assert restored.kept == ("link", "sharded")
+        assert tree(state)["a"] == saved["a"]
+        assert (state / "sharded" / "rank0").read_bytes() == b"newer"
+        assert (state / "of-the-program").read_bytes() == b"x"
+        assert restore_newest(LocalSource(tmp_path / "store"), state).kept == ("a", "link", "sharded")
+
+    @pytest.mark.parametrize("without_flags", [False, True])
+    def test_what_is_older_changes_places(
+        self, tmp_path: Path, state: Path, without_flags: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        target = tmp_path / "target"
+        (state / "sharded").mkdir()
+        (state / "sharded" / "rank0").write_bytes(b"old")
+        restored = target / "sharded" / "rank1"
+        with GenerationStore(tmp_path / "store", FULL) as store:
+            store.commit(FileTree(state))
+            restore(store.source(), 1, target)
+            overwrite(state / "a", 0, b"changed")
+            (state / "sharded" / "rank1").write_bytes(b"new")
+            store.commit(FileTree(state))
+            if without_flags:
+                monkeypatch.setattr("hpcstage.checkpoint.generations.restoring._EXCHANGE", 1 << 20)
+                monkeypatch.setattr("hpcstage.checkpoint.generations.restoring._ONLY_NEW", 1 << 21)
+            found = restore(store.source(), 2, target)
+            assert (found.placed, found.kept, restored.read_bytes()) == (("a", "sharded"), (), b"new")
+            assert tree(target) == tree(state)
+            assert restore(store.source(), 1, target).kept == ("a", "sharded"), "generation 1 is older"
+
+    def test_what_killed_restores_left_goes_with_the_next(self, tmp_path: Path, state: Path) -> None:
+        with GenerationStore(tmp_path / "store", SMALL) as store:
+            store.commit(FileTree(state))
+        left = state / ".hpcstage-restore-0123456789ab"
+        (left / "below").mkdir(parents=True)
+        (left / "below" / "half").write_bytes(b"x")
+        (left / "below").chmod(0)
+        with GenerationStore(tmp_path / "store", SMALL) as store:
+            assert store.commit(FileTree(state)).manifest.entries[-1].name == "a", "it is no part of a state"
+            store.restore_newest(state)
+        assert [path.name for path in state.iterdir()] == ["a"]
+
+    def test_damage_places_nothing(self, tmp_path: Path, state: Path) -> None:
+        (state / "b").write_bytes(noise(3 * BLOCK, 5))
+        with GenerationStore(tmp_path / "store", SMALL) as store:
+            store.commit(FileTree(state))
+        flip(generation_path(tmp_path / "store", 1) / GenerationPart.DATA, 22 * BLOCK)
+        (tmp_path / "target").mkdir()
+        with pytest.raises(DamagedGeneration, match="of 'b' differs"):
+            restore(LocalSource(tmp_path / "store"), 1, tmp_path / "target")
+        assert list((tmp_path / "target").iterdir()) == []
+
+
+def tensor(name: str, content: bytes, dtype: str = "float32") -> TensorBytes:
+    return TensorBytes(name, dtype, (len(content) // 4,), memoryview(content))
+
+
+class TestTensors:
+    def test_they_come_back_by_name(self, tmp_path: Path) -> None:
+        tensors = [
+            tensor("layers.0/weight", noise(5 * BLOCK + 4, 1)),
+            tensor("../step", b"\0" * 8, "int64"),
+            TensorBytes("none", "bfloat16", (0, 3), memoryview(b"")),
+        ]
+        with GenerationStore(tmp_path / "store", SMALL) as store:
+            saved = store.commit(TensorState(tensors))
+            assert (saved.manifest.holds_tensors, saved.blocks) == (True, 7)
+            assert list(restored_tensors(store.source(), 1)) == tensors
+
+    def test_a_delta_follows_the_name_and_not_the_order(self, tmp_path: Path) -> None:
+        tensors = [tensor(f"layers.{number}", noise(10 * BLOCK + 8, number)) for number in range(10)]
+        with GenerationStore(tmp_path / "store", SMALL) as store:
+            store.commit(TensorState(tensors))
+            tensors[3] = tensor("layers.3", nudged(bytes(tensors[3].content), 1))
+            tensors.insert(0, tensor("a new one", noise(BLOCK, 99)))
+            later = store.commit(TensorState(tensors[::-1]))
+            assert later.manifest.kind is GenerationKind.DELTA
+            assert later.manifest.data_bytes == 11 * BLOCK + 8
+            assert list(restored_tensors(store.source(), 2)) == tensors[::-1]
+
+    def test_a_change_meanwhile_is_refused(self, tmp_path: Path) -> None:
+        content = bytearray(noise(5 * BLOCK, 1))
+
+        def change(progress: CommitProgress) -> None:
+            if progress.phase is CommitPhase.READING:
+                content[3 * BLOCK] ^= 1
+
+        held = TensorState([TensorBytes("weight", "uint8", (len(content),), memoryview(content))])
+        with GenerationStore(tmp_path / "store", SMALL) as store:
+            with pytest.raises(StateChanged, match="tensor 'weight' changed"):
+                store.commit(held, terms=CommitTerms(progress=change))
+            assert store.numbers() == []
+
+    def test_they_are_no_files_and_files_no_tensors(self, tmp_path: Path, state: Path) -> None:
+        with GenerationStore(tmp_path / "store", SMALL) as store:
+            store.commit(TensorState([tensor("weight", noise(BLOCK, 1))]))
+            with pytest.raises(UnusableTarget, match="holds tensors"):
+                store.restore_newest(tmp_path / "restored")
+            store.commit(FileTree(state))
+            with pytest.raises(DamagedGeneration, match="holds files"):
+                list(restored_tensors(store.source(), 2))
+
+    def test_what_could_not_be_read_again_is_not_saved(self, tmp_path: Path) -> None:
+        with GenerationStore(tmp_path / "store", GenerationPolicy()) as store:
+            for wrong in ({"shape": (0.5,)}, {"dtype": 4}, {"name": 1}):
+                with pytest.raises(ValueError, match="could not be read again"):
+                    store.commit(TensorState([replace(tensor("weight", b""), **wrong)]))
+            with pytest.raises(ValueError, match="given twice"):
+                store.commit(TensorState([tensor("weight", b""), tensor("weight", b"")]))
+            with contextlib.suppress(FileNotFoundError):
+                assert list((tmp_path / "store").iterdir()) == []
