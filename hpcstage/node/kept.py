@@ -64,6 +64,11 @@ class KeptPlace:
         """A file with the result of the drain."""
         return self.path / "drained"
 
+    @property
+    def tried(self) -> Path:
+        """A file that is as old as the last drain that failed after the run."""
+        return self.path / "tried"
+
     def hold(self) -> int:
         """Takes the shared lock, for as long as the returned descriptor is open. Raises OSError."""
         return self._lock(fcntl.LOCK_SH)

@@ -60,7 +60,7 @@ def _local(config: Config, host: str) -> LocalDir:
 
 
 def _drained(above: Path) -> int:
-    parts = late.drain_dead(above, late.LONGEST_S)
+    parts = late.drain_all(above)
     files = sum(part.files for part in parts)
     messages.warn(f"drained {format_number(len(parts), 'run')}: {format_number(files, 'copy', 'copies')}")
     return NotDrained.exit_code if any(part.undrained_count for part in parts) else 0

@@ -1,4 +1,4 @@
-"""Drains what killed runs left on the local disk of this node: before the next run starts, and by `hpcstage clean`.
+"""Drains what runs left on the local disk of this node: before the next run starts, and by `hpcstage clean`.
 
 Owns the order, the process that does it, the lines that are printed, and that nothing is deleted unless all of it was
 drained.
@@ -12,7 +12,7 @@ import select
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -26,9 +26,12 @@ from hpcstage.wrapper import messages, outdir, outputpart
 from hpcstage.wrapper.child import is_fatal_pending
 
 AT_START_S = 60.0
-"""The longest time that the start of a run drains what killed runs left."""
+"""The longest time that the start of a run drains what other runs left."""
+AGAIN_S = 600.0
+"""A start leaves files alone that could not be drained such a short time ago."""
 LONGEST_S = 86_400.0
 """The longest time for a drain that whoever waits for it can end at any time."""
+_CLEAN = "`hpcstage clean --drain` copies them, `hpcstage clean --forget RUN-ID` deletes them"
 _GRACE_S = 2.0
 _WAIT_S = 0.05
 
@@ -118,30 +121,24 @@ def _drained(place: kept.KeptPlace, timeout_s: float) -> OutputsPart:
 
 def waiting(above: Path) -> list[kept.KeptPlace]:
     """Returns the output directories of runs that are over."""
-    found = []
-    for place in kept.places(above):
-        with _taken(place) as lock:
-            if lock is not None:
-                found.append(place)
-    return found
+    return [place for place, _ in _over(above)]
 
 
-def drain_dead(above: Path, timeout_s: float) -> list[OutputsPart]:
-    """Drains the output directories of runs that are over, as far as the time allows; says what was done. Raises
-    NotStarted when a signal that is blocked will end this process."""
-    deadline = time.monotonic() + timeout_s
-    ends: list[OutputsPart] = []
-    for place in kept.places(above):
-        with _taken(place) as lock:
-            if lock is None:
-                continue
-            if not place.was_watched:  # it was killed before its command could start
-                place.remove()
-            elif (left_s := deadline - time.monotonic()) > 0:
-                ends.append(_drain(place, lock, left_s))
-            else:
-                messages.warn(f"run {place.path.name} left output files in {place.output}: they are copied later")
-    return ends
+def drain_at_start(above: Path) -> None:
+    """Drains the output directories of runs that are over, as far as there is time, and none that could not be drained
+    a short time ago. Raises NotStarted when a signal that is blocked will end this process."""
+    deadline = time.monotonic() + AT_START_S
+    for place, lock in _over(above):
+        left_s = deadline - time.monotonic()
+        if left_s > 0 and not _was_tried(place):
+            _drain(place, lock, left_s)
+        else:
+            messages.warn(f"run {place.path.name} left output files in {place.output}; {_CLEAN}")
+
+
+def drain_all(above: Path) -> list[OutputsPart]:
+    """Drains the output directories of runs that are over, however long it takes. Returns what became of them."""
+    return [_drain(place, lock, LONGEST_S) for place, lock in _over(above)]
 
 
 def forget(above: Path, run_id: str) -> bool:
@@ -153,6 +150,23 @@ def forget(above: Path, run_id: str) -> bool:
                     place.remove()
                     return True
     return False
+
+
+def _over(above: Path) -> Iterator[tuple[kept.KeptPlace, int]]:
+    """Yields the directories of runs that are over, with the descriptor of the exclusive lock."""
+    for place in kept.places(above):
+        with _taken(place) as lock:
+            if lock is not None and not place.was_watched:  # it was killed before its command could start
+                place.remove()
+            elif lock is not None:
+                yield place, lock
+
+
+def _was_tried(place: kept.KeptPlace) -> bool:
+    try:
+        return 0.0 <= time.time() - place.tried.stat().st_mtime < AGAIN_S
+    except OSError:
+        return False
 
 
 @contextmanager
@@ -169,12 +183,12 @@ def _taken(place: kept.KeptPlace) -> Iterator[int | None]:
 
 def _drain(place: kept.KeptPlace, lock: int, timeout_s: float) -> OutputsPart:
     run_id = place.path.name
-    messages.warn(f"run {run_id} was killed: copying the output files that it left in {place.output}")
+    messages.warn(f"copying the output files that run {run_id} left in {place.output}")
     drain = ForkedDrain(place, lock, timeout_s)
     try:
         while not drain.is_over(_WAIT_S):
             if is_fatal_pending():
-                raise NotStarted("a signal came while output files of a killed run were copied", "start it again")
+                raise NotStarted("a signal came while output files of an earlier run were copied", "start it again")
     finally:
         drain.end()
     part = drain.part()
@@ -184,6 +198,8 @@ def _drain(place: kept.KeptPlace, lock: int, timeout_s: float) -> OutputsPart:
         messages.warn(f"{one.name} of run {run_id} is {one.why} in {part.directory}: that had been changed since")
     if part.undrained_count:
         messages.error(f"if they are not needed, `hpcstage clean --forget {run_id}` there deletes them")
+        with suppress(OSError):
+            place.tried.touch()
     else:
         place.remove()
         outdir.remove_dead_lock(part.directory)

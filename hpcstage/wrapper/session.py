@@ -403,5 +403,5 @@ def _outputs(config: Config, local: LocalDir, job: jobs.Job, run_id: str, *, is_
     from hpcstage.wrapper import late
     from hpcstage.wrapper.outputs import RunOutputs
 
-    late.drain_dead(above, late.AT_START_S)
+    late.drain_at_start(above)
     return None if config.out is None else RunOutputs.open(config, local, job, run_id, is_alone=is_alone)

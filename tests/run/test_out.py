@@ -164,6 +164,9 @@ def test_a_directory_that_is_gone_costs_no_tries_and_its_files_can_be_forgotten(
     done = run(hpcstage, data, "--", "echo", "started")
     assert (done.returncode, done.stdout) == (0, b"started\n")
     assert f"hpcstage clean --forget {place.name}" in done.stderr.decode()
+    done = run(hpcstage, data, "--", "echo", "started")
+    assert (done.returncode, done.stdout) == (0, b"started\n")
+    assert "copying" not in done.stderr.decode(), "it is not tried again so soon"
     assert kept(local_dir) == [place]
     assert not results.exists()
     assert hpcstage("clean", "--forget", "another").returncode == 2
