@@ -16,7 +16,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from hpcstage.daemon.givingway import GivingWay
 from hpcstage.daemon.process.server import Reply
+from hpcstage.daemon.reading.scanning import DIRECT_MODE
 from hpcstage.daemon.resources import Resources, log
 from hpcstage.daemon.service import Request, Service
 from hpcstage.node.kept import KeptPlace
@@ -46,7 +48,7 @@ def begin(base: Resources) -> tuple[Service, ...]:
             replace_text(place.watched, why)
         return ()
     replace_text(place.watched, "")
-    return (service,)
+    return (service,) if base.spec.mode == DIRECT_MODE else (service, GivingWay(base))
 
 
 def _prepared(place: KeptPlace) -> PreparedPlace:

@@ -35,6 +35,11 @@ class Gate:
         copy = os.fsdecode(store_path)
         self._why = self._why or f"the copy of a file that was written to cannot be removed ({why}): {copy}"
 
+    def give_way(self, why: str) -> None:
+        """Closes the store, since its place is needed."""
+        self._page.close()
+        self._why = self._why or why
+
     def found_closed(self) -> Problem | None:
         """Returns the problem when the store is found closed for the first time."""
         if self._told or not self._page.is_closed:
@@ -42,7 +47,7 @@ class Gate:
         self._told = True
         why = self._why or "a program wrote below a dataset and could not tell the staging daemon"
         text = f"{why}; from then on the programs on {self._host} read the source"
-        remedy = f"check the local disk; the daemon's log is nodes/{self._host}.log in the run directory"
+        remedy = f"check the local disk and its size; the daemon's log is nodes/{self._host}.log in the run directory"
         return Problem("store-closed", text, remedy)
 
 

@@ -262,6 +262,42 @@ def test_without_a_local_disk_it_is_the_directory_itself(
     assert is_written(tmp_path / "results")
 
 
+FILLS = """
+import os, sys, time
+out, data, local = sys.argv[1:]
+def write(name):
+    with open(f"{out}/{name}", "wb") as file:
+        file.write(bytes(25 << 20))
+def free():
+    found = os.statvfs(local)
+    return found.f_bavail * found.f_frsize
+write("first")
+end = time.monotonic() + 20
+while free() < 25 << 20 and time.monotonic() < end:
+    time.sleep(0.02)
+write("second")
+print(sum(len(open(os.path.join(d, name), "rb").read()) for d, _, names in os.walk(data) for name in names))
+"""
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small disk")
+def test_copies_of_datasets_give_way_where_the_local_disk_fills(
+    hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path
+) -> None:
+    data, small = make_tree(files=30, size_bytes=1 << 20), tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=60m", "tmpfs", small], check=True)
+    try:
+        options = ("--local-dir", small, "--mode", "upfront", "--budget", "45MB", "--out", "results")
+        done = run(hpcstage, data, *options, "--", *python_command(FILLS, "{out}", data, small))
+    finally:
+        subprocess.run(["umount", "-l", small], check=True)
+    assert (done.returncode, done.stdout.split()) == (0, [b"%d" % (30 << 20)]), done.stderr
+    assert [(tmp_path / "results" / name).stat().st_size for name in ("first", "second")] == [25 << 20] * 2
+    assert "store-closed" in [problem["id"] for problem in record(hpcstage)["problems"]]
+
+
 def test_a_directory_below_a_dataset(hpcstage: Hpcstage, make_tree: Tree) -> None:
     data = make_tree()
     line = refused(hpcstage, data, "--out", data / "results")
