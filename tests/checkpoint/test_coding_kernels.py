@@ -228,6 +228,44 @@ def test_a_library_that_computes_wrongly_is_not_used(tmp_path: Path, monkeypatch
     assert [kernel.name for kernel in kernels()] == ["numpy"]
 
 
+MULTIPLYING = """
+static unsigned char times(unsigned char a, unsigned char b) {
+    unsigned char sum = 0;
+    for (; b; b >>= 1, a = a << 1 ^ (a & 128 ? 0x1d : 0)) if (b & 1) sum ^= a;
+    return sum;
+}
+void ec_init_tables(int k, int rows, unsigned char *from, unsigned char *to) {
+    for (int i = 0; i < k * rows; i++) to[i] = from[i];
+}
+void ec_encode_data(int size, int k, int rows, unsigned char *c, unsigned char **in, unsigned char **out) {
+    for (int i = 0; i < rows; i++) for (int at = 0; at < size; at++) {
+        out[i][at] = 0;
+        for (int j = 0; j < MOST(k); j++) out[i][at] ^= times(c[i * k + j], in[j][at]);
+    }
+}
+void ec_encode_data_update(int size, int k, int rows, int j, unsigned char *c, unsigned char *in, unsigned char **out) {
+    for (int i = 0; i < rows; i++) for (int at = 0; at < SIZE(size); at++) out[i][at] ^= times(c[i * k + j], in[at]);
+}
+"""
+
+
+@pytest.mark.compiler
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.parametrize(
+    ("most", "size", "is_right"),
+    [("k", "size", True), ("(k < 3 ? k : 2)", "size", False), ("k", "(size & ~15)", False), ("k", "size & ~31", False)],
+)
+def test_a_library_is_tried_with_three_sources_and_odd_sizes(
+    tmp_path: Path, most: str, size: str, is_right: bool
+) -> None:
+    path = library(tmp_path, f"#define MOST(k) {most}\n#define SIZE(size) ({size})\n{MULTIPLYING}")
+    if is_right:
+        assert IsalKernel(path).name == "ISA-L (lib.so)"
+        return
+    with pytest.raises(ValueError, match="computes wrongly"):
+        IsalKernel(path)
+
+
 def test_other_files_of_that_name_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "libisal.so.2").write_bytes(b"no library")
     for path in (tmp_path / "libisal.so.2", tmp_path / "missing.so", Path("libc.so.6")):

@@ -292,3 +292,26 @@ def test_a_stripe_without_data_restores_parities_of_zeros() -> None:
     parity = bytearray(b"abc")
     coder.restoring({}, {2: parity})()
     assert parity == bytes(3)
+
+
+@given(
+    st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(0, 3)),
+    st.booleans(),
+    st.data(),
+)
+def test_every_parity_has_a_place_that_follows_from_its_number(
+    numbers: tuple[int, int, int], rotated: bool, data: st.DataObject
+) -> None:
+    k, m, more = numbers
+    nodes = k + m + (more if rotated else 0)
+    striping = Striping(nodes, k, m, 10, rotated=rotated)
+    sizes = [data.draw(st.integers(0, 300)) if rotated or node >= m else 0 for node in range(nodes)]
+    places = striping.parity_places(sizes)
+    held: list[set[int]] = [set() for _ in range(nodes)]
+    for stripe in striping.stripes(sizes):
+        for parity in stripe.parities:
+            held[parity.node].add(parity.number)
+            assert striping.parity_place(parity.node, parity.number) == (stripe.number, parity.index)
+    for node, has in enumerate(held):
+        assert max(has, default=-1) < places[node]
+        assert places[node] <= max(map(len, held)) + m * 300, "bounded by the last stripe"

@@ -44,22 +44,32 @@ class GroupSource:
 
     def size_bytes(self, number: int, part: GenerationPart) -> int:
         """Returns the size of a file of a generation."""
-        record, place = self._coded(number, part)
+        record, place = self._coded(number)
         if record is None:
             return self._own().size_bytes(number, part)
+        if part is GenerationPart.CODING:
+            return len(record.to_bytes())
+        if part is GenerationPart.PARITY:
+            return record.striping.parity_places(record.sizes_bytes)[place] * record.block_bytes
         return record.members[place].size_of(part)
 
     def read_into(self, number: int, part: GenerationPart, view: memoryview, offset: int) -> int:
-        """Fills the buffer from a place of a file of a generation; returns how much there was."""
-        record, place = self._coded(number, part)
+        """Fills the buffer from a place of a file of a generation; returns how much there was.
+
+        Parities are read as whole blocks, with zeros behind those that are shorter.
+        """
+        record, place = self._coded(number)
         if record is None:
             return self._own().read_into(number, part, view, offset)
-        member = record.members[place]
-        count = max(0, min(len(view), member.size_of(part) - offset))
-        begin, done = member.start_of(part) + offset, 0
+        count = max(0, min(len(view), self.size_bytes(number, part) - offset))
+        if part is GenerationPart.CODING:
+            view[:count] = record.to_bytes()[offset : offset + count]
+            return count
+        begin = offset + (record.members[place].start_of(part) if part in OWN_PARTS else 0)
+        done = 0
         while done < count:
             block, within = divmod(begin + done, record.block_bytes)
-            found = memoryview(self._block(number, block))[within : within + count - done]
+            found = memoryview(self._block(number, part in OWN_PARTS, block))[within : within + count - done]
             view[done : done + len(found)] = found
             done += len(found)
         return count
@@ -70,9 +80,9 @@ class GroupSource:
         except KeyError as error:
             raise FileNotFoundError(errno.ENOENT, f"{self._name} is gone, and nobody has a record") from error
 
-    def _coded(self, number: int, part: GenerationPart) -> tuple[CodingRecord | None, int]:
-        """Returns the record by which a file can be rebuilt, and the node's place in it."""
-        record = self._record(number) if part in OWN_PARTS else None
+    def _coded(self, number: int) -> tuple[CodingRecord | None, int]:
+        """Returns the record by which a generation can be rebuilt, and the node's place in it."""
+        record = self._record(number)
         place = None if record is None else record.member(self._name)
         return (None, -1) if place is None else (record, place)
 
@@ -85,17 +95,20 @@ class GroupSource:
             self._records[number] = None if most is None else CodingRecord.from_bytes(most)
         return self._records[number]
 
-    def _read_block(self, number: int, block: int) -> bytearray:
-        record = self._record(number)
-        place = None if record is None else record.member(self._name)
-        if record is None or place is None:
-            raise DamagedGeneration(f"generation {number} was not encoded")
-        number_of_stripe, index = record.striping.place(place, block)
-        stripe = record.striping.stripe(number_of_stripe, record.sizes_bytes)
-        assert stripe is not None
-        wanted = next(one for one in stripe.data if one.index == index)
-        found = self._intact(record, wanted)
-        return self._rebuilt(record, stripe, wanted) if found is None else found
+    def _read_block(self, number: int, is_data: bool, block: int) -> bytearray:
+        """Returns a block of the node's data or of the parities that it holds, which is of full length."""
+        record, place = self._coded(number)
+        assert record is not None
+        striping = record.striping
+        in_stripe, index = striping.place(place, block) if is_data else striping.parity_place(place, block)
+        stripe = striping.stripe(in_stripe, record.sizes_bytes)
+        wanted = next((one for one in (*stripe.data, *stripe.parities) if one.index == index), None) if stripe else None
+        if stripe is None or wanted is None:
+            return bytearray(record.block_bytes)  # a place for a parity of a stripe that does not exist
+        made = self._intact(record, wanted)
+        if made is None:
+            made = self._rebuilt(record, stripe, wanted)
+        return made if is_data else made.ljust(record.block_bytes, b"\0")
 
     def _intact(self, record: CodingRecord, block: CodedBlock) -> bytearray | None:
         name = record.members[block.node].name
@@ -116,10 +129,11 @@ class GroupSource:
                     lost.append(block)
                 else:
                     known[block.index] = content
-        needed = len(known) + len(lost)
         for block in stripe.parities:
-            if len(known) < needed and (content := self._intact(record, block)) is not None:
-                known[block.index] = content
+            if len(known) < len(stripe.data) and block != wanted:
+                content = self._intact(record, block)
+                if content is not None:
+                    known[block.index] = content
         made = {block.index: bytearray(block.size_bytes) for block in lost}
         try:
             Coder(record.code, best_kernel()).restoring(known, made)()
