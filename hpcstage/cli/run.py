@@ -29,13 +29,10 @@ def run(command: tuple[str, ...], verbose: bool, quiet: bool, **given: Any) -> i
     Exits with the command's exit code, or with 74 in place of 0 where files could not be copied to the directory of
     --out. With HPCSTAGE_DISABLE=1 it only executes the command.
     """
-    from hpcstage.wrapper.plain import passes_through, replace_with
+    from hpcstage.wrapper.plain import out_without_us, passes_through, replace_with
 
     if passes_through(os.environ):
-        from hpcstage import inherited
-        from hpcstage.wrapper import outdir
-
-        return replace_with(command, outdir.without_us(given, os.environ, inherited.directory()))
+        return replace_with(command, out_without_us(given, os.environ))
     from hpcstage import inherited
     from hpcstage.config import load
     from hpcstage.wrapper.run import run as launch

@@ -92,7 +92,7 @@ def directory(out: str, cwd: Path) -> str:
 
 def without_us(given: Mapping[str, Any], env: Mapping[str, str], cwd: Path) -> str | None:
     """Returns DIR for a command that runs without hpcstage; None where no DIR is known. Files are read only if neither
-    an option nor the environment names DIR, and a file that is wrong is no reason to fail then."""
+    an option nor the environment names DIR, and one that is wrong is no reason to fail then."""
     asked = given.get("out")
     if not asked and env.get(kept.OUT):
         from hpcstage.config.expand import expand
@@ -101,13 +101,10 @@ def without_us(given: Mapping[str, Any], env: Mapping[str, str], cwd: Path) -> s
         with suppress(ValueError):
             asked = expand(asked, env)
     elif not asked:
-        from hpcstage.config import files
+        from hpcstage.config import load
 
         with suppress(HpcstageError):
-            if any(place.path.exists() for place in files.places(given.get("config"), env, cwd)):
-                from hpcstage.config import load
-
-                asked = load({"config": given.get("config")}, env, cwd).out
+            asked = load({"config": given.get("config")}, env, cwd).out
     return None if asked in (None, "", "none") else directory(str(asked), cwd)
 
 

@@ -4,13 +4,32 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from hpcstage.errors import CommandNotExecutable, CommandNotFound
+from hpcstage.errors import CommandNotExecutable, CommandNotFound, ConfigError
 
 
 def passes_through(env: Mapping[str, str]) -> bool:
     """Whether the user switched hpcstage off, or an outer `hpcstage run` already serves this command."""
     return env.get("HPCSTAGE_DISABLE", "") not in ("", "0") or bool(env.get("HPCSTAGE_ACTIVE"))
+
+
+def out_without_us(given: Mapping[str, Any], env: Mapping[str, str]) -> str | None:
+    """Returns the directory of `--out` for a command that runs without hpcstage; None where no option, variable or file
+    may name one, which is seen at no cost."""
+    from hpcstage import inherited
+    from hpcstage.config import files
+
+    cwd = inherited.directory()
+    if not given.get("out") and not env.get("HPCSTAGE_OUT"):
+        try:
+            if not any(place.path.exists() for place in files.places(given.get("config"), env, cwd)):
+                return None
+        except ConfigError:
+            return None
+    from hpcstage.wrapper import outdir
+
+    return outdir.without_us(given, env, cwd)
 
 
 def replace_with(command: Sequence[str], out: str | None = None) -> int:
