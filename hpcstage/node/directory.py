@@ -77,6 +77,13 @@ def base_name(uid: int, host: str = "") -> str:
     return f"hpcstage-{uid}-{host}" if host else f"hpcstage-{uid}"
 
 
+def outputs_base(local: LocalDir, host: str) -> Path:
+    """Returns the directory of all runs' output directories on a disk, which `kept` makes; `host` keeps nodes apart
+    that see the same."""
+    name = f"hpcstage-out-{os.geteuid()}"
+    return local.path / (f"{name}-{host}" if local.is_network else name)
+
+
 def leftovers(base: Path, *, timeout_s: float = 5.0) -> list[Path]:
     """Renames the directories of dead jobs below `base` aside and returns them; none if there is no base."""
     if not base.is_dir():

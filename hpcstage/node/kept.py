@@ -15,12 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hpcstage.errors import LocalDiskProblem
-
-if TYPE_CHECKING:
-    from hpcstage.job.localdir import LocalDir
 
 OUT = "HPCSTAGE_OUT"
 """The variable with which a program finds its output directory."""
@@ -117,12 +113,6 @@ class KeptPlace:
         shutil.rmtree(self.path, ignore_errors=True)
         with suppress(OSError):
             self.path.parent.rmdir()
-
-
-def parent(local: LocalDir, host: str) -> Path:
-    """Returns the directory of all runs' output directories on a disk; `host` keeps nodes apart that see the same."""
-    name = f"hpcstage-out-{os.geteuid()}"
-    return local.path / (f"{name}-{host}" if local.is_network else name)
 
 
 def make(above: Path, run_id: str) -> tuple[KeptPlace, int]:

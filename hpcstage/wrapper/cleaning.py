@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from hpcstage import job as jobs
 from hpcstage.errors import NoLocalDir, NotDrained, UsageError
 from hpcstage.job import localdir
-from hpcstage.node import directory, kept
+from hpcstage.node import directory
 from hpcstage.units import format_number
 from hpcstage.wrapper import late, messages
 
@@ -30,7 +30,7 @@ def clean(config: Config, verbosity: int, *, drains: bool, forgotten: Sequence[s
     messages.set_verbosity(verbosity)
     host = socket.gethostname()
     local = _local(config, host)
-    above = kept.parent(local, host)
+    above = directory.outputs_base(local, host)
     for run_id in forgotten:
         if not late.forget(above, run_id):
             there = ", ".join(place.path.name for place in late.waiting(above)) or "none"

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hpcstage import inherited
 from hpcstage.errors import LocalDiskProblem, NotDrained
 from hpcstage.node import kept
+from hpcstage.node.directory import outputs_base
 from hpcstage.problem import Problem
 from hpcstage.record.parts.outputs import OutputsPart
 from hpcstage.wrapper import messages, outdir, outputpart
@@ -72,7 +73,7 @@ class RunOutputs:
         target = outdir.directory(config.out, cwd)
         lock = outdir.lock(target, config.out, f"run {run_id} on {host}")
         try:
-            place, held = kept.make(kept.parent(local, host), run_id)
+            place, held = kept.make(outputs_base(local, host), run_id)
         except LocalDiskProblem as error:
             return cls._at_target(target, lock, error.what)
         try:

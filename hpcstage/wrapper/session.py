@@ -22,7 +22,7 @@ from hpcstage import inherited
 from hpcstage import job as jobs
 from hpcstage.errors import HpcstageError, NotStarted
 from hpcstage.job import localdir, share, together
-from hpcstage.node import control, directory, environment, hosted, kept, page, start
+from hpcstage.node import control, directory, environment, hosted, page, start
 from hpcstage.problem import Problem
 from hpcstage.protocol import leadspec, nodedir, shim
 from hpcstage.protocol.daemonspec import DaemonSpec
@@ -397,7 +397,7 @@ class Session:
 def _outputs(config: Config, local: LocalDir, job: jobs.Job, run_id: str, *, is_alone: bool) -> RunOutputs | None:
     """Drains what killed runs left, then returns the output directory of this run; None without --out. Raises
     UsageError."""
-    above = kept.parent(local, socket.gethostname())
+    above = directory.outputs_base(local, socket.gethostname())
     if config.out is None and not above.exists():
         return None
     from hpcstage.wrapper import late
