@@ -252,6 +252,23 @@ def test_term_drains(hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, local_
     assert kept(local_dir) == []
 
 
+def test_a_signal_limits_the_wait_at_the_end(
+    hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, local_dir: Path
+) -> None:
+    results, script = tmp_path / "results", 'for name in 1 2 3; do echo "a long $name" > "$HPCSTAGE_OUT/$name"; done'
+    options = ("--data", make_tree(), "--out", results, "--drain-rate", "1", "--drain", "1s")
+    wrapper = hpcstage.start("run", *options, "--", "sh", "-c", script)
+    assert wrapper.stderr is not None
+    said = iter(wrapper.stderr.readline, b"")
+    assert any(b"its output files are being copied" in line for line in said)
+    wrapper.terminate()
+    assert wrapper.wait(10) == NOT_DRAINED
+    assert b"there was no time left" in b"".join(said)
+    assert hpcstage("clean", "--drain").returncode == 0
+    assert [(results / name).read_text() for name in "123"] == ["a long 1\n", "a long 2\n", "a long 3\n"]
+    assert kept(local_dir) == []
+
+
 @pytest.mark.parametrize("env", [{"HPCSTAGE_DISABLE": "1"}, {"HPCSTAGE_LOCAL_DIR": "/nonexistent"}])
 def test_without_a_local_disk_it_is_the_directory_itself(
     hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, env: dict[str, str]
