@@ -192,16 +192,16 @@ import shutil
 for name in ("remote", "staged"):
     open(src(name), "rb").read()
     fd = os.open(src(name), os.O_RDONLY); os.pread(fd, 1000, 5); os.readv(fd, [bytearray(10), bytearray(20)])
-    os.read(os.dup(fd), 100)
+    os.preadv(fd, [bytearray(7)], 3); os.read(os.dup(fd), 100)
     os.close(fd)
 os.read(os.open(os.devnull, os.O_RDONLY), 100)
 r, w = os.pipe(); os.write(w, b"1234"); os.read(r, 4)
 """
     lab.run(code)
     counters = lab.counters()
-    assert counters["source_read_bytes"] == 300_000 + 1000 + 30 + 100
-    assert counters["local_read_bytes"] == 200_000 + 1000 + 30 + 100
-    assert counters["source_reads"] == counters["local_reads"] == 4
+    assert counters["source_read_bytes"] == 300_000 + 1000 + 30 + 7 + 100
+    assert counters["local_read_bytes"] == 200_000 + 1000 + 30 + 7 + 100
+    assert counters["source_reads"] == counters["local_reads"] == 5
     assert counters["source_read_ns"] > 0
     assert counters["reads_measured"] == 1
 

@@ -20,6 +20,8 @@ extern ssize_t __pread_chk(int, void *, size_t, off_t, size_t) WEAK;
 extern ssize_t __pread64_chk(int, void *, size_t, off64_t, size_t) WEAK;
 extern size_t __fread_chk(void *, size_t, size_t, size_t, FILE *) WEAK;
 extern ssize_t copy_file_range(int, off64_t *, int, off64_t *, size_t, unsigned) WEAK;
+extern ssize_t preadv2(int, const struct iovec *, int, off_t, int) WEAK;
+extern ssize_t preadv64v2(int, const struct iovec *, int, off64_t, int) WEAK;
 extern int close_range(unsigned, unsigned, int) WEAK;
 extern void closefrom(int) WEAK;
 extern int dup3(int, int, int) WEAK;
@@ -73,6 +75,13 @@ static ssize_t hook_preadv(int fd, const struct iovec *parts, int n, off_t at) {
 }
 static ssize_t hook_preadv64(int fd, const struct iovec *parts, int n, off64_t at) {
     TIMED(fd, at, preadv64(fd, parts, n, at))
+}
+/* At -1 they read at the descriptor's own position. */
+static ssize_t hook_preadv2(int fd, const struct iovec *parts, int n, off_t at, int flags) {
+    TIMED(fd, at < 0 ? moved_from(fd, bytes) : at, preadv2(fd, parts, n, at, flags))
+}
+static ssize_t hook_preadv64v2(int fd, const struct iovec *parts, int n, off64_t at, int flags) {
+    TIMED(fd, at < 0 ? moved_from(fd, bytes) : at, preadv64v2(fd, parts, n, at, flags))
 }
 static ssize_t hook_sendfile(int to, int fd, off_t *at, size_t n) {
     TIMED(fd, began_at(fd, at, bytes), sendfile(to, fd, at, n))
@@ -225,7 +234,7 @@ static int hook_dup3(int fd, int to, int flags) {
 #define ENTRY(name) {#name, (void *)hook_##name},
 const struct hook hooks_read[] = {
     ENTRY(read) ENTRY(__read_chk) ENTRY(pread) ENTRY(pread64) ENTRY(__pread_chk) ENTRY(__pread64_chk) ENTRY(readv)
-    ENTRY(preadv) ENTRY(preadv64) ENTRY(sendfile) ENTRY(sendfile64) ENTRY(copy_file_range) ENTRY(fread)
+    ENTRY(preadv) ENTRY(preadv64) ENTRY(preadv2) ENTRY(preadv64v2) ENTRY(sendfile) ENTRY(sendfile64) ENTRY(copy_file_range) ENTRY(fread)
     ENTRY(__fread_chk) ENTRY(close) ENTRY(fclose) ENTRY(close_range) ENTRY(closefrom) ENTRY(dup) ENTRY(dup2)
     ENTRY(dup3) ENTRY(mmap) ENTRY(mmap64) ENTRY(opendir) ENTRY(readdir) ENTRY(readdir64)
     ENTRY(closedir) {NULL, NULL}};
