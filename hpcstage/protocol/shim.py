@@ -1,7 +1,7 @@
 """The protocol between a training process and the daemon of its node: datagrams and shared files.
 
-Owns the numbers. The shim repeats them (it imports nothing of hpcstage, and half of it is C); a test compares the
-two. Everything is little-endian. Owns no socket and no mapping.
+Owns the numbers. `scripts/wire.py` copies them for the shim, which imports nothing of hpcstage, and half of which is C.
+Everything is little-endian. Owns no socket and no mapping.
 
 A request is one SOCK_SEQPACKET datagram on a fresh connection to `<node directory>/sock`, a reply is one datagram:
 
@@ -171,7 +171,7 @@ PAGE_HEADER = struct.Struct("<QIIIIIIII")
 PAGE_HEADER_BYTES = 8192
 STATE_OFFSET = 12
 LOGGING_OFFSET = 36
-NEXT_NATIVE_OFFSET = 24
+NEXT_NATIVE_OFFSET, NEXT_PYTHON_OFFSET = 24, 28
 GATE_OFFSET = 40
 """Copies are opened only while GIVEN_UP equals CAUGHT_UP and the other two are 0.
 

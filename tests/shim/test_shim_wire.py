@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,6 @@ from hpcstage.node import page, shimdir
 from hpcstage.protocol import shim
 
 pytest_plugins = ("shimfixtures",)
-HEADER = (shimdir.SHIM / "native" / "_native_wire.h").read_text()
 KINDS = {"KIND": shim.Kind, "ANSWER": shim.Answer, "REASON": shim.Reason, "LAYER": shim.Layer, "STATE": shim.State,
          "COUNTER": shim.Counter}  # fmt: skip
 
@@ -41,45 +40,16 @@ def expected(name: str) -> int:
     return int(getattr(shim, name))
 
 
-def test_the_header_agrees() -> None:
-    pairs = re.findall(r"X\((\w+), ([^)]+)\)", HEADER)
-    assert len(pairs) > 60
-    numbers = {name: sum(_product(term) for term in text.split("+")) for name, text in pairs}
-    assert numbers == {name: expected(name) for name in numbers}
-    magic = int(re.search(r"PAGE_MAGIC 0x(\w+)ull", HEADER)[1], 16)  # type: ignore[index]
-    assert magic == shim.PAGE_MAGIC
-
-
-def _product(term: str) -> int:
-    result = 1
-    for factor in term.split("*"):
-        result *= int(factor)
-    return result
-
-
-def test_the_header_has_all_counters() -> None:
-    assert {f"COUNTER_{c.name}" for c in shim.Counter} <= set(re.findall(r"X\((\w+),", HEADER))
-
-
-def test_the_python_module_agrees() -> None:
-    numbers = {k: v for k, v in vars(module("_hpcstage_wire")).items() if k.isupper() and isinstance(v, int)}
-    numbers.pop("TYPE_CHECKING", None)
-    assert numbers.pop("NEXT_PYTHON_OFFSET") == shim.NEXT_NATIVE_OFFSET + 4
-    assert numbers == {name: expected(name) for name in numbers}
+def test_the_copies_are_what_the_script_writes() -> None:
+    script = runpy.run_path(os.fspath(Path(__file__).parents[2] / "scripts" / "wire.py"))
+    assert script["HEADER"].read_text() == script["header"]()
+    assert script["MODULE"].read_text() == script["module"]()
 
 
 def test_the_extension_agrees(native_lab: Lab) -> None:
     native_lab.install()
     numbers = native_lab.run("import _hpcstage_native as n; say(n.wire())")
     assert numbers == {name: expected(name) for name in numbers}
-
-
-@given(st.integers(0, 2**64 - 1))
-def test_buckets_agree_in_python(value_ns: int) -> None:
-    assert BUCKET(value_ns) == shim.bucket_of_ns(value_ns)
-
-
-BUCKET = module("_hpcstage_wire").bucket_of_ns  # type: ignore[attr-defined]
 
 
 def test_buckets_agree_in_c(native_lab: Lab) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from hpcstage.protocol.shim import (
     FREE_OFFSET,
     NEXT_NATIVE_OFFSET,
+    NEXT_PYTHON_OFFSET,
     PAGE_HEADER_BYTES,
     PID_SPACE_OFFSET,
     PYTHON_SLOTS_FROM,
@@ -20,7 +21,6 @@ from hpcstage.protocol.shim import (
     SLOTS,
 )
 
-_NEXT_PYTHON_OFFSET = NEXT_NATIVE_OFFSET + 4
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
@@ -37,21 +37,21 @@ class SlotTable:
     def used(self) -> Iterator[int]:
         """Yields where in the page the slots begin that processes have taken, the shared one included."""
         native = min(self._get(NEXT_NATIVE_OFFSET), PYTHON_SLOTS_FROM)
-        python = min(self._get(_NEXT_PYTHON_OFFSET), SLOTS)
+        python = min(self._get(NEXT_PYTHON_OFFSET), SLOTS)
         for slot in (*range(native), *range(PYTHON_SLOTS_FROM, python)):
             yield slot_at(slot)
 
     def allot_python(self) -> int:
         """Returns a slot for a process of the Python layer; 0, the shared one, when none is left."""
-        slot = self._get(_NEXT_PYTHON_OFFSET)
+        slot = self._get(NEXT_PYTHON_OFFSET)
         if slot >= SLOTS:
             return 0
-        _U32.pack_into(self._map, _NEXT_PYTHON_OFFSET, slot + 1)
+        _U32.pack_into(self._map, NEXT_PYTHON_OFFSET, slot + 1)
         return slot
 
     def without(self) -> int:
         """Returns how many processes of the Python layer found no slot."""
-        return max(0, self._get(_NEXT_PYTHON_OFFSET) - SLOTS)
+        return max(0, self._get(NEXT_PYTHON_OFFSET) - SLOTS)
 
     def share_in_use(self, layer: range) -> float:
         """Returns the share of a range that processes have taken and that is not free again."""
@@ -74,7 +74,7 @@ class SlotTable:
             self._map[FREE_OFFSET + slot] = SLOT_FREE
 
     def _given(self, layer: range) -> range:
-        offset = NEXT_NATIVE_OFFSET if layer.start < PYTHON_SLOTS_FROM else _NEXT_PYTHON_OFFSET
+        offset = NEXT_NATIVE_OFFSET if layer.start < PYTHON_SLOTS_FROM else NEXT_PYTHON_OFFSET
         return range(layer.start, max(layer.start, min(self._get(offset), layer.stop)))
 
     def _get(self, offset: int) -> int:
