@@ -73,7 +73,7 @@ def _trusted() -> tuple[int, ...]:
 
 
 def _is_own_group(gid: int) -> bool:
-    """Whether a group has this user alone: many systems make one for each user."""
+    """Returns whether a group has this user alone: many systems make one for each user."""
     try:
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
     except KeyError:

@@ -55,8 +55,8 @@ def require_node(job: Job) -> None:
 
 
 def leaves_word(job: Job) -> bool:
-    """Whether this wrapper, which cannot stage, reports that for others: for the launch, or for a node that stages
-    alone."""
+    """Returns whether this wrapper, which cannot stage, reports that for others: for the launch, or for a node that
+    stages alone."""
     if job.rank is None or together.is_known_elsewhere(job) or job.local_rank is None:
         return not job.rank
     return job.local_rank == 0

@@ -50,19 +50,19 @@ class LeadLink:
             os.close(output)
 
     def ready(self, timeout_s: float) -> bool:
-        """Whether all nodes are up and know the files, or are given up."""
+        """Returns whether all nodes are up and know the files, or are given up."""
         return self._hear("joined", timeout_s) or time.monotonic() - self._started > READY_S
 
     def staged(self, timeout_s: float) -> bool:
-        """Whether the other nodes hold what they will hold."""
+        """Returns whether the other nodes hold what they will hold."""
         if not self._asked_staged:
             self._asked_staged = True
             self.tell("staged?")
         return self._hear("staged", timeout_s)
 
     def ended(self, timeout_s: float) -> bool:
-        """Whether the lead has said that the other nodes have written their parts; to be asked after `end`. A lead that
-        dies before it says so leaves that open."""
+        """Returns whether the lead has said that the other nodes have written their parts; to be asked after `end`. A
+        lead that dies before it says so leaves that open."""
         deadline = time.monotonic() + timeout_s
         while "ended" not in self._said and (left := deadline - time.monotonic()) > 0:
             if not self._take(left):
@@ -117,7 +117,7 @@ class LeadLink:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def _hear(self, word: str, timeout_s: float) -> bool:
-        """Whether the lead has said the word, or never will."""
+        """Returns whether the lead has said the word, or never will."""
         if word in self._said:
             return True
         return not self._take(timeout_s) or word in self._said

@@ -15,7 +15,7 @@ def set_verbosity(verbosity: int) -> None:
 
 
 def is_quiet() -> bool:
-    """Whether only errors are printed."""
+    """Returns whether only errors are printed."""
     return _verbosity < 0
 
 

@@ -10,7 +10,7 @@ from hpcstage.errors import CommandNotExecutable, CommandNotFound, ConfigError
 
 
 def passes_through(env: Mapping[str, str]) -> bool:
-    """Whether the user switched hpcstage off, or an outer `hpcstage run` already serves this command."""
+    """Returns whether the user switched hpcstage off, or an outer `hpcstage run` already serves this command."""
     return env.get("HPCSTAGE_DISABLE", "") not in ("", "0") or bool(env.get("HPCSTAGE_ACTIVE"))
 
 

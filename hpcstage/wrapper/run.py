@@ -110,7 +110,7 @@ def _without_us(
 
 
 def _is_later_on_node() -> bool:
-    """Whether another wrapper of this launch on this node reports what is true for the whole node."""
+    """Returns whether another wrapper of this launch on this node reports what is true for the whole node."""
     job = jobs.detect(os.environ, hostname=socket.gethostname(), parent_pid=os.getppid())
     return bool(job.local_rank)
 

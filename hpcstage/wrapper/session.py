@@ -138,7 +138,7 @@ class Session:
         )
 
     def nodes_up(self, timeout_s: float) -> bool:
-        """Whether the other nodes are up and all know the files, or the command waits for them no longer."""
+        """Returns whether the other nodes are up and all know the files, or the command waits for them no longer."""
         if self.group is None:
             return True
         if self.group.starts_daemons:
@@ -146,7 +146,7 @@ class Session:
         return self.clock.elapsed_s() > JOIN_S or page.waits_until_staging(self.node.path / nodedir.PAGE, timeout_s)
 
     def scanned(self, timeout_s: float) -> bool:
-        """Whether this node knows the files, or never will."""
+        """Returns whether this node knows the files, or never will."""
         return self.control.dead() or page.waits_until_staging(self.node.path / nodedir.PAGE, timeout_s)
 
     def scan_problem(self) -> Problem | None:
@@ -164,7 +164,7 @@ class Session:
         return Problem.from_json(first) if first else None
 
     def staged(self, timeout_s: float) -> bool:
-        """Whether all nodes hold what they will hold, or never will because they are gone; to be asked after
+        """Returns whether all nodes hold what they will hold, or never will because they are gone; to be asked after
         `control.ask_staged`."""
         if self.control.process is not None and self.control.dead():
             return True
@@ -281,7 +281,7 @@ class Session:
         self._sweep()
 
     def _is_first(self) -> bool:
-        """Whether this wrapper runs on the first node; the last wrapper there writes the record."""
+        """Returns whether this wrapper runs on the first node; the last wrapper there writes the record."""
         return self.group is None or self.group.index == 0
 
     def _await_others(self, deadline: float) -> None:

@@ -61,7 +61,7 @@ class Witness:
             self._renew()
 
     def got(self, number: int, pause: Callable[[float], object]) -> bool:
-        """Whether the signal came to the witness as well; waits a moment for it by calling `pause`."""
+        """Returns whether the signal came to the witness as well; waits a moment for it by calling `pause`."""
         deadline = time.monotonic() + MOMENT_S
         while self.is_there:
             pending = _pending(self._pid)
