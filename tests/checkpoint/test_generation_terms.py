@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -180,6 +182,23 @@ class TestEntries:
             assert store.commit(FileTree(state)).manifest.entries[-1].name == "a", "it is no part of a state"
             store.restore_newest(state)
         assert [path.name for path in state.iterdir()] == ["a"]
+
+    def test_nothing_is_asked_of_the_directory_above(
+        self, tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A node-local disk may let its users make nothing beside their directories, nor list them."""
+        with GenerationStore(tmp_path / "store", SMALL) as store:
+            store.commit(FileTree(state))
+            (tmp_path / "target").mkdir()
+            opened = os.open
+
+            def refused(path, *arguments, **options):
+                if Path(path) == tmp_path:
+                    raise PermissionError(errno.EACCES, "permission denied")
+                return opened(path, *arguments, **options)
+
+            monkeypatch.setattr(os, "open", refused)
+            assert restore(store.source(), 1, tmp_path / "target").placed == ("a",)
 
     def test_damage_places_nothing(self, tmp_path: Path, state: Path) -> None:
         (state / "b").write_bytes(noise(3 * BLOCK, 5))

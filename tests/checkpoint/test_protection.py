@@ -164,6 +164,25 @@ def test_a_node_in_the_place_of_a_lost_one_gets_all_back(local_dir: Path) -> Non
         assert store.numbers() == [1, 2]
 
 
+def test_a_refill_that_ends_between_any_two_calls_is_done_again(local_dir: Path) -> None:
+    job = made_job(local_dir, CodeSize(2, 1))
+    wanted = contents(job.store("n0"))
+    done, at = False, 0
+    while not done:
+        shutil.rmtree(job.store("n0"))
+        job.store("n0").mkdir(0o700)
+        with job.seen_by("n0") as source:
+            with suppress(KeyboardInterrupt):
+                refill(source, [1], job.store("n0"), EndedFiles(at))
+                done = True
+            GenerationStore(job.store("n0"), POLICY).close()
+            assert contents(job.store("n0")) in ({}, wanted)
+            refill(source, [1], job.store("n0"))
+        assert contents(job.store("n0")) == wanted
+        at += 1
+    assert at > 20
+
+
 def test_what_cannot_be_rebuilt_is_left_out(local_dir: Path) -> None:
     job = made_job(local_dir, CodeSize(2, 1))
     job.commit(2)

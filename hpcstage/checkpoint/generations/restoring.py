@@ -111,7 +111,8 @@ def restore(source: BlockSource, number: int, directory: Path) -> PlacedEntries:
             _sync_directory(beside)
             found = _placed(opened.manifest, beside, directory)
             _sync_directory(directory)
-            _sync_directory(directory.parent)
+            if is_new:
+                _sync_directory(directory.parent)
     except BaseException:
         if is_new:
             with contextlib.suppress(OSError):
