@@ -97,7 +97,7 @@ class Carrier:
         except FileExistsError:
             found = os.lstat(path)
             if not stat.S_ISDIR(found.st_mode):
-                if not _may_replace(action, found):
+                if not self._may_replace(action, found):
                     raise FileExistsError(
                         errno.EEXIST, "a file that this run did not make is in the way", path
                     ) from None
@@ -118,7 +118,7 @@ class Carrier:
             return ActionResult(Deed.CARRY, name, Ending.DONE, shown)
         if entry is not None and is_earlier and status_of(self._target.path(name)) is not None:
             if leads_to == self._target.path(entry.shown_as):
-                self._links.show(name, leads_to)
+                self._links.show(name, leads_to, entry.there.inode)
                 return ActionResult(Deed.CARRY, name, Ending.DONE, replace(entry, shown_as=name))
             if leads_to.startswith(self._target.root + "/"):
                 raise OSError(errno.EEXIST, "a link into the target would take the place of what is there", leads_to)
@@ -176,7 +176,7 @@ class Carrier:
         with suppress(OSError):
             found = os.lstat(self._target.path(name))
             if stat.S_ISREG(found.st_mode) and Fingerprint.of(found) == entry.there:
-                return self._contents.has_only_grown(source, status, entry.here.size_bytes)
+                return self._contents.has_only_grown(source, status, found.st_ino, entry.here.size_bytes)
         return False
 
     def _append(self, source: int, status: os.stat_result, name: str, entry: TargetEntry) -> ActionResult:
@@ -237,8 +237,20 @@ class Carrier:
         self._target.sync_directory(name)
         return ActionResult(Deed.CARRY, name, Ending.DONE, entry)
 
+    def _may_replace(self, action: Action, found: os.stat_result) -> bool:
+        """Tells whether a directory may take the place of a file."""
+        if self._links.is_still_shown(action.name, found):
+            return False
+        if action.is_late or (action.entry is not None and action.entry.kind is EntryKind.FILE):
+            return is_last_seen(action, found)
+        return action.entry is not None and action.entry.there.inode == found.st_ino
+
     def _is_in_the_way(self, action: Action, found: os.stat_result) -> bool:
-        if action.is_shown_elsewhere or (action.is_late and not is_last_seen(action, found)):
+        if self._links.is_still_shown(action.name, found):
+            if not (action.is_late or action.is_last_try):
+                raise BlockingIOError(errno.EAGAIN, "a local link of another name leads to what it would replace")
+            return True
+        if action.is_late and not is_last_seen(action, found):
             return True
         if action.is_late and stat.S_ISDIR(found.st_mode):
             try:
@@ -246,12 +258,6 @@ class Carrier:
             except OSError:
                 return True
         return False
-
-
-def _may_replace(action: Action, found: os.stat_result) -> bool:
-    if action.is_shown_elsewhere:
-        return False
-    return is_last_seen(action, found) if action.is_late else action.entry is not None
 
 
 def _times(status: os.stat_result) -> tuple[int, int, int]:

@@ -1,7 +1,8 @@
 """Copies the content of one file to the target: as a whole, or what was appended since the last time.
 
 Owns the rule by which a file is said to have only grown: the first bytes have the two checksums that they had when they
-were copied. The sums of a file are kept in memory, by its inode; files with holes have none.
+were copied. The sums of a file are kept in memory, by the inode of its copy in the target, since hard
+links to one local file have several copies; files with holes have none.
 """
 
 from __future__ import annotations
@@ -41,17 +42,18 @@ class Contents:
 
     def copy(self, source: int, target: int, status: os.stat_result) -> None:
         """Copies a whole file as long as it was at `status`, holes as holes. Raises OSError."""
-        self._sums.pop(status.st_ino, None)
+        inode = os.fstat(target).st_ino
+        self._sums.pop(inode, None)
         if status.st_blocks * _BLOCK_BYTES >= status.st_size:
-            self._remember(status.st_ino, self._copy_range(source, target, 0, status.st_size, Sums()))
+            self._remember(inode, self._copy_range(source, target, 0, status.st_size, Sums()))
             return
         for start, end in _data_ranges(source, status.st_size):
             self._copy_range(source, target, start, end, Sums())
         os.ftruncate(target, status.st_size)
 
-    def has_only_grown(self, source: int, status: os.stat_result, before_bytes: int) -> bool:
-        """Reads the first bytes of a file again and tells whether they are those that were copied."""
-        sums = self._sums.get(status.st_ino)
+    def has_only_grown(self, source: int, status: os.stat_result, inode: int, before_bytes: int) -> bool:
+        """Reads the first bytes of a file again and tells whether they are those of the copy of this inode."""
+        sums = self._sums.get(inode)
         if sums is None or sums.size_bytes != before_bytes or status.st_size < before_bytes:
             return False
         found = Sums()
@@ -65,8 +67,11 @@ class Contents:
 
     def append(self, source: int, target: int, status: os.stat_result) -> None:
         """Copies what was appended, after `has_only_grown`. Raises OSError."""
-        sums = self._sums.pop(status.st_ino)
-        self._remember(status.st_ino, self._copy_range(source, target, sums.size_bytes, status.st_size, sums))
+        inode = os.fstat(target).st_ino
+        sums = self._sums.pop(inode, None)
+        if sums is None:
+            raise BlockingIOError(errno.EAGAIN, "the sums of the file were forgotten")
+        self._remember(inode, self._copy_range(source, target, sums.size_bytes, status.st_size, sums))
 
     def _copy_range(self, source: int, target: int, start: int, end: int, sums: Sums) -> Sums:
         buffer = memoryview(bytearray(min(PIECE_BYTES, max(1, end - start))))

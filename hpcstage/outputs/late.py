@@ -39,8 +39,7 @@ def drain_late(place: OutputPlace, timeout_s: float) -> DrainReport | None:
             carrier.remove_temporary(name)
         ledger.shown_elsewhere = shown_elsewhere(place.root, charter.target)
         for event in found_below(place.root):
-            if event.name not in ledger.findings.beside:
-                ledger.see(event, 0.0)
+            ledger.see(event, 0.0)
         files = size_bytes = 0
         while not ledger.is_settled() and (now := time.monotonic()) < deadline:
             actions = ledger.actions(now, AT_ONCE)

@@ -249,6 +249,7 @@ class Ledger:
             return
         for name, removal in self._due_removals(now):
             structure.flying += 1
+            structure.held.update((name,))
             entry, intent = self.entries.get(name), self.intents.get(name)
             yield Action(
                 Deed.ERASE,
@@ -338,6 +339,8 @@ class Ledger:
         if result.entry is not None:
             self.intents.pop(name, None)
         findings.failed.pop(name, None)
+        if result.ending is Ending.DONE:
+            findings.beside.pop(name, None)
         if not self.is_ending:
             self.marks.rest(name, now, result.took_s)
         if result.entry is not None:
@@ -361,7 +364,7 @@ class Ledger:
         rename = self.renames[0] if self.renames else None
         if rename is None or rename.old != result.name:
             return
-        if result.ending is Ending.FAILED and not structure.gives_up(now):
+        if result.ending is Ending.FAILED and not (structure.gives_up(now) and self.is_ending):
             return
         self.renames.popleft()
         structure.release(rename.old, rename.new)
@@ -393,6 +396,7 @@ class Ledger:
     def _erased(self, result: ActionResult, now: float) -> None:
         structure = self._structure
         structure.flying = max(0, structure.flying - 1)
+        structure.release(result.name)
         removal = self.removed.get(result.name)
         has_more = result.errno == errno.ENOTEMPTY and sum(is_below(name, result.name) for name in self.removed) > 1
         if removal is not None and (result.ending is Ending.FAILED or has_more):

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 
+from hpcstage.outputs.anchors import Anchors, anchors_beside
 from hpcstage.outputs.facts import EntryKind, TargetEntry
 from hpcstage.outputs.target import Target
 
@@ -26,6 +27,7 @@ class LocalLinks:
         self._roots = tuple(dict.fromkeys((root, os.path.realpath(root))))
         self._scratch = scratch
         self._target = target
+        self._anchors = Anchors(anchors_beside(scratch))
         self._numbers = count()
 
     def as_seen_there(self, name: str, leads_to: str) -> str:
@@ -35,16 +37,25 @@ class LocalLinks:
                 return posixpath.relpath("/" + leads_to[len(root) :], "/" + posixpath.dirname(name))
         return leads_to
 
-    def show(self, name: str, expected: str) -> None:
-        """Lets the local link to an earlier entry follow a rename in the target. The two names are exchanged, and
-        exchanged back if the program has put something else there in between."""
+    def is_still_shown(self, name: str, found: os.stat_result) -> bool:
+        """Tells whether a local link, of whatever name, leads to what the target has under a name."""
+        return self._anchors.is_still_shown(found, self._target.path(name))
+
+    def show(self, name: str, expected: str, inode: int) -> None:
+        """Lets the local link to an earlier entry follow a rename of the file of this inode. The two names are exchanged,
+        and exchanged back if the program has put something else there in between."""
         spare = f"{self._scratch}/{os.getpid()}.{next(self._numbers)}"
         os.symlink(self._target.path(name), spare)
+        second = self._anchors.prepare(spare)
         try:
             exchange(spare, f"{self._root}/{name}")
             if not os.path.islink(spare) or os.readlink(spare) != expected:
                 exchange(spare, f"{self._root}/{name}")
+            else:
+                self._anchors.follow(spare, second, inode)
         finally:
+            with suppress(OSError):
+                os.unlink(second)
             with suppress(OSError):
                 if os.path.islink(spare):
                     os.unlink(spare)
@@ -54,7 +65,7 @@ class LocalLinks:
         with suppress(OSError):
             leads_to = os.readlink(f"{self._root}/{new}")
             if leads_to in {self._target.path(old), self._target.path(entry.shown_as)}:
-                self.show(new, leads_to)
+                self.show(new, leads_to, entry.there.inode)
         return self.shown(new, entry)
 
     def shown(self, name: str, entry: TargetEntry) -> TargetEntry:

@@ -25,14 +25,16 @@ class NameChanges:
     def move(self, action: Action) -> ActionResult:
         """Renames an entry. Raises OSError."""
         old, new, entry = action.name, action.new, action.entry
-        self._remove_first(action)
         found = status_of(self._target.path(old))
         if found is None or stat.S_ISDIR(found.st_mode) != action.is_dir or (entry is None and not action.is_dir):
             if found is None and entry is not None and self._is_moved(new, entry):
                 return ActionResult(Deed.MOVE, old, Ending.DONE, self._links.shown(new, entry))
             return ActionResult(Deed.MOVE, old, Ending.ABSENT)
-        if action.is_shown_elsewhere or (action.is_late and not self._may_move(action, found)):
+        if self._is_misread(action, found):
+            return ActionResult(Deed.MOVE, old, Ending.KEPT, text="a link in the local directory says otherwise")
+        if action.is_late and not self._may_move(action, found):
             return ActionResult(Deed.MOVE, old, Ending.KEPT, text="the target's was changed by others")
+        self._remove_first(action)
         if entry is not None and entry.kind in {EntryKind.FILE, EntryKind.LINK} and not self._may_take(new, entry):
             return ActionResult(Deed.MOVE, old, Ending.CHANGED)
         try:
@@ -65,11 +67,20 @@ class NameChanges:
         self._target.sync_directory(new)
         return shown
 
+    def _is_misread(self, action: Action, found: os.stat_result) -> bool:
+        """Tells whether the local links contradict a rename: one leads to what has the new name."""
+        other = status_of(self._target.path(action.new))
+        if other is None or other.st_ino == found.st_ino:
+            return False
+        return self._links.is_still_shown(action.new, other)
+
     def _remove_first(self, action: Action) -> None:
         """Removes what had the new name before, unless the rename replaces it or the target may be others' by now."""
         for name in () if action.is_late else action.first:
             found = status_of(self._target.path(name))
-            if found is not None and (name != action.new or stat.S_ISDIR(found.st_mode)):
+            if found is None or self._links.is_still_shown(name, found):
+                continue
+            if name != action.new or stat.S_ISDIR(found.st_mode):
                 with suppress(OSError):
                     self._target.remove(name)
 
@@ -104,8 +115,10 @@ class NameChanges:
         found = status_of(self._target.path(name))
         if found is None or action.entry is None:
             return ActionResult(Deed.ERASE, name, Ending.ABSENT)
-        if action.is_shown_elsewhere:
+        if self._links.is_still_shown(name, found):
             return ActionResult(Deed.ERASE, name, Ending.KEPT, text="a link in the local directory leads to it")
+        if not action.is_dir and not action.is_late and found.st_ino != action.entry.there.inode:
+            return ActionResult(Deed.ERASE, name, Ending.KEPT, text="the target's is another file by now")
         if action.is_late and not is_last_seen(action, found):
             return ActionResult(Deed.ERASE, name, Ending.KEPT, text="it was removed here, and changed there by others")
         try:

@@ -1,8 +1,8 @@
 """Makes the watched directory and fills it with what the target holds at the start.
 
-Owns the layout below a base directory on the local disk: `tree` is the watched directory, `journal` and `scratch` lie
-beside it, on the same file system. Directories become directories, relative links that stay in the directory the same
-links, everything else a symbolic link into the target.
+Owns the layout below a base directory on the local disk: `tree` is the watched directory, `journal`, `scratch` and
+`anchors` lie beside it, on the same file system. Directories become directories, relative links
+that stay in the directory the same links, everything else a symbolic link into the target.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcstage.outputs.anchors import Anchors, anchors_beside
 from hpcstage.outputs.facts import EntryKind, Fingerprint, TargetEntry
 from hpcstage.outputs.journal import Charter, Journal
 from hpcstage.outputs.target import TEMPORARY
@@ -91,6 +92,8 @@ def _make(
     os.makedirs(place.base, mode=0o700)
     os.mkdir(place.scratch, 0o700)
     os.mkdir(place.root, 0o700)
+    anchors = Anchors(anchors_beside(place.scratch))
+    os.mkdir(anchors.directory, 0o700)
     entries = {}
     for name, known in found:
         local = f"{place.root}/{name}"
@@ -104,6 +107,7 @@ def _make(
             entries[name] = TargetEntry(EntryKind.LINK, there, Fingerprint.of(os.lstat(local)))
         else:
             os.symlink(f"{target}/{name}", local)
+            anchors.anchor(local, known.inode)
             earlier = Fingerprint(known.inode, -1, started_ns)
             entries[name] = TargetEntry(EntryKind.EARLIER, earlier, shown_as=name)
     for name, known in reversed(found):
@@ -123,7 +127,7 @@ def _make(
 def _listed(target: str, most: int) -> Iterator[tuple[str, os.stat_result | _Shown]]:
     """Yields all names below the target, directories before what they hold: of a directory what stat says, of a file
     the inode, which costs no further request."""
-    below, count = [""], 0
+    below, count, is_inode_true = [""], 0, None
     while below:
         directory = below.pop()
         with os.scandir(f"{target}/{directory}") as children:
@@ -139,7 +143,10 @@ def _listed(target: str, most: int) -> Iterator[tuple[str, os.stat_result | _Sho
                     yield name, child.stat(follow_symlinks=False)
                 else:
                     link = os.readlink(child.path) if child.is_symlink() else ""
-                    yield name, _Shown(child.inode(), link if _stays_inside(name, link) else "")
+                    if is_inode_true is None:  # some file systems list other inodes than lstat tells
+                        is_inode_true = child.inode() == os.lstat(child.path).st_ino
+                    inode = child.inode() if is_inode_true else os.lstat(child.path).st_ino
+                    yield name, _Shown(inode, link if _stays_inside(name, link) else "")
 
 
 def _stays_inside(name: str, link: str) -> bool:

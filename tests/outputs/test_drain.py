@@ -434,3 +434,27 @@ def test_many_processes_write_at_once(start):
     assert len(tree(running.out)) == 205
     assert tree(running.target) == tree(running.out)
     assert stat.S_ISDIR(running.target.stat().st_mode)
+
+
+def test_a_link_that_moved_unseen_protects_what_it_leads_to(start, tmp_path):
+    target = tmp_path / "results"
+    target.mkdir()
+    (target / "r").write_text("A")
+    running = start()
+    (running.out / "backup").mkdir()
+    (running.out / "r").rename(running.out / "backup/r")
+    (running.out / "r").write_text("B")
+    running.end()
+    contents = {path.read_text() for path in target.rglob("*") if path.is_file()}
+    assert contents == {"A", "B"}
+
+
+def test_hard_links_have_sums_of_their_own(start):
+    running = start()
+    (running.out / "a").write_text("one two")
+    os.link(running.out / "a", running.out / "b")
+    running.settle()
+    with (running.out / "a").open("r+b") as file:
+        file.write(b"ONE")
+    running.end()
+    assert {name: (running.target / name).read_text() for name in "ab"} == {"a": "ONE two", "b": "ONE two"}
