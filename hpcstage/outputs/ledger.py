@@ -364,7 +364,7 @@ class Ledger:
         rename = self.renames[0] if self.renames else None
         if rename is None or rename.old != result.name:
             return
-        if result.ending is Ending.FAILED and not (structure.gives_up(now) and self.is_ending):
+        if result.ending is Ending.FAILED and not structure.gives_up(now, is_ending=self.is_ending):
             return
         self.renames.popleft()
         structure.release(rename.old, rename.new)
@@ -456,11 +456,11 @@ class _Structure:
         """Frees the names of a rename that was carried out."""
         self.held -= Counter(names)
 
-    def gives_up(self, now: float) -> bool:
+    def gives_up(self, now: float, *, is_ending: bool) -> bool:
         """Notes a rename that failed. Tells whether it is not tried again."""
         self.tries += 1
-        self.not_before = now + min(60.0, 2.0**self.tries)
-        if self.tries < MOST_TRIES:
+        self.not_before = now + min(60.0, 2.0 ** min(self.tries, 6))
+        if self.tries < MOST_TRIES or not is_ending:
             return False
         self.tries, self.not_before = 0, 0.0
         return True

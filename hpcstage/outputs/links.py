@@ -42,8 +42,8 @@ class LocalLinks:
         return self._anchors.is_still_shown(found, self._target.path(name))
 
     def show(self, name: str, expected: str, inode: int) -> None:
-        """Lets the local link to an earlier entry follow a rename of the file of this inode. The two names are exchanged,
-        and exchanged back if the program has put something else there in between."""
+        """Lets the local link to an earlier entry follow a rename of the file of this inode. The two names are
+        exchanged, and exchanged back if the program has put something else there in between."""
         spare = f"{self._scratch}/{os.getpid()}.{next(self._numbers)}"
         os.symlink(self._target.path(name), spare)
         second = self._anchors.prepare(spare)
