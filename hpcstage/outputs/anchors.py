@@ -1,18 +1,21 @@
-"""Owns the anchors: a second name, beside the watched directory, of each link to what the target held.
+"""Owns the anchors: a second name, beside the watched directory, of each link to what the target held at the start.
 
 The rule for which they are there: a file in the target whose anchor has another name is still shown in the watched
 directory, under whatever name, and is never replaced, removed or renamed onto, whatever the ledger says. The kernel
-counts the names, so no event that was lost or misread can break the rule.
+counts the names, so no event that was lost or misread can break the rule. An anchor keeps the link's inode in use, too:
+a link that is found under any name tells which file of the target it stands for.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
 from itertools import count
 
 from hpcstage.outputs.target import status_of
+
+_SPARE = ".spare"
 
 
 def anchors_beside(scratch: str) -> str:
@@ -20,49 +23,69 @@ def anchors_beside(scratch: str) -> str:
     return os.path.join(os.path.dirname(scratch), "anchors")
 
 
-@dataclass(frozen=True)
 class Anchors:
     """The anchors of one watched directory: `INODE`, then `INODE.1` … for further names of one file of the target."""
 
-    directory: str
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self._inodes: dict[int, int] | None = None
+        """By the inode of a local link: that of the target's file. It is read when it is first asked for."""
 
-    def anchor(self, link: str, inode: int) -> None:
-        """Gives a local link to the target's file of this inode its anchor. Raises OSError."""
-        for path in self._paths(inode):
-            try:
-                os.link(link, path, follow_symlinks=False)
-            except FileExistsError:
-                continue
-            return
+    def anchor(self, link: str, inode: int, number: int) -> None:
+        """Gives a local link its anchor; `number` says how many names of the target's file have one. Raises OSError."""
+        os.link(link, self._path(inode, number), follow_symlinks=False)
 
     def is_still_shown(self, found: os.stat_result, path: str) -> bool:
         """Tells whether a link in the watched directory leads to what the target has at a path. Where the target has
-        a file under several names, the text of the link says which of them is meant."""
+        a file under several names, a link that leads to another one of them does not count."""
         links = list(self._links(found.st_ino))
-        return any(status.st_nlink > 1 and (len(links) == 1 or os.readlink(name) == path) for name, status in links)
+        return any(
+            status.st_nlink > 1 and (len(links) == 1 or not _leads_to_another(anchor, path, found))
+            for anchor, status in links
+        )
+
+    def inode_shown_by(self, link: os.stat_result) -> int | None:
+        """Returns the inode of the target's file for which a local link stands; None for a link of the program's."""
+        if self._inodes is None:
+            self._inodes = dict(self._listed())
+        return self._inodes.get(link.st_ino)
 
     def prepare(self, spare: str) -> str:
         """Gives a spare link, which is about to take the place of a local one, a second name. Raises OSError."""
-        second = f"{self.directory}/{os.path.basename(spare)}.spare"
+        second = f"{self.directory}/{os.path.basename(spare)}{_SPARE}"
         os.link(spare, second, follow_symlinks=False)
         return second
 
     def follow(self, replaced: str, second: str, inode: int) -> None:
         """Lets the anchor of a replaced link be that of the new one; a link without an anchor gets none."""
-        was = os.lstat(replaced).st_ino
+        was, now = os.lstat(replaced).st_ino, os.lstat(second).st_ino
         for path, status in self._links(inode):
             if status.st_ino == was:
                 os.rename(second, path)
+                if self._inodes is not None:
+                    self._inodes[now] = inode
                 return
 
     def _links(self, inode: int) -> Iterator[tuple[str, os.stat_result]]:
-        for path in self._paths(inode):
+        for number in count():
+            path = self._path(inode, number)
             status = status_of(path)
             if status is None:
                 return
             yield path, status
 
-    def _paths(self, inode: int) -> Iterator[str]:
-        yield f"{self.directory}/{inode}"
-        for number in count(1):
-            yield f"{self.directory}/{inode}.{number}"
+    def _listed(self) -> Iterator[tuple[int, int]]:
+        with suppress(OSError), os.scandir(self.directory) as anchors:
+            for anchor in anchors:
+                if not anchor.name.endswith(_SPARE):
+                    yield anchor.stat(follow_symlinks=False).st_ino, int(anchor.name.partition(".")[0])
+
+    def _path(self, inode: int, number: int) -> str:
+        return f"{self.directory}/{inode}" + (f".{number}" if number else "")
+
+
+def _leads_to_another(link: str, path: str, found: os.stat_result) -> bool:
+    """Tells whether a link leads to the same file under another name; one that leads nowhere may stand for any."""
+    leads_to = os.readlink(link)
+    there = status_of(leads_to)
+    return leads_to != path and there is not None and there.st_ino == found.st_ino

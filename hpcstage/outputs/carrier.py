@@ -24,6 +24,7 @@ from hpcstage.outputs.target import Target, status_of
 
 OPEN_COPY_BYTES = 64 << 20
 """A larger file that is still open is copied for the first time when it is closed."""
+SHOWN_ELSEWHERE = "a local link of another name leads to what it would replace"
 TICK_NS = 20_000_000
 """The times of files advance in steps of at most this; a file that changed less long ago may change unseen."""
 
@@ -65,7 +66,10 @@ class Carrier:
             text = f"{error.strerror or error}{where}"
             result = ActionResult(action.deed, action.name, Ending.FAILED, errno=error.errno or 0, text=text)
         result = replace(result, took_s=time.monotonic() - started)
-        if result.entry is not None or action.deed is not Deed.CARRY or result.ending is not Ending.DONE:
+        changes_nothing = result.ending in {Ending.HELD, Ending.MISPLACED} or (
+            action.deed is Deed.CARRY and result.ending is Ending.DONE and result.entry is None
+        )
+        if not changes_nothing:
             self._journal.did(result)
         return result
 
@@ -75,12 +79,17 @@ class Carrier:
             status = os.lstat(f"{self._root}/{name}")
         except (FileNotFoundError, NotADirectoryError):
             return ActionResult(Deed.CARRY, name, Ending.ABSENT)
+        inode = self._links.inode_shown_by(status) if stat.S_ISLNK(status.st_mode) else None
+        if inode is not None:
+            return self._carry_shown(action, status, inode)
+        entry = action.entry
+        if entry is not None and entry.kind is EntryKind.EARLIER and self._is_held(action):
+            return ActionResult(Deed.CARRY, name, Ending.HELD, text=SHOWN_ELSEWHERE)
         if stat.S_ISDIR(status.st_mode):
             return self._carry_directory(action, status)
         if stat.S_ISLNK(status.st_mode):
             return self._carry_link(action, status)
         if stat.S_ISREG(status.st_mode):
-            entry = action.entry
             if entry is not None and _is_unchanged(entry, status, is_written=action.is_written):
                 return self._match_mode(name, entry, status)
             return self._carry_file(action)
@@ -109,19 +118,31 @@ class Carrier:
         entry = TargetEntry(EntryKind.DIRECTORY, Fingerprint(found.st_ino, -1, -1), mode=mode)
         return ActionResult(Deed.CARRY, action.name, Ending.DONE, entry)
 
-    def _carry_link(self, action: Action, status: os.stat_result) -> ActionResult:
-        name, entry = action.name, action.entry
+    def _carry_shown(self, action: Action, status: os.stat_result, inode: int) -> ActionResult:
+        """Sees to it that the target's file of an inode has the name of the local link that stands for it. A rename in
+        the target is the ledger's to decide, which knows what has which name."""
+        name, path, entry = action.name, self._target.path(action.name), action.entry
         leads_to = os.readlink(f"{self._root}/{name}")
-        is_earlier = entry is not None and entry.kind is EntryKind.EARLIER
-        if leads_to == self._target.path(name):
-            shown = replace(entry, shown_as=name) if entry is not None and is_earlier else None
+        found = status_of(path)
+        if found is not None and found.st_ino == inode:
+            if leads_to != path:
+                self._links.show(name, leads_to, inode)
+            shown = replace(entry, shown_as=name) if entry is not None and entry.kind is EntryKind.EARLIER else None
             return ActionResult(Deed.CARRY, name, Ending.DONE, shown)
-        if entry is not None and is_earlier and status_of(self._target.path(name)) is not None:
-            if leads_to == self._target.path(entry.shown_as):
-                self._links.show(name, leads_to, entry.there.inode)
-                return ActionResult(Deed.CARRY, name, Ending.DONE, replace(entry, shown_as=name))
-            if leads_to.startswith(self._target.root + "/"):
-                raise OSError(errno.EEXIST, "a link into the target would take the place of what is there", leads_to)
+        shown_as = leads_to.removeprefix(self._target.root + "/")
+        other = status_of(f"{self._root}/{shown_as}")
+        if other is not None and other.st_ino == status.st_ino:
+            return self._carry_link(action, status)  # a hard link to the local link: it has two names
+        where = TargetEntry(EntryKind.EARLIER, Fingerprint(inode, -1, 0), shown_as=shown_as)
+        is_taken = found is not None and self._links.is_still_shown(name, found)
+        aside = f"{name}.exchanged-{os.urandom(4).hex()}" if is_taken else ""
+        return ActionResult(Deed.CARRY, name, Ending.MISPLACED, where, text=aside)
+
+    def _carry_link(self, action: Action, status: os.stat_result) -> ActionResult:
+        name = action.name
+        leads_to = os.readlink(f"{self._root}/{name}")
+        if leads_to == self._target.path(name):
+            return ActionResult(Deed.CARRY, name, Ending.DONE)
         text = self._links.as_seen_there(name, leads_to)
         with suppress(OSError):
             if os.readlink(self._target.path(name)) == text:
@@ -226,6 +247,9 @@ class Carrier:
         """Gives a complete temporary file its name; beside that of a file that is not the one last seen."""
         name = action.name
         found = status_of(self._target.path(name))
+        if self._is_held(action):
+            self._target.remove_temporary(name)
+            return ActionResult(Deed.CARRY, name, Ending.HELD, text=SHOWN_ELSEWHERE)
         if found is not None and self._is_in_the_way(action, found):
             beside = f"{name}.{self._target.run_id}"
             os.rename(self._target.path(temporary), self._target.path(beside))
@@ -245,10 +269,14 @@ class Carrier:
             return is_last_seen(action, found)
         return action.entry is not None and action.entry.there.inode == found.st_ino
 
+    def _is_held(self, action: Action) -> bool:
+        """Tells whether what the target has under a name waits for its rename. At the last try it waits no longer: it
+        keeps the name."""
+        found = None if action.is_last_try else status_of(self._target.path(action.name))
+        return found is not None and self._links.is_still_shown(action.name, found)
+
     def _is_in_the_way(self, action: Action, found: os.stat_result) -> bool:
         if self._links.is_still_shown(action.name, found):
-            if not (action.is_late or action.is_last_try):
-                raise BlockingIOError(errno.EAGAIN, "a local link of another name leads to what it would replace")
             return True
         if action.is_late and not is_last_seen(action, found):
             return True

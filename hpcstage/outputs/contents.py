@@ -1,8 +1,8 @@
 """Copies the content of one file to the target: as a whole, or what was appended since the last time.
 
 Owns the rule by which a file is said to have only grown: the first bytes have the two checksums that they had when they
-were copied. The sums of a file are kept in memory, by the inode of its copy in the target, since hard
-links to one local file have several copies; files with holes have none.
+were copied. The sums of a file are kept in memory, by the inode of its copy in the target, since hard links to one
+local file have several copies; files with holes have none.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from hpcstage.outputs.facts import (
 from hpcstage.outputs.journal import Journal
 from hpcstage.outputs.ledger import DrainFindings, Ledger
 from hpcstage.outputs.prepare import PreparedPlace
-from hpcstage.outputs.watch import TreeWatch, found_below, shown_elsewhere
+from hpcstage.outputs.watch import PAIR_S, TreeWatch, found_below
 from hpcstage.outputs.workers import THREADS, CarrierProcess
 
 FLUSH_S = 0.05
@@ -105,10 +105,12 @@ class OutputDrain:
         return min((wait_s for wait_s in waits if wait_s is not None), default=None)
 
     def end(self, now: float) -> None:
-        """Begins the last part: the command has ended. All that is there is looked at once more, since a memory map
-        changes files without an event."""
-        for event in self._watch.read(now):
-            self._take(event, now)
+        """Begins the last part: the command has ended, and what is removed from here on is not carried over. All that
+        is there is looked at once more, since a memory map changes files without an event."""
+        for until in (now, now + PAIR_S):
+            for event in self._watch.read(until):
+                self._take(event, now)
+        self._ledger.is_over = True
         self._last_look = iter(()) if self._watch.is_gone else found_below(self._root)
 
     @property
@@ -141,8 +143,6 @@ class OutputDrain:
     def _take(self, event: SeenEvent, now: float) -> None:
         if event.kind is SeenKind.FOUND and self._is_current(event.name):
             return
-        if event.kind is SeenKind.MISSED:
-            self._ledger.shown_elsewhere |= shown_elsewhere(self._root, self._target)
         renames = len(self._ledger.renames)
         noted = self._ledger.see(event, now)
         if noted is not None:
@@ -190,7 +190,8 @@ class OutputDrain:
         self._process.give(actions)
 
     def _took(self, result: ActionResult, now: float) -> None:
-        self._ledger.take(result, now)
+        for renamed in self._ledger.take(result, now):
+            self._journal.saw(renamed)
         if result.deed is Deed.CARRY and result.entry is not None and result.entry.kind is EntryKind.FILE:
             self._files += 1
             self._bytes += result.bytes_carried

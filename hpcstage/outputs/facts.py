@@ -134,15 +134,13 @@ class Action:
     """Whether a file that changes while it is copied is carried as it is."""
     is_late: bool = False
     """Whether the run is over: the target may have been changed by others since."""
-    is_shown_elsewhere: bool = False
-    """Whether a local link of another name leads to what would be replaced or removed: it was renamed unseen."""
-    first: tuple[str, ...] = ()
-    """Names that are removed before a directory is renamed to their directory."""
+    first: tuple[tuple[str, int], ...] = ()
+    """Names that are removed before a directory is renamed to their directory, with the inodes last seen."""
 
     def to_json(self) -> list[Any]:
         """Returns plain data."""
         entries = [None if entry is None else entry.to_json() for entry in (self.entry, self.new_entry)]
-        flags = [self.is_dir, self.is_written, self.is_open, self.is_last_try, self.is_late, self.is_shown_elsewhere]
+        flags = [self.is_dir, self.is_written, self.is_open, self.is_last_try, self.is_late]
         return [self.deed.value, self.name, self.new, entries, flags, list(self.first)]
 
     @classmethod
@@ -150,8 +148,8 @@ class Action:
         """Reads the data of `to_json`."""
         deed, name, new, entries, flags, first = data
         entry, new_entry = (None if one is None else TargetEntry.from_json(one) for one in entries)
-        is_dir, is_written, is_open, is_last_try, is_late, is_shown_elsewhere = flags
-        told = (is_written, is_open, is_last_try, is_late, is_shown_elsewhere, tuple(first))
+        is_dir, is_written, is_open, is_last_try, is_late = flags
+        told = (is_written, is_open, is_last_try, is_late, tuple((one, inode) for one, inode in first))
         return cls(Deed(deed), name, new, is_dir, entry, new_entry, *told)
 
 
@@ -170,6 +168,10 @@ class Ending(Enum):
     """The entry is of a kind that is not carried over: a FIFO, a socket, a device."""
     CHANGED = "changed"
     """The file changed while it was copied."""
+    HELD = "held"
+    """What would be replaced is shown by a local link of another name, which has to be followed first."""
+    MISPLACED = "misplaced"
+    """The local link stands for an entry of the start which the target has under another name."""
     FAILED = "failed"
 
 
@@ -181,10 +183,11 @@ class ActionResult:
     name: str
     ending: Ending
     entry: TargetEntry | None = None
-    """The target's entry, if it was brought up to date."""
+    """The target's entry, if it was brought up to date; of MISPLACED, the one that the local link stands for."""
     errno: int = 0
     text: str = ""
-    """The name beside, of BESIDE; the kind, of SKIPPED; the reason, of FAILED."""
+    """The name beside, of BESIDE; the kind, of SKIPPED; the reason, of FAILED; of MISPLACED, a name that what has the
+    name in the target may take meanwhile, since it is shown under another local name."""
     bytes_carried: int = 0
     took_s: float = 0.0
 

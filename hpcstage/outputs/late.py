@@ -15,7 +15,7 @@ from hpcstage.outputs.drain import DrainReport
 from hpcstage.outputs.facts import Deed
 from hpcstage.outputs.journal import Journal, recall
 from hpcstage.outputs.prepare import OutputPlace
-from hpcstage.outputs.watch import found_below, shown_elsewhere
+from hpcstage.outputs.watch import found_below
 
 AT_ONCE = 64
 LONGEST_NAP_S = 0.5
@@ -37,7 +37,6 @@ def drain_late(place: OutputPlace, timeout_s: float) -> DrainReport | None:
             ledger.forget_removals()
         for name in recalled.under_way:
             carrier.remove_temporary(name)
-        ledger.shown_elsewhere = shown_elsewhere(place.root, charter.target)
         for event in found_below(place.root):
             ledger.see(event, 0.0)
         files = size_bytes = 0
@@ -47,7 +46,8 @@ def drain_late(place: OutputPlace, timeout_s: float) -> DrainReport | None:
                 time.sleep(min(LONGEST_NAP_S, max(0.0, (ledger.wake_at() or now) - now) + 0.01))
             for action in actions:
                 result = carrier.do(action)
-                ledger.take(result, time.monotonic())
+                for renamed in ledger.take(result, time.monotonic()):
+                    journal.saw(renamed)
                 files += result.deed is Deed.CARRY and result.entry is not None
                 size_bytes += result.bytes_carried
         return DrainReport(

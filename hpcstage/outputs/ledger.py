@@ -41,6 +41,8 @@ HOLD_S = 5.0
 MOST_HOLD_S = 600.0
 """A program that never stops removing files has them removed after this time."""
 MOST_ERASES = 32
+_OF_THE_COMMAND = frozenset({SeenKind.WRITTEN, SeenKind.REMOVED, SeenKind.MOVED, SeenKind.MOVED_AWAY})
+"""The events that are taken in in another way after the command's end."""
 _LAST = 1 << 62
 """The number of a removal from a journal: everything else goes before it."""
 MOST_TRIES = 4
@@ -95,19 +97,23 @@ class Ledger:
         self.unclosed: set[str] = set()
         """Files that were written to and not closed since."""
         self.findings = DrainFindings()
-        self.shown_elsewhere: set[str] = set()
-        """Names in the target to which local links of other names lead, where events were missed."""
         self.is_late = is_late
+        self.is_over = is_late
+        """Whether the command has ended: what is removed from here on is removed by others."""
         self.is_ending = is_late
         self._flying: dict[str, Mark] = {}
         self._stamping: set[str] = set()
         """Directories that get their exact times at the end."""
+        self._misplaced: Counter[str] = Counter()
+        """By name: how often the local link there stood for what the target has elsewhere."""
         self._structure = _Structure()
 
     # ---- what was seen
 
     def see(self, event: SeenEvent, now: float) -> SeenEvent | None:
         """Takes an event in. Returns it if a later drain has to know it."""
+        if self.is_over and event.kind in _OF_THE_COMMAND:
+            return self._see_afterwards(event, now)
         name = event.name
         match event.kind:
             case SeenKind.MADE:
@@ -133,9 +139,32 @@ class Ledger:
             case SeenKind.MISSED:
                 pass
             case SeenKind.GONE:
+                if self.is_over:
+                    self._see_lost("", is_dir=True)
                 self.forget_removals()
                 return event
         return None
+
+    def _see_afterwards(self, event: SeenEvent, now: float) -> SeenEvent | None:
+        """Takes in an event after the command's end: nothing is removed or renamed in the target for it."""
+        if event.kind is SeenKind.WRITTEN:
+            self.unclosed.add(event.name)
+        elif event.kind is SeenKind.MOVED:
+            self.marks.rename(event.name, event.new, is_dir=event.is_dir)
+            self.marks.add(event.new, now)
+        else:
+            self._see_lost(event.name, is_dir=event.is_dir)
+        return None
+
+    def _see_lost(self, name: str, *, is_dir: bool) -> None:
+        """Names what was removed after the command's end and is not in the target."""
+        waiting, findings = (self.marks.by_name, self._flying), self.findings
+        lost = [other for names in waiting for other in names if is_dir and is_below(other, name)]
+        is_known = any(name in names for names in (self.entries, findings.skipped, findings.beside))
+        if name and (not is_known or any(name in names for names in waiting)):
+            lost.append(name)
+        self.findings.failed.update(dict.fromkeys(lost, "was removed before it was drained"))
+        self.marks.drop(name, is_dir=is_dir)
 
     def forget_removals(self) -> None:
         """Carries no removal and no rename over from here on: the watched directory has gone."""
@@ -230,7 +259,6 @@ class Ledger:
                     is_open=mark.is_open and not self.is_ending,
                     is_last_try=self.is_ending and mark.tries >= MOST_TRIES - 1,
                     is_late=self.is_late,
-                    is_shown_elsewhere=self._is_shown_elsewhere(name),
                 )
             )
         if not found and self.is_ending and self._is_carried():
@@ -249,7 +277,7 @@ class Ledger:
             return
         for name, removal in self._due_removals(now):
             structure.flying += 1
-            structure.held.update((name,))
+            structure.erasing.add(name)
             entry, intent = self.entries.get(name), self.intents.get(name)
             yield Action(
                 Deed.ERASE,
@@ -258,7 +286,6 @@ class Ledger:
                 entry=entry,
                 new_entry=intent,
                 is_late=self.is_late,
-                is_shown_elsewhere=self._is_shown_elsewhere(name),
             )
 
     def _move(self, rename: PendingRename) -> Action:
@@ -270,13 +297,8 @@ class Ledger:
             self.entries.get(rename.old),
             self.entries.get(rename.new),
             is_late=self.is_late,
-            is_shown_elsewhere=self._is_shown_elsewhere(rename.new),
-            first=tuple(name for name in rename.first if name in self.entries),
+            first=tuple((name, self.entries[name].there.inode) for name in rename.first if name in self.entries),
         )
-
-    def _is_shown_elsewhere(self, name: str) -> bool:
-        entry = self.entries.get(name)
-        return name in self.shown_elsewhere and entry is not None and entry.kind is EntryKind.EARLIER
 
     def _due_removals(self, now: float) -> list[tuple[str, Removal]]:
         is_quiet = self.is_ending or now - self._structure.removed_at >= HOLD_S
@@ -302,6 +324,8 @@ class Ledger:
     def _is_blocked(self, name: str) -> bool:
         """Tells whether a name waits: for its own last action, for a rename, or for its directory to be made."""
         held, parent = self._structure.held, name.rpartition("/")[0]
+        if name in self._structure.erasing:
+            return True
         if parent and parent not in self.entries and (parent in self._flying or parent in self.marks.by_name):
             return True
         return name in self._flying or bool(held and any(above in held for above in ancestors(name)))
@@ -321,24 +345,28 @@ class Ledger:
 
     # ---- what was done
 
-    def take(self, result: ActionResult, now: float) -> None:
-        """Takes the result of an action in."""
+    def take(self, result: ActionResult, now: float) -> list[SeenEvent]:
+        """Takes the result of an action in. Returns the renames that follow from it, for a later drain to know."""
         match result.deed:
             case Deed.CARRY:
-                self._carried(result, now)
+                return self._carried(result, now)
             case Deed.MOVE:
                 self._moved(result, now)
             case Deed.ERASE:
                 self._erased(result, now)
             case Deed.STAMP:
                 self._flying.pop(result.name, None)
+        return []
 
-    def _carried(self, result: ActionResult, now: float) -> None:
+    def _carried(self, result: ActionResult, now: float) -> list[SeenEvent]:
         name, findings = result.name, self.findings
         mark = self._flying.pop(name, None) or Mark(0, now)
+        if result.ending is Ending.MISPLACED:
+            return self._follow(result, mark, now)
         if result.entry is not None:
             self.intents.pop(name, None)
-        findings.failed.pop(name, None)
+        if result.ending is not Ending.ABSENT:
+            findings.failed.pop(name, None)
         if result.ending is Ending.DONE:
             findings.beside.pop(name, None)
         if not self.is_ending:
@@ -352,11 +380,50 @@ class Ledger:
             findings.beside[name] = result.text
         elif result.ending is Ending.SKIPPED:
             findings.skipped[name] = result.text
-        elif result.ending in {Ending.CHANGED, Ending.FAILED}:
-            if self.is_ending and mark.tries + 1 >= MOST_TRIES and not self.removed:
-                findings.failed[name] = result.text
-            else:
-                self.marks.retry(name, mark, now, result.text)
+        elif result.ending in {Ending.CHANGED, Ending.FAILED, Ending.HELD}:
+            self._try_again(result, mark, now)
+        return []
+
+    def _try_again(self, result: ActionResult, mark: Mark, now: float) -> None:
+        """Puts a name back that was not carried; a try does not count while the command runs and others go first."""
+        is_held = result.ending is Ending.HELD
+        if is_held and not self.is_ending:
+            mark.tries = 0
+        if not is_held and self.is_ending and mark.tries + 1 >= MOST_TRIES and not self.removed:
+            self.findings.failed[result.name] = result.text
+        else:
+            self.marks.retry(result.name, mark, now, result.text)
+
+    def _follow(self, result: ActionResult, mark: Mark, now: float) -> list[SeenEvent]:
+        """Has an entry of the start renamed in the target to where the local link to it is: nobody saw the rename, or
+        it was misread. It waits for the renames that were seen, which may be of the same entry."""
+        name, entry = result.name, result.entry
+        if self.renames:
+            mark.tries = 0
+            self.marks.retry(name, mark, now, "")
+            return []
+        where = None if entry is None else self._name_of(entry)
+        if where is None or where == name:
+            return []
+        self._misplaced[name] += 1
+        if self._misplaced[name] > MOST_TRIES:
+            self.findings.kept[where] = f"the local directory has it as {name}"
+            return []
+        renames = [(name, result.text)] if result.text and name in self.entries else []
+        renames.append((where, name))
+        self._exists_again(name)
+        for old, new in renames:
+            self._queue(old, new, False, ())
+        return [SeenEvent(SeenKind.MOVED, old, new) for old, new in renames]
+
+    def _name_of(self, shown: TargetEntry) -> str | None:
+        """Returns the name that an entry of the start has in the target: mostly the one to which the link leads."""
+        inode = shown.there.inode
+        near = self.entries.get(shown.shown_as)
+        if near is not None and near.kind is EntryKind.EARLIER and near.there.inode == inode:
+            return shown.shown_as
+        known = self.entries.items()
+        return next((name for name, e in known if e.kind is EntryKind.EARLIER and e.there.inode == inode), None)
 
     def _moved(self, result: ActionResult, now: float) -> None:
         structure = self._structure
@@ -368,10 +435,10 @@ class Ledger:
             return
         self.renames.popleft()
         structure.release(rename.old, rename.new)
-        for name in rename.first:
-            if name != rename.new:
-                self.entries.pop(name, None)
         if result.ending is Ending.DONE:
+            self.findings.kept.pop(rename.old, None)
+            for name in rename.first:
+                self.entries.pop(name, None)
             self._rename_entries(rename)
             if result.entry is not None and rename.new in self.entries:
                 self.entries[rename.new] = result.entry
@@ -379,6 +446,8 @@ class Ledger:
             self.removed[rename.old] = Removal(self.marks.next_seq(), False, now)
         elif result.ending in {Ending.KEPT, Ending.FAILED}:
             self.findings.kept[rename.old] = result.text
+        if result.ending is not Ending.DONE:
+            self.marks.add(rename.new, now)
         self._touch(rename.old)
         self._touch(rename.new)
 
@@ -396,7 +465,7 @@ class Ledger:
     def _erased(self, result: ActionResult, now: float) -> None:
         structure = self._structure
         structure.flying = max(0, structure.flying - 1)
-        structure.release(result.name)
+        structure.erasing.discard(result.name)
         removal = self.removed.get(result.name)
         has_more = result.errno == errno.ENOTEMPTY and sum(is_below(name, result.name) for name in self.removed) > 1
         if removal is not None and (result.ending is Ending.FAILED or has_more):
@@ -451,6 +520,8 @@ class _Structure:
     tries: int = 0
     held: Counter[str] = field(default_factory=Counter)
     """The names of the renames that wait."""
+    erasing: set[str] = field(default_factory=set)
+    """The names that are being removed."""
 
     def release(self, *names: str) -> None:
         """Frees the names of a rename that was carried out."""

@@ -37,6 +37,10 @@ class LocalLinks:
                 return posixpath.relpath("/" + leads_to[len(root) :], "/" + posixpath.dirname(name))
         return leads_to
 
+    def inode_shown_by(self, status: os.stat_result) -> int | None:
+        """Returns the inode of the target's file for which a local link stands; None for a link of the program's."""
+        return self._anchors.inode_shown_by(status)
+
     def is_still_shown(self, name: str, found: os.stat_result) -> bool:
         """Tells whether a local link, of whatever name, leads to what the target has under a name."""
         return self._anchors.is_still_shown(found, self._target.path(name))

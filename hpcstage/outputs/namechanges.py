@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 from contextlib import suppress
+from typing import TypeGuard
 
 from hpcstage.outputs.facts import Action, ActionResult, Deed, Ending, EntryKind, Fingerprint, TargetEntry
 from hpcstage.outputs.journal import Charter
@@ -30,12 +31,11 @@ class NameChanges:
             if found is None and entry is not None and self._is_moved(new, entry):
                 return ActionResult(Deed.MOVE, old, Ending.DONE, self._links.shown(new, entry))
             return ActionResult(Deed.MOVE, old, Ending.ABSENT)
-        if self._is_misread(action, found):
-            return ActionResult(Deed.MOVE, old, Ending.KEPT, text="a link in the local directory says otherwise")
-        if action.is_late and not self._may_move(action, found):
-            return ActionResult(Deed.MOVE, old, Ending.KEPT, text="the target's was changed by others")
+        refusal = self._refusal(action, found)
+        if refusal is not None:
+            return ActionResult(Deed.MOVE, old, refusal[0], text=refusal[1])
         self._remove_first(action)
-        if entry is not None and entry.kind in {EntryKind.FILE, EntryKind.LINK} and not self._may_take(new, entry):
+        if _is_copy(entry) and not self._may_take(new, entry):
             return ActionResult(Deed.MOVE, old, Ending.CHANGED)
         try:
             if entry is not None and entry.kind is EntryKind.EARLIER:
@@ -47,6 +47,22 @@ class NameChanges:
             raise
         self._target.sync_directory(new)
         return ActionResult(Deed.MOVE, old, Ending.DONE)
+
+    def _refusal(self, action: Action, found: os.stat_result) -> tuple[Ending, str] | None:
+        """Returns why an entry is not renamed. A copy of a local file may be made anew under the new name instead."""
+        if action.is_late and not self._may_move(action, found):
+            return Ending.KEPT, "the target's was changed by others"
+        instead = Ending.CHANGED if _is_copy(action.entry) else Ending.KEPT
+        other = status_of(self._target.path(action.new))
+        if other is not None and other.st_ino != found.st_ino:
+            if self._links.is_still_shown(action.new, other):
+                instead = Ending.HELD if instead is Ending.KEPT and not action.is_dir else instead
+                return instead, f"a local link of another name leads to {action.new}"
+            if not stat.S_ISDIR(other.st_mode) and not _has_inode(action.new_entry, other):
+                return instead, f"{action.new} is in the way"
+        if not action.is_dir and not _has_inode(action.entry, found):
+            return instead, "the target's is another file by now"
+        return None
 
     def _move_earlier(self, old: str, new: str, entry: TargetEntry) -> TargetEntry:
         """Renames a file to which the local directory has a link. It has both names until the link shows the new one,
@@ -67,20 +83,15 @@ class NameChanges:
         self._target.sync_directory(new)
         return shown
 
-    def _is_misread(self, action: Action, found: os.stat_result) -> bool:
-        """Tells whether the local links contradict a rename: one leads to what has the new name."""
-        other = status_of(self._target.path(action.new))
-        if other is None or other.st_ino == found.st_ino:
-            return False
-        return self._links.is_still_shown(action.new, other)
-
     def _remove_first(self, action: Action) -> None:
-        """Removes what had the new name before, unless the rename replaces it or the target may be others' by now."""
-        for name in () if action.is_late else action.first:
+        """Removes what had the new name before, unless the rename replaces it, a local link leads to it, or it may be
+        others' by now."""
+        for name, inode in () if action.is_late else action.first:
             found = status_of(self._target.path(name))
             if found is None or self._links.is_still_shown(name, found):
                 continue
-            if name != action.new or stat.S_ISDIR(found.st_mode):
+            is_known = stat.S_ISDIR(found.st_mode) or (name != action.new and found.st_ino == inode)
+            if is_known:
                 with suppress(OSError):
                     self._target.remove(name)
 
@@ -117,7 +128,8 @@ class NameChanges:
             return ActionResult(Deed.ERASE, name, Ending.ABSENT)
         if self._links.is_still_shown(name, found):
             return ActionResult(Deed.ERASE, name, Ending.KEPT, text="a link in the local directory leads to it")
-        if not action.is_dir and not action.is_late and found.st_ino != action.entry.there.inode:
+        is_dir = stat.S_ISDIR(found.st_mode)
+        if is_dir != action.is_dir or not (is_dir or _has_inode(action.entry, found)):
             return ActionResult(Deed.ERASE, name, Ending.KEPT, text="the target's is another file by now")
         if action.is_late and not is_last_seen(action, found):
             return ActionResult(Deed.ERASE, name, Ending.KEPT, text="it was removed here, and changed there by others")
@@ -139,6 +151,14 @@ class NameChanges:
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
         os.chmod(path, stat.S_IMODE(status.st_mode))
         return ActionResult(Deed.STAMP, action.name, Ending.DONE)
+
+
+def _is_copy(entry: TargetEntry | None) -> TypeGuard[TargetEntry]:
+    return entry is not None and entry.kind in {EntryKind.FILE, EntryKind.LINK}
+
+
+def _has_inode(entry: TargetEntry | None, found: os.stat_result) -> bool:
+    return entry is not None and found.st_ino == entry.there.inode
 
 
 def is_last_seen(action: Action, found: os.stat_result) -> bool:

@@ -1,8 +1,8 @@
 """Makes the watched directory and fills it with what the target holds at the start.
 
 Owns the layout below a base directory on the local disk: `tree` is the watched directory, `journal`, `scratch` and
-`anchors` lie beside it, on the same file system. Directories become directories, relative links
-that stay in the directory the same links, everything else a symbolic link into the target.
+`anchors` lie beside it, on the same file system. Directories become directories, relative links that stay in the
+directory the same links, everything else a symbolic link into the target.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import posixpath
 import stat
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -95,6 +96,7 @@ def _make(
     anchors = Anchors(anchors_beside(place.scratch))
     os.mkdir(anchors.directory, 0o700)
     entries = {}
+    names: Counter[int] = Counter()
     for name, known in found:
         local = f"{place.root}/{name}"
         if isinstance(known, os.stat_result):
@@ -107,7 +109,8 @@ def _make(
             entries[name] = TargetEntry(EntryKind.LINK, there, Fingerprint.of(os.lstat(local)))
         else:
             os.symlink(f"{target}/{name}", local)
-            anchors.anchor(local, known.inode)
+            anchors.anchor(local, known.inode, names[known.inode])
+            names[known.inode] += 1
             earlier = Fingerprint(known.inode, -1, started_ns)
             entries[name] = TargetEntry(EntryKind.EARLIER, earlier, shown_as=name)
     for name, known in reversed(found):
@@ -127,7 +130,8 @@ def _make(
 def _listed(target: str, most: int) -> Iterator[tuple[str, os.stat_result | _Shown]]:
     """Yields all names below the target, directories before what they hold: of a directory what stat says, of a file
     the inode, which costs no further request."""
-    below, count, is_inode_true = [""], 0, None
+    below, count = [""], 0
+    is_listed_truly: bool | None = None
     while below:
         directory = below.pop()
         with os.scandir(f"{target}/{directory}") as children:
@@ -143,9 +147,9 @@ def _listed(target: str, most: int) -> Iterator[tuple[str, os.stat_result | _Sho
                     yield name, child.stat(follow_symlinks=False)
                 else:
                     link = os.readlink(child.path) if child.is_symlink() else ""
-                    if is_inode_true is None:  # some file systems list other inodes than lstat tells
-                        is_inode_true = child.inode() == os.lstat(child.path).st_ino
-                    inode = child.inode() if is_inode_true else os.lstat(child.path).st_ino
+                    if is_listed_truly is None:  # some file systems list other inodes than lstat tells
+                        is_listed_truly = child.inode() == os.lstat(child.path).st_ino
+                    inode = child.inode() if is_listed_truly else os.lstat(child.path).st_ino
                     yield name, _Shown(inode, link if _stays_inside(name, link) else "")
 
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -258,16 +258,16 @@ class TreeWatch:
         back = self._raw[0] if self._raw else None
         if back is not None and back.mask & inotify.MOVED_FROM and self._path_of(back) == new:
             forth = next((r for r in self._raw if r.mask & inotify.MOVED_TO and r.cookie == back.cookie), None)
+            other_is_dir = bool(back.mask & inotify.IS_DIR)
+            if is_dir or other_is_dir:
+                self._scans.append(self._root)
             if forth is not None and self._path_of(forth) == old and self._exists(old) and self._exists(new):
                 aside = f"{old}.exchanged-{os.urandom(4).hex()}"
                 self._raw.popleft()
                 self._raw.remove(forth)
-                other_is_dir = bool(back.mask & inotify.IS_DIR)
                 yield SeenEvent(SeenKind.MOVED, old, aside, is_dir)
                 yield SeenEvent(SeenKind.MOVED, new, old, other_is_dir)
                 yield SeenEvent(SeenKind.MOVED, aside, new, is_dir)
-                if is_dir or other_is_dir:
-                    self._scans.append(self._root)
                 return
         yield SeenEvent(SeenKind.MOVED, old, new, is_dir)
 
@@ -388,6 +388,8 @@ class _OpenFiles:
                 status = os.lstat(f"{self._root}/{name}")
             except OSError:
                 continue
+            if not stat.S_ISREG(status.st_mode):
+                continue
             state = (status.st_ino, status.st_size, status.st_mtime_ns)
             if state != file.state:
                 is_written = file.state is not None and not file.is_closed and status.st_nlink == 1
@@ -417,18 +419,6 @@ def found_below(root: str, name: str = "") -> Iterator[SeenEvent]:
             yield SeenEvent(SeenKind.FOUND, full, is_dir=is_dir)
             if is_dir:
                 below.append(full)
-
-
-def shown_elsewhere(root: str, target: str) -> set[str]:
-    """Returns the names in the target to which symbolic links below `root` that have other names lead."""
-    found = set()
-    for event in found_below(root):
-        if not event.is_dir:
-            with suppress(OSError):
-                leads_to = os.readlink(f"{root}/{event.name}")
-                if leads_to.startswith(target + "/") and leads_to != f"{target}/{event.name}":
-                    found.add(leads_to[len(target) + 1 :])
-    return found
 
 
 def _entries(root: str, name: str) -> list[tuple[str, bool]]:

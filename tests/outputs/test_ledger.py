@@ -136,7 +136,7 @@ def test_what_was_removed_where_a_directory_is_renamed_to_is_removed_before():
     ledger.see(SeenEvent(SeenKind.REMOVED, "e", is_dir=True), 0.0)
     ledger.see(SeenEvent(SeenKind.MOVED, "d", "e", is_dir=True), 0.0)
     (move,) = ledger.actions(0.0, 0)
-    assert move.first == ("e/x", "e")
+    assert move.first == (("e/x", FILE.there.inode), ("e", FILE.there.inode))
     assert ledger.removed == {}
 
 
@@ -163,6 +163,61 @@ def test_a_failure_is_tried_again_later_and_given_up_at_the_end():
     done(ledger, ledger.actions(now, 4), now, Ending.FAILED, "Read-only file system")
     assert ledger.is_settled()
     assert ledger.findings.failed == {"file": "Read-only file system"}
+
+
+def test_a_rename_is_not_given_up_while_the_command_runs():
+    ledger = Ledger({"old": EARLIER})
+    ledger.see(SeenEvent(SeenKind.MOVED, "old", "new"), 0.0)
+    ledger.see(SeenEvent(SeenKind.CLOSED, "old"), 0.0)
+    now = 1.0
+    for _ in range(3 * MOST_TRIES):
+        actions = ledger.actions(now, 4)
+        assert told(actions) == [("move", "old", "new")]
+        done(ledger, actions, now, Ending.FAILED, "Read-only file system")
+        now += 61
+    ledger.end(now)
+    done(ledger, ledger.actions(now, 4), now, Ending.FAILED, "Read-only file system")
+    assert ledger.findings.kept == {"old": "Read-only file system"}
+    assert ("carry", "old") in told(ledger.actions(now + 1, 4))
+
+
+def test_a_name_is_not_carried_while_it_is_removed():
+    ledger = Ledger({"file": FILE})
+    ledger.see(SeenEvent(SeenKind.REMOVED, "file"), 0.0)
+    erase = ledger.actions(HOLD_S + 1, 4)
+    assert told(erase) == [("erase", "file")]
+    ledger.see(SeenEvent(SeenKind.CLOSED, "file"), HOLD_S + 1)
+    assert ledger.actions(HOLD_S + 2, 4) == []
+    done(ledger, erase, HOLD_S + 3)
+    assert told(ledger.actions(HOLD_S + 4, 4)) == [("carry", "file")]
+
+
+def misplaced(name: str, aside: str = "") -> ActionResult:
+    shown = TargetEntry(EntryKind.EARLIER, EARLIER.there, shown_as="old")
+    return ActionResult(Deed.CARRY, name, Ending.MISPLACED, shown, text=aside)
+
+
+def test_the_targets_file_follows_the_local_link():
+    ledger = Ledger({"old": EARLIER, "taken": EARLIER})
+    ledger.see(SeenEvent(SeenKind.FOUND, "taken"), 0.0)
+    ledger.actions(1.0, 4)
+    followed = ledger.take(misplaced("taken", "aside"), 1.0)
+    assert [(event.name, event.new) for event in followed] == [("taken", "aside"), ("old", "taken")]
+    names = []
+    while actions := ledger.actions(2.0, 0):
+        names += told(actions)
+        done(ledger, actions, 2.0)
+    assert names == [("move", "taken", "aside"), ("move", "old", "taken")]
+
+
+def test_a_link_that_cannot_be_followed_is_named():
+    ledger = Ledger({"old": EARLIER})
+    for _ in range(MOST_TRIES + 1):
+        ledger.see(SeenEvent(SeenKind.FOUND, "new"), 0.0)
+        ledger.actions(1.0, 4)
+        ledger.take(misplaced("new"), 1.0)
+        done(ledger, ledger.actions(1.0, 0), 1.0, Ending.HELD)
+    assert ledger.findings.kept == {"old": "the local directory has it as new"}
 
 
 def test_a_file_that_keeps_changing_is_carried_as_it_is_at_the_end():

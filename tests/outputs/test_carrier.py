@@ -1,0 +1,152 @@
+"""The carrier alone, told to do what the local links or the target contradict: it replaces and removes nothing then."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcstage.outputs.carrier import Carrier
+from hpcstage.outputs.facts import Action, ActionResult, Deed, Ending, EntryKind, Fingerprint, TargetEntry
+from hpcstage.outputs.journal import Journal
+from hpcstage.outputs.prepare import OutputPlace, prepare
+
+
+class Carried:
+    """A prepared directory, its target, and a carrier that is told what to do by the test."""
+
+    def __init__(self, local: Path, target: Path) -> None:
+        place = OutputPlace(local / "out")
+        prepared = prepare(place, target, "run-1")
+        self.target, self.out, self.entries = target, Path(place.root), prepared.entries
+        self.journal = Journal.open(place.journal)
+        self._carrier = Carrier(place.root, place.scratch, prepared.charter, self.journal)
+
+    def do(self, deed: Deed, name: str, new: str = "", **facts: object) -> ActionResult:
+        """Does an action with what is known of the names, as the ledger hands it out."""
+        told = {"entry": self.entries.get(name), "new_entry": self.entries.get(new), **facts}
+        result = self._carrier.do(Action.from_json(Action(deed, name, new, **told).to_json()))
+        if result.entry is not None and result.ending is Ending.DONE:
+            self.entries[new or name] = result.entry
+        return result
+
+
+@pytest.fixture
+def carried(local_dir: Path, tmp_path: Path) -> Iterator[Carried]:
+    target = tmp_path / "results"
+    target.mkdir()
+    for name in "ab":
+        (target / name).write_text(f"earlier {name}")
+    os.link(target / "a", target / "a2")
+    made = Carried(local_dir, target)
+    yield made
+    made.journal.close()
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_file_waits_for_the_rename_of_what_has_its_name(carried, is_known):
+    (carried.out / "b").rename(carried.out / "c")
+    (carried.out / "b").write_text("new")
+    known = {} if is_known else {"entry": None}
+    assert carried.do(Deed.CARRY, "b", **known).ending is Ending.HELD
+    assert (carried.target / "b").read_text() == "earlier b"
+    result = carried.do(Deed.CARRY, "b", is_last_try=True, **known)
+    assert (result.ending, result.text) == (Ending.BESIDE, "b.run-1")
+    assert (carried.target / "b").read_text() == "earlier b"
+    assert (carried.target / "b.run-1").read_text() == "new"
+    assert sorted(os.listdir(carried.target)) == ["a", "a2", "b", "b.run-1"]
+
+
+@pytest.mark.parametrize("what", ["directory", "link"])
+def test_nothing_takes_the_place_of_what_is_still_shown(carried, what):
+    (carried.out / "b").rename(carried.out / "c")
+    (carried.out / "b").mkdir() if what == "directory" else (carried.out / "b").symlink_to("nowhere")
+    assert carried.do(Deed.CARRY, "b").ending is Ending.HELD
+    carried.do(Deed.CARRY, "b", is_last_try=True)
+    assert (carried.target / "b").read_text() == "earlier b"
+
+
+def test_what_is_shown_by_no_link_any_more_is_replaced_and_removed(carried):
+    (carried.out / "b").unlink()
+    (carried.out / "b").write_text("new")
+    assert carried.do(Deed.CARRY, "b").ending is Ending.DONE
+    assert (carried.target / "b").read_text() == "new"
+    (carried.out / "a").unlink()
+    assert carried.do(Deed.ERASE, "a").ending is Ending.DONE
+    assert (carried.out / "a2").read_text() == "earlier a"
+
+
+def test_a_link_under_another_name_keeps_a_file_from_being_removed(carried):
+    (carried.out / "b").rename(carried.out / "c")
+    assert carried.do(Deed.ERASE, "b").ending is Ending.KEPT
+    result = carried.do(Deed.CARRY, "c")
+    assert (result.ending, result.entry.shown_as) == (Ending.MISPLACED, "b")
+    assert carried.do(Deed.MOVE, "b", "c").ending is Ending.DONE
+    assert os.readlink(carried.out / "c") == os.fspath(carried.target / "c")
+    (carried.out / "c").rename(carried.out / "d")
+    (carried.out / "c").write_text("new")
+    assert carried.do(Deed.CARRY, "c").ending is Ending.HELD
+
+
+def test_the_names_of_a_hard_link_are_told_apart(carried):
+    (carried.out / "a2").rename(carried.out / "c")
+    assert carried.do(Deed.ERASE, "a2").ending is Ending.KEPT
+    assert carried.do(Deed.MOVE, "a2", "c").ending is Ending.DONE
+    (carried.out / "a").unlink()
+    assert carried.do(Deed.ERASE, "a").ending is Ending.DONE
+    assert sorted(os.listdir(carried.target)) == ["b", "c"]
+
+
+def test_a_rename_onto_what_is_still_shown_is_not_done(carried):
+    assert carried.do(Deed.MOVE, "a", "b").ending is Ending.HELD
+    (carried.out / "new").write_text("new")
+    assert carried.do(Deed.CARRY, "new").ending is Ending.DONE
+    assert carried.do(Deed.MOVE, "new", "b").ending is Ending.CHANGED
+    assert (carried.target / "b").read_text() == "earlier b"
+
+
+def test_what_others_put_there_is_neither_renamed_nor_removed(carried):
+    (carried.out / "new").write_text("new")
+    carried.do(Deed.CARRY, "new")
+    (carried.target / "other").write_text("of others")
+    (carried.target / "other").rename(carried.target / "new")
+    (carried.out / "new").rename(carried.out / "newer")
+    assert carried.do(Deed.MOVE, "new", "newer").ending is Ending.CHANGED
+    assert carried.do(Deed.ERASE, "new").ending is Ending.KEPT
+    assert (carried.target / "new").read_text() == "of others"
+    (carried.target / "newer").write_text("of others, too")
+    (carried.out / "b").rename(carried.out / "newer")
+    assert carried.do(Deed.MOVE, "b", "newer").ending is Ending.KEPT
+    assert (carried.target / "newer").read_text() == "of others, too"
+
+
+def test_what_is_removed_before_a_directory_is_renamed_is_what_was_there(carried):
+    for name in ("d", "e"):
+        (carried.out / name).mkdir()
+        carried.do(Deed.CARRY, name)
+    for name in ("e/mine", "e/theirs"):
+        (carried.out / name).write_text("new")
+        carried.do(Deed.CARRY, name)
+    first = tuple((name, carried.entries[name].there.inode) for name in ("e/mine", "e/theirs", "e"))
+    (carried.target / "theirs").write_text("of others")
+    (carried.target / "theirs").rename(carried.target / "e/theirs")
+    assert carried.do(Deed.MOVE, "d", "e", is_dir=True, first=first).ending is Ending.KEPT
+    assert os.listdir(carried.target / "e") == ["theirs"]
+
+
+def test_a_link_of_the_programs_to_what_was_there_is_carried_as_a_link(carried):
+    os.link(carried.out / "b", carried.out / "second", follow_symlinks=False)
+    (carried.out / "own").symlink_to(carried.target / "b")
+    for name in ("second", "own"):
+        assert carried.do(Deed.CARRY, name).ending is Ending.DONE
+        assert os.readlink(carried.target / name) == "b"
+
+
+def test_actions_and_results_pass_through_the_pipe():
+    entry = TargetEntry(EntryKind.FILE, Fingerprint(1, 2, 3), Fingerprint(4, 5, 6), 7, 0o640, "x", appending=True)
+    action = Action(Deed.MOVE, "a", "b", True, entry, None, True, True, True, True, first=(("b", 3),))
+    assert Action.from_json(action.to_json()) == action
+    result = ActionResult(Deed.CARRY, "a", Ending.MISPLACED, entry, 5, "text", 6, 7.0)
+    assert ActionResult.from_json(result.to_json()) == result
