@@ -130,7 +130,7 @@ class Carrier:
             shown = replace(entry, shown_as=name) if entry is not None and entry.kind is EntryKind.EARLIER else None
             return ActionResult(Deed.CARRY, name, Ending.DONE, shown)
         shown_as = leads_to.removeprefix(self._target.root + "/")
-        other = status_of(f"{self._root}/{shown_as}")
+        other = None if shown_as == name else status_of(f"{self._root}/{shown_as}")
         if other is not None and other.st_ino == status.st_ino:
             return self._carry_link(action, status)  # a hard link to the local link: it has two names
         where = TargetEntry(EntryKind.EARLIER, Fingerprint(inode, -1, 0), shown_as=shown_as)
