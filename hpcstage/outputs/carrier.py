@@ -11,15 +11,16 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 
 from hpcstage.outputs.contents import Contents, special_kind
 from hpcstage.outputs.facts import Action, ActionResult, Deed, Ending, EntryKind, Fingerprint, TargetEntry
+from hpcstage.outputs.guard import TargetGuard
 from hpcstage.outputs.journal import Charter, Journal
 from hpcstage.outputs.links import LocalLinks
-from hpcstage.outputs.namechanges import NameChanges, is_last_seen
+from hpcstage.outputs.namechanges import NameChanges
 from hpcstage.outputs.target import Target, status_of
 
 OPEN_COPY_BYTES = 64 << 20
@@ -46,6 +47,7 @@ class Carrier:
         self._links = LocalLinks(root, scratch, self._target)
         self._journal = journal
         self._contents = Contents(pace)
+        self._guard = TargetGuard(self._target, self._links)
         changes = NameChanges(root, charter, self._target, self._links)
         self._ways = {
             Deed.CARRY: self._carry,
@@ -53,7 +55,6 @@ class Carrier:
             Deed.ERASE: changes.erase,
             Deed.STAMP: changes.stamp,
         }
-        self.remove_temporary = self._target.remove_temporary
 
     def do(self, action: Action) -> ActionResult:
         """Does an action and notes it in the journal. It raises nothing that a file system can cause."""
@@ -73,6 +74,12 @@ class Carrier:
             self._journal.did(result)
         return result
 
+    def take_over(self, names: Collection[str]) -> None:
+        """Goes on where a process ended that was carrying these names: what it may have written is known."""
+        for name in names:
+            self._target.remove_temporary(name)
+        self._guard.was_written = self._journal.intents(names) if names else {}
+
     def _carry(self, action: Action) -> ActionResult:
         name = action.name
         try:
@@ -83,7 +90,7 @@ class Carrier:
         if inode is not None:
             return self._carry_shown(action, status, inode)
         entry = action.entry
-        if entry is not None and entry.kind is EntryKind.EARLIER and self._is_held(action):
+        if entry is not None and entry.kind is EntryKind.EARLIER and self._guard.is_held(action):
             return ActionResult(Deed.CARRY, name, Ending.HELD, text=SHOWN_ELSEWHERE)
         if stat.S_ISDIR(status.st_mode):
             return self._carry_directory(action, status)
@@ -106,7 +113,7 @@ class Carrier:
         except FileExistsError:
             found = os.lstat(path)
             if not stat.S_ISDIR(found.st_mode):
-                if not self._may_replace(action, found):
+                if not self._guard.may_become_directory(action, found):
                     raise FileExistsError(
                         errno.EEXIST, "a file that this run did not make is in the way", path
                     ) from None
@@ -247,11 +254,11 @@ class Carrier:
         """Gives a complete temporary file its name; beside that of a file that is not the one last seen."""
         name = action.name
         found = status_of(self._target.path(name))
-        if self._is_held(action):
+        if self._guard.is_held(action):
             self._target.remove_temporary(name)
             return ActionResult(Deed.CARRY, name, Ending.HELD, text=SHOWN_ELSEWHERE)
-        if found is not None and self._is_in_the_way(action, found):
-            beside = f"{name}.{self._target.run_id}"
+        if found is not None and self._guard.is_in_the_way(action, found):
+            beside = self._target.free_name_beside(name, action.beside)
             os.rename(self._target.path(temporary), self._target.path(beside))
             return ActionResult(Deed.CARRY, name, Ending.BESIDE, text=beside)
         self._journal.intend(name, entry)
@@ -260,32 +267,6 @@ class Carrier:
         os.rename(self._target.path(temporary), self._target.path(name))
         self._target.sync_directory(name)
         return ActionResult(Deed.CARRY, name, Ending.DONE, entry)
-
-    def _may_replace(self, action: Action, found: os.stat_result) -> bool:
-        """Tells whether a directory may take the place of a file."""
-        if self._links.is_still_shown(action.name, found):
-            return False
-        if action.is_late or (action.entry is not None and action.entry.kind is EntryKind.FILE):
-            return is_last_seen(action, found)
-        return action.entry is not None and action.entry.there.inode == found.st_ino
-
-    def _is_held(self, action: Action) -> bool:
-        """Tells whether what the target has under a name waits for its rename. At the last try it waits no longer: it
-        keeps the name."""
-        found = None if action.is_last_try else status_of(self._target.path(action.name))
-        return found is not None and self._links.is_still_shown(action.name, found)
-
-    def _is_in_the_way(self, action: Action, found: os.stat_result) -> bool:
-        if self._links.is_still_shown(action.name, found):
-            return True
-        if action.is_late and not is_last_seen(action, found):
-            return True
-        if action.is_late and stat.S_ISDIR(found.st_mode):
-            try:
-                os.rmdir(self._target.path(action.name))
-            except OSError:
-                return True
-        return False
 
 
 def _times(status: os.stat_result) -> tuple[int, int, int]:

@@ -24,9 +24,11 @@ from hpcstage.outputs.facts import (
     SeenKind,
 )
 from hpcstage.outputs.journal import Journal
-from hpcstage.outputs.ledger import DrainFindings, Ledger
+from hpcstage.outputs.ledger import Ledger
+from hpcstage.outputs.places import found_below
 from hpcstage.outputs.prepare import PreparedPlace
-from hpcstage.outputs.watch import PAIR_S, TreeWatch, found_below
+from hpcstage.outputs.state import DrainFindings
+from hpcstage.outputs.watch import PAIR_S, TreeWatch
 from hpcstage.outputs.workers import THREADS, CarrierProcess
 
 FLUSH_S = 0.05
@@ -110,7 +112,7 @@ class OutputDrain:
         for until in (now, now + PAIR_S):
             for event in self._watch.read(until):
                 self._take(event, now)
-        self._ledger.is_over = True
+        self._ledger.command_ended()
         self._last_look = iter(()) if self._watch.is_gone else found_below(self._root)
 
     @property

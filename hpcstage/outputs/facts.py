@@ -134,6 +134,8 @@ class Action:
     """Whether a file that changes while it is copied is carried as it is."""
     is_late: bool = False
     """Whether the run is over: the target may have been changed by others since."""
+    beside: str = ""
+    """The name beside that the local entry got the last time."""
     first: tuple[tuple[str, int], ...] = ()
     """Names that are removed before a directory is renamed to their directory, with the inodes last seen."""
 
@@ -141,15 +143,15 @@ class Action:
         """Returns plain data."""
         entries = [None if entry is None else entry.to_json() for entry in (self.entry, self.new_entry)]
         flags = [self.is_dir, self.is_written, self.is_open, self.is_last_try, self.is_late]
-        return [self.deed.value, self.name, self.new, entries, flags, list(self.first)]
+        return [self.deed.value, self.name, self.new, entries, flags, self.beside, list(self.first)]
 
     @classmethod
     def from_json(cls, data: list[Any]) -> Action:
         """Reads the data of `to_json`."""
-        deed, name, new, entries, flags, first = data
+        deed, name, new, entries, flags, beside, first = data
         entry, new_entry = (None if one is None else TargetEntry.from_json(one) for one in entries)
         is_dir, is_written, is_open, is_last_try, is_late = flags
-        told = (is_written, is_open, is_last_try, is_late, tuple((one, inode) for one, inode in first))
+        told = (is_written, is_open, is_last_try, is_late, beside, tuple((one, inode) for one, inode in first))
         return cls(Deed(deed), name, new, is_dir, entry, new_entry, *told)
 
 

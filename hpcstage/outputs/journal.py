@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -74,6 +74,14 @@ class Journal:
     def did(self, result: ActionResult) -> None:
         """Notes the result of an action."""
         self._add("did", result.to_json())
+
+    def intents(self, names: Collection[str]) -> dict[str, TargetEntry]:
+        """Returns what was last about to be written under the names. Raises OSError."""
+        found = {}
+        for kind, *data in facts(self.path):
+            if kind == "intent" and data[0] in names and data[1] is not None:
+                found[data[0]] = TargetEntry.from_json(data[1])
+        return found
 
     def _add(self, *fact: object) -> None:
         with suppress(OSError):  # a full local disk: what is not noted is not removed and not replaced later

@@ -14,8 +14,8 @@ from hpcstage.outputs.carrier import Carrier
 from hpcstage.outputs.drain import DrainReport
 from hpcstage.outputs.facts import Deed
 from hpcstage.outputs.journal import Journal, recall
+from hpcstage.outputs.places import found_below
 from hpcstage.outputs.prepare import OutputPlace
-from hpcstage.outputs.watch import found_below
 
 AT_ONCE = 64
 LONGEST_NAP_S = 0.5
@@ -34,9 +34,8 @@ def drain_late(place: OutputPlace, timeout_s: float) -> DrainReport | None:
         carrier = Carrier(place.root, place.scratch, charter, journal)
         is_gone = not os.path.isdir(place.root) or os.stat(place.root).st_ino != charter.root_inode
         if is_gone:
-            ledger.forget_removals()
-        for name in recalled.under_way:
-            carrier.remove_temporary(name)
+            ledger.forget()
+        carrier.take_over(recalled.under_way)
         for event in found_below(place.root):
             ledger.see(event, 0.0)
         files = size_bytes = 0

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TypeGuard
 
 from hpcstage.outputs.facts import Action, ActionResult, Deed, Ending, EntryKind, Fingerprint, TargetEntry
+from hpcstage.outputs.guard import has_inode, is_last_seen
 from hpcstage.outputs.journal import Charter
 from hpcstage.outputs.links import LocalLinks
 from hpcstage.outputs.target import Target, is_same, status_of
@@ -58,9 +59,9 @@ class NameChanges:
             if self._links.is_still_shown(action.new, other):
                 instead = Ending.HELD if instead is Ending.KEPT and not action.is_dir else instead
                 return instead, f"a local link of another name leads to {action.new}"
-            if not stat.S_ISDIR(other.st_mode) and not _has_inode(action.new_entry, other):
+            if not stat.S_ISDIR(other.st_mode) and not has_inode(action.new_entry, other):
                 return instead, f"{action.new} is in the way"
-        if not action.is_dir and not _has_inode(action.entry, found):
+        if not action.is_dir and not has_inode(action.entry, found):
             return instead, "the target's is another file by now"
         return None
 
@@ -129,7 +130,7 @@ class NameChanges:
         if self._links.is_still_shown(name, found):
             return ActionResult(Deed.ERASE, name, Ending.KEPT, text="a link in the local directory leads to it")
         is_dir = stat.S_ISDIR(found.st_mode)
-        if is_dir != action.is_dir or not (is_dir or _has_inode(action.entry, found)):
+        if is_dir != action.is_dir or not (is_dir or has_inode(action.entry, found)):
             return ActionResult(Deed.ERASE, name, Ending.KEPT, text="the target's is another file by now")
         if action.is_late and not is_last_seen(action, found):
             return ActionResult(Deed.ERASE, name, Ending.KEPT, text="it was removed here, and changed there by others")
@@ -155,12 +156,3 @@ class NameChanges:
 
 def _is_copy(entry: TargetEntry | None) -> TypeGuard[TargetEntry]:
     return entry is not None and entry.kind in {EntryKind.FILE, EntryKind.LINK}
-
-
-def _has_inode(entry: TargetEntry | None, found: os.stat_result) -> bool:
-    return entry is not None and found.st_ino == entry.there.inode
-
-
-def is_last_seen(action: Action, found: os.stat_result) -> bool:
-    """Tells whether what the target has is what the run last saw, or was about to write."""
-    return any(entry is not None and is_same(entry, found) for entry in (action.entry, action.new_entry))

@@ -9,6 +9,7 @@ import posixpath
 import stat
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import chain, count
 from typing import TypeVar
 
 from hpcstage.outputs.facts import EntryKind, Fingerprint, TargetEntry
@@ -35,6 +36,12 @@ class Target:
         """Returns the temporary name that this run has for a name, whichever of its processes asks."""
         digest = hashlib.blake2b(f"{self.run_id}/{name}".encode("utf-8", "surrogateescape"), digest_size=10)
         return posixpath.join(posixpath.dirname(name), TEMPORARY + digest.hexdigest())
+
+    def free_name_beside(self, name: str, last: str) -> str:
+        """Returns a name beside that of a file of others: the one that the local file has had, or one that is free."""
+        first = f"{name}.{self.run_id}"
+        names = chain([last or first, first], (f"{first}.{number}" for number in count(1)))
+        return next(one for one in names if one == last or status_of(self.path(one)) is None)
 
     def remove_temporary(self, name: str) -> None:
         """Removes the temporary file that a killed process may have left for a name."""

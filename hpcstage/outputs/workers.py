@@ -44,8 +44,8 @@ class CarrierProcess:
         self._rest = b""
         self._given: dict[tuple[str, str], Action] = {}
         self._starts = 0
-        self._lost_names: list[str] = []
-        """Names that a process was carrying when it died."""
+        self._lost_names: set[str] = set()
+        """Names that processes were carrying when they died."""
 
     @property
     def carrying(self) -> int:
@@ -95,7 +95,7 @@ class CarrierProcess:
             self._end(0.0)
 
     def _lost(self) -> list[ActionResult]:
-        self._lost_names += [action.name for action in self._given.values() if action.deed is Deed.CARRY]
+        self._lost_names.update(action.name for action in self._given.values() if action.deed is Deed.CARRY)
         given, self._given, self._unsent, self._rest = self._given, {}, b"", b""
         text = "the process that writes to the target has died"
         return [ActionResult(action.deed, action.name, Ending.FAILED, text=text) for action in given.values()]
@@ -115,7 +115,6 @@ class CarrierProcess:
         if pid == 0:
             self._child(commands, results, parent)
         self._pid = pid
-        self._lost_names.clear()
         os.close(commands)
         os.close(results)
         os.set_blocking(self._into, False)
@@ -132,8 +131,7 @@ class CarrierProcess:
             pace = None if self._rate is None else Pacer(self._rate)
             place = self._place
             carrier = Carrier(place.root, place.scratch, self._charter, self._journal, pace)
-            for name in self._lost_names:
-                carrier.remove_temporary(name)
+            carrier.take_over(self._lost_names)
             _serve(carrier, commands, results)
             code = 0
         except BaseException:  # noqa: BLE001  nothing may return into the parent's frames

@@ -22,12 +22,13 @@ class Carried:
         prepared = prepare(place, target, "run-1")
         self.target, self.out, self.entries = target, Path(place.root), prepared.entries
         self.journal = Journal.open(place.journal)
-        self._carrier = Carrier(place.root, place.scratch, prepared.charter, self.journal)
+        self.beside = ""
+        self.carrier = Carrier(place.root, place.scratch, prepared.charter, self.journal)
 
     def do(self, deed: Deed, name: str, new: str = "", **facts: object) -> ActionResult:
         """Does an action with what is known of the names, as the ledger hands it out."""
         told = {"entry": self.entries.get(name), "new_entry": self.entries.get(new), **facts}
-        result = self._carrier.do(Action.from_json(Action(deed, name, new, **told).to_json()))
+        result = self.carrier.do(Action.from_json(Action(deed, name, new, **told).to_json()))
         if result.entry is not None and result.ending is Ending.DONE:
             self.entries[new or name] = result.entry
         return result
@@ -122,6 +123,27 @@ def test_what_others_put_there_is_neither_renamed_nor_removed(carried):
     assert (carried.target / "newer").read_text() == "of others, too"
 
 
+def test_a_file_of_others_keeps_its_name(carried):
+    (carried.out / "new").write_text("new")
+    (carried.target / "new").write_text("of others")
+    for _ in range(2):
+        result = carried.do(Deed.CARRY, "new", beside=carried.beside)
+        assert (result.ending, result.text) == (Ending.BESIDE, "new.run-1")
+        carried.beside = result.text
+    assert carried.do(Deed.CARRY, "new").text == "new.run-1.1"
+    assert (carried.target / "new").read_text() == "of others"
+
+
+def test_what_a_process_wrote_before_it_died_is_known(carried):
+    (carried.out / "new").write_text("new")
+    assert carried.do(Deed.CARRY, "new").ending is Ending.DONE
+    (carried.out / "new").write_text("newer")
+    assert carried.do(Deed.CARRY, "new", entry=None).ending is Ending.BESIDE
+    carried.carrier.take_over({"new"})
+    assert carried.do(Deed.CARRY, "new", entry=None).ending is Ending.DONE
+    assert (carried.target / "new").read_text() == "newer"
+
+
 def test_what_is_removed_before_a_directory_is_renamed_is_what_was_there(carried):
     for name in ("d", "e"):
         (carried.out / name).mkdir()
@@ -146,7 +168,7 @@ def test_a_link_of_the_programs_to_what_was_there_is_carried_as_a_link(carried):
 
 def test_actions_and_results_pass_through_the_pipe():
     entry = TargetEntry(EntryKind.FILE, Fingerprint(1, 2, 3), Fingerprint(4, 5, 6), 7, 0o640, "x", appending=True)
-    action = Action(Deed.MOVE, "a", "b", True, entry, None, True, True, True, True, first=(("b", 3),))
+    action = Action(Deed.MOVE, "a", "b", True, entry, None, True, True, True, True, "c", (("b", 3),))
     assert Action.from_json(action.to_json()) == action
     result = ActionResult(Deed.CARRY, "a", Ending.MISPLACED, entry, 5, "text", 6, 7.0)
     assert ActionResult.from_json(result.to_json()) == result

@@ -18,13 +18,13 @@ from pathlib import Path
 import pytest
 from draining import Running, start, tree  # noqa: F401
 
-from hpcstage.outputs import ledger, marks
+from hpcstage.outputs import marks, namequeue
 from hpcstage.outputs.prepare import CannotMirror, OutputPlace, prepare
 
 
 @pytest.fixture(autouse=True)
 def quick_removals(monkeypatch):
-    monkeypatch.setattr(ledger, "HOLD_S", 0.3)
+    monkeypatch.setattr(namequeue, "HOLD_S", 0.3)
     monkeypatch.setattr(marks, "RETRY_S", 0.05)
 
 

@@ -13,7 +13,8 @@ from hpcstage.outputs.facts import (
     SeenKind,
     TargetEntry,
 )
-from hpcstage.outputs.ledger import HOLD_S, MOST_HOLD_S, MOST_TRIES, Ledger
+from hpcstage.outputs.ledger import Ledger
+from hpcstage.outputs.namequeue import HOLD_S, MOST_HOLD_S, MOST_TRIES
 
 FILE = TargetEntry(EntryKind.FILE, Fingerprint(1, 10, 100), Fingerprint(2, 10, 100))
 EARLIER = TargetEntry(EntryKind.EARLIER, Fingerprint(3, -1, 100), shown_as="old")

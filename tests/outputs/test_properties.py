@@ -3,22 +3,25 @@ any of them no closed file is lost."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from draining import Running, tree
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from hpcstage.outputs import carrier, ledger, marks
+from hpcstage.outputs import carrier, marks, namequeue
 from hpcstage.outputs.facts import is_below
 from hpcstage.outputs.late import drain_late
 from hpcstage.outputs.links import exchange as exchange_names
+from hpcstage.outputs.prepare import OutputPlace
 from hpcstage.outputs.target import TEMPORARY
 
 NAMES = ("a", "b", "d", "e")
@@ -90,13 +93,35 @@ def exchange(root: Path, path: str, other: str) -> None:
     exchange_names(os.fspath(root / path), os.fspath(root / other))
 
 
+def rotate(root: Path, path: str) -> None:
+    """Rotates a log, as its program does when it starts."""
+    for number in (2, 1):
+        with contextlib.suppress(FileNotFoundError):
+            (root / f"{path}.{number}").rename(root / f"{path}.{number + 1}")
+    (root / path).rename(root / f"{path}.1")
+    (root / path).write_bytes(_content("log", 100))
+
+
+def put_away(root: Path, path: str, other: str) -> None:
+    """Renames into a directory that was made just before, which has no watch yet."""
+    (root / other).mkdir()
+    (root / path).rename(root / other / "away")
+
+
 OPERATION = st.one_of(
     st.tuples(st.sampled_from((create, append, overwrite, replace, truncate)), PATH, SIZE),
     st.tuples(st.just(chmod), PATH, MODE),
-    st.tuples(st.sampled_from((make_directory, remove, remove_directory, remove_tree)), PATH),
+    st.tuples(st.sampled_from((make_directory, remove, remove_directory, remove_tree, rotate)), PATH),
     st.tuples(st.just(symlink), PATH, NAME),
-    st.tuples(st.sampled_from((link, rename, rename, exchange)), PATH, PATH),
+    st.tuples(st.sampled_from((link, rename, rename, exchange, put_away)), PATH, PATH),
 )
+QUICK = settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+)
+"""An example takes a quarter of a second: a failure is told as it was found."""
 PAUSE = st.sampled_from((0, 0, 0, 1, 5))
 """How many turns the drain gets after an operation."""
 
@@ -133,6 +158,14 @@ class Pair:
         start_with(shared / "results")
         self.running = Running(local, shared / "results")
         self.target = self.running.target
+        self.theirs: set[bytes] = set()
+
+    def write_theirs(self, path: str, number: int) -> None:
+        """Others write a file to the target where nothing is."""
+        place = self.target / path
+        if place.parent.is_dir() and not os.path.lexists(place):
+            self.theirs.add(b"theirs %d" % number)
+            place.write_bytes(b"theirs %d" % number)
 
     def both(self, operation: tuple, turns: int) -> None:
         if operation[0] is link and (self.running.out / operation[1]).is_symlink():
@@ -149,7 +182,7 @@ def pairs(local_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
     monkeypatch.setattr(marks, "OPEN_S", 0.01)
     monkeypatch.setattr(marks, "REST_S", 0.0)
     monkeypatch.setattr(marks, "RETRY_S", 0.01)
-    monkeypatch.setattr(ledger, "HOLD_S", 0.02)
+    monkeypatch.setattr(namequeue, "HOLD_S", 0.02)
     monkeypatch.setattr(carrier, "TICK_NS", 5_000_000)
     numbers = itertools.count()
 
@@ -160,7 +193,7 @@ def pairs(local_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
     return make
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@QUICK
 @given(operations=st.lists(st.tuples(OPERATION, PAUSE), max_size=25))
 def test_a_watched_directory_leaves_the_tree_of_a_plain_one(pairs, operations):
     pair = pairs()
@@ -174,26 +207,44 @@ def test_a_watched_directory_leaves_the_tree_of_a_plain_one(pairs, operations):
         pair.running.stop()
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@QUICK
 @given(
     operations=st.lists(st.tuples(OPERATION, PAUSE), max_size=20),
+    kills=st.sets(st.integers(0, 19), max_size=3),
+    theirs=st.dictionaries(st.integers(0, 25), st.sampled_from(("a", "c", "d/b", "d/c", "a/b")), max_size=3),
     unwatched=st.lists(OPERATION, max_size=6),
+    late_s=st.none() | st.floats(0.0, 0.02),
 )
-def test_no_closed_file_is_lost_when_all_is_killed(pairs, operations, unwatched):
+def test_no_closed_file_is_lost_when_all_is_killed(pairs, operations, kills, theirs, unwatched, late_s):
     pair = pairs()
     try:
-        for operation, turns in operations:
+        for number, (operation, turns) in enumerate(operations):
+            if number in theirs:
+                pair.running.settle()
+                pair.write_theirs(theirs[number], number)
             pair.both(operation, turns)
+            if number in kills and pair.running.drain._process._pid:
+                os.kill(pair.running.drain._process._pid, signal.SIGKILL)
         pair.running.stop()
-        for operation in unwatched:
+        for number, operation in enumerate(unwatched, 20):
+            if number in theirs:
+                pair.write_theirs(theirs[number], number)
             pair.both(operation, 0)
+        if late_s is not None:
+            drain_late_for(pair.running.place, late_s)
         report = drain_late(pair.running.place, 10.0)
         assert report is not None
         found = tree(pair.target)
+        contents = {what for _, what, *_ in found.values()}
+        assert pair.theirs <= contents
         for name, (_, what, *_) in tree(pair.plain).items():
             if any(is_below(name, left.name) for left in report.undrained):
                 continue  # what nobody saw and cannot be done is named
             names = [there for there in (name, report.findings.beside.get(name, "")) if there in found]
+            if pair.theirs:
+                assert names or what in contents, name
+                assert not isinstance(what, bytes) or what in contents, name
+                continue
             assert names, name
             if isinstance(what, bytes):
                 assert what in [_content_through_links(pair.target / there) for there in names], name
@@ -203,6 +254,19 @@ def test_no_closed_file_is_lost_when_all_is_killed(pairs, operations, unwatched)
         assert tree(pair.target) == found
     finally:
         pair.running.stop()
+
+
+def drain_late_for(place: OutputPlace, time_s: float) -> None:
+    """Drains late in a process that is killed after a time."""
+    pid = os.fork()
+    if not pid:
+        try:
+            drain_late(place, 10.0)
+        finally:
+            os._exit(0)
+    time.sleep(time_s)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
 
 
 def _content_through_links(path: Path) -> bytes | None:
@@ -224,6 +288,11 @@ UNSEEN = {
     "a rename and back": ((rename, "b", "c"), (rename, "c", "b"), (create, "c", 10)),
     "an exchange with a new file, renamed": ((exchange, "f", "b"), (rename, "f", "g")),
     "an exchange of directories": ((exchange, "d", "m"), (create, "d/x", 1), (create, "m/y", 1), (remove, "m/a")),
+    "an exchange of directories, one renamed": ((exchange, "d", "m"), (rename, "d", "c"), (create, "m/y", 1)),
+    "an exchange of directories, one removed": ((exchange, "d", "m"), (remove_tree, "d"), (create, "m/y", 1)),
+    "a directory into a new one": ((make_directory, "n"), (rename, "d", "n/d"), (create, "n/d/x", 1)),
+    "a directory into a new one, and another": ((make_directory, "n"), (rename, "d", "n/d"), (make_directory, "d")),
+    "a directory renamed and back": ((rename, "d", "c"), (rename, "c", "d"), (make_directory, "c")),
     "three in a ring": ((rename, "b", "t"), (rename, "d/a", "b"), (rename, "f", "d/a"), (rename, "t", "f")),
     "log rotation": ((rename, "d/a", "d/a.1"), (rename, "b", "d/a"), (create, "b", 7), (rename, "d/a.1", "d/a.2")),
 }
@@ -260,7 +329,7 @@ def test_a_rename_that_was_seen_and_another_that_was_not(pairs):
     pair = pairs()
     try:
         pair.both((rename, "b", "c"), 0)
-        pair.running.drain._ledger._structure.not_before = time.monotonic() + 100  # nothing is carried out
+        pair.running.drain._ledger._state.queue.not_before = time.monotonic() + 100  # nothing is carried out
         pair.running.drain.work(time.monotonic())
         pair.running.stop()
         for operation in ((rename, "c", "x"), (create, "c", 10)):
@@ -302,7 +371,7 @@ def test_what_was_seen_is_finished_late(pairs):
         pair.running.settle()
         for operation in ((rename, "a", "c"), (remove, "b"), (rename, "d", "f"), (remove, "e2/b")):
             pair.both(operation, 0)
-        pair.running.drain._ledger._structure.not_before = time.monotonic() + 100  # nothing is carried out
+        pair.running.drain._ledger._state.queue.not_before = time.monotonic() + 100  # nothing is carried out
         pair.running.drain.work(time.monotonic())
         pair.running.stop()
         assert (pair.target / "b").exists()
