@@ -91,8 +91,9 @@ class NameChanges:
             found = status_of(self._target.path(name))
             if found is None or self._links.is_still_shown(name, found):
                 continue
-            is_known = stat.S_ISDIR(found.st_mode) or (name != action.new and found.st_ino == inode)
-            if is_known:
+            is_directory = stat.S_ISDIR(found.st_mode)
+            is_replaced = name == action.new and not (is_directory or action.is_dir)
+            if not is_replaced and (is_directory or found.st_ino == inode):
                 with suppress(OSError):
                     self._target.remove(name)
 

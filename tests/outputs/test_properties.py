@@ -293,6 +293,8 @@ UNSEEN = {
     "a directory into a new one": ((make_directory, "n"), (rename, "d", "n/d"), (create, "n/d/x", 1)),
     "a directory into a new one, and another": ((make_directory, "n"), (rename, "d", "n/d"), (make_directory, "d")),
     "a directory renamed and back": ((rename, "d", "c"), (rename, "c", "d"), (make_directory, "c")),
+    "a directory over a removed name": ((remove, "b"), (rename, "d", "b")),
+    "a file over a removed directory": ((remove_tree, "d"), (rename, "f", "d")),
     "three in a ring": ((rename, "b", "t"), (rename, "d/a", "b"), (rename, "f", "d/a"), (rename, "t", "f")),
     "log rotation": ((rename, "d/a", "d/a.1"), (rename, "b", "d/a"), (create, "b", 7), (rename, "d/a.1", "d/a.2")),
 }
