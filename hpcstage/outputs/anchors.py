@@ -46,9 +46,12 @@ class Anchors:
 
     def inode_shown_by(self, link: os.stat_result) -> int | None:
         """Returns the inode of the target's file for which a local link stands; None for a link of the program's."""
-        if self._inodes is None:
-            self._inodes = dict(self._listed())
-        return self._inodes.get(link.st_ino)
+        return self._known().get(link.st_ino)
+
+    @property
+    def is_any(self) -> bool:
+        """Whether the target held anything at the start."""
+        return bool(self._known())
 
     def prepare(self, spare: str) -> str:
         """Gives a spare link, which is about to take the place of a local one, a second name. Raises OSError."""
@@ -65,6 +68,11 @@ class Anchors:
                 if self._inodes is not None:
                     self._inodes[now] = inode
                 return
+
+    def _known(self) -> dict[int, int]:
+        if self._inodes is None:
+            self._inodes = dict(self._listed())
+        return self._inodes
 
     def _links(self, inode: int) -> Iterator[tuple[str, os.stat_result]]:
         for number in count():

@@ -11,7 +11,8 @@ from itertools import count
 
 from hpcstage.outputs.anchors import Anchors, anchors_beside
 from hpcstage.outputs.facts import EntryKind, TargetEntry
-from hpcstage.outputs.target import Target
+from hpcstage.outputs.places import found_below
+from hpcstage.outputs.target import Target, status_of
 
 _EXCHANGE = 2
 _AT_FDCWD = -100
@@ -71,6 +72,16 @@ class LocalLinks:
             if leads_to in {self._target.path(old), self._target.path(entry.shown_as)}:
                 self.show(new, leads_to, entry.there.inode)
         return self.shown(new, entry)
+
+    def show_below(self, new: str) -> None:
+        """Lets the links in a directory that was just renamed follow at once. Until then they lead nowhere."""
+        for event in () if not self._anchors.is_any else found_below(self._root, new):
+            with suppress(OSError):
+                leads_to = os.readlink(f"{self._root}/{event.name}")
+                inode = self._anchors.inode_shown_by(os.lstat(f"{self._root}/{event.name}"))
+                found = status_of(self._target.path(event.name))
+                if inode is not None and found is not None and found.st_ino == inode:
+                    self.show(event.name, leads_to, inode)
 
     def shown(self, name: str, entry: TargetEntry) -> TargetEntry:
         """Returns the entry with the name that the local link shows now."""

@@ -42,6 +42,8 @@ class NameChanges:
             if entry is not None and entry.kind is EntryKind.EARLIER:
                 return ActionResult(Deed.MOVE, old, Ending.DONE, self._move_earlier(old, new, entry))
             self._target.in_parents(new, lambda: os.rename(self._target.path(old), self._target.path(new)))
+            if action.is_dir:
+                self._links.show_below(new)
         except OSError as error:
             if error.errno in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR}:
                 return ActionResult(Deed.MOVE, old, Ending.KEPT, text=f"{new} is in the way")
