@@ -204,11 +204,15 @@ class TreeWatch:
         if new_place is None or new is None:
             yield SeenEvent(SeenKind.MOVED_AWAY, old, is_dir=is_dir)
             return
+        moved = SeenEvent(SeenKind.MOVED, old, new, is_dir)
         child = old_place.children.get(source.name) if is_dir else None
         other = new_place.children.get(target.name)
-        yield from self._exchanged(SeenEvent(SeenKind.MOVED, old, new, is_dir), child, other)
+        back = self._take_reverse(moved, child, other)
+        yield from (moved,) if back is None else _as_exchange(moved, bool(back.mask & inotify.IS_DIR))
         if child is not None:
             child.enter(new_place, target.name)
+        if other is not None and back is not None:
+            other.enter(old_place, source.name)
         self._open.renamed(old, new)
         if is_dir:
             yield from self._adopted(new_place, target.name, always=True)
@@ -219,24 +223,28 @@ class TreeWatch:
         if before is not None and now is not None:
             yield SeenEvent(SeenKind.MOVED, before, now, is_dir=True)
 
-    def _exchanged(self, moved: SeenEvent, child: Place | None, other: Place | None) -> Iterator[SeenEvent]:
-        """Yields the rename; an exchange of two names, which the kernel reports as two renames, is told as three."""
+    def _take_reverse(self, moved: SeenEvent, child: Place | None, other: Place | None) -> _Raw | None:
+        """Takes the reverse of a rename if the two are an exchange, which the kernel reports as two renames."""
         back = self._raw[0] if self._raw else None
         name_of = self._places.name_of
         forth = None if back is None or name_of(back.number, back.name) != moved.new else self._partner(back)
-        if back is not None and forth is not None and name_of(forth.number, forth.name) == moved.name:
-            other_is_dir = bool(back.mask & inotify.IS_DIR)
-            if moved.is_dir or other_is_dir:
-                self._places.look_at_all()
-            if self._places.are_exchanged((child, moved.new), (other, moved.name)):
-                self._raw.popleft()
-                self._raw.remove(forth)
-                aside = f"{moved.name}.exchanged-{os.urandom(4).hex()}"
-                yield moved._replace(new=aside)
-                yield SeenEvent(SeenKind.MOVED, moved.new, moved.name, other_is_dir)
-                yield moved._replace(name=aside)
-                return
-        yield moved
+        if back is None or forth is None or name_of(forth.number, forth.name) != moved.name:
+            return None
+        if moved.is_dir or back.mask & inotify.IS_DIR:
+            self._places.look_at_all()
+        if not self._places.are_exchanged((child, moved.new), (other, moved.name)):
+            return None
+        self._raw.popleft()
+        self._raw.remove(forth)
+        return back
+
+
+def _as_exchange(moved: SeenEvent, other_is_dir: bool) -> Iterator[SeenEvent]:
+    """Yields an exchange of two names as three renames."""
+    aside = f"{moved.name}.exchanged-{os.urandom(4).hex()}"
+    yield moved._replace(new=aside)
+    yield SeenEvent(SeenKind.MOVED, moved.new, moved.name, other_is_dir)
+    yield moved._replace(name=aside)
 
 
 def _is_move_of(raw: _Raw, number: int | None, name: str) -> bool:
