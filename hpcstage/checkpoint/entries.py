@@ -116,7 +116,11 @@ class CompleteEntries:
         return happened
 
     def _look(self, renamed: set[str], now: float) -> None:
-        found = {name: print_ for name in _names(self._directory) if (print_ := _printed(self._directory, name))}
+        try:
+            names = [name for name in os.listdir(self._directory) if not name.startswith(".")]
+        except OSError:  # what cannot be listed now is not gone
+            return
+        found = {name: print_ for name in names if (print_ := _printed(self._directory, name))}
         for name in self._entries.keys() - found.keys():
             self._change(self._entries.pop(name).is_complete)
         for name, print_ in found.items():
@@ -130,12 +134,6 @@ class CompleteEntries:
 
     def _change(self, is_change: bool) -> None:
         self.revision += is_change
-
-
-def _names(directory: str) -> list[str]:
-    with suppress(OSError):
-        return [name for name in os.listdir(directory) if not name.startswith(".")]
-    return []
 
 
 def _printed(directory: str, name: str) -> _Print:

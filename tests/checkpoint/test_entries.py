@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -132,6 +133,21 @@ def test_what_goes_is_no_more_complete(watched: Watched) -> None:
     assert watched.names() == ()
     assert watched.entries.is_gone
     assert watched.entries.wake_after(watched.now) is None
+
+
+def test_what_cannot_be_listed_for_a_moment_is_not_gone(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    (watched.directory / "a").write_bytes(b"x")
+    assert watched.names(QUIET_S + 0.5) == ("a",)
+    revision = watched.entries.revision
+
+    def refused(_: str) -> list[str]:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("hpcstage.checkpoint.entries.os.listdir", refused)
+        assert watched.names(5 * QUIET_S) == ("a",)
+    assert watched.names(QUIET_S) == ("a",)
+    assert watched.entries.revision == revision
 
 
 def test_a_revision_tells_whether_there_is_something_to_save(watched: Watched) -> None:

@@ -142,11 +142,11 @@ class FoundTree:
         return rows(digests)
 
     @contextlib.contextmanager
-    def opened(self, index: int) -> Iterator[FileContent]:
+    def opened(self, index: int) -> Iterator[EntryFile]:
         """Gives the bytes of an entry's file. Raises StateChanged if the file is gone."""
         path = self.path(index)
         with _program_path(path), self.files.opened(path) as fd:
-            yield FileContent(self.files, fd)
+            yield EntryFile(self.files, fd)
 
     def changed(self, index: int) -> StateChanged:
         """Returns the error for an entry that was changed."""
@@ -160,7 +160,7 @@ class FoundTree:
 
 
 @dataclass(frozen=True)
-class FileContent:
+class EntryFile:
     """The bytes of an opened file."""
 
     files: Files
@@ -209,7 +209,7 @@ class _Hashing:
     meter: CommitMeter
 
 
-def _hash_file(content: FileContent, lengths: list[int], hashing: _Hashing) -> None:
+def _hash_file(content: EntryFile, lengths: list[int], hashing: _Hashing) -> None:
     """Adds the hashes of a file's blocks; fewer if the file is shorter than them."""
     ends = list(accumulate(lengths))
     sparse = content.files.call(os.fstat, content.fd).st_blocks * _BLOCK_OF_STAT < ends[-1]
@@ -229,7 +229,7 @@ def _hash_file(content: FileContent, lengths: list[int], hashing: _Hashing) -> N
         block, offset = after, ends[after - 1]
 
 
-def _data_from(content: FileContent, offset: int) -> int:
+def _data_from(content: EntryFile, offset: int) -> int:
     """Returns where data begins from here on; a place behind every file where none follows."""
     try:
         return content.files.call(os.lseek, content.fd, offset, os.SEEK_DATA)
