@@ -20,7 +20,7 @@ def report(run: Path | None, as_json: bool, nodes: bool, no_color: bool) -> int:
     \b
     hpcstage report
     hpcstage report 4711                                             the last run of job 4711
-    hpcstage report hpcstage-runs/20261121-031422-1f3a --json
+    hpcstage report hpcstage-runs/20261121-031422-1f3a5b7c --json
     hpcstage report --nodes
 
     docs/report.md explains every word and figure. Exit code 0: shown; 1: no such run; 2: bad usage.

@@ -99,10 +99,10 @@ def _run_key(facts: Facts, ranks: Ranks, parent_pid: int | None) -> str | None:
         launch = f"{launch}-{parent_pid}"
     job = facts.job_id or "local"
     again = f".r{facts.restarts}" if facts.restarts else ""
-    return _file_name(f"{facts.scheduler}-{job}.{launch}{again}")
+    return file_name(f"{facts.scheduler}-{job}.{launch}{again}")
 
 
-def _file_name(key: str) -> str:
+def file_name(key: str) -> str:
     """Returns a key that is safe as a part of a path; a hash keeps long or strange keys apart."""
     plain = "".join(c if c.isascii() and (c.isalnum() or c in "-_.[]") else "_" for c in key)
     if plain == key and len(key) <= 64:

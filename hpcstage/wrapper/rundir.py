@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from hpcstage.errors import UsageError
+from hpcstage.job import file_name
 from hpcstage.protocol.rundir import NODES, PART, RUNS
 from hpcstage.record import index
 from hpcstage.record.parts.run import RunPart
@@ -19,10 +20,11 @@ from hpcstage.writing import replace_text
 
 
 def unique_id(now_s: float, job_id: str | None) -> str:
-    """Returns a run id that sorts by time: `20261121-031422-1f3a`, followed by the job's id if there is one."""
+    """Returns a run id that sorts by time: `20261121-031422-1f3a5b7c`, followed by the job's id if there is one. It
+    names directories, so what may be no part of a name is replaced: Flux's ids begin with the letter ƒ."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now_s))
-    name = f"{stamp}-{os.urandom(2).hex()}"
-    return f"{name}-{job_id}" if job_id else name
+    name = f"{stamp}-{os.urandom(4).hex()}"
+    return f"{name}-{file_name(job_id)}" if job_id else name
 
 
 def make(wanted: str | None, cwd: Path, run_id: str, env: dict[str, str]) -> Path:
