@@ -141,6 +141,7 @@ def agent_script(directory: Path, env: Mapping[str, str]) -> str:
     lines = ["#!/bin/sh", "# Made by hpcstage run: brings up another node of the run."]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in kept.items()]
     words = [sys.executable, "-s", "-m", "hpcstage.lead.agent", os.fspath(directory / leadspec.SPEC)]
+    lines.append("cd /")  # Python looks for modules in the working directory first: after ssh in the user's home
     return "\n".join([*lines, "exec " + shlex.join(words), ""])
 
 

@@ -44,6 +44,7 @@ class LeadLink:
                 stdout=subprocess.PIPE,
                 stderr=output,
                 env=environment.for_daemon(env, start.package_parent()),
+                cwd="/",  # Python looks for modules in the working directory first, where the user's code may lie
                 start_new_session=True,
             )
         finally:

@@ -170,6 +170,10 @@ def test_the_agents_script_keeps_names_with_spaces_and_quotes(tmp_path: Path) ->
     path, libraries, *words = done.stdout.splitlines()
     assert (path, libraries) == ("/a b:/c", "x'y")
     assert words[-1] == os.fspath(odd / "spec.json")
+    where = subprocess.run(
+        ["/bin/sh", "-c", text.replace("exec ", "pwd; exit 0; ")], capture_output=True, text=True, check=True, cwd=odd
+    )
+    assert where.stdout == "/\n", "Python would look for modules in the user's home"
 
 
 def test_the_end_waits_for_parts_of_this_run_only(tmp_path: Path) -> None:

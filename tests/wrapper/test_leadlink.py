@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from conftest import wait_for
 
 from hpcstage.wrapper.leadlink import LeadLink
 
@@ -47,3 +49,24 @@ def test_a_lead_that_dies_before_the_end_is_told_once(link: LeadLink) -> None:
     (problem,) = link.problems()
     assert "each node stages for itself" in problem.text
     assert link.problems() == []
+
+
+def test_a_lead_takes_no_module_of_the_users_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "select.py").write_text("raise RuntimeError('the module of the user')\n")
+    monkeypatch.chdir(tmp_path)
+    spec = tmp_path / "spec.json"
+    os.mkfifo(spec)
+    made = LeadLink(spec, tmp_path / "lead.log", os.environ)
+    try:
+        wait_for(lambda: is_read(spec), 30, "that the lead reads its specification")
+    finally:
+        made.close(0.0)
+
+
+def is_read(fifo: Path) -> bool:
+    with contextlib.suppress(OSError):
+        os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+        return True
+    return False
