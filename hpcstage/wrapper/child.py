@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from hpcstage.procio import read_bytes
 from hpcstage.protocol import shim
-from hpcstage.wrapper.plain import exec_error
+from hpcstage.wrapper.plain import IGNORED_BY_PYTHON, exec_error
 from hpcstage.wrapper.witness import MOMENT_S, Witness
 
 FORWARDED = (
@@ -44,7 +44,6 @@ alone."""
 OF_TERMINALS = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGCONT, signal.SIGWINCH})
 _SETTLES_S = 0.05
 """A command that makes a process group of its own has made it by then."""
-IGNORED_BY_PYTHON = [signal.SIGPIPE, signal.SIGXFSZ]
 
 
 def is_fatal_pending() -> bool:
@@ -57,6 +56,10 @@ class Signals:
 
     def __init__(self) -> None:
         self.waited = {*FORWARDED, signal.SIGCHLD}
+        self._ignored = {number for number in self.waited if signal.getsignal(number) is signal.SIG_IGN}
+        """Signals that the caller had this process ignore, as nohup does: they are passed on, and end nothing."""
+        if signal.SIGCHLD in self._ignored:  # else the kernel would throw the command's exit code away
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.before = signal.pthread_sigmask(signal.SIG_BLOCK, self.waited)
         self._came: deque[signal.struct_siginfo] = deque()
 
@@ -70,8 +73,14 @@ class Signals:
         if info is not None:
             self._came.append(info)
 
+    def ends(self, info: signal.struct_siginfo) -> bool:
+        """Whether a signal ends hpcstage while no command runs."""
+        return info.si_signo in FATAL and info.si_signo not in self._ignored
+
     def release(self) -> None:
         """Puts the caller's mask back; the kernel then delivers the pending signals."""
+        if signal.SIGCHLD in self._ignored:
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.before)
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpcstage.errors import CommandNotExecutable, CommandNotFound, ConfigError
+
+IGNORED_BY_PYTHON = [signal.SIGPIPE, signal.SIGXFSZ]
+"""The interpreter ignores these, and commands do not: `yes | head` would report an error."""
 
 
 def passes_through(env: Mapping[str, str]) -> bool:
@@ -39,9 +43,13 @@ def replace_with(command: Sequence[str], out: str | None = None) -> int:
 
         command = outdir.put_in(command, out)
         os.environ.update(outdir.environment(os.environ, out))
+    for number in IGNORED_BY_PYTHON:
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(command[0], list(command))  # noqa: S606  the user's own command
     except OSError as error:
+        for number in IGNORED_BY_PYTHON:
+            signal.signal(number, signal.SIG_IGN)
         raise exec_error(command, error) from None
     raise AssertionError
 

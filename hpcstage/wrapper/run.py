@@ -17,7 +17,7 @@ from hpcstage import job as jobs
 from hpcstage.errors import HpcstageError, NoLocalDir, NotStarted, UsageError
 from hpcstage.plan.dataset import datasets as plan_datasets
 from hpcstage.wrapper import messages
-from hpcstage.wrapper.child import FATAL, Child, Signals, finish
+from hpcstage.wrapper.child import Child, Signals, finish
 from hpcstage.wrapper.plain import replace_with
 
 if TYPE_CHECKING:
@@ -83,8 +83,11 @@ def _open_session(command: Sequence[str], config: Config, resolved: Resolved, st
 
     try:
         return Session.open(command, config, resolved, started)
-    except OSError as error:
-        raise NotStarted(f"cannot prepare the run on {socket.gethostname()}: {error}") from None
+    except HpcstageError:
+        raise
+    except Exception as error:  # noqa: BLE001  a mistake of ours costs staging, never the run
+        fault = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        raise NotStarted(f"cannot prepare the run on {socket.gethostname()}: {fault}") from None
 
 
 def _without_us(
@@ -179,7 +182,7 @@ def _wait_until(done: Callable[[float], bool], session: Session, signals: Signal
     while not done(_WAIT_S):
         session.show_progress()
         info = signals.take(0)
-        if info is not None and info.si_signo in FATAL:
+        if info is not None and signals.ends(info):
             return int(info.si_signo)
     session.show_progress()
     return None

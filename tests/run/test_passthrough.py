@@ -52,6 +52,25 @@ def test_death_by_a_signal(hpcstage: Hpcstage, make_tree: Tree, number: signal.S
     assert done.returncode == -number
 
 
+def test_the_exit_code_of_a_caller_that_ignores_its_children(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    """The kernel throws exit codes away there."""
+    command = hpcstage.command("run", "--data", make_tree(files=1), "--", "sh", "-c", "exit 7")
+    ignoring = ["env", "--ignore-signal=CHLD", *command]
+    done = subprocess.run(ignoring, cwd=hpcstage.cwd, env=hpcstage.env, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 7, done.stderr
+    assert len(hpcstage.records()) == 1
+
+
+def test_nohup_holds_while_all_is_copied_first(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    """A terminal that closes signals a run that ignores that."""
+    slowly = ["--mode", "upfront", "--max-rate", "200kB", "--data", os.fspath(make_tree(files=30))]
+    words = ["run", *slowly, "--", "sh", "-c", "exit 7"]
+    started = hpcstage.start(*words, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    wait_for(lambda: bool(list(hpcstage.local_dir.glob("hpcstage-*/*/store/*/*/*"))), 30, "the first copy")
+    started.send_signal(signal.SIGHUP)
+    assert started.wait(60) == 7
+
+
 def test_streams_are_untouched(hpcstage: Hpcstage, make_tree: Tree) -> None:
     code = "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read()[::-1]); sys.stderr.write('mine\\n')"
     payload = bytes(range(256)) * 1000
@@ -138,10 +157,15 @@ def test_signals_reach_the_command_once(
     assert process.returncode == 0
 
 
-def test_the_command_starts_with_the_callers_signal_mask(hpcstage: Hpcstage, make_tree: Tree) -> None:
+@pytest.mark.parametrize(
+    "env", [{}, {"HPCSTAGE_DISABLE": "1"}, {"HPCSTAGE_LOCAL_DIR": "/nonexistent"}], ids=["", "switched off", "unstaged"]
+)
+def test_the_command_starts_with_the_callers_signal_mask(
+    hpcstage: Hpcstage, make_tree: Tree, env: dict[str, str]
+) -> None:
     show = ["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"]
     plain = subprocess.run(show, capture_output=True, check=True).stdout
-    done = hpcstage("run", "-q", "--data", make_tree(files=1), "--", *show)
+    done = hpcstage("run", "-q", "--data", make_tree(files=1), "--", *show, env=env)
     assert masks(done.stdout) == masks(plain)
 
 
