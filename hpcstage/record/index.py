@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import pwd
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -46,8 +47,17 @@ class IndexLine:
 
 def state_dir(env: Mapping[str, str]) -> Path:
     """Returns the directory of the user's index and runs: `$XDG_STATE_HOME/hpcstage`."""
-    base = env.get("XDG_STATE_HOME") or os.path.join(env.get("HOME") or os.path.expanduser("~"), ".local", "state")
+    base = env.get("XDG_STATE_HOME") or os.path.join(env.get("HOME") or _home(), ".local", "state")
     return Path(base) / "hpcstage"
+
+
+def _home() -> str:
+    """Returns the home of a user whose environment names none. In containers users may have no entry: below their home
+    nothing can be made."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError:
+        return os.devnull
 
 
 def path_of(env: Mapping[str, str]) -> Path:

@@ -235,3 +235,14 @@ def test_epochs_of_loaders_count_where_opens_do_not() -> None:
     odd = worker(101, hit_opens=3_000, ready_opens=0, source_opens=0)
     record = compose(run_part(), [node_part(processes=[trainer(loader_epochs=3), odd])])
     assert workload_of(record).epochs == 3
+
+
+def test_a_user_without_a_home_has_no_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In a container, a user may have neither HOME nor an entry in the user database."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(os, "geteuid", lambda: 54_321_123)
+    assert not (index.state_dir({}) / "runs").parent.exists()
+    with pytest.raises(OSError, match="Not a directory"):
+        index.state_dir({}).mkdir(parents=True)
+    assert list(tmp_path.iterdir()) == []
