@@ -6,6 +6,7 @@ Commands are imported when they are used: `run` must reach the user's command wi
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -71,9 +72,20 @@ def run(arguments: Sequence[str]) -> int:
     except HpcstageError as error:
         return _say(error.line(), error.exit_code)
     except BrokenPipeError:
-        sys.stderr.close()
+        _drop_output()
         return 1
+    except OSError as error:
+        _drop_output()
+        what = "cannot write to standard output" if error.filename is None else f"cannot use {error.filename}"
+        return _say(f"{what}: {error.strerror}", 1)
     return result if isinstance(result, int) else 0
+
+
+def _drop_output() -> None:
+    """Makes what is still to be written to standard output go nowhere; it would fail once more at the end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def _say(message: str, code: int) -> int:

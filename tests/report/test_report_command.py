@@ -13,9 +13,11 @@ import struct
 import subprocess
 import sys
 import termios
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import Hpcstage
 from reportcases import CASES
 from rich.cells import cell_len
 
@@ -181,3 +183,29 @@ def test_usage(tmp_path: Path) -> None:
     assert report(tmp_path, "--bogus").returncode == 2
     assert report(tmp_path, "a", "b").returncode == 2
     assert report(tmp_path, "missing").returncode == 1
+
+
+@pytest.mark.parametrize(
+    "command", [["report"], ["report", "--json"], ["config", "show"], ["plan", "--data"], ["--help"]]
+)
+def test_standard_output_that_is_full(hpcstage: Hpcstage, make_tree: Callable[..., Path], command: list[str]) -> None:
+    data = make_tree(files=1)
+    hpcstage("run", "-q", "--data", data, "--", "true")
+    words = hpcstage.command(*command, *([data] if command[-1] == "--data" else []))
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            words, cwd=hpcstage.cwd, env=hpcstage.env, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr.decode() == "hpcstage: cannot write to standard output: No space left on device\n"
+
+
+def test_standard_output_that_nobody_reads(hpcstage: Hpcstage) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = hpcstage.command("config", "show")
+    done = subprocess.run(
+        words, cwd=hpcstage.cwd, env=hpcstage.env, stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, b"")
