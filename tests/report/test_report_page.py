@@ -54,6 +54,13 @@ def test_every_note_is_named() -> None:
     assert sorted(name for name in found if f"`{name}`" not in PAGE) == []
 
 
+def test_every_note_is_explained_once() -> None:
+    rows = re.findall(r"^\| (.*?) \|", PAGE.partition("## Notes")[2], re.M)
+    names = re.findall(r"`([a-z-]+)`", " ".join(rows))
+    assert len(names) > 30
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
 def test_the_report_leads_to_the_page() -> None:
     assert "docs/report.md" in EXPLAINED
     assert EXPLAINED in shown(CASES["no node"]())
