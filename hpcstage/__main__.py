@@ -7,9 +7,10 @@ import sys
 
 def main() -> None:
     """Runs the command line and exits with its code."""
-    from hpcstage.inherited import hold_streams
+    from hpcstage.inherited import hold_streams, own_packages_first
 
     hold_streams()
+    own_packages_first()
     from hpcstage.cli.main import run
     from hpcstage.ending import end
 

@@ -1,10 +1,12 @@
-"""Handles how this process was started: its standard streams and its working directory may be missing.
+"""Handles how this process was started: its standard streams and its working directory may be missing, and PYTHONPATH
+is the command's.
 
 The module owns what takes their place in this process. A command that this process starts gets them as they were.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -26,6 +28,15 @@ def hold_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for as long as we live
+
+
+def own_packages_first() -> None:
+    """Moves the directories of PYTHONPATH behind those of this Python: they are meant for the command, and may hold
+    other versions of what hpcstage imports, or modules with such names. The one that holds hpcstage stays in front."""
+    with contextlib.suppress(OSError):  # the working directory is gone: nothing in it can be imported
+        given = {os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}
+        given.discard(os.fspath(Path(__file__).resolve().parent.parent))
+        sys.path.sort(key=lambda entry: os.path.abspath(entry) in given)
 
 
 def directory() -> Path:

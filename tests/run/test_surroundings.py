@@ -1,4 +1,5 @@
-"""A command runs as without hpcstage where standard streams are closed, or the working directory is gone."""
+"""A command runs as without hpcstage whatever it is started from: closed streams, a working directory that is gone,
+modules of other versions on PYTHONPATH, a job whose id is no plain text."""
 
 from __future__ import annotations
 
@@ -89,3 +90,27 @@ def test_the_working_directory_cannot_be_read(hpcstage: Hpcstage, make_tree: Tre
     finally:
         subprocess.run(["rm", "-rf", os.fspath(state)], check=True)
     assert code == 7
+
+
+@pytest.mark.parametrize("module", ["click", "rich", "yaml", "psutil", "select"])
+def test_a_module_of_that_name_on_the_commands_pythonpath(hpcstage: Hpcstage, make_tree: Tree, module: str) -> None:
+    """Modules of a site put packages for other Pythons there."""
+    theirs = hpcstage.cwd / "theirs"
+    theirs.mkdir()
+    (theirs / f"{module}.py").write_text("raise ImportError('built for another Python')\n")
+    (hpcstage.cwd / "hpcstage.yaml").write_text("mode: runtime\n")
+    path = f"{theirs}:{hpcstage.env['PYTHONPATH']}"
+    done = hpcstage("run", "--data", make_tree(files=1), "--", "sh", "-c", "exit 7", env={"PYTHONPATH": path})
+    assert done.returncode == 7, done.stderr
+    assert b"Error" not in done.stderr, done.stderr
+    assert hpcstage("report", env={"PYTHONPATH": path}).returncode == 0
+
+
+@pytest.mark.parametrize("job", ["ƒ2fGdTv5Z", "a b/c", "7" * 200])
+def test_the_id_of_a_job_is_no_plain_text(hpcstage: Hpcstage, make_tree: Tree, job: str) -> None:
+    env = {"FLUX_JOB_ID": job, "FLUX_JOB_TMPDIR": os.fspath(hpcstage.local_dir)}
+    done = hpcstage("run", "--data", make_tree(files=1), "--", "sh", "-c", "exit 7", env=env)
+    assert done.returncode == 7, done.stderr
+    assert len(hpcstage.records()) == 1
+    shown = hpcstage("report", job)
+    assert shown.returncode == 0, shown.stderr
