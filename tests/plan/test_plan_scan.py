@@ -156,6 +156,36 @@ def test_unreadable_directory_is_told(tmp_path: Path):
     assert reasons(result, tmp_path / "d") == {"no": "directory: Permission denied"}
 
 
+def test_a_time_that_64_bits_do_not_hold_costs_its_file_only(tmp_path: Path):
+    root = tmp_path / "data"
+    put(root, "a", "late", "z")
+    late_s = 10_000_000_000
+    os.utime(root / "late", (late_s, late_s))
+    if (root / "late").stat().st_mtime < late_s:
+        pytest.skip("this file system holds no such time")
+    result = scan(resolve([str(root)], tmp_path))
+    assert paths(result) == [b"a", b"z"]
+    assert result.skipped == [(os.fsencode(root / "late"), "a modification time after the year 2262")]
+
+
+def test_where_no_more_threads_can_be_started_those_that_work_do_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    root = tmp_path / "data"
+    put(root, *(f"d{n % 7}/f{n}" for n in range(300)))
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def limited(thread: threading.Thread) -> None:
+        if len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    monkeypatch.setattr("hpcstage.plan.dataset.scan.GROW_AFTER_S", 0.0)
+    result = scan(resolve([str(root)], tmp_path))
+    assert (len(result.manifest), result.threads, len(started)) == (300, 2, 2)
+
+
 def test_excluded_directories(tmp_path: Path):
     put(tmp_path, "1", "hpcstage-runs/x/2", "deep/keep")
     result = scan(resolve([str(tmp_path)], tmp_path), exclude=[os.fsencode(tmp_path.resolve() / "hpcstage-runs")])

@@ -23,6 +23,8 @@ from hpcstage.plan.dataset.roots import join
 
 BATCH = 128
 SKIPPED_LIMIT = 100
+LATEST_NS = (1 << 63) - 1
+"""Times are kept in 64 bits; file systems that hold later ones got them by mistake."""
 MOST_NAMES = 64
 """Links may give a directory at most this many names: directories that link to each other have endlessly many."""
 
@@ -181,6 +183,8 @@ def look(
             _follow(task, name, root, found.st_dev if is_link else None, push)
         elif task.directory is not None and not _takes(task.directory, name):
             continue
+        elif abs(found.st_mtime_ns) > LATEST_NS:
+            findings.skip(prefix + name, "a modification time after the year 2262")
         elif stat.S_ISREG(found.st_mode):
             behind = task.directory is not None and task.directory.device is not None
             findings.size_bytes += found.st_size

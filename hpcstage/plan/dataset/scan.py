@@ -173,9 +173,15 @@ class _Walk:
     def _start_worker(self) -> None:
         findings = ScanFindings()
         thread = threading.Thread(target=self._work, args=(findings,), name="scan", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # a limit on processes or memory: those that work do all
+            self._limit = len(self._threads)
+            if not self._threads:
+                raise
+            return
         self._findings.append(findings)
         self._threads.append(thread)
-        thread.start()
 
     def _work(self, findings: ScanFindings) -> None:
         try:
