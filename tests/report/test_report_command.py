@@ -198,14 +198,3 @@ def test_standard_output_that_is_full(hpcstage: Hpcstage, make_tree: Callable[..
         )
     assert done.returncode == 1
     assert done.stderr.decode() == "hpcstage: cannot write to standard output: No space left on device\n"
-
-
-def test_standard_output_that_nobody_reads(hpcstage: Hpcstage) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    words = hpcstage.command("config", "show")
-    done = subprocess.run(
-        words, cwd=hpcstage.cwd, env=hpcstage.env, stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False
-    )
-    os.close(writing)
-    assert (done.returncode, done.stderr) == (1, b"")

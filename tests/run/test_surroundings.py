@@ -92,7 +92,7 @@ def test_the_working_directory_cannot_be_read(hpcstage: Hpcstage, make_tree: Tre
     assert code == 7
 
 
-@pytest.mark.parametrize("module", ["click", "rich", "yaml", "psutil", "select"])
+@pytest.mark.parametrize("module", ["click", "rich", "yaml", "selectors"])
 def test_a_module_of_that_name_on_the_commands_pythonpath(hpcstage: Hpcstage, make_tree: Tree, module: str) -> None:
     """Modules of a site put packages for other Pythons there."""
     theirs = hpcstage.cwd / "theirs"

@@ -54,7 +54,7 @@ def test_a_lead_that_dies_before_the_end_is_told_once(link: LeadLink) -> None:
 def test_a_lead_takes_no_module_of_the_users_from_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "select.py").write_text("raise RuntimeError('the module of the user')\n")
+    (tmp_path / "selectors.py").write_text("raise RuntimeError('the module of the user')\n")
     monkeypatch.chdir(tmp_path)
     spec = tmp_path / "spec.json"
     os.mkfifo(spec)
