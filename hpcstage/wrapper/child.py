@@ -98,7 +98,7 @@ class Child:
             self.pid = os.posix_spawnp(
                 command[0], list(command), dict(env), setsigmask=signals.before, setsigdef=IGNORED_BY_PYTHON
             )
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise exec_error(command, error) from None
 
     def wait(self, watch: Callable[[], None], interval_s: float = 1.0) -> int:

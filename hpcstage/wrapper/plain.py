@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -47,16 +48,20 @@ def replace_with(command: Sequence[str], out: str | None = None) -> int:
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(command[0], list(command))  # noqa: S606  the user's own command
-    except OSError as error:
+    except (OSError, ValueError) as error:
         for number in IGNORED_BY_PYTHON:
             signal.signal(number, signal.SIG_IGN)
         raise exec_error(command, error) from None
     raise AssertionError
 
 
-def exec_error(command: Sequence[str], error: OSError) -> CommandNotFound | CommandNotExecutable:
+def exec_error(command: Sequence[str], error: OSError | ValueError) -> CommandNotFound | CommandNotExecutable:
     """Returns the error for a command that could not be started, with the exit code that shells use."""
+    if isinstance(error, ValueError):  # an empty name, which Python does not pass on
+        error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     what = f"cannot run {command[0]!r}: {error.strerror}"
+    if isinstance(error, FileNotFoundError) and os.path.lexists(command[0]):
+        return CommandNotFound(what, "it is there: check the interpreter in its first line, or where its link leads")
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return CommandNotFound(what, "check the command after `--`")
     return CommandNotExecutable(what, "check its permissions and its first line")

@@ -145,7 +145,7 @@ def _drain(outputs: RunOutputs, session: Session, signals: Signals) -> None:
     outputs.end(session.control)
     while not outputs.is_drained(session.control, _WAIT_S):
         info = signals.take(0)
-        if info is not None and info.si_signo in FATAL and deadline is None:
+        if info is not None and signals.ends(info) and deadline is None:
             deadline = time.monotonic() + session.config.drain_s
         if deadline is not None and time.monotonic() > deadline:
             break

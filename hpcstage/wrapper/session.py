@@ -7,6 +7,7 @@ on one node share a node directory: the one that takes its lock starts the daemo
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import json
 import os
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from hpcstage import inherited
 from hpcstage import job as jobs
-from hpcstage.errors import HpcstageError, NotStarted
+from hpcstage.errors import HpcstageError, LocalDiskProblem, NotStarted
 from hpcstage.job import localdir, share, together
 from hpcstage.node import control, directory, environment, hosted, page, start
 from hpcstage.problem import Problem
@@ -48,6 +49,8 @@ LATE_PARTS_S = 0.5
 READY_AFTER_S = 4.0
 JOIN_S = 3.0
 """Behind a launcher, the wrapper waits for so many seconds from its start until the nodes have found each other."""
+_FREE = "free space there, or name another directory with --local-dir; hpcstage takes some 10 MB besides the copies"
+_NO_ROOM = {errno.ENOSPC: _FREE, errno.EDQUOT: _FREE, errno.EFBIG: "raise the limit on the size of files: ulimit -f"}
 _DOING = frozenset({shim.State.STAGING, shim.State.SETTLED})
 
 
@@ -321,11 +324,14 @@ class Session:
             )
             start.prepare(self.node, setup if lead is None else hosted.shims(lead, spec, self.node))
             self.control = start.start_daemon(self.node, spec, os.environ)
-        except OSError:
+        except OSError as error:
             if self.node.lock_fd is not None:
                 shutil.rmtree(self.node.path, ignore_errors=True)
             self.node.close()
-            raise
+            if error.errno not in _NO_ROOM:
+                raise
+            what = f"cannot write to the local directory {local.path}: {error.strerror}"
+            raise LocalDiskProblem(what, _NO_ROOM[error.errno]) from None
         if lead is not None and group is not None:
             self._begin_group(group, lead)
 

@@ -74,7 +74,7 @@ def test_what_lists_name_in_vain_is_counted_whichever_order_is_taken():
         listed = orders.build(ABC, setting, lists=lists, trace=Order("trace", array("I", [4, 1])))
         assert (listed.unknown, listed.examples) == (4, (b"/d/x", b"/d/y", b"/d/z"))
         assert orders.missing_text(listed, lists) == (
-            "4 of 6 entries of the list @l name no file: /d/x, /d/y, /d/z, ..."
+            "4 of 6 entries of the list @l name no file that can be staged: /d/x, /d/y, /d/z, ..."
         )
     assert orders.missing_text(orders.build(ABC, None), []) == ""
 

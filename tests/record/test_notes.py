@@ -11,7 +11,7 @@ import pytest
 from recordcases import SECOND, announced, composed, node_part, run_part, samples, trainer, worker
 
 from hpcstage.problem import Problem
-from hpcstage.record.notes.notes import RULES
+from hpcstage.record.notes.notes import RULES, slow_disk
 from hpcstage.record.parts.alive import Life
 from hpcstage.record.parts.rows import ProcessPart, Sample
 from hpcstage.record.schema import Record
@@ -244,3 +244,10 @@ def test_the_line_to_change_is_named(attached: bool, path: str | None, said: str
     note = next(n for n in record["notes"] if n["id"] == ("processes-missed" if attached else "nothing-attached"))
     assert said in note["remedy"]
     assert ("hpcstage install-hook" in note["remedy"]) == (path is not None)
+
+
+def test_a_moment_of_waiting_asks_for_no_faster_disk() -> None:
+    waiting = [trainer(loader_wait_ns=30 * SECOND), worker(101, local_read_ns=40 * SECOND)]
+    long = Record.from_json(one(processes=waiting))
+    moment = replace(long, time_split=replace(long.time_split, wall_s=0.02, wait_local_s=0.004))
+    assert [[note.id for note in slow_disk(record)] for record in (long, moment)] == [["waits-for-local-disk"], []]

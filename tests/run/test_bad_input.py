@@ -166,7 +166,8 @@ def test_missing_entries_are_counted_and_named_and_the_rest_is_staged(
     missing = ["/nowhere/at/all", root / "nowhere" / "x", root / "class0" / "y", "$HOME/z"]
     given = listed(hpcstage, missing[0], *there[:2], *missing[1:], *there[2:])
     asked = ["--data", root, "--order", "list.txt"] if order else ["--data", given]
-    text = f"4 of 9 entries of the list {'list.txt of --order' if order else given} name no file: /nowhere/at/all"
+    named = "list.txt of --order" if order else given
+    text = f"4 of 9 entries of the list {named} name no file that can be staged: /nowhere/at/all"
     done = hpcstage("run", "--mode", "upfront", *asked, "--", "echo", "started")
     assert (done.returncode, done.stdout) == (0, b"started\n")
     assert text in done.stderr.decode()

@@ -100,6 +100,24 @@ def test_commands_that_cannot_start(hpcstage: Hpcstage, make_tree: Tree, command
     assert command in done.stderr.decode()
 
 
+@pytest.mark.parametrize("env", [{}, {"HPCSTAGE_DISABLE": "1"}], ids=["", "switched off"])
+def test_an_empty_command(hpcstage: Hpcstage, make_tree: Tree, env: dict[str, str]) -> None:
+    done = hpcstage("run", "--data", make_tree(files=1), "--", "", env=env)
+    assert (done.returncode, done.stderr.decode().splitlines()[-1:]) == (
+        127,
+        ["hpcstage: cannot run '': No such file or directory (check the command after `--`)"],
+    )
+
+
+def test_a_script_whose_interpreter_is_not_there(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    script = hpcstage.cwd / "script"
+    script.write_text("#!/nonexistent/python\n")
+    script.chmod(0o755)
+    done = hpcstage("run", "--data", make_tree(files=1), "--", script)
+    assert done.returncode == 127
+    assert b"check the interpreter in its first line" in done.stderr
+
+
 def test_arguments_of_the_command_are_not_ours(hpcstage: Hpcstage, make_tree: Tree) -> None:
     show = "import sys; print(sys.argv[1:])"
     arguments = ["--mode", "x", "--help", "--", "-v", "--data", "y"]

@@ -114,3 +114,15 @@ def test_the_id_of_a_job_is_no_plain_text(hpcstage: Hpcstage, make_tree: Tree, j
     assert len(hpcstage.records()) == 1
     shown = hpcstage("report", job)
     assert shown.returncode == 0, shown.stderr
+
+
+def test_a_local_directory_that_takes_no_file_is_named(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    wrapped = hpcstage.command("run", "--data", make_tree(files=1), "--", "sh", "-c", "exit 7")
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -f 100; exec "$@"', "sh", *wrapped],
+        cwd=hpcstage.cwd, env=hpcstage.env, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 7
+    (line,) = [one for one in done.stderr.splitlines() if "without staging" in one]
+    assert f"cannot write to the local directory {hpcstage.local_dir}: File too large" in line
+    assert "ulimit -f" in line

@@ -104,7 +104,8 @@ def missing_text(listed: ListedOrder, lists: Sequence[PathList]) -> str:
     entries = sum(len(item.paths) for item in lists)
     more = ", ..." if listed.unknown > len(listed.examples) else ""
     names = ", ".join(map(printable, listed.examples)) + more
-    return f"{listed.unknown:,} of {entries:,} entries of {' and '.join(x.name for x in lists)} name no file: {names}"
+    what = f"{listed.unknown:,} of {entries:,} entries of {' and '.join(x.name for x in lists)}"
+    return f"{what} name no file that can be staged: {names}"
 
 
 MISSING_REMEDY = "correct the list, or go on: the others are staged"

@@ -44,6 +44,8 @@ WRITES = 0.5
 """Transfers that spend more than this share of their time in writes wait for the local disk, not for the source."""
 LEAST_WRITE_S = 2.0
 WAITS_LOCAL = 0.15
+LEAST_WAITED_S = 0.5
+"""A program that is over in a moment gains nothing from a faster disk."""
 MEMORY_WORDS = ("tmpfs", "memory", "ramfs")
 
 
@@ -83,7 +85,7 @@ def slow_disk(record: Record) -> Iterator[Note]:
         text = f"the local disk {record.environment.local_dir} on {host} is slower than the source: {spent}"
         remedy = "name a faster disk with --local-dir; with none, --mode direct may be as fast"
         yield Note("slow-local-disk", severity, text, remedy)
-    if wall_s and waited_s > WAITS_LOCAL * wall_s:
+    if wall_s and waited_s > max(WAITS_LOCAL * wall_s, LEAST_WAITED_S):
         speeds = [disk.read_bytes_per_s for _, disk in found if disk.read_bytes_per_s]
         speed = f" (read at {format_rate(min(speeds))} by each reader)" if speeds else ""
         text = f"the program waited for the local disk {format_share(waited_s / wall_s)} of its time{speed}"
