@@ -97,5 +97,5 @@ def start_daemon(node: ClaimedNode, spec: DaemonSpec, env: Mapping[str, str]) ->
 
 
 def package_parent() -> Path:
-    """The directory that makes this package importable."""
+    """Returns the directory that makes this package importable."""
     return Path(hpcstage.__file__).parent.parent
