@@ -175,7 +175,12 @@ def _taken(place: kept.KeptPlace) -> Iterator[int | None]:
     drains its files."""
     lock = place.take()
     try:
-        yield None if lock is None or place.is_used() else lock
+        is_used = lock is not None and place.is_used()
+        if is_used:
+            messages.warn(
+                f"run {place.path.name} is left alone: a program of it lives, whose files are in {place.tree}"
+            )
+        yield None if is_used else lock
     finally:
         if lock is not None:
             os.close(lock)

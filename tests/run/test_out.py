@@ -75,6 +75,7 @@ def test_what_the_command_writes_is_in_the_directory(
 ) -> None:
     done = run(hpcstage, make_tree(), "--out", "results/r7", "--", *python_command(WRITE, "{out}"))
     assert done.returncode == 0, done.stderr
+    assert b"hpcstage: outputs: " in done.stderr
     assert done.stdout.decode().startswith(os.fspath(local_dir)), "a directory on the local disk"
     assert is_written(tmp_path / "results/r7")
     assert sorted(os.listdir(tmp_path / "results/r7")) == ["epoch1", "log"], "no lock and no temporary file stays"
@@ -83,6 +84,15 @@ def test_what_the_command_writes_is_in_the_directory(
     assert (part["undrained_count"], part["directory"]) == (0, os.fspath(tmp_path / "results/r7"))
     assert part["files"] >= 2
     assert "Outputs: " in hpcstage("report").stdout.decode()
+
+
+def test_no_dataset_is_needed(hpcstage: Hpcstage, tmp_path: Path, local_dir: Path) -> None:
+    for strict in ([], ["--strict"]):
+        done = hpcstage("run", *strict, "--out", "results", "--", *python_command(WRITE, "{out}"))
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.decode().startswith(os.fspath(local_dir))
+        assert is_written(tmp_path / "results")
+        shutil.rmtree(tmp_path / "results")
 
 
 def test_what_was_there_is_shown_and_a_removal_is_carried_over(
@@ -164,6 +174,7 @@ def test_a_directory_that_is_gone_costs_no_tries_and_its_files_can_be_forgotten(
     done = run(hpcstage, data, "--", "echo", "started")
     assert (done.returncode, done.stdout) == (0, b"started\n")
     assert f"hpcstage clean --forget {place.name}" in done.stderr.decode()
+    assert f"not in {results}: its output files" in done.stderr.decode(), "no file was tried"
     done = run(hpcstage, data, "--", "echo", "started")
     assert (done.returncode, done.stdout) == (0, b"started\n")
     assert "copying" not in done.stderr.decode(), "it is not tried again so soon"
@@ -250,6 +261,44 @@ def test_term_drains(hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, local_
     assert wrapper.wait(30) == -signal.SIGTERM
     assert (results / "first").read_text() == "first"
     assert kept(local_dir) == []
+
+
+LIVES_ON = """
+import os, sys, time
+out, flag = sys.argv[1:]
+if os.fork():
+    while not os.path.exists(f"{flag}.up"):
+        time.sleep(0.01)
+    sys.exit()
+os.setsid()
+for number in (1, 2):
+    os.dup2(os.open("/dev/null", os.O_WRONLY), number)
+with open(f"{out}/log", "w") as file:
+    file.write("early")
+    file.flush()
+    open(f"{flag}.up", "w").close()
+    while not os.path.exists(flag):
+        time.sleep(0.01)
+    file.write(" late")
+"""
+
+
+def test_a_program_that_lives_on_keeps_its_files(
+    hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, local_dir: Path
+) -> None:
+    data, results, flag = make_tree(), tmp_path / "results", tmp_path / "flag"
+    done = run(hpcstage, data, "--out", results, "--", *python_command(LIVES_ON, "{out}", flag))
+    try:
+        assert done.returncode == NOT_DRAINED, done.stderr
+        assert "still writes" in done.stderr.decode()
+        assert (results / "log").read_text() == "early"
+        (place,) = kept(local_dir)
+        assert f"run {place.name} is left alone" in hpcstage("clean", "--drain").stderr.decode()
+        assert kept(local_dir) == [place]
+    finally:
+        flag.touch()
+    wait_for(lambda: hpcstage("clean", "--drain").returncode == 0 and not kept(local_dir), 20, "the program's end")
+    assert (results / "log").read_text() == "early late"
 
 
 def test_a_signal_limits_the_wait_at_the_end(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hpcstage.record.schema import Note, Record, Severity, TimeSplit
 from hpcstage.report import figures
+from hpcstage.units import format_number
 
 WIDTH = 110
 NOTE_WIDTH = 400
@@ -13,10 +14,10 @@ NOTES = 2
 
 
 def short(record: Record) -> list[str]:
-    """Returns at most five lines: what was served locally, the nodes, the time, the source, the savings, and notes."""
+    """Returns at most five lines: what was served locally, output files, the nodes, the time, the source, the savings, and notes."""
     notes = [_note(note) for note in record.notes if note.severity is not Severity.INFO][:NOTES]
     known = figures.saved(record.savings)
-    facts = [_served(record), brief(record), _time(record.time_split), _source(record)]
+    facts = [_served(record), _outputs(record), brief(record), _time(record.time_split), _source(record)]
     facts.append(f"saved (estimate): {known}" if known else "")
     told = [fact for fact in facts if fact][: LINES - len(notes)]
     return [*(figures.clip(line, WIDTH) for line in told), *(figures.clip(line, NOTE_WIDTH) for line in notes)]
@@ -33,6 +34,16 @@ def _served(record: Record) -> str:
         return f"{mode}: {served}, {opens}"
     least = "at least " if measure == "bytes" else ""
     return f"{mode}: {least}{served}; not seen: up to {figures.size(lost)}"
+
+
+def _outputs(record: Record) -> str:
+    """Says what was copied to the directory of `--out`; empty where nothing had to be."""
+    part = record.outputs
+    if part is None or part.local_dir is None:
+        return ""
+    return (
+        f"outputs: {format_number(part.files, 'copy', 'copies')}, {figures.size(part.size_bytes)}, in {part.directory}"
+    )
 
 
 def brief(record: Record) -> str:
