@@ -14,7 +14,8 @@ NOTES = 2
 
 
 def short(record: Record) -> list[str]:
-    """Returns at most five lines: what was served locally, output files, the nodes, the time, the source, the savings, and notes."""
+    """Returns at most five lines: what was served locally, the output files, the nodes, the time, the source, the
+    savings, and notes."""
     notes = [_note(note) for note in record.notes if note.severity is not Severity.INFO][:NOTES]
     known = figures.saved(record.savings)
     facts = [_served(record), _outputs(record), brief(record), _time(record.time_split), _source(record)]
