@@ -48,6 +48,30 @@ say([r.read(3).decode(), at, os.path.exists(sys.argv[2])])
     assert not staged_still
 
 
+WRITES_BY_NAME = {
+    "in place": ("with open(name, 'r+b') as w: w.write(b'NEW')", b"NEW" + SAME[3:]),
+    "appended": ("with open(name, 'ab') as w: w.write(b'NEW')", SAME + b"NEW"),
+    "anew": ("with open(name, 'wb') as w: w.write(b'NEW')", b"NEW"),
+    "truncated": ("os.truncate(name, 5)", SAME[:5]),
+}
+
+
+@pytest.mark.parametrize("way", WRITES_BY_NAME)
+def test_who_has_a_file_open_reads_what_the_program_writes_to_it(lab: Lab, way: str) -> None:
+    staged(lab)
+    code, expected = WRITES_BY_NAME[way]
+    code = f"""
+name = src("file")
+first, second = open(name, "rb", buffering=0), open(name, "rb", buffering=0)
+first.seek(2)
+{code}
+at = first.tell()
+first.seek(0)
+say([first.read().decode(), second.read().decode(), at, os.fstat(second.fileno()).st_size])
+"""
+    assert lab.run(code) == [expected.decode(), expected.decode(), 2, len(expected)]
+
+
 CHANGES = {
     "fchmod": ("os.fchmod(fd, 0o640)", "st_mode", 0o100640),
     "chmod": ("os.chmod(fd, 0o640)", "st_mode", 0o100640),

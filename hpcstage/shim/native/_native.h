@@ -161,6 +161,7 @@ extern int copies_locked, copies_moving; /* moving: other threads' reads wait */
 void copies_wait(void);
 int copy_surrender(int fd); /* 1: the source's descriptor is in its place now */
 void copy_changes(int fd);  /* before a change through a descriptor: the source's takes its place, the copy is dropped */
+void copies_change(const struct place *at); /* before a change of a file by its name: no open copy of it is left */
 int copy_named(const char *path); /* N of /proc/self/fd/N and the like, if that is a copy's; else -1 */
 void copy_closed(int fd);
 void copy_duplicated(int fd, int to);

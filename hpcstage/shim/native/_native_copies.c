@@ -175,6 +175,18 @@ void copy_changes(int fd) {
         surrender_and_drop(fd);
 }
 
+void copies_change(const struct place *at) {
+    struct place open_at;
+    int saved = errno;
+    for (const unsigned char *from = fd_kinds, *end = fd_kinds + FDS, *found;
+         from < end && (found = memchr(from, FD_LOCAL, (size_t)(end - from))); from = found + 1) {
+        int fd = (int)(found - fd_kinds);
+        if (place_of(fd, &open_at) == FILE_NAME && strcmp(open_at.local, at->local) == 0)
+            copy_surrender(fd);
+    }
+    errno = saved;
+}
+
 /* ---- locks ---- */
 
 /* Chooses where a lock's descriptor goes. Below a small limit, the upper half leaves the program's next opens their

@@ -271,6 +271,7 @@ void drop_file(const struct place *at, const struct stat *now) {
     int saved = errno;
     if (config.direct || page_state() == STATE_MEASURING)
         return;
+    copies_change(at);
     int existed = access(at->local, F_OK) == 0;
     struct request request;
     if (now && S_ISREG(now->st_mode))

@@ -163,6 +163,7 @@ class Context:
         place = self.paths.find(name, dir_fd, AFRESH | (FOLLOWED if follows else 0))
         if place is None:
             return False
+        self.copies.change(place.source.rstrip("/"))
         self.daemon.drop(_fsencode(place.source.rstrip("/")), _fsencode(place.local.rstrip("/")))
         return True
 

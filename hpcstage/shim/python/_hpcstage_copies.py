@@ -64,6 +64,12 @@ class Copies:
         if source is not None and self.surrender(fd):
             self._context.drop(source)
 
+    def change(self, source: str) -> None:
+        """Prepares a change of a file by its name: the source takes the place of all open copies of it."""
+        for name in _listdir("/proc/self/fd"):
+            if self.source_of(int(name)) == source:
+                self.surrender(int(name))
+
     def surrender(self, fd: int) -> bool:
         """Puts the source in the place of a copy, for every number that shares the open file. Returns whether it
         did."""
