@@ -18,6 +18,7 @@ from hpcstage.config.model import copier_count
 from hpcstage.errors import NotStarted
 from hpcstage.job import localdir, share
 from hpcstage.node import directory, page, start
+from hpcstage.node.shimdir import ShimSetup
 from hpcstage.protocol import leadspec, nodedir, shim
 from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.rundir import log_path
@@ -112,7 +113,7 @@ def bring_up(lead: LeadSpec, index: int, env: Mapping[str, str], job: Job) -> Ho
         raise Taken(claim.path)
     try:
         shutil.copyfile(Path(lead.group_dir) / leadspec.RESOLVED, node.path / leadspec.RESOLVED)
-        start.prepare(node, shims(lead, lead.daemon, node))
+        start.prepare(node, lead.daemon.datasets, shims(lead, lead.daemon, node))
         control = start.start_daemon(node, _spec(lead, index, node, local, job), env)
     except OSError:
         shutil.rmtree(node.path, ignore_errors=True)
@@ -122,12 +123,12 @@ def bring_up(lead: LeadSpec, index: int, env: Mapping[str, str], job: Job) -> Ho
     return Hosted(lead, index, node, control)
 
 
-def shims(lead: LeadSpec, spec: DaemonSpec, node: start.ClaimedNode) -> start.ShimSetup:
+def shims(lead: LeadSpec, spec: DaemonSpec, node: start.ClaimedNode) -> ShimSetup:
     """Returns the settings of the shims of one node of the group."""
     virtual = None
     if lead.virtual:
         virtual = os.fspath(node.path.parent / lead.node_name(0))[:-1], len(lead.hosts)
-    return start.ShimSetup(spec.datasets, lead.intercept, spec.mode == "direct", spec.want_cap_s, virtual, spec.learn)
+    return ShimSetup(lead.intercept, spec.mode == "direct", spec.want_cap_s, virtual, spec.learn)
 
 
 def _spec(lead: LeadSpec, index: int, node: start.ClaimedNode, local: LocalDir, job: Job) -> DaemonSpec:

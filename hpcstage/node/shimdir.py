@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpcstage.protocol import nodedir
@@ -26,21 +27,24 @@ def native_available() -> bool:
     return sys.platform == "linux" and any(SHIM.glob(_NATIVE))
 
 
-def install(
-    node_dir: Path,
-    maps: Sequence[tuple[bytes, bytes]],
-    *,
-    intercept: str,
-    mode: str,
-    want_cap_s: float,
-    sock: Path | None = None,
-    virtual: tuple[str, int] | None = None,
-    learn: bool = True,
-) -> Path:
-    """Makes `<node_dir>/shim` and returns it. `maps` holds (root or alias, directory in the store). `mode` is `stage`
-    or `direct`, `intercept` one of auto, native, python and off, `sock` the socket if it is not `<node_dir>/sock`,
-    `learn` whether processes announce what they will read. `virtual` is the prefix of the directories of all virtual
-    nodes, and their number; a process finds its own."""
+@dataclass(frozen=True)
+class ShimSetup:
+    """The settings of the shims of a node."""
+
+    intercept: str
+    """One of auto, native, python and off."""
+    direct: bool
+    """Whether opens are only counted (mode direct)."""
+    want_cap_s: float
+    virtual: tuple[str, int] | None = None
+    """The prefix of the node directories of all virtual nodes, and their number; a process finds its own."""
+    learn: bool = True
+    """Whether processes announce what they will read."""
+
+
+def install(node_dir: Path, maps: Sequence[tuple[bytes, bytes]], setup: ShimSetup, sock: Path | None = None) -> Path:
+    """Makes `<node_dir>/shim` and returns it. `maps` holds (root or alias, directory in the store), `sock` is the
+    socket if it is not `<node_dir>/sock`."""
     shim = node_dir / nodedir.SHIM
     shim.mkdir(mode=0o700)
     for source in (*modules(), *SHIM.glob(_NATIVE)):
@@ -49,10 +53,11 @@ def install(
     selftest = node_dir / "selftest" / "store"
     selftest.mkdir(parents=True, mode=0o700)
     (selftest / "probe").write_bytes(SELFTEST)
-    settings = _settings(node_dir, sock or node_dir / nodedir.SOCK, want_cap_s)
-    settings |= {"intercept": intercept, "mode": mode, "learn": "yes" if learn else "no"}
-    if virtual is not None:
-        settings |= {"virtual": virtual[0], "nodes": str(virtual[1])}
+    settings = _settings(node_dir, sock or node_dir / nodedir.SOCK, setup.want_cap_s)
+    settings |= {"intercept": setup.intercept, "mode": "direct" if setup.direct else "stage"}
+    settings |= {"learn": "yes" if setup.learn else "no"}
+    if setup.virtual is not None:
+        settings |= {"virtual": setup.virtual[0], "nodes": str(setup.virtual[1])}
     (shim / "config").write_bytes(_config(settings, maps))
     return shim
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hpcstage
 from hpcstage.node import control, directory, environment, page, shimdir
+from hpcstage.node.shimdir import ShimSetup
 from hpcstage.protocol import nodedir
 
 if TYPE_CHECKING:
@@ -49,37 +50,14 @@ class ClaimedNode:
         directory.drop_short(self.short.short_dir)
 
 
-@dataclass(frozen=True)
-class ShimSetup:
-    """The settings of the shims of a node."""
-
-    datasets: Sequence[Dataset]
-    intercept: str
-    direct: bool
-    """Whether opens are only counted (mode direct)."""
-    want_cap_s: float
-    virtual: tuple[str, int] | None = None
-    """(the prefix of the node directories of all virtual nodes, their number)."""
-    learn: bool = True
-
-
-def prepare(node: ClaimedNode, setup: ShimSetup) -> None:
+def prepare(node: ClaimedNode, datasets: Sequence[Dataset], setup: ShimSetup) -> None:
     """Fills the node directory: empty store, page, the shim and its configuration."""
     for name in _MADE:
         (node.path / name).mkdir(mode=0o700, exist_ok=True)
     page.create(node.path / nodedir.PAGE, logging=setup.learn and not setup.direct)
     store = node.path / nodedir.STORE
-    maps = [(dataset.root, os.fsencode(store / dataset.name)) for dataset in setup.datasets]  # the shim follows links
-    shimdir.install(
-        node.path,
-        maps,
-        intercept=setup.intercept,
-        mode="direct" if setup.direct else "stage",
-        want_cap_s=setup.want_cap_s,
-        sock=node.sock,
-        virtual=setup.virtual,
-        learn=setup.learn,
-    )
+    maps = [(dataset.root, os.fsencode(store / dataset.name)) for dataset in datasets]  # the shim follows links
+    shimdir.install(node.path, maps, setup, node.sock)
 
 
 def start_daemon(node: ClaimedNode, spec: DaemonSpec, env: Mapping[str, str]) -> control.DaemonControl:

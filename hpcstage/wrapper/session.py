@@ -24,6 +24,7 @@ from hpcstage import job as jobs
 from hpcstage.errors import HpcstageError, LocalDiskProblem, NotStarted
 from hpcstage.job import localdir, share, together
 from hpcstage.node import control, directory, environment, hosted, page, start
+from hpcstage.node.shimdir import ShimSetup
 from hpcstage.problem import Problem
 from hpcstage.protocol import leadspec, nodedir, shim
 from hpcstage.protocol.daemonspec import DaemonSpec
@@ -319,10 +320,8 @@ class Session:
             resolved.save(self.node.path / RESOLVED)  # a list may be readable only once, such as a pipe
             lead = grouping.lead_spec(self, spec, local, group) if group is not None else None
             config = self.config
-            setup = start.ShimSetup(
-                resolved.datasets, config.intercept, spec.mode == "direct", config.want_cap_s, learn=config.learn
-            )
-            start.prepare(self.node, setup if lead is None else hosted.shims(lead, spec, self.node))
+            setup = ShimSetup(config.intercept, spec.mode == "direct", config.want_cap_s, learn=config.learn)
+            start.prepare(self.node, resolved.datasets, setup if lead is None else hosted.shims(lead, spec, self.node))
             self.control = start.start_daemon(self.node, spec, os.environ)
         except OSError as error:
             if self.node.lock_fd is not None:

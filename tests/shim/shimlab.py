@@ -76,7 +76,7 @@ class Lab:
     def install(self, *, intercept: str | None = None, mode: str = "stage", want_cap_s: float = 2.0) -> Lab:
         """Makes the shim's directory."""
         maps = [(os.fsencode(self.source), os.fsencode(self.store))]
-        shimdir.install(self.node, maps, intercept=intercept or self.layer, mode=mode, want_cap_s=want_cap_s)
+        shimdir.install(self.node, maps, shimdir.ShimSetup(intercept or self.layer, mode == "direct", want_cap_s))
         return self
 
     def put(self, name: str | bytes, source: bytes | None = None, store: bytes | None = None) -> Path:
