@@ -56,6 +56,7 @@ class RunOutputs:
         self._since = 0.0
         self._has_told = False
         self._late: ForkedDrain | None = None
+        self._free_until = 0.0
         self.exit_code = 0
         """The exit code that takes the place of 0; not 0 where files were not drained."""
 
@@ -223,7 +224,10 @@ class RunOutputs:
         lock = place.take()
         if lock is not None:
             self._late, self._held = ForkedDrain(place, lock, LONGEST_S), lock
-        return lock is not None or time.monotonic() < self._since + _FREE_S
+            return True
+        self._free_until = self._free_until or time.monotonic() + _FREE_S
+        time.sleep(_LOOK_S)
+        return time.monotonic() < self._free_until
 
     def _result(self, place: kept.KeptPlace) -> OutputsPart:
         if self._late is not None:
