@@ -63,11 +63,15 @@ def lines(part: OutputsPart, host: str, above: Path) -> list[str]:
     if shown and more > 0:
         shown[_SHOWN:] = [f"not in {part.directory}: {more:,} more"]
     if part.undrained_count:
-        command = f"hpcstage clean --drain --local-dir {shlex.quote(str(above))}"
-        shown.append(f"they are on {host} in {part.local_dir}; there `{command}` copies them")
+        shown.append(f"they are on {host} in {part.local_dir}; there `{clean_command(above)}` copies them")
     elif part.is_gone:
         shown.append(f"{part.local_dir} on {host} was removed or moved while it was used: {_UNSURE} {part.directory}")
     return shown
+
+
+def clean_command(above: Path) -> str:
+    """Returns the command that copies what is left; `above` is the directory that `--local-dir` names."""
+    return f"hpcstage clean --drain --local-dir {shlex.quote(str(above))}"
 
 
 def problems(part: OutputsPart, host: str) -> list[Problem]:

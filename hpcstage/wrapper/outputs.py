@@ -36,6 +36,9 @@ WATCHED_S = 30.0
 _LOOK_S = 0.002
 _TELLS_AFTER_S = 3.0
 """A drain that takes longer at the end of the command is told of."""
+_LEFT_S = 1.0
+"""The longest wait for the end of programs that the command left behind."""
+_WAIT_S = 0.05
 _FREE_S = 2.0
 """The longest wait until nobody else works on the files of a daemon that died."""
 
@@ -184,8 +187,13 @@ class RunOutputs:
             messages.error(line)
         if self.part.undrained_count or (self.part.is_gone and not place.tree.is_dir()):
             self.exit_code = NotDrained.exit_code
-        if not self.part.undrained_count:
+        if self.part.undrained_count:
+            return
+        if _is_left(place):
             place.remove()
+        else:
+            command = outputpart.clean_command(place.path.parent.parent)
+            messages.warn(f"programs of the command live on; `{command}` copies what they still write to {place.tree}")
 
     def _close(self) -> None:
         """Lets go of the locks."""
@@ -240,3 +248,13 @@ class RunOutputs:
             part = outputpart.part_of(report, self.part)
             part = outputpart.with_moved(part, place.strangers())
         return part
+
+
+def _is_left(place: kept.KeptPlace) -> bool:
+    """Tells whether no program has the directory in its environment or open any more; some are just about to end."""
+    deadline = time.monotonic() + _LEFT_S
+    while is_used := place.is_used():
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_WAIT_S)
+    return not is_used

@@ -265,7 +265,7 @@ def test_term_drains(hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, local_
 
 LIVES_ON = """
 import os, sys, time
-out, flag = sys.argv[1:]
+out, flag, held = sys.argv[1:]
 if os.fork():
     while not os.path.exists(f"{flag}.up"):
         time.sleep(0.01)
@@ -273,24 +273,30 @@ if os.fork():
 os.setsid()
 for number in (1, 2):
     os.dup2(os.open("/dev/null", os.O_WRONLY), number)
-with open(f"{out}/log", "w") as file:
-    file.write("early")
-    file.flush()
-    open(f"{flag}.up", "w").close()
-    while not os.path.exists(flag):
-        time.sleep(0.01)
-    file.write(" late")
+file = open(f"{out}/log", "w")
+file.write("early")
+file.flush()
+if not held:
+    file.close()
+open(f"{flag}.up", "w").close()
+while not os.path.exists(flag):
+    time.sleep(0.01)
+if not held:
+    file = open(f"{out}/log", "a")
+file.write(" late")
+file.close()
 """
 
 
+@pytest.mark.parametrize("held", ["held", ""])
 def test_a_program_that_lives_on_keeps_its_files(
-    hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, local_dir: Path
+    hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, local_dir: Path, held: str
 ) -> None:
     data, results, flag = make_tree(), tmp_path / "results", tmp_path / "flag"
-    done = run(hpcstage, data, "--out", results, "--", *python_command(LIVES_ON, "{out}", flag))
+    done = run(hpcstage, data, "--out", results, "--", *python_command(LIVES_ON, "{out}", flag, held))
     try:
-        assert done.returncode == NOT_DRAINED, done.stderr
-        assert "still writes" in done.stderr.decode()
+        assert done.returncode == (NOT_DRAINED if held else 0), done.stderr
+        assert ("still writes" if held else "live on") in done.stderr.decode()
         assert (results / "log").read_text() == "early"
         (place,) = kept(local_dir)
         assert f"run {place.name} is left alone" in hpcstage("clean", "--drain").stderr.decode()
