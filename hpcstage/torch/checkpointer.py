@@ -109,7 +109,6 @@ class Checkpointer:
         if not now and not self.due(step):
             self._saver.raise_failed()
             return False
-        self._saver.wait()
         self._open(step)
         if callable(state) and not isinstance(state, torch.nn.Module):
             state = state()

@@ -6,6 +6,7 @@ import collections
 import doctest
 import errno
 import json
+import mmap
 import os
 import signal
 import subprocess
@@ -323,12 +324,14 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, part: str, capfd: p
 def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
     save(tmp_path / "c", {"a": torch.arange(20), "b": [1, 2]})
     path = tmp_path / "c" / "step-00000001"
+    image = memoryview(mmap.mmap(-1, (path / "tensors").stat().st_size))
+    entry.read_image(Files(), entry.find_entry(path), image)
     for name in ("tensors", "state.json"):
         content = (path / name).read_bytes()
         for place in range(0, len(content), 1 if name == "state.json" else 61):
             (path / name).write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
             with pytest.raises(entry.DamagedEntry):
-                entry.read_image(Files(), entry.find_entry(path), memoryview(bytearray(len(content))))
+                entry.read_image(Files(), entry.find_entry(path), image)
         (path / name).write_bytes(content)
     assert loaded(tmp_path / "c")["b"] == [1, 2]
 
@@ -361,13 +364,14 @@ def test_a_full_disk_comes_up_at_the_next_save(
 def test_other_bytes_on_the_disk_are_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    written = os.pwrite
+    written, zeros = os.pwrite, memoryview(mmap.mmap(-1, 1 << 20))
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", lambda fd, data, offset: written(fd, bytes(len(data)), offset))
+        patch.setattr(os, "pwrite", lambda fd, data, offset: written(fd, zeros[: len(data)], offset))
         checkpointer = Checkpointer(tmp_path / "c")
         checkpointer.save({"a": torch.ones(5)}, 1)
-        with pytest.raises(CheckpointNotSaved):
+        with pytest.raises(CheckpointNotSaved, match="was not saved") as caught:
             checkpointer.close()
+    assert "its state.json" in caught.value.line()
     assert os.listdir(tmp_path / "c") == []
     assert "was not saved" in capfd.readouterr().err
 

@@ -109,6 +109,31 @@ def test_killed_between_any_two_calls(
     assert capfd.readouterr().err == "", "nothing that has its name was ever damaged"
 
 
+class WatchedFiles(Files):
+    """Notes the calls that change something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def call(self, function, /, *arguments, **options):
+        if function.__name__ in ("mkdir", "pwrite", "fsync", "rename"):
+            self.calls.append(function.__name__)
+        return super().call(function, *arguments, **options)
+
+
+def test_everything_is_on_the_disk_before_it_is_named(tmp_path: Path) -> None:
+    files = WatchedFiles()
+    write_entry(files, tmp_path / "step-00000001", *described(1))
+    assert files.calls == [
+        "mkdir",
+        *("pwrite", "fsync"),  # the tensors
+        *("pwrite", "fsync"),  # what they are
+        "fsync",  # the names of both
+        *("rename", "fsync"),  # its name
+    ]
+
+
 TRAINING = """
 import sys, torch
 from hpcstage.torch import Checkpointer
