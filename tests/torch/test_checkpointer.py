@@ -214,14 +214,15 @@ def _alone(path: Path, directory: Path) -> Path:
 def test_large_tensors_begin_at_blocks_wherever_they_stand(tmp_path: Path) -> None:
     from hpcstage.checkpoint.generations.choice import GenerationPolicy
     from hpcstage.checkpoint.generations.manifest import GenerationKind
+    from hpcstage.checkpoint.generations.state import FileTree
     from hpcstage.checkpoint.generations.store import GenerationStore
 
     large = {f"layer{n}": torch.randn(100_000 + n) for n in range(8)}
     save(tmp_path / "c", {"first": torch.randn(5), **large}, 1)
     save(tmp_path / "d", {"first": torch.randn(90_000), "losses": [0.5] * 99, **large}, 2)
     with GenerationStore(tmp_path / "store", GenerationPolicy(always=GenerationKind.DELTA)) as store:
-        store.commit(tmp_path / "c")
-        saved = store.commit(tmp_path / "d")
+        store.commit(FileTree(tmp_path / "c"))
+        saved = store.commit(FileTree(tmp_path / "d"))
     assert saved.written_bytes < 3 * BLOCK_BYTES + 90_000 * 4, "what did not change is found behind what grew"
 
 
