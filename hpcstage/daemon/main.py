@@ -214,6 +214,7 @@ class Daemon(Service):
             loop.guarded(lambda service=service: awaited.extend(service.drain()))  # type: ignore[misc]
         if self._pool is not None:
             self._pool.kill()
+        self._look_for_store()
         loop.guarded(lambda: self._write_last_part(awaited, deadline))
         if self._last_token is not None:
             server.answer(self._last_token, Reply(Answer.LAST, keep=True))
@@ -224,6 +225,14 @@ class Daemon(Service):
         helpers.close()
         directory.remove_tree(self._out_of_sight(), last=(nodedir.LOCK,))
         server.close_all()
+
+    def _look_for_store(self) -> None:
+        """Notes that somebody has removed the copies, such as a service that cleans temporary directories."""
+        node_dir = self.base.node_dir
+        if self._pool is not None and not (node_dir / nodedir.STORE).is_dir():
+            text = f"the local directory {node_dir} was removed while the command ran: from then on it read the source"
+            remedy = "see who cleans there, or name another with --local-dir"
+            self.base.problems.append(Problem("store-gone", text, remedy))
 
     def _write_last_part(self, awaited: Collection[str], deadline: float) -> None:
         helpers = self.base.helpers

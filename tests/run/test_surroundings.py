@@ -126,3 +126,14 @@ def test_a_local_directory_that_takes_no_file_is_named(hpcstage: Hpcstage, make_
     (line,) = [one for one in done.stderr.splitlines() if "without staging" in one]
     assert f"cannot write to the local directory {hpcstage.local_dir}: File too large" in line
     assert "ulimit -f" in line
+
+
+def test_somebody_removes_the_copies(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    data = make_tree(files=2)
+    code = (
+        "import os, shutil, sys; shutil.rmtree(os.environ['HPCSTAGE_NODE_DIR']); print(len(open(sys.argv[1]).read()))"
+    )
+    command = [sys.executable, "-c", code, os.fspath(data / "class0" / "file00000.bin")]
+    done = hpcstage("run", "--mode", "upfront", "--data", data, "--", *command)
+    assert (done.returncode, done.stdout) == (0, b"10000\n")
+    assert b"was removed while the command ran" in done.stderr, done.stderr

@@ -16,7 +16,8 @@ from hpcstage.record.parts.run import RunPart
 
 KILLED = "the figures end with the last thing noted; if the job ended early, look for its wall time or memory limit"
 NO_PART = (
-    "its daemon did not start, or could not write to the run directory; a log that it left is nodes/{host}.log there"
+    "its daemon did not start, ended early, or could not write to the run directory; a log that it left is "
+    "nodes/{host}.log there"
 )
 DIED = "training went on from the source; the figures of that node end where its daemon did"
 RUNNING = "the figures are those up to now; ask again when the command has ended"

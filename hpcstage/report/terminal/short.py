@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hpcstage.record.parts.roster import Presence
 from hpcstage.record.schema import Note, Record, Severity, TimeSplit
 from hpcstage.report import figures
 from hpcstage.units import format_number
@@ -26,6 +27,8 @@ def short(record: Record) -> list[str]:
 
 def _served(record: Record) -> str:
     mode = figures.mode(record.run)
+    if all(node.state is Presence.MISSING for node in record.nodes):
+        return f"{mode}: no node reported, so what was served locally is not known"
     if not record.coverage.opens:
         return f"{mode}: the command opened no file under --data, as far as hpcstage saw"
     measure, where = figures.local_measure(record), figures.reported(record.group)
