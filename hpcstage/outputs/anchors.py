@@ -9,6 +9,7 @@ a link that is found under any name tells which file of the target it stands for
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
@@ -30,6 +31,7 @@ class Anchors:
         self.directory = directory
         self._inodes: dict[int, int] | None = None
         """By the inode of a local link: that of the target's file. It is read when it is first asked for."""
+        self._lock = threading.Lock()
 
     def anchor(self, link: str, inode: int, number: int) -> None:
         """Gives a local link its anchor; `number` says how many names of the target's file have one. Raises OSError."""
@@ -46,12 +48,14 @@ class Anchors:
 
     def inode_shown_by(self, link: os.stat_result) -> int | None:
         """Returns the inode of the target's file for which a local link stands; None for a link of the program's."""
-        return self._known().get(link.st_ino)
+        with self._lock:
+            return self._known().get(link.st_ino)
 
     @property
     def is_any(self) -> bool:
         """Whether the target held anything at the start."""
-        return bool(self._known())
+        with self._lock:
+            return bool(self._known())
 
     def prepare(self, spare: str) -> str:
         """Gives a spare link, which is about to take the place of a local one, a second name. Raises OSError."""
@@ -62,12 +66,12 @@ class Anchors:
     def follow(self, replaced: str, second: str, inode: int) -> None:
         """Lets the anchor of a replaced link be that of the new one; a link without an anchor gets none."""
         was, now = os.lstat(replaced).st_ino, os.lstat(second).st_ino
-        for path, status in self._links(inode):
-            if status.st_ino == was:
-                os.rename(second, path)
-                if self._inodes is not None:
-                    self._inodes[now] = inode
-                return
+        with self._lock:
+            for path, status in self._links(inode):
+                if status.st_ino == was:
+                    os.rename(second, path)
+                    self._known()[now] = inode
+                    return
 
     def _known(self) -> dict[int, int]:
         if self._inodes is None:

@@ -90,7 +90,8 @@ class Carrier:
         if inode is not None:
             return self._carry_shown(action, status, inode)
         entry = action.entry
-        if entry is not None and entry.kind is EntryKind.EARLIER and self._guard.is_held(action):
+        is_earlier = entry is not None and entry.kind is EntryKind.EARLIER
+        if is_earlier and self._guard.is_held(action, status_of(self._target.path(name))):
             return ActionResult(Deed.CARRY, name, Ending.HELD, text=SHOWN_ELSEWHERE)
         if stat.S_ISDIR(status.st_mode):
             return self._carry_directory(action, status)
@@ -254,7 +255,7 @@ class Carrier:
         """Gives a complete temporary file its name; beside that of a file that is not the one last seen."""
         name = action.name
         found = status_of(self._target.path(name))
-        if self._guard.is_held(action):
+        if self._guard.is_held(action, found):
             self._target.remove_temporary(name)
             return ActionResult(Deed.CARRY, name, Ending.HELD, text=SHOWN_ELSEWHERE)
         if found is not None and self._guard.is_in_the_way(action, found):

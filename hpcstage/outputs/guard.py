@@ -12,7 +12,7 @@ import stat
 
 from hpcstage.outputs.facts import Action, EntryKind, TargetEntry
 from hpcstage.outputs.links import LocalLinks
-from hpcstage.outputs.target import Target, is_same, status_of
+from hpcstage.outputs.target import Target, is_same
 
 
 class TargetGuard:
@@ -24,11 +24,10 @@ class TargetGuard:
         self.was_written: dict[str, TargetEntry] = {}
         """By name: what a process was about to write when it died."""
 
-    def is_held(self, action: Action) -> bool:
+    def is_held(self, action: Action, found: os.stat_result | None) -> bool:
         """Tells whether what the target has under a name waits for its rename. At the last try it waits no longer: it
         keeps the name."""
-        found = None if action.is_last_try else status_of(self._target.path(action.name))
-        return found is not None and self._links.is_still_shown(action.name, found)
+        return found is not None and not action.is_last_try and self._links.is_still_shown(action.name, found)
 
     def is_in_the_way(self, action: Action, found: os.stat_result) -> bool:
         """Tells whether what the target has under a name keeps it, so that the local entry lands beside."""

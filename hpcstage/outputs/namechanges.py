@@ -8,7 +8,7 @@ import stat
 from contextlib import suppress
 from typing import TypeGuard
 
-from hpcstage.outputs.facts import Action, ActionResult, Deed, Ending, EntryKind, Fingerprint, TargetEntry
+from hpcstage.outputs.facts import Action, ActionResult, Deed, Ending, EntryKind, Fingerprint, TargetEntry, ancestors
 from hpcstage.outputs.guard import has_inode, is_last_seen
 from hpcstage.outputs.journal import Charter
 from hpcstage.outputs.links import LocalLinks
@@ -125,7 +125,7 @@ class NameChanges:
         root = status_of(self._root)
         if root is None or root.st_ino != self._root_inode:
             return ActionResult(Deed.ERASE, name, Ending.KEPT, text="the local directory has gone")
-        if status_of(f"{self._root}/{name}") is not None:
+        if self._is_local(name):
             return ActionResult(Deed.ERASE, name, Ending.KEPT)
         found = status_of(self._target.path(name))
         if found is None or action.entry is None:
@@ -145,6 +145,11 @@ class NameChanges:
                 return ActionResult(Deed.ERASE, name, Ending.KEPT, errno=errno.ENOTEMPTY, text=text)
             raise
         return ActionResult(Deed.ERASE, name, Ending.DONE)
+
+    def _is_local(self, name: str) -> bool:
+        """Tells whether the watched directory has a name; what a link in it leads to does not count."""
+        *above, last = (status_of(f"{self._root}/{one}") for one in reversed(ancestors(name)))
+        return last is not None and all(status is not None and stat.S_ISDIR(status.st_mode) for status in above)
 
     def stamp(self, action: Action) -> ActionResult:
         """Gives a directory the mode and the times of the local one. Raises OSError."""

@@ -91,6 +91,10 @@ def status_of(path: str) -> os.stat_result | None:
         return os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # a directory above it is a link to itself
+            return None
+        raise
 
 
 def is_same(entry: TargetEntry, found: os.stat_result) -> bool:
