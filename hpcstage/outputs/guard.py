@@ -25,9 +25,13 @@ class TargetGuard:
         """By name: what a process was about to write when it died."""
 
     def is_held(self, action: Action, found: os.stat_result | None) -> bool:
-        """Tells whether what the target has under a name waits for its rename. At the last try it waits no longer: it
-        keeps the name."""
-        return found is not None and not action.is_last_try and self._links.is_still_shown(action.name, found)
+        """Tells whether what the target has under a name waits for its rename, or for that of what it holds. At the
+        last try it waits no longer: it keeps the name."""
+        if found is None or action.is_last_try:
+            return False
+        if action.is_late and stat.S_ISDIR(found.st_mode):
+            return bool(os.listdir(self._target.path(action.name)))
+        return self._links.is_still_shown(action.name, found)
 
     def is_in_the_way(self, action: Action, found: os.stat_result) -> bool:
         """Tells whether what the target has under a name keeps it, so that the local entry lands beside."""
