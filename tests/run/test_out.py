@@ -36,7 +36,8 @@ for name in ("first", "other"):  # with --drain-rate 1 the second is not copied 
     with open(f"{out}/{name}", "w") as file:
         file.write(name)
 open(f"{flag}.up", "w").close()
-while not os.path.exists(flag):
+end = time.monotonic() + 60  # a test that fails leaves no program for ever
+while not os.path.exists(flag) and time.monotonic() < end:
     time.sleep(0.01)
 with open(f"{out}/last", "w") as file:
     file.write("last")
@@ -278,7 +279,8 @@ file.flush()
 if not held:
     file.close()
 open(f"{flag}.up", "w").close()
-while not os.path.exists(flag):
+end = time.monotonic() + 60  # a test that fails leaves no program for ever
+while not os.path.exists(flag) and time.monotonic() < end:
     time.sleep(0.01)
 if not held:
     file = open(f"{out}/log", "a")
