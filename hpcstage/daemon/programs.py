@@ -17,7 +17,7 @@ from hpcstage.daemon.process.page import Page
 from hpcstage.daemon.process.proc import UnattachedPythons, descendants
 from hpcstage.daemon.process.retired import Retired
 from hpcstage.daemon.process.server import Reply
-from hpcstage.daemon.process.slots import LetGo, Slots
+from hpcstage.daemon.process.slots import LetGo, SlotReuse
 from hpcstage.daemon.process.wrappers import Wrappers
 from hpcstage.daemon.service import Request, Service
 from hpcstage.protocol.shim import END, Answer, Kind, Layer
@@ -51,7 +51,7 @@ class Programs(Service):
         self._missed = UnattachedPythons()
         self._retired = Retired()
         self._looks = Looks(page.attached.several, started)
-        self._slots = Slots(page, let_go, self._retire, started)
+        self._slots = SlotReuse(page, let_go, self._retire, started)
         self._next_tick = started + TICK_S
         self._next_missed = started + MISSED_EVERY_S
 

@@ -14,7 +14,7 @@ import pytest
 from shimlab import Lab, wait_until
 
 from hpcstage.daemon.process.page import Page
-from hpcstage.daemon.process.slots import MOST_LOOKS, SHORT_SHARE, Slots
+from hpcstage.daemon.process.slots import MOST_LOOKS, SHORT_SHARE, SlotReuse
 from hpcstage.daemon.process.slottable import SlotTable
 from hpcstage.protocol import shim
 from hpcstage.record.parts.rows import UNCOUNTED_LAYER, ProcessPart
@@ -49,7 +49,7 @@ class Freeing:
         """A daemon in place of one that died."""
         self.page = Page(self._lab.node / "page")
         self.ended: list[ProcessPart] = []
-        self._slots = Slots(self.page, list, self.ended.append, 0.0)
+        self._slots = SlotReuse(self.page, list, self.ended.append, 0.0)
 
     def look(self) -> list[ProcessPart]:
         """One look. Those whose slots are to be used again from the next look on."""
@@ -260,7 +260,7 @@ def test_looks_come_round_to_all_slots_of_both_layers(native_lab: Lab) -> None:
             native_lab._poke(begin, gone.pid if slot == ends[-1] else os.getpid())
             native_lab._poke(begin + shim.PID_SPACE_OFFSET, space)
     ended: list[ProcessPart] = []
-    slots = Slots(page, list, ended.append, 0.0)
+    slots = SlotReuse(page, list, ended.append, 0.0)
     for _ in range(6):
         slots.look(math.inf)
     assert [part.pid for part in ended] == [gone.pid] * 2

@@ -31,8 +31,9 @@ LetGo = Callable[[Sequence[int]], list[int]]
 Retire = Callable[[ProcessPart], None]
 
 
-class Slots:
-    """`let_go` says which slots of ended processes may be freed; `retire` is told of every process whose slot is."""
+class SlotReuse:
+    """Owns the looks. `let_go` says which slots of ended processes may be freed; `retire` is told of every process
+    whose slot is."""
 
     def __init__(self, page: Page, let_go: LetGo, retire: Retire, started: float) -> None:
         self._table, self._attached = page.slots, page.attached
