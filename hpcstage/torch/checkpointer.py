@@ -79,7 +79,7 @@ class Checkpointer:
         self._keep = keep
         self._files = Files()
         self._saver = Saver(self._files)
-        self._lock: _Lock | None = None
+        self._lock: _DirectoryLock | None = None
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -176,7 +176,7 @@ class Checkpointer:
         if self._lock is not None:
             return
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = _Lock(self.directory)
+        self._lock = _DirectoryLock(self.directory)
         for name in os.listdir(self.directory):
             if _LEFT.fullmatch(name):
                 shutil.rmtree(self.directory / name, ignore_errors=True)
@@ -185,7 +185,7 @@ class Checkpointer:
             stderr.say(f"{there}; it stays, and is what load() gives: remove it if it is not wanted")
 
 
-class _Lock:
+class _DirectoryLock:
     """Keeps other processes from saving to a directory, as long as the object lives in this process."""
 
     held: ClassVar[set[int]] = set()
@@ -207,14 +207,14 @@ class _Lock:
 
 
 def _release(fd: int) -> None:
-    if fd in _Lock.held:
-        _Lock.held.remove(fd)
+    if fd in _DirectoryLock.held:
+        _DirectoryLock.held.remove(fd)
         os.close(fd)
 
 
 def _release_all() -> None:
     """Closes the locks in a forked process: one that outlives this process would keep them."""
-    for fd in tuple(_Lock.held):
+    for fd in tuple(_DirectoryLock.held):
         _release(fd)
 
 

@@ -23,7 +23,7 @@ import xxhash
 
 from hpcstage.checkpoint.generations.files import Files
 from hpcstage.errors import HpcstageError
-from hpcstage.torch.slots import Form, Slot, Slots
+from hpcstage.torch.slots import Form, TensorSlot, TensorSlots
 
 FORMAT = 1
 STATE, TENSORS = "state.json", "tensors"
@@ -58,7 +58,7 @@ class Description:
     """The state as plain JSON (`statetree`)."""
     names: tuple[str, ...]
     """The name of each tensor, for people."""
-    slots: Slots
+    slots: TensorSlots
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _hidden(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.urandom(6).hex()}")
 
 
-def _write_image(files: Files, path: Path, slots: Slots, image: memoryview) -> list[Piece]:
+def _write_image(files: Files, path: Path, slots: TensorSlots, image: memoryview) -> list[Piece]:
     """Writes the parts of the image that hold tensors, and has them on the disk."""
     made = []
     with _opened(files, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
@@ -218,7 +218,9 @@ def _parsed(path: Path, body: dict[str, Any]) -> FoundEntry:
     if body["format"] != FORMAT:
         raise DamagedEntry(f"its {STATE} has a form that this version does not know")
     names = tuple(str(name) for name, *_ in body["tensors"])
-    slots = tuple(Slot(Form(dtype, tuple(shape), size), offset) for _, dtype, shape, size, offset in body["tensors"])
+    slots = tuple(
+        TensorSlot(Form(dtype, tuple(shape), size), offset) for _, dtype, shape, size, offset in body["tensors"]
+    )
     pieces = tuple(Piece(*piece) for piece in body["pieces"])
-    described = Description(body["step"], body["tree"], names, Slots(slots, body["size_bytes"]))
+    described = Description(body["step"], body["tree"], names, TensorSlots(slots, body["size_bytes"]))
     return FoundEntry(path, described, pieces)

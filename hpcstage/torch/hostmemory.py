@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import torch
 
-from hpcstage.torch.slots import Form, Slot, Slots, slots_for
+from hpcstage.torch.slots import Form, TensorSlot, TensorSlots, slots_for
 
-_NO_SLOTS = Slots((), 0)
+_NO_SLOTS = TensorSlots((), 0)
 
 
 class HostMemory:
@@ -33,7 +33,7 @@ class HostMemory:
         """Returns the image of the file."""
         return memoryview(self._pages)[: self._slots.size_bytes] if self._pages else memoryview(b"")
 
-    def keep(self, tensors: Sequence[torch.Tensor]) -> Slots:
+    def keep(self, tensors: Sequence[torch.Tensor]) -> TensorSlots:
         """Copies the tensors and returns their places. When it returns, all bytes are here."""
         if not self._fits(tensors) or self._to_be_pinned():
             forms = [Form(_name(t.dtype), tuple(t.shape), t.numel() * t.element_size()) for t in tensors]
@@ -45,7 +45,7 @@ class HostMemory:
                 torch.cuda.synchronize(device)
         return self._slots
 
-    def shape(self, slots: Slots) -> memoryview:
+    def shape(self, slots: TensorSlots) -> memoryview:
         """Makes the memory ready for these places and returns the image; bytes between tensors are zero then."""
         if slots.size_bytes > len(self._bytes) or self._to_be_pinned():
             self.release()
@@ -91,7 +91,7 @@ class HostMemory:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self._pinned = int(torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), size_bytes, 0)) == 0  # type: ignore[no-untyped-call]
 
-    def _place(self, slot: Slot) -> torch.Tensor:
+    def _place(self, slot: TensorSlot) -> torch.Tensor:
         form = slot.form
         dtype = getattr(torch, form.dtype, None)
         if not isinstance(dtype, torch.dtype):

@@ -24,7 +24,7 @@ from hpcstage.errors import HpcstageError
 from hpcstage.torch import statetree
 from hpcstage.torch.entry import DamagedEntry, Description, find_entry, read_image, write_entry
 from hpcstage.torch.hostmemory import HostMemory
-from hpcstage.torch.slots import Slots
+from hpcstage.torch.slots import TensorSlots
 
 _NICENESS = 10
 """Next to two busy processors the thread still gets a tenth of one, and its work is less than a second per GB."""
@@ -131,7 +131,7 @@ class Saver:
         with torch.no_grad():
             return statetree.assembled(tree, tensor, lambda number: self._memory.place(number).numpy().tobytes())
 
-    def _write(self, tree: Any, slots: Slots, step: int, path: Path, then: Callable[[], None]) -> None:
+    def _write(self, tree: Any, slots: TensorSlots, step: int, path: Path, then: Callable[[], None]) -> None:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _lower())
         try:

@@ -29,7 +29,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Slot:
+class TensorSlot:
     """A tensor's form and place."""
 
     form: Form
@@ -42,10 +42,10 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Slots:
+class TensorSlots:
     """The places of all tensors, in the order of the state."""
 
-    slots: tuple[Slot, ...]
+    slots: tuple[TensorSlot, ...]
     size_bytes: int
     """The size of the file: whole pages."""
 
@@ -61,7 +61,7 @@ class Slots:
         return made
 
 
-def slots_for(forms: Iterable[Form]) -> Slots:
+def slots_for(forms: Iterable[Form]) -> TensorSlots:
     """Finds a place for each tensor. The order within the large and within the small ones is that of the state."""
     forms = tuple(forms)
     offsets, end = [0] * len(forms), 0
@@ -71,4 +71,4 @@ def slots_for(forms: Iterable[Form]) -> Slots:
                 offsets[number] = end + -end % aligned
                 end = offsets[number] + form.size_bytes
         end += -end % PAGE_BYTES
-    return Slots(tuple(map(Slot, forms, offsets)), end)
+    return TensorSlots(tuple(map(TensorSlot, forms, offsets)), end)
