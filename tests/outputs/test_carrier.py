@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -121,6 +122,31 @@ def test_what_others_put_there_is_neither_renamed_nor_removed(carried):
     (carried.out / "b").rename(carried.out / "newer")
     assert carried.do(Deed.MOVE, "b", "newer").ending is Ending.KEPT
     assert (carried.target / "newer").read_text() == "of others, too"
+
+
+def test_links_below_a_directory_follow_its_rename_at_once(carried):
+    (carried.out / "d").mkdir()
+    carried.do(Deed.CARRY, "d")
+    (carried.out / "b").rename(carried.out / "d/b")
+    assert carried.do(Deed.MOVE, "b", "d/b").ending is Ending.DONE
+    (carried.out / "d").rename(carried.out / "e")
+    assert carried.do(Deed.MOVE, "d", "e", is_dir=True).ending is Ending.DONE
+    assert os.readlink(carried.out / "e/b") == os.fspath(carried.target / "e/b")
+    assert (carried.out / "e/b").read_text() == "earlier b"
+
+
+@pytest.mark.parametrize("leads_to", ["m", "d"])
+def test_a_removal_below_what_is_a_link_now(carried, leads_to):
+    for name in ("d", "m"):
+        (carried.out / name).mkdir()
+        (carried.out / name / "x").write_text(name)
+        for one in (name, f"{name}/x"):
+            carried.do(Deed.CARRY, one)
+    shutil.rmtree(carried.out / "d")
+    (carried.out / "d").symlink_to(leads_to)
+    assert carried.do(Deed.ERASE, "d/x").ending is Ending.DONE
+    assert os.listdir(carried.target / "d") == []
+    assert (carried.target / "m/x").read_text() == "m"
 
 
 def test_a_file_of_others_keeps_its_name(carried):
