@@ -35,6 +35,9 @@ ADDED_IN = {
 """The commits that added the files which were written before results named the commit that they measured."""
 
 
+MANY = "20000 x 100 kB"
+
+
 class Result:
     """One result file."""
 
@@ -353,6 +356,26 @@ ROWS += (
             f"{_less(r, X1, 'upfront')}; {_less(r, X1, 'direct')} less time; {r.figure(X1 + ': runtime / bound'):.2f}"
         ),
         command="staging --compute processor",
+        optional=True,
+    ),
+    Row(
+        "copy",
+        "Copying 20,000 files of 100 kB from storage with 2 ms per operation: against `cp -r` (one round); against the best other, `rclone`; rate against a C program that only reads, with as many threads and the names given (aim: 0.8)",
+        lambda r: (
+            f"{r.figure(f'{MANY}, 2 ms: times as fast as cp -r'):.0f} times as fast; "
+            f"{r.figure(f'{MANY}, 2 ms: time / that of the best other'):.2f} of its time; "
+            f"{r.figure(f'{MANY}, 2 ms: share of what a C program reads flat out, names given'):.2f}"
+        ),
+        optional=True,
+    ),
+    Row(
+        "copy",
+        "Copying, against the best of cp, rsync, tar, rclone: these files from local disk; 8 files of 256 MB from local disk (aim: at most 1.05); at 2 ms",
+        lambda r: (
+            f"{r.figure(f'{MANY}, local disk: time / that of the best other'):.2f}; "
+            f"{r.figure('8 x 256 MB, local disk: time / that of the best other'):.2f}; "
+            f"{r.figure('8 x 256 MB, 2 ms: time / that of the best other'):.2f} of its time"
+        ),
         optional=True,
     ),
     Row(
