@@ -20,7 +20,7 @@ from hpcstage.daemon.inbox import UNANSWERED, Inbox
 from hpcstage.daemon.process.proc import descendants
 from hpcstage.daemon.process.server import Reply
 from hpcstage.daemon.reading import scanning
-from hpcstage.daemon.reading.scanning import ASKED_FOR, AUTO_MODE, DIRECT_MODE, Prepared, Scanned
+from hpcstage.daemon.reading.scanning import ASKED_FOR, AUTO_MODE, DIRECT_MODE, RUNTIME_MODE, Prepared, Scanned
 from hpcstage.daemon.reading.watch import OpenLog
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Request, Service
@@ -175,7 +175,7 @@ class Preparing(Phase):
         self._is_over = True
         mode, why = self.base.spec.mode, ASKED_FOR
         if mode == AUTO_MODE:
-            mode = DIRECT_MODE if forecast is not None and forecast.choice == DIRECT_MODE else "runtime"
+            mode = DIRECT_MODE if forecast is not None and forecast.choice == DIRECT_MODE else RUNTIME_MODE
             why = "no forecast could be made" if forecast is None else forecast.why
         self._ready(Prepared(manifest, order, directories, scanned, mode, why))
 

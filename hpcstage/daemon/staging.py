@@ -26,7 +26,7 @@ from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.rates import Limits
 from hpcstage.daemon.queue.states import FileState
 from hpcstage.daemon.reading.ordering import Ordering
-from hpcstage.daemon.reading.scanning import DIRECT_MODE, PLAN_HELPER, Prepared
+from hpcstage.daemon.reading.scanning import DIRECT_MODE, PLAN_HELPER, RUNTIME_MODE, Prepared
 from hpcstage.daemon.reading.watch import OpenLog
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Service
@@ -66,6 +66,7 @@ class Staging(Phase):
             spec.patience_s,
             spec.want_cap_s,
             shared=group is not None,
+            programs_wait=prepared.mode == RUNTIME_MODE,
         )
         queue = Queue(manifest.sizes, limits, prepared.order.ids, read_of=pool.stats.read_of)
         hooks = Hooks(

@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from hpcstage.forked import reap
@@ -81,6 +82,11 @@ class CopierPool:
     def assigned(self) -> int:
         """The number of transfers that were handed to copiers and are not reported."""
         return len(self._of_id)
+
+    @property
+    def ids(self) -> Iterable[int]:
+        """The ids whose transfers were handed to copiers and are not reported."""
+        return self._of_id.keys()
 
     def fds(self) -> list[int]:
         """Returns the descriptors to watch for reading."""

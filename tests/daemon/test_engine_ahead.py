@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from hpcstage.daemon.copying.engine import Engine
+from hpcstage.daemon.copying.engine import Engine, Hooks
 from hpcstage.daemon.queue.queue import Queue
-from hpcstage.daemon.queue.rates import Estimates, Limits
+from hpcstage.daemon.queue.rates import Estimates, Limits, Verdict
+from hpcstage.daemon.queue.width import FIRST
 from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.scan import scan
 from hpcstage.plan.types import Budget
@@ -21,14 +25,21 @@ TRANSFERS = 4
 PLENTY = Budget(1 << 60, 1 << 40)
 
 
-@pytest.fixture
-def engine(local_dir, make_tree):
-    manifest = scan(resolve([os.fspath(make_tree(files=60))], local_dir)).manifest
+@contextmanager
+def _made(local_dir: Path, tree: Path, limits: Limits, hooks: Hooks) -> Iterator[Engine]:
+    """An engine whose copiers never begin, since they are not told of a manifest."""
+    manifest = scan(resolve([os.fspath(tree)], local_dir)).manifest
     pool = CopierPool(CopierSettings(local_dir, local_dir / "manifest.bin", TRANSFERS), 2)
     try:
-        yield Engine(manifest, Queue(manifest.sizes, Limits(PLENTY)), pool, Store(local_dir))
+        yield Engine(manifest, Queue(manifest.sizes, limits), pool, Store(local_dir), hooks)
     finally:
         pool.close()
+
+
+@pytest.fixture
+def engine(local_dir: Path, make_tree: Callable[..., Path]) -> Iterator[Engine]:
+    with _made(local_dir, make_tree(files=60), Limits(PLENTY), Hooks()) as engine:
+        yield engine
 
 
 def _pumped(engine: Engine) -> None:
@@ -55,6 +66,23 @@ def test_a_slow_source_leaves_the_rest_to_the_order(engine):
     assert engine.pool.assigned == 2 * TRANSFERS + 2, "one ahead for each copier"
     engine.queue.sequences.push(array("I", [59, 58]))
     assert engine.queue.source.next(2, 31.0) == [59, 58]
+
+
+def test_few_go_on_beside_those_that_programs_wait_for(local_dir: Path, make_tree: Callable[..., Path]) -> None:
+    wanted: set[int] = set()
+    limits, hooks = Limits(PLENTY, programs_wait=True), Hooks(is_wanted=wanted.__contains__)
+    with _made(local_dir, make_tree(files=60), limits, hooks) as engine:
+        _pumped(engine)
+        assert engine.pool.assigned == FIRST
+        wanted.update((0, 50, 51))
+        for id_ in wanted:
+            assert engine.queue.want(id_, 30.0).verdict is Verdict.WAIT
+        engine.pump(30.0)
+        assert {50, 51} < set(engine.pool.ids)
+        assert engine.pool.assigned == FIRST + len(wanted), "one more, as a program waits for one of the first"
+        wanted.clear()
+        engine.pump(30.0)
+        assert engine.pool.assigned == FIRST + 3
 
 
 def test_ahead_is_what_a_moment_brings():

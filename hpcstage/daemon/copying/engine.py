@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from hpcstage.daemon.copying.alone import Alone
 from hpcstage.daemon.copying.copies import StoredCopies, Tombstones
 from hpcstage.daemon.copying.withdrawals import Withdrawals
+from hpcstage.daemon.queue import width
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.states import FileState
 from hpcstage.plan.dataset.manifest import Manifest
@@ -73,11 +74,11 @@ class Busy:
     limited_s: float = 0.0
 
     def advance(self, now: float, flying: int, most: int, *, capped: bool) -> None:
-        """Adds the time since the last call, for which these values held; at most `most` transfers may be at the source
-        at a time."""
+        """Adds the time since the last call, for which these values held: `flying` transfers were at the source, where
+        at least `most` may be."""
         passed_s = max(0.0, now - self.at)
         self.at = now
-        self.transfer_s += passed_s * min(flying, most)
+        self.transfer_s += passed_s * flying
         if flying:
             self.busy_s += passed_s
         if capped or flying < most:
@@ -129,6 +130,7 @@ class Engine:
         self.busy = Busy(now, limited_s=now - started)
         self.alone = Alone()
         self._mean_bytes = manifest.total_bytes / max(len(manifest), 1)
+        self.width = width.begin(pool.transfers, self._mean_bytes, programs_wait=queue.source.limits.programs_wait)
 
     @property
     def progress(self) -> Progress:
@@ -145,14 +147,29 @@ class Engine:
     def pump(self, now: float) -> None:
         """Fills the copiers."""
         assigned, hooks = self.pool.assigned, self.hooks
-        free = self.alone.may_begin(self.pool.transfers + self._ahead() - assigned, assigned, now)
+        free = self.alone.may_begin(self._may_begin(), assigned, now)
         if free > 0 and not self.queue.states.closed and not self.withdrawals.is_paused:
             for id_ in self.queue.source.next(free, now):
                 hooks.given(id_)
                 self.pool.assign(id_, urgent=hooks.is_wanted(id_))
             self.pool.flush()
+        if not self.width.is_whole:
+            self.width.filled(self._unwanted())
         self.sweep()
         self.advance(now)
+
+    def _may_begin(self) -> int:
+        """Returns how many transfers may begin: those that programs wait for, and no more besides than pay."""
+        source, beside = self.queue.source, self.width
+        most = self.pool.transfers + self._ahead() - self.pool.assigned
+        if beside.is_whole:
+            return most
+        wanted = min(len(source.promoted.ids), self.queue.states.count(FileState.PROMOTED))
+        return min(most, wanted + max(0, beside.transfers - self._unwanted()))
+
+    def _unwanted(self) -> int:
+        """Returns how many transfers go on for which no program waits."""
+        return self.pool.assigned - sum(map(self.hooks.is_wanted, self.pool.ids))
 
     def _ahead(self) -> int:
         """Returns how many transfers copiers get beyond those at the source, so that they do not wait for more."""
@@ -163,8 +180,9 @@ class Engine:
 
     def advance(self, now: float) -> None:
         """Brings the integrals up to now."""
-        capped = self.queue.source.wake_after(now) is not None
-        self.busy.advance(now, self.pool.assigned, self.pool.transfers, capped=capped)
+        capped = self.queue.source.wake_after(now) is not None or self.width.is_searching
+        flying = min(self.pool.assigned, self.pool.transfers)
+        self.busy.advance(now, flying, min(self.width.transfers, self.pool.transfers), capped=capped)
 
     # ---- results
 
@@ -173,6 +191,8 @@ class Engine:
         self.advance(now)
         for result in self.pool.receive(fd):
             self.alone.took(result, now)
+            if result.status is Status.OK:
+                self.width.took(result.size_bytes, now)
             self._take(result, now)
         if not self.pool.slots:
             self.queue.states.close(Reason.FAILED)

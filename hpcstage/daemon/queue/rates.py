@@ -56,6 +56,8 @@ class Limits:
     """The longest time that a program waits for the daemon; the daemon answers in half of it."""
     shared: bool = False
     """Whether other nodes stage the same datasets."""
+    programs_wait: bool = False
+    """Whether programs may wait for files: then no more transfers go on than the source rewards."""
 
     def decide(self, expected_s: float, least_s: float, now: float) -> Decision:
         """Returns the answer to a want whose file is expected in `expected_s`; a wait lasts `least_s` or longer."""

@@ -30,7 +30,7 @@ from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.leadspec import RESOLVED
 from hpcstage.protocol.shim import Progress
 
-AUTO_MODE, DIRECT_MODE = "auto", "direct"
+AUTO_MODE, DIRECT_MODE, RUNTIME_MODE = "auto", "direct", "runtime"
 ASKED_FOR = "asked for"
 PLAN_HELPER = "plan"
 
