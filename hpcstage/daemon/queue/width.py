@@ -49,7 +49,7 @@ class Rate:
         return gained >= PAYS**2 * before.files_per_s * before.bytes_per_s
 
 
-class Window:
+class RateWindow:
     """Measures the rate over transfers that end, after the first `skipped` ones, which began under other terms."""
 
     def __init__(self, skipped: int, turn: int, least_s: float) -> None:
@@ -97,9 +97,9 @@ class Width:
         """Whether nothing is held back, and nothing is on trial."""
         return self.transfers >= self._most and self._before is None
 
-    def _open(self, skipped: int) -> Window:
+    def _open(self, skipped: int) -> RateWindow:
         later_s = HELD_S if self._before is None else TRIAL_S
-        return Window(skipped, self.transfers, SEARCH_S if self.is_searching else later_s)
+        return RateWindow(skipped, self.transfers, SEARCH_S if self.is_searching else later_s)
 
     def filled(self, flying: int) -> None:
         """Takes how many transfers go on for which no program waits. A rate says nothing if these are fewer than may,
