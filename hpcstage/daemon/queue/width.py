@@ -77,7 +77,11 @@ class RateWindow:
 
 
 class Width:
-    """Owns the number of transfers that go on at a time beside those that programs wait for."""
+    """Owns the number of transfers that go on at a time beside those that programs wait for.
+
+    The search ends at the first width that gave little more than half of it, which is kept: the rest of what a source
+    gives lies within one doubling. Later trials that do not pay end at the width before.
+    """
 
     def __init__(self, first: int, most: int) -> None:
         """`first` transfers go on at a time in the beginning, and `most` if they pay."""
@@ -121,7 +125,7 @@ class Width:
         if rate.files_per_s * QUICK_S >= self._most:
             self._settle(self._most)
         elif self._before is not None and not rate.pays(self._before):
-            self._settle(self._paid)
+            self._settle(self.transfers if self.is_searching else self._paid)
         elif self.transfers >= self._most:
             self._settle(self._most)
         else:
