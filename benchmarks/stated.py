@@ -30,7 +30,6 @@ ADDED_IN = {
     "peer": "54436f4",
     "scale": "6e2a504",
     "staging": "cd750b2",
-    "warm": "8bda12d",
 }
 """The commits that added the files which were written before results named the commit that they measured."""
 
