@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
-from shimlab import Lab, compile_library
+from shimlab import Lab, Responder, compile_library, ready
+
+from hpcstage.protocol import shim
 
 pytest_plugins = ("shimfixtures",)
 
@@ -70,6 +73,107 @@ first.seek(0)
 say([first.read().decode(), second.read().decode(), at, os.fstat(second.fileno()).st_size])
 """
     assert lab.run(code) == [expected.decode(), expected.decode(), 2, len(expected)]
+
+
+REUSES = {
+    "pipe": ("fd", "os.close(fd); made = os.pipe(); os.write(made[1], b'new'); read = os.read(made[0], 9)"),
+    "copy": ("fd", "os.close(fd); made = [os.open(src('other'), os.O_RDONLY)]; read = os.read(made[0], 9)"),
+    "dup2": ("fd", "made = os.pipe(); os.write(made[1], b'new'); made = [os.dup2(made[0], fd)]; read = os.read(fd, 9)"),
+    "shared": ("shared", "os.close(shared); made = os.pipe(); os.write(made[1], b'new'); read = os.read(made[0], 9)"),
+}
+
+
+@pytest.mark.parametrize("way", REUSES)
+def test_a_number_that_another_thread_reused_is_left_alone(native_lab: Lab, way: str) -> None:
+    native_lab.put("other", b"new", b"new")
+    staged(native_lab)
+    native_lab.state(shim.State.SETTLED)
+    os.mkfifo(native_lab.source / "fifo")
+    number, reuses = REUSES[way]
+    code = f"""
+import threading, time
+def opened():  # how often, under names of the source
+    names = [os.path.join("/proc/self/fd", number) for number in os.listdir("/proc/self/fd")]
+    return sum(os.path.lexists(name) and os.readlink(name) == src("file") for name in names)
+def wait_for(condition):
+    while not condition(): time.sleep(0.0001)
+fd = os.open(src("file"), os.O_RDONLY)
+shared = os.dup(fd)
+fifo = os.open(src("fifo"), os.O_RDONLY | os.O_NONBLOCK)
+os.set_blocking(fifo, True)
+into = os.open(src("fifo"), os.O_WRONLY)
+reader = threading.Thread(target=os.read, args=(fifo, 1))
+reader.start()  # whoever puts a file in a number's place waits a while for it
+wait_for(lambda: attach.active.get({int(shim.Counter.BLOCKED_NS)}) >= 1 << 63)
+before = opened()
+writer = threading.Thread(target=os.truncate, args=(src("file"), 3))
+writer.start()
+wait_for(lambda: opened() > before or not writer.is_alive())
+{reuses}
+writer.join()
+os.write(into, b"x")
+reader.join()
+left = shared if {number} == fd else fd
+names = [os.readlink("/proc/self/fd/%d" % one) for one in made]
+say([{number} in made, read.decode(), names, os.pread(left, 9, 0).decode()])
+"""
+    with Responder(native_lab.sock, ready):
+        is_reused, read, names, left = native_lab.run(code)
+    assert is_reused
+    assert read == "new"
+    assert os.fspath(native_lab.source / "file") not in names
+    assert left == SAME[:3].decode()
+
+
+AT_ONCE = {
+    "closed while the source is opened": ("_open", ""),
+    "reused before its place is taken": ("_get_inheritable", "os.pipe()"),
+}
+
+
+@pytest.mark.parametrize("way", AT_ONCE)
+def test_a_number_that_another_thread_closed_is_left_alone(python_lab: Lab, way: str) -> None:
+    staged(python_lab)
+    at, reuses = AT_ONCE[way]
+    code = f"""
+import _hpcstage_copies as copies
+true, fd, closed = copies.{at}, os.open(src("file"), os.O_RDONLY), []
+def as_if_another_thread_ran(*args):
+    result = true(*args)
+    if not closed:
+        closed.append(os.close(fd))
+        {reuses}
+    return result
+copies.{at} = as_if_another_thread_ran
+os.truncate(src("file"), 3)
+names = ["/proc/self/fd/" + number for number in os.listdir("/proc/self/fd") if int(number) > 2]
+say([os.readlink(name) for name in names if os.path.lexists(name)])
+"""
+    with Responder(python_lab.sock, ready):
+        names = python_lab.run(code)
+    assert [name.partition(":")[0] for name in names] == ["pipe", "pipe"] * bool(reuses)
+
+
+def test_a_change_where_no_descriptor_is_free(lab: Lab) -> None:
+    path = staged(lab)
+    code = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+held = [os.open(src("file"), os.O_RDONLY)]
+try:
+    while True: held.append(os.dup(0))
+except OSError: pass
+os.chmod(src("file"), 0o604)
+"""
+    lab.run(code)
+    assert path.stat().st_mode & 0o777 == 0o604
+
+
+def test_a_change_while_opens_are_only_measured_looks_for_no_copies(python_lab: Lab) -> None:
+    path = staged(python_lab)
+    python_lab.state(shim.State.MEASURING)
+    python_lab.run("import _hpcstage_copies as copies; copies._listdir = None; os.truncate(src('file'), 3)")
+    assert path.read_bytes() == SAME[:3]
 
 
 CHANGES = {
@@ -340,3 +444,21 @@ int goes_on(const char *path) {
     said = native_lab.run("import ctypes; say(ctypes.CDLL(sys.argv[2]).goes_on(os.fsencode(src('file'))))", library)
     assert said == 0
     assert path.stat().st_mode & 0o777 == 0o604
+
+
+def test_a_read_whose_offset_is_no_memory_fails_as_ever(native_lab: Lab, tmp_path: Path) -> None:
+    library = compile_library(
+        tmp_path,
+        "offset",
+        r"""
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/sendfile.h>
+int wrong(const char *path) {
+  int fd = open(path, O_RDONLY);
+  return sendfile(1, fd, (off_t *)8, 4) < 0 ? errno : 0; }
+""",
+    )
+    staged(native_lab)
+    said = native_lab.run("import ctypes; say(ctypes.CDLL(sys.argv[2]).wrong(os.fsencode(src('file'))))", library)
+    assert said == errno.EFAULT

@@ -1,4 +1,4 @@
-/* What the parts of the native layer share.
+/* Declares all that the parts of the native layer share.
  *
  * Everything that a hook can reach obeys: no malloc, no locks, no stdio, no Python, errno kept. A hook may run in any
  * thread, in a signal handler, between fork and exec.
@@ -163,14 +163,16 @@ int copy_surrender(int fd); /* 1: the source's descriptor is in its place now */
 void copy_changes(int fd);  /* before a change through a descriptor: the source's takes its place, the copy is dropped */
 void copies_change(const struct place *at); /* before a change of a file by its name: no open copy of it is left */
 int copy_named(const char *path); /* N of /proc/self/fd/N and the like, if that is a copy's; else -1 */
+int copy_let_go(int fd); /* before a number is closed or gets another file: takes its mark, and returns it */
 void copy_closed(int fd);
 void copy_duplicated(int fd, int to);
 void copies_forked(void); /* in a forked child */
 
 static inline void fd_closed(int fd) {
-    if (copies_locked)
+    if (copies_locked || fd_kind(fd) == FD_LOCAL)
         copy_closed(fd);
-    fd_mark(fd, FD_OTHER);
+    else
+        fd_mark(fd, FD_OTHER);
 }
 
 /* ---- what stat says of copies ---- */

@@ -5,6 +5,10 @@
  * reading goes on from the copy, which is exact as long as the source is as it was when the lock was got. Where the
  * source has gone or is another file by now, the copy is what is left of the file that was opened, and the call acts on
  * it.
+ *
+ * Another thread may close a number at any time, and the next open of any thread gets it. Whoever closes a number takes
+ * its mark away first, and waits for the end of what is being put in places; whoever puts something in a number's place
+ * says so first, and then looks at the mark and at the file. So one of both always sees the other.
  */
 #include "_native.h"
 
@@ -23,11 +27,13 @@
 
 #define HIGH_NUMBER 512 /* locks' descriptors leave the low numbers to the program */
 #define TURN_WAITS 400 /* of 50 us */
+#define MOVE_WAITS 20000 /* of 50 us: longer than anything is put in places */
 
 static int locks[FDS]; /* by a copy's descriptor: that of its source, on which its locks are, plus one */
 int copies_locked;     /* whether there has been any */
 int copies_moving;
-static int turn; /* one thread at a time puts descriptors in places */
+enum { STILL, READS_WAIT, PUTTING }; /* its values; only while it is PUTTING is a number given another meaning */
+static int turn; /* one thread at a time opens sources for copies that are open, as far as that can be waited for */
 
 static void pause_50us(void) {
     static const struct timespec pause = {0, 50000};
@@ -43,9 +49,47 @@ static void give_turn(void) {
     __atomic_store_n(&turn, 0, __ATOMIC_RELEASE);
 }
 
+/* A thread that never comes to the end of what it puts in places holds up the others once. */
 void copies_wait(void) {
-    for (int i = 0; i < TURN_WAITS && __atomic_load_n(&copies_moving, __ATOMIC_SEQ_CST); i++)
+    int saved = errno, i = 0;
+    for (; i < MOVE_WAITS && __atomic_load_n(&copies_moving, __ATOMIC_SEQ_CST); i++)
         pause_50us();
+    if (i == MOVE_WAITS)
+        __atomic_store_n(&copies_moving, STILL, __ATOMIC_SEQ_CST);
+    errno = saved;
+}
+
+static void begin_moving(int how) {
+    for (int still = STILL; !__atomic_compare_exchange_n(&copies_moving, &still, how, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+         still = STILL)
+        copies_wait();
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+
+/* Other threads' reads end before and begin after, as far as that can be waited for. */
+static void begin_putting(void) {
+    begin_moving(READS_WAIT);
+    for (int i = 0; i < TURN_WAITS && !waits_none(); i++)
+        pause_50us();
+    __atomic_store_n(&copies_moving, PUTTING, __ATOMIC_SEQ_CST);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+
+static void end_putting(void) {
+    __atomic_store_n(&copies_moving, STILL, __ATOMIC_SEQ_CST);
+}
+
+int copy_let_go(int fd) {
+    int kind = fd_kind(fd);
+    fd_mark(fd, FD_OTHER);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    if (kind != FD_OTHER && __atomic_load_n(&copies_moving, __ATOMIC_SEQ_CST) == PUTTING) {
+        copies_wait();
+        if (fd_kind(fd) != FD_OTHER) /* the source came in its place */
+            kind = fd_kind(fd);
+        fd_mark(fd, FD_OTHER);
+    }
+    return kind;
 }
 
 void copies_forked(void) {
@@ -126,33 +170,45 @@ static void put_in_place(int source, int fd) {
         fd_mark(fd, FD_SOURCE);
 }
 
-/* Puts `source` in the place of `fd`. Other threads' reads end before and begin after, as far as that can be waited
- * for. */
-static void replace(int fd, int source) {
-    __atomic_store_n(&copies_moving, 1, __ATOMIC_SEQ_CST);
-    for (int i = 0; i < TURN_WAITS && !waits_none(); i++)
-        pause_50us();
-    lseek(source, lseek(fd, 0, SEEK_CUR), SEEK_SET);
-    for (int other = next_sharing(fd, 0); other >= 0; other = next_sharing(fd, other + 1))
-        if (other != fd)
-            put_in_place(source, other);
-    put_in_place(source, fd);
-    __atomic_store_n(&copies_moving, 0, __ATOMIC_SEQ_CST);
+/* Whether a number is still that of the copy at `at`, of which `info` was said. */
+static int is_still(int fd, const struct place *at, const struct stat *info) {
+    struct place now_at;
+    struct stat now;
+    return fd_kind(fd) == FD_LOCAL && fstat(fd, &now) == 0 && now.st_dev == info->st_dev && now.st_ino == info->st_ino &&
+           now.st_size == info->st_size && now.st_mtim.tv_sec == info->st_mtim.tv_sec &&
+           now.st_mtim.tv_nsec == info->st_mtim.tv_nsec && place_of(fd, &now_at) == FILE_NAME &&
+           strcmp(now_at.local, at->local) == 0;
 }
 
-/* Puts the source in the copy's place. Returns 1 if it did, and `at` is where the copy is; 0 if `fd` is no copy, or all
- * that is left of the file. */
+/* Puts the source in the place of `fd` and of all numbers that share it: the descriptor on which the copy's locks are,
+ * or else `opened`. Returns whether the source is there now. */
+static int replace(int fd, const struct place *at, const struct stat *info, int opened) {
+    begin_putting();
+    int source = locks[fd] ? locks[fd] - 1 : opened;
+    if (source >= 0 && is_still(fd, at, info)) {
+        lseek(source, lseek(fd, 0, SEEK_CUR), SEEK_SET);
+        for (int other = next_sharing(fd, 0); other >= 0; other = next_sharing(fd, other + 1))
+            if (other != fd)
+                put_in_place(source, other);
+        put_in_place(source, fd);
+    }
+    int done = fd_kind(fd) == FD_SOURCE;
+    end_putting();
+    return done;
+}
+
+/* Puts the source in the copy's place. Returns 1 if it is there, and `at` is where the copy is; 0 if `fd` is no copy, or
+ * all that is left of the file. */
 static __attribute__((noinline)) int surrender(int fd, struct place *at) {
     int saved = errno, done = 0;
+    struct stat info;
     take_turn();
-    if (fd_kind(fd) == FD_LOCAL && place_of(fd, at) == FILE_NAME) {
-        int held = locks[fd] - 1, source = held >= 0 ? held : open_source(fd, at);
-        if (source >= 0) {
-            replace(fd, source);
-            done = 1;
-        }
-        if (source >= 0 && held < 0)
-            close(source);
+    if (fd_kind(fd) == FD_LOCAL && fstat(fd, &info) == 0 && place_of(fd, at) == FILE_NAME) {
+        int opened = locks[fd] ? -1 : open_source(fd, at);
+        if (opened >= 0 || locks[fd])
+            done = replace(fd, at, &info, opened);
+        if (opened >= 0)
+            close(opened);
     }
     give_turn();
     errno = saved;
@@ -198,24 +254,35 @@ static int high_number(void) {
     return (int)(limit.rlim_cur / 2);
 }
 
+/* Keeps `opened` for the locks of a copy, whatever number it has. Returns 0 if it is not kept. */
+static int lock_with(int fd, const struct place *at, const struct stat *info, int opened) {
+    begin_moving(PUTTING);
+    int kept = opened < FDS && !locks[fd] && is_still(fd, at, info);
+    if (kept) {
+        copies_locked = 1;
+        fd_mark(opened, FD_LOCK);
+        for (int other = next_sharing(fd, 0); other >= 0; other = next_sharing(fd, other + 1))
+            locks[other] = opened + 1;
+    }
+    end_putting();
+    return kept;
+}
+
 /* Returns the descriptor to lock for a copy. With `lets_go` nothing is to be locked, so nothing is opened for it. */
 static __attribute__((noinline)) int lock_of(int fd, int lets_go) {
     struct place at;
+    struct stat info;
     int saved = errno;
     take_turn();
-    if (!locks[fd] && !lets_go && place_of(fd, &at) == FILE_NAME) {
+    if (!locks[fd] && !lets_go && fstat(fd, &info) == 0 && place_of(fd, &at) == FILE_NAME) {
         int flags = fcntl(fd, F_GETFD), opened = open_source(fd, &at);
         int high = opened >= 0 ? fcntl(opened, flags & FD_CLOEXEC ? F_DUPFD_CLOEXEC : F_DUPFD, high_number()) : -1;
         if (high >= 0) {
             close(opened);
             opened = high;
         }
-        if (opened >= 0 && opened < FDS) {
-            copies_locked = 1;
-            fd_mark(opened, FD_LOCK);
-            for (int other = next_sharing(fd, 0); other >= 0; other = next_sharing(fd, other + 1))
-                locks[other] = opened + 1;
-        }
+        if (opened >= 0 && !lock_with(fd, &at, &info, opened))
+            close(opened);
     }
     int lock = locks[fd] - 1;
     give_turn();
@@ -238,9 +305,9 @@ static int locked(int fd, int lock, int result) {
     return result;
 }
 
-/* Is called when a number is closed, or stands for another file from now on. */
+/* Is called before a number is closed, or after it came to stand for another file. */
 void copy_closed(int fd) {
-    if (fd_kind(fd) == FD_LOCK) { /* by a program that closes all numbers */
+    if (copy_let_go(fd) == FD_LOCK) { /* by a program that closes all numbers */
         for (int i = 0; i < FDS; i++)
             if (locks[i] == fd + 1)
                 locks[i] = 0;
@@ -254,8 +321,8 @@ void copy_closed(int fd) {
         if (locks[i] == lock)
             return;
     int saved = errno;
-    fd_mark(lock - 1, FD_OTHER);
-    close(lock - 1);
+    if (__atomic_exchange_n(&fd_kinds[lock - 1], FD_OTHER, __ATOMIC_SEQ_CST) == FD_LOCK) /* one thread's last, or several' */
+        close(lock - 1);
     errno = saved;
 }
 

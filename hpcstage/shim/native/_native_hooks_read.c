@@ -2,7 +2,7 @@
  * that move or end a mark, change the working directory, or end the process. For other descriptors a hook costs one
  * byte load.
  *
- * Of mmap only the mapping is seen, not the pages that are read; of stdio only what fread reads.
+ * A mapping is seen, the pages that are read of it are not; of stdio, only what fread reads is counted.
  */
 #include "_native.h"
 
@@ -46,7 +46,7 @@ static off_t moved_from(int fd, ssize_t bytes) {
 }
 
 static off_t began_at(int fd, const off64_t *at, ssize_t bytes) {
-    return at ? *at - bytes : moved_from(fd, bytes);
+    return bytes <= 0 ? -1 : at ? *at - bytes : moved_from(fd, bytes);
 }
 
 static ssize_t hook_read(int fd, void *out, size_t n) {
@@ -192,8 +192,9 @@ static void unmark(unsigned first, unsigned last) {
     if (first >= FDS || only_borrowed())
         return;
     unsigned end = last < FDS ? last + 1 : FDS;
-    for (unsigned fd = first; copies_locked && fd < end; fd++)
-        copy_closed((int)fd);
+    for (unsigned fd = first; fd < end; fd++)
+        if (copies_locked || fd_kinds[fd] == FD_LOCAL)
+            copy_closed((int)fd);
     memset(fd_kinds + first, FD_OTHER, end - first);
 }
 
@@ -223,13 +224,17 @@ static int hook_dup(int fd) {
     return fd_duplicated(fd, dup(fd));
 }
 
-static int hook_dup2(int fd, int to) {
-    return fd_duplicated(fd, dup2(fd, to));
-}
-
-static int hook_dup3(int fd, int to, int flags) {
-    return fd_duplicated(fd, dup3(fd, to, flags));
-}
+/* `to` keeps its file where the call fails. */
+#define HOOK_DUP(name, parameters, arguments) \
+    static int hook_##name parameters { \
+        int copy = fd != to && fd_kind(to) == FD_LOCAL && !only_borrowed(), kind = copy ? copy_let_go(to) : FD_OTHER; \
+        int result = name arguments; \
+        if (copy && result < 0) \
+            fd_mark(to, kind); \
+        return fd_duplicated(fd, result); \
+    }
+HOOK_DUP(dup2, (int fd, int to), (fd, to))
+HOOK_DUP(dup3, (int fd, int to, int flags), (fd, to, flags))
 
 #define ENTRY(name) {#name, (void *)hook_##name},
 const struct hook hooks_read[] = {

@@ -34,7 +34,7 @@ static uint32_t unlogged;
 uint32_t *page_logging = &unlogged;
 static pid_t owner; /* of this memory: differs from getpid() between vfork and exec, and after _Fork or clone */
 
-/* What only this process knows. The kernel empties it in every forked child, also in one of _Fork or clone, which no
+/* Holds all that only this process knows. The kernel empties it in every forked child, also in one of _Fork or clone, which no
  * handler is told of: such a child takes a slot of its own. Before Linux 4.14 it counts into the slot of its parent, and,
  * once that has ended, for whoever has the slot next. So does a child that shares the memory (CLONE_VM) and outlives. */
 static struct own {

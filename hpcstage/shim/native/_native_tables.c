@@ -299,7 +299,7 @@ static const struct link_map *last_object(void) {
     return last;
 }
 
-/* What was loaded and not seen yet is redirected in the parent, since the child does not look for it. */
+/* Objects that were loaded and not seen yet are redirected in the parent, since the child does not look for them. */
 void tables_before_fork(void) {
     tables_refresh();
     wait_while(&walking, WALK_WAITS);

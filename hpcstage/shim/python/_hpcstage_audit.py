@@ -24,7 +24,7 @@ RAISERS = {
     "_hpcstage_want": ("_open", "_unlink", "_rename", "_new_socket", "_connect", "sleep"),
 }
 IMPORTED_LATE = ("_ctypes", "_socket", "fcntl", "mmap", "struct", "time")
-"""What the shim imports when it first needs it: an import is an event."""
+"""The shim imports these when it first needs them: an import is an event."""
 _listens = False
 
 

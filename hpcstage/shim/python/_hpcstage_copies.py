@@ -66,9 +66,11 @@ class Copies:
 
     def change(self, source: str) -> None:
         """Prepares a change of a file by its name: the source takes the place of all open copies of it."""
-        for name in _listdir("/proc/self/fd"):
-            if self.source_of(int(name)) == source:
-                self.surrender(int(name))
+        if self._context.measuring():
+            return
+        for fd in _numbers():
+            if self.source_of(fd) == source:
+                self.surrender(fd)
 
     def surrender(self, fd: int) -> bool:
         """Puts the source in the place of a copy, for every number that shares the open file. Returns whether it
@@ -78,11 +80,20 @@ class Copies:
         if opened < 0:
             return False
         try:
-            _lseek(opened, _lseek(fd, 0, os.SEEK_CUR), os.SEEK_SET)
-            for number in [*_sharing(fd), fd]:
-                _dup2(opened, number, _get_inheritable(number))
+            return self.source_of(fd) == source and self._replace(fd, source, opened)
+        except OSError:  # another thread has closed it
+            return False
         finally:
             _close(opened)
+
+    def _replace(self, fd: int, source: str, opened: int) -> bool:
+        """Puts `opened` in places. Another thread may have closed a number, which is then another file's: the name is
+        looked at right before."""
+        _lseek(opened, _lseek(fd, 0, os.SEEK_CUR), os.SEEK_SET)
+        for number in [*_sharing(fd), fd]:
+            inheritable = _get_inheritable(number)
+            if self.source_of(number) == source:
+                _dup2(opened, number, inheritable)
         return True
 
     def _open_source(self, fd: int, source: str) -> int:
@@ -90,8 +101,11 @@ class Copies:
             opened = _open(source, _fcntl(fd, fcntl.F_GETFL) & ~NOT_AGAIN | os.O_CLOEXEC)
         except OSError:
             return -1
-        if self._is_source(_fstat(fd), _fstat(opened)):
-            return opened
+        try:
+            if self._is_source(_fstat(fd), _fstat(opened)):
+                return opened
+        except OSError:  # another thread has closed the copy
+            pass
         _close(opened)
         return -1
 
@@ -126,13 +140,20 @@ def _content(info: os.stat_result) -> tuple[int, int]:
     return info.st_size, info.st_mtime_ns
 
 
+def _numbers() -> list[int]:
+    """Returns the numbers that are open; none where no descriptor is free to list them."""
+    try:
+        return [int(name) for name in _listdir("/proc/self/fd")]
+    except OSError:
+        return []
+
+
 def _sharing(fd: int) -> list[int]:
     """Returns the other numbers of an open file: those that share the change of a flag that means nothing for files."""
     same = (_fstat(fd).st_dev, _fstat(fd).st_ino)
     flags = _fcntl(fd, fcntl.F_GETFL)
     found = []
-    for name in _listdir("/proc/self/fd"):
-        number = int(name)
+    for number in _numbers():
         try:
             info = _fstat(number)
             if number == fd or (info.st_dev, info.st_ino) != same:
