@@ -172,10 +172,12 @@ def test_where_no_more_threads_can_be_started_those_that_work_do_all(tmp_path: P
     root = tmp_path / "data"
     put(root, *(f"d{n % 7}/f{n}" for n in range(300)))
     started: list[threading.Thread] = []
+    refused: list[threading.Thread] = []
     start = threading.Thread.start
 
     def limited(thread: threading.Thread) -> None:
         if len(started) == 2:
+            refused.append(thread)
             raise RuntimeError("can't start new thread")
         started.append(thread)
         start(thread)
@@ -183,7 +185,7 @@ def test_where_no_more_threads_can_be_started_those_that_work_do_all(tmp_path: P
     monkeypatch.setattr(threading.Thread, "start", limited)
     monkeypatch.setattr("hpcstage.plan.dataset.scan.GROW_AFTER_S", 0.0)
     result = scan(resolve([str(root)], tmp_path))
-    assert (len(result.manifest), result.threads, len(started)) == (300, 2, 2)
+    assert (len(result.manifest), result.threads, len(started), len(refused)) == (300, 2, 2, 1)
 
 
 def test_excluded_directories(tmp_path: Path):

@@ -133,6 +133,8 @@ class _Walk:
         self._feed: Iterator[Task] = iter(())
         self._busy = 0
         self._lost_s = 0.0
+        self._most_threads = MOST_THREADS
+        """Fewer, once the system has refused to start one."""
         self._changed = threading.Condition()
         self._findings: list[ScanFindings] = []
         self._threads: list[threading.Thread] = []
@@ -176,7 +178,7 @@ class _Walk:
         try:
             thread.start()
         except RuntimeError:  # a limit on processes or memory: those that work do all
-            self._limit = len(self._threads)
+            self._most_threads = len(self._threads)
             if not self._threads:
                 raise
             return
@@ -222,7 +224,8 @@ class _Walk:
             if self._lost_s < GROW_AFTER_S:
                 return False
             self._lost_s = 0.0
-            for _ in range(min(len(self._threads), MOST_THREADS - len(self._threads))):
+            wanted = 2 * len(self._threads)
+            while len(self._threads) < min(wanted, self._most_threads):
                 self._start_worker()
             return True
 
