@@ -71,12 +71,13 @@ class Store:
             os.unlink(self._link(b"", id_))
 
     def put_aside(self, directory: bytes) -> bytes | None:
-        """Renames a directory of the store out of sight, in one step. Returns its new name; None if there was none."""
+        """Renames a directory of the store out of sight, in one step, to a name that no other Store of this process
+        gives. Returns the name; None if there was no such directory."""
         aside = os.fsencode(self.node_dir / nodedir.GONE)
         with contextlib.suppress(FileExistsError):
             os.mkdir(aside, 0o700)
         self._asides += 1
-        name = aside + b"/%d" % self._asides
+        name = aside + b"/%x-%d" % (id(self), self._asides)
         try:
             os.rename(self.path(directory), name)
         except FileNotFoundError:

@@ -245,6 +245,16 @@ def test_what_cannot_be_renamed_is_dropped_one_by_one(start_daemon, make_tree):
     daemon.end()
 
 
+def test_two_who_put_directories_aside_take_different_names(tmp_path):
+    stores = [Store(tmp_path), Store(tmp_path)]
+    stores[0].make()
+    for name in (b"a", b"b"):
+        os.makedirs(stores[0].path(name) + b"/below")
+    asides = [stores[0].put_aside(b"a"), stores[1].put_aside(b"b")]
+    assert [os.listdir(aside) for aside in asides if aside] == [[b"below"], [b"below"]]
+    assert len(set(asides)) == 2
+
+
 def test_a_tombstone_looks_like_a_link_of_the_source(tmp_path):
     store = Store(tmp_path)
     store.make()
