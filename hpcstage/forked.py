@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import select
 import signal
 import time
+
+from hpcstage.reading import readable
 
 _PR_SET_PDEATHSIG = 1
 _KILLED_S = 1.0
@@ -39,7 +40,7 @@ def reap(pid: int, timeout_s: float) -> None:
     with contextlib.suppress(OSError):
         pidfd = os.pidfd_open(pid)
         try:
-            select.select([pidfd], [], [], timeout_s)
+            readable([pidfd], timeout_s)
         finally:
             os.close(pidfd)
     with contextlib.suppress(OSError):

@@ -1,4 +1,5 @@
-"""Reads the whole of a file that a user named. Owns how long to wait for a pipe that nobody writes to.
+"""Waits for descriptors, and reads the whole of a file that a user named. Owns how long to wait for a pipe that nobody
+writes to.
 
 A pipe is read to its end as long as some process holds its other end: `--data @<(find ...)` may take its time.
 """
@@ -6,13 +7,24 @@ A pipe is read to its end as long as some process holds its other end: `--data @
 from __future__ import annotations
 
 import errno
+import math
 import os
 import select
 import time
+from collections.abc import Iterable
 
 NO_WRITER_S = 5.0
 _PIECE_BYTES = 1 << 20
 _POLL_MS = 50
+
+
+def readable(fds: Iterable[int], timeout_s: float | None) -> list[int]:
+    """Waits until one of the descriptors can be read or its other end is gone; None: without end. Returns those that
+    can. Their numbers may be above 1023, as they are where the program that started this one left many open."""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return [fd for fd, _ in poll.poll(None if timeout_s is None else math.ceil(max(timeout_s, 0.0) * 1000))]
 
 
 def read_whole(path: bytes | str | os.PathLike[str], limit_bytes: int | None = None) -> bytes:
@@ -35,7 +47,7 @@ def _read(fd: int, limit_bytes: int | None) -> bytes:
         try:
             piece = os.read(fd, left)
         except BlockingIOError:
-            select.select([fd], [], [])
+            readable([fd], None)
             continue
         content += piece
         if piece:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -18,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpcstage.protocol import shim
+from hpcstage.reading import readable
 
 ATTACH_TIMEOUT_S = 5.0
 KILLED_S = 1.0
@@ -71,8 +71,7 @@ class DaemonControl:
 
     def answer(self, timeout_s: float) -> int | None:
         """Returns the next answer; None if none came in time, 0 if the daemon is gone."""
-        readable, _, _ = select.select([self.connection], [], [], max(timeout_s, 0))
-        if not readable:
+        if not readable([self.connection.fileno()], timeout_s):
             return None
         try:
             reply = self.connection.recv(shim.REPLY.size)
@@ -126,7 +125,7 @@ def _ends(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
     with contextlib.suppress(OSError, AttributeError):  # no pidfd: an old kernel
         fd = os.pidfd_open(process.pid)
         try:
-            select.select([fd], [], [], timeout_s)
+            readable([fd], timeout_s)
             timeout_s = 0.0
         finally:
             os.close(fd)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import shutil
 import tempfile
 import threading
@@ -26,6 +25,7 @@ from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.types import Rates
 from hpcstage.preview.inputs import Copying
 from hpcstage.protocol import nodedir
+from hpcstage.reading import readable
 from hpcstage.store.copier import PROBED_BYTES, CopierSettings
 from hpcstage.store.copyfile import CHUNK_BYTES, Status
 from hpcstage.store.counters import Totals
@@ -325,7 +325,7 @@ class _Copies:
                 pool.assign(waiting.popleft())
             pool.flush()
             in_flight = max(in_flight, min(pool.transfers, pool.assigned))
-            for fd in select.select(pool.fds(), [], [], PACE_S)[0]:
+            for fd in readable(pool.fds(), PACE_S):
                 for result in pool.receive(fd):
                     begun.discard(result.id)
                     done += [result.id] if result.status is Status.OK else []

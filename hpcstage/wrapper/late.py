@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import socket
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from pathlib import Path
 from hpcstage.errors import NotStarted
 from hpcstage.forked import become_quiet, die_with_parent, reap
 from hpcstage.node import kept
+from hpcstage.reading import readable
 from hpcstage.record.jsonform import read, written
 from hpcstage.record.parts.outputs import OutputsPart
 from hpcstage.units import format_number
@@ -56,7 +56,7 @@ class ForkedDrain:
         """Tells whether the process has ended; one that takes too long is killed."""
         if self._pid and time.monotonic() > self._ends_at:
             self.end()
-        if self._pid and select.select([self._out], [], [], timeout_s)[0]:
+        if self._pid and readable([self._out], timeout_s):
             data = os.read(self._out, 1 << 16)
             self._said += data
             if not data:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from hpcstage.node import environment, start
 from hpcstage.problem import Problem
+from hpcstage.reading import readable
 from hpcstage.wrapper import messages
 
 KILLED_S = 5.0
@@ -128,7 +128,7 @@ class LeadLink:
         pipe = self._process.stdout
         if pipe is None or pipe.closed:
             return False
-        while select.select([pipe], [], [], max(timeout_s, 0.0))[0]:
+        while readable([pipe.fileno()], timeout_s):
             data = os.read(pipe.fileno(), 65536)
             if not data:
                 return False

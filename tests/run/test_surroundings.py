@@ -3,7 +3,9 @@ modules of other versions on PYTHONPATH, a job whose id is no plain text."""
 
 from __future__ import annotations
 
+import json
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -90,6 +92,25 @@ def test_the_working_directory_cannot_be_read(hpcstage: Hpcstage, make_tree: Tre
     finally:
         subprocess.run(["rm", "-rf", os.fspath(state)], check=True)
     assert code == 7
+
+
+@pytest.mark.parametrize("options", [["--mode", "upfront"], ["--nodes", "2"]], ids=["upfront", "nodes"])
+def test_more_descriptors_are_open_than_select_takes(hpcstage: Hpcstage, make_tree: Tree, options: list[str]) -> None:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if 0 <= most < 2048:
+        pytest.skip("needs a limit of 2048 descriptors")
+
+    def opens_many() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (2048, most))
+        for number in range(10, 1100):
+            os.dup2(0, number)
+
+    words = ["run", *options, "--data", os.fspath(make_tree(files=2)), "--", "sh", "-c", "exit 7"]
+    run = hpcstage.start(*words, preexec_fn=opens_many, close_fds=False)
+    _, errors = run.communicate(timeout=60)
+    assert run.returncode == 7, errors
+    assert json.loads(hpcstage.records()[-1].read_text())["complete"] is True, errors
+    assert b"filedescriptor" not in errors
 
 
 @pytest.mark.parametrize("module", ["click", "rich", "yaml", "selectors"])

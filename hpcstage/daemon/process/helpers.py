@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import select
 import signal
 import time
 import traceback
@@ -17,6 +16,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from hpcstage.forked import become_quiet, die_with_parent, reap
+from hpcstage.reading import readable
 
 _READ_BYTES = 1 << 16
 
@@ -95,7 +95,7 @@ class Helpers:
         deadline = time.monotonic() + timeout_s
         while (fd := next((fd for fd, helper in self._by_fd.items() if helper.name == name), None)) is not None:
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([fd], [], [], left)[0]:
+            if left <= 0 or not readable([fd], left):
                 return False
             self.receive(fd)
         return True
