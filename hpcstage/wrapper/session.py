@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import importlib
 import json
 import os
@@ -234,7 +235,7 @@ class Session:
         """Imports what the end needs a while after the command has started: nobody waits for the wrapper then."""
         begun_s = self.part.child_started_s
         if begun_s is not None and self.clock.elapsed_s() > begun_s + READY_AFTER_S:
-            self._import_result()
+            _import_result()
 
     def not_run(self, error: HpcstageError) -> None:
         """Notes in the record that the command could not be executed; besides the error nothing else is printed."""
@@ -246,10 +247,6 @@ class Session:
         """Notes that the command has ended and what it read."""
         self.read_bytes = read_bytes
         self.part.child_ended_s = self.clock.elapsed_s()
-
-    def _import_result(self) -> None:
-        with contextlib.suppress(ImportError):  # reported when the module is needed
-            importlib.import_module("hpcstage.wrapper.result")
 
     def close(self, status: int | None) -> None:
         """Ends the run after the command: collects the daemons' parts, writes the record and the short report, leaves
@@ -264,7 +261,7 @@ class Session:
         if self.lead is not None and self.group is not None and self.group.starts_daemons:
             self.lead.end()
         self.control.tell_end(status or 0, self.read_bytes)
-        self._import_result()  # the daemon is ending meanwhile
+        _import_result()  # the daemon is ending meanwhile
         last = self.control.await_end(self.config.drain_s)
         if self.outputs is not None:
             if last is None:
@@ -323,11 +320,11 @@ class Session:
             setup = ShimSetup(config.intercept, spec.mode == "direct", config.want_cap_s, learn=config.learn)
             start.prepare(self.node, resolved.datasets, setup if lead is None else hosted.shims(lead, spec, self.node))
             self.control = start.start_daemon(self.node, spec, os.environ)
-        except OSError as error:
+        except Exception as error:
             if self.node.lock_fd is not None:
                 shutil.rmtree(self.node.path, ignore_errors=True)
             self.node.close()
-            if error.errno not in _NO_ROOM:
+            if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
                 raise
             what = f"cannot write to the local directory {local.path}: {error.strerror}"
             raise LocalDiskProblem(what, _NO_ROOM[error.errno]) from None
@@ -337,7 +334,7 @@ class Session:
     def _begin_group(self, group: Grouping, lead: LeadSpec) -> None:
         try:
             self.lead = grouping.begin(group, lead, self.node)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001  the daemon of this node is up, and stages for it
             text = f"the other nodes are left alone: {error}"
             messages.warn(text)
             self.part.problems.append(Problem("group-lost", text, "each node reads for itself"))
@@ -397,6 +394,13 @@ class Session:
             write_record(self.run_dir, self.part)
         except Exception as error:  # noqa: BLE001  nodes are to be cleaned up, and the command's exit code passed on
             messages.warn(f"cannot report on this run: {type(error).__name__}: {error}")
+
+
+@functools.cache
+def _import_result() -> None:
+    """Imports what writes the record, once; a failure is reported when the module is needed."""
+    with contextlib.suppress(Exception):
+        importlib.import_module("hpcstage.wrapper.result")
 
 
 def _outputs(config: Config, local: LocalDir, job: jobs.Job, run_id: str, *, is_alone: bool) -> RunOutputs | None:

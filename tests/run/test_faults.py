@@ -53,6 +53,44 @@ def daemons_of(wrapper: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return sorted(found, key=lambda process: process.create_time())
 
 
+MISTAKES = {
+    "in preparing the node": ("from hpcstage.node import start; start.prepare = mistake", ["sh", "-c", "exit 7"]),
+    "in reaching other nodes": (
+        "from hpcstage.wrapper import grouping; grouping.begin = mistake",
+        ["sh", "-c", "exit 7"],
+    ),
+    "in an import while the command runs": (
+        "from hpcstage.wrapper import session; session.READY_AFTER_S = 0; sys.meta_path.insert(0, Finder())",
+        ["sh", "-c", "until [ -s tried ]; do :; done; exit 7"],
+    ),
+}
+
+
+@pytest.mark.parametrize("where", MISTAKES)
+def test_a_mistake_of_ours_costs_no_run_and_leaves_nothing(hpcstage: Hpcstage, make_tree: Tree, where: str) -> None:
+    """A mistake raises something else than the errors that are expected there."""
+    place, command = MISTAKES[where]
+    code = f"""
+import sys
+def mistake(*args): raise RuntimeError("a mistake")
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "hpcstage.wrapper.result":
+            open("tried", "a").write("x")
+            mistake()
+{place}
+from hpcstage.__main__ import main
+main()
+"""
+    words = [sys.executable, "-c", code, "run", "--nodes", "2", "--data", os.fspath(make_tree(files=1)), "--", *command]
+    run = subprocess.run(words, cwd=hpcstage.cwd, env=hpcstage.env, capture_output=True, timeout=60, check=False)
+    assert run.returncode == 7, run.stderr
+    assert run.stderr.count(b"mistake") == 1, run.stderr
+    assert not list(hpcstage.local_dir.glob("hpcstage-*/*/"))
+    if "import" in where:
+        assert (hpcstage.cwd / "tried").read_text() == "xx", "once beside the command, once where it is needed"
+
+
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("victim", ["daemon", "copier"])
 def test_kill_a_process_of_ours_at_a_random_moment(hpcstage: Hpcstage, make_tree: Tree, victim: str, seed: int) -> None:
