@@ -108,7 +108,7 @@ class Open(Call):
                     if context.leads_outside(file, OPENS):
                         return self.original(file, mode, *args, **kwargs)
                 elif file[:6] in ("/proc/", "/dev/f"):
-                    context.before_reopening(file)
+                    context.dropper.before_reopening(file)
         place = context.paths.find(file, None, _how(True, writes=not _reads(mode)))
         if place is None:
             return self._outside(file, mode, args, kwargs)
@@ -121,7 +121,7 @@ class Open(Call):
     def _outside(self, file: Any, mode: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = self.original(file, mode, *args, **kwargs)
         if mode not in READ_MODES and not isinstance(file, int) and set("wa+").intersection(mode):
-            self.context.landed(result.fileno())
+            self.context.dropper.landed(result.fileno())
         return result
 
     def _on(self, fd: int, file: Any, mode: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -149,14 +149,14 @@ class Open(Call):
         return self._on(fd, file, mode, args, kwargs)
 
     def _write(self, place: Any, file: Any, mode: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        context = self.context
+        dropper = self.context.dropper
         creates = bool(set("wax").intersection(mode))
-        dropped = context.could_write(file, None, creates) and context.drop(file, follows=True)
+        dropped = dropper.could_write(file, None, creates) and dropper.drop(file, follows=True)
         result = self.original(file, mode, *args, **kwargs)
         if not dropped:
-            context.drop(file, follows=True)
-        context.count(wire.COUNTER_WRITE_OPENS)
-        context.landed(result.fileno(), place)
+            dropper.drop(file, follows=True)
+        self.context.count(wire.COUNTER_WRITE_OPENS)
+        dropper.landed(result.fileno(), place)
         return result
 
 
@@ -195,23 +195,23 @@ class OsOpen(Call):
         if not flags & WRITES:
             return "/." not in path and "//" not in path and bool(self.context.leads_outside(path, OPENS))
         if path[:6] in ("/proc/", "/dev/f"):
-            self.context.before_reopening(path)
+            self.context.dropper.before_reopening(path)
         return False
 
     def _outside(self, path: Any, flags: int, mode: int, dir_fd: int | None) -> int:
         fd = int(self.original(path, flags, mode, dir_fd=dir_fd))
         if flags & WRITES and flags & NEW != NEW and flags & os.O_TMPFILE != os.O_TMPFILE:
-            self.context.landed(fd)
+            self.context.dropper.landed(fd)
         return fd
 
     def _write(self, place: Any, path: Any, flags: int, mode: int, dir_fd: int | None) -> int:
-        context = self.context
-        dropped = context.could_write(path, dir_fd, bool(flags & os.O_CREAT)) and context.drop(path, dir_fd, True)
+        dropper = self.context.dropper
+        dropped = dropper.could_write(path, dir_fd, bool(flags & os.O_CREAT)) and dropper.drop(path, dir_fd, True)
         fd = int(self.original(path, flags, mode, dir_fd=dir_fd))
         if not dropped:
-            context.drop(path, dir_fd, True)
-        context.count(wire.COUNTER_WRITE_OPENS)
-        context.landed(fd, place)
+            dropper.drop(path, dir_fd, True)
+        self.context.count(wire.COUNTER_WRITE_OPENS)
+        dropper.landed(fd, place)
         return fd
 
 
@@ -322,8 +322,8 @@ class Change(Call):
         else:
             dir_fd = kwargs.get("dir_fd", kwargs.get("src_dir_fd"))
             follows = self.__name__ not in UNFOLLOWED and kwargs.get("follow_symlinks", True)
-            context.drop_file(first, dir_fd, follows)
-            context.changes(first, dir_fd, follows)
+            context.dropper.drop_file(first, dir_fd, follows)
+            context.dropper.changes(first, dir_fd, follows)
         return self.original(*args, **kwargs)
 
 
@@ -394,10 +394,11 @@ class Rename(Call):
     """Replaces rename and replace."""
 
     def __call__(self, src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
-        self.context.drop(src, src_dir_fd)
-        self.context.drop(dst, dst_dir_fd)
-        self.context.changes(src, src_dir_fd, follow=False, moves=True)
-        self.context.changes(dst, dst_dir_fd, follow=False, moves=True)
+        dropper = self.context.dropper
+        dropper.drop(src, src_dir_fd)
+        dropper.drop(dst, dst_dir_fd)
+        dropper.changes(src, src_dir_fd, follow=False, moves=True)
+        dropper.changes(dst, dst_dir_fd, follow=False, moves=True)
         self.original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
         self.context.paths.names.forget()
 

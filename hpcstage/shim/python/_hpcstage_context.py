@@ -1,7 +1,7 @@
 """Holds what the callables of the Python layer share: the maps, the slot, the daemon, and what becomes of an open.
 
-The module owns how a copy is opened and counted, what is asked of the daemon when there is no copy, and what is dropped
-before a change. It takes every original, before anything is replaced.
+The module owns how a copy is opened and counted, what is asked of the daemon when there is no copy (Context), and what
+is dropped before a change (Dropper). It takes every original, before anything is replaced.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Context:
         self.daemon = daemon
         self.attributes = attributes.SourceAttributes(config.node_dir, slot)
         self.copies = copies.Copies(self)
+        self.dropper = Dropper(self)
         self.use(paths, quiet=True)
 
     def use(self, paths: Any, quiet: bool) -> None:
@@ -158,34 +159,46 @@ class Context:
             self.log(place.local, OPENED_SOURCE)
         return None
 
+    def count(self, counter: int) -> None:
+        """Adds one to a counter."""
+        if not self.quiet:
+            self.slot.counters[counter] += 1
+
+
+class Dropper:
+    """Drops copies before a change of the files that they are of, and when it is seen that one was changed."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
     def drop(self, name: Any, dir_fd: int | None = None, follows: bool = False) -> bool:
         """Drops the copies of `name` before a change. Returns whether the name is below a dataset."""
-        place = self.paths.find(name, dir_fd, AFRESH | (FOLLOWED if follows else 0))
+        place = self._context.paths.find(name, dir_fd, AFRESH | (FOLLOWED if follows else 0))
         if place is None:
             return False
-        self.copies.change(place.source.rstrip("/"))
-        self.daemon.drop(_fsencode(place.source.rstrip("/")), _fsencode(place.local.rstrip("/")))
+        self._context.copies.change(place.source.rstrip("/"))
+        self._context.daemon.drop(_fsencode(place.source.rstrip("/")), _fsencode(place.local.rstrip("/")))
         return True
 
     def landed(self, fd: int, named: Any = None) -> None:
         """Drops what the name of a descriptor led to, and tells the daemon of the file, after an open for writing or
         for the sake of its name: the name may lead below a dataset by a symbolic link, or be another name of a
         dataset's file."""
-        if self.quiet:
+        if self._context.quiet:
             return
         try:
             opened = _readlink("/proc/self/fd/%d" % fd)
             info = _fstat(fd)
         except OSError:
             return
-        place = self.paths.find(opened)
+        place = self._context.paths.find(opened)
         if place is not None and (named is None or place.local != named.local):
             self.drop(opened)
         self._lands_on(info)
 
     def _lands_on(self, info: os.stat_result) -> None:
         if stat_bits.S_ISREG(info.st_mode):
-            self.daemon.landed(info)
+            self._context.daemon.landed(info)
 
     def changes(self, name: Any, dir_fd: int | None, follow: bool, moves: bool = False) -> None:
         """Drops copies before a change of a file, or a move of a directory, by whatever name."""
@@ -194,12 +207,12 @@ class Context:
         try:
             fd = _open(name, os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW), dir_fd=dir_fd)
         except (OSError, ValueError, TypeError) as error:
-            if getattr(error, "errno", None) in NO_DESCRIPTOR and not self.quiet:
+            if getattr(error, "errno", None) in NO_DESCRIPTOR and not self._context.quiet:
                 self._lands_on(_stat(name, dir_fd=dir_fd, follow_symlinks=follow))
             return
         try:
             if moves or not stat_bits.S_ISDIR(_fstat(fd).st_mode):
-                self.landed(fd, self.paths.find(name, dir_fd))
+                self.landed(fd, self._context.paths.find(name, dir_fd))
         finally:
             _close(fd)
 
@@ -215,7 +228,7 @@ class Context:
     def drop_file(self, name: Any, dir_fd: int | None = None, follows: bool = False) -> None:
         """Drops the copy before a change of a file; a directory's own mode and times mean nothing to the files in
         it."""
-        if self.paths.find(name, dir_fd, AFRESH | (FOLLOWED if follows else 0)) is None:
+        if self._context.paths.find(name, dir_fd, AFRESH | (FOLLOWED if follows else 0)) is None:
             return
         try:
             if stat_bits.S_ISDIR(_stat(name, dir_fd=dir_fd, follow_symlinks=follows).st_mode):
@@ -226,15 +239,10 @@ class Context:
 
     def before_reopening(self, name: str) -> None:
         """Gives up a copy before its descriptor is opened again for writing, by the descriptor's name."""
-        number = self.copies.named(name)
+        number = self._context.copies.named(name)
         if number is not None:
-            self.copies.changes(number)
-            self.count(wire.COUNTER_WRITE_OPENS)
-
-    def count(self, counter: int) -> None:
-        """Adds one to a counter."""
-        if not self.quiet:
-            self.slot.counters[counter] += 1
+            self._context.copies.changes(number)
+            self._context.count(wire.COUNTER_WRITE_OPENS)
 
 
 def _regular(fd: int, flags: int) -> bool:

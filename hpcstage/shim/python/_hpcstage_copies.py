@@ -62,7 +62,7 @@ class Copies:
         """Prepares a change through a descriptor: the source takes the copy's place, and the copy is dropped."""
         source = self.source_of(fd)
         if source is not None and self.surrender(fd):
-            self._context.drop(source)
+            self._context.dropper.drop(source)
 
     def change(self, source: str) -> None:
         """Prepares a change of a file by its name: the source takes the place of all open copies of it."""
