@@ -21,6 +21,7 @@ DELETED = " (deleted)"
 NOT_AGAIN = os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_APPEND
 _open = os.open
 _close = os.close
+_dup = os.dup
 _dup2 = os.dup2
 _fcntl = fcntl.fcntl
 _stat = os.stat
@@ -73,39 +74,32 @@ class Copies:
                 self.surrender(fd)
 
     def surrender(self, fd: int) -> bool:
-        """Puts the source in the place of a copy, for every number that shares the open file. Returns whether it
-        did."""
+        """Puts the source in the place of a copy, for every number that shares the open file. Returns whether it did.
+
+        Another thread may close a number, which is another file's then: one of our own keeps the open file meanwhile.
+        """
         source = self.source_of(fd)
-        opened = -1 if source is None else self._open_source(fd, source)
-        if opened < 0:
+        if source is None:
             return False
         try:
-            return self.source_of(fd) == source and self._replace(fd, source, opened)
-        except OSError:  # another thread has closed it
+            kept = _dup(fd)
+        except OSError:
+            return False
+        try:
+            opened = self._open_source(kept, source) if self.source_of(kept) == source else -1
+            return opened >= 0 and _replace(fd, kept, opened)
+        except OSError:
             return False
         finally:
-            _close(opened)
+            _close(kept)
 
-    def _replace(self, fd: int, source: str, opened: int) -> bool:
-        """Puts `opened` in places. Another thread may have closed a number, which is then another file's: the name is
-        looked at right before."""
-        _lseek(opened, _lseek(fd, 0, os.SEEK_CUR), os.SEEK_SET)
-        for number in [*_sharing(fd), fd]:
-            inheritable = _get_inheritable(number)
-            if self.source_of(number) == source:
-                _dup2(opened, number, inheritable)
-        return True
-
-    def _open_source(self, fd: int, source: str) -> int:
+    def _open_source(self, copy: int, source: str) -> int:
         try:
-            opened = _open(source, _fcntl(fd, fcntl.F_GETFL) & ~NOT_AGAIN | os.O_CLOEXEC)
+            opened = _open(source, _fcntl(copy, fcntl.F_GETFL) & ~NOT_AGAIN | os.O_CLOEXEC)
         except OSError:
             return -1
-        try:
-            if self._is_source(_fstat(fd), _fstat(opened)):
-                return opened
-        except OSError:  # another thread has closed the copy
-            pass
+        if self._is_source(_fstat(copy), _fstat(opened)):
+            return opened
         _close(opened)
         return -1
 
@@ -148,22 +142,32 @@ def _numbers() -> list[int]:
         return []
 
 
-def _sharing(fd: int) -> list[int]:
-    """Returns the other numbers of an open file: those that share the change of a flag that means nothing for files."""
-    same = (_fstat(fd).st_dev, _fstat(fd).st_ino)
-    flags = _fcntl(fd, fcntl.F_GETFL)
-    found = []
-    for number in _numbers():
-        try:
-            info = _fstat(number)
-            if number == fd or (info.st_dev, info.st_ino) != same:
+def _replace(fd: int, kept: int, source: int) -> bool:
+    """Puts a source, which is closed then, in the place of all other numbers that share the open file of `kept`.
+    Returns whether `fd` is one of them."""
+    done = False
+    try:
+        _lseek(source, _lseek(kept, 0, os.SEEK_CUR), os.SEEK_SET)
+        for number in _numbers():
+            try:
+                inheritable = _get_inheritable(number)
+                if number != kept and _share(kept, number):
+                    _dup2(source, number, inheritable)
+                    done = done or number == fd
+            except OSError:  # it is closed by now
                 continue
-            before = _fcntl(number, fcntl.F_GETFL)
-            _fcntl(fd, fcntl.F_SETFL, flags ^ os.O_NONBLOCK)
-            after = _fcntl(number, fcntl.F_GETFL)
-            _fcntl(fd, fcntl.F_SETFL, flags)
-        except OSError:
-            continue
-        if (before ^ after) & os.O_NONBLOCK:
-            found.append(number)
-    return found
+    finally:
+        _close(source)
+    return done
+
+
+def _share(kept: int, number: int) -> bool:
+    """Returns whether a number stands for the same open file: then a flag that means nothing for files is shared."""
+    one, other = _fstat(kept), _fstat(number)
+    if (one.st_dev, one.st_ino) != (other.st_dev, other.st_ino):
+        return False
+    flags, before = _fcntl(kept, fcntl.F_GETFL), _fcntl(number, fcntl.F_GETFL)
+    _fcntl(kept, fcntl.F_SETFL, flags ^ os.O_NONBLOCK)
+    after = _fcntl(number, fcntl.F_GETFL)
+    _fcntl(kept, fcntl.F_SETFL, flags)
+    return bool((before ^ after) & os.O_NONBLOCK)
