@@ -85,7 +85,7 @@ main()
     words = [sys.executable, "-c", code, "run", "--nodes", "2", "--data", os.fspath(make_tree(files=1)), "--", *command]
     run = subprocess.run(words, cwd=hpcstage.cwd, env=hpcstage.env, capture_output=True, timeout=60, check=False)
     assert run.returncode == 7, run.stderr
-    assert run.stderr.count(b"mistake") == 1, run.stderr
+    assert b"a mistake" in run.stderr, run.stderr
     assert not list(hpcstage.local_dir.glob("hpcstage-*/*/"))
     if "import" in where:
         assert (hpcstage.cwd / "tried").read_text() == "xx", "once beside the command, once where it is needed"

@@ -77,7 +77,7 @@ say([first.read().decode(), second.read().decode(), at, os.fstat(second.fileno()
 
 REUSES = {
     "pipe": ("fd", "os.close(fd); made = os.pipe(); os.write(made[1], b'new'); read = os.read(made[0], 9)"),
-    "copy": ("fd", "os.close(fd); made = [os.open(src('other'), os.O_RDONLY)]; read = os.read(made[0], 9)"),
+    "copy": ("fd", "made = [os.dup2(other, fd)]; read = os.pread(fd, 9, 0)"),
     "dup2": ("fd", "made = os.pipe(); os.write(made[1], b'new'); made = [os.dup2(made[0], fd)]; read = os.read(fd, 9)"),
     "shared": ("shared", "os.close(shared); made = os.pipe(); os.write(made[1], b'new'); read = os.read(made[0], 9)"),
 }
@@ -86,43 +86,46 @@ REUSES = {
 @pytest.mark.parametrize("way", REUSES)
 def test_a_number_that_another_thread_reused_is_left_alone(native_lab: Lab, way: str) -> None:
     native_lab.put("other", b"new", b"new")
-    staged(native_lab)
-    native_lab.state(shim.State.SETTLED)
+    for trial in range(5):  # in most of which the number is free for long enough
+        native_lab.put(f"file{trial}", SAME, SAME)
+    native_lab.install().state(shim.State.SETTLED)
     os.mkfifo(native_lab.source / "fifo")
     number, reuses = REUSES[way]
     code = f"""
 import threading, time
-def opened():  # how often, under names of the source
+def opened(name):  # how often, under the name of the source
     names = [os.path.join("/proc/self/fd", number) for number in os.listdir("/proc/self/fd")]
-    return sum(os.path.lexists(name) and os.readlink(name) == src("file") for name in names)
+    return sum(os.path.lexists(one) and os.readlink(one) == name for one in names)
 def wait_for(condition):
     while not condition(): time.sleep(0.0001)
-fd = os.open(src("file"), os.O_RDONLY)
-shared = os.dup(fd)
 fifo = os.open(src("fifo"), os.O_RDONLY | os.O_NONBLOCK)
 os.set_blocking(fifo, True)
-into = os.open(src("fifo"), os.O_WRONLY)
+into, other = os.open(src("fifo"), os.O_WRONLY), os.open(src("other"), os.O_RDONLY)
 reader = threading.Thread(target=os.read, args=(fifo, 1))
 reader.start()  # whoever puts a file in a number's place waits a while for it
 wait_for(lambda: attach.active.get({int(shim.Counter.BLOCKED_NS)}) >= 1 << 63)
-before = opened()
-writer = threading.Thread(target=os.truncate, args=(src("file"), 3))
-writer.start()
-wait_for(lambda: opened() > before or not writer.is_alive())
-{reuses}
-writer.join()
+def trial(name):
+    fd = os.open(name, os.O_RDONLY)
+    shared = os.dup(fd)
+    before = opened(name)
+    writer = threading.Thread(target=os.truncate, args=(name, 3))
+    writer.start()
+    wait_for(lambda: opened(name) > before or not writer.is_alive())
+    {reuses}
+    writer.join()
+    left = shared if {number} == fd else fd
+    names = [os.readlink("/proc/self/fd/%d" % one) for one in made]
+    return [{number} in made, read.decode(), name in names, os.pread(left, 9, 0).decode()]
+trials = [trial(src("file%d" % number)) for number in range(5)]
 os.write(into, b"x")
 reader.join()
-left = shared if {number} == fd else fd
-names = [os.readlink("/proc/self/fd/%d" % one) for one in made]
-say([{number} in made, read.decode(), names, os.pread(left, 9, 0).decode()])
+say(trials)
 """
     with Responder(native_lab.sock, ready):
-        is_reused, read, names, left = native_lab.run(code)
-    assert is_reused
-    assert read == "new"
-    assert os.fspath(native_lab.source / "file") not in names
-    assert left == SAME[:3].decode()
+        trials = native_lab.run(code)
+    assert any(is_reused for is_reused, *_ in trials)
+    for _, read, is_source, left in trials:
+        assert (read, is_source, left) == ("new", False, SAME[:3].decode())
 
 
 AT_ONCE = {
