@@ -14,7 +14,7 @@ import os
 import signal
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,12 +52,12 @@ class _Entry:
 class CompleteEntries:
     """Which entries of a directory are complete. Its caller gives the time, and calls `look` when it should."""
 
-    def __init__(self, directory: Path, now: float, quiet_s: float = QUIET_S) -> None:
-        """Raises OSError if the directory cannot be watched."""
+    def __init__(self, directory: Path, now: float, quiet_s: float = QUIET_S, *, known: Collection[str] = ()) -> None:
+        """`known` are the entries that are complete as they are. Raises OSError if the directory cannot be watched."""
         self._directory = os.fspath(directory)
         self._quiet_s = quiet_s
         self._entries: dict[str, _Entry] = {}
-        self._renamed: set[str] = set()
+        self._renamed = set(known)
         self._next_look = self._soonest_look = now
         self.is_gone = False
         """Whether the directory was removed, moved or unmounted: nothing is complete from then on."""
@@ -100,6 +100,11 @@ class CompleteEntries:
             self._renamed = set()
             self._soonest_look = now + (time.monotonic() - began_s) / _MOST_LOOKING
             self._next_look = max(now + LOOK_S, self._soonest_look)
+
+    def look_at_once(self, now: float) -> None:
+        """Takes in what happened, and looks at the entries now."""
+        self._next_look = self._soonest_look = now
+        self.look(now)
 
     def _events(self) -> bool:
         """Notes the names to which entries were renamed; tells whether anything happened."""

@@ -15,7 +15,7 @@ import fcntl
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,8 +92,9 @@ def restore_newest(source: BlockSource, directory: Path) -> RestoredState:
     raise NothingToRestore([refused[n] for n in sorted(refused, reverse=True)])
 
 
-def restore(source: BlockSource, number: int, directory: Path) -> PlacedEntries:
-    """Places all entries of a generation in a directory, which is made if it is missing.
+def restore(source: BlockSource, number: int, directory: Path, names: Mapping[str, str] | None = None) -> PlacedEntries:
+    """Places all entries of a generation in a directory, which is made if it is missing; with `names` those alone, each
+    under the name that it has there.
 
     Raises DamagedGeneration or UnusableTarget, after which the directory is as before.
     """
@@ -102,17 +103,18 @@ def restore(source: BlockSource, number: int, directory: Path) -> PlacedEntries:
         directory.mkdir(0o700)
     try:
         remove_leftovers(directory)
-        with _restoring(directory) as beside:
+        with making_in(directory) as beside:
             reader = GenerationReader(source)
             opened = reader.generation(number)
             if opened.manifest.holds_tensors:
                 raise UnusableTarget(f"generation {number} holds tensors, which are no files", "load them by name")
-            _restore_entries(reader, opened, beside)
-            _sync_directory(beside)
-            found = _placed(opened.manifest, beside, directory)
-            _sync_directory(directory)
+            chosen = {name: name for name in times_of(opened.manifest)} if names is None else names
+            _restore_entries(reader, opened, beside, chosen)
+            sync_directory(beside)
+            found = _placed(opened.manifest, beside, directory, chosen)
+            sync_directory(directory)
             if is_new:
-                _sync_directory(directory.parent)
+                sync_directory(directory.parent)
     except BaseException:
         if is_new:
             with contextlib.suppress(OSError):
@@ -149,7 +151,7 @@ def _is_missing(directory: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _restoring(directory: Path) -> Iterator[Path]:
+def making_in(directory: Path) -> Iterator[Path]:
     """Gives a directory below another that is locked while it is used, and removed at the end."""
     made = directory / f"{RESTORING}{os.urandom(6).hex()}"
     made.mkdir(0o700)
@@ -161,23 +163,30 @@ def _restoring(directory: Path) -> Iterator[Path]:
         _remove(made)
 
 
-def _placed(manifest: GenerationManifest, beside: Path, directory: Path) -> PlacedEntries:
-    """Gives each entry its name, unless one that is not older has it."""
+def times_of(manifest: GenerationManifest) -> dict[str, int]:
+    """Returns the checkpoints of a generation, the entries directly below its directory: by name the latest time at
+    which one, or anything below it, was modified."""
     times: dict[str, int] = {}
     for entry in manifest.entries:
         top = entry.name.partition("/")[0]
         times[top] = max(times.get(top, entry.mtime_ns), entry.mtime_ns)
-    placed = [name for name, time_ns in times.items() if _place(beside / name, directory / name, time_ns)]
+    return times
+
+
+def _placed(manifest: GenerationManifest, beside: Path, directory: Path, names: Mapping[str, str]) -> PlacedEntries:
+    """Gives each of these entries its name, unless one that is not older has it."""
+    times = {name: time_ns for name, time_ns in times_of(manifest).items() if name in names}
+    placed = [name for name, time_ns in times.items() if place(beside / name, directory / names[name], time_ns)]
     return PlacedEntries(manifest, tuple(placed), tuple(name for name in times if name not in placed))
 
 
-def _place(made: Path, target: Path, time_ns: int) -> bool:
+def place(made: Path, target: Path, time_ns: int) -> bool:
     """Renames an entry to its name; returns False if one that is not older has it. An older one changes places with it
     and goes with the directory in which the entry was made."""
     try:
         _rename(made, target, _ONLY_NEW)
     except FileExistsError:
-        if _newest_ns(target) >= time_ns:
+        if newest_ns(target) >= time_ns:
             return False
         _rename(made, target, _EXCHANGE)
     return True
@@ -197,7 +206,7 @@ def _rename(old: Path, new: Path, flags: int) -> None:
     old.rename(new)
 
 
-def _newest_ns(path: Path) -> int:
+def newest_ns(path: Path) -> int:
     """Returns the latest time at which an entry, or anything below it, was modified."""
     newest, pending = os.lstat(path).st_mtime_ns, [os.fspath(path)] if path.is_dir() and not path.is_symlink() else []
     while pending:
@@ -219,9 +228,9 @@ def verify(source: BlockSource, number: int) -> GenerationManifest:
     return opened.manifest
 
 
-def _restore_entries(reader: GenerationReader, opened: OpenGeneration, directory: Path) -> None:
-    entries = opened.manifest.entries
-    for index, entry in enumerate(entries):
+def _restore_entries(reader: GenerationReader, opened: OpenGeneration, directory: Path, names: Container[str]) -> None:
+    entries = [(i, one) for i, one in enumerate(opened.manifest.entries) if one.name.partition("/")[0] in names]
+    for index, entry in entries:
         path = directory / entry.name
         if entry.type is EntryType.DIRECTORY:
             path.mkdir(0o700)
@@ -230,7 +239,7 @@ def _restore_entries(reader: GenerationReader, opened: OpenGeneration, directory
             os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns), follow_symlinks=False)
         else:
             _restore_file(reader, opened, index, path)
-    for entry in reversed(entries):  # a directory's times and mode come after all below it
+    for _, entry in reversed(entries):  # a directory's times and mode come after all below it
         if entry.type is EntryType.DIRECTORY:
             with _directory(directory / entry.name) as fd:
                 _finish(fd, entry)
@@ -268,7 +277,7 @@ def _directory(path: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
     """Has the names of a directory on the disk."""
     with _directory(path) as fd:
         os.fsync(fd)

@@ -1,0 +1,1 @@
+"""Keeps what a program completes in a local directory: as generations beside it, and as plain files in DIR."""

@@ -1,0 +1,141 @@
+"""The places and terms of a kept checkpoint directory, and the report of what became of it. Pure but for its file.
+
+Below a base directory on the local disk lie `tree`, to which the program writes, `store`, the generations, and
+`charter`, which says of which directory on the shared file system they are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcstage.checkpoint.generations.store import SavedGeneration
+
+LOCAL_KEPT = 2
+"""The newest generations that stay on the local disk."""
+
+
+@dataclass(frozen=True)
+class CheckpointPlace:
+    """The directories of one kept checkpoint directory."""
+
+    base: Path
+
+    @property
+    def tree(self) -> Path:
+        """The directory to which the program writes."""
+        return self.base / "tree"
+
+    @property
+    def store(self) -> Path:
+        """The generations."""
+        return self.base / "store"
+
+    @property
+    def charter(self) -> Path:
+        """The file of the charter."""
+        return self.base / "charter"
+
+
+@dataclass(frozen=True)
+class CheckpointCharter:
+    """Says where checkpoints belong, and what their keeper goes by."""
+
+    run_id: str
+    target: str
+    """The directory on the shared file system."""
+    target_inode: int
+    drain_every: int | None = None
+    """Each so-manieth generation is drained; None: the newest whenever the one before is drained."""
+    earlier: tuple[str, ...] = ()
+    """Bases of killed runs whose generations belong to the same target."""
+
+    def save(self, place: CheckpointPlace) -> None:
+        """Writes the charter; it is on the disk before a command can start."""
+        place.charter.write_bytes(json.dumps(asdict(self)).encode("utf-8", "surrogateescape"))
+
+    @classmethod
+    def load(cls, place: CheckpointPlace) -> CheckpointCharter:
+        """Reads what `save` wrote. Raises OSError or ValueError."""
+        found = json.loads(place.charter.read_bytes().decode("utf-8", "surrogateescape"))
+        try:
+            return cls(**{**found, "earlier": tuple(found["earlier"])})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{place.charter} is no charter of checkpoints") from error
+
+    def check_target(self) -> None:
+        """Raises OSError if the target is gone, or is another directory by now."""
+        if os.stat(self.target).st_ino != self.target_inode:
+            raise FileNotFoundError(2, "it is not the directory with which the run began", self.target)
+
+
+@dataclass(frozen=True)
+class SavedRow:
+    """One generation that was saved, for the record."""
+
+    number: int
+    kind: str
+    why: str
+    """Why it was stored as this kind."""
+    entries: int
+    state_bytes: int
+    written_bytes: int
+    changed_share: float
+    took_s: float
+
+    @classmethod
+    def of(cls, saved: SavedGeneration, took_s: float) -> SavedRow:
+        """Returns what a commit did."""
+        made = saved.manifest
+        tops = len({entry.name.partition("/")[0] for entry in made.entries})
+        sizes = made.state_bytes, saved.written_bytes, round(saved.changed_share, 6)
+        return cls(made.number, made.kind.value, made.reason, tops, *sizes, round(took_s, 6))
+
+
+@dataclass(frozen=True)
+class UndrainedEntry:
+    """A checkpoint that is not in the target as it should be, and why."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class KeepingReport:
+    """What became of the checkpoints. The fields that a `DrainReport` of outputs has, too, have its names."""
+
+    restored: str = ""
+    """What lay in the directory at the start; empty: nothing was there."""
+    saved: tuple[SavedRow, ...] = ()
+    """The last generations."""
+    saved_count: int = 0
+    drained_number: int | None = None
+    """The newest generation that is in the target."""
+    refused: tuple[str, ...] = ()
+    """Lines about generations that were not restored, or could not be saved."""
+    undrained: tuple[UndrainedEntry, ...] = ()
+    unclosed: tuple[str, ...] = ()
+    """Entries that the command had not completed when it was killed."""
+    findings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    files: int = 0
+    bytes_carried: int = 0
+    is_gone: bool = False
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> KeepingReport:
+        """Reads what `to_json` returned."""
+        rows = {
+            "saved": tuple(SavedRow(**row) for row in data["saved"]),
+            "undrained": tuple(UndrainedEntry(**one) for one in data["undrained"]),
+            "refused": tuple(data["refused"]),
+            "unclosed": tuple(data["unclosed"]),
+        }
+        return cls(**{**data, **rows})
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain data."""
+        return asdict(self)

@@ -1,0 +1,49 @@
+"""Drains the checkpoints of a run that was killed: its newest generation, and what is in none beside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationManifest
+from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
+from hpcstage.checkpoint.generations.restoring import verify
+from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace, KeepingReport, UndrainedEntry
+from hpcstage.checkpoint.keeping.keeper import leftovers, place_leftovers
+from hpcstage.checkpoint.keeping.plain import drain_generation
+
+
+def drain_late(place: CheckpointPlace, charter: CheckpointCharter) -> KeepingReport:
+    """Drains checkpoints that nobody keeps any more. Raises OSError where a file system fails."""
+    charter.check_target()
+    target, refused = Path(charter.target), []
+    report, newest = KeepingReport(), None
+    with LocalSource(place.store) as source:
+        for number in reversed(source.numbers()):
+            try:
+                newest = verify(source, number)
+                done = drain_generation(source, number, target, charter.run_id, place.tree)
+            except DamagedGeneration as error:
+                refused.append(f"generation {number} of run {charter.run_id}: {error.what}")
+                continue
+            findings = {"beside": dict(done.beside or {})}
+            report = replace(report, drained_number=number, files=done.files, bytes_carried=done.size_bytes)
+            report = replace(report, findings=findings)
+            break
+    missing, beside = place_leftovers(place, leftovers(place, newest, target), charter)
+    findings = {"beside": {**report.findings.get("beside", {}), **beside}}
+    return replace(report, refused=tuple(refused), undrained=tuple(missing), unclosed=tuple(beside), findings=findings)
+
+
+def generations_of(place: CheckpointPlace) -> list[GenerationManifest | UndrainedEntry]:
+    """Returns the manifests of all generations on the local disk, oldest first; of one that cannot be read its name and
+    the reason."""
+    found: list[GenerationManifest | UndrainedEntry] = []
+    with LocalSource(place.store) as source:
+        reader = GenerationReader(source)
+        for number in source.numbers():
+            try:
+                found.append(reader.manifest(number))
+            except DamagedGeneration as error:
+                found.append(UndrainedEntry(str(number), error.what))
+    return found
