@@ -26,13 +26,15 @@ def run(command: tuple[str, ...], verbose: bool, quiet: bool, **given: Any) -> i
     hpcstage run --data @list.txt --mode upfront -- python train.py
     hpcstage run --data /lustre/imagenet --out results/r7 -- python train.py --output-dir {out}
 
+    hpcstage run --checkpoint ckpt/r7 -- python train.py --save-dir {checkpoint}
+
     Exits with the command's exit code, or with 74 in place of 0 where files could not be copied to the directory of
-    --out. With HPCSTAGE_DISABLE=1 it only executes the command.
+    --out or --checkpoint. With HPCSTAGE_DISABLE=1 it only executes the command.
     """
-    from hpcstage.wrapper.plain import out_without_us, passes_through, replace_with
+    from hpcstage.wrapper.plain import directories_without_us, passes_through, replace_with
 
     if passes_through(os.environ):
-        return replace_with(command, out_without_us(given, os.environ))
+        return replace_with(command, directories_without_us(given, os.environ))
     from hpcstage import inherited
     from hpcstage.config import load
     from hpcstage.wrapper.run import run as launch

@@ -269,7 +269,7 @@ class Config:
             "drain_rate",
             "none",
             parse.rate("none"),
-            "Most bytes per second that are copied from the local disk to the directory of --out.",
+            "Most bytes per second that are copied from the local disk to the directories of --out and --checkpoint.",
             metavar="SIZE|none",
         )
     )
@@ -281,6 +281,38 @@ class Config:
             "From so long before the end of the job's time, where the scheduler tells it, copying to the directory of "
             "--out gives way to nothing.",
             metavar="DURATION",
+        )
+    )
+    checkpoint: str | None = field(
+        metadata=_declare(
+            "checkpoint",
+            "none",
+            parse.text("none"),
+            "Directory on the shared file system for the command's checkpoints. {checkpoint} in the command's "
+            "arguments, and $HPCSTAGE_CHECKPOINT, name a directory on the local disk, which holds the newest state at "
+            "the start. Each file or directory that is completed in it is saved in the background and copied to DIR.",
+            metavar="DIR|none",
+            is_path=True,
+        )
+    )
+    protect: tuple[int, int] | None = field(
+        metadata=_declare(
+            "protect",
+            "auto",
+            parse.protection("auto"),
+            "With several nodes: how many nodes (k) are protected by how many parities (m) against lost nodes. On one "
+            "node checkpoints are protected by their copies in the directory of --checkpoint alone.",
+            metavar="K+M|auto",
+        )
+    )
+    drain_every: int | None = field(
+        metadata=_declare(
+            "drain_every",
+            "auto",
+            parse.whole(1, 1_000_000, "auto"),
+            "Copy each N-th saved state to the directory of --checkpoint; the newest is always copied at the end. auto "
+            "copies the newest whenever the one before has been copied.",
+            metavar="N|auto",
         )
     )
     epochs: int | None = field(

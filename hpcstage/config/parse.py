@@ -62,6 +62,22 @@ def flag(value: object) -> bool:
     return found in _TRUE
 
 
+def protection(word: str) -> Parser:
+    """Parses K+M, a number of nodes and a number of parities; `word` stands for None."""
+
+    def parse(value: object) -> tuple[int, int] | None:
+        found = scalar(value)
+        if found == word:
+            return None
+        nodes, _, parities = found.partition("+")
+        data_count, parity_count = _integer(nodes) or 0, _integer(parities) or 0
+        if data_count < 1 or parity_count < 1:
+            raise ValueError(f"{found!r} is not K+M, two whole numbers from 1, such as 8+2, or {word}")
+        return data_count, parity_count
+
+    return parse
+
+
 def whole(minimum: int, maximum: int, word: str | None = None) -> Parser:
     """Parses a whole number between two bounds; `word` stands for None."""
 

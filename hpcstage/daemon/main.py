@@ -262,8 +262,8 @@ def _fork_copiers(spec: DaemonSpec) -> CopierPool | None:
 
 
 def _outputs(base: Resources) -> tuple[Service, ...]:
-    """Returns the service that drains the command's output files, where there are any."""
-    if not base.spec.outputs:
+    """Returns the service that drains the command's output files and checkpoints, where there are any."""
+    if not (base.spec.outputs or base.spec.checkpoints):
         return ()
     from hpcstage.daemon.outputs import begin
 

@@ -49,10 +49,11 @@ class DaemonControl:
         with contextlib.suppress(OSError):
             self._send(shim.Kind.STAGED, b"")
 
-    def ask_drained(self) -> None:
-        """Tells the daemon that the command has ended, and asks it to answer when the output files are drained."""
+    def ask_drained(self, *, is_orderly: bool) -> None:
+        """Tells the daemon that the command has ended, and whether with exit code 0; asks it to answer when what is
+        kept on the local disk is drained."""
         with contextlib.suppress(OSError):
-            self._send(shim.Kind.DRAIN, b"")
+            self._send(shim.Kind.DRAIN, b"" if is_orderly else shim.DISORDERLY)
 
     def kill(self) -> None:
         """Kills a daemon that this wrapper started and that does not answer."""

@@ -1,6 +1,7 @@
-"""Makes and finds the directories on the local disk that hold a command's output files.
+"""Makes and finds the directories on the local disk that hold a command's output files, or its checkpoints.
 
-Such a directory is `<local>/hpcstage-out-<uid>/<run id>`; no start deletes it. The module owns names, permissions and
+Such a directory is `<local>/hpcstage-out-<uid>/<run id>`, for checkpoints
+`<run id>.checkpoint`; no start deletes it. The module owns names, permissions and
 locks. Everybody who works with one holds a shared lock on its `lock`; who can take the exclusive one knows that wrapper
 and daemon of its run are dead. A program that outlived them has the directory in its environment, or a file open.
 """
@@ -20,21 +21,35 @@ from hpcstage.errors import LocalDiskProblem
 
 OUT = "HPCSTAGE_OUT"
 """The variable with which a program finds its output directory."""
+CHECKPOINT = "HPCSTAGE_CHECKPOINT"
+"""The variable with which a program finds the directory for its checkpoints."""
+OF_CHECKPOINTS = ".checkpoint"
+"""The names of directories that hold checkpoints end so."""
 _LOCK = "lock"
 _NEW = "."
 """The names of directories whose lock is not held yet, or that are about to be deleted, begin so."""
-_BESIDE = frozenset({"tree", "journal", "scratch", "anchors"})
+_BESIDE = frozenset({"tree", "journal", "scratch", "anchors", "store", "charter"})
 
 
 @dataclass(frozen=True)
 class KeptPlace:
-    """The directory of one run's output files."""
+    """The directory of one run's output files, or of its checkpoints."""
 
     path: Path
 
     @property
+    def holds_checkpoints(self) -> bool:
+        """Whether it holds checkpoints, and no output files."""
+        return self.path.name.endswith(OF_CHECKPOINTS)
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run."""
+        return self.path.name.removesuffix(OF_CHECKPOINTS)
+
+    @property
     def output(self) -> Path:
-        """The base of the watched directory; see `outputs.prepare`."""
+        """The base of the watched directory; see `outputs.prepare` and `checkpoint.keeping`."""
         return self.path / "out"
 
     @property
@@ -79,7 +94,7 @@ class KeptPlace:
 
     def is_used(self) -> bool:
         """Tells whether a program still has the directory as its output directory, or writes to a file in it."""
-        return _any_process(lambda process: _names(process, self.output) or _writes_to(process, self.tree))
+        return _any_process(lambda process: _names(process, self.path) or _writes_to(process, self.tree))
 
     def is_written_to(self) -> bool:
         """Tells whether a program has a file in the directory open for writing."""
@@ -164,9 +179,9 @@ def _any_process(is_so: Callable[[Path], bool]) -> bool:
     return False
 
 
-def _names(process: Path, output: Path) -> bool:
+def _names(process: Path, path: Path) -> bool:
     """Tells whether a process has the directory in its environment."""
-    wanted = os.fsencode(f"{OUT}={output}/")
+    wanted = tuple(os.fsencode(f"{name}={path}/") for name in (OUT, CHECKPOINT))
     return any(entry.startswith(wanted) for entry in (process / "environ").read_bytes().split(b"\0"))
 
 

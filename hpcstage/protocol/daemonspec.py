@@ -55,6 +55,8 @@ class DaemonSpec:
     drain_s: float = 8.0
     outputs: str = ""
     """The directory that `node.kept` made for the command's output files; empty: there is none."""
+    checkpoints: str = ""
+    """The directory that `node.kept` made for the command's checkpoints; empty: there is none."""
     drain_rate_bytes_per_s: float | None = None
     drain_hurry_unix_s: float | None = None
     """From then on, copying output files gives way to nothing; None: the end of the job's time is not known."""

@@ -60,10 +60,12 @@ class Kind(IntEnum):
     """A write begins, or has begun, on an inode. Payload: LANDED, then the path as with WROTE; empty where it is not
     below a dataset. Reply: DONE, as with WROTE, for all names of the inode."""
     DRAIN = 12
-    """On an ATTACH connection, once the child has ended: answered (DONE) when the command's output files are in their
-    directory, or nothing more can be done for them. No payload."""
+    """On an ATTACH connection, once the child has ended: answered (DONE) when the command's output files and
+    checkpoints are in their directories, or nothing more can be done for them. Payload: empty, or DISORDERLY."""
 
 
+DISORDERLY = b"1"
+"""The payload of DRAIN where the command did not end with exit code 0."""
 LANDED = struct.Struct("<QQ")
 """u64 device, u64 inode, as this node sees them."""
 EARLY_FILE = "early"

@@ -85,6 +85,7 @@ def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None
         series=_series(told, alone, together),
         notes=(),
         outputs=run.outputs,
+        checkpoints=run.checkpoints,
     )
     return replace(record, notes=notes_of(record))
 

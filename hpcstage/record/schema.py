@@ -28,6 +28,7 @@ from hpcstage.record.jsonform import (
     Seconds,
     Share,
 )
+from hpcstage.record.parts.checkpoints import CheckpointsPart
 from hpcstage.record.parts.outputs import OutputsPart
 from hpcstage.record.parts.part import (
     BudgetPart,
@@ -584,6 +585,8 @@ class Record:
     notes: tuple[Note, ...]
     outputs: OutputsPart | None = field(default=None, metadata=DEFAULT_IF_DAMAGED)
     """The command's output files; null without --out."""
+    checkpoints: CheckpointsPart | None = field(default=None, metadata=DEFAULT_IF_DAMAGED)
+    """The command's checkpoints; null without --checkpoint."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Record:

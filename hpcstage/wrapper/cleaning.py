@@ -33,8 +33,10 @@ def clean(config: Config, verbosity: int, *, drains: bool, forgotten: Sequence[s
     above = directory.outputs_base(local, host)
     for run_id in forgotten:
         if not late.forget(above, run_id):
-            there = ", ".join(place.path.name for place in late.waiting(above)) or "none"
-            raise UsageError(f"no run {run_id} that is over has output files here", f"name one of: {there}")
+            there = ", ".join(place.run_id for place in late.waiting(above)) or "none"
+            raise UsageError(
+                f"no run {run_id} that is over has output files or checkpoints here", f"name one of: {there}"
+            )
         messages.warn(f"deleted the output files of run {run_id} on {host}")
     name = directory.base_name(os.geteuid(), host if local.is_network else "")
     removed = directory.leftovers(local.path / name)
@@ -70,6 +72,6 @@ def _told(above: Path) -> int:
     waiting = late.waiting(above)
     for place in waiting:
         messages.warn(
-            f"run {place.path.name} left output files in {place.output}: `hpcstage clean --drain` copies them"
+            f"run {place.run_id} left {late.what(place)} in {place.output}: `hpcstage clean --drain` copies them"
         )
     return NotDrained.exit_code if waiting else 0

@@ -1,4 +1,5 @@
-"""Drains what runs left on the local disk of this node: before the next run starts, and by `hpcstage clean`.
+"""Drains what runs left on the local disk of this node, output files and checkpoints: before the next run starts, and
+by `hpcstage clean`.
 
 Owns the order, the process that does it, the lines that are printed, and that nothing is deleted unless all of it was
 drained.
@@ -15,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from hpcstage.errors import NotStarted
+from hpcstage.errors import HpcstageError, NotStarted
 from hpcstage.forked import become_quiet, die_with_parent, reap
 from hpcstage.node import kept
 from hpcstage.reading import readable
@@ -95,8 +96,30 @@ def _be_child(place: kept.KeptPlace, timeout_s: float, fds: set[int], into: int,
 
 
 def _drained(place: kept.KeptPlace, timeout_s: float) -> OutputsPart:
-    """Drains the directory and compares file by file. Where the directory on the shared file system has gone, or is
-    another one by now, nothing is tried."""
+    """Drains the directory. Where the directory on the shared file system has gone, or is another one by now, nothing
+    is tried."""
+    return _drained_checkpoints(place) if place.holds_checkpoints else _drained_outputs(place, timeout_s)
+
+
+def _drained_checkpoints(place: kept.KeptPlace) -> OutputsPart:
+    from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace
+    from hpcstage.checkpoint.keeping.late import drain_late
+
+    local = CheckpointPlace(place.output)
+    part = OutputsPart(directory="?", local_dir=os.fspath(local.tree))
+    try:
+        charter = CheckpointCharter.load(local)
+        part = OutputsPart(directory=charter.target, local_dir=os.fspath(local.tree))
+        report = drain_late(local, charter)
+    except OSError as error:
+        return outputpart.unknown(part, f"{error.filename or local.base}: {error.strerror or error}")
+    except (ValueError, HpcstageError) as error:
+        return outputpart.unknown(part, f"they cannot be read: {error}")
+    return outputpart.part_of(report.to_json(), part)
+
+
+def _drained_outputs(place: kept.KeptPlace, timeout_s: float) -> OutputsPart:
+    """Compares file by file."""
     from hpcstage.outputs.journal import recall
     from hpcstage.outputs.late import drain_late
     from hpcstage.outputs.prepare import OutputPlace
@@ -124,16 +147,45 @@ def waiting(above: Path) -> list[kept.KeptPlace]:
     return [place for place, _ in _over(above)]
 
 
-def drain_at_start(above: Path) -> None:
-    """Drains the output directories of runs that are over, as far as there is time, and none that could not be drained
-    a short time ago. Raises NotStarted when a signal that is blocked will end this process."""
+def drain_at_start(above: Path, spared: str | None = None) -> None:
+    """Drains the directories of runs that are over, as far as there is time, and none that could not be drained a short
+    time ago. Checkpoints that belong to the directory `spared` stay: this run goes on with them. Raises NotStarted when
+    a signal that is blocked will end this process."""
     deadline = time.monotonic() + AT_START_S
     for place, lock in _over(above):
+        if spared is not None and _target_of_checkpoints(place) == spared:
+            continue
         left_s = deadline - time.monotonic()
         if left_s > 0 and not _was_tried(place):
             _drain(place, lock, left_s)
         else:
-            messages.warn(f"run {place.path.name} left output files in {place.output}; {_CLEAN}")
+            messages.warn(f"run {place.run_id} left {what(place)} in {place.output}; {_CLEAN}")
+
+
+def take_checkpoints(above: Path, target: str) -> list[tuple[kept.KeptPlace, int]]:
+    """Returns the places with checkpoints that runs which are over left and that belong to a directory, with the
+    descriptors of their exclusive locks, which the caller closes."""
+    found = [(place, os.dup(lock)) for place, lock in _over(above) if _target_of_checkpoints(place) == target]
+    for _, lock in found:
+        os.set_inheritable(lock, False)
+    return found
+
+
+def _target_of_checkpoints(place: kept.KeptPlace) -> str | None:
+    """Returns the directory on the shared file system to which a place's checkpoints belong; None for others."""
+    if not place.holds_checkpoints:
+        return None
+    from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace
+
+    try:
+        return CheckpointCharter.load(CheckpointPlace(place.output)).target
+    except (OSError, ValueError):
+        return None
+
+
+def what(place: kept.KeptPlace) -> str:
+    """Says what a place holds, for people."""
+    return "checkpoints" if place.holds_checkpoints else "output files"
 
 
 def drain_all(above: Path) -> list[OutputsPart]:
@@ -142,14 +194,16 @@ def drain_all(above: Path) -> list[OutputsPart]:
 
 
 def forget(above: Path, run_id: str) -> bool:
-    """Deletes the output files of a run that is over, drained or not. Returns whether there is such a run."""
+    """Deletes the output files and checkpoints of a run that is over, drained or not. Returns whether there is such a
+    run."""
+    is_found = False
     for place in kept.places(above):
-        if place.path.name == run_id:
+        if place.run_id == run_id:
             with _taken(place) as lock:
                 if lock is not None:
                     place.remove()
-                    return True
-    return False
+                    is_found = True
+    return is_found
 
 
 def _over(above: Path) -> Iterator[tuple[kept.KeptPlace, int]]:
@@ -187,13 +241,13 @@ def _taken(place: kept.KeptPlace) -> Iterator[int | None]:
 
 
 def _drain(place: kept.KeptPlace, lock: int, timeout_s: float) -> OutputsPart:
-    run_id = place.path.name
-    messages.warn(f"copying the output files that run {run_id} left in {place.output}")
+    run_id = place.run_id
+    messages.warn(f"copying the {what(place)} that run {run_id} left in {place.output}")
     drain = ForkedDrain(place, lock, timeout_s)
     try:
         while not drain.is_over(_WAIT_S):
             if is_fatal_pending():
-                raise NotStarted("a signal came while output files of an earlier run were copied", "start it again")
+                raise NotStarted(f"a signal came while {what(place)} of an earlier run were copied", "start it again")
     finally:
         drain.end()
     part = drain.part()

@@ -1,4 +1,5 @@
-"""Owns DIR, the directory of `--out`: what may be named there, its lock, and how a command finds where it writes.
+"""Owns DIR, the directory of `--out` or `--checkpoint`: what may be named there, its lock, and how a command finds
+where it writes.
 
 Input that is wrong ends the run with one line before the command starts. The module makes DIR, and nothing else in it
 but the lock.
@@ -12,6 +13,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,90 +27,132 @@ if TYPE_CHECKING:
     from hpcstage.job.localdir import LocalDir
     from hpcstage.plan.types import Dataset
 
-PLACEHOLDER = re.compile(r"(?<!\$)\{out\}")
-"""`${out}` is left alone: it is a variable of a shell."""
 LOCK = ".hpcstage-lock"
-"""The lock in DIR; names that begin so are never shown in `{out}` and never carried over."""
+"""The lock in DIR; names that begin so are never shown to a command and never carried over."""
 _MOST_LOCKS = 100
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL})
 _WRITABLE = "name a directory that you may write to, on the shared file system"
 _OWN = "give each run a directory of its own"
 
 
-def put_in(command: Sequence[str], out: str) -> list[str]:
-    """Returns the command with the output directory in the place of `{out}`."""
-    return [PLACEHOLDER.sub(lambda _: out, word) for word in command]
+@dataclass(frozen=True)
+class NamedDirectory:
+    """An option that names a directory on the shared file system, for which the command gets a local one."""
+
+    key: str
+    variable: str
+    what: str
+    """What the command writes there, for people."""
+
+    @property
+    def option(self) -> str:
+        """The option."""
+        return f"--{self.key}"
+
+    @property
+    def placeholder(self) -> str:
+        """What the command's arguments say for it. `${out}` is left alone: it is a variable of a shell."""
+        return f"{{{self.key}}}"
+
+    def put_in(self, command: Sequence[str], path: str) -> list[str]:
+        """Returns the command with a directory in the place of the placeholder."""
+        return [self._pattern.sub(lambda _: path, word) for word in command]
+
+    def environment(self, env: Mapping[str, str], path: str) -> dict[str, str]:
+        """Returns the environment in which the command finds its directory."""
+        ours = {self.variable: path}
+        return {**env, **ours, **in_containers(env, ours)}
+
+    def asked(self, config: Config) -> str | None:
+        """Returns DIR as it was written; None where it was not asked for."""
+        found = getattr(config, self.key)
+        return None if found is None else str(found)
+
+    def refuse_placeholder(self, command: Sequence[str]) -> None:
+        """Raises UsageError where a command without the option names the directory."""
+        if any(self._pattern.search(word) for word in command):
+            fix = f"use {self.option} DIR, or {self.key}: in hpcstage.yaml"
+            raise UsageError(f"{self.placeholder} in the command has no directory", fix)
+
+    def check(self, asked: str, cwd: Path, datasets: Sequence[Dataset]) -> None:
+        """Raises UsageError if DIR lies below a dataset, belongs to somebody else or cannot be written to. Makes
+        nothing."""
+        path, said = os.path.realpath(cwd / asked), f"{self.option} {asked}"
+        for dataset in datasets:
+            root = os.path.realpath(os.fsdecode(dataset.root))
+            if dataset.kind is DatasetKind.DIRECTORY and os.path.commonpath([root, path]) == root:
+                what = f"{said} lies in the dataset {root}: what is written there would change it"
+                raise UsageError(what, "name a directory outside of all datasets")
+        above = _nearest(path)
+        found = os.stat(above)
+        if above == path and found.st_uid != os.geteuid():
+            what = f"{said} belongs to user {found.st_uid}"
+            raise UsageError(what, "name a directory of your own, or one that does not exist yet")
+        if not os.path.isdir(above):
+            raise UsageError(f"{said} cannot be made: {above} is not a directory", "name a directory")
+        if not os.access(above, os.W_OK | os.X_OK):
+            raise UsageError(f"{said} cannot be used: you may not write to {above}", _WRITABLE)
+
+    def check_disk(self, asked: str, cwd: Path, local: LocalDir) -> None:
+        """Raises UsageError if DIR is on the local disk, where it would gain nothing."""
+        if os.stat(_nearest(os.path.realpath(cwd / asked))).st_dev == local.device:
+            what = f"{self.option} {asked} is on the same disk as the local directory {local.path}"
+            raise UsageError(what, "name a directory on the shared file system, or another disk with --local-dir")
+
+    def made(self, asked: str, cwd: Path) -> str:
+        """Returns the path of DIR, which is made if it is missing. Raises UsageError if it cannot be."""
+        path = os.path.realpath(cwd / asked)
+        try:
+            os.makedirs(path, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"{self.option} {asked} cannot be made: {error.strerror}", _WRITABLE) from None
+        return path
+
+    def lock(self, target: str, asked: str, holder: str) -> int:
+        """Takes the lock of DIR; see `lock`."""
+        return lock(target, f"{self.option} {asked}", holder)
+
+    @property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile(rf"(?<!\$)\{{{self.key}\}}")
 
 
-def environment(env: Mapping[str, str], out: str) -> dict[str, str]:
-    """Returns the environment in which the command finds its output directory."""
-    ours = {kept.OUT: out}
-    return {**env, **ours, **in_containers(env, ours)}
+OUT = NamedDirectory("out", kept.OUT, "output files")
+CHECKPOINT = NamedDirectory("checkpoint", kept.CHECKPOINT, "checkpoints")
+BOTH = (OUT, CHECKPOINT)
 
 
-def refuse_placeholder(command: Sequence[str]) -> None:
-    """Raises UsageError where a command without `--out` names `{out}`."""
-    if any(PLACEHOLDER.search(word) for word in command):
-        raise UsageError("{out} in the command has no directory", "use --out DIR, or out: in hpcstage.yaml")
+def check_apart(config: Config, cwd: Path) -> None:
+    """Raises UsageError if one of the two directories lies in the other: each has a lock and a drain of its own."""
+    found = [os.path.realpath(cwd / asked) for named in BOTH if (asked := named.asked(config)) is not None]
+    if len(found) == len(BOTH) and os.path.commonpath(found) in found:
+        raise UsageError(f"--out {found[0]} and --checkpoint {found[1]} lie in each other", "name two directories")
 
 
-def check(out: str, cwd: Path, datasets: Sequence[Dataset]) -> None:
-    """Raises UsageError if DIR lies below a dataset, belongs to somebody else or cannot be written to. Makes
-    nothing."""
-    path = os.path.realpath(cwd / out)
-    for dataset in datasets:
-        root = os.path.realpath(os.fsdecode(dataset.root))
-        if dataset.kind is DatasetKind.DIRECTORY and os.path.commonpath([root, path]) == root:
-            what = f"--out {out} lies in the dataset {root}: what is written there would change it"
-            raise UsageError(what, "name a directory outside of all datasets")
-    above = _nearest(path)
-    found = os.stat(above)
-    if above == path and found.st_uid != os.geteuid():
-        what = f"--out {out} belongs to user {found.st_uid}"
-        raise UsageError(what, "name a directory of your own, or one that does not exist yet")
-    if not os.path.isdir(above):
-        raise UsageError(f"--out {out} cannot be made: {above} is not a directory", "name a directory")
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise UsageError(f"--out {out} cannot be used: you may not write to {above}", _WRITABLE)
-
-
-def check_disk(config: Config, cwd: Path, local: LocalDir) -> None:
-    """Raises UsageError if DIR is on the local disk, where it would gain nothing."""
-    assert config.out is not None
-    if os.stat(_nearest(os.path.realpath(cwd / config.out))).st_dev == local.device:
-        what = f"--out {config.out} is on the same disk as the local directory {local.path}"
-        raise UsageError(what, "name a directory on the shared file system, or another disk with --local-dir")
-
-
-def directory(out: str, cwd: Path) -> str:
-    """Returns the path of DIR, which is made if it is missing. Raises UsageError if it cannot be."""
-    path = os.path.realpath(cwd / out)
-    try:
-        os.makedirs(path, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--out {out} cannot be made: {error.strerror}", _WRITABLE) from None
-    return path
-
-
-def without_us(given: Mapping[str, Any], env: Mapping[str, str], cwd: Path) -> str | None:
-    """Returns DIR for a command that runs without hpcstage; None where no DIR is known. Files are read only if neither
-    an option nor the environment names DIR, and one that is wrong is no reason to fail then."""
-    asked = given.get("out")
-    if not asked and env.get(kept.OUT):
-        from hpcstage.config.expand import expand
-
-        asked = env[kept.OUT]
-        with suppress(ValueError):
-            asked = expand(asked, env)
-    elif not asked:
+def without_us(given: Mapping[str, Any], env: Mapping[str, str], cwd: Path) -> dict[NamedDirectory, str]:
+    """Returns the directories for a command that runs without hpcstage, as far as they are known. Files are read only
+    if an option or the environment does not name both, and one that is wrong is no reason to fail then."""
+    found = {named: asked for named in BOTH if (asked := given.get(named.key) or _of_env(named, env))}
+    if len(found) < len(BOTH):
         from hpcstage.config import load
 
         with suppress(HpcstageError):
-            asked = load({"config": given.get("config")}, env, cwd).out
-    return None if asked in (None, "", "none") else directory(str(asked), cwd)
+            config = load({"config": given.get("config")}, env, cwd)
+            found = {**{named: asked for named in BOTH if (asked := named.asked(config))}, **found}
+    return {named: named.made(str(asked), cwd) for named, asked in found.items() if asked not in (None, "", "none")}
 
 
-def lock(target: str, asked: str, holder: str) -> int:
+def _of_env(named: NamedDirectory, env: Mapping[str, str]) -> str | None:
+    asked = env.get(named.variable)
+    if asked:
+        from hpcstage.config.expand import expand
+
+        with suppress(ValueError):
+            asked = expand(asked, env)
+    return asked
+
+
+def lock(target: str, said: str, holder: str) -> int:
     """Takes the lock of DIR, where its file system has locks, and notes who has it; returns its descriptor. Raises
     UsageError if another run has it, or if DIR cannot be written to."""
     path = os.path.join(target, LOCK)
@@ -116,7 +160,7 @@ def lock(target: str, asked: str, holder: str) -> int:
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise UsageError(f"--out {asked} cannot be written to: {error.strerror}", _WRITABLE) from None
+            raise UsageError(f"{said} cannot be written to: {error.strerror}", _WRITABLE) from None
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -124,14 +168,14 @@ def lock(target: str, asked: str, holder: str) -> int:
                 return fd
             other = os.pread(fd, 200, 0).decode(errors="replace").strip() or "another run"
             os.close(fd)
-            raise UsageError(f"--out {asked} is in use by {other}", _OWN) from None
+            raise UsageError(f"{said} is in use by {other}", _OWN) from None
         with suppress(OSError):
             if os.stat(path).st_ino == os.fstat(fd).st_ino:
                 os.truncate(fd, 0)
                 os.pwrite(fd, f"{holder}\n".encode(), 0)
                 return fd
         os.close(fd)  # its holder removed it at its end
-    raise UsageError(f"--out {asked} is used by many runs at once", _OWN)
+    raise UsageError(f"{said} is used by many runs at once", _OWN)
 
 
 def unlock(target: str, fd: int) -> None:

@@ -58,7 +58,7 @@ def with_moved(part: OutputsPart, names: Sequence[str]) -> OutputsPart:
 def lines(part: OutputsPart, host: str, above: Path) -> list[str]:
     """Returns the lines that say which names are not in DIR, on which node and in which place they still are, and what
     copies them. `above` is the directory that `--local-dir` names."""
-    shown = [f"not in {part.directory}: {one.name or 'its output files'} ({one.why})" for one in part.undrained]
+    shown = [f"not in {part.directory}: {one.name or 'what was written'} ({one.why})" for one in part.undrained]
     more = part.undrained_count - len(shown[:_SHOWN])
     if shown and more > 0:
         shown[_SHOWN:] = [f"not in {part.directory}: {more:,} more"]
@@ -74,13 +74,14 @@ def clean_command(above: Path) -> str:
     return f"hpcstage clean --drain --local-dir {shlex.quote(str(above))}"
 
 
-def problems(part: OutputsPart, host: str) -> list[Problem]:
-    """Returns what the record says of output files that are not in DIR under their name as the command left them."""
+def problems(part: OutputsPart, host: str, what: str) -> list[Problem]:
+    """Returns what the record says of files that are not in DIR under their name as the command left them; `what` they
+    are."""
     found = []
     if part.undrained_count:
-        first, many = part.undrained[0], format_number(part.undrained_count, "output file")
+        first, many = part.undrained[0], format_number(part.undrained_count, what.removesuffix("s"))
         which = f"{many} not copied to {part.directory}, such as {first.name}"
-        text = f"{which if first.name else f'output files not copied to {part.directory}'}: {first.why}"
+        text = f"{which if first.name else f'{what} not copied to {part.directory}'}: {first.why}"
         found.append(Problem("not-drained", text, f"hpcstage clean --drain on {host}; they are in {part.local_dir}"))
     if part.is_gone:
         text = f"{part.local_dir} was removed, moved or unmounted while it was used: {_UNSURE} {part.directory}"
@@ -90,7 +91,7 @@ def problems(part: OutputsPart, host: str) -> list[Problem]:
         text = f"somebody else changed {one.name} in {part.directory}; the run's lies there as {one.why}"
         found.append(Problem("outputs-beside", text, "compare the two; the record lists all such files"))
     if part.unclosed:
-        text = f"output files were not closed, such as {part.unclosed[0]}: they were copied as they were"
+        text = f"{what} were not closed, such as {part.unclosed[0]}: they were copied as they were"
         found.append(Problem("outputs-unclosed", text, "a program was killed, or still ran; look at these files"))
     if part.skipped:
         text = f"not copied: {part.skipped[0].name} ({part.skipped[0].why})"

@@ -1,7 +1,8 @@
-"""Owns the output directory of a run: where the command writes, and what became of its files.
+"""Owns a directory of a run on the local disk: where the command writes, and what became of its files.
 
 `{out}` is a directory on the local disk that the daemon drains to DIR, the directory of `--out`. Where that cannot be,
-`{out}` is DIR itself, and one line says why. `outdir` owns DIR.
+`{out}` is DIR itself, and one line says why. `outdir` owns DIR. The same holds for `{checkpoint}`; `checkpoints` has
+what is different there.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpcstage import inherited
 from hpcstage.errors import LocalDiskProblem, NotDrained
@@ -24,12 +25,14 @@ from hpcstage.problem import Problem
 from hpcstage.record.parts.outputs import OutputsPart
 from hpcstage.wrapper import messages, outdir, outputpart
 from hpcstage.wrapper.late import LONGEST_S, ForkedDrain
+from hpcstage.wrapper.outdir import NamedDirectory
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
     from hpcstage.job import Job
     from hpcstage.job.localdir import LocalDir
     from hpcstage.node.control import DaemonControl
+    from hpcstage.record.parts.run import RunPart
 
 WATCHED_S = 30.0
 """The command waits for so long until its output directory is watched."""
@@ -43,8 +46,19 @@ _FREE_S = 2.0
 """The longest wait until nobody else works on the files of a daemon that died."""
 
 
+class CannotPrepare(Exception):
+    """The local directory cannot be made ready; the message says why."""
+
+
 class RunOutputs:
     """The output directory of one run. `part` is its part of the record."""
+
+    named: ClassVar[NamedDirectory] = outdir.OUT
+    spec_key: ClassVar[str] = "outputs"
+    """The daemon is told of the place under this name."""
+    name_suffix: ClassVar[str] = ""
+    """The names of its places on the local disk end so."""
+    watched_s: ClassVar[float] = WATCHED_S
 
     def __init__(self, target: str, lock: int | None, why: str, kept_at: tuple[kept.KeptPlace, int] | None) -> None:
         """`lock` is the descriptor of DIR's lock; `kept_at` the local directory with that of its shared lock, or None,
@@ -67,32 +81,41 @@ class RunOutputs:
     def open(cls, config: Config, local: LocalDir, job: Job, run_id: str, *, is_alone: bool) -> RunOutputs:
         """Makes the directories and fills the local one. Raises UsageError if DIR is on the local disk, or if another
         run uses it."""
-        from hpcstage.outputs.prepare import CannotMirror, OutputPlace, prepare
-
-        assert config.out is not None
-        cwd, host = inherited.directory(), socket.gethostname()
+        named, cwd, host = cls.named, inherited.directory(), socket.gethostname()
+        asked = named.asked(config)
+        assert asked is not None
         if not is_alone:
-            return cls._at_target(outdir.directory(config.out, cwd), None, "outputs are drained on one node only")
-        outdir.check_disk(config, cwd, local)
-        target = outdir.directory(config.out, cwd)
-        lock = outdir.lock(target, config.out, f"run {run_id} on {host}")
+            return cls._at_target(named.made(asked, cwd), None, f"{named.what} are drained on one node only")
+        named.check_disk(asked, cwd, local)
+        target = named.made(asked, cwd)
+        lock = named.lock(target, asked, f"run {run_id} on {host}")
         try:
-            place, held = kept.make(outputs_base(local, host), run_id)
+            place, held = kept.make(outputs_base(local, host), f"{run_id}{cls.name_suffix}")
         except LocalDiskProblem as error:
             return cls._at_target(target, lock, error.what)
+        made = cls(target, lock, "", (place, held))
         try:
-            prepare(OutputPlace(place.output), Path(target), run_id)
+            made._prepare(place, run_id, config)
+        except CannotPrepare as error:
+            made.give_up(str(error))
+        else:
+            if local.is_own and job.scheduler != "none":
+                text = f"{named.what} that are not copied then are lost"
+                messages.warn(f"{local.path} may be deleted with the job: {text}")
+        return made
+
+    def _prepare(self, place: kept.KeptPlace, run_id: str, config: Config) -> None:  # noqa: ARG002
+        """Makes the local directory ready. Raises CannotPrepare."""
+        from hpcstage.outputs.prepare import CannotMirror, OutputPlace, prepare
+
+        try:
+            prepare(OutputPlace(place.output), Path(self.part.directory), run_id)
         except CannotMirror as error:
-            os.close(held)
-            place.remove()
-            return cls._at_target(target, lock, str(error))
-        if local.is_own and job.scheduler != "none":
-            messages.warn(f"{local.path} may be deleted with the job: output files that are not copied then are lost")
-        return cls(target, lock, "", (place, held))
+            raise CannotPrepare(str(error)) from None
 
     @classmethod
     def _at_target(cls, target: str, lock: int | None, why: str) -> RunOutputs:
-        messages.warn(f"{{out}} is {target}: {why}")
+        messages.warn(f"{cls.named.placeholder} is {target}: {why}")
         return cls(target, lock, why, None)
 
     @property
@@ -102,18 +125,18 @@ class RunOutputs:
 
     def command(self, command: Sequence[str]) -> list[str]:
         """Returns the command as it is started."""
-        return outdir.put_in(command, self.out)
+        return self.named.put_in(command, self.out)
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """Returns the environment in which the command finds the directory."""
-        return outdir.environment(env, self.out)
+        return self.named.environment(env, self.out)
 
     def in_spec(self, config: Config, end_unix_s: float | None) -> dict[str, Any]:
         """Returns what the daemon is told of the output directory."""
         if self.place is None:
             return {}
         return {
-            "outputs": os.fspath(self.place.path),
+            self.spec_key: os.fspath(self.place.path),
             "drain_rate_bytes_per_s": config.drain_rate_bytes_per_s,
             "drain_hurry_unix_s": None if end_unix_s is None else end_unix_s - config.drain_before_s,
         }
@@ -129,7 +152,7 @@ class RunOutputs:
                 if why := self.place.watched.read_text(errors="replace"):
                     self.give_up(why)
                 return True
-            if control.dead() or time.monotonic() > self._since + WATCHED_S:
+            if control.dead() or time.monotonic() > self._since + self.watched_s:
                 self.give_up("the staging daemon does not watch the local directory")
             elif time.monotonic() >= deadline:
                 return False
@@ -137,12 +160,12 @@ class RunOutputs:
         return True
 
     def give_up(self, why: str) -> None:
-        """Makes `{out}` DIR; to be called before the command starts only."""
+        """Makes the command's directory DIR; to be called before the command starts only."""
         if self.place is not None:
             self.place.remove()
             self.place = None
             self.part = replace(self.part, local_dir=None, why=why)
-            messages.warn(f"{{out}} is {self.part.directory}: {why}")
+            messages.warn(f"{self.named.placeholder} is {self.part.directory}: {why}")
 
     def abandon(self) -> None:
         """Removes what was made; to be called before the command starts only."""
@@ -152,20 +175,20 @@ class RunOutputs:
 
     # ---- after the command
 
-    def end(self, control: DaemonControl) -> None:
-        """Has the daemon drain what is left: the command has ended."""
+    def end(self) -> bool:
+        """Notes that the command has ended. Tells whether the daemon has something to drain."""
         self._since = time.monotonic()
-        if self.place is not None:
-            control.ask_drained()
+        return self.place is not None
 
-    def is_drained(self, control: DaemonControl, timeout_s: float) -> bool:
-        """Tells whether nothing more can be done for the files; to be asked after `end`."""
+    def is_drained(self, timeout_s: float, *, is_answered: bool) -> bool:
+        """Tells whether nothing more can be done for the files; to be asked after `end`. `is_answered`: the daemon has
+        said that it is done, or is dead."""
         if self.place is None:
             return True
         self._tell()
         if self._late is not None:
             return self._late.is_over(timeout_s)
-        if not control.dead() and not control.staged(timeout_s):
+        if not is_answered:
             return False
         if self._is_well_drained(self.place):
             return True
@@ -177,7 +200,7 @@ class RunOutputs:
         if self.place is not None:
             self._collect(self.place)
         self._close()
-        return outputpart.problems(self.part, socket.gethostname())
+        return outputpart.problems(self.part, socket.gethostname(), self.named.what)
 
     def _collect(self, place: kept.KeptPlace) -> None:
         self.part = replace(self._result(place), took_s=round(time.monotonic() - self._since, 3))
@@ -195,6 +218,10 @@ class RunOutputs:
             command = outputpart.clean_command(place.path.parent.parent)
             messages.warn(f"programs of the command live on; `{command}` copies what they still write to {place.tree}")
 
+    def tell(self, run: RunPart) -> None:
+        """Puts what became of the files into the wrapper's part of the record."""
+        run.outputs = self.part
+
     def _close(self) -> None:
         """Lets go of the locks."""
         if self._late is not None:
@@ -208,7 +235,7 @@ class RunOutputs:
     def _tell(self) -> None:
         if not self._has_told and time.monotonic() > self._since + _TELLS_AFTER_S:
             self._has_told = True
-            messages.warn(f"the command has ended; its output files are being copied to {self.part.directory}")
+            messages.warn(f"the command has ended; its {self.named.what} are being copied to {self.part.directory}")
 
     def _report(self, place: kept.KeptPlace) -> dict[str, Any] | None:
         """Returns what the daemon left; None if it left nothing."""

@@ -6,9 +6,12 @@ import errno
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcstage.errors import CommandNotExecutable, CommandNotFound, ConfigError
+
+if TYPE_CHECKING:
+    from hpcstage.wrapper.outdir import NamedDirectory
 
 IGNORED_BY_PYTHON = [signal.SIGPIPE, signal.SIGXFSZ]
 """The interpreter ignores these, and commands do not: `yes | head` would report an error."""
@@ -19,31 +22,29 @@ def passes_through(env: Mapping[str, str]) -> bool:
     return env.get("HPCSTAGE_DISABLE", "") not in ("", "0") or bool(env.get("HPCSTAGE_ACTIVE"))
 
 
-def out_without_us(given: Mapping[str, Any], env: Mapping[str, str]) -> str | None:
-    """Returns the directory of `--out` for a command that runs without hpcstage; None where no option, variable or file
-    may name one, which is seen at no cost."""
+def directories_without_us(given: Mapping[str, Any], env: Mapping[str, str]) -> Mapping[NamedDirectory, str]:
+    """Returns the directories of `--out` and `--checkpoint` for a command that runs without hpcstage; none where no
+    option, variable or file may name one, which is seen at no cost."""
     from hpcstage import inherited
     from hpcstage.config import files
 
     cwd = inherited.directory()
-    if not given.get("out") and not env.get("HPCSTAGE_OUT"):
+    if not any(given.get(key) or env.get(f"HPCSTAGE_{key.upper()}") for key in ("out", "checkpoint")):
         try:
             if not any(place.path.exists() for place in files.places(given.get("config"), env, cwd)):
-                return None
+                return {}
         except ConfigError:
-            return None
+            return {}
     from hpcstage.wrapper import outdir
 
     return outdir.without_us(given, env, cwd)
 
 
-def replace_with(command: Sequence[str], out: str | None = None) -> int:
-    """Replaces this process by the command, which writes to the directory `out`; the function ends only by raising."""
-    if out is not None:
-        from hpcstage.wrapper import outdir
-
-        command = outdir.put_in(command, out)
-        os.environ.update(outdir.environment(os.environ, out))
+def replace_with(command: Sequence[str], directories: Mapping[NamedDirectory, str] | None = None) -> int:
+    """Replaces this process by the command, which writes to these directories; the function ends only by raising."""
+    for named, path in (directories or {}).items():
+        command = named.put_in(command, path)
+        os.environ.update(named.environment(os.environ, path))
     for number in IGNORED_BY_PYTHON:
         signal.signal(number, signal.SIG_DFL)
     try:

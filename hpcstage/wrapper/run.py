@@ -7,6 +7,7 @@ before its start, it runs without hpcstage (or, with `--strict`, it does not run
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -23,10 +24,11 @@ from hpcstage.wrapper.plain import replace_with
 if TYPE_CHECKING:
     from hpcstage.config import Config
     from hpcstage.plan.dataset.datasets import Resolved
-    from hpcstage.wrapper.outputs import RunOutputs
+    from hpcstage.wrapper.directories import RunDirectories
     from hpcstage.wrapper.session import Session
 
 _WAIT_S = 0.05
+_PLACEHOLDER = re.compile(r"\{(out|checkpoint)\}")
 
 
 def run(command: Sequence[str], config: Config, verbosity: int) -> int:
@@ -43,7 +45,7 @@ def run(command: Sequence[str], config: Config, verbosity: int) -> int:
         return _without_us(command, config, error, signals, resolved, started)
     try:
         code = finish(_run(command, session, signals))
-        return code or (session.outputs.exit_code if session.outputs else 0)
+        return code or (session.directories.exit_code if session.directories else 0)
     finally:
         signals.release()
 
@@ -62,19 +64,16 @@ class Clock:
 
 def _resolve(command: Sequence[str], config: Config) -> Resolved:
     cwd = inherited.directory()
-    if config.out is None and any("{out}" in word for word in command):
-        from hpcstage.wrapper import outdir
-
-        outdir.refuse_placeholder(command)
-    if not config.data and config.out is None:
+    has_directory = config.out is not None or config.checkpoint is not None
+    if not config.data and not has_directory:
         raise UsageError("no dataset given", "use --data DIRECTORY, or data: in hpcstage.yaml")
     resolved = plan_datasets.Resolved([], [], {}, [])
     if config.data:
         resolved = plan_datasets.resolve(config.data, cwd, order=config.order_asked())
-    if config.out is not None:
-        from hpcstage.wrapper import outdir
+    if has_directory or config.protect is not None or any(_PLACEHOLDER.search(word) for word in command):
+        from hpcstage.wrapper import directories
 
-        outdir.check(config.out, cwd, resolved.datasets)
+        directories.check(config, command, resolved.datasets)
     return resolved
 
 
@@ -103,13 +102,14 @@ def _without_us(
         raise error
     if not (isinstance(error, NoLocalDir) and _is_later_on_node()):
         messages.warn(f"{error.line()}; the command runs without staging")
-    if config.out is None:
+    if config.out is None and config.checkpoint is None:
         return replace_with(command)
-    from hpcstage.wrapper import outdir
+    from hpcstage.wrapper import directories
 
-    out = outdir.directory(config.out, inherited.directory())
-    messages.warn(f"{{out}} is {out}")
-    return replace_with(command, out)
+    found = directories.at_target(config)
+    for named, path in found.items():
+        messages.warn(f"{named.placeholder} is {path}")
+    return replace_with(command, found)
 
 
 def _is_later_on_node() -> bool:
@@ -125,7 +125,7 @@ def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
         session.close(stopped_by)
         return stopped_by
     try:
-        words = command if session.outputs is None else session.outputs.command(command)
+        words = command if session.directories is None else session.directories.command(command)
         child = Child(words, session.environment(os.environ), signals)
     except HpcstageError as error:
         session.not_run(error)
@@ -133,17 +133,17 @@ def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
     session.started(child.pid)
     status = child.wait(session.watch)
     session.ended(child.read_bytes)
-    if session.outputs is not None:
-        _drain(session.outputs, session, signals)
+    if session.directories is not None:
+        _drain(session.directories, session, signals, is_orderly=status == 0)
     session.close(status)
     return status
 
 
-def _drain(outputs: RunOutputs, session: Session, signals: Signals) -> None:
-    """Waits until the output files are drained. After a fatal signal that may take as long as the end of a run."""
+def _drain(directories: RunDirectories, session: Session, signals: Signals, *, is_orderly: bool) -> None:
+    """Waits until what was written is drained. After a fatal signal that may take as long as the end of a run."""
     deadline = None
-    outputs.end(session.control)
-    while not outputs.is_drained(session.control, _WAIT_S):
+    directories.end(session.control, is_orderly=is_orderly)
+    while not directories.is_drained(session.control, _WAIT_S):
         info = signals.take(0)
         if info is not None and signals.ends(info) and deadline is None:
             deadline = time.monotonic() + session.config.drain_s
@@ -162,8 +162,8 @@ def _prepare(session: Session, signals: Signals) -> int | None:
         session.control.attach(0)
         session.control.ask_staged()
         stopped_by = _wait_until(session.staged, session, signals)
-    if stopped_by is None and (outputs := session.outputs) is not None:
-        stopped_by = _wait_until(lambda wait_s: outputs.is_watched(session.control, wait_s), session, signals)
+    if stopped_by is None and (kept := session.directories) is not None:
+        stopped_by = _wait_until(lambda wait_s: kept.is_watched(session.control, wait_s), session, signals)
     return stopped_by
 
 

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from hpcstage.plan.dataset.datasets import Resolved
     from hpcstage.protocol.leadspec import LeadSpec
     from hpcstage.record.parts.run import RunPart
+    from hpcstage.wrapper.directories import RunDirectories
     from hpcstage.wrapper.leadlink import LeadLink
-    from hpcstage.wrapper.outputs import RunOutputs
     from hpcstage.wrapper.run import Clock
 
 LATE_PARTS_S = 0.5
@@ -70,7 +70,7 @@ class Session:
         self.lead: LeadLink | None = None
         self.control: control.DaemonControl
         self.lost = False
-        self.outputs: RunOutputs | None = None
+        self.directories: RunDirectories | None = None
         self.progress = ProgressLine(quiet=messages.is_quiet() or node.lock_fd is None)
         self.read_bytes: int | None = None
         """Bytes read by the command; known once it has ended."""
@@ -89,7 +89,7 @@ class Session:
         alone = host if group is None else ""
         run_id = facts.shared_id(job.run_key, config, alone) or rundir.unique_id(clock.unix_s, job.job_id)
         with contextlib.ExitStack() as undo:
-            chosen = _outputs(config, local, job, run_id, is_alone=group is None and not job.is_rank)
+            chosen = _directories(config, local, job, run_id, is_alone=group is None and not job.is_rank)
             if chosen is not None:
                 undo.callback(chosen.abandon)
             part = facts.run_part(command, config, clock, run_id, job, local)
@@ -114,7 +114,7 @@ class Session:
             session = cls(
                 config, start.ClaimedNode(claim, directory.sock_path(claim.path, os.environ)), run_dir, part, clock
             )
-            session.outputs = chosen
+            session.directories = chosen
             if chosen is not None and claim.lock_fd is None:
                 chosen.give_up("another command of this launch has the staging daemon of this node")
             session._connect(resolved, local, job, group)
@@ -134,7 +134,7 @@ class Session:
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """Returns the command's environment."""
         return environment.for_command(
-            env if self.outputs is None else self.outputs.environment(env),
+            env if self.directories is None else self.directories.environment(env),
             shim_dir=self.node.path / nodedir.SHIM,
             node_dir=self.node.path,
             run_dir=self.run_dir,
@@ -263,11 +263,10 @@ class Session:
         self.control.tell_end(status or 0, self.read_bytes)
         _import_result()  # the daemon is ending meanwhile
         last = self.control.await_end(self.config.drain_s)
-        if self.outputs is not None:
+        if self.directories is not None:
             if last is None:
                 self.control.kill()  # nobody else may work on the files
-            self.part.problems += self.outputs.collect()
-            self.part.outputs = self.outputs.part
+            self.directories.collect(self.part)
         if last is not False and self._is_first():
             self._await_others(deadline)
             self._report(complete=last is True)
@@ -360,7 +359,7 @@ class Session:
             leftovers=[os.fspath(path) for path in self.node.leftovers],
             **facts.workload(config),
             drain_s=config.drain_s,
-            **({} if self.outputs is None else self.outputs.in_spec(config, job.end_time_unix_s)),
+            **({} if self.directories is None else self.directories.in_spec(config, job.end_time_unix_s)),
             command=self.part.command,
             state_dir=os.path.abspath(state_dir(os.environ)),
             **grouping.in_group(config, group, self.part.host),
@@ -403,14 +402,18 @@ def _import_result() -> None:
         importlib.import_module("hpcstage.wrapper.result")
 
 
-def _outputs(config: Config, local: LocalDir, job: jobs.Job, run_id: str, *, is_alone: bool) -> RunOutputs | None:
-    """Drains what killed runs left, then returns the output directory of this run; None without --out. Raises
-    UsageError."""
+def _directories(
+    config: Config, local: LocalDir, job: jobs.Job, run_id: str, *, is_alone: bool
+) -> RunDirectories | None:
+    """Drains what killed runs left, then returns the directories of this run that are drained; None where none was
+    asked for. Raises UsageError."""
     above = directory.outputs_base(local, socket.gethostname())
-    if config.out is None and not above.exists():
+    is_asked = config.out is not None or config.checkpoint is not None
+    if not is_asked and not above.exists():
         return None
     from hpcstage.wrapper import late
-    from hpcstage.wrapper.outputs import RunOutputs
+    from hpcstage.wrapper.directories import RunDirectories
 
-    late.drain_at_start(above)
-    return None if config.out is None else RunOutputs.open(config, local, job, run_id, is_alone=is_alone)
+    spared = None if config.checkpoint is None else os.path.realpath(inherited.directory() / config.checkpoint)
+    late.drain_at_start(above, spared)
+    return RunDirectories.open(config, local, job, run_id, is_alone=is_alone) if is_asked else None

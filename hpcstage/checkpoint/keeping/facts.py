@@ -11,9 +11,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hpcstage.checkpoint.generations.store import SavedGeneration
+if TYPE_CHECKING:
+    from hpcstage.checkpoint.generations.store import SavedGeneration
 
 LOCAL_KEPT = 2
 """The newest generations that stay on the local disk."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from hpcstage.problem import Problem
 from hpcstage.record.jsonform import DEFAULT_IF_DAMAGED, LEFT_OUT_IF_NONE, read, written
+from hpcstage.record.parts.checkpoints import CheckpointsPart
 from hpcstage.record.parts.outputs import OutputsPart
 
 
@@ -53,6 +54,8 @@ class RunPart:
     """The wrapper's PID namespace; `child_pid` is valid only within it."""
     outputs: OutputsPart | None = field(default=None, metadata=LEFT_OUT_IF_NONE | DEFAULT_IF_DAMAGED)
     """The command's output files; None without --out."""
+    checkpoints: CheckpointsPart | None = field(default=None, metadata=LEFT_OUT_IF_NONE | DEFAULT_IF_DAMAGED)
+    """The command's checkpoints; None without --checkpoint."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data for json.dump."""

@@ -273,5 +273,31 @@ def outputs(record: Record) -> RenderableType:
     return section(f"Outputs: {copies}, {size(part.size_bytes)}{took}{left}, to {part.directory}")
 
 
-SECTIONS = (header, meters, time, origin, coverage, source, savings, outputs)
+def checkpoints(record: Record) -> RenderableType:
+    """Says what was saved of the command's checkpoints, how, what is protected against what, and what was drained."""
+    part = record.checkpoints
+    if part is None:
+        return Group()
+    drain = part.drain
+    if drain.local_dir is None:
+        return section(f"Checkpoints: the command wrote to {drain.directory} itself ({drain.why})")
+    rows = []
+    if part.restored:
+        rows.append(("at the start", Wrapped(part.restored, 2)))
+    if part.saved:
+        last = part.saved[-1]
+        written, state = size(sum(row.written_bytes for row in part.saved)), sum(row.state_bytes for row in part.saved)
+        rows.append(
+            ("saved", f"{part.saved_count:,}: {written} of {size(state)} in {seconds(part.saving_s)}, beside it")
+        )
+        rows.append((f"the last, {last.number}", Wrapped(f"{last.kind}: {last.why}", 2)))
+    left = f", {format_number(drain.undrained_count, 'name')} NOT COPIED" if drain.undrained_count else ""
+    took = "" if drain.took_s is None else f", done {seconds(drain.took_s)} after the command"
+    rows.append(("copied", Wrapped(f"{size(drain.size_bytes)}{took}{left}, to {drain.directory}", 2)))
+    rows.append(("protected", Wrapped(part.protection, 2)))
+    rows += [("not used", Wrapped(line, 2)) for line in part.refused[-3:]]
+    return section("Checkpoints", grid("lw", rows))
+
+
+SECTIONS = (header, meters, time, origin, coverage, source, savings, outputs, checkpoints)
 """The sections in their order; `page` puts those of the nodes after the meters, and the notes at the end."""

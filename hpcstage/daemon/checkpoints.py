@@ -1,0 +1,65 @@
+"""Keeps the command's checkpoints while it runs, as one of the daemon's drains.
+
+Owns the file WATCHED of their place: the command starts when the newest state lies there. The room `checkpoint` does
+the rest, in a process of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hpcstage.checkpoint.keeping.facts import CheckpointPlace
+from hpcstage.checkpoint.keeping.process import KeeperProcess
+from hpcstage.daemon.resources import Resources, log
+from hpcstage.node.kept import KeptPlace
+from hpcstage.store.largecopy import Pacer
+from hpcstage.writing import replace_text
+
+
+class CheckpointDrain:
+    """The keeper of one run's checkpoints."""
+
+    def __init__(self, base: Resources, place: KeptPlace) -> None:
+        """Raises OSError."""
+        rate = base.spec.drain_rate_bytes_per_s
+        self._place = place
+        self._keeper = KeeperProcess(CheckpointPlace(place.output), None if rate is None else Pacer(rate))
+        self._is_told = False
+
+    @property
+    def is_drained(self) -> bool:
+        """See KeptDrain."""
+        return self._keeper.is_drained
+
+    def descriptors(self) -> Mapping[int, Callable[[], object]]:
+        """See KeptDrain."""
+        return self._keeper.descriptors()
+
+    def work(self, now: float) -> None:
+        """See KeptDrain. Tells the wrapper when the directory can be used, or why it cannot be."""
+        keeper = self._keeper
+        keeper.work(now)
+        if not self._is_told and (keeper.is_ready or keeper.is_drained):
+            self._is_told = True
+            why = "" if keeper.is_ready else keeper.why_not or "the process that keeps the checkpoints has died"
+            if why:
+                log(why)
+            replace_text(self._place.watched, why)
+
+    def wake_after(self, now: float) -> float | None:
+        """See KeptDrain."""
+        return self._keeper.wake_after(now)
+
+    def end(self, now: float, *, is_orderly: bool) -> None:
+        """See KeptDrain."""
+        self._keeper.end(now, is_orderly=is_orderly)
+
+    def result(self) -> dict[str, Any] | None:
+        """See KeptDrain."""
+        report = self._keeper.report()
+        return None if report is None else report.to_json()
+
+    def close(self) -> None:
+        """See KeptDrain."""
+        self._keeper.close()

@@ -1,0 +1,46 @@
+"""Defines the part of the record that says what became of the command's checkpoints. Light to import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcstage.record.jsonform import Count, NotNegative, Seconds, Share
+from hpcstage.record.parts.outputs import OutputsPart
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationRow:
+    """One state of the program that was saved on the local disk."""
+
+    number: Count
+    kind: str
+    """How it was stored: full, delta (what changed) or xor (what changed, as compressed differences)."""
+    why: str
+    """Why it was stored so."""
+    entries: Count
+    """Files and directories directly below the checkpoint directory."""
+    state_bytes: Count
+    written_bytes: Count
+    changed_share: Share
+    took_s: NotNegative
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointsPart:
+    """The checkpoints of the command: what was saved, how, and what of it is in the directory of --checkpoint."""
+
+    drain: OutputsPart
+    """What was copied to the directory of --checkpoint, and what was not."""
+    protection: str
+    """The losses that the checkpoints are protected against, for people."""
+    restored: str = ""
+    """What lay in the local directory at the start; empty: nothing."""
+    saved_count: Count = 0
+    saved: tuple[GenerationRow, ...] = ()
+    """The last 100 states that were saved."""
+    saving_s: Seconds = 0.0
+    """How long saving those took, beside the command."""
+    drained_number: int | None = None
+    """The newest of them that is in the directory of --checkpoint; null: none."""
+    refused: tuple[str, ...] = ()
+    """States that could not be restored or saved, and why."""

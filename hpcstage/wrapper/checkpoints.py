@@ -1,0 +1,105 @@
+"""Owns the checkpoint directory of a run: what is different there from an output directory.
+
+The daemon puts the newest state into it before the command starts. What killed runs left on this node for the same DIR
+is that state, or is older; it goes when this run's newest checkpoints are in DIR.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace
+from hpcstage.errors import NotStarted
+from hpcstage.node import kept
+from hpcstage.record.jsonform import read
+from hpcstage.record.parts.checkpoints import CheckpointsPart, GenerationRow
+from hpcstage.wrapper import late, messages, outdir
+from hpcstage.wrapper.outdir import NamedDirectory
+from hpcstage.wrapper.outputs import CannotPrepare, RunOutputs
+
+if TYPE_CHECKING:
+    from hpcstage.config import Config
+    from hpcstage.record.parts.run import RunPart
+
+RESTORED_S = 3600.0
+"""The command waits for so long until the newest state lies in its directory; a signal ends the wait."""
+_NEEDED = ("numpy", "xxhash", "zstandard")
+_ON_ONE_NODE = "checkpoints are protected by their copies in DIR alone: one node has no other that could keep parities"
+
+
+class RunCheckpoints(RunOutputs):
+    """The checkpoint directory of one run."""
+
+    named: ClassVar[NamedDirectory] = outdir.CHECKPOINT
+    spec_key: ClassVar[str] = "checkpoints"
+    name_suffix: ClassVar[str] = kept.OF_CHECKPOINTS
+    watched_s: ClassVar[float] = RESTORED_S
+
+    def __init__(self, target: str, lock: int | None, why: str, kept_at: tuple[kept.KeptPlace, int] | None) -> None:
+        super().__init__(target, lock, why, kept_at)
+        self._earlier: list[tuple[kept.KeptPlace, int]] = []
+        """Places of killed runs with the same DIR, and the descriptors of their exclusive locks."""
+        self._said: dict[str, Any] = {}
+
+    def tell(self, run: RunPart) -> None:
+        """See RunOutputs."""
+        saved = tuple(read(GenerationRow, row) for row in self._said.get("saved", ()))
+        run.checkpoints = CheckpointsPart(
+            drain=self.part,
+            protection=self._protection(),
+            restored=self._said.get("restored", ""),
+            saved_count=self._said.get("saved_count", 0),
+            saved=saved,
+            saving_s=round(sum(row.took_s for row in saved), 6),
+            drained_number=self._said.get("drained_number"),
+            refused=tuple(self._said.get("refused", ())),
+        )
+
+    def give_up(self, why: str) -> None:
+        """See RunOutputs. What killed runs left stays where it is."""
+        for place, _ in self._earlier:
+            what = f"run {place.run_id} left checkpoints in {place.output} that may be newer"
+            messages.warn(f"{what}; `hpcstage clean --drain` copies them")
+        super().give_up(why)
+
+    def _prepare(self, place: kept.KeptPlace, run_id: str, config: Config) -> None:
+        if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
+            raise CannotPrepare(f"{', '.join(missing)} cannot be imported: install hpcstage[checkpoint]")
+        if config.protect is not None:
+            messages.warn(f"--protect {config.protect[0]}+{config.protect[1]}: {_ON_ONE_NODE}")
+        target = self.part.directory
+        self._earlier = late.take_checkpoints(place.path.parent, target)
+        local = CheckpointPlace(place.output)
+        bases = tuple(os.fspath(one.output) for one, _ in self._earlier)
+        try:
+            local.base.mkdir(0o700)
+            local.tree.mkdir(0o700)
+            CheckpointCharter(run_id, target, os.stat(target).st_ino, config.drain_every, bases).save(local)
+        except OSError as error:
+            raise CannotPrepare(f"{error.filename}: {error.strerror}") from None
+
+    def _collect(self, place: kept.KeptPlace) -> None:
+        self._said = self._report(place) or {}
+        super()._collect(place)
+        if not self.exit_code:
+            for earlier, _ in self._earlier:
+                earlier.remove()
+
+    def _close(self) -> None:
+        super()._close()
+        for _, lock in self._earlier:
+            os.close(lock)
+        self._earlier = []
+
+    def _protection(self) -> str:
+        if self.place is None or self._said.get("drained_number") is None:
+            return "against the loss of this node: what is in DIR"
+        return f"against the loss of this node: state {self._said['drained_number']}, which is in DIR"
+
+
+def refuse_protection(config: Config) -> None:
+    """Raises NotStarted where --strict asks for a protection that one node cannot give."""
+    if config.strict and config.checkpoint is not None and config.protect is not None:
+        raise NotStarted(f"--protect {config.protect[0]}+{config.protect[1]}: {_ON_ONE_NODE}", "leave it out")
