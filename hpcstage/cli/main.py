@@ -20,6 +20,7 @@ COMMANDS = {
     "plan": "hpcstage.cli.plan:plan",
     "report": "hpcstage.cli.report:report",
     "clean": "hpcstage.cli.clean:clean",
+    "checkpoint": "hpcstage.cli.checkpoint:checkpoint",
     "config": "hpcstage.cli.config:config",
     "demo": "hpcstage.cli.demo:demo",
     "install-hook": "hpcstage.cli.hook:install_hook",

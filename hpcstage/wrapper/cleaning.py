@@ -29,7 +29,7 @@ def clean(config: Config, verbosity: int, *, drains: bool, forgotten: Sequence[s
     drained. Returns the exit code. Raises UsageError if a run to forget is not there, or is not over."""
     messages.set_verbosity(verbosity)
     host = socket.gethostname()
-    local = _local(config, host)
+    local = local_dir(config, host)
     above = directory.outputs_base(local, host)
     for run_id in forgotten:
         if not late.forget(above, run_id):
@@ -46,7 +46,7 @@ def clean(config: Config, verbosity: int, *, drains: bool, forgotten: Sequence[s
     return _drained(above) if drains else _told(above)
 
 
-def _local(config: Config, host: str) -> LocalDir:
+def local_dir(config: Config, host: str) -> LocalDir:
     """Returns the local directory. One that is named may be full, or unfit for staging by now."""
     job = jobs.detect(os.environ, hostname=host, parent_pid=os.getppid())
     try:

@@ -1,0 +1,98 @@
+"""`hpcstage checkpoint`: lists, verifies, restores and drops the checkpoints of a DIR of --checkpoint. No logic."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpcstage.cli.options import Command
+
+if TYPE_CHECKING:
+    from hpcstage.wrapper.checkpointing import FoundCheckpoints
+
+_DAMAGED = 1
+
+
+def _place_options(command: Command) -> Command:
+    command = click.option(
+        "--local-dir", "local_dir", metavar="DIR|$VAR|ram|auto", help="The node-local directory of these runs."
+    )(command)
+    command = click.option("--config", metavar="FILE", help="Read settings from this YAML file (HPCSTAGE_CONFIG).")(
+        command
+    )
+    return click.argument("directory", metavar="DIR")(command)
+
+
+@click.group("checkpoint", short_help="List, verify, restore or delete checkpoints of --checkpoint DIR.")
+def checkpoint() -> None:
+    """List, verify, restore or delete the checkpoints of a DIR of `hpcstage run --checkpoint DIR`.
+
+    DIR holds plain files, which any machine sees. On a node on which a run was killed its generations are found, too.
+    """
+
+
+@checkpoint.command("ls")
+@_place_options
+def ls(directory: str, **given: Any) -> int:  # noqa: ANN401  click hands over what was typed
+    """List what is in DIR and on the local disk of this machine."""
+    from hpcstage.wrapper import checkpointing
+
+    for line in checkpointing.ls(_found(directory, given)):
+        click.echo(line)
+    return 0
+
+
+@checkpoint.command("verify")
+@_place_options
+def verify(directory: str, **given: Any) -> int:  # noqa: ANN401  click hands over what was typed
+    """Read everything and compare it with its checksums.
+
+    Exit code 0: all is whole; 1: something is damaged, or nothing can be verified; 2: bad usage.
+    """
+    from hpcstage.wrapper import checkpointing
+
+    lines, is_whole = checkpointing.verify(_found(directory, given))
+    for line in lines:
+        click.echo(line)
+    return 0 if is_whole else _DAMAGED
+
+
+@checkpoint.command("restore")
+@_place_options
+@click.argument("to", metavar="TO")
+@click.option("--generation", "number", type=int, metavar="N", help="One of the generations on this machine.")
+def restore(directory: str, to: str, number: int | None, **given: Any) -> int:  # noqa: ANN401  click hands over what was typed
+    """Put the newest state into the directory TO, verified. Files there that are not older stay."""
+    from hpcstage import inherited
+    from hpcstage.wrapper import checkpointing
+
+    click.echo(checkpointing.restore_to(_found(directory, given), inherited.directory() / to, number))
+    return 0
+
+
+@checkpoint.command("drop")
+@_place_options
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.option("--local", "drops_local", is_flag=True, help="Delete what runs that are over left on this machine.")
+def drop(directory: str, names: tuple[str, ...], drops_local: bool, **given: Any) -> int:  # noqa: ANN401  click hands over what was typed
+    """Delete checkpoints in DIR by name; with --local the generations of runs that are over, drained or not."""
+    from hpcstage.errors import UsageError
+    from hpcstage.wrapper import checkpointing
+
+    if not names and not drops_local:
+        raise UsageError("nothing to delete was named", "name checkpoints in DIR, or give --local")
+    for line in checkpointing.drop(_found(directory, given), names, drops_local=drops_local):
+        click.echo(line)
+    return 0
+
+
+def _found(directory: str, given: dict[str, Any]) -> FoundCheckpoints:
+    from hpcstage import inherited
+    from hpcstage.config import load
+    from hpcstage.wrapper.checkpointing import FoundCheckpoints
+
+    cwd = Path(inherited.directory())
+    return FoundCheckpoints.look(directory, load(given, os.environ, cwd), cwd)

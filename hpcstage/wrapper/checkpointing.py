@@ -1,0 +1,200 @@
+"""Answers `hpcstage checkpoint`: which checkpoints there are, whether they are whole, and brings them elsewhere.
+
+Owns the sequence and the lines. It looks at DIR, where the drained checkpoints are plain files, and at what runs left
+on the local disk of this machine for the same DIR; a login node has no such thing, and needs none.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcstage.checkpoint.generations.manifest import GenerationManifest
+from hpcstage.checkpoint.generations.reading import LocalSource, OpenGeneration
+from hpcstage.checkpoint.generations.restoring import NothingToRestore, restore, restore_newest, times_of
+from hpcstage.checkpoint.generations.restoring import verify as verify_generation
+from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace
+from hpcstage.checkpoint.keeping.late import generations_of
+from hpcstage.checkpoint.keeping.plain import damaged, described, names_in, place_copies, remove_entry, size_of
+from hpcstage.errors import HpcstageError, NoLocalDir, NoResult, UsageError
+from hpcstage.node import directory, kept
+from hpcstage.units import format_number, format_size
+from hpcstage.wrapper import cleaning, late, outdir
+
+if TYPE_CHECKING:
+    from hpcstage.config import Config
+
+Lines = Iterator[str]
+
+
+@dataclass(frozen=True)
+class FoundCheckpoints:
+    """The checkpoints of one DIR, as this machine sees them."""
+
+    target: Path
+    names: tuple[str, ...]
+    opened: OpenGeneration | None
+    """The generation of which the drained files are; None where no description is there."""
+    places: tuple[kept.KeptPlace, ...]
+    """What runs left, or use, on the local disk."""
+
+    @classmethod
+    def look(cls, asked: str, config: Config, cwd: Path) -> FoundCheckpoints:
+        """Looks at DIR and the local disk. Raises UsageError if DIR is no directory that can be read."""
+        target = Path(os.path.realpath(cwd / asked))
+        try:
+            names = tuple(names_in(target))
+        except OSError as error:
+            raise UsageError(f"{asked} cannot be read: {error.strerror}", "name the DIR of --checkpoint") from None
+        return cls(target, names, described(target), tuple(_places(target, config)))
+
+    def generations(self) -> Iterator[tuple[kept.KeptPlace, GenerationManifest | None, str]]:
+        """Yields the generations on the local disk with their places; of damaged ones the reason."""
+        for place in self.places:
+            for found in generations_of(CheckpointPlace(place.output)):
+                if isinstance(found, GenerationManifest):
+                    yield place, found, ""
+                else:
+                    yield place, None, f"generation {found.name}: {found.why}"
+
+
+def ls(found: FoundCheckpoints) -> Lines:
+    """Yields what there is."""
+    opened, host = found.opened, socket.gethostname()
+    if opened is not None:
+        made = opened.manifest
+        yield f"{found.target}: generation {made.number} of {_when(made.created_ns)}"
+    else:
+        yield f"{found.target}: {format_number(len(found.names), 'entry', 'entries')}, not described"
+    saved = {} if opened is None else times_of(opened.manifest)
+    for name in found.names:
+        more = "" if name in saved else "  (not of this generation)"
+        yield f"  {name}  {format_size(size_of(found.target / name))}{more}"
+    for place, manifest, why in found.generations():
+        if manifest is None:
+            yield f"{host}, run {place.run_id}: {why}"
+        else:
+            sizes = f"{format_size(manifest.state_bytes)} as {format_size(manifest.data_bytes)}"
+            what = f"generation {manifest.number} of {_when(manifest.created_ns)}, {manifest.kind.value}, {sizes}"
+            yield f"{host}, run {place.run_id}: {what}"
+
+
+def verify(found: FoundCheckpoints) -> tuple[list[str], bool]:
+    """Reads everything. Returns lines, and whether all that can be verified is whole. Raises NoResult if there is
+    nothing to verify."""
+    lines, is_whole = [], True
+    if found.opened is not None:
+        bad = damaged(found.target, found.opened)
+        is_whole = not bad
+        lines += [f"{found.target / name}: {bad.get(name, 'whole')}" for name in times_of(found.opened.manifest)]
+    for place, manifest, why in found.generations():
+        where = f"{socket.gethostname()}, run {place.run_id}"
+        if manifest is not None:
+            why = f"generation {manifest.number} is whole"
+            try:
+                with LocalSource(CheckpointPlace(place.output).store) as source:
+                    verify_generation(source, manifest.number)
+            except HpcstageError as error:
+                why, is_whole = f"generation {manifest.number}: {error.what}", False
+        else:
+            is_whole = False
+        lines.append(f"{where}: {why}")
+    if not lines:
+        raise NoResult(f"{found.target} has nothing that can be verified", "checkpoints of --checkpoint DIR can be")
+    return lines, is_whole
+
+
+def restore_to(found: FoundCheckpoints, to: Path, number: int | None) -> str:
+    """Restores a generation of the local disk, or the newest state: that of the local disk if it is newer than what was
+    drained. Returns a line. Raises NoResult if there is nothing whole."""
+    local = [(made, place) for place, made, _ in found.generations() if made is not None]
+    if number is not None:
+        local = [(made, place) for made, place in local if made.number == number]
+        if not local:
+            raise UsageError(f"generation {number} is not on the local disk of this machine", "see checkpoint ls")
+    drained_ns = 0 if found.opened is None else found.opened.manifest.created_ns
+    newest = max(local, key=lambda one: one[0].created_ns, default=None)
+    if newest is not None and (number is not None or newest[0].created_ns > drained_ns):
+        with LocalSource(CheckpointPlace(newest[1].output).store) as source, suppress(NothingToRestore):
+            if number is not None:
+                restore(source, number, to)
+                return f"restored generation {number}, verified, to {to}"
+            restored = restore_newest(source, to)
+            return f"restored generation {restored.number}, verified, to {to}"
+    return _copy(found, to)
+
+
+def drop(found: FoundCheckpoints, names: Sequence[str], *, drops_local: bool) -> Lines:
+    """Deletes checkpoints in DIR by name, and with `drops_local` what runs that are over left on the local disk. Raises
+    UsageError if a name is not there, or if a run uses DIR."""
+    if missing := [name for name in names if name not in found.names]:
+        raise UsageError(f"{missing[0]} is not in {found.target}", "see checkpoint ls")
+    lock = outdir.lock(os.fspath(found.target), os.fspath(found.target), "hpcstage checkpoint drop")
+    try:
+        for name in names:
+            remove_entry(found.target, name)
+            yield f"deleted {found.target / name}"
+        if drops_local:
+            yield from _drop_local(found)
+    finally:
+        outdir.unlock(os.fspath(found.target), lock)
+
+
+def _drop_local(found: FoundCheckpoints) -> Lines:
+    above = {place.path.parent for place in found.places}
+    for one in above:
+        for place, lock in late.take_checkpoints(one, os.fspath(found.target)):
+            place.remove()
+            os.close(lock)
+            yield f"deleted the generations of run {place.run_id} on {socket.gethostname()}"
+
+
+def _copy(found: FoundCheckpoints, to: Path) -> str:
+    """Copies the drained files, and verifies the copies."""
+    if not found.names:
+        raise NoResult(f"there is no checkpoint in {found.target}", "see checkpoint ls")
+    to.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _named_errors(to):
+        place_copies(found.target, {name: name for name in found.names}, to)
+    if found.opened is None:
+        return f"copied {format_number(len(found.names), 'entry', 'entries')}, not verified, to {to}"
+    bad = damaged(to, found.opened)
+    for name in bad:
+        with suppress(OSError):
+            remove_entry(to, name)
+    if bad:
+        name, why = next(iter(bad.items()))
+        raise NoResult(f"{name} is not as it was saved: {why}", f"the others were copied to {to}")
+    return f"restored generation {found.opened.manifest.number}, verified, to {to}"
+
+
+@contextmanager
+def _named_errors(to: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise NoResult(f"cannot copy to {to}: {error.strerror}", "name another directory") from None
+
+
+def _places(target: Path, config: Config) -> Iterator[kept.KeptPlace]:
+    host = socket.gethostname()
+    try:
+        local = cleaning.local_dir(config, host)
+    except NoLocalDir:
+        return
+    for place in kept.places(directory.outputs_base(local, host)):
+        with suppress(OSError, ValueError):
+            if place.holds_checkpoints:
+                charter = CheckpointCharter.load(CheckpointPlace(place.output))
+                if charter.target == os.fspath(target):
+                    yield place
+
+
+def _when(time_ns: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_ns / 1e9))
