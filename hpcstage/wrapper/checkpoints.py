@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace
-from hpcstage.errors import NotStarted
+from hpcstage.errors import HpcstageError, NotStarted
 from hpcstage.node import kept
 from hpcstage.record.jsonform import read
 from hpcstage.record.parts.checkpoints import CheckpointsPart, GenerationRow
@@ -84,8 +85,9 @@ class RunCheckpoints(RunOutputs):
         self._said = self._report(place) or {}
         super()._collect(place)
         if not self.exit_code:
-            for earlier, _ in self._earlier:
-                earlier.remove()
+            for earlier, lock in self._earlier:
+                with suppress(HpcstageError):  # a signal came
+                    late.drain(earlier, lock, late.AT_START_S)
 
     def _close(self) -> None:
         super()._close()

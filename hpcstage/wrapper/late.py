@@ -157,7 +157,7 @@ def drain_at_start(above: Path, spared: str | None = None) -> None:
             continue
         left_s = deadline - time.monotonic()
         if left_s > 0 and not _was_tried(place):
-            _drain(place, lock, left_s)
+            drain(place, lock, left_s)
         else:
             messages.warn(f"run {place.run_id} left {what(place)} in {place.output}; {_CLEAN}")
 
@@ -165,10 +165,7 @@ def drain_at_start(above: Path, spared: str | None = None) -> None:
 def take_checkpoints(above: Path, target: str) -> list[tuple[kept.KeptPlace, int]]:
     """Returns the places with checkpoints that runs which are over left and that belong to a directory, with the
     descriptors of their exclusive locks, which the caller closes."""
-    found = [(place, os.dup(lock)) for place, lock in _over(above) if _target_of_checkpoints(place) == target]
-    for _, lock in found:
-        os.set_inheritable(lock, False)
-    return found
+    return [(place, os.dup(lock)) for place, lock in _over(above) if _target_of_checkpoints(place) == target]
 
 
 def _target_of_checkpoints(place: kept.KeptPlace) -> str | None:
@@ -190,7 +187,7 @@ def what(place: kept.KeptPlace) -> str:
 
 def drain_all(above: Path) -> list[OutputsPart]:
     """Drains the output directories of runs that are over, however long it takes. Returns what became of them."""
-    return [_drain(place, lock, LONGEST_S) for place, lock in _over(above)]
+    return [drain(place, lock, LONGEST_S) for place, lock in _over(above)]
 
 
 def forget(above: Path, run_id: str) -> bool:
@@ -240,7 +237,9 @@ def _taken(place: kept.KeptPlace) -> Iterator[int | None]:
             os.close(lock)
 
 
-def _drain(place: kept.KeptPlace, lock: int, timeout_s: float) -> OutputsPart:
+def drain(place: kept.KeptPlace, lock: int, timeout_s: float) -> OutputsPart:
+    """Drains the directory of a run that is over, whose exclusive lock the caller holds; deletes it if all is drained.
+    Raises NotStarted when a signal that is blocked will end this process."""
     run_id = place.run_id
     messages.warn(f"copying the {what(place)} that run {run_id} left in {place.output}")
     drain = ForkedDrain(place, lock, timeout_s)
@@ -255,6 +254,8 @@ def _drain(place: kept.KeptPlace, lock: int, timeout_s: float) -> OutputsPart:
         messages.error(line)
     for one in part.beside:
         messages.warn(f"{one.name} of run {run_id} is {one.why} in {part.directory}: that had been changed since")
+    for name in part.unclosed:
+        messages.warn(f"{name} in {part.directory} was not complete, or not saved, when run {run_id} was killed")
     if part.undrained_count:
         messages.error(f"if they are not needed, `hpcstage clean --forget {run_id}` there deletes them")
         with suppress(OSError):

@@ -414,6 +414,10 @@ def _directories(
     from hpcstage.wrapper import late
     from hpcstage.wrapper.directories import RunDirectories
 
-    spared = None if config.checkpoint is None else os.path.realpath(inherited.directory() / config.checkpoint)
+    spared = (
+        None
+        if config.checkpoint is None or not is_alone
+        else os.path.realpath(inherited.directory() / config.checkpoint)
+    )
     late.drain_at_start(above, spared)
     return RunDirectories.open(config, local, job, run_id, is_alone=is_alone) if is_asked else None

@@ -13,11 +13,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcstage.errors import HpcstageError
+
 if TYPE_CHECKING:
     from hpcstage.checkpoint.generations.store import SavedGeneration
 
 LOCAL_KEPT = 2
 """The newest generations that stay on the local disk."""
+ROOM_SHARE = 0.5
+"""The share of what is free on the local disk that one generation, or the state at the start, may take."""
+MOST_ROWS = 100
+"""The last generations, and the last lines, that a report has."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,11 @@ class CheckpointPlace:
     def charter(self) -> Path:
         """The file of the charter."""
         return self.base / "charter"
+
+    def room_bytes(self) -> int:
+        """Returns the bytes of the local disk that may be taken now."""
+        found = os.statvfs(self.base)
+        return int(found.f_bavail * found.f_frsize * ROOM_SHARE)
 
 
 @dataclass(frozen=True)
@@ -140,3 +151,10 @@ class KeepingReport:
     def to_json(self) -> dict[str, Any]:
         """Returns plain data."""
         return asdict(self)
+
+
+def reason(error: OSError | HpcstageError) -> str:
+    """Says what failed, for people."""
+    if isinstance(error, OSError):
+        return f"{error.filename or 'a file'}: {error.strerror or error}"
+    return error.what

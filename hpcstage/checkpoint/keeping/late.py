@@ -9,7 +9,7 @@ from hpcstage.checkpoint.generations.manifest import DamagedGeneration, Generati
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
 from hpcstage.checkpoint.generations.restoring import verify
 from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace, KeepingReport, UndrainedEntry
-from hpcstage.checkpoint.keeping.keeper import leftovers, place_leftovers
+from hpcstage.checkpoint.keeping.leftovers import leftovers, place_leftovers
 from hpcstage.checkpoint.keeping.plain import drain_generation
 
 
@@ -26,7 +26,7 @@ def drain_late(place: CheckpointPlace, charter: CheckpointCharter) -> KeepingRep
             except DamagedGeneration as error:
                 refused.append(f"generation {number} of run {charter.run_id}: {error.what}")
                 continue
-            findings = {"beside": dict(done.beside or {})}
+            findings = {"beside": dict(done.beside)}
             report = replace(report, drained_number=number, files=done.files, bytes_carried=done.size_bytes)
             report = replace(report, findings=findings)
             break

@@ -13,7 +13,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hpcstage.checkpoint.generations.files import (
@@ -57,7 +57,7 @@ class DrainedGeneration:
     number: int
     files: int = 0
     size_bytes: int = 0
-    beside: Mapping[str, str] | None = None
+    beside: Mapping[str, str] = field(default_factory=dict)
     """By name: the name under which a checkpoint lies, since somebody else's newer one has its own."""
 
 
@@ -99,7 +99,7 @@ def drain_generation(source: BlockSource, number: int, target: Path, run_id: str
         return DrainedGeneration(number)
     manifest = opened.manifest
     missing = {name: name for name in times_of(manifest) if not is_there(target, manifest, name)}
-    done = DrainedGeneration(number, beside={})
+    done = DrainedGeneration(number)
     if missing:
         found = restore(source, number, target, missing)
         done = replace(done, beside={name: f"{name}.{run_id}" for name in found.kept})

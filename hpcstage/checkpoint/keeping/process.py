@@ -12,8 +12,9 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
+from hpcstage.checkpoint.keeping.beginning import CannotKeep
 from hpcstage.checkpoint.keeping.facts import CheckpointPlace, KeepingReport
-from hpcstage.checkpoint.keeping.keeper import CannotKeep, CheckpointKeeper
+from hpcstage.checkpoint.keeping.keeper import CheckpointKeeper
 from hpcstage.errors import HpcstageError
 from hpcstage.forked import become_quiet, die_with_parent, reap
 
@@ -113,7 +114,6 @@ class KeeperProcess:
             with suppress(OSError):
                 os.nice(NICE)
             keeper = CheckpointKeeper(self._place, commands, tell, self._pace)
-            keeper.begin()
             is_ready = True
             keeper.keep()
             say(is_over=True)

@@ -1,0 +1,99 @@
+"""Saves generations of what a program completed, within the room on the disk and a share of a processor.
+
+Owns the numbers, which grow over the runs of one target, and the room.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+
+from hpcstage.checkpoint.generations.files import GenerationId
+from hpcstage.checkpoint.generations.manifest import GenerationManifest
+from hpcstage.checkpoint.generations.restoring import times_of
+from hpcstage.checkpoint.generations.state import FileTree
+from hpcstage.checkpoint.generations.store import GenerationStore, SavedGeneration
+from hpcstage.checkpoint.generations.terms import CommitProgress, CommitTerms, NoRoom
+from hpcstage.checkpoint.keeping.beginning import known_before, newest_manifest
+from hpcstage.checkpoint.keeping.facts import LOCAL_KEPT, CheckpointCharter, CheckpointPlace, SavedRow
+from hpcstage.checkpoint.keeping.plain import is_there
+
+SHARE = 0.5
+"""The share of one processor that saving and draining may take while the command runs."""
+_LOOK_S = 0.05
+
+
+class ProcessorShare:
+    """Delays work so that it takes no more than a share of a processor, until somebody hurries it."""
+
+    def __init__(self, share: float, hurries: Callable[[], bool]) -> None:
+        self._share = share
+        self._hurries = hurries
+        self._since_s = time.monotonic(), time.process_time()
+
+    def begin(self) -> None:
+        """Begins a piece of work: what was not used before is not saved up."""
+        self._since_s = time.monotonic(), time.process_time()
+
+    def __call__(self, _: CommitProgress | int) -> None:
+        """Waits, after some work, until the share is kept."""
+        while not self._hurries():
+            due_s = self._since_s[0] + (time.process_time() - self._since_s[1]) / self._share
+            if time.monotonic() >= due_s:
+                break
+            time.sleep(min(_LOOK_S, max(0.0, due_s - time.monotonic())))
+
+
+class GenerationSaver:
+    """Owns the generations of one run."""
+
+    def __init__(self, place: CheckpointPlace, charter: CheckpointCharter, capped: ProcessorShare) -> None:
+        self._place = place
+        self._capped = capped
+        self._store = GenerationStore(place.store)
+        before = known_before(place, charter)
+        self._lowest_number = max((one.number for one in before), default=0) + 1
+        self._drained = max(before, key=lambda one: one.created_ns, default=None) if not charter.earlier else None
+        """The state that lay in the directory at the start and that the target has; None where it is not drained."""
+
+    def save(self, names: Sequence[str]) -> SavedRow | None:
+        """Saves a generation of some entries; None if that is the state which was saved last.
+
+        Raises StateChanged, NoRoom and OSError.
+        """
+        if not names or self._is_saved(names):
+            return None
+        self._capped.begin()
+        began_s = time.monotonic()
+        saved = self._commit(names)
+        return SavedRow.of(saved, time.monotonic() - began_s)
+
+    def prune(self) -> None:
+        """Drops what is not kept on the local disk."""
+        self._store.prune(LOCAL_KEPT)
+
+    def newest(self) -> GenerationManifest | None:
+        """Returns the newest generation of this run."""
+        return newest_manifest(self._place.base)
+
+    def close(self) -> None:
+        """Ends the use of the store."""
+        self._store.close()
+
+    def _commit(self, names: Sequence[str]) -> SavedGeneration:
+        terms = CommitTerms(budget_bytes=self._place.room_bytes(), progress=self._capped)
+        tree = FileTree(self._place.tree, names)
+        identity = GenerationId.new(max(self._store.next_number(), self._lowest_number))
+        try:
+            return self._store.commit(tree, identity, terms)
+        except NoRoom:
+            if not self._store.prune(1):
+                raise
+        return self._store.commit(tree, identity, replace(terms, budget_bytes=self._place.room_bytes()))
+
+    def _is_saved(self, names: Collection[str]) -> bool:
+        newest = self.newest() or self._drained
+        if newest is None or set(times_of(newest)) != set(names):
+            return False
+        return all(is_there(self._place.tree, newest, name) for name in names)

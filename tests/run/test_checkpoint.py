@@ -1,0 +1,314 @@
+"""`hpcstage run --checkpoint DIR`: what the command completes in `{checkpoint}` is in DIR, and the next run has it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from conftest import Hpcstage, python_command, wait_for
+
+pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
+pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
+
+Tree = Callable[..., Path]
+NOT_DRAINED = 74
+SAVE = """
+import os, sys
+checkpoint, *steps = sys.argv[1:]
+assert os.environ["HPCSTAGE_CHECKPOINT"] == checkpoint
+print(checkpoint, *sorted(name for name in os.listdir(checkpoint) if not name.startswith(".")))
+for step in steps:
+    with open(f"{checkpoint}/.new", "wb") as file:
+        file.write(step.encode() * 50_000)
+    os.rename(f"{checkpoint}/.new", f"{checkpoint}/step{step}")
+"""
+WAIT = """
+open(f"{os.environ['FLAG']}.up", "w").close()
+import time
+while not os.path.exists(os.environ["FLAG"]):
+    time.sleep(0.01)
+"""
+TRAIN = """
+import os, sys, torch
+checkpoint, until = sys.argv[1], int(sys.argv[2])
+torch.manual_seed(7)
+model = torch.nn.Linear(20, 20)
+optimizer = torch.optim.Adam(model.parameters())
+done = sorted(os.listdir(checkpoint))
+first = 0
+if done:
+    state = torch.load(f"{checkpoint}/{done[-1]}")
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    first = state["step"] + 1
+print("from", first)
+for step in range(first, 8):
+    generator = torch.Generator().manual_seed(step)
+    loss = model(torch.randn(4, 20, generator=generator)).square().sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+    torch.save(state, f"{checkpoint}/.new")
+    os.rename(f"{checkpoint}/.new", f"{checkpoint}/step{step}.pt")
+    if step == until:
+        open(os.environ["FLAG"] + ".up", "w").close()
+        import time
+        time.sleep(60)
+print("weights", model.weight.double().sum().item().hex(), model.bias.double().sum().item().hex())
+"""
+
+
+def kept(local_dir: Path) -> list[Path]:
+    """The checkpoint directories that are still on the local disk."""
+    return list(local_dir.glob("hpcstage-out-*/*.checkpoint"))
+
+
+def saves(*steps: int) -> Sequence[str]:
+    """A command that saves these steps."""
+    return python_command(SAVE, "{checkpoint}", *map(str, steps))
+
+
+def run(hpcstage: Hpcstage, *more: object, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    return hpcstage("run", "--checkpoint", "ckpt", *map(str, more), **options)
+
+
+def shown(done: subprocess.CompletedProcess[bytes]) -> list[str]:
+    """The checkpoints that the command found at its start."""
+    return done.stdout.decode().split()[1:]
+
+
+def part_of(hpcstage: Hpcstage) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(hpcstage.records()[-1].read_bytes())["checkpoints"]
+    return found
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(name for name in os.listdir(directory) if not name.startswith("."))
+
+
+def kill_all(wrapper: subprocess.Popen[bytes]) -> None:
+    """Kills wrapper, daemon, the daemon's processes and the command."""
+    family = [psutil.Process(wrapper.pid), *psutil.Process(wrapper.pid).children(recursive=True)]
+    for process in family:
+        process.send_signal(signal.SIGKILL)
+    wrapper.wait()
+    psutil.wait_procs(family, timeout=10)
+
+
+def killed(hpcstage: Hpcstage, local_dir: Path, flag: Path, *steps: int, every: int = 1000) -> None:
+    """A run that saved steps, and of which everything was killed when all were in a generation."""
+    command = python_command(SAVE + WAIT, "{checkpoint}", *map(str, steps))
+    options = ("--checkpoint", "ckpt", "--drain-every", str(every))
+    wrapper = hpcstage.start("run", *options, "--", *command, env={"FLAG": os.fspath(flag)})
+    wait_for(Path(f"{flag}.up").exists, 20, "the command")
+    wait_for(lambda: saved_names(local_dir) == [f"step{step}" for step in steps], 20, "the generation")
+    kill_all(wrapper)
+    Path(f"{flag}.up").unlink()
+
+
+def saved_names(local_dir: Path) -> list[str]:
+    """The checkpoints in the newest generation on the local disk."""
+    manifests = sorted(local_dir.glob("hpcstage-out-*/*.checkpoint/out/store/*/manifest.json"))
+    return [one["name"] for one in json.loads(manifests[-1].read_bytes())["body"]["entries"]] if manifests else []
+
+
+def test_what_the_command_completes_is_in_the_directory_and_the_next_run_goes_on(
+    hpcstage: Hpcstage, tmp_path: Path, local_dir: Path
+) -> None:
+    done = run(hpcstage, "--", *saves(1, 2))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode().startswith(os.fspath(local_dir)), "a directory on the local disk"
+    assert shown(done) == []
+    assert names(tmp_path / "ckpt") == ["step1", "step2"]
+    assert (tmp_path / "ckpt/step2").read_bytes() == b"2" * 50_000
+    assert kept(local_dir) == []
+    done = run(hpcstage, "--", *saves(3))
+    assert (done.returncode, shown(done)) == (0, ["step1", "step2"]), done.stderr
+    assert names(tmp_path / "ckpt") == ["step1", "step2", "step3"]
+    part = part_of(hpcstage)
+    assert "verified" in part["restored"]
+    assert part["drained_number"] == part["saved"][-1]["number"]
+    assert part["drain"]["undrained_count"] == 0
+    report = hpcstage("report").stdout.decode()
+    assert "Checkpoints" in report
+    assert "which is in DIR" in report
+
+
+@pytest.mark.parametrize("everything", [True, False])
+def test_training_that_was_killed_goes_on_to_the_same_weights(
+    hpcstage: Hpcstage, tmp_path: Path, local_dir: Path, everything: bool
+) -> None:
+    pytest.importorskip("torch", reason="needs the extra `torch`")
+    flag = {"FLAG": os.fspath(tmp_path / "flag")}
+    wrapper = hpcstage.start("run", "--checkpoint", "ckpt", "--", *python_command(TRAIN, "{checkpoint}", "4"), env=flag)
+    wait_for(Path(f"{flag['FLAG']}.up").exists, 40, "step 4")
+    wait_for(lambda: "step4.pt" in saved_names(local_dir), 20, "its generation")
+    if everything:
+        kill_all(wrapper)
+    else:
+        (command,) = [one for one in psutil.Process(wrapper.pid).children() if "until" in " ".join(one.cmdline())]
+        command.kill()
+        assert wrapper.wait(30) == -signal.SIGKILL
+    done = run(hpcstage, "--", *python_command(TRAIN, "{checkpoint}", "100"), env=flag)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(b"from 5\n")
+    (tmp_path / "plain").mkdir()
+    plain = subprocess.run([sys.executable, "-c", TRAIN, tmp_path / "plain", "100"], capture_output=True, check=True)
+    assert plain.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
+    assert names(tmp_path / "ckpt") == names(tmp_path / "plain")
+    assert kept(local_dir) == []
+
+
+def test_what_a_killed_run_did_not_drain_is_restored_from_the_local_disk(
+    hpcstage: Hpcstage, tmp_path: Path, local_dir: Path
+) -> None:
+    killed(hpcstage, local_dir, tmp_path / "flag", 1, 2)
+    assert names(tmp_path / "ckpt") == []
+    done = run(hpcstage, "--", *saves())
+    assert (done.returncode, shown(done)) == (0, ["step1", "step2"]), done.stderr
+    assert "from this node" in part_of(hpcstage)["restored"]
+    assert names(tmp_path / "ckpt") == ["step1", "step2"], "what was restored is drained"
+    assert kept(local_dir) == [], "what the killed run left goes when it is in DIR"
+
+
+def test_a_damaged_generation_gives_way_to_the_drained_copy(
+    hpcstage: Hpcstage, tmp_path: Path, local_dir: Path
+) -> None:
+    assert run(hpcstage, "--", *saves(1)).returncode == 0
+    killed(hpcstage, local_dir, tmp_path / "flag", 1, 2)
+    for data in local_dir.glob("hpcstage-out-*/*.checkpoint/out/store/*/data"):
+        content = bytearray(data.read_bytes())
+        content[len(content) // 2] ^= 1
+        data.write_bytes(content)
+    (place,) = kept(local_dir)
+    done = run(hpcstage, "--", *saves())
+    assert (done.returncode, shown(done)) == (0, ["step1"]), done.stderr
+    assert any("differs from its hash" in line for line in part_of(hpcstage)["refused"])
+    run_id = place.name.removesuffix(".checkpoint")
+    assert names(tmp_path / "ckpt") == ["step1", f"step2.{run_id}"], "the killed run's own file is there still"
+
+
+def test_clean_drains_what_a_killed_run_left(hpcstage: Hpcstage, tmp_path: Path, local_dir: Path) -> None:
+    killed(hpcstage, local_dir, tmp_path / "flag", 1, 2)
+    (place,) = kept(local_dir)
+    (place / "out/tree/torn").write_bytes(b"half")
+    assert hpcstage("checkpoint", "verify", "ckpt").returncode == 0
+    assert hpcstage("clean").returncode == NOT_DRAINED
+    done = hpcstage("clean", "--drain")
+    assert done.returncode == 0, done.stderr
+    run_id = place.name.removesuffix(".checkpoint")
+    assert names(tmp_path / "ckpt") == ["step1", "step2", f"torn.{run_id}"], "nothing is lost, nor taken for complete"
+    assert kept(local_dir) == []
+
+
+def test_half_a_checkpoint_of_a_killed_command_is_none(hpcstage: Hpcstage, tmp_path: Path) -> None:
+    script = SAVE + "os.write(os.open(f'{checkpoint}/half', os.O_CREAT | os.O_WRONLY), b'x'); os.kill(os.getpid(), 9)"
+    done = run(hpcstage, "--", *python_command(script, "{checkpoint}", "1"))
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    run_id = hpcstage.records()[-1].parent.name
+    assert names(tmp_path / "ckpt") == [f"half.{run_id}", "step1"]
+    assert part_of(hpcstage)["drain"]["unclosed"] == ["half"]
+
+
+def test_what_the_command_removes_is_removed_once_newer_is_there(hpcstage: Hpcstage, tmp_path: Path) -> None:
+    assert run(hpcstage, "--", *saves(1, 2)).returncode == 0
+    (tmp_path / "ckpt/notes").write_text("of the user")
+    script = SAVE + "os.unlink(f'{checkpoint}/step1')"
+    assert run(hpcstage, "--", *python_command(script, "{checkpoint}", "3")).returncode == 0
+    assert names(tmp_path / "ckpt") == ["notes", "step2", "step3"]
+    script = "import os, sys\nfor name in os.listdir(sys.argv[1]): os.unlink(f'{sys.argv[1]}/{name}')"
+    assert run(hpcstage, "--", *python_command(script, "{checkpoint}")).returncode == 0
+    assert names(tmp_path / "ckpt") == ["notes", "step2", "step3"], "the last ones stay"
+
+
+def test_what_cannot_be_drained_is_named_and_kept(hpcstage: Hpcstage, tmp_path: Path, local_dir: Path) -> None:
+    script = f"import os\nos.rename({os.fspath(tmp_path / 'ckpt')!r}, {os.fspath(tmp_path / 'away')!r})" + SAVE
+    done = run(hpcstage, "--", *python_command(script, "{checkpoint}", "1"))
+    assert done.returncode == NOT_DRAINED, done.stderr
+    assert b"step1" in done.stderr
+    assert [one["name"] for one in part_of(hpcstage)["drain"]["undrained"]] == ["step1"]
+    assert kept(local_dir) != []
+    (tmp_path / "away").rename(tmp_path / "ckpt")
+    assert hpcstage("clean", "--drain").returncode == 0
+    assert names(tmp_path / "ckpt") == ["step1"]
+
+
+@pytest.mark.parametrize("env", [{"HPCSTAGE_DISABLE": "1"}, {"HPCSTAGE_LOCAL_DIR": "/nonexistent"}])
+def test_without_a_local_disk_it_is_the_directory_itself(
+    hpcstage: Hpcstage, tmp_path: Path, env: dict[str, str]
+) -> None:
+    done = run(hpcstage, "--", *saves(1), env=env)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode().strip() == os.fspath(tmp_path / "ckpt")
+    assert names(tmp_path / "ckpt") == ["step1"]
+
+
+def test_both_directories_in_one_run(hpcstage: Hpcstage, tmp_path: Path, local_dir: Path) -> None:
+    script = 'echo 1 > "$HPCSTAGE_OUT/log"; echo 2 > "$HPCSTAGE_CHECKPOINT/step"; echo {out} {checkpoint}'
+    done = run(hpcstage, "--out", "results", "--", "sh", "-c", script)
+    assert done.returncode == 0, done.stderr
+    assert len(set(done.stdout.split())) == 2
+    assert (names(tmp_path / "results"), names(tmp_path / "ckpt")) == (["log"], ["step"])
+    assert kept(local_dir) == []
+
+
+def test_protection_on_one_node_is_the_copy(hpcstage: Hpcstage) -> None:
+    done = run(hpcstage, "--protect", "4+2", "--", "true")
+    assert done.returncode == 0
+    assert done.stderr.count(b"--protect 4+2") == 1
+    done = run(hpcstage, "--protect", "4+2", "--strict", "--", "echo", "started")
+    assert (done.returncode, done.stdout) == (125, b"")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--protect", "4"), "--protect"),
+        (("--protect", "0+2"), "--protect"),
+        (("--drain-every", "0"), "--drain-every"),
+        (("--out", "ckpt/below"), "lie in each other"),
+        (("--data", ".", "--checkpoint", "below"), "lies in the dataset"),
+    ],
+)
+def test_bad_input(hpcstage: Hpcstage, options: Sequence[str], said: str) -> None:
+    done = run(hpcstage, *options, "--", "echo", "started")
+    assert (done.returncode, done.stdout) == (2, b"")
+    (line,) = done.stderr.decode().splitlines()
+    assert said in line
+
+
+def test_the_placeholder_and_a_protection_without_a_directory(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    data = make_tree()
+    for words in (["--", "echo", "{checkpoint}"], ["--protect", "2+1", "--", "echo"]):
+        done = hpcstage("run", "--data", data, *words)
+        assert (done.returncode, done.stdout) == (2, b"")
+        assert b"--checkpoint" in done.stderr
+
+
+def test_checkpoints_on_a_login_node(hpcstage: Hpcstage, tmp_path: Path) -> None:
+    assert run(hpcstage, "--", *saves(1, 2)).returncode == 0
+    env = {"HPCSTAGE_LOCAL_DIR": "/nonexistent"}
+    assert b"step2" in hpcstage("checkpoint", "ls", "ckpt", env=env).stdout
+    assert hpcstage("checkpoint", "verify", "ckpt", env=env).returncode == 0
+    assert hpcstage("checkpoint", "restore", "ckpt", "to", env=env).returncode == 0
+    assert (tmp_path / "to/step2").read_bytes() == b"2" * 50_000
+    with (tmp_path / "ckpt/step2").open("r+b") as file:
+        file.write(b"X")
+    assert hpcstage("checkpoint", "verify", "ckpt", env=env).returncode == 1
+    shutil.rmtree(tmp_path / "to")
+    assert hpcstage("checkpoint", "restore", "ckpt", "to", env=env).returncode == 1
+    assert names(tmp_path / "to") == ["step1"], "what is damaged is not restored"
+    assert hpcstage("checkpoint", "drop", "ckpt", env=env).returncode == 2
+    assert hpcstage("checkpoint", "drop", "ckpt", "step2", env=env).returncode == 0
+    assert names(tmp_path / "ckpt") == ["step1"]
+    assert hpcstage("checkpoint", "ls", "missing", env=env).returncode == 2
