@@ -217,7 +217,7 @@ def test_half_a_checkpoint_of_a_killed_command_is_none(hpcstage: Hpcstage, tmp_p
     assert done.returncode == -signal.SIGKILL, done.stderr
     run_id = hpcstage.records()[-1].parent.name
     assert names(tmp_path / "ckpt") == [f"half.{run_id}", "step1"]
-    assert part_of(hpcstage)["drain"]["unclosed"] == ["half"]
+    assert part_of(hpcstage)["drain"]["unclosed"] == [f"half.{run_id}"]
 
 
 def test_what_the_command_removes_is_removed_once_newer_is_there(hpcstage: Hpcstage, tmp_path: Path) -> None:

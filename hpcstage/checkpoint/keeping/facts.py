@@ -131,7 +131,7 @@ class KeepingReport:
     """Lines about generations that were not restored, or could not be saved."""
     undrained: tuple[UndrainedEntry, ...] = ()
     unclosed: tuple[str, ...] = ()
-    """Entries that the command had not completed when it was killed."""
+    """Names in the target of entries that are in no generation: the command was killed before they were complete."""
     findings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     files: int = 0
     bytes_carried: int = 0

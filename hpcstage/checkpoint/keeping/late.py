@@ -26,13 +26,11 @@ def drain_late(place: CheckpointPlace, charter: CheckpointCharter) -> KeepingRep
             except DamagedGeneration as error:
                 refused.append(f"generation {number} of run {charter.run_id}: {error.what}")
                 continue
-            findings = {"beside": dict(done.beside)}
-            report = replace(report, drained_number=number, files=done.files, bytes_carried=done.size_bytes)
-            report = replace(report, findings=findings)
+            counts = {"files": done.files, "bytes_carried": done.size_bytes}
+            report = replace(report, drained_number=number, findings={"beside": dict(done.beside)}, **counts)
             break
     missing, beside = place_leftovers(place, leftovers(place, newest, target), charter)
-    findings = {"beside": {**report.findings.get("beside", {}), **beside}}
-    return replace(report, refused=tuple(refused), undrained=tuple(missing), unclosed=tuple(beside), findings=findings)
+    return replace(report, refused=tuple(refused), undrained=tuple(missing), unclosed=tuple(beside.values()))
 
 
 def generations_of(place: CheckpointPlace) -> list[GenerationManifest | UndrainedEntry]:
