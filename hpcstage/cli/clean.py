@@ -1,4 +1,4 @@
-"""`hpcstage clean`: removes what killed runs left on this node, and drains their output files. No logic."""
+"""`hpcstage clean`: removes what killed runs left on this node, and drains their files. No logic."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ import click
 from hpcstage.cli.options import common_options
 
 
-@click.command("clean", short_help="Remove what killed runs left on this node, and drain their output files.")
-@click.option("--drain", is_flag=True, help="Copy the output files of killed runs to the directories of their --out.")
+@click.command("clean", short_help="Remove what killed runs left on this node, and drain their files.")
+@click.option(
+    "--drain", is_flag=True, help="Copy what killed runs left to the directories of their --out and --checkpoint."
+)
 @click.option(
     "--forget",
     "forgotten",
     metavar="RUN-ID",
     multiple=True,
-    help="Delete the output files that this killed run left. Repeatable.",
+    help="Delete the output files and checkpoints that this killed run left. Repeatable.",
 )
 @click.option("--local-dir", "local_dir", metavar="DIR|$VAR|ram|auto", help="The node-local directory of these runs.")
 @common_options
 def clean(drain: bool, forgotten: tuple[str, ...], verbose: bool, quiet: bool, **given: Any) -> int:  # noqa: ANN401  click hands over what was typed
     """Remove what runs that were killed left on the local disk of this node.
 
-    Output files that are not in the directory of --out yet are deleted with --forget only: they are named, and with
+    Output files and checkpoints that are not in their directory yet are deleted with --forget only: they are named, and with
     --drain copied. A file there that has been changed since the run saw it is not replaced: the run's lies beside it
     as NAME.RUN-ID.
 

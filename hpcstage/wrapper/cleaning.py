@@ -37,7 +37,7 @@ def clean(config: Config, verbosity: int, *, drains: bool, forgotten: Sequence[s
             raise UsageError(
                 f"no run {run_id} that is over has output files or checkpoints here", f"name one of: {there}"
             )
-        messages.warn(f"deleted the output files of run {run_id} on {host}")
+        messages.warn(f"deleted the output files and checkpoints of run {run_id} on {host}")
     name = directory.base_name(os.geteuid(), host if local.is_network else "")
     removed = directory.leftovers(local.path / name)
     for path in removed:

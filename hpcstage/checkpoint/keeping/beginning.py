@@ -13,7 +13,7 @@ from pathlib import Path
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationManifest
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
 from hpcstage.checkpoint.generations.restoring import NothingToRestore, restore_newest, times_of
-from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace
+from hpcstage.checkpoint.keeping.facts import CannotKeep, CheckpointCharter, CheckpointPlace
 from hpcstage.checkpoint.keeping.plain import (
     damaged,
     described,
@@ -25,10 +25,6 @@ from hpcstage.checkpoint.keeping.plain import (
 )
 from hpcstage.errors import HpcstageError
 from hpcstage.units import format_size
-
-
-class CannotKeep(Exception):
-    """The checkpoints cannot be kept on the local disk; the message says why. The program uses the target itself."""
 
 
 @dataclass(frozen=True)

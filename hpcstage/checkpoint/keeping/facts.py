@@ -26,6 +26,10 @@ MOST_ROWS = 100
 """The last generations, and the last lines, that a report has."""
 
 
+class CannotKeep(Exception):
+    """The checkpoints cannot be kept on the local disk; the message says why. The program uses the target itself."""
+
+
 @dataclass(frozen=True)
 class CheckpointPlace:
     """The directories of one kept checkpoint directory."""

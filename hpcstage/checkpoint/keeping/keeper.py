@@ -35,7 +35,8 @@ from hpcstage.checkpoint.keeping.saving import SHARE, GenerationSaver, Processor
 
 END_S = 5.0
 """The longest wait at the end until the command's entries are closed."""
-RETRY_S = 5.0
+RETRY_S = 60.0
+"""A state that could not be saved is tried again so much later."""
 _LOOK_S = 0.05
 
 

@@ -26,8 +26,12 @@ def drain_late(place: CheckpointPlace, charter: CheckpointCharter) -> KeepingRep
             except DamagedGeneration as error:
                 refused.append(f"generation {number} of run {charter.run_id}: {error.what}")
                 continue
-            counts = {"files": done.files, "bytes_carried": done.size_bytes}
-            report = replace(report, drained_number=number, findings={"beside": dict(done.beside)}, **counts)
+            report = KeepingReport(
+                drained_number=number,
+                findings={"beside": dict(done.beside)},
+                files=done.files,
+                bytes_carried=done.size_bytes,
+            )
             break
     missing, beside = place_leftovers(place, leftovers(place, newest, target), charter)
     return replace(report, refused=tuple(refused), undrained=tuple(missing), unclosed=tuple(beside.values()))

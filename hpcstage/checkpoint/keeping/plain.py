@@ -22,6 +22,7 @@ from hpcstage.checkpoint.generations.files import (
     GenerationPart,
     generation_path,
 )
+from hpcstage.checkpoint.generations.layout import BlockLayout
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, EntryType, GenerationManifest, SavedEntry
 from hpcstage.checkpoint.generations.reading import (
     BlockSource,
@@ -101,10 +102,13 @@ def drain_generation(source: BlockSource, number: int, target: Path, run_id: str
     missing = {name: name for name in times_of(manifest) if not is_there(target, manifest, name)}
     done = DrainedGeneration(number)
     if missing:
-        found = restore(source, number, target, missing)
-        done = replace(done, beside={name: f"{name}.{run_id}" for name in found.kept})
-        if done.beside:
-            restore(source, number, target, done.beside)
+        kept = restore(source, number, target, missing).kept
+        ours = [name for name in kept if before is not None and is_there(target, before.manifest, name)]
+        for name in ours:  # the program gave it an older time than that of what was drained before
+            remove_entry(target, name)
+        done = replace(done, beside={name: f"{name}.{run_id}" for name in kept if name not in ours})
+        if kept:
+            restore(source, number, target, {name: done.beside.get(name, name) for name in kept})
         sizes = [one.size_bytes for one in manifest.entries if _top(one) in missing and one.type is EntryType.FILE]
         done = replace(done, files=len(sizes), size_bytes=sum(sizes))
     if before is None or before.manifest != manifest:
@@ -184,7 +188,7 @@ def _difference(directory: Path, opened: OpenGeneration, name: str) -> str:
             continue
         lone = replace(found, entries=(found.entries[place_],), fingerprints=(found.fingerprints[place_],))
         blocks = layout.blocks(index)
-        own = type(layout)(layout.block_bytes, (layout.parts[index],))
+        own = BlockLayout(layout.block_bytes, (layout.parts[index],))
         hashes = lone.hashed(own, CommitMeter(CommitTerms(), CommitPhase.READING, one.size_bytes))
         if (hashes != opened.table["hash"][blocks.start : blocks.stop]).any():
             return f"{one.name} has other bytes than were saved"

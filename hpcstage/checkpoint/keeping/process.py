@@ -12,9 +12,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from hpcstage.checkpoint.keeping.beginning import CannotKeep
-from hpcstage.checkpoint.keeping.facts import CheckpointPlace, KeepingReport
-from hpcstage.checkpoint.keeping.keeper import CheckpointKeeper
+from hpcstage.checkpoint.keeping.facts import CannotKeep, CheckpointPlace, KeepingReport
 from hpcstage.errors import HpcstageError
 from hpcstage.forked import become_quiet, die_with_parent, reap
 
@@ -113,6 +111,8 @@ class KeeperProcess:
             become_quiet({commands, reports})
             with suppress(OSError):
                 os.nice(NICE)
+            from hpcstage.checkpoint.keeping.keeper import CheckpointKeeper  # NumPy makes threads, after the fork only
+
             keeper = CheckpointKeeper(self._place, commands, tell, self._pace)
             is_ready = True
             keeper.keep()
