@@ -10,6 +10,7 @@ are of what is being made, and are no checkpoints.
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import signal
 import stat
@@ -101,9 +102,10 @@ class CompleteEntries:
             self._soonest_look = now + (time.monotonic() - began_s) / _MOST_LOOKING
             self._next_look = max(now + LOOK_S, self._soonest_look)
 
-    def look_at_once(self, now: float) -> None:
-        """Takes in what happened, and looks at the entries now."""
-        self._next_look = self._soonest_look = now
+    def look_at_end(self, now: float) -> None:
+        """Takes in what happened until the program ended, and looks at the entries now. What it did not rename, and was
+        not complete before, does not become complete by its end, which closes all files."""
+        self._next_look, self._quiet_s = now, math.inf
         self.look(now)
 
     def _events(self) -> bool:

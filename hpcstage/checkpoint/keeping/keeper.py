@@ -78,7 +78,7 @@ class CheckpointKeeper:
                 if entries.revision != revision and now >= self._retry_at:
                     revision = entries.revision if self._save(entries.names()) else -1
                 self._wait(entries)
-            entries.look_at_once(time.monotonic())
+            entries.look_at_end(time.monotonic())
             is_gone, completed = entries.is_gone, entries.names()
         finally:
             entries.close()
@@ -168,11 +168,11 @@ class CheckpointKeeper:
         deadline = time.monotonic() + END_S
         entries = CompleteEntries(self._place.tree, time.monotonic(), 0.0)
         try:
-            entries.look_at_once(time.monotonic())
-            while list(entries.names()) != names_in(self._place.tree) and time.monotonic() < deadline:
+            while True:
+                entries.look(time.monotonic())
+                if list(entries.names()) == names_in(self._place.tree) or time.monotonic() >= deadline:
+                    return entries.names()
                 time.sleep(_LOOK_S)
-                entries.look_at_once(time.monotonic())
-            return entries.names()
         finally:
             entries.close()
 
