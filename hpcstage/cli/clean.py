@@ -27,8 +27,8 @@ def clean(drain: bool, forgotten: tuple[str, ...], verbose: bool, quiet: bool, *
     """Remove what runs that were killed left on the local disk of this node.
 
     Output files and checkpoints that are not in their directory yet are deleted with --forget only: they are named,
-    and with --drain copied. A file there that has been changed since the run saw it is not replaced: the run's lies beside it
-    as NAME.RUN-ID.
+    and with --drain copied. A file there that has been changed since the run saw it is not replaced: the run's lies
+    beside it as NAME.RUN-ID.
 
     \b
     hpcstage clean
