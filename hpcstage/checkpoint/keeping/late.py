@@ -7,7 +7,6 @@ from pathlib import Path
 
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationManifest
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
-from hpcstage.checkpoint.generations.restoring import verify
 from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace, KeepingReport, UndrainedEntry
 from hpcstage.checkpoint.keeping.leftovers import leftovers, place_leftovers
 from hpcstage.checkpoint.keeping.plain import drain_generation
@@ -21,8 +20,8 @@ def drain_late(place: CheckpointPlace, charter: CheckpointCharter) -> KeepingRep
     with LocalSource(place.store) as source:
         for number in reversed(source.numbers()):
             try:
-                newest = verify(source, number)
                 done = drain_generation(source, number, target, charter.run_id, place.tree)
+                newest = GenerationReader(source).manifest(number)
             except DamagedGeneration as error:
                 refused.append(f"generation {number} of run {charter.run_id}: {error.what}")
                 continue
