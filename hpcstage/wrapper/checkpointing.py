@@ -88,7 +88,8 @@ def ls(found: FoundCheckpoints) -> Lines:
 def verify(found: FoundCheckpoints) -> tuple[list[str], bool]:
     """Reads everything. Returns lines, and whether all that can be verified is whole. Raises NoResult if there is
     nothing to verify."""
-    lines, is_whole = [], True
+    lines: list[str] = []
+    is_whole = True
     if found.opened is not None:
         bad = damaged(found.target, found.opened)
         is_whole = not bad

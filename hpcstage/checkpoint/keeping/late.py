@@ -15,8 +15,9 @@ from hpcstage.checkpoint.keeping.plain import drain_generation
 def drain_late(place: CheckpointPlace, charter: CheckpointCharter) -> KeepingReport:
     """Drains checkpoints that nobody keeps any more. Raises OSError where a file system fails."""
     charter.check_target()
-    target, refused = Path(charter.target), []
-    report, newest = KeepingReport(), None
+    target, report = Path(charter.target), KeepingReport()
+    newest: GenerationManifest | None = None
+    refused: list[str] = []
     with LocalSource(place.store) as source:
         for number in reversed(source.numbers()):
             try:

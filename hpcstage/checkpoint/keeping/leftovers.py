@@ -32,7 +32,8 @@ def place_leftovers(
 ) -> tuple[list[UndrainedEntry], dict[str, str]]:
     """Copies entries to the target, those that it does not hold as they are. Returns what could not be copied, and the
     new names."""
-    missing, beside = [], {}
+    missing: list[UndrainedEntry] = []
+    beside: dict[str, str] = {}
     target = Path(charter.target)
     for name in names:
         other = f"{name}.{charter.run_id}"
