@@ -96,7 +96,14 @@ def test_levels_are_taken_key_by_key(desk: Desk) -> None:
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: s.key)
 def test_every_setting_can_come_from_option_variable_and_file(desk: Desk, setting: Any) -> None:
     values = {"data": "/x", "mode": "direct", "order": "o.txt", "local_dir": "ram", "budget": "1GB", "run_dir": "r"}
-    values |= {"strict": "true", "intercept": "python", "placement": "partition", "launcher": "qrsh", "learn": "false"}
+    values |= {
+        "protect": "4+2",
+        "strict": "true",
+        "intercept": "python",
+        "placement": "partition",
+        "launcher": "qrsh",
+        "learn": "false",
+    }
     text = values.get(setting.key, "3")
     given = desk.load({setting.key: (text,) if setting.repeats else text})
     assert given.origin[setting.key] == f"option {setting.flag}"
