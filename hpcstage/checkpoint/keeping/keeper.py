@@ -63,6 +63,8 @@ class CheckpointKeeper:
         self._report = KeepingReport(restored=state.restored, refused=state.refused)
         self._since_drain = 0
         self._retry_at = 0.0
+        self._has_ended = False
+        """Whether the byte of the command's end was read."""
 
     def keep(self) -> None:
         """Saves and drains until the command has ended, and then what is left. Raises OSError if the directory cannot
@@ -91,7 +93,7 @@ class CheckpointKeeper:
         select.select([self._commands, *([] if entries.is_gone else [entries.fd])], [], [], wait_s)
 
     def _is_ending(self) -> bool:
-        return bool(select.select([self._commands], [], [], 0)[0])
+        return self._has_ended or bool(select.select([self._commands], [], [], 0)[0])
 
     def _save(self, names: tuple[str, ...]) -> bool:
         """Saves a generation, and drains it if it is its turn. Tells whether nothing is to be tried again."""
@@ -147,7 +149,7 @@ class CheckpointKeeper:
     def _end(self, completed: tuple[str, ...], *, is_gone: bool) -> None:
         """Saves and drains what is left. After an orderly end all is complete that is closed; otherwise what was not
         complete before may be half-written."""
-        is_orderly = os.read(self._commands, 1) == b"0"
+        is_orderly, self._has_ended = os.read(self._commands, 1) == b"0", True
         if is_gone and not self._place.tree.is_dir():
             self._add(is_gone=True)
         elif is_orderly:
