@@ -4,7 +4,7 @@ Owns one watch (inotify) of the directory's names, and looks at the entries now 
 nobody has any of its files open for writing, and it was renamed to its name and not changed since, or has been as it is
 for some time. The kernel says whether a file is open for writing, by descriptor or mapping, when it is asked for a
 lease; where it grants none to anybody (other owners, some file systems), time alone tells. Names that begin with a dot
-are of what is being made, and are no checkpoints.
+are those of entries that are being made; who looks when nobody makes any more has them, too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MASK = (
 )
 _ENDS = inotify.SELF | inotify.UNMOUNT | inotify.IGNORED
 _Print = tuple[tuple[str, int, int, int, int], ...]
-"""Of each name of an entry what changes when it does."""
+"""For each name of an entry the values that change when it does."""
 
 
 @dataclass
@@ -53,9 +53,13 @@ class _Entry:
 class CompleteEntries:
     """Which entries of a directory are complete. Its caller gives the time, and calls `look` when it should."""
 
-    def __init__(self, directory: Path, now: float, quiet_s: float = QUIET_S, *, known: Collection[str] = ()) -> None:
-        """`known` are the entries that are complete as they are. Raises OSError if the directory cannot be watched."""
+    def __init__(
+        self, directory: Path, now: float, quiet_s: float = QUIET_S, *, known: Collection[str] = (), skipped: str = "."
+    ) -> None:
+        """`known` are the entries that are complete as they are; names that begin with `skipped` are left out. Raises
+        OSError if the directory cannot be watched."""
         self._directory = os.fspath(directory)
+        self._skipped = skipped
         self._quiet_s = quiet_s
         self._entries: dict[str, _Entry] = {}
         self._renamed = set(known)
@@ -124,8 +128,8 @@ class CompleteEntries:
 
     def _look(self, renamed: set[str], now: float) -> None:
         try:
-            names = [name for name in os.listdir(self._directory) if not name.startswith(".")]
-        except OSError:  # what cannot be listed now is not gone
+            names = [name for name in os.listdir(self._directory) if not name.startswith(self._skipped)]
+        except OSError:  # a directory that cannot be listed now is not gone
             return
         found = {name: print_ for name in names if (print_ := _printed(self._directory, name))}
         for name in self._entries.keys() - found.keys():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hpcstage.checkpoint.keeping.facts import CheckpointPlace
+from hpcstage.checkpoint.keeping.facts import CheckpointPlace, DrainTerms
 from hpcstage.checkpoint.keeping.process import KeeperProcess
 from hpcstage.daemon.resources import Resources, log
 from hpcstage.node.kept import KeptPlace
@@ -23,8 +23,9 @@ class CheckpointDrain:
     def __init__(self, base: Resources, place: KeptPlace) -> None:
         """Raises OSError."""
         rate = base.spec.drain_rate_bytes_per_s
+        terms = DrainTerms(None if rate is None else Pacer(rate), base.spec.drain_hurry_unix_s)
         self._place = place
-        self._keeper = KeeperProcess(CheckpointPlace(place.output), None if rate is None else Pacer(rate))
+        self._keeper = KeeperProcess(CheckpointPlace(place.output), terms)
         self._is_told = False
 
     @property

@@ -59,7 +59,8 @@ class DaemonSpec:
     """The directory that `node.kept` made for the command's checkpoints; empty: there is none."""
     drain_rate_bytes_per_s: float | None = None
     drain_hurry_unix_s: float | None = None
-    """From then on, copying output files gives way to nothing; None: the end of the job's time is not known."""
+    """From then on, copying output files and checkpoints gives way to nothing; None: the end of the job's time is not
+    known."""
     command: list[str] = field(default_factory=list)
     """The command; with the datasets' roots it names the trace."""
     state_dir: str = ""

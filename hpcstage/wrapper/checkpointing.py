@@ -20,8 +20,16 @@ from hpcstage.checkpoint.generations.reading import LocalSource, OpenGeneration
 from hpcstage.checkpoint.generations.restoring import NothingToRestore, restore, restore_newest, times_of
 from hpcstage.checkpoint.generations.restoring import verify as verify_generation
 from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace
-from hpcstage.checkpoint.keeping.late import generations_of
-from hpcstage.checkpoint.keeping.plain import damaged, described, names_in, place_copies, remove_entry, size_of
+from hpcstage.checkpoint.keeping.history import generations_of
+from hpcstage.checkpoint.keeping.plain import (
+    checkpoints_in,
+    damaged,
+    described,
+    names_in,
+    place_copies,
+    remove_entry,
+    size_of,
+)
 from hpcstage.errors import HpcstageError, NoLocalDir, NoResult, UsageError
 from hpcstage.node import directory, kept
 from hpcstage.units import format_number, format_size
@@ -158,13 +166,14 @@ def _drop_local(found: FoundCheckpoints) -> Lines:
 
 def _copy(found: FoundCheckpoints, to: Path) -> str:
     """Copies the drained files, and verifies the copies."""
-    if not found.names:
+    names = checkpoints_in(found.target)
+    if not names:
         raise NoResult(f"there is no checkpoint in {found.target}", "see checkpoint ls")
     to.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _named_errors(to):
-        place_copies(found.target, {name: name for name in found.names}, to)
+        place_copies(found.target, {name: name for name in names}, to)
     if found.opened is None:
-        return f"copied {format_number(len(found.names), 'entry', 'entries')}, not verified, to {to}"
+        return f"copied {format_number(len(names), 'entry', 'entries')}, not verified, to {to}"
     bad = damaged(to, found.opened)
     for name in bad:
         with suppress(OSError):

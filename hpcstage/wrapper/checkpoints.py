@@ -51,6 +51,7 @@ class RunCheckpoints(RunOutputs):
             drain=self.part,
             protection=self._protection(),
             restored=self._said.get("restored", ""),
+            restored_s=self._said.get("restored_s", 0.0),
             saved_count=self._said.get("saved_count", 0),
             saved=saved,
             saving_s=round(sum(row.took_s for row in saved), 6),
@@ -59,10 +60,11 @@ class RunCheckpoints(RunOutputs):
         )
 
     def give_up(self, why: str) -> None:
-        """See RunOutputs. What killed runs left stays where it is."""
-        for place, _ in self._earlier:
-            what = f"run {place.run_id} left checkpoints in {place.output} that may be newer"
-            messages.warn(f"{what}; `hpcstage clean --drain` copies them")
+        """See RunOutputs. What killed runs left is copied to DIR first, where the command looks for it."""
+        if self.place is not None:
+            for earlier, lock in self._earlier:
+                with suppress(HpcstageError):  # a signal came
+                    late.drain(earlier, lock, RESTORED_S)
         super().give_up(why)
 
     def _prepare(self, place: kept.KeptPlace, run_id: str, config: Config) -> None:

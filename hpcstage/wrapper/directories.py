@@ -90,7 +90,7 @@ class RunDirectories:
 
     def end(self, control: DaemonControl, *, is_orderly: bool) -> None:
         """Has the daemon drain what is left: the command has ended, orderly with exit code 0."""
-        if any([member.end() for member in self._members]):  # noqa: C419  each is told
+        if any([member.end(is_orderly=is_orderly) for member in self._members]):  # noqa: C419  each is told
             control.ask_drained(is_orderly=is_orderly)
         else:
             self._is_answered = True

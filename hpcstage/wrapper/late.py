@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -41,8 +41,9 @@ class ForkedDrain:
     """Drains the directory of a run whose daemon is dead in a process of its own, since a shared file system that hangs
     holds up whoever asks it. The process ends with this one, and holds the lock until then."""
 
-    def __init__(self, place: kept.KeptPlace, lock: int, timeout_s: float) -> None:
-        """`lock` is the descriptor of the exclusive lock of `place`."""
+    def __init__(self, place: kept.KeptPlace, lock: int, timeout_s: float, *, is_orderly: bool = False) -> None:
+        """`lock` is the descriptor of the exclusive lock of `place`; `is_orderly`: the command ended by itself, with
+        exit code 0."""
         self._unknown = OutputsPart(directory="?", local_dir=os.fspath(place.tree))
         self._ends_at = time.monotonic() + timeout_s + _GRACE_S
         self._said = b""
@@ -50,7 +51,10 @@ class ForkedDrain:
         parent = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
-            _be_child(place, timeout_s, {into, lock}, into, parent)
+            if place.holds_checkpoints:
+                _be_child(lambda: _drained_checkpoints(place, is_orderly=is_orderly), {into, lock}, into, parent)
+            else:
+                _be_child(lambda: _drained_outputs(place, timeout_s), {into, lock}, into, parent)
         os.close(into)
 
     def is_over(self, timeout_s: float) -> bool:
@@ -82,12 +86,12 @@ class ForkedDrain:
         self._pid = 0
 
 
-def _be_child(place: kept.KeptPlace, timeout_s: float, fds: set[int], into: int, parent: int) -> None:
+def _be_child(drained: Callable[[], OutputsPart], fds: set[int], into: int, parent: int) -> None:
     code = 1
     try:
         die_with_parent(parent)
         become_quiet(fds)
-        data = json.dumps(written(_drained(place, timeout_s))).encode("utf-8", "surrogateescape")
+        data = json.dumps(written(drained())).encode("utf-8", "surrogateescape")
         while data:
             data = data[os.write(into, data) :]
         code = 0
@@ -95,13 +99,9 @@ def _be_child(place: kept.KeptPlace, timeout_s: float, fds: set[int], into: int,
         os._exit(code)
 
 
-def _drained(place: kept.KeptPlace, timeout_s: float) -> OutputsPart:
-    """Drains the directory. Where the directory on the shared file system has gone, or is another one by now, nothing
-    is tried."""
-    return _drained_checkpoints(place) if place.holds_checkpoints else _drained_outputs(place, timeout_s)
-
-
-def _drained_checkpoints(place: kept.KeptPlace) -> OutputsPart:
+def _drained_checkpoints(place: kept.KeptPlace, *, is_orderly: bool) -> OutputsPart:
+    """Drains the newest generation, and what is in none. Where the directory on the shared file system has gone, or is
+    another one by now, nothing is tried."""
     from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace
     from hpcstage.checkpoint.keeping.late import drain_late
 
@@ -110,7 +110,7 @@ def _drained_checkpoints(place: kept.KeptPlace) -> OutputsPart:
     try:
         charter = CheckpointCharter.load(local)
         part = OutputsPart(directory=charter.target, local_dir=os.fspath(local.tree))
-        report = drain_late(local, charter)
+        report = drain_late(local, charter, is_orderly=is_orderly)
     except OSError as error:
         return outputpart.unknown(part, f"{error.filename or local.base}: {error.strerror or error}")
     except (ValueError, HpcstageError) as error:
@@ -119,7 +119,8 @@ def _drained_checkpoints(place: kept.KeptPlace) -> OutputsPart:
 
 
 def _drained_outputs(place: kept.KeptPlace, timeout_s: float) -> OutputsPart:
-    """Compares file by file."""
+    """Compares file by file. Where the directory on the shared file system has gone, or is another one by now, nothing
+    is tried."""
     from hpcstage.outputs.journal import recall
     from hpcstage.outputs.late import drain_late
     from hpcstage.outputs.prepare import OutputPlace
@@ -256,6 +257,8 @@ def drain(place: kept.KeptPlace, lock: int, timeout_s: float) -> OutputsPart:
         messages.warn(f"{one.name} of run {run_id} is {one.why} in {part.directory}: that had been changed since")
     for name in part.unclosed:
         messages.warn(f"{name} in {part.directory} was not complete, or not saved, when run {run_id} was killed")
+    for one in part.skipped if place.holds_checkpoints else ():
+        messages.warn(f"{one.name} of run {run_id} was not copied: {one.why}")
     if part.undrained_count:
         messages.error(f"if they are not needed, `hpcstage clean --forget {run_id}` there deletes them")
         with suppress(OSError):

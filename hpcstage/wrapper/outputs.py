@@ -71,6 +71,7 @@ class RunOutputs:
         self.part = OutputsPart(directory=target, local_dir=local_dir, why=why)
         self._lock = lock
         self._since = 0.0
+        self._is_orderly = False
         self._has_told = False
         self._late: ForkedDrain | None = None
         self._free_until = 0.0
@@ -175,9 +176,11 @@ class RunOutputs:
 
     # ---- after the command
 
-    def end(self) -> bool:
-        """Notes that the command has ended. Tells whether the daemon has something to drain."""
+    def end(self, *, is_orderly: bool) -> bool:
+        """Notes that the command has ended, and whether with exit code 0. Tells whether the daemon has something to
+        drain."""
         self._since = time.monotonic()
+        self._is_orderly = is_orderly
         return self.place is not None
 
     def is_drained(self, timeout_s: float, *, is_answered: bool) -> bool:
@@ -258,7 +261,7 @@ class RunOutputs:
             self._held = None
         lock = place.take()
         if lock is not None:
-            self._late, self._held = ForkedDrain(place, lock, LONGEST_S), lock
+            self._late, self._held = ForkedDrain(place, lock, LONGEST_S, is_orderly=self._is_orderly), lock
             return True
         self._free_until = self._free_until or time.monotonic() + _FREE_S
         time.sleep(_LOOK_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,10 +15,13 @@ pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore
+from hpcstage.checkpoint.generations.terms import CommitTerms
 from hpcstage.checkpoint.keeping import facts
-from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace, KeepingReport
+from hpcstage.checkpoint.keeping.draining import EntryDrain
+from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace, DrainTerms, KeepingReport
+from hpcstage.checkpoint.keeping.history import names_of
 from hpcstage.checkpoint.keeping.late import drain_late
-from hpcstage.checkpoint.keeping.plain import damaged, described, drain_generation, names_in
+from hpcstage.checkpoint.keeping.plain import damaged, described, shown_in
 from hpcstage.checkpoint.keeping.process import KeeperProcess
 
 SIZE_BYTES = 200_000
@@ -27,16 +30,24 @@ SIZE_BYTES = 200_000
 class Kept:
     """A directory with its keeper, and the target."""
 
-    def __init__(self, base: Path, target: Path, earlier: tuple[Path, ...] = ()) -> None:
+    def __init__(
+        self,
+        base: Path,
+        target: Path,
+        earlier: tuple[Path, ...] = (),
+        every: int | None = None,
+        terms: DrainTerms | None = None,
+    ) -> None:
         base.mkdir()
         target.mkdir(exist_ok=True)
         self.target = target
         self.place = CheckpointPlace(base)
         self.place.tree.mkdir()
         bases = tuple(map(os.fspath, earlier))
-        self.charter = CheckpointCharter("run", os.fspath(target), target.stat().st_ino, None, bases)
+        self.charter = CheckpointCharter("run", os.fspath(target), target.stat().st_ino, every, bases)
         self.charter.save(self.place)
-        self.keeper = KeeperProcess(self.place)
+        self.terms = terms or DrainTerms()
+        self.keeper = KeeperProcess(self.place, self.terms)
         self.until(lambda: self.keeper.is_ready or self.keeper.is_drained, "the start")
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
@@ -63,15 +74,15 @@ class Kept:
         return report
 
     def drained(self) -> list[str]:
-        return names_in(self.target)
+        return shown_in(self.target)
 
 
 @pytest.fixture
 def make(local_dir: Path, tmp_path: Path) -> Iterator[Callable[..., Kept]]:
     made: list[Kept] = []
 
-    def begin(name: str = "run", earlier: tuple[Path, ...] = ()) -> Kept:
-        made.append(Kept(local_dir / name, tmp_path / "target", earlier))
+    def begin(name: str = "run", *earlier: Path, every: int | None = None, terms: DrainTerms | None = None) -> Kept:
+        made.append(Kept(local_dir / name, tmp_path / "target", earlier, every, terms))
         return made[-1]
 
     yield begin
@@ -118,7 +129,7 @@ def test_the_next_run_has_the_state_and_its_numbers_grow(make: Make) -> None:
     first.save("step1")
     numbers = [row.number for row in first.end().saved]
     second = make("second")
-    assert names_in(second.place.tree) == ["step1"]
+    assert shown_in(second.place.tree) == ["step1"]
     second.save("step2")
     report = second.end()
     assert "1 of 1 verified" in report.restored
@@ -146,10 +157,15 @@ def test_a_drained_file_that_was_damaged_is_not_shown(make: Make) -> None:
         file.write(b"other")
     os.utime(first.target / "step1", ns=(times.st_atime_ns, times.st_mtime_ns))
     second = make("second")
-    assert names_in(second.place.tree) == ["step2"]
+    assert shown_in(second.place.tree) == ["step2"]
     (line,) = second.end().refused
     assert "step1" in line
     assert "step1" in second.drained(), "it is not removed either"
+    third = make("third")
+    assert shown_in(third.place.tree) == ["step2"]
+    third.save("step1")
+    third.end()
+    assert shown_in(make("fourth").place.tree) == ["step1", "step2"], "a new one of the name"
 
 
 def test_a_newer_file_of_somebody_else_keeps_its_name(make: Make) -> None:
@@ -245,8 +261,8 @@ def test_the_newest_generation_of_a_killed_run_is_taken_if_it_verifies(make: Mak
     (killed / "tree/step2").write_bytes(os.urandom(SIZE_BYTES))
     with GenerationStore(CheckpointPlace(killed).store) as store:
         store.commit(FileTree(killed / "tree"))
-    second = make("second", (killed,))
-    assert names_in(second.place.tree) == ["step2"]
+    second = make("second", killed)
+    assert shown_in(second.place.tree) == ["step2"]
     second.end()
     assert second.drained() == ["step2"]
     data = CheckpointPlace(killed).store / "00000001/data"
@@ -254,19 +270,159 @@ def test_the_newest_generation_of_a_killed_run_is_taken_if_it_verifies(make: Mak
     with GenerationStore(CheckpointPlace(killed).store) as store:
         os.utime(killed / "tree/step2")
         store.commit(FileTree(killed / "tree"))
-    assert names_in(make("third", (killed,)).place.tree) == ["step2"], "a full generation after the damaged one"
+    assert shown_in(make("third", killed).place.tree) == ["step2"], "a full generation after the damaged one"
 
 
-def test_drains_that_come_late_never_go_back(local_dir: Path, tmp_path: Path) -> None:
+def killed_run(local_dir: Path, target: Path, *generations: Collection[str]) -> CheckpointPlace:
+    """A place whose run was killed after it had saved states of these names; all files that are newer are torn."""
+    place = CheckpointPlace(local_dir / "killed")
+    place.tree.mkdir(parents=True)
+    target.mkdir(exist_ok=True)
+    CheckpointCharter("killed", os.fspath(target), target.stat().st_ino).save(place)
+    with GenerationStore(place.store) as store:
+        for names in generations:
+            for name in names:
+                (place.tree / name).write_bytes(os.urandom(SIZE_BYTES))
+            store.commit(FileTree(place.tree, sorted(names)))
+    return place
+
+
+def test_what_another_run_did_not_go_on_from_is_put_beside_its_state(
+    make: Make, local_dir: Path, tmp_path: Path
+) -> None:
+    killed = killed_run(local_dir, tmp_path / "target", ["step1"])
+    other = make()
+    other.save("step2")
+    other.end()
+    drain_late(killed, CheckpointCharter.load(killed))
+    assert other.drained() == ["step1.killed", "step2"]
+    assert shown_in(make("next").place.tree) == ["step2"], "nobody takes it for a checkpoint"
+
+
+def test_what_another_run_went_on_from_is_not_put_beside_its_state(make: Make, local_dir: Path, tmp_path: Path) -> None:
+    killed = killed_run(local_dir, tmp_path / "target", ["step1"])
+    other = make("other", killed.base)
+    (other.place.tree / "step1").unlink()
+    other.save("step2")
+    other.end()
+    drain_late(killed, CheckpointCharter.load(killed))
+    assert other.drained() == ["step2"]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_checkpoint_that_was_being_written_again_is_taken_from_where_it_is_whole(
+    make: Make, local_dir: Path, tmp_path: Path, is_late: bool
+) -> None:
+    killed = killed_run(local_dir, tmp_path / "target", ["last"], ["log"])
+    whole = (killed.tree / "last").read_bytes()
+    (killed.tree / "last").write_bytes(b"torn")
+    if is_late:
+        drain_late(killed, CheckpointCharter.load(killed))
+        assert (tmp_path / "target/last").read_bytes() == whole
+        assert (tmp_path / "target/last.killed").read_bytes() == b"torn"
+    second = make("second", killed.base)
+    assert shown_in(second.place.tree) == ["last", "log"]
+    assert (second.place.tree / "last").read_bytes() == whole
+
+
+def test_the_generation_that_has_it_whole_stays(make: Make) -> None:
+    kept = make(every=1000)
+    kept.save("last", b"whole")
+    kept.until(lambda: "last" in names_of(kept.place), "the generation")
+    with (kept.place.tree / "last").open("r+b") as file:
+        file.write(b"torn")
+        file.flush()
+        for step in range(4):
+            kept.save(f"step{step}")
+            kept.until(lambda name=f"step{step}": name in names_of(kept.place), "the generation")
+        kept.end(is_orderly=False)
+    assert (kept.target / "last").read_bytes() == b"whole"
+    assert (kept.target / "last.run").read_bytes() == b"torne"
+
+
+def test_a_link_into_the_directory_leads_into_every_copy(make: Make) -> None:
+    first = make("first")
+    first.save("step1")
+    (first.place.tree / "latest").symlink_to(first.place.tree / "step1")
+    report = first.end()
+    assert (report.undrained, report.unclosed) == ((), ())
+    assert (first.target / "latest").readlink() == Path("step1")
+    second = make("second")
+    assert (second.place.tree / "latest").read_bytes() == (first.target / "step1").read_bytes()
+    assert second.end().saved_count == 0
+
+
+def test_hidden_entries_are_complete_after_an_orderly_end(make: Make) -> None:
+    first = make("first")
+    first.save("__0_0.distcp")
+    (first.place.tree / ".metadata").write_bytes(b"of the others")
+    first.end()
+    assert (first.target / ".metadata").read_bytes() == b"of the others"
+    second = make("second")
+    assert (second.place.tree / ".metadata").read_bytes() == b"of the others"
+    (second.place.tree / ".half").write_bytes(b"x")
+    report = second.end(is_orderly=False)
+    assert (report.unclosed, report.undrained) == ((), ())
+    assert {".metadata"} == {name for name in os.listdir(second.target) if name.startswith(".m") or name == ".half"}
+
+
+def test_what_has_no_room_for_a_generation_is_copied_as_it_is(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "ROOM_SHARE", 0.0)
+    kept = make()
+    kept.save("step1", b"one")
+    kept.until(lambda: kept.drained() == ["step1"], "the copy")
+    kept.save("step2", b"two")
+    report = kept.end()
+    assert (report.undrained, report.unclosed, report.saved) == ((), (), ())
+    assert [(kept.target / name).read_bytes() for name in kept.drained()] == [b"one", b"two"]
+    (line,) = report.refused
+    assert "copied as it is: a generation needs" in line
+
+
+def test_a_checkpoint_that_the_program_never_had_is_not_removed(make: Make, local_dir: Path, tmp_path: Path) -> None:
+    """A late drain of another run brought it, after this one had begun."""
+    kept = make()
+    kept.save("step1")
+    kept.until(lambda: kept.drained() == ["step1"], "the drain")
+    other = killed_run(local_dir, tmp_path / "target", ["step1", "step9"])
+    drain_late(other, CheckpointCharter.load(other))
+    assert kept.drained() == ["step1", "step9"]
+    (kept.place.tree / "step1").unlink()
+    kept.save("step2")
+    kept.end()
+    assert kept.drained() == ["step2", "step9"]
+
+
+def test_a_clock_that_goes_after_the_one_before_it_does_not_matter(make: Make, local_dir: Path, tmp_path: Path) -> None:
     tree, target = local_dir / "tree", tmp_path / "target"
     tree.mkdir()
     target.mkdir()
     (tree / "step1").write_bytes(b"1")
-    with GenerationStore(local_dir / "store") as store:
-        store.commit(FileTree(tree))
-        (tree / "step1").rename(tree / "step2")
-        store.commit(FileTree(tree))
-        with store.source() as source:
-            assert drain_generation(source, 2, target, "run", tree).files == 1
-            assert drain_generation(source, 1, target, "run", tree).files == 0
-    assert names_in(target) == ["step2"]
+    with GenerationStore(local_dir / "store") as store, store.source() as source:
+        store.commit(FileTree(tree), terms=CommitTerms(after_ns=time.time_ns() + 10**15))
+        EntryDrain(tree, target, "run").generation(source, 1, ())
+    kept = make()
+    kept.save("step2")
+    report = kept.end()
+    opened = described(target)
+    assert opened is not None
+    assert opened.manifest.number == report.drained_number == 2
+    assert kept.drained() == ["step1", "step2"]
+
+
+def test_all_is_complete_where_the_keeper_died_and_the_command_ended_well(make: Make) -> None:
+    kept = make()
+    kept.keeper.close()
+    (kept.place.tree / "step1").write_bytes(b"one")
+    report = drain_late(kept.place, kept.charter, is_orderly=True)
+    assert (report.undrained, report.unclosed, report.files) == ((), (), 1)
+    assert kept.drained() == ["step1"]
+
+
+def test_all_is_drained_when_the_jobs_time_ends(make: Make) -> None:
+    kept = make(every=1000, terms=DrainTerms(hurry_unix_s=time.time() + 1.0))
+    kept.save("step1")
+    kept.until(lambda: kept.drained() == ["step1"], "the drain")
+    assert time.time() >= (kept.terms.hurry_unix_s or 0)
+    kept.save("step2")
+    kept.until(lambda: kept.drained() == ["step1", "step2"], "the drain")

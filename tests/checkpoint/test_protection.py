@@ -17,6 +17,7 @@ from states import SMALL, Tree, flip, noise, overwrite, tree
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
+from hpcstage.checkpoint.coding.erasurecode import ErasureCode
 from hpcstage.checkpoint.coding.routes import FORMS, broadcast, fan_in
 from hpcstage.checkpoint.generations.files import OWN_PARTS, Files, GenerationId, GenerationPart, generation_path
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration
@@ -393,3 +394,27 @@ def test_attempts_at_one_number_are_told_apart(local_dir: Path) -> None:
         job.group.encode(1)
     assert job.is_restored("n1"), "from the others: its own is another attempt"
     assert job.is_restored("n0")
+
+
+def test_a_record_of_another_group_is_not_taken(local_dir: Path) -> None:
+    job = made_job(local_dir, CodeSize(2, 1))
+    before = job.part("n0", GenerationPart.CODING).read_bytes()
+    for other in (replace(job.group, stores=job.group.stores[::-1]), replace(job.group, block_bytes=2 * BLOCK)):
+        with pytest.raises(NotTogether, match="another group, of n0, n1, n2"):
+            other.encode(1)
+    assert job.part("n0", GenerationPart.CODING).read_bytes() == before
+    assert job.group.encode(1).to_bytes() == before
+
+
+def test_rebuilt_bytes_that_are_not_those_that_were_saved_are_refused(local_dir: Path) -> None:
+    """Where all nodes have a record with another matrix than the one that made the parities."""
+    job = made_job(local_dir, CodeSize(4, 2))
+    with LocalSource(job.store("n0")) as source:
+        record = read_record(source, 1)
+    assert record is not None
+    first, (one, *others) = record.code.rows
+    wrong = replace(record, code=ErasureCode((first, (one, *others[::-1]))))
+    for node in job.nodes:
+        job.part(node, GenerationPart.CODING).write_bytes(wrong.to_bytes())
+    with job.seen_by("n1", ["n1", "n2"]) as source, pytest.raises(DamagedGeneration, match="differs from its checksum"):
+        verify(source, 1)

@@ -220,6 +220,19 @@ def test_half_a_checkpoint_of_a_killed_command_is_none(hpcstage: Hpcstage, tmp_p
     assert part_of(hpcstage)["drain"]["unclosed"] == [f"half.{run_id}"]
 
 
+def test_the_daemons_death_costs_nothing(hpcstage: Hpcstage, tmp_path: Path, local_dir: Path) -> None:
+    flag = tmp_path / "flag"
+    command = python_command(f"import os\n{WAIT}{SAVE}", "{checkpoint}", "1", "2")
+    wrapper = hpcstage.start("run", "--checkpoint", "ckpt", "--", *command, env={"FLAG": os.fspath(flag)})
+    wait_for(Path(f"{flag}.up").exists, 20, "the command")
+    (daemon,) = [p for p in psutil.Process(wrapper.pid).children() if "hpcstage.daemon" in " ".join(p.cmdline())]
+    daemon.kill()
+    flag.touch()
+    assert wrapper.wait(30) == 0
+    assert names(tmp_path / "ckpt") == ["step1", "step2"]
+    assert kept(local_dir) == []
+
+
 def test_what_the_command_removes_is_removed_once_newer_is_there(hpcstage: Hpcstage, tmp_path: Path) -> None:
     assert run(hpcstage, "--", *saves(1, 2)).returncode == 0
     (tmp_path / "ckpt/notes").write_text("of the user")

@@ -30,7 +30,7 @@ class GenerationPolicy:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What is known before a generation is written."""
+    """The measured values before a generation is written."""
 
     state_bytes: int
     """The bytes that a full generation stores."""
@@ -53,7 +53,7 @@ class KindChoice:
     kind: GenerationKind
     reason: str
     width: int = 0
-    """Of the words of an XOR."""
+    """The width of an XOR's words."""
 
 
 def may_be_xor(state_bytes: int, changed_bytes: int | None, policy: GenerationPolicy) -> bool:

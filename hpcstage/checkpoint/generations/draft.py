@@ -116,9 +116,11 @@ class GenerationDraft:
         choice: KindChoice,
         table: bytes,
         data_bytes: int,
+        after_ns: int,
     ) -> GenerationManifest:
-        """Returns the manifest of what was written."""
+        """Returns the manifest of what was written; its time is later than that of the generation before."""
         chain = () if choice.kind is GenerationKind.FULL else self.before.chain
+        before_ns = 0 if self.before.opened is None else self.before.opened.manifest.created_ns
         return GenerationManifest(
             identity.number,
             identity.attempt,
@@ -126,7 +128,7 @@ class GenerationDraft:
             choice.reason,
             max(chain, default=None),
             chain,
-            time.time_ns(),
+            max(time.time_ns(), before_ns + 1, after_ns + 1),
             self.layout.block_bytes,
             self.state.entries,
             data_bytes,

@@ -15,7 +15,8 @@ import fcntl
 import os
 import shutil
 import stat
-from collections.abc import Container, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +56,7 @@ class RestoredState:
 
 @dataclass(frozen=True)
 class PlacedEntries:
-    """What a restore placed in the directory."""
+    """The entries that a restore placed in the directory, and those that it did not."""
 
     manifest: GenerationManifest
     placed: tuple[str, ...]
@@ -92,9 +93,15 @@ def restore_newest(source: BlockSource, directory: Path) -> RestoredState:
     raise NothingToRestore([refused[n] for n in sorted(refused, reverse=True)])
 
 
-def restore(source: BlockSource, number: int, directory: Path, names: Mapping[str, str] | None = None) -> PlacedEntries:
+def restore(
+    source: BlockSource,
+    number: int,
+    directory: Path,
+    names: Mapping[str, str] | None = None,
+    replaced: Collection[str] = (),
+) -> PlacedEntries:
     """Places all entries of a generation in a directory, which is made if it is missing; with `names` those alone, each
-    under the name that it has there.
+    under the name that it has there. Those of `replaced` take the place of newer ones, too.
 
     Raises DamagedGeneration or UnusableTarget, after which the directory is as before.
     """
@@ -111,7 +118,8 @@ def restore(source: BlockSource, number: int, directory: Path, names: Mapping[st
             chosen = {name: name for name in times_of(opened.manifest)} if names is None else names
             _restore_entries(reader, opened, beside, chosen)
             sync_directory(beside)
-            found = _placed(opened.manifest, beside, directory, chosen)
+            times = times_of(opened.manifest) | dict.fromkeys(replaced, sys.maxsize)
+            found = _placed(opened.manifest, beside, directory, {chosen[name]: (name, times[name]) for name in chosen})
             sync_directory(directory)
             if is_new:
                 sync_directory(directory.parent)
@@ -173,11 +181,15 @@ def times_of(manifest: GenerationManifest) -> dict[str, int]:
     return times
 
 
-def _placed(manifest: GenerationManifest, beside: Path, directory: Path, names: Mapping[str, str]) -> PlacedEntries:
-    """Gives each of these entries its name, unless one that is not older has it."""
-    times = {name: time_ns for name, time_ns in times_of(manifest).items() if name in names}
-    placed = [name for name, time_ns in times.items() if place(beside / name, directory / names[name], time_ns)]
-    return PlacedEntries(manifest, tuple(placed), tuple(name for name in times if name not in placed))
+def _placed(
+    manifest: GenerationManifest, beside: Path, directory: Path, names: Mapping[str, tuple[str, int]]
+) -> PlacedEntries:
+    """Gives entries their names, unless one that is not older has it; `names` has for each the entry and its time."""
+    placed: list[str] = []
+    kept: list[str] = []
+    for there, (name, time_ns) in names.items():
+        (placed if place(beside / name, directory / there, time_ns) else kept).append(name)
+    return PlacedEntries(manifest, tuple(placed), tuple(kept))
 
 
 def place(made: Path, target: Path, time_ns: int) -> bool:

@@ -118,7 +118,7 @@ class FoundTree:
     directory: Path
     entries: tuple[SavedEntry, ...]
     fingerprints: tuple[Fingerprint, ...]
-    """What changes when an entry does; in the order of the entries."""
+    """Values that change when an entry does; in the order of the entries."""
     left_out: tuple[str, ...]
     """Sockets, pipes and devices, which are not saved."""
 
@@ -184,7 +184,7 @@ def _walk(files: Files, directory: Path, name: str, left_out: list[str]) -> Iter
         yield SavedEntry(name, EntryType.FILE, mode, mtime_ns, status.st_size, parts=parts), _fingerprint(status)
     elif stat.S_ISLNK(status.st_mode):
         with _program_path(path):
-            target = files.call(os.readlink, path)
+            target = link_target(directory, name, files.call(os.readlink, path))
         yield SavedEntry(name, EntryType.LINK, mode, mtime_ns, target=target), _fingerprint(status)
     elif stat.S_ISDIR(status.st_mode):
         yield SavedEntry(name, EntryType.DIRECTORY, mode, mtime_ns), _fingerprint(status)
@@ -192,6 +192,15 @@ def _walk(files: Files, directory: Path, name: str, left_out: list[str]) -> Iter
             yield from _walk(files, directory, f"{name}/{below}", left_out)
     else:
         left_out.append(name)
+
+
+def link_target(directory: Path, name: str, target: str) -> str:
+    """Returns the target of a link as it is saved: relative where it leads into the directory of the state, which lies
+    elsewhere when it is restored."""
+    for top in (os.fspath(directory), os.path.realpath(directory)):
+        if target == top or target.startswith(f"{top}/"):
+            return os.path.relpath(target, os.path.dirname(f"{top}/{name}"))
+    return target
 
 
 def named_files(entries: Sequence[SavedEntry]) -> list[NamedFile]:
@@ -202,7 +211,7 @@ def named_files(entries: Sequence[SavedEntry]) -> list[NamedFile]:
 
 @dataclass(frozen=True)
 class _Hashing:
-    """What the hashing of one file after the other goes on with."""
+    """The things with which the hashing of one file after the other goes on."""
 
     buffer: memoryview
     digests: bytearray

@@ -34,7 +34,7 @@ from hpcstage.checkpoint.generations.writing import DataFile, write_blocks
 
 @dataclass(frozen=True)
 class SavedGeneration:
-    """What a commit did, for the report."""
+    """The result of a commit, for the report."""
 
     manifest: GenerationManifest
     blocks: int
@@ -208,7 +208,7 @@ def _written(files: Files, draft: GenerationDraft, choice: KindChoice, commit: _
             written = write_blocks(draft, choice, commit.identity.number, DataFile(files, fd, terms))
         files.write_new(directory / GenerationPart.BLOCKS, written.table)
         draft.state.check_unchanged()
-        manifest = draft.manifest(commit.identity, choice, written.table, written.data_bytes)
+        manifest = draft.manifest(commit.identity, choice, written.table, written.data_bytes, terms.after_ns)
         text = _readable(manifest)
         written_bytes = written.data_bytes + len(written.table) + len(text)
         terms.check_room(written_bytes)

@@ -34,7 +34,7 @@ class CommitPhase(Enum):
     READING = "reading"
     """The state is read and hashed."""
     WRITING = "writing"
-    """What the generation stores itself is written."""
+    """The blocks that the generation stores itself are written."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,12 @@ def _unheard(_: CommitProgress) -> None:
 
 @dataclass(frozen=True)
 class CommitTerms:
-    """What a commit has to keep to. Without anything said it may take what it needs."""
+    """The bounds of a commit. Without anything said it may take what it needs."""
 
     budget_bytes: int | None = None
     """The most bytes of the disk that the generation may take: its data, table and manifest."""
+    after_ns: int = 0
+    """The generation is made after this time, whatever the clock says: another node made the state before."""
     is_cancelled: Callable[[], bool] = _never
     """Asked every few MB; a commit that is cancelled leaves nothing."""
     progress: Callable[[CommitProgress], None] = _unheard

@@ -38,7 +38,7 @@ _PLACE = ("offset", "length", "generation", "base", "width")
 
 @dataclass(frozen=True)
 class WrittenBlocks:
-    """What was stored."""
+    """The result of writing."""
 
     table: bytes
     """The table of all blocks in its binary form."""

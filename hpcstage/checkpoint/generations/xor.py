@@ -21,7 +21,7 @@ except ImportError:  # the optional extra `checkpoint` has it
 
 Bytes = npt.NDArray[np.uint8]
 WIDTHS = (1, 2, 4, 8)
-"""Of words: fp8 and text, bf16 and fp16, fp32, and fp64 and int64."""
+"""The widths of words: fp8 and text, bf16 and fp16, fp32, and fp64 and int64."""
 MISSING = "there are no compressed differences, since the package zstandard is missing"
 _LEVEL = 1
 _PROBES = 16

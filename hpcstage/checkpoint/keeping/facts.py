@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,6 +52,36 @@ class CheckpointPlace:
         """The file of the charter."""
         return self.base / "charter"
 
+    def note_origin(self, base: Path, number: int) -> None:
+        """Notes the generation of a killed run that lay in the directory at the start. Raises OSError."""
+        self._origin.write_text(json.dumps([os.fspath(base), number]))
+
+    def confirm_origin(self) -> None:
+        """Notes with the run from which this one went on, and with those before it, that the target has the state of a
+        later one: what they had is superseded. Raises OSError."""
+        place = self
+        while place._origin.exists():
+            base, number = json.loads(place._origin.read_text())
+            place = CheckpointPlace(Path(base))
+            if not place.base.is_dir():
+                break
+            place._continued.write_text(str(number))
+
+    def is_continued(self, number: int) -> bool:
+        """Tells whether another run went on from a generation, and the target has a state of that run."""
+        try:
+            return int(self._continued.read_text()) == number
+        except (OSError, ValueError):
+            return False
+
+    @property
+    def _origin(self) -> Path:
+        return self.base / "origin"
+
+    @property
+    def _continued(self) -> Path:
+        return self.base / "continued"
+
     def room_bytes(self) -> int:
         """Returns the bytes of the local disk that may be taken now."""
         found = os.statvfs(self.base)
@@ -90,6 +121,24 @@ class CheckpointCharter:
 
 
 @dataclass(frozen=True)
+class DrainTerms:
+    """The bounds of the drains of a run."""
+
+    pace: Callable[[int], object] | None = None
+    """Waits so long that the bytes keep below a rate."""
+    hurry_unix_s: float | None = None
+    """From then on everything that is saved is drained at once: the job's time ends. None: nobody knows when."""
+
+    def hurries(self) -> bool:
+        """Tells whether the job's time ends."""
+        return self.hurry_unix_s is not None and time.time() >= self.hurry_unix_s
+
+    def wake_after(self) -> float | None:
+        """Returns the seconds until that begins; None if it has begun, or nobody knows when."""
+        return None if self.hurry_unix_s is None or self.hurries() else self.hurry_unix_s - time.time()
+
+
+@dataclass(frozen=True)
 class SavedRow:
     """One generation that was saved, for the record."""
 
@@ -105,7 +154,7 @@ class SavedRow:
 
     @classmethod
     def of(cls, saved: SavedGeneration, took_s: float) -> SavedRow:
-        """Returns what a commit did."""
+        """Returns the row of a commit."""
         made = saved.manifest
         tops = len({entry.name.partition("/")[0] for entry in made.entries})
         sizes = made.state_bytes, saved.written_bytes, round(saved.changed_share, 6)
@@ -122,10 +171,12 @@ class UndrainedEntry:
 
 @dataclass(frozen=True)
 class KeepingReport:
-    """What became of the checkpoints. The fields that a `DrainReport` of outputs has, too, have its names."""
+    """The fate of the checkpoints. The fields that a `DrainReport` of outputs has, too, have its names."""
 
     restored: str = ""
-    """What lay in the directory at the start; empty: nothing was there."""
+    """The state in the directory at the start; empty: nothing was there."""
+    restored_s: float = 0.0
+    """The time until it lay there."""
     saved: tuple[SavedRow, ...] = ()
     """The last generations."""
     saved_count: int = 0

@@ -2,7 +2,8 @@
 
 Owns the order of a run, and the report. It works in a process of its own, one thing after the other: what may hang, as
 a shared file system does, holds up nobody else. A generation is saved when a checkpoint has been completed; while one
-is drained no other is saved, and the next then has all that came meanwhile.
+is drained no other is saved, and the next then has all that came meanwhile. Where the local disk has no room for a
+generation, complete checkpoints are copied as they are.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,16 +22,19 @@ from hpcstage.checkpoint.generations.restoring import UnusableTarget, times_of
 from hpcstage.checkpoint.generations.state import StateChanged
 from hpcstage.checkpoint.generations.terms import NoRoom
 from hpcstage.checkpoint.keeping.beginning import restore_state
+from hpcstage.checkpoint.keeping.draining import DrainedEntries, EntryDrain, PacedSource
 from hpcstage.checkpoint.keeping.facts import (
     MOST_ROWS,
     CheckpointCharter,
     CheckpointPlace,
+    DrainTerms,
     KeepingReport,
     UndrainedEntry,
     reason,
 )
+from hpcstage.checkpoint.keeping.history import names_of, whole_versions
 from hpcstage.checkpoint.keeping.leftovers import leftovers, place_leftovers
-from hpcstage.checkpoint.keeping.plain import PacedSource, drain_generation, names_in
+from hpcstage.checkpoint.keeping.plain import OURS, names_in
 from hpcstage.checkpoint.keeping.saving import SHARE, GenerationSaver, ProcessorShare
 
 END_S = 5.0
@@ -38,6 +42,7 @@ END_S = 5.0
 RETRY_S = 60.0
 """A state that could not be saved is tried again so much later."""
 _LOOK_S = 0.05
+_NOT_SAVED = "a state could not be saved on the local disk, and was copied as it is"
 
 
 class CheckpointKeeper:
@@ -48,19 +53,24 @@ class CheckpointKeeper:
         place: CheckpointPlace,
         commands: int,
         tell: Callable[[KeepingReport], object],
-        pace: Callable[[int], object] | None = None,
+        terms: DrainTerms,
     ) -> None:
-        """`tell` hears each report; `pace` delays a drain. Puts the newest state into the directory. Raises CannotKeep,
-        OSError, ValueError and HpcstageError."""
+        """`tell` hears each report. Puts the newest state into the directory. Raises CannotKeep, OSError, ValueError
+        and HpcstageError."""
+        began_s = time.monotonic()
         self._place = place
         self._charter = CheckpointCharter.load(place)
         self._commands = commands
         self._tell = tell
-        self._pace = pace
+        self._terms = terms
         state = restore_state(place, self._charter)
-        self._capped = ProcessorShare(SHARE, self._is_ending)
+        self._capped = ProcessorShare(SHARE, lambda: self._is_ending() or terms.hurries())
         self._saver = GenerationSaver(place, self._charter, self._capped)
-        self._report = KeepingReport(restored=state.restored, refused=state.refused)
+        self._report = KeepingReport(state.restored, round(time.monotonic() - began_s, 3), refused=state.refused)
+        self._seen = set(names_in(place.tree)).union(
+            *(names_of(CheckpointPlace(Path(b))) for b in self._charter.earlier)
+        )
+        """The checkpoints that the program, or the run from which it goes on, had at some time."""
         self._since_drain = 0
         self._retry_at = 0.0
         self._has_ended = False
@@ -79,6 +89,8 @@ class CheckpointKeeper:
                 entries.look(now)
                 if entries.revision != revision and now >= self._retry_at:
                     revision = entries.revision if self._save(entries.names()) else -1
+                if self._since_drain and self._terms.hurries():
+                    self._drain_newest()
                 self._wait(entries)
             entries.look_at_end(time.monotonic())
             is_gone, completed = entries.is_gone, entries.names()
@@ -88,8 +100,9 @@ class CheckpointKeeper:
 
     def _wait(self, entries: CompleteEntries) -> None:
         now = time.monotonic()
-        waits = [entries.wake_after(now), self._retry_at - now if self._retry_at > now else None]
-        wait_s = min((one for one in waits if one is not None), default=None)
+        retry_s = self._retry_at - now if self._retry_at > now else None
+        hurry_s = self._terms.wake_after() if self._since_drain else None
+        wait_s = min((one for one in (entries.wake_after(now), retry_s, hurry_s) if one is not None), default=None)
         select.select([self._commands, *([] if entries.is_gone else [entries.fd])], [], [], wait_s)
 
     def _is_ending(self) -> bool:
@@ -97,14 +110,15 @@ class CheckpointKeeper:
 
     def _save(self, names: tuple[str, ...]) -> bool:
         """Saves a generation, and drains it if it is its turn. Tells whether nothing is to be tried again."""
+        self._seen.update(names)
         try:
             row = self._saver.save(names)
         except StateChanged:
             self._retry_at = time.monotonic() + _LOOK_S
             return False
         except (NoRoom, OSError, DamagedGeneration) as error:
-            self._add(refused=(*self._report.refused, f"a state could not be saved: {reason(error)}")[-MOST_ROWS:])
             self._retry_at = time.monotonic() + RETRY_S
+            self._copy(names, reason(error))
             return False
         if row is not None:
             self._add(saved=(*self._report.saved, row)[-MOST_ROWS:], saved_count=self._report.saved_count + 1)
@@ -114,21 +128,52 @@ class CheckpointKeeper:
             self._saver.prune()
         return True
 
+    # ---- draining
+
+    @property
+    def _drained_to(self) -> EntryDrain:
+        return EntryDrain(self._place.tree, Path(self._charter.target), self._charter.run_id)
+
     def _drain(self, number: int) -> None:
-        """Brings the target up to a generation."""
-        target, report = Path(self._charter.target), self._report
+        """Brings the target up to a generation, and to what only older ones have whole."""
         try:
             self._charter.check_target()
             with LocalSource(self._place.store) as source:
                 paced = PacedSource(source, self._wait_for)
-                done = drain_generation(paced, number, target, self._charter.run_id, self._place.tree)
+                done = self._drained_to.generation(paced, number, self._seen)
+                for older, names in whole_versions(source, self._place.tree, number).items():
+                    done += self._drained_to.entries(paced, older, names)
+            self._place.confirm_origin()
         except (OSError, DamagedGeneration, UnusableTarget) as error:
-            self._add(undrained=self._all_undrained(number, reason(error)))
+            self._add(undrained=_undrained(self._place, number, reason(error)))
             return
         self._since_drain = 0
+        self._add(undrained=(), drained_number=number)
+        self._count(done)
+
+    def _drain_newest(self) -> None:
+        newest = self._saver.newest()
+        if newest is not None and self._report.drained_number != newest.number:
+            self._drain(newest.number)
+        self._since_drain = 0
+
+    def _copy(self, names: Sequence[str], why: str) -> None:
+        """Copies complete checkpoints to the target, since no generation could be saved."""
+        if self._since_drain:
+            self._drain_newest()
+        others = [line for line in self._report.refused if not line.startswith(_NOT_SAVED)]
+        missing: list[UndrainedEntry] = []
+        for name in names:
+            try:
+                self._charter.check_target()
+                self._count(self._drained_to.copies([name], self._wait_for))
+            except (OSError, StateChanged) as error:
+                missing.append(UndrainedEntry(name, reason(error)))
+        self._add(refused=(*others, f"{_NOT_SAVED}: {why}"), undrained=tuple(missing))
+
+    def _count(self, done: DrainedEntries) -> None:
+        report = self._report
         self._add(
-            undrained=(),
-            drained_number=number,
             findings={"beside": {**report.findings.get("beside", {}), **done.beside}},
             files=report.files + done.files,
             bytes_carried=report.bytes_carried + done.size_bytes,
@@ -136,13 +181,8 @@ class CheckpointKeeper:
 
     def _wait_for(self, size_bytes: int) -> None:
         self._capped(size_bytes)
-        if self._pace is not None:
-            self._pace(size_bytes)
-
-    def _all_undrained(self, number: int, why: str) -> tuple[UndrainedEntry, ...]:
-        with LocalSource(self._place.store) as source:
-            names = times_of(GenerationReader(source).manifest(number))
-        return tuple(UndrainedEntry(name, why) for name in names)
+        if self._terms.pace is not None:
+            self._terms.pace(size_bytes)
 
     # ---- the end
 
@@ -153,35 +193,44 @@ class CheckpointKeeper:
         if is_gone and not self._place.tree.is_dir():
             self._add(is_gone=True)
         elif is_orderly:
-            completed = self._all_closed()
+            completed = _all_closed(self._place.tree)
         deadline = time.monotonic() + END_S
         while not self._save(completed) and self._retry_at < deadline:
             time.sleep(_LOOK_S)
-        newest = self._saver.newest()
-        if newest is not None and self._report.drained_number != newest.number:
-            self._drain(newest.number)
+        self._drain_newest()
         if not self._report.is_gone:
-            self._carry_leftovers(leftovers(self._place, newest, Path(self._charter.target)))
+            newest = self._saver.newest()
+            self._carry_leftovers(leftovers(self._drained_to, newest))
         self._tell(self._report)
         self._saver.close()
 
-    def _all_closed(self) -> tuple[str, ...]:
-        """Returns the entries that nobody has open: the command has ended. Waits for a program that lives on."""
-        deadline = time.monotonic() + END_S
-        entries = CompleteEntries(self._place.tree, time.monotonic(), 0.0)
-        try:
-            while True:
-                entries.look(time.monotonic())
-                if list(entries.names()) == names_in(self._place.tree) or time.monotonic() >= deadline:
-                    return entries.names()
-                time.sleep(_LOOK_S)
-        finally:
-            entries.close()
-
     def _carry_leftovers(self, names: list[str]) -> None:
-        missing, beside = place_leftovers(self._place, names, self._charter)
+        known = {one.name for one in self._report.undrained}
+        missing, beside = place_leftovers(self._drained_to, [one for one in names if one not in known], self._charter)
         self._add(unclosed=tuple(beside.values()), undrained=(*self._report.undrained, *missing))
 
     def _add(self, **news: object) -> None:
         self._report = replace(self._report, **news)  # type: ignore[arg-type]
         self._tell(self._report)
+
+
+def _undrained(place: CheckpointPlace, number: int, why: str) -> tuple[UndrainedEntry, ...]:
+    """Returns all checkpoints of a generation with the reason why it was not drained."""
+    with LocalSource(place.store) as source:
+        names = times_of(GenerationReader(source).manifest(number))
+    return tuple(UndrainedEntry(name, why) for name in names)
+
+
+def _all_closed(tree: Path) -> tuple[str, ...]:
+    """Returns the entries that nobody has open, hidden ones, too: the command has ended. Waits for a program that lives
+    on."""
+    deadline = time.monotonic() + END_S
+    entries = CompleteEntries(tree, time.monotonic(), 0.0, skipped=OURS)
+    try:
+        while True:
+            entries.look(time.monotonic())
+            if list(entries.names()) == names_in(tree) or time.monotonic() >= deadline:
+                return entries.names()
+            time.sleep(_LOOK_S)
+    finally:
+        entries.close()

@@ -1,51 +1,98 @@
-"""Drains the checkpoints of a run that was killed: its newest generation, and what is in none beside it."""
+"""Drains the checkpoints of a run that nobody keeps any more: its newest generation, and what is in none."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationManifest
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
-from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace, KeepingReport, UndrainedEntry
+from hpcstage.checkpoint.generations.restoring import times_of
+from hpcstage.checkpoint.keeping.draining import DrainedEntries, EntryDrain
+from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace, KeepingReport, UndrainedEntry, reason
+from hpcstage.checkpoint.keeping.history import names_of, whole_versions
 from hpcstage.checkpoint.keeping.leftovers import leftovers, place_leftovers
-from hpcstage.checkpoint.keeping.plain import drain_generation
+from hpcstage.checkpoint.keeping.plain import described, names_in
+from hpcstage.errors import HpcstageError
 
 
-def drain_late(place: CheckpointPlace, charter: CheckpointCharter) -> KeepingReport:
-    """Drains checkpoints that nobody keeps any more. Raises OSError where a file system fails."""
+@dataclass
+class LateDrain:
+    """The drain of one place, with what it did so far."""
+
+    place: CheckpointPlace
+    drain: EntryDrain
+    done: DrainedEntries = field(default_factory=DrainedEntries)
+    damaged: dict[str, str] = field(default_factory=dict)
+    """By generation, for people: why it was not drained."""
+
+    def generations(self) -> GenerationManifest | None:
+        """Drains the newest generation that is whole, and what only older ones have; returns the newest. Raises
+        OSError."""
+        with LocalSource(self.place.store) as source:
+            for number in reversed(source.numbers()):
+                try:
+                    made = GenerationReader(source).manifest(number)
+                    if self._is_behind(source, made):
+                        self._put_beside(source, made)
+                    else:
+                        self._bring(source, made)
+                except DamagedGeneration as error:
+                    self.damaged[f"generation {number}"] = error.what
+                    continue
+                return made
+        return None
+
+    def copies(self, names: Iterable[str]) -> list[UndrainedEntry]:
+        """Drains complete entries of the directory as they are; returns those that could not be."""
+        missing = []
+        for name in names:
+            try:
+                self.done += self.drain.copies([name])
+            except (OSError, HpcstageError) as error:
+                missing.append(UndrainedEntry(name, reason(error)))
+        return missing
+
+    def _is_behind(self, source: LocalSource, made: GenerationManifest) -> bool:
+        """Tells whether the target has a newer generation, and it is of another run."""
+        drained = described(self.drain.target)
+        if drained is None or drained.manifest.created_ns <= made.created_ns:
+            return False
+        return drained.manifest.number not in source.numbers()
+
+    def _bring(self, source: LocalSource, made: GenerationManifest) -> None:
+        self.done += self.drain.generation(source, made.number, names_of(self.place))
+        for number, names in whole_versions(source, self.drain.tree, made.number).items():
+            with suppress(DamagedGeneration):
+                self.done += self.drain.entries(source, number, names)
+
+    def _put_beside(self, source: LocalSource, made: GenerationManifest) -> None:
+        if self.place.is_continued(made.number):
+            return  # the run that went on from it answers for all that it had
+        self.done += self.drain.beside(source, made.number, list(times_of(made)))
+        for number, names in whole_versions(source, self.drain.tree, made.number).items():
+            with suppress(DamagedGeneration):
+                self.done += self.drain.beside(source, number, names)
+
+
+def drain_late(place: CheckpointPlace, charter: CheckpointCharter, *, is_orderly: bool = False) -> KeepingReport:
+    """Drains checkpoints; after an orderly end of the command all that lies in its directory is complete. Raises
+    OSError where a file system fails."""
     charter.check_target()
-    target, report = Path(charter.target), KeepingReport()
-    newest: GenerationManifest | None = None
-    refused: list[str] = []
-    with LocalSource(place.store) as source:
-        for number in reversed(source.numbers()):
-            try:
-                done = drain_generation(source, number, target, charter.run_id, place.tree)
-                newest = GenerationReader(source).manifest(number)
-            except DamagedGeneration as error:
-                refused.append(f"generation {number} of run {charter.run_id}: {error.what}")
-                continue
-            report = KeepingReport(
-                drained_number=number,
-                findings={"beside": dict(done.beside)},
-                files=done.files,
-                bytes_carried=done.size_bytes,
-            )
-            break
-    missing, beside = place_leftovers(place, leftovers(place, newest, target), charter)
-    return replace(report, refused=tuple(refused), undrained=tuple(missing), unclosed=tuple(beside.values()))
-
-
-def generations_of(place: CheckpointPlace) -> list[GenerationManifest | UndrainedEntry]:
-    """Returns the manifests of all generations on the local disk, oldest first; of one that cannot be read its name and
-    the reason."""
-    found: list[GenerationManifest | UndrainedEntry] = []
-    with LocalSource(place.store) as source:
-        reader = GenerationReader(source)
-        for number in source.numbers():
-            try:
-                found.append(reader.manifest(number))
-            except DamagedGeneration as error:
-                found.append(UndrainedEntry(str(number), error.what))
-    return found
+    late = LateDrain(place, EntryDrain(place.tree, Path(charter.target), charter.run_id))
+    newest = late.generations()
+    beside: dict[str, str] = {}
+    if is_orderly:
+        missing = late.copies(names_in(place.tree))
+    else:
+        missing, beside = place_leftovers(late.drain, leftovers(late.drain, newest), charter)
+    return KeepingReport(
+        drained_number=None if newest is None else newest.number,
+        findings={"beside": dict(late.done.beside), "skipped": late.damaged},
+        files=late.done.files,
+        bytes_carried=late.done.size_bytes,
+        undrained=tuple(missing),
+        unclosed=tuple(beside.values()),
+    )

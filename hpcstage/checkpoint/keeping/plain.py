@@ -1,9 +1,7 @@
-"""Drains a generation to a directory on the shared file system, as plain files under the program's own names.
+"""Works with the plain files of checkpoints in a directory: names, comparisons, copies, removals.
 
-A drain is a restore: what is drained was verified block by block, and each checkpoint gets its name in one step, when
-all of it is on the disk. Beside the files lies a description, the generation's manifest and table of blocks, by which
-they are verified on any machine. A checkpoint that the program has removed is removed here, too, if it is as it was
-drained and a newer one has come: the last one is never removed.
+Each checkpoint gets or loses its name in one step, when all of it is on the disk. Beside the files in DIR lies a
+description, a generation's manifest and table of blocks, by which they are verified on any machine.
 """
 
 from __future__ import annotations
@@ -11,76 +9,71 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
-from hpcstage.checkpoint.generations.files import (
-    RESTORING,
-    Files,
-    GenerationPart,
-    generation_path,
-)
+from hpcstage.checkpoint.generations.files import Files
 from hpcstage.checkpoint.generations.layout import BlockLayout
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, EntryType, GenerationManifest, SavedEntry
-from hpcstage.checkpoint.generations.reading import (
-    BlockSource,
-    GenerationReader,
-    LocalSource,
-    OpenGeneration,
-    read_whole,
-)
+from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource, OpenGeneration
 from hpcstage.checkpoint.generations.restoring import (
     making_in,
     newest_ns,
     place,
     remove_leftovers,
-    restore,
     sync_directory,
     times_of,
 )
-from hpcstage.checkpoint.generations.state import FileTree
+from hpcstage.checkpoint.generations.state import FileTree, link_target
 from hpcstage.checkpoint.generations.terms import CommitMeter, CommitPhase, CommitTerms
 from hpcstage.errors import HpcstageError
 
 DESCRIPTION = ".hpcstage-generation"
+BESIDE = ".hpcstage-beside"
+"""The directory below DIR whose entries have the names of what no program may take for a checkpoint."""
 OURS = ".hpcstage-"
 """Names of DIR that begin so are not the program's."""
+HIDDEN = "."
+"""Names that begin so are of entries that are being made, until the command has ended well."""
 _GRAINS_NS = (1, 1_000, 1_000_000_000)
 """File systems keep times in ns, us or s."""
+_NEWEST_NS = 1 << 63
 
 
-@dataclass(frozen=True)
-class DrainedGeneration:
-    """What a drain did."""
-
-    number: int
-    files: int = 0
-    size_bytes: int = 0
-    beside: Mapping[str, str] = field(default_factory=dict)
-    """By name: the name under which a checkpoint lies, since somebody else's newer one has its own."""
+def names_in(directory: Path) -> list[str]:
+    """Returns the program's entries of a directory. Raises OSError."""
+    return sorted(name for name in os.listdir(directory) if not name.startswith(OURS))
 
 
-@dataclass(frozen=True)
-class PacedSource:
-    """A source whose reads wait, so that a drain keeps below a rate."""
+def shown_in(directory: Path) -> list[str]:
+    """Returns the program's entries of a directory that are not hidden. Raises OSError."""
+    return [name for name in names_in(directory) if not name.startswith(HIDDEN)]
 
-    source: BlockSource
-    pace: Callable[[int], object]
 
-    def numbers(self) -> Sequence[int]:
-        """See BlockSource."""
-        return self.source.numbers()
+def checkpoints_in(target: Path) -> list[str]:
+    """Returns the entries of DIR that a program finds at its start: of hidden ones those that an earlier run completed,
+    and none that a drain put beside others. Raises OSError."""
+    opened = described(target)
+    saved = {} if opened is None else times_of(opened.manifest)
+    return [
+        name
+        for name in names_in(target)
+        if (not name.startswith(HIDDEN) or name in saved) and not os.path.lexists(target / BESIDE / name)
+    ]
 
-    def size_bytes(self, number: int, part: GenerationPart) -> int:
-        """See BlockSource."""
-        return self.source.size_bytes(number, part)
 
-    def read_into(self, number: int, part: GenerationPart, view: memoryview, offset: int) -> int:
-        """See BlockSource."""
-        self.pace(len(view))
-        return self.source.read_into(number, part, view, offset)
+def note_beside(target: Path, name: str) -> None:
+    """Notes that an entry of DIR is one that no program may take for a checkpoint. Raises OSError."""
+    (target / BESIDE).mkdir(0o700, exist_ok=True)
+    (target / BESIDE / name).touch()
+
+
+def forget_beside(target: Path, names: Iterable[str]) -> None:
+    """Notes that entries of DIR are checkpoints of the program again. Raises OSError."""
+    for name in names:
+        (target / BESIDE / name).unlink(missing_ok=True)
 
 
 def described(target: Path) -> OpenGeneration | None:
@@ -91,45 +84,28 @@ def described(target: Path) -> OpenGeneration | None:
     return None
 
 
-def drain_generation(source: BlockSource, number: int, target: Path, run_id: str, tree: Path) -> DrainedGeneration:
-    """Brings a directory up to a generation; `tree` is where the program writes. Raises DamagedGeneration, or OSError
-    where a file system fails; then each checkpoint there is whole, an old or a new one."""
-    opened = GenerationReader(source).generation(number)
-    before = described(target)
-    if before is not None and before.manifest.created_ns > opened.manifest.created_ns:
-        return DrainedGeneration(number)
-    manifest = opened.manifest
-    missing = {name: name for name in times_of(manifest) if not is_there(target, manifest, name)}
-    done = DrainedGeneration(number)
-    if missing:
-        kept = restore(source, number, target, missing).kept
-        ours = [name for name in kept if before is not None and is_there(target, before.manifest, name)]
-        for name in ours:  # the program gave it an older time than that of what was drained before
-            remove_entry(target, name)
-        done = replace(done, beside={name: f"{name}.{run_id}" for name in kept if name not in ours})
-        if kept:
-            restore(source, number, target, {name: done.beside.get(name, name) for name in kept})
-        sizes = [one.size_bytes for one in manifest.entries if _top(one) in missing and one.type is EntryType.FILE]
-        done = replace(done, files=len(sizes), size_bytes=sum(sizes))
-    if before is None or before.manifest != manifest:
-        _describe(source, number, target)
-    if before is not None:
-        _remove_superseded(target, before.manifest, manifest, tree)
-    return done
-
-
-def names_in(directory: Path) -> list[str]:
-    """Returns the checkpoints of a directory: entries whose names do not begin with a dot. Raises OSError."""
-    return sorted(name for name in os.listdir(directory) if not name.startswith("."))
-
-
 def is_there(directory: Path, manifest: GenerationManifest, name: str) -> bool:
     """Tells whether a directory has a checkpoint as a generation has it, as far as names, sizes and times tell."""
-    wanted = [entry for entry in manifest.entries if _top(entry) == name]
+    return are_there(directory, name, [entry for entry in manifest.entries if top_of(entry) == name])
+
+
+def are_there(directory: Path, name: str, wanted: Sequence[SavedEntry]) -> bool:
+    """Tells whether these are the entries of a checkpoint in a directory, as far as names, sizes and times tell."""
     try:
-        return all(_is_as(directory / one.name, one) for one in wanted) and len(wanted) == _count(directory / name)
+        return all(_is_as(directory, one) for one in wanted) and len(wanted) == _count(directory / name)
     except OSError:
         return False
+
+
+def is_same(one: Path, other: Path, name: str, there: str | None = None) -> bool:
+    """Tells whether two directories have the same checkpoint, in the other one as `there` if that is given, as far as
+    names, sizes and times tell."""
+    try:
+        found = FileTree(one, (name,)).scan(Files()).entries
+    except (OSError, HpcstageError):
+        return False
+    other_name = there or name
+    return are_there(other, other_name, [replace(e, name=other_name + e.name[len(name) :]) for e in found])
 
 
 def damaged(directory: Path, opened: OpenGeneration) -> dict[str, str]:
@@ -146,17 +122,32 @@ def damaged(directory: Path, opened: OpenGeneration) -> dict[str, str]:
 
 
 def place_copies(
-    source: Path, names: Mapping[str, str], target: Path, pace: Callable[[int], object] | None = None
+    source: Path,
+    names: Mapping[str, str],
+    target: Path,
+    replaced: Collection[str] = (),
+    pace: Callable[[int], object] | None = None,
+    *,
+    only_new: bool = False,
 ) -> tuple[str, ...]:
     """Copies checkpoints from directory to directory, each under the name that it has there; a newer one of the name
-    stays. Returns those that were not placed. Raises OSError."""
+    stays, unless the checkpoint is one of `replaced`, and with `only_new` any one. Returns those that were not placed.
+
+    Raises OSError, and StateChanged if a checkpoint changes meanwhile; then those before are placed.
+    """
     remove_leftovers(target)
     kept = []
     with making_in(target) as beside:
         for name, other in names.items():
-            _copy(source / name, beside / name, pace or (lambda _: None))
+            found = FileTree(source, (name,)).scan(Files())
+            if not found.entries:
+                kept.append(name)
+                continue
+            _copy(source, name, beside, pace or (lambda _: None))
             sync_directory(beside)
-            if not place(beside / name, target / other, newest_ns(source / name)):
+            found.check_unchanged()
+            time_ns = _NEWEST_NS if name in replaced else -1 if only_new else newest_ns(beside / name)
+            if not place(beside / name, target / other, time_ns):
                 kept.append(name)
         sync_directory(target)
     return tuple(kept)
@@ -174,10 +165,15 @@ def remove_entry(target: Path, name: str) -> None:
         sync_directory(target)
 
 
+def top_of(entry: SavedEntry) -> str:
+    """Returns the checkpoint to which an entry belongs."""
+    return entry.name.partition("/")[0]
+
+
 def _difference(directory: Path, opened: OpenGeneration, name: str) -> str:
     """Says in which way a checkpoint differs from what was saved; empty if it does not."""
     manifest, layout = opened.manifest, opened.layout
-    wanted = [(index, one) for index, one in enumerate(manifest.entries) if _top(one) == name]
+    wanted = [(index, one) for index, one in enumerate(manifest.entries) if top_of(one) == name]
     found = FileTree(directory, (name,)).scan(Files())
     if [(one.name, one.type, one.target) for _, one in wanted] != [(e.name, e.type, e.target) for e in found.entries]:
         return "it has other files than were saved"
@@ -195,42 +191,13 @@ def _difference(directory: Path, opened: OpenGeneration, name: str) -> str:
     return ""
 
 
-def _describe(source: BlockSource, number: int, target: Path) -> None:
-    """Puts the description of a generation beside its files; those of others go."""
-    directory = target / DESCRIPTION
-    directory.mkdir(0o700, exist_ok=True)
-    old = [name for name in os.listdir(directory) if name != f"{number:08}"]
-    with making_in(directory) as beside:
-        made = generation_path(beside, number)
-        made.mkdir(0o700)
-        for part in (GenerationPart.BLOCKS, GenerationPart.MANIFEST):
-            Files().write_new(made / part, read_whole(source, number, part))
-        if generation_path(directory, number).exists():
-            os.rename(generation_path(directory, number), beside / "old")
-        os.rename(made, generation_path(directory, number))
-        sync_directory(directory)
-        for name in old:
-            if not name.startswith(RESTORING):
-                os.rename(directory / name, beside / f"old-{name}")
-
-
-def _remove_superseded(target: Path, before: GenerationManifest, now: GenerationManifest, tree: Path) -> None:
-    """Removes checkpoints that the program removed, if a newer one has come. One that is being written again is in no
-    generation, and stays."""
-    old, new = times_of(before), times_of(now)
-    gone = [name for name in old if name not in new and not os.path.lexists(tree / name)]
-    if gone and max(new.values(), default=0) > max(old.values()):
-        for name in gone:
-            if is_there(target, before, name):
-                remove_entry(target, name)
-
-
-def _is_as(path: Path, entry: SavedEntry) -> bool:
+def _is_as(directory: Path, entry: SavedEntry) -> bool:
+    path = directory / entry.name
     found = os.lstat(path)
     if entry.type is EntryType.DIRECTORY:
         return stat.S_ISDIR(found.st_mode)
     if entry.type is EntryType.LINK:
-        return stat.S_ISLNK(found.st_mode) and os.readlink(path) == entry.target
+        return stat.S_ISLNK(found.st_mode) and link_target(directory, entry.name, os.readlink(path)) == entry.target
     is_time = any(found.st_mtime_ns == entry.mtime_ns // grain * grain for grain in _GRAINS_NS)
     return stat.S_ISREG(found.st_mode) and found.st_size == entry.size_bytes and is_time
 
@@ -240,30 +207,29 @@ def _count(path: Path) -> int:
 
 
 def _below(path: Path) -> Iterator[Path]:
-    yield path
-    if path.is_dir() and not path.is_symlink():
+    """Yields a file, link or directory with all below it that is one of these. Raises OSError."""
+    mode = os.lstat(path).st_mode
+    if stat.S_ISREG(mode) or stat.S_ISLNK(mode) or stat.S_ISDIR(mode):
+        yield path
+    if stat.S_ISDIR(mode):
         for name in sorted(os.listdir(path)):
             yield from _below(path / name)
 
 
-def _copy(source: Path, target: Path, pace: Callable[[int], object]) -> None:
-    """Copies a checkpoint with modes and times, and has it on the disk."""
-
-    def copy_file(one: str, to: str) -> str:
-        pace(os.lstat(one).st_size)
-        shutil.copy2(one, to, follow_symlinks=False)
-        if not os.path.islink(to):
-            with Files().opened(to) as fd:
-                os.fsync(fd)
-        return to
-
-    if source.is_dir() and not source.is_symlink():
-        shutil.copytree(source, target, symlinks=True, copy_function=copy_file)
-        for directory, _, _ in os.walk(target):
-            sync_directory(Path(directory))
-    else:
-        copy_file(os.fspath(source), os.fspath(target))
-
-
-def _top(entry: SavedEntry) -> str:
-    return entry.name.partition("/")[0]
+def _copy(directory: Path, name: str, to: Path, pace: Callable[[int], object]) -> None:
+    """Copies a checkpoint with modes and times, and has it on the disk. Sockets, pipes and devices are left out."""
+    source, target = directory / name, to / name
+    if source.is_symlink():
+        target.symlink_to(link_target(directory, name, os.readlink(source)))
+        shutil.copystat(source, target, follow_symlinks=False)
+    elif source.is_dir():
+        target.mkdir(0o700)
+        for below in sorted(os.listdir(source)):
+            _copy(directory, f"{name}/{below}", to, pace)
+        sync_directory(target)
+        shutil.copystat(source, target)
+    elif source.is_file():
+        pace(os.lstat(source).st_size)
+        shutil.copy2(source, target, follow_symlinks=False)
+        with Files().opened(target) as fd:
+            os.fsync(fd)

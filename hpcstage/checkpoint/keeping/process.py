@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from hpcstage.checkpoint.keeping.facts import CannotKeep, CheckpointPlace, KeepingReport
+from hpcstage.checkpoint.keeping.facts import CannotKeep, CheckpointPlace, DrainTerms, KeepingReport
 from hpcstage.errors import HpcstageError
 from hpcstage.forked import become_quiet, die_with_parent, reap
 
@@ -23,10 +23,10 @@ _READ_BYTES = 1 << 16
 class KeeperProcess:
     """Owns the process that keeps one directory, as a service of an event loop."""
 
-    def __init__(self, place: CheckpointPlace, pace: Callable[[int], object] | None = None) -> None:
-        """`pace` delays a drain. Raises OSError."""
+    def __init__(self, place: CheckpointPlace, terms: DrainTerms) -> None:
+        """Raises OSError."""
         self._place = place
-        self._pace = pace
+        self._terms = terms
         self._rest = b""
         self._report: KeepingReport | None = None
         self._is_over = False
@@ -113,7 +113,7 @@ class KeeperProcess:
                 os.nice(NICE)
             from hpcstage.checkpoint.keeping.keeper import CheckpointKeeper  # NumPy makes threads, after the fork only
 
-            keeper = CheckpointKeeper(self._place, commands, tell, self._pace)
+            keeper = CheckpointKeeper(self._place, commands, tell, self._terms)
             is_ready = True
             keeper.keep()
             say(is_over=True)

@@ -15,9 +15,9 @@ from hpcstage.checkpoint.generations.restoring import times_of
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore, SavedGeneration
 from hpcstage.checkpoint.generations.terms import CommitProgress, CommitTerms, NoRoom
-from hpcstage.checkpoint.keeping.beginning import known_before, newest_manifest
 from hpcstage.checkpoint.keeping.facts import LOCAL_KEPT, CheckpointCharter, CheckpointPlace, SavedRow
-from hpcstage.checkpoint.keeping.plain import is_there
+from hpcstage.checkpoint.keeping.history import known_before, newest_manifest, whole_versions
+from hpcstage.checkpoint.keeping.plain import HIDDEN, is_there
 
 SHARE = 0.5
 """The share of one processor that saving and draining may take while the command runs."""
@@ -54,6 +54,7 @@ class GenerationSaver:
         self._store = GenerationStore(place.store)
         before = known_before(place, charter)
         self._lowest_number = max((one.number for one in before), default=0) + 1
+        self._after_ns = max((one.created_ns for one in before), default=0)
         self._drained = max(before, key=lambda one: one.created_ns, default=None) if not charter.earlier else None
         """The state that lay in the directory at the start and that the target has; None where it is not drained."""
 
@@ -69,9 +70,14 @@ class GenerationSaver:
         saved = self._commit(names)
         return SavedRow.of(saved, time.monotonic() - began_s)
 
-    def prune(self) -> None:
-        """Drops what is not kept on the local disk."""
-        self._store.prune(LOCAL_KEPT)
+    def prune(self, keep: int = LOCAL_KEPT) -> list[int]:
+        """Drops generations, but not what has a checkpoint whole that is being written again; returns the dropped."""
+        newest = self.newest()
+        if newest is None:
+            return []
+        with self._store.source() as source:
+            versions = whole_versions(source, self._place.tree, newest.number)
+        return self._store.drop_all_but(self._store.retained(keep) | versions.keys())
 
     def newest(self) -> GenerationManifest | None:
         """Returns the newest generation of this run."""
@@ -82,18 +88,20 @@ class GenerationSaver:
         self._store.close()
 
     def _commit(self, names: Sequence[str]) -> SavedGeneration:
-        terms = CommitTerms(budget_bytes=self._place.room_bytes(), progress=self._capped)
+        terms = CommitTerms(self._place.room_bytes(), self._after_ns, progress=self._capped)
         tree = FileTree(self._place.tree, names)
         identity = GenerationId.new(max(self._store.next_number(), self._lowest_number))
         try:
             return self._store.commit(tree, identity, terms)
         except NoRoom:
-            if not self._store.prune(1):
+            if not self.prune(1):
                 raise
         return self._store.commit(tree, identity, replace(terms, budget_bytes=self._place.room_bytes()))
 
     def _is_saved(self, names: Collection[str]) -> bool:
         newest = self.newest() or self._drained
-        if newest is None or set(times_of(newest)) != set(names):
+        if newest is None:
             return False
-        return all(is_there(self._place.tree, newest, name) for name in names)
+        saved = times_of(newest)
+        lacking = [name for name in saved if name not in names and not name.startswith(HIDDEN)]
+        return not lacking and all(name in saved and is_there(self._place.tree, newest, name) for name in names)

@@ -54,13 +54,14 @@ class StoreGroup:
     def encode(self, number: int) -> CodingRecord:
         """Makes the parities of a generation that all nodes have, and its record; returns the record.
 
-        Raises NotTogether, DamagedGeneration if a manifest is damaged, and OSError.
+        Raises NotTogether, also where a record of this generation is that of another group, DamagedGeneration if a
+        manifest is damaged, and OSError.
         """
         with contextlib.ExitStack() as opened:
             sources = [opened.enter_context(LocalSource(store.directory, self.files)) for store in self.stores]
             identity = self._identity(sources, number)
             found = [read_record(source, number) for source in sources]
-            record = next((one for one in found if one is not None and one.generation == identity), None)
+            record = self._common([one for one in found if one is not None and one.generation == identity])
             if record is None:
                 record = self._encoded(sources, identity)
         content = record.to_bytes()
@@ -68,6 +69,22 @@ class StoreGroup:
             if kept != record:
                 MemberWriter(self.files, store.directory, number).record(content)
         return record
+
+    def _common(self, found: Sequence[CodingRecord]) -> CodingRecord | None:
+        """Returns the record of the group among those of its nodes; None where there is none yet. Raises NotTogether
+        where there are those of another group only."""
+        ours = [one for one in found if self._is_of(one)]
+        if found and not ours:
+            names = ", ".join(member.name for member in found[0].members)
+            what = f"generation {found[0].generation.number} was encoded for another group, of {names}"
+            raise NotTogether(what, "save it anew")
+        return ours[0] if ours else None
+
+    def _is_of(self, record: CodingRecord) -> bool:
+        """Tells whether a record is of these nodes in their order, with this code and these blocks."""
+        names = [member.name for member in record.members]
+        size = CodeSize(record.code.k, record.code.m)
+        return (names, size, record.block_bytes) == ([one.name for one in self.stores], self.size, self.block_bytes)
 
     def _identity(self, sources: Sequence[LocalSource], number: int) -> GenerationId:
         ids = [GenerationReader(source).manifest(number).id for source in sources]

@@ -1,7 +1,7 @@
 """Reads the generations of a node from what its group still has: its own blocks where they are intact, or rebuilt ones.
 
-A block that cannot be read, or is not what its checksum says, is lost, whether a bit flipped or the node is gone. What
-stands here is a source of generations like a directory is, so that a restore works alike from both.
+A block that cannot be read, or is not what its checksum says, is lost, whether a bit flipped or the node is gone. The
+module gives a source of generations like a directory is, so that a restore works alike from both.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
 
+from hpcstage.checkpoint.coding.checksums import checksum
 from hpcstage.checkpoint.coding.coder import Coder
 from hpcstage.checkpoint.coding.erasurecode import NoErasureCode, TooMuchLost
 from hpcstage.checkpoint.coding.kernels import best_kernel
@@ -139,6 +140,9 @@ class GroupSource:
             Coder(record.code, best_kernel()).restoring(known, made)()
         except (TooMuchLost, NoErasureCode) as error:
             raise DamagedGeneration(self._refusal(record, stripe, known)) from error
+        if checksum(made[wanted.index]) != record.checksum(wanted):
+            where = f"{record.members[wanted.node].name}, block {wanted.number}"
+            raise DamagedGeneration(f"a rebuilt block of {where} differs from its checksum")
         self.rebuilt_bytes += wanted.size_bytes
         return made[wanted.index]
 

@@ -30,11 +30,13 @@ class CheckpointsPart:
     """The checkpoints of the command: what was saved, how, and what of it is in the directory of --checkpoint."""
 
     drain: OutputsPart
-    """What was copied to the directory of --checkpoint, and what was not."""
+    """The copies in the directory of --checkpoint, and what is not there."""
     protection: str
     """The losses that the checkpoints are protected against, for people."""
     restored: str = ""
-    """What lay in the local directory at the start; empty: nothing."""
+    """The state in the local directory at the start; empty: none."""
+    restored_s: Seconds = 0.0
+    """How long the command waited for it."""
     saved_count: Count = 0
     saved: tuple[GenerationRow, ...] = ()
     """The last 100 states that were saved."""

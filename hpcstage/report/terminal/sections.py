@@ -283,7 +283,7 @@ def checkpoints(record: Record) -> RenderableType:
         return section(f"Checkpoints: the command wrote to {drain.directory} itself ({drain.why})")
     rows = []
     if part.restored:
-        rows.append(("at the start", Wrapped(part.restored, 2)))
+        rows.append(("at the start", Wrapped(f"{part.restored}; the command waited {seconds(part.restored_s)}", 2)))
     if part.saved:
         last = part.saved[-1]
         written, state = size(sum(row.written_bytes for row in part.saved)), sum(row.state_bytes for row in part.saved)
