@@ -41,7 +41,7 @@ def generations_of(place: CheckpointPlace) -> list[GenerationManifest | Undraine
 def known_before(place: CheckpointPlace, charter: CheckpointCharter) -> list[GenerationManifest]:
     """Returns the newest generations of the target, and of killed runs on this node."""
     drained = described(Path(charter.target))
-    found = [newest_manifest(Path(base)) for base in (*charter.earlier, place.base)]
+    found = [newest_manifest(base) for base in (*map(Path, charter.earlier), place.base)]
     return [one for one in (*found, None if drained is None else drained.manifest) if one is not None]
 
 

@@ -12,7 +12,7 @@ from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSourc
 from hpcstage.checkpoint.generations.restoring import times_of
 from hpcstage.checkpoint.keeping.draining import DrainedEntries, EntryDrain
 from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace, KeepingReport, UndrainedEntry, reason
-from hpcstage.checkpoint.keeping.history import names_of, whole_versions
+from hpcstage.checkpoint.keeping.history import generations_of, names_of, whole_versions
 from hpcstage.checkpoint.keeping.leftovers import leftovers, place_leftovers
 from hpcstage.checkpoint.keeping.plain import described, names_in
 from hpcstage.errors import HpcstageError
@@ -35,7 +35,7 @@ class LateDrain:
             for number in reversed(source.numbers()):
                 try:
                     made = GenerationReader(source).manifest(number)
-                    if self._is_behind(source, made):
+                    if self._is_behind(made):
                         self._put_beside(source, made)
                     else:
                         self._bring(source, made)
@@ -55,12 +55,12 @@ class LateDrain:
                 missing.append(UndrainedEntry(name, reason(error)))
         return missing
 
-    def _is_behind(self, source: LocalSource, made: GenerationManifest) -> bool:
+    def _is_behind(self, made: GenerationManifest) -> bool:
         """Tells whether the target has a newer generation, and it is of another run."""
         drained = described(self.drain.target)
         if drained is None or drained.manifest.created_ns <= made.created_ns:
             return False
-        return drained.manifest.number not in source.numbers()
+        return drained.manifest not in generations_of(self.place)
 
     def _bring(self, source: LocalSource, made: GenerationManifest) -> None:
         self.done += self.drain.generation(source, made.number, names_of(self.place))

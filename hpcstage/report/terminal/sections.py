@@ -281,7 +281,7 @@ def checkpoints(record: Record) -> RenderableType:
     drain = part.drain
     if drain.local_dir is None:
         return section(f"Checkpoints: the command wrote to {drain.directory} itself ({drain.why})")
-    rows = []
+    rows: list[tuple[str, RenderableType]] = []
     if part.restored:
         rows.append(("at the start", Wrapped(f"{part.restored}; the command waited {seconds(part.restored_s)}", 2)))
     if part.saved:
