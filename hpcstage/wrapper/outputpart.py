@@ -58,7 +58,7 @@ def with_moved(part: OutputsPart, names: Sequence[str]) -> OutputsPart:
 def lines(part: OutputsPart, host: str, above: Path) -> list[str]:
     """Returns the lines that say which names are not in DIR, on which node and in which place they still are, and what
     copies them. `above` is the directory that `--local-dir` names."""
-    shown = [f"not in {part.directory}: {one.name or 'what was written'} ({one.why})" for one in part.undrained]
+    shown = [f"not in {part.directory}: {one.name or 'its files'} ({one.why})" for one in part.undrained]
     more = part.undrained_count - len(shown[:_SHOWN])
     if shown and more > 0:
         shown[_SHOWN:] = [f"not in {part.directory}: {more:,} more"]

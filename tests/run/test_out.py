@@ -174,7 +174,7 @@ def test_a_directory_that_is_gone_costs_no_tries_and_its_files_can_be_forgotten(
     done = run(hpcstage, data, "--", "echo", "started")
     assert (done.returncode, done.stdout) == (0, b"started\n")
     assert f"hpcstage clean --forget {place.name}" in done.stderr.decode()
-    assert f"not in {results}: its output files" in done.stderr.decode(), "no file was tried"
+    assert f"not in {results}: its files" in done.stderr.decode(), "no file was tried"
     done = run(hpcstage, data, "--", "echo", "started")
     assert (done.returncode, done.stdout) == (0, b"started\n")
     assert "copying" not in done.stderr.decode(), "it is not tried again so soon"
