@@ -94,23 +94,26 @@ def test_the_working_directory_cannot_be_read(hpcstage: Hpcstage, make_tree: Tre
     assert code == 7
 
 
+OPENS_MANY = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+while (number := os.dup(0)) < 1100:
+    os.set_inheritable(number, True)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
 @pytest.mark.parametrize("options", [["--mode", "upfront"], ["--nodes", "2"]], ids=["upfront", "nodes"])
 def test_more_descriptors_are_open_than_select_takes(hpcstage: Hpcstage, make_tree: Tree, options: list[str]) -> None:
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if 0 <= most < 2048:
+    if 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 2048:
         pytest.skip("needs a limit of 2048 descriptors")
-
-    def opens_many() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (2048, most))
-        for number in range(10, 1100):
-            os.dup2(0, number)
-
-    words = ["run", *options, "--data", os.fspath(make_tree(files=2)), "--", "sh", "-c", "exit 7"]
-    run = hpcstage.start(*words, preexec_fn=opens_many, close_fds=False)
-    _, errors = run.communicate(timeout=60)
-    assert run.returncode == 7, errors
-    assert json.loads(hpcstage.records()[-1].read_text())["complete"] is True, errors
-    assert b"filedescriptor" not in errors
+    words = hpcstage.command("run", *options, "--data", make_tree(files=2), "--", "sh", "-c", "exit 7")
+    run = subprocess.run(
+        [sys.executable, "-c", OPENS_MANY, *words],
+        cwd=hpcstage.cwd, env=hpcstage.env, capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert run.returncode == 7, run.stderr
+    assert json.loads(hpcstage.records()[-1].read_text())["complete"] is True, run.stderr
 
 
 @pytest.mark.parametrize("module", ["click", "rich", "yaml", "selectors"])
