@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -14,6 +16,8 @@ import torch
 from hpcstage.torch.slots import Form, TensorSlot, TensorSlots, slots_for
 
 _NO_SLOTS = TensorSlots((), 0)
+_WIPEONFORK = 18
+"""MADV_WIPEONFORK of Linux 4.14, which Python's mmap does not name."""
 
 
 class HostMemory:
@@ -27,6 +31,12 @@ class HostMemory:
         self._places: list[torch.Tensor] = []
         self._pinned: bool | None = None
         """Whether CUDA knows the memory; None before it was asked."""
+        self._unregister: weakref.finalize[..., HostMemory] | None = None
+
+    @property
+    def is_taken(self) -> bool:
+        """Tells whether there is memory."""
+        return self._pages is not None
 
     @property
     def image(self) -> memoryview:
@@ -62,9 +72,9 @@ class HostMemory:
 
     def release(self) -> None:
         """Gives the memory back."""
-        if self._pinned:
-            torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())  # type: ignore[no-untyped-call]
-        self._pinned = None
+        if self._unregister is not None:
+            self._unregister()
+        self._pinned = self._unregister = None
         self._places, self._slots = [], _NO_SLOTS
         self._bytes, self._pages = torch.empty(0, dtype=torch.uint8), None
 
@@ -85,11 +95,13 @@ class HostMemory:
         pages = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with contextlib.suppress(OSError):  # of a kernel without huge pages
             pages.madvise(mmap.MADV_HUGEPAGE)
-        # A loader's workers are forked from here: each page that is then written would be copied once more.
-        pages.madvise(mmap.MADV_DONTFORK)
+        _keep_from_forks(pages)
         self._pages, self._bytes = pages, torch.frombuffer(pages, dtype=torch.uint8)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            self._pinned = int(torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), size_bytes, 0)) == 0  # type: ignore[no-untyped-call]
+            self._pinned = _registered(self._bytes)
+        if self._pinned:
+            self._unregister = weakref.finalize(self, _unregister, self._bytes, os.getpid())
+            self._unregister.atexit = False  # the process takes the memory with it, and CUDA may have ended before
 
     def _place(self, slot: TensorSlot) -> torch.Tensor:
         form = slot.form
@@ -99,6 +111,31 @@ class HostMemory:
         if not form.size_bytes:
             return torch.empty(form.shape, dtype=dtype)
         return self._bytes[slot.offset : slot.end].view(dtype).view(form.shape)
+
+
+def _keep_from_forks(pages: mmap.mmap) -> None:
+    """Has forked processes, such as a loader's workers, find zeros there: of shared pages, each that is then written
+    would be copied once more. The addresses stay taken, so that a process that frees this object frees nothing else."""
+    try:
+        pages.madvise(_WIPEONFORK)
+    except OSError:  # of an older kernel
+        pages.madvise(mmap.MADV_DONTFORK)
+
+
+def _registered(memory: torch.Tensor) -> bool:
+    """Registers memory with CUDA; returns whether that worked."""
+    if int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), len(memory), 0)) == 0:  # type: ignore[no-untyped-call]
+        return True
+    # The next launch of a kernel reports the error as its own and thereby clears it: one that nobody waits for.
+    with contextlib.suppress(RuntimeError, AssertionError):
+        torch.ones((), device="cuda")
+    return False
+
+
+def _unregister(memory: torch.Tensor, pid: int) -> None:
+    """Undoes `_registered`. A forked process has no part in it, and must not call CUDA."""
+    if os.getpid() == pid:
+        torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())  # type: ignore[no-untyped-call]
 
 
 def _name(dtype: torch.dtype) -> str:

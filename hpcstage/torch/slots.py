@@ -20,7 +20,7 @@ _SMALL_ALIGNED_BYTES = 64
 
 @dataclass(frozen=True)
 class Form:
-    """What a tensor is without its bytes."""
+    """A tensor without its bytes: its type, shape and size."""
 
     dtype: str
     """The name of the type as an attribute of `torch`."""
