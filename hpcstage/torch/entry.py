@@ -8,12 +8,10 @@ they are and has their checksums, and a line with its own. It knows no PyTorch. 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import json
 import mmap
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ import xxhash
 
 from hpcstage.checkpoint.generations.files import Files
 from hpcstage.errors import HpcstageError
+from hpcstage.torch.naming import claimed, discard, give_name, hidden, left_behind, sync_name
 from hpcstage.torch.slots import Form, TensorSlot, TensorSlots
 
 FORMAT = 1
@@ -32,8 +31,6 @@ _PIECE_BYTES = 8 << 20
 _DIRECT = getattr(os, "O_DIRECT", 0)
 _NEVER_DIRECT = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
 """The errors of a file system whose files cannot be written past the page cache."""
-_AT_FDCWD, _EXCHANGE = -100, 2
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class DamagedEntry(HpcstageError):
@@ -73,19 +70,24 @@ class FoundEntry:
 def write_entry(files: Files, path: Path, description: Description, image: memoryview) -> None:
     """Writes a checkpoint; it has its name when it is on the disk and was read back. One of the same name is replaced.
 
-    Raises OSError where the disk fails, and DamagedEntry if the disk returns other bytes; then nothing stays.
+    Raises OSError where the disk fails, and DamagedEntry if the disk returns other bytes; the one of the same name is
+    then as it was.
     """
-    temporary = _hidden(path)
+    temporary = hidden(path)
     files.call(os.mkdir, temporary, 0o700)
     try:
-        pieces = _write_image(files, temporary / TENSORS, description.slots, image)
-        files.write_new(temporary / STATE, _text(description, pieces))
-        files.sync_directory(temporary)
-        _check_written(files, temporary)
-        _publish(files, temporary, path)
+        with claimed(temporary):
+            pieces = _write_image(files, temporary / TENSORS, description.slots, image)
+            files.write_new(temporary / STATE, _text(description, pieces))
+            files.sync_directory(temporary)
+            _check_written(files, temporary)
+            replaced = give_name(files, temporary, path)
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        discard(files, temporary, STATE)
         raise
+    sync_name(files, path)
+    if replaced is not None:
+        discard(files, replaced, STATE)
 
 
 def find_entry(path: Path) -> FoundEntry:
@@ -113,13 +115,46 @@ def read_image(files: Files, entry: FoundEntry, image: memoryview) -> None:
 
 def remove_entry(files: Files, path: Path) -> None:
     """Removes a checkpoint, which loses its name first."""
-    temporary = _hidden(path)
+    temporary = hidden(path)
     files.call(os.rename, path, temporary)
-    shutil.rmtree(temporary, ignore_errors=True)
+    discard(files, temporary, STATE)
 
 
-def _hidden(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.urandom(6).hex()}")
+def named_or_left(path: Path) -> Path | None:
+    """Returns where a checkpoint is: under its name, or, if none has the name, whole where a killed process left it."""
+    if os.path.lexists(path):
+        return path
+    return next(filter(_has_description, left_behind(path)), None)
+
+
+def settle(files: Files, path: Path) -> bool:
+    """Ends what killed processes left of a checkpoint: one that is whole gets the name if none has it, and all else is
+    removed. What a process that lives is writing stays. Returns whether one got the name."""
+    has_named = False
+    for left in left_behind(path):
+        with contextlib.suppress(OSError), claimed(left):
+            if has_named or os.path.lexists(path) or not _is_whole(files, left):
+                discard(files, left, STATE)
+            else:
+                files.call(os.rename, left, path)
+                sync_name(files, path)
+                has_named = True
+    return has_named
+
+
+def _has_description(path: Path) -> bool:
+    try:
+        return bool(find_entry(path))
+    except DamagedEntry:
+        return False
+
+
+def _is_whole(files: Files, path: Path) -> bool:
+    try:
+        _check_written(files, path)
+    except (OSError, DamagedEntry):
+        return False
+    return True
 
 
 def _write_image(files: Files, path: Path, slots: TensorSlots, image: memoryview) -> list[Piece]:
@@ -161,28 +196,6 @@ def _names_in(description: Description, piece: Piece) -> str:
     inside = [name for slot, name in slots if slot.offset < end and slot.end > begin]
     beside = f" or one of the {len(inside) - 1} beside it" if len(inside) > 1 else ""
     return f"its tensor {inside[0] if inside else '?'}{beside}"
-
-
-def _publish(files: Files, temporary: Path, path: Path) -> None:
-    """Gives a whole checkpoint its name; the one that has it is removed then."""
-    try:
-        files.call(os.rename, temporary, path)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-            raise
-        files.call(_exchange, temporary, path)
-        shutil.rmtree(temporary, ignore_errors=True)
-    files.sync_directory(path.parent)
-
-
-def _exchange(one: Path, other: Path) -> None:
-    """Exchanges two names in one step; where the file system cannot, the other steps aside first."""
-    names = os.fsencode(one), os.fsencode(other)
-    if _libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _EXCHANGE):
-        aside = _hidden(other)
-        other.rename(aside)
-        one.rename(other)
-        aside.rename(one)
 
 
 @contextlib.contextmanager

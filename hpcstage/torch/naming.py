@@ -1,0 +1,136 @@
+"""Gives a checkpoint its name when it is whole, and takes it away before it is removed. Until then it is hidden.
+
+The module owns hidden names: `.NAME.` and twelve digits, beside the name itself. It knows nothing of what lies there.
+What changes names passes through `Files.call`, so that a test can end the process between any two calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from hpcstage.checkpoint.generations.files import Files
+
+_HIDDEN = re.compile(r"\.(.+)\.[0-9a-f]{12}")
+_AT_FDCWD, _EXCHANGE = -100, 2
+_NO_EXCHANGE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
+"""The errors of a file system, a kernel or a C library that cannot exchange two names."""
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def hidden(path: Path) -> Path:
+    """Returns a hidden name for a checkpoint, one that nothing has."""
+    return path.with_name(f".{path.name}.{os.urandom(6).hex()}")
+
+
+def hidden_name(name: str) -> str | None:
+    """Returns the name of the checkpoint that has this hidden one; None for a name of another form."""
+    match = _HIDDEN.fullmatch(name)
+    return match[1] if match else None
+
+
+def left_behind(path: Path) -> list[Path]:
+    """Returns what has a hidden name of this checkpoint, the newest first."""
+    try:
+        names = os.listdir(path.parent)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted((path.with_name(name) for name in names if hidden_name(name) == path.name), key=_age)
+
+
+@contextlib.contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """Keeps other processes from what has a hidden name. Raises BlockingIOError if a living one keeps this one from it.
+
+    Where the file system has no locks, and of a file that a checkpoint took the place of, it does nothing.
+    """
+    if not _is_directory(path):
+        yield
+        return
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(fd)
+
+
+def give_name(files: Files, temporary: Path, path: Path) -> Path | None:
+    """Gives a whole checkpoint its name. Returns where the one is now that had it, if one had: it may go when the name
+    is on the disk."""
+    try:
+        files.call(os.rename, temporary, path)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+        return _exchanged(files, temporary, path)
+    return None
+
+
+def sync_name(files: Files, path: Path) -> None:
+    """Has a name on the disk. Its directory may be one that the user names by a symbolic link."""
+    files.sync_directory(path.parent.resolve())
+
+
+def discard(files: Files, path: Path, first: str) -> None:
+    """Removes what has a hidden name, as far as that is possible. The file `first` goes before all others, so that the
+    rest is not taken for a whole checkpoint."""
+    with contextlib.suppress(OSError):
+        if not _is_directory(path):
+            files.call(os.unlink, path)
+            return
+        files.call(os.unlink, path / first)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _exchanged(files: Files, temporary: Path, path: Path) -> Path:
+    """Gives a checkpoint the name that another has, in one step; where the file system cannot, the other steps aside
+    first, and back if that fails. Returns where the other is."""
+    try:
+        files.call(_exchange, temporary, path)
+    except OSError as error:
+        if error.errno not in _NO_EXCHANGE:
+            raise
+    else:
+        return temporary
+    aside = hidden(path)
+    files.call(os.rename, path, aside)
+    try:
+        files.call(os.rename, temporary, path)
+    except BaseException:
+        files.call(os.rename, aside, path)
+        raise
+    return aside
+
+
+def _exchange(one: Path, other: Path) -> None:
+    exchange = getattr(_libc, "renameat2", None)
+    if exchange is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if exchange(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _EXCHANGE):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), one, None, other)
+
+
+def _is_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _age(path: Path) -> int:
+    """Returns a number that is larger the longer ago something changed."""
+    try:
+        return -path.lstat().st_mtime_ns
+    except FileNotFoundError:  # it has just gone
+        return 0
