@@ -1,38 +1,35 @@
 """Saves the state of a training while it goes on, and loads the newest one that is whole.
 
 The module owns the names of checkpoints in a directory, how many are kept and when one is due. `saving` copies and
-writes. A checkpoint protects against what happens to the program. That its directory outlives the node, nobody here
-sees to.
+writes. A checkpoint protects against what happens to the program; the module does nothing for the case that its
+directory is lost with the node.
 """
 
 # ruff: noqa: ANN401 - a state is any nesting of values
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
+import operator
 import os
 import re
-import shutil
 import time
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, SupportsIndex
 
 import torch
 
 from hpcstage import stderr
 from hpcstage.checkpoint.generations.files import Files
 from hpcstage.errors import HpcstageError, UsageError
-from hpcstage.torch.entry import DamagedEntry, remove_entry
+from hpcstage.torch.entry import DamagedEntry, named_or_left, remove_entry, settle
+from hpcstage.torch.naming import hidden_name
 from hpcstage.torch.saving import LoadedState, Saver
 from hpcstage.units import parse_duration
 
 VARIABLE = "HPCSTAGE_CHECKPOINT"
 _NAME = re.compile(r"step-([0-9]{8,})")
-_LEFT = re.compile(r"\.step-[0-9]{8,}\.[0-9a-f]{12}")
-"""What a process that was killed leaves."""
 
 
 class NothingToLoad(HpcstageError):
@@ -68,15 +65,17 @@ class Checkpointer:
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str] | None = None, *, every: int | str | None = None, keep: int | None = 2
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        every: SupportsIndex | str | None = None,
+        keep: SupportsIndex | None = 2,
     ) -> None:
-        if keep is not None and keep < 1:
+        self._keep = None if keep is None else _whole("keep option", keep)
+        if self._keep is not None and self._keep < 1:
             raise ValueError("keep option should be at least 1, or None for all")
-        if isinstance(every, int) and every < 1:
-            raise ValueError("every option should be at least one step")
         self.directory = _directory(directory)
         self._every = _Interval(every)
-        self._keep = keep
         self._files = Files()
         self._saver = Saver(self._files)
         self._lock: _DirectoryLock | None = None
@@ -88,10 +87,15 @@ class Checkpointer:
         self.close()
 
     def due(self, step: int) -> bool:
-        """Tells whether `save` would save this step; it is not due while the state before is still being written."""
-        return self._every.over(step) and not (self._every.given and self._saver.busy)
+        """Tells whether `save` would save this step; it is not due while the state before is still being written.
 
-    def save(self, state: Any, step: int, *, now: bool = False) -> bool:
+        After a save that failed the next step is due, but not after a second one: each try takes the time of a copy.
+        """
+        if self._every.given and self._saver.busy:
+            return False
+        return self._every.over(step) or self._saver.failures == 1
+
+    def save(self, state: Any, step: SupportsIndex, *, now: bool = False) -> bool:
         """Saves a state if it is due, or `now`. Returns whether it does, as soon as the state may change again.
 
         `state` is any nesting of dictionaries, lists and tuples with tensors, NumPy's arrays, numbers, strings and
@@ -102,8 +106,10 @@ class Checkpointer:
         one such memory: while the state before is still being written, a save that is due by `every` is put off to the
         next call, and any other waits.
 
-        Raises a TypeError that names what cannot be saved, and CheckpointNotSaved if the save before failed.
+        Raises a TypeError that names what cannot be saved. Raises CheckpointNotSaved if the save before failed; this
+        state is saved nonetheless.
         """
+        step = _whole("step", step)
         if step < 0:
             raise ValueError("a step should not be negative")
         if not now and not self.due(step):
@@ -114,21 +120,25 @@ class Checkpointer:
             state = state()
         self._saver.save(state, step, self._path(step), lambda: self._drop_older(step))
         self._every.saved(step)
+        self._saver.raise_failed()
         return True
 
     def load(self, *, map_location: str | torch.device = "cpu", into: Any = None) -> LoadedState | None:
         """Loads the newest checkpoint that is whole: its `state` and `step`. Returns None where there is none.
 
-        Every byte is verified; a damaged checkpoint is passed over for the one before, which a line on standard error
-        says. `into` is a state like the one that was saved: its tensors get the values, and stand in the result.
-        Tensors that it does not have are made on `map_location`.
+        Every byte is verified; a damaged checkpoint is passed over for the one before. One that a killed process left
+        whole, but without its name, is loaded as well. A line on standard error says either. `into` is a state like the
+        one that was saved: its tensors get the values, and stand in the result. Tensors that it does not have are made
+        on `map_location`.
 
         Raises NothingToLoad if all checkpoints are damaged, and a ValueError if a tensor of `into` does not fit.
         """
-        found = sorted(self._steps(), reverse=True)
+        self._saver.finish()
         damaged: list[str] = []
-        for step in found:
-            path = self._path(step)
+        for step in sorted(self._steps() | self._hidden_steps(), reverse=True):
+            path = named_or_left(self._path(step))
+            if path is None:  # a killed process only began it
+                continue
             try:
                 loaded = self._saver.load(path, torch.device(map_location), into)
             except DamagedEntry as error:
@@ -136,6 +146,8 @@ class Checkpointer:
                 continue
             for line in damaged:
                 stderr.say(f"{line}; {loaded.path.name} is loaded")
+            if hidden_name(path.name):
+                stderr.say(f"{path} is loaded: a process that was killed left it without its name")
             self._every.saved(loaded.step)
             return loaded
         if damaged:
@@ -151,35 +163,54 @@ class Checkpointer:
         try:
             self._saver.release()
         finally:
-            self._lock = None
+            if not self._saver.busy:  # after Ctrl-C a state is still being written
+                self._lock = None
 
     def _path(self, step: int) -> Path:
         return self.directory / f"step-{step:08}"
 
-    def _steps(self) -> Iterator[int]:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            for name in os.listdir(self.directory):
-                match = _NAME.fullmatch(name)
-                if match and self._path(int(match[1])).name == name:
-                    yield int(match[1])
+    def _steps(self) -> set[int]:
+        """Returns the steps that have a checkpoint."""
+        return {step for name in self._names() if (step := self._step_of(name)) is not None}
+
+    def _hidden_steps(self) -> set[int]:
+        """Returns the steps of which something is hidden: it is being written, or was left behind."""
+        return {step for name in self._names() if (step := self._step_of(hidden_name(name) or "")) is not None}
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self.directory)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def _step_of(self, name: str) -> int | None:
+        match = _NAME.fullmatch(name)
+        return int(match[1]) if match and self._path(int(match[1])).name == name else None
 
     def _drop_older(self, step: int) -> None:
         """Drops what is older than the newest, now that this step is safe. Steps above it are of a training that went
-        further: they are not counted and stay."""
+        further: they are not counted and stay. Raises OSError if one cannot be dropped, after the others were."""
         below = sorted(found for found in self._steps() if found <= step)
+        failed: list[OSError] = []
         for old in below[: -self._keep] if self._keep is not None else ():
-            with contextlib.suppress(OSError):
+            try:
                 remove_entry(self._files, self._path(old))
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
 
     def _open(self, step: int) -> None:
-        """Makes the directory this object's to save to, once, and removes what a killed process left there."""
+        """Makes the directory this object's to save to, once, and ends what a killed process left there."""
         if self._lock is not None:
             return
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = _DirectoryLock(self.directory)
-        for name in os.listdir(self.directory):
-            if _LEFT.fullmatch(name):
-                shutil.rmtree(self.directory / name, ignore_errors=True)
+        for left in sorted(self._hidden_steps()):
+            if settle(self._files, self._path(left)):
+                stderr.say(f"{self._path(left)} is whole and has its name: a process that was killed left it without")
         if (newest := max(self._steps(), default=0)) > step:
             there = f"{self._path(newest)} is of a training that went further than step {step}"
             stderr.say(f"{there}; it stays, and is what load() gives: remove it if it is not wanted")
@@ -224,10 +255,12 @@ os.register_at_fork(after_in_child=_release_all)
 class _Interval:
     """Says when a save is due."""
 
-    def __init__(self, every: int | str | None) -> None:
+    def __init__(self, every: SupportsIndex | str | None) -> None:
         self.given = every is not None
-        self._steps = every if isinstance(every, int) else None
         self._seconds = parse_duration(every) if isinstance(every, str) else None
+        self._steps = None if every is None or isinstance(every, str) else _whole("every option", every)
+        if self._steps is not None and self._steps < 1:
+            raise ValueError("every option should be at least one step")
         self._last_step = 0
         self._last_s = time.monotonic()
 
@@ -247,3 +280,13 @@ def _directory(given: str | os.PathLike[str] | None) -> Path:
     if not found:
         raise UsageError(f"Checkpointer has no directory and ${VARIABLE} is not set", "give it a directory")
     return Path(found).absolute()
+
+
+def _whole(name: str, number: SupportsIndex) -> int:
+    """Returns a number as Python's own, which NumPy's are not; raises a TypeError for a float or a bool."""
+    if isinstance(number, bool):
+        raise TypeError(f"{name} should be a whole number, not {number}")
+    try:
+        return operator.index(number)
+    except TypeError as error:
+        raise TypeError(f"{name} should be a whole number, not {number!r}") from error

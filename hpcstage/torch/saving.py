@@ -1,7 +1,7 @@
 """Saves one state after the other while the program goes on, and loads one: copies at once, writes in the background.
 
 The module owns the thread that writes and what it may take: it runs at a low priority, and calls nothing of PyTorch, so
-that PyTorch's own threads stay as they are. Which names checkpoints have is not its matter.
+that PyTorch's own threads stay as they are. Which names checkpoints have is decided elsewhere.
 """
 
 # ruff: noqa: ANN401 - a state is any nesting of values
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +23,8 @@ from hpcstage import stderr
 from hpcstage.checkpoint.generations.files import Files
 from hpcstage.errors import HpcstageError
 from hpcstage.torch import statetree
-from hpcstage.torch.entry import DamagedEntry, Description, find_entry, read_image, write_entry
+from hpcstage.torch.entry import DamagedEntry, Description, find_entry, read_image, settle, write_entry
 from hpcstage.torch.hostmemory import HostMemory
-from hpcstage.torch.slots import TensorSlots
 
 _NICENESS = 10
 """Next to two busy processors the thread still gets a tenth of one, and its work is less than a second per GB."""
@@ -48,65 +48,85 @@ class Saver:
     which a program that ends waits for."""
 
     def __init__(self, files: Files | None = None) -> None:
-        self._files = files or Files()
+        self.files = files or Files()
+        self.failures = 0
+        """How many of the last states could not be written, one after the other."""
         self._memory = HostMemory()
-        self._thread: threading.Thread | None = None
-        self._failed: CheckpointNotSaved | None = None
+        self._written = threading.Event()
+        """Set unless a state is being written. The thread itself cannot tell: if Ctrl-C interrupts a join, Python takes
+        the thread for ended (CPython's issue 90882)."""
+        self._written.set()
+        self._unraised: deque[CheckpointNotSaved] = deque()
         self._pid = os.getpid()
 
     @property
     def busy(self) -> bool:
         """Tells whether a state is still being written."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._pid == os.getpid() and not self._written.is_set()
 
     def save(self, state: Any, step: int, path: Path, then: Callable[[], None]) -> None:
-        """Copies a state; returns when it may change. It is written in the background, and `then` is called after that.
+        """Copies a state; returns when it may change. It is written in the background, and `then` is called after that,
+        if it was written.
 
-        Waits for the state before. Raises what `wait` raises, and a TypeError that names what cannot be saved.
+        Waits for the state before, whose failure only `wait` and `raise_failed` raise. Raises a TypeError that names
+        what cannot be saved.
         """
-        self.wait()
+        self.finish()
         flat = statetree.flattened(state)
         slots = self._memory.keep(flat.tensors)
-        name = f"hpcstage-{path.name}"
-        self._thread = threading.Thread(target=self._write, args=(flat.tree, slots, step, path, then), name=name)
-        self._thread.start()
+
+        def described() -> Description:
+            return Description(step, flat.tree, tuple(statetree.names(flat.tree, len(slots.slots))), slots)
+
+        self._start(lambda: self._write(path, described, then), f"hpcstage-{path.name}")
+
+    def finish(self) -> None:
+        """Waits until nothing is being written; whether it was written is for `wait` and `raise_failed` to say."""
+        if self._pid != os.getpid():
+            raise CheckpointNotSaved("this process was forked from the one that saves checkpoints")
+        self._written.wait()
 
     def wait(self) -> None:
         """Waits until the last state is on the disk. Raises CheckpointNotSaved, once, if it is not."""
-        if self._pid != os.getpid():
-            raise CheckpointNotSaved("this process was forked from the one that saves checkpoints")
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self.finish()
         self.raise_failed()
 
     def raise_failed(self) -> None:
-        """Raises CheckpointNotSaved, once, if the last state could not be written."""
-        failed, self._failed = self._failed, None
-        if failed is not None:
-            raise failed
+        """Raises CheckpointNotSaved for a state that could not be written, once for each."""
+        if self._unraised:
+            raise self._unraised.popleft()
 
     def load(self, path: Path, device: torch.device, into: Any = None) -> LoadedState:
         """Loads a checkpoint; nothing of `into` changes before all of it was read and verified.
 
-        Raises DamagedEntry, and a ValueError if `into` has tensors that do not fit.
+        Memory that is taken for it is given back, since this process may be one that never saves. Raises DamagedEntry,
+        and a ValueError if `into` has tensors that do not fit.
         """
-        self.wait()
+        self.finish()
+        is_taken = self._memory.is_taken
+        try:
+            return self._loaded(path, device, into)
+        finally:
+            if not is_taken:
+                self._memory.release()
+
+    def release(self) -> None:
+        """Gives the memory back, after what is being written. Raises what `wait` raises."""
+        self.finish()
+        self._memory.release()
+        self.raise_failed()
+
+    def _loaded(self, path: Path, device: torch.device, into: Any) -> LoadedState:
         entry = find_entry(path)
         described = entry.description
         try:
             image = self._memory.shape(described.slots)
         except (ValueError, RuntimeError, TypeError) as error:
             raise DamagedEntry(f"its tensors cannot be made: {error}") from error
-        read_image(self._files, entry, image)
+        read_image(self.files, entry, image)
         found = statetree.targets(described.tree, into) if into is not None else {}
         self._check(found, described)
         return LoadedState(self._copied(described.tree, found, device), described.step, path)
-
-    def release(self) -> None:
-        """Gives the memory back, after what is being written."""
-        self.wait()
-        self._memory.release()
 
     def _check(self, found: dict[int, list[torch.Tensor]], described: Description) -> None:
         for number, tensors in found.items():
@@ -131,24 +151,49 @@ class Saver:
         with torch.no_grad():
             return statetree.assembled(tree, tensor, lambda number: self._memory.place(number).numpy().tobytes())
 
-    def _write(self, tree: Any, slots: TensorSlots, step: int, path: Path, then: Callable[[], None]) -> None:
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _lower())
+    def _start(self, write: Callable[[], None], name: str) -> None:
+        """Begins to write in the background. Where no thread can be had the training waits for the writing instead."""
+        begun = threading.Lock()
+
+        def run(give_way: Callable[[], None]) -> None:
+            if not begun.acquire(blocking=False):
+                return
+            try:
+                give_way()
+                write()
+            finally:
+                self._written.set()
+
         try:
-            names = tuple(statetree.names(tree, len(slots.slots)))
-            write_entry(self._files, path, Description(step, tree, names, slots), self._memory.image)
-            then()
+            self._written.clear()
+            threading.Thread(target=run, args=(_give_way,), name=name).start()
+        except RuntimeError:  # too many processes, or the interpreter ends
+            run(lambda: None)
+        except BaseException:  # Ctrl-C: unless the thread was first, it finds the work taken
+            if begun.acquire(blocking=False):
+                self._written.set()
+            raise
+
+    def _write(self, path: Path, described: Callable[[], Description], then: Callable[[], None]) -> None:
+        try:
+            settle(self.files, path)
+            write_entry(self.files, path, described(), self._memory.image)
         except Exception as error:  # noqa: BLE001 - whatever it is, the program hears of it at its next save
-            self._failed = _not_saved(path, error)
-            stderr.say(self._failed.line())
+            failed = CheckpointNotSaved(f"the checkpoint {path} was not saved", "training goes on without it")
+            failed.__cause__ = error
+            self.failures += 1
+            self._unraised.append(failed)
+            stderr.say(failed.line())
+            return
+        self.failures = 0
+        try:
+            then()
+        except Exception as error:  # noqa: BLE001 - the state itself is safe
+            stderr.say(f"{path} is saved, and older checkpoints could not be removed: {error}")
 
 
-def _lower() -> int:
-    """Returns the thread's new niceness."""
-    return min(19, os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)
-
-
-def _not_saved(path: Path, error: Exception) -> CheckpointNotSaved:
-    failed = CheckpointNotSaved(f"the checkpoint {path} was not saved", "training goes on without it")
-    failed.__cause__ = error
-    return failed
+def _give_way() -> None:
+    """Gives the calling thread a low priority."""
+    with contextlib.suppress(OSError):
+        niceness = min(19, os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)

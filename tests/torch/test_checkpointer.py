@@ -269,6 +269,15 @@ def test_every_so_many_steps(tmp_path: Path) -> None:
     assert [step for step in range(34, 42) if again.due(step)] == [40, 41]
 
 
+def test_numbers_of_numpy_are_steps(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path / "c", every=np.int64(10), keep=np.int8(1)) as checkpointer:
+        assert [step for step in np.arange(21) if checkpointer.save({"step": int(step)}, step, now=step == 20)] == [
+            10,
+            20,
+        ]
+    assert Checkpointer(tmp_path / "c").load().step == 20
+
+
 def test_every_so_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr(room.time, "monotonic", lambda: clock[0])
@@ -289,8 +298,15 @@ def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for options in ({"keep": 0}, {"every": 0}, {"every": "soon"}):
         with pytest.raises(ValueError, match=r"keep|every|soon"):
             Checkpointer(tmp_path, **options)
-    with Checkpointer(tmp_path / "c") as checkpointer, pytest.raises(ValueError, match="negative"):
-        checkpointer.save({}, -1)
+    for options in ({"keep": 1.0}, {"every": 500.0}, {"every": True}):
+        with pytest.raises(TypeError, match=r"(keep|every) option should be a whole number"):
+            Checkpointer(tmp_path, **options)
+    with Checkpointer(tmp_path / "c") as checkpointer:
+        with pytest.raises(ValueError, match="negative"):
+            checkpointer.save({}, -1)
+        for step in (1.0, True, "1", np.float64(1), None):
+            with pytest.raises(TypeError, match="step should be a whole number"):
+                checkpointer.save({}, step)
     monkeypatch.setenv("HPCSTAGE_CHECKPOINT", os.fspath(tmp_path / "given"))
     assert Checkpointer().load() is None
     with Checkpointer() as checkpointer:
@@ -355,11 +371,10 @@ def test_a_full_disk_comes_up_at_the_next_save(
         checkpointer.save({"a": torch.ones(7)}, 3)
     assert "step-00000002 was not saved" in caught.value.line()
     assert "No space left on device" in caught.value.line()
-    assert capfd.readouterr().err.count("was not saved") == 1
-    assert os.listdir(tmp_path / "c") == ["step-00000001"], "nothing of it stays"
-    checkpointer.save({"a": torch.ones(8)}, 4)
     checkpointer.close()
-    assert len(loaded(tmp_path / "c")["a"]) == 8
+    assert capfd.readouterr().err.count("was not saved") == 1
+    assert sorted(os.listdir(tmp_path / "c")) == ["step-00000001", "step-00000003"], "and nothing of the second"
+    assert len(loaded(tmp_path / "c")["a"]) == 7
 
 
 def test_other_bytes_on_the_disk_are_noticed(
@@ -424,13 +439,13 @@ def test_a_program_that_ends_without_close_has_saved(tmp_path: Path) -> None:
 
 def test_the_thread_has_a_low_priority_and_the_others_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[int] = []
-    publish = entry._publish
+    give_name = entry.give_name
 
-    def watched(*arguments: Any) -> None:
+    def watched(*arguments: Any) -> Any:
         found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-        publish(*arguments)
+        return give_name(*arguments)
 
-    monkeypatch.setattr(entry, "_publish", watched)
+    monkeypatch.setattr(entry, "give_name", watched)
     own = os.getpriority(os.PRIO_PROCESS, 0)
     save(tmp_path / "c", {})
     assert found == [min(19, own + 10)]

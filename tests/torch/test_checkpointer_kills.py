@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import random
@@ -34,10 +35,11 @@ SIZE = 5000
 class KilledFiles(Files):
     """Ends the process before the n-th call, or in the middle of it where it writes."""
 
-    def __init__(self, at: int, in_the_middle: bool) -> None:
+    def __init__(self, at: int, in_the_middle: bool, exchanges: bool) -> None:
         super().__init__()
         self.left = at
         self.in_the_middle = in_the_middle
+        self.exchanges = exchanges
 
     def call(self, function, /, *arguments, **options):
         self.left -= 1
@@ -46,6 +48,8 @@ class KilledFiles(Files):
                 fd, data, offset = arguments
                 os.pwrite(fd, data[: len(data) // 8192 * 4096], offset)
             os._exit(KILLED)
+        if function.__name__ == "_exchange" and not self.exchanges:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return super().call(function, *arguments, **options)
 
 
@@ -82,11 +86,15 @@ def value(directory: Path) -> int:
 
 
 @pytest.mark.parametrize("in_the_middle", [False, True])
-@pytest.mark.parametrize("step", [2, 1], ids=["a new one", "the same again"])
+@pytest.mark.parametrize(
+    ("step", "exchanges"),
+    [(2, True), (1, True), (1, False)],
+    ids=["a new one", "the same again", "the same again, without RENAME_EXCHANGE"],
+)
 def test_killed_between_any_two_calls(
-    tmp_path: Path, step: int, in_the_middle: bool, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, step: int, exchanges: bool, in_the_middle: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    directory, seen = tmp_path / "c", set()
+    directory, seen, lines = tmp_path / "c", set(), set()
     directory.mkdir()
     write_entry(Files(), directory / "step-00000001", *described(1))
     shutil.copytree(directory, tmp_path / "before")
@@ -95,9 +103,10 @@ def test_killed_between_any_two_calls(
     for at in range(1, 200):
         shutil.rmtree(directory)
         shutil.copytree(tmp_path / "before", directory)
-        files = KilledFiles(at, in_the_middle)
+        files = KilledFiles(at, in_the_middle, exchanges)
         ended = in_a_child(lambda files=files: write_entry(files, directory / f"step-{number:08}", *content))
         seen.add(value(directory))
+        lines.update(line.partition(": ")[2] for line in capfd.readouterr().err.splitlines())
         with Checkpointer(directory, keep=1) as checkpointer:
             checkpointer.save({"a": torch.full((SIZE,), 9)}, 9)
         assert os.listdir(directory) == ["step-00000009"], "what the killed one left is gone"
@@ -106,7 +115,8 @@ def test_killed_between_any_two_calls(
         assert ended == KILLED
     assert ended == DONE
     assert seen == {1, 3}
-    assert capfd.readouterr().err == "", "nothing that has its name was ever damaged"
+    assert not any("damaged" in line for line in lines), "nothing that has its name ever is"
+    assert any("left it without its name" in line for line in lines) == (step == 2 or not exchanges)
 
 
 class WatchedFiles(Files):
@@ -117,7 +127,7 @@ class WatchedFiles(Files):
         self.calls: list[str] = []
 
     def call(self, function, /, *arguments, **options):
-        if function.__name__ in ("mkdir", "pwrite", "fsync", "rename"):
+        if function.__name__ in ("mkdir", "pwrite", "fsync", "rename", "_exchange", "unlink"):
             self.calls.append(function.__name__)
         return super().call(function, *arguments, **options)
 
@@ -132,6 +142,56 @@ def test_everything_is_on_the_disk_before_it_is_named(tmp_path: Path) -> None:
         "fsync",  # the names of both
         *("rename", "fsync"),  # its name
     ]
+
+
+def test_the_name_is_on_the_disk_before_the_one_before_goes(tmp_path: Path) -> None:
+    files = WatchedFiles()
+    write_entry(files, tmp_path / "step-00000001", *described(1))
+    files.calls.clear()
+    write_entry(files, tmp_path / "step-00000001", *described(2))
+    assert files.calls[-4:] == ["rename", "_exchange", "fsync", "unlink"]
+    assert value(tmp_path) == 2
+
+
+class RefusingFiles(Files):
+    """Cannot exchange names, nor give a name a second time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused = 0
+
+    def call(self, function, /, *arguments, **options):
+        if function.__name__ == "_exchange":
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        if function is os.rename and not arguments[1].name.startswith("."):
+            self.refused += 1
+            if self.refused == 2:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().call(function, *arguments, **options)
+
+
+def test_the_one_before_gets_its_name_back(tmp_path: Path) -> None:
+    write_entry(Files(), tmp_path / "step-00000001", *described(1))
+    with pytest.raises(OSError, match="Input/output"):
+        write_entry(RefusingFiles(), tmp_path / "step-00000001", *described(2))
+    assert os.listdir(tmp_path) == ["step-00000001"]
+    assert value(tmp_path) == 1
+
+
+def test_one_without_a_name_is_loaded_and_gets_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    left, begun = tmp_path / ".step-00000005.0123456789ab", tmp_path / ".step-00000007.0123456789ab"
+    for step in (4, 5):
+        write_entry(Files(), tmp_path / f"step-{step:08}", *described(step))
+    (tmp_path / "step-00000005").rename(left)
+    begun.mkdir()
+    (begun / "tensors").write_bytes(b"\0" * 4096)
+    assert value(tmp_path) == 5
+    assert capfd.readouterr().err.count("left it without its name") == 1
+    assert left.is_dir(), "a process that only loads changes nothing"
+    with Checkpointer(tmp_path, keep=None) as checkpointer:
+        checkpointer.save({"a": torch.full((SIZE,), 6)}, 6)
+    assert sorted(os.listdir(tmp_path)) == ["step-00000004", "step-00000005", "step-00000006"]
+    assert "step-00000005 is whole and has its name" in capfd.readouterr().err
 
 
 TRAINING = """
@@ -164,4 +224,4 @@ def test_killed_at_random_moments(tmp_path: Path, capfd: pytest.CaptureFixture[s
         assert found.state["a"].eq(found.step).all()
         assert found.step > before
         before = found.step
-    assert capfd.readouterr().err == ""
+    assert "damaged" not in capfd.readouterr().err
