@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import REPO
+from conftest import REPO, wait_for
 
 pytest.importorskip("torch")
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
@@ -88,6 +91,100 @@ with Checkpointer(sys.argv[1]) as checkpointer:
     parts = trained(3, 6, checkpointer)
 assert all(map(torch.equal, whole, parts)), (whole, parts)
 """
+
+
+@pytest.fixture
+def plugin() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("lightning.fabric")
+        from hpcstage.torch import LightningCheckpointIO
+
+        made = LightningCheckpointIO()
+    yield made
+    made.teardown()
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(os.listdir(directory))
+
+
+def test_lightning_the_last_good_one_stays_while_saves_fail(
+    plugin: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    plugin.save_checkpoint({"epoch": 0}, tmp_path / "epoch=0.ckpt")
+    plugin._saver.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        plugin.save_checkpoint({"epoch": 1}, tmp_path / "epoch=1.ckpt")
+        wait_for(lambda: not plugin._saver.busy, what="the end of the writing")
+    plugin.remove_checkpoint(tmp_path / "epoch=0.ckpt")
+    assert names(tmp_path) == ["epoch=0.ckpt"]
+    with pytest.raises(Exception, match=r"epoch=1\.ckpt was not saved"):
+        plugin.teardown()
+    plugin.teardown()
+    assert names(tmp_path) == ["epoch=0.ckpt"]
+    plugin.save_checkpoint({"epoch": 2}, tmp_path / "epoch=2.ckpt")
+    plugin.teardown()
+    assert names(tmp_path) == ["epoch=2.ckpt"]
+    assert "not saved" in capfd.readouterr().err
+
+
+def test_lightning_one_that_was_dropped_and_saved_again_stays(plugin: Any, tmp_path: Path) -> None:
+    plugin.save_checkpoint({"epoch": 0}, tmp_path / "last.ckpt")
+    plugin._saver.wait()
+    plugin._dropped.append(os.fspath(tmp_path / "last.ckpt"))
+    plugin.save_checkpoint({"epoch": 1}, tmp_path / "last.ckpt")
+    plugin.teardown()
+    assert plugin.load_checkpoint(tmp_path / "last.ckpt") == {"epoch": 1}
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_lightning_takes_the_place_of_a_file(plugin: Any, tmp_path: Path, kind: str) -> None:
+    other = tmp_path / "epoch=0.ckpt"
+    plugin.save_checkpoint({"epoch": 0}, other)
+    if kind == "file":
+        (tmp_path / "last.ckpt").write_bytes(b"Lightning's own")
+    else:
+        (tmp_path / "last.ckpt").symlink_to(other.name)
+    plugin.save_checkpoint({"epoch": 1}, tmp_path / "last.ckpt")
+    plugin.teardown()
+    assert names(tmp_path) == ["epoch=0.ckpt", "last.ckpt"]
+    assert plugin.load_checkpoint(tmp_path / "last.ckpt") == {"epoch": 1}
+    assert plugin.load_checkpoint(other) == {"epoch": 0}, "not the one that the link named"
+
+
+def test_lightning_removes_what_a_killed_one_left(plugin: Any, tmp_path: Path) -> None:
+    from hpcstage.torch.naming import claimed
+
+    plugin.save_checkpoint({"epoch": 0}, tmp_path / "last.ckpt")
+    plugin._saver.wait()
+    left, living = (tmp_path / f".last.ckpt.{digit * 12}" for digit in "ab")
+    for path in (left, living):
+        path.mkdir()
+        (path / "tensors").write_bytes(b"half")
+    (tmp_path / ".last.ckpt.cccccccccccc").write_bytes(b"a file that was replaced")
+    with claimed(living):
+        plugin.save_checkpoint({"epoch": 1}, tmp_path / "last.ckpt")
+        plugin.teardown()
+    assert names(tmp_path) == [living.name, "last.ckpt"]
+
+
+def test_lightning_loads_one_that_lost_its_name(plugin: Any, tmp_path: Path) -> None:
+    plugin.save_checkpoint({"epoch": 0}, tmp_path / "last.ckpt")
+    plugin.teardown()
+    (tmp_path / "last.ckpt").rename(tmp_path / ".last.ckpt.aaaaaaaaaaaa")
+    assert plugin.load_checkpoint(tmp_path / "last.ckpt") == {"epoch": 0}
+
+
+def test_lightning_refuses_remote_paths(plugin: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"local paths, not to s3://bucket/last\.ckpt"):
+        plugin.save_checkpoint({}, "s3://bucket/last.ckpt")
+    assert names(tmp_path) == []
 
 
 def run(program: str, directory: Path) -> None:
