@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -46,6 +47,13 @@ class StartedProcesses:
 
     def __bool__(self) -> bool:
         return _started > self.before
+
+
+def pytest_configure() -> None:
+    """Has what tests start end by SIGINT, as it does in a terminal: a shell has its background jobs ignore that, and
+    what they start, which hpcstage keeps to."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -27,17 +27,26 @@ import hashlib, os, sys, time
 total = hashlib.sha256()
 names = sorted(os.path.join(d, f) for d, _, files in os.walk(sys.argv[1]) for f in files)
 print("started", flush=True)
+end = time.monotonic() + 60  # a test that fails leaves no program for ever
 for epoch in range(2):
     for name in names:
         with open(name, "rb") as file:
             total.update(file.read())
         time.sleep(0.002)
+    while not os.path.exists(sys.argv[2]) and time.monotonic() < end:
+        time.sleep(0.01)
 print(total.hexdigest())
 """
+"""Reads all, waits until what the test does to it is done, and reads all again."""
+
+
+def go(data: Path) -> Path:
+    """The file for which the command waits."""
+    return data.with_name("go")
 
 
 def start_slow(hpcstage: Hpcstage, data: Path, *options: str) -> subprocess.Popen[bytes]:
-    process = hpcstage.start("run", *options, "--data", data, "--", sys.executable, "-c", SLOW_DIGEST, data)
+    process = hpcstage.start("run", *options, "--data", data, "--", sys.executable, "-c", SLOW_DIGEST, data, go(data))
     assert process.stdout is not None
     assert process.stdout.readline() == b"started\n"
     return process
@@ -102,6 +111,7 @@ def test_kill_a_process_of_ours_at_a_random_moment(hpcstage: Hpcstage, make_tree
     target = daemons_of(process)[index]
     target.kill()
     wait_for(lambda: not target.is_running() or target.status() == psutil.STATUS_ZOMBIE, what="the death of the victim")
+    go(data).touch()
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert out.decode().strip() == digest(data, 2)
@@ -117,6 +127,7 @@ def test_kill_the_wrapper_at_a_random_moment(hpcstage: Hpcstage, make_tree: Tree
     children = psutil.Process(process.pid).children()
     time.sleep(random.Random(seed).uniform(0, 0.4))
     process.kill()
+    go(data).touch()
     assert process.stdout is not None
     out = process.stdout.read()
     process.communicate(timeout=60)
@@ -130,8 +141,9 @@ def test_a_daemon_that_is_told_to_end_stops_copying_and_stays(hpcstage: Hpcstage
     process = start_slow(hpcstage, data, "--max-rate", "400kB")
     daemon = daemons_of(process)[0]
     store = Path(daemon.cmdline()[-1]).parent / "store"
-    wait_for(lambda: any(path.is_file() for path in store.rglob("*")), 10, "the first copy")
+    wait_for(lambda: any(path.is_file() for path in store.rglob("*")), 30, "the first copy")
     daemon.send_signal(signal.SIGTERM)
+    go(data).touch()
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out.decode().strip()) == (0, digest(data, 2)), err
     record = json.loads(hpcstage.records()[-1].read_text())
@@ -199,6 +211,7 @@ def test_a_local_disk_that_others_fill_while_the_command_runs(
         with contextlib.suppress(OSError), (small / "filler").open("wb") as filler:
             while True:
                 filler.write(bytes(65536))
+        go(data).touch()
         out, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
         assert out.decode().strip() == digest(data, 2)
@@ -237,6 +250,7 @@ def test_the_node_directory_vanishes_while_the_command_runs(
     process = start_slow(hpcstage, data)
     for path in local_dir.glob("hpcstage-*/*"):
         shutil.rmtree(path, ignore_errors=True)
+    go(data).touch()
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert out.decode().strip() == digest(data, 2)
