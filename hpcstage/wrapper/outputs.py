@@ -275,6 +275,8 @@ class RunOutputs:
             report = self._report(place)
             if report is None:
                 return outputpart.unknown(self.part, "the staging daemon did not say what became of them")
+            if not self._is_well_drained(place):
+                return outputpart.unknown(self.part, "somebody else works on them")
             part = outputpart.part_of(report, self.part)
             part = outputpart.with_moved(part, place.strangers())
         return part

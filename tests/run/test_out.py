@@ -17,6 +17,8 @@ import psutil
 import pytest
 from conftest import Hpcstage, python_command, wait_for
 
+from hpcstage.node.kept import KeptPlace
+
 Tree = Callable[..., Path]
 WRITE = """
 import os, sys
@@ -223,6 +225,40 @@ open(f"{out}/new", "w").close()
     done = run(hpcstage, make_tree(), "--out", results, "--", *python_command(code, "{out}"))
     assert done.returncode == 0, done.stderr
     assert sorted(os.listdir(results)) == ["new", "old"], "nothing is removed that was not seen to be removed alone"
+    assert kept(local_dir) == []
+
+
+ANEW = """
+import os, shutil, sys, time
+out, flag = sys.argv[1:]
+open(f"{flag}.up", "w").close()
+end = time.monotonic() + 60  # a test that fails leaves no program for ever
+while not os.path.exists(flag) and time.monotonic() < end:
+    time.sleep(0.01)
+shutil.rmtree(out)
+os.makedirs(out)
+open(f"{out}/new", "w").close()
+"""
+
+
+def test_a_directory_that_is_made_anew_stays_while_somebody_else_works_on_it(
+    hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, local_dir: Path
+) -> None:
+    results, flag = tmp_path / "results", tmp_path / "flag"
+    command = python_command(ANEW, "{out}", flag)
+    wrapper = hpcstage.start("run", "--data", make_tree(), "--out", results, "--", *command)
+    wait_for(Path(f"{flag}.up").exists, 20, "the command")
+    (place,) = kept(local_dir)
+    held = KeptPlace(place).hold()
+    try:
+        flag.touch()
+        _, said = wrapper.communicate(timeout=30)
+    finally:
+        os.close(held)
+    assert wrapper.returncode == NOT_DRAINED
+    assert b"somebody else works on them" in said
+    assert hpcstage("clean", "--drain").returncode == 0
+    assert os.listdir(results) == ["new"]
     assert kept(local_dir) == []
 
 
