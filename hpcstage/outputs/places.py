@@ -111,6 +111,17 @@ class Places:
         except OSError:
             return False
 
+    def is_root_there(self) -> bool:
+        """Tells whether the path of the root leads to the directory that is watched. An inode's number does not tell:
+        a directory that is made anew may get it again."""
+        try:
+            number = self._queue.add(os.fsencode(self._path), MASK | inotify.SELF)
+        except OSError as error:
+            return error.errno == errno.EACCES
+        if number != self.root.number:
+            self._queue.remove(number)
+        return number == self.root.number
+
     def exists(self, name: str) -> bool:
         """Tells whether there is an entry of a name now."""
         return os.path.lexists(f"{self._path}/{name}")

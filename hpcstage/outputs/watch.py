@@ -99,7 +99,8 @@ class TreeWatch:
             self._raw.clear()
             self.overflows += 1
             self._places.look_at_all()
-            return [SeenEvent(SeenKind.MISSED)]
+            self.is_gone = not self._places.is_root_there()
+            return [SeenEvent(SeenKind.MISSED), *([SeenEvent(SeenKind.GONE)] if self.is_gone else [])]
         seen = list(self._told(now))
         if not self.is_gone:
             seen += self._places.look(now)

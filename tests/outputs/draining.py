@@ -15,7 +15,8 @@ import pytest
 from hpcstage.outputs.drain import DrainReport, OutputDrain
 from hpcstage.outputs.prepare import OutputPlace, prepare
 
-END_S = 30.0
+END_S = 60.0
+"""Waits end when all has come true; a machine with much to do takes long."""
 
 
 class Running:
@@ -36,7 +37,7 @@ class Running:
         select.select(list(self.drain.descriptors()), [], [], wait_s)
         self.drain.work(time.monotonic())
 
-    def until(self, condition: Callable[[], object], timeout_s: float = 15.0) -> None:
+    def until(self, condition: Callable[[], object], timeout_s: float = END_S) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, f"did not come true: {self.drain.report()}"

@@ -285,23 +285,52 @@ def test_lost_events_remove_nothing_and_lose_nothing(filled):
     assert after == before
 
 
-def test_after_lost_events_all_is_watched_again(filled, monkeypatch):
+def lose_events(running, monkeypatch):
+    """The kernel has thrown away what it had to tell until now."""
     from hpcstage import inotify
 
-    for number in range(20):
-        (filled.out / f"d{number}").mkdir()
-    (filled.out / "old").rename(filled.out / "d3/old")
-    real = filled.drain._watch._queue.read
-    monkeypatch.setattr(filled.drain._watch._queue, "read", lambda: b"")
+    real = running.drain._watch._queue.read
+    monkeypatch.setattr(running.drain._watch._queue, "read", lambda: b"")
     assert real()
     overflow = inotify._EVENT.pack(-1, inotify.OVERFLOW, 0, 0)
     pieces = [overflow]
-    monkeypatch.setattr(filled.drain._watch._queue, "read", lambda: pieces.pop() if pieces else real())
+    monkeypatch.setattr(running.drain._watch._queue, "read", lambda: pieces.pop() if pieces else real())
+
+
+def test_after_lost_events_all_is_watched_again(filled, monkeypatch):
+    for number in range(20):
+        (filled.out / f"d{number}").mkdir()
+    (filled.out / "old").rename(filled.out / "d3/old")
+    lose_events(filled, monkeypatch)
     filled.settle()
     (filled.out / "d3/old/deep/late").write_text("late")
     filled.settle()
     assert (filled.target / "d3/old/deep/late").read_text() == "late"
     assert (filled.target / "d3/old/file").read_text() == "old"
+
+
+def test_a_directory_that_is_made_anew_while_events_are_lost_removes_nothing(tmp_path, earlier, monkeypatch):
+    running = Running(tmp_path / "local", earlier)  # on a disk that gives a number of an inode again
+    try:
+        (running.out / "new").write_text("new")
+        running.settle()
+        before, inode = tree(running.target), running.out.stat().st_ino
+        (running.out / "top").unlink()
+        (running.out / "new").unlink()
+        running.turn(0.0)
+        shutil.rmtree(running.out)
+        for _ in range(50):
+            running.out.mkdir()
+            if running.out.stat().st_ino == inode:
+                break
+            running.out.rmdir()
+        else:
+            running.out.mkdir()
+        lose_events(running, monkeypatch)
+        assert running.end().is_gone
+        assert tree(running.target) == before
+    finally:
+        running.stop()
 
 
 def test_a_directory_moved_out_stays_and_is_named(filled, local_dir):
