@@ -59,9 +59,13 @@ class Anchors:
 
     def prepare(self, spare: str) -> str:
         """Gives a spare link, which is about to take the place of a local one, a second name. Raises OSError."""
-        second = f"{self.directory}/{os.path.basename(spare)}{_SPARE}"
+        second = self.second(spare)
         os.link(spare, second, follow_symlinks=False)
         return second
+
+    def second(self, spare: str) -> str:
+        """Returns the path of the second name of a spare link."""
+        return f"{self.directory}/{os.path.basename(spare)}{_SPARE}"
 
     def follow(self, replaced: str, second: str, inode: int) -> None:
         """Lets the anchor of a replaced link be that of the new one; a link without an anchor gets none."""

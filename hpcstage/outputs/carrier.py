@@ -21,13 +21,15 @@ from hpcstage.outputs.guard import TargetGuard
 from hpcstage.outputs.journal import Charter, Journal
 from hpcstage.outputs.links import LocalLinks
 from hpcstage.outputs.namechanges import NameChanges
-from hpcstage.outputs.target import Target, status_of
+from hpcstage.outputs.target import Target, change_mode, status_of
 
 OPEN_COPY_BYTES = 64 << 20
 """A larger file that is still open is copied for the first time when it is closed."""
 SHOWN_ELSEWHERE = "a local link of another name leads to what it would replace"
-TICK_NS = 20_000_000
-"""The times of files advance in steps of at most this; a file that changed less long ago may change unseen."""
+FILE_CLOCK = 5
+"""The clock from which the kernel takes the times of files (CLOCK_REALTIME_COARSE)."""
+LOOKS, LOOK_S = 50, 0.002
+"""A file that changes all the time is copied after so many looks."""
 
 
 class Carrier:
@@ -78,6 +80,7 @@ class Carrier:
         """Goes on where a process ended that was carrying these names: what it may have written is known."""
         for name in names:
             self._target.remove_temporary(name)
+        self._links.recover()
         self._guard.was_written = self._journal.intents(names) if names else {}
 
     def _carry(self, action: Action) -> ActionResult:
@@ -121,8 +124,7 @@ class Carrier:
                 os.unlink(path)
                 os.mkdir(path)
         found = os.lstat(path)
-        if stat.S_IMODE(found.st_mode) != mode:
-            os.chmod(path, mode)
+        change_mode(path, found, mode)
         entry = TargetEntry(EntryKind.DIRECTORY, Fingerprint(found.st_ino, -1, -1), mode=mode)
         return ActionResult(Deed.CARRY, action.name, Ending.DONE, entry)
 
@@ -275,12 +277,14 @@ def _times(status: os.stat_result) -> tuple[int, int, int]:
 
 
 def _settled(fd: int) -> os.stat_result:
-    """Returns the attributes of an open file once its last change is so long ago that another one would show."""
-    status = os.fstat(fd)
-    age_ns = time.time_ns() - status.st_ctime_ns
-    if 0 <= age_ns < TICK_NS:
-        time.sleep((TICK_NS - age_ns) / 1e9)
+    """Returns the attributes of an open file once the clock of files has gone on since its last change: another change
+    gives it another time then. That clock stands still for milliseconds, and longer on a machine with much to do."""
+    for _ in range(LOOKS):
+        now_ns = time.clock_gettime_ns(FILE_CLOCK)
         status = os.fstat(fd)
+        if status.st_ctime_ns < now_ns:
+            break
+        time.sleep(LOOK_S)
     return status
 
 

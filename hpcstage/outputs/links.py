@@ -65,6 +65,31 @@ class LocalLinks:
                 if os.path.islink(spare):
                     os.unlink(spare)
 
+    def recover(self) -> None:
+        """Finishes what a process began that was killed while it let a link follow: its spare link has taken the local
+        one's place, or not yet."""
+        with suppress(OSError):
+            for name in os.listdir(self._scratch):
+                with suppress(OSError):
+                    self._finish(f"{self._scratch}/{name}")
+
+    def _finish(self, spare: str) -> None:
+        second = self._anchors.second(spare)
+        link, found = status_of(second), os.lstat(spare)
+        if link is not None and link.st_ino != found.st_ino:
+            inode = self._anchors.inode_shown_by(found)
+            if inode is not None:
+                self._anchors.follow(spare, second, inode)
+            else:  # the program had put something else there just before
+                local = os.readlink(second).removeprefix(self._target.root)
+                if os.lstat(self._root + local).st_ino != link.st_ino:
+                    return
+                exchange(spare, self._root + local)
+        with suppress(OSError):
+            os.unlink(second)
+        if os.path.islink(spare):
+            os.unlink(spare)
+
     def show_moved(self, old: str, new: str, entry: TargetEntry) -> TargetEntry:
         """Lets the local link follow a rename, if it is still what was renamed. Returns the entry as it is then."""
         with suppress(OSError):

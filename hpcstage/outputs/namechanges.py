@@ -12,7 +12,7 @@ from hpcstage.outputs.facts import Action, ActionResult, Deed, Ending, EntryKind
 from hpcstage.outputs.guard import has_inode, is_last_seen
 from hpcstage.outputs.journal import Charter
 from hpcstage.outputs.links import LocalLinks
-from hpcstage.outputs.target import Target, is_same, status_of
+from hpcstage.outputs.target import Target, change_mode, is_same, status_of
 
 
 class NameChanges:
@@ -30,10 +30,11 @@ class NameChanges:
         found = status_of(self._target.path(old))
         if found is None or stat.S_ISDIR(found.st_mode) != action.is_dir or (entry is None and not action.is_dir):
             if found is None and entry is not None and self._is_moved(new, entry):
-                return ActionResult(Deed.MOVE, old, Ending.DONE, self._links.shown(new, entry))
+                return ActionResult(Deed.MOVE, old, Ending.DONE, self._follow(action, entry))
             return ActionResult(Deed.MOVE, old, Ending.ABSENT)
         refusal = self._refusal(action, found)
         if refusal is not None:
+            self._target.remove_temporary(new)  # a process that was killed may have left it
             return ActionResult(Deed.MOVE, old, refusal[0], text=refusal[1])
         self._remove_first(action)
         if _is_copy(entry) and not self._may_take(new, entry):
@@ -85,6 +86,14 @@ class NameChanges:
         os.unlink(self._target.path(old))
         self._target.sync_directory(new)
         return shown
+
+    def _follow(self, action: Action, entry: TargetEntry) -> TargetEntry:
+        """Lets the local links follow a rename after which the process that did it was killed."""
+        if action.is_dir:
+            self._links.show_below(action.new)
+        elif entry.kind is EntryKind.EARLIER:
+            return self._links.show_moved(action.name, action.new, entry)
+        return entry
 
     def _remove_first(self, action: Action) -> None:
         """Removes what had the new name before, unless the rename replaces it, a local link leads to it, or it may be
@@ -158,7 +167,7 @@ class NameChanges:
             return ActionResult(Deed.STAMP, action.name, Ending.ABSENT)
         path = self._target.path(action.name)
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-        os.chmod(path, stat.S_IMODE(status.st_mode))
+        change_mode(path, os.lstat(path), stat.S_IMODE(status.st_mode))
         return ActionResult(Deed.STAMP, action.name, Ending.DONE)
 
 

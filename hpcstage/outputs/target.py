@@ -85,6 +85,14 @@ class Target:
             os.unlink(path)
 
 
+def change_mode(path: str, found: os.stat_result, mode: int) -> None:
+    """Gives a directory a mode, if it has another one. It keeps the bit by which what is made in it gets its group: the
+    target's file system gave it that bit. Raises OSError."""
+    mode |= found.st_mode & stat.S_ISGID
+    if stat.S_IMODE(found.st_mode) != mode:
+        os.chmod(path, mode)
+
+
 def status_of(path: str) -> os.stat_result | None:
     """Returns what lstat says; None if there is nothing of that name."""
     try:

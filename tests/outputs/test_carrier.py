@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
+import signal
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from crashing import Crash
 
+from hpcstage.outputs import links
 from hpcstage.outputs.carrier import Carrier
 from hpcstage.outputs.facts import Action, ActionResult, Deed, Ending, EntryKind, Fingerprint, TargetEntry
 from hpcstage.outputs.journal import Journal
@@ -24,7 +29,17 @@ class Carried:
         self.target, self.out, self.entries = target, Path(place.root), prepared.entries
         self.journal = Journal.open(place.journal)
         self.beside = ""
-        self.carrier = Carrier(place.root, place.scratch, prepared.charter, self.journal)
+        self.start_again = lambda: self._start(Carrier(place.root, place.scratch, prepared.charter, self.journal))
+        self.start_again()
+
+    def _start(self, carrier: Carrier) -> None:
+        self.carrier = carrier
+        carrier.take_over(())
+
+    def spares(self) -> list[str]:
+        """The links that have not taken their places, and their anchors."""
+        anchors = (name for name in os.listdir(self.out.parent / "anchors") if name.endswith(".spare"))
+        return [*os.listdir(self.out.parent / "scratch"), *anchors]
 
     def do(self, deed: Deed, name: str, new: str = "", **facts: object) -> ActionResult:
         """Does an action with what is known of the names, as the ledger hands it out."""
@@ -35,14 +50,18 @@ class Carried:
         return result
 
 
+def fill(target: Path) -> Path:
+    for name in "ab":
+        (target / name).write_text(f"earlier {name}")
+    os.link(target / "a", target / "a2")
+    return target
+
+
 @pytest.fixture
 def carried(local_dir: Path, tmp_path: Path) -> Iterator[Carried]:
     target = tmp_path / "results"
     target.mkdir()
-    for name in "ab":
-        (target / name).write_text(f"earlier {name}")
-    os.link(target / "a", target / "a2")
-    made = Carried(local_dir, target)
+    made = Carried(local_dir, fill(target))
     yield made
     made.journal.close()
 
@@ -133,6 +152,81 @@ def test_links_below_a_directory_follow_its_rename_at_once(carried):
     assert carried.do(Deed.MOVE, "d", "e", is_dir=True).ending is Ending.DONE
     assert os.readlink(carried.out / "e/b") == os.fspath(carried.target / "e/b")
     assert (carried.out / "e/b").read_text() == "earlier b"
+
+
+def test_links_follow_a_rename_after_which_its_process_was_killed(carried):
+    (carried.out / "d").mkdir()
+    carried.do(Deed.CARRY, "d")
+    (carried.out / "b").rename(carried.out / "d/b")
+    carried.do(Deed.MOVE, "b", "d/b")
+    for name, new in (("d", "e"), ("a", "c")):
+        (carried.out / name).rename(carried.out / new)
+        (carried.target / name).rename(carried.target / new)
+        assert carried.do(Deed.MOVE, name, new, is_dir=name == "d").ending is Ending.DONE
+    assert ((carried.out / "e/b").read_text(), (carried.out / "c").read_text()) == ("earlier b", "earlier a")
+
+
+@pytest.mark.parametrize(("name", "new"), [("a", "c"), ("b", "c"), ("d", "e")])
+def test_a_rename_that_is_killed_at_any_step_is_finished(local_dir, tmp_path, name, new):
+    for steps in itertools.count(1):
+        crash, target = Crash(), tmp_path / f"{steps}"
+        (target / "d").mkdir(parents=True)
+        (target / "d/f").write_text("earlier f")
+        carried = Carried(local_dir / f"{steps}", fill(target))
+        (carried.out / name).rename(carried.out / new)
+        crash.after(steps)
+        crash.of(lambda carried=carried: carried.do(Deed.MOVE, name, new, is_dir=name == "d"))
+        carried.start_again()
+        assert carried.do(Deed.MOVE, name, new, is_dir=name == "d").ending is Ending.DONE
+        assert sorted(os.listdir(target)) == sorted({"a", "a2", "b", "d"} - {name} | {new}), steps
+        assert carried.spares() == [], steps
+        shown = "e/f" if name == "d" else new
+        assert os.readlink(carried.out / shown) == os.fspath(target / shown), steps
+        (carried.out / shown).unlink()
+        entry = TargetEntry(EntryKind.EARLIER, Fingerprint((target / shown).lstat().st_ino, -1, 0))
+        assert carried.do(Deed.ERASE, shown, entry=entry).ending is Ending.DONE, "nothing shows it any more"
+        carried.journal.close()
+        if not crash.has_happened:
+            break
+    assert steps > 8
+
+
+def test_what_the_program_put_in_the_place_of_a_link_comes_back(carried, monkeypatch):
+    real = links.exchange
+
+    def killed(spare, local):
+        os.unlink(local)
+        Path(local).write_text("new")
+        real(spare, local)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(links, "exchange", killed)
+    (carried.out / "b").rename(carried.out / "c")
+    Crash().of(lambda: carried.do(Deed.MOVE, "b", "c"))
+    monkeypatch.undo()
+    assert (carried.out / "c").is_symlink()
+    carried.start_again()
+    assert (carried.out / "c").read_text() == "new"
+    assert carried.spares() == []
+
+
+def test_what_a_killed_rename_left_goes_where_the_rename_is_refused(carried):
+    left = carried.target / carried.carrier._target.temporary("c")
+    (carried.out / "a").rename(carried.out / "c")
+    os.link(carried.target / "a", left)
+    (carried.target / "a").write_text("changed by others")
+    os.utime(carried.target / "a", (2e9, 2e9))
+    assert carried.do(Deed.MOVE, "a", "c", is_late=True).ending is Ending.KEPT
+    assert not left.exists()
+
+
+def test_new_directories_keep_the_group_of_the_target(carried):
+    os.chmod(carried.target, 0o2770)
+    for name in ("d", "d/e"):
+        (carried.out / name).mkdir(0o750)
+        carried.do(Deed.CARRY, name)
+        carried.do(Deed.STAMP, name, is_dir=True)
+        assert stat.S_IMODE((carried.target / name).stat().st_mode) == 0o2750
 
 
 @pytest.mark.parametrize("leads_to", ["m", "d"])

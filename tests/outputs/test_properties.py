@@ -4,25 +4,24 @@ any of them no closed file is lost."""
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import os
 import shutil
-import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from crashing import LATE_S, Crash, account, crash_of_carriers, drain_late_until
 from draining import Running, tree
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from hpcstage.outputs import carrier, marks, namequeue
+from hpcstage.outputs import marks, namequeue, seen
+from hpcstage.outputs.drain import DrainReport
 from hpcstage.outputs.facts import is_below
 from hpcstage.outputs.late import drain_late
 from hpcstage.outputs.links import exchange as exchange_names
-from hpcstage.outputs.prepare import OutputPlace
 from hpcstage.outputs.target import TEMPORARY
 
 NAMES = ("a", "b", "d", "e")
@@ -171,25 +170,41 @@ class Pair:
     def both(self, operation: tuple, turns: int) -> None:
         if operation[0] is link and (self.running.out / operation[1]).is_symlink():
             return  # a link to what was there at the start can be linked only as what it is
+        if not self._is_shown(operation[1]):
+            if self.running.closed:
+                return
+            self.running.until(lambda: self._is_shown(operation[1]))
         plain = apply(self.plain, operation)
         watched = apply(self.running.out, operation)
-        if watched == errno.ENOENT and plain is None and not self.running.closed:
-            # a link below a directory that was just renamed in the target leads nowhere for a moment
-            self.running.until((self.running.out / operation[1]).exists)
-            watched = apply(self.running.out, operation)
         assert watched == plain, operation
         for _ in range(turns):
             self.running.turn(0.005)
 
+    def _is_shown(self, path: str) -> bool:
+        """Whether a link to what was there at the start leads to it: one below a directory that was just renamed in the
+        target leads nowhere for a moment; if all is killed in that moment, until the late drain."""
+        names = [path, *map(os.fspath, Path(path).parents)]
+        stale = (self.running.out / name for name in names)
+        return not (self.plain / path).exists() or not any(one.is_symlink() and not one.exists() for one in stale)
+
+    @contextlib.contextmanager
+    def accounted(self) -> Iterator[None]:
+        """Whatever fails tells how things stood."""
+        try:
+            yield
+        except Exception as error:
+            told = account(self.running.place, plain=self.plain, target=self.target)
+            raise AssertionError(f"{error!r}\n{told}") from error
+
 
 @pytest.fixture
 def pairs(local_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Pair]:
-    monkeypatch.setattr(marks, "CLOSED_S", 0.0)
-    monkeypatch.setattr(marks, "OPEN_S", 0.01)
+    monkeypatch.setattr(seen, "CLOSED_S", 0.0)
+    monkeypatch.setattr(seen, "OPEN_S", 0.01)
     monkeypatch.setattr(marks, "REST_S", 0.0)
     monkeypatch.setattr(marks, "RETRY_S", 0.01)
     monkeypatch.setattr(namequeue, "HOLD_S", 0.02)
-    monkeypatch.setattr(carrier, "TICK_NS", 5_000_000)
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # takes as long as others write; a kill loses nothing without it
     numbers = itertools.count()
 
     def make() -> Pair:
@@ -197,6 +212,11 @@ def pairs(local_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
         return Pair(local_dir / f"p{number}", tmp_path / f"p{number}")
 
     return make
+
+
+@pytest.fixture
+def crash(monkeypatch: pytest.MonkeyPatch) -> Crash:
+    return crash_of_carriers(monkeypatch)
 
 
 @QUICK
@@ -213,66 +233,82 @@ def test_a_watched_directory_leaves_the_tree_of_a_plain_one(pairs, operations):
         pair.running.stop()
 
 
+STEPS = st.integers(1, 60)
+
+
 @QUICK
 @given(
     operations=st.lists(st.tuples(OPERATION, PAUSE), max_size=20),
-    kills=st.sets(st.integers(0, 19), max_size=3),
+    kills=st.dictionaries(st.integers(0, 19), STEPS, max_size=3),
     theirs=st.dictionaries(st.integers(0, 25), st.sampled_from(("a", "c", "d/b", "d/c", "a/b")), max_size=3),
     unwatched=st.lists(OPERATION, max_size=6),
-    late_s=st.none() | st.floats(0.0, 0.02),
+    last=st.just(0) | STEPS,
+    late=st.lists(STEPS, max_size=2),
 )
-def test_no_closed_file_is_lost_when_all_is_killed(pairs, operations, kills, theirs, unwatched, late_s):
+def test_no_closed_file_is_lost_when_all_is_killed(pairs, crash, operations, kills, theirs, unwatched, last, late):
     pair = pairs()
     try:
-        for number, (operation, turns) in enumerate(operations):
-            if number in theirs:
-                pair.running.settle()
-                pair.write_theirs(theirs[number], number)
-            pair.both(operation, turns)
-            if number in kills and pair.running.drain._process._pid:
-                os.kill(pair.running.drain._process._pid, signal.SIGKILL)
-        pair.running.stop()
-        for number, operation in enumerate(unwatched, 20):
-            if number in theirs:
-                pair.write_theirs(theirs[number], number)
-            pair.both(operation, 0)
-        if late_s is not None:
-            drain_late_for(pair.running.place, late_s)
-        report = drain_late(pair.running.place, 10.0)
-        assert report is not None
-        found = tree(pair.target)
-        contents = {what for _, what, *_ in found.values()}
-        assert pair.theirs <= contents
-        for name, (_, what, *_) in tree(pair.plain).items():
-            if any(is_below(name, left.name) for left in report.undrained):
-                continue  # what nobody saw and cannot be done is named
-            names = [there for there in (name, report.findings.beside.get(name, "")) if there in found]
-            if pair.theirs or report.findings.kept:
-                assert names or what in contents, name
-                assert not isinstance(what, bytes) or what in contents, name
-                continue
-            assert names, name
-            if isinstance(what, bytes):
-                assert what in [_content_through_links(pair.target / there) for there in names], name
-        assert not any(name.rpartition("/")[2].startswith(TEMPORARY) for name in found)
-        again = drain_late(pair.running.place, 10.0)
-        assert again is not None
-        assert tree(pair.target) == found
+        with pair.accounted():
+            run_and_kill(pair, crash, operations, kills, theirs, last)
+            for number, operation in enumerate(unwatched, 20):
+                if number in theirs:
+                    pair.write_theirs(theirs[number], number)
+                pair.both(operation, 0)
+            for steps in late:
+                drain_late_until(pair.running.place, crash, steps)
+            report = drain_late(pair.running.place, LATE_S)
+            assert report is not None
+            assert_nothing_is_lost(pair, report)
+            found = tree(pair.target)
+            assert not any(name.rpartition("/")[2].startswith(TEMPORARY) for name in found)
+            again = drain_late(pair.running.place, LATE_S)
+            assert again is not None
+            assert tree(pair.target) == found
     finally:
         pair.running.stop()
 
 
-def drain_late_for(place: OutputPlace, time_s: float) -> None:
-    """Drains late in a process that is killed after a time."""
-    pid = os.fork()
-    if not pid:
-        try:
-            drain_late(place, 10.0)
-        finally:
-            os._exit(0)
-    time.sleep(time_s)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+def run_and_kill(
+    pair: Pair,
+    crash: Crash,
+    operations: list[tuple[tuple, int]],
+    kills: dict[int, int],
+    theirs: dict[int, str],
+    last: int,
+) -> None:
+    """Does operations while carriers are killed: those of `kills` so many steps after an operation. At the end all is
+    killed, with a carrier that has so many steps left if it has more to do."""
+    for number, (operation, turns) in enumerate(operations):
+        if number in theirs:
+            pair.running.settle()
+            pair.write_theirs(theirs[number], number)
+        if number in kills:
+            crash.after(kills[number])
+        pair.both(operation, turns)
+    if last:
+        crash.after(last)
+        pair.running.turn(0.0)
+        pair.running.until(lambda: crash.has_happened or pair.running.drain.is_drained)
+    pair.running.stop()
+
+
+def assert_nothing_is_lost(pair: Pair, report: DrainReport) -> None:
+    """The target has what the plain directory has, under its name or the one beside that the report tells."""
+    found = tree(pair.target)
+    contents = {what for _, what, *_ in found.values()}
+    assert pair.theirs <= contents
+    for name, (_, what, *_) in tree(pair.plain).items():
+        if any(is_below(name, left.name) for left in report.undrained):
+            continue  # what nobody saw and cannot be done is named
+        names = [there for there in (name, report.findings.beside.get(name, "")) if there in found]
+        if pair.theirs or report.findings.kept:
+            assert names or what in contents, f"{name} is lost: {report}"
+            assert not isinstance(what, bytes) or what in contents, f"{name} is lost: {report}"
+            continue
+        assert names, f"{name} is lost: {report}"
+        if isinstance(what, bytes):
+            there = [_content_through_links(pair.target / one) for one in names]
+            assert what in there, f"{name} is another: {report}"
 
 
 def _content_through_links(path: Path) -> bytes | None:
@@ -315,7 +351,7 @@ def test_a_directory_that_was_renamed_unseen_and_a_file_in_its_place(pairs):
         pair.running.stop()
         pair.both((rotate, "d"), 0)
         for _ in range(2):
-            report = drain_late(pair.running.place, 10.0)
+            report = drain_late(pair.running.place, LATE_S)
             assert report is not None
             assert (report.undrained, report.findings.kept, report.findings.beside) == ([], {}, {})
             assert tree(pair.target) == tree(pair.plain)
@@ -335,7 +371,7 @@ def test_what_happens_between_two_looks(pairs, operations, is_late):
             pair.both(operation, 0)
         if is_late:
             pair.running.stop()
-            report = drain_late(pair.running.place, 10.0)
+            report = drain_late(pair.running.place, LATE_S)
             contents = {what for _, what, *_ in tree(pair.target).values()}
             assert report is not None
             assert {what for _, what, *_ in tree(pair.plain).values() if isinstance(what, bytes)} <= contents
@@ -359,7 +395,7 @@ def test_a_rename_that_was_seen_and_another_that_was_not(pairs):
         pair.running.stop()
         for operation in ((rename, "c", "x"), (create, "c", 10)):
             pair.both(operation, 0)
-        report = drain_late(pair.running.place, 10.0)
+        report = drain_late(pair.running.place, LATE_S)
         assert report is not None
         assert (report.undrained, report.findings.kept, report.findings.beside) == ([], {}, {})
         assert tree(pair.target) == tree(pair.plain)
@@ -375,12 +411,12 @@ def test_what_landed_beside_is_carried_by_the_next_late_drain(pairs):
         pair.running.stop()
         pair.both((create, "a", 20), 0)
         (pair.target / "a").write_text("edited on the login node")
-        report = drain_late(pair.running.place, 10.0)
+        report = drain_late(pair.running.place, LATE_S)
         assert report is not None
         assert report.findings.beside == {"a": "a.run-1"}
         (pair.target / "a").unlink()
         pair.both((create, "a", 30), 0)
-        report = drain_late(pair.running.place, 10.0)
+        report = drain_late(pair.running.place, LATE_S)
         assert report is not None
         assert report.findings.beside == {}
         assert (pair.target / "a").read_bytes() == _content("a", 30)
@@ -400,7 +436,7 @@ def test_what_was_seen_is_finished_late(pairs):
         pair.running.drain.work(time.monotonic())
         pair.running.stop()
         assert (pair.target / "b").exists()
-        report = drain_late(pair.running.place, 10.0)
+        report = drain_late(pair.running.place, LATE_S)
         assert report is not None
         assert (report.undrained, report.findings.kept, report.findings.beside) == ([], {}, {})
         assert tree(pair.target) == tree(pair.plain)
@@ -414,7 +450,7 @@ def test_what_was_renamed_unseen_is_not_overwritten(pairs):
         pair.running.stop()
         for operation in ((rename, "b", "b.1"), (create, "b", 10)):
             pair.both(operation, 0)
-        report = drain_late(pair.running.place, 10.0)
+        report = drain_late(pair.running.place, LATE_S)
         assert report is not None
         assert (report.undrained, report.findings.kept, report.findings.beside) == ([], {}, {})
         assert tree(pair.target) == tree(pair.plain)
@@ -431,7 +467,7 @@ def test_a_file_that_others_changed_is_not_replaced_late(pairs):
         pair.both((replace, "b", 30), 0)
         pair.running.stop()
         (pair.target / "a").write_text("edited on the login node")
-        report = drain_late(pair.running.place, 10.0)
+        report = drain_late(pair.running.place, LATE_S)
         assert report is not None
         assert report.findings.beside == {"a": "a.run-1"}
         assert (pair.target / "a").read_text() == "edited on the login node"
@@ -454,10 +490,10 @@ def test_a_journal_with_broken_lines_removes_nothing(pairs):
         with path.open("ab") as file:
             file.write(b'\n999 1 ["saw","removed","a","",false,[]]\n')
         before = tree(pair.target)
-        report = drain_late(pair.running.place, 10.0)
+        report = drain_late(pair.running.place, LATE_S)
         assert report is not None
         assert tree(pair.target) == before
         path.write_bytes(b"nothing of it\n")
-        assert drain_late(pair.running.place, 10.0) is None
+        assert drain_late(pair.running.place, LATE_S) is None
     finally:
         pair.running.stop()
