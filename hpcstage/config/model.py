@@ -278,9 +278,19 @@ class Config:
             "drain_before",
             "5m",
             parse.duration(0),
-            "From so long before the end of the job's time, where the scheduler tells it, copying to the directory of "
-            "--out gives way to nothing.",
+            "From so long before the end of the job's time, copying to the directory of --out gives way to nothing, and "
+            "every saved state is copied at once to that of --checkpoint.",
             metavar="DURATION",
+        )
+    )
+    time_limit_s: float | None = field(
+        metadata=_declare(
+            "time_limit",
+            "auto",
+            parse.duration(1, "auto"),
+            "For --drain-before: the time that the job has, from the start of hpcstage. auto: until the end that Slurm "
+            "tells; Grid Engine and PBS tell none.",
+            metavar="DURATION|auto",
         )
     )
     checkpoint: str | None = field(

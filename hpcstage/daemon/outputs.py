@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +26,7 @@ from hpcstage.outputs.drain import OutputDrain
 from hpcstage.outputs.journal import recall
 from hpcstage.outputs.prepare import OutputPlace, PreparedPlace
 from hpcstage.protocol.shim import DISORDERLY, Answer, Kind
+from hpcstage.reading import readable
 from hpcstage.writing import replace_text
 
 GIVES_WAY_S = 0.1
@@ -220,7 +220,7 @@ class DrainService(Service):
         while not self._are_drained() and now < deadline:
             wait_s = self.wake_after(now)
             wait_s = TURN_S if wait_s is None else min(wait_s, TURN_S)
-            select.select([fd for drain in self._drains for fd in drain.descriptors()], [], [], wait_s)
+            readable((fd for drain in self._drains for fd in drain.descriptors()), wait_s)
             now = time.monotonic()
             for drain in self._drains:
                 drain.work(now)

@@ -359,11 +359,16 @@ class Session:
             leftovers=[os.fspath(path) for path in self.node.leftovers],
             **facts.workload(config),
             drain_s=config.drain_s,
-            **({} if self.directories is None else self.directories.in_spec(config, job.end_time_unix_s)),
+            **({} if self.directories is None else self.directories.in_spec(config, self._ends_unix_s(job))),
             command=self.part.command,
             state_dir=os.path.abspath(state_dir(os.environ)),
             **grouping.in_group(config, group, self.part.host),
         )
+
+    def _ends_unix_s(self, job: jobs.Job) -> float | None:
+        """Returns when the job's time ends; None if nobody knows."""
+        limit_s = self.config.time_limit_s
+        return job.end_time_unix_s if limit_s is None else self.clock.unix_s + limit_s
 
     @property
     def _log_kept(self) -> Path:

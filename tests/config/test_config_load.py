@@ -201,6 +201,7 @@ BAD = {
     "drain": ["-8s", "0", "0.5s"],
     "drain_rate": ["0", "-1MB", "5 parsecs"],
     "drain_before": ["-1", "5 parsecs"],
+    "time_limit": ["0", "-1", "soon"],
     "out": ["", "a\0b"],
     "checkpoint": ["", "a\0b"],
     "protect": ["4", "0+2", "4+0", "4+2+1", "a+b"],

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,19 @@ WAIT = """
 open(f"{os.environ['FLAG']}.up", "w").close()
 import time
 while not os.path.exists(os.environ["FLAG"]):
+    time.sleep(0.01)
+"""
+STEPS = """
+import itertools
+checkpoint = sys.argv[1]
+for step in itertools.count():
+    with open(f"{checkpoint}/.new", "wb") as file:
+        file.write(b"%d" % step * 5000)
+    os.rename(f"{checkpoint}/.new", f"{checkpoint}/step{step}")
+    with open(f"{os.environ['FLAG']}.steps", "a") as file:
+        file.write(f"{step}\\n")
+    if os.path.exists(os.environ["FLAG"]):
+        break
     time.sleep(0.01)
 """
 TRAIN = """
@@ -326,3 +341,39 @@ def test_checkpoints_on_a_login_node(hpcstage: Hpcstage, tmp_path: Path) -> None
     assert hpcstage("checkpoint", "drop", "ckpt", "step2", env=env).returncode == 0
     assert names(tmp_path / "ckpt") == ["step1"]
     assert hpcstage("checkpoint", "ls", "missing", env=env).returncode == 2
+
+
+@pytest.mark.parametrize("victims", ["daemon", "wrapper", "all"])
+def test_no_completed_step_is_lost(hpcstage: Hpcstage, tmp_path: Path, local_dir: Path, victims: str) -> None:
+    """Killed at a random moment, while steps are completed, saved, drained and pruned."""
+    flag = tmp_path / "flag"
+    command = python_command(f"import os, sys, time\n{STEPS}", "{checkpoint}")
+    wrapper = hpcstage.start("run", "--checkpoint", "ckpt", "--", *command, env={"FLAG": os.fspath(flag)})
+    wait_for((tmp_path / "ckpt/step1").exists, 20, "a step in DIR")
+    family = psutil.Process(wrapper.pid).children(recursive=True)
+    daemon = next(one for one in family if "hpcstage.daemon" in one.cmdline())
+    time.sleep(random.random())
+    if victims == "all":
+        kill_all(wrapper)
+    else:
+        (daemon if victims == "daemon" else wrapper).send_signal(signal.SIGKILL)
+    flag.touch()
+    code = wrapper.wait(60)
+    psutil.wait_procs(family, timeout=60)
+    done = hpcstage("clean", "--drain")
+    assert (code, done.returncode) == (0 if victims == "daemon" else -signal.SIGKILL, 0), done.stderr
+    there = {name.partition(".")[0]: name for name in names(tmp_path / "ckpt")}
+    completed = Path(f"{flag}.steps").read_text().split()
+    assert [step for step in completed if f"step{step}" not in there] == []
+    assert all((tmp_path / "ckpt" / there[f"step{step}"]).read_bytes() == step.encode() * 5000 for step in completed)
+    assert kept(local_dir) == []
+
+
+def test_every_state_is_copied_when_the_jobs_time_ends(hpcstage: Hpcstage, tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    options = ("--drain-every", "1000", "--time-limit", "1h", "--drain-before", "1h")
+    command = python_command(SAVE + WAIT, "{checkpoint}", "1")
+    wrapper = hpcstage.start("run", "--checkpoint", "ckpt", *options, "--", *command, env={"FLAG": os.fspath(flag)})
+    wait_for((tmp_path / "ckpt/step1").exists, 20, "the step in DIR while the command runs")
+    flag.touch()
+    assert wrapper.wait(30) == 0

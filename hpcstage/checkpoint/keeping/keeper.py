@@ -9,7 +9,6 @@ generation, complete checkpoints are copied as they are.
 from __future__ import annotations
 
 import os
-import select
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -36,6 +35,7 @@ from hpcstage.checkpoint.keeping.history import names_of, whole_versions
 from hpcstage.checkpoint.keeping.leftovers import leftovers, place_leftovers
 from hpcstage.checkpoint.keeping.plain import OURS, names_in
 from hpcstage.checkpoint.keeping.saving import SHARE, GenerationSaver, ProcessorShare
+from hpcstage.reading import readable
 
 END_S = 5.0
 """The longest wait at the end until the command's entries are closed."""
@@ -103,10 +103,10 @@ class CheckpointKeeper:
         retry_s = self._retry_at - now if self._retry_at > now else None
         hurry_s = self._terms.wake_after() if self._since_drain else None
         wait_s = min((one for one in (entries.wake_after(now), retry_s, hurry_s) if one is not None), default=None)
-        select.select([self._commands, *([] if entries.is_gone else [entries.fd])], [], [], wait_s)
+        readable([self._commands, *([] if entries.is_gone else [entries.fd])], wait_s)
 
     def _is_ending(self) -> bool:
-        return self._has_ended or bool(select.select([self._commands], [], [], 0)[0])
+        return self._has_ended or bool(readable([self._commands], 0))
 
     def _save(self, names: tuple[str, ...]) -> bool:
         """Saves a generation, and drains it if it is its turn. Tells whether nothing is to be tried again."""
