@@ -278,8 +278,8 @@ class Config:
             "drain_before",
             "5m",
             parse.duration(0),
-            "From so long before the end of the job's time, copying to the directory of --out gives way to nothing, and "
-            "every saved state is copied at once to that of --checkpoint.",
+            "From so long before the end of the job's time, copying to the directory of --out gives way to nothing, "
+            "and every saved state is copied at once to that of --checkpoint.",
             metavar="DURATION",
         )
     )
