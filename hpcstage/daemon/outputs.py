@@ -126,7 +126,7 @@ class _Outputs(OutputDrain):
         """Raises ValueError, or OSError where the kernel has no queue of events left."""
         self._base = base
         self._is_ending = False
-        super().__init__(_prepared(place), self._pause_after, base.spec.drain_rate_bytes_per_s)
+        super().__init__(_prepared(place), self._pause_after, base.spec.own_drain_rate_bytes_per_s)
         replace_text(place.watched, "")
 
     def end(self, now: float, *, is_orderly: bool = True) -> None:

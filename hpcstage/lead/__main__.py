@@ -49,7 +49,8 @@ class Lead:
         self._said: set[int] = set()
         self._buffer = b""
         self._why_said = ""
-        self._noticed = False
+        self._told: set[str] = set()
+        """What is said once: words for the wrapper."""
 
     def run(self) -> None:
         """Runs until the wrapper says that the command has ended, or is gone."""
@@ -88,6 +89,8 @@ class Lead:
                 self.nodes.attach(int(rest))
             elif word == "dead":
                 self.nodes.states.set(0, "dead", ENDED_EARLY)
+            elif word == "drain":
+                self.nodes.ask_drained()
             elif word == "staged?":
                 self._staged_asked = True
                 self.nodes.ask_staged()
@@ -107,9 +110,18 @@ class Lead:
         if not self._joined and self._ready_at is not None and self._may_start(now - self._ready_at):
             self._joined = True
             say("joined")
+        self._say_of_outputs(now)
         if self._staged_asked and not self.nodes.states.waiting and self.nodes.staged():
             self._staged_asked = False
             say("staged")
+
+    def _say_of_outputs(self, now: float) -> None:
+        if self.spec.out and "watched" not in self._told and (why := self.nodes.states.unwatched_why()) is not None:
+            self._told.add("watched")
+            say("watched", why.replace("\n", " "))
+        if "drained" not in self._told and self.nodes.drained(now):
+            self._told.add("drained")
+            say("drained")
 
     def _may_start(self, waited_s: float) -> bool:
         """Returns whether the command may start. Each node reads from the source what is opened before the nodes know
@@ -153,8 +165,8 @@ class Lead:
     def _say_not_yet(self) -> None:
         """Reports the failure at once, and once: the user may know what is wrong before all ways have been tried."""
         tells = self.world.tells or self.world.programs > 1 or self.world.running
-        if tells and not self.world.connected and not self.world.over and not self._noticed:
-            self._noticed = True
+        if tells and not self.world.connected and not self.world.over and "notice" not in self._told:
+            self._told.add("notice")
             say("notice", f"the nodes are not connected yet: {self.world.why}; it is tried again".replace("\n", " "))
 
     def _say_unconnected(self) -> None:
@@ -167,7 +179,7 @@ class Lead:
 
     def _end(self) -> None:
         deadline = time.monotonic() + self.spec.daemon.drain_s
-        if self._noticed and not self.world.connected:
+        if "notice" in self._told and not self.world.connected:
             self._say_unconnected()
         self.nodes.tell_end()
         self.nodes.ended(deadline)

@@ -20,6 +20,8 @@ from typing import Any
 
 from hpcstage import job as jobs
 from hpcstage.errors import HpcstageError
+from hpcstage.lead.leftovers import LateDrain
+from hpcstage.lead.outputs import HostedOutputs
 from hpcstage.node.hosted import Hosted, Taken, bring_up
 from hpcstage.protocol import leadspec, nodedir
 from hpcstage.protocol.daemonspec import DaemonSpec
@@ -44,28 +46,41 @@ class Agent:
         self.job = jobs.detect(os.environ, hostname=socket.gethostname())
         self.index = index_of(self.lead.hosts, self.job.hostname)
         self._stdin_open = True
-        self._joined = False
+        self._joined = self._is_drain_asked = False
         self._started = time.monotonic()
         self._pulse = (b"", time.monotonic())
-        self._next_end = self._next_pulse = 0.0
+        self._next_end = self._next_pulse = self._next_beat = 0.0
 
     def run(self) -> int:
         """Runs until the run is over. Returns 1 if this node could not be brought up, else 0."""
         if self.index is None or self.index == 0:
             return 0  # some launchers start an agent on all nodes; the first node has its wrapper
+        late = LateDrain(self.lead, os.environ, self.job)
         try:
-            hosted = bring_up(self.lead, self.index, os.environ, self.job)
+            late.wait()
+            return self._serve(self.index)
+        finally:
+            late.end()
+
+    def _serve(self, index: int) -> int:
+        outputs = HostedOutputs.open(self.lead, index, os.environ, self.job)
+        try:
+            hosted = bring_up(self.lead, index, os.environ, self.job, outputs.path)
         except (HpcstageError, OSError) as error:
+            outputs.abandon()
             if isinstance(error, Taken) and self._is_served(error.path):
                 return 0
             self._say("missing", reason=error.line() if isinstance(error, HpcstageError) else str(error))
             return 1
         try:
             self._say("ready", **hosted.place())
-            self._stay(hosted)
+            self._stay(hosted, outputs)
         finally:
+            outputs.news(hosted, is_asked=self._is_drain_asked)
             hosted.tell_end()
-            if hosted.ended(self.lead.daemon.drain_s):
+            has_ended = hosted.ended(self.lead.daemon.drain_s)
+            outputs.end()
+            if has_ended:
                 self._say("ended")
             hosted.close()
             self._say("gone")
@@ -80,9 +95,11 @@ class Agent:
             time.sleep(_POLL_S)
         return False
 
-    def _stay(self, hosted: Hosted) -> None:
+    def _stay(self, hosted: Hosted, outputs: HostedOutputs) -> None:
         asked = told = False
         while not self._is_over():
+            for word, why in outputs.news(hosted, is_asked=self._is_drain_asked).items():
+                self._say(word, why=why)
             if not self._joined and hosted.is_staging():
                 self._joined = True
                 self._say("joined", **hosted.place())
@@ -96,16 +113,19 @@ class Agent:
                 if hosted.staged():
                     told = True
                     self._say("staged", **hosted.place())
-            self._wait()
+            self._wait(is_pressing=outputs.is_pressing)
 
-    def _wait(self) -> None:
-        """Waits until the input ends, if it is connected, but at most a second; less while the command is held back."""
-        is_urgent = not self._joined and time.monotonic() - self._started < self.lead.join_s
+    def _wait(self, *, is_pressing: bool) -> None:
+        """Waits until something comes by the input, if it is connected, but at most a second; less while somebody waits
+        for this node."""
+        is_urgent = is_pressing or (not self._joined and time.monotonic() - self._started < self.lead.join_s)
         wait_s = _POLL_S if is_urgent else _LOOK_S
         if not self._stdin_open:
             time.sleep(wait_s)
-        elif select.select([0], [], [], wait_s)[0] and not os.read(0, 4096):
-            self._stdin_open = False
+        elif select.select([0], [], [], wait_s)[0]:
+            said = os.read(0, 4096)
+            self._stdin_open = bool(said)
+            self._is_drain_asked = self._is_drain_asked or leadspec.DRAIN.encode() in said
 
     def _is_over(self) -> bool:
         """Returns whether the run is over. Looks at shared files as seldom as it can: there may be a thousand
@@ -115,8 +135,12 @@ class Agent:
         now = time.monotonic()
         if not self.lead.input_ends and now >= self._next_end:
             self._next_end = now + END_EVERY_S
+            self._is_drain_asked = self._is_drain_asked or (self.directory / leadspec.DRAIN).exists()
             if (self.directory / leadspec.END).exists():
                 return True
+        if self._is_drain_asked and now >= self._next_beat:
+            self._next_beat = now + leadspec.PULSE_S
+            self._say("draining", beat=round(now))
         if now >= self._next_pulse:
             self._next_pulse = now + leadspec.PULSE_S
             return self._pulse_lost()

@@ -108,6 +108,13 @@ class Output:
                 self._lines.pop()
             self._lines.append(line[:_LINE_CHARS])
 
+    def tell(self, line: str) -> None:
+        """Writes a line to the child's standard input."""
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._process.stdin.write(line.encode() + b"\n")
+                self._process.stdin.flush()
+
     def close_stdin(self) -> None:
         """Closes the child's standard input, so that its reader sees the end."""
         if self._process.stdin is not None:

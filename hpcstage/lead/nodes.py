@@ -12,13 +12,15 @@ import os
 import socket
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from hpcstage import job as jobs
 from hpcstage.errors import HpcstageError
 from hpcstage.job import launchers
 from hpcstage.lead import children
-from hpcstage.lead.agent import LINE
+from hpcstage.lead.agent import LINE, PULSE_LOST_S
+from hpcstage.lead.outputs import HostedOutputs
 from hpcstage.lead.states import ENDED_EARLY, NodeStates
 from hpcstage.node.hosted import Hosted, bring_up
 from hpcstage.protocol import leadspec
@@ -31,6 +33,21 @@ _LAST_S = 1.0
 _KILL_S = 2.0
 
 
+class DrainWatch:
+    """Knows whether the nodes were asked to drain their output files, and which of them show no sign of life since."""
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        self._beats: dict[int, tuple[object, float]] = {}
+
+    def silent(self, beats: Mapping[int, object], now: float) -> list[int]:
+        """Returns the nodes whose beat has not changed for so long that they are taken for dead."""
+        for index, beat in beats.items():
+            if index not in self._beats or self._beats[index][0] != beat:
+                self._beats[index] = beat, now
+        return [index for index in beats if now - self._beats[index][1] > PULSE_LOST_S]
+
+
 class Nodes:
     """Owns the nodes that the wrapper did not start."""
 
@@ -39,6 +56,8 @@ class Nodes:
         self.directory = directory
         self.states = NodeStates(spec.daemon.run_id, spec.daemon.membership.nodes)
         self.hosted: dict[int, Hosted] = {}
+        self._outputs: dict[int, HostedOutputs] = {}
+        self._drain = DrainWatch()
         self._launched: list[children.Output] = []
         self._next_files = 0.0
         self._began = time.monotonic()
@@ -67,13 +86,15 @@ class Nodes:
     def _host_all(self) -> None:
         job = jobs.detect(os.environ, hostname=socket.gethostname())
         for index in range(1, len(self.states.all)):
+            outputs = HostedOutputs.open(self.spec, index, os.environ, job)
             try:
-                hosted = bring_up(self.spec, index, os.environ, job)
+                hosted = bring_up(self.spec, index, os.environ, job, outputs.path)
             except (HpcstageError, OSError) as error:
+                outputs.abandon()
                 reason = error.line() if isinstance(error, HpcstageError) else str(error)
                 self.states.set(index, "missing", reason)
                 continue
-            self.hosted[index] = hosted
+            self.hosted[index], self._outputs[index] = hosted, outputs
             self.states.set_up(index, "ready", **hosted.place())
 
     # ---- how they do
@@ -87,6 +108,10 @@ class Nodes:
         for index, hosted in self.hosted.items():
             if self.states.all[index].alive and hosted.dead():
                 self.states.set(index, "dead", ENDED_EARLY)
+        for index, outputs in self._outputs.items():
+            if self.states.all[index].alive:
+                for word, why in outputs.news(self.hosted[index], is_asked=self._drain.is_asked).items():
+                    self.states.set_outputs(index, word, why)
         if not self.spec.virtual and now >= self._next_files:
             self._next_files = now + self._pace_s(now)
             self._read_files()
@@ -99,7 +124,7 @@ class Nodes:
         """Returns the seconds until the state files are read again: few while the command is held back, else more, to
         spare the shared file system."""
         soon = now - self._began < self.spec.wait_s + self.spec.join_s
-        if soon and not self.joined():
+        if self._drain.is_asked or (soon and not self.joined()):
             return _FILES_EVERY_S
         return _STAGED_EVERY_S if self.spec.daemon.mode == "upfront" else leadspec.PULSE_S
 
@@ -115,6 +140,27 @@ class Nodes:
             if self.states.all[index].state == "ready" and hosted.staged():
                 self.states.all[index].state = "staged"
         return self.states.have_others_staged
+
+    def ask_drained(self) -> None:
+        """Tells all nodes that the command has ended, so that they drain their output files."""
+        self._drain.is_asked = True
+        self._next_files = 0.0
+        with contextlib.suppress(OSError):
+            (self.directory / leadspec.DRAIN).touch()
+        for output in self._launched:
+            output.tell(leadspec.DRAIN)
+
+    def drained(self, now: float) -> bool:
+        """Returns whether no other node still drains output files. A node that shows no sign of life is dead."""
+        if not self._drain.is_asked:
+            return False
+        if not self.spec.virtual:
+            waiting = {
+                i: node.beat for i, node in enumerate(self.states.all) if i and node.alive and not node.is_drained
+            }
+            for index in self._drain.silent(waiting, now):
+                self.states.set(index, "dead", "it does not answer")
+        return self.states.have_others_drained
 
     def ask_staged(self) -> None:
         """Asks the daemons of virtual nodes for `staged`."""
@@ -157,7 +203,8 @@ class Nodes:
         for name in sorted(names - self._read):
             with contextlib.suppress(OSError, ValueError):
                 found.append(leadspec.read_json(self.directory / name))
-                self._read.add(name)
+                if not name.endswith("-draining.json"):  # it is written again and again
+                    self._read.add(name)
         self.states.heard(found)
 
     # ---- the end
@@ -175,7 +222,9 @@ class Nodes:
         """Waits until all other nodes have written their parts, at most until the deadline. Returns whether they
         have."""
         for index, hosted in self.hosted.items():
-            if self.states.all[index].alive and hosted.ended(max(0.0, deadline - time.monotonic())):
+            has_ended = hosted.ended(max(0.0, deadline - time.monotonic())) if self.states.all[index].alive else False
+            self._outputs[index].end()
+            if has_ended:
                 self.states.set(index, "ended")
         while not self.spec.virtual and self._others_alive() and time.monotonic() < deadline:
             children.wait_some(self.fds().values(), _FILES_EVERY_S)

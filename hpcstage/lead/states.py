@@ -11,6 +11,8 @@ from hpcstage.protocol.membership import GroupNode
 
 _WORDS = ("ready", "joined", "staged", "missing", "dead", "ended")
 """States in the order in which a node says them."""
+_OF_OUTPUTS = ("watched", "draining", "drained")
+"""The words of a node for its output directory."""
 _GONE = "gone"
 """The last state: nothing of the run is left on the node."""
 ENDED_EARLY = "its daemon ended early"
@@ -27,6 +29,12 @@ class NodeState:
     reason: str = ""
     joined: bool = False
     """Whether its daemon knows the files."""
+    unwatched_why: str | None = None
+    """Why its output directory is not watched; empty: it is; None: that is not known yet."""
+    is_drained: bool = False
+    """Whether all that can be done for its output files was done."""
+    beat: object = None
+    """It changes now and then while the node drains."""
     cleaning: bool = False
     """Whether its agent has said that the end has come or that the daemon is dead, but not yet that it is gone."""
 
@@ -75,6 +83,19 @@ class NodeStates:
         """Whether a node is still being cleaned up."""
         return any(node.cleaning for node in self.all)
 
+    def unwatched_why(self) -> str | None:
+        """Returns why another node has no output directory that is watched; empty if all have, None if that is not
+        known yet."""
+        for node in self.all[1:]:
+            if node.state in ("missing", "dead", "ended") or node.unwatched_why:
+                return f"{node.entry.host}: {node.unwatched_why or node.reason}"
+        return None if any(node.unwatched_why is None for node in self.all[1:]) else ""
+
+    @property
+    def have_others_drained(self) -> bool:
+        """Whether no other node that has a daemon still drains output files."""
+        return all(node.is_drained or not node.alive for node in self.all[1:])
+
     def entries(self) -> list[GroupNode]:
         """Returns the nodes as they are now: those that have a daemon are there."""
         return [replace(node.entry, is_present=node.alive) for node in self.all]
@@ -90,6 +111,16 @@ class NodeStates:
         self.set(index, state)
         self.all[index].entry = replace(self.all[index].entry, node_dir=node_dir, sock=sock)
 
+    def set_outputs(self, index: int, word: str, why: object = "", beat: object = None) -> None:
+        """Notes what a node says of its output directory."""
+        node = self.all[index]
+        if word == "watched":
+            node.unwatched_why = str(why or "")
+        elif word == "drained":
+            node.is_drained = True
+        else:
+            node.beat = beat
+
     def give_up_waiting(self, reason: str) -> None:
         """Leaves out the nodes that have not come by now."""
         for index in self.waiting:
@@ -103,7 +134,7 @@ class NodeStates:
 
     def heard(self, told: Iterable[Mapping[str, object]]) -> None:
         """Takes what agents have said, in whatever order it came."""
-        order = [*_WORDS, _GONE]
+        order = [*_WORDS, *_OF_OUTPUTS, _GONE]
         known = [data for data in told if data.get("state") in order]
         for data in sorted(known, key=lambda data: order.index(str(data["state"]))):
             self._word(data)
@@ -113,6 +144,9 @@ class NodeStates:
         if data.get("run_id") != self._run_id or not isinstance(index, int) or not 0 < index < len(self.all):
             return
         node = self.all[index]
+        if state in _OF_OUTPUTS:
+            self.set_outputs(index, str(state), data.get("why"), data.get("beat"))
+            return
         node.cleaning = state in ("ended", "dead") or (node.cleaning and state != _GONE)
         if state not in _WORDS or node.state in ("dead", "ended"):
             return

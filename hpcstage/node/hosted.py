@@ -79,8 +79,13 @@ class Hosted:
         """Returns whether nothing is left to copy here, or the daemon will never say so."""
         return self.dead() or self._control.staged(timeout_s)
 
+    def ask_drained(self) -> None:
+        """Tells the daemon that the command has ended, and asks it to answer when the output files are drained, which
+        `staged` reads."""
+        self._control.ask_drained(is_orderly=True)
+
     def tell_end(self) -> None:
-        """Tells the daemon that the command has ended. Does not wait."""
+        """Tells the daemon that the run is over. Does not wait."""
         self._control.tell_end(0)
 
     def ended(self, timeout_s: float) -> bool:
@@ -101,8 +106,9 @@ class Hosted:
             shutil.copyfile(self.node.log, log_path(Path(self._lead.daemon.run_dir), self.host))
 
 
-def bring_up(lead: LeadSpec, index: int, env: Mapping[str, str], job: Job) -> Hosted:
-    """Makes the node directory and starts the daemon. Raises NotStarted or OSError with the reason."""
+def bring_up(lead: LeadSpec, index: int, env: Mapping[str, str], job: Job, outputs: str = "") -> Hosted:
+    """Makes the node directory and starts the daemon, which drains `outputs`, if it is there. Raises NotStarted or
+    OSError with the reason."""
     local = localdir.choose(lead.local_dir, env, job)
     if local is None:
         raise NotStarted("no node-local directory")
@@ -114,7 +120,8 @@ def bring_up(lead: LeadSpec, index: int, env: Mapping[str, str], job: Job) -> Ho
     try:
         shutil.copyfile(Path(lead.group_dir) / leadspec.RESOLVED, node.path / leadspec.RESOLVED)
         start.prepare(node, lead.daemon.datasets, shims(lead, lead.daemon, node))
-        control = start.start_daemon(node, _spec(lead, index, node, local, job), env)
+        spec = replace(_spec(lead, index, node, local, job), outputs=outputs)
+        control = start.start_daemon(node, spec, env)
     except OSError:
         shutil.rmtree(node.path, ignore_errors=True)
         node.close()

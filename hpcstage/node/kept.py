@@ -12,6 +12,7 @@ import fcntl
 import os
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ OF_CHECKPOINTS = ".checkpoint"
 _LOCK = "lock"
 _NEW = "."
 """The names of directories whose lock is not held yet, or that are about to be deleted, begin so."""
+_WAIT_S = 0.05
 _BESIDE = frozenset({"tree", "journal", "scratch", "anchors", "store", "charter"})
 
 
@@ -95,6 +97,16 @@ class KeptPlace:
     def is_used(self) -> bool:
         """Tells whether a program still has the directory as its output directory, or writes to a file in it."""
         return _any_process(lambda process: _names(process, self.path) or _writes_to(process, self.tree))
+
+    def is_left(self, timeout_s: float) -> bool:
+        """Waits until no program has the directory in its environment or open any more; some are just about to end.
+        Tells whether that is so."""
+        deadline = time.monotonic() + timeout_s
+        while is_used := self.is_used():
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_WAIT_S)
+        return not is_used
 
     def is_written_to(self) -> bool:
         """Tells whether a program has a file in the directory open for writing."""

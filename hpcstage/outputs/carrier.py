@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from hpcstage.outputs.contents import Contents, special_kind
 from hpcstage.outputs.facts import Action, ActionResult, Deed, Ending, EntryKind, Fingerprint, TargetEntry
-from hpcstage.outputs.guard import TargetGuard
+from hpcstage.outputs.guard import TargetGuard, has_inode
 from hpcstage.outputs.journal import Charter, Journal
 from hpcstage.outputs.links import LocalLinks
 from hpcstage.outputs.namechanges import NameChanges
@@ -101,7 +101,11 @@ class Carrier:
         if stat.S_ISLNK(status.st_mode):
             return self._carry_link(action, status)
         if stat.S_ISREG(status.st_mode):
-            if entry is not None and _is_unchanged(entry, status, is_written=action.is_written):
+            if (
+                entry is not None
+                and _is_unchanged(entry, status, is_written=action.is_written)
+                and self._has(name, entry)
+            ):
                 return self._match_mode(name, entry, status)
             return self._carry_file(action)
         return ActionResult(Deed.CARRY, name, Ending.SKIPPED, text=special_kind(status.st_mode) or "special file")
@@ -189,6 +193,11 @@ class Carrier:
         finally:
             os.close(source)
 
+    def _has(self, name: str, entry: TargetEntry) -> bool:
+        """Tells whether the target still has what was written there. Only other nodes could have replaced it."""
+        found = status_of(self._target.path(name)) if self._target.is_shared else None
+        return not self._target.is_shared or (found is not None and has_inode(entry, found))
+
     def _match_mode(self, name: str, entry: TargetEntry, status: os.stat_result) -> ActionResult:
         mode = stat.S_IMODE(status.st_mode)
         if mode == entry.mode and status.st_ctime_ns == entry.ctime_ns:
@@ -261,15 +270,19 @@ class Carrier:
             self._target.remove_temporary(name)
             return ActionResult(Deed.CARRY, name, Ending.HELD, text=SHOWN_ELSEWHERE)
         if found is not None and self._guard.is_in_the_way(action, found):
-            beside = self._target.free_name_beside(name, action.beside)
-            os.rename(self._target.path(temporary), self._target.path(beside))
-            return ActionResult(Deed.CARRY, name, Ending.BESIDE, text=beside)
+            return self._put_beside(action, temporary)
         self._journal.intend(name, entry)
         if found is not None and stat.S_ISDIR(found.st_mode) and not action.is_late:
             os.rmdir(self._target.path(name))
-        os.rename(self._target.path(temporary), self._target.path(name))
+        if not self._target.give_name(temporary, name, is_new=found is None):
+            return self._put_beside(action, temporary)
         self._target.sync_directory(name)
         return ActionResult(Deed.CARRY, name, Ending.DONE, entry)
+
+    def _put_beside(self, action: Action, temporary: str) -> ActionResult:
+        beside = self._target.free_name_beside(action.name, action.beside)
+        os.rename(self._target.path(temporary), self._target.path(beside))
+        return ActionResult(Deed.CARRY, action.name, Ending.BESIDE, text=beside)
 
 
 def _times(status: os.stat_result) -> tuple[int, int, int]:

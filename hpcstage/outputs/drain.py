@@ -68,6 +68,7 @@ class OutputDrain:
         Raises OSError where the kernel has no queue of events left."""
         self._root = prepared.place.root
         self._target = prepared.charter.target
+        self._is_shared = bool(prepared.charter.node)
         self._watch = TreeWatch(self._root, prepared.place.scratch)
         self._ledger = Ledger(dict(prepared.entries))
         self._journal = Journal.open(prepared.place.journal)
@@ -152,9 +153,12 @@ class OutputDrain:
             self._journal.saw(noted, self._ledger.renames[-1].first if is_queued else ())
 
     def _is_current(self, name: str) -> bool:
-        """Tells whether an entry is as the target has it, by a look at the local disk only."""
+        """Tells whether an entry is as the target has it, by a look at the local disk only. Where other nodes drain to
+        the same target, files that this one wrote there are looked at there in the end."""
         entry = self._ledger.entries.get(name)
         if entry is None or name in self._ledger.marks.by_name or self._ledger.renames:
+            return False
+        if self._is_shared and self._last_look is not None and entry.kind is EntryKind.FILE:
             return False
         with suppress(OSError):
             if entry.kind is EntryKind.EARLIER:

@@ -34,7 +34,14 @@ class Charter:
     target_inode: int
     root_inode: int
     host: str
+    node: str = ""
+    """The host, where other nodes of the run drain to the same target; empty: no other does."""
     version: int = VERSION
+
+    @property
+    def suffix(self) -> str:
+        """The end of the names that files get beside those of others."""
+        return self.node or self.run_id
 
 
 class Journal:

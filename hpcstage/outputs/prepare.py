@@ -68,18 +68,20 @@ class _Shown:
     link: str
 
 
-def prepare(place: OutputPlace, target: Path, run_id: str, most_entries: int = MOST_ENTRIES) -> PreparedPlace:
-    """Makes the watched directory for a target, which is made if it is missing. Raises CannotMirror, after which
-    nothing is left on the local disk."""
+def prepare(
+    place: OutputPlace, target: Path, run_id: str, most_entries: int = MOST_ENTRIES, node: str = ""
+) -> PreparedPlace:
+    """Makes the watched directory for a target, which is made if it is missing. `node` is this node's name where others
+    drain to the same target. Raises CannotMirror, after which nothing is left on the local disk."""
     path = os.path.realpath(target)
     try:
         os.makedirs(path, exist_ok=True)
-        started_ns = _time_there(path)
+        started_ns = time_there(path)
         found = list(_listed(path, most_entries))
     except OSError as error:
         raise CannotMirror(f"{error.filename or path}: {error.strerror}") from None
     try:
-        return _make(place, path, run_id, started_ns, found)
+        return _make(place, path, (run_id, node), started_ns, found)
     except OSError as error:
         import shutil
 
@@ -88,7 +90,11 @@ def prepare(place: OutputPlace, target: Path, run_id: str, most_entries: int = M
 
 
 def _make(
-    place: OutputPlace, target: str, run_id: str, started_ns: int, found: list[tuple[str, os.stat_result | _Shown]]
+    place: OutputPlace,
+    target: str,
+    owner: tuple[str, str],
+    started_ns: int,
+    found: list[tuple[str, os.stat_result | _Shown]],
 ) -> PreparedPlace:
     os.makedirs(place.base, mode=0o700)
     os.mkdir(place.scratch, 0o700)
@@ -118,7 +124,8 @@ def _make(
             os.utime(f"{place.root}/{name}", ns=(known.st_atime_ns, known.st_mtime_ns))
             os.chmod(f"{place.root}/{name}", stat.S_IMODE(known.st_mode))
     inodes = os.stat(target).st_ino, os.stat(place.root).st_ino
-    charter = Charter(run_id, target, *inodes, os.uname().nodename)
+    run_id, node = owner
+    charter = Charter(run_id, target, *inodes, os.uname().nodename, node)
     journal = Journal.open(place.journal)
     try:
         journal.begin(charter, entries)
@@ -160,7 +167,7 @@ def _stays_inside(name: str, link: str) -> bool:
     ).startswith("..")
 
 
-def _time_there(target: str) -> int:
+def time_there(target: str) -> int:
     """Returns the time by the clock of the target's file system; it shows, too, whether the target can be written."""
     probe = f"{target}/{TEMPORARY}{uuid.uuid4().hex}"
     fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

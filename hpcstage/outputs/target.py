@@ -17,6 +17,7 @@ from hpcstage.outputs.journal import Charter
 
 TEMPORARY = ".hpcstage-"
 """Temporary names in the target begin so; nothing of that name is ever carried over."""
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EMLINK, errno.EXDEV})
 _T = TypeVar("_T")
 
 
@@ -25,7 +26,10 @@ class Target:
 
     def __init__(self, charter: Charter) -> None:
         self.root = charter.target
-        self.run_id = charter.run_id
+        self.is_shared = bool(charter.node)
+        """Whether other nodes of the run write there, too."""
+        self._owner = f"{charter.run_id}/{charter.node}" if charter.node else charter.run_id
+        self._suffix = charter.suffix
         self._inode = charter.target_inode
 
     def path(self, name: str) -> str:
@@ -33,15 +37,33 @@ class Target:
         return f"{self.root}/{name}"
 
     def temporary(self, name: str) -> str:
-        """Returns the temporary name that this run has for a name, whichever of its processes asks."""
-        digest = hashlib.blake2b(f"{self.run_id}/{name}".encode("utf-8", "surrogateescape"), digest_size=10)
+        """Returns the temporary name that this node has for a name in this run, whichever of its processes asks."""
+        digest = hashlib.blake2b(f"{self._owner}/{name}".encode("utf-8", "surrogateescape"), digest_size=10)
         return posixpath.join(posixpath.dirname(name), TEMPORARY + digest.hexdigest())
 
     def free_name_beside(self, name: str, last: str) -> str:
         """Returns a name beside that of a file of others: the one that the local file has had, or one that is free."""
-        first = f"{name}.{self.run_id}"
+        first = f"{name}.{self._suffix}"
         names = chain([last or first, first], (f"{first}.{number}" for number in count(1)))
         return next(one for one in names if one == last or status_of(self.path(one)) is None)
+
+    def give_name(self, temporary: str, name: str, *, is_new: bool) -> bool:
+        """Renames a temporary file. Tells whether it has the name; one that is new it gets in one step only if nobody
+        else has given it meanwhile, where the file system has hard links and other nodes write there. Raises
+        OSError."""
+        if is_new and self.is_shared:
+            try:
+                os.link(self.path(temporary), self.path(name), follow_symlinks=False)
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+            else:
+                os.unlink(self.path(temporary))
+                return True
+        os.rename(self.path(temporary), self.path(name))
+        return True
 
     def remove_temporary(self, name: str) -> None:
         """Removes the temporary file that a killed process may have left for a name."""

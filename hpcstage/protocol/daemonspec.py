@@ -100,6 +100,11 @@ class DaemonSpec:
         """This node's part of the job's cap: the sum over all nodes never exceeds it, whichever nodes are there."""
         return None if self.max_rate_bytes_per_s is None else self.max_rate_bytes_per_s / self.node_count
 
+    @property
+    def own_drain_rate_bytes_per_s(self) -> float | None:
+        """This node's part of the job's cap on copying output files."""
+        return None if self.drain_rate_bytes_per_s is None else self.drain_rate_bytes_per_s / self.node_count
+
     def save(self, path: Path) -> None:
         """Writes the spec; readable by its owner only."""
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -19,6 +19,10 @@ RESOLVED = "resolved"
 SCRIPT = "agent.sh"
 END = "end"
 """The name of a file that exists once the run is over, for agents whose standard input is not connected."""
+DRAIN = "drain"
+"""The name of a file that exists once the nodes are to drain their output files, for the same agents."""
+CONFLICTS = "conflicts"
+"""The name of a file with a list of the output files that several nodes wrote; it is there before the end."""
 NODE = "node-"
 PULSE = "pulse"
 """The name of a file that the lead writes anew every PULSE_S, as long as it lives."""
@@ -53,6 +57,10 @@ class LeadSpec:
     """Whether the launcher passes the end of its standard input on to the agents."""
     passes_output: bool = True
     """Whether the launcher passes on to the lead what the agents print; otherwise they print nothing."""
+    out: str = ""
+    """The directory to which each node drains output files of its own; empty: none does. Their local directory is that
+    of the daemon's specification, on every node."""
+    out_inode: int = 0
     parts: list[list[str]] = field(default_factory=list)
     """The nodes by part of the job, where it has several: a step of srun is told which parts it runs in."""
 

@@ -23,3 +23,13 @@ def part_path(run_dir: Path, host: str) -> Path:
 def log_path(run_dir: Path, host: str) -> Path:
     """Returns the path of the log of a node's daemon, if it was kept."""
     return run_dir / NODES / f"{host}.log"
+
+
+def outputs_path(run_dir: Path, host: str) -> Path:
+    """Returns the path of what a node says of its output files."""
+    return run_dir / NODES / f"{host}.outputs"
+
+
+def claims_path(run_dir: Path, host: str) -> Path:
+    """Returns the path of what a node claims of the files that several nodes wrote under one name."""
+    return run_dir / NODES / f"{host}.claims"

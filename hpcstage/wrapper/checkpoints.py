@@ -18,7 +18,7 @@ from hpcstage.record.jsonform import read
 from hpcstage.record.parts.checkpoints import CheckpointsPart, GenerationRow
 from hpcstage.wrapper import late, messages, outdir
 from hpcstage.wrapper.outdir import NamedDirectory
-from hpcstage.wrapper.outputs import CannotPrepare, RunOutputs
+from hpcstage.wrapper.outputs import CannotPrepare, RunNode, RunOutputs
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
@@ -67,7 +67,7 @@ class RunCheckpoints(RunOutputs):
                     late.drain(earlier, lock, RESTORED_S)
         super().give_up(why)
 
-    def _prepare(self, place: kept.KeptPlace, run_id: str, config: Config) -> None:
+    def _prepare(self, place: kept.KeptPlace, node: RunNode, config: Config) -> None:
         if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
             raise CannotPrepare(f"{', '.join(missing)} cannot be imported: install hpcstage[checkpoint]")
         if config.protect is not None:
@@ -79,7 +79,7 @@ class RunCheckpoints(RunOutputs):
         try:
             local.base.mkdir(0o700)
             local.tree.mkdir(0o700)
-            CheckpointCharter(run_id, target, os.stat(target).st_ino, config.drain_every, bases).save(local)
+            CheckpointCharter(node.run_id, target, os.stat(target).st_ino, config.drain_every, bases).save(local)
         except OSError as error:
             raise CannotPrepare(f"{error.filename}: {error.strerror}") from None
 

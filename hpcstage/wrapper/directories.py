@@ -12,7 +12,7 @@ from hpcstage import inherited
 from hpcstage.errors import UsageError
 from hpcstage.problem import Problem
 from hpcstage.wrapper import outdir
-from hpcstage.wrapper.outputs import RunOutputs
+from hpcstage.wrapper.outputs import RunNode, RunOutputs
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hpcstage.node.control import DaemonControl
     from hpcstage.plan.types import Dataset
     from hpcstage.record.parts.run import RunPart
+    from hpcstage.wrapper.sharedoutputs import OtherNodes
 
 
 class RunDirectories:
@@ -31,17 +32,17 @@ class RunDirectories:
         self._is_answered = False
 
     @classmethod
-    def open(cls, config: Config, local: LocalDir, job: Job, run_id: str, *, is_alone: bool) -> RunDirectories:
+    def open(cls, config: Config, local: LocalDir, job: Job, node: RunNode) -> RunDirectories:
         """Makes the directories. Raises UsageError and NotStarted, after which none is there."""
         members: list[RunOutputs] = []
         try:
             if config.out is not None:
-                members.append(RunOutputs.open(config, local, job, run_id, is_alone=is_alone))
+                members.append(_outputs(node).open(config, local, job, node))
             if config.checkpoint is not None:
                 from hpcstage.wrapper.checkpoints import RunCheckpoints, refuse_protection
 
                 refuse_protection(config)
-                members.append(RunCheckpoints.open(config, local, job, run_id, is_alone=is_alone))
+                members.append(RunCheckpoints.open(config, local, job, node))
         except BaseException:
             for member in members:
                 member.abandon()
@@ -73,6 +74,23 @@ class RunDirectories:
         for member in self._members:
             told |= member.in_spec(config, end_unix_s)
         return told
+
+    def in_lead(self) -> dict[str, Any]:
+        """Returns what the lead is told, where other nodes have such directories, too."""
+        told: dict[str, Any] = {}
+        for member in self._members:
+            told |= member.in_lead()
+        return told
+
+    def meet(self, others: OtherNodes) -> None:
+        """Takes the other nodes of the run, which come up."""
+        for member in self._members:
+            member.meet(others)
+
+    def before_end(self) -> None:
+        """Says to the other nodes what they have to know before the run ends there."""
+        for member in self._members:
+            member.before_end()
 
     def is_watched(self, control: DaemonControl, timeout_s: float) -> bool:
         """Tells whether the daemon watches all, or nobody has to."""
@@ -108,6 +126,14 @@ class RunDirectories:
             problems += member.collect()
             member.tell(run)
         run.problems += problems
+
+
+def _outputs(node: RunNode) -> type[RunOutputs]:
+    if not node.host:
+        return RunOutputs
+    from hpcstage.wrapper.sharedoutputs import SharedOutputs
+
+    return SharedOutputs
 
 
 def check(config: Config, command: Sequence[str], datasets: Sequence[Dataset]) -> None:

@@ -102,6 +102,7 @@ def lead_spec(session: Session, spec: DaemonSpec, local: LocalDir, group: Groupi
         copiers=config.copiers,
         intercept=config.intercept,
         wait_s=_wait_s(group),
+        **({} if session.directories is None else session.directories.in_lead()),
         input_ends=plan.takes_stdin,
         passes_output=plan.passes_output,
     )

@@ -1,7 +1,8 @@
 """Owns the wrapper's side of the lead: starts it, reads what it says, ends it. Nothing here may hold up the command.
 
-The lead takes lines on its standard input (`child PID`, `dead`, `staged?`, `end`; the end of the input means the same
-as `end`) and writes lines: `joined`, `staged`, `ended`, `notice TEXT`, and `problem ID<TAB>TEXT<TAB>REMEDY`.
+The lead takes lines on its standard input (`child PID`, `dead`, `staged?`, `drain`, `end`; the end of the input means
+the same as `end`) and writes lines: `joined`, `watched REASON-WHY-NOT`, `staged`, `drained`, `ended`, `notice TEXT`,
+and `problem ID<TAB>TEXT<TAB>REMEDY`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class LeadLink:
     def __init__(self, spec: Path, log: Path, env: Mapping[str, str]) -> None:
         self.failed = False
         self._said: set[str] = set()
+        self._unwatched_why = ""
         self._problems: list[Problem] = []
         self._buffer = b""
         self._started = time.monotonic()
@@ -60,6 +62,16 @@ class LeadLink:
             self._asked_staged = True
             self.tell("staged?")
         return self._hear("staged", timeout_s)
+
+    def unwatched_why(self, timeout_s: float) -> str | None:
+        """Returns why not all other nodes watch an output directory; empty if they do, None if it is not known yet."""
+        if not self._hear("watched", timeout_s):
+            return None
+        return self._unwatched_why if "watched" in self._said else "what connects the nodes ended early"
+
+    def drained(self, timeout_s: float) -> bool:
+        """Returns whether no other node still drains output files; to be asked after telling `drain`."""
+        return self._hear("drained", timeout_s)
 
     def ended(self, timeout_s: float) -> bool:
         """Returns whether the lead has said that the other nodes have written their parts; to be asked after `end`. A
@@ -141,6 +153,8 @@ class LeadLink:
     def _line(self, line: str) -> None:
         word, _, rest = line.partition(" ")
         self._said.add(word)
+        if word == "watched":
+            self._unwatched_why = rest
         if word == "notice":
             messages.warn(rest)
         if word == "problem":

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcstage.problem import Problem
-from hpcstage.record.parts.outputs import OutputName, OutputsPart
+from hpcstage.record.parts.outputs import NodeOutputs, OutputName, OutputsPart
 from hpcstage.units import format_number
 
 _SHOWN = 20
@@ -55,6 +55,40 @@ def with_moved(part: OutputsPart, names: Sequence[str]) -> OutputsPart:
     return replace(part, undrained_count=len(moved), undrained=moved[: OutputsPart.MOST_NAMES])
 
 
+def joined(parts: Mapping[str, OutputsPart]) -> OutputsPart:
+    """Returns what all nodes wrote as one, by the parts of the hosts, of which the first is this node's."""
+    most = OutputsPart.MOST_NAMES
+
+    def names(which: str) -> tuple[OutputName, ...]:
+        found = [replace(one, host=host) for host, part in parts.items() for one in getattr(part, which)]
+        return tuple(found[:most])
+
+    return replace(
+        next(iter(parts.values())),
+        files=sum(part.files for part in parts.values()),
+        size_bytes=sum(part.size_bytes for part in parts.values()),
+        undrained_count=sum(part.undrained_count for part in parts.values()),
+        undrained=names("undrained"),
+        unclosed=tuple(name for part in parts.values() for name in part.unclosed)[:most],
+        beside=names("beside"),
+        skipped=names("skipped"),
+        stayed=names("stayed"),
+        is_gone=any(part.is_gone for part in parts.values()),
+        nodes=tuple(
+            NodeOutputs(host=host, files=part.files, size_bytes=part.size_bytes, undrained_count=part.undrained_count)
+            for host, part in parts.items()
+        ),
+    )
+
+
+def with_settled(part: OutputsPart, settled: Mapping[str, Mapping[str, str]]) -> OutputsPart:
+    """Returns the part after names that several nodes wrote were given to the last of them: by name and host, where the
+    files of the others are."""
+    others = [one for one in part.beside if one.name not in settled]
+    found = [OutputName(name, where, host) for name, hosts in settled.items() for host, where in hosts.items()]
+    return replace(part, beside=tuple([*found, *others][: OutputsPart.MOST_NAMES]))
+
+
 def lines(part: OutputsPart, host: str, above: Path) -> list[str]:
     """Returns the lines that say which names are not in DIR, on which node and in which place they still are, and what
     copies them. `above` is the directory that `--local-dir` names."""
@@ -82,14 +116,17 @@ def problems(part: OutputsPart, host: str, what: str) -> list[Problem]:
         first, many = part.undrained[0], format_number(part.undrained_count, what.removesuffix("s"))
         which = f"{many} not copied to {part.directory}, such as {first.name}"
         text = f"{which if first.name else f'{what} not copied to {part.directory}'}: {first.why}"
-        found.append(Problem("not-drained", text, f"hpcstage clean --drain on {host}; they are in {part.local_dir}"))
+        where = f"hpcstage clean --drain on {first.host or host}; they are in {part.local_dir}"
+        found.append(Problem("not-drained", text, where))
     if part.is_gone:
         text = f"{part.local_dir} was removed, moved or unmounted while it was used: {_UNSURE} {part.directory}"
         found.append(Problem("outputs-gone", text, "nothing was removed there; compare it with what is expected"))
     if part.beside:
         one = part.beside[0]
         text = f"somebody else changed {one.name} in {part.directory}; the run's lies there as {one.why}"
-        found.append(Problem("outputs-beside", text, "compare the two; the record lists all such files"))
+        if one.host is not None:
+            text = f"several nodes wrote {one.name} in {part.directory}; that of {one.host} lies there as {one.why}"
+        found.append(Problem("outputs-beside", text, "compare them; the record lists all such files"))
     if part.unclosed:
         text = f"{what} were not closed, such as {part.unclosed[0]}: they were copied as they were"
         found.append(Problem("outputs-unclosed", text, "a program was killed, or still ran; look at these files"))

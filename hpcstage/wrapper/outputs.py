@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from hpcstage.job.localdir import LocalDir
     from hpcstage.node.control import DaemonControl
     from hpcstage.record.parts.run import RunPart
+    from hpcstage.wrapper.sharedoutputs import OtherNodes
 
 WATCHED_S = 30.0
 """The command waits for so long until its output directory is watched."""
@@ -41,13 +42,25 @@ _TELLS_AFTER_S = 3.0
 """A drain that takes longer at the end of the command is told of."""
 _LEFT_S = 1.0
 """The longest wait for the end of programs that the command left behind."""
-_WAIT_S = 0.05
 _FREE_S = 2.0
 """The longest wait until nobody else works on the files of a daemon that died."""
 
 
 class CannotPrepare(Exception):
     """The local directory cannot be made ready; the message says why."""
+
+
+@dataclass(frozen=True)
+class RunNode:
+    """The node of this wrapper in a run."""
+
+    run_id: str
+    name: str
+    """The name of the run's directories on this node's disk."""
+    why_not: str = ""
+    """Why what the command writes cannot be kept on the local disk; empty: it can."""
+    host: str = ""
+    """The node's name in a run on several nodes, which the lead brings up; else empty."""
 
 
 class RunOutputs:
@@ -79,24 +92,24 @@ class RunOutputs:
         """The exit code that takes the place of 0; not 0 where files were not drained."""
 
     @classmethod
-    def open(cls, config: Config, local: LocalDir, job: Job, run_id: str, *, is_alone: bool) -> RunOutputs:
+    def open(cls, config: Config, local: LocalDir, job: Job, node: RunNode) -> RunOutputs:
         """Makes the directories and fills the local one. Raises UsageError if DIR is on the local disk, or if another
         run uses it."""
         named, cwd, host = cls.named, inherited.directory(), socket.gethostname()
         asked = named.asked(config)
         assert asked is not None
-        if not is_alone:
-            return cls._at_target(named.made(asked, cwd), None, f"{named.what} are drained on one node only")
+        if why_not := cls._why_not(node):
+            return cls._at_target(named.made(asked, cwd), None, why_not)
         named.check_disk(asked, cwd, local)
         target = named.made(asked, cwd)
-        lock = named.lock(target, asked, f"run {run_id} on {host}")
+        lock = named.lock(target, asked, f"run {node.run_id} on {host}")
         try:
-            place, held = kept.make(outputs_base(local, host), f"{run_id}{cls.name_suffix}")
+            place, held = kept.make(outputs_base(local, host), f"{node.name}{cls.name_suffix}")
         except LocalDiskProblem as error:
             return cls._at_target(target, lock, error.what)
         made = cls(target, lock, "", (place, held))
         try:
-            made._prepare(place, run_id, config)
+            made._prepare(place, node, config)
         except CannotPrepare as error:
             made.give_up(str(error))
         else:
@@ -105,12 +118,16 @@ class RunOutputs:
                 messages.warn(f"{local.path} may be deleted with the job: {text}")
         return made
 
-    def _prepare(self, place: kept.KeptPlace, run_id: str, config: Config) -> None:  # noqa: ARG002
+    @classmethod
+    def _why_not(cls, node: RunNode) -> str:
+        return node.why_not or (f"{cls.named.what} are kept on one node only" if node.host else "")
+
+    def _prepare(self, place: kept.KeptPlace, node: RunNode, config: Config) -> None:  # noqa: ARG002
         """Makes the local directory ready. Raises CannotPrepare."""
         from hpcstage.outputs.prepare import CannotMirror, OutputPlace, prepare
 
         try:
-            prepare(OutputPlace(place.output), Path(self.part.directory), run_id)
+            prepare(OutputPlace(place.output), Path(self.part.directory), node.run_id, node=node.host)
         except CannotMirror as error:
             raise CannotPrepare(str(error)) from None
 
@@ -141,6 +158,16 @@ class RunOutputs:
             "drain_rate_bytes_per_s": config.drain_rate_bytes_per_s,
             "drain_hurry_unix_s": None if end_unix_s is None else end_unix_s - config.drain_before_s,
         }
+
+    def in_lead(self) -> dict[str, Any]:
+        """Returns what the lead is told, where other nodes have such a directory, too."""
+        return {}
+
+    def meet(self, others: OtherNodes) -> None:
+        """Takes the other nodes of the run, which come up."""
+
+    def before_end(self) -> None:
+        """Says to the other nodes what they have to know before the run ends there."""
 
     # ---- before the command
 
@@ -215,7 +242,7 @@ class RunOutputs:
             self.exit_code = NotDrained.exit_code
         if self.part.undrained_count:
             return
-        if _is_left(place):
+        if place.is_left(_LEFT_S):
             place.remove()
         else:
             command = outputpart.clean_command(place.path.parent.parent)
@@ -280,13 +307,3 @@ class RunOutputs:
             part = outputpart.part_of(report, self.part)
             part = outputpart.with_moved(part, place.strangers())
         return part
-
-
-def _is_left(place: kept.KeptPlace) -> bool:
-    """Tells whether no program has the directory in its environment or open any more; some are just about to end."""
-    deadline = time.monotonic() + _LEFT_S
-    while is_used := place.is_used():
-        if time.monotonic() > deadline:
-            break
-        time.sleep(_WAIT_S)
-    return not is_used

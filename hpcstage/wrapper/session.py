@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from hpcstage.record.parts.run import RunPart
     from hpcstage.wrapper.directories import RunDirectories
     from hpcstage.wrapper.leadlink import LeadLink
+    from hpcstage.wrapper.outputs import RunNode
     from hpcstage.wrapper.run import Clock
 
 LATE_PARTS_S = 0.5
@@ -89,7 +90,7 @@ class Session:
         alone = host if group is None else ""
         run_id = facts.shared_id(job.run_key, config, alone) or rundir.unique_id(clock.unix_s, job.job_id)
         with contextlib.ExitStack() as undo:
-            chosen = _directories(config, local, job, run_id, is_alone=group is None and not job.is_rank)
+            chosen = _directories(config, local, job, _node_of(config, local, job, run_id, group))
             if chosen is not None:
                 undo.callback(chosen.abandon)
             part = facts.run_part(command, config, clock, run_id, job, local)
@@ -106,6 +107,8 @@ class Session:
                 notices.append(error.line())
                 part.problems.append(Problem("group-lost", error.what, error.remedy))
                 group = None
+                if chosen is not None:
+                    chosen.give_up("the other nodes are left alone")
             claim = directory.claim(local, group.node_name(run_id) if group else run_id, host=host)
             if claim.lock_fd is not None:  # printed once on a node, not by every rank
                 for warning in (*job.notes, *local.warnings, *together.warnings(config, job, local), *notices):
@@ -258,17 +261,21 @@ class Session:
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
         self.part.child_cpu_s = usage.ru_utime + usage.ru_stime
         self.watch()
+        if self.directories is not None:
+            self.directories.before_end()
         if self.lead is not None and self.group is not None and self.group.starts_daemons:
             self.lead.end()
         self.control.tell_end(status or 0, self.read_bytes)
         _import_result()  # the daemon is ending meanwhile
         last = self.control.await_end(self.config.drain_s)
-        if self.directories is not None:
-            if last is None:
-                self.control.kill()  # nobody else may work on the files
-            self.directories.collect(self.part)
-        if last is not False and self._is_first():
+        if self.directories is not None and last is None:
+            self.control.kill()  # nobody else may work on the files
+        is_last = last is not False and self._is_first()
+        if is_last:
             self._await_others(deadline)
+        if self.directories is not None:
+            self.directories.collect(self.part)
+        if is_last:
             self._report(complete=last is True)
         gone = self.control.gone(start.REMOVAL_S if last is not None else 0.0)
         self.control.close()
@@ -333,10 +340,21 @@ class Session:
     def _begin_group(self, group: Grouping, lead: LeadSpec) -> None:
         try:
             self.lead = grouping.begin(group, lead, self.node)
+            if self.lead is not None and self.directories is not None:
+                self._meet(self.directories, self.lead, lead)
         except Exception as error:  # noqa: BLE001  the daemon of this node is up, and stages for it
             text = f"the other nodes are left alone: {error}"
             messages.warn(text)
             self.part.problems.append(Problem("group-lost", text, "each node reads for itself"))
+
+    def _meet(self, directories: RunDirectories, link: LeadLink, lead: LeadSpec) -> None:
+        from hpcstage.wrapper.sharedoutputs import OtherNodes
+
+        place = Path(lead.daemon.outputs)
+        places = {
+            host: os.fspath(place.with_name(lead.node_name(index))) for index, host in enumerate(lead.hosts) if index
+        }
+        directories.meet(OtherNodes(places, link, self.part.run_id, Path(lead.group_dir), self.run_dir))
 
     def _spec(self, resolved: Resolved, local: LocalDir, job: jobs.Job) -> DaemonSpec:
         config, group = self.config, self.group
@@ -407,9 +425,20 @@ def _import_result() -> None:
         importlib.import_module("hpcstage.wrapper.result")
 
 
-def _directories(
-    config: Config, local: LocalDir, job: jobs.Job, run_id: str, *, is_alone: bool
-) -> RunDirectories | None:
+def _node_of(config: Config, local: LocalDir, job: jobs.Job, run_id: str, group: Grouping | None) -> RunNode:
+    """Returns this node as the directories that are drained have to know it."""
+    from hpcstage.wrapper.outputs import RunNode
+
+    if job.is_rank:
+        return RunNode(run_id, run_id, "hpcstage stands behind a launcher; in front of it, each node has a local one")
+    if group is not None:
+        return RunNode(run_id, group.node_name(run_id), host=group.hosts[0])
+    if len(job.nodes) > 1 and config.nodes != 1 and not local.is_network:
+        return RunNode(run_id, run_id, "the other nodes of the job are left alone")
+    return RunNode(run_id, run_id)
+
+
+def _directories(config: Config, local: LocalDir, job: jobs.Job, node: RunNode) -> RunDirectories | None:
     """Drains what killed runs left, then returns the directories of this run that are drained; None where none was
     asked for. Raises UsageError."""
     above = directory.outputs_base(local, socket.gethostname())
@@ -421,8 +450,8 @@ def _directories(
 
     spared = (
         None
-        if config.checkpoint is None or not is_alone
+        if config.checkpoint is None or node.why_not or node.host
         else os.path.realpath(inherited.directory() / config.checkpoint)
     )
     late.drain_at_start(above, spared)
-    return RunDirectories.open(config, local, job, run_id, is_alone=is_alone) if is_asked else None
+    return RunDirectories.open(config, local, job, node) if is_asked else None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from hpcstage.lead.agent import PULSE_LOST_S
+from hpcstage.lead.nodes import DrainWatch
 from hpcstage.lead.states import NodeStates, problem_of
 from hpcstage.protocol.membership import Membership
 
@@ -67,3 +69,32 @@ def test_agents_that_have_all_ended_leave_no_other_node(states: NodeStates) -> N
     assert [node.state for node in states.all] == ["ready", "dead", "missing"]
     assert not states.are_others_alive
     assert problem_of(states.all[1]).id == "node-dead"
+
+
+def test_the_output_directories_are_watched_when_each_node_says_so(states: NodeStates) -> None:
+    states.heard([said(1, "ready"), said(2, "ready"), said(1, "watched", why="")])
+    assert states.unwatched_why() is None
+    states.heard([said(2, "watched", why="")])
+    assert states.unwatched_why() == ""
+
+
+def test_one_node_without_an_output_directory_is_enough(states: NodeStates) -> None:
+    states.heard([said(1, "ready"), said(1, "watched", why="no disk")])
+    assert states.unwatched_why() == "second: no disk"
+    states.heard([said(1, "watched", why="")])
+    states.give_up_waiting("no answer")
+    assert states.unwatched_why() == "third: no answer"
+
+
+def test_nodes_have_drained_when_those_that_live_say_so(states: NodeStates) -> None:
+    states.heard([said(1, "ready"), said(2, "ready"), said(1, "drained")])
+    assert not states.have_others_drained
+    states.set(2, "dead", "its daemon ended early")
+    assert states.have_others_drained
+
+
+def test_a_node_whose_beat_stops_is_silent() -> None:
+    watch = DrainWatch()
+    assert watch.silent({1: 1, 2: 1}, 0.0) == []
+    assert watch.silent({1: 2, 2: 1}, PULSE_LOST_S) == []
+    assert watch.silent({1: 2, 2: 1}, PULSE_LOST_S + 1.0) == [2]

@@ -22,10 +22,10 @@ END_S = 60.0
 class Running:
     """A drain of a local directory to a target, on two file systems, with a loop of its own."""
 
-    def __init__(self, local: Path, target: Path, **options: object) -> None:
+    def __init__(self, local: Path, target: Path, node: str = "", **options: object) -> None:
         self.place = OutputPlace(local / "out")
         self.target = target
-        self.prepared = prepare(self.place, target, "run-1")
+        self.prepared = prepare(self.place, target, "run-1", node=node)
         self.out = Path(self.place.root)
         self.drain = OutputDrain(self.prepared, **options)
         self.closed = False

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-from hpcstage.record.jsonform import Count, Seconds
+from hpcstage.record.jsonform import LEFT_OUT_IF_NONE, Count, Seconds
 
 
 @dataclass(frozen=True)
@@ -14,6 +14,18 @@ class OutputName:
 
     name: str
     why: str
+    host: str | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    """The node that wrote it, in a run on several nodes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeOutputs:
+    """The output files of one node of a run on several."""
+
+    host: str
+    files: Count = 0
+    size_bytes: Count = 0
+    undrained_count: Count = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +51,12 @@ class OutputsPart:
     unclosed: tuple[str, ...] = ()
     """Files that a program had not closed: they were copied as they were."""
     beside: tuple[OutputName, ...] = ()
-    """Files that somebody else had changed in `directory`; `why` is the name under which the command's lies there."""
+    """Files that somebody else, or another node, wrote to `directory`; `why` is the name that the command's got."""
     skipped: tuple[OutputName, ...] = ()
     """Entries of a kind that is not copied: FIFOs, sockets, devices."""
     stayed: tuple[OutputName, ...] = ()
     """Names that the command removed or renamed and that `directory` still has."""
     is_gone: bool = False
     """Whether `local_dir` was removed, moved or unmounted while the command ran; `directory` lost nothing."""
+    nodes: tuple[NodeOutputs, ...] | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    """What each node wrote, where there are several; all else is of all of them."""

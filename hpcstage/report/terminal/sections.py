@@ -260,6 +260,9 @@ def savings(record: Record) -> RenderableType:
     return section("Saved (estimates)", grid("lw", rows))
 
 
+_MOST_NODES_SHOWN = 5
+
+
 def outputs(record: Record) -> RenderableType:
     """Says in one line what became of the command's output files."""
     part = record.outputs
@@ -270,7 +273,12 @@ def outputs(record: Record) -> RenderableType:
     copies = format_number(part.files, "copy", "copies")
     took = "" if part.took_s is None else f", done {seconds(part.took_s)} after the command"
     left = f", {format_number(part.undrained_count, 'name')} NOT COPIED" if part.undrained_count else ""
-    return section(f"Outputs: {copies}, {size(part.size_bytes)}{took}{left}, to {part.directory}")
+    said = f"Outputs: {copies}, {size(part.size_bytes)}{took}{left}, to {part.directory}"
+    if part.nodes is None:
+        return section(said)
+    missing = [one for one in part.nodes if one.undrained_count][:_MOST_NODES_SHOWN]
+    where = ", ".join(f"{one.host} ({format_number(one.undrained_count, 'name')})" for one in missing)
+    return section(f"{said}, by {len(part.nodes)} nodes{where and f'; not copied: {where}'}")
 
 
 def checkpoints(record: Record) -> RenderableType:

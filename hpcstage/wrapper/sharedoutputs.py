@@ -1,0 +1,180 @@
+"""Owns the output directories of a run on several nodes, as the first node's wrapper sees them.
+
+Each node has a directory of its own at the same path, which its daemon drains to DIR. The lead brings those of the
+other nodes up and tells when they are watched and drained; what became of their files is in the run directory. Where a
+node does not say that, files are missing as far as anybody knows.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcstage.errors import NotDrained
+from hpcstage.outputs.claims import Claim, claims_of, settle
+from hpcstage.outputs.prepare import OutputPlace
+from hpcstage.protocol import leadspec
+from hpcstage.protocol.rundir import claims_path, outputs_path
+from hpcstage.record.parts.outputs import OutputsPart
+from hpcstage.wrapper import messages, outputpart
+from hpcstage.wrapper.outputs import RunNode, RunOutputs
+
+if TYPE_CHECKING:
+    from hpcstage.config import Config
+    from hpcstage.node import kept
+    from hpcstage.node.control import DaemonControl
+    from hpcstage.wrapper.leadlink import LeadLink
+
+_NOT_REACHED = "the other nodes of the job are not reached"
+_SILENT = "not all nodes said in time that they watch their local directory"
+
+
+@dataclass(frozen=True)
+class OtherNodes:
+    """The other nodes of a run, and what they say of their output files."""
+
+    places: Mapping[str, str]
+    """By host: the directory that holds the node's output files."""
+    lead: LeadLink
+    run_id: str
+    group_dir: Path
+    run_dir: Path
+
+    def result_of(self, host: str) -> dict[str, Any]:
+        """Returns what a node said at the end of its drain; nothing if it did not."""
+        return self._said(outputs_path(self.run_dir, host))
+
+    def tell_conflicts(self, names: Sequence[str]) -> None:
+        """Tells the nodes which names several of them wrote; to be called before their end."""
+        with suppress(OSError):
+            (self.group_dir / leadspec.CONFLICTS).write_text(json.dumps(names))
+
+    def claims(self) -> dict[str, list[Claim]]:
+        """Returns what each node claims; to be called after its end."""
+        found = {}
+        for host in self.places:
+            found[host] = [Claim(**one) for one in self._said(claims_path(self.run_dir, host)).get("claims", ())]
+        return found
+
+    def forget(self) -> None:
+        """Removes what the nodes said from the run directory; the record has it by then."""
+        for host in self.places:
+            for path in (outputs_path(self.run_dir, host), claims_path(self.run_dir, host)):
+                with suppress(OSError):
+                    path.unlink()
+
+    def _said(self, path: Path) -> dict[str, Any]:
+        """Returns what a node wrote in this run; the user may have named the directory of an earlier one."""
+        try:
+            found = leadspec.read_json(path)
+        except (OSError, ValueError):
+            return {}
+        return found if found.get("run_id") == self.run_id else {}
+
+
+class SharedOutputs(RunOutputs):
+    """The output directories of one run on several nodes."""
+
+    def __init__(self, target: str, lock: int | None, why: str, kept_at: tuple[kept.KeptPlace, int] | None) -> None:
+        super().__init__(target, lock, why, kept_at)
+        self._host = socket.gethostname()
+        self._others: OtherNodes | None = None
+        self._is_asked = False
+        self._conflicts: list[str] = []
+
+    @classmethod
+    def _why_not(cls, node: RunNode) -> str:
+        return node.why_not
+
+    def _prepare(self, place: kept.KeptPlace, node: RunNode, config: Config) -> None:
+        self._host = node.host
+        super()._prepare(place, node, config)
+
+    def in_lead(self) -> dict[str, Any]:
+        """See RunOutputs."""
+        if self.place is None:
+            return {}
+        return {"out": self.part.directory, "out_inode": Path(self.part.directory).stat().st_ino}
+
+    def meet(self, others: OtherNodes) -> None:
+        """See RunOutputs."""
+        self._others = others
+
+    def is_watched(self, control: DaemonControl, timeout_s: float) -> bool:
+        """See RunOutputs. All nodes have to watch: a program finds the same path everywhere."""
+        if not super().is_watched(control, timeout_s):
+            return False
+        if self.place is None:
+            return True
+        why = _NOT_REACHED if self._others is None else self._others.lead.unwatched_why(timeout_s)
+        if why is None and time.monotonic() > self._since + self.watched_s:
+            why = _SILENT
+        if why:
+            self.give_up(why)
+        return why is not None
+
+    def end(self, *, is_orderly: bool) -> bool:
+        """See RunOutputs."""
+        self._ask()
+        return super().end(is_orderly=is_orderly)
+
+    def _ask(self) -> None:
+        """Has the other nodes drain what is left; they remove the directory of a command that did not run, too."""
+        if self._others is not None and not self._is_asked:
+            self._is_asked = True
+            self._others.lead.tell("drain")
+
+    def is_drained(self, timeout_s: float, *, is_answered: bool) -> bool:
+        """See RunOutputs."""
+        is_own = super().is_drained(timeout_s, is_answered=is_answered)
+        if self.place is None or self._others is None:
+            return is_own
+        return self._others.lead.drained(timeout_s if is_own else 0.0) and is_own
+
+    def before_end(self) -> None:
+        """See RunOutputs. Tells which names several nodes wrote, so that each claims its files of these."""
+        self._ask()
+        if self.place is None or self._others is None:
+            return
+        results = [self._others.result_of(host).get("report", {}) for host in self._others.places]
+        results.append(self._report(self.place) or {})
+        self._conflicts = sorted({name for report in results for name in report.get("findings", {}).get("beside", ())})
+        if self._conflicts:
+            self._others.tell_conflicts(self._conflicts)
+
+    def _collect(self, place: kept.KeptPlace) -> None:
+        own: list[Claim] = []
+        with suppress(OSError, ValueError):
+            own = claims_of(OutputPlace(place.output), self._conflicts)
+        super()._collect(place)
+        if self._others is None:
+            return
+        parts = {self._host: self.part}
+        for host, path in self._others.places.items():
+            parts[host] = part = self._part_of(self._others, host)
+            for line in outputpart.lines(part, host, Path(path).parent.parent):
+                messages.error(line)
+            if part.undrained_count or part.is_gone:
+                self.exit_code = NotDrained.exit_code
+        self.part = outputpart.joined(parts)
+        if self._conflicts:
+            settled = settle(self.part.directory, {self._host: own, **self._others.claims()})
+            self.part = outputpart.with_settled(self.part, settled)
+        self._others.forget()
+
+    def _part_of(self, others: OtherNodes, host: str) -> OutputsPart:
+        tree = f"{others.places[host]}/out/tree"
+        part = OutputsPart(directory=self.part.directory, local_dir=tree)
+        result = others.result_of(host)
+        if not result:
+            return outputpart.unknown(part, "the node did not say what became of them")
+        part = outputpart.with_moved(outputpart.part_of(result["report"], part), result["strangers"])
+        if result["is_written_to"] and not part.undrained_count:
+            part = outputpart.unknown(part, "a program of the command still writes to them")
+        return part

@@ -1,0 +1,195 @@
+"""`--out DIR` on several nodes: each drains its own files, nothing is lost, and what is not in DIR is said."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import manylab
+import psutil
+import pytest
+from conftest import Hpcstage, python_command, wait_for
+from fakecluster import FakeCluster
+
+from hpcstage.node import kept
+from hpcstage.outputs.prepare import OutputPlace, prepare
+
+NOT_DRAINED = 74
+VIRTUAL = """
+import os, sys, time
+out, results = sys.argv[1:]
+places = [out.replace(".v0/", f".v{index}/") for index in range(2)]
+def write(index, name):
+    with open(f"{places[index]}/{name}", "w") as file:
+        file.write(f"node {index}")
+def await_drained(name):
+    end = time.monotonic() + 30
+    while not os.path.exists(f"{results}/{name}") and time.monotonic() < end:
+        time.sleep(0.01)
+for index in range(2):
+    os.mkdir(f"{places[index]}/epoch")
+    write(index, f"epoch/rank{index}")
+for first, name in enumerate(("early", "late")):
+    write(first, name)
+    await_drained(name)
+    write(1 - first, name)
+"""
+"""A program on two virtual nodes, whose directories have the same path but for the number of the node."""
+KEPT = """
+import os, sys, time
+out, flag = sys.argv[1:]
+with open(out.replace(".v0/", ".v1/") + "/kept", "w") as file:
+    file.write("node 1")
+open(flag + ".up", "w").close()
+end = time.monotonic() + 60
+while not os.path.exists(flag) and time.monotonic() < end:
+    time.sleep(0.01)
+with open(out.replace(".v0/", ".v1/") + "/afterwards", "w") as file:
+    file.write("node 1")
+"""
+RANK = """
+import os, sys
+out = sys.argv[1]
+rank = os.environ["RANK"]
+assert out == os.environ["HPCSTAGE_OUT"]
+assert open(f"{out}/old").read() == "old"
+for name in (f"rank{rank}", "same"):
+    with open(f"{out}/{name}", "w") as file:
+        file.write(f"{rank} on {os.uname().nodename}")
+"""
+
+
+def left_on(local_dir: Path) -> list[Path]:
+    return sorted(local_dir.glob("hpcstage-out-*/*"))
+
+
+def contents(results: Path) -> dict[str, str]:
+    return {os.fspath(path.relative_to(results)): path.read_text() for path in results.rglob("*") if path.is_file()}
+
+
+def test_each_node_drains_what_it_wrote_and_the_last_gets_the_name(
+    hpcstage: Hpcstage, tmp_path: Path, local_dir: Path
+) -> None:
+    results = tmp_path / "results"
+    done = hpcstage("run", "--nodes", "2", "--out", results, "--", *python_command(VIRTUAL, "{out}", str(results)))
+    assert done.returncode == 0, done.stderr
+    host = os.uname().nodename
+    assert contents(results) == {
+        "epoch/rank0": "node 0", "epoch/rank1": "node 1", "early": "node 1", f"early.{host}.v0": "node 0",
+        "late": "node 0", f"late.{host}.v1": "node 1",
+    }  # fmt: skip
+    assert left_on(local_dir) == []
+    part = manylab.record_of(hpcstage)["outputs"]
+    assert [(node["host"], node["undrained_count"]) for node in part["nodes"]] == [(f"{host}.v0", 0), (f"{host}.v1", 0)]
+    assert all(node["files"] >= 3 for node in part["nodes"])
+    beside = {(one["name"], one["why"], one["host"]) for one in part["beside"]}
+    assert beside == {("early", f"early.{host}.v0", f"{host}.v0"), ("late", f"late.{host}.v1", f"{host}.v1")}
+    assert "several nodes wrote early" in hpcstage("report").stdout.decode().replace("\n", " ")
+
+
+@pytest.mark.timeout(90)
+def test_files_of_a_node_that_died_are_named_with_their_place_and_copied_later(
+    hpcstage: Hpcstage, tmp_path: Path, local_dir: Path
+) -> None:
+    results, flag = tmp_path / "results", tmp_path / "flag"
+    (results / "old").mkdir(parents=True)
+    process = hpcstage.start("run", "--nodes", "2", "--out", results, "--", *python_command(KEPT, "{out}", str(flag)))
+    wait_for((tmp_path / "flag.up").exists, 30, "the command")
+    wait_for((results / "kept").exists, 30, "what was written before")
+    ours = psutil.Process(process.pid).children(recursive=True)
+    manylab.kill([one for one in ours if any(word.endswith(".v1/spec.json") for word in one.cmdline())])
+    flag.touch()
+    _, err = process.communicate(timeout=60)
+    said = err.decode()
+    assert process.returncode == NOT_DRAINED, said
+    (place,) = left_on(local_dir)
+    assert place.name.endswith(".v1")
+    assert f"they are on {os.uname().nodename}.v1 in {place}" in said
+    assert sorted(os.listdir(results)) == ["kept", "old"], "a node that is lost removes nothing"
+    assert hpcstage("clean").returncode == NOT_DRAINED
+    done = hpcstage("clean", "--drain")
+    assert done.returncode == 0, done.stderr
+    assert contents(results) == {"kept": "node 1", "afterwards": "node 1"}
+    assert left_on(local_dir) == []
+
+
+# ---- nodes with disks of their own
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with tempfile.TemporaryDirectory(prefix="test-hpcstage-", dir="/dev/shm") as base:
+        made = FakeCluster(Path(base), 3)
+        yield made
+        assert not made.left()
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for nodes of their own")
+
+
+def leave(disk: Path, results: Path) -> kept.KeptPlace:
+    """What a run leaves on a node's disk that was killed with all its processes before a file was drained."""
+    place, lock = kept.make(disk / f"hpcstage-out-{os.geteuid()}", "earlier-run")
+    prepare(OutputPlace(place.output), results, "earlier-run", node="node3")
+    (place.tree / "left").write_text("left")
+    place.watched.touch()
+    os.close(lock)
+    return place
+
+
+def on_cluster(hpcstage: Hpcstage, cluster: FakeCluster, scheduler: str, results: Path, launcher: list[str]) -> str:
+    """Runs a program on all nodes; returns what was said."""
+    results.mkdir(exist_ok=True)
+    (results / "old").write_text("old")
+    program = hpcstage.cwd / "rank.py"
+    program.write_text(RANK)
+    own = {name: value for name, value in hpcstage.env.items() if name != "HPCSTAGE_LOCAL_DIR"}
+    words = [sys.executable, "-m", "hpcstage", "run", "--out", str(results), "--", *launcher, str(program), "{out}"]
+    done = manylab.subprocess.run(
+        cluster.on(cluster.nodes[0], words),
+        env={**own, **cluster.job(scheduler)},
+        cwd=hpcstage.cwd,
+        capture_output=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr.decode()
+
+
+@pytest.mark.root
+@needs_root
+@manylab.needs_mpi
+def test_the_directory_has_one_path_on_all_nodes(hpcstage: Hpcstage, cluster: FakeCluster, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    place = leave(cluster.disk("node3"), results)
+    said = on_cluster(hpcstage, cluster, "slurm", results, ["srun", sys.executable])
+    found = contents(results)
+    assert found.pop("left") == "left", "what an earlier run left on another node"
+    assert not place.path.exists()
+    assert "{out} is" not in said
+    assert {name: text for name, text in found.items() if name.startswith("rank")} == {
+        f"rank{rank}": f"{rank} on node{rank // 2 + 1}" for rank in range(6)
+    }
+    same = {name: text.partition(" on ")[2] for name, text in found.items() if name.startswith("same")}
+    assert sorted(same.values()) == cluster.nodes, "one file of each node"
+    assert all(name in ("same", f"same.{node}") for name, node in same.items())
+    assert found["old"] == "old"
+
+
+@pytest.mark.root
+@needs_root
+@manylab.needs_mpi
+def test_a_node_without_a_local_directory_makes_all_write_to_the_target(
+    hpcstage: Hpcstage, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    results = tmp_path / "results"
+    (cluster.disk("node3") / f"hpcstage-out-{os.geteuid()}").write_text("in the way")
+    said = on_cluster(hpcstage, cluster, "slurm", results, ["srun", sys.executable])
+    (line,) = [line for line in said.splitlines() if "{out} is" in line]
+    assert f"{{out}} is {results}: node3: cannot make" in line
+    assert {f"rank{rank}" for rank in range(6)} <= contents(results).keys()
