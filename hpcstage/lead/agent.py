@@ -135,16 +135,20 @@ class Agent:
         now = time.monotonic()
         if not self.lead.input_ends and now >= self._next_end:
             self._next_end = now + END_EVERY_S
-            self._is_drain_asked = self._is_drain_asked or (self.directory / leadspec.DRAIN).exists()
-            if (self.directory / leadspec.END).exists():
+            self._is_drain_asked = self._is_drain_asked or self._is_there(leadspec.DRAIN)
+            if self._is_there(leadspec.END):
                 return True
         if self._is_drain_asked and now >= self._next_beat:
             self._next_beat = now + leadspec.PULSE_S
             self._say("draining", beat=round(now))
         if now >= self._next_pulse:
             self._next_pulse = now + leadspec.PULSE_S
+            self._is_drain_asked = self._is_drain_asked or bool(self.lead.out and self._is_there(leadspec.DRAIN))
             return self._pulse_lost()
         return False
+
+    def _is_there(self, name: str) -> bool:
+        return (self.directory / name).exists()
 
     def _pulse_lost(self) -> bool:
         try:

@@ -43,7 +43,7 @@ os.execvpe(sys.argv[2], sys.argv[2:], {**os.environ, "HOSTNAME": sys.argv[1]})
 """
 
 SRUN = """
-import fakelib, os, sys
+import fakelib, os, subprocess, sys, threading
 nodes = os.environ["SLURM_JOB_NODELIST"].split(",")
 tasks, mpi, words = None, "none", sys.argv[1:]
 while words and words[0].startswith("-"):
@@ -71,7 +71,21 @@ for rank in range(tasks):
            "SLURM_LOCALID": str(rank - (node * tasks + len(nodes) - 1) // len(nodes)), "SLURM_NTASKS": str(tasks),
            "SLURM_STEP_ID": step, "SLURM_STEP_NODELIST": ",".join(nodes), "SLURM_STEP_NUM_TASKS": str(tasks),
            "RANK": str(rank), "WORLD_SIZE": str(tasks)}
-    started.append(fakelib.start(nodes[node], words, env))
+    started.append(fakelib.start(nodes[node], words, env, stdin=subprocess.PIPE))
+def pass_input():  # each task gets all of it
+    while data := os.read(0, 65536):
+        for process in started:
+            try:
+                process.stdin.write(data)
+                process.stdin.flush()
+            except OSError:
+                pass
+    for process in started:
+        try:
+            process.stdin.close()
+        except OSError:
+            pass
+threading.Thread(target=pass_input, daemon=True).start()
 fakelib.wait(started)
 """
 
