@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -206,6 +208,30 @@ say([os.fstat(fd).{name}, os.fstat(twin).{name}, os.stat(src("file")).{name}, os
     assert lab.run(code) == [value, value, value, SAME[9:14].decode(), 14, False]
     assert getattr(path.stat(), name) == value
     assert not (lab.store / "file").exists()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_attributes_change_through_a_descriptor_that_was_opened_before_the_copy(lab: Lab, change: str) -> None:
+    path = lab.put("file", SAME)
+    lab.install().state(shim.State.SETTLED)
+    call, field, expected = CHANGES[change]
+    code = f"""
+fd = os.open(src("file"), os.O_RDONLY)
+os.write(1, b"opened\\n")
+sys.stdin.readline()
+{call}
+say(os.stat(src("file")).{field})
+"""
+    process = lab.start(code, stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"opened\n"
+    lab.put("file", None, SAME)
+    shutil.copystat(path, lab.store / "file")
+    lab.note("file")
+    process.stdin.write(b"\n")
+    out, errors = process.communicate(timeout=30)
+    assert (out, errors) == (b"%d\n" % expected, b"")
 
 
 PATHS = {

@@ -160,7 +160,7 @@ int fd_duplicated(int from, int to); /* returns `to` */
 extern int copies_locked, copies_moving; /* moving: other threads' reads wait */
 void copies_wait(void);
 int copy_surrender(int fd); /* 1: the source's descriptor is in its place now */
-void copy_changes(int fd);  /* before a change through a descriptor: the source's takes its place, the copy is dropped */
+void copy_changes(int fd);  /* before a change through a descriptor: a copy's gets the source, the copy is dropped */
 void copies_change(const struct place *at); /* before a change of a file by its name: no open copy of it is left */
 int copy_named(const char *path); /* N of /proc/self/fd/N and the like, if that is a copy's; else -1 */
 int copy_let_go(int fd); /* before a number is closed or gets another file: takes its mark, and returns it */

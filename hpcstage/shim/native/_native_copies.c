@@ -220,14 +220,17 @@ int copy_surrender(int fd) {
     return fd_kind(fd) == FD_LOCAL && surrender(fd, &at);
 }
 
+/* A descriptor of the source may have been opened before there was a copy. */
 static __attribute__((noinline)) void surrender_and_drop(int fd) {
     struct place at;
-    if (surrender(fd, &at))
+    int saved = errno;
+    if (surrender(fd, &at) || (fd_kind(fd) == FD_SOURCE && locate_fd(fd, &at) == FILE_NAME))
         drop(&at);
+    errno = saved;
 }
 
 void copy_changes(int fd) {
-    if (fd_kind(fd) == FD_LOCAL)
+    if (fd_kind(fd) == FD_LOCAL || fd_kind(fd) == FD_SOURCE)
         surrender_and_drop(fd);
 }
 

@@ -180,6 +180,14 @@ class Dropper:
         self._context.daemon.drop(_fsencode(place.source.rstrip("/")), _fsencode(place.local.rstrip("/")))
         return True
 
+    def drop_open(self, fd: int) -> None:
+        """Drops the copies of a file of a dataset that is open at the source."""
+        try:
+            opened = _readlink("/proc/self/fd/%d" % fd)
+        except OSError:
+            return
+        self.drop(opened)
+
     def landed(self, fd: int, named: Any = None) -> None:
         """Drops what the name of a descriptor led to, and tells the daemon of the file, after an open for writing or
         for the sake of its name: the name may lead below a dataset by a symbolic link, or be another name of a

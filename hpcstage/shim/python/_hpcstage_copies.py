@@ -60,9 +60,12 @@ class Copies:
         return source
 
     def changes(self, fd: int) -> None:
-        """Prepares a change through a descriptor: the source takes the copy's place, and the copy is dropped."""
+        """Prepares a change through a descriptor: the source takes a copy's place, and the copy is dropped. A
+        descriptor of the source may have been opened before there was a copy."""
         source = self.source_of(fd)
-        if source is not None and self.surrender(fd):
+        if source is None:
+            self._context.dropper.drop_open(fd)
+        elif self.surrender(fd):
             self._context.dropper.drop(source)
 
     def change(self, source: str) -> None:
