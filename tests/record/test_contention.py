@@ -124,6 +124,29 @@ def test_few_in_flight_are_judged_by_what_each_gets() -> None:
     assert found(samples).periods == []
 
 
+@given(st.lists(st.sampled_from([1.0, 4.0, 8.0, 16.0, 32.0]), min_size=12, max_size=40), st.floats(1e5, 1e9))
+def test_speeds_at_any_number_in_flight_are_those_measured_where_more_is_not_faster(
+    widths: list[float], rate: float
+) -> None:
+    samples = [
+        Sample(float(s), 1.0, copied_bytes=int(rate), copied_files=100, busy=busy) for s, busy in enumerate(widths * 4)
+    ]
+    assert all(point.speed == pytest.approx(point.bytes_per_s) for point in of_copies(samples))
+
+
+def test_loss_while_fewer_transfers_went_on_than_later() -> None:
+    """The copiers begin with the transfers that the source rewards, and try more when it passes more."""
+    loads = [(6.0, 13.0, 0.6), (22.0, 32.0, 0.6)]
+
+    def level(at_s: float) -> float:
+        return 0.4 if any(begin <= at_s < end for begin, end, _ in loads) else 1.0
+
+    samples = fine(level, 40, random.Random(5), noise=0.1, files_s=192)
+    for sample in samples:
+        sample.busy = 15.998 if sample.start_s < 13 else 32.0
+    assert matches(found(samples), loads)
+
+
 def test_a_source_that_hangs() -> None:
     samples = steady(40)
     for sample in samples[15:25]:

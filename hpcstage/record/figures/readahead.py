@@ -1,18 +1,24 @@
-"""Estimates how much of a program's computing between the reads of one file the kernel's read-ahead hides. Pure.
+"""Estimates how reading a file in pieces differs from reading it at once: the kernel reads ahead of the program. Pure.
 
 A program that reads a file in pieces, in order, and computes between them does not wait for the whole file: while it
 computes, the kernel reads what follows. Linux first reads a few pieces, and each time that the program comes to what
 was read ahead it asks for the next window, of up to four times the size, until the windows have their largest size.
-That is 128 kB unless the administrator or the client of the file system has set another, so that what is hidden is a
-range: from windows of 128 kB to all of the file asked for at once.
+That is 128 kB unless the administrator or the client of the file system has set another, so that the difference is a
+range: from all of the file asked for at once to windows of 128 kB.
+
+The time of a whole file was measured with copies, which ask for all of it. Their windows are large from the beginning.
+A program whose first read is small needs more windows, and so waits for more requests, each of which takes the source
+some time besides its bytes. A file that one part of a program opens and another reads through a descriptor of its own,
+as numpy's arrays are, may cost one request more: for the attributes, which are not known after a read.
 
 A read that does not begin where the one before ended was not read ahead. It takes at most as long as a window.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpcstage.record.figures import counts
 from hpcstage.record.figures.sourceload import Range
@@ -21,9 +27,33 @@ from hpcstage.record.parts.rows import ProcessPart
 NS = 1e9
 WINDOW_BYTES = 128 * 1024
 PAGE_BYTES = 4096
+COPIED_BYTES = 1024 * 1024
+"""Copies read so much at a time."""
+FEW_READS = 4
+"""Of fewer reads of a file than this, the mean says nothing about the first one, which may be that of a header."""
 PLAYED = 2000
 """At most this many pieces of a file, or windows, are simulated; the other pieces take the mean of these."""
+SOLVED_BYTES, HALVINGS = 4 * 1024 * 1024, 20
+"""The time of a byte is searched for in the first SOLVED_BYTES of a file, to one part in 2 to the power of HALVINGS."""
 NOTHING = Range(0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class WholeRead:
+    """The seconds that the source takes for a file of which a single reader asks for all."""
+
+    read_s: float
+    open_s: float = 0.0
+    """The seconds of an open, which is a request without data."""
+    waiting_s: float = 0.0
+    """The part of `read_s` that is more than the source takes for a file when it passes as many as it can."""
+
+    def request_s(self, rounds: float) -> float:
+        """Returns the seconds, at most, of a request besides its bytes, where the reader waited for so many in turn.
+
+        A request takes about as long as an open; longer if the reader waited longer than the bytes explain.
+        """
+        return min(self.read_s / rounds, max(self.open_s, self.waiting_s / rounds))
 
 
 @dataclass(frozen=True)
@@ -36,40 +66,91 @@ class Pieces:
     """Seconds between a read of the file and the next one, summed."""
     jumps: float = 0.0
     """Reads that did not begin where the one before ended."""
+    descriptors: float = 1.0
+    """The number of descriptors through which the file is read."""
 
-    def hidden_s(self, read_s: float) -> Range:
-        """Returns by how much computing between reads overlaps with reading, which takes `read_s` for a whole file."""
-        if self.reads <= 1 or not self.within_s or not read_s or not self.size_bytes:
+    def added_s(self, whole: WholeRead) -> Range:
+        """Returns by how much longer than `whole` the program's reading takes; less than 0 as far as it overlaps with
+        the computing between the reads."""
+        if self.reads <= 1 or not whole.read_s or not self.size_bytes:
             return NOTHING
         piece = max(1.0, self.size_bytes / self.reads)
-        gap_s = self.within_s / (self.reads - 1)
-        least_s = self._taken_s(piece, gap_s, read_s / self.size_bytes)
         first = min(1.0, _first_window(piece) / self.size_bytes)
-        most_hidden_s = min(self.within_s, read_s * (1 - first))
-        return Range(min(most_hidden_s, max(0.0, read_s + self.within_s - least_s)), most_hidden_s)
+        low_s = -min(self.within_s, whole.read_s * (1 - first))
+        high_s = self._taken_s(whole) - whole.read_s - self.within_s
+        return Range(low_s, max(low_s, high_s) + (self.descriptors - 1) * whole.open_s)
 
     def jumping_s(self, read_s: float) -> float:
         """Returns by how much jumps lengthen reading at most: for each the program waits for one window more."""
         return self.jumps * read_s / max(1.0, self.size_bytes / WINDOW_BYTES)
 
-    def _taken_s(self, piece: float, gap_s: float, byte_s: float) -> float:
+    def _taken_s(self, whole: WholeRead) -> float:
         """Returns how long reading and computing take together where each window has WINDOW_BYTES or less."""
-        count = max(1, round(self.size_bytes / piece))
-        played = min(count, PLAYED, max(2, round(PLAYED * WINDOW_BYTES / piece)))
-        source = _Source(played * piece, piece, byte_s)
-        now_s = 0.0
-        for number in range(played):
-            now_s = source.read(number * piece, (number + 1) * piece, now_s) + gap_s
-        return now_s * count / played - gap_s
+        part = min(1.0, SOLVED_BYTES / self.size_bytes)
+        copied = _Reads.even(part * self.size_bytes, part * self.size_bytes / COPIED_BYTES)
+        request_s = whole.request_s(copied.taken_s(0.0, 0.0, 1.0) / part)
+        byte_s = copied.byte_s(part * whole.read_s, request_s)
+        in_order = self._in_order()
+        return in_order.taken_s(self.within_s / (in_order.count - 1), byte_s, request_s)
+
+    def _in_order(self) -> _Reads:
+        """Returns two reads or more, the first of which is as small as it may be."""
+        even = _Reads.even(self.size_bytes, max(2.0, self.reads))
+        if self.reads >= FEW_READS or even.first <= PAGE_BYTES:
+            return even
+        return replace(even, first=PAGE_BYTES, piece=(self.size_bytes - PAGE_BYTES) / (even.count - 1))
+
+
+@dataclass(frozen=True)
+class _Reads:
+    """The reads of a file in order."""
+
+    size_bytes: float
+    first: float
+    """The bytes of the first one."""
+    piece: float
+    """The bytes of each later one."""
+    count: int
+
+    @classmethod
+    def even(cls, size_bytes: float, reads: float) -> _Reads:
+        """Returns reads of one size, which is not more than the program asked for: its last read may be a rest."""
+        count = max(1, math.ceil(reads))
+        return cls(size_bytes, size_bytes / count, size_bytes / count, count)
+
+    def taken_s(self, gap_s: float, byte_s: float, request_s: float) -> float:
+        """Returns the seconds from the first read to the end of the last, with `gap_s` between reads."""
+        played = min(self.count, PLAYED, max(2, round(PLAYED * WINDOW_BYTES / self.piece)))
+        ends = [min(self.size_bytes, self.first + number * self.piece) for number in range(played)]
+        if played == self.count:
+            ends[-1] = self.size_bytes
+        source = _Source(ends[-1], self.first, byte_s, request_s)
+        now_s = at = 0.0
+        for end in ends:
+            now_s = source.read(at, end, now_s) + gap_s
+            at = end
+        return now_s * self.count / played - gap_s
+
+    def byte_s(self, taken_s: float, request_s: float) -> float:
+        """Returns the seconds of a byte at which all takes `taken_s`, if each request takes `request_s` besides."""
+        low_s, high_s = 0.0, taken_s / self.size_bytes
+        for _ in range(HALVINGS):
+            middle_s = (low_s + high_s) / 2
+            if self.taken_s(0.0, middle_s, request_s) < taken_s:
+                low_s = middle_s
+            else:
+                high_s = middle_s
+        return high_s
 
 
 class _Source:
     """A file that comes window after window, each asked for when the program comes to where the one before begins."""
 
-    def __init__(self, size_bytes: float, piece: float, byte_s: float) -> None:
-        self._size_bytes, self._byte_s = size_bytes, byte_s
-        self._next_bytes = _first_window(piece)
-        self._asks_at = min(piece, self._next_bytes) if piece < self._next_bytes else 0.0
+    def __init__(self, size_bytes: float, first: float, byte_s: float, request_s: float) -> None:
+        """The program asks for `first` bytes at first."""
+        self._size_bytes, self._byte_s, self._request_s = size_bytes, byte_s, request_s
+        self._next_bytes = _first_window(first)
+        self._asks_at = first if first < self._next_bytes else self._next_bytes / 2
         """The program asks for the next window when it reads this byte."""
         self._end = self._free_s = 0.0
         self._arrived: list[tuple[float, float]] = []
@@ -94,7 +175,7 @@ class _Source:
         size_bytes = min(self._next_bytes, self._size_bytes - self._end)
         self._end += size_bytes
         self._free_s = max(self._free_s, now_s) + size_bytes * self._byte_s
-        self._arrived.append((self._end, self._free_s))
+        self._arrived.append((self._end, self._free_s + self._request_s))
         self._next_bytes = min(WINDOW_BYTES, self._next_bytes * (4 if self._next_bytes < WINDOW_BYTES / 16 else 2))
 
 
@@ -117,4 +198,6 @@ def pieces_of(processes: Sequence[ProcessPart]) -> Pieces:
         for what in ("read_bytes", "reads")
     )
     within_s, jumps = counts.total(processes, "within_ns") / NS / opens, counts.total(processes, "jumps") / opens
-    return Pieces(size_bytes, reads, within_s, jumps)
+    # Time and jumps are counted from one read of a descriptor to the next of the same.
+    descriptors = 2.0 if reads > 1 and not within_s and not jumps else 1.0
+    return Pieces(size_bytes, reads, within_s, jumps, descriptors)

@@ -13,7 +13,7 @@ many readers as the program has (`sourceload`). Unknown values are carried along
 estimate.
 
 * For a process that reads one file after the other, each file takes its time at the source and the process's own time,
-  less what of that the kernel hides by reading ahead (`readahead`).
+  less what of that the kernel hides by reading ahead, and with the requests that reading in pieces costs (`readahead`).
 * For several threads of a process, the range reaches from reading that hides all computing, that after the last read
   included, to reading that hides none.
 * A loader with workers is simulated batch by batch: the workers take turns, each two batches ahead of the program.
@@ -30,7 +30,7 @@ from typing import Any
 
 from hpcstage.record.figures.counts import add
 from hpcstage.record.figures.digest import Digest, JobFigures
-from hpcstage.record.figures.readahead import Pieces
+from hpcstage.record.figures.readahead import Pieces, WholeRead
 from hpcstage.record.figures.readers import LoaderUse, Program, ReaderUse
 from hpcstage.record.figures.sourceload import Load, Range, load_of, mean_rate
 from hpcstage.record.parts.roster import Presence
@@ -231,7 +231,7 @@ def _why_wide(programs: Sequence[Program], load: Load, files: int | None, found:
     if max(_per_lane_s(program, lambda pieces: pieces.jumping_s(load.read_s)) for program in programs) > unknown_s:
         return f"the program reads within its files out of order, where the kernel does not read ahead: {span}"
     if max(_per_lane_s(program, lambda pieces: _unknown_ahead_s(pieces, load)) for program in programs) > unknown_s:
-        return f"how far the kernel reads ahead while the program computes on a part of a file is not known: {span}"
+        return f"how far the kernel reads ahead of a program that reads its files in parts is not known: {span}"
     if load.keeps is None and files and sum(_opens(program) for program in programs) > files:
         return f"whether files that are read again come from the node's memory is not known: {span}"
     return f"the source changed too much, or too little was seen of it: {span}"
@@ -246,9 +246,13 @@ def _per_lane_s(program: Program, file_s: Callable[[Pieces], float]) -> float:
 
 
 def _unknown_ahead_s(pieces: Pieces, load: Load) -> float:
-    """Returns the width of what reading ahead hides of a file."""
-    hidden = pieces.hidden_s(load.read_s)
-    return hidden.high - hidden.low
+    """Returns the width of what reading a file in parts adds to its time."""
+    added = pieces.added_s(_whole(load))
+    return added.high - added.low
+
+
+def _whole(load: Load) -> WholeRead:
+    return WholeRead(load.read_s, load.request_s, load.waiting_s)
 
 
 def _change(program: Program, readers: float, load: Load, files: int | None) -> Range:
@@ -265,9 +269,9 @@ def _less(change: Range, queued_s: float) -> Range:
 
 
 def _cycle(load: Load, readers: float, think_s: float, pieces: Pieces) -> Range:
-    hidden = pieces.hidden_s(load.read_s)
-    fast = load.cycle(readers, max(0.0, think_s - hidden.high))
-    slow = load.cycle(readers, max(0.0, think_s - hidden.low))
+    added = pieces.added_s(_whole(load))
+    fast = load.cycle(readers, max(0.0, think_s + added.low))
+    slow = load.cycle(readers, max(0.0, think_s + added.high))
     if fast is None or slow is None:
         raise CannotTell("what a file takes at the source was not measured")
     return Range(fast.low, slow.high + pieces.jumping_s(load.read_s))

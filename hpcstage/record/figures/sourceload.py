@@ -171,11 +171,19 @@ class Load:
     """Whether a client keeps what was read for a later open."""
     copying_s: float
     """Seconds in which files were being copied on the node where that took longest."""
+    request_s: float = 0.0
+    """Mean seconds of an open whose name was known, or of one with its look-up where the scan was long ago."""
 
     @property
     def read_s(self) -> float:
         """Returns the part of `alone` after the open."""
         return self.alone.low - self.open.low if self.alone and self.open else 0.0
+
+    @property
+    def waiting_s(self) -> float:
+        """Returns the part of `read_s` that is more than a file takes when the source passes as many as it can."""
+        rate = mean_rate(self.rates)
+        return max(0.0, self.read_s - 1 / rate) if rate else 0.0
 
     def cycle(self, readers: float, think_s: float) -> Range | None:
         """Returns the seconds from one file of a reader to its next, with this many readers."""
@@ -263,8 +271,8 @@ def load_of(seen: Iterable[Seen], size_bytes: int | None) -> Load:
     nodes = list(seen)
     alone = [node for node in nodes if node.alone_files >= LEAST_FILES]
     cold = next((node.cold_open_s for node in nodes if node.cold_open_s is not None), None)
-    opened = _opened(alone, cold)
-    read_s = sum(n.read_s * n.alone_files for n in alone) / sum(n.alone_files for n in alone) if alone else 0.0
+    read_s, open_s = _per_file([n.read_s for n in alone], alone), _per_file([n.open_s for n in alone], alone)
+    opened = _opened(alone, open_s, cold)
     whole = None if opened is None else Range(opened.low + read_s, opened.high + read_s)
     loaded = [node.loaded_s for node in nodes if node.loaded_s is not None]
     memory = [node.memory_bytes for node in nodes if node.memory_bytes is not None]
@@ -276,10 +284,17 @@ def load_of(seen: Iterable[Seen], size_bytes: int | None) -> Load:
         flying=sum(node.flying for node in nodes),
         keeps=_keeps(nodes, size_bytes, min(memory, default=None)),
         copying_s=max((node.copying_s for node in nodes), default=0.0),
+        request_s=open_s,
     )
 
 
-def _opened(alone: Sequence[Seen], cold_s: float | None) -> Range | None:
+def _per_file(seconds: Sequence[float], alone: Sequence[Seen]) -> float:
+    """Returns the mean of nodes' values over the files that they copied alone."""
+    files = sum(node.alone_files for node in alone)
+    return sum(s * n.alone_files for s, n in zip(seconds, alone, strict=True)) / files if files else 0.0
+
+
+def _opened(alone: Sequence[Seen], warm_s: float, cold_s: float | None) -> Range | None:
     """Returns the seconds of an open that includes the look-up of the name.
 
     Where the scan had just looked the names up and no file was opened again later, the cost of the look-up is unknown,
@@ -287,7 +302,6 @@ def _opened(alone: Sequence[Seen], cold_s: float | None) -> Range | None:
     """
     if not alone:
         return None
-    warm_s = sum(n.open_s * n.alone_files for n in alone) / sum(n.alone_files for n in alone)
     if cold_s is not None and any(n.looked_up for n in alone):
         return Range(max(warm_s, cold_s), max(warm_s, cold_s))
     if any(n.looked_up for n in alone):

@@ -15,7 +15,8 @@ SHORTEST_S = 0.2
 LEAST_POINTS = 5
 """Fewer intervals say nothing about the source."""
 FEW = 0.5
-"""The speed of an interval with fewer transfers in flight than this share of the typical number is scaled to it."""
+"""The speed of an interval with fewer transfers in flight than this share of the typical number is scaled to it, as far
+as the source is faster with more of them."""
 IDLE = 0.01
 """An interval with a smaller mean number of transfers in flight was almost idle, and says nothing about the source."""
 CACHED_BYTES_PER_S = 1.2e9
@@ -68,14 +69,34 @@ def of_copies(samples: Sequence[Sample]) -> list[Point]:
     if not usable:
         return []
     busy = median(s.busy for s in usable)
-    return [_copy_point(s, busy) for s in usable]
+    points = [_copy_point(s, weak=s.busy < FEW * busy) for s in usable]
+    gain = _gain(points)
+    return [
+        p._replace(speed=p.speed * min(gain, busy / s.busy)) if p.weak else p
+        for p, s in zip(points, usable, strict=True)
+    ]
 
 
-def _copy_point(sample: Sample, typical_busy: float) -> Point:
+def _copy_point(sample: Sample, *, weak: bool) -> Point:
     rate = sample.copied_bytes / sample.length_s
-    weak = sample.busy < FEW * typical_busy
-    speed = rate * typical_busy / sample.busy if weak else rate
-    return Point(sample.start_s, sample.length_s, rate, speed, sample.copied_files, weak)
+    return Point(sample.start_s, sample.length_s, rate, rate, sample.copied_files, weak)
+
+
+def _gain(points: Sequence[Point]) -> float:
+    """Returns how many times as fast the source is, at most, with the typical number of transfers as with few.
+
+    The copiers begin with few transfers and make no more than the source rewards: its best speed with few may be its
+    best.
+    """
+    few, others = ([p.speed for p in points if p.weak is weak] for weak in (True, False))
+    if not any(few):
+        return math.inf
+    return max(1.0, _upper(others) / max(1.0, _upper(few)))
+
+
+def _upper(speeds: Sequence[float]) -> float:
+    """Returns the median of the best third."""
+    return median(sorted(speeds, reverse=True)[: max(2, len(speeds) // 3)])
 
 
 def of_reads(samples: Sequence[Sample]) -> list[Point]:
