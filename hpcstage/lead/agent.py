@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,10 @@ class Agent:
             late.end()
 
     def _serve(self, index: int) -> int:
-        outputs = HostedOutputs.open(self.lead, index, os.environ, self.job)
+        outputs = HostedOutputs(self.lead, index)
         try:
-            hosted = bring_up(self.lead, index, os.environ, self.job, outputs.path)
+            make_outputs = partial(outputs.make, os.environ, self.job)
+            hosted = bring_up(self.lead, index, os.environ, self.job, make_outputs)
         except (HpcstageError, OSError) as error:
             outputs.abandon()
             if isinstance(error, Taken) and self._is_served(error.path):

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from hpcstage import job as jobs
@@ -86,9 +87,9 @@ class Nodes:
     def _host_all(self) -> None:
         job = jobs.detect(os.environ, hostname=socket.gethostname())
         for index in range(1, len(self.states.all)):
-            outputs = HostedOutputs.open(self.spec, index, os.environ, job)
+            outputs = HostedOutputs(self.spec, index)
             try:
-                hosted = bring_up(self.spec, index, os.environ, job, outputs.path)
+                hosted = bring_up(self.spec, index, os.environ, job, partial(outputs.make, os.environ, job))
             except (HpcstageError, OSError) as error:
                 outputs.abandon()
                 reason = error.line() if isinstance(error, HpcstageError) else str(error)

@@ -35,45 +35,41 @@ _LEFT_S = 1.0
 
 
 class HostedOutputs:
-    """The output directory of one node. Without a place there is `why_not`; both are empty where none was asked for."""
+    """The output directory of one node. It has a place once it is made."""
 
-    def __init__(self, lead: LeadSpec, index: int, place: kept.KeptPlace | None, held: int, why_not: str = "") -> None:
-        """`held` is the descriptor of the place's shared lock."""
-        self.place = place
-        self._why_not = why_not
-        self._held = held
-        self._group_dir = Path(lead.group_dir)
-        self._run_id = lead.daemon.run_id
-        self._run_dir = Path(lead.daemon.run_dir)
+    def __init__(self, lead: LeadSpec, index: int) -> None:
+        self.place: kept.KeptPlace | None = None
+        self._lead = lead
+        self._index = index
         self._host = lead.hosts[index]
+        self._held = -1
+        """The descriptor of the place's shared lock."""
+        self._why_not = ""
         self._has_said = not lead.out
         self._is_asked = self._is_drained = self._is_clean = False
 
-    @classmethod
-    def open(cls, lead: LeadSpec, index: int, env: Mapping[str, str], job: Job) -> HostedOutputs:
-        """Makes the directory, if one is asked for, and fills it."""
-        if not lead.out:
-            return cls(lead, index, None, -1)
+    def make(self, env: Mapping[str, str], job: Job) -> str:
+        """Makes the directory, if one is asked for, and fills it. Returns the place's path, for the daemon; empty where
+        there is none."""
+        if not self._lead.out:
+            return ""
         try:
-            local = localdir.choose(lead.local_dir, env, job)
-            if local is None:
-                return cls(lead, index, None, -1, "there is no node-local directory")
-            place, held = kept.make(outputs_base(local, job.hostname), lead.node_name(index))
+            local = localdir.choose(self._lead.local_dir, env, job)
+            assert local is not None, "the node has its directory there"
+            above = outputs_base(local, job.hostname)
+            self.place, self._held = kept.make(above, self._lead.node_name(self._index))
+            self._fill(self.place)
         except HpcstageError as error:
-            return cls(lead, index, None, -1, error.what)
-        try:
-            _require_same(lead, place)
-            prepare(OutputPlace(place.output), Path(lead.out), lead.daemon.run_id, node=lead.hosts[index])
+            self._why_not = error.what
         except CannotMirror as error:
-            place.remove()
-            os.close(held)
-            return cls(lead, index, None, -1, str(error))
-        return cls(lead, index, place, held)
-
-    @property
-    def path(self) -> str:
-        """The place's path, for the daemon; empty where there is none."""
+            self.abandon()
+            self._why_not = str(error)
         return "" if self.place is None else os.fspath(self.place.path)
+
+    def _fill(self, place: kept.KeptPlace) -> None:
+        lead = self._lead
+        _require_same(lead, place)
+        prepare(OutputPlace(place.output), Path(lead.out), lead.daemon.run_id, node=self._host)
 
     @property
     def is_pressing(self) -> bool:
@@ -114,8 +110,13 @@ class HostedOutputs:
             strangers = place.strangers() if report["is_gone"] else []
             is_written_to = place.is_written_to()
             self._is_clean = not (report["undrained"] or strangers or is_written_to)
-            data = {"run_id": self._run_id, "report": report, "strangers": strangers, "is_written_to": is_written_to}
-            leadspec.write_json(outputs_path(self._run_dir, self._host), data)
+            data = {
+                "run_id": self._lead.daemon.run_id,
+                "report": report,
+                "strangers": strangers,
+                "is_written_to": is_written_to,
+            }
+            leadspec.write_json(outputs_path(Path(self._lead.daemon.run_dir), self._host), data)
 
     def abandon(self) -> None:
         """Removes the directory, of which no command knows."""
@@ -133,9 +134,12 @@ class HostedOutputs:
         if place is None:
             return
         with suppress(OSError, ValueError):
-            names = json.loads((self._group_dir / leadspec.CONFLICTS).read_text(errors="surrogateescape"))
+            names = json.loads((Path(self._lead.group_dir) / leadspec.CONFLICTS).read_text(errors="surrogateescape"))
             claims = [claim.to_json() for claim in claims_of(OutputPlace(place.output), names)]
-            leadspec.write_json(claims_path(self._run_dir, self._host), {"run_id": self._run_id, "claims": claims})
+            leadspec.write_json(
+                claims_path(Path(self._lead.daemon.run_dir), self._host),
+                {"run_id": self._lead.daemon.run_id, "claims": claims},
+            )
         if self._is_clean and place.is_left(_LEFT_S):
             place.remove()
         os.close(self._held)

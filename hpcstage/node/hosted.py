@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -106,9 +106,11 @@ class Hosted:
             shutil.copyfile(self.node.log, log_path(Path(self._lead.daemon.run_dir), self.host))
 
 
-def bring_up(lead: LeadSpec, index: int, env: Mapping[str, str], job: Job, outputs: str = "") -> Hosted:
-    """Makes the node directory and starts the daemon, which drains `outputs`, if it is there. Raises NotStarted or
-    OSError with the reason."""
+def bring_up(
+    lead: LeadSpec, index: int, env: Mapping[str, str], job: Job, make_outputs: Callable[[], str] = str
+) -> Hosted:
+    """Makes the node directory and starts the daemon, which drains what `make_outputs` makes, if it returns a path; it
+    is called once the node is ours. Raises NotStarted or OSError with the reason."""
     local = localdir.choose(lead.local_dir, env, job)
     if local is None:
         raise NotStarted("no node-local directory")
@@ -120,7 +122,7 @@ def bring_up(lead: LeadSpec, index: int, env: Mapping[str, str], job: Job, outpu
     try:
         shutil.copyfile(Path(lead.group_dir) / leadspec.RESOLVED, node.path / leadspec.RESOLVED)
         start.prepare(node, lead.daemon.datasets, shims(lead, lead.daemon, node))
-        spec = replace(_spec(lead, index, node, local, job), outputs=outputs)
+        spec = replace(_spec(lead, index, node, local, job), outputs=make_outputs())
         control = start.start_daemon(node, spec, env)
     except OSError:
         shutil.rmtree(node.path, ignore_errors=True)

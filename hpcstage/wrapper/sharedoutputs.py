@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hpcstage.config import Config
     from hpcstage.node import kept
     from hpcstage.node.control import DaemonControl
+    from hpcstage.problem import Problem
     from hpcstage.wrapper.leadlink import LeadLink
 
 _NOT_REACHED = "the other nodes of the job are not reached"
@@ -148,6 +149,13 @@ class SharedOutputs(RunOutputs):
         if self._conflicts:
             self._others.tell_conflicts(self._conflicts)
 
+    def collect(self) -> list[Problem]:
+        """See RunOutputs."""
+        problems = super().collect()
+        if self._others is not None:
+            self._others.forget()
+        return problems
+
     def _collect(self, place: kept.KeptPlace) -> None:
         own: list[Claim] = []
         with suppress(OSError, ValueError):
@@ -166,7 +174,6 @@ class SharedOutputs(RunOutputs):
         if self._conflicts:
             settled = settle(self.part.directory, {self._host: own, **self._others.claims()})
             self.part = outputpart.with_settled(self.part, settled)
-        self._others.forget()
 
     def _part_of(self, others: OtherNodes, host: str) -> OutputsPart:
         tree = f"{others.places[host]}/out/tree"

@@ -91,6 +91,29 @@ def test_each_node_drains_what_it_wrote_and_the_last_gets_the_name(
 
 
 @pytest.mark.timeout(90)
+@pytest.mark.parametrize("killed", ["hpcstage.lead", "all"])
+def test_nothing_is_lost_with_the_lead_or_with_everything(
+    hpcstage: Hpcstage, tmp_path: Path, local_dir: Path, killed: str
+) -> None:
+    results, flag = tmp_path / "results", tmp_path / "flag"
+    process = hpcstage.start("run", "--nodes", "2", "--out", results, "--", *python_command(KEPT, "{out}", str(flag)))
+    wait_for((tmp_path / "flag.up").exists, 30, "the command")
+    ours = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    if killed != "all":
+        ours = [one for one in ours if killed in one.cmdline()]
+    manylab.kill(ours)
+    flag.touch()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == (-9 if killed == "all" else NOT_DRAINED), err
+    psutil.wait_procs(ours, timeout=10)
+    done = hpcstage("clean", "--drain")
+    assert done.returncode == 0, done.stderr
+    both = {"kept": "node 1", "afterwards": "node 1"}
+    assert contents(results) == (both if killed != "all" else {"kept": "node 1"})
+    assert left_on(local_dir) == []
+
+
+@pytest.mark.timeout(90)
 def test_files_of_a_node_that_died_are_named_with_their_place_and_copied_later(
     hpcstage: Hpcstage, tmp_path: Path, local_dir: Path
 ) -> None:
@@ -109,6 +132,7 @@ def test_files_of_a_node_that_died_are_named_with_their_place_and_copied_later(
     assert place.name.endswith(".v1")
     assert f"they are on {os.uname().nodename}.v1 in {place}" in said
     assert sorted(os.listdir(results)) == ["kept", "old"], "a node that is lost removes nothing"
+    assert [one["host"] for one in manylab.record_of(hpcstage)["outputs"]["undrained"]] == [f"{os.uname().nodename}.v1"]
     assert hpcstage("clean").returncode == NOT_DRAINED
     done = hpcstage("clean", "--drain")
     assert done.returncode == 0, done.stderr
@@ -193,3 +217,16 @@ def test_a_node_without_a_local_directory_makes_all_write_to_the_target(
     (line,) = [line for line in said.splitlines() if "{out} is" in line]
     assert f"{{out}} is {results}: node3: cannot make" in line
     assert {f"rank{rank}" for rank in range(6)} <= contents(results).keys()
+
+
+@pytest.mark.root
+@needs_root
+def test_several_agents_on_a_node_are_one_and_the_word_comes_by_a_file(
+    hpcstage: Hpcstage, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    """pbsdsh starts an agent for each processor, and passes no input on."""
+    results = tmp_path / "results"
+    said = on_cluster(hpcstage, cluster, "pbs", results, ["env", "RANK=0", sys.executable])
+    assert "{out} is" not in said
+    assert contents(results) == {"old": "old", "rank0": "0 on node1", "same": "0 on node1"}
+    assert len(manylab.record_of(hpcstage)["outputs"]["nodes"]) == 3

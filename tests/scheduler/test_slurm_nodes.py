@@ -169,3 +169,23 @@ def test_the_shell_of_salloc_on_a_host_that_is_no_node_of_the_job(slurm: Slurm, 
     assert f"{here} is not a node of job" in line
     assert given in line
     assert "srun hpcstage run" in line
+
+
+OUTPUTS = """#!/bin/bash
+. .venv/bin/activate
+exec hpcstage run --out results -- srun bash -c \\
+    'for name in rank$SLURM_PROCID same node-$SLURM_NODEID; do echo $SLURM_PROCID {out} > {out}/$name; done'
+"""
+
+
+def test_each_node_drains_its_output_files(slurm: Slurm, project: Project) -> None:
+    job = slurm.submit("--nodes=3", "--ntasks-per-node=1", env=project.env, cwd=project.path, script=OUTPUTS)
+    assert slurm.wait(job)["JobState"] == "COMPLETED", project.log()
+    found = {path.name: path.read_text() for path in (project.outside / "results").iterdir()}
+    assert len({text.split()[1] for text in found.values()}) == 1, "one path on all nodes"
+    assert str(LOCAL) in found["rank0"]
+    assert [found[f"node-{index}"][0] for index in range(3)] == ["0", "1", "2"]
+    same = sorted(text[0] for name, text in found.items() if name.startswith("same"))
+    assert same == ["0", "1", "2"], "a file of each node"
+    assert len(found) == 9, sorted(found)
+    assert slurm.left_by(job) == dict.fromkeys(slurm.nodes.names[:3], "")
