@@ -277,7 +277,7 @@ def measure(bench: Bench, where: Place, options: Options) -> None:
                 bench.measure(standing(count), {OURS: state.saved, COPIED: state.copied}, options.rounds(15, 3))
             empty(where.disk / "saves")
     if options.wants("training"):
-        minute_s = 0.5 if options.quick else MINUTE_S
+        minute_s = 3.0 if options.quick else MINUTE_S
         with contextlib.closing(Training(where.disk / "saves", size_bytes, minute_s)) as training:
             arms: dict[str, Arm] = {PLAIN: partial(training.minute, False), OURS: partial(training.minute, True)}
             bench.measure("training", arms, options.rounds(5))
