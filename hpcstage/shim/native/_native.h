@@ -157,7 +157,8 @@ static inline void fd_mark(int fd, int kind) {
 int fd_duplicated(int from, int to); /* returns `to` */
 
 /* ---- copies that are used for more than reading ---- */
-extern int copies_locked, copies_moving; /* moving: other threads' reads wait */
+extern int copies_locked;
+extern unsigned copies_moving; /* not 0: other threads' reads wait */
 void copies_wait(void);
 int copy_surrender(int fd); /* 1: the source's descriptor is in its place now */
 void copy_changes(int fd);  /* before a change through a descriptor: a copy's gets the source, the copy is dropped */

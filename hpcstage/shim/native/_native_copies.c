@@ -31,8 +31,9 @@
 
 static int locks[FDS]; /* by a copy's descriptor: that of its source, on which its locks are, plus one */
 int copies_locked;     /* whether there has been any */
-int copies_moving;
-enum { STILL, READS_WAIT, PUTTING }; /* its values; only while it is PUTTING is a number given another meaning */
+unsigned copies_moving;
+static unsigned moves;
+enum { STILL, PUTTING }; /* or twice the number of the move; PUTTING is added while numbers are given another meaning */
 static int turn; /* one thread at a time opens sources for copies that are open, as far as that can be waited for */
 
 static void pause_50us(void) {
@@ -49,29 +50,34 @@ static void give_turn(void) {
     __atomic_store_n(&turn, 0, __ATOMIC_RELEASE);
 }
 
-/* A thread that never comes to the end of what it puts in places holds up the others once. */
+/* Waits for the end of the move that is going on. One that never ends holds up the others once. */
 void copies_wait(void) {
-    int saved = errno, i = 0;
-    for (; i < MOVE_WAITS && __atomic_load_n(&copies_moving, __ATOMIC_SEQ_CST); i++)
+    int saved = errno;
+    unsigned begun = __atomic_load_n(&copies_moving, __ATOMIC_SEQ_CST), now = begun;
+    for (int i = 0; i < MOVE_WAITS && now && now / 2 == begun / 2; i++) {
         pause_50us();
-    if (i == MOVE_WAITS)
-        __atomic_store_n(&copies_moving, STILL, __ATOMIC_SEQ_CST);
+        now = __atomic_load_n(&copies_moving, __ATOMIC_SEQ_CST);
+    }
+    if (now && now / 2 == begun / 2)
+        __atomic_compare_exchange_n(&copies_moving, &now, STILL, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
     errno = saved;
 }
 
-static void begin_moving(int how) {
-    for (int still = STILL; !__atomic_compare_exchange_n(&copies_moving, &still, how, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
-         still = STILL)
+static void begin_moving(unsigned how) {
+    unsigned still = STILL, move = 2 * (__atomic_add_fetch(&moves, 1, __ATOMIC_RELAXED) % (UINT_MAX / 2) + 1) + how;
+    while (!__atomic_compare_exchange_n(&copies_moving, &still, move, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
         copies_wait();
+        still = STILL;
+    }
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
 
 /* Other threads' reads end before and begin after, as far as that can be waited for. */
 static void begin_putting(void) {
-    begin_moving(READS_WAIT);
+    begin_moving(0);
     for (int i = 0; i < TURN_WAITS && !waits_none(); i++)
         pause_50us();
-    __atomic_store_n(&copies_moving, PUTTING, __ATOMIC_SEQ_CST);
+    __atomic_or_fetch(&copies_moving, PUTTING, __ATOMIC_SEQ_CST);
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
 
@@ -83,7 +89,7 @@ int copy_let_go(int fd) {
     int kind = fd_kind(fd);
     fd_mark(fd, FD_OTHER);
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    if (kind != FD_OTHER && __atomic_load_n(&copies_moving, __ATOMIC_SEQ_CST) == PUTTING) {
+    if (kind != FD_OTHER && __atomic_load_n(&copies_moving, __ATOMIC_SEQ_CST) & PUTTING) {
         copies_wait();
         if (fd_kind(fd) != FD_OTHER) /* the source came in its place */
             kind = fd_kind(fd);

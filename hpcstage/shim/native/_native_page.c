@@ -18,6 +18,8 @@
 #define MADV_WIPEONFORK 18
 #endif
 
+#define MOST_MOVES 3 /* of sources to the places of copies: a read waits for no more */
+
 struct slot {
     uint32_t pid, layer, python, parent;
     uint64_t attach_ns, pid_space, reserved[4], counters[COUNTERS];
@@ -273,7 +275,7 @@ uint64_t wait_begin(int kind) {
     struct slot *slot = my_slot();
     uint64_t now = now_ns();
     uint32_t threads = __atomic_add_fetch(&own->inside, 1, __ATOMIC_SEQ_CST);
-    if (__builtin_expect(__atomic_load_n(&copies_moving, __ATOMIC_SEQ_CST), 0)) {
+    for (int i = 0; i < MOST_MOVES && __builtin_expect(__atomic_load_n(&copies_moving, __ATOMIC_SEQ_CST) != 0, 0); i++) {
         __atomic_sub_fetch(&own->inside, 1, __ATOMIC_SEQ_CST);
         copies_wait();
         threads = __atomic_add_fetch(&own->inside, 1, __ATOMIC_SEQ_CST);
