@@ -198,3 +198,50 @@ def test_standard_output_that_is_full(hpcstage: Hpcstage, make_tree: Callable[..
         )
     assert done.returncode == 1
     assert done.stderr.decode() == "hpcstage: cannot write to standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize("command", [["report"], ["report", "--json"], ["--help"]])
+def test_a_reader_that_has_seen_enough(tmp_path: Path, run_dir: Path, command: list[str]) -> None:
+    """As `head` does, the reader closes the pipe. Nobody is told of that."""
+    words = [sys.executable, "-m", "hpcstage", *command, *([str(run_dir)] if command[0] == "report" else [])]
+    read, write = os.pipe()
+    os.close(read)
+    env = {**os.environ, "PYTHONPATH": str(REPO)}
+    done = subprocess.run(words, cwd=tmp_path, env=env, stdout=write, stderr=subprocess.PIPE, timeout=60, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+FAILS = """
+import os, sys
+import click
+from hpcstage.cli import main
+
+@click.command()
+@click.argument("path")
+def fails(path):
+    fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK) if path != "pipe" else None
+    if fd is None:
+        read, fd = os.pipe()
+        os.close(read)
+    os.write(fd, b"x")
+
+main.COMMANDS["fails"] = "__main__:fails"
+sys.exit(main.run(sys.argv[1:]))
+"""
+"""A command with a mistake: it expects no error of its system calls."""
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/dev/full", "a system call failed: No space left on device"),
+        ("pipe", "a system call failed: Broken pipe"),
+        ("/nonexistent/file", "cannot use /nonexistent/file: No such file or directory"),
+    ],
+)
+def test_a_system_call_that_nobody_expected_to_fail(tmp_path: Path, path: str, said: str) -> None:
+    words = [sys.executable, "-c", FAILS, "fails", path]
+    env = {**os.environ, "PYTHONPATH": str(REPO)}
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"hpcstage: {said}\n")
