@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the other imports look for their modules
+    from hpcstage.inherited import own_packages_first
+
+    own_packages_first()
+
 import contextlib
 import os
 import sys

@@ -7,6 +7,11 @@ holds up the command: the lead reports what fails, and the nodes go on alone.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the other imports look for their modules
+    from hpcstage.inherited import own_packages_first
+
+    own_packages_first()
+
 import contextlib
 import os
 import select

@@ -7,6 +7,11 @@ launcher passes on an end of input, or the file `end` appears, or the lead's pul
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the other imports look for their modules
+    from hpcstage.inherited import own_packages_first
+
+    own_packages_first()
+
 import contextlib
 import json
 import os

@@ -43,6 +43,20 @@ def test_one_node_is_a_run_without_a_group(hpcstage: Hpcstage, make_tree: Tree) 
     assert [part["node_count"] for part in manylab.parts_of(hpcstage)] == [1]
 
 
+@manylab.needs_mpi
+def test_modules_of_other_versions_on_the_commands_pythonpath(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    """Lead, daemons and exchanges take their own."""
+    theirs = hpcstage.cwd / "theirs"
+    theirs.mkdir()
+    for module in ("selectors", "mpi4py"):
+        (theirs / f"{module}.py").write_text("raise ImportError('built for another Python')\n")
+    env = {"PYTHONPATH": f"{theirs}:{hpcstage.env['PYTHONPATH']}"}
+    done = hpcstage("run", "--nodes", "2", "--data", make_tree(files=20), "--", "true", env=env)
+    assert done.returncode == 0, done.stderr
+    record = manylab.record_of(hpcstage)
+    assert (record["complete"], record["problems"]) == (True, [])
+
+
 @pytest.mark.parametrize("mode", ["upfront", "direct", "auto"])
 def test_the_other_modes(hpcstage: Hpcstage, make_tree: Tree, local_dir: Path, mode: str) -> None:
     data = make_tree(files=40)

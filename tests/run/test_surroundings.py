@@ -116,7 +116,7 @@ def test_more_descriptors_are_open_than_select_takes(hpcstage: Hpcstage, make_tr
     assert json.loads(hpcstage.records()[-1].read_text())["complete"] is True, run.stderr
 
 
-@pytest.mark.parametrize("module", ["click", "rich", "yaml", "selectors"])
+@pytest.mark.parametrize("module", ["click", "rich", "yaml", "selectors", "psutil", "typing_extensions"])
 def test_a_module_of_that_name_on_the_commands_pythonpath(hpcstage: Hpcstage, make_tree: Tree, module: str) -> None:
     """Modules of a site put packages for other Pythons there."""
     theirs = hpcstage.cwd / "theirs"
@@ -127,7 +127,18 @@ def test_a_module_of_that_name_on_the_commands_pythonpath(hpcstage: Hpcstage, ma
     done = hpcstage("run", "--data", make_tree(files=1), "--", "sh", "-c", "exit 7", env={"PYTHONPATH": path})
     assert done.returncode == 7, done.stderr
     assert b"Error" not in done.stderr, done.stderr
+    (record,) = hpcstage.records()
+    assert json.loads(record.read_text())["problems"] == [], "the daemon lived"
     assert hpcstage("report", env={"PYTHONPATH": path}).returncode == 0
+
+
+def test_a_directory_for_results_that_can_have_no_name(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    """The run cannot be prepared, nor can what it leaves behind; the command runs."""
+    (hpcstage.cwd / "hpcstage.yaml").write_text('run_dir: "a\\0b"\n')
+    done = hpcstage("run", "--data", make_tree(files=1), "--", "sh", "-c", "exit 7")
+    assert done.returncode == 7, done.stderr
+    (line,) = [one for one in done.stderr.splitlines() if b"without staging" in one]
+    assert b"null byte" in line
 
 
 @pytest.mark.parametrize("job", ["ƒ2fGdTv5Z", "a b/c", "7" * 200])
