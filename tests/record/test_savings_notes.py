@@ -97,6 +97,31 @@ def test_what_was_read_at_the_source_all_the_same_took_no_longer_without_copying
     assert "how much copying slowed" in record_of(node, child_ended_s=16.2)["savings"]["vs_direct"]["reason"]
 
 
+def nothing_served(**counters: int) -> NodePart:
+    """The loop whose opens all went to the source, where it waited 4 s; as many bytes were copied beside it."""
+    node = looped(alone={}, totals={"source_bytes": 10**8, "source_files": 0})
+    opens = {"hit_opens": 0, "source_opens": 1_000, "local_read_bytes": 0, "source_read_bytes": 10**8}
+    node.processes[0].counters |= opens | counters
+    return node
+
+
+def test_a_wait_for_an_answer_is_no_read_that_copying_slowed_down() -> None:
+    """Of 4 s of waiting 1 s was for answers: 3 s of reads, which took at most twice as long as alone."""
+    inputs = record_of(nothing_served(want_ns=SECOND), child_ended_s=16.2)["savings"]["vs_direct"]["inputs"]
+    assert (inputs["low_s"], inputs["high_s"]) == pytest.approx((16 - 1 - 1.5, 16 - 1))
+    threads = nothing_served(want_ns=5 * SECOND, readers=8, looked_ns=14 * SECOND)
+    inputs = record_of(threads, child_ended_s=40.2)["savings"]["vs_direct"]["inputs"]
+    assert inputs["low_s"] == pytest.approx(40 - 5), "the waits of threads for answers may add up to more than all"
+
+
+@pytest.mark.parametrize(("want_ns", "said"), [(0, "gained nothing"), (SECOND, "cost 1.75 s")])
+def test_staging_cost_time_only_where_all_of_the_range_says_so(want_ns: int, said: str) -> None:
+    record = record_of(nothing_served(want_ns=want_ns), child_ended_s=16.2)
+    assert record["savings"]["vs_direct_s"] <= -1
+    (note,) = [note for note in record["notes"] if note["id"] == "gained-nothing"]
+    assert note["text"] == f"by estimate, staging {said} compared with reading directly"
+
+
 @pytest.mark.parametrize(("threads", "low_s", "high_s"), [(1, 14.5, 15.0), (4, 14.3, 15.75)])
 def test_waits_for_answers_count_as_the_cost_of_a_run_that_was_served_nothing(
     threads: int, low_s: float, high_s: float

@@ -172,13 +172,20 @@ def _unserved(wall_s: float, programs: Sequence[Program], copied_bytes: int | No
 
 
 def _slowed_s(programs: Sequence[Program], copied: int) -> float:
-    """Returns by how many seconds copying slowed the program's reads at most: its share of the source's bandwidth."""
+    """Returns by how many seconds copying slowed the program's reads at most: its share of the source's bandwidth. What
+    the program waited for answers of the daemon is a cost of its own (`_cost`), and no read."""
     alone = [program.readers for program in programs if program.readers is not None]
     read = sum(program.size_bytes or 0 for program in programs)
-    waited = [None if group.waited_s is None else group.waited_s / group.at_once for group in alone]
-    if None in waited or not read or len(alone) < len(programs):
+    if not read or len(alone) < len(programs):
         raise CannotTell(COPYING)
-    return max(value or 0.0 for value in waited) * copied / (copied + read)
+    return max(_reading_s(group) for group in alone) * copied / (copied + read)
+
+
+def _reading_s(group: ReaderUse) -> float:
+    """Returns how long the processes waited for reads at the source, without their waits for answers."""
+    if group.waited_s is None:
+        raise CannotTell(COPYING)
+    return max(0.0, group.waited_s - group.want_s) / group.at_once
 
 
 def _cost(program: Program) -> Range:

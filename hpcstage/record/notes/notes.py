@@ -292,11 +292,14 @@ def order(record: Record) -> Iterator[Note]:
 
 
 def gained_nothing(record: Record) -> Iterator[Note]:
-    """Notes that staging gained nothing, or cost time, by estimate."""
-    saved_s, wall_s = record.savings.vs_direct_s, record.time_split.wall_s
+    """Notes that staging gained nothing, or cost time, by estimate. It cost time only where all of the estimate's range
+    says so."""
+    estimate, wall_s = record.savings.vs_direct, record.time_split.wall_s
+    saved_s = estimate.saved_s
     if not record.run.stages or saved_s is None or not wall_s or wall_s < LEAST_WALL_S or saved_s > GAINED * wall_s:
         return
-    lost = f"cost {format_duration(-saved_s)}" if saved_s < -GAINED * wall_s else "gained nothing"
+    best_s = saved_s + (estimate.inputs.get("high_s", 0.0) - estimate.inputs.get("low_s", 0.0)) / 2
+    lost = f"cost {format_duration(-saved_s)}" if best_s < -GAINED * wall_s else "gained nothing"
     text = f"by estimate, staging {lost} compared with reading directly"
     remedy = "it pays with more epochs or a busier source; --mode auto decides by a forecast"
     yield Note("gained-nothing", Severity.INFO, text, remedy)
