@@ -35,6 +35,10 @@ def run(command: tuple[str, ...], verbose: bool, quiet: bool, **given: Any) -> i
 
     if passes_through(os.environ):
         return replace_with(command, directories_without_us(given, os.environ))
+    if "HPCSTAGE_NODE_DIR" in os.environ:
+        from hpcstage.wrapper import outer
+
+        outer.forget(os.environ)
     from hpcstage import inherited
     from hpcstage.config import load
     from hpcstage.wrapper.run import run as launch

@@ -418,6 +418,7 @@ OTHER_VARIABLES = frozenset(
         "NODE_DIR",
         "STORE",
         "VERSION",
+        "JOB",
     )
 )
 """Variables that belong to hpcstage and are no settings."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from hpcstage.job.environment import detect, file_name
+from hpcstage.job.environment import detect, file_name, jobs_in
 from hpcstage.job.types import Job
 
-__all__ = ["Job", "detect", "file_name"]
+__all__ = ["Job", "detect", "file_name", "jobs_in"]

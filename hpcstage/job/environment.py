@@ -56,6 +56,17 @@ def detect(
     )
 
 
+def jobs_in(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the names of all jobs that `env` tells of, each with its scheduler's; a job inside another comes
+    first."""
+    found = (scheduler(env, _read_nothing) for scheduler in SCHEDULERS)
+    return tuple(f"{facts.scheduler} {facts.job_id}" for facts in found if facts)
+
+
+def _read_nothing(path: str) -> str:
+    raise FileNotFoundError(path)
+
+
 def _first(one: int | None, other: int | None) -> int | None:
     return other if one is None else one
 

@@ -13,11 +13,21 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpcstage import __version__
+from hpcstage.job import jobs_in
 from hpcstage.job.ranks import without_rank
 from hpcstage.protocol import nodedir
 
 CONTAINERS = {"apptainer": "APPTAINERENV_", "singularity": "SINGULARITYENV_"}
 """By command: the prefix of the variables that it sets in a container. Apptainer takes both and warns of the older."""
+
+
+JOB = "HPCSTAGE_JOB"
+"""The variable that holds the job of the run, as `jobs_in` names it; empty where there is none."""
+_OF_RUN = frozenset(
+    {JOB, *(f"HPCSTAGE_{name}" for name in ("ACTIVE", "RUN_ID", "VERSION", "RESULTS", "NODE_DIR", "STORE", "SOCKET"))}
+)
+_GIVEN = frozenset({"HPCSTAGE_OUT", "HPCSTAGE_CHECKPOINT"})
+"""Settings under whose names a command finds its own directory on the local disk."""
 
 
 def for_command(
@@ -32,11 +42,28 @@ def for_command(
         "HPCSTAGE_NODE_DIR": os.fspath(node_dir),
         "HPCSTAGE_STORE": os.fspath(node_dir / nodedir.STORE),
         "HPCSTAGE_SOCKET": os.fspath(sock),
+        JOB: next(iter(jobs_in(env)), ""),
     }
     paths = {"PYTHONPATH": env.get("PYTHONPATH", "")}
     paths |= {name: env[name] for prefix in CONTAINERS.values() if (name := f"{prefix}PYTHONPATH") in env}
     shim = {name: _prepend(os.fspath(shim_dir), path) for name, path in paths.items()}
     return {**env, **ours, **in_containers(env, ours), **shim}
+
+
+def without_run(env: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment without what `for_command` put into it, and without directories that a run gave to its
+    command under the name of a setting."""
+    run_id, shim_dir = env.get("HPCSTAGE_RUN_ID"), os.path.join(env.get("HPCSTAGE_NODE_DIR", ""), nodedir.SHIM)
+    kept = {}
+    for name, value in env.items():
+        plain = next((name.removeprefix(p) for p in CONTAINERS.values() if name.startswith(p)), name)
+        if plain == "PYTHONPATH":
+            rest = [entry for entry in value.split(os.pathsep) if entry != shim_dir]
+            if rest or not value:
+                kept[name] = os.pathsep.join(rest)
+        elif plain not in _OF_RUN and not (plain in _GIVEN and run_id in Path(value).parts):
+            kept[name] = value
+    return kept
 
 
 def in_containers(env: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:

@@ -19,7 +19,13 @@ IGNORED_BY_PYTHON = [signal.SIGPIPE, signal.SIGXFSZ]
 
 def passes_through(env: Mapping[str, str]) -> bool:
     """Returns whether the user switched hpcstage off, or an outer `hpcstage run` already serves this command."""
-    return env.get("HPCSTAGE_DISABLE", "") not in ("", "0") or bool(env.get("HPCSTAGE_ACTIVE"))
+    if env.get("HPCSTAGE_DISABLE", "") not in ("", "0"):
+        return True
+    if not env.get("HPCSTAGE_ACTIVE"):
+        return False
+    from hpcstage.wrapper import outer
+
+    return outer.serves(env)
 
 
 def directories_without_us(given: Mapping[str, Any], env: Mapping[str, str]) -> Mapping[NamedDirectory, str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -141,6 +143,71 @@ def test_nested_runs_pass_through(hpcstage: Hpcstage, make_tree: Tree) -> None:
     done = hpcstage("run", "--data", data, "--", *inner)
     assert done.returncode == 7
     assert len(hpcstage.records()) == 1
+
+
+def inherited(hpcstage: Hpcstage, **more: str) -> dict[str, str]:
+    """What a job has that the command of a run submitted with all of its variables."""
+    node_dir = hpcstage.local_dir / "hpcstage-0" / "ended-run"
+    return {
+        "HPCSTAGE_ACTIVE": "ended-run", "HPCSTAGE_RUN_ID": "ended-run", "HPCSTAGE_NODE_DIR": os.fspath(node_dir),
+        "HPCSTAGE_SOCKET": os.fspath(node_dir / "sock"), "HPCSTAGE_STORE": os.fspath(node_dir / "store"),
+        "HPCSTAGE_OUT": os.fspath(hpcstage.local_dir / "hpcstage-out-0" / "ended-run" / "out" / "tree"),
+        "PYTHONPATH": f"{node_dir}/shim:{hpcstage.env['PYTHONPATH']}", **more,
+    }  # fmt: skip
+
+
+SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
+
+
+def test_a_job_that_was_submitted_inside_of_a_run_that_has_ended(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    words = ("run", "-q", "--data", make_tree(files=1), "--", sys.executable, "-c", SHOW)
+    done = hpcstage(*words, env=inherited(hpcstage, PBS_JOBID="2.server", PBS_ENVIRONMENT="PBS_BATCH"))
+    assert (done.returncode, done.stderr) == (0, b"")
+    (record,) = hpcstage.records()
+    assert json.loads(record.read_text())["coverage"]["processes"] == 1
+    env = json.loads(done.stdout)
+    assert "ended-run" not in f"{env}"
+    assert env["PYTHONPATH"].endswith(f"/shim:{hpcstage.env['PYTHONPATH']}")
+    assert env["PYTHONPATH"].count("/shim") == 1
+    assert env["HPCSTAGE_JOB"] == "pbs 2.server"
+
+
+def test_the_socket_of_a_daemon_that_was_killed_serves_nobody(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    env = inherited(hpcstage)
+    place = Path(env["HPCSTAGE_SOCKET"])
+    place.parent.mkdir(parents=True, mode=0o700)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(os.fspath(place))
+        listener.listen()
+        words = ("run", "--data", make_tree(files=1), "--", "sh", "-c", "exit 7")
+        assert hpcstage(*words, env=env).returncode == 7
+        assert not hpcstage.records()
+    assert hpcstage(*words, env=env).returncode == 7
+    assert len(hpcstage.records()) == 1
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"JOB_ID": "2", "SGE_ROOT": "/sge"},
+        {"PBS_JOBID": "2.server", "PBS_ENVIRONMENT": "PBS_BATCH"},
+        {"SLURM_JOB_ID": "2"},
+    ],
+    ids=["gridengine", "pbs", "slurm"],
+)
+def test_a_job_on_the_node_of_the_run_that_submitted_it(
+    hpcstage: Hpcstage, make_tree: Tree, job: dict[str, str]
+) -> None:
+    """The run around it lives, but is of another job."""
+    data = os.fspath(make_tree(files=1))
+    inner = [sys.executable, "-m", "hpcstage", "run", "-q", "--data", data, "--", sys.executable, "-c", SHOW]
+    as_job = ["env", *(f"{name}={value}" for name, value in job.items()), *inner]
+    outer_job = {name: value.replace("2", "1") for name, value in job.items()}
+    done = hpcstage("run", "-q", "--data", data, "--", *as_job, env=outer_job)
+    assert (done.returncode, done.stderr) == (0, b"")
+    records = [json.loads(path.read_text()) for path in hpcstage.records()]
+    assert len({record["run"]["id"] for record in records}) == 2
+    assert json.loads(done.stdout)["PYTHONPATH"].count("/shim") == 1
 
 
 CATCHER = """
