@@ -1,6 +1,7 @@
 """Builds the C extensions where a compiler is at hand. Owns nothing else: the metadata is in pyproject.toml.
 
-All extensions are optional: without a compiler the package installs without them, and their Python forms are used. They
+All extensions are optional: without a compiler the package installs without them, and their Python forms are used.
+Where the variable HPCSTAGE_REQUIRE_NATIVE is set, as in CI, an extension that cannot be built is an error. They
 keep to the limited API, so that one wheel serves every Python from the oldest that is supported on. A free-threaded
 Python has no limited API, and would run with its lock as soon as it imports an extension that does not say that it
 needs none: there the Python forms are used.
@@ -8,6 +9,7 @@ needs none: there the Python forms are used.
 
 from __future__ import annotations
 
+import os
 import sysconfig
 from pathlib import Path
 
@@ -31,7 +33,7 @@ HAS_LIMITED_API = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
 def extension(name: str, sources: list[str], depends: list[str] | None = None) -> Extension:
-    """One extension for every Python from its limited API on, left out if it cannot be built."""
+    """One extension for every Python from its limited API on, left out if it cannot be built and need not be."""
     return Extension(
         name,
         sources,
@@ -39,7 +41,7 @@ def extension(name: str, sources: list[str], depends: list[str] | None = None) -
         extra_compile_args=FLAGS,
         extra_link_args=LINK_FLAGS,
         py_limited_api=True,
-        optional=True,
+        optional=not os.environ.get("HPCSTAGE_REQUIRE_NATIVE"),
     )
 
 

@@ -93,6 +93,21 @@ def test_one_wheel_for_all_that_are_supported(wheel: Path, tmp_path: Path) -> No
     assert done.stdout.split() == [os.fspath(tmp_path / "hpcstage" / "__init__.py"), "True"]
 
 
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.parametrize("required", [True, False])
+def test_c_code_that_does_not_compile_is_seen_where_the_extensions_are_required(tmp_path: Path, required: bool) -> None:
+    shutil.copy(REPO / "setup.py", tmp_path)
+    for name in ("shim/native/_hpcstage_native", "store/_copy", "store/_files"):
+        source = tmp_path / "hpcstage" / f"{name}.c"
+        source.parent.mkdir(parents=True, exist_ok=True)
+        source.write_text("int broken(\n")
+    env = {name: value for name, value in os.environ.items() if name != "HPCSTAGE_REQUIRE_NATIVE"}
+    env |= {"HPCSTAGE_REQUIRE_NATIVE": "1"} if required else {}
+    words = [sys.executable, "setup.py", "-q", "build_ext"]
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, timeout=60, check=False)
+    assert (done.returncode != 0) is required, done.stderr
+
+
 def test_free_threaded_pythons_get_no_extension(sdist: Path, tmp_path: Path) -> None:
     shutil.copytree(sdist, tmp_path / "source")
     wheel = build(tmp_path / "source", "wheel", tmp_path / "dist", FREE_THREADED)
