@@ -1,5 +1,5 @@
-"""Handles how this process was started: its standard streams and its working directory may be missing, and PYTHONPATH
-is the command's.
+"""Handles how this process was started: its standard streams and its working directory may be missing, PYTHONPATH is
+the command's, and the umask may be of no use.
 
 The module owns what takes their place in this process. A command that this process starts gets them as they were.
 """
@@ -37,6 +37,18 @@ def own_packages_first() -> None:
         given = {os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}
         given.discard(os.fspath(Path(__file__).resolve().parent.parent))
         sys.path.sort(key=lambda entry: os.path.abspath(entry) in given)
+
+
+def umask() -> int:
+    """Returns the umask, which the command gets, too."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def hides_own_files() -> bool:
+    """Returns whether this user cannot use the directories that this process makes, because of the umask."""
+    return bool(umask() & 0o700) and os.geteuid() != 0
 
 
 def directory() -> Path:

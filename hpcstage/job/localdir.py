@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hpcstage import inherited
 from hpcstage.config.expand import expand
 from hpcstage.config.model import DISK_VARIABLES
 from hpcstage.errors import NoLocalDir
@@ -78,6 +79,9 @@ def choose(setting: str | None, env: Mapping[str, str], job: Job, *, fs: Probe |
     scheduled = job.scheduler != "none"
     if setting == "none":
         return None
+    if inherited.hides_own_files():
+        what = f"the umask {inherited.umask():04o} takes this user's own rights to new files and directories away"
+        raise NoLocalDir(f"no node-local directory: {what}", "umask 022")
     if setting not in (None, "auto"):
         return _explicit(setting, env, scheduled, probe)
     skipped: list[str] = []

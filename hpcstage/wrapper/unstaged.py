@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 
 
 def leave_word(command: Sequence[str], config: Config, error: HpcstageError, resolved: Resolved, clock: Clock) -> None:
-    """Writes into the run directory why nothing was staged. Behind a launcher only the first rank writes; where the
-    launch has no name and each node stages alone, the first rank on each node writes."""
+    """Writes into the run directory why nothing was staged, and makes none that its user could not use later. Behind a
+    launcher only the first rank writes; where the launch has no name and each node stages alone, the first rank on each
+    node writes."""
     with contextlib.suppress(Exception):  # whatever goes wrong here, the command runs
         job = jobs.detect(os.environ, hostname=socket.gethostname(), parent_pid=os.getppid())
-        if not grouping.leaves_word(job):
+        if inherited.hides_own_files() or not grouping.leaves_word(job):
             return
         run_id = rundir.unique_id(clock.unix_s, job.job_id)
         part = facts.run_part(command, config, clock, run_id, job, None)

@@ -116,6 +116,30 @@ def test_more_descriptors_are_open_than_select_takes(hpcstage: Hpcstage, make_tr
     assert json.loads(hpcstage.records()[-1].read_text())["complete"] is True, run.stderr
 
 
+@pytest.mark.root
+def test_a_umask_that_hides_what_its_user_makes(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become somebody else")
+    data = make_tree(files=2)
+    for directory in (hpcstage.cwd, *hpcstage.cwd.parents[:-2]):
+        directory.chmod(0o755)
+    open_to_all = hpcstage.cwd / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    hpcstage.local_dir.chmod(0o777)
+    become = 'umask 0777; exec setpriv --reuid=65534 --regid=65534 --clear-groups "$@"'
+    wrapped = hpcstage.command("run", "--data", data, "--", "sh", "-c", "exit 7")
+    done = subprocess.run(
+        ["sh", "-c", become, "sh", *wrapped], cwd=open_to_all, capture_output=True, text=True, timeout=60, check=False,
+        env={**hpcstage.env, "XDG_STATE_HOME": os.fspath(open_to_all), "HOME": os.fspath(open_to_all)},
+    )  # fmt: skip
+    assert done.returncode == 7
+    (line,) = done.stderr.splitlines()
+    assert "the umask 0777 takes this user's own rights to new files and directories away" in line
+    assert line.endswith("(umask 022); the command runs without staging")
+    assert not list(open_to_all.iterdir()), "no directory that its user could not use later"
+
+
 @pytest.mark.parametrize("module", ["click", "rich", "yaml", "selectors", "psutil", "typing_extensions"])
 def test_a_module_of_that_name_on_the_commands_pythonpath(hpcstage: Hpcstage, make_tree: Tree, module: str) -> None:
     """Modules of a site put packages for other Pythons there."""
