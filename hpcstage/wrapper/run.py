@@ -6,17 +6,19 @@ before its start, it runs without hpcstage (or, with `--strict`, it does not run
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hpcstage import inherited
 from hpcstage import job as jobs
 from hpcstage.errors import HpcstageError, NoLocalDir, NotStarted, UsageError
 from hpcstage.plan.dataset import datasets as plan_datasets
+from hpcstage.problem import Problem
 from hpcstage.wrapper import messages
 from hpcstage.wrapper.child import Child, Signals, finish
 from hpcstage.wrapper.plain import replace_with
@@ -37,7 +39,12 @@ def run(command: Sequence[str], config: Config, verbosity: int) -> int:
     for warning in config.warnings:
         messages.warn(warning)
     started = Clock()
-    resolved = _resolve(command, config)
+    try:
+        with _preparing():
+            resolved = _resolve(command, config)
+    except NotStarted as error:
+        nothing = plan_datasets.Resolved([], [], {}, [])
+        return _without_us(command, config, error, Signals(), nothing, started)
     signals = Signals()
     try:
         session = _open_session(command, config, resolved, started)
@@ -80,13 +87,23 @@ def _resolve(command: Sequence[str], config: Config) -> Resolved:
 def _open_session(command: Sequence[str], config: Config, resolved: Resolved, started: Clock) -> Session:
     from hpcstage.wrapper.session import Session
 
-    try:
+    with _preparing():
         return Session.open(command, config, resolved, started)
+
+
+@contextlib.contextmanager
+def _preparing() -> Iterator[None]:
+    """Makes an error with one line of a mistake of ours, which costs staging, never the run."""
+    try:
+        yield
     except HpcstageError:
         raise
-    except Exception as error:  # noqa: BLE001  a mistake of ours costs staging, never the run
-        fault = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-        raise NotStarted(f"cannot prepare the run on {socket.gethostname()}: {fault}") from None
+    except Exception as error:  # noqa: BLE001
+        raise NotStarted(f"cannot prepare the run on {socket.gethostname()}: {_fault(error)}") from None
+
+
+def _fault(error: Exception) -> str:
+    return str(error) if isinstance(error, OSError | HpcstageError) else f"{type(error).__name__}: {error}"
 
 
 def _without_us(
@@ -120,7 +137,7 @@ def _is_later_on_node() -> bool:
 
 def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
     with session.progress:
-        stopped_by = _prepare(session, signals)
+        stopped_by = _prepared(session, signals)
     if stopped_by is not None:
         session.close(stopped_by)
         return stopped_by
@@ -130,13 +147,39 @@ def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
     except HpcstageError as error:
         session.not_run(error)
         raise
-    session.started(child.pid)
-    status = child.wait(session.watch)
-    session.ended(child.read_bytes)
-    if session.directories is not None:
-        _drain(session.directories, session, signals, is_orderly=status == 0)
-    session.close(status)
+    with _warning("cannot note that the command runs"):
+        session.started(child.pid)
+    status = child.wait(_watch_of(session))
+    with _warning("cannot end this run in order"):
+        session.ended(child.read_bytes)
+        if session.directories is not None:
+            _drain(session.directories, session, signals, is_orderly=status == 0)
+        session.close(status)
     return status
+
+
+@contextlib.contextmanager
+def _warning(what: str) -> Iterator[None]:
+    """Makes a warning of a mistake of ours while the command runs and after it: its exit code is passed on."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001
+        messages.warn(f"{what}: {_fault(error)}")
+
+
+def _watch_of(session: Session) -> Callable[[], None]:
+    """Returns what looks after the run now and then. A mistake of ours ends the looking, not the run."""
+    goes_on = True
+
+    def watch() -> None:
+        nonlocal goes_on
+        if goes_on:
+            goes_on = False
+            with _warning("cannot look after the staging daemon"):
+                session.watch()
+                goes_on = True
+
+    return watch
 
 
 def _drain(directories: RunDirectories, session: Session, signals: Signals, *, is_orderly: bool) -> None:
@@ -149,6 +192,20 @@ def _drain(directories: RunDirectories, session: Session, signals: Signals, *, i
             deadline = time.monotonic() + session.config.drain_s
         if deadline is not None and time.monotonic() > deadline:
             break
+
+
+def _prepared(session: Session, signals: Signals) -> int | None:
+    """Returns what `_prepare` returns. After a mistake of ours the command waits for nothing more, and runs."""
+    try:
+        with _preparing():
+            return _prepare(session, signals)
+    except NotStarted as error:
+        if session.config.strict:
+            session.not_run(error)
+            raise
+        messages.warn(f"{error.line()}; the command runs now")
+        session.part.problems.append(Problem("not-awaited", error.what, "what is not staged yet is read at the source"))
+        return None
 
 
 def _prepare(session: Session, signals: Signals) -> int | None:
@@ -171,9 +228,7 @@ def _require_datasets(session: Session) -> None:
     """With --strict, raises if the scan of the datasets, which has ended before the command starts, found a problem."""
     problem = session.scan_problem()
     if problem is not None:
-        error = NotStarted(problem.text, problem.remedy)
-        session.not_run(error)
-        raise error
+        raise NotStarted(problem.text, problem.remedy)
 
 
 def _wait_until(done: Callable[[float], bool], session: Session, signals: Signals) -> int | None:

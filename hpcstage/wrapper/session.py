@@ -260,7 +260,8 @@ class Session:
         self._take_status(status)
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
         self.part.child_cpu_s = usage.ru_utime + usage.ru_stime
-        self.watch()
+        with contextlib.suppress(Exception):  # a mistake there was reported while the command ran
+            self.watch()
         if self.directories is not None:
             self.directories.before_end()
         if self.lead is not None and self.group is not None and self.group.starts_daemons:

@@ -156,13 +156,43 @@ def test_a_module_of_that_name_on_the_commands_pythonpath(hpcstage: Hpcstage, ma
     assert hpcstage("report", env={"PYTHONPATH": path}).returncode == 0
 
 
-def test_a_directory_for_results_that_can_have_no_name(hpcstage: Hpcstage, make_tree: Tree) -> None:
+@pytest.mark.parametrize("setting", ["run_dir", "data"])
+def test_a_path_that_no_file_can_have(hpcstage: Hpcstage, make_tree: Tree, setting: str) -> None:
     """The run cannot be prepared, nor can what it leaves behind; the command runs."""
-    (hpcstage.cwd / "hpcstage.yaml").write_text('run_dir: "a\\0b"\n')
-    done = hpcstage("run", "--data", make_tree(files=1), "--", "sh", "-c", "exit 7")
+    (hpcstage.cwd / "hpcstage.yaml").write_text(f'{setting}: "a\\0b"\n')
+    data = ("--data", make_tree(files=1)) if setting != "data" else ()
+    done = hpcstage("run", *data, "--", "sh", "-c", "exit 7")
     assert done.returncode == 7, done.stderr
     (line,) = [one for one in done.stderr.splitlines() if b"without staging" in one]
     assert b"null byte" in line
+
+
+SHORT_OF_MEMORY = """
+import sys
+def fails(event, arguments):
+    if event == "open" and str(arguments[0]).endswith("/page") and arguments[1] == "rb":
+        raise MemoryError("none left")
+if sys.orig_argv[3:4] == ["run"]:
+    sys.addaudithook(fails)
+"""
+"""A wrapper cannot look at the page on which its daemon writes how far it is."""
+
+
+@pytest.mark.parametrize("mode", ["runtime", "upfront"])
+def test_a_failure_that_nobody_thought_of(hpcstage: Hpcstage, make_tree: Tree, mode: str) -> None:
+    (hpcstage.cwd / "sitecustomize.py").write_text(SHORT_OF_MEMORY)
+    env = {"PYTHONPATH": f"{hpcstage.cwd}:{hpcstage.env['PYTHONPATH']}"}
+    words = ("run", "--mode", mode, "--data", make_tree(files=3), "--", "sh", "-c", "sleep 0.2; exit 7")
+    done = hpcstage(*words, env=env)
+    assert done.returncode == 7, done.stderr
+    assert b"Traceback" not in done.stderr
+    warnings = [line for line in done.stderr.decode().splitlines() if line.endswith("MemoryError: none left")]
+    assert "hpcstage: cannot look after the staging daemon: MemoryError: none left" in warnings
+    record = json.loads(hpcstage.records()[0].read_text())
+    assert record["run"]["exit_code"] == 7
+    assert ("not-awaited" in {problem["id"] for problem in record["problems"]}) is (mode == "upfront")
+    strict = hpcstage(words[0], "--strict", *words[1:], env=env)
+    assert strict.returncode == 125, strict.stderr
 
 
 @pytest.mark.parametrize("job", ["ƒ2fGdTv5Z", "a b/c", "7" * 200])
