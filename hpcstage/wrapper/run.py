@@ -204,7 +204,8 @@ def _prepared(session: Session, signals: Signals) -> int | None:
             session.not_run(error)
             raise
         messages.warn(f"{error.line()}; the command runs now")
-        session.part.problems.append(Problem("not-awaited", error.what, "what is not staged yet is read at the source"))
+        text = f"the command did not wait for staging: {error.what}"
+        session.part.problems.append(Problem("not-awaited", text, "what is not staged yet is read at the source"))
         return None
 
 

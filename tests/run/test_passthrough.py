@@ -147,7 +147,7 @@ def test_nested_runs_pass_through(hpcstage: Hpcstage, make_tree: Tree) -> None:
 
 def inherited(hpcstage: Hpcstage, **more: str) -> dict[str, str]:
     """What a job has that the command of a run submitted with all of its variables."""
-    node_dir = hpcstage.local_dir / "hpcstage-0" / "ended-run"
+    node_dir = hpcstage.local_dir / f"hpcstage-{os.geteuid()}" / "ended-run"
     return {
         "HPCSTAGE_ACTIVE": "ended-run", "HPCSTAGE_RUN_ID": "ended-run", "HPCSTAGE_NODE_DIR": os.fspath(node_dir),
         "HPCSTAGE_SOCKET": os.fspath(node_dir / "sock"), "HPCSTAGE_STORE": os.fspath(node_dir / "store"),
@@ -164,7 +164,7 @@ def test_a_job_that_was_submitted_inside_of_a_run_that_has_ended(hpcstage: Hpcst
     done = hpcstage(*words, env=inherited(hpcstage, PBS_JOBID="2.server", PBS_ENVIRONMENT="PBS_BATCH"))
     assert (done.returncode, done.stderr) == (0, b"")
     (record,) = hpcstage.records()
-    assert json.loads(record.read_text())["coverage"]["processes"] == 1
+    assert json.loads(record.read_text())["coverage"]["processes_attached"] == 1
     env = json.loads(done.stdout)
     assert "ended-run" not in f"{env}"
     assert env["PYTHONPATH"].endswith(f"/shim:{hpcstage.env['PYTHONPATH']}")
@@ -174,6 +174,7 @@ def test_a_job_that_was_submitted_inside_of_a_run_that_has_ended(hpcstage: Hpcst
 
 def test_the_socket_of_a_daemon_that_was_killed_serves_nobody(hpcstage: Hpcstage, make_tree: Tree) -> None:
     env = inherited(hpcstage)
+    del env["HPCSTAGE_OUT"]
     place = Path(env["HPCSTAGE_SOCKET"])
     place.parent.mkdir(parents=True, mode=0o700)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:

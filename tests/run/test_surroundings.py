@@ -156,43 +156,50 @@ def test_a_module_of_that_name_on_the_commands_pythonpath(hpcstage: Hpcstage, ma
     assert hpcstage("report", env={"PYTHONPATH": path}).returncode == 0
 
 
-@pytest.mark.parametrize("setting", ["run_dir", "data"])
-def test_a_path_that_no_file_can_have(hpcstage: Hpcstage, make_tree: Tree, setting: str) -> None:
-    """The run cannot be prepared, nor can what it leaves behind; the command runs."""
-    (hpcstage.cwd / "hpcstage.yaml").write_text(f'{setting}: "a\\0b"\n')
-    data = ("--data", make_tree(files=1)) if setting != "data" else ()
-    done = hpcstage("run", *data, "--", "sh", "-c", "exit 7")
-    assert done.returncode == 7, done.stderr
-    (line,) = [one for one in done.stderr.splitlines() if b"without staging" in one]
-    assert b"null byte" in line
-
-
 SHORT_OF_MEMORY = """
-import sys
+import os, sys
 def fails(event, arguments):
-    if event == "open" and str(arguments[0]).endswith("/page") and arguments[1] == "rb":
+    reads = event != "open" or arguments[2] & os.O_ACCMODE == os.O_RDONLY
+    if event == os.environ["FAILS"] and str(arguments[0]).rstrip("'").endswith(os.environ["AT"]) and reads:
         raise MemoryError("none left")
 if sys.orig_argv[3:4] == ["run"]:
     sys.addaudithook(fails)
 """
-"""A wrapper cannot look at the page on which its daemon writes how far it is."""
+"""Lets a wrapper fail at a system call as nobody expects it."""
+
+
+def short_of_memory(hpcstage: Hpcstage, event: str, at: str) -> dict[str, str]:
+    (hpcstage.cwd / "sitecustomize.py").write_text(SHORT_OF_MEMORY)
+    return {"PYTHONPATH": f"{hpcstage.cwd}:{hpcstage.env['PYTHONPATH']}", "FAILS": event, "AT": at}
 
 
 @pytest.mark.parametrize("mode", ["runtime", "upfront"])
-def test_a_failure_that_nobody_thought_of(hpcstage: Hpcstage, make_tree: Tree, mode: str) -> None:
-    (hpcstage.cwd / "sitecustomize.py").write_text(SHORT_OF_MEMORY)
-    env = {"PYTHONPATH": f"{hpcstage.cwd}:{hpcstage.env['PYTHONPATH']}"}
+def test_a_wrapper_that_fails_while_it_waits_or_looks_on(hpcstage: Hpcstage, make_tree: Tree, mode: str) -> None:
+    env = short_of_memory(hpcstage, "open", "/page")
     words = ("run", "--mode", mode, "--data", make_tree(files=3), "--", "sh", "-c", "sleep 0.2; exit 7")
     done = hpcstage(*words, env=env)
     assert done.returncode == 7, done.stderr
     assert b"Traceback" not in done.stderr
-    warnings = [line for line in done.stderr.decode().splitlines() if line.endswith("MemoryError: none left")]
-    assert "hpcstage: cannot look after the staging daemon: MemoryError: none left" in warnings
+    said = done.stderr.decode()
+    assert "MemoryError: none left; the command runs now" in said
+    assert "hpcstage: cannot look after the staging daemon: MemoryError: none left\n" in said
     record = json.loads(hpcstage.records()[0].read_text())
     assert record["run"]["exit_code"] == 7
-    assert ("not-awaited" in {problem["id"] for problem in record["problems"]}) is (mode == "upfront")
+    assert [problem["id"] for problem in record["problems"]] == ["not-awaited"]
     strict = hpcstage(words[0], "--strict", *words[1:], env=env)
     assert strict.returncode == 125, strict.stderr
+
+
+@pytest.mark.parametrize(("event", "at"), [("open", "/list.txt"), ("os.mkdir", "/nodes")])
+def test_a_wrapper_that_fails_before_there_is_a_run(hpcstage: Hpcstage, make_tree: Tree, event: str, at: str) -> None:
+    """In one case neither the results of the run nor those of its failure find a directory."""
+    names = hpcstage.cwd / "list.txt"
+    names.write_text(f"{make_tree(files=1)}/class0/file00000.bin\n")
+    words = ("run", "--data", f"@{names}", "--", "sh", "-c", "exit 7")
+    done = hpcstage(*words, env=short_of_memory(hpcstage, event, at))
+    assert done.returncode == 7, done.stderr
+    (line,) = done.stderr.decode().splitlines()
+    assert line.endswith("MemoryError: none left; the command runs without staging")
 
 
 @pytest.mark.parametrize("job", ["ƒ2fGdTv5Z", "a b/c", "7" * 200])
