@@ -15,6 +15,7 @@ from pathlib import Path
 from hpcstage import __version__
 from hpcstage.job import jobs_in
 from hpcstage.job.ranks import without_rank
+from hpcstage.node import kept
 from hpcstage.protocol import nodedir
 
 CONTAINERS = {"apptainer": "APPTAINERENV_", "singularity": "SINGULARITYENV_"}
@@ -26,7 +27,7 @@ JOB = "HPCSTAGE_JOB"
 _OF_RUN = frozenset(
     {JOB, *(f"HPCSTAGE_{name}" for name in ("ACTIVE", "RUN_ID", "VERSION", "RESULTS", "NODE_DIR", "STORE", "SOCKET"))}
 )
-_GIVEN = frozenset({"HPCSTAGE_OUT", "HPCSTAGE_CHECKPOINT"})
+_GIVEN = frozenset({kept.OUT, kept.CHECKPOINT})
 """Settings under whose names a command finds its own directory on the local disk."""
 
 
@@ -54,16 +55,21 @@ def without_run(env: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment without what `for_command` put into it, and without directories that a run gave to its
     command under the name of a setting."""
     run_id, shim_dir = env.get("HPCSTAGE_RUN_ID"), os.path.join(env.get("HPCSTAGE_NODE_DIR", ""), nodedir.SHIM)
-    kept = {}
+    left = {}
     for name, value in env.items():
         plain = next((name.removeprefix(p) for p in CONTAINERS.values() if name.startswith(p)), name)
         if plain == "PYTHONPATH":
             rest = [entry for entry in value.split(os.pathsep) if entry != shim_dir]
             if rest or not value:
-                kept[name] = os.pathsep.join(rest)
-        elif plain not in _OF_RUN and not (plain in _GIVEN and run_id in Path(value).parts):
-            kept[name] = value
-    return kept
+                left[name] = os.pathsep.join(rest)
+        elif plain not in _OF_RUN and not (plain in _GIVEN and _is_of_run(Path(value), run_id)):
+            left[name] = value
+    return left
+
+
+def _is_of_run(path: Path, run_id: str | None) -> bool:
+    """Returns whether a path lies in a directory of a run's output files or checkpoints."""
+    return any(part.removesuffix(kept.OF_CHECKPOINTS) == run_id for part in path.parts)
 
 
 def in_containers(env: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:
@@ -78,9 +84,9 @@ def in_containers(env: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, 
 def for_daemon(env: Mapping[str, str], package_parent: Path) -> dict[str, str]:
     """Returns the environment without the variables that make an MPI library believe that the daemon is a rank, and
     with our own package importable."""
-    kept = without_rank(env)
-    kept["PYTHONPATH"] = _prepend(os.fspath(package_parent), env.get("PYTHONPATH", ""))
-    return kept
+    rest = without_rank(env)
+    rest["PYTHONPATH"] = _prepend(os.fspath(package_parent), env.get("PYTHONPATH", ""))
+    return rest
 
 
 def _prepend(entry: str, path: str) -> str:

@@ -151,7 +151,8 @@ def inherited(hpcstage: Hpcstage, **more: str) -> dict[str, str]:
     return {
         "HPCSTAGE_ACTIVE": "ended-run", "HPCSTAGE_RUN_ID": "ended-run", "HPCSTAGE_NODE_DIR": os.fspath(node_dir),
         "HPCSTAGE_SOCKET": os.fspath(node_dir / "sock"), "HPCSTAGE_STORE": os.fspath(node_dir / "store"),
-        "HPCSTAGE_OUT": os.fspath(hpcstage.local_dir / "hpcstage-out-0" / "ended-run" / "out" / "tree"),
+        "HPCSTAGE_OUT": f"{hpcstage.local_dir}/hpcstage-out-0/ended-run/out/tree",
+        "HPCSTAGE_CHECKPOINT": f"{hpcstage.local_dir}/hpcstage-out-0/ended-run.checkpoint/out/tree",
         "PYTHONPATH": f"{node_dir}/shim:{hpcstage.env['PYTHONPATH']}", **more,
     }  # fmt: skip
 
@@ -174,7 +175,7 @@ def test_a_job_that_was_submitted_inside_of_a_run_that_has_ended(hpcstage: Hpcst
 
 def test_the_socket_of_a_daemon_that_was_killed_serves_nobody(hpcstage: Hpcstage, make_tree: Tree) -> None:
     env = inherited(hpcstage)
-    del env["HPCSTAGE_OUT"]
+    del env["HPCSTAGE_OUT"], env["HPCSTAGE_CHECKPOINT"]
     place = Path(env["HPCSTAGE_SOCKET"])
     place.parent.mkdir(parents=True, mode=0o700)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
