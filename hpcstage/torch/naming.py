@@ -23,6 +23,8 @@ _AT_FDCWD, _EXCHANGE = -100, 2
 _NO_EXCHANGE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 """The errors of a file system, a kernel or a C library that cannot exchange two names."""
 _libc = ctypes.CDLL(None, use_errno=True)
+_claims: set[int] = set()
+"""The descriptors by which this process claims hidden names."""
 
 
 def hidden(path: Path) -> Path:
@@ -55,6 +57,7 @@ def claimed(path: Path) -> Iterator[None]:
         yield
         return
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    _claims.add(fd)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -64,7 +67,17 @@ def claimed(path: Path) -> Iterator[None]:
             pass
         yield
     finally:
+        _claims.discard(fd)
         os.close(fd)
+
+
+def _end_claims() -> None:
+    """Closes the descriptors in a forked process, such as a loader's worker: it may outlive the process that claims."""
+    while _claims:
+        os.close(_claims.pop())
+
+
+os.register_at_fork(after_in_child=_end_claims)
 
 
 def give_name(files: Files, temporary: Path, path: Path) -> Path | None:

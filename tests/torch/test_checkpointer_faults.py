@@ -10,10 +10,12 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import psutil
 import pytest
 from conftest import wait_for
 
@@ -26,6 +28,7 @@ import hpcstage.torch.checkpointer as room
 from hpcstage.torch import Checkpointer
 from hpcstage.torch.checkpointer import DirectoryInUse
 from hpcstage.torch.hostmemory import HostMemory
+from hpcstage.torch.naming import claimed
 from hpcstage.torch.saving import CheckpointNotSaved
 
 pytestmark = pytest.mark.torch
@@ -228,6 +231,37 @@ def in_a_child(work: Callable[[], bool]) -> int:
         finally:
             os._exit(4)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_forked_process_claims_nothing(tmp_path: Path) -> None:
+    end, go = os.pipe()
+
+    def waits() -> bool:
+        os.close(go)
+        return os.read(end, 1) == b""
+
+    with ThreadPoolExecutor(1) as pool:
+        with claimed(tmp_path):
+            before = len(psutil.Process().children())
+            child = pool.submit(in_a_child, waits)
+            wait_for(lambda: len(psutil.Process().children()) > before, what="the child")
+            with pytest.raises(BlockingIOError), claimed(tmp_path):
+                pass
+        try:
+            wait_for(lambda: not is_claimed(tmp_path), what="the end of the claim")
+            assert not child.done()
+        finally:
+            os.close(go)
+            os.close(end)
+        assert child.result() == 0
+
+
+def is_claimed(path: Path) -> bool:
+    try:
+        with claimed(path):
+            return False
+    except BlockingIOError:
+        return True
 
 
 def test_a_forked_process_has_zeros_in_place_of_the_memory() -> None:
