@@ -270,19 +270,19 @@ class Carrier:
             self._target.remove_temporary(name)
             return ActionResult(Deed.CARRY, name, Ending.HELD, text=SHOWN_ELSEWHERE)
         if found is not None and self._guard.is_in_the_way(action, found):
-            return self._put_beside(action, temporary)
+            return self._put_beside(action, temporary, entry)
         self._journal.intend(name, entry)
         if found is not None and stat.S_ISDIR(found.st_mode) and not action.is_late:
             os.rmdir(self._target.path(name))
         if not self._target.give_name(temporary, name, is_new=found is None):
-            return self._put_beside(action, temporary)
+            return self._put_beside(action, temporary, entry)
         self._target.sync_directory(name)
         return ActionResult(Deed.CARRY, name, Ending.DONE, entry)
 
-    def _put_beside(self, action: Action, temporary: str) -> ActionResult:
+    def _put_beside(self, action: Action, temporary: str, entry: TargetEntry) -> ActionResult:
         beside = self._target.free_name_beside(action.name, action.beside)
         os.rename(self._target.path(temporary), self._target.path(beside))
-        return ActionResult(Deed.CARRY, action.name, Ending.BESIDE, text=beside)
+        return ActionResult(Deed.CARRY, action.name, Ending.BESIDE, entry, text=beside)
 
 
 def _times(status: os.stat_result) -> tuple[int, int, int]:

@@ -17,7 +17,6 @@ from hpcstage.outputs.facts import (
     Action,
     ActionResult,
     Deed,
-    Ending,
     EntryKind,
     Fingerprint,
     Leftover,
@@ -199,7 +198,6 @@ class OutputDrain:
     def _took(self, result: ActionResult, now: float) -> None:
         for renamed in self._ledger.take(result, now):
             self._journal.saw(renamed)
-        is_copy = result.entry is not None and result.entry.kind is EntryKind.FILE
-        if result.deed is Deed.CARRY and (is_copy or result.ending is Ending.BESIDE):
+        if result.deed is Deed.CARRY and result.entry is not None and result.entry.kind is EntryKind.FILE:
             self._files += 1
             self._bytes += result.bytes_carried

@@ -185,7 +185,8 @@ class ActionResult:
     name: str
     ending: Ending
     entry: TargetEntry | None = None
-    """The target's entry, if it was brought up to date; of MISPLACED, the one that the local link stands for."""
+    """The target's entry, if it was brought up to date; of BESIDE, that of the name beside; of MISPLACED, the one that
+    the local link stands for."""
     errno: int = 0
     text: str = ""
     """The name beside, of BESIDE; the kind, of SKIPPED; the reason, of FAILED; of MISPLACED, a name that what has the

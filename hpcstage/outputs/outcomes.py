@@ -39,18 +39,27 @@ class Outcomes:
             findings.failed.pop(name, None)
         if not state.is_ending:
             state.marks.rest(name, now, result.took_s)
+        where = result.text if result.ending is Ending.BESIDE else name
         if result.entry is not None:
-            state.known.put(name, result.entry)
+            state.known.put(where, result.entry)
         match result.ending:
             case Ending.DONE:
-                findings.beside.pop(name, None)
+                self._remove_beside(name, now)
             case Ending.BESIDE:
-                findings.beside[name] = result.text
+                findings.beside[name] = where
+                state.queue.exists_again(where)
             case Ending.SKIPPED:
                 findings.skipped[name] = result.text
             case Ending.CHANGED | Ending.FAILED | Ending.HELD:
                 self._try_again(result, mark, now)
         return []
+
+    def _remove_beside(self, name: str, now: float) -> None:
+        """Has what lay beside a name removed, which has the name now."""
+        state = self._state
+        beside = state.findings.beside.pop(name, None)
+        if beside is not None:
+            state.queue.remove(beside, state.marks.next_seq(), now, is_dir=False)
 
     def _try_again(self, result: ActionResult, mark: Mark, now: float) -> None:
         """Puts a name back that was not carried; a try does not count while the command runs and others go first."""
@@ -110,5 +119,8 @@ class Outcomes:
             return
         if result.ending in {Ending.DONE, Ending.ABSENT}:
             state.known.removed(name)
+            beside = state.findings.beside
+            for other in [other for other, where in beside.items() if where == name]:
+                del beside[other]
         elif result.text:
             state.findings.kept[name] = result.text

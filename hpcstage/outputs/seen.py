@@ -55,10 +55,18 @@ class Intake:
         state, name = self._state, event.name
         state.marks.drop(name, is_dir=event.is_dir)
         state.unclosed.discard(name)
+        self._drop_beside(name, now)
         if name not in state.known.entries and name not in state.flying and not state.queue.renames:
             return False
         state.queue.remove(name, state.marks.next_seq(), now, is_dir=event.is_dir)
         return True
+
+    def _drop_beside(self, name: str, now: float) -> None:
+        """Has what lies beside a name that is no more removed, too."""
+        state = self._state
+        beside = state.findings.beside.get(name)
+        if beside is not None:
+            state.queue.remove(beside, state.marks.next_seq(), now, is_dir=False)
 
     def _see_moved_away(self, event: SeenEvent, now: float) -> bool:
         """Takes in that a name was moved out of the watched directory. The content of a file is elsewhere now; what
@@ -74,6 +82,7 @@ class Intake:
     def _see_moved(self, event: SeenEvent, now: float) -> SeenEvent | None:
         state, old, new, is_dir = self._state, event.name, event.new, event.is_dir
         self._rename_marks(event)
+        self._drop_beside(old, now)
         state.marks.add(new, now + CLOSED_S)
         if state.queue.renames or self._may_have(old, is_dir):
             state.queue.rename(old, new, is_dir=is_dir)

@@ -118,6 +118,10 @@ class SharedOutputs(RunOutputs):
             why = _SILENT
         if why:
             self.give_up(why)
+        elif why is not None:
+            messages.warn(
+                f"each node has a {{out}} of its own; what others write there is found in {self.part.directory}"
+            )
         return why is not None
 
     def end(self, *, is_orderly: bool) -> bool:

@@ -130,6 +130,27 @@ def test_a_removal_on_one_node_takes_nothing_that_another_wrote(start: Start, re
     assert tree(results).keys() == {"old", "old/new"}
 
 
+@pytest.mark.parametrize("how", ["removed", "renamed", "alone"])
+def test_what_lies_beside_goes_with_its_name(start: Start, results: Path, how: str) -> None:
+    one, other = start(node="a"), start(node="b")
+    for node, text in ((one, "a"), (other, "b")):
+        write(node, "same", text)
+        node.settle()
+    assert tree(results).keys() == {"same", "same.b"}
+    if how == "removed":
+        (other.out / "same").unlink()
+    elif how == "renamed":
+        (other.out / "same").rename(other.out / "mine")
+    else:
+        (one.out / "same").unlink()
+    for node in (one, other):
+        node.turn(0.0)
+        node.end()
+    assert (results / "same").read_text() == ("b" if how == "alone" else "a")
+    assert tree(results).keys() == ({"same", "mine"} if how == "renamed" else {"same"})
+    assert other.drain.report().findings.beside == {}
+
+
 NAMES = st.sampled_from(["x", "y", "d/x", "d/y"])
 STEPS = st.lists(
     st.tuples(st.integers(0, 1), st.sampled_from(["write", "append", "remove", "turn"]), NAMES), max_size=8
