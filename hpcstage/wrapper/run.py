@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from hpcstage.wrapper.session import Session
 
 _WAIT_S = 0.05
+_ASKS_TO_END = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU})
 _PLACEHOLDER = re.compile(r"\{(out|checkpoint)\}")
 
 
@@ -153,7 +155,7 @@ def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
     with _warning("cannot end this run in order"):
         session.ended(child.read_bytes)
         if session.directories is not None:
-            _drain(session.directories, session, signals, is_orderly=status == 0)
+            _drain(session.directories, session, signals, status)
         session.close(status)
     return status
 
@@ -182,10 +184,11 @@ def _watch_of(session: Session) -> Callable[[], None]:
     return watch
 
 
-def _drain(directories: RunDirectories, session: Session, signals: Signals, *, is_orderly: bool) -> None:
-    """Waits until what was written is drained. After a fatal signal that may take as long as the end of a run."""
-    deadline = None
-    directories.end(session.control, is_orderly=is_orderly)
+def _drain(directories: RunDirectories, session: Session, signals: Signals, status: int) -> None:
+    """Waits until what was written is drained. After a fatal signal, also one that ended the command, that may take as
+    long as the end of a run: who sent it waits for that."""
+    deadline = time.monotonic() + session.config.drain_s if _was_told_to_end(status) else None
+    directories.end(session.control, is_orderly=status == 0)
     while not directories.is_drained(session.control, _WAIT_S):
         info = signals.take(0)
         if info is not None and signals.ends(info) and deadline is None:
@@ -207,6 +210,13 @@ def _prepared(session: Session, signals: Signals) -> int | None:
         text = f"the command did not wait for staging: {error.what}"
         session.part.problems.append(Problem("not-awaited", text, "what is not staged yet is read at the source"))
         return None
+
+
+def _was_told_to_end(status: int) -> bool:
+    """Tells from a command's wait status whether a signal ended it, or the program that it waited for, as a shell says
+    by its exit code."""
+    code = os.waitstatus_to_exitcode(status)
+    return (-code if code < 0 else code - 128) in _ASKS_TO_END
 
 
 def _prepare(session: Session, signals: Signals) -> int | None:

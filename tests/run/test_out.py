@@ -361,6 +361,20 @@ def test_a_signal_limits_the_wait_at_the_end(
     assert kept(local_dir) == []
 
 
+@pytest.mark.parametrize("ends", ["kill -TERM $$", "sh -c 'kill -HUP $$'; exit $?"])
+def test_a_signal_that_ended_the_command_limits_the_wait(
+    hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, local_dir: Path, ends: str
+) -> None:
+    results, script = tmp_path / "results", 'for name in 1 2 3; do echo "a long $name" > "$HPCSTAGE_OUT/$name"; done; '
+    options = ("--out", results, "--drain-rate", "1", "--drain", "1s")
+    done = run(hpcstage, make_tree(), *options, "--", "sh", "-c", script + ends)
+    assert done.returncode in (-signal.SIGTERM, 128 + signal.SIGHUP)
+    assert b"there was no time left" in done.stderr
+    assert hpcstage("clean", "--drain").returncode == 0
+    assert [(results / name).read_text() for name in "123"] == ["a long 1\n", "a long 2\n", "a long 3\n"]
+    assert kept(local_dir) == []
+
+
 @pytest.mark.parametrize("env", [{"HPCSTAGE_DISABLE": "1"}, {"HPCSTAGE_LOCAL_DIR": "/nonexistent"}])
 def test_without_a_local_disk_it_is_the_directory_itself(
     hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, env: dict[str, str]
