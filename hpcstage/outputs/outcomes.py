@@ -62,10 +62,11 @@ class Outcomes:
             state.queue.remove(beside, state.marks.next_seq(), now, is_dir=False)
 
     def _try_again(self, result: ActionResult, mark: Mark, now: float) -> None:
-        """Puts a name back that was not carried; a try does not count while the command runs and others go first."""
+        """Puts a name back that was not carried; a try does not count where others go first, while the command runs or
+        something else is left to do."""
         state = self._state
         is_held = result.ending is Ending.HELD
-        if is_held and not state.is_ending:
+        if is_held and (not state.is_ending or state.is_anything_else_left()):
             mark.tries = 0
         if not is_held and state.is_ending and mark.tries + 1 >= MOST_TRIES and not state.queue.removed:
             state.findings.failed[result.name] = result.text

@@ -49,6 +49,10 @@ class DrainState:
         """Tells whether nothing waits and nothing is under way."""
         return not (self.marks.by_name or self.queue or self.flying)
 
+    def is_anything_else_left(self) -> bool:
+        """Tells whether something is under way, or waits and did not have to be put back."""
+        return bool(self.queue or self.flying) or any(not mark.tries for mark in self.marks.by_name.values())
+
     def is_blocked(self, name: str) -> bool:
         """Tells whether a name waits: for its own last action, for a rename, or for its directory to be made."""
         parent = name.rpartition("/")[0]

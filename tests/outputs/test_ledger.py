@@ -251,3 +251,23 @@ def test_directories_get_their_times_last_and_the_deepest_first():
             ledger.take(ActionResult(action.deed, action.name, Ending.DONE, entry), now)
     assert names == [("carry", "d"), ("carry", "d/e"), ("carry", "d/e/file"), ("stamp", "d/e"), ("stamp", "d")]
     assert ledger.is_settled()
+
+
+def test_a_name_that_waits_for_others_is_not_given_up_before_them():
+    ledger = Ledger({"old": EARLIER}, is_late=True)
+    ledger.recall(SeenEvent(SeenKind.MOVED, "old", "new"), ())
+    ledger.see(SeenEvent(SeenKind.FOUND, "other"), 0.0)
+    ledger.see(SeenEvent(SeenKind.FOUND, "held"), 0.0)
+    (move, *carried) = ledger.actions(1.0, 4)
+    assert told([move, *carried]) == [("move", "old", "new"), ("carry", "other"), ("carry", "held")]
+    now, held = 1.0, carried[1]
+    for _ in range(2 * MOST_TRIES):
+        now += 100.0
+        done(ledger, [held], now, Ending.HELD)
+        (held,) = ledger.actions(now + 99.0, 4)
+        assert not held.is_last_try
+    done(ledger, [move, carried[0]], now)
+    while not held.is_last_try:
+        now += 100.0
+        done(ledger, [held], now, Ending.HELD)
+        (held,) = (one for one in ledger.actions(now + 99.0, 4) if one.name == "held")

@@ -403,6 +403,23 @@ def test_a_rename_that_was_seen_and_another_that_was_not(pairs):
         pair.running.stop()
 
 
+def test_a_name_waits_for_all_that_a_late_drain_does(pairs):
+    pair = pairs()
+    try:
+        pair.both((exchange, "e", "b"), 0)
+        pair.running.turn(0.0)
+        pair.running.until(lambda: len(pair.running.drain._ledger.renames) == 1)  # of an exchange's three
+        pair.running.stop()
+        pair.both((exchange, "d", "b"), 0)
+        for _ in range(2):
+            report = drain_late(pair.running.place, LATE_S)
+            assert report is not None
+            assert (report.undrained, report.findings.kept, report.findings.beside) == ([], {}, {})
+            assert tree(pair.target) == tree(pair.plain)
+    finally:
+        pair.running.stop()
+
+
 def test_what_landed_beside_is_carried_by_the_next_late_drain(pairs):
     pair = pairs()
     try:
