@@ -24,6 +24,7 @@ MARK = "HPCSTAGE_TEST_SESSION"
 SESSION = f"{os.getpid()}-{time.monotonic_ns()}"
 OF_BENCHMARK = re.compile(rf"/hpcstage-bench-{os.getuid()}-(\d+)-")
 OF_EMULATOR = re.compile(r"hpcstage-slowfs-(\d+)-")
+OF_TESTS = re.compile(r"/pytest-of-[^/]+/pytest-\d+/")
 GLOO = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 """For programs of several ranks: they meet on loopback, whatever this machine's name leads to."""
 STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
@@ -88,13 +89,16 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 10.0, what: str =
         time.sleep(0.01)
 
 
-def _mounts() -> set[str]:
+def _mounts(own: Path) -> set[str]:
     found = [line.split()[:2] for line in Path("/proc/self/mounts").read_text(errors="replace").splitlines()]
-    return {path for name, path in found if not _is_of_others(name, path)}
+    return {path for name, path in found if not _is_of_others(name, path, own)}
 
 
-def _is_of_others(name: str, path: str) -> bool:
-    """A mount of a benchmark, or of other tests, that run beside these. Both names tell who made it."""
+def _is_of_others(name: str, path: str, own: Path) -> bool:
+    """A mount of a benchmark, or of other tests, that run beside these; `own` is the directory of these. The names tell
+    who made it."""
+    if OF_TESTS.search(path) and not Path(path).is_relative_to(own):
+        return True
     maker = OF_BENCHMARK.search(path) or OF_EMULATOR.match(name)
     if maker is None or int(maker[1]) == os.getpid():
         return False
@@ -117,16 +121,17 @@ def _marked() -> list[psutil.Process]:
 
 
 @pytest.fixture(autouse=True)
-def leaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def leaks(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Fails a test that leaves a process or a mount behind."""
-    mounts = _mounts()
+    own = tmp_path_factory.getbasetemp()
+    mounts = _mounts(own)
     monkeypatch.setenv(MARK, SESSION)
     yield
     deadline = time.monotonic() + GONE_S
     while (left := _marked()) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not left, f"processes left behind: {left}"
-    assert not _mounts() - mounts, f"mounts left behind: {_mounts() - mounts}"
+    assert not _mounts(own) - mounts, f"mounts left behind: {_mounts(own) - mounts}"
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ class FoundCheckpoints:
     opened: OpenGeneration | None
     """The generation of which the drained files are; None where no description is there."""
     places: tuple[kept.KeptPlace, ...]
-    """What runs left, or use, on the local disk."""
+    """The places that runs left, or use, on the local disk."""
 
     @classmethod
     def look(cls, asked: str, config: Config, cwd: Path) -> FoundCheckpoints:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from conftest import wait_for
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
-from hpcstage.checkpoint.generations.state import FileTree
+from hpcstage.checkpoint.generations.state import FileTree, StateChanged
 from hpcstage.checkpoint.generations.store import GenerationStore
 from hpcstage.checkpoint.generations.terms import CommitTerms
 from hpcstage.checkpoint.keeping import facts
@@ -21,7 +22,7 @@ from hpcstage.checkpoint.keeping.draining import EntryDrain
 from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace, DrainTerms, KeepingReport
 from hpcstage.checkpoint.keeping.history import names_of
 from hpcstage.checkpoint.keeping.late import drain_late
-from hpcstage.checkpoint.keeping.plain import damaged, described, shown_in
+from hpcstage.checkpoint.keeping.plain import damaged, described, place_copies, shown_in
 from hpcstage.checkpoint.keeping.process import KeeperProcess
 
 SIZE_BYTES = 200_000
@@ -399,7 +400,7 @@ def test_a_clock_that_goes_after_the_one_before_it_does_not_matter(make: Make, l
     target.mkdir()
     (tree / "step1").write_bytes(b"1")
     with GenerationStore(local_dir / "store") as store, store.source() as source:
-        store.commit(FileTree(tree), terms=CommitTerms(after_ns=time.time_ns() + 10**15))
+        before = store.commit(FileTree(tree), terms=CommitTerms(after_ns=time.time_ns() + 10**15)).manifest
         EntryDrain(tree, target, "run").generation(source, 1, ())
     kept = make()
     kept.save("step2")
@@ -407,6 +408,7 @@ def test_a_clock_that_goes_after_the_one_before_it_does_not_matter(make: Make, l
     opened = described(target)
     assert opened is not None
     assert opened.manifest.number == report.drained_number == 2
+    assert opened.manifest.created_ns > before.created_ns
     assert kept.drained() == ["step1", "step2"]
 
 
@@ -426,3 +428,39 @@ def test_all_is_drained_when_the_jobs_time_ends(make: Make) -> None:
     assert time.time() >= (kept.terms.hurry_unix_s or 0)
     kept.save("step2")
     kept.until(lambda: kept.drained() == ["step1", "step2"], "the drain")
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("before", "after"), [("size=100k", "size=4m"), ("ro", "rw")])
+def test_a_target_that_cannot_take_it_leaves_all_named(make: Make, tmp_path: Path, before: str, after: str) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", target], check=False).returncode:
+        pytest.skip("needs the privilege to mount")
+    try:
+        kept = make()
+        subprocess.run(["mount", "-o", f"remount,{before}", target], check=True)
+        kept.save("step1")
+        report = kept.end()
+        assert [one.name for one in report.undrained] == ["step1"]
+        assert not [name for name in os.listdir(target) if name.startswith(".hpcstage-restore")]
+        subprocess.run(["mount", "-o", f"remount,{after}", target], check=True)
+        late = drain_late(kept.place, kept.charter)
+        assert (late.undrained, late.unclosed, kept.drained()) == ((), (), ["step1"])
+    finally:
+        kept.keeper.close()
+        subprocess.run(["umount", "-l", target], check=True)
+
+
+def test_a_copy_of_what_changes_meanwhile_is_not_placed(local_dir: Path, tmp_path: Path) -> None:
+    (local_dir / "last").write_bytes(b"new")
+    (tmp_path / "last").write_bytes(b"old")
+    os.utime(tmp_path / "last", (1, 1))
+
+    def write_again(_: int) -> None:
+        (local_dir / "last").write_bytes(b"torn")
+
+    with pytest.raises(StateChanged, match="last changed"):
+        place_copies(local_dir, {"last": "last"}, tmp_path, pace=write_again)
+    assert (tmp_path / "last").read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["last"]
