@@ -99,7 +99,8 @@ class RunOutputs:
         asked = named.asked(config)
         assert asked is not None
         if why_not := cls._why_not(node):
-            return cls._at_target(named.made(asked, cwd), None, why_not)
+            target = named.made(asked, cwd)
+            return cls(target, None, why_not, None) if job.rank else cls._at_target(target, None, why_not)
         named.check_disk(asked, cwd, local)
         target = named.made(asked, cwd)
         lock = named.lock(target, asked, f"run {node.run_id} on {host}")

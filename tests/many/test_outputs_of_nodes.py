@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -164,16 +165,18 @@ def leave(disk: Path, results: Path) -> kept.KeptPlace:
     return place
 
 
-def on_cluster(hpcstage: Hpcstage, cluster: FakeCluster, scheduler: str, results: Path, launcher: list[str]) -> str:
-    """Runs a program on all nodes; returns what was said."""
+def on_cluster(
+    hpcstage: Hpcstage, cluster: FakeCluster, scheduler: str, results: Path, launcher: list[str], *behind: str
+) -> str:
+    """Runs a program by a launcher, with hpcstage in front of it, or behind another; returns what was said."""
     results.mkdir(exist_ok=True)
     (results / "old").write_text("old")
     program = hpcstage.cwd / "rank.py"
     program.write_text(RANK)
     own = {name: value for name, value in hpcstage.env.items() if name != "HPCSTAGE_LOCAL_DIR"}
     words = [sys.executable, "-m", "hpcstage", "run", "--out", str(results), "--", *launcher, str(program), "{out}"]
-    done = manylab.subprocess.run(
-        cluster.on(cluster.nodes[0], words),
+    done = subprocess.run(
+        cluster.on(cluster.nodes[0], [*behind, *words]),
         env={**own, **cluster.job(scheduler)},
         cwd=hpcstage.cwd,
         capture_output=True,
@@ -230,3 +233,15 @@ def test_several_agents_on_a_node_are_one_and_the_word_comes_by_a_file(
     assert "{out} is" not in said
     assert contents(results) == {"old": "old", "rank0": "0 on node1", "same": "0 on node1"}
     assert len(manylab.record_of(hpcstage)["outputs"]["nodes"]) == 3
+
+
+@pytest.mark.root
+@needs_root
+@manylab.needs_mpi
+def test_behind_a_launcher_all_write_to_the_target_and_one_rank_says_so(
+    hpcstage: Hpcstage, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    results = tmp_path / "results"
+    said = on_cluster(hpcstage, cluster, "slurm", results, [sys.executable], "srun")
+    assert said.count(f"{{out}} is {results}: hpcstage stands behind a launcher") == 1
+    assert {f"rank{rank}" for rank in range(6)} <= contents(results).keys()
