@@ -40,7 +40,7 @@ class TargetGuard:
         is_directory = stat.S_ISDIR(found.st_mode)
         if not action.is_late:
             known = (action.entry, action.new_entry, self.was_written.get(action.name))
-            return not is_directory and not any(has_inode(entry, found) for entry in known)
+            return not is_directory and not any(self._is_ours(entry, found) for entry in known)
         if is_directory and is_last_seen(action, found):
             try:
                 os.rmdir(self._target.path(action.name))
@@ -48,6 +48,13 @@ class TargetGuard:
                 return True
             return False
         return not is_last_seen(action, found)
+
+    def _is_ours(self, entry: TargetEntry | None, found: os.stat_result) -> bool:
+        """Tells whether what the target has is the file that is known. Where other nodes write there, too, one of them
+        may have written into a copy of a local file."""
+        if entry is not None and entry.kind is EntryKind.FILE and self._target.is_shared:
+            return is_same(entry, found)
+        return has_inode(entry, found)
 
     def may_become_directory(self, action: Action, found: os.stat_result) -> bool:
         """Tells whether a directory may take the place of a file."""

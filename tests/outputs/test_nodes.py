@@ -89,6 +89,20 @@ def test_what_another_node_took_the_place_of_is_there_in_the_end(start: Start, r
     assert (results / "config.a").read_text() == "of a"
 
 
+def test_what_another_node_wrote_into_a_file_is_not_overwritten(start: Start, results: Path) -> None:
+    """It may have a link to a file of that name, which this node took the place of."""
+    node = start(node="a")
+    write(node, "log", "a")
+    node.settle()
+    with (results / "log").open("a") as file:
+        file.write(" and b")
+    with (node.out / "log").open("a") as file:
+        file.write(" again")
+    node.end()
+    assert (results / "log").read_text() == "a and b"
+    assert (results / "log.a").read_text() == "a again"
+
+
 def test_a_name_is_given_to_one_only(results: Path) -> None:
     inode = results.stat().st_ino
     targets = [Target(Charter("run-1", os.fspath(results), inode, 0, "host", node)) for node in ("a", "b")]
