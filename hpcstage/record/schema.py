@@ -588,6 +588,11 @@ class Record:
     checkpoints: CheckpointsPart | None = field(default=None, metadata=DEFAULT_IF_DAMAGED)
     """The command's checkpoints; null without --checkpoint."""
 
+    @property
+    def names_dataset(self) -> bool:
+        """Returns whether the run has a dataset, as far as is known: some have output files or checkpoints only."""
+        return bool(self.datasets) or self.run.mode != "direct"
+
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Record:
         """Reads a record of any 1.x version. Raises ValueError if the data are no record."""

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from reportcases import CASES, compose, node_part, run_part, short, shown, side_by_side, trainer
 from rich.cells import cell_len
 
+from hpcstage.record.parts.part import DatasetPart
+from hpcstage.record.parts.rows import ProcessPart
 from hpcstage.report import figures
 from hpcstage.report.canvas import Canvas, Sparkline, Wrapped
 
@@ -98,6 +100,32 @@ def test_the_short_form_knows_one_from_many_and_names_what_is_unknown() -> None:
 def test_endings() -> None:
     assert "killed by signal 9" in shown(CASES["signal"]())
     assert "end not seen" in shown(CASES["killed"]())
+
+
+def test_a_command_that_could_not_be_executed_has_no_time_and_no_copies() -> None:
+    unknown = [DatasetPart("0", "/d", ("/d",))]
+    said = shown(
+        compose(run_part(child_started_s=None, child_ended_s=None, exit_code=127), [node_part(datasets=unknown)])
+    )
+    assert "exit code 127" in said
+    assert "wall" not in said
+    assert "staged" not in said
+
+
+def test_a_command_that_ended_before_the_files_were_known_has_no_copies() -> None:
+    said = shown(compose(run_part(), [node_part(datasets=[DatasetPart("0", "/d", ("/d",))])]))
+    assert "staged   nothing: the files of the datasets were not known" in said
+
+
+@pytest.mark.parametrize("processes", [[], [trainer()]])
+def test_a_run_without_a_dataset_is_not_asked_for_its_paths(processes: list[ProcessPart]) -> None:
+    """A run with --out only."""
+    record = compose(
+        run_part(direct_why="no dataset is named"),
+        [node_part(mode="direct", datasets=[], samples=[], processes=processes)],
+    )
+    assert record["notes"] == []
+    assert short(record)[0] == "direct: no dataset is named"
 
 
 def test_the_choice_of_auto_is_explained() -> None:

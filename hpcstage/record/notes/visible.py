@@ -52,7 +52,7 @@ REASONS = {
 
 def nothing_attached(record: Record) -> Iterator[Note]:
     """Notes that no shim ran in any process."""
-    if record.coverage.processes_attached == 0 and record.run.was_watched:
+    if record.coverage.processes_attached == 0 and record.run.was_watched and record.names_dataset:
         remedy = (
             "python -I, -E or -S, `env -i`, sudo and containers with a clean environment drop PYTHONPATH: "
             "pass it on; programs that are not Python are not redirected"
@@ -77,7 +77,7 @@ def nothing_opened(record: Record) -> Iterator[Note]:
     """Notes that shims ran, but no process opened a file of the datasets."""
     coverage = record.coverage
     attached = (coverage.processes_attached or 0) - (coverage.processes_uncounted or 0)
-    if attached > 0 and coverage.opens == 0:
+    if attached > 0 and coverage.opens == 0 and record.names_dataset:
         roots = ", ".join(dataset.root for dataset in record.datasets[:2]) or "the datasets"
         text = f"no attached process opened a file below {roots}"
         remedy = "check that --data names the paths that the program opens, and that they are regular files"

@@ -57,13 +57,14 @@ def _where(record: Record) -> str:
     if environment.job_id:
         parts.append(f"{environment.scheduler} job {environment.job_id}")
     parts.append(f"started {run.started_utc.replace('T', ' ').replace('+00:00', ' UTC')}")
-    parts.append(f"wall {seconds(record.time_split.wall_s)}")
+    if run.was_watched:
+        parts.append(f"wall {seconds(record.time_split.wall_s)}")
     return ", ".join(parts)
 
 
 def _staged(record: Record) -> str:
     datasets = record.datasets
-    if record.run.mode == "direct" or not datasets:
+    if record.run.mode == "direct" or not datasets or not record.run.was_watched:
         return ""
     files = add(*(dataset.files for dataset in datasets))
     took = [node.staged_s for node in record.nodes if node.staged_s is not None]
@@ -72,6 +73,8 @@ def _staged(record: Record) -> str:
     told = f", order: {provenance}" if provenance and not record.order.announcements else ""
     if record.group:
         return f"{figures.held(record.nodes, files)}{ended}{told}"
+    if files is None:
+        return "nothing: the files of the datasets were not known"
     got_files = f"{count(sum(dataset.staged_files for dataset in datasets))} of {count(files)} files"
     got_bytes = size(sum(dataset.staged_bytes for dataset in datasets))
     return f"{got_files}, {got_bytes} of {size(add(*(dataset.size_bytes for dataset in datasets)))}{ended}{told}"

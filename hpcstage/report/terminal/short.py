@@ -29,6 +29,8 @@ def _served(record: Record) -> str:
     mode = figures.mode(record.run)
     if all(node.state is Presence.MISSING for node in record.nodes):
         return f"{mode}: no node reported, so what was served locally is not known"
+    if not record.names_dataset:
+        return f"{mode}: no dataset is named"
     if not record.coverage.opens:
         return f"{mode}: the command opened no file under --data, as far as hpcstage saw"
     measure, where = figures.local_measure(record), figures.reported(record.group)
