@@ -2,9 +2,10 @@
 
 Owns one watch (inotify) of the directory's names, and looks at the entries now and then. An entry is complete when
 nobody has any of its files open for writing, and it was renamed to its name and not changed since, or has been as it is
-for some time. The kernel says whether a file is open for writing, by descriptor or mapping, when it is asked for a
-lease; where it grants none to anybody (other owners, some file systems), time alone tells. Names that begin with a dot
-are those of entries that are being made; who looks when nobody makes any more has them, too.
+for some time; a symbolic link is when the entry to which it leads is. The kernel says whether a file is open for
+writing, by descriptor or mapping, when it is asked for a lease; where it grants none to anybody (other owners, some
+file systems), time alone tells. Names that begin with a dot are those of entries that are being made; who looks when
+nobody makes any more has them, too.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class _Entry:
     """When it was first seen as it is."""
     was_renamed: bool
     """Whether it was renamed to its name and is what it was then."""
+    leads_to: str | None
+    """Of a symbolic link, which is made in one step, the entry to which it leads; empty: elsewhere. None: no link."""
     is_complete: bool = False
 
 
@@ -138,13 +141,34 @@ class CompleteEntries:
             entry = self._entries.get(name)
             if entry is None or entry.found != print_ or name in renamed:
                 self._change(entry is not None and entry.is_complete)
-                entry = self._entries[name] = _Entry(print_, now, name in renamed)
-            if not entry.is_complete and (entry.was_renamed or now - entry.since >= self._quiet_s):
-                entry.is_complete = not any(_is_written(f"{self._directory}/{one[0]}") for one in print_)
+                entry = self._entries[name] = _Entry(print_, now, name in renamed, _leads_to(self._directory, name))
+        for name in sorted(found, key=lambda one: self._entries[one].leads_to is not None):  # links come last
+            entry = self._entries[name]
+            if not entry.is_complete and self._may_be_complete(entry, now):
+                entry.is_complete = not any(_is_written(f"{self._directory}/{one[0]}") for one in entry.found)
                 self._change(entry.is_complete)
+
+    def _may_be_complete(self, entry: _Entry, now: float) -> bool:
+        if entry.leads_to is not None:
+            goal = self._entries.get(entry.leads_to)
+            return goal is None or goal is entry or goal.is_complete
+        return entry.was_renamed or now - entry.since >= self._quiet_s
 
     def _change(self, is_change: bool) -> None:
         self.revision += is_change
+
+
+def _leads_to(directory: str, name: str) -> str | None:
+    """Returns the entry of a directory to which a link leads; empty if it leads elsewhere, None if it is no link."""
+    try:
+        target = os.readlink(f"{directory}/{name}")
+    except OSError:
+        return None
+    path = os.path.normpath(os.path.join(directory, target))
+    for top in (directory, os.path.realpath(directory)):
+        if path.startswith(f"{top}/"):
+            return path[len(top) + 1 :].partition("/")[0]
+    return ""
 
 
 def _printed(directory: str, name: str) -> _Print:

@@ -25,6 +25,7 @@ from hpcstage.checkpoint.keeping.plain import (
     checkpoints_in,
     damaged,
     described,
+    forget_beside,
     names_in,
     place_copies,
     remove_entry,
@@ -81,8 +82,11 @@ def ls(found: FoundCheckpoints) -> Lines:
     else:
         yield f"{found.target}: {format_number(len(found.names), 'entry', 'entries')}, not described"
     saved = {} if opened is None else times_of(opened.manifest)
+    shown = checkpoints_in(found.target)
     for name in found.names:
         more = "" if name in saved else "  (not of this generation)"
+        if name not in shown:
+            more = "  (not shown to a run: not complete, damaged, or of a run from which no other went on)"
         yield f"  {name}  {format_size(size_of(found.target / name))}{more}"
     for place, manifest, why in found.generations():
         if manifest is None:
@@ -148,6 +152,7 @@ def drop(found: FoundCheckpoints, names: Sequence[str], *, drops_local: bool) ->
     try:
         for name in names:
             remove_entry(found.target, name)
+            forget_beside(found.target, [name])
             yield f"deleted {found.target / name}"
         if drops_local:
             yield from _drop_local(found)

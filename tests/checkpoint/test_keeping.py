@@ -14,13 +14,14 @@ from conftest import wait_for
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
+from hpcstage.checkpoint.generations.restoring import times_of
 from hpcstage.checkpoint.generations.state import FileTree, StateChanged
 from hpcstage.checkpoint.generations.store import GenerationStore
 from hpcstage.checkpoint.generations.terms import CommitTerms
 from hpcstage.checkpoint.keeping import facts
-from hpcstage.checkpoint.keeping.draining import EntryDrain
+from hpcstage.checkpoint.keeping.draining import EntryDrain, ProgramNames
 from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace, DrainTerms, KeepingReport
-from hpcstage.checkpoint.keeping.history import names_of
+from hpcstage.checkpoint.keeping.history import names_of, newest_manifest
 from hpcstage.checkpoint.keeping.late import drain_late
 from hpcstage.checkpoint.keeping.plain import damaged, described, place_copies, shown_in
 from hpcstage.checkpoint.keeping.process import KeeperProcess
@@ -401,7 +402,7 @@ def test_a_clock_that_goes_after_the_one_before_it_does_not_matter(make: Make, l
     (tree / "step1").write_bytes(b"1")
     with GenerationStore(local_dir / "store") as store, store.source() as source:
         before = store.commit(FileTree(tree), terms=CommitTerms(after_ns=time.time_ns() + 10**15)).manifest
-        EntryDrain(tree, target, "run").generation(source, 1, ())
+        EntryDrain(tree, target, "run").generation(source, 1, ProgramNames(set()))
     kept = make()
     kept.save("step2")
     report = kept.end()
@@ -464,3 +465,51 @@ def test_a_copy_of_what_changes_meanwhile_is_not_placed(local_dir: Path, tmp_pat
         place_copies(local_dir, {"last": "last"}, tmp_path, pace=write_again)
     assert (tmp_path / "last").read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["last"]
+
+
+def test_the_last_ones_are_kept_as_the_program_keeps_them(make: Make) -> None:
+    kept = make()
+    for step in range(6):
+        kept.save(f"step{step}")
+        kept.until(lambda name=f"step{step}": name in kept.drained(), "the drain")
+        if step > 1:
+            (kept.place.tree / f"step{step - 2}").unlink()
+    kept.end()
+    assert kept.drained() == ["step4", "step5"]
+
+
+def test_the_newest_that_the_program_removed_goes_when_a_newer_one_has_come(make: Make) -> None:
+    kept = make()
+    for step in range(2):
+        kept.save(f"step{step}")
+        kept.until(lambda name=f"step{step}": name in kept.drained(), "the drain")
+    (kept.place.tree / "step1").unlink()
+    kept.until(lambda: newest_names(kept.place) == {"step0"}, "the generation")
+    kept.save("step2")
+    kept.until(lambda: "step2" in kept.drained(), "the drain")
+    kept.end()
+    assert kept.drained() == ["step0", "step2"]
+
+
+def newest_names(place: CheckpointPlace) -> set[str]:
+    made = newest_manifest(place.base)
+    return set() if made is None else set(times_of(made))
+
+
+@pytest.mark.parametrize("is_orderly", [True, False])
+def test_a_link_is_complete_when_its_goal_is(make: Make, is_orderly: bool) -> None:
+    kept = make()
+    kept.save("step1")
+    kept.until(lambda: "step1" in kept.drained(), "the drain")
+    (kept.place.tree / "latest").symlink_to("step1")
+    kept.until(lambda: "latest" in kept.drained(), "the drain")
+    with (kept.place.tree / "step2").open("wb") as file:
+        file.write(b"half")
+        file.flush()
+        (kept.place.tree / ".link").symlink_to("step2")
+        (kept.place.tree / ".link").rename(kept.place.tree / "latest")
+        kept.save("step3")
+        kept.until(lambda: "step3" in kept.drained(), "the drain")
+        assert (kept.target / "latest").readlink() == Path("step1")
+    kept.end(is_orderly=is_orderly)
+    assert (kept.target / "latest").readlink() == Path("step2" if is_orderly else "step1")

@@ -223,6 +223,8 @@ def test_clean_drains_what_a_killed_run_left(hpcstage: Hpcstage, tmp_path: Path,
     assert done.returncode == 0, done.stderr
     run_id = place.name.removesuffix(".checkpoint")
     assert names(tmp_path / "ckpt") == ["step1", "step2", f"torn.{run_id}"], "nothing is lost, nor taken for complete"
+    (line,) = [line for line in hpcstage("checkpoint", "ls", "ckpt").stdout.splitlines() if b"torn" in line]
+    assert b"not shown to a run" in line
     assert kept(local_dir) == []
 
 
@@ -375,5 +377,8 @@ def test_every_state_is_copied_when_the_jobs_time_ends(hpcstage: Hpcstage, tmp_p
     command = python_command(SAVE + WAIT, "{checkpoint}", "1")
     wrapper = hpcstage.start("run", "--checkpoint", "ckpt", *options, "--", *command, env={"FLAG": os.fspath(flag)})
     wait_for((tmp_path / "ckpt/step1").exists, 20, "the step in DIR while the command runs")
+    other = run(hpcstage, "--", "echo", "started")
+    assert (other.returncode, other.stdout) == (2, b""), "two runs with one DIR"
+    assert b"is in use by" in other.stderr
     flag.touch()
     assert wrapper.wait(30) == 0

@@ -44,6 +44,15 @@ class DrainedEntries:
         return DrainedEntries(self.files + other.files, self.size_bytes + other.size_bytes, beside)
 
 
+@dataclass
+class ProgramNames:
+    """The checkpoints that a program had at some time, and those that it removed although they were the newest."""
+
+    seen: set[str]
+    removed: dict[str, GenerationManifest] = field(default_factory=dict)
+    """By name: the generation of which the one in the target is."""
+
+
 @dataclass(frozen=True)
 class PacedSource:
     """A source whose reads wait, so that a drain keeps below a rate."""
@@ -74,16 +83,15 @@ class EntryDrain:
     target: Path
     run_id: str
 
-    def generation(self, source: BlockSource, number: int, seen: Collection[str]) -> DrainedEntries:
-        """Brings the target up to a generation; `seen` are the checkpoints that the program had. Raises
-        DamagedGeneration."""
+    def generation(self, source: BlockSource, number: int, names: ProgramNames) -> DrainedEntries:
+        """Brings the target up to a generation of a program. Raises DamagedGeneration."""
         opened = GenerationReader(source).generation(number)
         before = described(self.target)
         done = self._restored(source, opened, list(times_of(opened.manifest)), before)
         if before is None or before.manifest != opened.manifest:
             _describe(source, number, self.target)
         if before is not None:
-            self._remove_superseded(before.manifest, opened.manifest, seen)
+            self._remove_superseded(before.manifest, opened.manifest, names)
         return done
 
     def entries(self, source: BlockSource, number: int, names: Sequence[str]) -> DrainedEntries:
@@ -136,14 +144,19 @@ class EntryDrain:
         forget_beside(target, set(missing) - set(kept))
         return _counted(manifest, missing, beside)
 
-    def _remove_superseded(self, before: GenerationManifest, now: GenerationManifest, seen: Collection[str]) -> None:
-        """Removes checkpoints that the program removed, if a newer one has come. One that is being written again is in
-        no generation, and stays."""
-        old, new = times_of(before), times_of(now)
-        gone = [name for name in old if name in seen and name not in new and not os.path.lexists(self.tree / name)]
-        if gone and max(new.values(), default=0) > max(old.values()):
-            for name in gone:
-                if is_there(self.target, before, name):
+    def _remove_superseded(self, before: GenerationManifest, now: GenerationManifest, names: ProgramNames) -> None:
+        """Removes checkpoints that the program removed, each if a newer one has come. One that is being written again
+        is in no generation, and stays."""
+        new = times_of(now)
+        newest_ns = max(new.values(), default=0)
+        for name, made in (names.removed | {name: before for name in times_of(before) if name in names.seen}).items():
+            if name in new or os.path.lexists(self.tree / name):
+                names.removed.pop(name, None)
+            elif times_of(made)[name] >= newest_ns:
+                names.removed[name] = made
+            else:
+                names.removed.pop(name, None)
+                if is_there(self.target, made, name):
                     remove_entry(self.target, name)
 
 

@@ -21,7 +21,7 @@ from hpcstage.checkpoint.generations.restoring import UnusableTarget, times_of
 from hpcstage.checkpoint.generations.state import StateChanged
 from hpcstage.checkpoint.generations.terms import NoRoom
 from hpcstage.checkpoint.keeping.beginning import restore_state
-from hpcstage.checkpoint.keeping.draining import DrainedEntries, EntryDrain, PacedSource
+from hpcstage.checkpoint.keeping.draining import DrainedEntries, EntryDrain, PacedSource, ProgramNames
 from hpcstage.checkpoint.keeping.facts import (
     MOST_ROWS,
     CheckpointCharter,
@@ -67,10 +67,8 @@ class CheckpointKeeper:
         self._capped = ProcessorShare(SHARE, lambda: self._is_ending() or terms.hurries())
         self._saver = GenerationSaver(place, self._charter, self._capped)
         self._report = KeepingReport(state.restored, round(time.monotonic() - began_s, 3), refused=state.refused)
-        self._seen = set(names_in(place.tree)).union(
-            *(names_of(CheckpointPlace(Path(b))) for b in self._charter.earlier)
-        )
-        """The checkpoints that the program, or the run from which it goes on, had at some time."""
+        earlier = (names_of(CheckpointPlace(Path(base))) for base in self._charter.earlier)
+        self._names = ProgramNames(set(names_in(place.tree)).union(*earlier))
         self._since_drain = 0
         self._retry_at = 0.0
         self._has_ended = False
@@ -110,7 +108,7 @@ class CheckpointKeeper:
 
     def _save(self, names: tuple[str, ...]) -> bool:
         """Saves a generation, and drains it if it is its turn. Tells whether nothing is to be tried again."""
-        self._seen.update(names)
+        self._names.seen.update(names)
         try:
             row = self._saver.save(names)
         except StateChanged:
@@ -140,7 +138,7 @@ class CheckpointKeeper:
             self._charter.check_target()
             with LocalSource(self._place.store) as source:
                 paced = PacedSource(source, self._wait_for)
-                done = self._drained_to.generation(paced, number, self._seen)
+                done = self._drained_to.generation(paced, number, self._names)
                 for older, names in whole_versions(source, self._place.tree, number).items():
                     done += self._drained_to.entries(paced, older, names)
             self._place.confirm_origin()

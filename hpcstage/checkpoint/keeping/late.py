@@ -10,7 +10,7 @@ from pathlib import Path
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationManifest
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
 from hpcstage.checkpoint.generations.restoring import times_of
-from hpcstage.checkpoint.keeping.draining import DrainedEntries, EntryDrain
+from hpcstage.checkpoint.keeping.draining import DrainedEntries, EntryDrain, ProgramNames
 from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace, KeepingReport, UndrainedEntry, reason
 from hpcstage.checkpoint.keeping.history import generations_of, names_of, whole_versions
 from hpcstage.checkpoint.keeping.leftovers import leftovers, place_leftovers
@@ -63,7 +63,7 @@ class LateDrain:
         return drained.manifest not in generations_of(self.place)
 
     def _bring(self, source: LocalSource, made: GenerationManifest) -> None:
-        self.done += self.drain.generation(source, made.number, names_of(self.place))
+        self.done += self.drain.generation(source, made.number, ProgramNames(set(names_of(self.place))))
         for number, names in whole_versions(source, self.drain.tree, made.number).items():
             with suppress(DamagedGeneration):
                 self.done += self.drain.entries(source, number, names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -297,10 +298,10 @@ def checkpoints(record: Record) -> RenderableType:
         rows.append(("at the start", Wrapped(f"{part.restored}; the command waited {seconds(part.restored_s)}", 2)))
     if part.saved:
         last = part.saved[-1]
-        written, state = size(sum(row.written_bytes for row in part.saved)), sum(row.state_bytes for row in part.saved)
-        rows.append(
-            ("saved", f"{part.saved_count:,}: {written} of {size(state)} in {seconds(part.saving_s)}, beside it")
-        )
+        kinds = ", ".join(f"{many:,} {kind}" for kind, many in Counter(row.kind for row in part.saved).items())
+        written, state = sum(row.written_bytes for row in part.saved), sum(row.state_bytes for row in part.saved)
+        text = f"{part.saved_count:,} ({kinds}): {size(written)} of {size(state)}"
+        rows.append(("saved", Wrapped(f"{text} in {seconds(part.saving_s)}, beside the command", 2)))
         rows.append((f"the last, {last.number}", Wrapped(f"{last.kind}: {last.why}", 2)))
     left = f", {format_number(drain.undrained_count, 'name')} NOT COPIED" if drain.undrained_count else ""
     took = "" if drain.took_s is None else f", done {seconds(drain.took_s)} after the command"
