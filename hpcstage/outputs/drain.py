@@ -114,7 +114,8 @@ class OutputDrain:
             for event in self._watch.read(until):
                 self._take(event, now)
         self._ledger.command_ended()
-        self._last_look = iter(()) if self._watch.is_gone else found_below(self._root)
+        failed = self._ledger.findings.failed
+        self._last_look = iter(()) if self._watch.is_gone else found_below(self._root, failed=failed)
 
     @property
     def is_drained(self) -> bool:

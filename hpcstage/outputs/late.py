@@ -36,7 +36,7 @@ def drain_late(place: OutputPlace, timeout_s: float) -> DrainReport | None:
         if is_gone:
             ledger.forget()
         carrier.take_over(recalled.under_way)
-        for event in found_below(place.root):
+        for event in found_below(place.root, failed=ledger.findings.failed):
             ledger.see(event, 0.0)
         files = size_bytes = 0
         while not ledger.is_settled() and (now := time.monotonic()) < deadline:

@@ -202,21 +202,26 @@ class Places:
             yield SeenEvent(SeenKind.FOUND, full, is_dir=is_dir)
 
 
-def found_below(root: str, name: str = "") -> Iterator[SeenEvent]:
-    """Yields all names below a directory, the directories before what they hold."""
+def found_below(root: str, name: str = "", failed: dict[str, str] | None = None) -> Iterator[SeenEvent]:
+    """Yields all names below a directory, the directories before what they hold. A directory that cannot be listed is
+    noted in `failed`, as `NAME/` with the reason: nobody knows what it holds."""
     below = [name]
     while below:
         directory = below.pop()
-        for child, is_dir in _entries(root, directory):
+        for child, is_dir in _entries(root, directory, failed):
             full = f"{directory}/{child}" if directory else child
             yield SeenEvent(SeenKind.FOUND, full, is_dir=is_dir)
             if is_dir:
                 below.append(full)
 
 
-def _entries(root: str, name: str) -> list[tuple[str, bool]]:
+def _entries(root: str, name: str, failed: dict[str, str] | None = None) -> list[tuple[str, bool]]:
     try:
         with os.scandir(f"{root}/{name}") as found:
             return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        if failed is not None:
+            failed[f"{name}/" if name else ""] = f"the directory cannot be listed: {error.strerror}"
         return []

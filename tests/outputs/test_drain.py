@@ -19,6 +19,7 @@ import pytest
 from draining import Running, start, tree  # noqa: F401
 
 from hpcstage.outputs import marks, namequeue
+from hpcstage.outputs.late import drain_late
 from hpcstage.outputs.prepare import CannotMirror, OutputPlace, prepare
 
 
@@ -142,6 +143,28 @@ def test_special_files_are_named(start):
     report = running.end()
     assert report.findings.skipped == {"pipe": "FIFO", "sock": "socket"}
     assert tree(running.target) == {}
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_directory_that_cannot_be_listed_is_named(start, is_late):
+    running = start()
+    (running.out / "seen").write_text("seen")
+    name = "/".join(["d" * 200] * 19)
+    (running.out / name).mkdir(parents=True)
+    inside = os.open(running.out / name, os.O_RDONLY)
+    try:
+        os.mkdir("e" * 250, dir_fd=inside)
+        os.close(os.open(f"{'e' * 250}/lost", os.O_WRONLY | os.O_CREAT, dir_fd=inside))
+    finally:
+        os.close(inside)
+    report = running.end()
+    if is_late:
+        report = drain_late(running.place, 10.0)
+        assert report is not None
+    left = {one.name: one.why for one in report.undrained}
+    assert left.pop(f"{name}/{'e' * 250}/") == "the directory cannot be listed: File name too long"
+    assert set(left) <= {f"{name}/{'e' * 250}"}, "nor can it be made in the target"
+    assert (running.target / "seen").read_text() == "seen"
 
 
 # ---- what the target holds at the start
