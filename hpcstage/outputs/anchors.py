@@ -25,7 +25,8 @@ def anchors_beside(scratch: str) -> str:
 
 
 class Anchors:
-    """The anchors of one watched directory: `INODE`, then `INODE.1` … for further names of one file of the target."""
+    """The anchors of one watched directory: `INODE`, then `INODE.1` … for further names of one file of the target, or
+    of one that had its inode before."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -36,6 +37,22 @@ class Anchors:
     def anchor(self, link: str, inode: int, number: int) -> None:
         """Gives a local link its anchor; `number` says how many names of the target's file have one. Raises OSError."""
         os.link(link, self._path(inode, number), follow_symlinks=False)
+
+    def add(self, link: str, inode: int) -> str:
+        """Gives a link that is about to take the place of a local file its anchor, and returns it. Raises OSError."""
+        with self._lock:
+            path = self._path(inode, sum(1 for _ in self._links(inode)))
+            os.link(link, path, follow_symlinks=False)
+            self._known()[os.lstat(path).st_ino] = inode
+            return path
+
+    def drop(self, anchor: str) -> None:
+        """Removes an anchor that was added last, if its link has no other name. Raises OSError."""
+        with self._lock:
+            status = os.lstat(anchor)
+            if status.st_nlink == 1:
+                os.unlink(anchor)
+                self._known().pop(status.st_ino, None)
 
     def is_still_shown(self, found: os.stat_result, path: str) -> bool:
         """Tells whether a link in the watched directory leads to what the target has at a path. Where the target has

@@ -15,8 +15,9 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 
-from hpcstage.outputs.contents import Contents, special_kind
+from hpcstage.outputs.contents import Contents, open_for_reading, special_kind
 from hpcstage.outputs.facts import Action, ActionResult, Deed, Ending, EntryKind, Fingerprint, TargetEntry
+from hpcstage.outputs.freeing import Freeing
 from hpcstage.outputs.guard import TargetGuard, has_inode
 from hpcstage.outputs.journal import Charter, Journal
 from hpcstage.outputs.links import LocalLinks
@@ -56,6 +57,7 @@ class Carrier:
             Deed.MOVE: changes.move,
             Deed.ERASE: changes.erase,
             Deed.STAMP: changes.stamp,
+            Deed.FREE: Freeing(root, self._target, self._links, self._contents).free,
         }
 
     def do(self, action: Action) -> ActionResult:
@@ -69,10 +71,9 @@ class Carrier:
             text = f"{error.strerror or error}{where}"
             result = ActionResult(action.deed, action.name, Ending.FAILED, errno=error.errno or 0, text=text)
         result = replace(result, took_s=time.monotonic() - started)
-        changes_nothing = result.ending in {Ending.HELD, Ending.MISPLACED} or (
-            action.deed is Deed.CARRY and result.ending is Ending.DONE and result.entry is None
-        )
-        if not changes_nothing:
+        is_known = action.deed is Deed.CARRY and result.ending is Ending.DONE and result.entry is None
+        stays = action.deed is Deed.FREE and result.ending in {Ending.KEPT, Ending.FAILED}
+        if not (is_known or stays or result.ending in {Ending.HELD, Ending.MISPLACED}):
             self._journal.did(result)
         return result
 
@@ -141,8 +142,7 @@ class Carrier:
         if found is not None and found.st_ino == inode:
             if leads_to != path:
                 self._links.show(name, leads_to, inode)
-            shown = replace(entry, shown_as=name) if entry is not None and entry.kind is EntryKind.EARLIER else None
-            return ActionResult(Deed.CARRY, name, Ending.DONE, shown)
+            return ActionResult(Deed.CARRY, name, Ending.DONE, _shown_entry(entry, name, inode))
         shown_as = leads_to.removeprefix(self._target.root + "/")
         other = None if shown_as == name else status_of(f"{self._root}/{shown_as}")
         if other is not None and other.st_ino == status.st_ino:
@@ -179,7 +179,7 @@ class Carrier:
 
     def _carry_file(self, action: Action) -> ActionResult:
         try:
-            source = _open_for_reading(f"{self._root}/{action.name}")
+            source = open_for_reading(f"{self._root}/{action.name}")
         except FileNotFoundError:
             return ActionResult(Deed.CARRY, action.name, Ending.ABSENT)
         try:
@@ -301,14 +301,6 @@ def _settled(fd: int) -> os.stat_result:
     return status
 
 
-def _open_for_reading(path: str) -> int:
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    try:
-        return os.open(path, flags | os.O_NOATIME)
-    except PermissionError:
-        return os.open(path, flags)
-
-
 def _stamp(fd: int, status: os.stat_result) -> None:
     os.fchmod(fd, stat.S_IMODE(status.st_mode))
     os.utime(fd, ns=(status.st_atime_ns, status.st_mtime_ns))
@@ -317,6 +309,16 @@ def _stamp(fd: int, status: os.stat_result) -> None:
 def _file_entry(there: os.stat_result, here: os.stat_result) -> TargetEntry:
     mode = stat.S_IMODE(here.st_mode)
     return TargetEntry(EntryKind.FILE, Fingerprint.of(there), Fingerprint.of(here), here.st_ctime_ns, mode)
+
+
+def _shown_entry(entry: TargetEntry | None, name: str, inode: int) -> TargetEntry | None:
+    """Returns the entry of what a local link shows under its own name. That of a file tells that the process which put
+    the link in the file's place was killed before it could say so."""
+    if entry is not None and entry.kind is EntryKind.EARLIER:
+        return replace(entry, shown_as=name)
+    if entry is not None and entry.kind is EntryKind.FILE and entry.there.inode == inode:
+        return TargetEntry(EntryKind.EARLIER, Fingerprint(inode, -1, entry.there.mtime_ns), shown_as=name)
+    return None
 
 
 def _is_unchanged(entry: TargetEntry, status: os.stat_result, *, is_written: bool) -> bool:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 PIECE_BYTES = 1 << 20
+_SUMMED_BYTES = 256 << 10
+"""What is read at once for sums; many files are summed at a time."""
 MOST_SUMS = 100_000
 _BLOCK_BYTES = 512
 
@@ -51,19 +53,30 @@ class Contents:
             self._copy_range(source, target, start, end, Sums())
         os.ftruncate(target, status.st_size)
 
-    def has_only_grown(self, source: int, status: os.stat_result, inode: int, before_bytes: int) -> bool:
-        """Reads the first bytes of a file again and tells whether they are those of the copy of this inode."""
+    def learn(self, copy: str, size_bytes: int) -> None:
+        """Reads a copy back where its sums are not known: it has holes, or another process made it. Raises OSError."""
+        target = os.open(copy, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            inode = os.fstat(target).st_ino
+            if inode not in self._sums:
+                self._remember(inode, _sums_of(target, size_bytes))
+        finally:
+            os.close(target)
+
+    def has_only_grown(
+        self,
+        source: int,
+        status: os.stat_result,
+        inode: int,
+        before_bytes: int,
+        goes_on: Callable[[], bool] = lambda: True,
+    ) -> bool:
+        """Reads the first bytes of a file again and tells whether they are those of the copy of this inode. Returns
+        False as soon as `goes_on` does."""
         sums = self._sums.get(inode)
         if sums is None or sums.size_bytes != before_bytes or status.st_size < before_bytes:
             return False
-        found = Sums()
-        buffer = memoryview(bytearray(PIECE_BYTES))
-        while found.size_bytes < before_bytes:
-            count = os.preadv(source, [buffer[: before_bytes - found.size_bytes]], found.size_bytes)
-            if not count:
-                return False
-            found = found.plus(buffer[:count])
-        return found == sums
+        return _sums_of(source, before_bytes, goes_on) == sums
 
     def append(self, source: int, target: int, status: os.stat_result) -> None:
         """Copies what was appended, after `has_only_grown`. Raises OSError."""
@@ -93,6 +106,28 @@ class Contents:
         if len(self._sums) >= MOST_SUMS:
             self._sums.clear()
         self._sums[inode] = sums
+
+
+def _sums_of(fd: int, size_bytes: int, goes_on: Callable[[], bool] = lambda: True) -> Sums:
+    """Returns the sums of the first bytes of a file; those of fewer bytes where it ends before, or `goes_on` says
+    no."""
+    found = Sums()
+    buffer = memoryview(bytearray(min(_SUMMED_BYTES, max(1, size_bytes))))
+    while found.size_bytes < size_bytes and goes_on():
+        count = os.preadv(fd, [buffer[: size_bytes - found.size_bytes]], found.size_bytes)
+        if not count:
+            break
+        found = found.plus(buffer[:count])
+    return found
+
+
+def open_for_reading(path: str) -> int:
+    """Opens a local file without a change of its times, as far as that is allowed. Raises OSError."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        return os.open(path, flags | os.O_NOATIME)
+    except PermissionError:
+        return os.open(path, flags)
 
 
 def _data_ranges(fd: int, size_bytes: int) -> Iterator[tuple[int, int]]:

@@ -107,6 +107,12 @@ class OutputDrain:
             waits.append(FLUSH_S)
         return min((wait_s for wait_s in waits if wait_s is not None), default=None)
 
+    def give_way(self, size_bytes: int, now: float) -> None:
+        """Begins to free so many bytes of the local disk: links take the place of files that are drained and open
+        nowhere."""
+        if actions := self._ledger.files_to_free(size_bytes, now):
+            self._process.give(actions)
+
     def end(self, now: float) -> None:
         """Begins the last part: the command has ended, and what is removed from here on is not carried over. All that
         is there is looked at once more, since a memory map changes files without an event."""

@@ -114,6 +114,8 @@ class Deed(Enum):
     """Remove an entry from the target, as was seen, if the local one is still missing."""
     STAMP = "stamp"
     """Give a directory its exact mode and times."""
+    FREE = "free"
+    """Put a link to the target's entry in the place of a local file that is the same."""
 
 
 @dataclass(frozen=True)
@@ -165,11 +167,11 @@ class Ending(Enum):
     """The target's entry is not the one that the run last saw: the local one lies beside it."""
     KEPT = "kept"
     """The target's entry was not removed or renamed: it is not the one that the run last saw, or the local directory
-    says otherwise."""
+    says otherwise. Of FREE: the local file stays."""
     SKIPPED = "skipped"
     """The entry is of a kind that is not carried over: a FIFO, a socket, a device."""
     CHANGED = "changed"
-    """The file changed while it was copied."""
+    """The file changed while it was copied. Of FREE: the target's entry is not known any more."""
     HELD = "held"
     """What would be replaced is shown by a local link of another name, which has to be followed first."""
     MISPLACED = "misplaced"

@@ -19,14 +19,20 @@ The rules:
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from hpcstage.outputs.facts import Action, Deed, Leftover, SeenEvent, SeenKind, TargetEntry
+from hpcstage.outputs.facts import Action, Deed, EntryKind, Leftover, SeenEvent, SeenKind, TargetEntry
 from hpcstage.outputs.marks import Mark
 from hpcstage.outputs.namequeue import AFTER_ALL, MOST_ERASES, MOST_TRIES, PendingRename, Removal
 from hpcstage.outputs.outcomes import Outcomes
 from hpcstage.outputs.seen import Intake
 from hpcstage.outputs.state import DrainFindings, DrainState
+
+MOST_FREED = 64
+"""The files that are freed at once at most."""
+LEAST_FREED_BYTES = 64 << 10
+"""A link in the place of a smaller file would free little."""
 
 
 class Ledger:
@@ -90,6 +96,31 @@ class Ledger:
             found = [Action(Deed.STAMP, name, is_dir=True) for name in names]
         return found
 
+    def files_to_free(self, size_bytes: int, now: float) -> list[Action]:
+        """Returns the files that the target has as they are, the largest first, until they are of so many bytes. While
+        some are under way there are no others."""
+        state, found = self._state, list[Action]()
+        if state.is_over or state.freeing:
+            return found
+        for size, name in heapq.nlargest(MOST_FREED, self._freeable(now)):
+            if size_bytes <= 0:
+                break
+            size_bytes -= size
+            state.freeing.add(name)
+            found.append(Action(Deed.FREE, name, entry=self.entries[name]))
+        return found
+
+    def _freeable(self, now: float) -> Iterator[tuple[int, str]]:
+        state = self._state
+        waiting = (self.marks.by_name, self.removed, state.unclosed)
+        for name, entry in self.entries.items():
+            if entry.kind is not EntryKind.FILE or entry.appending or entry.here is None:
+                continue
+            if entry.here.size_bytes < LEAST_FREED_BYTES or any(name in names for names in waiting):
+                continue
+            if state.unfreeable.get(name, 0.0) <= now and not state.is_blocked(name):
+                yield entry.here.size_bytes, name
+
     def _carry(self, name: str, mark: Mark) -> Action:
         state = self._state
         return Action(
@@ -106,10 +137,11 @@ class Ledger:
 
     def _structural(self, now: float) -> Iterator[Action]:
         state = self._state
-        rename = state.queue.rename_to_do(now, state.flying)
+        busy = {*state.flying, *state.freeing}
+        rename = state.queue.rename_to_do(now, busy)
         if rename is not None:
             yield self._move(rename)
-        for name, removal in state.queue.removals_to_do(now, state.flying, state.oldest, is_ending=state.is_ending):
+        for name, removal in state.queue.removals_to_do(now, busy, state.oldest, is_ending=state.is_ending):
             entry, intent = self.entries.get(name), self.intents.get(name)
             is_late = state.is_late
             yield Action(Deed.ERASE, name, is_dir=removal.is_dir, entry=entry, new_entry=intent, is_late=is_late)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import posixpath
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -15,6 +16,8 @@ from hpcstage.outputs.places import found_below
 from hpcstage.outputs.target import Target, status_of
 
 _EXCHANGE = 2
+_STANDS_IN = ".instead"
+"""The names of spare links end so that are about to take the place of a file."""
 _AT_FDCWD = -100
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -49,8 +52,7 @@ class LocalLinks:
     def show(self, name: str, expected: str, inode: int) -> None:
         """Lets the local link to an earlier entry follow a rename of the file of this inode. The two names are
         exchanged, and exchanged back if the program has put something else there in between."""
-        spare = f"{self._scratch}/{os.getpid()}.{next(self._numbers)}"
-        os.symlink(self._target.path(name), spare)
+        spare = self._spare_link(name)
         second = self._anchors.prepare(spare)
         try:
             exchange(spare, f"{self._root}/{name}")
@@ -66,8 +68,9 @@ class LocalLinks:
                     os.unlink(spare)
 
     def recover(self) -> None:
-        """Finishes what a process began that was killed while it let a link follow: its spare link has taken the local
-        one's place, or not yet."""
+        """Finishes what a process began that was killed while it let a link follow, or put one in the place of a file:
+        its spare link has taken the local one's place, or not yet. A file that was replaced is in the target; it stays
+        where it is, since a program may have written through the link meanwhile."""
         with suppress(OSError):
             for name in os.listdir(self._scratch):
                 with suppress(OSError):
@@ -80,7 +83,7 @@ class LocalLinks:
             inode = self._anchors.inode_shown_by(found)
             if inode is not None:
                 self._anchors.follow(spare, second, inode)
-            else:  # the program had put something else there just before
+            elif not spare.endswith(f".{found.st_ino}{_STANDS_IN}"):  # something that the program had put there
                 local = os.readlink(second).removeprefix(self._target.root)
                 if os.lstat(self._root + local).st_ino != link.st_ino:
                     return
@@ -89,6 +92,49 @@ class LocalLinks:
             os.unlink(second)
         if os.path.islink(spare):
             os.unlink(spare)
+
+    def stand_in(self, name: str, inode: int, file: int, may_go: Callable[[str], bool]) -> bool:
+        """Puts a link in the place of a local file that the target has under the same name, with this inode, and
+        removes the file, whose own inode `file` is. `may_go` says of the file under its spare name whether that may be;
+        where it may not, the file gets its name back. Returns whether the link stands there. Raises OSError."""
+        spare = self._spare_link(name, f".{file}{_STANDS_IN}")
+        link = os.lstat(spare).st_ino
+        second = self._anchors.prepare(spare)
+        anchor = self._anchors.add(spare, inode)
+        try:
+            exchange(spare, f"{self._root}/{name}")
+            with suppress(OSError):
+                if may_go(spare):
+                    os.unlink(second)
+                    os.unlink(spare)
+                    return True
+            self._give_back(name, spare, link)
+            return False
+        finally:
+            with suppress(OSError):
+                os.unlink(second)
+            with suppress(OSError):
+                if os.path.islink(spare):
+                    os.unlink(spare)
+                    self._anchors.drop(anchor)
+
+    def _give_back(self, name: str, spare: str, link: int) -> None:
+        """Gives a file its name back from the link that stands there, also if the program has renamed the link; the
+        program may have removed it, and the file with it."""
+        names = (name, *(event.name for event in found_below(self._root) if not event.is_dir))
+        for path in (f"{self._root}/{one}" for one in names):
+            found = status_of(path)
+            if found is not None and found.st_ino == link:
+                exchange(spare, path)
+                if os.lstat(spare).st_ino == link:
+                    return
+                exchange(spare, path)  # the program has put something else there in between
+        os.unlink(spare)
+
+    def _spare_link(self, name: str, suffix: str = "") -> str:
+        spare = f"{self._scratch}/{os.getpid()}.{next(self._numbers)}{suffix}"
+        os.symlink(self._target.path(name), spare)
+        return spare
 
     def show_moved(self, old: str, new: str, entry: TargetEntry) -> TargetEntry:
         """Lets the local link follow a rename, if it is still what was renamed. Returns the entry as it is then."""

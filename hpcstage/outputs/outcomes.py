@@ -9,6 +9,9 @@ from hpcstage.outputs.marks import Mark
 from hpcstage.outputs.namequeue import MOST_TRIES
 from hpcstage.outputs.state import DrainState
 
+FREE_AGAIN_S = 30.0
+"""A file that could not be freed is left alone for so long."""
+
 
 class Outcomes:
     """Owns the meaning of results."""
@@ -27,6 +30,8 @@ class Outcomes:
                 self._erased(result, now)
             case Deed.STAMP:
                 self._state.flying.pop(result.name, None)
+            case Deed.FREE:
+                self._freed(result, now)
         return []
 
     def _carried(self, result: ActionResult, now: float) -> list[SeenEvent]:
@@ -111,6 +116,17 @@ class Outcomes:
             state.findings.kept[rename.old] = result.text
         state.known.touch(rename.old)
         state.known.touch(rename.new)
+
+    def _freed(self, result: ActionResult, now: float) -> None:
+        state, name = self._state, result.name
+        state.freeing.discard(name)
+        if result.entry is not None:
+            state.known.put(name, result.entry)
+        else:
+            state.unfreeable[name] = now + FREE_AGAIN_S
+        if result.ending is Ending.CHANGED:
+            state.known.entries.pop(name, None)
+            state.marks.add(name, now, is_written=True)
 
     def _erased(self, result: ActionResult, now: float) -> None:
         state, name = self._state, result.name

@@ -38,6 +38,10 @@ class DrainState:
         """Files that were written to and not closed since."""
         self.misplaced: Counter[str] = Counter()
         """By name: how often the local link there stood for what the target has elsewhere."""
+        self.freeing: set[str] = set()
+        """The names of files in whose place a link is being put."""
+        self.unfreeable: dict[str, float] = {}
+        """By name: the time until which a file stays, since a program had it open."""
         self.findings = DrainFindings()
         self.is_late = is_late
         self.is_over = is_late
@@ -47,7 +51,7 @@ class DrainState:
 
     def is_carried(self) -> bool:
         """Tells whether nothing waits and nothing is under way."""
-        return not (self.marks.by_name or self.queue or self.flying)
+        return not (self.marks.by_name or self.queue or self.flying or self.freeing)
 
     def is_anything_else_left(self) -> bool:
         """Tells whether something is under way, or waits and did not have to be put back."""
@@ -58,7 +62,7 @@ class DrainState:
         parent = name.rpartition("/")[0]
         if parent and parent not in self.known.entries and (parent in self.flying or parent in self.marks.by_name):
             return True
-        return name in self.flying or self.queue.is_held(name)
+        return name in self.flying or name in self.freeing or self.queue.is_held(name)
 
     def oldest(self) -> int:
         """Returns the number of the oldest mark that is under way or will soon be."""

@@ -1,9 +1,9 @@
 """Runs the carrier in a process of its own, with threads, so that a shared file system that hangs holds up nobody else.
 
 Owns the process, its pipes and the lines of JSON in them. One thread does renames and removals in the order in which
-they came, the others carry files. A process of its own and not a helper for each piece of work: a file needs a
-millisecond, a fork some ten. Not the copiers of the store: they know files of a manifest by their ids, and never
-replace anything.
+they came, THREADS carry files, and each file in whose place a link is put has one: it mostly waits. A process of its
+own and not a helper for each piece of work: a file needs a millisecond, a fork some ten. Not the copiers of the store:
+they know files of a manifest by their ids, and never replace anything.
 """
 
 from __future__ import annotations
@@ -145,18 +145,20 @@ def _serve(carrier: Carrier, commands: int, results: int) -> None:
     lanes: tuple[SimpleQueue[Action], SimpleQueue[Action]] = (SimpleQueue(), SimpleQueue())
     lock = threading.Lock()
 
+    def do(action: Action) -> None:
+        try:
+            result = carrier.do(action)
+        except Exception as error:  # noqa: BLE001  a mistake of ours costs this file's drain, and is named
+            traceback.print_exc()
+            result = ActionResult(action.deed, action.name, Ending.FAILED, text=f"{type(error).__name__}: {error}")
+        data = json.dumps(result.to_json()).encode() + b"\n"
+        with lock:
+            while data:
+                data = data[os.write(results, data) :]
+
     def work(lane: SimpleQueue[Action]) -> None:
         while True:
-            action = lane.get()
-            try:
-                result = carrier.do(action)
-            except Exception as error:  # noqa: BLE001  a mistake of ours costs this file's drain, and is named
-                traceback.print_exc()
-                result = ActionResult(action.deed, action.name, Ending.FAILED, text=f"{type(error).__name__}: {error}")
-            data = json.dumps(result.to_json()).encode() + b"\n"
-            with lock:
-                while data:
-                    data = data[os.write(results, data) :]
+            do(lane.get())
 
     for lane in (lanes[0], *[lanes[1]] * THREADS):
         threading.Thread(target=work, args=(lane,), daemon=True).start()
@@ -165,4 +167,7 @@ def _serve(carrier: Carrier, commands: int, results: int) -> None:
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
             action = Action.from_json(json.loads(line))
-            lanes[action.deed in {Deed.CARRY, Deed.STAMP}].put(action)
+            if action.deed is Deed.FREE:
+                threading.Thread(target=do, args=(action,), daemon=True).start()
+            else:
+                lanes[action.deed in {Deed.CARRY, Deed.STAMP}].put(action)

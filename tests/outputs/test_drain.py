@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -12,13 +13,15 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
+from conftest import wait_for
 from draining import Running, start, tree  # noqa: F401
 
-from hpcstage.outputs import marks, namequeue
+from hpcstage.outputs import freeing, ledger, marks, namequeue, outcomes, seen
 from hpcstage.outputs.late import drain_late
 from hpcstage.outputs.prepare import CannotMirror, OutputPlace, prepare
 
@@ -450,6 +453,178 @@ def test_a_target_that_hangs_holds_up_nothing(start):
     report = running.stop()
     assert [(left.name, left.why) for left in report.undrained] == [("second", "there was no time left")]
     assert not (running.target / "second").exists()
+
+
+# ---- space on the local disk
+
+FREED = 200_000
+
+
+def free(running: Running) -> set[str]:
+    """Frees what can be freed, and returns the names of the links."""
+    running.settle()
+    running.drain.give_way(1 << 40, time.monotonic())
+    running.settle()
+    return {path.name for path in running.out.iterdir() if path.is_symlink()}
+
+
+def test_links_take_the_place_of_what_is_drained_and_open_nowhere(start, monkeypatch):
+    monkeypatch.setattr(freeing, "GRACE_S", 0.02)
+    running = start()
+    out = running.out
+    content = {name: os.urandom(FREED) for name in ("done", "written", "read", "mapped", "linked", "elsewhere")}
+    for name, data in content.items():
+        (out / name).write_bytes(data)
+    os.link(out / "linked", out / "link")
+    (out / "small").write_text("small")
+    with (out / "sparse").open("wb") as file:
+        file.truncate(FREED)
+    mtime_ns = (out / "done").stat().st_mtime_ns
+    running.settle()  # the carrying process is there: it has none of what is opened now
+    with contextlib.ExitStack() as stack:
+        stack.enter_context((out / "written").open("ab"))
+        stack.enter_context((out / "read").open("rb"))
+        with (out / "mapped").open("r+b") as file:
+            stack.enter_context(mmap.mmap(file.fileno(), 0))
+        with (out / "elsewhere").open("rb") as file:
+            other = subprocess.Popen(["sleep", "60"], stdin=file)
+        try:
+            assert free(running) == {"done", "sparse"}
+        finally:
+            other.kill()
+            other.wait()
+    assert (out / "done").stat().st_mtime_ns == mtime_ns
+    running.drain._ledger._state.unfreeable.clear()
+    assert free(running) == {"done", "sparse", "written", "read", "mapped", "elsewhere"}
+    assert {name: (out / name).read_bytes() for name in content} == content
+    assert os.listdir(running.place.scratch) == []
+
+
+def test_a_link_that_took_the_place_of_a_file_can_be_used_as_the_file(start, monkeypatch):
+    monkeypatch.setattr(freeing, "GRACE_S", 0.02)
+    running = start()
+    out = running.out
+    for name in ("appended", "renamed", "removed", "replaced", "stays"):
+        (out / name).write_bytes(b"x" * FREED)
+    assert len(free(running)) == 5
+    with (out / "appended").open("ab") as file:
+        file.write(b"more")
+    (out / "renamed").rename(out / "new")
+    (out / "removed").unlink()
+    (out / "tmp").write_text("another")
+    (out / "tmp").rename(out / "replaced")
+    report = running.end()
+    assert (report.undrained, report.findings.kept, report.findings.beside) == ([], {}, {})
+    found = {name: what[1] for name, what in tree(running.target).items()}
+    x = b"x" * FREED
+    assert found == {"appended": x + b"more", "new": x, "replaced": b"another", "stays": x}
+
+
+def test_who_found_a_file_before_a_link_took_its_place_writes_to_that_file(start):
+    running = start()
+    path = running.out / "file"
+    path.write_bytes(b"x" * FREED)
+    running.settle()
+    found = os.open(path, os.O_PATH)
+
+    def write() -> None:
+        wait_for(path.is_symlink)
+        with open(f"/proc/self/fd/{found}", "ab") as file:
+            file.write(b"late")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        assert free(running) == set()
+        writer.join(5)
+        assert path.read_bytes() == b"x" * FREED + b"late"
+        running.end()
+        assert (running.target / "file").read_bytes() == b"x" * FREED + b"late"
+    finally:
+        writer.join(5)
+        os.close(found)
+
+
+def test_who_writes_through_the_link_beside_who_found_the_file_before_loses_nothing(start):
+    running = start()
+    path = running.out / "file"
+    path.write_bytes(b"x" * FREED)
+    running.settle()
+    found = os.open(path, os.O_PATH)
+
+    def write() -> None:
+        wait_for(path.is_symlink)
+        with (running.target / "file").open("ab") as file:  # as who follows the link does
+            file.write(b"through the link")
+        with open(f"/proc/self/fd/{found}", "ab") as file:
+            file.write(b"late")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        assert free(running) == set()
+        writer.join(5)
+        report = running.end()
+        assert report.findings.beside == {"file": "file.run-1"}
+        assert (running.target / "file").read_bytes() == b"x" * FREED + b"through the link"
+        assert (running.target / "file.run-1").read_bytes() == b"x" * FREED + b"late"
+    finally:
+        writer.join(5)
+        os.close(found)
+
+
+def test_a_store_through_a_map_of_which_no_time_tells_is_seen(start):
+    running = start()  # on tmpfs, where the kernel does not note the time of a second store
+    path = running.out / "file"
+    path.write_bytes(b"x" * FREED)
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as view:
+        view[0] = 1
+        file.close()
+        running.settle()
+        view[1] = 2
+    assert free(running) == set()
+    assert path.read_bytes()[:2] == b"\1\2"
+
+
+def test_nothing_is_lost_where_programs_write_and_space_is_needed_all_the_time(start, monkeypatch):
+    monkeypatch.setattr(freeing, "GRACE_S", 0.005)
+    monkeypatch.setattr(ledger, "LEAST_FREED_BYTES", 1)
+    monkeypatch.setattr(outcomes, "FREE_AGAIN_S", 0.0)
+    monkeypatch.setattr(marks, "REST_S", 0.0)
+    monkeypatch.setattr(seen, "CLOSED_S", 0.0)
+    running = start()
+    code = """
+import os, random, sys, time
+name = f"{sys.argv[1]}/{sys.argv[2]}"
+whole = b""
+for number in range(100):
+    line = f"{number} {random.random()}\\n".encode()
+    if random.random() < 0.1:
+        with open(f"{name}.tmp", "wb") as file:
+            file.write(whole + line)
+        os.rename(f"{name}.tmp", name)
+    else:
+        with open(name, "ab") as file:
+            file.write(line)
+    whole += line
+    time.sleep(random.choice((0, 0, 0.03, 0.06)))
+    assert open(name, "rb").read() == whole, "nobody finds less than was written, or no file"
+sys.stdout.buffer.write(whole)
+"""
+    programs = [
+        subprocess.Popen([sys.executable, "-c", code, running.out, name], stdout=subprocess.PIPE) for name in "abc"
+    ]
+    was_linked = set()
+    while any(program.poll() is None for program in programs):
+        running.turn(0.002)
+        running.drain.give_way(1 << 40, time.monotonic())
+        was_linked.update(name for name in "abc" if (running.out / name).is_symlink())
+    written = [program.communicate()[0] for program in programs]
+    assert [program.returncode for program in programs] == [0, 0, 0]
+    running.end()
+    assert [(running.target / name).read_bytes() for name in "abc"] == written
+    assert was_linked == set("abc")
+    assert os.listdir(running.place.scratch) == []
 
 
 # ---- how much and when

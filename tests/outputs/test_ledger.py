@@ -13,8 +13,9 @@ from hpcstage.outputs.facts import (
     SeenKind,
     TargetEntry,
 )
-from hpcstage.outputs.ledger import Ledger
+from hpcstage.outputs.ledger import LEAST_FREED_BYTES, Ledger
 from hpcstage.outputs.namequeue import HOLD_S, MOST_HOLD_S, MOST_TRIES
+from hpcstage.outputs.outcomes import FREE_AGAIN_S
 
 FILE = TargetEntry(EntryKind.FILE, Fingerprint(1, 10, 100), Fingerprint(2, 10, 100))
 EARLIER = TargetEntry(EntryKind.EARLIER, Fingerprint(3, -1, 100), shown_as="old")
@@ -271,3 +272,50 @@ def test_a_name_that_waits_for_others_is_not_given_up_before_them():
         now += 100.0
         done(ledger, [held], now, Ending.HELD)
         (held,) = (one for one in ledger.actions(now + 99.0, 4) if one.name == "held")
+
+
+# ---- space on the local disk
+
+
+def of_size(size_bytes: int) -> TargetEntry:
+    return TargetEntry(EntryKind.FILE, Fingerprint(1, size_bytes, 100), Fingerprint(2, size_bytes, 100))
+
+
+def test_the_largest_files_that_are_drained_are_freed_and_no_more_than_needed():
+    sizes = {"small": LEAST_FREED_BYTES - 1, "a": 300_000, "b": 200_000, "c": 100_000, "log": 10**9, "new": 10**9}
+    sizes |= {"gone": 10**9, "moved": 10**9}
+    ledger = Ledger({**{name: of_size(size) for name, size in sizes.items()}, "old": EARLIER})
+    ledger.see(SeenEvent(SeenKind.WRITTEN, "log"), 0.0)
+    ledger.see(SeenEvent(SeenKind.CLOSED, "new"), 0.0)
+    ledger.see(SeenEvent(SeenKind.REMOVED, "gone"), 0.0)
+    ledger.see(SeenEvent(SeenKind.MOVED, "moved", "there"), 0.0)
+    actions = ledger.files_to_free(400_000, 0.0)
+    assert told(actions) == [("free", "a"), ("free", "b")]
+    assert ledger.files_to_free(400_000, 0.0) == [], "these are under way"
+    assert "a" not in {left.name for left in ledger.undrained()}, "it is in the target whatever becomes of it"
+    ledger.take(ActionResult(Deed.FREE, "a", Ending.DONE, EARLIER), 1.0)
+    ledger.take(ActionResult(Deed.FREE, "b", Ending.KEPT), 1.0)
+    assert ledger.entries["a"] is EARLIER
+    assert told(ledger.files_to_free(400_000, 1.0)) == [("free", "c")]
+    ledger.take(ActionResult(Deed.FREE, "c", Ending.KEPT), 1.0)
+    assert ledger.files_to_free(400_000, 1.0 + FREE_AGAIN_S / 2) == []
+    assert told(ledger.files_to_free(1, 1.0 + FREE_AGAIN_S)) == [("free", "b")]
+
+
+def test_what_concerns_a_file_that_is_being_freed_waits_for_it():
+    ledger = Ledger({"file": of_size(10**6)})
+    freed = ledger.files_to_free(1, 0.0)
+    ledger.see(SeenEvent(SeenKind.CLOSED, "file"), 0.0)
+    ledger.see(SeenEvent(SeenKind.MOVED, "file", "new"), 0.0)
+    assert ledger.actions(1.0, 4) == []
+    assert not ledger.is_settled()
+    ledger.take(ActionResult(Deed.FREE, "file", Ending.DONE, EARLIER), 1.0)
+    (move,) = [action for action in ledger.actions(1.0, 4) if action.deed is Deed.MOVE]
+    assert (move.name, move.new, move.entry) == ("file", "new", EARLIER)
+    assert freed
+
+
+def test_nothing_is_freed_after_the_end_of_the_command():
+    ledger = Ledger({"file": of_size(10**6)})
+    ledger.command_ended()
+    assert ledger.files_to_free(1, 0.0) == []

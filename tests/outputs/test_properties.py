@@ -17,7 +17,7 @@ from draining import Running, tree
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from hpcstage.outputs import marks, namequeue, seen
+from hpcstage.outputs import freeing, ledger, marks, namequeue, outcomes, seen
 from hpcstage.outputs.drain import DrainReport
 from hpcstage.outputs.facts import is_below
 from hpcstage.outputs.late import drain_late
@@ -167,6 +167,10 @@ class Pair:
             self.theirs.add(b"theirs %d" % number)
             place.write_bytes(b"theirs %d" % number)
 
+    def free(self) -> None:
+        """The local disk is full: links take the place of all that is drained."""
+        self.running.drain.give_way(1 << 40, time.monotonic())
+
     def both(self, operation: tuple, turns: int) -> None:
         if operation[0] is link and (self.running.out / operation[1]).is_symlink():
             return  # a link to what was there at the start can be linked only as what it is
@@ -205,6 +209,9 @@ def pairs(local_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
     monkeypatch.setattr(marks, "RETRY_S", 0.01)
     monkeypatch.setattr(namequeue, "HOLD_S", 0.02)
     monkeypatch.setattr(os, "fsync", lambda _: None)  # takes as long as others write; a kill loses nothing without it
+    monkeypatch.setattr(ledger, "LEAST_FREED_BYTES", 0)
+    monkeypatch.setattr(outcomes, "FREE_AGAIN_S", 0.0)
+    monkeypatch.setattr(freeing, "GRACE_S", 0.003)
     numbers = itertools.count()
 
     def make() -> Pair:
@@ -220,12 +227,14 @@ def crash(monkeypatch: pytest.MonkeyPatch) -> Crash:
 
 
 @QUICK
-@given(operations=st.lists(st.tuples(OPERATION, PAUSE), max_size=25))
-def test_a_watched_directory_leaves_the_tree_of_a_plain_one(pairs, operations):
+@given(operations=st.lists(st.tuples(OPERATION, PAUSE), max_size=25), frees=st.sets(st.integers(0, 24), max_size=10))
+def test_a_watched_directory_leaves_the_tree_of_a_plain_one(pairs, operations, frees):
     pair = pairs()
     try:
-        for operation, turns in operations:
+        for number, (operation, turns) in enumerate(operations):
             pair.both(operation, turns)
+            if number in frees:
+                pair.free()
         report = pair.running.end()
         assert (report.undrained, report.findings.kept, report.findings.beside) == ([], {}, {})
         assert tree(pair.target) == tree(pair.plain)
@@ -240,16 +249,19 @@ STEPS = st.integers(1, 60)
 @given(
     operations=st.lists(st.tuples(OPERATION, PAUSE), max_size=20),
     kills=st.dictionaries(st.integers(0, 19), STEPS, max_size=3),
+    frees=st.sets(st.integers(0, 19), max_size=6),
     theirs=st.dictionaries(st.integers(0, 25), st.sampled_from(("a", "c", "d/b", "d/c", "a/b")), max_size=3),
     unwatched=st.lists(OPERATION, max_size=6),
     last=st.just(0) | STEPS,
     late=st.lists(STEPS, max_size=2),
 )
-def test_no_closed_file_is_lost_when_all_is_killed(pairs, crash, operations, kills, theirs, unwatched, last, late):
+def test_no_closed_file_is_lost_when_all_is_killed(
+    pairs, crash, operations, kills, frees, theirs, unwatched, last, late
+):
     pair = pairs()
     try:
         with pair.accounted():
-            run_and_kill(pair, crash, operations, kills, theirs, last)
+            run_and_kill(pair, crash, operations, kills, frees, theirs, last)
             for number, operation in enumerate(unwatched, 20):
                 if number in theirs:
                     pair.write_theirs(theirs[number], number)
@@ -273,6 +285,7 @@ def run_and_kill(
     crash: Crash,
     operations: list[tuple[tuple, int]],
     kills: dict[int, int],
+    frees: set[int],
     theirs: dict[int, str],
     last: int,
 ) -> None:
@@ -285,6 +298,8 @@ def run_and_kill(
         if number in kills:
             crash.after(kills[number])
         pair.both(operation, turns)
+        if number in frees:
+            pair.free()
     if last:
         crash.after(last)
         pair.running.turn(0.0)
