@@ -21,7 +21,7 @@ from hpcstage.daemon.process.server import Reply
 from hpcstage.daemon.reading.scanning import DIRECT_MODE
 from hpcstage.daemon.resources import Resources, log
 from hpcstage.daemon.service import Request, Service
-from hpcstage.node.kept import KeptPlace
+from hpcstage.node.kept import KeptLock, KeptPlace
 from hpcstage.outputs.drain import OutputDrain
 from hpcstage.outputs.journal import recall
 from hpcstage.outputs.prepare import OutputPlace, PreparedPlace
@@ -92,10 +92,10 @@ def _begun(place: KeptPlace, begin_at: Callable[[KeptPlace], KeptDrain]) -> list
 
 @dataclass(frozen=True)
 class HeldDrain:
-    """A drain with its place, and the descriptor of the place's shared lock."""
+    """A drain with its place, and the place's shared lock."""
 
     place: KeptPlace
-    held: int
+    held: KeptLock
     drain: KeptDrain
 
 
@@ -236,6 +236,6 @@ class DrainService(Service):
         finally:
             for one in self._held:
                 one.drain.close()
-                os.close(one.held)
+                one.held.let_go()
             for token in self._asked:
                 self._base.answer(token, Reply(Answer.DONE, keep=True))

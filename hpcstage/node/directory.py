@@ -80,7 +80,7 @@ def base_name(uid: int, host: str = "") -> str:
 def outputs_base(local: LocalDir, host: str) -> Path:
     """Returns the directory of all runs' output directories on a disk, which `kept` makes; `host` keeps nodes apart
     that see the same."""
-    name = f"hpcstage-out-{os.geteuid()}"
+    name = f"{nodedir.OUTPUTS_BASE}{os.geteuid()}"
     return local.path / (f"{name}-{host}" if local.is_network else name)
 
 

@@ -1,9 +1,9 @@
 """Makes and finds the directories on the local disk that hold a command's output files, or its checkpoints.
 
-Such a directory is `<local>/hpcstage-out-<uid>/<run id>`, for checkpoints
-`<run id>.checkpoint`; no start deletes it. The module owns names, permissions and
-locks. Everybody who works with one holds a shared lock on its `lock`; who can take the exclusive one knows that wrapper
-and daemon of its run are dead. A program that outlived them has the directory in its environment, or a file open.
+Such a directory is `<local>/hpcstage-out-<uid>/<run id>`, for checkpoints `<run id>.checkpoint`; no start deletes it.
+The module owns names, permissions and locks. Everybody who works with one holds a shared lock on its `lock`; who can
+take the exclusive one knows that wrapper and daemon of its run are dead. A program that outlived them has the directory
+in its environment or arguments, works in it, or has a file open.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcstage.errors import LocalDiskProblem
+from hpcstage.protocol import nodedir
 
 OUT = "HPCSTAGE_OUT"
 """The variable with which a program finds its output directory."""
@@ -31,6 +32,53 @@ _NEW = "."
 """The names of directories whose lock is not held yet, or that are about to be deleted, begin so."""
 _WAIT_S = 0.05
 _BESIDE = frozenset({"tree", "journal", "scratch", "anchors", "store", "charter"})
+
+
+@dataclass(frozen=True)
+class KeptLock:
+    """A lock of a directory, which holds until it is let go, or until its process ends."""
+
+    fds: tuple[int, ...]
+
+    @classmethod
+    def of(cls, path: Path, how: int) -> KeptLock:
+        """Takes the lock of a place, and with either kind a shared one on the directory: systemd-tmpfiles, which
+        removes single old files, passes over a directory that somebody has locked, and over all that is below. Raises
+        OSError."""
+        fds = [os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)]
+        try:
+            fcntl.flock(fds[0], how | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fds[0])
+            raise
+        with suppress(OSError):
+            fds.append(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
+            fcntl.flock(fds[1], fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return cls(tuple(fds))
+
+    @staticmethod
+    def is_held(path: Path) -> bool:
+        """Tells whether a wrapper or a daemon of the run lives on this node, or somebody drains its files."""
+        try:
+            fd = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+    def again(self) -> KeptLock:
+        """Returns the same lock, which holds until both are let go."""
+        return KeptLock(tuple(os.dup(fd) for fd in self.fds))
+
+    def let_go(self) -> None:
+        """Lets go of the lock."""
+        for fd in self.fds:
+            os.close(fd)
 
 
 @dataclass(frozen=True)
@@ -73,6 +121,15 @@ class KeptPlace:
             return False
 
     @property
+    def may_hold_files(self) -> bool:
+        """Whether it may hold files that are nowhere else. A run that was killed before its command could start has
+        left none, but a cleaner of old files may have removed the file that tells of the watch. A place that was being
+        deleted holds none any more."""
+        if os.path.lexists(_going(self)) and not os.path.lexists(self.tree):
+            return False
+        return self.was_watched or _holds_files(self)
+
+    @property
     def drained(self) -> Path:
         """A file with the result of the drain."""
         return self.path / "drained"
@@ -82,21 +139,22 @@ class KeptPlace:
         """A file that is as old as the last drain that failed after the run."""
         return self.path / "tried"
 
-    def hold(self) -> int:
-        """Takes the shared lock, for as long as the returned descriptor is open. Raises OSError."""
-        return self._lock(fcntl.LOCK_SH)
+    def hold(self) -> KeptLock:
+        """Takes the shared lock. Raises OSError."""
+        return KeptLock.of(self.path, fcntl.LOCK_SH)
 
-    def take(self) -> int | None:
-        """Takes the exclusive lock and returns its descriptor; None if the run's wrapper or daemon lives, or somebody
-        else drains it."""
+    def take(self) -> KeptLock | None:
+        """Takes the exclusive lock; returns None if the run's wrapper or daemon lives, or somebody else drains it."""
         try:
-            return self._lock(fcntl.LOCK_EX)
+            return KeptLock.of(self.path, fcntl.LOCK_EX)
         except OSError:
             return None
 
     def is_used(self) -> bool:
-        """Tells whether a program still has the directory as its output directory, or writes to a file in it."""
-        return _any_process(lambda process: _names(process, self.path) or _writes_to(process, self.tree))
+        """Tells whether a program still has the directory as its output directory, works in it, or writes to a file in
+        it."""
+        path, tree = self.path, self.tree
+        return _any_process(lambda p: _has(p, path), lambda p: _is_in(p, tree), lambda p: _writes_to(p, tree))
 
     def is_left(self, timeout_s: float) -> bool:
         """Waits until no program has the directory in its environment or open any more; some are just about to end.
@@ -119,31 +177,26 @@ class KeptPlace:
         except OSError:
             return []
 
-    def _lock(self, how: int) -> int:
-        fd = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, how | fcntl.LOCK_NB)
-        except OSError:
-            os.close(fd)
-            raise
-        return fd
-
     def remove(self) -> None:
         """Deletes the directory, and the one above it if it is empty. Who still watches it sees it go as a whole first,
         and takes nothing for a removal by the command."""
         with suppress(OSError):
-            self.tree.rename(self.output / f"{_NEW}{self.tree.name}")
+            self.tree.rename(_going(self))
+        if not os.path.lexists(self.tree):  # until then, nothing says that the files are not needed
+            with suppress(OSError):
+                self.watched.unlink()
         for directory, names, _ in os.walk(self.path):
             for path in (f"{directory}/{name}" for name in names):
-                if not os.path.islink(path):
-                    os.chmod(path, 0o700)
+                with suppress(OSError):  # somebody else deletes it, too
+                    if not os.path.islink(path):
+                        os.chmod(path, 0o700)
         shutil.rmtree(self.path, ignore_errors=True)
         with suppress(OSError):
             self.path.parent.rmdir()
 
 
-def make(above: Path, run_id: str) -> tuple[KeptPlace, int]:
-    """Makes the directory of a run; returns it and the descriptor of its shared lock. Raises LocalDiskProblem."""
+def make(above: Path, run_id: str) -> tuple[KeptPlace, KeptLock]:
+    """Makes the directory of a run; returns it and its shared lock. Raises LocalDiskProblem."""
     place = KeptPlace(above / run_id)
     try:
         with suppress(FileExistsError):
@@ -155,12 +208,19 @@ def make(above: Path, run_id: str) -> tuple[KeptPlace, int]:
         try:
             new.path.rename(place.path)
         except OSError:
-            os.close(held)
+            held.let_go()
             new.remove()
             raise
         return place, held
     except OSError as error:
         raise LocalDiskProblem(f"cannot make {place.path}: {error.strerror or error}", "give --local-dir") from None
+
+
+def place_of(tree: Path) -> KeptPlace | None:
+    """Returns the place whose watched directory a path is, by its name alone; None for other paths."""
+    place = KeptPlace(tree.parent.parent)
+    is_ours = tree == place.tree and place.path.parent.name.startswith(nodedir.OUTPUTS_BASE)
+    return place if is_ours else None
 
 
 def places(above: Path) -> Iterator[KeptPlace]:
@@ -183,18 +243,59 @@ def _require_own(above: Path) -> None:
         os.chmod(above, 0o700)
 
 
-def _any_process(is_so: Callable[[Path], bool]) -> bool:
+def _any_process(*tests: Callable[[Path], bool]) -> bool:
+    """Tells whether one of the tests holds for a process."""
     for name in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(OSError):  # another user's, or one that has just ended
-            if is_so(Path("/proc", name)):
-                return True
+        for is_so in tests:
+            with suppress(OSError):  # another user's, or one that has just ended
+                if is_so(Path("/proc", name)):
+                    return True
     return False
 
 
-def _names(process: Path, path: Path) -> bool:
+def _going(place: KeptPlace) -> Path:
+    """Returns the name of the watched directory while all of the place is being deleted."""
+    return place.output / f"{_NEW}{place.tree.name}"
+
+
+def _holds_files(place: KeptPlace) -> bool:
+    """Tells whether there is a file that is not a link below the watched directory, or a saved checkpoint; what cannot
+    be listed may hold one. The files that a start puts into a directory for checkpoints do not count."""
+    if place.holds_checkpoints:
+        return _holds(place.output / "store", lambda entry: entry.is_dir(follow_symlinks=False))
+    return _holds(place.tree, lambda entry: not (entry.is_symlink() or entry.is_dir(follow_symlinks=False)))
+
+
+def _holds(directory: Path, counts: Callable[[os.DirEntry[str]], bool]) -> bool:
+    """Tells whether an entry below a directory counts, or one of its directories cannot be listed."""
+    below = [os.fspath(directory)]
+    while below:
+        try:
+            with os.scandir(below.pop()) as entries:
+                for entry in entries:
+                    if counts(entry):
+                        return True
+                    if entry.is_dir(follow_symlinks=False):
+                        below.append(entry.path)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return True
+    return False
+
+
+def _has(process: Path, path: Path) -> bool:
     """Tells whether a process has the directory in its environment."""
     wanted = tuple(os.fsencode(f"{name}={path}/") for name in (OUT, CHECKPOINT))
     return any(entry.startswith(wanted) for entry in (process / "environ").read_bytes().split(b"\0"))
+
+
+def _is_in(process: Path, tree: Path) -> bool:
+    """Tells whether another process works in the directory, or names it in its arguments."""
+    if process.name == str(os.getpid()):
+        return False
+    here = os.readlink(process / "cwd")
+    return f"{here}/".startswith(f"{tree}/") or os.fsencode(tree) in (process / "cmdline").read_bytes()
 
 
 def _writes_to(process: Path, tree: Path) -> bool:

@@ -165,7 +165,7 @@ def _drop_local(found: FoundCheckpoints) -> Lines:
     for one in above:
         for place, lock in late.take_checkpoints(one, os.fspath(found.target)):
             place.remove()
-            os.close(lock)
+            lock.let_go()
             yield f"deleted the generations of run {place.run_id} on {socket.gethostname()}"
 
 

@@ -38,10 +38,12 @@ class RunCheckpoints(RunOutputs):
     name_suffix: ClassVar[str] = kept.OF_CHECKPOINTS
     watched_s: ClassVar[float] = RESTORED_S
 
-    def __init__(self, target: str, lock: int | None, why: str, kept_at: tuple[kept.KeptPlace, int] | None) -> None:
+    def __init__(
+        self, target: str, lock: int | None, why: str, kept_at: tuple[kept.KeptPlace, kept.KeptLock] | None
+    ) -> None:
         super().__init__(target, lock, why, kept_at)
-        self._earlier: list[tuple[kept.KeptPlace, int]] = []
-        """Places of killed runs with the same DIR, and the descriptors of their exclusive locks."""
+        self._earlier: list[tuple[kept.KeptPlace, kept.KeptLock]] = []
+        """Places of killed runs with the same DIR, and their exclusive locks."""
         self._said: dict[str, Any] = {}
 
     def tell(self, run: RunPart) -> None:
@@ -64,7 +66,7 @@ class RunCheckpoints(RunOutputs):
         if self.place is not None:
             for earlier, lock in self._earlier:
                 with suppress(HpcstageError):  # a signal came
-                    late.drain(earlier, lock, RESTORED_S)
+                    late.drain(earlier, lock, RESTORED_S, has_target=True)
         super().give_up(why)
 
     def _prepare(self, place: kept.KeptPlace, node: RunNode, config: Config) -> None:
@@ -89,12 +91,12 @@ class RunCheckpoints(RunOutputs):
         if not self.exit_code:
             for earlier, lock in self._earlier:
                 with suppress(HpcstageError):  # a signal came
-                    late.drain(earlier, lock, late.AT_START_S)
+                    late.drain(earlier, lock, late.AT_START_S, has_target=True)
 
     def _close(self) -> None:
         super()._close()
         for _, lock in self._earlier:
-            os.close(lock)
+            lock.let_go()
         self._earlier = []
 
     def _protection(self) -> str:

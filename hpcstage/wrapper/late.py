@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
-from hpcstage.errors import HpcstageError, NotStarted
+from hpcstage.errors import HpcstageError, NotStarted, UsageError
 from hpcstage.forked import become_quiet, die_with_parent, reap
 from hpcstage.node import kept
 from hpcstage.reading import readable
@@ -41,9 +42,17 @@ class ForkedDrain:
     """Drains the directory of a run whose daemon is dead in a process of its own, since a shared file system that hangs
     holds up whoever asks it. The process ends with this one, and holds the lock until then."""
 
-    def __init__(self, place: kept.KeptPlace, lock: int, timeout_s: float, *, is_orderly: bool = False) -> None:
-        """`lock` is the descriptor of the exclusive lock of `place`; `is_orderly`: the command ended by itself, with
-        exit code 0."""
+    def __init__(
+        self,
+        place: kept.KeptPlace,
+        lock: kept.KeptLock,
+        timeout_s: float,
+        *,
+        is_orderly: bool = False,
+        has_target: bool = False,
+    ) -> None:
+        """`lock` is the exclusive lock of `place`; `is_orderly`: the command ended by itself, with exit code 0;
+        `has_target`: the caller has the lock of DIR, too."""
         self._unknown = OutputsPart(directory="?", local_dir=os.fspath(place.tree))
         self._ends_at = time.monotonic() + timeout_s + _GRACE_S
         self._said = b""
@@ -52,9 +61,10 @@ class ForkedDrain:
         self._pid = os.fork()
         if self._pid == 0:
             if place.holds_checkpoints:
-                _be_child(lambda: _drained_checkpoints(place, is_orderly=is_orderly), {into, lock}, into, parent)
+                work = partial(_drained_checkpoints, place, is_orderly=is_orderly, has_target=has_target)
             else:
-                _be_child(lambda: _drained_outputs(place, timeout_s), {into, lock}, into, parent)
+                work = partial(_drained_outputs, place, timeout_s, has_target=has_target)
+            _be_child(work, {into, *lock.fds}, into, parent)
         os.close(into)
 
     def is_over(self, timeout_s: float) -> bool:
@@ -99,9 +109,28 @@ def _be_child(drained: Callable[[], OutputsPart], fds: set[int], into: int, pare
         os._exit(code)
 
 
-def _drained_checkpoints(place: kept.KeptPlace, *, is_orderly: bool) -> OutputsPart:
-    """Drains the newest generation, and what is in none. Where the directory on the shared file system has gone, or is
-    another one by now, nothing is tried."""
+@contextmanager
+def _locked(target: str, run_id: str, *, has_target: bool) -> Iterator[None]:
+    """Holds the lock of DIR, unless the caller has it, and removes it, also one that the killed run left. A DIR that
+    cannot be written to is not locked: that is said of each file. Raises DirectoryInUse."""
+    fd = None
+    if not has_target:
+        try:
+            fd = outdir.lock(target, target, f"the drain of run {run_id} on {socket.gethostname()}")
+        except outdir.DirectoryInUse:
+            raise
+        except UsageError:
+            pass
+    try:
+        yield
+    finally:
+        if fd is not None:
+            outdir.remove_lock(target, fd)
+
+
+def _drained_checkpoints(place: kept.KeptPlace, *, is_orderly: bool, has_target: bool) -> OutputsPart:
+    """Drains the newest generation, and what is in none. Where the directory on the shared file system has gone, is
+    another one by now, or is in use by another run, nothing is tried."""
     from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace
     from hpcstage.checkpoint.keeping.late import drain_late
 
@@ -110,7 +139,11 @@ def _drained_checkpoints(place: kept.KeptPlace, *, is_orderly: bool) -> OutputsP
     try:
         charter = CheckpointCharter.load(local)
         part = OutputsPart(directory=charter.target, local_dir=os.fspath(local.tree))
-        report = drain_late(local, charter, is_orderly=is_orderly)
+        charter.check_target()
+        with _locked(charter.target, charter.run_id, has_target=has_target):
+            report = drain_late(local, charter, is_orderly=is_orderly)
+    except outdir.DirectoryInUse as error:
+        return outputpart.unknown(part, error.what)
     except OSError as error:
         return outputpart.unknown(part, f"{error.filename or local.base}: {error.strerror or error}")
     except (ValueError, HpcstageError) as error:
@@ -118,9 +151,9 @@ def _drained_checkpoints(place: kept.KeptPlace, *, is_orderly: bool) -> OutputsP
     return outputpart.part_of(report.to_json(), part)
 
 
-def _drained_outputs(place: kept.KeptPlace, timeout_s: float) -> OutputsPart:
-    """Compares file by file. Where the directory on the shared file system has gone, or is another one by now, nothing
-    is tried."""
+def _drained_outputs(place: kept.KeptPlace, timeout_s: float, *, has_target: bool) -> OutputsPart:
+    """Compares file by file. Where the directory on the shared file system has gone, is another one by now, or is in
+    use by another run, nothing is tried."""
     from hpcstage.outputs.journal import recall
     from hpcstage.outputs.late import drain_late
     from hpcstage.outputs.prepare import OutputPlace
@@ -130,10 +163,15 @@ def _drained_outputs(place: kept.KeptPlace, timeout_s: float) -> OutputsPart:
     part = OutputsPart(directory="?", local_dir=output.root)
     try:
         recalled = recall(output.journal)
-        if recalled is not None:
-            part = OutputsPart(directory=recalled.charter.target, local_dir=output.root)
-            Target(recalled.charter).check()
-        report = drain_late(output, timeout_s)
+        if recalled is None:
+            return outputpart.unknown(part, "its journal does not say where to")
+        charter = recalled.charter
+        part = OutputsPart(directory=charter.target, local_dir=output.root)
+        Target(charter).check()
+        with _locked(charter.target, charter.run_id, has_target=has_target):
+            report = drain_late(output, timeout_s)
+    except outdir.DirectoryInUse as error:
+        return outputpart.unknown(part, error.what)
     except OSError as error:
         return outputpart.unknown(part, f"{error.filename or output.root}: {error.strerror or error}")
     except (ValueError, LookupError, TypeError) as error:
@@ -163,10 +201,10 @@ def drain_at_start(above: Path, spared: str | None = None) -> None:
             messages.warn(f"run {place.run_id} left {what(place)} in {place.output}; {_CLEAN}")
 
 
-def take_checkpoints(above: Path, target: str) -> list[tuple[kept.KeptPlace, int]]:
-    """Returns the places with checkpoints that runs which are over left and that belong to a directory, with the
-    descriptors of their exclusive locks, which the caller closes."""
-    return [(place, os.dup(lock)) for place, lock in _over(above) if _target_of_checkpoints(place) == target]
+def take_checkpoints(above: Path, target: str) -> list[tuple[kept.KeptPlace, kept.KeptLock]]:
+    """Returns the places with checkpoints that runs which are over left and that belong to a directory, with their
+    exclusive locks, which the caller lets go."""
+    return [(place, lock.again()) for place, lock in _over(above) if _target_of_checkpoints(place) == target]
 
 
 def _target_of_checkpoints(place: kept.KeptPlace) -> str | None:
@@ -204,11 +242,11 @@ def forget(above: Path, run_id: str) -> bool:
     return is_found
 
 
-def _over(above: Path) -> Iterator[tuple[kept.KeptPlace, int]]:
-    """Yields the directories of runs that are over, with the descriptor of the exclusive lock."""
+def _over(above: Path) -> Iterator[tuple[kept.KeptPlace, kept.KeptLock]]:
+    """Yields the directories of runs that are over, with the exclusive lock; deletes those that hold nothing."""
     for place in kept.places(above):
         with _taken(place) as lock:
-            if lock is not None and not place.was_watched:  # it was killed before its command could start
+            if lock is not None and not place.may_hold_files:
                 place.remove()
             elif lock is not None:
                 yield place, lock
@@ -222,7 +260,7 @@ def _was_tried(place: kept.KeptPlace) -> bool:
 
 
 @contextmanager
-def _taken(place: kept.KeptPlace) -> Iterator[int | None]:
+def _taken(place: kept.KeptPlace) -> Iterator[kept.KeptLock | None]:
     """Takes the exclusive lock; None if the run's wrapper, daemon or a program of its command lives, or somebody else
     drains its files."""
     lock = place.take()
@@ -235,15 +273,16 @@ def _taken(place: kept.KeptPlace) -> Iterator[int | None]:
         yield None if is_used else lock
     finally:
         if lock is not None:
-            os.close(lock)
+            lock.let_go()
 
 
-def drain(place: kept.KeptPlace, lock: int, timeout_s: float) -> OutputsPart:
+def drain(place: kept.KeptPlace, lock: kept.KeptLock, timeout_s: float, *, has_target: bool = False) -> OutputsPart:
     """Drains the directory of a run that is over, whose exclusive lock the caller holds; deletes it if all is drained.
-    Raises NotStarted when a signal that is blocked will end this process."""
+    `has_target` tells whether the caller has the lock of DIR, too. Raises NotStarted when a signal that is blocked will
+    end this process."""
     run_id = place.run_id
     messages.warn(f"copying the {what(place)} that run {run_id} left in {place.output}")
-    drain = ForkedDrain(place, lock, timeout_s)
+    drain = ForkedDrain(place, lock, timeout_s, has_target=has_target)
     try:
         while not drain.is_over(_WAIT_S):
             if is_fatal_pending():
@@ -265,7 +304,6 @@ def drain(place: kept.KeptPlace, lock: int, timeout_s: float) -> OutputsPart:
             place.tried.touch()
     else:
         place.remove()
-        outdir.remove_dead_lock(part.directory)
         messages.warn(
             f"copied what run {run_id} left to {part.directory}: {format_number(part.files, 'copy', 'copies')}"
         )

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcstage.errors import HpcstageError, UsageError
+from hpcstage.forked import become_quiet, die_with_parent, reap
 from hpcstage.node import kept
 from hpcstage.node.environment import in_containers
 from hpcstage.plan.types import DatasetKind
@@ -29,10 +30,15 @@ if TYPE_CHECKING:
 
 LOCK = ".hpcstage-lock"
 """The lock in DIR; names that begin so are never shown to a command and never carried over."""
+UNLOCK_S = 2.0
 _MOST_LOCKS = 100
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL})
 _WRITABLE = "name a directory that you may write to, on the shared file system"
 _OWN = "give each run a directory of its own"
+
+
+class DirectoryInUse(UsageError):
+    """Another run has the lock of DIR."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +138,7 @@ def check_apart(config: Config, cwd: Path) -> None:
 def without_us(given: Mapping[str, Any], env: Mapping[str, str], cwd: Path) -> dict[NamedDirectory, str]:
     """Returns the directories for a command that runs without hpcstage, as far as they are known. Files are read only
     if an option or the environment does not name both, and one that is wrong is no reason to fail then."""
+    env = {name: value for name, value in env.items() if not _is_inherited(name, value)}
     found = {named: asked for named in BOTH if (asked := given.get(named.key) or _of_env(named, env))}
     if len(found) < len(BOTH):
         from hpcstage.config import load
@@ -140,6 +147,13 @@ def without_us(given: Mapping[str, Any], env: Mapping[str, str], cwd: Path) -> d
             config = load({"config": given.get("config")}, env, cwd)
             found = {**{named: asked for named in BOTH if (asked := named.asked(config))}, **found}
     return {named: named.made(str(asked), cwd) for named, asked in found.items() if asked not in (None, "", "none")}
+
+
+def _is_inherited(name: str, value: str) -> bool:
+    """Tells whether a variable names the local directory of a run that does not live on this node: a job that a command
+    submitted has the variables of that command."""
+    place = kept.place_of(Path(value)) if name in {named.variable for named in BOTH} else None
+    return place is not None and not kept.KeptLock.is_held(place.path)
 
 
 def _of_env(named: NamedDirectory, env: Mapping[str, str]) -> str | None:
@@ -154,7 +168,7 @@ def _of_env(named: NamedDirectory, env: Mapping[str, str]) -> str | None:
 
 def lock(target: str, said: str, holder: str) -> int:
     """Takes the lock of DIR, where its file system has locks, and notes who has it; returns its descriptor. Raises
-    UsageError if another run has it, or if DIR cannot be written to."""
+    DirectoryInUse if another run has it, and UsageError if DIR cannot be written to."""
     path = os.path.join(target, LOCK)
     for _ in range(_MOST_LOCKS):
         try:
@@ -168,7 +182,7 @@ def lock(target: str, said: str, holder: str) -> int:
                 return fd
             other = os.pread(fd, 200, 0).decode(errors="replace").strip() or "another run"
             os.close(fd)
-            raise UsageError(f"{said} is in use by {other}", _OWN) from None
+            raise DirectoryInUse(f"{said} is in use by {other}", _OWN) from None
         with suppress(OSError):
             if os.stat(path).st_ino == os.fstat(fd).st_ino:
                 os.truncate(fd, 0)
@@ -178,18 +192,29 @@ def lock(target: str, said: str, holder: str) -> int:
     raise UsageError(f"{said} is used by many runs at once", _OWN)
 
 
-def unlock(target: str, fd: int) -> None:
+def remove_lock(target: str, fd: int) -> None:
     """Removes the lock of DIR and lets go of it."""
     with suppress(OSError):
         os.unlink(os.path.join(target, LOCK))
     os.close(fd)
 
 
-def remove_dead_lock(target: str) -> None:
-    """Removes the lock that a killed run left in DIR, unless another run has it by now."""
-    with suppress(UsageError):
-        if os.path.lexists(os.path.join(target, LOCK)):
-            unlock(target, lock(target, target, ""))
+def unlock(target: str, fd: int) -> None:
+    """Removes the lock of DIR and lets go of it, in a process of its own and in UNLOCK_S at most: a shared file system
+    that hangs must not hold up the end of a run."""
+    parent, pid = os.getpid(), -1
+    with suppress(OSError):
+        pid = os.fork()
+    if pid == 0:
+        try:
+            die_with_parent(parent)
+            become_quiet({fd})
+            remove_lock(target, fd)
+        finally:
+            os._exit(0)
+    os.close(fd)  # the other process lets go of the lock
+    if pid > 0:
+        reap(pid, UNLOCK_S)
 
 
 def _nearest(path: str) -> str:

@@ -73,11 +73,13 @@ class RunOutputs:
     """The names of its places on the local disk end so."""
     watched_s: ClassVar[float] = WATCHED_S
 
-    def __init__(self, target: str, lock: int | None, why: str, kept_at: tuple[kept.KeptPlace, int] | None) -> None:
-        """`lock` is the descriptor of DIR's lock; `kept_at` the local directory with that of its shared lock, or None,
-        and `why`, where `{out}` is DIR."""
+    def __init__(
+        self, target: str, lock: int | None, why: str, kept_at: tuple[kept.KeptPlace, kept.KeptLock] | None
+    ) -> None:
+        """`lock` is the descriptor of DIR's lock; `kept_at` the local directory with its shared lock, or None, and
+        `why`, where `{out}` is DIR."""
         self.place: kept.KeptPlace | None = None
-        self._held: int | None = None
+        self._held: kept.KeptLock | None = None
         if kept_at is not None:
             self.place, self._held = kept_at
         local_dir = None if self.place is None else os.fspath(self.place.tree)
@@ -260,7 +262,7 @@ class RunOutputs:
         if self._lock is not None:
             outdir.unlock(self.part.directory, self._lock)
         if self._held is not None:
-            os.close(self._held)
+            self._held.let_go()
         self._lock = self._held = None
 
     def _tell(self) -> None:
@@ -285,11 +287,12 @@ class RunOutputs:
     def _drains_late(self, place: kept.KeptPlace) -> bool:
         """Begins to drain without the daemon, once nobody else works on the files. Tells whether that can be."""
         if self._held is not None:
-            os.close(self._held)
+            self._held.let_go()
             self._held = None
         lock = place.take()
         if lock is not None:
-            self._late, self._held = ForkedDrain(place, lock, LONGEST_S, is_orderly=self._is_orderly), lock
+            flags = {"is_orderly": self._is_orderly, "has_target": self._lock is not None}
+            self._late, self._held = ForkedDrain(place, lock, LONGEST_S, **flags), lock
             return True
         self._free_until = self._free_until or time.monotonic() + _FREE_S
         time.sleep(_LOOK_S)

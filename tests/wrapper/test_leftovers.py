@@ -1,0 +1,263 @@
+"""Output directories of runs that are over, on the local disk: what is drained, deleted, left alone."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hpcstage.emulator import Slowfs, unavailable
+from hpcstage.node import kept
+from hpcstage.node.kept import KeptLock, KeptPlace
+from hpcstage.outputs.prepare import OutputPlace, prepare
+from hpcstage.wrapper import late, outdir
+
+NO_FUSE = unavailable()
+
+
+@dataclass
+class Left:
+    """The place of a run, its DIR, and the lock of the run's wrapper."""
+
+    above: Path
+    target: Path
+    place: KeptPlace
+    lock: KeptLock
+
+    def write(self, name: str = "file", text: str = "content") -> None:
+        (self.place.tree / name).write_text(text)
+
+    def end(self, *, was_watched: bool = True) -> None:
+        """The run is over: it was killed."""
+        if was_watched:
+            self.place.watched.touch()
+        self.lock.let_go()
+
+
+@pytest.fixture
+def left(local_dir: Path, tmp_path: Path) -> Iterator[Left]:
+    above, target = local_dir / "hpcstage-out-0", tmp_path / "results"
+    target.mkdir()
+    (target / "earlier").write_text("earlier")
+    place, lock = kept.make(above, "run-9")
+    prepare(OutputPlace(place.output), target, "run-9")
+    yield Left(above, target, place, lock)
+    place.remove()
+
+
+def drained(left: Left) -> list[tuple[str, str]]:
+    """Drains, and returns what is left, and why."""
+    return [(one.name, one.why) for part in late.drain_all(left.above) for one in part.undrained]
+
+
+# ---- what is deleted
+
+
+@pytest.mark.parametrize("was_watched", [True, False])
+def test_files_are_drained_also_where_it_is_not_said_that_they_were_watched(left, was_watched):
+    left.write()
+    left.end(was_watched=was_watched)
+    assert late.waiting(left.above) == [left.place]
+    assert drained(left) == []
+    assert (left.target / "file").read_text() == "content"
+    assert not left.above.exists()
+
+
+def test_a_run_that_was_killed_before_its_command_leaves_nothing(left, capfd):
+    left.end(was_watched=False)
+    assert late.waiting(left.above) == []
+    assert not left.above.exists()
+    assert capfd.readouterr().err == ""
+
+
+STOPPED = """
+import os, sys
+from pathlib import Path
+from hpcstage.node.kept import KeptPlace
+
+count = 0
+
+def count_down(event, arguments):
+    global count
+    if event.startswith("os.re") or event in {"os.rmdir", "os.chmod"}:
+        count += 1
+        if count == int(sys.argv[2]):
+            os._exit(1)
+
+sys.addaudithook(count_down)
+KeptPlace(Path(sys.argv[1])).remove()
+"""
+
+
+def test_a_removal_that_was_killed_is_finished(left, capfd):
+    """All is drained; the removal is killed before each of its steps."""
+    step, is_killed = 0, True
+    left.end()
+    left.place.remove()
+    while is_killed:
+        step += 1
+        place, lock = kept.make(left.above, "run-9")
+        prepare(OutputPlace(place.output), left.target, "run-9")
+        one = Left(left.above, left.target, place, lock)
+        one.write("file", f"{step}")
+        one.end()
+        done = subprocess.run([sys.executable, "-c", STOPPED, place.path, f"{step}"], check=False)
+        is_killed = done.returncode == 1
+        assert drained(one) == [], step
+        assert list(kept.places(left.above)) == [], step
+        assert "removed or moved" not in capfd.readouterr().err, "nobody else removed it"
+    assert step > 5
+
+
+def test_two_that_delete_the_same_place(left):
+    for number in range(300):
+        (left.place.tree / f"{number}").mkdir()
+    left.lock.let_go()
+    ready = threading.Barrier(2)
+
+    def remove() -> None:
+        ready.wait()
+        left.place.remove()
+
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(remove) for _ in range(2)]:
+            done.result()
+    assert not left.above.exists()
+
+
+# ---- who has what
+
+
+def test_a_late_drain_waits_for_who_uses_the_directory(left):
+    left.write()
+    left.end()
+    lock = outdir.lock(os.fspath(left.target), "--out results", "run 10 on this node")
+    assert drained(left) == [("", f"{left.target} is in use by run 10 on this node")]
+    assert sorted(os.listdir(left.target)) == [outdir.LOCK, "earlier"]
+    outdir.unlock(os.fspath(left.target), lock)
+    assert drained(left) == []
+    assert sorted(os.listdir(left.target)) == ["earlier", "file"], "its own lock is gone, too"
+
+
+def test_who_has_the_lock_of_the_directory_drains_itself(left):
+    left.write()
+    left.end()
+    lock = outdir.lock(os.fspath(left.target), "--out results", "run 9 on this node")
+    own = left.place.take()
+    assert own is not None
+    try:
+        assert late.drain(left.place, own, 10.0, has_target=True).undrained == ()
+        assert (left.target / outdir.LOCK).read_text() == "run 9 on this node\n"
+    finally:
+        own.let_go()
+        outdir.unlock(os.fspath(left.target), lock)
+    assert sorted(os.listdir(left.target)) == ["earlier", "file"]
+
+
+def is_passed_over(place: KeptPlace) -> bool:
+    """Whether systemd-tmpfiles, which wants a lock of each directory that it looks into, does not get this one."""
+    fd = os.open(place.path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def test_a_cleaner_of_old_files_passes_over_a_place_with_which_somebody_works(left):
+    assert is_passed_over(left.place)
+    left.lock.let_go()
+    assert not is_passed_over(left.place)
+    lock = left.place.take()
+    assert lock is not None
+    assert is_passed_over(left.place)
+    again = lock.again()
+    lock.let_go()
+    assert is_passed_over(left.place)
+    again.let_go()
+    assert not is_passed_over(left.place)
+
+
+@pytest.fixture
+def program() -> Iterator[list[subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for one in started:
+        one.kill()
+        one.wait()
+
+
+@pytest.mark.parametrize("how", ["works there", "works below", "names it", "names a file"])
+def test_a_program_without_our_variables_uses_a_directory(left, program, how):
+    (left.place.tree / "sub").mkdir()
+    tree = os.fspath(left.place.tree)
+    cwd = {"works there": tree, "works below": f"{tree}/sub"}.get(how)
+    word = {"names it": tree, "names a file": f"--out={tree}/file"}.get(how, "nothing")
+    code = "import time; print(flush=True); time.sleep(60)"
+    program.append(subprocess.Popen([sys.executable, "-c", code, word], env={}, cwd=cwd, stdout=subprocess.PIPE))
+    assert program[0].stdout is not None
+    program[0].stdout.readline()
+    program[0].stdout.close()
+    left.write()
+    left.end()
+    assert left.place.is_used()
+    assert late.waiting(left.above) == []
+    program[0].kill()
+    program[0].wait()
+    assert not left.place.is_used()
+    assert drained(left) == []
+
+
+def test_who_asks_may_stand_in_the_directory(left, monkeypatch):
+    monkeypatch.chdir(left.place.tree)
+    assert not left.place.is_used()
+
+
+# ---- a directory that is inherited
+
+
+def test_a_directory_of_a_run_that_does_not_live_here_is_not_used(left, tmp_path):
+    tree = os.fspath(left.place.tree)
+    env = {"HPCSTAGE_OUT": tree, "XDG_CONFIG_HOME": os.fspath(tmp_path / "config")}
+    assert outdir.without_us({}, env, tmp_path) == {outdir.OUT: tree}
+    left.end()
+    assert outdir.without_us({}, env, tmp_path) == {}
+    given = outdir.without_us({"out": "another"}, env, tmp_path)
+    assert given == {outdir.OUT: os.fspath(tmp_path / "another")}
+    elsewhere = tree.replace("run-9", "run-8")
+    assert outdir.without_us({}, {**env, "HPCSTAGE_OUT": elsewhere}, tmp_path) == {}
+    assert not os.path.exists(elsewhere)
+    mine = os.fspath(tmp_path / "mine")
+    assert outdir.without_us({}, {**env, "HPCSTAGE_OUT": mine}, tmp_path) == {outdir.OUT: mine}
+
+
+# ---- a shared file system that hangs
+
+
+@pytest.mark.skipif(NO_FUSE is not None, reason=str(NO_FUSE))
+def test_a_lock_on_a_file_system_that_hangs_is_let_go(tmp_path, monkeypatch):
+    monkeypatch.setattr(outdir, "UNLOCK_S", 0.2)
+    source = tmp_path / "source"
+    source.mkdir()
+    with Slowfs(source) as slow:
+        (slow.path / "first").write_text("closing this one tells the kernel that closing asks nobody")
+        fd = outdir.lock(os.fspath(slow.path), "results", "run 9")
+        os.kill(slow.server_pid, signal.SIGSTOP)
+        try:
+            began_s = time.monotonic()
+            outdir.unlock(os.fspath(slow.path), fd)
+            assert time.monotonic() - began_s < 1.5
+        finally:
+            os.kill(slow.server_pid, signal.SIGCONT)
