@@ -1,20 +1,23 @@
-"""Lets the store give way to the command's output files where the local disk fills.
+"""Frees space where the local disk fills: a command that writes output files there must not fail because of copies that
+it could do without.
 
-Owns when the disk counts as full: the store leaves a part of what is free to the output files, and when most of that is
-gone, programs read the source from then on and the copies are removed. A command that writes to the local disk must not
-fail because of copies that it could do without.
+Owns when the disk counts as full, and the order. The store goes first, which leaves a part of what is free to the
+output files: programs read the source from then on, and the copies are removed. After that, links take the place of
+output files that are drained and open nowhere.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from hpcstage.daemon.reading.scanning import DIRECT_MODE
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Service
+from hpcstage.outputs.drain import OutputDrain
 from hpcstage.protocol import nodedir
 from hpcstage.store import directory
 from hpcstage.units import format_size
@@ -27,11 +30,15 @@ _HELPER = "give way"
 
 
 class GivingWay(Service):
-    """Looks at the free space of the local disk, and removes the store when there is little left."""
+    """Looks at the free space of the local disk, and removes what can go when there is little left."""
 
-    def __init__(self, base: Resources) -> None:
+    def __init__(self, base: Resources, outputs: Sequence[OutputDrain]) -> None:
         self._base = base
+        self._outputs = outputs
         self._store = directory.Store(base.node_dir)
+        self._has_store = base.spec.mode != DIRECT_MODE
+        self._is_removing = False
+        """Whether the copies of the store are being removed."""
         self._least_bytes = min(MOST_LEAST_BYTES, int(LEAST_SHARE * _free_bytes(base.node_dir)))
         self._next_look = time.monotonic() + LOOK_EVERY_S
         self._is_over = False
@@ -43,9 +50,8 @@ class GivingWay(Service):
         self._next_look = now + LOOK_EVERY_S
         with suppress(OSError):
             left_bytes = _free_bytes(self._base.node_dir)
-            if left_bytes < self._least_bytes:
-                self._is_over = True
-                self._give_way(left_bytes)
+            if left_bytes < self._least_bytes and not self._is_removing:
+                self._give_way(left_bytes, now)
 
     def wake_after(self, now: float) -> float | None:
         """See Service."""
@@ -56,7 +62,15 @@ class GivingWay(Service):
         self._is_over = True
         return ()
 
-    def _give_way(self, left_bytes: int) -> None:
+    def _give_way(self, left_bytes: int, now: float) -> None:
+        if self._has_store:
+            self._has_store = False
+            self._remove_store(left_bytes)
+            return
+        for drain in self._outputs:
+            drain.give_way(2 * self._least_bytes - left_bytes, now)
+
+    def _remove_store(self, left_bytes: int) -> None:
         """Has no program open a copy any more, then removes all of them."""
         why = f"the local disk had only {format_size(left_bytes)} left, which output files need more than the store"
         self._base.gate.give_way(why)
@@ -64,7 +78,12 @@ class GivingWay(Service):
             with suppress(OSError):
                 self._store.put_aside(name)
         aside = self._base.node_dir / nodedir.GONE
-        self._base.helpers.start(_HELPER, lambda: _removed(aside), lambda _: None)
+        self._is_removing = (
+            self._base.helpers.start(_HELPER, lambda: _removed(aside), self._store_is_removed) is not None
+        )
+
+    def _store_is_removed(self, _result: bytes | None) -> None:
+        self._is_removing = False
 
 
 def _free_bytes(path: Path) -> int:

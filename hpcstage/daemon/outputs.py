@@ -18,7 +18,6 @@ from typing import Any, Protocol
 
 from hpcstage.daemon.givingway import GivingWay
 from hpcstage.daemon.process.server import Reply
-from hpcstage.daemon.reading.scanning import DIRECT_MODE
 from hpcstage.daemon.resources import Resources, log
 from hpcstage.daemon.service import Request, Service
 from hpcstage.node.kept import KeptLock, KeptPlace
@@ -74,8 +73,8 @@ def begin(base: Resources) -> tuple[Service, ...]:
         drains += _begun(KeptPlace(Path(base.spec.checkpoints)), lambda place: CheckpointDrain(base, place))
     if not drains:
         return ()
-    service = DrainService(base, drains)
-    return (service,) if base.spec.mode == DIRECT_MODE else (service, GivingWay(base))
+    outputs = [one.drain for one in drains if isinstance(one.drain, _Outputs)]
+    return DrainService(base, drains), GivingWay(base, outputs)
 
 
 def _begun(place: KeptPlace, begin_at: Callable[[KeptPlace], KeptDrain]) -> list[HeldDrain]:

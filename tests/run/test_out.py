@@ -421,6 +421,49 @@ def test_copies_of_datasets_give_way_where_the_local_disk_fills(
     assert "store-closed" in [problem["id"] for problem in record(hpcstage)["problems"]]
 
 
+FILLS_WITH_OUTPUTS = """
+import os, sys, time
+out, local = sys.argv[1:]
+def free():
+    found = os.statvfs(local)
+    return found.f_bavail * found.f_frsize
+held = open(f"{out}/held", "wb")
+held.write(bytes(4 << 20))
+held.flush()
+for number in range(20):
+    end = time.monotonic() + 20
+    while free() < 5 << 20 and time.monotonic() < end:
+        time.sleep(0.02)
+    with open(f"{out}/{number}", "wb") as file:
+        file.write(bytes([number]) * (4 << 20))
+assert all(open(f"{out}/{number}", "rb").read() == bytes([number]) * (4 << 20) for number in range(20))
+assert not os.path.islink(f"{out}/held"), "it is open"
+held.write(b"end")
+print(sum(os.path.islink(f"{out}/{number}") for number in range(20)))
+"""
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small disk")
+@pytest.mark.parametrize("mode", ["runtime", "direct"])
+def test_what_is_drained_gives_way_where_outputs_fill_the_local_disk(
+    hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, mode: str
+) -> None:
+    small, results = tmp_path / "small", tmp_path / "results"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=60m", "tmpfs", small], check=True)
+    try:
+        options = ("--local-dir", small, "--mode", mode, "--budget", "10MB", "--out", results)
+        done = run(hpcstage, make_tree(), *options, "--", *python_command(FILLS_WITH_OUTPUTS, "{out}", small))
+    finally:
+        subprocess.run(["umount", "-l", small], check=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 5, "84 MB were written to 60 MB"
+    held = results / "held"
+    assert (held.stat().st_size, held.read_bytes()[-3:]) == ((4 << 20) + 3, b"end")
+    assert all((results / str(number)).read_bytes() == bytes([number]) * (4 << 20) for number in range(20))
+
+
 def test_a_directory_below_a_dataset(hpcstage: Hpcstage, make_tree: Tree) -> None:
     data = make_tree()
     line = refused(hpcstage, data, "--out", data / "results")
