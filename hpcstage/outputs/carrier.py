@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from hpcstage.outputs.contents import Contents, open_for_reading, special_kind
 from hpcstage.outputs.facts import Action, ActionResult, Deed, Ending, EntryKind, Fingerprint, TargetEntry
-from hpcstage.outputs.freeing import Freeing
+from hpcstage.outputs.freeing import Freeing, freed
 from hpcstage.outputs.guard import TargetGuard, has_inode
 from hpcstage.outputs.journal import Charter, Journal
 from hpcstage.outputs.links import LocalLinks
@@ -317,7 +317,7 @@ def _shown_entry(entry: TargetEntry | None, name: str, inode: int) -> TargetEntr
     if entry is not None and entry.kind is EntryKind.EARLIER:
         return replace(entry, shown_as=name)
     if entry is not None and entry.kind is EntryKind.FILE and entry.there.inode == inode:
-        return TargetEntry(EntryKind.EARLIER, Fingerprint(inode, -1, entry.there.mtime_ns), shown_as=name)
+        return freed(entry, name)
     return None
 
 

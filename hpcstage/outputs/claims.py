@@ -53,10 +53,14 @@ def claims_of(place: OutputPlace, names: Collection[str]) -> list[Claim]:
     for name in names:
         beside, entry = recalled.ledger.findings.beside.get(name), recalled.ledger.entries.get(name)
         there, here = status_of(target.path(beside or name)), status_of(f"{place.root}/{name}")
-        is_copy = entry is not None and entry.kind in {EntryKind.FILE, EntryKind.LINK}
+        is_copy = entry is not None and (entry.kind in {EntryKind.FILE, EntryKind.LINK} or entry.here is not None)
         is_ours = bool(beside) or (is_copy and there is not None and has_inode(entry, there))
         if is_ours and there is not None and here is not None:
-            found.append(Claim(name, beside or name, there.st_ino, here.st_ctime_ns + ahead_ns))
+            changed_ns = here.st_ctime_ns + ahead_ns
+            if entry is not None and entry.kind is EntryKind.EARLIER:  # a link has taken the place of the file
+                is_same = there.st_mtime_ns == entry.there.mtime_ns
+                changed_ns = entry.ctime_ns + ahead_ns if is_same else there.st_ctime_ns
+            found.append(Claim(name, beside or name, there.st_ino, changed_ns))
     return found
 
 

@@ -44,7 +44,7 @@ class TargetEntry:
     there: Fingerprint
     """The target's entry; of an EARLIER one the size is -1 and the time that of the start, on the target's clock."""
     here: Fingerprint | None = None
-    """The local file that the entry is a copy of."""
+    """The local file that the entry is a copy of, also once a link has taken its place."""
     ctime_ns: int = 0
     """The time of the local file's last change, attributes included, when it was copied."""
     mode: int = 0

@@ -64,8 +64,7 @@ class Freeing:
             os.close(file)
         if not is_done:
             return stays if self._is_there(name, entry) else replace(stays, ending=Ending.CHANGED)
-        shown = TargetEntry(EntryKind.EARLIER, Fingerprint(entry.there.inode, -1, entry.there.mtime_ns), shown_as=name)
-        return ActionResult(Deed.FREE, name, Ending.DONE, shown)
+        return ActionResult(Deed.FREE, name, Ending.DONE, freed(entry, name))
 
     @cached_property
     def _can_lease(self) -> bool:
@@ -97,6 +96,12 @@ class Freeing:
         there = status_of(self._target.path(name))  # programs may have written to it through the link by now
         is_there = there is not None and there.st_ino == entry.there.inode
         return is_there and _is_known(os.fstat(file), entry) and _is_undisturbed(file)
+
+
+def freed(entry: TargetEntry, name: str) -> TargetEntry:
+    """Returns what the entry of a file is once a link has taken the file's place."""
+    there = Fingerprint(entry.there.inode, -1, entry.there.mtime_ns)
+    return replace(entry, kind=EntryKind.EARLIER, there=there, shown_as=name)
 
 
 def _is_known(status: os.stat_result, entry: TargetEntry) -> bool:

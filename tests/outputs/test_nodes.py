@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from draining import Running, start, tree
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hpcstage.outputs import ledger
 from hpcstage.outputs.claims import claims_of, settle
 from hpcstage.outputs.journal import Charter
 from hpcstage.outputs.late import drain_late
@@ -58,6 +60,39 @@ def test_the_last_change_gets_the_name_and_the_other_is_kept(start: Start, resul
     assert settled(nodes, results) == {"both": {other: f"both.{other}"}}
     assert tree(results).keys() == {"both", f"both.{other}"}
     assert (results / "both").read_text() == f"{last} again"
+    assert (results / f"both.{other}").read_text() == other
+
+
+@pytest.mark.parametrize("last", ["freed", "written through the link", "other"])
+def test_a_file_in_whose_place_a_link_stands_counts_with_its_last_change(
+    start: Start, results: Path, monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    monkeypatch.setattr(ledger, "LEAST_FREED_BYTES", 0)
+    nodes = {"a": start(node="a"), "b": start(node="b")}
+
+    def write_b() -> None:
+        write(nodes["b"], "both", "b")
+        nodes["b"].settle()
+
+    if last == "freed":
+        nodes["b"].drain.work(0.0)
+        (results / "both").write_text("others'")  # b lands beside it, and a takes the name once that is gone
+        write_b()
+        (results / "both").unlink()
+    write(nodes["a"], "both", "a")
+    nodes["a"].settle()
+    nodes["a"].drain.give_way(1 << 40, time.monotonic())
+    nodes["a"].settle()
+    assert (nodes["a"].out / "both").is_symlink()
+    if last != "freed":
+        write_b()
+    if last == "written through the link":
+        (nodes["a"].out / "both").write_text("a again")
+    for node in nodes.values():
+        node.end()
+    winner, other = ("b", "a") if last == "other" else ("a", "b")
+    assert settled(nodes, results) == {"both": {other: f"both.{other}"}}
+    assert (results / "both").read_text() == ("a again" if "link" in last else winner)
     assert (results / f"both.{other}").read_text() == other
 
 
