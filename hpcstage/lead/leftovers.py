@@ -19,6 +19,7 @@ from hpcstage.forked import die_with_parent
 from hpcstage.job import localdir
 from hpcstage.node import environment, kept, start
 from hpcstage.node.directory import outputs_base
+from hpcstage.node.environment import RUN_ID
 from hpcstage.protocol.rundir import log_path
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ class LateDrain:
         with contextlib.suppress(HpcstageError, OSError):
             local = localdir.choose(lead.local_dir, env, job)
             if local is not None and any(kept.places(outputs_base(local, job.hostname))):
-                self._process = _clean(local.path, log_path(Path(lead.daemon.run_dir), f"{job.hostname}.late"), env)
+                log = log_path(Path(lead.daemon.run_dir), f"{job.hostname}.late")
+                self._process = _clean(local.path, log, _of_run(lead, env))
 
     def wait(self) -> None:
         """Waits for the end for a while."""
@@ -50,6 +52,11 @@ class LateDrain:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+
+
+def _of_run(lead: LeadSpec, env: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment of a drain that may write to a directory which this run has locked."""
+    return {**env, RUN_ID: lead.daemon.run_id}
 
 
 def _clean(local_dir: Path, log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -42,8 +42,8 @@ class HostedOutputs:
         self._lead = lead
         self._index = index
         self._host = lead.hosts[index]
-        self._held = -1
-        """The descriptor of the place's shared lock."""
+        self._held: kept.KeptLock | None = None
+        """The place's shared lock."""
         self._why_not = ""
         self._has_said = not lead.out
         self._is_asked = self._is_drained = self._is_clean = False
@@ -122,7 +122,7 @@ class HostedOutputs:
         """Removes the directory, of which no command knows."""
         if self.place is not None:
             self.place.remove()
-            os.close(self._held)
+            self._let_go()
             self.place = None
 
     def end(self) -> None:
@@ -142,7 +142,11 @@ class HostedOutputs:
             )
         if self._is_clean and place.is_left(_LEFT_S):
             place.remove()
-        os.close(self._held)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._held is not None:
+            self._held.let_go()
 
 
 def _require_same(lead: LeadSpec, place: kept.KeptPlace) -> None:

@@ -24,6 +24,8 @@ CONTAINERS = {"apptainer": "APPTAINERENV_", "singularity": "SINGULARITYENV_"}
 
 JOB = "HPCSTAGE_JOB"
 """The variable that holds the job of the run, as `jobs_in` names it; empty where there is none."""
+RUN_ID = "HPCSTAGE_RUN_ID"
+"""The variable that holds the run to which a process belongs."""
 _OF_RUN = frozenset(
     {JOB, *(f"HPCSTAGE_{name}" for name in ("ACTIVE", "RUN_ID", "VERSION", "RESULTS", "NODE_DIR", "STORE", "SOCKET"))}
 )
@@ -37,7 +39,7 @@ def for_command(
     """Returns the caller's environment with the shim in front of PYTHONPATH and with our own variables."""
     ours = {
         "HPCSTAGE_ACTIVE": run_id,
-        "HPCSTAGE_RUN_ID": run_id,
+        RUN_ID: run_id,
         "HPCSTAGE_VERSION": __version__,
         "HPCSTAGE_RESULTS": os.fspath(run_dir),
         "HPCSTAGE_NODE_DIR": os.fspath(node_dir),
@@ -54,7 +56,7 @@ def for_command(
 def without_run(env: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment without what `for_command` put into it, and without directories that a run gave to its
     command under the name of a setting."""
-    run_id, shim_dir = env.get("HPCSTAGE_RUN_ID"), os.path.join(env.get("HPCSTAGE_NODE_DIR", ""), nodedir.SHIM)
+    run_id, shim_dir = env.get(RUN_ID), os.path.join(env.get("HPCSTAGE_NODE_DIR", ""), nodedir.SHIM)
     left = {}
     for name, value in env.items():
         plain = next((name.removeprefix(p) for p in CONTAINERS.values() if name.startswith(p)), name)

@@ -20,6 +20,7 @@ from pathlib import Path
 from hpcstage.errors import HpcstageError, NotStarted, UsageError
 from hpcstage.forked import become_quiet, die_with_parent, reap
 from hpcstage.node import kept
+from hpcstage.node.environment import RUN_ID
 from hpcstage.reading import readable
 from hpcstage.record.jsonform import read, written
 from hpcstage.record.parts.outputs import OutputsPart
@@ -34,6 +35,7 @@ AGAIN_S = 600.0
 LONGEST_S = 86_400.0
 """The longest time for a drain that whoever waits for it can end at any time."""
 _CLEAN = "`hpcstage clean --drain` copies them, `hpcstage clean --forget RUN-ID` deletes them"
+_DRAIN_OF = "the drain of run"
 _GRACE_S = 2.0
 _WAIT_S = 0.05
 
@@ -111,21 +113,30 @@ def _be_child(drained: Callable[[], OutputsPart], fds: set[int], into: int, pare
 
 @contextmanager
 def _locked(target: str, run_id: str, *, has_target: bool) -> Iterator[None]:
-    """Holds the lock of DIR, unless the caller has it, and removes it, also one that the killed run left. A DIR that
-    cannot be written to is not locked: that is said of each file. Raises DirectoryInUse."""
-    fd = None
-    if not has_target:
-        try:
-            fd = outdir.lock(target, target, f"the drain of run {run_id} on {socket.gethostname()}")
-        except outdir.DirectoryInUse:
-            raise
-        except UsageError:
-            pass
+    """Holds the lock of DIR, unless the caller has it, and removes it, also one that the killed run left. Raises
+    DirectoryInUse."""
+    fd = None if has_target else _lock_of(target, run_id)
     try:
         yield
     finally:
         if fd is not None:
             outdir.remove_lock(target, fd)
+
+
+def _lock_of(target: str, run_id: str) -> int | None:
+    """Takes the lock of DIR, after the drains of other nodes. Returns None where the run to which this process belongs
+    has it, and where DIR cannot be written to, which is said of each file. Raises DirectoryInUse."""
+    while True:
+        try:
+            return outdir.lock(target, target, f"{_DRAIN_OF} {run_id} on {socket.gethostname()}")
+        except outdir.DirectoryInUse as error:
+            if error.holder.startswith(f"run {os.environ.get(RUN_ID)} on "):
+                return None
+            if not error.holder.startswith(_DRAIN_OF):
+                raise
+            time.sleep(_WAIT_S)
+        except UsageError:
+            return None
 
 
 def _drained_checkpoints(place: kept.KeptPlace, *, is_orderly: bool, has_target: bool) -> OutputsPart:

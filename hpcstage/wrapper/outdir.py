@@ -38,7 +38,11 @@ _OWN = "give each run a directory of its own"
 
 
 class DirectoryInUse(UsageError):
-    """Another run has the lock of DIR."""
+    """Another run has the lock of DIR; `holder` says which."""
+
+    def __init__(self, said: str, holder: str) -> None:
+        super().__init__(f"{said} is in use by {holder}", _OWN)
+        self.holder = holder
 
 
 @dataclass(frozen=True)
@@ -182,7 +186,7 @@ def lock(target: str, said: str, holder: str) -> int:
                 return fd
             other = os.pread(fd, 200, 0).decode(errors="replace").strip() or "another run"
             os.close(fd)
-            raise DirectoryInUse(f"{said} is in use by {other}", _OWN) from None
+            raise DirectoryInUse(said, other) from None
         with suppress(OSError):
             if os.stat(path).st_ino == os.fstat(fd).st_ino:
                 os.truncate(fd, 0)

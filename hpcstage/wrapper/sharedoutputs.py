@@ -82,7 +82,9 @@ class OtherNodes:
 class SharedOutputs(RunOutputs):
     """The output directories of one run on several nodes."""
 
-    def __init__(self, target: str, lock: int | None, why: str, kept_at: tuple[kept.KeptPlace, int] | None) -> None:
+    def __init__(
+        self, target: str, lock: int | None, why: str, kept_at: tuple[kept.KeptPlace, kept.KeptLock] | None
+    ) -> None:
         super().__init__(target, lock, why, kept_at)
         self._host = socket.gethostname()
         self._others: OtherNodes | None = None

@@ -164,6 +164,32 @@ def test_who_has_the_lock_of_the_directory_drains_itself(left):
     assert sorted(os.listdir(left.target)) == ["earlier", "file"]
 
 
+def test_a_drain_may_write_to_what_the_run_around_it_has_locked(left, monkeypatch):
+    """As agents drain what an earlier run left on their node, before the first command of the next."""
+    left.write()
+    left.end()
+    lock = outdir.lock(os.fspath(left.target), "--out results", "run 10 on another node")
+    monkeypatch.setenv("HPCSTAGE_RUN_ID", "10")
+    try:
+        assert drained(left) == []
+        assert (left.target / "file").read_text() == "content"
+        assert (left.target / outdir.LOCK).read_text() == "run 10 on another node\n"
+    finally:
+        outdir.unlock(os.fspath(left.target), lock)
+
+
+def test_a_drain_comes_after_that_of_another_node(left):
+    left.write()
+    left.end()
+    target = os.fspath(left.target)
+    lock = outdir.lock(target, target, "the drain of run 9 on another node")
+    ended = threading.Timer(0.3, outdir.remove_lock, (target, lock))
+    ended.start()
+    assert drained(left) == []
+    assert not ended.is_alive()
+    ended.join()
+
+
 def is_passed_over(place: KeptPlace) -> bool:
     """Whether systemd-tmpfiles, which wants a lock of each directory that it looks into, does not get this one."""
     fd = os.open(place.path, os.O_RDONLY | os.O_DIRECTORY)
