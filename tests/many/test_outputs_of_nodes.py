@@ -161,7 +161,7 @@ def leave(disk: Path, results: Path) -> kept.KeptPlace:
     prepare(OutputPlace(place.output), results, "earlier-run", node="node3")
     (place.tree / "left").write_text("left")
     place.watched.touch()
-    os.close(lock)
+    lock.let_go()
     return place
 
 

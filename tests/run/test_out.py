@@ -254,7 +254,7 @@ def test_a_directory_that_is_made_anew_stays_while_somebody_else_works_on_it(
         flag.touch()
         _, said = wrapper.communicate(timeout=30)
     finally:
-        os.close(held)
+        held.let_go()
     assert wrapper.returncode == NOT_DRAINED
     assert b"somebody else works on them" in said
     assert hpcstage("clean", "--drain").returncode == 0
