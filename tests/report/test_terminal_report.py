@@ -125,7 +125,8 @@ def test_a_run_without_a_dataset_is_not_asked_for_its_paths(processes: list[Proc
         [node_part(mode="direct", datasets=[], samples=[], processes=processes)],
     )
     assert record["notes"] == []
-    assert short(record)[0] == "direct: no dataset is named"
+    assert short(record) == ["direct: no dataset is named", "wall 60 s"]
+    assert [word for word in ("not measured", "Coverage", "Saved") if word in shown(record)] == []
 
 
 def test_the_choice_of_auto_is_explained() -> None:

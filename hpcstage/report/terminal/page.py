@@ -8,7 +8,7 @@ from rich.text import Text
 from hpcstage.record.schema import Note, Record, Severity
 from hpcstage.report.canvas import Canvas, Wrapped, cleaned, grid, indented, section
 from hpcstage.report.terminal import nodes
-from hpcstage.report.terminal.sections import SECTIONS, header
+from hpcstage.report.terminal.sections import SECTIONS, WITHOUT_DATASET, header
 
 LINES = 40
 EXPLAINED = "docs/report.md explains every word and figure of this report."
@@ -29,7 +29,7 @@ def render(record: Record, canvas: Canvas, *, every_node: bool = False) -> str:
         return "\n".join(nodes.every(record, canvas))
     if record.run.state in UNWATCHED:
         return "\n\n".join("\n".join(block) for block in (canvas.lines(header(record)), notes(record, canvas, LINES)))
-    blocks = [canvas.lines(draw(record)) for draw in SECTIONS]
+    blocks = [canvas.lines(draw(record)) for draw in (SECTIONS if record.names_dataset else WITHOUT_DATASET)]
     room = LINES - sum(map(len, blocks)) - (LEAST_NOTES if record.notes else 0)
     blocks.insert(2, nodes.nodes(record, canvas, max(nodes.LEAST, min(nodes.LINES, room))))
     blocks.append(notes(record, canvas, LINES - sum(map(len, blocks))))

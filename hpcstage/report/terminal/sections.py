@@ -313,3 +313,5 @@ def checkpoints(record: Record) -> RenderableType:
 
 SECTIONS = (header, meters, time, origin, coverage, source, savings, outputs, checkpoints)
 """The sections in their order; `page` puts those of the nodes after the meters, and the notes at the end."""
+WITHOUT_DATASET = (header, outputs, checkpoints)
+"""Those of a run that has no dataset: the others would have nothing to say."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpcstage.record.parts.roster import Presence
-from hpcstage.record.schema import Note, Record, Severity, TimeSplit
+from hpcstage.record.schema import Note, Record, Severity
 from hpcstage.report import figures
 from hpcstage.units import format_number
 
@@ -19,8 +19,9 @@ def short(record: Record) -> list[str]:
     savings, and notes."""
     notes = [_note(note) for note in record.notes if note.severity is not Severity.INFO][:NOTES]
     known = figures.saved(record.savings)
-    facts = [_served(record), _outputs(record), brief(record), _time(record.time_split), _source(record)]
-    facts.append(f"saved (estimate): {known}" if known else "")
+    facts = [_served(record), _outputs(record), brief(record), _time(record)]
+    if record.names_dataset:
+        facts += [_source(record), f"saved (estimate): {known}" if known else ""]
     told = [fact for fact in facts if fact][: LINES - len(notes)]
     return [*(figures.clip(line, WIDTH) for line in told), *(figures.clip(line, NOTE_WIDTH) for line in notes)]
 
@@ -67,9 +68,12 @@ def brief(record: Record) -> str:
     return ", ".join(filter(None, said))
 
 
-def _time(split: TimeSplit) -> str:
+def _time(record: Record) -> str:
+    split = record.time_split
     if split.wall_s is None:
         return ""
+    if not record.names_dataset:
+        return f"wall {figures.seconds(split.wall_s)}"
     if split.wait_source_s is None:
         return f"wall {figures.seconds(split.wall_s)}, time spent waiting unknown"
     return (
