@@ -32,7 +32,7 @@ ACTIVATE = f"""
 export VIRTUAL_ENV={sys.prefix} PATH="{sys.prefix}/bin:$PATH" PYTHONPATH={REPO}
 export PYTHONDONTWRITEBYTECODE=1
 """
-PROJECT = "HPCSTAGE_TEST_PROJECT"
+PROJECT = "HPCSTAGE_TEST_WHOSE"
 """A variable that tells whose a process is."""
 SCRIPT = """#!/bin/bash
 set -eu
