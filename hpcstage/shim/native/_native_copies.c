@@ -14,6 +14,7 @@
 
 #include <errno.h>
 #include <linux/fs.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <string.h>
 #include <sys/file.h>
@@ -63,26 +64,34 @@ void copies_wait(void) {
     errno = saved;
 }
 
-static void begin_moving(unsigned how) {
+/* Returns the signals that the thread keeps from itself until the end: a handler would wait for its own thread, or close
+ * what is being put in its place. */
+static sigset_t begin_moving(unsigned how) {
+    sigset_t all, kept;
+    sigfillset(&all);
+    sigprocmask(SIG_BLOCK, &all, &kept);
     unsigned still = STILL, move = 2 * (__atomic_add_fetch(&moves, 1, __ATOMIC_RELAXED) % (UINT_MAX / 2) + 1) + how;
     while (!__atomic_compare_exchange_n(&copies_moving, &still, move, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
         copies_wait();
         still = STILL;
     }
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    return kept;
 }
 
 /* Other threads' reads end before and begin after, as far as that can be waited for. */
-static void begin_putting(void) {
-    begin_moving(0);
+static sigset_t begin_putting(void) {
+    sigset_t kept = begin_moving(0);
     for (int i = 0; i < TURN_WAITS && !waits_none(); i++)
         pause_50us();
     __atomic_or_fetch(&copies_moving, PUTTING, __ATOMIC_SEQ_CST);
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    return kept;
 }
 
-static void end_putting(void) {
+static void end_putting(const sigset_t *kept) {
     __atomic_store_n(&copies_moving, STILL, __ATOMIC_SEQ_CST);
+    sigprocmask(SIG_SETMASK, kept, NULL);
 }
 
 int copy_let_go(int fd) {
@@ -189,7 +198,7 @@ static int is_still(int fd, const struct place *at, const struct stat *info) {
 /* Puts the source in the place of `fd` and of all numbers that share it: the descriptor on which the copy's locks are,
  * or else `opened`. Returns whether the source is there now. */
 static int replace(int fd, const struct place *at, const struct stat *info, int opened) {
-    begin_putting();
+    sigset_t kept_signals = begin_putting();
     int source = locks[fd] ? locks[fd] - 1 : opened;
     if (source >= 0 && is_still(fd, at, info)) {
         lseek(source, lseek(fd, 0, SEEK_CUR), SEEK_SET);
@@ -199,7 +208,7 @@ static int replace(int fd, const struct place *at, const struct stat *info, int 
         put_in_place(source, fd);
     }
     int done = fd_kind(fd) == FD_SOURCE;
-    end_putting();
+    end_putting(&kept_signals);
     return done;
 }
 
@@ -265,7 +274,7 @@ static int high_number(void) {
 
 /* Keeps `opened` for the locks of a copy, whatever number it has. Returns 0 if it is not kept. */
 static int lock_with(int fd, const struct place *at, const struct stat *info, int opened) {
-    begin_moving(PUTTING);
+    sigset_t kept_signals = begin_moving(PUTTING);
     int kept = opened < FDS && !locks[fd] && is_still(fd, at, info);
     if (kept) {
         copies_locked = 1;
@@ -273,7 +282,7 @@ static int lock_with(int fd, const struct place *at, const struct stat *info, in
         for (int other = next_sharing(fd, 0); other >= 0; other = next_sharing(fd, other + 1))
             locks[other] = opened + 1;
     }
-    end_putting();
+    end_putting(&kept_signals);
     return kept;
 }
 
