@@ -491,3 +491,93 @@ int wrong(const char *path) {
     staged(native_lab)
     said = native_lab.run("import ctypes; say(ctypes.CDLL(sys.argv[2]).wrong(os.fsencode(src('file'))))", library)
     assert said == errno.EFAULT
+
+
+AGAIN = {"no name": "NULL", "own name": "own"}
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_a_stream_that_is_opened_again_for_writing(native_lab: Lab, tmp_path: Path, name: str) -> None:
+    library = compile_library(
+        tmp_path,
+        "again",
+        r"""
+#include <stdio.h>
+int again(const char *path) {
+  char own[32]; FILE *f = fopen(path, "r");
+  snprintf(own, sizeof own, "/proc/self/fd/%d", fileno(f));
+  f = freopen(NAME, "r+", f);
+  return !f || fwrite("NEW", 1, 3, f) != 3 || fclose(f); }
+""",
+        f"-DNAME={AGAIN[name]}",
+    )
+    path = staged(native_lab)
+    code = "say([ctypes.CDLL(sys.argv[2]).again(os.fsencode(src('file'))), os.path.exists(sys.argv[3])])"
+    said = native_lab.run(f"import ctypes; {code}", library, native_lab.store / "file", flags=["-W", "ignore"])
+    assert said == [0, False]
+    assert path.read_bytes() == b"NEW" + SAME[3:]
+
+
+def test_the_error_number_stays_where_a_stream_has_no_descriptor(native_lab: Lab, tmp_path: Path) -> None:
+    library = compile_library(
+        tmp_path,
+        "memory",
+        r"""
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdio.h>
+int after_all(void) {
+  char a[5]; FILE *f = fmemopen("read", 4, "r");
+  errno = 0;
+  return !f || fread(a, 1, 4, f) != 4 ? -1 : errno ? 1 : fclose(f) ? -2 : errno ? 2 : 0; }
+""",
+    )
+    staged(native_lab)
+    assert native_lab.run("import ctypes; say(ctypes.CDLL(sys.argv[2]).after_all())", library) == 0
+
+
+def test_a_signals_handler_does_not_wait_for_its_own_thread(native_lab: Lab, tmp_path: Path) -> None:
+    library = compile_library(
+        tmp_path,
+        "handler",
+        r"""
+#include <signal.h>
+#include <sys/time.h>
+#include <sys/xattr.h>
+#include <time.h>
+#include <unistd.h>
+static int other;
+static volatile double took = -1;
+static double now(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec + t.tv_nsec / 1e9; }
+static void handle(int number) { char a[9]; double begun = now(); pread(other, a, 9, 0); took = now() - begun; }
+double handled(int fd, int to_read) {
+  struct itimerval soon = {{0, 0}, {0, 5000}};
+  other = to_read;
+  signal(SIGALRM, handle);
+  setitimer(ITIMER_REAL, &soon, 0);
+  flistxattr(fd, 0, 0);
+  while (took < 0) usleep(100);
+  return took; }
+""",
+    )
+    native_lab.put("other", SAME, SAME)
+    staged(native_lab)
+    native_lab.state(shim.State.SETTLED)
+    os.mkfifo(native_lab.source / "fifo")
+    code = f"""
+import ctypes, threading, time
+handled = ctypes.CDLL(sys.argv[2]).handled
+handled.restype = ctypes.c_double
+fifo = os.open(src("fifo"), os.O_RDONLY | os.O_NONBLOCK)
+os.set_blocking(fifo, True)
+into = os.open(src("fifo"), os.O_WRONLY)
+reader = threading.Thread(target=os.read, args=(fifo, 1))
+reader.start()  # whoever puts a file in a number's place waits a while for it
+while attach.active.get({int(shim.Counter.BLOCKED_NS)}) < 1 << 63: time.sleep(0.0001)
+took_s = handled(os.open(src("file"), os.O_RDONLY), os.open(src("other"), os.O_RDONLY))
+os.write(into, b"x")
+reader.join()
+say(took_s)
+"""
+    with Responder(native_lab.sock, ready):
+        assert native_lab.run(code, library, flags=["-W", "ignore"]) < 0.5

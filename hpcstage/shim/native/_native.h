@@ -13,6 +13,7 @@
 #include <limits.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <sys/types.h>
 
 #include "_native_wire.h"
@@ -155,6 +156,7 @@ static inline void fd_mark(int fd, int kind) {
 }
 
 int fd_duplicated(int from, int to); /* returns `to` */
+int fd_of_stream(FILE *stream);      /* -1: it has none; errno stays */
 
 /* ---- copies that are used for more than reading ---- */
 extern int copies_locked;

@@ -298,22 +298,36 @@ HOOK_FOPEN(fopen64, FOPEN64)
 /* freopen closes the stream when the open fails, so there is no second try: it always goes to the source. */
 static __attribute__((noinline)) void before_freopen(const char *path, const char *fmode) {
     struct place at;
-    if (path && flags_of(fmode) != O_RDONLY && locate_as(FOLLOWED | AFRESH, AT_FDCWD, path, &at) == FILE_NAME) {
+    if (flags_of(fmode) != O_RDONLY && locate_as(FOLLOWED | AFRESH, AT_FDCWD, path, &at) == FILE_NAME) {
         drop(&at);
+        count(COUNTER_WRITE_OPENS, 1);
+    }
+}
+
+/* Without a name a stream's own file is opened again. */
+static void before_reopening_stream(int fd, const char *fmode) {
+    int kind = fd_kind(fd);
+    if (kind == FD_LOCAL && flags_of(fmode) == O_RDONLY)
+        copy_surrender(fd);
+    if ((kind == FD_LOCAL || kind == FD_SOURCE) && flags_of(fmode) != O_RDONLY) {
+        copy_changes(fd);
         count(COUNTER_WRITE_OPENS, 1);
     }
 }
 
 #define HOOK_FREOPEN(name) \
     static FILE *hook_##name(const char *path, const char *fmode, FILE *stream) { \
-        if (concerns_as(AFRESH, AT_FDCWD, path)) \
+        int fd = fd_of_stream(stream), again = path ? copy_named(path) : fd; \
+        if (again >= 0) \
+            before_reopening_stream(again, fmode); \
+        else if (path && concerns_as(AFRESH, AT_FDCWD, path)) \
             before_freopen(path, fmode); \
-        fd_closed(fileno_unlocked(stream)); \
+        fd_closed(fd); \
         FILE *file = name(path, fmode, stream); \
         if (file) \
-            fd_mark(fileno_unlocked(file), FD_OTHER); \
+            fd_mark(fd_of_stream(file), FD_OTHER); \
         if (file && flags_of(fmode) != O_RDONLY) \
-            landed_fd(fileno_unlocked(file)); \
+            landed_fd(fd_of_stream(file)); \
         return file; \
     }
 HOOK_FREOPEN(freopen)

@@ -101,15 +101,22 @@ static size_t counted_fread(int fd, int kind, size_t size, size_t items, uint64_
     count_read(fd, kind, (ssize_t)(size * items), -1, begin, wait_end(kind, begin));
     return items;
 }
+
+int fd_of_stream(FILE *stream) {
+    int saved = errno, fd = fileno_unlocked(stream);
+    errno = saved;
+    return fd;
+}
+
 static size_t hook_fread(void *out, size_t size, size_t n, FILE *file) {
-    int fd = fileno_unlocked(file), kind = fd_kind(fd);
+    int fd = fd_of_stream(file), kind = fd_kind(fd);
     if (kind == FD_OTHER)
         return fread(out, size, n, file);
     uint64_t begin = wait_begin(kind);
     return counted_fread(fd, kind, size, fread(out, size, n, file), begin);
 }
 static size_t hook___fread_chk(void *out, size_t room, size_t size, size_t n, FILE *file) {
-    int fd = fileno_unlocked(file), kind = fd_kind(fd);
+    int fd = fd_of_stream(file), kind = fd_kind(fd);
     if (kind == FD_OTHER)
         return __fread_chk(out, room, size, n, file);
     uint64_t begin = wait_begin(kind);
@@ -184,18 +191,25 @@ static int hook_closedir(DIR *directory) {
 }
 
 static int hook_fclose(FILE *file) {
-    fd_closed(fileno_unlocked(file));
+    fd_closed(fd_of_stream(file));
     return fclose(file);
+}
+
+static void unmark_kind(int kind, const unsigned char *from, const unsigned char *end) {
+    for (const unsigned char *found; (found = memchr(from, kind, (size_t)(end - from))); from = found + 1)
+        fd_closed((int)(found - fd_kinds));
 }
 
 static void unmark(unsigned first, unsigned last) {
     if (first >= FDS || only_borrowed())
         return;
-    unsigned end = last < FDS ? last + 1 : FDS;
-    for (unsigned fd = first; fd < end; fd++)
-        if (copies_locked || fd_kinds[fd] == FD_LOCAL)
-            copy_closed((int)fd);
-    memset(fd_kinds + first, FD_OTHER, end - first);
+    unsigned char *from = fd_kinds + first, *end = last < FDS ? fd_kinds + last + 1 : fd_kinds + FDS;
+    unmark_kind(FD_LOCAL, from, end);
+    if (copies_locked) {
+        unmark_kind(FD_SOURCE, from, end);
+        unmark_kind(FD_LOCK, from, end); /* those that are left: of copies that stay open */
+    }
+    memset(from, FD_OTHER, (size_t)(end - from));
 }
 
 static int hook_close_range(unsigned first, unsigned last, int flags) {
