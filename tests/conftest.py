@@ -14,9 +14,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pytest
 
+hypothesis.settings.register_profile("any machine", deadline=None)  # a busy machine makes any example slow
+hypothesis.settings.load_profile("any machine")
 REPO = Path(__file__).resolve().parent.parent
 SHM = Path("/dev/shm")
 GONE_S = 5.0

@@ -14,7 +14,7 @@ from hpcstage.daemon.queue.useful import Unserved
 from hpcstage.daemon.reading.scanning import Prepared, Scanned
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Service
-from hpcstage.job.disks import available_bytes
+from hpcstage.job.disks import available_bytes, window_bytes
 from hpcstage.plan.budget import more_space
 from hpcstage.plan.types import Budget
 from hpcstage.problem import Problem
@@ -65,7 +65,7 @@ class Findings(Service):
             datasets=[_staged(*both) for both in zip(part.datasets, engine.copies.by_dataset, strict=True)],
             staged_s=None if self._staged_at is None else round(self._staged_at - self._base.started, 6),
             totals=_copied(part.totals, engine, self._reopened),
-            alone=self._reopened.record(engine.alone.record()),
+            alone=replace(self._reopened.record(engine.alone.record()), window_bytes=_window_bytes(engine)),
             budget=_used(engine, self._limit),
             memory_bytes=available_bytes(),
             errors=tuple(engine.failures.kinds.values()),
@@ -73,6 +73,11 @@ class Findings(Service):
             hist_read=hist_read,
             problems=[*part.problems, *problems(engine, self._limit, self._unserved, part.host)],
         )
+
+
+def _window_bytes(engine: Engine) -> int | None:
+    ids = engine.alone.ids
+    return window_bytes(engine.manifest.devices[ids[0]]) if ids else None
 
 
 def _used(engine: Engine, limit: Budget) -> BudgetPart:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recordcases import SECOND, composed, looped, run_part
 
-from hpcstage.record.figures.readahead import NOTHING, PLAYED, WINDOW_BYTES, Pieces, WholeRead
+from hpcstage.record.figures.readahead import FEW_READS, NOTHING, PLAYED, WINDOW_BYTES, Pieces, WholeRead
 
 KB = 1024
 SIZES = st.integers(1, 10**8)
@@ -33,6 +33,24 @@ def test_no_more_is_added_than_a_request_for_each_window(
     assert added.high - added.low <= (5 + size / WINDOW_BYTES) * read_s + within_s + open_s + 1e-9
     slowest_s = max(open_s, whole.waiting_s)
     assert added.high <= (5 + size / WINDOW_BYTES) * slowest_s + open_s + 1e-6 * read_s + 1e-9
+
+
+@given(SIZES, st.floats(1, 5000), TIMES, TIMES, TIMES)
+def test_a_window_that_is_known_is_within_what_is_possible_where_it_is_not(
+    size: int, reads: float, within_s: float, read_s: float, open_s: float
+) -> None:
+    whole = WholeRead(read_s, open_s)
+    known = Pieces(size, reads, within_s).added_s(replace(whole, window_bytes=WINDOW_BYTES))
+    unknown = Pieces(size, reads, within_s).added_s(whole)
+    assert unknown.low - 1e-6 * (read_s + within_s) - 1e-9 <= known.low <= known.high
+    assert known.high <= unknown.high + 1e-6 * (read_s + within_s) + 1e-9
+    if reads >= FEW_READS:
+        assert known.low == known.high
+
+
+def test_of_larger_windows_parts_may_arrive_before_the_rest() -> None:
+    pieces, whole = Pieces(8 << 20, 128, 0.5), WholeRead(1.0, 0.01)
+    assert pieces.added_s(replace(whole, window_bytes=4096 * KB)) == pieces.added_s(whole)
 
 
 def test_reads_of_unknown_size_add_nothing() -> None:

@@ -3,8 +3,8 @@
 A program that reads a file in pieces, in order, and computes between them does not wait for the whole file: while it
 computes, the kernel reads what follows. Linux first reads a few pieces, and each time that the program comes to what
 was read ahead it asks for the next window, of up to four times the size, until the windows have their largest size.
-That is 128 kB unless the administrator or the client of the file system has set another, so that the difference is a
-range: from all of the file asked for at once to windows of 128 kB.
+The kernel tells that size for the file systems of which it reads ahead itself. Where it is not known, or larger, so
+that a window arrives in parts, the difference is a range: from all of the file asked for at once to windows of 128 kB.
 
 The time of a whole file was measured with copies, which ask for all of it. Their windows are large from the beginning.
 A program whose first read is small needs more windows, and so waits for more requests, each of which takes the source
@@ -47,6 +47,8 @@ class WholeRead:
     """The seconds of an open, which is a request without data."""
     waiting_s: float = 0.0
     """The part of `read_s` that is more than the source takes for a file when it passes as many as it can."""
+    window_bytes: int | None = None
+    """The largest window that is read ahead; None: unknown."""
 
     def request_s(self, rounds: float) -> float:
         """Returns the seconds, at most, of a request besides its bytes, where the reader waited for so many in turn.
@@ -74,24 +76,29 @@ class Pieces:
         the computing between the reads."""
         if self.reads <= 1 or not whole.read_s or not self.size_bytes:
             return NOTHING
-        piece = max(1.0, self.size_bytes / self.reads)
-        first = min(1.0, _first_window(piece) / self.size_bytes)
-        low_s = -min(self.within_s, whole.read_s * (1 - first))
-        high_s = self._taken_s(whole) - whole.read_s - self.within_s
+        low_s, high_s = self._least_s(whole), self._longer_s(whole, self._in_order())
         return Range(low_s, max(low_s, high_s) + (self.descriptors - 1) * whole.open_s)
+
+    def _least_s(self, whole: WholeRead) -> float:
+        """Returns by how much longer the reading takes at least."""
+        if whole.window_bytes and whole.window_bytes <= WINDOW_BYTES:
+            return self._longer_s(whole, _Reads.even(self.size_bytes, max(2.0, self.reads)))
+        first = min(1.0, _first_window(max(1.0, self.size_bytes / self.reads), WINDOW_BYTES) / self.size_bytes)
+        return -min(self.within_s, whole.read_s * (1 - first))
 
     def jumping_s(self, read_s: float) -> float:
         """Returns by how much jumps lengthen reading at most: for each the program waits for one window more."""
         return self.jumps * read_s / max(1.0, self.size_bytes / WINDOW_BYTES)
 
-    def _taken_s(self, whole: WholeRead) -> float:
-        """Returns how long reading and computing take together where each window has WINDOW_BYTES or less."""
+    def _longer_s(self, whole: WholeRead, reads: _Reads) -> float:
+        """Returns by how much longer than `whole` some reads take where no window is larger than the largest."""
+        window = min(whole.window_bytes or WINDOW_BYTES, WINDOW_BYTES)
         part = min(1.0, SOLVED_BYTES / self.size_bytes)
         copied = _Reads.even(part * self.size_bytes, part * self.size_bytes / COPIED_BYTES)
-        request_s = whole.request_s(copied.taken_s(0.0, 0.0, 1.0) / part)
-        byte_s = copied.byte_s(part * whole.read_s, request_s)
-        in_order = self._in_order()
-        return in_order.taken_s(self.within_s / (in_order.count - 1), byte_s, request_s)
+        request_s = whole.request_s(copied.taken_s(0.0, 0.0, 1.0, window) / part)
+        byte_s = copied.byte_s(part * whole.read_s, request_s, window)
+        taken_s = reads.taken_s(self.within_s / (reads.count - 1), byte_s, request_s, window)
+        return taken_s - whole.read_s - self.within_s
 
     def _in_order(self) -> _Reads:
         """Returns two reads or more, the first of which is as small as it may be."""
@@ -118,25 +125,25 @@ class _Reads:
         count = max(1, math.ceil(reads))
         return cls(size_bytes, size_bytes / count, size_bytes / count, count)
 
-    def taken_s(self, gap_s: float, byte_s: float, request_s: float) -> float:
+    def taken_s(self, gap_s: float, byte_s: float, request_s: float, window: int) -> float:
         """Returns the seconds from the first read to the end of the last, with `gap_s` between reads."""
-        played = min(self.count, PLAYED, max(2, round(PLAYED * WINDOW_BYTES / self.piece)))
+        played = min(self.count, PLAYED, max(2, round(PLAYED * window / self.piece)))
         ends = [min(self.size_bytes, self.first + number * self.piece) for number in range(played)]
         if played == self.count:
             ends[-1] = self.size_bytes
-        source = _Source(ends[-1], self.first, byte_s, request_s)
+        source = _Source(ends[-1], self.first, window, (byte_s, request_s))
         now_s = at = 0.0
         for end in ends:
             now_s = source.read(at, end, now_s) + gap_s
             at = end
         return now_s * self.count / played - gap_s
 
-    def byte_s(self, taken_s: float, request_s: float) -> float:
+    def byte_s(self, taken_s: float, request_s: float, window: int) -> float:
         """Returns the seconds of a byte at which all takes `taken_s`, if each request takes `request_s` besides."""
         low_s, high_s = 0.0, taken_s / self.size_bytes
         for _ in range(HALVINGS):
             middle_s = (low_s + high_s) / 2
-            if self.taken_s(0.0, middle_s, request_s) < taken_s:
+            if self.taken_s(0.0, middle_s, request_s, window) < taken_s:
                 low_s = middle_s
             else:
                 high_s = middle_s
@@ -146,10 +153,11 @@ class _Reads:
 class _Source:
     """A file that comes window after window, each asked for when the program comes to where the one before begins."""
 
-    def __init__(self, size_bytes: float, first: float, byte_s: float, request_s: float) -> None:
-        """The program asks for `first` bytes at first."""
-        self._size_bytes, self._byte_s, self._request_s = size_bytes, byte_s, request_s
-        self._next_bytes = _first_window(first)
+    def __init__(self, size_bytes: float, first: float, window: int, times_s: tuple[float, float]) -> None:
+        """The program asks for `first` bytes at first. `times_s` are those of a byte, and of a request besides."""
+        self._size_bytes, self._window = size_bytes, window
+        self._byte_s, self._request_s = times_s
+        self._next_bytes = _first_window(first, window)
         self._asks_at = first if first < self._next_bytes else self._next_bytes / 2
         """The program asks for the next window when it reads this byte."""
         self._end = self._free_s = 0.0
@@ -176,16 +184,16 @@ class _Source:
         self._end += size_bytes
         self._free_s = max(self._free_s, now_s) + size_bytes * self._byte_s
         self._arrived.append((self._end, self._free_s + self._request_s))
-        self._next_bytes = min(WINDOW_BYTES, self._next_bytes * (4 if self._next_bytes < WINDOW_BYTES / 16 else 2))
+        self._next_bytes = min(self._window, self._next_bytes * (4 if self._next_bytes < self._window / 16 else 2))
 
 
-def _first_window(piece: float) -> float:
-    """Returns the bytes that Linux reads at first for a program that asks for `piece` bytes."""
+def _first_window(piece: float, window: int) -> float:
+    """Returns the bytes that Linux reads at first for a program that asks for `piece` bytes; `window` are the most."""
     rounded = float(PAGE_BYTES)
     while rounded < piece:
         rounded *= 2
-    factor = 4 if rounded <= WINDOW_BYTES / 32 else 2 if rounded <= WINDOW_BYTES / 4 else WINDOW_BYTES
-    return min(WINDOW_BYTES, factor * rounded)
+    factor = 4 if rounded <= window / 32 else 2 if rounded <= window / 4 else window
+    return min(window, factor * rounded)
 
 
 def pieces_of(processes: Sequence[ProcessPart]) -> Pieces:

@@ -259,7 +259,7 @@ def _unknown_ahead_s(pieces: Pieces, load: Load) -> float:
 
 
 def _whole(load: Load) -> WholeRead:
-    return WholeRead(load.read_s, load.request_s, load.waiting_s)
+    return WholeRead(load.read_s, load.request_s, load.waiting_s, load.window_bytes)
 
 
 def _change(program: Program, readers: float, load: Load, files: int | None) -> Range:

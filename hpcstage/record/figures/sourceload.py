@@ -77,6 +77,8 @@ class Seen:
     cold_open_s: float | None
     """Seconds of an open whose name the client had forgotten; None: not measured."""
     kept_share: float | None
+    window_bytes: int | None
+    """The largest window that the kernel reads ahead."""
     memory_bytes: int | None
     rates: Rates
     """The rates that the node got while only the source set them."""
@@ -104,6 +106,7 @@ def seen_of(node: NodePart) -> Seen:
         read_s=(alone.read_ns or 0) / NS / max(files, 1),
         cold_open_s=None if alone.cold_open_ns is None else alone.cold_open_ns / NS,
         kept_share=alone.kept_share,
+        window_bytes=alone.window_bytes,
         memory_bytes=node.memory_bytes,
         rates=_rates(node, full),
         loaded_s=at_source_s / copied if copied else None,
@@ -173,6 +176,8 @@ class Load:
     """Seconds in which files were being copied on the node where that took longest."""
     request_s: float = 0.0
     """Mean seconds of an open whose name was known, or of one with its look-up where the scan was long ago."""
+    window_bytes: int | None = None
+    """The largest window that the kernel reads ahead; None: unknown, or not the same on all nodes."""
 
     @property
     def read_s(self) -> float:
@@ -276,6 +281,7 @@ def load_of(seen: Iterable[Seen], size_bytes: int | None) -> Load:
     whole = None if opened is None else Range(opened.low + read_s, opened.high + read_s)
     loaded = [node.loaded_s for node in nodes if node.loaded_s is not None]
     memory = [node.memory_bytes for node in nodes if node.memory_bytes is not None]
+    windows = {node.window_bytes for node in nodes}
     return Load(
         alone=whole,
         open=opened,
@@ -285,6 +291,7 @@ def load_of(seen: Iterable[Seen], size_bytes: int | None) -> Load:
         keeps=_keeps(nodes, size_bytes, min(memory, default=None)),
         copying_s=max((node.copying_s for node in nodes), default=0.0),
         request_s=open_s,
+        window_bytes=windows.pop() if len(windows) == 1 else None,
     )
 
 

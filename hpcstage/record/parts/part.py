@@ -90,6 +90,8 @@ class AlonePart:
     """The time that such an open takes: the lower quartile, as a busy machine makes some of them slow."""
     kept_share: float | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     """The share of their pages that was still in memory."""
+    window_bytes: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    """The largest window that the kernel reads ahead of a program there."""
 
 
 @dataclass(frozen=True, kw_only=True)
