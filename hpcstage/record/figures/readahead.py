@@ -81,10 +81,11 @@ class Pieces:
 
     def _least_s(self, whole: WholeRead) -> float:
         """Returns by how much longer the reading takes at least."""
-        if whole.window_bytes and whole.window_bytes <= WINDOW_BYTES:
-            return self._longer_s(whole, _Reads.even(self.size_bytes, max(2.0, self.reads)))
         first = min(1.0, _first_window(max(1.0, self.size_bytes / self.reads), WINDOW_BYTES) / self.size_bytes)
-        return -min(self.within_s, whole.read_s * (1 - first))
+        least_s = -min(self.within_s, whole.read_s * (1 - first))
+        if not whole.window_bytes or whole.window_bytes > WINDOW_BYTES:
+            return least_s
+        return max(least_s, self._longer_s(whole, _Reads.even(self.size_bytes, max(2.0, self.reads))))
 
     def jumping_s(self, read_s: float) -> float:
         """Returns by how much jumps lengthen reading at most: for each the program waits for one window more."""
