@@ -6,7 +6,7 @@ import re
 import signal
 
 import pytest
-from clusterproject import FILES, NODES, Project, batch, behind, digest, front, heard, ranks_wait, staging_of
+from clusterproject import DATA, FILES, NODES, Project, batch, behind, digest, front, heard, ranks_wait, staging_of
 from gridlab import GridEngine
 from nodeslab import LOCAL, UID, until
 
@@ -35,6 +35,26 @@ def test_a_batch_job_is_staged_and_leaves_nothing(gridengine: GridEngine, projec
     assert where["local_dir"].endswith(f"/{job}.1.all.q")
     assert gridengine.left_by(job) == {done["hostname"]: ""}
     assert re.search(rf"^staged +{FILES} of {FILES} files", project.report(), re.MULTILINE)
+
+
+SUBMITS = """#!/bin/bash
+. .venv/bin/activate
+exec hpcstage run --data {data} -- qsub -V -sync y -cwd -j y -S /bin/bash -o inner.out inner.sh
+"""
+"""A job whose command submits another with all of its variables, and waits for it."""
+
+
+def test_a_job_that_the_command_of_a_run_submits_stages_for_itself(gridengine: GridEngine, project: Project) -> None:
+    (project.outside / "inner.sh").write_text(batch("--epochs 2"))
+    job = gridengine.submit(*OPTIONS, env=project.env, cwd=project.path, script=SUBMITS.format(data=DATA))
+    done = gridengine.wait(job)
+    assert done["exit_status"] == "0", project.log()
+    assert [said["digest"] for said in project.said("rank-*.said")] == [digest(2)]
+    records = [project.record(f"hpcstage-runs/{path.name}") for path in project.run_dirs()]
+    outer, inner = sorted(records, key=lambda record: int(record["environment"]["job_id"]))
+    assert outer["environment"]["job_id"] == str(job)
+    assert outer["coverage"]["opens"] == 0
+    assert inner["coverage"]["opens"] == 2 * FILES
 
 
 def test_exit_codes_reach_grid_engine(gridengine: GridEngine, project: Project) -> None:
