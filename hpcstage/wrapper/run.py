@@ -197,6 +197,13 @@ def _drain(directories: RunDirectories, session: Session, signals: Signals, stat
             break
 
 
+def _was_told_to_end(status: int) -> bool:
+    """Tells from a command's wait status whether a signal ended it, or the program that it waited for, as a shell says
+    by its exit code."""
+    code = os.waitstatus_to_exitcode(status)
+    return (-code if code < 0 else code - 128) in _ASKS_TO_END
+
+
 def _prepared(session: Session, signals: Signals) -> int | None:
     """Returns what `_prepare` returns. After a mistake of ours the command waits for nothing more, and runs."""
     try:
@@ -210,13 +217,6 @@ def _prepared(session: Session, signals: Signals) -> int | None:
         text = f"the command did not wait for staging: {error.what}"
         session.part.problems.append(Problem("not-awaited", text, "what is not staged yet is read at the source"))
         return None
-
-
-def _was_told_to_end(status: int) -> bool:
-    """Tells from a command's wait status whether a signal ended it, or the program that it waited for, as a shell says
-    by its exit code."""
-    code = os.waitstatus_to_exitcode(status)
-    return (-code if code < 0 else code - 128) in _ASKS_TO_END
 
 
 def _prepare(session: Session, signals: Signals) -> int | None:

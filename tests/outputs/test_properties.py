@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from crashing import LATE_S, Crash, account, crash_of_carriers, drain_late_until
 from draining import Running, tree
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from hpcstage.outputs import freeing, ledger, marks, namequeue, outcomes, seen
@@ -171,6 +171,15 @@ class Pair:
         """The local disk is full: links take the place of all that is drained."""
         self.running.drain.give_way(1 << 40, time.monotonic())
 
+    def is_settled(self) -> bool:
+        """Whether all that was seen is carried out, but for directories that have the names of files of others, which
+        are named at the end, and what is in them."""
+        drain = self.running.drain
+        left = drain.report().undrained
+        kept = [one.name for one in left if "a file that this run did not make is in the way" in one.why]
+        is_rest_done = all(any(is_below(one.name, name) for name in kept) for one in left)
+        return drain.is_drained or (is_rest_done and bool(kept) and not drain._ledger.renames)
+
     def both(self, operation: tuple, turns: int) -> None:
         if operation[0] is link and (self.running.out / operation[1]).is_symlink():
             return  # a link to what was there at the start can be linked only as what it is
@@ -245,7 +254,14 @@ def test_a_watched_directory_leaves_the_tree_of_a_plain_one(pairs, operations, f
 STEPS = st.integers(1, 60)
 
 
+A_DIRECTORY_UNDER_A_NAME_OF_THEIRS = {
+    "operations": [((create, "b", 1), 1), ((make_directory, "a"), 5), ((create, "a/d", 1), 1), ((create, "b", 1), 0)],
+    "theirs": {0: "a", 2: "c", 3: "d/b"},
+}
+
+
 @QUICK
+@example(**A_DIRECTORY_UNDER_A_NAME_OF_THEIRS, kills={}, frees=set(), unwatched=[], last=1, late=[])
 @given(
     operations=st.lists(st.tuples(OPERATION, PAUSE), max_size=20),
     kills=st.dictionaries(st.integers(0, 19), STEPS, max_size=3),
@@ -293,7 +309,8 @@ def run_and_kill(
     killed, with a carrier that has so many steps left if it has more to do."""
     for number, (operation, turns) in enumerate(operations):
         if number in theirs:
-            pair.running.settle()
+            pair.running.turn(0.0)
+            pair.running.until(pair.is_settled)
             pair.write_theirs(theirs[number], number)
         if number in kills:
             crash.after(kills[number])
@@ -303,7 +320,7 @@ def run_and_kill(
     if last:
         crash.after(last)
         pair.running.turn(0.0)
-        pair.running.until(lambda: crash.has_happened or pair.running.drain.is_drained)
+        pair.running.until(lambda: crash.has_happened or pair.is_settled())
     pair.running.stop()
 
 
