@@ -536,12 +536,16 @@ int after_all(void) {
     assert native_lab.run("import ctypes; say(ctypes.CDLL(sys.argv[2]).after_all())", library) == 0
 
 
-def test_a_signals_handler_does_not_wait_for_its_own_thread(native_lab: Lab, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["handled", "cancelled"])
+def test_a_thread_ends_what_it_puts_in_places(native_lab: Lab, tmp_path: Path, way: str) -> None:
+    """Neither a signal's handler in the same thread nor others, after it is cancelled, wait for it in vain."""
     library = compile_library(
         tmp_path,
-        "handler",
+        "seconds",
         r"""
+#include <pthread.h>
 #include <signal.h>
+#include <stdint.h>
 #include <sys/time.h>
 #include <sys/xattr.h>
 #include <time.h>
@@ -550,6 +554,7 @@ static int other;
 static volatile double took = -1;
 static double now(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec + t.tv_nsec / 1e9; }
 static void handle(int number) { char a[9]; double begun = now(); pread(other, a, 9, 0); took = now() - begun; }
+static void *move(void *fd) { flistxattr((intptr_t)fd, 0, 0); return 0; }
 double handled(int fd, int to_read) {
   struct itimerval soon = {{0, 0}, {0, 5000}};
   other = to_read;
@@ -558,7 +563,17 @@ double handled(int fd, int to_read) {
   flistxattr(fd, 0, 0);
   while (took < 0) usleep(100);
   return took; }
+double cancelled(int fd, int to_read) {
+  pthread_t mover;
+  other = to_read;
+  pthread_create(&mover, 0, move, (void *)(intptr_t)fd);
+  usleep(5000);
+  pthread_cancel(mover);
+  pthread_join(mover, 0);
+  handle(0);
+  return took; }
 """,
+        "-pthread",
     )
     native_lab.put("other", SAME, SAME)
     staged(native_lab)
@@ -566,15 +581,15 @@ double handled(int fd, int to_read) {
     os.mkfifo(native_lab.source / "fifo")
     code = f"""
 import ctypes, threading, time
-handled = ctypes.CDLL(sys.argv[2]).handled
-handled.restype = ctypes.c_double
+seconds = ctypes.CDLL(sys.argv[2]).{way}
+seconds.restype = ctypes.c_double
 fifo = os.open(src("fifo"), os.O_RDONLY | os.O_NONBLOCK)
 os.set_blocking(fifo, True)
 into = os.open(src("fifo"), os.O_WRONLY)
 reader = threading.Thread(target=os.read, args=(fifo, 1))
 reader.start()  # whoever puts a file in a number's place waits a while for it
 while attach.active.get({int(shim.Counter.BLOCKED_NS)}) < 1 << 63: time.sleep(0.0001)
-took_s = handled(os.open(src("file"), os.O_RDONLY), os.open(src("other"), os.O_RDONLY))
+took_s = seconds(os.open(src("file"), os.O_RDONLY), os.open(src("other"), os.O_RDONLY))
 os.write(into, b"x")
 reader.join()
 say(took_s)

@@ -14,6 +14,7 @@
 
 #include <errno.h>
 #include <linux/fs.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <string.h>
@@ -42,13 +43,18 @@ static void pause_50us(void) {
     nanosleep(&pause, NULL);
 }
 
-static void take_turn(void) {
+/* Returns whether the thread can be cancelled, which it cannot be in its turn: it would never end it. */
+static int take_turn(void) {
+    int cancels;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancels);
     for (int i = 0; i < TURN_WAITS && __atomic_exchange_n(&turn, 1, __ATOMIC_ACQUIRE); i++)
         pause_50us();
+    return cancels;
 }
 
-static void give_turn(void) {
+static void give_turn(int cancels) {
     __atomic_store_n(&turn, 0, __ATOMIC_RELEASE);
+    pthread_setcancelstate(cancels, &cancels);
 }
 
 /* Waits for the end of the move that is going on. One that never ends holds up the others once. */
@@ -217,7 +223,7 @@ static int replace(int fd, const struct place *at, const struct stat *info, int 
 static __attribute__((noinline)) int surrender(int fd, struct place *at) {
     int saved = errno, done = 0;
     struct stat info;
-    take_turn();
+    int cancels = take_turn();
     if (fd_kind(fd) == FD_LOCAL && fstat(fd, &info) == 0 && place_of(fd, at) == FILE_NAME) {
         int opened = locks[fd] ? -1 : open_source(fd, at);
         if (opened >= 0 || locks[fd])
@@ -225,7 +231,7 @@ static __attribute__((noinline)) int surrender(int fd, struct place *at) {
         if (opened >= 0)
             close(opened);
     }
-    give_turn();
+    give_turn(cancels);
     errno = saved;
     return done;
 }
@@ -290,8 +296,7 @@ static int lock_with(int fd, const struct place *at, const struct stat *info, in
 static __attribute__((noinline)) int lock_of(int fd, int lets_go) {
     struct place at;
     struct stat info;
-    int saved = errno;
-    take_turn();
+    int saved = errno, cancels = take_turn();
     if (!locks[fd] && !lets_go && fstat(fd, &info) == 0 && place_of(fd, &at) == FILE_NAME) {
         int flags = fcntl(fd, F_GETFD), opened = open_source(fd, &at);
         int high = opened >= 0 ? fcntl(opened, flags & FD_CLOEXEC ? F_DUPFD_CLOEXEC : F_DUPFD, high_number()) : -1;
@@ -303,7 +308,7 @@ static __attribute__((noinline)) int lock_of(int fd, int lets_go) {
             close(opened);
     }
     int lock = locks[fd] - 1;
-    give_turn();
+    give_turn(cancels);
     errno = saved;
     return lock >= 0 ? lock : fd;
 }
