@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from hpcstage.outputs import freeing, ledger, marks, namequeue, outcomes, seen
+from hpcstage.outputs.anchors import Anchors, anchors_beside
 from hpcstage.outputs.drain import DrainReport
 from hpcstage.outputs.facts import is_below
 from hpcstage.outputs.late import drain_late
@@ -184,9 +185,10 @@ class Pair:
         if operation[0] is link and (self.running.out / operation[1]).is_symlink():
             return  # a link to what was there at the start can be linked only as what it is
         if not self._is_shown(operation[1]):
-            if self.running.closed:
+            if not self.running.closed:
+                self.running.until(lambda: self._is_shown(operation[1]) or self.is_settled())
+            if not self._is_shown(operation[1]):
                 return
-            self.running.until(lambda: self._is_shown(operation[1]))
         plain = apply(self.plain, operation)
         watched = apply(self.running.out, operation)
         assert watched == plain, operation
@@ -194,11 +196,16 @@ class Pair:
             self.running.turn(0.005)
 
     def _is_shown(self, path: str) -> bool:
-        """Whether a link to what was there at the start leads to it: one below a directory that was just renamed in the
-        target leads nowhere for a moment; if all is killed in that moment, until the late drain."""
-        names = [path, *map(os.fspath, Path(path).parents)]
-        stale = (self.running.out / name for name in names)
-        return not (self.plain / path).exists() or not any(one.is_symlink() and not one.exists() for one in stale)
+        """Whether the links to what was there at the start, on the way to a path, lead to it. One below a directory
+        that was just renamed in the target, and one of two that were exchanged, leads elsewhere for a moment; if all is
+        killed in that moment, until the late drain."""
+        anchors = Anchors(anchors_beside(self.running.place.scratch))
+        for name in (path, *map(os.fspath, Path(path).parents)):
+            one = self.running.out / name
+            inode = anchors.inode_shown_by(one.lstat()) if one.is_symlink() else None
+            if inode is not None and (not one.exists() or one.stat().st_ino != inode):
+                return False
+        return True
 
     @contextlib.contextmanager
     def accounted(self) -> Iterator[None]:
