@@ -577,6 +577,7 @@ def test_a_store_through_a_map_of_which_no_time_tells_is_seen(start):
     running = start()  # on tmpfs, where the kernel does not note the time of a second store
     path = running.out / "file"
     path.write_bytes(b"x" * FREED)
+    running.settle()  # the carrying process is there: it has no map of the file
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as view:
         view[0] = 1
         file.close()

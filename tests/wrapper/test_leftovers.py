@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,19 +118,16 @@ def test_a_removal_that_was_killed_is_finished(left, capfd):
     assert step > 5
 
 
-def test_two_that_delete_the_same_place(left):
-    for number in range(300):
-        (left.place.tree / f"{number}").mkdir()
+def test_a_place_with_names_that_are_too_long_to_be_called_is_deleted(left):
+    deep = left.place.tree / "/".join(["d" * 200] * 19)
+    deep.mkdir(parents=True)
+    inside = os.open(deep, os.O_RDONLY)
+    try:
+        os.mkdir("e" * 250, dir_fd=inside)
+    finally:
+        os.close(inside)
     left.lock.let_go()
-    ready = threading.Barrier(2)
-
-    def remove() -> None:
-        ready.wait()
-        left.place.remove()
-
-    with ThreadPoolExecutor(2) as threads:
-        for done in [threads.submit(remove) for _ in range(2)]:
-            done.result()
+    left.place.remove()
     assert not left.above.exists()
 
 
