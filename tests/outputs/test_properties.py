@@ -125,6 +125,8 @@ QUICK = settings(
 """An example takes a quarter of a second: a failure is told as it was found."""
 PAUSE = st.sampled_from((0, 0, 0, 1, 5))
 """How many turns the drain gets after an operation."""
+FULL = st.none() | st.tuples(st.sampled_from((1, 3)), PAUSE)
+"""After how many operations each time the local disk is full, and how many turns later comes the next one."""
 
 
 def _content(seed: str, size: int) -> bytes:
@@ -168,9 +170,17 @@ class Pair:
             self.theirs.add(b"theirs %d" % number)
             place.write_bytes(b"theirs %d" % number)
 
-    def free(self) -> None:
-        """The local disk is full: links take the place of all that is drained."""
+    def free(self, full: tuple[int, int] | None, number: int) -> None:
+        """After some of the operations all is drained and the local disk is full: links take the place of files."""
+        if full is None:
+            return
+        every, turns = full
+        if number % every:
+            return
+        self.running.settle()
         self.running.drain.give_way(1 << 40, time.monotonic())
+        for _ in range(turns):
+            self.running.turn(0.005)
 
     def is_settled(self) -> bool:
         """Whether all that was seen is carried out, but for directories that have the names of files of others, which
@@ -243,14 +253,13 @@ def crash(monkeypatch: pytest.MonkeyPatch) -> Crash:
 
 
 @QUICK
-@given(operations=st.lists(st.tuples(OPERATION, PAUSE), max_size=25), frees=st.sets(st.integers(0, 24), max_size=10))
-def test_a_watched_directory_leaves_the_tree_of_a_plain_one(pairs, operations, frees):
+@given(operations=st.lists(st.tuples(OPERATION, PAUSE), max_size=25), full=FULL)
+def test_a_watched_directory_leaves_the_tree_of_a_plain_one(pairs, operations, full):
     pair = pairs()
     try:
         for number, (operation, turns) in enumerate(operations):
             pair.both(operation, turns)
-            if number in frees:
-                pair.free()
+            pair.free(full, number)
         report = pair.running.end()
         assert (report.undrained, report.findings.kept, report.findings.beside) == ([], {}, {})
         assert tree(pair.target) == tree(pair.plain)
@@ -268,23 +277,23 @@ A_DIRECTORY_UNDER_A_NAME_OF_THEIRS = {
 
 
 @QUICK
-@example(**A_DIRECTORY_UNDER_A_NAME_OF_THEIRS, kills={}, frees=set(), unwatched=[], last=1, late=[])
+@example(**A_DIRECTORY_UNDER_A_NAME_OF_THEIRS, kills={}, full=None, unwatched=[], last=1, late=[])
 @given(
     operations=st.lists(st.tuples(OPERATION, PAUSE), max_size=20),
     kills=st.dictionaries(st.integers(0, 19), STEPS, max_size=3),
-    frees=st.sets(st.integers(0, 19), max_size=6),
+    full=FULL,
     theirs=st.dictionaries(st.integers(0, 25), st.sampled_from(("a", "c", "d/b", "d/c", "a/b")), max_size=3),
     unwatched=st.lists(OPERATION, max_size=6),
     last=st.just(0) | STEPS,
     late=st.lists(STEPS, max_size=2),
 )
 def test_no_closed_file_is_lost_when_all_is_killed(
-    pairs, crash, operations, kills, frees, theirs, unwatched, last, late
+    pairs, crash, operations, kills, full, theirs, unwatched, last, late
 ):
     pair = pairs()
     try:
         with pair.accounted():
-            run_and_kill(pair, crash, operations, kills, frees, theirs, last)
+            run_and_kill(pair, crash, operations, kills, full, theirs, last)
             for number, operation in enumerate(unwatched, 20):
                 if number in theirs:
                     pair.write_theirs(theirs[number], number)
@@ -308,7 +317,7 @@ def run_and_kill(
     crash: Crash,
     operations: list[tuple[tuple, int]],
     kills: dict[int, int],
-    frees: set[int],
+    full: tuple[int, int] | None,
     theirs: dict[int, str],
     last: int,
 ) -> None:
@@ -322,8 +331,7 @@ def run_and_kill(
         if number in kills:
             crash.after(kills[number])
         pair.both(operation, turns)
-        if number in frees:
-            pair.free()
+        pair.free(full, number)
     if last:
         crash.after(last)
         pair.running.turn(0.0)
