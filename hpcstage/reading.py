@@ -27,6 +27,13 @@ def readable(fds: Iterable[int], timeout_s: float | None) -> list[int]:
     return [fd for fd, _ in poll.poll(None if timeout_s is None else math.ceil(max(timeout_s, 0.0) * 1000))]
 
 
+def writable(fd: int, timeout_s: float) -> bool:
+    """Waits until something can be written to a descriptor, or its other end is gone. Returns whether that is so."""
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    return bool(poll.poll(math.ceil(max(timeout_s, 0.0) * 1000)))
+
+
 def read_whole(path: bytes | str | os.PathLike[str], limit_bytes: int | None = None) -> bytes:
     """Returns the content; of a file above the limit, one byte more than the limit.
 

@@ -1,0 +1,89 @@
+"""The generations of another node, over the link to the exchange of this one.
+
+Owns what was read and is kept for a moment: a rebuild reads block after block, and asking for each costs more than the
+bytes.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from hpcstage.checkpoint.generations.files import GenerationPart
+from hpcstage.checkpoint.protection.link import ANSWER_S, GroupLink
+from hpcstage.protocol.coding import MAX_PIECE_BYTES
+
+_T = TypeVar("_T")
+_KEPT_PIECES = 8
+
+
+class RemoteSource:
+    """The generations of a node as its exchange gives them: a `BlockSource`, so that what works on a local directory
+    works on another node's.
+
+    Files of a generation never change, so what was read is kept for a while; a source serves one restore, one rebuild
+    or one refilling. Raises OSError where the node cannot be asked, which counts as damage there, and LinkLost if the
+    exchange of this node has gone, which ends the work.
+    """
+
+    def __init__(self, link: GroupLink, node: int, key: str, timeout_s: float = ANSWER_S) -> None:
+        self._link = link
+        self._node = node
+        self._key = key
+        self._timeout_s = timeout_s
+        self._sizes: dict[tuple[int, GenerationPart], int] = {}
+        self._pieces: dict[tuple[int, GenerationPart, int], bytes] = {}
+        self._unreachable: OSError | None = None
+
+    def numbers(self) -> Sequence[int]:
+        """Returns the committed generations, oldest first."""
+        return self._asked(lambda: self._link.list(self._node, self._key, self._timeout_s))
+
+    def size_bytes(self, number: int, part: GenerationPart) -> int:
+        """Returns the size of a file of a generation."""
+        found = self._sizes.get((number, part))
+        if found is None:
+            where = self._node, self._key, number, part
+            found = self._sizes[number, part] = self._asked(lambda: self._link.size_bytes(*where, self._timeout_s))
+        return found
+
+    def read_into(self, number: int, part: GenerationPart, view: memoryview, offset: int) -> int:
+        """Fills the buffer from a place of a file of a generation; returns how much there was."""
+        if len(view) >= MAX_PIECE_BYTES:
+            where = self._node, self._key, number, part, offset, len(view)
+            content = self._asked(lambda: self._link.read(*where, self._timeout_s))
+            view[: len(content)] = content
+            return len(content)
+        done = 0
+        while done < len(view):
+            piece, within = divmod(offset + done, MAX_PIECE_BYTES)
+            found = self._piece(number, part, piece)[within : within + len(view) - done]
+            view[done : done + len(found)] = found
+            done += len(found)
+            if not found:
+                break
+        return done
+
+    def _piece(self, number: int, part: GenerationPart, piece: int) -> bytes:
+        key = number, part, piece
+        found = self._pieces.pop(key, None)
+        if found is None:
+            size = MAX_PIECE_BYTES
+            where = self._node, self._key, number, part, piece * size, size
+            found = self._asked(lambda: self._link.read(*where, self._timeout_s))
+            if len(self._pieces) >= _KEPT_PIECES:
+                del self._pieces[next(iter(self._pieces))]
+        self._pieces[key] = found
+        return found
+
+    def _asked(self, ask: Callable[[], _T]) -> _T:
+        """Asks, unless the node did not answer before: a node that is lost is waited for once."""
+        if self._unreachable is not None:
+            raise OSError(self._unreachable.errno, self._unreachable.strerror)
+        try:
+            return ask()
+        except OSError as error:
+            if error.errno in (errno.ETIMEDOUT, errno.EHOSTUNREACH):
+                self._unreachable = error
+            raise

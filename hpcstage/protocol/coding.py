@@ -1,0 +1,216 @@
+"""The messages between a node's keeper of checkpoints and the exchange of its node, on a stream socket.
+
+Owns the messages, their bytes and their bounds; owns no socket. A message is a length of its head, a length of its
+body, the head in JSON, and the body as it is. The socket has the name SOCK in the node directory, which is its owner's
+alone; the exchange listens there as long as it lives, and takes only processes of its own user. The end of the
+connection means that the exchange has gone. A node is named by its index among the nodes of the job.
+
+The exchange says Welcome and Members first, and Members again whenever the membership has changed. Then each side says
+what it has to say. No path ever comes from another node: a keeper tells its own exchange which directory it means by a
+key (Hold), and other nodes name the key.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, get_args
+
+from hpcstage.protocol.exchange import MAX_GROUP_BYTES
+
+SOCK = "coding"
+"""The socket's name in the node directory."""
+MAX_TOLD_BYTES = 64 << 10
+"""The longest message from keeper to keeper."""
+MAX_PIECE_BYTES = 1 << 20
+"""The most bytes of a file in one answer."""
+MAX_KEY_LENGTH = 255
+HEAD = struct.Struct("<II")
+MAX_HEAD_BYTES = 1 << 20
+MAX_BODY_BYTES = MAX_GROUP_BYTES
+
+
+class CodingLinkError(ValueError):
+    """The bytes are no message of ours."""
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Keeper: the generations below this directory of this node are what others mean by the key."""
+
+    BODY: ClassVar[str] = ""
+    key: str
+    directory: str
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Keeper: give this to the keeper of that node."""
+
+    BODY: ClassVar[str] = "message"
+    node: int
+    message: bytes
+
+
+@dataclass(frozen=True)
+class Encode:
+    """Keeper: encode a generation with the others of a group; see `checkpoint.protection.orders`."""
+
+    BODY: ClassVar[str] = ""
+    number: int
+    attempt: str
+    trial: int
+    directory: str
+    nodes: list[int]
+    names: list[str]
+    k: int
+    m: int
+    block_bytes: int
+    form: str
+    processor_share: float
+    rate_bytes_per_s: float
+    wait_s: float
+
+
+@dataclass(frozen=True)
+class Read:
+    """Keeper: give me bytes of a file of a generation of that node; answered by one Answer with its id."""
+
+    BODY: ClassVar[str] = ""
+    id: int
+    node: int
+    key: str
+    number: int
+    part: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
+class ListStore:
+    """Keeper: which generations does that node have; answered by one Answer, with the numbers in JSON."""
+
+    BODY: ClassVar[str] = ""
+    id: int
+    node: int
+    key: str
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """Exchange: the index of this node."""
+
+    BODY: ClassVar[str] = ""
+    node: int
+
+
+@dataclass(frozen=True)
+class Members:
+    """Exchange: the membership (`protocol.membership`), packed."""
+
+    BODY: ClassVar[str] = "packed"
+    packed: bytes
+
+
+@dataclass(frozen=True)
+class Said:
+    """Exchange: the keeper of that node told this."""
+
+    BODY: ClassVar[str] = "message"
+    node: int
+    message: bytes
+
+
+@dataclass(frozen=True)
+class KeeperGone:
+    """Exchange: the keeper of that node has gone, and what was told to it lately may be lost."""
+
+    BODY: ClassVar[str] = ""
+    node: int
+
+
+@dataclass(frozen=True)
+class EncodeEnded:
+    """Exchange: what became of an order. Without a failure the record lies beside the generation, on all nodes."""
+
+    BODY: ClassVar[str] = ""
+    number: int
+    attempt: str
+    trial: int
+    failure: str
+    seconds: float
+    bytes_sent: int
+    bytes_read: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Exchange: the answer to a question. `errno` is 0, or says why there is none; `size_bytes` is the file's size."""
+
+    BODY: ClassVar[str] = "content"
+    id: int
+    errno: int
+    why: str
+    size_bytes: int
+    content: bytes
+
+
+FromKeeper = Hold | Tell | Encode | Read | ListStore
+FromExchange = Welcome | Members | Said | KeeperGone | EncodeEnded | Answer
+Message = FromKeeper | FromExchange
+_CLASSES: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "int": int,
+    "str": str,
+    "float": (float, int),
+    "list[int]": list,
+    "list[str]": list,
+}
+
+
+def pack(message: Message) -> bytes:
+    """Returns the bytes of a message."""
+    values = dict(vars(message))
+    body = values.pop(message.BODY) if message.BODY else b""
+    head = json.dumps({"": type(message).__name__, **values}, separators=(",", ":")).encode()
+    return b"".join((HEAD.pack(len(head), len(body)), head, body))
+
+
+class MessageStream:
+    """Puts messages together from the bytes of a stream."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def add(self, data: bytes) -> Iterator[Message]:
+        """Yields the messages that are whole now. Raises CodingLinkError."""
+        self._data += data
+        while len(self._data) >= HEAD.size:
+            head, body = HEAD.unpack_from(self._data)
+            if head > MAX_HEAD_BYTES or body > MAX_BODY_BYTES:
+                raise CodingLinkError(f"a message of {head} and {body} bytes")
+            end = HEAD.size + head + body
+            if len(self._data) < end:
+                return
+            with memoryview(self._data) as view:
+                found = _unpacked(bytes(view[HEAD.size : HEAD.size + head]), bytes(view[HEAD.size + head : end]))
+            del self._data[:end]
+            yield found
+
+
+def _unpacked(head: bytes, body: bytes) -> Message:
+    try:
+        values: dict[str, Any] = json.loads(head)
+        kind = _CLASSES[values.pop("")]
+        if kind.BODY:
+            values[kind.BODY] = body
+        elif body:
+            raise CodingLinkError(f"{len(body)} bytes too long")
+        for one in fields(kind):
+            if one.name != kind.BODY and not isinstance(values[one.name], _TYPES[str(one.type)]):
+                raise CodingLinkError(f"{kind.__name__} has no {one.name} like {values[one.name]!r}")
+        return kind(**values)
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise CodingLinkError(f"a damaged message: {error!r}") from None
