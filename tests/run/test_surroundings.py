@@ -233,3 +233,24 @@ def test_somebody_removes_the_copies(hpcstage: Hpcstage, make_tree: Tree) -> Non
     done = hpcstage("run", "--mode", "upfront", "--data", data, "--", *command)
     assert (done.returncode, done.stdout) == (0, b"10000\n")
     assert b"was removed while the command ran" in done.stderr, done.stderr
+
+
+FILE_SYSTEM = """
+import os, sys
+file = open(sys.argv[1], "rb")
+file.seek(4)
+told = [os.fstatvfs(file.fileno()).f_blocks, os.statvfs(file.fileno()).f_blocks]
+assert told == 2 * [os.statvfs(sys.argv[1]).f_blocks], told
+assert file.tell() == 4
+assert os.readlink("/proc/self/fd/%d" % file.fileno()) != sys.argv[1]
+"""
+
+
+@pytest.mark.parametrize("layer", ["native", "python"])
+def test_the_file_system_of_a_copy_is_that_of_the_source(hpcstage: Hpcstage, make_tree: Tree, layer: str) -> None:
+    data = make_tree(files=1)
+    assert os.statvfs(data).f_blocks != os.statvfs(hpcstage.local_dir).f_blocks
+    file = next(path for path in data.rglob("*") if path.is_file())
+    how = ["--mode", "upfront", "--intercept", layer]
+    done = hpcstage("run", *how, "--data", data, "--", sys.executable, "-c", FILE_SYSTEM, file)
+    assert done.returncode == 0, done.stderr

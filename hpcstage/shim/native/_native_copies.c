@@ -22,6 +22,8 @@
 #include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/statvfs.h>
 #include <sys/time.h>
 #include <sys/xattr.h>
 #include <time.h>
@@ -474,6 +476,21 @@ static ssize_t hook_flistxattr(int fd, char *names, size_t n) {
 }
 
 /* ---- what file systems do between their own files, or tell of them ---- */
+/* The store's file system is not the source's. */
+#define HOOK_FSTATFS(name, by_path, type) \
+    static int hook_##name(int fd, struct type *out) { \
+        char source[PATH_MAX]; \
+        int saved = errno; \
+        if (fd_kind(fd) == FD_LOCAL && copy_source(fd, source) && by_path(source, out) == 0) \
+            return 0; \
+        errno = saved; \
+        return name(fd, out); \
+    }
+HOOK_FSTATFS(fstatfs, statfs, statfs)
+HOOK_FSTATFS(fstatfs64, statfs64, statfs64)
+HOOK_FSTATFS(fstatvfs, statvfs, statvfs)
+HOOK_FSTATFS(fstatvfs64, statvfs64, statvfs64)
+
 static int of_file_systems(unsigned long request) {
     unsigned kind = _IOC_TYPE(request);
     return kind == 'f' || kind == 'X' || kind == 0x94;
@@ -497,4 +514,5 @@ static int hook_ioctl(int fd, unsigned long request, ...) {
 #define ENTRY(name) {#name, (void *)hook_##name},
 const struct hook hooks_copies[] = {
     ENTRY(flock) ENTRY(lockf) ENTRY(lockf64) ENTRY(fcntl) ENTRY(fcntl64) ENTRY(fchmod) ENTRY(fchown) ENTRY(futimens)
-    ENTRY(futimes) ENTRY(fsetxattr) ENTRY(fremovexattr) ENTRY(fgetxattr) ENTRY(flistxattr) ENTRY(ioctl) {NULL, NULL}};
+    ENTRY(futimes) ENTRY(fsetxattr) ENTRY(fremovexattr) ENTRY(fgetxattr) ENTRY(flistxattr) ENTRY(ioctl)
+    ENTRY(fstatfs) ENTRY(fstatfs64) ENTRY(fstatvfs) ENTRY(fstatvfs64) {NULL, NULL}};

@@ -337,6 +337,19 @@ class Surrender(Call):
         return self.original(*args, **kwargs)
 
 
+class FileSystem(Call):
+    """Replaces statvfs and fstatvfs: of a copy's descriptor they tell of the source's file system."""
+
+    def __call__(self, path: Any) -> os.statvfs_result:
+        number = _number(path)
+        source = self.context.copies.source_of(number) if number is not None else None
+        try:
+            result: os.statvfs_result = self.original(path) if source is None else os.statvfs(source)
+        except OSError:
+            result = self.original(path)
+        return result
+
+
 class Lock(Call):
     """Replaces flock and lockf: a program that locks a copy locks the source, and reads the source from then on."""
 
@@ -447,6 +460,7 @@ BY_KIND = (
     (Change, "os", ("remove", "unlink", "truncate", "chmod", "utime", "chown", "lchown", "setxattr", "removexattr")),
     (Change, "os", ("fchmod", "fchown", "link")),
     (Surrender, "os", ("getxattr", "listxattr")),
+    (FileSystem, "os", ("statvfs", "fstatvfs")),
     (Lock, "os", ("lockf",)),
     (Lock, "fcntl", ("flock", "lockf")),
     (Fcntl, "fcntl", ("fcntl",)),
