@@ -13,6 +13,7 @@ from recordcases import SECOND, announced, composed, node_part, run_part, sample
 from hpcstage.problem import Problem
 from hpcstage.record.notes.notes import RULES, slow_disk
 from hpcstage.record.parts.alive import Life
+from hpcstage.record.parts.part import DatasetPart
 from hpcstage.record.parts.rows import ProcessPart, Sample
 from hpcstage.record.schema import Record
 
@@ -57,6 +58,15 @@ class Case:
         return f"{self.note} {self.says}".strip()
 
 
+BLOCKED = {"blocked_ns": 40 * SECOND, "blocked_source_ns": 40 * SECOND, "exit_ns": 60 * SECOND, "reads_measured": 1}
+LISTING = [ProcessPart(100, 1, "native", "3.11", 0.1, {"listings": 600, "listing_ns": 40 * SECOND, **BLOCKED})]
+
+
+def partly_staged() -> RecordJson:
+    full = DatasetPart("0", "/d", ("/d",), 1_000, 10**8, 900, 9 * 10**7)
+    return one(processes=[reader(source_opens=50, direct_settled=50)], datasets=[full])
+
+
 def direct(name: str, scan_s: float = 5.0) -> Callable[[], RecordJson]:
     return lambda: one(processes=[reader(source_opens=50, **{f"direct_{name}": 50})], scan_s=scan_s)
 
@@ -98,6 +108,8 @@ CASES = [
     Case("python-layer", lambda: one(processes=[ProcessPart(5, 1, "python", "3.11", 0.0, {"hit_opens": 9})]), one),
     *(Case(f"direct-{name.replace('_', '-')}", direct(name), lambda: one(processes=[reader()])) for name in REASONS),
     Case("direct-scanning", direct("scanning"), direct("scanning", scan_s=0.05)),
+    Case("direct-settled", direct("settled"), lambda: one(processes=[reader()]), "all others were staged"),
+    Case("direct-settled", partly_staged, lambda: one(processes=[reader()]), "when staging stopped"),
     Case("shim-errors", lambda: one(processes=[reader(errors=3)]), one),
     Case("store-full", lambda: one(budget={**BUDGET, "size_bytes": 10**8}), one, "raise --budget"),
     Case(
@@ -140,12 +152,18 @@ CASES = [
     Case("waits-for-source", lambda: waiting("direct_scanning"), one, "before the scan of the datasets had ended"),
     Case("waits-for-source", lambda: waiting("direct_full"), one, "no room on the local disk"),
     Case("waits-for-source", lambda: waiting("direct_large"), one, "of large files"),
+    Case("waits-for-source", lambda: one(processes=LISTING), one, "opened none of their files"),
     Case("contention", one, lambda: one(samples=samples(loaded=False))),
     Case("order", lambda: one(processes=[reader(wants=60)]), lambda: one(processes=[reader(wants=5)])),
     Case(
         "order",
         lambda: one(processes=[reader(wants=60, source_opens=60, direct_later=60)]),
         lambda: one(processes=[reader(wants=60, source_opens=60, direct_large=60)]),
+    ),
+    Case(
+        "order",
+        lambda: one(processes=[reader(wants=60)]),
+        lambda: one(processes=[reader(wants=60, source_opens=60, direct_scanning=60)]),
     ),
     Case("order-not-kept", lambda: one(order=announced(kept_share=0.04)), lambda: one(order=announced())),
     Case(

@@ -225,7 +225,8 @@ WAITED_FOR = {
     "large": "most of these opens were of large files that the program read at the source while they were not copied; "
     "--mode upfront copies them before it starts, which pays if it reads them again",
 }
-"""Advice by the reason of the opens, for reasons that more copiers would not change."""
+"""Advice by the reason of the opens, for reasons that neither more copiers nor another order would change."""
+OPENED_NOTHING = "it opened none of their files: it waited for listings and the like, which always go to the source"
 
 
 def contention(record: Record) -> Iterator[Note]:
@@ -258,6 +259,8 @@ def waits_for_source(record: Record) -> Iterator[Note]:
 
 def _why_waited(record: Record) -> str:
     """Returns the advice for the reason that most of the opens at the source have, else for the mode."""
+    if record.coverage.opens == 0:
+        return OPENED_NOTHING
     counts = {"copy": record.totals.want_ready or 0, **record.coverage.reasons}
     most = max(counts, key=lambda name: counts[name])
     mode, asked = record.run.mode, record.run.mode_asked
@@ -280,7 +283,8 @@ def preprocessing(record: Record) -> Iterator[Note]:
 
 def order(record: Record) -> Iterator[Note]:
     """Notes that the program opened many files before they were staged."""
-    opens, wanted = record.coverage.opens, (record.totals.wanted or 0) - record.coverage.reasons.get("large", 0)
+    opens, reasons = record.coverage.opens, record.coverage.reasons
+    wanted = (record.totals.wanted or 0) - sum(reasons.get(name, 0) for name in WAITED_FOR)
     if not opens or not record.run.stages or wanted <= OUT_OF_ORDER * opens:
         return
     provenance = record.order.provenance or "manifest"

@@ -48,6 +48,11 @@ REASONS = {
         "`hpcstage report --json` lists the processes under nodes",
     ),
 }
+OTHERS_THAN_STAGED = (
+    "were of files that were not in the scan of the datasets, or had been written to; all others were staged",
+    "files that the program makes itself need no staging; write outputs outside the dataset",
+)
+"""Takes the place of "settled" where everything was staged."""
 
 
 def nothing_attached(record: Record) -> Iterator[Note]:
@@ -147,10 +152,15 @@ def not_swapped(record: Record) -> Iterator[Note]:
         return
     for name, count in sorted(record.coverage.reasons.items(), key=lambda item: -item[1])[:2]:
         if name in REASONS and count >= WORTH * opens and not _harmless(name, record):
-            what, remedy = REASONS[name]
+            what, remedy = OTHERS_THAN_STAGED if name == "settled" and _staged_all(record) else REASONS[name]
             severity = Severity.WARNING if count >= 0.2 * opens else Severity.INFO
             text = f"{format_number(count, 'open')} ({format_share(count / opens)}) {what}"
             yield Note(f"direct-{name.replace('_', '-')}", severity, text, remedy)
+
+
+def _staged_all(record: Record) -> bool:
+    datasets = record.datasets
+    return bool(datasets) and all(part.files is not None and part.staged_files == part.files for part in datasets)
 
 
 def _harmless(name: str, record: Record) -> bool:

@@ -21,7 +21,7 @@ from hpcstage.units import format_number
 REASON_NAMES = {
     "unknown": "not in the scan", "later": "waiting would take longer", "full": "no room locally",
     "failed": "copy failed", "void": "written to", "scanning": "scan not done", "timeout": "no answer",
-    "no_daemon": "no daemon", "settled": "staging had stopped", "local_error": "local error",
+    "no_daemon": "no daemon", "settled": "staging was over", "local_error": "local error",
     "large": "large", "mode_direct": "mode direct", "unstated": "reason not known",
 }  # fmt: skip
 MODE_LINES = 3
