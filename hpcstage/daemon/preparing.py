@@ -143,7 +143,7 @@ class Preparing(Phase):
         scanned = Scanned.from_bytes(data)
         self.base.problems.extend(scanned.problems)
         if (told := self._directories_told) is not None:
-            self._begin(told, None, scanned.forecast)
+            self._begin(told, None, self._decided())
         elif scanning.own_counts(self.base.node_dir):
             self._begin(scanned.listings, scanned, scanned.forecast)
         else:

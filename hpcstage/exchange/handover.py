@@ -82,6 +82,8 @@ class ManifestService(ExchangeService):
                 os.link(leaf.path, nodedir.MANIFEST)
         if not _same_ids(Path(leaf.path), Path(nodedir.MANIFEST)):
             return None
+        if (decided := beside.get(Sort.FORECAST)) is not None and os.path.exists(decided.path):
+            os.replace(decided.path, nodedir.FORECAST)  # one node decides for all, also where this one has scanned
         if self._store.catalog is None:
             return None
         self._store.catalog.fingerprint = fingerprint(Path(leaf.path))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import selectors
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
 
+from hpcstage.daemon.peers import link
 from hpcstage.daemon.peers.link import MOST_OUT, PeerLink
 from hpcstage.protocol import exchange
 
@@ -78,3 +80,30 @@ def test_the_end_is_told_once(side):
     side.turn()
     assert len(side.ends) == 1
     assert not side.selector.get_map()
+
+
+def test_the_last_message_comes_where_the_socket_was_full(side):
+    sent = [exchange.Fetch(0, tuple(range(n, n + 1000))) for n in range(300)]
+    for message in sent:
+        side.link.send(message)
+    received = []
+
+    def read():
+        while data := side.other.recv(exchange.MAX_MESSAGE_BYTES):
+            received.append(exchange.unpack(data))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    side.link.finish(exchange.End())
+    reader.join(20)
+    assert received == [*sent, exchange.End()]
+    assert side.ends == []
+
+
+def test_an_exchange_that_reads_nothing_holds_up_no_end(side, monkeypatch):
+    monkeypatch.setattr(link, "FINISH_S", 0.1)
+    for number in range(MOST_OUT // 2):
+        side.link.send(exchange.Offer(number, exchange.Why.NONE, tuple(range(100))))
+    side.link.finish(exchange.End())
+    assert not side.selector.get_map()
+    assert side.ends == []

@@ -86,12 +86,14 @@ def decide(node: Node, choice: str) -> None:
 
 def test_the_groups_comes_while_the_own_order_is_copied(node: Node) -> None:
     os.link(node.path / nodedir.SCAN / nodedir.MANIFEST, node.path / nodedir.MANIFEST)
+    decide(node, DIRECT_MODE)
     node.preparing.receive(TOLD)
     assert (node.ready, node.failed) == ([], [])
     node.scan_ends()
     assert not node.failed
     (prepared,) = node.ready
     assert (prepared.directories, prepared.scanned) == (TOLD, None), "it joins the group at once"
+    assert (prepared.mode, prepared.mode_why) == (DIRECT_MODE, "the group's")
 
 
 def test_the_groups_comes_first_and_ends_the_scan(node: Node) -> None:

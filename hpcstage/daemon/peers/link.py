@@ -6,6 +6,7 @@ import contextlib
 import selectors
 import socket
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -15,6 +16,7 @@ _READS = 64
 """The most datagrams that are read per round, so that wants and copiers get their turn."""
 MOST_OUT = 4096
 """The most messages that wait to be sent; an exchange that is further behind is given up."""
+FINISH_S = 1.0
 
 
 class PeerLink:
@@ -99,6 +101,18 @@ class PeerLink:
         if self._open:
             self.close()
             self._on_end(why)
+
+    def finish(self, message: exchange.Message) -> None:
+        """Sends a last message, after what is left before it, and closes the connection. The exchange has FINISH_S to
+        read it all."""
+        self.send(message)
+        deadline = time.monotonic() + FINISH_S
+        with contextlib.suppress(OSError):
+            while self._out and (left_s := deadline - time.monotonic()) > 0:
+                self._connection.settimeout(left_s)
+                self._connection.send(self._out[0], socket.MSG_NOSIGNAL)
+                self._out.popleft()
+        self.close()
 
     def close(self) -> None:
         """Closes the connection."""

@@ -169,8 +169,7 @@ class NodeGroup(Service):
         """Tells the exchange that the run has ended and closes the link."""
         self._is_closed = True
         if self._link is not None:
-            self._link.send(exchange.End())
-            self._link.close()
+            self._link.finish(exchange.End())
         return ()
 
     def record(self, part: NodePart) -> NodePart:

@@ -6,6 +6,7 @@ arrays from the files. Only helpers import the room `preview`, since the daemon 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -110,7 +111,7 @@ def scan_into(spec: DaemonSpec, opened: Callable[[], Iterable[bytes]]) -> bytes:
 
 def _publish(node_dir: Path, forecast: Forecast | None) -> None:
     """Makes manifest, order and forecast those of the node, unless the group's have come during the scan: ids never
-    change their meaning."""
+    change their meaning. A forecast of the group that comes now is kept, too."""
     scan = node_dir / nodedir.SCAN
     try:
         os.link(scan / nodedir.MANIFEST, node_dir / nodedir.MANIFEST)
@@ -118,7 +119,9 @@ def _publish(node_dir: Path, forecast: Forecast | None) -> None:
         return
     shutil.copyfile(scan / nodedir.ORDER, node_dir / nodedir.ORDER)
     if forecast is not None:
-        (node_dir / nodedir.FORECAST).write_text(json.dumps(asdict(forecast)), encoding="utf-8")
+        (scan / nodedir.FORECAST).write_text(json.dumps(asdict(forecast)), encoding="utf-8")
+        with contextlib.suppress(FileExistsError):
+            os.link(scan / nodedir.FORECAST, node_dir / nodedir.FORECAST)
 
 
 def own_counts(node_dir: Path) -> bool:
