@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hpcstage.outputs.facts import ActionResult, Deed, SeenEvent, SeenKind, TargetEntry
+from hpcstage.outputs.facts import ActionResult, Deed, Ending, SeenEvent, SeenKind, TargetEntry
 from hpcstage.outputs.ledger import Ledger
 
 VERSION = 1
@@ -145,7 +145,8 @@ def recall(path: str) -> Recalled | None:
             result = ActionResult.from_json(data[0])
             if result.deed is Deed.CARRY:
                 under_way.discard(result.name)
-            ledger.take(result, 0.0)
+            if result.ending is not Ending.FAILED:  # it is tried again
+                ledger.take(result, 0.0)
     if charter is None:
         return None
     ledger.marks.by_name.clear()

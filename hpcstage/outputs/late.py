@@ -51,7 +51,7 @@ def drain_late(place: OutputPlace, timeout_s: float) -> DrainReport | None:
                 size_bytes += result.bytes_carried
         return DrainReport(
             undrained=ledger.undrained(),
-            unclosed=[],
+            unclosed=sorted(name for name in ledger.unclosed if os.path.isfile(f"{place.root}/{name}")),
             findings=ledger.findings,
             files=files,
             bytes_carried=size_bytes,

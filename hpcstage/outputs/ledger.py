@@ -29,6 +29,7 @@ from hpcstage.outputs.outcomes import Outcomes
 from hpcstage.outputs.seen import Intake
 from hpcstage.outputs.state import DrainFindings, DrainState
 
+NO_TIME = "there was no time left"
 MOST_FREED = 64
 """The files that are freed at once at most."""
 LEAST_FREED_BYTES = 64 << 10
@@ -62,7 +63,11 @@ class Ledger:
     def recall(self, event: SeenEvent, first: Iterable[str]) -> None:
         """Takes in an event that a journal says was seen, and not carried out when it was written."""
         queue = self._state.queue
-        if event.kind is SeenKind.MOVED:
+        if event.kind is SeenKind.WRITTEN:
+            self.unclosed.add(event.name)
+        elif event.kind is SeenKind.CLOSED:
+            self.unclosed.discard(event.name)
+        elif event.kind is SeenKind.MOVED:
             queue.rename(event.name, event.new, is_dir=event.is_dir, first=first)
         elif event.kind is SeenKind.GONE:
             self.forget()
@@ -174,5 +179,10 @@ class Ledger:
         """Returns the names that are not in the target as they are in the watched directory, and why."""
         why = dict(self.findings.failed)
         for name, mark in (*self.marks.by_name.items(), *self._state.flying.items()):
-            why.setdefault(name, mark.why or "there was no time left")
+            why.setdefault(name, mark.why or NO_TIME)
+        if self._state.is_over:
+            for rename in self.renames:
+                why.setdefault(rename.old, f"it was renamed to {rename.new}: {NO_TIME}")
+            for name in self.removed:
+                why.setdefault(name, f"it was removed: {NO_TIME}")
         return [Leftover(name, reason) for name, reason in sorted(why.items())]

@@ -60,6 +60,8 @@ class NameQueue:
         """The names of the renames that wait."""
         self._removed_at = 0.0
         self._tries = 0
+        self._is_hopeless = False
+        """Whether the last rename was given up: the next ones are tried once, or the end would wait for each."""
 
     def __bool__(self) -> bool:
         return bool(self.removed or self.renames or self._is_renaming or self._erasing)
@@ -159,9 +161,10 @@ class NameQueue:
             return None
         if result.ending is Ending.FAILED:
             self._tries += 1
-            if self._tries < MOST_TRIES or not is_ending:
+            if self._tries < (1 if self._is_hopeless else MOST_TRIES) or not is_ending:
                 self.not_before = now + min(_MOST_RETRY_S, _RETRY_S ** min(self._tries, 6))
                 return None
+        self._is_hopeless = result.ending is Ending.FAILED
         self._tries, self.not_before = 0, 0.0
         self.renames.popleft()
         self._held -= Counter((rename.old, rename.new))

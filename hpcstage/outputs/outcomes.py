@@ -107,12 +107,15 @@ class Outcomes:
             return
         if result.ending is Ending.DONE:
             state.findings.kept.pop(rename.old, None)
+            state.findings.failed.pop(rename.old, None)
             state.known.renamed(rename, result.entry)
         else:
             state.marks.add(rename.new, now)
         if result.ending is Ending.CHANGED and rename.old in state.known.entries:
             state.queue.remove(rename.old, state.marks.next_seq(), now, is_dir=False)
-        elif result.ending in {Ending.KEPT, Ending.FAILED}:
+        elif result.ending is Ending.FAILED:
+            state.findings.failed[rename.old] = f"it was renamed to {rename.new}: {result.text}"
+        elif result.ending is Ending.KEPT:
             state.findings.kept[rename.old] = result.text
         state.known.touch(rename.old)
         state.known.touch(rename.new)
@@ -136,8 +139,11 @@ class Outcomes:
             return
         if result.ending in {Ending.DONE, Ending.ABSENT}:
             state.known.removed(name)
+            state.findings.failed.pop(name, None)
             beside = state.findings.beside
             for other in [other for other, where in beside.items() if where == name]:
                 del beside[other]
+        elif result.ending is Ending.FAILED:
+            state.findings.failed[name] = f"it was removed: {result.text}"
         elif result.text:
             state.findings.kept[name] = result.text

@@ -29,11 +29,15 @@ class Intake:
                 state.marks.add(name, due, is_written=True, is_open=not event.is_dir)
                 return event if state.queue.exists_again(name) else None
             case SeenKind.WRITTEN:
+                is_news = name not in state.unclosed
                 state.unclosed.add(name)
                 state.marks.add(name, now + OPEN_S, is_written=True, is_open=True)
+                return event if is_news else None
             case SeenKind.CLOSED:
+                is_news = name in state.unclosed
                 state.unclosed.discard(name)
                 state.marks.add(name, now + CLOSED_S, is_written=True, is_open=False)
+                return event if is_news else None
             case SeenKind.ATTRIBUTES | SeenKind.FOUND:
                 state.marks.add(name, now + CLOSED_S)
                 if event.kind is SeenKind.FOUND and state.queue.exists_again(name):

@@ -172,6 +172,13 @@ class TestTraining:
         quick("warm", tmp_path, "--only", "opens", "--arms", "native", "--check", code=1)
 
 
+def test_outputs(tmp_path: Path) -> None:
+    result = quick("outputs", tmp_path, "--check")
+    victims = {sample["victim"] for sample in result["samples"] if sample["cell"] == "kills"}
+    assert victims == {"daemon", "wrapper", "both", "all"}
+    assert arms(result, "ways") == {"shell", "C", "python"}
+
+
 def test_a_terminated_benchmark_leaves_nothing(tmp_path: Path) -> None:
     memory, work = tmp_path / "memory", tmp_path / "disk"
     memory.mkdir()

@@ -76,6 +76,23 @@ def test_a_log_grows_in_place_within_seconds(start):
         assert running.stop().unclosed == ["log"]
 
 
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_late_drain_names_what_was_being_written_when_all_was_killed(start, is_closed):
+    running = start()
+    with (running.out / "log").open("w") as log:
+        log.write("one\n")
+        log.flush()
+        running.until(lambda: running.drain.report().unclosed == ["log"])
+        if is_closed:
+            log.close()
+            running.until(lambda: running.drain.report().unclosed == [])
+        running.stop()
+        report = drain_late(running.place, 60.0)
+        assert report is not None
+        assert report.unclosed == ([] if is_closed else ["log"])
+        assert (running.target / "log").read_text() == "one\n"
+
+
 def test_no_incomplete_file_takes_the_place_of_a_complete_one(start):
     running = start()
     best = running.target / "best"
@@ -409,6 +426,32 @@ def test_a_target_that_turns_read_only_and_back(start, tmp_path):
         subprocess.run(["mount", "-o", "remount,rw", target], check=True)
         running.until(lambda: tree(target).keys() == {"second"})
         running.stop()
+    finally:
+        subprocess.run(["umount", target], check=True)
+
+
+def test_renames_and_removals_in_a_read_only_target_are_named_and_done_later(start, tmp_path, monkeypatch):
+    if os.geteuid():
+        pytest.skip("needs root")
+    monkeypatch.setattr(namequeue, "_RETRY_S", 0.1)
+    target = tmp_path / "mounted"
+    target.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", target], check=True)
+    try:
+        for name in ("renamed", "removed"):
+            (target / name).write_text(name)
+        running = start(target)
+        subprocess.run(["mount", "-o", "remount,ro", target], check=True)
+        (running.out / "renamed").rename(running.out / "new")
+        (running.out / "removed").unlink()
+        report = running.end()
+        assert {one.name for one in report.undrained} == {"renamed", "removed"}
+        assert all("Read-only" in one.why for one in report.undrained)
+        subprocess.run(["mount", "-o", "remount,rw", target], check=True)
+        late = drain_late(running.place, 60.0)
+        assert late is not None
+        assert (late.undrained, late.findings.kept) == ([], {})
+        assert {name: what for name, (_, what, *_) in tree(target).items()} == {"new": b"renamed"}
     finally:
         subprocess.run(["umount", target], check=True)
 

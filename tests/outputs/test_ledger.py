@@ -179,8 +179,38 @@ def test_a_rename_is_not_given_up_while_the_command_runs():
         now += 61
     ledger.end(now)
     done(ledger, ledger.actions(now, 4), now, Ending.FAILED, "Read-only file system")
-    assert ledger.findings.kept == {"old": "Read-only file system"}
+    assert ledger.findings.failed == {"old": "it was renamed to new: Read-only file system"}
     assert ("carry", "old") in told(ledger.actions(now + 1, 4))
+
+
+def test_the_end_waits_for_one_rename_that_fails_and_not_for_each():
+    ledger = Ledger({f"old{n}": EARLIER for n in range(20)})
+    for number in range(20):
+        ledger.see(SeenEvent(SeenKind.MOVED, f"old{number}", f"new{number}"), 0.0)
+    ledger.command_ended()
+    ledger.end(1.0)
+    now, results = 1.0, []
+    while not ledger.is_settled():
+        actions = ledger.actions(now, 4)
+        results += told(actions)
+        done(ledger, actions, now, Ending.FAILED, "Read-only file system")
+        now = max(now, ledger.wake_at() or now)
+    assert now < 30.0, "it was 288"
+    assert len([one for one in results if one[0] == "move"]) == MOST_TRIES + 19
+    assert {one.name for one in ledger.undrained()} >= {f"old{n}" for n in range(20)}
+
+
+def test_what_was_seen_and_could_not_be_carried_out_in_time_is_named():
+    ledger = Ledger({"old": EARLIER, "file": FILE})
+    ledger.see(SeenEvent(SeenKind.MOVED, "old", "new"), 0.0)
+    ledger.see(SeenEvent(SeenKind.REMOVED, "file"), 0.0)
+    assert [one.name for one in ledger.undrained()] == ["new"]
+    ledger.command_ended()
+    assert [(one.name, one.why) for one in ledger.undrained()] == [
+        ("file", "it was removed: there was no time left"),
+        ("new", "there was no time left"),
+        ("old", "it was renamed to new: there was no time left"),
+    ]
 
 
 def test_a_name_is_not_carried_while_it_is_removed():
