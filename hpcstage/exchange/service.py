@@ -37,6 +37,8 @@ class Station:
     """Nodes that have said that their run has ended, for the service of the group."""
     ended: bool = False
     """Whether this node's daemon has said End: it is told nothing more."""
+    files_at: float = -math.inf
+    """When staged files were last under way here, to which all else gives way."""
 
     @property
     def position(self) -> int:

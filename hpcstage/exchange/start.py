@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from hpcstage.exchange.coding.service import CodingService
 from hpcstage.exchange.daemonlink import DaemonLink, LinkEnded
 from hpcstage.exchange.files.service import FileService
 from hpcstage.exchange.group import GroupService, Silence
@@ -97,7 +98,8 @@ def _take_part(world: MpiWorld, spec: GroupSpec) -> int:
     station = Station(daemon, post, Lanes(), spec.membership.followed(budgets), nodes, heard)
     store = Root(nodedir.STORE, _fresh_incoming())
     group = GroupService(station, spec.silence_s)
-    services = (group, ManifestService(station, store), FileService(station, Transfer(source=store, target=store)))
+    files = FileService(station, Transfer(source=store, target=store))
+    services = (group, ManifestService(station, store), files, CodingService(station))
     exchange = Exchange(station, services)
     group.begin()
     try:

@@ -13,7 +13,7 @@ from hpcstage.checkpoint.coding.blocks import Block, seen, xor
 from hpcstage.checkpoint.coding.coder import Coder
 from hpcstage.checkpoint.coding.field import Rows
 from hpcstage.checkpoint.coding.routes import Duty, Hop, Route
-from hpcstage.checkpoint.coding.stripes import CodedBlock
+from hpcstage.checkpoint.coding.stripes import CodedBlock, Stripe
 
 Messages = Mapping[Hop, Sequence[Block]]
 """For each hop its sums, in the order of the hop's rows, or the sender's block alone."""
@@ -65,6 +65,12 @@ class RouteWork:
                 xor(part, others[row], part)
             made.append(total)
         return made
+
+
+def encoding_work(coder: Coder, stripe: Stripe) -> RouteWork:
+    """Returns the work of a route by which a stripe is encoded."""
+    rows = tuple(tuple(row[block.index] for block in stripe.data) for row in coder.code.rows)
+    return RouteWork(coder, rows, stripe.data, stripe.parities)
 
 
 def carried_out(

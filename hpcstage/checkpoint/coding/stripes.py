@@ -65,6 +65,10 @@ class Striping:
             if stripe := self.stripe(number, sizes_bytes):
                 yield stripe
 
+    def count(self, sizes_bytes: Sequence[int]) -> int:
+        """Returns the number after that of the last stripe."""
+        return self._last(sizes_bytes) + 1
+
     def changed(self, sizes_bytes: Sequence[int], blocks: Sequence[Collection[int]]) -> Iterator[Stripe]:
         """Gives the stripes of an increment, ascending, with the data blocks that changed and no others.
 

@@ -13,18 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpcstage.checkpoint.coding.checksums import CHECKSUM_BYTES, checksum
 from hpcstage.checkpoint.coding.coder import Coder
 from hpcstage.checkpoint.coding.erasurecode import ErasureCode
 from hpcstage.checkpoint.coding.kernels import best_kernel
 from hpcstage.checkpoint.coding.routes import Form, pipeline
-from hpcstage.checkpoint.coding.stages import RouteWork, carried_out
-from hpcstage.checkpoint.coding.stripes import CodedBlock, Stripe, Striping
+from hpcstage.checkpoint.coding.stages import carried_out, encoding_work
+from hpcstage.checkpoint.coding.stripes import CodedBlock, Striping
 from hpcstage.checkpoint.generations.files import OWN_PARTS, Files, GenerationId
 from hpcstage.checkpoint.generations.layout import BLOCK_BYTES
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
 from hpcstage.checkpoint.protection.groups import CodeSize
-from hpcstage.checkpoint.protection.members import MemberWriter, read_data, read_record
+from hpcstage.checkpoint.protection.members import MemberChecksums, MemberWriter, read_data, read_record
 from hpcstage.checkpoint.protection.record import CodedMember, CodingRecord
 from hpcstage.errors import HpcstageError
 
@@ -82,9 +81,7 @@ class StoreGroup:
 
     def _is_of(self, record: CodingRecord) -> bool:
         """Tells whether a record is of these nodes in their order, with this code and these blocks."""
-        names = [member.name for member in record.members]
-        size = CodeSize(record.code.k, record.code.m)
-        return (names, size, record.block_bytes) == ([one.name for one in self.stores], self.size, self.block_bytes)
+        return record.is_of([one.name for one in self.stores], self.size.k, self.size.m, self.block_bytes)
 
     def _identity(self, sources: Sequence[LocalSource], number: int) -> GenerationId:
         ids = [GenerationReader(source).manifest(number).id for source in sources]
@@ -99,14 +96,14 @@ class StoreGroup:
         totals = [sum(one) for one in sizes]
         striping = Striping(len(sources), self.size.k, self.size.m, self.block_bytes)
         code = ErasureCode.cauchy(self.size.k, self.size.m)
-        sums = _Checksums(striping, totals)
+        sums = [MemberChecksums(striping, totals, place) for place in range(len(sources))]
 
         def own(block: CodedBlock) -> bytearray:
             made = bytearray(block.size_bytes)
             place = block.number * self.block_bytes
             if read_data(sources[block.node], identity.number, sizes[block.node], memoryview(made), place) < len(made):
                 raise NotTogether(f"generation {identity.number} of {self.stores[block.node].name} became shorter")
-            sums.note(block, made, code.k)
+            sums[block.node].note(block, made)
             return made
 
         coder = Coder(code, best_kernel())
@@ -115,34 +112,11 @@ class StoreGroup:
             parities = [opened.enter_context(writer.parities()) for writer in writers]
             for stripe in striping.stripes(totals):
                 route = self.form(stripe.data, stripe.parities)
-                for block, content in carried_out(route, _work(coder, stripe), own).items():
-                    sums.note(block, content, code.k)
+                for block, content in carried_out(route, encoding_work(coder, stripe), own).items():
+                    sums[block.node].note(block, content)
                     self.files.write(parities[block.node], content, block.number * self.block_bytes)
         members = (
-            CodedMember(store.name, size, sums.of(node))
+            CodedMember(store.name, size, sums[node].to_bytes())
             for node, (store, size) in enumerate(zip(self.stores, sizes, strict=True))
         )
         return CodingRecord(identity, self.block_bytes, code, tuple(members))
-
-
-class _Checksums:
-    """Gathers the checksums of all blocks of a group."""
-
-    def __init__(self, striping: Striping, sizes_bytes: Sequence[int]) -> None:
-        self._data = [-(-size // striping.block_bytes) for size in sizes_bytes]
-        places = striping.parity_places(sizes_bytes)
-        self._made = [bytearray((a + b) * CHECKSUM_BYTES) for a, b in zip(self._data, places, strict=True)]
-
-    def note(self, block: CodedBlock, content: bytearray, k: int) -> None:
-        """Keeps the checksum of a block."""
-        start = (block.number + (0 if block.index < k else self._data[block.node])) * CHECKSUM_BYTES
-        self._made[block.node][start : start + CHECKSUM_BYTES] = checksum(content)
-
-    def of(self, node: int) -> bytes:
-        """Returns those of a node."""
-        return bytes(self._made[node])
-
-
-def _work(coder: Coder, stripe: Stripe) -> RouteWork:
-    rows = tuple(tuple(row[block.index] for block in stripe.data) for row in coder.code.rows)
-    return RouteWork(coder, rows, stripe.data, stripe.parities)

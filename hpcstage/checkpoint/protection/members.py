@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hpcstage.checkpoint.coding.checksums import checksum
-from hpcstage.checkpoint.coding.stripes import CodedBlock
+from hpcstage.checkpoint.coding.blocks import Block
+from hpcstage.checkpoint.coding.checksums import CHECKSUM_BYTES, checksum
+from hpcstage.checkpoint.coding.stripes import CodedBlock, Striping
 from hpcstage.checkpoint.generations.files import OWN_PARTS, Files, GenerationPart, generation_path
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration
 from hpcstage.checkpoint.generations.reading import BlockSource, read_whole
@@ -56,6 +57,24 @@ def read_record(source: BlockSource, number: int) -> CodingRecord | None:
     return record if record.generation.number == number else None
 
 
+class MemberChecksums:
+    """The checksums of what a node gives to the code and of the parities that it holds, as a record has them."""
+
+    def __init__(self, striping: Striping, sizes_bytes: Sequence[int], place: int) -> None:
+        self._data = -(-sizes_bytes[place] // striping.block_bytes)
+        self._k = striping.k
+        self._made = bytearray((self._data + striping.parity_places(sizes_bytes)[place]) * CHECKSUM_BYTES)
+
+    def note(self, block: CodedBlock, content: Block) -> None:
+        """Keeps the checksum of a block."""
+        start = (block.number + (0 if block.index < self._k else self._data)) * CHECKSUM_BYTES
+        self._made[start : start + CHECKSUM_BYTES] = checksum(content)
+
+    def to_bytes(self) -> bytes:
+        """Returns all of them."""
+        return bytes(self._made)
+
+
 class MemberWriter:
     """Writes what the erasure code adds to one generation of a node."""
 
@@ -73,6 +92,10 @@ class MemberWriter:
             self._files.call(os.fsync, fd)
         self._files.call(os.rename, temporary, self._directory / GenerationPart.PARITY)
         self._files.sync_directory(self._directory)
+
+    def discard(self) -> None:
+        """Removes parities that were given up."""
+        self._remove(self._directory / f".{GenerationPart.PARITY.value}")
 
     def record(self, content: bytes) -> None:
         """Keeps the coding record."""

@@ -66,6 +66,11 @@ class CodingRecord:
         """Returns how many bytes each member gives."""
         return [member.size_bytes for member in self.members]
 
+    def is_of(self, names: Sequence[str], k: int, m: int, block_bytes: int) -> bool:
+        """Tells whether the record is of these nodes in their order, with this code and these blocks."""
+        found = [member.name for member in self.members], self.code.k, self.code.m, self.block_bytes
+        return found == (list(names), k, m, block_bytes)
+
     def checksum(self, block: CodedBlock) -> bytes:
         """Returns the checksum of a block."""
         member = self.members[block.node]

@@ -6,6 +6,7 @@ source, where the node that gives a file reads it, and a target, where the node 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from hpcstage.exchange.files.receiver import Receiver
@@ -101,6 +102,7 @@ class FileService(ExchangeService):
         if mail.buffer is None:
             self._control(mail.source, ControlFrame.unpack(mail.data))
             return
+        self.station.files_at = time.monotonic()
         bundle, catalog = open_bundle(mail.data), self._transfer.target.catalog
         if catalog is None or self.station.ended:
             self.station.post.arrivals.give(mail.buffer)
@@ -130,6 +132,8 @@ class FileService(ExchangeService):
         """Reads, sends and writes."""
         catalog = self._transfer.source.catalog if self._sender.has_turns else None
         started = catalog is not None and self._sender.pump(catalog)
+        if self._sender.has_turns:
+            self.station.files_at = time.monotonic()
         return self.station.lanes.collect() or started
 
     def left(self, node: int) -> None:

@@ -6,6 +6,7 @@ is not whole raises a FrameError. The receiver checks what ids, names and sizes 
 
     control   u8 sort, u8 why, 6 bytes of nothing, u64 fingerprint, ids u32[]
     members   u8 sort, a message of the kind Group of `protocol.exchange`
+    coding    u8 sort, then what `coding.wire` declares
     bundle    the bytes of its rows one behind the other, from 0; then the rows; then a tail that counts them
 
 Each sort of message is one service's.
@@ -25,6 +26,8 @@ from hpcstage.protocol.exchange import MAX_MESSAGE_BYTES, Why
 
 CONTROL_TAG = 1
 BULK_TAG = 2
+CODING_TAG = 3
+"""Messages about checkpoints: they have room of their own, whatever files are under way."""
 CONTROL = struct.Struct("<BB6xQ")
 ROW = struct.Struct("<IIQQIIq")
 TAIL = struct.Struct("<IIQ")
@@ -32,6 +35,8 @@ MAX_ROWS = 256
 PIECE_BYTES = 1 << 20
 BUFFER_BYTES = PIECE_BYTES + MAX_ROWS * ROW.size + TAIL.size
 MAX_CONTROL_BYTES = 1 + MAX_MESSAGE_BYTES
+MAX_CODING_BYTES = (32 << 20) + (1 << 16)
+"""As many blocks as a stripe may have parities, or a word with what comes with it."""
 
 
 class FrameError(ValueError):
@@ -55,6 +60,10 @@ class Sort(IntEnum):
     """Nodes whose run has ended, for the first exchange of the group."""
     MEMBERS = 7
     """A piece of the membership that replaces the one before."""
+    WORD = 8
+    """What keepers and exchanges say to each other about checkpoints."""
+    BLOCK = 9
+    """A block of a stripe, or sums of it."""
     FILES = 64
     """Staged files, whole or in pieces."""
     MANIFEST = 65

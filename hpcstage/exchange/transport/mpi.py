@@ -16,7 +16,9 @@ from hpcstage.exchange.transport.buffers import Buffer, BufferPool
 from hpcstage.exchange.transport.frames import (
     BUFFER_BYTES,
     BULK_TAG,
+    CODING_TAG,
     CONTROL_TAG,
+    MAX_CODING_BYTES,
     MAX_CONTROL_BYTES,
     FrameError,
     Sort,
@@ -24,6 +26,7 @@ from hpcstage.exchange.transport.frames import (
 )
 
 _POLL_S = 0.002
+_MOST_BYTES = {CONTROL_TAG: MAX_CONTROL_BYTES, BULK_TAG: BUFFER_BYTES, CODING_TAG: MAX_CODING_BYTES}
 
 
 class WorldError(Exception):
@@ -108,7 +111,7 @@ def _other_size(expected: int, size: int) -> str:
 
 @dataclass(frozen=True)
 class Mail:
-    """A message that came. `buffer` has to be given back to the pool; it is None for a control message."""
+    """A message that came. `buffer` has to be given back to the pool; only a bundle has one."""
 
     source: int
     data: memoryview
@@ -198,8 +201,9 @@ class Post:
     def _begin_arrivals(self) -> bool:
         begun = False
         while True:
-            tag = self._mpi.ANY_TAG if self.arrivals.has_some else CONTROL_TAG
-            message = self._comm.Improbe(self._mpi.ANY_SOURCE, tag, self._status)
+            tags = (self._mpi.ANY_TAG,) if self.arrivals.has_some else (CONTROL_TAG, CODING_TAG)
+            probed = (self._comm.Improbe(self._mpi.ANY_SOURCE, tag, self._status) for tag in tags)
+            message = next((one for one in probed if one is not None), None)
             if message is None:
                 return begun
             self._begin(message, self._status.Get_source(), self._status.Get_tag())
@@ -207,7 +211,7 @@ class Post:
 
     def _begin(self, message: Any, source: int, tag: int) -> None:  # noqa: ANN401
         length = self._status.Get_count(self._mpi.BYTE)
-        if length > (BUFFER_BYTES if tag == BULK_TAG else MAX_CONTROL_BYTES):
+        if length > _MOST_BYTES.get(tag, 0):
             raise FrameError(f"a message of {length} bytes")
         buffer = self.arrivals.take() if tag == BULK_TAG else None
         data = buffer.view[:length] if buffer is not None else memoryview(bytearray(length))

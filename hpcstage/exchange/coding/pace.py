@@ -1,0 +1,55 @@
+"""Says when the next piece of encoding may begin: training, and files that programs wait for, go first.
+
+Owns the caps on processor time and on bytes sent. What was not used is not saved up, and what was used too much delays
+for a moment only, so that encoding goes on, slowly, beside an exchange that is always busy with files.
+"""
+
+from __future__ import annotations
+
+import time
+
+SAVED_S = 0.05
+"""Time that was not used and may be made up for."""
+OWED_S = 0.5
+"""The longest delay for what was used too much."""
+QUIET_S = 0.05
+"""Files are under way if something happened with one so lately."""
+PATIENCE_S = 0.25
+"""Beside files, a piece is begun so often."""
+
+
+class Pace:
+    """The pace of one encoding."""
+
+    def __init__(self, processor_share: float, rate_bytes_per_s: float) -> None:
+        self._share = processor_share
+        self._rate = rate_bytes_per_s
+        self._now = time.monotonic()
+        self._used_s = time.process_time()
+        self._due = self._now
+        self._sent_due = self._now
+        self._begun = self._now
+
+    def due(self, now: float, files_at: float) -> float:
+        """Returns when the next piece may begin; now or before: it may."""
+        if self._share:
+            used_s = time.process_time()
+            self._due = _bounded(self._due + (used_s - self._used_s) / self._share, now)
+            self._used_s = used_s
+        due = max(self._due, self._sent_due)
+        if now - files_at < QUIET_S:
+            due = max(due, min(files_at + QUIET_S, self._begun + PATIENCE_S))
+        return due
+
+    def began(self, now: float) -> None:
+        """Notes that a piece was begun."""
+        self._begun = now
+
+    def sent(self, size_bytes: int, now: float) -> None:
+        """Notes that bytes were sent."""
+        if self._rate:
+            self._sent_due = max(self._sent_due, now - SAVED_S) + size_bytes / self._rate
+
+
+def _bounded(due: float, now: float) -> float:
+    return min(max(due, now - SAVED_S), now + OWED_S)

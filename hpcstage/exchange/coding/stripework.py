@@ -1,0 +1,212 @@
+"""The duties of one node in all stripes of an encoding: what it waits for, computes, sends, keeps.
+
+Stripes go in rounds, a bounded window of them: a node begins round r when all members have finished round r - 2. So
+what is under way at a node is two rounds of it, whoever is slow, and no message waits for room. A duty is worked on
+when all of its messages have come, in whatever order they do: arithmetic, disks and the network overlap.
+
+`work` and `close` run in the thread of the lane, all else in that of the loop. Sends nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from hpcstage.checkpoint.coding.blocks import Block
+from hpcstage.checkpoint.coding.coder import Coder
+from hpcstage.checkpoint.coding.erasurecode import ErasureCode
+from hpcstage.checkpoint.coding.kernels import best_kernel
+from hpcstage.checkpoint.coding.routes import FORMS, Duty, Hop
+from hpcstage.checkpoint.coding.stages import RouteWork, encoding_work
+from hpcstage.checkpoint.coding.stripes import Striping
+from hpcstage.checkpoint.generations.files import Files
+from hpcstage.checkpoint.generations.reading import LocalSource
+from hpcstage.checkpoint.protection.members import MemberChecksums, MemberWriter, read_data
+from hpcstage.checkpoint.protection.orders import EncodeOrder
+from hpcstage.exchange.coding.wire import BLOCK_HEAD_BYTES, BlockHead
+from hpcstage.exchange.transport.frames import FrameError
+
+ROUND_BYTES = 4 << 20
+"""About so many bytes of its own each node gives in a round."""
+ROUNDS = 2
+"""The rounds that are under way."""
+_SYNCED_BYTES = 64 << 20
+"""Parities go to the disk in steps of so many bytes, so that the last one does not take long."""
+
+
+class BecameShorter(OSError):
+    """A file of the generation is not as long as it was."""
+
+
+class GivenUp(Exception):
+    """Ends what is open, without giving it its name."""
+
+
+@dataclass
+class Task:
+    """One duty with what has come for it."""
+
+    stripe: int
+    duty: Duty
+    work: RouteWork
+    received: dict[Hop, list[memoryview]] = field(default_factory=dict)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all messages have come."""
+        return len(self.received) == len(self.duty.receives)
+
+
+Sending = tuple[int, bytearray]
+"""The place of a member, and a message for it."""
+
+
+class StripeWork:
+    """What one node does, from the first stripe to parities under their name."""
+
+    def __init__(self, order: EncodeOrder, place: int, sizes_bytes: list[tuple[int, ...]]) -> None:
+        """Opens the generation and makes the file of its parities. Raises OSError."""
+        self._order = order
+        self._place = place
+        self._own_sizes = sizes_bytes[place]
+        self._totals = [sum(sizes) for sizes in sizes_bytes]
+        self._striping = Striping(len(sizes_bytes), order.size.k, order.size.m, order.block_bytes)
+        self._coder = Coder(ErasureCode.cauchy(order.size.k, order.size.m), best_kernel())
+        self._form = FORMS[order.form]
+        self.checksums = MemberChecksums(self._striping, self._totals, place)
+        nodes = len(sizes_bytes)
+        self._per_round = nodes * max(1, ROUND_BYTES // (order.block_bytes * order.size.k))
+        self.rounds = -(-self._striping.count(self._totals) // self._per_round)
+        self._begun = 0
+        self._left: dict[int, int] = {}
+        """The tasks that are not done, by round."""
+        self._tasks: dict[tuple[int, int], Task] = {}
+        self._early: dict[tuple[int, int], list[tuple[int, memoryview]]] = {}
+        self.ready: deque[Task] = deque()
+        self.bytes_read = 0
+        self._files = Files()
+        self._unsynced_bytes = 0
+        self._writer = MemberWriter(self._files, order.directory, order.generation.number)
+        self._opened = contextlib.ExitStack()
+        self._source = self._opened.enter_context(LocalSource(order.directory, self._files))
+        self._parities = self._opened.enter_context(self._writer.parities())
+
+    # ---- rounds
+
+    def begin(self, most: int) -> list[int]:
+        """Begins the rounds below `most`; returns those of them in which this node has nothing to do."""
+        idle = []
+        while self._begun < min(most, self.rounds):
+            tasks = list(self._made(self._begun))
+            self._left[self._begun] = len(tasks)
+            if not tasks:
+                idle.append(self._begun)
+            for task in tasks:
+                self._add(task)
+            self._begun += 1
+        return idle
+
+    def _made(self, number: int) -> Iterator[Task]:
+        for in_round in range(self._per_round):
+            stripe = self._striping.stripe(number * self._per_round + in_round, self._totals)
+            if stripe is None or self._place not in stripe.nodes:
+                continue
+            work = encoding_work(self._coder, stripe)
+            for duty in self._form(stripe.data, stripe.parities).duties:
+                if duty.block.node == self._place:
+                    yield Task(stripe.number, duty, work)
+
+    def _add(self, task: Task) -> None:
+        key = task.stripe, task.duty.block.index
+        self._tasks[key] = task
+        for sender, data in self._early.pop(key, ()):
+            self._give(task, sender, data)
+        if task.is_ready:
+            self.ready.append(self._tasks.pop(key))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all duties are done."""
+        return self._begun == self.rounds and not any(self._left.values())
+
+    def take(self, head: BlockHead, data: memoryview) -> None:
+        """Takes a message of a member. Raises FrameError."""
+        key = head.stripe, head.receiver
+        number = head.stripe // self._per_round
+        if number >= self._begun:
+            if number >= self._begun + ROUNDS:
+                raise FrameError(f"a block of stripe {head.stripe}, which nobody may send yet")
+            self._early.setdefault(key, []).append((head.sender, data))
+            return
+        task = self._tasks.get(key)
+        if task is None:
+            raise FrameError(f"a block of stripe {head.stripe} that nobody waits for")
+        self._give(task, head.sender, data)
+        if task.is_ready:
+            self.ready.append(self._tasks.pop(key))
+
+    def _give(self, task: Task, sender: int, data: memoryview) -> None:
+        hop = next((one for one in task.duty.receives if one.sender.index == sender), None)
+        if hop is None or hop in task.received or len(data) != hop.size_bytes:
+            raise FrameError(f"a block of stripe {task.stripe} that is none of its way")
+        parts, at = [], 0
+        for size in hop.sizes_bytes:
+            parts.append(data[at : at + size])
+            at += size
+        task.received[hop] = parts
+
+    def done(self, task: Task) -> int | None:
+        """Notes that a task is done; returns its round if that is finished with it."""
+        number = task.stripe // self._per_round
+        self._left[number] -= 1
+        return None if self._left[number] else number
+
+    # ---- in the thread of the lane
+
+    def work(self, task: Task) -> list[Sending]:
+        """Does a task; returns what is to be sent. Raises OSError."""
+        block = task.duty.block
+        if task.work.keeps(task.duty):
+            self._keep(task)
+            return []
+        own = bytearray(block.size_bytes)
+        offset = block.number * self._order.block_bytes
+        if read_data(self._source, self._order.generation.number, self._own_sizes, memoryview(own), offset) < len(own):
+            raise BecameShorter(0, "the generation became shorter")
+        self.bytes_read += len(own)
+        self.checksums.note(block, own)
+        return [
+            (hop.receiver.node, self._message(task.stripe, hop, parts))
+            for hop, parts in task.work.sent(task.duty, own, task.received).items()
+        ]
+
+    def _message(self, stripe: int, hop: Hop, parts: Sequence[Block]) -> bytearray:
+        made = bytearray(BLOCK_HEAD_BYTES)
+        BlockHead(stripe, self._order.digest, hop.sender.index, hop.receiver.index).pack_into(made)
+        for part in parts:
+            made += memoryview(part)  # an array would be added up
+        return made
+
+    def _keep(self, task: Task) -> None:
+        block = task.duty.block
+        content = task.work.kept(task.duty, task.received)
+        self.checksums.note(block, content)
+        self._files.write(self._parities, content, block.number * self._order.block_bytes)
+        self._unsynced_bytes += len(content)
+        if self._unsynced_bytes >= _SYNCED_BYTES:
+            self._unsynced_bytes = 0
+            os.fdatasync(self._parities)
+
+    def close(self) -> None:
+        """Gives the parities their name: they are on the disk. Raises OSError."""
+        self._opened.close()
+
+    def give_up(self) -> None:
+        """Removes what was made."""
+        with contextlib.suppress(GivenUp, OSError), self._opened:
+            raise GivenUp
+        with contextlib.suppress(OSError):
+            self._writer.discard()

@@ -1,0 +1,325 @@
+"""Generations encoded by exchanges as one MPI program: the same parities as one process makes, or nothing at all."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import signal
+import sys
+import time
+
+import pytest
+
+pytest.importorskip("mpi4py", reason="needs mpi4py")
+pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
+pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
+
+from coding_nodes import BLOCK, KEY, CodingGroup
+
+from benchmarks.peernodes import MPIEXEC, serve
+from hpcstage.checkpoint.coding.routes import FORMS, total_loads
+from hpcstage.checkpoint.coding.stripes import Striping
+from hpcstage.checkpoint.generations.files import OWN_PARTS, GenerationPart
+from hpcstage.checkpoint.generations.reading import LocalSource
+from hpcstage.checkpoint.generations.restoring import restore_newest, verify
+from hpcstage.checkpoint.protection.groups import CodeSize
+from hpcstage.checkpoint.protection.link import Encoded, GroupLink, LinkLost, Lost, Told
+from hpcstage.checkpoint.protection.rebuilding import GroupSource
+from hpcstage.checkpoint.protection.refilling import refill
+from hpcstage.checkpoint.protection.remote import RemoteSource
+from hpcstage.exchange.coding.stripework import ROUND_BYTES
+from hpcstage.protocol.coding import MAX_TOLD_BYTES
+
+if not MPIEXEC.exists():
+    pytest.skip("needs the mpiexec of mpi4py's MPI", allow_module_level=True)
+
+UNEQUAL = [70_001, 50_000, 90_123]
+
+
+@pytest.fixture
+def coding(local_dir):
+    made: list[CodingGroup] = []
+
+    def make(*args, **options) -> CodingGroup:
+        made.append(CodingGroup(local_dir / f"g{len(made)}", *args, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        if one.group.log.exists():
+            sys.stderr.write(one.group.text())
+        one.remove()
+
+
+def sent_bytes(one: CodingGroup, form: str) -> list[int]:
+    """What each node sends, as the routes count it."""
+    sizes = [sum(one.part(i, part).stat().st_size for part in OWN_PARTS) for i in range(len(one.names))]
+    striping = Striping(len(sizes), one.size.k, one.size.m, BLOCK)
+    loads = total_loads(FORMS[form](stripe.data, stripe.parities) for stripe in striping.stripes(sizes))
+    return [loads[index].sent_bytes if index in loads else 0 for index in range(len(sizes))]
+
+
+def own_bytes(one: CodingGroup) -> list[int]:
+    return [sum(one.part(i, part).stat().st_size for part in OWN_PARTS) for i in range(len(one.names))]
+
+
+def is_lost(link: GroupLink) -> bool:
+    """Whether the exchange goes within a time."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            link.events(0.5)
+        except LinkLost:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_parities_and_record_are_those_of_one_process(coding, form):
+    one = coding(CodeSize(2, 1))
+    identity = one.commit(UNEQUAL)
+    one.start()
+    found = one.encode(identity, form=form)
+    assert [(each.generation, each.failure) for each in found] == [(identity, "")] * 3
+    assert one.coded() == one.coded_here(form=form)
+    assert [each.bytes_sent for each in found] == sent_bytes(one, form)
+    assert [each.bytes_read for each in found] == own_bytes(one)
+    assert one.end() == 0, one.group.text()
+
+
+def test_rounds_go_on_where_nodes_differ_much_and_one_has_nothing(coding):
+    one = coding(CodeSize(2, 2), nodes=5)
+    one.block_bytes = 8192
+    identity = one.commit([4 * ROUND_BYTES + 9, 0, 5, ROUND_BYTES + 700, 700])
+    one.start()
+    assert [each.failure for each in one.encode(identity)] == [""] * 5
+    assert one.coded() == one.coded_here()
+    assert one.end() == 0
+
+
+def test_six_nodes_with_two_parities(coding):
+    one = coding(CodeSize(4, 2))
+    identity = one.commit([40_000 + 700 * index for index in range(6)])
+    one.start()
+    assert [each.failure for each in one.encode(identity)] == [""] * 6
+    assert one.coded() == one.coded_here()
+    assert one.end() == 0
+
+
+def test_an_order_that_is_given_again_computes_nothing_and_spreads_the_record(coding):
+    one = coding(CodeSize(2, 1))
+    identity = one.commit(UNEQUAL)
+    one.start()
+    one.encode(identity)
+    coded = one.coded()
+    one.part(1, GenerationPart.CODING).unlink()
+    one.part(2, GenerationPart.CODING).write_bytes(b"half a record")
+    again = one.encode(identity)
+    assert [each.failure for each in again] == ["this order was given before: give it with a higher trial"] * 3
+    again = one.encode(identity, trial=1)
+    assert [(each.failure, each.bytes_sent, each.bytes_read) for each in again] == [("", 0, 0)] * 3
+    assert one.coded() == coded
+
+
+def test_a_generation_of_another_group_is_refused(coding):
+    one = coding(CodeSize(2, 1))
+    identity = one.commit(UNEQUAL)
+    one.start()
+    one.encode(identity)
+    found = one.encode(identity, size=CodeSize(1, 2))
+    line = "generation 1 was encoded for another group, of n0, n1, n2: save it anew"
+    assert [each.failure for each in found] == [line] * 3
+
+
+@pytest.mark.parametrize("lack", ["gone", "another attempt", "no room"])
+def test_a_node_that_cannot_go_on_is_named_on_all_and_nothing_is_left(coding, lack):
+    one = coding(CodeSize(2, 1))
+    identity = one.commit(UNEQUAL)
+    if lack == "gone":
+        shutil.rmtree(one.part(1, GenerationPart.DATA).parent)
+    elif lack == "another attempt":
+        shutil.rmtree(one.store(1))
+        other = coding(CodeSize(2, 1))
+        other.commit(UNEQUAL)
+        shutil.copytree(other.store(1), one.store(1))
+    else:
+        one.part(1, GenerationPart.PARITY).mkdir()  # the parities cannot get their name
+    one.start()
+    found = one.encode(identity)
+    wanted = {
+        "gone": "n1: generation 1 cannot be read: No such file or directory",
+        "another attempt": "n1: generation 1 comes from another attempt: save it anew",
+        "no room": "n1: Is a directory",
+    }[lack]
+    assert [each.failure for each in found] == [wanted] * 3
+    if lack == "no room":
+        one.part(1, GenerationPart.PARITY).rmdir()
+        assert not any(one.part(index, GenerationPart.CODING).exists() for index in range(3))
+        assert [each.failure for each in one.encode(identity, trial=1)] == [""] * 3
+        assert one.coded() == one.coded_here()
+    else:
+        assert one.is_untouched()
+
+
+def test_a_member_without_the_order_is_named_after_the_time(coding):
+    one = coding(CodeSize(2, 1))
+    identity = one.commit(UNEQUAL)
+    one.start()
+    for index in (0, 1):
+        one.links[index].encode(one.order(identity, index, wait_s=0.5))
+    for index in (0, 1):
+        (found,) = one.heard(index, lambda event: isinstance(event, Encoded))
+        assert found.failure == "n2 did not answer for 0.5 s"
+    one.links[2].encode(one.order(identity, 2))  # it comes too late, and hears so at once
+    (found,) = one.heard(2, lambda event: isinstance(event, Encoded))
+    assert found.failure == "n2 did not answer for 0.5 s"
+    assert one.is_untouched()
+
+
+def test_a_keeper_that_goes_ends_the_order_of_all_and_is_lost_to_the_others(coding):
+    one = coding(CodeSize(2, 1))
+    identity = one.commit(UNEQUAL)
+    one.start()
+    for index in range(3):
+        one.links[index].encode(one.order(identity, index, rate_bytes_per_s=20_000.0))
+    one.links[2].close()
+    for index in (0, 1):
+        found = one.heard(index, lambda event: isinstance(event, Lost))
+        assert Lost(2) in found
+        if not any(isinstance(each, Encoded) for each in found):
+            found += one.heard(index, lambda event: isinstance(event, Encoded))
+        (ended,) = [each for each in found if isinstance(each, Encoded)]
+        assert ended.failure == "the keeper of n2 has gone"
+    assert one.is_untouched()
+    one.links[2] = GroupLink.open(one.group.nodes[2].path, 10.0)
+    assert [each.failure for each in one.encode(identity, trial=1)] == [""] * 3
+    assert one.coded() == one.coded_here()
+
+
+def test_an_exchange_killed_in_the_middle_leaves_what_was_before(coding):
+    one = coding(CodeSize(2, 1))
+    first = one.commit(UNEQUAL)
+    one.start()
+    one.encode(first)
+    second = one.commit([size * 3 for size in UNEQUAL], 2)
+    for index in range(3):
+        one.links[index].encode(one.order(second, index, rate_bytes_per_s=100_000.0))
+    hidden = one.part(0, GenerationPart.PARITY, 2).with_name(".parity")
+    deadline = time.monotonic() + 20
+    while not (hidden.exists() and hidden.stat().st_size):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    one.group.exchanges()[1].send_signal(signal.SIGKILL)
+    assert all(map(is_lost, one.links))
+    one.group.wait()
+    assert not any(one.part(index, GenerationPart.CODING, 2).exists() for index in range(3))
+    sources = {name: LocalSource(one.store(index)) for index, name in enumerate(one.names)}
+    for name in one.names:  # the generation before is whole, with any node lost; the newest by itself
+        for lost in one.names:
+            verify(GroupSource(name, {other: source for other, source in sources.items() if other != lost}), 1)
+        verify(sources[name], 2)
+    for source in sources.values():
+        source.__exit__()
+    for node in one.group.nodes:
+        node.reset()
+    one.start(generation=2)
+    assert [link.membership.generation for link in one.links] == [3] * 3
+    assert [each.failure for each in one.encode(second, trial=1)] == [""] * 3
+    assert one.coded(2) == one.coded_here(2)
+
+
+def test_a_lost_node_is_rebuilt_and_refilled_over_the_link(coding):
+    one = coding(CodeSize(2, 1))
+    identity = one.commit(UNEQUAL)
+    one.start()
+    assert [each.failure for each in one.encode(identity)] == [""] * 3
+    wanted = (one.state(1) / "step").read_bytes()
+    coded = one.coded()
+    shutil.rmtree(one.store(1))
+    link = one.links[1]
+    assert [link.list(index, KEY) for index in range(3)] == [[1], [], [1]]
+    sources = {name: RemoteSource(link, index, KEY) for index, name in enumerate(one.names)}
+    group = GroupSource("n1", sources)
+    target = one.directory / "restored"
+    assert restore_newest(group, target).refused == ()
+    assert (target / "step").read_bytes() == wanted
+    one.store(1).mkdir(mode=0o700)
+    assert refill(GroupSource("n1", sources), [1], one.store(1)) == [1]
+    assert one.coded() == coded
+    verify(RemoteSource(one.links[0], 1, KEY), 1)
+    other = {name: RemoteSource(one.links[2], index, KEY) for index, name in enumerate(one.names) if name != "n0"}
+    verify(GroupSource("n0", other), 1)
+    assert one.end() == 0
+
+
+def test_what_cannot_be_read_is_said(coding):
+    one = coding(CodeSize(2, 1))
+    one.commit(UNEQUAL)
+    one.start()
+    link = one.links[0]
+    data = one.part(1, GenerationPart.DATA).read_bytes()
+    assert link.read(1, KEY, 1, GenerationPart.DATA, 0, 10 * len(data)) == data
+    assert link.read(1, KEY, 1, GenerationPart.DATA, 700, 33) == data[700:733]
+    assert link.read(0, KEY, 1, GenerationPart.DATA, 0, 5) == one.part(0, GenerationPart.DATA).read_bytes()[:5]
+    assert link.size_bytes(1, KEY, 1, GenerationPart.DATA) == len(data)
+    outside = one.directory / "outside"
+    outside.write_bytes(b"secret")
+    one.part(1, GenerationPart.PARITY).symlink_to(outside)
+    for number, key, part, why in (
+        (2, KEY, GenerationPart.DATA, errno.ENOENT),
+        (1, "other", GenerationPart.DATA, errno.ENOENT),
+        (1, KEY, GenerationPart.CODING, errno.ENOENT),
+        (1, KEY, GenerationPart.PARITY, errno.ELOOP),
+        (0, KEY, GenerationPart.DATA, errno.EINVAL),
+    ):
+        with pytest.raises(OSError, match=rf"\[Errno {why}\]"):
+            link.read(1, key, number, part, 0, 10)
+    with pytest.raises(OSError, match=rf"\[Errno {errno.EHOSTUNREACH}\] node 7 is not in the group"):
+        link.read(7, KEY, 1, GenerationPart.DATA, 0, 10)
+
+
+def test_messages_come_whole_in_order_and_wait_for_a_keeper(coding):
+    one = coding(CodeSize(2, 1))
+    one.start()
+    link, other = one.links[0], one.links[1]
+    assert (link.node, link.membership.present) == (0, [0, 1, 2])
+    messages = [b"", b"x" * MAX_TOLD_BYTES, *(b"%d" % number for number in range(500))]
+    for message in messages:
+        link.send(1, message)
+    found: list[object] = []
+    while len(found) < len(messages):
+        found += other.events(10.0)
+    assert found == [Told(0, message) for message in messages]
+    link.send(0, b"to itself")
+    assert link.events(10.0) == [Told(0, b"to itself")]
+    other.close()
+    assert link.events(10.0) == [Lost(1)]
+    link.send(1, b"for the next keeper")
+    link.send(2, b"after it")
+    assert Told(0, b"after it") in one.heard(2, lambda event: isinstance(event, Told))
+    one.links[1] = GroupLink.open(one.group.nodes[1].path, 10.0)
+    assert one.links[1].events(10.0) == [Told(0, b"for the next keeper")]
+    with pytest.raises(ValueError, match="up to 65536 bytes"):
+        link.send(1, b"x" * (MAX_TOLD_BYTES + 1))
+    assert one.end() == 0
+
+
+def test_files_of_the_dataset_come_while_checkpoints_are_encoded(coding):
+    one = coding(CodeSize(2, 1))
+    identity = one.commit([size * 4 for size in UNEQUAL])
+    data = one.group.stage(0, 0)
+    one.start()
+    for index in range(3):
+        one.links[index].encode(one.order(identity, index, rate_bytes_per_s=400_000.0))
+    one.group.nodes[1].want(0, [0])
+    serve(one.group.nodes, lambda: 0 in one.group.nodes[1].got)
+    assert one.group.nodes[1].file(0).read_bytes() == data
+    assert [each.failure for each in one.encoded()] == [""] * 3
+    assert one.coded() == one.coded_here()
+
+
+def test_no_exchange_is_said_within_the_time(tmp_path):
+    began = time.monotonic()
+    with pytest.raises(LinkLost, match="no exchange answers"):
+        GroupLink.open(tmp_path, 0.2)
+    assert time.monotonic() - began < 5
