@@ -103,7 +103,7 @@ class StoreGroup:
             place = block.number * self.block_bytes
             if read_data(sources[block.node], identity.number, sizes[block.node], memoryview(made), place) < len(made):
                 raise NotTogether(f"generation {identity.number} of {self.stores[block.node].name} became shorter")
-            sums[block.node].note(block, made)
+            sums[block.node].note(block, block.number, made)
             return made
 
         coder = Coder(code, best_kernel())
@@ -113,7 +113,7 @@ class StoreGroup:
             for stripe in striping.stripes(totals):
                 route = self.form(stripe.data, stripe.parities)
                 for block, content in carried_out(route, encoding_work(coder, stripe), own).items():
-                    sums[block.node].note(block, content)
+                    sums[block.node].note(block, block.number, content)
                     self.files.write(parities[block.node], content, block.number * self.block_bytes)
         members = (
             CodedMember(store.name, size, sums[node].to_bytes())

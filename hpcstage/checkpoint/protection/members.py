@@ -65,9 +65,9 @@ class MemberChecksums:
         self._k = striping.k
         self._made = bytearray((self._data + striping.parity_places(sizes_bytes)[place]) * CHECKSUM_BYTES)
 
-    def note(self, block: CodedBlock, content: Block) -> None:
-        """Keeps the checksum of a block."""
-        start = (block.number + (0 if block.index < self._k else self._data)) * CHECKSUM_BYTES
+    def note(self, block: CodedBlock, number: int, content: Block) -> None:
+        """Keeps the checksum of the block with this number that stands where `block` does in its stripe."""
+        start = (number + (0 if block.index < self._k else self._data)) * CHECKSUM_BYTES
         self._made[start : start + CHECKSUM_BYTES] = checksum(content)
 
     def to_bytes(self) -> bytes:

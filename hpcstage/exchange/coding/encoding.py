@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 
 KINDS = frozenset({"offer", "round", "sums", "record", "recorded", "failed"})
 """The words that members say about an order."""
-_IN_LANE = 4
-"""The tasks that wait in the lane's thread: it has always one, and a failure waits for few."""
+_AT_ONCE = 8
+"""The most tasks that the thread gets at once."""
+_IN_LANE = 2
+"""The most pieces of work that the thread has: it never waits for the loop, and a failure waits for few."""
 _PIECE_BYTES = 1 << 20
 _T = TypeVar("_T")
 
@@ -160,7 +162,7 @@ class Encoding:
             self._pace_due = self._pace.due(now, files_at)
             if self._pace_due > now:
                 break
-            self._begin(stripes, stripes.ready.popleft(), now)
+            self._begin(stripes, now)
             begun = True
         return begun
 
@@ -243,26 +245,28 @@ class Encoding:
             self._finish(stripes, number)
         return bool(idle)
 
-    def _begin(self, stripes: StripeWork, task: Task, now: float) -> None:
+    def _begin(self, stripes: StripeWork, now: float) -> None:
         self._pace.began(now)
         self._in_lane += 1
+        tasks = [stripes.ready.popleft() for _ in range(min(_AT_ONCE, len(stripes.ready)))]
 
         def then(sendings: list[Sending]) -> None:
             self._in_lane -= 1
             if self.outcome is None:
-                self._ended(stripes, task, sendings)
+                self._ended(stripes, tasks, sendings)
 
-        self._in_thread(lambda: stripes.work(task), then)
+        self._in_thread(lambda: stripes.work(tasks), then)
 
-    def _ended(self, stripes: StripeWork, task: Task, sendings: list[Sending]) -> None:
+    def _ended(self, stripes: StripeWork, tasks: list[Task], sendings: list[Sending]) -> None:
         now = time.monotonic()
         for place, message in sendings:
             self._send(place, message)
             self._bytes_sent += len(message) - BLOCK_HEAD_BYTES
             self._pace.sent(len(message), now)
-        number = stripes.done(task)
-        if number is not None:
-            self._finish(stripes, number)
+        for task in tasks:
+            number = stripes.done(task)
+            if number is not None:
+                self._finish(stripes, number)
 
     def _finish(self, stripes: StripeWork, number: int) -> None:
         self._rounds[number] += 1

@@ -18,7 +18,7 @@ from hpcstage.exchange.coding import stores
 from hpcstage.exchange.coding.port import KeeperPort
 from hpcstage.exchange.coding.quiet import become_background
 from hpcstage.exchange.coding.stores import Found, Stores
-from hpcstage.exchange.coding.wire import BLOCK_HEAD_BYTES, BlockHead, Word
+from hpcstage.exchange.coding.wire import BlockHead, Word
 from hpcstage.exchange.lane import Lane, Wake
 from hpcstage.exchange.service import ExchangeService, Station
 from hpcstage.exchange.transport.frames import CODING_TAG, FrameError, Sort
@@ -226,7 +226,7 @@ class CodingService(ExchangeService):
     def _send_member(self, nodes: tuple[int, ...], member: int, data: bytes | bytearray) -> None:
         place = self.station.place(nodes[member])
         if place is not None:
-            self.station.post.send(memoryview(data), place, CODING_TAG)
+            self.station.post.send(memoryview(data), place, CODING_TAG, is_urgent=data[0] != Sort.BLOCK)
 
     def _about(self, encoding: Encoding, node: int, word: Word) -> None:
         if node not in encoding.order.nodes:
@@ -252,7 +252,7 @@ class CodingService(ExchangeService):
             head = BlockHead.unpack(mail.data)
             encoding = self._encodings.get(head.digest)
             if encoding is not None:
-                encoding.block(head, mail.data[BLOCK_HEAD_BYTES:])
+                encoding.block(head, mail.data)
             return
         word = Word.unpack(mail.data)
         if word.kind in self._words:

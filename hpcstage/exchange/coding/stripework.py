@@ -4,7 +4,7 @@ Stripes go in rounds, a bounded window of them: a node begins round r when all m
 what is under way at a node is two rounds of it, whoever is slow, and no message waits for room. A duty is worked on
 when all of its messages have come, in whatever order they do: arithmetic, disks and the network overlap.
 
-`work` and `close` run in the thread of the lane, all else in that of the loop. Sends nothing.
+`work`, `close` and `give_up` run in the thread of the lane, all else in that of the loop. Sends nothing.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from hpcstage.checkpoint.coding.blocks import Block
+from hpcstage.checkpoint.coding.blocks import seen
 from hpcstage.checkpoint.coding.coder import Coder
 from hpcstage.checkpoint.coding.erasurecode import ErasureCode
 from hpcstage.checkpoint.coding.kernels import best_kernel
-from hpcstage.checkpoint.coding.routes import FORMS, Duty, Hop
-from hpcstage.checkpoint.coding.stages import RouteWork, encoding_work
-from hpcstage.checkpoint.coding.stripes import Striping
+from hpcstage.checkpoint.coding.routes import FORMS
+from hpcstage.checkpoint.coding.stages import encoding_work
+from hpcstage.checkpoint.coding.stripes import Stripe, Striping
 from hpcstage.checkpoint.generations.files import Files
 from hpcstage.checkpoint.generations.reading import LocalSource
 from hpcstage.checkpoint.protection.members import MemberChecksums, MemberWriter, read_data
 from hpcstage.checkpoint.protection.orders import EncodeOrder
+from hpcstage.exchange.coding.duties import FullDuty, GeneralDuty, NodeDuty
 from hpcstage.exchange.coding.wire import BLOCK_HEAD_BYTES, BlockHead
 from hpcstage.exchange.transport.frames import FrameError
 
@@ -50,14 +51,15 @@ class Task:
     """One duty with what has come for it."""
 
     stripe: int
-    duty: Duty
-    work: RouteWork
-    received: dict[Hop, list[memoryview]] = field(default_factory=dict)
+    number: int
+    """The number of the node's block, or of its parity."""
+    duty: NodeDuty
+    received: dict[int, memoryview] = field(default_factory=dict)
 
     @property
     def is_ready(self) -> bool:
         """Whether all messages have come."""
-        return len(self.received) == len(self.duty.receives)
+        return len(self.received) == len(self.duty.sizes)
 
 
 Sending = tuple[int, bytearray]
@@ -73,12 +75,16 @@ class StripeWork:
         self._place = place
         self._own_sizes = sizes_bytes[place]
         self._totals = [sum(sizes) for sizes in sizes_bytes]
-        self._striping = Striping(len(sizes_bytes), order.size.k, order.size.m, order.block_bytes)
+        self._nodes = len(sizes_bytes)
+        self._striping = Striping(self._nodes, order.size.k, order.size.m, order.block_bytes)
         self._coder = Coder(ErasureCode.cauchy(order.size.k, order.size.m), best_kernel())
         self._form = FORMS[order.form]
         self.checksums = MemberChecksums(self._striping, self._totals, place)
-        nodes = len(sizes_bytes)
-        self._per_round = nodes * max(1, ROUND_BYTES // (order.block_bytes * order.size.k))
+        self._full_cycles = min(self._totals) // order.block_bytes // order.size.k
+        """In so many cycles all blocks of all stripes are there and of full length."""
+        self._full: dict[int, FullDuty | None] = {}
+        """The duty of this node in them, by the turn of the cycle; None: it has none."""
+        self._per_round = self._nodes * max(1, ROUND_BYTES // (order.block_bytes * order.size.k))
         self.rounds = -(-self._striping.count(self._totals) // self._per_round)
         self._begun = 0
         self._left: dict[int, int] = {}
@@ -87,6 +93,7 @@ class StripeWork:
         self._early: dict[tuple[int, int], list[tuple[int, memoryview]]] = {}
         self.ready: deque[Task] = deque()
         self.bytes_read = 0
+        self._own = bytearray(order.block_bytes)
         self._files = Files()
         self._unsynced_bytes = 0
         self._writer = MemberWriter(self._files, order.directory, order.generation.number)
@@ -110,14 +117,35 @@ class StripeWork:
         return idle
 
     def _made(self, number: int) -> Iterator[Task]:
-        for in_round in range(self._per_round):
-            stripe = self._striping.stripe(number * self._per_round + in_round, self._totals)
-            if stripe is None or self._place not in stripe.nodes:
-                continue
-            work = encoding_work(self._coder, stripe)
-            for duty in self._form(stripe.data, stripe.parities).duties:
-                if duty.block.node == self._place:
-                    yield Task(stripe.number, duty, work)
+        first = number * self._per_round
+        for stripe in range(first, first + self._per_round):
+            cycle, turn = divmod(stripe, self._nodes)
+            if cycle < self._full_cycles:
+                duty: NodeDuty | None = self._full_duty(turn)
+                if duty is not None:
+                    step = self._order.size.m if duty.keeps else self._order.size.k
+                    yield Task(stripe, duty.block.number + cycle * step, duty)
+            elif (found := self._striping.stripe(stripe, self._totals)) is not None:
+                duty = self._duty(found, is_full=False)
+                if duty is not None:
+                    yield Task(stripe, duty.block.number, duty)
+
+    def _full_duty(self, turn: int) -> FullDuty | None:
+        if turn not in self._full:
+            stripe = self._striping.stripe(turn, self._totals)
+            duty = None if stripe is None else self._duty(stripe, is_full=True)
+            assert duty is None or isinstance(duty, FullDuty)
+            self._full[turn] = duty
+        return self._full[turn]
+
+    def _duty(self, stripe: Stripe, *, is_full: bool) -> NodeDuty | None:
+        """Returns what this node does in a stripe; a node has one block of it at most."""
+        if self._place not in stripe.nodes:
+            return None
+        work = encoding_work(self._coder, stripe)
+        duties = self._form(stripe.data, stripe.parities).duties
+        (own,) = (duty for duty in duties if duty.block.node == self._place)
+        return FullDuty(own, work, self._coder.kernel) if is_full else GeneralDuty(own, work)
 
     def _add(self, task: Task) -> None:
         key = task.stripe, task.duty.block.index
@@ -132,31 +160,27 @@ class StripeWork:
         """Whether all duties are done."""
         return self._begun == self.rounds and not any(self._left.values())
 
-    def take(self, head: BlockHead, data: memoryview) -> None:
+    def take(self, head: BlockHead, message: memoryview) -> None:
         """Takes a message of a member. Raises FrameError."""
         key = head.stripe, head.receiver
         number = head.stripe // self._per_round
         if number >= self._begun:
             if number >= self._begun + ROUNDS:
                 raise FrameError(f"a block of stripe {head.stripe}, which nobody may send yet")
-            self._early.setdefault(key, []).append((head.sender, data))
+            self._early.setdefault(key, []).append((head.sender, message))
             return
         task = self._tasks.get(key)
         if task is None:
             raise FrameError(f"a block of stripe {head.stripe} that nobody waits for")
-        self._give(task, head.sender, data)
+        self._give(task, head.sender, message)
         if task.is_ready:
             self.ready.append(self._tasks.pop(key))
 
-    def _give(self, task: Task, sender: int, data: memoryview) -> None:
-        hop = next((one for one in task.duty.receives if one.sender.index == sender), None)
-        if hop is None or hop in task.received or len(data) != hop.size_bytes:
+    def _give(self, task: Task, sender: int, message: memoryview) -> None:
+        size = task.duty.sizes.get(sender)
+        if sender in task.received or size != len(message) - BLOCK_HEAD_BYTES:
             raise FrameError(f"a block of stripe {task.stripe} that is none of its way")
-        parts, at = [], 0
-        for size in hop.sizes_bytes:
-            parts.append(data[at : at + size])
-            at += size
-        task.received[hop] = parts
+        task.received[sender] = message
 
     def done(self, task: Task) -> int | None:
         """Notes that a task is done; returns its round if that is finished with it."""
@@ -166,35 +190,33 @@ class StripeWork:
 
     # ---- in the thread of the lane
 
-    def work(self, task: Task) -> list[Sending]:
-        """Does a task; returns what is to be sent. Raises OSError."""
-        block = task.duty.block
-        if task.work.keeps(task.duty):
-            self._keep(task)
-            return []
-        own = bytearray(block.size_bytes)
-        offset = block.number * self._order.block_bytes
+    def work(self, tasks: Sequence[Task]) -> list[Sending]:
+        """Does some tasks; returns what is to be sent. Raises OSError."""
+        sendings: list[Sending] = []
+        for task in tasks:
+            if task.duty.keeps:
+                self._keep(task)
+            else:
+                sendings += self._sent(task)
+        return sendings
+
+    def _sent(self, task: Task) -> Iterator[Sending]:
+        block, own = task.duty.block, self._own
+        if len(own) != block.size_bytes:
+            own = bytearray(block.size_bytes)
+        offset = task.number * self._order.block_bytes
         if read_data(self._source, self._order.generation.number, self._own_sizes, memoryview(own), offset) < len(own):
             raise BecameShorter(0, "the generation became shorter")
         self.bytes_read += len(own)
-        self.checksums.note(block, own)
-        return [
-            (hop.receiver.node, self._message(task.stripe, hop, parts))
-            for hop, parts in task.work.sent(task.duty, own, task.received).items()
-        ]
-
-    def _message(self, stripe: int, hop: Hop, parts: Sequence[Block]) -> bytearray:
-        made = bytearray(BLOCK_HEAD_BYTES)
-        BlockHead(stripe, self._order.digest, hop.sender.index, hop.receiver.index).pack_into(made)
-        for part in parts:
-            made += memoryview(part)  # an array would be added up
-        return made
+        self.checksums.note(block, task.number, own)
+        for node, receiver, message in task.duty.sent(own, task.received):
+            BlockHead(task.stripe, self._order.digest, block.index, receiver).pack_into(message)
+            yield node, message
 
     def _keep(self, task: Task) -> None:
-        block = task.duty.block
-        content = task.work.kept(task.duty, task.received)
-        self.checksums.note(block, content)
-        self._files.write(self._parities, content, block.number * self._order.block_bytes)
+        content = seen(task.duty.kept(task.received)).data
+        self.checksums.note(task.duty.block, task.number, content)
+        self._files.write(self._parities, content, task.number * self._order.block_bytes)
         self._unsynced_bytes += len(content)
         if self._unsynced_bytes >= _SYNCED_BYTES:
             self._unsynced_bytes = 0

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from hpcstage.exchange.transport.buffers import Buffer, BufferPool
@@ -127,6 +128,7 @@ class Mail:
 class _Arrival:
     request: Any
     mail: Mail
+    is_urgent: bool
     done: bool = False
 
 
@@ -141,6 +143,7 @@ class Post:
         self._status = mpi.Status()
         self._sends: list[Any] = []
         self._thens: list[Callable[[], None]] = []
+        self._urgent = 0
         self._coming: deque[_Arrival] = deque()
 
     @property
@@ -150,13 +153,23 @@ class Post:
 
     @property
     def is_active(self) -> bool:
-        """Whether anything is under way, which MPI moves on only while it is asked."""
-        return bool(self._sends or self._coming)
+        """Whether anything is under way that somebody waits for: MPI moves it on only while it is asked."""
+        return bool(self._urgent) or any(arrival.is_urgent for arrival in self._coming)
 
-    def send(self, data: bytes | memoryview, to: int, tag: int, then: Callable[[], None] | None = None) -> None:
-        """Begins to send; `then` is called when the data may be changed again."""
+    def send(
+        self,
+        data: bytes | memoryview,
+        to: int,
+        tag: int,
+        then: Callable[[], None] | None = None,
+        *,
+        is_urgent: bool = True,
+    ) -> None:
+        """Begins to send; `then` is called when the data may be changed again. MPI is asked less often for what is not
+        urgent."""
         self._sends.append(self._comm.Isend([data, self._mpi.BYTE], to, tag))
-        self._thens.append(then or _nothing)
+        self._urgent += is_urgent
+        self._thens.append(partial(self._sent_urgent, then or _nothing) if is_urgent else then or _nothing)
 
     def poll(self, spin_s: float = 0.0) -> bool:
         """Moves on with what is under way, for up to `spin_s` if nothing happens. Returns whether anything did."""
@@ -179,6 +192,10 @@ class Post:
             else:
                 held.add(arrival.mail.source)
                 self._coming.append(arrival)
+
+    def _sent_urgent(self, then: Callable[[], None]) -> None:
+        self._urgent -= 1
+        then()
 
     def _end_sends(self) -> bool:
         if not self._sends:
@@ -215,4 +232,5 @@ class Post:
             raise FrameError(f"a message of {length} bytes")
         buffer = self.arrivals.take() if tag == BULK_TAG else None
         data = buffer.view[:length] if buffer is not None else memoryview(bytearray(length))
-        self._coming.append(_Arrival(message.Irecv([data, self._mpi.BYTE]), Mail(source, data, buffer)))
+        request, mail = message.Irecv([data, self._mpi.BYTE]), Mail(source, data, buffer)
+        self._coming.append(_Arrival(request, mail, is_urgent=tag != CODING_TAG))
