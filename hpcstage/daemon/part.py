@@ -19,7 +19,7 @@ from hpcstage.plan.budget import more_space
 from hpcstage.plan.types import Budget
 from hpcstage.problem import Problem
 from hpcstage.protocol.shim import Reason
-from hpcstage.units import format_size
+from hpcstage.units import format_number, format_size
 
 if TYPE_CHECKING:
     from hpcstage.record.parts.part import BudgetPart, DatasetPart, NodePart, NodeTotals
@@ -71,8 +71,13 @@ class Findings(Service):
             errors=tuple(engine.failures.kinds.values()),
             hist_open=hist_open,
             hist_read=hist_read,
-            problems=[*part.problems, *problems(engine, self._limit, self._unserved, part.host)],
+            problems=[*part.problems, *self._problems(part.host)],
         )
+
+    def _problems(self, host: str) -> list[Problem]:
+        found = problems(self._engine, self._limit, self._unserved, host)
+        # Where the store was closed, its own problem tells why nothing more was staged.
+        return [one for one in found if one.id != "local-failed"] if self._base.page.is_closed else found
 
 
 def _window_bytes(engine: Engine) -> int | None:
@@ -136,13 +141,15 @@ def problems(engine: Engine, limit: Budget, unserved: Unserved, host: str) -> li
         text = "the local disk or all copiers failed: nothing more is staged, the program reads the source"
         problems.append(Problem("local-failed", text, ERRORS_ARE_IN.format(host=host)))
     elif engine.queue.is_disk_full:
-        text = f"the local disk is full: {_left(engine, refused)} were not staged and are read from the source"
+        text = f"the local disk is full: it has no room for {_left(engine, refused)}: the program reads the source"
         problems.append(Problem("disk-full", text, DISK_FULL))
     elif unplaced := _unplaced(engine):
-        text = f"the budgets of all nodes have no room for {unplaced:,} files: they are read from the source"
+        text = (
+            f"the budgets of all nodes have no room for {format_number(unplaced, 'file')}: the program reads the source"
+        )
         problems.append(Problem("store-full", text, more_space(limit.why)))
     elif refused and engine.queue.states.closed in (Reason.NONE, Reason.FULL):
-        text = f"the budget has no room for {_left(engine, refused)}: they are read from the source"
+        text = f"the budget has no room for {_left(engine, refused)}: the program reads the source"
         problems.append(Problem("store-full", text, more_space(limit.why)))
     files = unserved.files
     if files:
@@ -156,7 +163,7 @@ def problems(engine: Engine, limit: Budget, unserved: Unserved, host: str) -> li
         problems.append(Problem("left-to-program", text, remedy))
     failed = engine.queue.states.count(FileState.FAILED)
     if failed:
-        text = f"{failed:,} files could not be copied and are read from the source"
+        text = f"{format_number(failed, 'file')} could not be copied: the program reads the source"
         problems.append(Problem("copy-failed", text, ERRORS_ARE_IN.format(host=host)))
     return problems
 
@@ -168,7 +175,7 @@ def _unplaced(engine: Engine) -> int:
 
 def _left(engine: Engine, refused: int) -> str:
     left = format_size(engine.manifest.total_bytes - engine.copies.size_bytes)
-    return f"{refused:,} {'file' if refused == 1 else 'files'} (about {left})"
+    return f"{format_number(refused, 'file')} (about {left})"
 
 
 def _not_reached(unserved: Unserved) -> Problem:

@@ -45,9 +45,12 @@ class Gate:
         if self._told or not self._page.is_closed:
             return None
         self._told = True
-        why = self._why or "a program wrote below a dataset and could not tell the staging daemon"
+        log = f"the daemon's log is nodes/{self._host}.log in the run directory"
+        why, remedy = self._why, f"check the local disk and its size; {log}"
+        if not why:
+            why = "a program wrote below a dataset and could not tell the staging daemon"
+            remedy = f"the daemon was late or gone, or the program had no free descriptor; {log}"
         text = f"{why}; from then on the programs on {self._host} read the source"
-        remedy = f"check the local disk and its size; the daemon's log is nodes/{self._host}.log in the run directory"
         return Problem("store-closed", text, remedy)
 
 

@@ -288,15 +288,18 @@ def test_a_copy_that_cannot_be_removed_closes_the_store(start_daemon, make_tree,
         assert daemon.store(victim).exists()
         assert daemon.gate()[CLOSED], "before the answer"
     part = daemon.end()
-    problems = [problem for problem in part.problems if problem.id == "store-closed"]
-    assert len(problems) == 1
-    assert "file00000.bin" in problems[0].text
+    (problem,) = part.problems
+    assert problem.id == "store-closed"
+    assert "file00000.bin" in problem.text
+    assert "check the local disk" in problem.remedy
 
 
 def test_a_program_that_closes_the_store_is_told_of(start_daemon, make_tree):
     daemon = start_daemon(make_tree()).attach()
     daemon.poke(CLOSED, 1)
-    assert [p.id for p in daemon.end().problems] == ["store-closed"]
+    (problem,) = daemon.end().problems
+    assert problem.id == "store-closed"
+    assert "local disk" not in problem.remedy
 
 
 def test_what_is_in_flight_and_cannot_be_barred_holds_everything(start_daemon, tmp_path):

@@ -62,6 +62,11 @@ BLOCKED = {"blocked_ns": 40 * SECOND, "blocked_source_ns": 40 * SECOND, "exit_ns
 LISTING = [ProcessPart(100, 1, "native", "3.11", 0.1, {"listings": 600, "listing_ns": 40 * SECOND, **BLOCKED})]
 
 
+def ordered(name: str, provenance: str) -> Callable[[], RecordJson]:
+    readers = [reader(source_opens=50, **{f"direct_{name}": 50})]
+    return lambda: one(processes=readers, order={"planned": provenance, "provenance": provenance})
+
+
 def partly_staged() -> RecordJson:
     full = DatasetPart("0", "/d", ("/d",), 1_000, 10**8, 900, 9 * 10**7)
     return one(processes=[reader(source_opens=50, direct_settled=50)], datasets=[full])
@@ -108,6 +113,8 @@ CASES = [
     Case("python-layer", lambda: one(processes=[ProcessPart(5, 1, "python", "3.11", 0.0, {"hit_opens": 9})]), one),
     *(Case(f"direct-{name.replace('_', '-')}", direct(name), lambda: one(processes=[reader()])) for name in REASONS),
     Case("direct-scanning", direct("scanning"), direct("scanning", scan_s=0.05)),
+    Case("direct-later", ordered("later", "manifest"), ordered("later", "trace"), "give the reading order"),
+    Case("direct-later", ordered("later", "trace"), ordered("later", "manifest"), "so the source limits"),
     Case("direct-settled", direct("settled"), lambda: one(processes=[reader()]), "all others were staged"),
     Case("direct-settled", partly_staged, lambda: one(processes=[reader()]), "when staging stopped"),
     Case("shim-errors", lambda: one(processes=[reader(errors=3)]), one),

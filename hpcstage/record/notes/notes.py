@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcstage.plan.budget import more_space
-from hpcstage.record.notes.visible import VISIBLE_RULES
+from hpcstage.record.notes.visible import KNOWN_ORDERS, VISIBLE_RULES
 from hpcstage.record.parts.roster import Presence, few
 from hpcstage.record.schema import Note, Record, Severity
 from hpcstage.units import format_duration, format_number, format_rate, format_share, format_size
@@ -292,7 +292,7 @@ def order(record: Record) -> Iterator[Note]:
     unknown = "pass on the order in which the program reads: --data @list.txt, --order FILE, or hpcstage.order(paths)"
     many = f"{format_number(wanted, 'open')} ({format_share(wanted / opens)})"
     text = f"{many} came before the file was staged; order: {provenance}"
-    yield Note("order", Severity.INFO, text, known if provenance in ("given", "sampler") else unknown)
+    yield Note("order", Severity.INFO, text, known if provenance in KNOWN_ORDERS else unknown)
 
 
 def gained_nothing(record: Record) -> Iterator[Note]:

@@ -53,6 +53,7 @@ OTHERS_THAN_STAGED = (
     "files that the program makes itself need no staging; write outputs outside the dataset",
 )
 """Takes the place of "settled" where everything was staged."""
+KNOWN_ORDERS = ("given", "sampler", "trace")
 
 
 def nothing_attached(record: Record) -> Iterator[Note]:
@@ -152,10 +153,19 @@ def not_swapped(record: Record) -> Iterator[Note]:
         return
     for name, count in sorted(record.coverage.reasons.items(), key=lambda item: -item[1])[:2]:
         if name in REASONS and count >= WORTH * opens and not _harmless(name, record):
-            what, remedy = OTHERS_THAN_STAGED if name == "settled" and _staged_all(record) else REASONS[name]
+            what, remedy = _reason(name, record)
             severity = Severity.WARNING if count >= 0.2 * opens else Severity.INFO
             text = f"{format_number(count, 'open')} ({format_share(count / opens)}) {what}"
             yield Note(f"direct-{name.replace('_', '-')}", severity, text, remedy)
+
+
+def _reason(name: str, record: Record) -> tuple[str, str]:
+    if name == "settled" and _staged_all(record):
+        return OTHERS_THAN_STAGED
+    what, remedy = REASONS[name]
+    if name == "later" and record.order.provenance in KNOWN_ORDERS:
+        remedy = "the order is known, so the source limits: later epochs are local, or try --mode upfront"
+    return what, remedy
 
 
 def _staged_all(record: Record) -> bool:

@@ -174,10 +174,11 @@ def coverage(record: Record) -> RenderableType:
     """Says how many opens below the datasets were swapped, and why the others were not."""
     part = record.coverage
     share = f" ({percent(part.share)})" if part.share is not None else ""
-    lines = [f"{count(part.opens)} opens below the datasets, {count(part.swapped)} swapped{share}"]
+    opens = f"{count(part.opens)} {'open' if part.opens == 1 else 'opens'}"
+    lines = [f"{opens} below the datasets, {count(part.swapped)} swapped{share}"]
     if part.opens and (part.swapped or 0) < part.opens:
         lines.append("not swapped: " + _reasons(part.reasons))
-    layers = ", ".join(f"{layer.processes} {name}" for name, layer in part.by_layer.items())
+    layers = ", ".join(f"{count(layer.processes)} {name}" for name, layer in part.by_layer.items())
     attached = f"{_processes(part.processes_attached)} attached" + (f" ({layers})" if layers else "")
     return section("Coverage", *lines, f"{attached}, {_processes(part.processes_missed, 'Python ')} missed")
 
