@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+NS_PER_S = 1e9
 _FACTORS = {
     "": 1, "b": 1,
     "k": 1000, "kb": 1000, "m": 1000**2, "mb": 1000**2, "g": 1000**3, "gb": 1000**3, "t": 1000**4, "tb": 1000**4,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpcstage.plan.blocks import BLOCK_BYTES
 from hpcstage.plan.types import Budget
 
 DEFAULT_SHARE = 0.8
@@ -17,6 +18,11 @@ MEMORY_PARTS = 2
 NO_LIMIT = 1 << 62
 """The budget in inodes on a file system that does not count them."""
 ASKED = "as asked for"
+TEMPORARY_SHARE = 0.1
+"""The share of its budget that a node which keeps only some of the files sets aside for copies of the others."""
+LEAST_TEMPORARY = Budget(64 << 20, 256)
+"""It sets aside no less than this, but at most MOST_TEMPORARY_SHARE."""
+MOST_TEMPORARY_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,31 @@ def _default(free: int, facts: BudgetFacts) -> tuple[int, str]:
 
 def _divided(facts: BudgetFacts) -> str:
     return f", divided among {facts.nodes} virtual nodes" if facts.nodes > 1 else ""
+
+
+def for_files(budget: Budget, directories: int) -> Budget:
+    """Returns what is left of a budget for files: each directory takes a block and an inode."""
+    return _without(budget, Budget(directories * BLOCK_BYTES, directories))
+
+
+def for_temporary(budget: Budget) -> Budget:
+    """Returns the part of a budget for files that is set aside for temporary copies, which only pass through."""
+    return Budget(
+        _set_aside(budget.size_bytes, LEAST_TEMPORARY.size_bytes), _set_aside(budget.inodes, LEAST_TEMPORARY.inodes)
+    )
+
+
+def for_kept(budget: Budget) -> Budget:
+    """Returns the part of a budget for files that is left for those which the node keeps."""
+    return _without(budget, for_temporary(budget))
+
+
+def _set_aside(amount: int, least: int) -> int:
+    return max(int(amount * TEMPORARY_SHARE), min(least, int(amount * MOST_TEMPORARY_SHARE)))
+
+
+def _without(budget: Budget, taken: Budget) -> Budget:
+    return Budget(max(0, budget.size_bytes - taken.size_bytes), max(0, budget.inodes - taken.inodes))
 
 
 def more_space(budget_why: str) -> str:

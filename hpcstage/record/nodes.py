@@ -12,7 +12,7 @@ from statistics import median
 
 from hpcstage.record.figures import counts
 from hpcstage.record.figures.digest import Digest, JobFigures
-from hpcstage.record.parts.part import GroupPart
+from hpcstage.record.parts.part import NAMED_NODES, GroupPart
 from hpcstage.record.parts.roster import Presence, unheard_why
 from hpcstage.record.parts.run import RunPart
 from hpcstage.record.schema import GroupSection, NodeRow, OwnPeriod
@@ -31,8 +31,6 @@ LOCAL_WAITS = 0.02
 """A slow local disk does no harm if the program waited for it for less than this share of the wall time."""
 MOST_COMPARED = 64
 """In a job with more nodes than this the median includes the node itself, as one value hardly changes it."""
-NAMED = 16
-"""The section `group` names at most this many nodes of a kind."""
 PASSED_ON = ("complete", "scan_s", "placement", "placement_why", "totals", "budget", "pressure")
 """The fields of a node's row that are those of its part."""
 MOVED = ("source_bytes", "peer_bytes", "sent_bytes", "local_bytes", "direct_bytes", "copied_files", "peer_files")
@@ -188,15 +186,15 @@ def group_of(nodes: Sequence[Digest], silent: Sequence[str], total: int, figures
     return GroupSection(
         nodes=total,
         reported=len(told),
-        missing=tuple(missing[:NAMED]),
+        missing=tuple(missing[:NAMED_NODES]),
         missing_count=len(missing),
-        died=tuple(died[:NAMED]),
+        died=tuple(died[:NAMED_NODES]),
         died_count=len(died),
         placement=_most_frequent([part.placement for part in told]),
         placement_why=next((part.placement_why for part in told if part.placement_why), None),
         generations=max(map(_generations, groups), default=0),
         size=max((group.size for group in groups), default=0),
-        alone=tuple(node.name for node in alone[:NAMED]),
+        alone=tuple(node.name for node in alone[:NAMED_NODES]),
         alone_count=len(alone),
         why=next((group.why for group in troubled if group and group.why), None),
         source_times=_source_times(figures),

@@ -348,7 +348,10 @@ class StatCounts:
     source: Count
 
 
-REASONS = ("unknown", "later", "full", "failed", "void", "scanning", "timeout", "no_daemon", "settled", "local_error")
+REQUIRED_REASONS = (
+    "unknown", "later", "full", "failed", "void", "scanning", "timeout", "no_daemon", "settled", "local_error",
+)  # fmt: skip
+"""Every record has a count for these reasons of `protocol.shim.Reason`; later versions added others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -368,7 +371,7 @@ class Coverage:
     errors: Count | None
     share: Share | None
     by_layer: dict[str, LayerCoverage]
-    reasons: Annotated[dict[str, Count], NumberLimits(required=REASONS)]
+    reasons: Annotated[dict[str, Count], NumberLimits(required=REQUIRED_REASONS)]
     """Opens that were not swapped, by the reason."""
     stats: StatCounts | None = field(default=None, metadata=REQUIRED_KEY | DEFAULT_IF_DAMAGED)
     unseen_bytes: Count | None = None

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from array import array
 
-from hpcstage.daemon.queue.budget import TemporaryCopies, share_of
+from hpcstage.daemon.queue.budget import TemporaryCopies
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.rates import Limits, Verdict
 from hpcstage.daemon.queue.states import FileState, NodeShare
+from hpcstage.plan.budget import for_temporary
 from hpcstage.plan.types import Budget
 from hpcstage.protocol.shim import Reason
 
@@ -175,9 +176,9 @@ def test_dealt_anew_keeps_what_is_here():
 
 
 def test_temporary_share():
-    assert share_of(Budget(100 << 30, 10**6)).size_bytes == 10 << 30
-    assert share_of(Budget(512 << 20, 10**6)).size_bytes == 64 << 20
-    assert share_of(Budget(8 << 20, 100)) == Budget(2 << 20, 25)
+    assert for_temporary(Budget(100 << 30, 10**6)).size_bytes == 10 << 30
+    assert for_temporary(Budget(512 << 20, 10**6)).size_bytes == 64 << 20
+    assert for_temporary(Budget(8 << 20, 100)) == Budget(2 << 20, 25)
     temporary = TemporaryCopies()
     temporary.limit = Budget(100, 2)
     temporary.take(1, 60)

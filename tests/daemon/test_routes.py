@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from hpcstage.daemon.peers.membership import GroupState
 from hpcstage.daemon.peers.routes import make, temporary_budget_of
+from hpcstage.plan.forecast.nodes import Given, nodes_plan
 from hpcstage.plan.placement.placements import Placing
-from hpcstage.plan.types import Budget
+from hpcstage.plan.types import Budget, Rates, Workload
 from hpcstage.protocol import exchange
 from hpcstage.protocol.membership import Membership
 from hpcstage.record.parts.part import GroupPart
@@ -104,3 +105,17 @@ def test_a_node_follows_newer_memberships_only():
     assert take(left) == [], "generations count within one program"
     assert take(left.followed(dict.fromkeys(range(4), PLENTY))) == []
     assert (state.groups, state.members.present) == (2, [0, 1, 2, 3])
+
+
+@given(st.sampled_from(["auto", *Placing]), COUNTS, st.integers(1, 300), st.integers(3, 400), st.integers(3, 400))
+@settings(deadline=None)
+def test_the_plan_says_what_the_nodes_do(asked, count, files, blocks, inodes):
+    sizes, budget = array("Q", [4000]) * files, Budget(blocks * 4096, inodes)
+    members = members_of(count, dict.fromkeys(range(count), budget))
+    done = [make(asked, sizes, 3, members, node) for node in range(count)]
+    plan = nodes_plan(Given(sizes, budget, 3, asked), Workload(files, 4000 * files), Rates(), count)
+    assert (plan.kind, plan.why) == (done[0].kind.value, done[0].why)
+    assert plan.unplaced_files == len(done[0].unplaced())
+    for part, one in zip(plan.parts, done, strict=True):
+        assert part.fetched_files == len(one.own())
+        assert part.kept_files == sum(one.placement.keeps(id_, one.node) for id_ in range(files))

@@ -175,12 +175,12 @@ def test_parts_add_up(asked: str) -> None:
 def test_parts_with_the_known_share_and_replicas_in_what_is_left() -> None:
     short = planned(4, room=0.2)
     assert short.kind == "partition"
-    assert short.unplaced_files == pytest.approx(200, abs=10)
+    assert short.unplaced_files == pytest.approx(273, abs=10)  # a tenth of each budget is for temporary copies
     assert sum(p.fetched_files for p in short.parts) + short.unplaced_files == 1000
     assert sum(p.fetched_bytes for p in short.parts) + short.unplaced_bytes == 100 * GB
     filled = planned(4, "replicate", room=0.5)
     assert filled.unplaced_files == 0
-    assert all(p.kept_files == pytest.approx(505, abs=5) for p in filled.parts)
+    assert all(p.kept_files == pytest.approx(454, abs=5) for p in filled.parts)
     assert all(p.others_files == p.kept_files - p.fetched_files for p in filled.parts)
     private = planned(4, "private")
     assert all(p.fetched_files == 1000 and p.others_files == 0 for p in private.parts)

@@ -36,8 +36,8 @@ MOST_S = 0.3
 the first one on."""
 FIRST_S = 0.6
 """The longest that the first one may take: the copiers are just starting."""
-FORGET_S = 1.5
-"""Clients of network file systems hold what they know of a name for about a second without asking."""
+FORGOTTEN_S = 1.5
+"""A client of a network file system has forgotten a name by then; about a second is usual."""
 MOST_REOPENED = 5
 OPENING_S = 1.0
 HELPER = "alone"
@@ -115,7 +115,7 @@ class Reopened:
 
     def look(self, now: float, alone: Alone, paths: Callable[[Sequence[int]], Sequence[bytes]]) -> None:
         """Starts the opens if it is time; called now and then once all is staged. `paths` returns paths by ids."""
-        if self._started or alone.last is None or now - alone.last < FORGET_S:
+        if self._started or alone.last is None or now - alone.last < FORGOTTEN_S:
             return
         self._started = True
         chosen = paths(alone.ids)

@@ -9,14 +9,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from hpcstage.daemon.queue.budget import share_of
-from hpcstage.plan.blocks import BLOCK_BYTES
+from hpcstage.plan.budget import for_files, for_temporary
 from hpcstage.plan.placement.owners import needed_bytes
-from hpcstage.plan.placement.placements import Placement, Placing, choose, copies_fit, place
+from hpcstage.plan.placement.placements import Placement, Placing, decide, place_shares
 from hpcstage.plan.types import Budget
 from hpcstage.protocol.membership import Membership
 
-AUTO = "auto"
 _SPREAD = 2654435761
 """Knuth's multiplier: neighbours go to different nodes."""
 
@@ -48,7 +46,7 @@ class Routes:
     @property
     def keeps_all(self) -> bool:
         """Whether every node ends with every file (with `private`: as far as its budget allows)."""
-        return self.kind is Placing.PRIVATE or (self.kind is Placing.REPLICATE and self.placement.files.copies_fit)
+        return self.placement.keeps_all
 
     def fetcher(self, id_: int) -> int:
         """Returns the node that reads an id from the source; other nodes ask it for the file."""
@@ -83,23 +81,11 @@ class Routes:
 
 def make(asked: str, sizes: Sequence[int], directories: int, members: Membership, node: int) -> Routes:
     """Makes the placement for what the user asked for (`auto` or the name of a kind)."""
-    taken = Budget(directories * BLOCK_BYTES, directories)
-    nodes = [_without(one, taken) for one in budgets_of(members)]
-    if asked == AUTO:
-        kind, why = choose(needed_bytes(sizes), len(sizes), nodes)
-    else:
-        kind, why = Placing(asked), "asked for"
-    keeps_all = kind is Placing.PRIVATE or (kind is Placing.REPLICATE and copies_fit(sizes, nodes))
-    if not keeps_all:
-        nodes = [_without(one, share_of(one)) for one in nodes]
-    return Routes(place(kind, sizes, nodes), members, node, why)
+    nodes = [for_files(budget, directories) for budget in budgets_of(members)]
+    kind, why = decide(asked, needed_bytes(sizes), len(sizes), nodes)
+    return Routes(place_shares(kind, sizes, nodes), members, node, why)
 
 
 def temporary_budget_of(members: Membership, node: int, directories: int) -> Budget:
     """Returns the budget for temporary copies that `make` has set aside on a node."""
-    budget = budgets_of(members)[node]
-    return share_of(_without(budget, Budget(directories * BLOCK_BYTES, directories)))
-
-
-def _without(node: Budget, taken: Budget) -> Budget:
-    return Budget(max(0, node.size_bytes - taken.size_bytes), max(0, node.inodes - taken.inodes))
+    return for_temporary(for_files(budgets_of(members)[node], directories))

@@ -11,21 +11,8 @@ from itertools import chain, islice
 
 from hpcstage.daemon.queue.states import LOOK_LIMIT, FileState, States
 from hpcstage.plan.blocks import BLOCK_BYTES, blocks_bytes
+from hpcstage.plan.budget import for_files
 from hpcstage.plan.types import Budget
-
-TEMPORARY_SHARE = 0.1
-LEAST_BYTES = 64 << 20
-LEAST_INODES = 256
-MOST_SHARE = 0.25
-"""The largest share of a small store that LEAST_BYTES and LEAST_INODES may take."""
-
-
-def share_of(budget: Budget) -> Budget:
-    """Returns the part of a store's budget that is set aside for temporary copies."""
-    return Budget(
-        max(int(budget.size_bytes * TEMPORARY_SHARE), min(LEAST_BYTES, int(budget.size_bytes * MOST_SHARE))),
-        max(int(budget.inodes * TEMPORARY_SHARE), min(LEAST_INODES, int(budget.inodes * MOST_SHARE))),
-    )
 
 
 class HeldBytes(dict[int, int]):
@@ -133,7 +120,7 @@ class FreeBudget:
     def __init__(self, states: States, budget: Budget, directories: int) -> None:
         self.temporary = TemporaryCopies()
         self._states = states
-        self._whole = Budget(budget.size_bytes - directories * BLOCK_BYTES, budget.inodes - directories)
+        self._whole = for_files(budget, directories)
         self._left_bytes, self._left_inodes = self._whole.size_bytes, self._whole.inodes
         self._directories = directories
         self._reserved: dict[int, int] = {}

@@ -11,15 +11,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from hpcstage.plan.blocks import BLOCK_BYTES
+from hpcstage.plan.budget import for_files, for_kept
 from hpcstage.plan.forecast.modes import ASSUMED_EPOCHS, DIRECT, RUNTIME, forecast, source_pass_s
 from hpcstage.plan.forecast.terms import Conditions
 from hpcstage.plan.placement.hits import Hits, Sharing, alike
 from hpcstage.plan.placement.owners import needed_bytes
-from hpcstage.plan.placement.placements import Placement, Placing, choose, place
+from hpcstage.plan.placement.placements import AUTO, Placement, Placing, decide, place_shares
 from hpcstage.plan.types import Budget, ModeForecast, Rates, Workload
 
-AUTO = "auto"
 MOST_LOOKED_AT = 4_000_000
 """At most about this many ids are looked at where each node needs a pass of its own."""
 
@@ -89,7 +88,6 @@ class NodesPlan:
     """The number of nodes at which an epoch reads the source for as long as it computes, R / V; None: the compute time
     is unknown."""
     sizes: tuple[Size, ...]
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -115,26 +113,28 @@ class Given:
         """The free budget of a node for files; where the budget is unknown, it is taken as enough."""
         if self.budget is None:
             return Budget(self.needed_bytes, len(self.sizes))
-        size_bytes = self.budget.size_bytes - self.directories * BLOCK_BYTES
-        return Budget(max(0, size_bytes), max(0, self.budget.inodes - self.directories))
+        return for_files(self.budget, self.directories)
 
     def kind(self, nodes: int) -> tuple[Placing, str]:
         """Returns the placement of so many nodes, and why."""
-        if self.asked != AUTO:
-            return Placing(self.asked), "as asked for"
-        return choose(self.needed_bytes, len(self.sizes), [self.room] * nodes)
+        return decide(self.asked, self.needed_bytes, len(self.sizes), [self.room] * nodes)
 
     def sharing(self, nodes: int, kind: Placing) -> Sharing:
-        """Returns the shares that alike nodes keep, limited by bytes on disk or by inodes, whichever is short."""
-        by_bytes = self.room.size_bytes / self.needed_bytes if self.needed_bytes else 1.0
-        by_inodes = self.room.inodes / len(self.sizes) if self.sizes else 1.0
-        return alike(kind, nodes, min(1.0, by_bytes, by_inodes))
+        """Returns the shares that alike nodes keep."""
+        share = self._share(self.room)
+        return alike(kind, nodes, share if kind.keeps_all(copies_fit=share == 1) else self._share(for_kept(self.room)))
+
+    def _share(self, room: Budget) -> float:
+        """Returns the share of the dataset that fits, limited by bytes on disk or by inodes, whichever is short."""
+        by_bytes = room.size_bytes / self.needed_bytes if self.needed_bytes else 1.0
+        by_inodes = room.inodes / len(self.sizes) if self.sizes else 1.0
+        return min(1.0, by_bytes, by_inodes)
 
 
 def nodes_plan(given: Given, workload: Workload, rates: Rates, nodes: int) -> NodesPlan:
     """Plans the job for `nodes` nodes that are alike."""
     kind, why = given.kind(nodes)
-    parts, left_files, left_bytes = parts_of(place(kind, given.sizes, [given.room] * nodes))
+    parts, left_files, left_bytes = parts_of(place_shares(kind, given.sizes, [given.room] * nodes))
     return NodesPlan(
         nodes=nodes,
         kind=kind.value,

@@ -22,10 +22,14 @@ from itertools import chain, compress
 
 from hpcstage.plan.blocks import blocks as blocks_in
 from hpcstage.plan.blocks import blocks_of
+from hpcstage.plan.budget import ASKED, for_kept
 from hpcstage.plan.placement import dealing
 from hpcstage.plan.placement.owners import NOBODY, Dealt, dealt_within, free_budgets, needed_bytes
 from hpcstage.plan.types import Budget
 from hpcstage.units import format_size
+
+AUTO = "auto"
+"""The placement that `decide` chooses."""
 
 
 class Placing(str, Enum):
@@ -34,6 +38,11 @@ class Placing(str, Enum):
     PRIVATE = "private"
     REPLICATE = "replicate"
     PARTITION = "partition"
+
+    def keeps_all(self, *, copies_fit: bool) -> bool:
+        """Returns whether every node ends with every file (with PRIVATE: as far as its budget allows). `copies_fit`:
+        all files fit on every node."""
+        return self is Placing.PRIVATE or (self is Placing.REPLICATE and copies_fit)
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,11 @@ class Placement:
         self.files = files
         self._owners = owners
         self._spans: dict[int, Span] = {}
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether every node ends with every file."""
+        return self.kind.keeps_all(copies_fit=self.files.copies_fit)
 
     def fetcher(self, file_id: int, asking: int = 0) -> int:
         """Returns the only node that reads an id from the source; with PRIVATE, and for unplaced ids, `asking`."""
@@ -164,6 +178,18 @@ def choose(size_bytes: int, files: int, nodes: Sequence[Budget]) -> tuple[Placin
         f"{format_size(size_bytes)} and {files:,} inodes are needed, all nodes together have {format_size(together)}"
     )
     return Placing.PARTITION, f"{short} and {inodes:,}; the rest is read from the source"
+
+
+def decide(asked: str, size_bytes: int, files: int, nodes: Sequence[Budget]) -> tuple[Placing, str]:
+    """Returns the placement that was asked for (its name, or `auto`), and why. `nodes` are their budgets for files."""
+    return choose(size_bytes, files, nodes) if asked == AUTO else (Placing(asked), ASKED)
+
+
+def place_shares(kind: Placing, sizes: Sequence[int], nodes: Sequence[Budget]) -> Placement:
+    """Places files on nodes that set a part of their budgets for files aside for temporary copies, unless each of them
+    keeps all files."""
+    keeps_all = kind.keeps_all(copies_fit=copies_fit(sizes, nodes))
+    return place(kind, sizes, nodes if keeps_all else [for_kept(node) for node in nodes])
 
 
 def copies_fit(sizes: Sequence[int], nodes: Sequence[Budget]) -> bool:

@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from hpcstage.record.figures.speeds import CACHED_BYTES_PER_S, reads_pieces
 from hpcstage.record.parts.rows import Sample
+from hpcstage.units import NS_PER_S
 
-NS = 1e9
 SHORT = 0.05
 """Amounts stay where they are if they took less than this share of the sample to come."""
 
@@ -36,12 +36,12 @@ def arrived(samples: Sequence[Sample]) -> list[Sample]:
 
 def each_s(total_ns: int, number: int) -> float:
     """Returns the mean seconds of a transfer or read; 0 where none ended."""
-    return total_ns / NS / number if number else 0.0
+    return total_ns / NS_PER_S / number if number else 0.0
 
 
 def _from_source(sample: Sample) -> int:
     """Returns the bytes that the program read at the source; 0 if they came out of the node's memory."""
-    return sample.shim_bytes if sample.shim_bytes * NS <= CACHED_BYTES_PER_S * sample.shim_read_ns else 0
+    return sample.shim_bytes if sample.shim_bytes * NS_PER_S <= CACHED_BYTES_PER_S * sample.shim_read_ns else 0
 
 
 def spread(samples: Sequence[Sample], amounts: Sequence[int], lengths_s: Sequence[float]) -> list[float]:

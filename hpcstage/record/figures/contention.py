@@ -33,11 +33,9 @@ from hpcstage.record.figures.cells import CELLS, Track, coarser
 from hpcstage.record.figures.counts import merge, ratio
 from hpcstage.record.figures.digest import Digest
 from hpcstage.record.figures.speeds import LEAST_POINTS, Point, even_sizes, of_samples
-from hpcstage.record.parts.part import NodePart
+from hpcstage.record.parts.part import NAMED_NODES, NodePart
 from hpcstage.record.schema import Contention, Latency, MeasuredOn, OwnPeriod, Percentiles, SharedPeriod
 
-NAMED = 16
-"""At most this many nodes of a period are named."""
 LISTED = 64
 """At most this many periods of single nodes are listed, by the product of length and loss."""
 NOTHING = "too few intervals say something about the source"
@@ -229,7 +227,7 @@ def _shared(
         known = [at for at, level in enumerate(levels) if level is not None]
         fallen = [at for at in known if (levels[at] or 0.0) < detect.BORDER]
         if 2 * len(fallen) > len(known):
-            hosts = tuple(names[at] for at in fallen[:NAMED])
+            hosts = tuple(names[at] for at in fallen[:NAMED_NODES])
             found.append(SharedPeriod(**vars(period), hosts=hosts, nodes=len(fallen), nodes_observed=len(known)))
     return found
 

@@ -22,6 +22,7 @@ from hpcstage.record.parts.roster import Presence, clock_error_s, expected, reas
 from hpcstage.record.parts.rows import ProcessPart
 from hpcstage.record.parts.run import RunPart
 from hpcstage.record.schema import Contention, Coverage, DiskSpeed, ProcessRow, RunTotals, TimeSplit
+from hpcstage.units import NS_PER_S
 
 PROCESSES = 64
 """At most this many processes are listed per node, those with most opens first."""
@@ -146,11 +147,11 @@ def _disk(node: NodePart) -> DiskSpeed | None:
     copy_ns = write_ns + sum(sample.copy_open_ns + sample.copy_read_ns for sample in node.samples)
     size = counts.total(node.processes, "local_read_bytes")
     read_ns = counts.total(node.processes, "local_read_ns")
-    read_bytes_per_s = 1e9 / (read_ns / size) if size >= LEAST_BYTES and read_ns else None
+    read_bytes_per_s = NS_PER_S / (read_ns / size) if size >= LEAST_BYTES and read_ns else None
     if not copy_ns and read_bytes_per_s is None:
         return None
     write_share = write_ns / copy_ns if copy_ns else 0.0
-    return DiskSpeed(write_s=write_ns / 1e9, write_share=write_share, read_bytes_per_s=read_bytes_per_s)
+    return DiskSpeed(write_s=write_ns / NS_PER_S, write_share=write_share, read_bytes_per_s=read_bytes_per_s)
 
 
 def _listed(processes: Sequence[ProcessPart], rows: int) -> tuple[ProcessRow, ...]:
@@ -171,7 +172,7 @@ def _process(process: ProcessPart) -> ProcessRow:
         opens=counts.opens_of(process),
         swapped=counts.swapped_of(process),
         loader_steps=counts.count(process, "loader_steps"),
-        loader_wait_s=counts.count(process, "loader_wait_ns") / 1e9,
+        loader_wait_s=counts.count(process, "loader_wait_ns") / NS_PER_S,
         loader_epochs=counts.count(process, "loader_epochs"),
         loader_workers=counts.count(process, "loader_workers"),
     )

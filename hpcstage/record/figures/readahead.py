@@ -23,11 +23,11 @@ from dataclasses import dataclass, replace
 from hpcstage.record.figures import counts
 from hpcstage.record.figures.sourceload import Range
 from hpcstage.record.parts.rows import ProcessPart
+from hpcstage.units import NS_PER_S
 
-NS = 1e9
 WINDOW_BYTES = 128 * 1024
-PAGE_BYTES = 4096
-COPIED_BYTES = 1024 * 1024
+KERNEL_PAGE_BYTES = 4096
+COPY_READ_BYTES = 1024 * 1024
 """Copies read so much at a time."""
 FEW_READS = 4
 """Of fewer reads of a file than this, the mean says nothing about the first one, which may be that of a header."""
@@ -95,7 +95,7 @@ class Pieces:
         """Returns by how much longer than `whole` some reads take where no window is larger than the largest."""
         window = min(whole.window_bytes or WINDOW_BYTES, WINDOW_BYTES)
         part = min(1.0, SOLVED_BYTES / self.size_bytes)
-        copied = _Reads.even(part * self.size_bytes, part * self.size_bytes / COPIED_BYTES)
+        copied = _Reads.even(part * self.size_bytes, part * self.size_bytes / COPY_READ_BYTES)
         request_s = whole.request_s(copied.taken_s(0.0, 0.0, 1.0, window) / part)
         byte_s = copied.byte_s(part * whole.read_s, request_s, window)
         taken_s = reads.taken_s(self.within_s / (reads.count - 1), byte_s, request_s, window)
@@ -104,9 +104,9 @@ class Pieces:
     def _in_order(self) -> _Reads:
         """Returns two reads or more, the first of which is as small as it may be."""
         even = _Reads.even(self.size_bytes, max(2.0, self.reads))
-        if self.reads >= FEW_READS or even.first <= PAGE_BYTES:
+        if self.reads >= FEW_READS or even.first <= KERNEL_PAGE_BYTES:
             return even
-        return replace(even, first=PAGE_BYTES, piece=(self.size_bytes - PAGE_BYTES) / (even.count - 1))
+        return replace(even, first=KERNEL_PAGE_BYTES, piece=(self.size_bytes - KERNEL_PAGE_BYTES) / (even.count - 1))
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class _Source:
 
 def _first_window(piece: float, window: int) -> float:
     """Returns the bytes that Linux reads at first for a program that asks for `piece` bytes; `window` are the most."""
-    rounded = float(PAGE_BYTES)
+    rounded = float(KERNEL_PAGE_BYTES)
     while rounded < piece:
         rounded *= 2
     factor = 4 if rounded <= window / 32 else 2 if rounded <= window / 4 else window
@@ -206,7 +206,7 @@ def pieces_of(processes: Sequence[ProcessPart]) -> Pieces:
         sum(counts.total(processes, f"{where}_{what}") for where in ("local", "source")) / opens
         for what in ("read_bytes", "reads")
     )
-    within_s, jumps = counts.total(processes, "within_ns") / NS / opens, counts.total(processes, "jumps") / opens
+    within_s, jumps = counts.total(processes, "within_ns") / NS_PER_S / opens, counts.total(processes, "jumps") / opens
     # Time and jumps are counted from one read of a descriptor to the next of the same.
     descriptors = 2.0 if reads > 1 and not within_s and not jumps else 1.0
     return Pieces(size_bytes, reads, within_s, jumps, descriptors)

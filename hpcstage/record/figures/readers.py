@@ -14,8 +14,7 @@ from hpcstage.record.figures.readahead import Pieces, pieces_of
 from hpcstage.record.figures.waits import family_of, waited_ns
 from hpcstage.record.parts.part import NodePart
 from hpcstage.record.parts.rows import ProcessPart
-
-NS = 1e9
+from hpcstage.units import NS_PER_S
 
 
 @dataclass(frozen=True)
@@ -104,19 +103,19 @@ def _loader(trainer: ProcessPart, family: Sequence[ProcessPart], source_share: f
     local_ns = counts.total(family, "hit_open_ns") + counts.total(family, "local_read_ns")
     swapped = sum(counts.swapped_of(p) for p in family)
     span_ns = counts.count(trainer, "loader_last_ns") - counts.count(trainer, "loader_first_ns")
-    wait_s = counts.count(trainer, "loader_wait_ns") / NS
+    wait_s = counts.count(trainer, "loader_wait_ns") / NS_PER_S
     return LoaderUse(
         steps=counts.count(trainer, "loader_steps"),
         epochs=max(1, counts.count(trainer, "loader_epochs")),
         workers=counts.count(trainer, "loader_workers"),
         opens=sum(counts.opens_of(p) for p in family),
-        span_s=max(0, span_ns) / NS,
+        span_s=max(0, span_ns) / NS_PER_S,
         wait_s=wait_s,
-        cpu_s=counts.total(workers, "cpu_ns") / NS,
-        local_file_s=local_ns / NS / swapped if swapped else 0.0,
+        cpu_s=counts.total(workers, "cpu_ns") / NS_PER_S,
+        local_file_s=local_ns / NS_PER_S / swapped if swapped else 0.0,
         local_wait_s=None if source_share is None else wait_s * (1 - source_share),
-        queued_s=counts.count(trainer, "queued_ns") / NS,
-        want_s=counts.total(family, "want_ns") / NS,
+        queued_s=counts.count(trainer, "queued_ns") / NS_PER_S,
+        want_s=counts.total(family, "want_ns") / NS_PER_S,
         pieces=pieces_of(workers),
     )
 
@@ -134,16 +133,16 @@ def _readers(processes: Sequence[ProcessPart]) -> ReaderUse:
         opens=sum(counts.opens_of(p) for p in processes),
         at_once=max(1.0, lived_ns / covered_ns) if covered_ns else 1.0,
         threads=max(1, *(counts.count(p, "readers") for p in processes)),
-        phase_s=lived_ns / NS,
-        waited_s=sum(known) / NS if len(known) == len(waits) else None,
-        queued_s=max(counts.count(p, "queued_ns") for p in processes) / NS * _outside(lived_ns / NS, waits),
-        want_s=counts.total(processes, "want_ns") / NS,
-        tail_s=sum(map(counts.tail_ns, processes)) / NS,
+        phase_s=lived_ns / NS_PER_S,
+        waited_s=sum(known) / NS_PER_S if len(known) == len(waits) else None,
+        queued_s=max(counts.count(p, "queued_ns") for p in processes) / NS_PER_S * _outside(lived_ns / NS_PER_S, waits),
+        want_s=counts.total(processes, "want_ns") / NS_PER_S,
+        tail_s=sum(map(counts.tail_ns, processes)) / NS_PER_S,
         pieces=pieces_of(processes),
     )
 
 
 def _outside(lived_s: float, waits: Sequence[tuple[float, float] | None]) -> float:
     """Returns the share of the processes' time that was outside of calls."""
-    inside_s = sum(sum(pair) for pair in waits if pair is not None) / NS
+    inside_s = sum(sum(pair) for pair in waits if pair is not None) / NS_PER_S
     return max(0.0, 1 - inside_s / lived_s) if lived_s else 1.0

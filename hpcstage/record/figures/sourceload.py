@@ -21,8 +21,8 @@ from statistics import fmean
 from hpcstage.record.figures.arrivals import each_s, spread
 from hpcstage.record.parts.part import NodePart
 from hpcstage.record.parts.rows import Sample
+from hpcstage.units import NS_PER_S
 
-NS = 1e9
 LEAST_FILES = 3
 """At least this many files must have been copied alone to say how long a file takes for one reader."""
 LEAST_SEEN_S = 0.5
@@ -30,8 +30,8 @@ LEAST_SEEN_S = 0.5
 MOST_SAMPLES = 400
 FULL = 0.6
 """The source sets the copiers' rate if their transfers spend at least this share of their time at the source."""
-FORGET_S = 1.2
-"""A client remembers a name for about a second without asking the source again."""
+REMEMBERED_S = 1.2
+"""A client of a network file system may still know a name that it looked up this long ago; about a second is usual."""
 UNSTEADY = 0.25
 """The source changes if its smoothed rates differ from their mean by more than this share of it, on average."""
 LEAST_TURNS = 6
@@ -99,12 +99,12 @@ def seen_of(node: NodePart) -> Seen:
     full = _at_full_load(node)
     usable = [sample for sample, _ in full]
     copied = sum(s.copied_files for s in usable)
-    at_source_s = sum(s.copy_open_ns + s.copy_read_ns for s in usable) / NS
+    at_source_s = sum(s.copy_open_ns + s.copy_read_ns for s in usable) / NS_PER_S
     return Seen(
         alone_files=files,
-        open_s=(alone.open_ns or 0) / NS / max(files, 1),
-        read_s=(alone.read_ns or 0) / NS / max(files, 1),
-        cold_open_s=None if alone.cold_open_ns is None else alone.cold_open_ns / NS,
+        open_s=(alone.open_ns or 0) / NS_PER_S / max(files, 1),
+        read_s=(alone.read_ns or 0) / NS_PER_S / max(files, 1),
+        cold_open_s=None if alone.cold_open_ns is None else alone.cold_open_ns / NS_PER_S,
         kept_share=alone.kept_share,
         window_bytes=alone.window_bytes,
         memory_bytes=node.memory_bytes,
@@ -112,7 +112,7 @@ def seen_of(node: NodePart) -> Seen:
         loaded_s=at_source_s / copied if copied else None,
         flying=fmean([s.busy for s in usable]) if usable else 0.0,
         copying_s=node.totals.copy_busy_s or 0.0,
-        looked_up=node.scan_s is not None and node.scan_s < FORGET_S,
+        looked_up=node.scan_s is not None and node.scan_s < REMEMBERED_S,
     )
 
 
@@ -145,7 +145,7 @@ def _rates(node: NodePart, full: Sequence[Full]) -> Rates:
 def _of_all_copying(node: NodePart) -> Rates:
     """Returns the mean rate from the files that were copied alone to the last one."""
     alone = node.alone
-    busy_s = (node.totals.copy_busy_s or 0.0) - ((alone.open_ns or 0) + (alone.read_ns or 0)) / NS
+    busy_s = (node.totals.copy_busy_s or 0.0) - ((alone.open_ns or 0) + (alone.read_ns or 0)) / NS_PER_S
     files = (node.totals.source_files or 0) - (alone.files or 0)
     return ((busy_s, files / busy_s),) if busy_s > 0 and files > 0 else ()
 

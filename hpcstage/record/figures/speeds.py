@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from hpcstage.record.parts.rows import Sample
 from hpcstage.record.schema import MeasuredOn
+from hpcstage.units import NS_PER_S
 
-NS = 1e9
 SHORTEST_S = 0.2
 LEAST_POINTS = 5
 """Fewer intervals say nothing about the source."""
@@ -104,7 +104,7 @@ def of_reads(samples: Sequence[Sample]) -> list[Point]:
     usable = [s for s in samples if _reads_source(s)]
     if not usable:
         return []
-    inside = median(_inside_ns(s) / NS / s.length_s for s in usable)
+    inside = median(_inside_ns(s) / NS_PER_S / s.length_s for s in usable)
     readers = inside if reads_pieces(usable) else max(1.0, inside)
     return [_read_point(s, readers) for s in usable]
 
@@ -123,9 +123,9 @@ def reads_pieces(samples: Sequence[Sample]) -> bool:
 def _reads_source(sample: Sample) -> bool:
     if sample.busy > 0.1 or sample.length_s < SHORTEST_S or not sample.shim_bytes or not sample.shim_read_ns:
         return False
-    if sample.shim_bytes * NS / sample.shim_read_ns > CACHED_BYTES_PER_S:
+    if sample.shim_bytes * NS_PER_S / sample.shim_read_ns > CACHED_BYTES_PER_S:
         return False
-    return _inside_ns(sample) >= 0.05 * sample.length_s * NS
+    return _inside_ns(sample) >= 0.05 * sample.length_s * NS_PER_S
 
 
 def _inside_ns(sample: Sample) -> int:
@@ -133,7 +133,7 @@ def _inside_ns(sample: Sample) -> int:
 
 
 def _read_point(sample: Sample, readers: float) -> Point:
-    rate = sample.shim_bytes * NS / _inside_ns(sample) * readers
+    rate = sample.shim_bytes * NS_PER_S / _inside_ns(sample) * readers
     return Point(sample.start_s, sample.length_s, rate, rate, sample.shim_opens, weak=False)
 
 

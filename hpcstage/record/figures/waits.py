@@ -34,8 +34,8 @@ from hpcstage.record.parts.part import NodePart
 from hpcstage.record.parts.rows import ProcessPart, Sample
 from hpcstage.record.parts.run import RunPart
 from hpcstage.record.schema import Waits
+from hpcstage.units import NS_PER_S
 
-NS = 1e9
 ENOUGH = 0.5
 """At least this share of the processes must have measured their waits to stand for all."""
 READER_SHARE = 0.5
@@ -160,8 +160,8 @@ def splits_of(times: ProcessTimes, wall_s: float) -> list[Split]:
 
 
 def _of_loader(loader: LoaderWaits, wall_s: float, shares: WaitShares) -> Split:
-    span_s = min(loader.span_ns / NS, wall_s)
-    wait_s = min(loader.wait_ns / NS, span_s)
+    span_s = min(loader.span_ns / NS_PER_S, wall_s)
+    wait_s = min(loader.wait_ns / NS_PER_S, span_s)
     parts = [None if share is None else wait_s * share for share in (shares.source, shares.local, shares.preprocess)]
     return Split(span_s - wait_s, *parts)
 
@@ -178,10 +178,10 @@ def _of_readers(readers: Sequence[ReaderWaits], wall_s: float) -> Split:
 
 
 def _of_reader(reader: ReaderWaits, wall_s: float) -> tuple[float, float, float]:
-    life_s = min(reader.life_ns / NS, wall_s) if reader.life_ns else wall_s
+    life_s = min(reader.life_ns / NS_PER_S, wall_s) if reader.life_ns else wall_s
     source_ns, local_ns = reader.waits or (0.0, 0.0)
-    source_s = min(source_ns / NS, life_s)
-    local_s = min(local_ns / NS, life_s - source_s)
+    source_s = min(source_ns / NS_PER_S, life_s)
+    local_s = min(local_ns / NS_PER_S, life_s - source_s)
     return life_s - source_s - local_s, source_s, local_s
 
 
@@ -189,7 +189,7 @@ def _at_once(readers: Iterable[ReaderWaits], wall_s: float) -> float:
     """Returns the mean number of readers that lived at a time, over the time in which any did."""
     end_ns, covered_ns, lived_ns = 0.0, 0.0, 0.0
     for reader in sorted(readers, key=lambda reader: reader.begin_ns):
-        life_ns = reader.life_ns or wall_s * NS
+        life_ns = reader.life_ns or wall_s * NS_PER_S
         begin_ns = max(float(reader.begin_ns), end_ns)
         end_ns = max(end_ns, reader.begin_ns + life_ns)
         covered_ns += max(0.0, end_ns - begin_ns)
@@ -345,7 +345,7 @@ def _sampled(samples: Sequence[Sample]) -> list[Interval]:
         if sample.loader_wait_ns <= 0:
             continue
         end_s = sample.start_s + sample.length_s
-        since_s = min(sample.start_s, end_s - sample.loader_wait_ns / NS)
+        since_s = min(sample.start_s, end_s - sample.loader_wait_ns / NS_PER_S)
         while begin < at and samples[begin].start_s + samples[begin].length_s <= since_s:
             source -= samples[begin].blocked_source_ns
             local -= max(0, samples[begin].blocked_ns - samples[begin].blocked_source_ns)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from hpcstage.problem import Problem
 from hpcstage.record.figures.digest import Digest
 from hpcstage.record.parts.alive import Life
+from hpcstage.record.parts.part import NAMED_NODES
 from hpcstage.record.parts.roster import Presence, few
 from hpcstage.record.parts.run import RunPart
 
@@ -24,8 +25,6 @@ RUNNING = "the figures are those up to now; ask again when the command has ended
 UNCLEAR = "the figures are those up to now; ask again in a minute, or on that host"
 _Told = tuple[str | None, Problem]
 """The name of a node, or None for the wrapper and the lead; and a problem that it reported."""
-NAMED = 16
-"""At most this many nodes of a problem are named."""
 
 
 def problems_of(
@@ -71,7 +70,7 @@ def _own(run: RunPart, nodes: Sequence[Digest], silent: Sequence[str], running: 
 
 
 def _of_nodes(name: str, text: str, remedy: str, nodes: Sequence[str]) -> Problem:
-    return Problem(name, text, remedy, tuple(nodes[:NAMED]), len(nodes) or None)
+    return Problem(name, text, remedy, tuple(nodes[:NAMED_NODES]), len(nodes) or None)
 
 
 def _grouped(told: Sequence[_Told], total: int) -> list[Problem]:

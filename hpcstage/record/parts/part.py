@@ -32,8 +32,8 @@ from hpcstage.record.jsonform import (
 from hpcstage.record.parts.rows import ProcessPart, Sample
 from hpcstage.writing import replace_text
 
-NAMED = 16
-"""A part names at most this many missing nodes: 1000 lists of 1000 nodes are too much."""
+NAMED_NODES = 16
+"""A list of nodes, in a part or in the record, names at most this many: 1000 lists of 1000 nodes are too much."""
 
 
 @dataclass(frozen=True)
@@ -179,9 +179,9 @@ class GroupPart:
 
     def shortened(self) -> GroupPart:
         """Returns the part with a short list of missing nodes."""
-        if len(self.missing) <= NAMED:
+        if len(self.missing) <= NAMED_NODES:
             return self
-        return replace(self, missing=self.missing[:NAMED], missing_count=len(self.missing))
+        return replace(self, missing=self.missing[:NAMED_NODES], missing_count=len(self.missing))
 
 
 @dataclass(frozen=True, kw_only=True)

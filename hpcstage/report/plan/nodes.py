@@ -12,10 +12,11 @@ from rich.table import Table
 
 from hpcstage.plan.budget import NO_LIMIT
 from hpcstage.plan.forecast.nodes import NodesPlan, Part, Scaled, Size
+from hpcstage.plan.placement.placements import Placing
 from hpcstage.report.canvas import WIDE, Canvas, Fact, facts, grid
 from hpcstage.units import format_duration, format_size
 
-_PLACEMENTS = ("private", "replicate", "partition")
+_PLACEMENTS = tuple(kind.value for kind in Placing)
 
 
 def text(plan: NodesPlan, rows: int, canvas: Canvas) -> list[list[str]]:
