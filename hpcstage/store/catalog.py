@@ -1,6 +1,7 @@
-"""Finds a node's files for its exchange: the manifest, and the names below a directory that follow from an id.
+"""Finds a node's files for its copiers and its exchange: the manifest, and the names below a directory that follow
+from an id.
 
-All names are relative to the node directory, which is the working directory of an exchange.
+All names are relative to the node directory, which is the working directory of a copier and of an exchange.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from hpcstage.protocol import nodedir
 from hpcstage.store.copyfile import CopyJob
 
 STORE = os.fsencode(nodedir.STORE) + b"/"
+_LINKS = os.fsencode(nodedir.LINKS) + b"/"
 _HEAD_BYTES = 256
 
 
@@ -29,16 +31,14 @@ class Catalog:
         """The number by which a group knows the manifest that this node's ids belong to."""
         self._manifest = Manifest.open(path, verify=False)
         self._incoming = incoming
-        self._is_store = directory == STORE
-        self._stores = [directory + os.fsencode(dataset.name) + b"/" for dataset in self._manifest.datasets]
+        self._directory = directory
 
     def __contains__(self, id_: int) -> bool:
         return 0 <= id_ < len(self._manifest)
 
     def staged(self, id_: int) -> bytes:
         """Returns the name of a file's copy."""
-        manifest = self._manifest
-        return self._stores[manifest.dataset_of(id_)] + manifest.path(id_)
+        return self._directory + self._manifest.store_path(id_)
 
     def size(self, id_: int) -> int:
         """Returns the bytes of a file at the scan."""
@@ -47,12 +47,18 @@ class Catalog:
     def names(self, id_: int) -> tuple[bytes, bytes, bytes | None]:
         """Returns the temporary, final and second name of a copy; in the store, copies of symbolic links have a second
         one."""
-        link = b"links/%d" % id_ if self._is_store and self._manifest.is_link(id_) else None
+        has_second = self._directory == STORE and self._manifest.is_link(id_)
+        link = _LINKS + b"%d" % id_ if has_second else None
         return self._incoming + b"%d" % id_, self.staged(id_), link
 
     def job(self, id_: int) -> CopyJob:
         """Returns the same names as a job for `copyfile`."""
         return CopyJob(b"", *self.names(id_))
+
+    def source_job(self, id_: int, *, urgent: bool) -> CopyJob:
+        """Returns a job that copies a file from the source."""
+        is_link = self._manifest.is_link(id_)
+        return CopyJob(self._manifest.source_path(id_), *self.names(id_), nofollow=not is_link, urgent=urgent)
 
 
 class Root:

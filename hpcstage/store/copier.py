@@ -19,8 +19,9 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from hpcstage.forked import become_quiet, die_with_parent
-from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.protocol import nodedir
 from hpcstage.store import copyfile
+from hpcstage.store.catalog import Catalog
 from hpcstage.store.copyfile import CopyJob, CopyOutcome, CopyWorker, Status
 from hpcstage.store.counters import CANCEL, StatsArea, ThreadStats
 from hpcstage.store.largecopy import BigCopy, Pacer
@@ -149,11 +150,10 @@ class Copier:
 
     def __init__(self, settings: CopierSettings, name: str, stats: StatsArea, first: int, results: int) -> None:
         self._settings = settings
-        self._incoming = f"incoming/{name}/".encode()
+        self._incoming = f"{nodedir.INCOMING}/{name}/".encode()
         self._stats = [stats.thread(first + number) for number in range(settings.threads)]
         self._results = results
-        self._manifest: Manifest
-        self._prefixes: list[tuple[bytes, bytes]] = []
+        self._catalog: Catalog
         self._tasks = Tasks(self._stats)
         self._logged = 0
         rate = settings.max_rate_bytes_per_s
@@ -187,11 +187,7 @@ class Copier:
     def _open_manifest(self) -> None:
         with contextlib.suppress(OSError):
             os.nice(self._settings.nice)  # threads that are started from here on inherit it
-        self._manifest = Manifest.open(self._settings.manifest, verify=False)
-        self._prefixes = [
-            (dataset.root.rstrip(b"/") + b"/", b"store/" + os.fsencode(dataset.name) + b"/")
-            for dataset in self._manifest.datasets
-        ]
+        self._catalog = Catalog(self._settings.manifest, self._incoming)
         threading.stack_size(STACK_BYTES)
         for number in range(self._settings.threads):
             threading.Thread(target=self._thread, args=(number,), daemon=True).start()
@@ -208,11 +204,11 @@ class Copier:
     def _copy(self, worker: CopyWorker, number: int, id_: int, urgent: bool) -> None:
         started_ns = time.monotonic_ns()
         try:
-            job = self._job(id_, urgent)
+            job = self._catalog.source_job(id_, urgent=urgent)
             worker.stats.works_on(id_)
             limit_bytes = self._settings.limit_bytes
             outcome = CopyOutcome(status=Status.TOO_LARGE)
-            if self._manifest.size(id_) <= limit_bytes:
+            if self._catalog.size(id_) <= limit_bytes:
                 outcome = copyfile.copy(worker, job, limit_bytes)
             if outcome.status is Status.TOO_LARGE:
                 self._copy_big(worker, id_, job, started_ns)
@@ -228,18 +224,6 @@ class Copier:
         self._logged += 1
         if self._logged <= MOST_LOGGED:
             traceback.print_exc()
-
-    def _job(self, id_: int, urgent: bool) -> CopyJob:
-        entry = self._manifest.entry(id_)
-        source, target = self._prefixes[entry.dataset]
-        return CopyJob(
-            source=source + entry.path,
-            temporary=self._incoming + b"%d" % id_,
-            target=target + entry.path,
-            link=b"links/%d" % id_ if entry.is_link else None,
-            nofollow=not entry.is_link,
-            urgent=urgent,
-        )
 
     def _copy_big(self, worker: CopyWorker, id_: int, job: CopyJob, started_ns: int) -> None:
         most_bytes = PROBED_BYTES if self._settings.is_probe else None

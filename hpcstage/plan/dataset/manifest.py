@@ -70,6 +70,7 @@ class Manifest:
         blob = bytes(view[at + path_bytes : at + path_bytes + json_bytes])
         self.datasets: list[Dataset] = [Dataset.from_json(item) for item in json.loads(blob)]
         self._roots = Roots(self.datasets)
+        self._names = [os.fsencode(dataset.name) + b"/" for dataset in self.datasets]
         self._total_bytes: int | None = None
 
     # ---- making, saving, opening
@@ -142,7 +143,7 @@ class Manifest:
 
     def store_path(self, file_id: int) -> bytes:
         """Returns the path of the staged copy below `store/`."""
-        return os.fsencode(self.datasets[self._of[file_id]].name) + b"/" + self.path(file_id)
+        return self._names[self._of[file_id]] + self.path(file_id)
 
     def is_link(self, file_id: int) -> bool:
         """Returns whether the file is a symbolic link at the source."""
@@ -191,7 +192,7 @@ class Manifest:
     def store_directory(self, directory: bytes) -> bytes | None:
         """Returns the path below `store/` of an absolute directory; None outside the datasets."""
         place = self._roots.locate(directory)
-        return None if place is None else join(os.fsencode(self.datasets[place[0]].name), place[1])
+        return None if place is None else (self._names[place[0]] + place[1]).rstrip(b"/")
 
     def ids_of_inode(self, inode: int) -> list[int]:
         """Returns the ids with this inode on any device; searches the whole column."""
