@@ -11,7 +11,6 @@ import shutil
 import signal
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from hpcstage.forked import reap
 from hpcstage.protocol import nodedir
@@ -24,17 +23,18 @@ MOST_RESTARTS = 3
 _READ_BYTES = RESULT.size * 1024
 
 
-@dataclass
 class CopierProcess:
-    """One copier process."""
+    """Owns one copier process and its pipes. `generation` counts those that took the place of a dead one."""
 
-    index: int
-    generation: int = 0
-    pid: int = 0
-    commands: int = -1
-    results: int = -1
-    assigned: set[int] = field(default_factory=set)
-    rest: bytes = b""
+    def __init__(self, index: int, generation: int = 0) -> None:
+        self.index = index
+        self.generation = generation
+        self.commands = self.results = -1
+        """The descriptors of its pipes; -1 once it has ended."""
+        self.assigned: set[int] = set()
+        self.pid = 0
+        self._outbox = bytearray()
+        self._rest = b""
 
     @property
     def name(self) -> str:
@@ -46,6 +46,68 @@ class CopierProcess:
         """Whether it has not been found dead."""
         return self.pid > 0
 
+    def fork(self, settings: CopierSettings, stats: StatsArea) -> None:
+        """Starts the process. Raises OSError."""
+        fds: list[int] = []
+        try:
+            fds += os.pipe()
+            fds += os.pipe()
+            parent = os.getpid()
+            pid = os.fork()
+        except OSError:
+            for fd in fds:
+                os.close(fd)
+            raise
+        command_in, command_out, result_in, result_out = fds
+        if pid == 0:
+            first = self.index * settings.threads
+            child_main(settings, self.name, stats, first, (command_in, result_out), parent)
+        os.close(command_in)
+        os.close(result_out)
+        self.pid, self.commands, self.results = pid, command_out, result_in
+
+    def tell(self, op: Op, id_: int) -> None:
+        """Notes a command, which `flush` sends."""
+        if self.alive:
+            self._outbox += COMMAND.pack(op, id_)
+
+    def flush(self) -> None:
+        """Sends the commands that were noted."""
+        if self._outbox:
+            with contextlib.suppress(OSError):  # a dead copier shows by the end of its results
+                os.write(self.commands, self._outbox)
+            self._outbox.clear()
+
+    def receive(self) -> list[Result] | None:
+        """Returns the results that have come; None if the process has died."""
+        try:
+            data = os.read(self.results, _READ_BYTES)
+        except OSError:
+            data = b""
+        if not data:
+            return None
+        data = self._rest + data
+        whole = len(data) - len(data) % RESULT.size
+        self._rest = data[whole:]
+        return unpack_results(data[:whole])
+
+    def kill(self) -> None:
+        """Kills the process without waiting for its end."""
+        if self.alive:
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def end(self, timeout_s: float = 0.0) -> None:
+        """Closes the pipes and waits for the end of the process, which is killed if it does not end in time."""
+        for fd in (self.commands, self.results):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        reap(self.pid, timeout_s)
+        self.pid = 0
+        self.commands = self.results = -1
+        self.assigned.clear()
+        self._outbox.clear()
+
 
 class CopierPool:
     """Owns all copiers. It must be made before the process has threads, since it forks them."""
@@ -55,11 +117,10 @@ class CopierPool:
         self.stats = StatsArea(settings.threads * copiers)
         self.members = [CopierProcess(index) for index in range(copiers)]
         self._of_id: dict[int, CopierProcess] = {}
-        self._outbox: dict[int, bytearray] = {}
         self._has_manifest = False
         try:
             for member in self.members:
-                self._fork(member)
+                member.fork(settings, self.stats)
         except OSError:
             self.close()
             raise
@@ -96,7 +157,7 @@ class CopierPool:
         """Tells the copiers that the manifest is in its place."""
         self._has_manifest = True
         for member in self.members:
-            self._tell(member, Op.MANIFEST, 0)
+            member.tell(Op.MANIFEST, 0)
         self.flush()
 
     # ---- handing out
@@ -106,7 +167,7 @@ class CopierPool:
         member = min((m for m in self.members if m.alive), key=lambda m: len(m.assigned))
         member.assigned.add(id_)
         self._of_id[id_] = member
-        self._tell(member, Op.URGENT if urgent else Op.COPY, id_)
+        member.tell(Op.URGENT if urgent else Op.COPY, id_)
 
     def hurry(self, id_: int) -> None:
         """Tells a copier that a program waits for an id that it was given."""
@@ -119,19 +180,13 @@ class CopierPool:
     def _tell_owner(self, id_: int, op: Op) -> None:
         member = self._of_id.get(id_)
         if member is not None:
-            self._tell(member, op, id_)
-            self.flush()
-
-    def _tell(self, member: CopierProcess, op: Op, id_: int) -> None:
-        if member.alive:
-            self._outbox.setdefault(member.index, bytearray()).extend(COMMAND.pack(op, id_))
+            member.tell(op, id_)
+            member.flush()
 
     def flush(self) -> None:
         """Sends the copiers what they were told."""
-        for index, data in self._outbox.items():
-            with contextlib.suppress(OSError):  # a dead copier shows by the end of its results
-                os.write(self.members[index].commands, data)
-        self._outbox.clear()
+        for member in self.members:
+            member.flush()
 
     # ---- collecting
 
@@ -141,16 +196,9 @@ class CopierPool:
         member = next((m for m in self.members if m.results == fd), None)
         if member is None:
             return []
-        try:
-            data = os.read(fd, _READ_BYTES)
-        except OSError:
-            data = b""
-        if not data:
+        results = member.receive()
+        if results is None:
             return self._bury(member)
-        data = member.rest + data
-        whole = len(data) - len(data) % RESULT.size
-        member.rest = data[whole:]
-        results = unpack_results(data[:whole])
         for result in results:
             member.assigned.discard(result.id)
             self._of_id.pop(result.id, None)
@@ -160,61 +208,30 @@ class CopierPool:
         lost = [Result(id_, Status.LOST) for id_ in sorted(member.assigned)]
         for result in lost:
             del self._of_id[result.id]
-        self._outbox.pop(member.index, None)
         # While a probe measures, a thread may hold a lock that a child forked now would wait for.
         if member.generation < MOST_RESTARTS and not self.settings.is_probe:
             # The fork comes before the old pipe is closed: the selector must not see a descriptor's number twice.
             fresh = self.members[member.index] = CopierProcess(member.index, member.generation + 1)
             with contextlib.suppress(OSError):
-                self._fork(fresh)
-        self._end(member)
+                fresh.fork(self.settings, self.stats)
+                if self._has_manifest:
+                    fresh.tell(Op.MANIFEST, 0)
+                    fresh.flush()
+        member.end()
         shutil.rmtree(self.settings.node_dir / nodedir.INCOMING / member.name, ignore_errors=True)
         return lost
 
-    # ---- processes
-
-    def _fork(self, member: CopierProcess) -> None:
-        fds: list[int] = []
-        try:
-            fds += os.pipe()
-            fds += os.pipe()
-            parent = os.getpid()
-            pid = os.fork()
-        except OSError:
-            for fd in fds:
-                os.close(fd)
-            raise
-        command_in, command_out, result_in, result_out = fds
-        if pid == 0:
-            first = member.index * self.settings.threads
-            child_main(self.settings, member.name, self.stats, first, (command_in, result_out), parent)
-        os.close(command_in)
-        os.close(result_out)
-        member.pid, member.commands, member.results = pid, command_out, result_in
-        if self._has_manifest:
-            self._tell(member, Op.MANIFEST, 0)
-            self.flush()
-
-    def _end(self, member: CopierProcess, timeout_s: float = 0.0) -> None:
-        for fd in (member.commands, member.results):
-            with contextlib.suppress(OSError):
-                os.close(fd)
-        reap(member.pid, timeout_s)
-        member.pid = 0
-        member.commands = member.results = -1
-        member.assigned.clear()
+    # ---- the end
 
     def kill(self) -> None:
         """Kills all copiers without waiting: what they have not published is of no use any more."""
         for member in self.members:
-            if member.alive:
-                with contextlib.suppress(OSError):
-                    os.kill(member.pid, signal.SIGKILL)
+            member.kill()
 
     def close(self, timeout_s: float = 1.0) -> None:
         """Kills all copiers and waits for their end. After `timeout_s` one that hangs in the kernel is left to it."""
         self.kill()
         deadline = time.monotonic() + timeout_s
         for member in [member for member in self.members if member.alive]:
-            self._end(member, max(0.0, deadline - time.monotonic()))
+            member.end(max(0.0, deadline - time.monotonic()))
         self._of_id.clear()
