@@ -12,7 +12,6 @@ import weakref
 from functools import partial
 from time import monotonic_ns
 
-import _hpcstage_early as early  # type: ignore[import-not-found]
 import _hpcstage_files as files  # type: ignore[import-not-found]
 import _hpcstage_marks as marks  # type: ignore[import-not-found]
 import _hpcstage_sampler as samplers  # type: ignore[import-not-found]
@@ -22,10 +21,11 @@ import _hpcstage_wire as wire  # type: ignore[import-not-found]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Sequence
 
 ASK_CAP_S = 1.0
 HEAD_SAMPLES = 2048
+GUESSED_SAMPLES = 4096
 HEAD_FROM_SAMPLES = 4096
 COSTLY_SAMPLES = 65_536
 """The number of samples that are announced of a dataset whose table costs too much, and which is learnt from its
@@ -86,7 +86,7 @@ class Epochs:
                 return
             self._has_guessed = True
             if loader._dataset_kind == MAP_STYLE and not isinstance(loader.dataset, _in_memory()):
-                names = early.guess(loader, self._roots)
+                names = _guess(loader, self._roots)
                 if names:
                     self._send_names(b"early-%d" % self._pid, names, 0)
         except Exception:
@@ -250,3 +250,19 @@ def _in_memory() -> Any:
 
 def _packed(*numbers: tuple[int, int]) -> bytes:
     return b"".join(value.to_bytes(size, "little") for value, size in numbers)
+
+
+def _guess(loader: Any, roots: Sequence[str]) -> list[str]:
+    """Guesses, when a loader is made, what it will read first, so that copying has an order before the first epoch
+    begins. Returns the files that the sampler would give if the epoch began now; none where that is not known, or would
+    cost too much.
+
+    The guess is right where the sampler has a seed or a generator of its own, and where the program draws nothing until
+    then; what is announced when the epoch begins takes its place. A wrong guess costs no more than copying by path
+    does. The guess pays where a rank reads a part of the dataset and the model takes time to build.
+    """
+    indices = samplers.peek_first(loader._index_sampler, loader.generator, GUESSED_SAMPLES)
+    table = tables.table_of(loader.dataset, roots) if indices else None
+    if table is None or table.costly:
+        return []
+    return [name for name in table.take(list(indices)) if name]
