@@ -19,7 +19,7 @@ from hpcstage.daemon.inbox import Item
 from hpcstage.daemon.part import Findings
 from hpcstage.daemon.peers.nodegroup import NodeGroup
 from hpcstage.daemon.peers.peers import Peers
-from hpcstage.daemon.peers.sharing import FileSharing, OtherNodes
+from hpcstage.daemon.peers.sharing import FileSharing, Neighbours
 from hpcstage.daemon.preparing import Phase
 from hpcstage.daemon.process.descriptors import Receive
 from hpcstage.daemon.queue.queue import Queue
@@ -83,7 +83,7 @@ class Staging(Phase):
         if prepared.mode == DIRECT_MODE:
             queue.states.close(Reason.LATER)
         self._in_use = LargeInUse(engine)
-        self.sharing, self._usefulness = OtherNodes(), Usefulness()
+        self.sharing, self._usefulness = Neighbours(), Usefulness()
         if group is None:
             self._usefulness = LocalUsefulness(
                 base, engine, self._ordering.watch, self._in_use, lambda: self.stop(Reason.LATER)

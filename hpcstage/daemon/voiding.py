@@ -13,7 +13,7 @@ from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.copying.inodes import Inodes
 from hpcstage.daemon.copying.writes import Writes
 from hpcstage.daemon.inbox import Item
-from hpcstage.daemon.peers.sharing import OtherNodes
+from hpcstage.daemon.peers.sharing import Neighbours
 from hpcstage.daemon.process.server import Reply
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Request, Service
@@ -34,7 +34,7 @@ class Voiding(Service):
         engine: Engine,
         inodes: Inodes,
         wants: Wants,
-        sharing: OtherNodes,
+        sharing: Neighbours,
         pump: Callable[[], None],
     ) -> None:
         self._base = base

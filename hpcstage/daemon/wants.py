@@ -10,7 +10,7 @@ from collections.abc import Container
 
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.peers.peers import Peers
-from hpcstage.daemon.peers.sharing import OtherNodes
+from hpcstage.daemon.peers.sharing import Neighbours
 from hpcstage.daemon.process.server import Reply
 from hpcstage.daemon.queue.rates import Verdict
 from hpcstage.daemon.queue.states import FINAL, FileState
@@ -26,7 +26,7 @@ class Wants(Service):
     kinds = frozenset({Kind.WANT, Kind.STAGED})
 
     def __init__(
-        self, base: Resources, engine: Engine, peers: Peers, sharing: OtherNodes, usefulness: Usefulness
+        self, base: Resources, engine: Engine, peers: Peers, sharing: Neighbours, usefulness: Usefulness
     ) -> None:
         self._answers = base.answers
         self._answer = base.answer

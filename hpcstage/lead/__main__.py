@@ -55,7 +55,7 @@ class Lead:
         self._buffer = b""
         self._why_said = ""
         self._told: set[str] = set()
-        """What is said once: words for the wrapper."""
+        """The words that the wrapper was told; each is told once."""
 
     def run(self) -> None:
         """Runs until the wrapper says that the command has ended, or is gone."""

@@ -26,7 +26,7 @@ from typing import Any
 
 from hpcstage import job as jobs
 from hpcstage.errors import HpcstageError
-from hpcstage.lead.leftovers import LateDrain
+from hpcstage.lead.leftovers import LeftoverDrain
 from hpcstage.lead.outputs import HostedOutputs
 from hpcstage.node.hosted import Hosted, Taken, bring_up
 from hpcstage.protocol import leadspec, nodedir
@@ -61,7 +61,7 @@ class Agent:
         """Runs until the run is over. Returns 1 if this node could not be brought up, else 0."""
         if self.index is None or self.index == 0:
             return 0  # some launchers start an agent on all nodes; the first node has its wrapper
-        late = LateDrain(self.lead, os.environ, self.job)
+        late = LeftoverDrain(self.lead, os.environ, self.job)
         try:
             late.wait()
             return self._serve(self.index)

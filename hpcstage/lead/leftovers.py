@@ -30,8 +30,8 @@ AT_START_S = 4.0
 """The start of this node waits for so long; what takes longer goes on beside the run."""
 
 
-class LateDrain:
-    """The late drain of one node; there is no process where nothing was left."""
+class LeftoverDrain:
+    """The drain of what earlier runs left on one node; there is no process where nothing was left."""
 
     def __init__(self, lead: LeadSpec, env: Mapping[str, str], job: Job) -> None:
         self._process: subprocess.Popen[bytes] | None = None

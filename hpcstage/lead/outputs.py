@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hpcstage.protocol.leadspec import LeadSpec
 
 WATCHED, DRAINED = "watched", "drained"
-"""What is said of the directory: that it is watched, or why not; that it is drained."""
+"""The words of a node about its output directory: it is watched (or why not), and it is drained."""
 _LEFT_S = 1.0
 """The longest wait for the end of programs that the command left behind."""
 

@@ -35,7 +35,7 @@ _RUN_ID = re.compile(r"[A-Za-z0-9_\[\]][A-Za-z0-9_.\[\]-]{0,99}")
 
 
 @dataclass(frozen=True)
-class Claim:
+class NodeDirectory:
     """A node directory. The process that holds `lock_fd` owns it; the wrapper hands it on to the daemon."""
 
     path: Path
@@ -56,7 +56,7 @@ class SockPath:
     enough."""
 
 
-def claim(local: LocalDir, run_id: str, *, host: str = "", timeout_s: float = 5.0) -> Claim:
+def claim(local: LocalDir, run_id: str, *, host: str = "", timeout_s: float = 5.0) -> NodeDirectory:
     """Makes the node directory and takes its lock, or finds it taken by a wrapper of the same launch.
 
     `host` keeps nodes apart where they see the same directory. Raises LocalDiskProblem.
@@ -67,7 +67,7 @@ def claim(local: LocalDir, run_id: str, *, host: str = "", timeout_s: float = 5.
     try:
         with _base(base) as base_fd, _locked(base_fd, base, timeout_s):
             leftovers = tuple(_put_aside(base, base_fd))
-            return Claim(base / run_id, _make(base_fd, run_id), leftovers)
+            return NodeDirectory(base / run_id, _make(base_fd, run_id), leftovers)
     except OSError as error:
         raise LocalDiskProblem(f"cannot make {base / run_id}: {error.strerror or error}", "give --local-dir") from None
 

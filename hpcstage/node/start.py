@@ -19,7 +19,7 @@ from hpcstage.protocol import nodedir
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hpcstage.node.directory import Claim, SockPath
+    from hpcstage.node.directory import NodeDirectory, SockPath
     from hpcstage.plan.types import Dataset
     from hpcstage.protocol.daemonspec import DaemonSpec
 
@@ -31,7 +31,7 @@ _MADE = (nodedir.STORE, nodedir.INCOMING, nodedir.ORDERS, nodedir.OPENS, nodedir
 class ClaimedNode:
     """Owns the node directory, its lock and the short name of its socket."""
 
-    def __init__(self, claim: Claim, sock: SockPath) -> None:
+    def __init__(self, claim: NodeDirectory, sock: SockPath) -> None:
         self.path = claim.path
         self.lock_fd = claim.lock_fd
         self.leftovers = claim.leftovers

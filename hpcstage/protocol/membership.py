@@ -28,7 +28,7 @@ class GroupNode:
     is_present: bool = True
     """Whether the node is in the group, or, before there is one, is expected to be."""
     budget: Budget | None = None
-    """What the node's store may use; None as long as the node has not said it."""
+    """The budget of the node's store; None as long as the node has not said it."""
 
 
 @dataclass(frozen=True)

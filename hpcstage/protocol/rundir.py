@@ -12,7 +12,7 @@ PART = "run.part.json"
 NODES = "nodes"
 """The nodes' parts of the record, and the logs that are kept."""
 GROUP = "group"
-"""What the nodes of a run tell each other."""
+"""The files by which the nodes of a run tell each other how they do."""
 
 
 def part_path(run_dir: Path, host: str) -> Path:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as LiveBar
 
 LIVE_AFTER_S = 1.0
-"""What takes less is over before anybody reads a line; rich is imported only then."""
+"""Work that takes less is over before anybody reads a line; rich is imported only then."""
 LIVE_EVERY_S = 0.1
 LONG_S = 60.0
 """Off a terminal, nothing is said of what is expected to take less."""

@@ -52,7 +52,7 @@ class NamedDirectory:
     key: str
     variable: str
     what: str
-    """What the command writes there, for people."""
+    """The name, for people, of the files that the command writes there."""
 
     @property
     def option(self) -> str:
@@ -61,7 +61,7 @@ class NamedDirectory:
 
     @property
     def placeholder(self) -> str:
-        """What the command's arguments say for it. `${out}` is left alone: it is a variable of a shell."""
+        """Returns the word for it in the command's arguments. `${out}` is left alone: it is a variable of a shell."""
         return f"{{{self.key}}}"
 
     def put_in(self, command: Sequence[str], path: str) -> list[str]:

@@ -17,7 +17,7 @@ import pytest
 from hpcstage.errors import LocalDiskProblem
 from hpcstage.job.localdir import LocalDir
 from hpcstage.node import directory
-from hpcstage.node.directory import Claim
+from hpcstage.node.directory import NodeDirectory
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 UID = os.geteuid()
@@ -60,15 +60,15 @@ class Holder:
 
 
 @pytest.fixture
-def claims() -> Iterator[list[Claim]]:
-    made: list[Claim] = []
+def claims() -> Iterator[list[NodeDirectory]]:
+    made: list[NodeDirectory] = []
     yield made
     for claim in made:
         if claim.lock_fd is not None:
             os.close(claim.lock_fd)
 
 
-def test_a_new_node_directory_is_ours_alone(tmp_path: Path, claims: list[Claim]) -> None:
+def test_a_new_node_directory_is_ours_alone(tmp_path: Path, claims: list[NodeDirectory]) -> None:
     claims.append(directory.claim(at(tmp_path), "slurm-1.0"))
     assert claims[0].path == tmp_path / f"hpcstage-{UID}" / "slurm-1.0"
     assert claims[0].lock_fd is not None
@@ -78,7 +78,7 @@ def test_a_new_node_directory_is_ours_alone(tmp_path: Path, claims: list[Claim])
     assert not os.get_inheritable(claims[0].lock_fd)
 
 
-def test_umask_makes_no_difference(tmp_path: Path, claims: list[Claim]) -> None:
+def test_umask_makes_no_difference(tmp_path: Path, claims: list[NodeDirectory]) -> None:
     before = os.umask(0)
     try:
         claims.append(directory.claim(at(tmp_path), "r"))
@@ -88,7 +88,7 @@ def test_umask_makes_no_difference(tmp_path: Path, claims: list[Claim]) -> None:
     assert stat.S_IMODE((claims[0].path / "lock").stat().st_mode) == 0o600
 
 
-def test_a_base_that_others_may_read_is_closed(tmp_path: Path, claims: list[Claim]) -> None:
+def test_a_base_that_others_may_read_is_closed(tmp_path: Path, claims: list[NodeDirectory]) -> None:
     base = tmp_path / f"hpcstage-{UID}"
     base.mkdir()
     base.chmod(0o777)
@@ -111,7 +111,7 @@ def test_a_file_in_the_place_of_the_base_is_refused(tmp_path: Path) -> None:
         directory.claim(at(tmp_path), "r")
 
 
-def test_links_below_the_base_are_not_followed(tmp_path: Path, claims: list[Claim]) -> None:
+def test_links_below_the_base_are_not_followed(tmp_path: Path, claims: list[NodeDirectory]) -> None:
     victim = tmp_path / "victim"
     victim.mkdir()
     base = tmp_path / f"hpcstage-{UID}"
@@ -137,7 +137,7 @@ def test_a_base_of_somebody_else_is_refused(tmp_path: Path) -> None:
 
 
 @root_only
-def test_a_directory_of_somebody_else_is_not_put_aside(tmp_path: Path, claims: list[Claim]) -> None:
+def test_a_directory_of_somebody_else_is_not_put_aside(tmp_path: Path, claims: list[NodeDirectory]) -> None:
     other = tmp_path / f"hpcstage-{UID}" / "other"
     other.mkdir(parents=True)
     os.chown(other, 65534, 65534)
@@ -146,7 +146,7 @@ def test_a_directory_of_somebody_else_is_not_put_aside(tmp_path: Path, claims: l
     assert other.is_dir()
 
 
-def test_a_second_wrapper_of_a_launch_is_a_guest(tmp_path: Path, claims: list[Claim]) -> None:
+def test_a_second_wrapper_of_a_launch_is_a_guest(tmp_path: Path, claims: list[NodeDirectory]) -> None:
     claims.append(directory.claim(at(tmp_path), "slurm-1.0"))
     second = Holder(tmp_path, "slurm-1.0")
     try:
@@ -155,7 +155,7 @@ def test_a_second_wrapper_of_a_launch_is_a_guest(tmp_path: Path, claims: list[Cl
         second.end()
 
 
-def test_a_live_job_is_left_alone_and_a_dead_one_is_put_aside(tmp_path: Path, claims: list[Claim]) -> None:
+def test_a_live_job_is_left_alone_and_a_dead_one_is_put_aside(tmp_path: Path, claims: list[NodeDirectory]) -> None:
     base = tmp_path / f"hpcstage-{UID}"
     live, killed = Holder(tmp_path, "live"), Holder(tmp_path, "killed")
     try:
@@ -175,7 +175,9 @@ def test_a_live_job_is_left_alone_and_a_dead_one_is_put_aside(tmp_path: Path, cl
     assert (base / "new").is_dir()
 
 
-def test_the_lock_outlives_its_taker_in_a_process_that_inherited_it(tmp_path: Path, claims: list[Claim]) -> None:
+def test_the_lock_outlives_its_taker_in_a_process_that_inherited_it(
+    tmp_path: Path, claims: list[NodeDirectory]
+) -> None:
     first = directory.claim(at(tmp_path), "r")
     assert first.lock_fd is not None
     daemon = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[first.lock_fd])
@@ -191,13 +193,13 @@ def test_the_lock_outlives_its_taker_in_a_process_that_inherited_it(tmp_path: Pa
     assert len(claims[1].leftovers) == 1
 
 
-def test_a_directory_whose_maker_died_before_the_lock_is_put_aside(tmp_path: Path, claims: list[Claim]) -> None:
+def test_a_directory_whose_maker_died_before_the_lock_is_put_aside(tmp_path: Path, claims: list[NodeDirectory]) -> None:
     (tmp_path / f"hpcstage-{UID}" / "half").mkdir(parents=True)
     claims.append(directory.claim(at(tmp_path), "r"))
     assert len(claims[0].leftovers) == 1
 
 
-def test_what_a_killed_run_had_put_aside_is_found_again(tmp_path: Path, claims: list[Claim]) -> None:
+def test_what_a_killed_run_had_put_aside_is_found_again(tmp_path: Path, claims: list[NodeDirectory]) -> None:
     old = tmp_path / f"hpcstage-{UID}" / "dead-0123"
     old.mkdir(parents=True)
     claims.append(directory.claim(at(tmp_path), "r"))
@@ -216,7 +218,7 @@ def test_of_many_wrappers_at_once_one_owns(tmp_path: Path) -> None:
 
 
 def test_many_runs_at_once_never_take_each_other_for_dead(tmp_path: Path) -> None:
-    def one(index: int) -> Claim:
+    def one(index: int) -> NodeDirectory:
         return directory.claim(at(tmp_path), f"run-{index}")
 
     with ThreadPoolExecutor(16) as pool:
@@ -230,7 +232,7 @@ def test_many_runs_at_once_never_take_each_other_for_dead(tmp_path: Path) -> Non
             os.close(claim.lock_fd)
 
 
-def test_a_base_lock_that_is_held_is_waited_for_a_bounded_time(tmp_path: Path, claims: list[Claim]) -> None:
+def test_a_base_lock_that_is_held_is_waited_for_a_bounded_time(tmp_path: Path, claims: list[NodeDirectory]) -> None:
     import fcntl
 
     claims.append(directory.claim(at(tmp_path), "r"))
@@ -240,7 +242,7 @@ def test_a_base_lock_that_is_held_is_waited_for_a_bounded_time(tmp_path: Path, c
             directory.claim(at(tmp_path), "r2", timeout_s=0.05)
 
 
-def test_retired_directories_are_not_found_by_later_wrappers(tmp_path: Path, claims: list[Claim]) -> None:
+def test_retired_directories_are_not_found_by_later_wrappers(tmp_path: Path, claims: list[NodeDirectory]) -> None:
     claims.append(directory.claim(at(tmp_path), "r"))
     aside = directory.retire(claims[0].path)
     assert aside.is_dir()
@@ -248,7 +250,7 @@ def test_retired_directories_are_not_found_by_later_wrappers(tmp_path: Path, cla
     assert claims[1].lock_fd is not None
 
 
-def test_nodes_that_see_the_same_directory_do_not_see_each_other(tmp_path: Path, claims: list[Claim]) -> None:
+def test_nodes_that_see_the_same_directory_do_not_see_each_other(tmp_path: Path, claims: list[NodeDirectory]) -> None:
     claims.extend(directory.claim(at(tmp_path, is_network=True), "r", host=host) for host in ("a", "b"))
     assert all(c.lock_fd is not None for c in claims)
     claims.append(directory.claim(at(tmp_path), "r", host="a"))
@@ -290,7 +292,7 @@ def test_the_name_of_the_socket_can_be_bound(tmp_path: Path, length: int) -> Non
     assert sock.short_dir is None or not sock.short_dir.exists()
 
 
-def test_the_short_name_is_private_and_goes_with_its_dead_job(tmp_path: Path, claims: list[Claim]) -> None:
+def test_the_short_name_is_private_and_goes_with_its_dead_job(tmp_path: Path, claims: list[NodeDirectory]) -> None:
     runtime = tmp_path / "run"
     runtime.mkdir(mode=0o700)
     deep = tmp_path / ("y" * 120)

@@ -26,7 +26,7 @@ MOST_EARLY = 1024
 _HANDED_ON = (nodedir.MANIFEST, nodedir.ORDER, nodedir.FORECAST)
 
 
-class OtherNodes:
+class Neighbours:
     """The other nodes of a node without a group: there are none to be told anything. See FileSharing for a group."""
 
     def announce(self) -> None:
@@ -43,7 +43,7 @@ class OtherNodes:
         meanwhile."""
 
 
-class FileSharing(OtherNodes):
+class FileSharing(Neighbours):
     """Takes part in the group with a manifest; see nodegroup.Participant. It calls `on_written` with files that
     programs of other nodes write to. A node that is in no group is told no writes: its programs may read copies that
     were staged before."""
@@ -103,7 +103,7 @@ class FileSharing(OtherNodes):
         self._announce()
 
     def announce(self) -> None:
-        """See OtherNodes."""
+        """See Neighbours."""
         self._announces = True
         self._announce()
 
@@ -215,7 +215,7 @@ class FileSharing(OtherNodes):
         self._group.send(exchange.Offer(message.node, exchange.Why.UNKNOWN, message.ids))
 
     def written(self, ids: Iterable[int]) -> None:
-        """See OtherNodes."""
+        """See Neighbours."""
         new = array("I", ids)
         self._told.extend(new)
         if self.joined:
@@ -226,7 +226,7 @@ class FileSharing(OtherNodes):
             self._group.send(message)
 
     def reading(self, now: float) -> None:
-        """See OtherNodes."""
+        """See Neighbours."""
         untold = self._engine.queue.large.reads.untold(now)
         if self.joined and untold:
             for message in exchange.in_messages(exchange.Reading(tuple(untold))):

@@ -84,7 +84,7 @@ class Conditions:
     """The cap of the whole job."""
     nodes: int = 1
     sharing: Sharing | None = None
-    """What several nodes get from each other; it replaces `fit`."""
+    """The shares that several nodes keep and get from each other; they replace `fit`."""
 
 
 def queued_s(alone_s: float, shared_s: tuple[float, ...], readers: int) -> float:

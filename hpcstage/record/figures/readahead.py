@@ -30,7 +30,7 @@ KERNEL_PAGE_BYTES = 4096
 COPY_READ_BYTES = 1024 * 1024
 """Copies read so much at a time."""
 FEW_READS = 4
-"""Of fewer reads of a file than this, the mean says nothing about the first one, which may be that of a header."""
+"""The mean of fewer reads of a file says nothing about the first one, which may be that of a header."""
 PLAYED = 2000
 """At most this many pieces of a file, or windows, are simulated; the other pieces take the mean of these."""
 SOLVED_BYTES, HALVINGS = 4 * 1024 * 1024, 20

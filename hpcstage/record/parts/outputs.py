@@ -59,4 +59,4 @@ class OutputsPart:
     is_gone: bool = False
     """Whether `local_dir` was removed, moved or unmounted while the command ran; `directory` lost nothing."""
     nodes: tuple[NodeOutputs, ...] | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    """What each node wrote, where there are several; all else is of all of them."""
+    """The files of each node, where there are several; all other figures are of all of them."""
