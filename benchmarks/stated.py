@@ -126,6 +126,17 @@ def _peer(result: Result, column: str) -> str:
     return "; ".join(f"{small:.2f}, {large:.2f}" for small, large in pairs)
 
 
+def _saves(result: Result, programs: str) -> str:
+    said = (
+        _range(result.figures(f"{programs}: {what} less than a full generation"), ".1f") for what in ("bytes", "time")
+    )
+    return "; ".join(f"{text} %" for text in said) + " less"
+
+
+def _way(result: Result, way: str) -> str:
+    return ", ".join(f"{result.median('ways', way, key):.2f}" for key in ("still_s", "safe_s", "load_s")) + " s"
+
+
 X1, NETS = "cnn x1 E1 high", ("alexnet", "resnet")
 ROWS: tuple[Row, ...] = (
     Row(
@@ -318,6 +329,65 @@ ROWS: tuple[Row, ...] = (
             + " GB/s"
             for size in ("64 KB", "1 MB")
         ),
+        optional=True,
+    ),
+    Row(
+        "checkpoint",
+        "A checkpoint of a PyTorch program that changes little (frozen body; adapters), incremental against full, 4 nodes and 2 parities, no network: bytes; time of writing, comparing and encoding (aim: 83.8 % less, as in paper 001)",
+        lambda r: _saves(r, "(frozen body|adapters).*"),
+        optional=True,
+    ),
+    Row(
+        "checkpoint",
+        "The same, half of the state changes (top layer trained by Adam; aim: 28.4 % less, as in paper 001)",
+        lambda r: _saves(r, "top layer.*"),
+        optional=True,
+    ),
+    Row(
+        "checkpoint",
+        "The same, all blocks change (dense Adam; embeddings with SGD): what it takes over a full checkpoint (aim: at most 0.1 % of the bytes, 15 % of the time)",
+        lambda r: "; ".join(
+            f"{max(-v for v in r.figures(f'(dense|embedding).*: {what} less than a full generation')):.1f} % of {said}"
+            for what, said in (("bytes", "the bytes at most"), ("time", "the time at most"))
+        ),
+        optional=True,
+    ),
+    Row(
+        "checkpoint",
+        "Encoding with 8, 16, 32 data nodes and 2 parities, most / least for each byte of a node (aim: at most 1.2): counted bytes; measured processor time; time by simulation, whose terms are measured",
+        lambda r: "; ".join(
+            _range(r.figures(f"pipeline, .*: most / least, {what}.*"), ".2f")
+            for what in ("counted", "measured", "simulated")
+        ),
+        optional=True,
+    ),
+    Row(
+        "checkpointer",
+        "`hpcstage.torch.Checkpointer.save()` of 1 GB, from the second on, until training may go on / `copy_` of each tensor into memory that is there: 70; 4,000 tensors (15 rounds, aim: at most 1.15)",
+        lambda r: "; ".join(
+            f"{r.figure(f'save, {count} tensors: save() against copy_ of each'):.2f}" for count in (70, 4000)
+        ),
+        optional=True,
+    ),
+    Row(
+        "checkpointer",
+        "A training on both processors that saves 1 GB each minute / one that saves nothing (three rounds, aim: at most 1.05); until a save is safe on the local disk",
+        lambda r: (
+            f"{r.figure('training that saves each minute against none'):.2f}; "
+            f"{r.median('training', 'Checkpointer', 'safe_s'):.1f} s"
+        ),
+        optional=True,
+    ),
+    Row(
+        "checkpointer",
+        "1 GB on the local disk by Checkpointer; torch.save; torch.distributed.checkpoint: training stands still, until it is safe, loading",
+        lambda r: "; ".join(_way(r, f"{tool}, local disk") for tool in ("Checkpointer", "torch.save", "DCP")),
+        optional=True,
+    ),
+    Row(
+        "checkpointer",
+        "The same to emulated shared storage of 500 MB/s; torch.distributed.checkpoint plain and async",
+        lambda r: "; ".join(_way(r, f"{tool}, shared") for tool in ("Checkpointer", "torch.save", "DCP", "DCP async")),
         optional=True,
     ),
     Row(

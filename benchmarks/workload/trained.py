@@ -66,6 +66,14 @@ def frozen_body(width: int) -> TrainedProgram:
     return TrainedProgram(model, torch.optim.Adam(head.parameters()), lambda: torch.randn(BATCH, width))
 
 
+def top_layer(width: int) -> TrainedProgram:
+    """A model of which Adam trains the top layer: about half of the state, with two thirds of that the optimizer's."""
+    body = nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(LAYERS - 1)))
+    top = nn.Linear(width, width)
+    model = nn.Sequential(body.requires_grad_(False), top)
+    return TrainedProgram(model, torch.optim.Adam(top.parameters()), lambda: torch.randn(BATCH, width))
+
+
 def adapters(width: int) -> TrainedProgram:
     """Frozen layers with adapters of rank 8 that AdamW trains."""
     model = nn.Sequential(*(_Adapter(width) for _ in range(LAYERS)))
@@ -97,6 +105,7 @@ def dense(width: int) -> TrainedProgram:
 PROGRAMS: Mapping[str, Callable[[int], TrainedProgram]] = {
     "frozen body, Adam head": frozen_body,
     "adapters, AdamW": adapters,
+    "top layer, Adam": top_layer,
     "embedding, SGD": embedding,
     "dense, Adam": dense,
 }

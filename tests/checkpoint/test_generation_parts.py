@@ -27,6 +27,11 @@ from hpcstage.checkpoint.generations.xor import ProbedXor
 FULL, DELTA, XOR = GenerationKind.FULL, GenerationKind.DELTA, GenerationKind.XOR
 
 
+def slow_disk(changed_bytes: int, xor: ProbedXor) -> Measurement:
+    """A state of 1 GB, and a disk that takes 300 MB in a second."""
+    return Measurement(10**9, changed_bytes, xor, written_bytes_per_s=3e8)
+
+
 @pytest.mark.parametrize(
     ("measured", "kind", "reason"),
     [
@@ -50,6 +55,14 @@ FULL, DELTA, XOR = GenerationKind.FULL, GenerationKind.DELTA, GenerationKind.XOR
         (Measurement(1000, 500, None, 3, 2500), DELTA, "50 % of the state changed"),
         (Measurement(1000, 500, ProbedXor(0.5, 4), 3, 2700), XOR, "50 % of the state changed"),
         (Measurement(0, 0, None), DELTA, "0 % of the state changed"),
+        (slow_disk(10**9, ProbedXor(0.1, 4, 2e-9)), XOR, "the differences compress to 10 % of it"),
+        (slow_disk(10**9, ProbedXor(0.1, 4, 4e-9)), FULL, "compress to 10 % of it, which takes 4 s and saves 3 s of w"),
+        (
+            slow_disk(10**9 // 2, ProbedXor(0.1, 4, 4e-9)),
+            DELTA,
+            "10 % of it, which takes 2 s and saves 1.5 s of writing",
+        ),
+        (slow_disk(10**9, ProbedXor(0.9, 4, 1e-12)), FULL, "compress to 90 % of it, which saves too little"),
     ],
 )
 def test_the_kind_follows_from_what_was_measured(measured: Measurement, kind: GenerationKind, reason: str) -> None:
@@ -180,11 +193,12 @@ def test_a_difference_gives_the_block_back(block: bytes, base: bytes, width: int
 def test_the_probe_finds_the_width_of_the_words() -> None:
     values = np.random.default_rng(0).standard_normal(100_000).astype(np.float32)
     moved = values * np.float32(1 + 2**-16)
-    found = xor.probe([(values.view(np.uint8), moved.view(np.uint8))])
+    found = xor.probe([values.view(np.uint8)], [moved.view(np.uint8)])
     assert found is not None
+    assert 1e-12 < found.seconds_per_byte < 1e-4
     assert found.width == 4
     assert found.share < 0.5
-    assert xor.probe([]) is None
+    assert xor.probe([], []) is None
 
 
 @pytest.mark.skipif(not xor.available(), reason=xor.MISSING)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -225,6 +226,37 @@ def test_without_zstandard_a_difference_is_refused(
     restored = restore_newest(LocalSource(tmp_path / "store"), tmp_path / "restored")
     assert restored.number == 1
     assert "zstandard is missing" in restored.refused[0].reason
+
+
+class SlowFiles(Files):
+    """Takes some time for each call of one function, if there is one."""
+
+    slow: object = None
+
+    def call(self, function, /, *arguments, **options):
+        if function is self.slow:
+            time.sleep(0.02 if function is os.preadv else 0.1)
+        return super().call(function, *arguments, **options)
+
+
+@needs_zstd
+@pytest.mark.parametrize(("slow", "kind"), [(os.fsync, GenerationKind.XOR), (os.preadv, GenerationKind.FULL)])
+def test_differences_are_taken_only_where_the_disk_takes_longer_for_the_bytes(
+    tmp_path: Path, state: Path, slow: object, kind: GenerationKind
+) -> None:
+    """Of a state that changed everywhere. Where writing is slow differences save time; where what they differ from is
+    read slowly, they take more than they save, and the reason says so."""
+    (state / "weights").write_bytes(noise(9 * MEBI, 1))
+    files = SlowFiles()
+    with GenerationStore(tmp_path / "store", files=files) as store:
+        files.slow = os.fsync if slow is os.fsync else None
+        store.commit(FileTree(state))
+        (state / "weights").write_bytes(nudged((state / "weights").read_bytes(), 1))
+        files.slow = slow
+        made = store.commit(FileTree(state)).manifest
+    assert made.kind is kind, made.reason
+    assert ("of writing" in made.reason) is (kind is GenerationKind.FULL)
+    check_newest(tmp_path, state)
 
 
 def test_a_chain_of_the_longest_length_ends_with_a_full_generation(tmp_path: Path, state: Path) -> None:

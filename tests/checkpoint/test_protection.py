@@ -20,7 +20,7 @@ pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 from hpcstage.checkpoint.coding.erasurecode import ErasureCode
 from hpcstage.checkpoint.coding.routes import FORMS, broadcast, fan_in
 from hpcstage.checkpoint.generations.files import OWN_PARTS, Files, GenerationId, GenerationPart, generation_path
-from hpcstage.checkpoint.generations.manifest import DamagedGeneration
+from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationKind
 from hpcstage.checkpoint.generations.reading import LocalSource
 from hpcstage.checkpoint.generations.restoring import NothingToRestore, restore_newest, verify
 from hpcstage.checkpoint.generations.state import FileTree
@@ -250,6 +250,38 @@ def test_parities_are_spread_evenly(local_dir: Path) -> None:
     assert max(held) == pytest.approx(own * 2 / 4, rel=0.1)
 
 
+@pytest.mark.parametrize("size", SIZES, ids=IDS)
+def test_flipped_bits_in_every_part_of_m_nodes_are_survived_and_of_one_more_refused(
+    local_dir: Path, size: CodeSize
+) -> None:
+    """Every block of the data, or of the parities, or the manifest, of as many nodes as the code allows, and one
+    more. A record that is damaged is read from another node; a manifest is data of the code."""
+    job = made_job(local_dir, size)
+    damaged = job.nodes[1 : 1 + size.m]
+    for part in (GenerationPart.DATA, GenerationPart.PARITY, GenerationPart.MANIFEST):
+        kept = {node: job.part(node, part).read_bytes() for node in job.nodes}
+        for node in damaged:
+            flip_every_block(job.part(node, part))
+        for node in job.nodes:
+            with job.seen_by(node) as source:
+                verify(source, 1)
+                found = {node} & set(damaged) if part is not GenerationPart.PARITY else set()
+                assert found <= source.damaged <= (set(damaged) if found else set())
+            assert job.is_restored(node)
+        for node, content in kept.items():
+            job.part(node, part).write_bytes(content)
+    for node, part in itertools.product(job.nodes[: size.m + 1], (*OWN_PARTS, GenerationPart.PARITY)):
+        flip_every_block(job.part(node, part))
+    with job.seen_by("n0") as source, pytest.raises(DamagedGeneration, match=f"parts on {size.m + 1} nodes"):
+        verify(source, 1)
+
+
+def flip_every_block(path: Path) -> None:
+    """Flips a bit in each block, the last of which may be short."""
+    for offset in range(0, path.stat().st_size, BLOCK):
+        flip(path, offset)
+
+
 class TestDamage:
     """Flipped bits: found by their checksums and survived, as long as no stripe loses more than m blocks."""
 
@@ -378,6 +410,53 @@ def test_an_encoding_that_ends_between_any_two_calls_is_done_again(local_dir: Pa
             verify_without(job, node)
         assert not list(local_dir.glob("stores/*/*/.*"))
     assert states == {0, 1, 2, 3}
+
+
+def test_a_group_that_ends_between_any_two_calls_of_a_commit_has_the_generation_before(local_dir: Path) -> None:
+    """One process commits for all nodes, encodes, and drops the generation before. Wherever it ends, any node may be
+    lost besides: the others restore what was saved before, or what is saved now."""
+    job = made_job(local_dir, CodeSize(2, 1))
+    before = {node: tree(job.state(node)) for node in job.nodes}
+    for node in job.nodes:
+        overwrite(job.state(node) / "step_1.pt", 300, b"changed")
+    after = {node: tree(job.state(node)) for node in job.nodes}
+    settled(job)
+    shutil.copytree(local_dir / "stores", local_dir / "before")
+    full = replace(POLICY, always=GenerationKind.FULL)
+
+    def save(files: Files) -> None:
+        identity = GenerationId.new(2)
+        for node in job.nodes:
+            with GenerationStore(job.store(node), full, files) as store:
+                store.commit(FileTree(job.state(node)), identity)
+        replace(job.group, files=files).encode(2)
+        for node in job.nodes:
+            with GenerationStore(job.store(node), full, files) as store:
+                store.drop_all_but([2])
+
+    counted, seen = EndedFiles(1 << 40), set[tuple[int, ...]]()
+    save(counted)
+    for at in range((1 << 40) - counted.left):
+        shutil.rmtree(local_dir / "stores")
+        shutil.copytree(local_dir / "before", local_dir / "stores")
+        with suppress(KeyboardInterrupt):  # where nothing but closing is left, it ends by itself
+            save(EndedFiles(at))
+        found = []
+        for lost in job.nodes:
+            with job.seen_by(lost, [lost]) as source:
+                number = restore_newest(source, local_dir / "restored").number
+            assert tree(local_dir / "restored") == (before if number == 1 else after)[lost]
+            shutil.rmtree(local_dir / "restored")
+            found.append(number)
+        seen.add(tuple(found))
+    assert {(1, 1, 1), (2, 2, 2)} <= seen
+
+
+def settled(job: Job) -> None:
+    """Saves the states once, so that they are older than a tick of the clock and are looked at once from here on."""
+    for node in job.nodes:
+        with GenerationStore(job.top / "settled", POLICY) as store:
+            store.commit(FileTree(job.state(node)))
 
 
 def verify_without(job: Job, node: str) -> None:

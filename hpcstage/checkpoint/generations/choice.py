@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hpcstage.checkpoint.generations.layout import BLOCK_BYTES
 from hpcstage.checkpoint.generations.manifest import GenerationKind
 from hpcstage.checkpoint.generations.xor import ProbedXor
-from hpcstage.units import format_share, format_size
+from hpcstage.units import format_duration, format_share, format_size
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,9 @@ class GenerationPolicy:
     delta_worth: float = 0.10
     """The least share of the state that a delta must save against a full generation."""
     xor_worth: float = 0.25
-    """The least share of the state that an XOR must save against a delta. It takes a core some three seconds for each
-    GB, a multiple of what a disk takes for the bytes."""
+    """The least share of the state that an XOR must save against a delta. It takes a core a second or more for each GB,
+    and as long again for each generation of its chain. Where the disk is measured to take the saved bytes in less time,
+    there is no XOR."""
     always: GenerationKind | None = None
     """The kind that is taken wherever it is possible, whatever was measured."""
 
@@ -44,6 +45,8 @@ class Measurement:
     """The bytes of their data."""
     hindrance: str = ""
     """Why there is nothing to compare with, or no probe."""
+    written_bytes_per_s: float | None = None
+    """The bytes that the disk takes in a second, as measured with blocks that were stored as they are."""
 
 
 @dataclass(frozen=True)
@@ -79,22 +82,30 @@ def _by_bytes(measured: Measurement, changed_bytes: int, policy: GenerationPolic
     share = format_share(changed_bytes / measured.state_bytes) if measured.state_bytes else "0 %"
     text = f"{share} of the state changed"
     if measured.xor is not None and policy.always is not GenerationKind.DELTA:
-        saved = changed_bytes * (1 - measured.xor.share)
-        if saved >= policy.xor_worth * measured.state_bytes or policy.always is GenerationKind.XOR:
-            squeezed = format_share(measured.xor.share)
-            text += f", the differences compress to {squeezed} of it"
+        why_not = _why_no_xor(measured, measured.xor, changed_bytes, policy)
+        if not why_not or policy.always is GenerationKind.XOR:
+            text += f", the differences compress to {format_share(measured.xor.share)} of it"
             return KindChoice(GenerationKind.XOR, text, measured.xor.width)
-    why = _no_xor(measured)
+        why = f", the differences compress to {format_share(measured.xor.share)} of it, {why_not}"
+    else:
+        why = f"; {measured.hindrance}" if measured.hindrance else ""
     saved = measured.state_bytes - changed_bytes
     if saved >= policy.delta_worth * measured.state_bytes or policy.always is not None:
         return KindChoice(GenerationKind.DELTA, text + why)
     return KindChoice(GenerationKind.FULL, text + why)
 
 
-def _no_xor(measured: Measurement) -> str:
-    if measured.xor is None:
-        return f"; {measured.hindrance}" if measured.hindrance else ""
-    return f", the differences compress to {format_share(measured.xor.share)} of it, which saves too little"
+def _why_no_xor(measured: Measurement, probed: ProbedXor, changed_bytes: int, policy: GenerationPolicy) -> str:
+    """Returns why differences are not worth their time; nothing if they are."""
+    saved_bytes = changed_bytes * (1 - probed.share)
+    if saved_bytes < policy.xor_worth * measured.state_bytes:
+        return "which saves too little"
+    if measured.written_bytes_per_s is None:
+        return ""
+    takes_s, saves_s = changed_bytes * probed.seconds_per_byte, saved_bytes / measured.written_bytes_per_s
+    if takes_s <= saves_s:
+        return ""
+    return f"which takes {format_duration(takes_s)} and saves {format_duration(saves_s)} of writing"
 
 
 def _bounded(found: KindChoice, measured: Measurement, changed_bytes: int, policy: GenerationPolicy) -> KindChoice:

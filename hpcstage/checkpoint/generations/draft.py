@@ -96,8 +96,9 @@ class GenerationDraft:
         """Returns the bytes of the blocks that a generation of this kind stores, before they are compressed."""
         return int(self.layout.lengths[self.stored(kind)].sum())
 
-    def choose(self, policy: GenerationPolicy) -> KindChoice:
-        """Chooses the kind. Raises DamagedGeneration if the generation before turns out to be damaged."""
+    def choose(self, policy: GenerationPolicy, written_bytes_per_s: float | None = None) -> KindChoice:
+        """Chooses the kind; `written_bytes_per_s` is what the disk was measured to take. Raises DamagedGeneration if
+        the generation before turns out to be damaged."""
         state_bytes = self.stored_bytes(GenerationKind.FULL)
         changed_bytes = None if self.before.opened is None else self.stored_bytes(GenerationKind.DELTA)
         measured = Measurement(
@@ -107,6 +108,7 @@ class GenerationDraft:
             len(self.before.chain),
             self.before.chain_bytes,
             self.before.hindrance or ("" if xor.available() else xor.MISSING),
+            written_bytes_per_s,
         )
         return choose(measured, policy)
 
@@ -143,7 +145,7 @@ class GenerationDraft:
             return None
         chosen = xor.probed(candidates)
         theirs = (self.before.block(int(self.difference.bases[block])) for block in chosen)
-        found = xor.probe(zip(self._read(chosen), theirs, strict=True))
+        found = xor.probe(list(self._read(chosen)), theirs)
         if found is None:
             return None
         share = self._bytes(candidates) / self._bytes(changed)

@@ -31,6 +31,9 @@ from hpcstage.checkpoint.generations.table import RECORD
 from hpcstage.checkpoint.generations.terms import CommitTerms
 from hpcstage.checkpoint.generations.writing import DataFile, write_blocks
 
+_RATED_BYTES = 8 << 20
+"""The least bytes whose time tells the rate of the disk: of fewer it tells what a commit costs that writes nothing."""
+
 
 @dataclass(frozen=True)
 class SavedGeneration:
@@ -79,6 +82,7 @@ class GenerationStore:
         self._files = files or Files()
         self._verified: set[int] = set()
         self._turn = threading.Lock()
+        self._written_bytes_per_s: float | None = None
         self._directory = StoreDirectory(self._files, directory)
 
     def __enter__(self) -> GenerationStore:
@@ -120,10 +124,11 @@ class GenerationStore:
             draft = draft_of(found, self._before(source), self._policy.block_bytes, allowed)
             commit = _Commit(self._directory.path(chosen.number), chosen, allowed, began_s)
             try:
-                saved = _written(self._files, draft, draft.choose(self._policy), commit)
+                saved = _written(self._files, draft, draft.choose(self._policy, self._written_bytes_per_s), commit)
             except DamagedGeneration as error:
                 saved = _written(self._files, draft, _full_beside(error), commit)
             self._verified.add(saved.manifest.number)
+            self._note_rate(saved)
         return saved
 
     def restore_newest(self, directory: Path) -> RestoredState:
@@ -177,6 +182,11 @@ class GenerationStore:
         self._directory.check_held()
         with self._turn:
             yield
+
+    def _note_rate(self, saved: SavedGeneration) -> None:
+        """Keeps what the disk took in a second, for the next choice."""
+        if saved.manifest.kind is not GenerationKind.XOR and saved.written_bytes >= _RATED_BYTES and saved.write_s > 0:
+            self._written_bytes_per_s = saved.written_bytes / saved.write_s
 
     def _verify(self, source: LocalSource, number: int) -> None:
         """Reads a generation once in this process. Raises DamagedGeneration."""

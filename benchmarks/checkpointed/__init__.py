@@ -1,0 +1,1 @@
+"""What `benchmarks.checkpoint` measures: states saved in generations and encoded, and the pipeline over many nodes."""
