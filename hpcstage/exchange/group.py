@@ -107,4 +107,4 @@ class GroupService(ExchangeService):
             self._beat_due = now + self._silence_s / 4
             self.station.post.send(ControlFrame(Sort.BEAT).pack(), (self._position + 1) % len(nodes), CONTROL_TAG)
         if now - heard[neighbour] > self._silence_s:
-            raise Silence(f"nothing was heard of node {nodes[neighbour]} for {self._silence_s:g} s")
+            raise Silence(f"nothing was heard from node {nodes[neighbour]} for {self._silence_s:g} s")

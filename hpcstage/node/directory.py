@@ -150,7 +150,7 @@ def _base(base: Path) -> Iterator[int]:
     except OSError as error:
         what = f"{base} cannot be used: {error.strerror}"
         if base.is_symlink():
-            what = f"{base} is a symbolic link, which we do not follow"
+            what = f"{base} is a symbolic link, which hpcstage does not follow"
         raise LocalDiskProblem(what, "remove it, or give another --local-dir") from None
     try:
         found = os.fstat(fd)

@@ -307,7 +307,7 @@ class RunOutputs:
             if report is None:
                 return outputpart.unknown(self.part, "the staging daemon did not say what became of them")
             if not self._is_well_drained(place):
-                return outputpart.unknown(self.part, "somebody else works on them")
+                return outputpart.unknown(self.part, "another process is working on them")
             part = outputpart.part_of(report, self.part)
             part = outputpart.with_moved(part, place.strangers())
         return part

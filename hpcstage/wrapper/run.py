@@ -152,7 +152,7 @@ def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
     with _warning("cannot note that the command runs"):
         session.started(child.pid)
     status = child.wait(_watch_of(session))
-    with _warning("cannot end this run in order"):
+    with _warning("cannot end this run cleanly"):
         session.ended(child.read_bytes)
         if session.directories is not None:
             _drain(session.directories, session, signals, status)

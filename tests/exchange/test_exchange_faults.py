@@ -133,7 +133,7 @@ def test_an_exchange_that_hangs_ends_the_group(group):
         stopped.send_signal(signal.SIGCONT)
     assert one.wait() != 0
     wait_for(lambda: all_gone([stopped, *others]), GONE_S, "the end of all processes")
-    assert "nothing was heard of node" in one.text()
+    assert "nothing was heard from node" in one.text()
 
 
 def test_what_a_node_that_leaves_has_sent_is_taken_and_the_rest_is_refused_after_the_new_membership(group):
@@ -182,7 +182,7 @@ def test_mail_of_others_is_no_sign_of_life_of_the_neighbour(group):
     finally:
         stopped.send_signal(signal.SIGCONT)
     assert one.wait() != 0
-    assert "nothing was heard of node 0" in one.text()
+    assert "nothing was heard from node 0" in one.text()
 
 
 def test_an_interrupt_from_a_terminal_does_not_end_exchanges(group):

@@ -111,7 +111,7 @@ def test_a_node_without_any_part() -> None:
     assert record["group"]["missing"] == ["node0002"]
     assert "no report from node0002" in {p["text"] for p in record["problems"]}
     unheard = record_of(run(2), [node(1, 2)])
-    assert row(unheard, "node0000")["why"] == "nothing was heard of it"
+    assert row(unheard, "node0000")["why"] == "nothing was heard from it"
 
 
 def test_a_daemon_that_died() -> None:

@@ -256,7 +256,7 @@ def test_a_directory_that_is_made_anew_stays_while_somebody_else_works_on_it(
     finally:
         held.let_go()
     assert wrapper.returncode == NOT_DRAINED
-    assert b"somebody else works on them" in said
+    assert b"another process is working on them" in said
     assert hpcstage("clean", "--drain").returncode == 0
     assert os.listdir(results) == ["new"]
     assert kept(local_dir) == []

@@ -20,7 +20,7 @@ REASONS = {
     # "large" has no entry: the daemon itself reports which files were left at the source, whoever opened them.
     "unknown": (
         "were not there when the dataset was scanned, or not regular files",
-        "files that the program makes itself need no staging; else put their directory into --data",
+        "files that the program makes itself need no staging; otherwise name their directory with --data",
     ),
     "later": (
         "went to the source because waiting for the copy would have taken longer",
@@ -35,14 +35,14 @@ REASONS = {
     ),
     "timeout": (
         "got no answer from the daemon in time",
-        "leave the daemon some processor time: use one loader worker less",
+        "leave the daemon some processor time: use one loader worker fewer",
     ),
     "no_daemon": ("found no staging daemon", "if the daemon ended early, its log is in nodes/ of the run directory"),
     "settled": (
         "were of files that had not been staged when staging stopped",
         "the notes say why it stopped; files that appeared later are not staged",
     ),
-    "local_error": ("could not be read from the local disk", "look at the health and the quota of the local disk"),
+    "local_error": ("could not be read from the local disk", "check the health and the quota of the local disk"),
     "unstated": (
         "went to the source without a stated reason",
         "`hpcstage report --json` lists the processes under nodes",

@@ -61,7 +61,7 @@ def reason_of(run: RunPart, node: NodePart, state: Presence) -> str | None:
     told = told or list(node.problems)
     if told:
         return without_host(told[0].text, node.host)
-    return (node.group and node.group.why) or "its daemon did not end in order"
+    return (node.group and node.group.why) or "its daemon did not shut down cleanly"
 
 
 def _of_host(run: RunPart, host: str) -> list[Problem]:
@@ -73,7 +73,7 @@ def _of_host(run: RunPart, host: str) -> list[Problem]:
 def unheard_why(run: RunPart, host: str) -> str:
     """Says why a node without a part did not come up, as `reason_of` does for a node with one."""
     told = _of_host(run, host)
-    return without_host(told[0].text, host) if told else "nothing was heard of it"
+    return without_host(told[0].text, host) if told else "nothing was heard from it"
 
 
 def without_host(text: str, host: str) -> str:
