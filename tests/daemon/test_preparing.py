@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import time
@@ -125,6 +126,20 @@ def test_what_has_gone_meanwhile_is_a_failure_that_is_said(node: Node) -> None:
     shutil.rmtree(node.path / nodedir.SCAN)
     node.scan_ends()
     assert (node.ready, len(node.failed)) == ([], 1)
+
+
+def test_a_scan_that_cannot_be_started_is_a_failure_that_is_said(tmp_path: Path) -> None:
+    """Nobody waits for it: the daemon leaves the group, so that other nodes do not wait for its list either."""
+    helpers = Helpers()
+    node = Node(tmp_path, helpers)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        node.preparing.scan()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    helpers.close()
+    assert (node.ready, node.failed) == ([], ["the scan could not be started"])
 
 
 def test_files_that_a_child_of_a_program_has_open_are_seen(node: Node) -> None:

@@ -73,6 +73,18 @@ def test_failed_nodes_come_first_then_slow_ones() -> None:
     assert "node0000 alone 25.0 s to 35.0 s: " in whole
 
 
+def test_the_slow_node_that_costs_most_comes_first() -> None:
+    record = copy.deepcopy(CASES["64 nodes, many failed"]())
+    slow = [row for row in record["nodes"] if row["slow"]]
+    for place, row in enumerate(slow):
+        row["behind_s"] = float((place * 3) % len(slow))
+    said = [word.rstrip(":") for line in section(record) for word in line.split()[:1]]
+    names = {row["host"]: -row["behind_s"] for row in slow}
+    shown_names = [name for name in said if name in names]
+    assert len(shown_names) > 1
+    assert shown_names == sorted(names, key=names.__getitem__)[: len(shown_names)]
+
+
 def test_many_failed_nodes_take_two_lines() -> None:
     said = section("1024 nodes")
     assert said[2].startswith("  !! 150 of 1024 nodes never came up (node0725, node0727, node0729, ...): ")
