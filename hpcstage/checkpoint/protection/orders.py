@@ -12,9 +12,10 @@ from hpcstage.checkpoint.coding.erasurecode import NoErasureCode
 from hpcstage.checkpoint.coding.routes import FORMS
 from hpcstage.checkpoint.coding.stripes import Striping
 from hpcstage.checkpoint.generations.files import GenerationId
-from hpcstage.checkpoint.generations.layout import BLOCK_BYTES
 from hpcstage.checkpoint.protection.groups import CodeSize
 
+CODED_BLOCK_BYTES = 256 << 10
+"""Larger than the blocks of a generation: each costs the exchanges as much as some 100 KB more."""
 MOST_BLOCK_BYTES = 4 << 20
 MOST_STRIPE_BYTES = 32 << 20
 """The most bytes of one message between two nodes: a block for each parity."""
@@ -42,7 +43,7 @@ class EncodeOrder:
     names: tuple[str, ...]
     """The members' names in the record, in the same order."""
     size: CodeSize
-    block_bytes: int = BLOCK_BYTES
+    block_bytes: int = CODED_BLOCK_BYTES
     form: str = "pipeline"
     """The way of the blocks: a name in `coding.routes.FORMS`."""
     trial: int = 0

@@ -34,6 +34,8 @@ class RemoteSource:
         self._timeout_s = timeout_s
         self._sizes: dict[tuple[int, GenerationPart], int] = {}
         self._pieces: dict[tuple[int, GenerationPart, int], bytes] = {}
+        self._missing: dict[tuple[int, GenerationPart], OSError] = {}
+        """Files that the node does not have; a rebuild asks for each of their blocks."""
         self._unreachable: OSError | None = None
 
     def numbers(self) -> Sequence[int]:
@@ -45,14 +47,15 @@ class RemoteSource:
         found = self._sizes.get((number, part))
         if found is None:
             where = self._node, self._key, number, part
-            found = self._sizes[number, part] = self._asked(lambda: self._link.size_bytes(*where, self._timeout_s))
+            found = self._asked_of(number, part, lambda: self._link.size_bytes(*where, self._timeout_s))
+            self._sizes[number, part] = found
         return found
 
     def read_into(self, number: int, part: GenerationPart, view: memoryview, offset: int) -> int:
         """Fills the buffer from a place of a file of a generation; returns how much there was."""
         if len(view) >= MAX_PIECE_BYTES:
             where = self._node, self._key, number, part, offset, len(view)
-            content = self._asked(lambda: self._link.read(*where, self._timeout_s))
+            content = self._asked_of(number, part, lambda: self._link.read(*where, self._timeout_s))
             view[: len(content)] = content
             return len(content)
         done = 0
@@ -71,11 +74,22 @@ class RemoteSource:
         if found is None:
             size = MAX_PIECE_BYTES
             where = self._node, self._key, number, part, piece * size, size
-            found = self._asked(lambda: self._link.read(*where, self._timeout_s))
+            found = self._asked_of(number, part, lambda: self._link.read(*where, self._timeout_s))
             if len(self._pieces) >= _KEPT_PIECES:
                 del self._pieces[next(iter(self._pieces))]
         self._pieces[key] = found
         return found
+
+    def _asked_of(self, number: int, part: GenerationPart, ask: Callable[[], _T]) -> _T:
+        """Asks about a file, unless the node does not have it."""
+        if (missing := self._missing.get((number, part))) is not None:
+            raise OSError(missing.errno, missing.strerror)
+        try:
+            return self._asked(ask)
+        except OSError as error:
+            if error.errno == errno.ENOENT:
+                self._missing[number, part] = error
+            raise
 
     def _asked(self, ask: Callable[[], _T]) -> _T:
         """Asks, unless the node did not answer before: a node that is lost is waited for once."""

@@ -94,6 +94,9 @@ class Encoding:
         self._stripes: StripeWork | None = None
         self._is_opening = False
         self._rounds: Counter[int] = Counter()
+        """How many members have finished each round."""
+        self._finished = 0
+        """The rounds that all have finished."""
         self._in_lane = 0
         self._is_closing = False
         self._sums: dict[int, _Pieces] = {place: _Pieces() for place in self._others}
@@ -235,12 +238,9 @@ class Encoding:
 
     def _begin_rounds(self, stripes: StripeWork) -> bool:
         """Begins what the others let begin, round after round."""
-        from hpcstage.exchange.coding.stripework import ROUNDS
-
-        finished = 0
-        while self._rounds[finished] == len(self.order.nodes):
-            finished += 1
-        idle = stripes.begin(finished + ROUNDS)
+        while self._rounds[self._finished] == len(self.order.nodes):
+            self._finished += 1
+        idle = stripes.begin(self._finished)
         for number in idle:
             self._finish(stripes, number)
         return bool(idle)

@@ -103,10 +103,11 @@ class StripeWork:
 
     # ---- rounds
 
-    def begin(self, most: int) -> list[int]:
-        """Begins the rounds below `most`; returns those of them in which this node has nothing to do."""
+    def begin(self, finished: int) -> list[int]:
+        """Begins what may begin when so many rounds are finished; returns the rounds in which this node has nothing to
+        do."""
         idle = []
-        while self._begun < min(most, self.rounds):
+        while self._begun < min(finished + ROUNDS, self.rounds):
             tasks = list(self._made(self._begun))
             self._left[self._begun] = len(tasks)
             if not tasks:

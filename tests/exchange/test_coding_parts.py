@@ -1,0 +1,202 @@
+"""The parts of the coding service that need no MPI: its messages, its pace, its thread, its socket."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+
+import pytest
+
+from hpcstage.exchange.coding import stores
+from hpcstage.exchange.coding.pace import OWED_S, PATIENCE_S, QUIET_S, Pace
+from hpcstage.exchange.coding.port import KeeperPort
+from hpcstage.exchange.coding.quiet import LOWEST, become_background
+from hpcstage.exchange.coding.wire import BLOCK_HEAD_BYTES, BlockHead, Word
+from hpcstage.exchange.transport.frames import FrameError
+from hpcstage.protocol import coding
+from hpcstage.protocol.coding import CodingLinkError, MessageStream, pack
+
+MESSAGES = [
+    coding.Hold("own", "/local/ckpt"),
+    coding.Tell(3, b"\0\xff" * 100),
+    coding.Encode(7, "ab" * 16, 2, "/local/ckpt", [0, 2, 1], ["a", "b", "ä"], 2, 1, 4096, "fan-in", 0.5, 0.0, 60.0),
+    coding.Read(1, 2, "own", 7, "data", 1 << 40, 10),
+    coding.ListStore(2, 0, "own"),
+    coding.Welcome(4),
+    coding.Members(b"{}"),
+    coding.Said(1, b""),
+    coding.KeeperGone(2),
+    coding.EncodeEnded(7, "ab" * 16, 2, "n1: No space left on device", 1.5, 1 << 40, 5),
+    coding.Answer(1, 2, "No such file or directory", 0, b"x" * 70_000),
+]
+
+
+def test_messages_come_as_they_were_in_whatever_pieces():
+    data, stream, found = b"".join(map(pack, MESSAGES)), MessageStream(), []
+    draw = random.Random(5)
+    while data:
+        cut = draw.choice([1, 3, 100, 5000])
+        found += stream.add(data[:cut])
+        data = data[cut:]
+    assert found == MESSAGES
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        coding.HEAD.pack(1 << 30, 0),
+        coding.HEAD.pack(10, 1 << 31),
+        coding.HEAD.pack(2, 0) + b"[]",
+        coding.HEAD.pack(3, 0) + b"{}x",
+        coding.HEAD.pack(14, 0) + b'{"":"Unknown"}',
+        coding.HEAD.pack(12, 0) + b'{"":"Hold"}  ',
+        pack(coding.Welcome(1)).replace(b"1}", b'""}').replace(b"\x17", b"\x18"),
+        coding.HEAD.pack(len(b'{"":"KeeperGone","node":true,"more":1}'), 0) + b'{"":"KeeperGone","node":true,"more":1}',
+        coding.HEAD.pack(20, 3) + b'{"":"Welcome","node' + b'"' + b"xxx",
+    ],
+)
+def test_what_is_no_message_is_refused(data):
+    with pytest.raises(CodingLinkError):
+        list(MessageStream().add(data))
+
+
+def test_words_and_heads_are_checked():
+    word = Word("offer", {"digest": 1 << 63, "sizes": [1, 2]}, b"body")
+    packed = memoryview(word.pack())
+    assert Word.unpack(packed) == word
+    assert (word.number("digest"), word.numbers("sizes")) == (1 << 63, (1, 2))
+    for wrong in (b"", packed[:3], packed[:9], b"\x08\x02\0\0\0[]"):
+        with pytest.raises(FrameError):
+            Word.unpack(memoryview(wrong))
+    for look in (word.text, word.number, word.numbers):
+        with pytest.raises(FrameError):
+            look("missing")
+    buffer, head = bytearray(BLOCK_HEAD_BYTES), BlockHead(5, 1 << 63, 3, 255)
+    head.pack_into(buffer)
+    assert BlockHead.unpack(memoryview(buffer)) == head
+    with pytest.raises(FrameError):
+        BlockHead.unpack(memoryview(buffer)[:-1])
+
+
+def test_bytes_go_at_their_rate_and_a_pause_is_not_made_up_for():
+    pace, never = Pace(0.0, 1000.0), float("-inf")
+    now = pace.due(0.0, never) + 1000
+    pace.sent(500, now)
+    assert now + 0.4 <= pace.due(now, never) <= now + 0.5
+    pace.sent(500, now)
+    assert now + 0.9 <= pace.due(now, never) <= now + 1.0
+    later = now + 1000
+    pace.sent(500, later)
+    assert later + 0.4 <= pace.due(later, never) <= later + 0.5
+
+
+def test_pieces_are_rare_beside_files_and_never_stop():
+    pace = Pace(0.0, 0.0)
+    now = 1e9
+    assert pace.due(now, now - 2 * QUIET_S) <= now
+    pace.began(now)
+    assert now < pace.due(now, now) <= now + PATIENCE_S
+    assert pace.due(now + PATIENCE_S, now + PATIENCE_S) <= now + PATIENCE_S
+
+
+def test_processor_time_that_was_used_is_waited_for_a_moment(monkeypatch):
+    used = [0.0]
+    monkeypatch.setattr("hpcstage.exchange.coding.pace.time.process_time", lambda: used[0])
+    pace, never = Pace(0.5, 0.0), float("-inf")
+    now = 1e9
+    assert pace.due(now, never) <= now
+    used[0] = 0.1
+    assert now + 0.1 < pace.due(now, never) <= now + 0.2
+    used[0] = 100.0
+    assert pace.due(now, never) <= now + OWED_S
+
+
+def test_the_thread_of_the_lane_has_the_lowest_priority():
+    found = []
+
+    def look():
+        become_background()
+        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    before = os.getpriority(os.PRIO_PROCESS, os.getpid())
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert found == [LOWEST]
+    assert os.getpriority(os.PRIO_PROCESS, os.getpid()) == before
+
+
+def connected() -> socket.socket:
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    client.settimeout(10)
+    client.connect(coding.SOCK)
+    return client
+
+
+@pytest.fixture
+def port(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / coding.SOCK).write_bytes(b"left by a killed exchange")
+    made = KeeperPort()
+    yield made
+    made.close()
+    assert not os.path.exists(coding.SOCK)
+
+
+def test_a_keeper_that_says_what_makes_no_sense_is_cut_off_and_the_next_one_is_served(port):
+    with connected() as bad:
+        assert port.accept()
+        bad.send(pack(coding.Welcome(1)) + pack(MESSAGES[0]) + b"\xff" * 100)
+        assert port.receive() == []
+        assert not port.is_connected
+        assert bad.recv(1) == b""
+    with connected() as good, connected() as second:
+        assert port.accept()
+        good.send(pack(MESSAGES[0]) + pack(coding.Welcome(1)))
+        assert port.receive() == [MESSAGES[0]]
+        assert port.accept()  # the next one takes its place
+        assert good.recv(1) == b""
+        port.send(MESSAGES[-1])
+        assert next(MessageStream().add(second.recv(1 << 20))) == MESSAGES[-1]
+
+
+def test_messages_wait_for_a_keeper_that_is_slow(port):
+    with connected() as keeper:
+        assert port.accept()
+        answer = coding.Answer(1, 0, "", 0, os.urandom(1 << 20))
+        for _ in range(8):
+            port.send(answer)
+        stream, found = MessageStream(), []
+        while len(found) < 8:
+            found += stream.add(keeper.recv(1 << 16))
+            port.receive()
+        assert found == [answer] * 8
+        assert port.is_connected
+
+
+def test_only_files_of_generations_are_read(tmp_path):
+    generation = tmp_path / "00000001"
+    generation.mkdir()
+    (generation / "data").write_bytes(b"0123456789")
+    assert stores.read(tmp_path, 1, "data", 3, 4) == stores.Found(0, "", 10, b"3456")
+    assert stores.read(tmp_path, 1, "data", 8, 100).content == b"89"
+    for number, part, offset, length in (
+        (1, "../data", 0, 1),
+        (0, "data", 0, 1),
+        (10**9, "data", 0, 1),
+        (1, "data", -1, 1),
+        (1, "data", 0, -1),
+        (1, "data", 0, coding.MAX_PIECE_BYTES + 1),
+        (1, "blocks", 0, 1),
+    ):
+        found = stores.read(tmp_path, number, part, offset, length)
+        assert found.errno
+        assert found.content == b""
+    held = stores.Stores()
+    held.hold("relative", "a/b")
+    held.hold("x" * 1000, "/a")
+    held.hold("own", "/a")
+    assert [held.directory(key) for key in ("relative", "x" * 1000)] == [None, None]
+    assert os.fspath(held.directory("own")) == "/a"
