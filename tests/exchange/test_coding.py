@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import random
 import shutil
 import signal
 import sys
@@ -33,6 +34,7 @@ from hpcstage.protocol.coding import MAX_TOLD_BYTES
 if not MPIEXEC.exists():
     pytest.skip("needs the mpiexec of mpi4py's MPI", allow_module_level=True)
 
+MB = 1 << 20
 UNEQUAL = [70_001, 50_000, 90_123]
 
 
@@ -249,6 +251,32 @@ def test_a_lost_node_is_rebuilt_and_refilled_over_the_link(coding):
     verify(RemoteSource(one.links[0], 1, KEY), 1)
     other = {name: RemoteSource(one.links[2], index, KEY) for index, name in enumerate(one.names) if name != "n0"}
     verify(GroupSource("n0", other), 1)
+    assert one.end() == 0
+
+
+def test_a_remote_source_reads_as_a_local_one(coding):
+    one = coding(CodeSize(2, 1))
+    one.commit([5 * MB + 77, 10, 10])
+    one.start()
+    draw = random.Random(3)
+    ranges = [(offset, 300_000) for offset in range(0, 6 * MB, 300_000)]
+    ranges += [(draw.randrange(6 * MB), draw.choice([1, 70_000, 2 * MB])) for _ in range(40)]
+    with LocalSource(one.store(0)) as local, RemoteSource(one.links[1], 0, KEY) as remote:
+        assert remote.numbers() == local.numbers()
+        for part in OWN_PARTS:
+            assert remote.size_bytes(1, part) == local.size_bytes(1, part)
+        for offset, length in ranges:
+            found, wanted = bytearray(length), bytearray(length)
+            count = local.read_into(1, GenerationPart.DATA, memoryview(wanted), offset)
+            assert remote.read_into(1, GenerationPart.DATA, memoryview(found), offset) == count
+            assert found == wanted
+        for _ in range(2):
+            with pytest.raises(FileNotFoundError):
+                remote.read_into(1, GenerationPart.PARITY, memoryview(bytearray(5)), 0)
+    with RemoteSource(one.links[1], 5, KEY) as nobody:
+        for _ in range(2):
+            with pytest.raises(OSError, match="node 5 is not in the group"):
+                nobody.numbers()
     assert one.end() == 0
 
 

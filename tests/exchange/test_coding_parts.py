@@ -9,6 +9,11 @@ import threading
 
 import pytest
 
+pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
+
+from conftest import wait_for
+
+from hpcstage.checkpoint.protection.link import Event, GroupLink, MembershipChanged, Told
 from hpcstage.exchange.coding import stores
 from hpcstage.exchange.coding.pace import OWED_S, PATIENCE_S, QUIET_S, Pace
 from hpcstage.exchange.coding.port import KeeperPort
@@ -17,6 +22,7 @@ from hpcstage.exchange.coding.wire import BLOCK_HEAD_BYTES, BlockHead, Word
 from hpcstage.exchange.transport.frames import FrameError
 from hpcstage.protocol import coding
 from hpcstage.protocol.coding import CodingLinkError, MessageStream, pack
+from hpcstage.protocol.membership import Membership
 
 MESSAGES = [
     coding.Hold("own", "/local/ckpt"),
@@ -160,6 +166,25 @@ def test_a_keeper_that_says_what_makes_no_sense_is_cut_off_and_the_next_one_is_s
         assert good.recv(1) == b""
         port.send(MESSAGES[-1])
         assert next(MessageStream().add(second.recv(1 << 20))) == MESSAGES[-1]
+
+
+def test_a_message_that_comes_with_the_greeting_is_not_lost(port, tmp_path):
+    found: list[Event] = []
+
+    def keeper():
+        link = GroupLink.open(tmp_path, 10.0)
+        found.append(MembershipChanged(link.membership))
+        found.extend(link.events(10.0))
+        link.close()
+
+    membership = Membership.of(["a", "b"])
+    greeting = coding.Welcome(1), coding.Members(membership.pack()), coding.Said(0, b"told before")
+    thread = threading.Thread(target=keeper)
+    thread.start()
+    wait_for(port.accept)
+    port._connection.sendall(b"".join(map(pack, greeting)))  # at once
+    thread.join()
+    assert found == [MembershipChanged(membership), Told(0, b"told before")]
 
 
 def test_messages_wait_for_a_keeper_that_is_slow(port):

@@ -17,7 +17,7 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,7 +123,7 @@ class GroupLink:
         except BaseException:
             link.close()
             raise
-        link._events.clear()
+        link._events.remove(MembershipChanged(link.membership))  # messages may have come with it
         return link
 
     def close(self) -> None:
@@ -218,9 +218,23 @@ class GroupLink:
         while pieces or asked:
             while pieces and len(asked) < _ASKED_AHEAD:
                 start, size = pieces.popleft()
-                asked.append(self._ask(coding.Read, node, key, number, part.value, start, size))
-            found.append(self._answer(asked.popleft(), node, timeout_s).content)
+                asked.append(self.ask(node, key, number, part, start, size))
+            found.append(self.answer(asked.popleft(), node, timeout_s))
         return b"".join(found)
+
+    def ask(self, node: int, key: str, number: int, part: GenerationPart, offset: int, length: int) -> int:
+        """Asks for up to 1 MiB of a file; `answer` gives it, later. Raises LinkLost."""
+        return self._ask(coding.Read, node, key, number, part.value, offset, length)
+
+    def answer(self, asked: int, node: int, timeout_s: float = ANSWER_S) -> bytes:
+        """Returns what was asked for. Raises what `read` does."""
+        return self._answer(asked, node, timeout_s).content
+
+    def forget(self, asked: Iterable[int]) -> None:
+        """Wants no answer any more to what was asked."""
+        for one in asked:
+            self._asked.discard(one)
+            self._answers.pop(one, None)
 
     def size_bytes(self, node: int, key: str, number: int, part: GenerationPart, timeout_s: float = ANSWER_S) -> int:
         """Returns the size of a file of a generation of a node. Raises what `read` does."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import time
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from hpcstage.exchange.coding.stores import Found, Stores
 from hpcstage.exchange.coding.wire import BlockHead, Word
 from hpcstage.exchange.lane import Lane, Wake
 from hpcstage.exchange.service import ExchangeService, Station
-from hpcstage.exchange.transport.frames import CODING_TAG, FrameError, Sort
+from hpcstage.exchange.transport.frames import BLOCK_TAG, WORD_TAG, FrameError, Sort
 from hpcstage.exchange.transport.mpi import Mail
 from hpcstage.protocol import coding
 
@@ -32,6 +33,9 @@ MOST_HELD_BYTES = 32 << 20
 """The most bytes of messages that wait for a keeper which has not come."""
 MOST_ENCODINGS = 8
 """The most orders that are under way at a time."""
+READS_S = 0.05
+"""The next read of a rebuild is expected for so long; meanwhile this node looks for it every _LOOK_S."""
+_LOOK_S = 0.3e-3
 _MOST_EARLY = 1024
 _MOST_KNOWN = 1024
 
@@ -51,6 +55,8 @@ class CodingService(ExchangeService):
         self._encoding_lane, self._reading_lane = Lane("encoding", self._wake, slow_s=0.0), Lane("serving", self._wake)
         self._encoding_lane.submit(become_background, lambda _: None)
         self._membership = station.membership
+        self._read_at = -math.inf
+        """When somebody read last."""
         self._held: deque[tuple[int, bytes]] = deque()
         self._held_bytes = 0
         self._asked: dict[tuple[int, int], int] = {}
@@ -146,6 +152,7 @@ class CodingService(ExchangeService):
             self._words[kind](self._node, word)
             return
         self._asked[key] = message.node
+        self._read_at = time.monotonic()
         if not self._say(message.node, word):
             self._unreachable(key)
 
@@ -162,6 +169,7 @@ class CodingService(ExchangeService):
         self._serve(node, word, stores.listed)
 
     def _serve(self, node: int, word: Word, look: Callable[[Any], Found]) -> None:
+        self._read_at = time.monotonic()
         store, key = self._stores.directory(word.text("key")), (word.number("keeper"), word.number("id"))
         then = partial(self._give, node, key)
         if store is None:
@@ -226,7 +234,7 @@ class CodingService(ExchangeService):
     def _send_member(self, nodes: tuple[int, ...], member: int, data: bytes | bytearray) -> None:
         place = self.station.place(nodes[member])
         if place is not None:
-            self.station.post.send(memoryview(data), place, CODING_TAG, is_urgent=data[0] != Sort.BLOCK)
+            self.station.post.send(memoryview(data), place, BLOCK_TAG if data[0] == Sort.BLOCK else WORD_TAG)
 
     def _about(self, encoding: Encoding, node: int, word: Word) -> None:
         if node not in encoding.order.nodes:
@@ -279,7 +287,7 @@ class CodingService(ExchangeService):
         place = self.station.place(node)
         if place is None:
             return False
-        self.station.post.send(word.pack(), place, CODING_TAG)
+        self.station.post.send(word.pack(), place, WORD_TAG)
         return True
 
     def _say_to_all(self, word: Word) -> None:
@@ -302,8 +310,10 @@ class CodingService(ExchangeService):
         return moved
 
     def next_at(self) -> float:
-        """Returns when an order goes on."""
-        return min((encoding.next_at() for encoding in self._encodings.values()), default=super().next_at())
+        """Returns when an order goes on, or a read may come."""
+        now = time.monotonic()
+        look = now + _LOOK_S if now - self._read_at < READS_S else math.inf
+        return min((look, *(encoding.next_at() for encoding in self._encodings.values())))
 
     def left(self, node: int) -> None:
         """Ends the orders of which a node was a member, and answers what it was asked."""

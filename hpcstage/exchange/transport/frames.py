@@ -26,7 +26,8 @@ from hpcstage.protocol.exchange import MAX_MESSAGE_BYTES, Why
 
 CONTROL_TAG = 1
 BULK_TAG = 2
-CODING_TAG = 3
+WORD_TAG = 3
+BLOCK_TAG = 4
 """Messages about checkpoints: they have room of their own, whatever files are under way."""
 CONTROL = struct.Struct("<BB6xQ")
 ROW = struct.Struct("<IIQQIIq")

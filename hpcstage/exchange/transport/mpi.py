@@ -15,19 +15,26 @@ from typing import Any
 
 from hpcstage.exchange.transport.buffers import Buffer, BufferPool
 from hpcstage.exchange.transport.frames import (
+    BLOCK_TAG,
     BUFFER_BYTES,
     BULK_TAG,
-    CODING_TAG,
     CONTROL_TAG,
     MAX_CODING_BYTES,
     MAX_CONTROL_BYTES,
+    WORD_TAG,
     FrameError,
     Sort,
     sort_of,
 )
 
 _POLL_S = 0.002
-_MOST_BYTES = {CONTROL_TAG: MAX_CONTROL_BYTES, BULK_TAG: BUFFER_BYTES, CODING_TAG: MAX_CODING_BYTES}
+_MOST_BYTES = {
+    CONTROL_TAG: MAX_CONTROL_BYTES,
+    BULK_TAG: BUFFER_BYTES,
+    WORD_TAG: MAX_CODING_BYTES,
+    BLOCK_TAG: MAX_CODING_BYTES,
+}
+_WITHOUT_BUFFER = (CONTROL_TAG, WORD_TAG, BLOCK_TAG)
 
 
 class WorldError(Exception):
@@ -162,11 +169,10 @@ class Post:
         to: int,
         tag: int,
         then: Callable[[], None] | None = None,
-        *,
-        is_urgent: bool = True,
     ) -> None:
-        """Begins to send; `then` is called when the data may be changed again. MPI is asked less often for what is not
-        urgent."""
+        """Begins to send; `then` is called when the data may be changed again. MPI is asked less often for blocks of
+        checkpoints."""
+        is_urgent = tag != BLOCK_TAG
         self._sends.append(self._comm.Isend([data, self._mpi.BYTE], to, tag))
         self._urgent += is_urgent
         self._thens.append(partial(self._sent_urgent, then or _nothing) if is_urgent else then or _nothing)
@@ -218,7 +224,7 @@ class Post:
     def _begin_arrivals(self) -> bool:
         begun = False
         while True:
-            tags = (self._mpi.ANY_TAG,) if self.arrivals.has_some else (CONTROL_TAG, CODING_TAG)
+            tags = (self._mpi.ANY_TAG,) if self.arrivals.has_some else _WITHOUT_BUFFER
             probed = (self._comm.Improbe(self._mpi.ANY_SOURCE, tag, self._status) for tag in tags)
             message = next((one for one in probed if one is not None), None)
             if message is None:
@@ -233,4 +239,4 @@ class Post:
         buffer = self.arrivals.take() if tag == BULK_TAG else None
         data = buffer.view[:length] if buffer is not None else memoryview(bytearray(length))
         request, mail = message.Irecv([data, self._mpi.BYTE]), Mail(source, data, buffer)
-        self._coming.append(_Arrival(request, mail, is_urgent=tag != CODING_TAG))
+        self._coming.append(_Arrival(request, mail, is_urgent=tag != BLOCK_TAG))
