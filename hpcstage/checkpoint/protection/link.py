@@ -123,7 +123,8 @@ class GroupLink:
         except BaseException:
             link.close()
             raise
-        link._events.remove(MembershipChanged(link.membership))  # messages may have come with it
+        others = [event for event in link._events if not isinstance(event, MembershipChanged)]
+        link._events = deque(others)  # messages may have come with the greeting
         return link
 
     def close(self) -> None:
