@@ -120,7 +120,7 @@ class DaemonSocket:
         reply: bytes | int = wire.REASON_NO_DAEMON
         if state != wire.STATE_ENDED:
             reply = self._ask(kind, payload, cap_s, SEND_CAP_S)
-        if reply == wire.REASON_TIMEOUT:
+        if _is_late(reply):
             self._slot.give_up()
             return True
         if isinstance(reply, bytes) and reply[1] == wire.ANSWER_DONE:
@@ -142,7 +142,7 @@ class DaemonSocket:
 
     def _ask(self, kind: int, payload: bytes, cap_s: float, send_cap_s: float) -> Any:
         reply = ask(self._sock, kind, payload, cap_s, send_cap_s)
-        if reply == wire.REASON_TIMEOUT and cap_s:
+        if cap_s and _is_late(reply):
             self._hung_until_ns = monotonic_ns() + HUNG_PAUSE_NS
         return reply
 
@@ -170,6 +170,11 @@ def ask(sock: bytes, kind: int, payload: bytes, cap_s: float, send_cap_s: float 
     except OSError:
         return wire.REASON_NO_DAEMON
     return reply if len(reply) == 8 and reply[0] == wire.VERSION else wire.REASON_NO_DAEMON
+
+
+def _is_late(reply: Any) -> bool:
+    """Returns whether there is no reply yet. Under `python -bb` bytes cannot be compared with a number."""
+    return isinstance(reply, int) and reply == wire.REASON_TIMEOUT
 
 
 def _reach(connection: Any, sock: bytes, until_ns: int) -> None:
