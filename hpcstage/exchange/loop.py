@@ -20,6 +20,8 @@ BUSY_S = 2e-3
 """Once nothing has happened for this long, the other side is slow, and the loop polls for SLOW_SPIN_S only."""
 SLOW_SPIN_S = 100e-6
 LEAST_SLEEP_S = 50e-6
+LAZY_SLEEP_S = 500e-6
+"""The same while only blocks of checkpoints are under way: some MB of them are, so they go on all the same."""
 MOST_SLEEP_S = 20e-3
 SLEEP_SHARE = 1 / 8
 """The loop sleeps for this share of the time since something last happened: a message that comes meanwhile is late by
@@ -98,7 +100,8 @@ class Exchange:
         if self._station.post.is_active and still_s < BUSY_S:
             return 0.0
         next_s = min(service.next_at() for service in self._services) - now
-        return max(0.0, min(MOST_SLEEP_S, next_s, max(LEAST_SLEEP_S, still_s * SLEEP_SHARE)))
+        least_s = LAZY_SLEEP_S if self._station.post.is_lazy else LEAST_SLEEP_S
+        return max(0.0, min(MOST_SLEEP_S, next_s, max(least_s, still_s * SLEEP_SHARE)))
 
     def _wait(self, now: float) -> bool:
         """Waits for the daemon, for what wakes the services, or as long as messages of others may be late. Obeys the

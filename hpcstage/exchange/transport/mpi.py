@@ -163,6 +163,11 @@ class Post:
         """Whether anything is under way that somebody waits for: MPI moves it on only while it is asked."""
         return bool(self._urgent) or any(arrival.is_urgent for arrival in self._coming)
 
+    @property
+    def is_lazy(self) -> bool:
+        """Whether something is under way, and nobody waits for it."""
+        return bool(self._sends or self._coming) and not self.is_active
+
     def send(
         self,
         data: bytes | memoryview,
