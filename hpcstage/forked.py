@@ -1,4 +1,4 @@
-"""Prepares forked children, the copiers and helpers of a daemon, and waits for the end of one."""
+"""Prepares forked children, such as the copiers and helpers of a daemon, and waits for the end of one."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _KILLED_S = 1.0
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def die_with_parent(parent: int) -> None:
-    """Has the kernel kill this process when its parent ends."""
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Has the kernel send this process a signal when its parent ends."""
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(0)
 

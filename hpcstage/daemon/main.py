@@ -65,7 +65,7 @@ class Daemon(Service):
         page = Page(node_dir / nodedir.PAGE)
         directory.Store(node_dir).make()
         self._pool = _fork_copiers(spec)  # before there is a thread
-        self._loop = Loop(selector, helpers, open_listener(f"{spec.node_dir}/sock", spec.listen_fd))
+        self._loop = Loop(selector, helpers, open_listener(f"{spec.node_dir}/{nodedir.SOCK}", spec.listen_fd))
         self._log = OpenLog(node_dir, page)
         programs = Programs(page, selector, self._log.retire, self._ended, started)
         self.base = Resources(

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import select
 import signal
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
+from hpcstage.forked import die_with_parent
 from hpcstage.protocol.exchangespec import OURS
 
-_PR_SET_PDEATHSIG = 1
 _LINE_CHARS = 300
 _MOST_LINES = 200
 _CAUSE = re.compile(
@@ -25,7 +25,8 @@ _NO_CAUSE = re.compile(
     r"^[-=*\s|]*$|^\[(mpiexec|proxy)|Traceback|^File \"|^raise |Other MPI error|^WARNING|: warning:"
     r"|^(= +)?(BAD TERMINATION|EXIT CODE|RANK|KILLED BY)",
 )
-_LIBC = ctypes.CDLL(None)
+_KILL_S = 2.0
+"""A child has so long to end after SIGTERM, and after SIGKILL."""
 
 
 class Output:
@@ -51,7 +52,7 @@ class Output:
             env=dict(env),
             cwd="/",
             start_new_session=True,
-            preexec_fn=_die_with_parent,  # noqa: PLW1509  the lead has one thread
+            preexec_fn=partial(_as_child, os.getpid()),  # noqa: PLW1509  the lead has one thread
         )
         assert self._process.stdout is not None
         self._pipe = self._process.stdout
@@ -128,15 +129,15 @@ class Output:
             return True
         return False
 
-    def kill(self, patience_s: float) -> None:
-        """Ends the child with all that it started in its session: by SIGTERM first, by SIGKILL after the patience."""
+    def kill(self) -> None:
+        """Ends the child with all that it started in its session: by SIGTERM first, after a while by SIGKILL."""
         self.close_stdin()
         for number in (signal.SIGTERM, signal.SIGKILL):
             if self.ended:
                 break
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
-            self.wait(patience_s)
+            self.wait(_KILL_S)
         with contextlib.suppress(OSError):
             self._pipe.close()
 
@@ -159,7 +160,7 @@ def wait_some(outputs: Iterable[Output], timeout_s: float) -> None:
         by_fd[fd].read()
 
 
-def _die_with_parent() -> None:
+def _as_child(lead: int) -> None:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)  # a child must not ignore what the lead ignores
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    die_with_parent(lead, signal.SIGTERM)

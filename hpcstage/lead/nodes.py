@@ -31,7 +31,6 @@ _FILES_EVERY_S = 0.2
 _STAGED_EVERY_S = 1.0
 _LAST_S = 1.0
 """A launcher ends within so many seconds after the last of its processes."""
-_KILL_S = 2.0
 
 
 class DrainWatch:
@@ -250,4 +249,4 @@ class Nodes:
             if self.states.is_any_cleaning:
                 last = time.monotonic() + _LAST_S
         for output in self._launched:
-            output.kill(_KILL_S)
+            output.kill()

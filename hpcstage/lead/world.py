@@ -36,7 +36,6 @@ CONNECT_S = 90.0
 LATE_S = 20.0
 """If the processes have not come together within so many seconds, the lead says so."""
 LEAST_GOODBYE_S = 0.2
-_KILL_S = 2.0
 _VERSION_S = 10.0
 
 
@@ -135,7 +134,7 @@ class World:
         if output.tells or not self.tells:  # a launcher that ends in a hurry does not always pass the reason on
             self.tells = output.tells
             self.why = f"the MPI program {how}" + (f": {output.reason}" if output.reason else "")
-        output.kill(_KILL_S)
+        output.kill()
         self._output = None
         if is_stuck or (code != 0 and now - self._began < SOON_S):
             self._way = min(self._way + 1, self._ways - 1)
@@ -151,9 +150,9 @@ class World:
             # A program that began a moment ago is still looking for daemons that have gone.
             if not self._output.wait(min(timeout_s, max(LEAST_GOODBYE_S, (time.monotonic() - self._began) / 2))):
                 left = mpifiles.of_tree(self._output.pid)
-                self._output.kill(_KILL_S)
+                self._output.kill()
                 mpifiles.unlink(left)
-            self._output.kill(_KILL_S)
+            self._output.kill()
             self._output = None
 
 

@@ -193,7 +193,7 @@ def _make(base_fd: int, run_id: str) -> int | None:
         os.mkdir(run_id, 0o700, dir_fd=base_fd)
     except FileExistsError:
         return None
-    fd = os.open(f"{run_id}/lock", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=base_fd)
+    fd = os.open(f"{run_id}/{nodedir.LOCK}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=base_fd)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -217,7 +217,7 @@ def _put_aside(base: Path, base_fd: int) -> Iterator[Path]:
 
 def _is_dead(base_fd: int, name: str) -> bool:
     try:
-        fd = os.open(f"{name}/lock", os.O_RDWR | os.O_NOFOLLOW, dir_fd=base_fd)
+        fd = os.open(f"{name}/{nodedir.LOCK}", os.O_RDWR | os.O_NOFOLLOW, dir_fd=base_fd)
     except FileNotFoundError:
         # Directories are made and locked under the base's lock, which we hold: its maker died in between.
         return True

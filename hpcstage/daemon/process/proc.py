@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcstage.protocol import nodedir
+
 if TYPE_CHECKING:
     import psutil
 
@@ -51,7 +53,7 @@ def lost_pythonpath(process: psutil.Process) -> str | None:
     our HPCSTAGE_NODE_DIR either."""
     values = process.environ()
     path, node_dir = values.get("PYTHONPATH", ""), values.get("HPCSTAGE_NODE_DIR")
-    return None if node_dir is None or f"{node_dir}/shim" in path.split(":") else path
+    return None if node_dir is None or f"{node_dir}/{nodedir.SHIM}" in path.split(":") else path
 
 
 class UnattachedPythons:
