@@ -138,16 +138,18 @@ def _is_later_on_node() -> bool:
 
 
 def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
-    with session.progress:
+    from hpcstage.wrapper.closing import close, close_unrun
+
+    with session.progress.line:
         stopped_by = _prepared(session, signals)
     if stopped_by is not None:
-        session.close(stopped_by)
+        close(session, stopped_by)
         return stopped_by
     try:
         words = command if session.directories is None else session.directories.command(command)
         child = Child(words, session.environment(os.environ), signals)
     except HpcstageError as error:
-        session.not_run(error)
+        close_unrun(session, error)
         raise
     with _warning("cannot note that the command runs"):
         session.started(child.pid)
@@ -156,7 +158,7 @@ def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
         session.ended(child.read_bytes)
         if session.directories is not None:
             _drain(session.directories, session, signals, status)
-        session.close(status)
+        close(session, status)
     return status
 
 
@@ -211,7 +213,9 @@ def _prepared(session: Session, signals: Signals) -> int | None:
             return _prepare(session, signals)
     except NotStarted as error:
         if session.config.strict:
-            session.not_run(error)
+            from hpcstage.wrapper.closing import close_unrun
+
+            close_unrun(session, error)
             raise
         messages.warn(f"{error.line()}; the command runs now")
         text = f"the command did not wait for staging: {error.what}"
@@ -246,9 +250,9 @@ def _wait_until(done: Callable[[float], bool], session: Session, signals: Signal
     """Waits, calling `done` with a short timeout again and again, and shows the progress. Returns the wait status to
     end with if a signal says so, else None."""
     while not done(_WAIT_S):
-        session.show_progress()
+        session.progress.show()
         info = signals.take(0)
         if info is not None and signals.ends(info):
             return int(info.si_signo)
-    session.show_progress()
+    session.progress.show()
     return None

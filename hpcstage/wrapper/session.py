@@ -1,40 +1,38 @@
-"""Owns one run on this node: its directories, its daemon, its node group, its record.
+"""Owns one run on this node: its directories, its daemon, its node group, its part of the record.
 
-The module owns what is made before the command starts and what is done after it ended. Several wrappers of one launch
-on one node share a node directory: the one that takes its lock starts the daemon, the others only attach.
+The module owns what is made before the command starts and what is watched while it runs; `closing` ends the run.
+Several wrappers of one launch on one node share a node directory: the one that takes its lock starts the daemon, the
+others only attach.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import functools
-import importlib
 import json
 import os
-import resource
 import shutil
 import socket
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcstage import inherited
 from hpcstage import job as jobs
-from hpcstage.errors import HpcstageError, LocalDiskProblem, NotStarted
+from hpcstage.errors import LocalDiskProblem, NotStarted
 from hpcstage.job import localdir, share, together
 from hpcstage.node import control, directory, environment, hosted, page, start
 from hpcstage.node.shimdir import ShimSetup
 from hpcstage.problem import Problem
-from hpcstage.protocol import leadspec, nodedir, shim
+from hpcstage.protocol import nodedir, shim
 from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.leadspec import RESOLVED
-from hpcstage.protocol.rundir import NODES, log_path
+from hpcstage.protocol.rundir import log_path
 from hpcstage.record import index
 from hpcstage.record.index import state_dir
-from hpcstage.report.progress import ProgressLine
 from hpcstage.wrapper import facts, grouping, messages, rundir
+from hpcstage.wrapper.closing import import_result
+from hpcstage.wrapper.progress import RunProgress
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
@@ -48,13 +46,11 @@ if TYPE_CHECKING:
     from hpcstage.wrapper.outputs import RunNode
     from hpcstage.wrapper.run import Clock
 
-LATE_PARTS_S = 0.5
 READY_AFTER_S = 4.0
 JOIN_S = 3.0
 """Behind a launcher, the wrapper waits for so many seconds from its start until the nodes have found each other."""
 _FREE = "free space there, or name another directory with --local-dir; hpcstage takes some 10 MB besides the copies"
 _NO_ROOM = {errno.ENOSPC: _FREE, errno.EDQUOT: _FREE, errno.EFBIG: "raise the limit on the size of files: ulimit -f"}
-_DOING = frozenset({shim.State.STAGING, shim.State.SETTLED})
 
 
 class Session:
@@ -72,7 +68,7 @@ class Session:
         self.control: control.DaemonControl
         self.lost = False
         self.directories: RunDirectories | None = None
-        self.progress = ProgressLine(quiet=messages.is_quiet() or node.lock_fd is None)
+        self.progress = RunProgress(node, part, is_quiet=messages.is_quiet() or node.lock_fd is None)
         self.read_bytes: int | None = None
         """Bytes read by the command; known once it has ended."""
 
@@ -160,7 +156,7 @@ class Session:
     def scan_problem(self) -> Problem | None:
         """Returns what the scan of this node found wrong with the datasets, and the remedy; to be called after
         `scanned`."""
-        if self.mode == "direct" or not self._is_first() or self.node.lock_fd is None:
+        if self.mode == "direct" or not self.is_first or self.node.lock_fd is None:
             return None
         try:
             found = json.loads((self.node.path / nodedir.SCANNED).read_bytes())
@@ -189,14 +185,14 @@ class Session:
             self.lead.tell(f"child {pid}")
         with contextlib.suppress(OSError):
             rundir.save_part(self.run_dir, self.part)
-            if self._is_first() and self.node.lock_fd is not None:
+            if self.is_first and self.node.lock_fd is not None:
                 index.begin(self.part, self.run_dir)
 
     def watch(self) -> None:
         """Looks after the daemon and the lead, now and then while the command runs: reports a dead daemon once and
         makes the shims stop asking it."""
         self._get_ready()
-        self.show_progress()
+        self.progress.show()
         if self.lead is not None:
             self.part.problems += self.lead.problems()
         if self.lost or not self.control.dead():
@@ -206,114 +202,28 @@ class Session:
             self.lead.tell("dead")
         page.set_state(self.node.path / nodedir.PAGE, shim.State.ENDED)
         text = f"the staging daemon on {self.part.host} ended early; what is not staged is read from the source"
-        messages.warn(f"{text} (its log: {self._log_kept})")
-        self.part.problems.append(Problem("daemon-died", text, f"its log: {self._log_kept}"))
-        self._keep_log()
-
-    def show_progress(self) -> None:
-        """Says how far the copying is, on the first node: that of all nodes where they are on this machine, else that
-        of its own daemon."""
-        if self.progress.is_silent or not self._is_first():
-            return
-        pages = [directory / nodedir.PAGE for directory in self._directories_here()]
-        state, done = page.summed_progress(pages) or (shim.State.ENDED, shim.Progress(0, 0))
-        if state is shim.State.SCANNING:
-            self.progress.show("scanning", done)
-        elif state in _DOING and done.all_files:
-            self.progress.show(f"copying{self._whose()}", done)
-
-    def _directories_here(self) -> list[Path]:
-        if self.group is None or not self.group.virtual:
-            return [self.node.path]
-        names = (leadspec.virtual_name(self.part.run_id, index) for index in range(len(self.group.hosts)))
-        return [self.node.path.with_name(name) for name in names]
-
-    def _whose(self) -> str:
-        if self.group is None:
-            return ""
-        nodes = len(self.group.hosts)
-        return f" on {nodes} nodes" if self.group.virtual else f" on {self.part.host}, the first of {nodes} nodes"
+        messages.warn(f"{text} (its log: {self.log_kept})")
+        self.part.problems.append(Problem("daemon-died", text, f"its log: {self.log_kept}"))
+        self.keep_log()
 
     def _get_ready(self) -> None:
         """Imports what the end needs a while after the command has started: nobody waits for the wrapper then."""
         begun_s = self.part.child_started_s
         if begun_s is not None and self.clock.elapsed_s() > begun_s + READY_AFTER_S:
-            _import_result()
-
-    def not_run(self, error: HpcstageError) -> None:
-        """Notes in the record that the command could not be executed; besides the error nothing else is printed."""
-        self.part.exit_code = error.exit_code
-        self.part.problems.append(Problem("command-not-run", error.what, error.remedy))
-        self.close(None)
+            import_result()
 
     def ended(self, read_bytes: int | None) -> None:
         """Notes that the command has ended and what it read."""
         self.read_bytes = read_bytes
         self.part.child_ended_s = self.clock.elapsed_s()
 
-    def close(self, status: int | None) -> None:
-        """Ends the run after the command: collects the daemons' parts, writes the record and the short report, leaves
-        nothing on the nodes."""
-        deadline = time.monotonic() + self.config.drain_s
-        if self.part.child_started_s is not None and self.part.child_ended_s is None:
-            self.part.child_ended_s = self.clock.elapsed_s()
-        self._take_status(status)
-        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-        self.part.child_cpu_s = usage.ru_utime + usage.ru_stime
-        with contextlib.suppress(Exception):  # a mistake there was reported while the command ran
-            self.watch()
-        if self.directories is not None:
-            self.directories.before_end()
-        if self.lead is not None and self.group is not None and self.group.starts_daemons:
-            self.lead.end()
-        self.control.tell_end(status or 0, self.read_bytes)
-        _import_result()  # the daemon is ending meanwhile
-        last = self.control.await_end(self.config.drain_s)
-        if self.directories is not None and last is None:
-            self.control.kill()  # nobody else may work on the files
-        is_last = last is not False and self._is_first()
-        if is_last:
-            self._await_others(deadline)
-        if self.directories is not None:
-            self.directories.collect(self.part)
-        if is_last:
-            self._report(complete=last is True)
-        gone = self.control.gone(start.REMOVAL_S if last is not None else 0.0)
-        self.control.close()
-        if self.control.process is not None and not gone:
-            self._keep_log()
-            shutil.rmtree(self.node.path, ignore_errors=True)
-        if self.lead is not None:
-            self.lead.close(start.REMOVAL_S)
-        self.node.close()
-        self._sweep()
-
-    def _is_first(self) -> bool:
-        """Returns whether this wrapper runs on the first node; the last wrapper there writes the record."""
+    @property
+    def is_first(self) -> bool:
+        """Whether this wrapper runs on the first node; the last wrapper there writes the record."""
         return self.group is None or self.group.index == 0
 
-    def _await_others(self, deadline: float) -> None:
-        """Waits for the parts of the other nodes, which belong into the record; the record names a node that takes
-        longer."""
-        if self.group is None:
-            return
-        if self.lead is not None and self.group.starts_daemons:
-            if self.lead.ended(max(0.0, deadline - time.monotonic())) and not self.lead.failed:
-                deadline = min(deadline, time.monotonic() + LATE_PARTS_S)  # a part that comes later is not waited for
-            self.part.problems += self.lead.problems()
-        awaited = grouping.joined(self.group)
-        grouping.await_parts(self.run_dir, awaited, self.part.started_unix_s, deadline)
-        if any(problem.id.startswith(("group-", "node-")) for problem in self.part.problems):
-            with contextlib.suppress(OSError):
-                shutil.copyfile(self.node.path / nodedir.LEAD_LOG, self.run_dir / NODES / nodedir.LEAD_LOG)
-
-    def _sweep(self) -> None:
-        """Cleans up after virtual nodes whose lead died: their daemons end with the command or are removed here."""
-        if self.group is not None and self.group.virtual and self.lead is not None and self.lead.failed:
-            grouping.sweep_virtual(self.node.path, len(self.group.hosts), self.config.drain_s)
-
     def _connect(self, resolved: Resolved, local: LocalDir, job: jobs.Job, group: Grouping | None) -> None:
-        self.group = group
+        self.group = self.progress.group = group
         if group is not None:
             self.part.nodes = list(group.hosts)
         try:
@@ -390,40 +300,14 @@ class Session:
         return job.end_time_unix_s if limit_s is None else self.clock.unix_s + limit_s
 
     @property
-    def _log_kept(self) -> Path:
+    def log_kept(self) -> Path:
         """Returns where the daemon's log is found after the node directory has gone."""
         return log_path(self.run_dir, self.part.host)
 
-    def _keep_log(self) -> None:
+    def keep_log(self) -> None:
+        """Copies the daemon's log to where it is found later."""
         with contextlib.suppress(OSError):
-            shutil.copyfile(self.node.log, self._log_kept)
-
-    def _take_status(self, status: int | None) -> None:
-        if status is None:
-            return
-        code = os.waitstatus_to_exitcode(status)
-        self.part.exit_code = code if code >= 0 else 128 - code
-        self.part.signal = -code if code < 0 else None
-
-    def _report(self, *, complete: bool) -> None:
-        """Composes the record and prints the short form. A failure here is reported and changes nothing else."""
-        self.part.ended_s = self.clock.elapsed_s()
-        if not complete and not self.lost:
-            text = f"the staging daemon did not answer within {self.config.drain_s:.0f} s of the command's end"
-            self.part.problems.append(Problem("daemon-silent", text, f"its log: {self._log_kept}"))
-        try:
-            from hpcstage.wrapper.result import write_record
-
-            write_record(self.run_dir, self.part)
-        except Exception as error:  # noqa: BLE001  nodes are to be cleaned up, and the command's exit code passed on
-            messages.warn(f"cannot report on this run: {type(error).__name__}: {error}")
-
-
-@functools.cache
-def _import_result() -> None:
-    """Imports what writes the record, once; a failure is reported when the module is needed."""
-    with contextlib.suppress(Exception):
-        importlib.import_module("hpcstage.wrapper.result")
+            shutil.copyfile(self.node.log, self.log_kept)
 
 
 def _node_of(config: Config, local: LocalDir, job: jobs.Job, run_id: str, group: Grouping | None) -> RunNode:
