@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hpcstage.cli.options import all_options
+
+if TYPE_CHECKING:
+    from hpcstage.config import Config
 
 
 @click.group("config", invoke_without_command=True, short_help="Show every setting, its value and where it comes from.")
@@ -28,13 +32,25 @@ def show(as_json: bool, **given: Any) -> int:  # noqa: ANN401  click hands over 
     """Print every setting, its value and where it comes from; takes the options of `run`, to try them."""
     from hpcstage import inherited
     from hpcstage.config import load
-    from hpcstage.config.show import as_table, as_text
 
     found = load(given, os.environ, inherited.directory())
     for warning in found.warnings:
         click.echo(f"hpcstage: warning: {warning}", err=True)
-    click.echo(as_text(found) if as_json else as_table(found))
+    click.echo(json.dumps(found.rows(), indent=2) if as_json else _table(found))
     return 0
+
+
+def _table(found: Config) -> str:
+    from hpcstage.report.canvas import WIDE, Canvas, grid
+
+    rows = ((str(row["key"]), _shown(row["value"]), str(row["source"])) for row in found.rows())
+    return "\n".join(Canvas(WIDE).lines(grid("lll", rows, ("key", "value", "source"), gap=2)))
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value)) or "-"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @config.command("default")
