@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +11,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recordcases import SECOND, composed, looped, run_part
 
-from hpcstage.record.figures.readahead import FEW_READS, NOTHING, PLAYED, WINDOW_BYTES, Pieces, WholeRead
+from hpcstage.record.figures.readahead import (
+    COPY_READ_BYTES,
+    FEW_READS,
+    NOTHING,
+    PLAYED,
+    WINDOW_BYTES,
+    Pieces,
+    WholeRead,
+)
+from hpcstage.store import copyfile
 
 KB = 1024
+COPY_C = Path(copyfile.__file__).with_name("_copy.c")
 SIZES = st.integers(1, 10**8)
 TIMES = st.floats(0, 10)
+
+
+def test_copies_read_as_much_at_a_time_as_the_estimate_says() -> None:
+    assert copyfile.CHUNK_BYTES == COPY_READ_BYTES
+    if COPY_C.exists():
+        assert f"#define BUFFER_BYTES (1 << {COPY_READ_BYTES.bit_length() - 1})\n" in COPY_C.read_text()
 
 
 @given(SIZES, st.floats(1, 5000), TIMES, TIMES)

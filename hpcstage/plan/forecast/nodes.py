@@ -109,7 +109,7 @@ class Given:
         return needed_bytes(self.sizes)
 
     @cached_property
-    def room(self) -> Budget:
+    def files_budget(self) -> Budget:
         """The free budget of a node for files; where the budget is unknown, it is taken as enough."""
         if self.budget is None:
             return Budget(self.needed_bytes, len(self.sizes))
@@ -117,30 +117,32 @@ class Given:
 
     def kind(self, nodes: int) -> tuple[Placing, str]:
         """Returns the placement of so many nodes, and why."""
-        return decide(self.asked, self.needed_bytes, len(self.sizes), [self.room] * nodes)
+        return decide(self.asked, self.needed_bytes, len(self.sizes), [self.files_budget] * nodes)
 
     def sharing(self, nodes: int, kind: Placing) -> Sharing:
         """Returns the shares that alike nodes keep."""
-        share = self._share(self.room)
-        return alike(kind, nodes, share if kind.keeps_all(copies_fit=share == 1) else self._share(for_kept(self.room)))
+        share = self._share(self.files_budget)
+        if not kind.keeps_all(copies_fit=share == 1):
+            share = self._share(for_kept(self.files_budget))
+        return alike(kind, nodes, share)
 
-    def _share(self, room: Budget) -> float:
+    def _share(self, budget: Budget) -> float:
         """Returns the share of the dataset that fits, limited by bytes on disk or by inodes, whichever is short."""
-        by_bytes = room.size_bytes / self.needed_bytes if self.needed_bytes else 1.0
-        by_inodes = room.inodes / len(self.sizes) if self.sizes else 1.0
+        by_bytes = budget.size_bytes / self.needed_bytes if self.needed_bytes else 1.0
+        by_inodes = budget.inodes / len(self.sizes) if self.sizes else 1.0
         return min(1.0, by_bytes, by_inodes)
 
 
 def nodes_plan(given: Given, workload: Workload, rates: Rates, nodes: int) -> NodesPlan:
     """Plans the job for `nodes` nodes that are alike."""
     kind, why = given.kind(nodes)
-    parts, left_files, left_bytes = parts_of(place_shares(kind, given.sizes, [given.room] * nodes))
+    parts, left_files, left_bytes = parts_of(place_shares(kind, given.sizes, [given.files_budget] * nodes))
     return NodesPlan(
         nodes=nodes,
         kind=kind.value,
         why=why,
-        room_bytes=None if given.budget is None else given.room.size_bytes,
-        room_inodes=None if given.budget is None else given.room.inodes,
+        room_bytes=None if given.budget is None else given.files_budget.size_bytes,
+        room_inodes=None if given.budget is None else given.files_budget.inodes,
         unplaced_files=left_files,
         unplaced_bytes=left_bytes,
         parts=parts,

@@ -40,8 +40,8 @@ def nodes(record: Record, canvas: Canvas, lines: int = LINES) -> list[str]:
     said = tuple(_failed(failed, group))
     shown = slow[: max(0, (lines - 4 - len(said)) // 2)]
     table = [_all(record, said), *(_Line(_cells(row), (f"    {'; '.join(row.slow)}",)) for row in shown)]
-    room = lines - 2 - sum(1 + len(one.below) for one in table)
-    table += [_Line(cells) for cells in _rest([*slow[len(shown) :], *well], room)]
+    left = lines - 2 - sum(1 + len(one.below) for one in table)
+    table += [_Line(cells) for cells in _rest([*slow[len(shown) :], *well], left)]
     drawn = _drawn(canvas, ("Nodes", "waited", "source", "from peers", "local"), table)
     return [*drawn, *canvas.lines(f"  {_together(record, group, slow)}")]
 
@@ -108,11 +108,11 @@ def _why(row: NodeRow) -> str:
     return f": {row.why}" if row.why else ""
 
 
-def _rest(rows: Sequence[NodeRow], room: int) -> list[tuple[str, ...]]:
-    """Returns the cells of each node where that fits into `room` lines, else one row for all."""
-    if not rows or room < 1:
+def _rest(rows: Sequence[NodeRow], left: int) -> list[tuple[str, ...]]:
+    """Returns the cells of each node where that fits into `left` lines, else one row for all."""
+    if not rows or left < 1:
         return []
-    if len(rows) <= room:
+    if len(rows) <= left:
         return [_cells(row) for row in rows]
     waited, *moved = (_median(figure(row) for row in rows) for figure in (attrgetter("waited_s"), *_MOVED))
     return [(f"  {len(rows)} others each", seconds(waited), *map(size, moved))]

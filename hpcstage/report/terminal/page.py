@@ -30,8 +30,8 @@ def render(record: Record, canvas: Canvas, *, every_node: bool = False) -> str:
     if record.run.state in UNWATCHED:
         return "\n\n".join("\n".join(block) for block in (canvas.lines(header(record)), notes(record, canvas, LINES)))
     blocks = [canvas.lines(draw(record)) for draw in (SECTIONS if record.names_dataset else WITHOUT_DATASET)]
-    room = LINES - sum(map(len, blocks)) - (LEAST_NOTES if record.notes else 0)
-    blocks.insert(2, nodes.nodes(record, canvas, max(nodes.LEAST, min(nodes.LINES, room))))
+    left = LINES - sum(map(len, blocks)) - (LEAST_NOTES if record.notes else 0)
+    blocks.insert(2, nodes.nodes(record, canvas, max(nodes.LEAST, min(nodes.LINES, left))))
     blocks.append(notes(record, canvas, LINES - sum(map(len, blocks))))
     blocks = [block for block in blocks if block]
     if sum(map(len, blocks)) < LINES:
@@ -40,15 +40,15 @@ def render(record: Record, canvas: Canvas, *, every_node: bool = False) -> str:
     return ("\n\n" if airy else "\n").join("\n".join(block) for block in blocks)
 
 
-def notes(record: Record, canvas: Canvas, room: int) -> list[str]:
-    """Returns as many notes as fit into `room` lines, worst first, each with its remedy."""
+def notes(record: Record, canvas: Canvas, left: int) -> list[str]:
+    """Returns as many notes as fit into `left` lines, worst first, each with its remedy."""
     lines: list[str] = []
     shown = 0
     for note in record.notes[:NOTES]:
         block = canvas.lines(_note(note))
-        if not lines and 1 + len(block) > room:
+        if not lines and 1 + len(block) > left:
             block = canvas.lines(_note(note, 1, 1))
-        if 1 + len(lines) + len(block) > room:
+        if 1 + len(lines) + len(block) > left:
             break
         lines += block
         shown += 1
