@@ -55,9 +55,11 @@ class Inbox:
         """Forgets the requests that wait for an answer on a connection that has ended."""
         self._items = [item for item in self._items if not _waits(item, token)]
 
-    def drop_asks(self) -> None:
-        """Forgets what other nodes asked for, as their group has ended."""
+    def take_asks(self) -> list[exchange.Ask]:
+        """Takes out what other nodes asked for."""
+        asks = [item for item in self._items if isinstance(item, exchange.Ask)]
         self._items = [item for item in self._items if not isinstance(item, exchange.Ask)]
+        return asks
 
 
 def _waits(item: Item, token: int) -> bool:

@@ -43,8 +43,8 @@ def test_a_connection_that_ends_takes_along_what_waits_for_an_answer_only():
 
 def test_a_group_that_ends_takes_along_what_it_asked_for_only():
     written = exchange.Written((3,))
-    inbox = filled(exchange.Ask(1, (5,)), WANT, written)
-    inbox.drop_asks()
+    inbox = filled(exchange.Ask(1, (5,)), WANT, exchange.Ask(2, (6,)), written)
+    assert inbox.take_asks() == [exchange.Ask(1, (5,)), exchange.Ask(2, (6,))]
     assert inbox.take() == [WANT, written]
 
 
@@ -55,7 +55,7 @@ def test_orders_are_limited_and_writes_are_not():
     asks = [exchange.Ask(1, (5,))] * MOST_LIMITED
     assert all(inbox.keep(ask) for ask in asks)
     assert not inbox.keep(asks[0])
-    inbox.drop_asks()
+    assert len(inbox.take_asks()) == MOST_LIMITED
     assert inbox.keep(asks[0])
     assert all(inbox.keep(WROTE) for _ in range(2 * MOST_LIMITED))
     assert len(inbox.take()) == 3 * MOST_LIMITED + 1

@@ -234,7 +234,7 @@ class Awaiting:
 
     def ended(self, now: float) -> None:
         """See Participant."""
-        self._inbox.drop_asks()
+        self._inbox.take_asks()
         if self.wait_until is not None:
             self.wait_until = now + self._wait_s
 

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Callable, Collection, Iterable
 
 from hpcstage.daemon.copying.engine import Engine
+from hpcstage.daemon.inbox import Inbox
 from hpcstage.daemon.peers.arrivals import PeerCounts
 from hpcstage.daemon.peers.membership import Staged, size_of
 from hpcstage.daemon.peers.nodegroup import NodeGroup
@@ -22,7 +23,6 @@ from hpcstage.plan.order import orders
 from hpcstage.protocol import exchange, nodedir
 from hpcstage.protocol.membership import Membership
 
-MOST_EARLY = 1024
 _HANDED_ON = (nodedir.MANIFEST, nodedir.ORDER, nodedir.FORECAST)
 
 
@@ -66,7 +66,7 @@ class FileSharing(Neighbours):
         self._on_written = on_written
         self._directories = prepared.directories
         self._staged = Staged(base.node_dir / nodedir.MANIFEST, prepared.manifest)
-        self._early: list[exchange.Ask] = []
+        self._early = Inbox()
         """The files that nodes of the group ask for before this node has joined it."""
         self._told = array("I")
         """The ids that this node has told the others to be written to: a group that is started anew is told again."""
@@ -127,9 +127,8 @@ class FileSharing(Neighbours):
             return
         self._is_stranger = True
         nodes.why = "this node found other files than the first one"
-        for early in self._early:
+        for early in self._early.take_asks():
             self._refuse(early)
-        self._early.clear()
 
     def _join(self) -> None:
         members = self._group.nodes.members
@@ -139,9 +138,8 @@ class FileSharing(Neighbours):
         self.wait_until = None
         self._peers.connect(self._group.send)
         self._tell_written(self._told)
-        early, self._early = self._early, []
-        for message in early:
-            self._peers.asked(message, time.monotonic())
+        for early in self._early.take_asks():
+            self._peers.asked(early, time.monotonic())
 
     def _divide(self, members: Membership) -> None:
         index, sizes = self._group.nodes.index, self._staged.manifest.sizes
@@ -157,7 +155,7 @@ class FileSharing(Neighbours):
 
     def ended(self, now: float) -> None:
         """See Participant."""
-        self._early.clear()
+        self._early.take_asks()
         if self.joined:
             self._peers.disconnect(now)
         self.wait_until = self.wait_until or now + self._group.base.spec.group_wait_s
@@ -206,10 +204,8 @@ class FileSharing(Neighbours):
     def _asked(self, message: exchange.Ask, now: float) -> None:
         if self.joined:
             self._peers.asked(message, now)
-        elif self._is_stranger or len(self._early) >= MOST_EARLY:
+        elif self._is_stranger or not self._early.keep(message):
             self._refuse(message)
-        else:
-            self._early.append(message)
 
     def _refuse(self, message: exchange.Ask) -> None:
         self._group.send(exchange.Offer(message.node, exchange.Why.UNKNOWN, message.ids))
