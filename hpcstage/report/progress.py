@@ -31,7 +31,7 @@ WINDOW_S = 30.0
 """The rate is that of the last half minute."""
 
 
-class Pace:
+class CopyPace:
     """Measures one piece of work: how much of it is done, how fast it goes, and when it will end."""
 
     def __init__(self, begun_s: float) -> None:
@@ -96,7 +96,7 @@ class ProgressLine:
         self._on_terminal = not quiet and stderr.stream().isatty() and os.environ.get("TERM") != "dumb"
         self._begun_s = self._drawn_s = time.monotonic()
         self._doing = ""
-        self._pace = Pace(self._begun_s)
+        self._pace = CopyPace(self._begun_s)
         self._quarters = 0
         self._next_line_s = LONG_S
         self._bar: LiveBar | None = None
@@ -127,7 +127,7 @@ class ProgressLine:
         self._drawn_s = now_s
         if doing != self._doing:
             self._end_bar()
-            self._doing, self._pace, self._quarters, self._next_line_s = doing, Pace(now_s), 0, LONG_S
+            self._doing, self._pace, self._quarters, self._next_line_s = doing, CopyPace(now_s), 0, LONG_S
         self._pace.add(now_s, done)
         try:
             if not self._on_terminal:

@@ -114,7 +114,7 @@ def _be_child(drained: Callable[[], OutputsPart], fds: set[int], into: int, pare
 @contextmanager
 def _locked(target: str, run_id: str, *, has_target: bool) -> Iterator[None]:
     """Holds the lock of DIR, unless the caller has it, and removes it, also one that the killed run left. Raises
-    DirectoryInUse."""
+    TargetInUse."""
     fd = None if has_target else _lock_of(target, run_id)
     try:
         yield
@@ -125,11 +125,11 @@ def _locked(target: str, run_id: str, *, has_target: bool) -> Iterator[None]:
 
 def _lock_of(target: str, run_id: str) -> int | None:
     """Takes the lock of DIR, after the drains of other nodes. Returns None where the run to which this process belongs
-    has it, and where DIR cannot be written to, which is said of each file. Raises DirectoryInUse."""
+    has it, and where DIR cannot be written to, which is said of each file. Raises TargetInUse."""
     while True:
         try:
             return outdir.lock(target, target, f"{_DRAIN_OF} {run_id} on {socket.gethostname()}")
-        except outdir.DirectoryInUse as error:
+        except outdir.TargetInUse as error:
             if error.holder.startswith(f"run {os.environ.get(RUN_ID)} on "):
                 return None
             if not error.holder.startswith(_DRAIN_OF):
@@ -153,7 +153,7 @@ def _drained_checkpoints(place: kept.KeptPlace, *, is_orderly: bool, has_target:
         charter.check_target()
         with _locked(charter.target, charter.run_id, has_target=has_target):
             report = drain_late(local, charter, is_orderly=is_orderly)
-    except outdir.DirectoryInUse as error:
+    except outdir.TargetInUse as error:
         return outputpart.unknown(part, error.what)
     except OSError as error:
         return outputpart.unknown(part, f"{error.filename or local.base}: {error.strerror or error}")
@@ -181,7 +181,7 @@ def _drained_outputs(place: kept.KeptPlace, timeout_s: float, *, has_target: boo
         Target(charter).check()
         with _locked(charter.target, charter.run_id, has_target=has_target):
             report = drain_late(output, timeout_s)
-    except outdir.DirectoryInUse as error:
+    except outdir.TargetInUse as error:
         return outputpart.unknown(part, error.what)
     except OSError as error:
         return outputpart.unknown(part, f"{error.filename or output.root}: {error.strerror or error}")

@@ -37,7 +37,7 @@ _WRITABLE = "name a directory that you may write to, on the shared file system"
 _OWN = "give each run a directory of its own"
 
 
-class DirectoryInUse(UsageError):
+class TargetInUse(UsageError):
     """Another run has the lock of DIR; `holder` says which."""
 
     def __init__(self, said: str, holder: str) -> None:
@@ -172,7 +172,7 @@ def _of_env(named: NamedDirectory, env: Mapping[str, str]) -> str | None:
 
 def lock(target: str, said: str, holder: str) -> int:
     """Takes the lock of DIR, where its file system has locks, and notes who has it; returns its descriptor. Raises
-    DirectoryInUse if another run has it, and UsageError if DIR cannot be written to."""
+    TargetInUse if another run has it, and UsageError if DIR cannot be written to."""
     path = os.path.join(target, LOCK)
     for _ in range(_MOST_LOCKS):
         try:
@@ -186,7 +186,7 @@ def lock(target: str, said: str, holder: str) -> int:
                 return fd
             other = os.pread(fd, 200, 0).decode(errors="replace").strip() or "another run"
             os.close(fd)
-            raise DirectoryInUse(said, other) from None
+            raise TargetInUse(said, other) from None
         with suppress(OSError):
             if os.stat(path).st_ino == os.fstat(fd).st_ino:
                 os.truncate(fd, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcstage.daemon.queue.large import TRIAL_WAIT_S, Beside, Read
+from hpcstage.daemon.queue.large import TRIAL_WAIT_S, Beside, BytesRead
 
 MB = 1_000_000
 
@@ -22,7 +22,7 @@ class Looks:
             self.now += 1
             self.program += program * MB
             self.copied += copied * MB
-            self.beside.look(Read(self.now, self.program, self.copied), reads=reads, copies=copied > 0)
+            self.beside.look(BytesRead(self.now, self.program, self.copied), reads=reads, copies=copied > 0)
         return self.beside.is_allowed
 
 

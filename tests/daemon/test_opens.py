@@ -15,7 +15,7 @@ from conftest import shim_modules
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcstage.daemon.reading.opens import Lost, Marked, Opened, Opens, Ring, finder
+from hpcstage.daemon.reading.opens import LostRecords, Marked, Opened, Opens, Ring, finder
 from hpcstage.daemon.reading.ringlog import Damaged, RingRecord, parse
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.types import Dataset, DatasetKind, Entry
@@ -110,7 +110,7 @@ def test_a_damaged_ring_goes_on_behind_the_damage(directory: Path) -> None:
     opens = Opens(directory, lambda _: False)
     write(writer, 1, 2)
     struct.pack_into("<H", writer._map, shim.RING_HEADER_BYTES + 4, 5000)
-    assert opens.poll(nothing) == [Lost(3, 64)]
+    assert opens.poll(nothing) == [LostRecords(3, 64)]
     write(writer, 3)
     assert opens.poll(nothing) == [Marked(3, 4, 1, 3)]
     opens.close()
@@ -127,7 +127,7 @@ def test_foreign_files_are_left_alone(directory: Path) -> None:
     write(cut, 1)
     os.truncate(directory / "5.ring", 70)
     opens = Opens(directory, lambda _: False)
-    assert opens.poll(nothing) == [Lost(5, 32)]
+    assert opens.poll(nothing) == [LostRecords(5, 32)]
     assert opens.poll(nothing) == []
     opens.close()
 

@@ -21,7 +21,7 @@ from conftest import Hpcstage, python_command, wait_for
 
 from hpcstage.node import page
 from hpcstage.protocol.shim import Progress, State
-from hpcstage.report.progress import Pace
+from hpcstage.report.progress import CopyPace
 from hpcstage.stderr import PATIENCE_S, UnwaitingStream
 
 Tree = Callable[..., Path]
@@ -262,8 +262,8 @@ def _emptied(fd: int, size_bytes: int) -> bytes:
 # ---- the arithmetic
 
 
-def pace(*seen: tuple[float, Progress]) -> Pace:
-    found = Pace(0.0)
+def pace(*seen: tuple[float, Progress]) -> CopyPace:
+    found = CopyPace(0.0)
     for at_s, done in seen:
         found.add(at_s, done)
     return found

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 from hpcstage.daemon.copying.engine import Engine
-from hpcstage.daemon.queue.large import LEAST_BYTES, Read
+from hpcstage.daemon.queue.large import LEAST_BYTES, BytesRead
 from hpcstage.daemon.queue.states import FileState
 
 MOST_PROCESSES = 64
@@ -40,7 +40,7 @@ class LargeInUse:
         found = {id_ for id_ in ids if id_ is not None and large.is_large(id_)}
         for id_ in found:
             large.reads.here(id_, now)
-        large.looked(len(found), Read(now, read_bytes, engine.pool.stats.totals().bytes))
+        large.looked(len(found), BytesRead(now, read_bytes, engine.pool.stats.totals().bytes))
         for id_ in ahead:
             copy = engine.copies.path(id_)
             if engine.queue.states.of(id_) is FileState.STORED and (copy in paths or engine.copies.was_read(id_)):

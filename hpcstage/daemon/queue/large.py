@@ -40,7 +40,7 @@ MOST_DOUBLINGS = 10
 
 
 @dataclass(frozen=True)
-class Read:
+class BytesRead:
     """The bytes that were read at the source up to a moment."""
 
     at: float
@@ -61,11 +61,11 @@ class Beside:
         self.is_allowed = False
         self._alone: float | None = None
         """The bytes per second that the program reads alone."""
-        self._since: Read | None = None
+        self._since: BytesRead | None = None
         self._failed = 0
         self._wait_until = 0.0
 
-    def look(self, read: Read, *, reads: bool, copies: bool) -> None:
+    def look(self, read: BytesRead, *, reads: bool, copies: bool) -> None:
         """Takes the counters of a moment. `reads`: the program has large files open at the source; `copies`: large
         files are being copied."""
         if not reads:
@@ -79,7 +79,7 @@ class Beside:
         self.is_allowed = False
         self._alone = self._since = None
 
-    def _measure(self, read: Read, copies: bool) -> None:
+    def _measure(self, read: BytesRead, copies: bool) -> None:
         if copies or self._since is None:
             self._since = None if copies else read
         elif read.at - self._since.at >= LEAST_TRIAL_S:
@@ -87,7 +87,7 @@ class Beside:
             self._since = None
             self.is_allowed = True
 
-    def _judge(self, read: Read, copies: bool) -> None:
+    def _judge(self, read: BytesRead, copies: bool) -> None:
         if not copies or self._since is None:
             self._since = read if copies else None
             return
@@ -227,7 +227,7 @@ class Large:
 
     # ---- what happened
 
-    def looked(self, open_at_source: int, read: Read) -> None:
+    def looked(self, open_at_source: int, read: BytesRead) -> None:
         """Notes how many large files the program has open at the source now, and what was read until now."""
         self._readers = max(self._readers, open_at_source)
         if self._beside is not None:

@@ -11,11 +11,11 @@ How to use it (all calls come from the daemon's own thread, and none of them wai
     while opens.more: ...                                   # a poll is bounded: again, in the same tick or the next
     page.set_logging(False); opens.poll(...); opens.close() # once nothing more can be learnt, and at the end
 
-`poll` returns Opened, Marked and Lost, each with the number of its process: the slot, and SLOTS more for each earlier
-process that had this slot. The events of one process come in the order in which they happened; those of different
-processes come one process after the other within a poll, and `ns` (CLOCK_MONOTONIC, as time.monotonic_ns) says when
-each happened. Opens of files that are not in the manifest are left out. After Lost it is not known which sample that
-process reads until its next mark. `Opens.lost_bytes` counts the bytes that were lost.
+`poll` returns Opened, Marked and LostRecords, each with the number of its process: the slot, and SLOTS more for each
+earlier process that had this slot. The events of one process come in the order in which they happened; those of
+different processes come one process after the other within a poll, and `ns` (CLOCK_MONOTONIC, as time.monotonic_ns)
+says when each happened. Opens of files that are not in the manifest are left out. After LostRecords it is not known
+which sample that process reads until its next mark. `Opens.lost_bytes` counts the bytes that were lost.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class Marked(NamedTuple):
     index: int  # type: ignore[assignment]  # instead of tuple's method
 
 
-class Lost(NamedTuple):
+class LostRecords(NamedTuple):
     """Records of this process were overwritten before they were read."""
 
     slot: int
     lost_bytes: int
 
 
-Event = Opened | Marked | Lost
+Event = Opened | Marked | LostRecords
 Finder = Callable[[bytes], "int | None"]
 
 
@@ -238,7 +238,7 @@ def _slot_of(name: str) -> int | None:
 def _events(held: deque[tuple[int, RingRecord | int]], find: Finder) -> Iterator[Event]:
     for slot, record in held:
         if isinstance(record, int):
-            yield Lost(slot, record)
+            yield LostRecords(slot, record)
             continue
         path = path_of(record)
         if path is not None:

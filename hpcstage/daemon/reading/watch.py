@@ -19,7 +19,7 @@ from hpcstage.daemon.queue.states import FINAL
 from hpcstage.daemon.reading.adherence import Adherence, Following
 from hpcstage.daemon.reading.epochs import Announced, Mapped
 from hpcstage.daemon.reading.learn import Learner, LearntDataset, TracedTable
-from hpcstage.daemon.reading.opens import Event, Finder, Lost, Marked, Opened, Opens, finder
+from hpcstage.daemon.reading.opens import Event, Finder, LostRecords, Marked, Opened, Opens, finder
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.shim import SLOTS
@@ -239,7 +239,7 @@ class Watch:
             wrong = learner.marked(item.slot, item.key, item.index)
             if wrong is not None:
                 self._on_wrong(wrong)
-        elif isinstance(item, Lost):
+        elif isinstance(item, LostRecords):
             self.events += item.lost_bytes // LEAST_RECORD_BYTES
             learner.lost(item.slot)
 
@@ -288,7 +288,7 @@ def in_time(events: list[Event]) -> list[Event]:
     latest: dict[int, int] = {}
     times = []
     for event in events:
-        ns = 0 if isinstance(event, Lost) else event.ns
+        ns = 0 if isinstance(event, LostRecords) else event.ns
         latest[event.slot] = max(latest.get(event.slot, 0), ns)
         times.append(latest[event.slot])
     return [events[place] for place in sorted(range(len(events)), key=times.__getitem__)]
