@@ -121,6 +121,17 @@ def ratio(part: float | None, whole: float | None) -> float | None:
     return None if part is None or not whole else part / whole
 
 
+def at_once(spans: Iterable[tuple[float, float, float]]) -> float:
+    """Returns the mean number of processes at a time, over the time in which there was any. A span is when processes
+    began and ended, and how long they lasted in sum."""
+    end = covered = lasted = 0.0
+    for first, last, length in sorted(spans):
+        covered += max(0.0, last - max(first, end))
+        end = max(end, last)
+        lasted += length
+    return max(1.0, lasted / covered) if covered else 1.0
+
+
 def merge(parts: Iterable[Mapping[int, int]]) -> Histogram:
     """Returns the sum of several histograms."""
     found = Counter[int]()

@@ -121,17 +121,13 @@ def _loader(trainer: ProcessPart, family: Sequence[ProcessPart], source_share: f
 
 
 def _readers(processes: Sequence[ProcessPart]) -> ReaderUse:
-    phases = sorted((counts.count(p, "first_ns"), counts.count(p, "last_ns")) for p in processes)
-    lived_ns = sum(counts.phase_ns(p) for p in processes)
-    end_ns = covered_ns = 0
-    for first, last in phases:
-        covered_ns += max(0, last - max(first, end_ns))
-        end_ns = max(end_ns, last)
+    phases = [(counts.count(p, "first_ns"), counts.count(p, "last_ns"), counts.phase_ns(p)) for p in processes]
+    lived_ns = sum(lived_ns for _, _, lived_ns in phases)
     waits = [waited_ns(p, counts.life_ns(p)) for p in processes]
     known = [sum(pair) for pair in waits if pair is not None]
     return ReaderUse(
         opens=sum(counts.opens_of(p) for p in processes),
-        at_once=max(1.0, lived_ns / covered_ns) if covered_ns else 1.0,
+        at_once=counts.at_once(phases),
         threads=max(1, *(counts.count(p, "readers") for p in processes)),
         phase_s=lived_ns / NS_PER_S,
         waited_s=sum(known) / NS_PER_S if len(known) == len(waits) else None,

@@ -186,15 +186,8 @@ def _of_reader(reader: ReaderWaits, wall_s: float) -> tuple[float, float, float]
 
 
 def _at_once(readers: Iterable[ReaderWaits], wall_s: float) -> float:
-    """Returns the mean number of readers that lived at a time, over the time in which any did."""
-    end_ns, covered_ns, lived_ns = 0.0, 0.0, 0.0
-    for reader in sorted(readers, key=lambda reader: reader.begin_ns):
-        life_ns = reader.life_ns or wall_s * NS_PER_S
-        begin_ns = max(float(reader.begin_ns), end_ns)
-        end_ns = max(end_ns, reader.begin_ns + life_ns)
-        covered_ns += max(0.0, end_ns - begin_ns)
-        lived_ns += life_ns
-    return max(1.0, lived_ns / covered_ns) if covered_ns else 1.0
+    lives = [(reader.begin_ns, reader.life_ns or wall_s * NS_PER_S) for reader in readers]
+    return counts.at_once((begin_ns, begin_ns + life_ns, life_ns) for begin_ns, life_ns in lives)
 
 
 def fit(split: Split, wall_s: float) -> Split:
