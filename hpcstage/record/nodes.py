@@ -18,16 +18,16 @@ from hpcstage.record.parts.run import RunPart
 from hpcstage.record.schema import GroupSection, NodeRow, OwnPeriod
 from hpcstage.units import format_duration, format_share
 
-SLOWER = 0.75
+SLOWER_SHARE = 0.75
 """A node whose pace at the source is below this share of the others' is slow."""
-SLOWER_DISK = 2.0
+SLOWER_DISK_FACTOR = 2.0
 """A local disk is slow if a byte takes more than this many times as long as on the other nodes."""
-WAITS = 0.05
+WAITS_SHARE = 0.05
 """A node is slow if its program waited longer than the others' by this share of the wall time and LEAST_WAIT_S."""
 LEAST_WAIT_S = 2.0
 LEAST_WRITE_S = 1.0
 """A disk is judged if all transfers together wrote to it for longer than this: a few files say nothing about it."""
-LOCAL_WAITS = 0.02
+LOCAL_WAITS_SHARE = 0.02
 """A slow local disk does no harm if the program waited for it for less than this share of the wall time."""
 MOST_COMPARED = 64
 """In a job with more nodes than this the median includes the node itself, as one value hardly changes it."""
@@ -116,14 +116,14 @@ def _slow(nodes: Sequence[Digest], behind: Values, figures: JobFigures) -> list[
 
 
 def _waits(behind_s: float | None, wall_s: float) -> list[str]:
-    if behind_s is None or behind_s < max(LEAST_WAIT_S, WAITS * wall_s):
+    if behind_s is None or behind_s < max(LEAST_WAIT_S, WAITS_SHARE * wall_s):
         return []
     return [f"waited {format_duration(behind_s)} longer for files than the others"]
 
 
 def _paces(node: Digest, periods: Sequence[OwnPeriod]) -> list[str]:
     said = []
-    if node.relative_pace is not None and node.relative_pace < SLOWER:
+    if node.relative_pace is not None and node.relative_pace < SLOWER_SHARE:
         said.append(f"reads the source at {format_share(node.relative_pace)} of the others' rate")
     if periods:
         length_s = sum(p.end_s - p.start_s for p in periods)
@@ -135,10 +135,10 @@ def _paces(node: Digest, periods: Sequence[OwnPeriod]) -> list[str]:
 def _disks(node: Digest, written: float | None, read: float | None, wall_s: float) -> list[str]:
     said = []
     writes = node.disk is not None and node.disk.write_share > 0.5 and node.disk.write_s > LEAST_WRITE_S
-    if writes and written is not None and written > SLOWER_DISK:
+    if writes and written is not None and written > SLOWER_DISK_FACTOR:
         said.append(f"its local disk takes {written:.1f} times as long to write as the others'")
-    waits = (node.split.wait_local_s or 0.0) > LOCAL_WAITS * wall_s
-    if read is not None and read > SLOWER_DISK and waits:
+    waits = (node.split.wait_local_s or 0.0) > LOCAL_WAITS_SHARE * wall_s
+    if read is not None and read > SLOWER_DISK_FACTOR and waits:
         said.append(f"its local disk takes {read:.1f} times as long to read as the others'")
     return said
 

@@ -13,9 +13,9 @@ from hpcstage.record.schema import GroupSection, NodeRow, Record, RunSection, Sa
 from hpcstage.units import format_duration, format_rate, format_share, format_size
 
 UNKNOWN = "not measured"
-NAME = 18
+NAME_CHARS = 18
 """The characters of a node's name that are shown."""
-UNSEEN = 0.02
+UNSEEN_SHARE = 0.02
 """Unseen bytes below this share of those seen are ignored: they do not change the local share."""
 PEAK_S = 1.0
 """Over less than this time, files that end together would count as a peak that the source did not give."""
@@ -47,7 +47,7 @@ def clip(text: str, columns: int) -> str:
 
 def short_name(host: str) -> str:
     """Returns the end of a node's name where it is long, as names differ there."""
-    return host if len(host) <= NAME else "…" + host[1 - NAME :]
+    return host if len(host) <= NAME_CHARS else "…" + host[1 - NAME_CHARS :]
 
 
 # ---- numbers
@@ -123,7 +123,7 @@ def _seen(record: Record) -> int:
 def unseen(record: Record) -> int:
     """Returns how many bytes processes that hpcstage did not see read at most; 0 where that does not matter."""
     found = record.coverage.unseen_bytes or 0
-    return found if found > UNSEEN * _seen(record) else 0
+    return found if found > UNSEEN_SHARE * _seen(record) else 0
 
 
 def reported(group: GroupSection | None) -> str:

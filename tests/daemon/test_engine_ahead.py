@@ -13,7 +13,7 @@ import pytest
 from hpcstage.daemon.copying.engine import Engine, Hooks
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.rates import Estimates, Limits, Verdict
-from hpcstage.daemon.queue.width import FIRST
+from hpcstage.daemon.queue.width import FIRST_TRANSFERS
 from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.scan import scan
 from hpcstage.plan.types import Budget
@@ -73,16 +73,18 @@ def test_few_go_on_beside_those_that_programs_wait_for(local_dir: Path, make_tre
     limits, hooks = Limits(PLENTY, programs_wait=True), Hooks(is_wanted=wanted.__contains__)
     with _made(local_dir, make_tree(files=60), limits, hooks) as engine:
         _pumped(engine)
-        assert engine.pool.assigned == FIRST
+        assert engine.pool.assigned == FIRST_TRANSFERS
         wanted.update((0, 50, 51))
         for id_ in wanted:
             assert engine.queue.want(id_, 30.0).verdict is Verdict.WAIT
         engine.pump(30.0)
         assert {50, 51} < set(engine.pool.ids)
-        assert engine.pool.assigned == FIRST + len(wanted), "one more, as a program waits for one of the first"
+        assert engine.pool.assigned == FIRST_TRANSFERS + len(wanted), (
+            "one more, as a program waits for one of the first"
+        )
         wanted.clear()
         engine.pump(30.0)
-        assert engine.pool.assigned == FIRST + 3
+        assert engine.pool.assigned == FIRST_TRANSFERS + 3
 
 
 def test_ahead_is_what_a_moment_brings():

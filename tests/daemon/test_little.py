@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcstage.daemon.queue.useful import LEAST_MEAN_BYTES, LEAST_OPENS, LOOKS, Little
+from hpcstage.daemon.queue.useful import LEAST_MEAN_BYTES, LEAST_OPENS, LOOKS_IN_A_ROW, Little
 from hpcstage.protocol.shim import COUNTERS, Counter
 
 SIZE = 4 * LEAST_MEAN_BYTES
@@ -23,7 +23,7 @@ def look(little: Little, found: list[int], *, opened: int = LEAST_OPENS, size: i
 
 def test_it_is_said_after_a_few_looks():
     little = Little()
-    assert [look(little, sums()) for _ in range(LOOKS - 1)] == [None] * (LOOKS - 1)
+    assert [look(little, sums()) for _ in range(LOOKS_IN_A_ROW - 1)] == [None] * (LOOKS_IN_A_ROW - 1)
     assert look(little, sums()) == pytest.approx(1000 / (LEAST_OPENS * SIZE))
 
 
@@ -42,10 +42,10 @@ def test_it_is_said_after_a_few_looks():
 )
 def test_otherwise_nothing_is_said(found, options):
     little = Little()
-    assert [look(little, found, **options) for _ in range(2 * LOOKS)] == [None] * 2 * LOOKS
+    assert [look(little, found, **options) for _ in range(2 * LOOKS_IN_A_ROW)] == [None] * 2 * LOOKS_IN_A_ROW
 
 
 def test_files_that_were_mapped_once_are_no_evidence_later():
     little = Little()
     assert look(little, sums(), mapped=True) is None
-    assert [look(little, sums()) for _ in range(2 * LOOKS)] == [None] * 2 * LOOKS
+    assert [look(little, sums()) for _ in range(2 * LOOKS_IN_A_ROW)] == [None] * 2 * LOOKS_IN_A_ROW

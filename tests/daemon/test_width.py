@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcstage.daemon.queue import width
-from hpcstage.daemon.queue.width import FIRST, LARGE_MEAN_BYTES, Width
+from hpcstage.daemon.queue.width import FIRST_TRANSFERS, LARGE_MEAN_BYTES, Width
 
 MOST = 32
 PIECE_BYTES = 128 << 10
@@ -82,7 +82,7 @@ def _sizes(files: int, mean_bytes: int, spread: float) -> list[int]:
 def _both(make: Callable[[], Source], sizes: list[int]) -> tuple[float, Source, Source]:
     """Returns the time in times of that with all transfers in flight, and both sources."""
     found, whole = make(), make()
-    return found.copy(sizes, Width(FIRST, MOST)) / whole.copy(sizes, Width(MOST, MOST)), found, whole
+    return found.copy(sizes, Width(FIRST_TRANSFERS, MOST)) / whole.copy(sizes, Width(MOST, MOST)), found, whole
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.5])
@@ -91,7 +91,7 @@ def test_a_source_that_bandwidth_limits_is_as_fast_and_a_file_comes_sooner(sprea
     assert times < 1.01
     usual, before = sorted(found.took_s)[400], sorted(whole.took_s)[400]
     assert usual < before / 2
-    assert max(transfers for _, transfers in found.widths) <= 4 * FIRST
+    assert max(transfers for _, transfers in found.widths) <= 4 * FIRST_TRANSFERS
 
 
 def test_a_source_of_both_kinds_is_as_fast() -> None:
@@ -120,22 +120,22 @@ def test_a_source_that_others_load_gets_as_many_as_pay(others: int) -> None:
 
 def test_once_others_load_the_source_more_transfers_are_tried_soon() -> None:
     source = Source(20e6, 0.001, lambda now: 0 if now < 10 else 64)
-    source.copy(_sizes(2000, 250_000, 0.0), Width(FIRST, MOST))
-    assert max(transfers for at, transfers in source.widths if at < 10) <= 4 * FIRST
+    source.copy(_sizes(2000, 250_000, 0.0), Width(FIRST_TRANSFERS, MOST))
+    assert max(transfers for at, transfers in source.widths if at < 10) <= 4 * FIRST_TRANSFERS
     assert source.time_at(MOST) < 25
 
 
 def test_where_something_else_limits_nothing_is_learnt() -> None:
-    beside = Width(FIRST, MOST)
+    beside = Width(FIRST_TRANSFERS, MOST)
     for number in range(1000):
         beside.took(100_000, number * 1e-5)
-        beside.filled(FIRST - 1)
-    assert beside.transfers == FIRST
+        beside.filled(FIRST_TRANSFERS - 1)
+    assert beside.transfers == FIRST_TRANSFERS
     assert beside.is_searching
 
 
 def test_only_small_files_for_which_programs_may_wait_are_held_back() -> None:
-    assert width.begin(MOST, 1e5, programs_wait=True).transfers == FIRST
+    assert width.begin(MOST, 1e5, programs_wait=True).transfers == FIRST_TRANSFERS
     assert width.begin(2, 1e5, programs_wait=True).is_whole
     for mean_bytes, programs_wait in ((1e5, False), (LARGE_MEAN_BYTES + 1, True)):
         beside = width.begin(MOST, mean_bytes, programs_wait=programs_wait)
@@ -153,4 +153,4 @@ def test_it_is_hardly_ever_slower(
     sizes = _sizes(1000, mean_bytes, spread)
     times, found, whole = _both(lambda: Source(bytes_per_s, latency_s, lambda now: others), sizes)
     assert times < 1.15 + 0.2 / max(whole.widths[-1][0], sum(whole.took_s) / MOST)
-    assert all(FIRST <= transfers <= MOST for _, transfers in found.widths[1:])
+    assert all(FIRST_TRANSFERS <= transfers <= MOST for _, transfers in found.widths[1:])

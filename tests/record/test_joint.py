@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from manycases import job, node, run, steady
 from recordcases import composed
 
-from hpcstage.record.figures.cells import CELLS, Cells, coarser, parts_of, track_of
+from hpcstage.record.figures.cells import MOST_CELLS, Cells, coarser, parts_of, track_of
 from hpcstage.record.figures.speeds import Point
 from hpcstage.record.parts.part import NodePart
 from hpcstage.record.parts.rows import Sample
@@ -182,7 +182,7 @@ def test_a_track_of_a_long_run_is_bounded_and_coarser_ones_are_its_sums() -> Non
     points = [Point(float(s), 1.0, 100.0, 50.0, 2.0, False) for s in range(20_000)]
     track = track_of("copies", points, -3.5)
     assert track is not None
-    assert len(track.seen_s) <= CELLS
+    assert len(track.seen_s) <= MOST_CELLS
     above = coarser(track, track.level + 3)
     for column in ("seen_s", "size", "work", "files"):
         assert sum(getattr(above, column)) == pytest.approx(sum(getattr(track, column)), rel=1e-6)

@@ -14,8 +14,8 @@ from recordcases import SECOND, composed, looped, run_part
 from hpcstage.record.figures.readahead import (
     COPY_READ_BYTES,
     FEW_READS,
+    MOST_PLAYED,
     NOTHING,
-    PLAYED,
     WINDOW_BYTES,
     Pieces,
     WholeRead,
@@ -82,7 +82,7 @@ def test_of_a_file_that_is_one_window_the_kernel_hides_nothing_for_certain(
     assert Pieces(size, 2, within_s).added_s(WholeRead(read_s)).high >= -0.97 * min(within_s, read_s) - 1e-9
 
 
-@pytest.mark.parametrize("pieces", [10, PLAYED // 2, 40 * PLAYED])
+@pytest.mark.parametrize("pieces", [10, MOST_PLAYED // 2, 40 * MOST_PLAYED])
 def test_of_a_long_file_nearly_all_is_hidden(pieces: int) -> None:
     for within_s in (0.5, 1.0, 4.0):
         added = Pieces(pieces * 64 * KB, pieces, within_s).added_s(WholeRead(1.0))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from hpcstage.protocol import exchange
 
-_READS = 64
+_MOST_READS = 64
 """The most datagrams that are read per round, so that wants and copiers get their turn."""
 MOST_OUT = 4096
 """The most messages that wait to be sent; an exchange that is further behind is given up."""
@@ -50,7 +50,7 @@ class PeerLink:
 
     def _ready(self) -> None:
         self._flush()
-        for _ in range(_READS):
+        for _ in range(_MOST_READS):
             if not self._open or not self._take():
                 return
 

@@ -19,7 +19,7 @@ from typing import Protocol
 from hpcstage.protocol.shim import MAX_DATAGRAM, REPLY, REQUEST, VERSION, Answer, Kind, Reason
 
 _CREDENTIALS = struct.Struct("3i")
-_ACCEPTS = 64
+_MOST_ACCEPTS = 64
 """The most connections that are accepted per round, so that results and clocks get their turn."""
 
 
@@ -60,11 +60,11 @@ class Server:
         """Reads all requests that have been sent until now."""
         for token in list(self._connections):
             self._read(token)
-        while self._accept() == _ACCEPTS:
+        while self._accept() == _MOST_ACCEPTS:
             pass
 
     def _accept(self) -> int:
-        for accepted in range(_ACCEPTS):
+        for accepted in range(_MOST_ACCEPTS):
             try:
                 connection, _ = self._listener.accept()
             except OSError:
@@ -76,7 +76,7 @@ class Server:
                 self._read(token)
             else:
                 self.answer(token, Reply(Answer.REFUSED))
-        return _ACCEPTS
+        return _MOST_ACCEPTS
 
     def _is_ours(self, connection: socket.socket) -> bool:
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

@@ -15,7 +15,7 @@ WAIT_FACTOR = 4.0
 """A program waits for at most this many times the time in which its file is expected."""
 _SMALL_BYTES = 1 << 20
 """Files up to this size take the same time, that of `Estimates.file_s`."""
-_WEIGHT = 0.2
+_LATEST_WEIGHT = 0.2
 """The weight of the latest transfer in a moving average."""
 _FIRST_FILE_S = 0.02
 _FIRST_STREAM_BYTES_PER_S = 50e6
@@ -128,10 +128,10 @@ class Estimates:
     def finished(self, size_bytes: int, took_s: float, now: float) -> None:
         """Takes a transfer that ended into the averages."""
         if size_bytes <= _SMALL_BYTES:
-            self.file_s += _WEIGHT * (took_s - self.file_s)
+            self.file_s += _LATEST_WEIGHT * (took_s - self.file_s)
         else:
             rate = size_bytes / max(took_s, 1e-6)
-            self.stream_bytes_per_s += _WEIGHT * (rate - self.stream_bytes_per_s)
+            self.stream_bytes_per_s += _LATEST_WEIGHT * (rate - self.stream_bytes_per_s)
         if self._window_start is None:
             self._window_start = now
         self._window_bytes += size_bytes

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from hpcstage.daemon.queue.states import FAR_AWAY, FAR_WAITS, NEAR_WAITS, READER
 
-_MOST = 8
+_MOST_ORDERS = 8
 """When there are more orders than this, all but the first are joined into one."""
 
 
@@ -62,7 +62,7 @@ class Sequences:
         if name:
             self._all = [one for one in self._all if one.name != name]
         self._all.append(Sequenced(ids, name))
-        if len(self._all) > _MOST:
+        if len(self._all) > _MOST_ORDERS:
             self._flatten()
 
     def start_at(self, position: int) -> None:

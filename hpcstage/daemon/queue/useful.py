@@ -12,8 +12,8 @@ from hpcstage.protocol.shim import Counter
 LEAST_OPENS = 64
 LEAST_MEAN_BYTES = 1 << 20
 """The least mean size of the files that were opened: smaller ones come as a whole in little more time."""
-LITTLE = 0.1
-LOOKS = 3
+LITTLE_SHARE = 0.1
+LOOKS_IN_A_ROW = 3
 """The number of looks in a row, a second apart, that have to find little read."""
 SEEN_SHARE = 0.9
 LEAST_FILES = 3
@@ -44,12 +44,12 @@ class Little:
         opens = sums[Counter.HIT_OPENS] + sums[Counter.READY_OPENS] + sums[Counter.SOURCE_OPENS]
         read_bytes = sums[Counter.LOCAL_READ_BYTES] + sums[Counter.SOURCE_READ_BYTES]
         known = opened >= max(LEAST_OPENS, SEEN_SHARE * opens) and sums[Counter.READS_MEASURED] >= processes
-        if not known or opened_bytes < opened * LEAST_MEAN_BYTES or not 0 < read_bytes < LITTLE * opened_bytes:
+        if not known or opened_bytes < opened * LEAST_MEAN_BYTES or not 0 < read_bytes < LITTLE_SHARE * opened_bytes:
             self._looks = 0
             return None
         self._are_mapped = self._are_mapped or are_mapped()
         self._looks += 1
-        return None if self._are_mapped or self._looks < LOOKS else read_bytes / opened_bytes
+        return None if self._are_mapped or self._looks < LOOKS_IN_A_ROW else read_bytes / opened_bytes
 
 
 class Unserved:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FIRST = 4
+FIRST_TRANSFERS = 4
 """The width to begin with."""
-PAYS = 1.05
+LEAST_GAIN_FACTOR = 1.05
 """The least gain, in times of the rate before, for which a width is kept: little, since less than a source gives is
 worse than a file that comes late."""
 LEAST_FILES = 16
@@ -32,7 +32,7 @@ LARGE_MEAN_BYTES = 4 << 20
 
 def begin(most: int, mean_bytes: float, *, programs_wait: bool) -> Width:
     """Returns the width to begin with: a small one where programs may wait for files, of `mean_bytes` in the mean."""
-    return Width(FIRST if programs_wait and mean_bytes <= LARGE_MEAN_BYTES else most, most)
+    return Width(FIRST_TRANSFERS if programs_wait and mean_bytes <= LARGE_MEAN_BYTES else most, most)
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Rate:
         """Returns whether this rate is larger: files and bytes count alike, since of files of different sizes chance
         raises the one and lowers the other."""
         gained = self.files_per_s * self.bytes_per_s
-        return gained >= PAYS**2 * before.files_per_s * before.bytes_per_s
+        return gained >= LEAST_GAIN_FACTOR**2 * before.files_per_s * before.bytes_per_s
 
 
 class RateWindow:

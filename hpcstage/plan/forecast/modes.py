@@ -29,9 +29,9 @@ from hpcstage.plan.types import Forecast, ModeForecast, Rates, Workload
 from hpcstage.units import format_duration as show
 
 DIRECT, UPFRONT, RUNTIME, AUTO = "direct", "upfront", "runtime", "auto"
-TIE = 1.03
+TIE_FACTOR = 1.03
 """Forecasts within this factor count as equal; `runtime` is then chosen, as it suffers least from a wrong forecast."""
-ONE_EPOCH_TIE = 1.01
+ONE_EPOCH_TIE_FACTOR = 1.01
 ASSUMED_EPOCHS = 10
 ASSUMED: dict[str, tuple[Any, str]] = {
     "epochs": (ASSUMED_EPOCHS, f"epochs: {ASSUMED_EPOCHS} (set with --epochs)"),
@@ -41,7 +41,7 @@ ASSUMED: dict[str, tuple[Any, str]] = {
 """By name of an unknown value of a workload: the value that a forecast assumes, and what it says of that."""
 ASSUMED_SOURCE_BYTES_PER_S = 1e9
 ASSUMED_SOURCE_FILE_S = 1e-3
-ASSUMED_IN_FLIGHT = 32
+ASSUMED_TRANSFERS = 32
 ASSUMED_LOCAL_BYTES_PER_S = 2e9
 ASSUMED_LOCAL_FILE_S = 30e-6
 ASSUMED_PEER_BYTES_PER_S = 1e9
@@ -137,9 +137,9 @@ def choose(terms: Terms, modes: dict[str, ModeForecast], *, from_nodes: bool = F
     direct, runtime = modes[DIRECT], modes[RUNTIME]
     if terms.share == 0:
         return DIRECT, "nothing of the dataset fits the local disk's budget"
-    if terms.epochs == 1 and direct.total_s <= best.total_s * ONE_EPOCH_TIE:
+    if terms.epochs == 1 and direct.total_s <= best.total_s * ONE_EPOCH_TIE_FACTOR:
         return DIRECT, _why_direct(terms)
-    if runtime.total_s <= best.total_s * TIE:
+    if runtime.total_s <= best.total_s * TIE_FACTOR:
         return RUNTIME, _why_runtime(terms, modes, from_nodes)
     if best.mode == DIRECT:
         return DIRECT, "reading the source is fast enough, and copying would cost more than it saves"
@@ -158,7 +158,7 @@ def _why_direct(terms: Terms) -> str:
 
 def _why_runtime(terms: Terms, modes: dict[str, ModeForecast], from_nodes: bool) -> str:
     total_s = modes[RUNTIME].total_s
-    slower = [mode for mode in (modes[DIRECT], modes[UPFRONT]) if mode.total_s > total_s * ONE_EPOCH_TIE]
+    slower = [mode for mode in (modes[DIRECT], modes[UPFRONT]) if mode.total_s > total_s * ONE_EPOCH_TIE_FACTOR]
     if not slower:
         return "all modes take about the same time, and this one depends least on the source"
     gains = " and ".join(f"{show(mode.total_s - total_s)} less than {mode.mode}" for mode in slower)
@@ -196,7 +196,7 @@ def _assume_rates(rates: Rates, workload: Workload, notes: list[str]) -> Rates:
         rates = replace(rates, source_bytes_per_s=ASSUMED_SOURCE_BYTES_PER_S)
         notes.append(f"source: {ASSUMED_SOURCE_BYTES_PER_S / 1e9:.3g} GB/s")
     if rates.source_files_per_s is None:
-        many = ASSUMED_IN_FLIGHT / max(rates.reader_file_s or 0.0, 1e-5)
+        many = ASSUMED_TRANSFERS / max(rates.reader_file_s or 0.0, 1e-5)
         rates = replace(rates, source_files_per_s=many)
         notes.append(f"source: {many:.0f} files/s in parallel")
     if rates.local_bytes_per_s is None and rates.local_file_s is None:

@@ -16,7 +16,7 @@ from hpcstage.record.figures.speeds import CACHED_BYTES_PER_S, reads_pieces
 from hpcstage.record.parts.rows import Sample
 from hpcstage.units import NS_PER_S
 
-SHORT = 0.05
+SHORT_SHARE = 0.05
 """Amounts stay where they are if they took less than this share of the sample to come."""
 
 
@@ -48,7 +48,7 @@ def spread(samples: Sequence[Sample], amounts: Sequence[int], lengths_s: Sequenc
     """Returns for each sample what came meanwhile. `amounts` are of what ended in the samples and took `lengths_s`."""
     found = [float(amount) for amount in amounts]
     for at, (sample, amount, seconds) in enumerate(zip(samples, amounts, lengths_s, strict=True)):
-        if amount and seconds > SHORT * sample.length_s:
+        if amount and seconds > SHORT_SHARE * sample.length_s:
             _move_back(samples, found, at, amount, seconds)
     return found
 

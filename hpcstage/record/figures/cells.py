@@ -14,7 +14,7 @@ from math import nan
 from hpcstage.record.figures.speeds import Point
 from hpcstage.record.schema import MeasuredOn
 
-CELLS = 2048
+MOST_CELLS = 2048
 """A node's track has at most this many cells: cells of two seconds in a run of an hour."""
 
 
@@ -107,7 +107,7 @@ def track_of(on: MeasuredOn, points: Sequence[Point], shift_s: float) -> Track |
     start_s = min(p.start_s for p in points) + shift_s
     end_s = max(p.start_s + p.length_s for p in points) + shift_s
     level = 0
-    while end_s // 2**level - start_s // 2**level >= CELLS:
+    while end_s // 2**level - start_s // 2**level >= MOST_CELLS:
         level += 1
     cell_s = float(2**level)
     first = int(start_s // cell_s)
@@ -124,10 +124,10 @@ def track_of(on: MeasuredOn, points: Sequence[Point], shift_s: float) -> Track |
 
 
 def _small(column: list[float]) -> array[float]:
-    return array("f", column if max(column) <= LARGEST else [min(value, LARGEST) for value in column])
+    return array("f", column if max(column) <= LARGEST_FLOAT else [min(value, LARGEST_FLOAT) for value in column])
 
 
-LARGEST = 3e38
+LARGEST_FLOAT = 3e38
 """About the largest value of a 32-bit float; larger ones are cut."""
 
 

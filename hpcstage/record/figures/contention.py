@@ -2,9 +2,9 @@
 
 The module looks at the bandwidth of each interval in which the copiers kept transfers in flight and nothing of hpcstage
 held them back; in mode direct, at the bandwidth that the program saw while it was inside its own reads. It reports a
-period whose mean is less than `detect.FALLEN` x the best level, for `detect.LEAST_S`, and far outside the noise that
-the series shows from one interval to the next. With one node it knows nothing about the cause: other jobs, a recovering
-server, or the node's own link look the same from there.
+period whose mean is less than `detect.FALLEN_SHARE` x the best level, for `detect.LEAST_S`, and far outside the noise
+that the series shows from one interval to the next. With one node it knows nothing about the cause: other jobs, a
+recovering server, or the node's own link look the same from there.
 
 With several nodes, periods in which all nodes read slowly (the shared file system) are told from those of one (its
 link, its load). The source is judged by what all nodes got from it together, as one node's share depends on how many
@@ -29,14 +29,14 @@ from typing import Literal
 
 from hpcstage.protocol.shim import bucket_upper_ns
 from hpcstage.record.figures import detect
-from hpcstage.record.figures.cells import CELLS, Track, coarser
+from hpcstage.record.figures.cells import MOST_CELLS, Track, coarser
 from hpcstage.record.figures.counts import merge, ratio
 from hpcstage.record.figures.digest import Digest
 from hpcstage.record.figures.speeds import LEAST_POINTS, Point, even_sizes, of_samples
 from hpcstage.record.parts.part import NAMED_NODES, NodePart
 from hpcstage.record.schema import Contention, Latency, MeasuredOn, OwnPeriod, Percentiles, SharedPeriod
 
-LISTED = 64
+MOST_LISTED = 64
 """At most this many periods of single nodes are listed, by the product of length and loss."""
 NOTHING = "too few intervals say something about the source"
 METHOD = {
@@ -145,15 +145,15 @@ def _most(nodes: Sequence[Digest]) -> MeasuredOn | None:
 
 # ---- several nodes ----
 
-FEW = 0.25
+FEW_SHARE = 0.25
 """With fewer than this share of the usual number of active nodes, an interval says nothing about the source."""
-FEWER = 0.8
+FEWER_SHARE = 0.8
 """With fewer than this share of the usual number, an interval says nothing about how fast the source can be."""
-USUAL = 0.9
+USUAL_QUANTILE = 0.9
 """The usual number of active nodes is this quantile of their number over time."""
-EXAMINED = 32
+MOST_EXAMINED = 32
 """The own periods of at most this many nodes are looked for: of those that lag behind the others most."""
-LAGS = 0.75
+LAGS_SHARE = 0.75
 
 
 def _of_nodes(
@@ -172,9 +172,9 @@ def _of_nodes(
         best_bytes_per_s=found.best if found else None,
         typical_bytes_per_s=found.typical if found else None,
         periods=tuple(shared),
-        own_periods=tuple(own[:LISTED]) if len(names) > 1 else None,
+        own_periods=tuple(own[:MOST_LISTED]) if len(names) > 1 else None,
         verdict=_verdict(bool(shared), unclear=unclear),
-        own_periods_hidden=max(0, len(own) - LISTED),
+        own_periods_hidden=max(0, len(own) - MOST_LISTED),
         observed_s=sum(point.length_s for point in points),
         measured_on=on,
         method=METHOD[on] + ALIGNED,
@@ -188,7 +188,7 @@ def _aligned(tracks: Sequence[Track]) -> tuple[list[Track], range]:
     while True:
         first = min(track.first >> (level - track.level) for track in tracks)
         last = max((track.first + len(track.seen_s) - 1) >> (level - track.level) for track in tracks)
-        if last - first < CELLS:
+        if last - first < MOST_CELLS:
             return [coarser(track, level) for track in tracks], range(first, last + 1)
         level += 1
 
@@ -202,13 +202,15 @@ def _together(tracks: Sequence[Track], cells: range) -> list[Point]:
                 total[at] += value
     length_s = float(2 ** tracks[0].level)
     active = sorted(seen_s for seen_s in sums[0] if seen_s > 0)
-    usual = active[int(USUAL * (len(active) - 1))] if active else 0.0
+    usual = active[int(USUAL_QUANTILE * (len(active) - 1))] if active else 0.0
     points = []
     for cell, seen_s, size, work, files in zip(cells, *sums, strict=True):
-        if seen_s > 0 and seen_s >= FEW * usual:
+        if seen_s > 0 and seen_s >= FEW_SHARE * usual:
             raised = max(1.0, usual / seen_s) / length_s
             points.append(
-                Point(cell * length_s, length_s, size / length_s, work * raised, files, weak=seen_s < FEWER * usual)
+                Point(
+                    cell * length_s, length_s, size / length_s, work * raised, files, weak=seen_s < FEWER_SHARE * usual
+                )
             )
     return points
 
@@ -225,7 +227,7 @@ def _shared(
     for period, part in zip(periods, inside, strict=True):
         levels = [ratio(track.mean(part), level) for track, level in zip(tracks, normal, strict=True)]
         known = [at for at, level in enumerate(levels) if level is not None]
-        fallen = [at for at in known if (levels[at] or 0.0) < detect.BORDER]
+        fallen = [at for at in known if (levels[at] or 0.0) < detect.BORDER_SHARE]
         if 2 * len(fallen) > len(known):
             hosts = tuple(names[at] for at in fallen[:NAMED_NODES])
             found.append(SharedPeriod(**vars(period), hosts=hosts, nodes=len(fallen), nodes_observed=len(known)))
@@ -263,8 +265,8 @@ def _own(
 ) -> Iterator[OwnPeriod]:
     length_s = 2 ** tracks[0].level
     lags = sorted(((_lag(row), at) for at, row in enumerate(ratios)), reverse=True)
-    for lag, at in lags[:EXAMINED]:
-        if lag * length_s < detect.LEAST_S * (1 - LAGS) / 2:
+    for lag, at in lags[:MOST_EXAMINED]:
+        if lag * length_s < detect.LEAST_S * (1 - LAGS_SHARE) / 2:
             break
         found = detect.find(_compared(tracks[at], cells, ratios[at]))
         for p in found.periods if found else ():
@@ -272,11 +274,11 @@ def _own(
 
 
 def _lag(row: array[float]) -> float:
-    """Returns by how much the node's shares lie below `LAGS` of its own upper level, or of the others', in sum."""
+    """Returns by how much the node's shares lie below `LAGS_SHARE` of its own upper level, or the others', in sum."""
     known = sorted(share for share in row if not isnan(share))
     if len(known) < LEAST_POINTS:
         return 0.0
-    level = LAGS * min(1.0, known[int(0.8 * (len(known) - 1))])
+    level = LAGS_SHARE * min(1.0, known[int(0.8 * (len(known) - 1))])
     return sum(level - share for share in known if share < level)
 
 

@@ -223,7 +223,7 @@ def _has_group(node: NodePart, totals: RunTotals) -> bool:
 
 # ---- coverage ----
 
-EXAMPLES = 5
+MOST_EXAMPLES = 5
 REASONS = [reason.name.lower() for reason in Reason if reason is not Reason.NONE]
 DIRECT_COUNTERS = [(name, f"direct_{name}") for name in REASONS]
 LEAST_UNSEEN_BYTES = 64 * 10**6
@@ -255,7 +255,7 @@ def coverage_of(node: NodePart) -> Coverage:
         reasons=_reasons(node),
         stats=StatCounts(local=total(processes, "hit_stats"), source=total(processes, "source_stats")),
         unseen_bytes=None,
-        missed_examples=tuple(node.missed_processes[:EXAMPLES]),
+        missed_examples=tuple(node.missed_processes[:MOST_EXAMPLES]),
     )
 
 
@@ -274,7 +274,7 @@ def added(nodes: Sequence[Coverage], accounts: Sequence[AccountsPart | None]) ->
         reasons=dict.fromkeys(REASONS, 0) | {name: value for name, value in reasons.items() if value},
         stats=StatCounts(local=sum(s.local for s in stats), source=sum(s.source for s in stats)) if nodes else None,
         unseen_bytes=_unseen_bytes(accounts, sums["processes_missed"]),
-        missed_examples=tuple(missed for node in nodes for missed in node.missed_examples)[:EXAMPLES],
+        missed_examples=tuple(missed for node in nodes for missed in node.missed_examples)[:MOST_EXAMPLES],
     )
 
 

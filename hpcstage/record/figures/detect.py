@@ -15,40 +15,40 @@ from statistics import median
 
 from hpcstage.record.figures.speeds import Point
 
-FALLEN = 0.75
+FALLEN_SHARE = 0.75
 """A period's mean is below this share of the best level."""
 LEAST_S = 1.0
 """Shorter periods are not looked for."""
-BORDER = 0.86
-"""Intervals below this share of the best level speak for a period: half way to `FALLEN` in logarithms."""
-NEARLY = 0.9
+BORDER_SHARE = 0.86
+"""Intervals below this share of the best level speak for a period: half way to `FALLEN_SHARE` in logarithms."""
+NEARLY_SHARE = 0.9
 """This share of a length is enough, as sampling intervals are not exactly as long as asked for."""
-SIGMAS = 6.0
+LEAST_SIGMAS = 6.0
 """A period's drop must be this many times the noise of its mean."""
-FLOOR = 0.02
+FLOOR_SHARE = 0.02
 """A stalled source counts as this share of the best level in logarithms."""
 BEST_S = 3.0
 BEST_SHARE = 0.1
 """The best level was held for at least BEST_S, and for this share of the time."""
-NOISY = 0.2
+NOISY_DEVIATION = 0.2
 """Neighbours are merged while the noise is larger than this."""
-UPPER = 0.5
+UPPER_SHARE = 0.5
 """Noise is taken from the intervals above this share of the upper level: below it single files decide the speed."""
 LEAST_STEPS = 4
-CLEAR = 0.8
+CLEAR_SHARE = 0.8
 """No period was missed if no mean falls below this share of the best level (a period's ends share intervals)."""
 PEAK_S = 0.5
-SMOOTH = 2
+SMOOTH_NEIGHBOURS = 2
 ROUNDS = 3
-SWITCH = 1.5
+SWITCH_PRICE = 1.5
 """The price of a change of level, in intervals of clear evidence."""
-SWITCH_SHARP = 1.0
-CLEAREST = 2.0
-REACH = 3
+SHARP_SWITCH_PRICE = 1.0
+CLEAREST_SCORE = 2.0
+REACH_INTERVALS = 3
 """The ends of a period may move outwards by this many intervals."""
 GAP_S = 5.0
 """A period does not reach over a longer time without usable intervals."""
-EDGE = 5
+EDGE_INTERVALS = 5
 """In periods with at least this many intervals the first and the last, which may lie partly outside of the period, do
 not count for the loss."""
 
@@ -95,12 +95,12 @@ def find(points: Sequence[Point]) -> Levels | None:
 
 def _dips(points: Sequence[Point], best: float) -> bool:
     """Returns whether the mean over any `LEAST_S` is below what a period's would be."""
-    return any(mean < CLEAR * best for mean in _means(points, LEAST_S))
+    return any(mean < CLEAR_SHARE * best for mean in _means(points, LEAST_S))
 
 
 def _peaks(points: Sequence[Point], best: float) -> bool:
     """Returns whether a mean is so far above the best level that this level may itself be that of a period."""
-    return any(CLEAR * mean > best for mean in _means(points, PEAK_S))
+    return any(CLEAR_SHARE * mean > best for mean in _means(points, PEAK_S))
 
 
 def _means(points: Sequence[Point], least_s: float) -> Iterator[float]:
@@ -111,11 +111,11 @@ def _means(points: Sequence[Point], least_s: float) -> Iterator[float]:
         for point in run:
             length_s += point.length_s
             work += point.speed * point.length_s
-            while length_s - run[first].length_s >= least_s * NEARLY:
+            while length_s - run[first].length_s >= least_s * NEARLY_SHARE:
                 length_s -= run[first].length_s
                 work -= run[first].speed * run[first].length_s
                 first += 1
-            if length_s >= least_s * NEARLY:
+            if length_s >= least_s * NEARLY_SHARE:
                 yield work / length_s
 
 
@@ -128,7 +128,7 @@ def _plain(points: Sequence[Point], periods: Sequence[Period]) -> float:
 def _calm(points: Sequence[Point]) -> list[Point]:
     """Merges neighbours until the noise between them is small enough to tell levels apart."""
     current = list(points)
-    while len(current) >= 16 and _noise(current) > NOISY:
+    while len(current) >= 16 and _noise(current) > NOISY_DEVIATION:
         current = _halved(current)
     return current
 
@@ -161,8 +161,8 @@ def _noise(points: Sequence[Point]) -> float:
     top = ordered[int(0.9 * (len(ordered) - 1))] if ordered else 0.0
     if top <= 0 or len(points) < 3:
         return 0.0
-    logs = [math.log(max(p.speed / top, FLOOR)) for p in points]
-    steps = [abs(b - a) for a, b in pairwise(logs) if min(a, b) > math.log(UPPER)]
+    logs = [math.log(max(p.speed / top, FLOOR_SHARE)) for p in points]
+    steps = [abs(b - a) for a, b in pairwise(logs) if min(a, b) > math.log(UPPER_SHARE)]
     if len(steps) < LEAST_STEPS:
         steps = [abs(b - a) for a, b in pairwise(logs)]
     return 1.4826 * median(steps) / math.sqrt(2)
@@ -184,16 +184,19 @@ def _first_best(points: Sequence[Point]) -> float:
 def _smoothed(points: Sequence[Point]) -> list[tuple[float, float]]:
     """Returns for each interval the median speed over its neighbours, and its length."""
     speeds = [p.speed for p in points]
-    return [(median(speeds[max(0, i - SMOOTH) : i + SMOOTH + 1]), point.length_s) for i, point in enumerate(points)]
+    return [
+        (median(speeds[max(0, i - SMOOTH_NEIGHBOURS) : i + SMOOTH_NEIGHBOURS + 1]), point.length_s)
+        for i, point in enumerate(points)
+    ]
 
 
 def _best_outside(points: Sequence[Point], periods: Sequence[Period], best: float) -> float:
     """Returns the median speed of the intervals near the best level and outside of periods."""
     near = [
         p.speed for p, (smooth, _) in zip(points, _smoothed(points), strict=True)
-        if not _inside(p, periods) and smooth > BORDER * best
+        if not _inside(p, periods) and smooth > BORDER_SHARE * best
     ]  # fmt: skip
-    return max(median(near), BORDER * best) if len(near) >= 2 else best
+    return max(median(near), BORDER_SHARE * best) if len(near) >= 2 else best
 
 
 def _inside(point: Point, periods: Sequence[Period]) -> bool:
@@ -218,13 +221,13 @@ def _sharpened(run: Sequence[Point], rough: Sequence[tuple[int, int]], best: flo
     ends = [0, *(end for _, end in rough)]
     starts = [*(start for start, _ in rough), len(run)]
     for index, (start, end) in enumerate(rough):
-        first, last = max(ends[index], start - REACH), min(starts[index + 1], end + REACH)
+        first, last = max(ends[index], start - REACH_INTERVALS), min(starts[index + 1], end + REACH_INTERVALS)
         level = median(_log(p, best) for p in _inner(run[start:end]))
         if level >= 0:
             continue
         near = run[first:last]
         scores = [min(max(2 * _log(p, best) / level - 1, -1.0), 1.0) for p in near]
-        found += [near[a:b] for a, b in two_levels(scores, SWITCH_SHARP)]
+        found += [near[a:b] for a, b in two_levels(scores, SHARP_SWITCH_PRICE)]
     return found
 
 
@@ -239,27 +242,27 @@ def _without_gaps(points: Sequence[Point]) -> list[list[Point]]:
 
 
 def _log(point: Point, best: float) -> float:
-    return math.log(max(point.speed / best, FLOOR))
+    return math.log(max(point.speed / best, FLOOR_SHARE))
 
 
 def _score(point: Point, best: float) -> float:
     """Scores -1 at the best level and 1 twice as far down as the border; the score is limited, so that one interval
     never outweighs several."""
-    score = _log(point, best) / math.log(BORDER) - 1
-    return min(max(score, -1.0), CLEAREST)
+    score = _log(point, best) / math.log(BORDER_SHARE) - 1
+    return min(max(score, -1.0), CLEAREST_SCORE)
 
 
 def _counts(points: Sequence[Point], noise: float, best: float) -> bool:
-    if points[-1].end_s - points[0].start_s < LEAST_S * NEARLY:
+    if points[-1].end_s - points[0].start_s < LEAST_S * NEARLY_SHARE:
         return False
-    if _mean_speed(_inner(points)) >= FALLEN * best:
+    if _mean_speed(_inner(points)) >= FALLEN_SHARE * best:
         return False
     drop = -sum(_log(p, best) for p in points) / len(points)
-    return drop * math.sqrt(len(points)) >= SIGMAS * noise
+    return drop * math.sqrt(len(points)) >= LEAST_SIGMAS * noise
 
 
 def _inner(points: Sequence[Point]) -> Sequence[Point]:
-    return points[1:-1] if len(points) >= EDGE else points
+    return points[1:-1] if len(points) >= EDGE_INTERVALS else points
 
 
 def _mean_speed(points: Sequence[Point]) -> float:
@@ -270,7 +273,7 @@ def _period(points: Sequence[Point], best: float) -> Period:
     return Period(points[0].start_s, points[-1].end_s, min(1.0, max(0.0, 1 - _mean_speed(_inner(points)) / best)))
 
 
-def two_levels(scores: Sequence[float], switch: float = SWITCH) -> list[tuple[int, int]]:
+def two_levels(scores: Sequence[float], switch: float = SWITCH_PRICE) -> list[tuple[int, int]]:
     """Returns the runs (first, last + 1) with the largest sum of scores, less `switch` for each of their ends."""
     out, inside = 0.0, -switch
     came: list[tuple[bool, bool]] = []

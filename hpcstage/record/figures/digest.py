@@ -12,7 +12,7 @@ from math import inf
 
 from hpcstage.record.figures import counts
 from hpcstage.record.figures.cells import Track, track_of
-from hpcstage.record.figures.counts import EXAMPLES, Histogram, coverage_of, merge, totals_of
+from hpcstage.record.figures.counts import MOST_EXAMPLES, Histogram, coverage_of, merge, totals_of
 from hpcstage.record.figures.readers import Program, program_of
 from hpcstage.record.figures.sourceload import Seen, seen_of
 from hpcstage.record.figures.speeds import of_samples
@@ -24,9 +24,9 @@ from hpcstage.record.parts.run import RunPart
 from hpcstage.record.schema import Contention, Coverage, DiskSpeed, ProcessRow, RunTotals, TimeSplit
 from hpcstage.units import NS_PER_S
 
-PROCESSES = 64
+MOST_PROCESSES = 64
 """At most this many processes are listed per node, those with most opens first."""
-ROWS = 1024
+MOST_ROWS = 1024
 """About this many processes, and as many errors, are listed of all nodes together, but LEAST_ROWS of each node."""
 LEAST_ROWS = 2
 NOTHING_READ = AccountsPart(command_bytes=0, accounted_bytes=0, attached=0)
@@ -109,7 +109,7 @@ def digest_of(run: RunPart, node: NodePart, *, running: bool = False) -> Digest:
     moved_s = -clock_error_s(run, node, last_s)
     shift_s = node.started_unix_s - run.started_unix_s + moved_s
     on, points = of_samples(node.samples)
-    rows = min(PROCESSES, max(LEAST_ROWS, ROWS // expected(run, [node])))
+    rows = min(MOST_PROCESSES, max(LEAST_ROWS, MOST_ROWS // expected(run, [node])))
     times = times_of(run, node)
     return Digest(
         part=_without_rows(node, rows),
@@ -158,7 +158,7 @@ def _listed(processes: Sequence[ProcessPart], rows: int) -> tuple[ProcessRow, ..
     """Lists the processes with most opens; training processes first where only a few can be listed."""
 
     def rank(process: ProcessPart) -> tuple[bool, int]:
-        return rows < PROCESSES and counts.count(process, "loader_steps") > 0, counts.opens_of(process)
+        return rows < MOST_PROCESSES and counts.count(process, "loader_steps") > 0, counts.opens_of(process)
 
     return tuple(map(_process, sorted(processes, key=rank, reverse=True)[:rows]))
 
@@ -237,7 +237,7 @@ def settled(nodes: Sequence[Digest]) -> list[Digest]:
     accounts = _summed([node.part.accounts for node in virtual])
 
     def corrected(node: Digest, *, first: bool) -> Digest:
-        examples = tuple(missed.values())[:EXAMPLES] if first else ()
+        examples = tuple(missed.values())[:MOST_EXAMPLES] if first else ()
         coverage = replace(node.coverage, processes_missed=count if first else 0, missed_examples=examples)
         part = replace(node.part, accounts=accounts if first or accounts is None else NOTHING_READ)
         return replace(node, coverage=coverage, part=part)

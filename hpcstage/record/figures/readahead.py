@@ -31,7 +31,7 @@ COPY_READ_BYTES = 1024 * 1024
 """Copies read so much at a time."""
 FEW_READS = 4
 """The mean of fewer reads of a file says nothing about the first one, which may be that of a header."""
-PLAYED = 2000
+MOST_PLAYED = 2000
 """At most this many pieces of a file, or windows, are simulated; the other pieces take the mean of these."""
 SOLVED_BYTES, HALVINGS = 4 * 1024 * 1024, 20
 """The time of a byte is searched for in the first SOLVED_BYTES of a file, to one part in 2 to the power of HALVINGS."""
@@ -128,7 +128,7 @@ class _Reads:
 
     def taken_s(self, gap_s: float, byte_s: float, request_s: float, window: int) -> float:
         """Returns the seconds from the first read to the end of the last, with `gap_s` between reads."""
-        played = min(self.count, PLAYED, max(2, round(PLAYED * window / self.piece)))
+        played = min(self.count, MOST_PLAYED, max(2, round(MOST_PLAYED * window / self.piece)))
         ends = [min(self.size_bytes, self.first + number * self.piece) for number in range(played)]
         if played == self.count:
             ends[-1] = self.size_bytes

@@ -37,16 +37,16 @@ from hpcstage.record.parts.roster import Presence
 from hpcstage.record.parts.run import RunPart
 from hpcstage.record.schema import Estimate, Savings
 
-WIDE = 0.12
+WIDE_SHARE = 0.12
 """A range that reaches further than this share to both sides of its middle gives no estimate."""
-STRANGE = 0.1
+STRANGE_SHARE = 0.1
 """There is no estimate if processes that are neither readers nor loaders opened more than this share of their opens."""
-WHOLE = 0.75
+WHOLE_SHARE = 0.75
 """The program reads files once and whole if its bytes per open are at least this share of the mean file size, and at
 most its inverse."""
-AHEAD = 2
+BATCHES_AHEAD = 2
 """PyTorch's loader asks each worker for this many batches before they are needed."""
-PLAYED = 400
+LEAST_PLAYED = 400
 """At least this many batches of an epoch are simulated, if it has them; the others take the steady pace."""
 FORMULA = "what the program's files take at the source, with as many readers, in place of its waits"
 UNSERVED = "what hpcstage cost, as nothing was served from copies"
@@ -139,7 +139,7 @@ def direct_of(
         raise CannotTell(
             f"the source was seen for {load.copying_s:.1f} s only, too short a time to know its mean speed"
         )
-    if (found.high - found.low) / 2 > WIDE * found.middle:
+    if (found.high - found.low) / 2 > WIDE_SHARE * found.middle:
         raise CannotTell(_why_wide(programs, load, files, found))
     alone = load.alone
     inputs = {
@@ -165,7 +165,7 @@ def _unserved(wall_s: float, programs: Sequence[Program], copied_bytes: int | No
     costs = [_cost(program) for program in used]
     low_s = wall_s - slowed_s - max(cost.high for cost in costs)
     found = Range(max(0.0, low_s), max(0.0, wall_s - min(cost.low for cost in costs)))
-    if (found.high - found.low) / 2 > WIDE * found.middle:
+    if (found.high - found.low) / 2 > WIDE_SHARE * found.middle:
         raise CannotTell(COPYING if slowed_s > (found.high - found.low) / 2 else OWN_COST.format(wall_s=wall_s))
     inputs = {"wall_s": wall_s, "copied_bytes": copied, "low_s": found.low, "high_s": found.high}
     return Direct(found, inputs, UNSERVED)
@@ -215,7 +215,7 @@ def _check(programs: Sequence[Program], load: Load, files: int | None, size_byte
     opens = sum(_opens(program) for program in programs)
     if not opens:
         raise CannotTell("no open of a process whose reads are understood was seen")
-    if sum(program.strangers for program in programs) > STRANGE * opens:
+    if sum(program.strangers for program in programs) > STRANGE_SHARE * opens:
         raise CannotTell("processes beside the training read much of the data")
     if load.alone is None:
         raise CannotTell("what a file takes for one reader alone was not measured")
@@ -226,7 +226,7 @@ def _check(programs: Sequence[Program], load: Load, files: int | None, size_byte
         raise CannotTell("how much of its files the program reads is not known (memory maps, or no measured reads)")
     if files and size_bytes:
         share = sum(value or 0 for value in read) / opens / (size_bytes / files)
-        if not WHOLE <= share <= 1 / WHOLE:
+        if not WHOLE_SHARE <= share <= 1 / WHOLE_SHARE:
             raise CannotTell("the program does not read its files once and whole")
 
 
@@ -352,13 +352,13 @@ def _of_loader(loader: LoaderUse, readers: float, load: Load, files: int | None)
 
 def _epoch_wait_s(batches: int, workers: int, batch_s: float, compute_s: float) -> float:
     """Returns how long a program waits for its batches in an epoch, if a worker takes `batch_s` for each."""
-    played = min(batches, max(PLAYED, 4 * AHEAD * workers))
+    played = min(batches, max(LEAST_PLAYED, 4 * BATCHES_AHEAD * workers))
     free_s = [0.0] * workers
     got_s: list[float] = []
     now_s = waited_s = 0.0
     for number in range(played):
         worker = number % workers
-        asked_s = got_s[number - AHEAD * workers] if number >= AHEAD * workers else 0.0
+        asked_s = got_s[number - BATCHES_AHEAD * workers] if number >= BATCHES_AHEAD * workers else 0.0
         free_s[worker] = max(free_s[worker], asked_s) + batch_s
         waited_s += max(0.0, free_s[worker] - now_s)
         now_s = max(now_s, free_s[worker])

@@ -15,9 +15,9 @@ from hpcstage.record.parts.part import NodePart
 from hpcstage.record.parts.rows import Sample
 from hpcstage.record.schema import LatencySeries, Series
 
-POINTS = 240
-LATENCY_POINTS = 20
-FINE = 0.25
+MOST_POINTS = 240
+MOST_LATENCY_POINTS = 20
+FINE_SHARE = 0.25
 """Samples longer than this share of a cell are divided at its borders."""
 NS_PER_MS = 1e6
 
@@ -31,7 +31,7 @@ def series_of(node: NodePart | None, shift_s: float) -> Series:
     """Returns the section of one node, or an empty one."""
     samples = arrived(node.samples) if node else []
     placed = sorted(((shift_s + sample.start_s, sample) for sample in samples), key=itemgetter(0))
-    groups = _grouped(placed, POINTS)
+    groups = _grouped(placed, MOST_POINTS)
     last = [group[-1][1] for group in groups]
     columns: Columns = {
         **{name: [_sum(group, name) / _span_s(group) for group in groups] for name in ADDED},
@@ -39,9 +39,9 @@ def series_of(node: NodePart | None, shift_s: float) -> Series:
         "store_bytes": [sample.store_bytes for sample in last],
         "busy": [sum(sample.busy * sample.length_s for _, sample in group) / _span_s(group) for group in groups],
     }
-    few = _grouped(placed, LATENCY_POINTS)
+    few = _grouped(placed, MOST_LATENCY_POINTS)
     latency = _latencies(_starts(few), [{name: _sum(group, name) for name in TIMES} for group in few])
-    return _section(_width(placed, POINTS), _starts(groups), columns, latency)
+    return _section(_width(placed, MOST_POINTS), _starts(groups), columns, latency)
 
 
 def _section(interval_s: float | None, starts_s: Sequence[float], columns: Columns, latency: LatencySeries) -> Series:
@@ -124,7 +124,7 @@ class Together:
     """Sums the samples of all nodes on one axis; each node is added once."""
 
     def __init__(self) -> None:
-        self._cells = Cells(POINTS)
+        self._cells = Cells(MOST_POINTS)
 
     def add(self, node: NodePart, shift_s: float) -> None:
         """Adds a node's samples."""
@@ -133,7 +133,7 @@ class Together:
         longest_s = max(sample.length_s for sample in node.samples)
         starts = [sample.start_s + shift_s for sample in node.samples]
         self._cells.reach(min(starts), max(starts) + longest_s)
-        are_long = longest_s > FINE * self._cells.length_s
+        are_long = longest_s > FINE_SHARE * self._cells.length_s
         samples = arrived(node.samples) if are_long else node.samples
         length_s = [sample.length_s for sample in samples]
         named = dict(zip(NAMES, zip(*map(attrgetter(*NAMES), samples), strict=True), strict=True))
@@ -159,7 +159,7 @@ class Together:
         rows = sorted(self._cells.rows.items())
         starts_s = [cell * length_s for cell, _ in rows]
         rates = {name: [row[at] / length_s for _, row in rows] for at, name in enumerate(NAMES)}
-        step = max(1, -(-len(rows) // LATENCY_POINTS))
+        step = max(1, -(-len(rows) // MOST_LATENCY_POINTS))
         few = [rows[at : at + step] for at in range(0, len(rows), step)]
         sums = [{name: sum(row[at] for _, row in group) for at, name in enumerate(NAMES)} for group in few]
         return _section(length_s if rows else None, starts_s, rates, _latencies(starts_s[::step], sums))

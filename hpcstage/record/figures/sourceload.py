@@ -28,22 +28,22 @@ LEAST_FILES = 3
 LEAST_SEEN_S = 0.5
 """The copiers must have been at full load for at least this long for their samples to be used one by one."""
 MOST_SAMPLES = 400
-FULL = 0.6
+FULL_SHARE = 0.6
 """The source sets the copiers' rate if their transfers spend at least this share of their time at the source."""
 REMEMBERED_S = 1.2
 """A client of a network file system may still know a name that it looked up this long ago; about a second is usual."""
-UNSTEADY = 0.25
+UNSTEADY_SHARE = 0.25
 """The source changes if its smoothed rates differ from their mean by more than this share of it, on average."""
 LEAST_TURNS = 6
 """The mean of a source that changes holds if the smoothed rates crossed it at least this often."""
-KEPT, DROPPED = 0.9, 0.1
+KEPT_SHARE, DROPPED_SHARE = 0.9, 0.1
 """A client keeps what was read if at least the first share of a file's pages is in memory after a later open; it does
 not if at most the second share is."""
-FITS, TOO_LARGE = 0.5, 1.5
+FITS_SHARE, TOO_LARGE_SHARE = 0.5, 1.5
 """All files stay in memory if they take less than the first share of it, and none if more than the second."""
 LEAST_MEAN_S = 1.2
 """A rate that was seen for a shorter time is no mean, as other jobs come and go in seconds."""
-SHARED = 0.5
+RATE_SHARE = 0.5
 """LEAST_MEAN_S matters where the source's rate, not its latency, sets at least this share of the time of a file."""
 LEAST_HALF = 4
 """Each half of the rates needs at least this many samples for their difference to say how the source changed."""
@@ -214,7 +214,7 @@ class Load:
             return False
         each_s = max(self.alone.low, readers / rate)
         passing_s = each_s if readers / rate >= self.alone.low else 1 / rate
-        return passing_s >= SHARED * each_s
+        return passing_s >= RATE_SHARE * each_s
 
     def _drift(self, readers: float, think_s: float) -> float:
         """Returns by how many seconds the cycle times of both halves of the rates differ from their middle."""
@@ -245,7 +245,7 @@ class Load:
         """Returns whether the copiers spent their time at the source, so that the source, not they, set the rate."""
         seconds = sum(s for s, _ in self.rates)
         passed = sum(s * rate for s, rate in self.rates)
-        return bool(seconds and self.loaded_s and self.loaded_s * passed / seconds >= FULL * self.flying)
+        return bool(seconds and self.loaded_s and self.loaded_s * passed / seconds >= FULL_SHARE * self.flying)
 
     def _first_rate(self) -> float:
         """Returns the rate of the time right after files were copied alone."""
@@ -265,7 +265,7 @@ def _evened(rates: Rates) -> Rates:
     """Joins the rates into one where they differ no more than by chance (a file ends in one sample or in the next)."""
     mean, smooth = mean_rate(rates), _smooth(rates)
     spread = sum(abs(rate - mean) for rate in smooth) / len(smooth) if smooth else 0.0
-    if spread > UNSTEADY * mean:
+    if spread > UNSTEADY_SHARE * mean:
         return rates
     seconds = sum(s for s, _ in rates)
     return ((seconds, mean),) if seconds else ()
@@ -327,10 +327,10 @@ def _together(rates: Sequence[Rates]) -> Rates:
 
 def _keeps(nodes: Sequence[Seen], size_bytes: int | None, memory_bytes: int | None) -> bool | None:
     shares = [node.kept_share for node in nodes if node.kept_share is not None]
-    if shares and max(shares) <= DROPPED:
+    if shares and max(shares) <= DROPPED_SHARE:
         return False
     if size_bytes is None or memory_bytes is None:
         return None
-    if size_bytes > TOO_LARGE * memory_bytes:
+    if size_bytes > TOO_LARGE_SHARE * memory_bytes:
         return False
-    return True if shares and min(shares) >= KEPT and size_bytes < FITS * memory_bytes else None
+    return True if shares and min(shares) >= KEPT_SHARE and size_bytes < FITS_SHARE * memory_bytes else None

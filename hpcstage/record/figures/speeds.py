@@ -14,21 +14,21 @@ from hpcstage.units import NS_PER_S
 SHORTEST_S = 0.2
 LEAST_POINTS = 5
 """Fewer intervals say nothing about the source."""
-FEW = 0.5
+FEW_SHARE = 0.5
 """The speed of an interval with fewer transfers in flight than this share of the typical number is scaled to it, as far
 as the source is faster with more of them."""
-IDLE = 0.01
+IDLE_TRANSFERS = 0.01
 """An interval with a smaller mean number of transfers in flight was almost idle, and says nothing about the source."""
 CACHED_BYTES_PER_S = 1.2e9
 """A reader that is faster than this inside reads gets its bytes from the node's memory, not from the source."""
 PIECES, AHEAD_BYTES = 3, 256 * 1024
 """A file is read piece by piece with this many reads or more; the kernel reads ahead less than so many bytes of it."""
-SIZES_DIFFER = 1.5
+SIZES_DIFFER_FACTOR = 1.5
 """Speeds are evened out for file sizes if these spread (90th by 10th percentile of the intervals' means) by more."""
-SMOOTH = 2
+SMOOTH_NEIGHBOURS = 2
 CLASS_POINTS = 4
-GRID = 40
-PAYS = 0.8
+GRID_STEPS = 40
+EVENER_FACTOR = 0.8
 LEAST_FILES = 20
 """A mean size needs at least this many files."""
 
@@ -64,12 +64,12 @@ def of_samples(samples: Sequence[Sample]) -> tuple[MeasuredOn, list[Point]]:
 
 def of_copies(samples: Sequence[Sample]) -> list[Point]:
     """Returns the intervals in which only the source limited the copies."""
-    usable = [s for s in samples if s.length_s >= SHORTEST_S and s.busy >= IDLE and not s.limited]
+    usable = [s for s in samples if s.length_s >= SHORTEST_S and s.busy >= IDLE_TRANSFERS and not s.limited]
     usable = usable[1:]  # transfers start and the first bytes come somewhere inside the first one
     if not usable:
         return []
     busy = median(s.busy for s in usable)
-    points = [_copy_point(s, weak=s.busy < FEW * busy) for s in usable]
+    points = [_copy_point(s, weak=s.busy < FEW_SHARE * busy) for s in usable]
     gain = _gain(points)
     return [
         p._replace(speed=p.speed * min(gain, busy / s.busy)) if p.weak else p
@@ -144,7 +144,7 @@ def even_sizes(points: Sequence[Point]) -> list[Point]:
     product a C (the size at which both parts are equal) is chosen so that the best speeds of all sizes agree best.
     """
     sizes = _smooth_sizes(points)
-    if not sizes or _spread(sizes) < SIZES_DIFFER:
+    if not sizes or _spread(sizes) < SIZES_DIFFER_FACTOR:
         return list(points)
     half = _half_size(_best_by_size([p.speed for p in points], sizes))
     middle = 1 + half / median(sizes)
@@ -155,7 +155,7 @@ def _smooth_sizes(points: Sequence[Point]) -> list[float] | None:
     """Returns the mean file size around each interval; None where there are too few files for a mean."""
     result = []
     for index in range(len(points)):
-        near = points[max(0, index - SMOOTH) : index + SMOOTH + 1]
+        near = points[max(0, index - SMOOTH_NEIGHBOURS) : index + SMOOTH_NEIGHBOURS + 1]
         files = sum(p.files for p in near)
         if files < LEAST_FILES:
             return None
@@ -186,10 +186,10 @@ def _half_size(best: Sequence[tuple[float, float]]) -> float:
     if len(best) < 2:
         return 0.0
     low, high = min(size for size, _ in best) / 30, max(size for size, _ in best) * 30
-    grid = [0.0, *(low * (high / low) ** (k / GRID) for k in range(GRID + 1))]
+    grid = [0.0, *(low * (high / low) ** (k / GRID_STEPS) for k in range(GRID_STEPS + 1))]
     unevenness = {half: _uneven(best, half) for half in grid}
     half = min(grid, key=lambda h: unevenness[h])
-    return half if unevenness[half] < PAYS * unevenness[0.0] else 0.0
+    return half if unevenness[half] < EVENER_FACTOR * unevenness[0.0] else 0.0
 
 
 def _uneven(best: Sequence[tuple[float, float]], half: float) -> float:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hpcstage.record.figures.digest import Digest, Window
-from hpcstage.record.figures.waits import ENOUGH, ProcessTimes, Split, fit, mean, say, splits_of
+from hpcstage.record.figures.waits import ENOUGH_SHARE, ProcessTimes, Split, fit, mean, say, splits_of
 from hpcstage.record.parts.run import RunPart
 from hpcstage.record.schema import Slowest, TimeSplit
 
@@ -77,7 +77,7 @@ def _measure(nodes: Sequence[Digest], wall_s: float, unmeasured: list[str]) -> t
         unmeasured.append(_why_nothing(found))
         return Split(), NOTHING
     known = [measured for measured in used if measured.reads_known]
-    if len(known) < max(1.0, ENOUGH * len(used)):
+    if len(known) < max(1.0, ENOUGH_SHARE * len(used)):
         say(unmeasured, NO_READS)
         return Split(), NOTHING
     splits = [split for measured in known for split in splits_of(measured, wall_s)]
@@ -91,7 +91,7 @@ def _whole(splits: Sequence[Split], lost: int, unmeasured: list[str]) -> Sequenc
     """Returns the splits with measured waits, if they are enough to stand for all; else all splits."""
     whole = [split for split in splits if split.wait_source_s is not None]
     left_out = len(splits) - len(whole) + max(0, lost)
-    if not left_out or len(whole) < ENOUGH * (len(whole) + left_out):
+    if not left_out or len(whole) < ENOUGH_SHARE * (len(whole) + left_out):
         return splits
     say(unmeasured, f"waits of {left_out} of {len(whole) + left_out} processes were not measured: left out of the mean")
     return whole

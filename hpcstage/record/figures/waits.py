@@ -36,7 +36,7 @@ from hpcstage.record.parts.run import RunPart
 from hpcstage.record.schema import Waits
 from hpcstage.units import NS_PER_S
 
-ENOUGH = 0.5
+ENOUGH_SHARE = 0.5
 """At least this share of the processes must have measured their waits to stand for all."""
 READER_SHARE = 0.5
 """The main process counts as the reader if it did at least this share of all opens."""
@@ -169,7 +169,7 @@ def _of_loader(loader: LoaderWaits, wall_s: float, shares: WaitShares) -> Split:
 def _of_readers(readers: Sequence[ReaderWaits], wall_s: float) -> Split:
     """Returns the split of the measured readers, if they are enough to stand for all."""
     known = [reader for reader in readers if reader.waits is not None]
-    if not known or len(known) < ENOUGH * len(readers):
+    if not known or len(known) < ENOUGH_SHARE * len(readers):
         return Split()
     at_once = _at_once(readers, wall_s) * len(known) / len(readers)
     parts = [_of_reader(reader, wall_s) for reader in known]
@@ -209,9 +209,9 @@ def _mean_of(values: Sequence[float | None]) -> float | None:
 
 # ---- the waits of one process, and what a loader's waits were for ----
 
-SAMPLED = 0.5
+SAMPLED_SHARE = 0.5
 """The samples are used if they hold at least this share of the waits that the processes counted."""
-LOOKED = 0.5
+LOOKED_SHARE = 0.5
 """The daemon's looks at a process are used if they cover at least this share of its life and LEAST_LOOKED_NS."""
 LEAST_LOOKED_NS = 500_000_000
 
@@ -252,7 +252,7 @@ def waited_ns(process: ProcessPart, life_ns: int) -> tuple[float, float] | None:
     if not (several or counts.maps(process)):
         return float(source_ns), float(local_ns)
     looked_ns = counts.count(process, "looked_ns")
-    if looked_ns < max(LEAST_LOOKED_NS, LOOKED * life_ns):
+    if looked_ns < max(LEAST_LOOKED_NS, LOOKED_SHARE * life_ns):
         return None
     whole = max(1.0, life_ns / looked_ns)
     calls_ns = {"source": source_ns, "local": local_ns}
@@ -320,7 +320,7 @@ def family_of(trainer: ProcessPart, node: NodePart) -> list[ProcessPart]:
 
 def _intervals(node: NodePart, members: Sequence[ProcessPart], waited_ns: int) -> list[Interval]:
     sampled = _sampled(node.samples)
-    if sum(wait_ns for wait_ns, _, _ in sampled) >= SAMPLED * waited_ns:
+    if sum(wait_ns for wait_ns, _, _ in sampled) >= SAMPLED_SHARE * waited_ns:
         return sampled
     blocked = [blocked_ns(process) for process in members]
     return [(waited_ns, sum(s for s, _ in blocked), sum(local for _, local in blocked))]

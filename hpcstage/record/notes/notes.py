@@ -40,10 +40,10 @@ def _severity(problem: str) -> Severity:
 
 # ---- storage: the store, the local disk, the files at the source ----
 
-WRITES = 0.5
+WRITES_SHARE = 0.5
 """Transfers that spend more than this share of their time in writes wait for the local disk, not for the source."""
 LEAST_WRITE_S = 2.0
-WAITS_LOCAL = 0.15
+WAITS_LOCAL_SHARE = 0.15
 LEAST_WAITED_S = 0.5
 """A program that is over in a moment gains nothing from a faster disk."""
 MEMORY_WORDS = ("tmpfs", "memory", "ramfs")
@@ -76,16 +76,16 @@ def slow_disk(record: Record) -> Iterator[Note]:
     split = record.time_split
     wall_s, waited_s = split.wall_s or 0.0, split.wait_local_s or 0.0
     found = [(node.host, node.disk) for node in record.nodes if node.disk]
-    writing = [pair for pair in found if pair[1].write_share > WRITES and pair[1].write_s > LEAST_WRITE_S]
+    writing = [pair for pair in found if pair[1].write_share > WRITES_SHARE and pair[1].write_s > LEAST_WRITE_S]
     if writing:
         host, worst = max(writing, key=lambda pair: pair[1].write_share)
-        waited_for_copies = wall_s and (split.wait_source_s or 0.0) > WAITS_LOCAL * wall_s
+        waited_for_copies = wall_s and (split.wait_source_s or 0.0) > WAITS_LOCAL_SHARE * wall_s
         severity = Severity.WARNING if waited_for_copies else Severity.INFO
         spent = f"transfers spent {format_share(worst.write_share)} of their time writing to it"
         text = f"the local disk {record.environment.local_dir} on {host} is slower than the source: {spent}"
         remedy = "name a faster disk with --local-dir; with none, --mode direct may be as fast"
         yield Note("slow-local-disk", severity, text, remedy)
-    if wall_s and waited_s > max(WAITS_LOCAL * wall_s, LEAST_WAITED_S):
+    if wall_s and waited_s > max(WAITS_LOCAL_SHARE * wall_s, LEAST_WAITED_S):
         speeds = [disk.read_bytes_per_s for _, disk in found if disk.read_bytes_per_s]
         speed = f" (read at {format_rate(min(speeds))} by each reader)" if speeds else ""
         text = f"the program waited for the local disk {format_share(waited_s / wall_s)} of its time{speed}"
@@ -123,9 +123,9 @@ def written(record: Record) -> Iterator[Note]:
 
 # ---- nodes: slow ones, and datasets that were read more often than once ----
 
-TWICE = 1.05
+MORE_THAN_ONCE_FACTOR = 1.05
 """The datasets count as read more often than once if they were read more than this many times."""
-MUCH_SLOWER = 0.05
+MUCH_SLOWER_SHARE = 0.05
 """A slow node deserves a warning if its program waited longer than the others' by this share of the wall time."""
 
 
@@ -135,7 +135,7 @@ def slow_nodes(record: Record) -> Iterator[Note]:
     if not slow or not record.group:
         return
     worst = slow[0]
-    costs = (worst.behind_s or 0.0) > MUCH_SLOWER * (record.time_split.wall_s or 0.0)
+    costs = (worst.behind_s or 0.0) > MUCH_SLOWER_SHARE * (record.time_split.wall_s or 0.0)
     who = f"{worst.host} is slow"
     if len(slow) > 1:
         names = few([node.host for node in slow])
@@ -150,7 +150,7 @@ def slow_nodes(record: Record) -> Iterator[Note]:
 def read_more_than_once(record: Record) -> Iterator[Note]:
     """Notes that datasets were read from the source more than once: each byte should leave it once."""
     group = record.group
-    if not group or not record.run.stages or (group.source_times or 0.0) <= TWICE:
+    if not group or not record.run.stages or (group.source_times or 0.0) <= MORE_THAN_ONCE_FACTOR:
         return
     nodes = format_number(group.nodes, "node")
     text = f"the datasets were read {group.source_times:.3g} times from the source by {nodes}"
@@ -199,9 +199,9 @@ def clocks(record: Record) -> Iterator[Note]:
 
 # ---- time: waits, contention, order, and whether staging was worth it ----
 
-GAINED = 0.02
-MUCH = 0.15
-OUT_OF_ORDER = 0.2
+GAINED_SHARE = 0.02
+MUCH_SHARE = 0.15
+OUT_OF_ORDER_SHARE = 0.2
 LEAST_WALL_S = 5.0
 LEAST_KEPT_SHARE = 0.9
 LEAST_OPENS = 100
@@ -246,7 +246,7 @@ def contention(record: Record) -> Iterator[Note]:
 def waits_for_source(record: Record) -> Iterator[Note]:
     """Notes that the program waited for the source for much of its time."""
     split = record.time_split
-    if not split.wall_s or split.wait_source_s is None or split.wait_source_s < MUCH * split.wall_s:
+    if not split.wall_s or split.wait_source_s is None or split.wait_source_s < MUCH_SHARE * split.wall_s:
         return
     share = format_share(split.wait_source_s / split.wall_s)
     if record.group and not record.totals.direct_opens:
@@ -274,7 +274,7 @@ def _why_waited(record: Record) -> str:
 def preprocessing(record: Record) -> Iterator[Note]:
     """Notes that the loader is short of CPU, not of data."""
     split = record.time_split
-    if split.wall_s and split.preprocess_s and split.preprocess_s > MUCH * split.wall_s:
+    if split.wall_s and split.preprocess_s and split.preprocess_s > MUCH_SHARE * split.wall_s:
         share = format_share(split.preprocess_s / split.wall_s)
         text = f"the program waited {share} of its time for its loader's decoding and collating, not for files"
         remedy = "more loader workers (num_workers) or cores; faster storage will not help"
@@ -285,7 +285,7 @@ def order(record: Record) -> Iterator[Note]:
     """Notes that the program opened many files before they were staged."""
     opens, reasons = record.coverage.opens, record.coverage.reasons
     wanted = (record.totals.wanted or 0) - sum(reasons.get(name, 0) for name in WAITED_FOR)
-    if not opens or not record.run.stages or wanted <= OUT_OF_ORDER * opens:
+    if not opens or not record.run.stages or wanted <= OUT_OF_ORDER_SHARE * opens:
         return
     provenance = record.order.provenance or "manifest"
     known = "the order is known, so the source limits: try more --copiers or --transfers if it has bandwidth to spare"
@@ -300,10 +300,16 @@ def gained_nothing(record: Record) -> Iterator[Note]:
     says so."""
     estimate, wall_s = record.savings.vs_direct, record.time_split.wall_s
     saved_s = estimate.saved_s
-    if not record.run.stages or saved_s is None or not wall_s or wall_s < LEAST_WALL_S or saved_s > GAINED * wall_s:
+    if (
+        not record.run.stages
+        or saved_s is None
+        or not wall_s
+        or wall_s < LEAST_WALL_S
+        or saved_s > GAINED_SHARE * wall_s
+    ):
         return
     best_s = saved_s + (estimate.inputs.get("high_s", 0.0) - estimate.inputs.get("low_s", 0.0)) / 2
-    lost = f"cost {format_duration(-saved_s)}" if best_s < -GAINED * wall_s else "gained nothing"
+    lost = f"cost {format_duration(-saved_s)}" if best_s < -GAINED_SHARE * wall_s else "gained nothing"
     text = f"by estimate, staging {lost} compared with reading directly"
     remedy = "it pays with more epochs or a busier source; --mode auto decides by a forecast"
     yield Note("gained-nothing", Severity.INFO, text, remedy)

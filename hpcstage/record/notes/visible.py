@@ -10,10 +10,10 @@ from hpcstage.record.parts.rows import UNCOUNTED_LAYER
 from hpcstage.record.schema import Note, Record, Severity
 from hpcstage.units import format_number, format_share, format_size
 
-MUCH_UNSEEN = 0.2
+MUCH_UNSEEN_SHARE = 0.2
 LONG_SCAN_S = 2.0
 """A smaller directory gains nothing where the scan takes less than this."""
-WORTH = 0.02
+WORTH_SHARE = 0.02
 """Opens that were not swapped are worth a note if they are at least this share of all opens."""
 
 REASONS = {
@@ -105,8 +105,8 @@ def unseen(record: Record) -> Iterator[Note]:
     """Notes that processes read much that no shim saw, by the kernel's counters."""
     size = record.coverage.unseen_bytes or 0
     seen = (record.totals.local_bytes or 0) + (record.totals.direct_bytes or 0)
-    if size > WORTH * seen:
-        severity = Severity.WARNING if size > MUCH_UNSEEN * seen else Severity.INFO
+    if size > WORTH_SHARE * seen:
+        severity = Severity.WARNING if size > MUCH_UNSEEN_SHARE * seen else Severity.INFO
         text = f"processes that hpcstage did not see read up to {format_size(size)}, libraries and other files included"
         remedy = "programs that are not Python, and python -I, -E or -S, read the source directly"
         yield Note("unseen-reads", severity, text, remedy)
@@ -152,7 +152,7 @@ def not_swapped(record: Record) -> Iterator[Note]:
     if not opens or not record.run.stages:
         return
     for name, count in sorted(record.coverage.reasons.items(), key=lambda item: -item[1])[:2]:
-        if name in REASONS and count >= WORTH * opens and not _harmless(name, record):
+        if name in REASONS and count >= WORTH_SHARE * opens and not _harmless(name, record):
             what, remedy = _reason(name, record)
             severity = Severity.WARNING if count >= 0.2 * opens else Severity.INFO
             text = f"{format_number(count, 'open')} ({format_share(count / opens)}) {what}"
