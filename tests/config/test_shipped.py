@@ -15,6 +15,10 @@ from conftest import REPO, Hpcstage
 
 from hpcstage.config import SETTINGS, load
 from hpcstage.config.commented import commented_default
+from hpcstage.job import launchers
+from hpcstage.plan.forecast import modes
+from hpcstage.plan.placement.placements import AUTO, Placing
+from hpcstage.record import schema
 
 CONFIGS = sorted((REPO / "configs").glob("*.yaml"))
 SCRIPTS = sorted((REPO / "jobscripts").glob("*.sh"))
@@ -211,3 +215,12 @@ def test_nothing_slow_is_imported_before_a_file_exists(tmp_path: Path) -> None:
     env = {"PYTHONPATH": os.fspath(REPO), "PATH": os.environ["PATH"]}
     done = subprocess.run(command, env=env, capture_output=True, check=True, timeout=20)
     assert done.stdout.decode().strip() == "[]"
+
+
+def test_the_choices_of_settings_are_those_of_the_rooms_that_decide() -> None:
+    choices = {setting.key: setting.choices for setting in SETTINGS}
+    placings = tuple(kind.value for kind in Placing)
+    assert choices["placement"] == (AUTO, *placings)
+    assert schema.Placement.__metadata__[0].enum == placings
+    assert set(choices["mode"]) == {modes.RUNTIME, modes.UPFRONT, modes.DIRECT, modes.AUTO}
+    assert {*launchers.BY_SCHEDULER.values(), launchers.NONE} <= set(choices["launcher"])
