@@ -11,6 +11,7 @@ nobody makes any more has them, too.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import math
 import os
 import signal
@@ -19,6 +20,7 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from hpcstage import inotify
@@ -51,6 +53,11 @@ class _Entry:
     leads_to: str | None
     """Of a symbolic link, which is made in one step, the entry to which it leads; empty: elsewhere. None: no link."""
     is_complete: bool = False
+
+    @cached_property
+    def mark(self) -> str:
+        """What differs when the entry does."""
+        return _mark(self.found)
 
 
 class CompleteEntries:
@@ -90,6 +97,10 @@ class CompleteEntries:
     def names(self) -> tuple[str, ...]:
         """Returns the entries that were complete at the last look: those of a generation."""
         return tuple(sorted(name for name, entry in self._entries.items() if entry.is_complete))
+
+    def states(self) -> dict[str, tuple[str, bool]]:
+        """Returns all entries as they were at the last look: what differs when one does, and whether it is complete."""
+        return {name: (entry.mark, entry.is_complete) for name, entry in self._entries.items()}
 
     def wake_after(self, now: float) -> float | None:
         """Returns the seconds until `look` has something to do without an event; None for never."""
@@ -156,6 +167,16 @@ class CompleteEntries:
 
     def _change(self, is_change: bool) -> None:
         self.revision += is_change
+
+
+def mark_of(directory: Path, name: str) -> str:
+    """Returns what differs when an entry does, as `CompleteEntries.states` has it; empty if it is gone."""
+    found = _printed(os.fspath(directory), name)
+    return _mark(found) if found else ""
+
+
+def _mark(found: _Print) -> str:
+    return hashlib.blake2b(repr(found).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
 
 
 def _leads_to(directory: str, name: str) -> str | None:

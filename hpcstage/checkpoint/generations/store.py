@@ -124,7 +124,9 @@ class GenerationStore:
             draft = draft_of(found, self._before(source), self._policy.block_bytes, allowed)
             commit = _Commit(self._directory.path(chosen.number), chosen, allowed, began_s)
             try:
-                saved = _written(self._files, draft, draft.choose(self._policy, self._written_bytes_per_s), commit)
+                full = KindChoice(GenerationKind.FULL, allowed.full_why) if allowed.full_why else None
+                choice = full or draft.choose(self._policy, self._written_bytes_per_s)
+                saved = _written(self._files, draft, choice, commit)
             except DamagedGeneration as error:
                 saved = _written(self._files, draft, _full_beside(error), commit)
             self._verified.add(saved.manifest.number)

@@ -62,6 +62,8 @@ class CommitTerms:
     """The most bytes of the disk that the generation may take: its data, table and manifest."""
     after_ns: int = 0
     """The generation is made after this time, whatever the clock says: another node made the state before."""
+    full_why: str = ""
+    """Why the generation is to need no older one; empty: it may."""
     is_cancelled: Callable[[], bool] = _never
     """Asked every few MB; a commit that is cancelled leaves nothing."""
     progress: Callable[[CommitProgress], None] = _unheard

@@ -46,7 +46,7 @@ def restore_state(place: CheckpointPlace, charter: CheckpointCharter) -> Beginni
     try:
         charter.check_target()
         local = _from_this_node(place, charter)
-        return local if local.restored else _from_target(place, Path(charter.target), local.refused)
+        return local if local.restored else from_target(place, Path(charter.target), local.refused)
     except (OSError, HpcstageError) as error:
         raise CannotKeep(reason(error)) from None
 
@@ -61,7 +61,7 @@ def _from_this_node(place: CheckpointPlace, charter: CheckpointCharter) -> Begin
             break
         try:
             with LocalSource(CheckpointPlace(base).store) as source:
-                _check_room(place, manifest.state_bytes, "what a killed run left")
+                check_room(place, manifest.state_bytes, "what a killed run left")
                 made = restore_newest(source, place.tree)
                 _fill_gaps(CheckpointPlace(base), source, made.number, place, target)
         except NothingToRestore as error:
@@ -86,7 +86,7 @@ def _fill_gaps(
     place_copies(target, {name: name for name in lacking if name in drained}, place.tree)
 
 
-def _check_room(place: CheckpointPlace, size_bytes: int, what: str) -> None:
+def check_room(place: CheckpointPlace, size_bytes: int, what: str) -> None:
     """Raises CannotKeep if a state is too large for the local disk."""
     room_bytes = place.room_bytes()
     if size_bytes > room_bytes:
@@ -94,9 +94,10 @@ def _check_room(place: CheckpointPlace, size_bytes: int, what: str) -> None:
         raise CannotKeep(f"{what} holds {sizes}")
 
 
-def _from_target(place: CheckpointPlace, target: Path, refused: tuple[str, ...]) -> BeginningState:
+def from_target(place: CheckpointPlace, target: Path, refused: tuple[str, ...]) -> BeginningState:
+    """Copies what the target holds, and verifies what is described. Raises CannotKeep and OSError."""
     opened, names = described(target), checkpoints_in(target)
-    _check_room(place, sum(size_of(target / name) for name in names), f"{target}")
+    check_room(place, sum(size_of(target / name) for name in names), f"{target}")
     place_copies(target, {name: name for name in names}, place.tree)
     if opened is None:
         text = f"{len(names)} from {target}, not verified" if names else ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +52,16 @@ class CheckpointPlace:
         """The file of the charter."""
         return self.base / "charter"
 
+    @property
+    def shares(self) -> Path:
+        """What is known of the generations that all nodes of a job have, a file for each."""
+        return self.base / "shares"
+
+    @property
+    def put(self) -> Path:
+        """The marks of what was put into the directory at the start."""
+        return self.base / "put"
+
     def note_origin(self, base: Path, number: int) -> None:
         """Notes the generation of a killed run that lay in the directory at the start. Raises OSError."""
         self._origin.write_text(json.dumps([os.fspath(base), number]))
@@ -66,6 +76,16 @@ class CheckpointPlace:
             if not place.base.is_dir():
                 break
             place._continued.write_text(str(number))
+
+    def note_continued(self, number: int) -> None:
+        """Notes that another run went on from a generation, and that the target has a state of that run. Raises
+        OSError."""
+        self._continued.write_text(str(number))
+
+    @property
+    def was_continued(self) -> bool:
+        """Whether another run went on from it, and the target has a state of that run."""
+        return self._continued.exists()
 
     def is_continued(self, number: int) -> bool:
         """Tells whether another run went on from a generation, and the target has a state of that run."""
@@ -100,6 +120,18 @@ class CheckpointCharter:
     """Each so-manieth generation is drained; None: the newest whenever the one before is drained."""
     earlier: tuple[str, ...] = ()
     """Bases of killed runs whose generations belong to the same target."""
+    node: str = ""
+    """This node's name in a run on several nodes; else empty, as are the next."""
+    nodes: tuple[str, ...] = ()
+    """All nodes of the run, by index."""
+    group_dir: str = ""
+    """The directory in which the lead says which nodes live."""
+    protect: tuple[int, int] | None = None
+    """How many data blocks and parities were asked for; None: what fits."""
+    domains: Mapping[str, str] = field(default_factory=dict)
+    """The failure domains of nodes that share one, as the user named them."""
+    domain: str = ""
+    """The failure domain of this node as the scheduler tells it; empty: it does not."""
 
     def save(self, place: CheckpointPlace) -> None:
         """Writes the charter; it is on the disk before a command can start."""
@@ -110,7 +142,9 @@ class CheckpointCharter:
         """Reads what `save` wrote. Raises OSError or ValueError."""
         found = json.loads(place.charter.read_bytes().decode("utf-8", "surrogateescape"))
         try:
-            return cls(**{**found, "earlier": tuple(found["earlier"])})
+            protect = found.get("protect")
+            lists = {"earlier": tuple(found["earlier"]), "nodes": tuple(found.get("nodes", ()))}
+            return cls(**{**found, **lists, "protect": None if protect is None else (protect[0], protect[1])})
         except (KeyError, TypeError) as error:
             raise ValueError(f"{place.charter} is no charter of checkpoints") from error
 
@@ -118,6 +152,14 @@ class CheckpointCharter:
         """Raises OSError if the target is gone, or is another directory by now."""
         if os.stat(self.target).st_ino != self.target_inode:
             raise FileNotFoundError(2, "it is not the directory with which the run began", self.target)
+
+
+def charter_of(said: Mapping[str, Any], node: str, earlier: Sequence[str], domain: str = "") -> CheckpointCharter:
+    """Returns the charter of one node of a job, by what all its nodes are told, as plain data."""
+    fields = {key: value for key, value in said.items() if key != "earlier"}
+    protect = fields["protect"]
+    typed = {"nodes": tuple(fields["nodes"]), "protect": None if protect is None else (protect[0], protect[1])}
+    return CheckpointCharter(**{**fields, **typed, "node": node, "earlier": tuple(earlier), "domain": domain})
 
 
 @dataclass(frozen=True)
@@ -151,6 +193,9 @@ class SavedRow:
     written_bytes: int
     changed_share: float
     took_s: float
+    protected: str = ""
+    """The code by which it is protected against the loss of nodes, or why it is not; empty: nothing was asked for."""
+    encode_s: float = 0.0
 
     @classmethod
     def of(cls, saved: SavedGeneration, took_s: float) -> SavedRow:
@@ -182,6 +227,12 @@ class KeepingReport:
     saved_count: int = 0
     drained_number: int | None = None
     """The newest generation that is in the target."""
+    protection: str = ""
+    """How the nodes of a job protect each other; empty on one node."""
+    protected_number: int | None = None
+    """The newest generation that outlives the loss of nodes."""
+    lost: tuple[str, ...] = ()
+    """The nodes of the job that were lost while the command ran."""
     refused: tuple[str, ...] = ()
     """Lines about generations that were not restored, or could not be saved."""
     undrained: tuple[UndrainedEntry, ...] = ()
@@ -200,6 +251,7 @@ class KeepingReport:
             "undrained": tuple(UndrainedEntry(**one) for one in data["undrained"]),
             "refused": tuple(data["refused"]),
             "unclosed": tuple(data["unclosed"]),
+            "lost": tuple(data["lost"]),
         }
         return cls(**{**data, **rows})
 

@@ -191,7 +191,7 @@ class CheckpointKeeper:
         if is_gone and not self._place.tree.is_dir():
             self._add(is_gone=True)
         elif is_orderly:
-            completed = _all_closed(self._place.tree)
+            completed = all_closed(self._place.tree)
         deadline = time.monotonic() + END_S
         while not self._save(completed) and self._retry_at < deadline:
             time.sleep(_LOOK_S)
@@ -219,7 +219,7 @@ def _undrained(place: CheckpointPlace, number: int, why: str) -> tuple[Undrained
     return tuple(UndrainedEntry(name, why) for name in names)
 
 
-def _all_closed(tree: Path) -> tuple[str, ...]:
+def all_closed(tree: Path) -> tuple[str, ...]:
     """Returns the entries that nobody has open, hidden ones, too: the command has ended. Waits for a program that lives
     on."""
     deadline = time.monotonic() + END_S

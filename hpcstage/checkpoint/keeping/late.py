@@ -81,6 +81,10 @@ def drain_late(place: CheckpointPlace, charter: CheckpointCharter, *, is_orderly
     """Drains checkpoints; after an orderly end of the command all that lies in its directory is complete. Raises
     OSError where a file system fails."""
     charter.check_target()
+    if charter.nodes:
+        from hpcstage.checkpoint.jobwide.alone import drain_share_late
+
+        return drain_share_late(place, charter)
     late = LateDrain(place, EntryDrain(place.tree, Path(charter.target), charter.run_id))
     newest = late.generations()
     beside: dict[str, str] = {}

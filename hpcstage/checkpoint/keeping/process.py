@@ -11,10 +11,16 @@ import os
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hpcstage.checkpoint.keeping.facts import CannotKeep, CheckpointPlace, DrainTerms, KeepingReport
+from hpcstage.checkpoint.keeping.facts import CannotKeep, CheckpointCharter, CheckpointPlace, DrainTerms, KeepingReport
 from hpcstage.errors import HpcstageError
 from hpcstage.forked import become_quiet, die_with_parent, reap
+
+if TYPE_CHECKING:
+    from hpcstage.checkpoint.jobwide.jobkeeper import JobKeeper
+    from hpcstage.checkpoint.keeping.keeper import CheckpointKeeper
 
 NICE = 10
 _READ_BYTES = 1 << 16
@@ -23,9 +29,10 @@ _READ_BYTES = 1 << 16
 class KeeperProcess:
     """Owns the process that keeps one directory, as a service of an event loop."""
 
-    def __init__(self, place: CheckpointPlace, terms: DrainTerms) -> None:
-        """Raises OSError."""
+    def __init__(self, place: CheckpointPlace, terms: DrainTerms, node_dir: Path | None = None) -> None:
+        """`node_dir` is where the exchange of this node is found, in a job of several nodes. Raises OSError."""
         self._place = place
+        self._node_dir = node_dir
         self._terms = terms
         self._rest = b""
         self._report: KeepingReport | None = None
@@ -94,6 +101,16 @@ class KeeperProcess:
         if isinstance(found, dict):
             self._report = KeepingReport.from_json(found)
 
+    def _keeper(self, commands: int, tell: Callable[[KeepingReport], None]) -> CheckpointKeeper | JobKeeper:
+        charter = CheckpointCharter.load(self._place)
+        if charter.nodes and self._node_dir is not None:
+            from hpcstage.checkpoint.jobwide.jobkeeper import JobKeeper
+
+            return JobKeeper(self._place, charter, self._node_dir, commands, tell, self._terms)
+        from hpcstage.checkpoint.keeping.keeper import CheckpointKeeper  # NumPy makes threads, after the fork only
+
+        return CheckpointKeeper(self._place, commands, tell, self._terms)
+
     def _child(self, commands: int, reports: int, parent: int) -> None:
         code, is_ready = 1, False
 
@@ -111,9 +128,7 @@ class KeeperProcess:
             become_quiet({commands, reports})
             with suppress(OSError):
                 os.nice(NICE)
-            from hpcstage.checkpoint.keeping.keeper import CheckpointKeeper  # NumPy makes threads, after the fork only
-
-            keeper = CheckpointKeeper(self._place, commands, tell, self._terms)
+            keeper = self._keeper(commands, tell)
             is_ready = True
             keeper.keep()
             say(is_over=True)

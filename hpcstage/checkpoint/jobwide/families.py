@@ -1,0 +1,87 @@
+"""Finds the states that a job can begin with, among what earlier runs left on its nodes. Pure.
+
+What a run left is a family: a store for each of its nodes, which may be on other nodes of this job, or gone. A state is
+a generation that all nodes of its run had committed; any node's facts tell of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hpcstage.checkpoint.jobwide.words import Generation
+
+
+@dataclass(frozen=True)
+class FoundStore:
+    """The store of one node of an earlier run, as the node tells that has it now."""
+
+    run_id: str
+    member: str
+    """The node's name in that run, by which coding records know it."""
+    key: str
+    """The name under which others read it."""
+    generations: tuple[Generation, ...]
+    """Those that all nodes of the run had committed, as far as this store knows."""
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> FoundStore:
+        """Reads what `to_json` returned."""
+        return cls(**{**data, "generations": tuple(map(Generation.from_json, data["generations"]))})
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class StorePlace:
+    """Where a store can be read."""
+
+    node: int
+    key: str
+
+
+@dataclass(frozen=True)
+class EarlierState:
+    """A state that may be restored."""
+
+    run_id: str
+    generation: Generation
+    stores: Mapping[str, StorePlace]
+    """By member of the run: the stores that are there."""
+
+    @property
+    def key(self) -> str:
+        """Returns by what a failed one is remembered."""
+        return f"{self.run_id}:{self.generation.number}:{self.generation.attempt}"
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Returns the nodes of the run whose stores are gone."""
+        return tuple(sorted(self.generation.shares.keys() - self.stores.keys()))
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> EarlierState:
+        """Reads what `to_json` returned."""
+        stores = {name: StorePlace(**one) for name, one in data["stores"].items()}
+        return cls(data["run_id"], Generation.from_json(data["generation"]), stores)
+
+
+def earlier_states(found: Mapping[int, Sequence[FoundStore]]) -> list[EarlierState]:
+    """Returns the states of all families, the newest first."""
+    stores: dict[str, dict[str, StorePlace]] = {}
+    states: dict[tuple[str, int, str], Generation] = {}
+    for node in sorted(found):
+        for store in found[node]:
+            stores.setdefault(store.run_id, {}).setdefault(store.member, StorePlace(node, store.key))
+            for one in store.generations:
+                key = store.run_id, one.number, one.attempt
+                states[key] = max(states.get(key, one), one, key=lambda known: known.created_ns)
+    made = [EarlierState(run_id, one, stores[run_id]) for (run_id, _, _), one in states.items()]
+    return sorted(made, key=lambda one: (one.generation.created_ns, one.generation.number), reverse=True)

@@ -1,0 +1,330 @@
+"""Keeps the share that one node has in the checkpoints of a job: does what the council of all keepers decides.
+
+Owns the loop and the report. It works in a process of its own, one thing after the other. What it restores, saves and
+drains is in `work`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from hpcstage.checkpoint.entries import CompleteEntries, mark_of
+from hpcstage.checkpoint.generations.restoring import remove_leftovers
+from hpcstage.checkpoint.jobwide.alone import end_alone
+from hpcstage.checkpoint.jobwide.council import Council, CouncilTerms, Do, Place, Say
+from hpcstage.checkpoint.jobwide.talking import Heard, Talk, View, wait
+from hpcstage.checkpoint.jobwide.words import EntryState, Ledger, Order, OrderKind, Outcome
+from hpcstage.checkpoint.jobwide.work import NodeWork
+from hpcstage.checkpoint.keeping.facts import (
+    CannotKeep,
+    CheckpointCharter,
+    CheckpointPlace,
+    DrainTerms,
+    KeepingReport,
+    SavedRow,
+    UndrainedEntry,
+)
+from hpcstage.checkpoint.keeping.keeper import all_closed
+from hpcstage.checkpoint.keeping.plain import names_in
+from hpcstage.checkpoint.keeping.saving import SHARE, ProcessorShare
+from hpcstage.checkpoint.protection.groups import CodeSize
+from hpcstage.checkpoint.protection.link import Encoded, LinkLost
+from hpcstage.reading import readable
+
+CONNECT_S = 60.0
+"""The longest wait for the other nodes before the command starts."""
+APART_S = 20.0
+"""At the end the other nodes are waited for so long."""
+_GOODBYE_S = 3.0
+_LONGEST_WAIT_S = 5.0
+_NOT_CONNECTED = "the nodes of the job are not connected"
+
+
+class JobKeeper:
+    """Keeps one node's directory in a job. `commands` is a descriptor that has a byte when the command has ended."""
+
+    def __init__(
+        self,
+        place: CheckpointPlace,
+        charter: CheckpointCharter,
+        node_dir: Path,
+        commands: int,
+        tell: Callable[[KeepingReport], object],
+        terms: DrainTerms,
+    ) -> None:
+        """`node_dir` is where the exchange of this node is found. Puts the newest state into the directory, as all
+        nodes do. Raises CannotKeep, OSError and HpcstageError."""
+        self._began_s = time.monotonic()
+        self._place = place
+        self._charter = charter
+        self._commands = commands
+        self._tell_report = tell
+        self._terms = terms
+        self._me = charter.nodes.index(charter.node)
+        self._talk = Talk(node_dir, Path(charter.group_dir), self._me)
+        asked = None if charter.protect is None else CodeSize(*charter.protect)
+        council_terms = CouncilTerms(asked, charter.domains, charter.drain_every, lambda: os.urandom(16).hex())
+        self._council = Council(self._me, charter.nodes, council_terms, charter.domain)
+        self._has_ended = self._is_orderly = False
+        capped = ProcessorShare(SHARE, lambda: self._has_ended or bool(readable([commands], 0)) or terms.hurries())
+        self._work = NodeWork(place, charter, self._me, self._talk, terms, capped)
+        self._entries: CompleteEntries | None = None
+        self._restored: dict[str, str] = {}
+        """The entries that were put into the directory at the start, with their marks."""
+        self._is_gone = False
+        self._encoding: dict[tuple[int, str, int], Order] = {}
+        self._lost: set[str] = set()
+        self._why_refused = ""
+        self._is_ready = False
+        self._restored_s = 0.0
+        self._unclosed: tuple[str, ...] = ()
+        self._undrained: tuple[UndrainedEntry, ...] = ()
+        self._said: tuple[object, ...] = ()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._council.find(*self._work.found())
+        deadline = self._began_s + CONNECT_S
+        while not self._is_ready:
+            self._turn()
+            if self._why_refused:
+                raise CannotKeep(self._why_refused)
+            if len(self._council.present) == len(self._charter.nodes):
+                deadline = time.monotonic() + CONNECT_S
+            if time.monotonic() > deadline:
+                raise CannotKeep(_NOT_CONNECTED)
+            if readable([self._commands], 0):
+                raise CannotKeep("the command ended before it began")
+        self._restored_s = round(time.monotonic() - self._began_s, 3)
+
+    def keep(self) -> None:
+        """Does what is to be done until the command has ended on all nodes, and all of it is in the target."""
+        try:
+            self._report()
+            apart_until = math.inf
+            while not self._council.is_over:
+                self._turn()
+                if self._has_ended and self._talk.apart_since is not None:
+                    apart_until = min(apart_until, time.monotonic() + APART_S)
+                    if time.monotonic() >= apart_until:
+                        self._end_apart()
+                        break
+                else:
+                    apart_until = math.inf
+            self._say_goodbye()
+        finally:
+            if self._entries is not None:
+                self._entries.close()
+        self._report()
+        self._talk.close()
+        self._work.close()
+
+    # ---- the loop
+
+    def _turn(self) -> None:
+        """Takes in what happened, does what is to be done, and waits if that was nothing."""
+        now = time.monotonic()
+        self._look(now)
+        self._hear_command()
+        if self._terms.hurries():
+            self._council.hurry()
+        news = self._talk.news()
+        for one in news:
+            if isinstance(one, View):
+                self._meet(one)
+            elif isinstance(one, Heard):
+                self._council.heard(one.node, one.word)
+            else:
+                self._encoded(one)
+        acts = self._council.take(now)
+        for act in acts:
+            if isinstance(act, Say):
+                self._talk.say(act.word, self._council.present - {self._me})
+            elif isinstance(act, Do):
+                self._do(act.order)
+            else:
+                self._put_in_place(act)
+        if acts:
+            self._report()
+        elif not news:
+            self._wait(now)
+
+    def _wait(self, now: float) -> None:
+        waits = [_LONGEST_WAIT_S]
+        if (at := self._council.wake_at()) is not None:
+            waits.append(at - now)
+        if (hurry_s := self._terms.wake_after()) is not None:
+            waits.append(hurry_s)
+        fds = [] if self._has_ended else [self._commands]
+        if self._entries is not None and not self._entries.is_gone:
+            fds.append(self._entries.fd)
+            if (look_s := self._entries.wake_after(now)) is not None:
+                waits.append(look_s)
+        wait(self._talk, fds, max(0.0, min(waits)))
+
+    def _meet(self, view: View) -> None:
+        if self._is_ready:
+            there = {self._charter.nodes[node] for node in view.present}
+            self._lost = set(self._charter.nodes) - there if there else self._lost
+        self._encoding.clear()
+        self._council.membership(view.number, view.present)
+
+    def _hear_command(self) -> None:
+        if self._is_ready and not self._has_ended and readable([self._commands], 0):
+            self._is_orderly, self._has_ended = os.read(self._commands, 1) == b"0", True
+            self._council.end(is_orderly=self._is_orderly)
+
+    def _look(self, now: float) -> None:
+        if self._entries is not None and not self._is_gone:
+            self._entries.look(now)
+            self._is_gone = self._entries.is_gone
+            self._see(self._entries.states())
+
+    def _see(self, states: dict[str, tuple[str, bool]]) -> None:
+        found = {}
+        for name, (mark, is_complete) in states.items():
+            is_restored = self._restored.get(name) == mark
+            found[name] = EntryState(mark, is_complete or is_restored, is_restored)
+        removed = [] if self._is_gone else sorted(name for name in self._restored if name not in states)
+        self._council.see(found, removed, is_gone=self._is_gone)
+
+    # ---- orders
+
+    def _do(self, order: Order) -> None:
+        """Carries out an order; that of encoding ends when the exchange says so."""
+        self._work.know(order.ledger)
+        kind = order.kind
+        if kind is OrderKind.ENCODE:
+            self._encode(order)
+            return
+        if kind is OrderKind.READY:
+            outcome = self._make_ready(order)
+        elif kind is OrderKind.REFUSE:
+            self._why_refused = str(order.body["why"])
+            outcome = Outcome(order.key)
+        elif kind is OrderKind.CLOSE:
+            outcome = self._close(order)
+        elif kind is OrderKind.FINISH:
+            outcome = self._finish(order)
+        else:
+            outcome = self._work.done(order)
+        self._council.did(outcome)
+
+    def _make_ready(self, order: Order) -> Outcome:
+        tree = self._place.tree
+        if self._entries is not None:
+            self._entries.close()
+        remove_leftovers(tree)
+        self._restored = {name: mark_of(tree, name) for name in names_in(tree)}
+        self._place.put.write_text(json.dumps(list(self._restored.values())))
+        self._entries = CompleteEntries(tree, time.monotonic(), known=names_in(tree))
+        self._look(time.monotonic())
+        self._is_ready = True
+        self._council.ready()
+        return Outcome(order.key)
+
+    def _encode(self, order: Order) -> None:
+        try:
+            key = self._work.encode(order)
+        except (LinkLost, ValueError) as error:
+            self._council.did(Outcome(order.key, str(error)))
+            return
+        if key is None:
+            self._council.did(Outcome(order.key))
+        else:
+            self._encoding[key] = order
+
+    def _encoded(self, event: Encoded) -> None:
+        order = self._encoding.pop((event.generation.number, event.generation.attempt, event.trial), None)
+        if order is not None:
+            facts = {"seconds": event.seconds, "bytes": event.bytes_sent}
+            self._council.did(Outcome(order.key, event.failure, facts=facts))
+
+    def _put_in_place(self, act: Place) -> None:
+        ledger = act.order.ledger
+        self._council.placed(act.order, self._work.placed(act.order, ledger))
+
+    # ---- the end
+
+    def _close(self, order: Order) -> Outcome:
+        """Looks for the last time. After an orderly end all is complete that is closed."""
+        tree, now = self._place.tree, time.monotonic()
+        if self._entries is not None:
+            self._entries.look_at_end(now)
+            self._is_gone = self._entries.is_gone
+            states = self._entries.states()
+            self._entries.close()
+            self._entries = None
+            if self._is_gone and not tree.is_dir():
+                states = {}
+            elif order.body["is_orderly"]:
+                states = {name: (mark_of(tree, name), True) for name in all_closed(tree)}
+            self._see(states)
+        return Outcome(order.key)
+
+    def _finish(self, order: Order) -> Outcome:
+        if not (self._is_gone and not self._place.tree.is_dir()):
+            missing, beside = self._work.carry_leftovers(order.ledger, self._restored)
+            self._undrained, self._unclosed = tuple(missing), tuple(beside.values())
+        last, ledger = order.ledger.last, order.ledger
+        if last is not None and ledger.drained != last.number:
+            own = last.shares.get(self._charter.node, {})
+            self._undrained += tuple(UndrainedEntry(name, ledger.undrained_why) for name in own)
+        return Outcome(order.key)
+
+    def _end_apart(self) -> None:
+        """Ends without the others, which are not connected any more."""
+        self._close(Order(0, 0, 0, OrderKind.CLOSE, {"is_orderly": self._is_orderly}))
+        ledger = self._council.ledger
+        missing = end_alone(self._place, self._charter, ledger.last)
+        leftovers, beside = self._work.carry_leftovers(ledger, self._restored)
+        self._undrained, self._unclosed = (*missing, *leftovers), tuple(beside.values())
+
+    def _say_goodbye(self) -> None:
+        """Stays until the others have carried out the last order, too."""
+        deadline = time.monotonic() + _GOODBYE_S
+        while self._council.is_over and not self._council.are_all_over and time.monotonic() < deadline:
+            for one in self._talk.news():
+                if isinstance(one, Heard):
+                    self._council.heard(one.node, one.word)
+                elif isinstance(one, View):
+                    return
+            for act in self._council.take(time.monotonic()):
+                if isinstance(act, Say):
+                    self._talk.say(act.word, self._council.present - {self._me})
+            wait(self._talk, [], max(0.0, min(0.1, deadline - time.monotonic())))
+
+    # ---- the report
+
+    def _report(self) -> None:
+        ledger = self._council.ledger
+        said = ledger, self._unclosed, self._undrained, self._is_gone, tuple(sorted(self._lost)), self._restored_s
+        if said != self._said:
+            self._said = said
+            self._tell_report(self._reported(ledger))
+
+    def _reported(self, ledger: Ledger) -> KeepingReport:
+        rows = tuple(SavedRow(**vars(row)) for row in ledger.rows)
+        protected = max((one.number for one in ledger.generations if one.size), default=None)
+        return KeepingReport(
+            restored=ledger.restored,
+            restored_s=self._restored_s,
+            saved=rows,
+            saved_count=ledger.saved_count,
+            drained_number=ledger.drained or None,
+            protection=ledger.plan or "none was needed yet",
+            protected_number=protected,
+            lost=tuple(sorted(self._lost)),
+            refused=ledger.lines,
+            undrained=self._undrained,
+            unclosed=self._unclosed,
+            findings={"beside": dict(ledger.beside)},
+            files=ledger.files,
+            bytes_carried=ledger.size_bytes,
+            is_gone=self._is_gone and not self._place.tree.is_dir(),
+        )

@@ -1,0 +1,203 @@
+"""Tells the words of a keeper to those of the other nodes, over the exchange of its node, and hears theirs.
+
+Owns the link, which is opened again when it was lost, the pieces of words that are longer than a message, and what
+counts as the membership: a node whose keeper has gone is not there. Where no exchange can come any more, a node that
+the lead knows as the only one that lives is a job of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import time
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcstage.checkpoint.jobwide.words import Word
+from hpcstage.checkpoint.protection.link import Encoded, GroupLink, LinkLost, Lost, MembershipChanged, Told
+from hpcstage.protocol.coding import MAX_TOLD_BYTES
+from hpcstage.reading import readable
+
+_PIECE = struct.Struct("<QII")
+"""The number of a word, of a piece, and how many pieces there are."""
+_PIECE_BYTES = MAX_TOLD_BYTES - _PIECE.size
+_OPEN_EVERY_S = 0.1
+_STANDING_EVERY_S = 0.5
+_VIEWS = 1000
+"""A generation of the membership has so many views at most: one more with each keeper that goes."""
+STANDING = "standing.json"
+"""The name of a file of the lead: which nodes live, while no exchange connects them."""
+
+
+@dataclass(frozen=True)
+class View:
+    """Who is there. None: this node is not connected."""
+
+    number: int
+    present: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Heard:
+    """The word of another node."""
+
+    node: int
+    word: Word
+
+
+News = View | Heard | Encoded
+
+
+class Talk:
+    """The conversation of one keeper."""
+
+    def __init__(self, node_dir: Path, group_dir: Path, me: int) -> None:
+        self._node_dir = node_dir
+        self._group_dir = group_dir
+        self._me = me
+        self._link: GroupLink | None = None
+        self._held: dict[str, Path] = {}
+        self._gone: set[int] = set()
+        self._serial = 0
+        self._pieces: dict[tuple[int, int], dict[int, bytes]] = {}
+        self._open_at = self._standing_at = 0.0
+        self._view = View(-1, frozenset())
+        self.apart_since: float | None = time.monotonic()
+        """Since when this node is not connected; None: it is, or needs nobody."""
+
+    @property
+    def link(self) -> GroupLink | None:
+        """The connection; None while there is none."""
+        return self._link
+
+    def fds(self) -> list[int]:
+        """Returns what to wait for."""
+        return [] if self._link is None else [self._link.fileno()]
+
+    def wait_s(self) -> float:
+        """Returns the longest wait that is sensible now."""
+        if self._link is None:
+            return _OPEN_EVERY_S
+        return 0.0 if self._link.has_events else math.inf
+
+    def hold(self, key: str, directory: Path) -> None:
+        """Lets other nodes read the generations below a directory, also over later links."""
+        self._held[key] = directory
+        if self._link is not None:
+            try:
+                self._link.hold(key, directory)
+            except LinkLost:
+                self._lose()
+
+    def say(self, word: Word, nodes: Iterable[int]) -> None:
+        """Tells a word; to whom it cannot be told, a later one will be."""
+        data = zlib.compress(json.dumps(word.to_json()).encode(), 1)
+        self._serial += 1
+        count = -(-len(data) // _PIECE_BYTES)
+        try:
+            for node in nodes:
+                for index in range(count):
+                    piece = data[index * _PIECE_BYTES : (index + 1) * _PIECE_BYTES]
+                    if self._link is not None:
+                        self._link.send(node, _PIECE.pack(self._serial, index, count) + piece)
+        except LinkLost:
+            self._lose()
+
+    def news(self) -> list[News]:
+        """Returns what has happened. Does not wait."""
+        found: list[News] = []
+        before = self._view
+        now = time.monotonic()
+        if self._link is None and now >= self._open_at:
+            self._open(now)
+        if self._link is None:
+            self._look_alone(now)
+        else:
+            found += self._events()
+        return [self._view, *found] if self._view != before else found
+
+    def close(self) -> None:
+        """Ends the conversation."""
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    def _open(self, now: float) -> None:
+        self._open_at = now + _OPEN_EVERY_S
+        try:
+            link = GroupLink.open(self._node_dir, 0.0)
+            for key, directory in self._held.items():
+                link.hold(key, directory)
+        except LinkLost:
+            return
+        self._link, self._gone = link, set()
+        self._see_members()
+
+    def _events(self) -> list[News]:
+        found: list[News] = []
+        assert self._link is not None
+        try:
+            for event in self._link.events(0.0):
+                if isinstance(event, Told):
+                    found += self._piece(event)
+                elif isinstance(event, Encoded):
+                    found.append(event)
+                elif isinstance(event, Lost):
+                    self._gone.add(event.node)
+                    self._see_members()
+                elif isinstance(event, MembershipChanged):
+                    self._see_members()
+        except LinkLost:
+            self._lose()
+        return found
+
+    def _see_members(self) -> None:
+        assert self._link is not None
+        membership = self._link.membership
+        present = frozenset(membership.present) - self._gone
+        self._view = View(membership.generation * _VIEWS + len(self._gone), present)
+        self.apart_since = None
+
+    def _piece(self, event: Told) -> list[News]:
+        serial, index, count = _PIECE.unpack_from(event.message)
+        for other in [key for key in self._pieces if key[0] == event.node and key[1] < serial]:
+            del self._pieces[other]
+        pieces = self._pieces.setdefault((event.node, serial), {})
+        pieces[index] = event.message[_PIECE.size :]
+        if len(pieces) < count:
+            return []
+        del self._pieces[event.node, serial]
+        data = zlib.decompress(b"".join(pieces[one] for one in range(count)))
+        return [Heard(event.node, Word.from_json(json.loads(data)))]
+
+    def _lose(self) -> None:
+        if self._link is not None:
+            self._link.close()
+        self._link, self._pieces = None, {}
+        self._view = View(-1, frozenset())
+        now = time.monotonic()
+        self.apart_since = now if self.apart_since is None else self.apart_since
+        self._open_at, self._standing_at = now, now + _STANDING_EVERY_S
+
+    def _look_alone(self, now: float) -> None:
+        """Looks whether this node is the only one that lives."""
+        if now < self._standing_at or self._view.present:
+            return
+        self._standing_at = now + _STANDING_EVERY_S
+        try:
+            found = json.loads((self._group_dir / STANDING).read_text())
+            is_alone = found["alive"] == [self._me]
+        except (OSError, ValueError, KeyError, TypeError):
+            return
+        if is_alone:
+            self._view = View(int(found["generation"]) * _VIEWS + _VIEWS - 1, frozenset({self._me}))
+            self.apart_since = None
+
+
+def wait(talk: Talk, fds: Iterable[int], timeout_s: float) -> None:
+    """Waits until something may have happened."""
+    wait_s = min(timeout_s, talk.wait_s())
+    readable([*fds, *talk.fds()], None if math.isinf(wait_s) else wait_s)

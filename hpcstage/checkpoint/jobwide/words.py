@@ -1,0 +1,269 @@
+"""What the keepers of a job tell each other, as frozen values with a JSON form. Pure.
+
+Each keeper tells its whole word anew whenever it changes, so that a word that was lost with a connection costs nothing:
+the next one has all. The keeper of the lowest node that is there, the coordinator, puts orders into its word, one after
+the other; each has the ledger of what was decided before, from which another node takes over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Ending(str, Enum):
+    """What a node's daemon says of the command."""
+
+    NOT = ""
+    """It runs."""
+    ORDERLY = "orderly"
+    """It has ended by itself with exit code 0, as far as the node that started it knows."""
+    DISORDERLY = "disorderly"
+
+
+class OrderKind(str, Enum):
+    """The kinds of orders."""
+
+    BEGIN = "begin"
+    """Put a state into the directory of the program."""
+    READY = "ready"
+    """All nodes have it: the program may start."""
+    CLOSE = "close"
+    """The program has ended: look for the last time at what it completed."""
+    REFUSE = "refuse"
+    """The directories cannot be kept; `why` says why."""
+    COMMIT = "commit"
+    """Save a share of a generation."""
+    ENCODE = "encode"
+    """Make the parities of a generation."""
+    SHARE = "share"
+    """Bring a share of a generation to the target, from where the coordinator gives all of it its names."""
+    COPY = "copy"
+    """Bring complete entries to the target as they are: there is no room for a generation."""
+    KEEP = "keep"
+    """Drop the generations that no node retains."""
+    FINISH = "finish"
+    """Bring to the target what is in no generation, and end."""
+
+
+@dataclass(frozen=True)
+class EntryState:
+    """One entry of the directory of a node."""
+
+    mark: str
+    """It differs when the entry does."""
+    is_complete: bool = True
+    is_restored: bool = False
+    """Whether it is what was put there at the start."""
+
+
+@dataclass(frozen=True)
+class CarriedEntry:
+    """An entry of an older generation that a newer one stands for, too: a node that had a part of it is lost, or it is
+    being written again."""
+
+    number: int
+    """The generation that has all of it."""
+    marks: Mapping[str, str] = field(default_factory=dict)
+    """By node: its share, as long as it is the same the entry is the one of that generation."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A generation of a job that all its nodes have committed."""
+
+    number: int
+    attempt: str
+    created_ns: int
+    shares: Mapping[str, Mapping[str, str]]
+    """By node: its entries with their marks. A node without any has an empty share."""
+    carried: Mapping[str, CarriedEntry] = field(default_factory=dict)
+    dropped: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Entries that the program removed on one node, by the nodes that still have a part, with its mark."""
+    needs: tuple[int, ...] = ()
+    """The older generations that any of its nodes reads for it."""
+    size: str = ""
+    """The code by which it is protected; empty: by none."""
+    state_bytes: int = 0
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Returns all entries."""
+        return frozenset(name for share in self.shares.values() for name in share) | frozenset(self.carried)
+
+    def marks(self, name: str) -> dict[str, str]:
+        """Returns the marks of an entry, by node; they tell one content from another."""
+        if name in self.carried:
+            return dict(self.carried[name].marks)
+        return {node: share[name] for node, share in self.shares.items() if name in share}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Generation:
+        """Reads what `asdict` returned."""
+        carried = {name: CarriedEntry(**one) for name, one in data["carried"].items()}
+        return cls(**{**data, "carried": carried, "needs": tuple(data["needs"])})
+
+
+@dataclass(frozen=True)
+class JobRow:
+    """What is said of one generation in the report."""
+
+    number: int
+    kind: str
+    why: str
+    entries: int
+    state_bytes: int
+    written_bytes: int
+    changed_share: float
+    took_s: float
+    protected: str = ""
+    """The code, and the groups, or why there is none."""
+    encode_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What the coordinator knows and decided so far."""
+
+    is_begun: bool = False
+    """Whether a state was chosen and lies on all nodes."""
+    failed: tuple[str, ...] = ()
+    """Keys of the states that could not be restored."""
+    restored: str = ""
+    """The state that lies in the directories since the start, for people."""
+    is_unsaved: bool = False
+    """Whether that state is in no generation of this run and not in the target."""
+    is_from_target: bool = False
+    seen: tuple[str, ...] = ()
+    """Entries that the program had before this run."""
+    next_number: int = 1
+    after_ns: int = 0
+    """All generations of this run are made after this time."""
+    generations: tuple[Generation, ...] = ()
+    """The complete ones that are kept, oldest first."""
+    is_closed: bool = False
+    """Whether the program has ended on all nodes, and they have looked for the last time."""
+    is_orderly: bool = False
+    """Whether it ended by itself with exit code 0."""
+    is_last_whole: bool = True
+    """Whether the last attempt at a generation was committed by all."""
+    drained: int = 0
+    """The newest generation that is in the target; 0: none of this run."""
+    drained_marks: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """By entry: the marks, by node, of what the target has of it."""
+    since_drain: int = 0
+    undrained_why: str = ""
+    """Why the newest generation is not in the target."""
+    saved_count: int = 0
+    rows: tuple[JobRow, ...] = ()
+    lines: tuple[str, ...] = ()
+    """What was refused, could not be saved, or is less protected than was asked, one line each."""
+    plan: str = ""
+    """The protection: code, groups and what is less than was asked."""
+    beside: Mapping[str, str] = field(default_factory=dict)
+    """By name: the name in the target under which an entry lies, since another one has its own."""
+    unclosed: tuple[str, ...] = ()
+    files: int = 0
+    size_bytes: int = 0
+    copied: tuple[str, ...] = ()
+    """Entries that were copied as they are, with their marks."""
+
+    @property
+    def last(self) -> Generation | None:
+        """Returns the newest complete generation of this run."""
+        return self.generations[-1] if self.generations else None
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Ledger:
+        """Reads what `asdict` returned."""
+        tuples = {key: tuple(data[key]) for key in ("failed", "seen", "lines", "unclosed", "copied")}
+        rows = tuple(JobRow(**row) for row in data["rows"])
+        generations = tuple(map(Generation.from_json, data["generations"]))
+        return cls(**{**data, **tuples, "rows": rows, "generations": generations})
+
+
+@dataclass(frozen=True)
+class Order:
+    """One order of a coordinator. Orders of a job are numbered; a newer one replaces an older one."""
+
+    seq: int
+    by: int
+    """The node that gave it."""
+    view: int
+    """The membership for which it holds."""
+    kind: OrderKind
+    body: Mapping[str, Any] = field(default_factory=dict)
+    ledger: Ledger = field(default_factory=Ledger)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Returns by what orders are compared."""
+        return self.seq, self.by
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Order:
+        """Reads what `asdict` returned."""
+        return cls(**{**data, "kind": OrderKind(data["kind"]), "ledger": Ledger.from_json(data["ledger"])})
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of an order on one node."""
+
+    key: tuple[int, int]
+    error: str = ""
+    """Why it failed; empty: it did not."""
+    is_soon: bool = False
+    """Whether it is to be tried again soon: the program changed something meanwhile."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Outcome:
+        """Reads what `asdict` returned."""
+        return cls(**{**data, "key": tuple(data["key"])})
+
+
+@dataclass(frozen=True)
+class Word:
+    """All that a keeper says."""
+
+    view: int = -1
+    order: Order | None = None
+    """The newest order that the keeper knows."""
+    outcome: Outcome | None = None
+    """What became of the last order that it carried out."""
+    entries: Mapping[str, EntryState] = field(default_factory=dict)
+    removed: tuple[str, ...] = ()
+    """Entries that were put there at the start and that the program removed."""
+    is_gone: bool = False
+    """Whether the directory of the program is gone: nothing that is not there was removed by the program."""
+    found: tuple[Mapping[str, Any], ...] | None = None
+    """What earlier runs left on the node; see `families`. None: that is not known yet."""
+    domain: str = ""
+    """The node's failure domain; empty: nobody knows of one."""
+    target_ns: int = 0
+    """When the state in the target was made; 0: nothing says that."""
+    is_ready: bool = False
+    """Whether the program may use the directory."""
+    ending: Ending = Ending.NOT
+    hurries: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Word:
+        """Reads what `to_json` returned. Raises ValueError, KeyError or TypeError."""
+        order, outcome = data["order"], data["outcome"]
+        read = {
+            "order": None if order is None else Order.from_json(order),
+            "outcome": None if outcome is None else Outcome.from_json(outcome),
+            "entries": {name: EntryState(**one) for name, one in data["entries"].items()},
+            "removed": tuple(data["removed"]),
+            "found": None if data["found"] is None else tuple(data["found"]),
+            "ending": Ending(data["ending"]),
+        }
+        return cls(**{**data, **read})

@@ -1,0 +1,491 @@
+"""The decisions of a job's keepers: whatever comes in whatever order, whoever is lost, nothing saved is dropped."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from hpcstage.checkpoint.jobwide.council import Council, CouncilTerms, Do, Place, Say
+from hpcstage.checkpoint.jobwide.families import FoundStore
+from hpcstage.checkpoint.jobwide.words import EntryState, Generation, Order, OrderKind, Outcome, Word
+from hpcstage.checkpoint.protection.groups import CodeSize
+
+NAMES = ("step1", "step2", "latest")
+
+
+class Node:
+    """A keeper without a disk of its own: its council, what it would have committed, and what it is to do."""
+
+    def __init__(self, job: Job, index: int) -> None:
+        self.job = job
+        self.index = index
+        self.name = job.hosts[index]
+        self.council = Council(index, job.hosts, CouncilTerms(job.asked, {}, job.drain_every, job.attempt))
+        self.entries: dict[str, EntryState] = {}
+        self.removed: set[str] = set()
+        self.restored: set[str] = set()
+        self.store: dict[int, tuple[str, dict[str, str]]] = {}
+        self.encoded: set[int] = set()
+        self.known: dict[int, Generation] = {}
+        """Generations that are complete, as orders said."""
+        self.todo: deque[Do | Place] = deque()
+        self.is_over = False
+        self.council.find(job.found[index], job.target_ns)
+
+    def take(self) -> None:
+        for act in self.council.take(self.job.now):
+            if isinstance(act, Say):
+                data = json.dumps(act.word.to_json())
+                for other in self.council.present - {self.index}:
+                    self.job.sent[self.index, other].append(data)
+            else:
+                self.todo.append(act)
+
+    def see(self) -> None:
+        gone = [name for name in self.restored if name not in self.entries]
+        self.council.see(self.entries, sorted(gone))
+
+    def work(self, error: str = "", *, is_soon: bool = False) -> None:
+        """Does the next thing that is to be done."""
+        act = self.todo.popleft()
+        order = act.order
+        for one in order.ledger.generations:
+            self.known[one.number] = one
+        facts = {} if error else getattr(self, f"_{order.kind.value}")(order)
+        if isinstance(act, Place):
+            self.job.drained = order.body.get("number", self.job.drained)
+            done = {"beside": {}, "files": 1, "size_bytes": 1, "lines": []}
+            self.council.placed(order, Outcome(order.key, error, facts=done))
+        else:
+            self.council.did(Outcome(order.key, error, is_soon, facts))
+            self.is_over = self.council.is_over
+        self.take()
+
+    def _begin(self, order: Order) -> dict[str, Any]:
+        state = order.body["state"]
+        names = set() if state is None else {n for share in state["generation"]["shares"].values() for n in share}
+        self.restored = set(names)
+        self.entries = {name: EntryState(f"{self.name}:{name}", is_restored=True) for name in names}
+        self.see()
+        return {"restored": order.body["key"], "seen": sorted(names), "floor": 7, "after_ns": 70, "lines": []}
+
+    def _ready(self, order: Order) -> dict[str, Any]:
+        self.council.ready()
+        return {}
+
+    def _close(self, order: Order) -> dict[str, Any]:
+        for name, one in self.entries.items():
+            self.entries[name] = EntryState(one.mark, True, one.is_restored)
+        self.see()
+        return {}
+
+    def _commit(self, order: Order) -> dict[str, Any]:
+        number = order.body["number"]
+        assert number > max(self.store, default=0), "the number of a generation that is there"
+        share = order.body["shares"][self.name]
+        self.store[number] = order.body["attempt"], dict(share)
+        self.job.made_ns = max(self.job.made_ns, order.body["after_ns"]) + 1
+        return {
+            "created_ns": self.job.made_ns, "needs": [], "state_bytes": 10 * len(share), "written_bytes": 1,
+            "kind": "full", "why": "", "changed_share": 1.0, "took_s": 0.1,
+        }  # fmt: skip
+
+    def _encode(self, order: Order) -> dict[str, Any]:
+        assert order.body["number"] in self.store
+        assert any(self.name in group for group in order.body["groups"])
+        self.encoded.add(order.body["number"])
+        return {"seconds": 0.1}
+
+    def _share(self, order: Order) -> dict[str, Any]:
+        assert order.body["number"] in self.store
+        return {}
+
+    def _copy(self, order: Order) -> dict[str, Any]:
+        return {}
+
+    def _keep(self, order: Order) -> dict[str, Any]:
+        retained = set(order.body["retained"])
+        for number in [n for n in self.store if n not in retained and n < order.body["newest"]]:
+            del self.store[number]
+        return {}
+
+    def _finish(self, order: Order) -> dict[str, Any]:
+        return {}
+
+    _refuse = _finish
+
+
+class Job:
+    """The nodes of a job, what is on its way between them, and the world that connects them."""
+
+    def __init__(
+        self, count: int, asked: CodeSize | None = None, drain_every: int | None = None,
+        found: dict[int, list[FoundStore]] | None = None, target_ns: int = 0,
+    ) -> None:  # fmt: skip
+        self.hosts = [f"n{index}" for index in range(count)]
+        self.asked, self.drain_every, self.target_ns = asked, drain_every, target_ns
+        self.found = {index: (found or {}).get(index, []) for index in range(count)}
+        self.now = 0.0
+        self.made_ns = 100
+        self.drained = 0
+        self._attempts = itertools.count(1)
+        self.sent: dict[tuple[int, int], deque[str]] = {
+            pair: deque() for pair in itertools.permutations(range(count), 2)
+        }
+        self.view, self.members = 0, frozenset[int]()
+        self.nodes = {index: Node(self, index) for index in range(count)}
+        self.unaware: set[int] = set()
+
+    def attempt(self) -> str:
+        return f"{next(self._attempts):032x}"
+
+    def connect(self) -> None:
+        """A new world of all that live; what was on its way is lost, and each node hears of it in its own time."""
+        self.view += 1
+        self.members = frozenset(self.nodes)
+        for queue in self.sent.values():
+            queue.clear()
+        self.unaware = set(self.nodes)
+
+    def learn(self, index: int) -> None:
+        self.unaware.discard(index)
+        self.nodes[index].council.membership(self.view, self.members)
+        self.nodes[index].take()
+
+    def deliver(self, pair: tuple[int, int]) -> None:
+        sender, to = pair
+        word = Word.from_json(json.loads(self.sent[pair].popleft()))
+        if to in self.nodes:
+            self.nodes[to].council.heard(sender, word)
+            self.nodes[to].take()
+
+    def kill(self, index: int) -> None:
+        del self.nodes[index]
+        self.unaware.discard(index)
+        for pair, queue in self.sent.items():
+            if index in pair:
+                queue.clear()
+
+    def settle(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Until nothing is on its way and nothing to be done, or a condition holds."""
+        for _ in range(1000):
+            steps: list[Callable[[], object]] = [partial(self.learn, index) for index in self.unaware]
+            steps += [partial(self.deliver, pair) for pair, queue in self.sent.items() if queue]
+            steps += [node.work for node in self.nodes.values() if node.todo]
+            steps += [node.take for node in self.nodes.values()]
+            wakes = [at for node in self.nodes.values() if (at := node.council.wake_at()) is not None]
+            self.now = max([self.now, *wakes]) if len(steps) == len(self.nodes) else self.now + 0.01
+            for step in steps:
+                if until():
+                    return
+                step()
+            is_busy = self.unaware or any(self.sent.values()) or any(node.todo for node in self.nodes.values())
+            if not is_busy and all(node.council.wake_at() is None for node in self.nodes.values()):
+                return
+        raise AssertionError("the job does not come to rest")
+
+    def write(self, index: int, name: str, *, is_complete: bool = True) -> None:
+        node = self.nodes[index]
+        node.entries[name] = EntryState(f"{self.now}-{next(self._attempts)}", is_complete)
+        node.see()
+        node.take()
+
+    def remove(self, index: int, name: str) -> None:
+        node = self.nodes[index]
+        node.entries.pop(name, None)
+        node.see()
+        node.take()
+
+    @property
+    def last(self) -> Generation | None:
+        return self.nodes[min(self.nodes)].council.ledger.last
+
+    def begun(self) -> Job:
+        self.connect()
+        self.settle()
+        return self
+
+    def end(self, *, is_orderly: bool = True) -> None:
+        for index, node in self.nodes.items():
+            node.council.end(is_orderly=is_orderly or index > 0)
+            node.take()
+        self.settle()
+
+
+def test_a_checkpoint_of_one_node_is_a_generation_of_all() -> None:
+    job = Job(3).begun()
+    job.write(0, "step1")
+    job.settle()
+    assert job.last is not None
+    assert {node: set(share) for node, share in job.last.shares.items()} == {"n0": {"step1"}, "n1": set(), "n2": set()}
+    assert job.last.size == "2+1"
+    assert job.drained == job.last.number
+    assert all(node.known[job.last.number] == job.last for node in job.nodes.values())
+
+
+def test_an_entry_is_complete_when_it_is_on_all_nodes_that_have_it() -> None:
+    job = Job(2).begun()
+    job.write(1, "step1", is_complete=False)
+    job.settle()
+    job.write(0, "step1")
+    job.settle()
+    assert job.last is None
+    job.write(1, "step1")
+    job.settle()
+    assert job.last is not None
+    assert all("step1" in share for share in job.last.shares.values())
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_what_a_lost_node_had_is_carried_and_drained(lost: int) -> None:
+    job = Job(3, drain_every=100).begun()
+    job.write(lost, "step1")
+    job.write(2, "other")
+    job.settle()
+    before = job.last
+    assert before is not None
+    assert job.drained == 0
+    job.kill(lost)
+    job.connect()
+    job.settle()
+    assert job.drained == before.number, "the state is copied when a node is lost"
+    assert job.last is not None
+    assert job.last.number > before.number
+    assert job.last.carried["step1"].number == before.number
+    assert set(job.last.shares) == {job.hosts[index] for index in job.nodes}
+    assert job.last.size == "1+1"
+    assert all(before.number in node.store for node in job.nodes.values()), "it is retained as long as it is carried"
+    job.write(2, "step1")
+    job.settle()
+    assert job.last.carried == {}
+    assert "step1" in job.last.shares["n2"]
+
+
+def test_the_program_removes_a_checkpoint_on_one_node() -> None:
+    job = Job(2).begun()
+    for index in (0, 1):
+        job.write(index, "step1")
+    job.settle()
+    job.remove(0, "step1")
+    job.write(0, "step2")
+    job.settle()
+    assert job.last is not None
+    assert job.last.names == {"step2"}
+    job.write(0, "step3")
+    job.settle()
+    assert job.last.names == {"step2", "step3"}, "the part that is left on the other node does not count"
+    job.write(1, "step1")
+    job.settle()
+    assert job.last.names == {"step1", "step2", "step3"}
+
+
+def test_a_state_that_changes_is_tried_again_with_another_number_and_in_full() -> None:
+    job = Job(2).begun()
+    job.write(0, "step1")
+    job.settle(lambda: bool(job.nodes[1].todo))
+    assert job.nodes[1].todo[0].order.kind is OrderKind.COMMIT
+    first = job.nodes[1].todo[0].order
+    job.nodes[1].work("step1 changed", is_soon=True)
+    job.settle()
+    assert job.last is not None
+    assert job.last.number > first.body["number"]
+    assert job.nodes[0].store.keys() == {job.last.number}, "the half of a generation is dropped"
+
+
+def test_without_room_complete_entries_are_copied_as_they_are() -> None:
+    job = Job(2).begun()
+    job.write(0, "step1")
+    job.settle(lambda: bool(job.nodes[1].todo))
+    job.nodes[1].work("no room")
+    job.settle(lambda: any(one.order.kind is OrderKind.COPY for node in job.nodes.values() for one in node.todo))
+    job.settle()
+    ledger = job.nodes[0].council.ledger
+    assert ledger.copied
+    assert any("no room" in line for line in ledger.lines)
+    assert ledger.last is not None, "it is tried again later"
+
+
+def earlier(number: int, created_ns: int, members: int = 2) -> Generation:
+    return Generation(number, f"{number:032x}", created_ns, {f"m{i}": {f"e{number}-{i}": ""} for i in range(members)})
+
+
+def test_the_start_takes_the_newest_that_can_be_restored() -> None:
+    both = (earlier(3, 30), earlier(4, 40))
+    job = Job(2, found={0: [FoundStore("r", "m0", "a", both)], 1: [FoundStore("r", "m1", "b", both[:1])]})
+    job.connect()
+    job.settle(lambda: any(node.todo for node in job.nodes.values()))
+    order = next(node for node in job.nodes.values() if node.todo).todo[0].order
+    assert order.body["state"]["generation"]["number"] == 4
+    job.settle(lambda: bool(job.nodes[0].todo))
+    job.nodes[0].work("too many parts are gone")
+    job.settle()
+    assert all(node.restored == {"e3-0", "e3-1"} for node in job.nodes.values())
+    ledger = job.nodes[0].council.ledger
+    assert any("too many parts are gone" in line for line in ledger.lines)
+    assert ledger.last is not None, "what is only on the local disks is saved anew, and protected"
+    assert ledger.last.number > 7
+    assert job.drained == ledger.last.number
+    assert sorted(len(share) for share in ledger.last.shares.values()) in ([0, 2], [1, 1]), "each entry once"
+
+
+def test_a_newer_state_in_the_target_is_taken_and_is_not_saved_anew() -> None:
+    job = Job(2, found={0: [FoundStore("r", "m0", "a", (earlier(3, 30),))]}, target_ns=31).begun()
+    assert job.nodes[1].council.ledger.restored == "target"
+    assert job.last is None
+
+
+def test_a_target_that_cannot_be_restored_refuses() -> None:
+    job = Job(2)
+    job.connect()
+    job.settle(lambda: bool(job.nodes[1].todo))
+    job.nodes[1].work("no space")
+    job.settle()
+    assert all(node.is_over for node in job.nodes.values())
+    order = job.nodes[0].council._word.order
+    assert order is not None
+    assert order.kind is OrderKind.REFUSE
+    assert "no space" in order.body["why"]
+
+
+def test_the_end_is_orderly_if_the_first_node_says_so() -> None:
+    job = Job(2).begun()
+    job.write(1, "step1", is_complete=False)
+    job.end(is_orderly=False)
+    assert all(node.is_over for node in job.nodes.values())
+    assert not job.nodes[1].council.ledger.is_orderly
+
+
+@settings(max_examples=50, stateful_step_count=40, deadline=None)
+class Disorder(RuleBasedStateMachine):
+    """Messages, losses and new worlds in any order."""
+
+    @initialize(count=st.integers(2, 4), asked=st.sampled_from([None, CodeSize(2, 1), CodeSize(1, 2)]))
+    def begin(self, count: int, asked: CodeSize | None) -> None:
+        self.job = Job(count, asked).begun()
+        self.whole: dict[int, Generation] = {}
+        self.lost: set[str] = set()
+        self.is_ended = False
+
+    @rule(data=st.data(), most=st.integers(1, 6))
+    def deliver(self, data: st.DataObject, most: int) -> None:
+        for _ in range(most):
+            waiting = [pair for pair, queue in self.job.sent.items() if queue]
+            if waiting:
+                self.job.deliver(data.draw(st.sampled_from(waiting)))
+
+    @rule(until=st.sampled_from([OrderKind.COMMIT, OrderKind.ENCODE, OrderKind.KEEP, OrderKind.SHARE]))
+    def go_on(self, until: OrderKind) -> None:
+        """Until a node has such an order before it, or there is rest."""
+        self.job.settle(lambda: any(a.order.kind is until for node in self.job.nodes.values() for a in node.todo))
+
+    @rule(data=st.data(), what=st.sampled_from(["well", "well", "well", "changed", "failed"]))
+    def work(self, data: st.DataObject, what: str) -> None:
+        busy = [node for node in self.job.nodes.values() if node.todo]
+        if busy:
+            node = data.draw(st.sampled_from(busy))
+            is_begun = node.council.ledger.is_begun
+            node.work("" if what == "well" or not is_begun else what, is_soon=what == "changed")
+
+    @rule(data=st.data())
+    def learn(self, data: st.DataObject) -> None:
+        if self.job.unaware:
+            self.job.learn(data.draw(st.sampled_from(sorted(self.job.unaware))))
+
+    @rule()
+    def some_time(self) -> None:
+        self.job.now += 1.0
+        for node in self.job.nodes.values():
+            node.take()
+
+    @rule(data=st.data(), name=st.sampled_from(NAMES), is_complete=st.booleans())
+    def write(self, data: st.DataObject, name: str, is_complete: bool) -> None:
+        node = data.draw(st.sampled_from(sorted(self.job.nodes)))
+        if not self.is_ended and self.job.nodes[node].council._word.is_ready:
+            self.job.write(node, name, is_complete=is_complete)
+
+    @rule(data=st.data(), name=st.sampled_from(NAMES))
+    def remove(self, data: st.DataObject, name: str) -> None:
+        node = data.draw(st.sampled_from(sorted(self.job.nodes)))
+        if not self.is_ended:
+            self.job.remove(node, name)
+
+    @precondition(lambda self: len(self.job.nodes) > 1)
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        index = data.draw(st.sampled_from(sorted(self.job.nodes)))
+        if all(node.council._word.is_ready for node in self.job.nodes.values()):
+            self.lost.add(self.job.hosts[index])
+            self.job.kill(index)
+            self.job.connect()
+
+    @rule()
+    def world_dies(self) -> None:
+        self.job.connect()
+
+    @rule(is_orderly=st.booleans())
+    def end(self, is_orderly: bool) -> None:
+        if all(node.council._word.is_ready for node in self.job.nodes.values()):
+            self.is_ended = True
+            for node in self.job.nodes.values():
+                node.council.end(is_orderly=is_orderly)
+                node.take()
+
+    @invariant()
+    def one_number_is_one_generation(self) -> None:
+        for node in self.job.nodes.values():
+            for number, one in node.known.items():
+                before = self.whole.setdefault(number, one)
+                assert (before.attempt, before.shares) == (one.attempt, one.shares)
+
+    @invariant()
+    def the_newest_that_is_known_is_there(self) -> None:
+        known = [one for node in self.job.nodes.values() for one in node.known.values()]
+        newest = max(known, key=lambda one: one.number, default=None)
+        if newest is None:
+            return
+        for node in self.job.nodes.values():
+            if node.name in newest.shares:
+                assert node.store.get(newest.number) == (newest.attempt, dict(newest.shares[node.name]))
+        needed = {one.number for one in newest.carried.values()}
+        for number in needed:
+            holders = self.whole[number].shares if number in self.whole else {}
+            assert all(number in n.store for n in self.job.nodes.values() if n.name in holders)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "job"):
+            return
+        job = self.job
+        job.settle()
+        words = {n.index: n for n in job.nodes.values()}
+        if not all(node.council._word.is_ready for node in words.values()):
+            return
+        if not self.is_ended:
+            job.end()
+        assert all(node.is_over for node in words.values())
+        last = job.last
+        complete = {name for node in words.values() for name in node.entries}
+        if last is None or not complete:  # the last checkpoint is never given up
+            return
+        assert set(last.shares) == {node.name for node in words.values()}
+        if set(last.shares) == {node.name for node in words.values()}:
+            for node in words.values():
+                for name, mark in last.shares[node.name].items():
+                    assert node.entries[name].mark == mark
+            missing = complete - last.names - set(last.dropped)
+            assert not missing
+            assert job.drained == last.number
+
+
+TestDisorder = Disorder.TestCase
