@@ -310,9 +310,21 @@ class Config:
             "protect",
             "auto",
             parse.protection("auto"),
-            "With several nodes: how many nodes (k) are protected by how many parities (m) against lost nodes. On one "
-            "node checkpoints are protected by their copies in the directory of --checkpoint alone.",
+            "With several nodes: how many nodes (k) are protected by how many parities (m) against lost nodes, or the "
+            "most that fits. auto: one parity. On one node checkpoints are protected by their copies in the directory "
+            "of --checkpoint alone.",
             metavar="K+M|auto",
+        )
+    )
+    failure_domain: str = field(
+        metadata=_declare(
+            "failure_domain",
+            "auto",
+            parse.pattern,
+            "For --protect: nodes that fail together are kept apart. A regular expression: nodes in whose names it "
+            "matches the same text share a failure domain, such as a rack in 'r[0-9]+'. auto: the topology that Slurm "
+            "tells; none: each node fails by itself.",
+            metavar="REGEX|auto|none",
         )
     )
     drain_every: int | None = field(

@@ -6,6 +6,7 @@ can follow `key (origin): `.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from hpcstage.plan.budget import BudgetAsked
@@ -60,6 +61,16 @@ def flag(value: object) -> bool:
     if found not in _TRUE | _FALSE:
         raise ValueError(f"{found!r} is neither true nor false")
     return found in _TRUE
+
+
+def pattern(value: object) -> str:
+    """Parses a regular expression."""
+    found = scalar(value)
+    try:
+        re.compile(found)
+    except re.error as error:
+        raise ValueError(f"{found!r} is no regular expression: {error}") from None
+    return found
 
 
 def protection(word: str) -> Parser:

@@ -7,6 +7,7 @@ the rest, in a process of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from hpcstage.checkpoint.keeping.facts import CheckpointPlace, DrainTerms
@@ -25,7 +26,7 @@ class CheckpointDrain:
         rate = base.spec.drain_rate_bytes_per_s
         terms = DrainTerms(None if rate is None else Pacer(rate), base.spec.drain_hurry_unix_s)
         self._place = place
-        self._keeper = KeeperProcess(CheckpointPlace(place.output), terms)
+        self._keeper = KeeperProcess(CheckpointPlace(place.output), terms, Path(base.spec.node_dir))
         self._is_told = False
 
     @property

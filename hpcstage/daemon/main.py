@@ -89,6 +89,9 @@ class Daemon(Service):
         self._phase: Phase = Unstaged(self.base, State.MEASURING)
         if self._pool is not None:
             self._phase = self._preparing(self._pool)
+        self._talk: tuple[Service, ...] = () if self._group is None else (self._group,)
+        if self._group is None and spec.checkpoints and spec.node_count > 1:
+            self._talk = (NodeGroup.idle(self.base, self._loop.server.hand_over),)
 
     def _preparing(self, pool: CopierPool) -> Preparing:
         def ready(prepared: Prepared) -> None:
@@ -127,8 +130,7 @@ class Daemon(Service):
                 os.nice(self.base.spec.nice)
         self._phase = phase
         self.base.page.set_state(phase.state)
-        group = () if self._group is None else (self._group,)
-        self._loop.serve((self, *group, self._programs, *phase.services(), *self._outputs, self._reporter))
+        self._loop.serve((self, *self._talk, self._programs, *phase.services(), *self._outputs, self._reporter))
 
     def _stage(self, pool: CopierPool, prepared: Prepared, inbox: Inbox) -> None:
         """Begins the staging, and hands it what came before."""

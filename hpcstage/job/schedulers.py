@@ -199,3 +199,13 @@ def _host_file(path: str | None, read_text: ReadText) -> tuple[list[list[str]], 
         return [words for line in read_text(path).splitlines() if (words := line.split())], ()
     except (OSError, UnicodeDecodeError) as error:
         return [], (f"cannot read the list of hosts {path}: {error}",)
+
+
+def domain_of(env: Mapping[str, str]) -> str:
+    """Returns the failure domain of this node as Slurm tells it, all switches or blocks above the node; empty where it
+    tells none."""
+    address = env.get("SLURM_TOPOLOGY_ADDR", "").split(".")
+    pattern = env.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
+    if len(address) != len(pattern) or pattern[-1] != "node":
+        return ""
+    return ".".join(address[:-1])

@@ -27,7 +27,7 @@ from hpcstage.lead.states import ENDED_EARLY, NodeState, problem_of
 from hpcstage.lead.world import World
 from hpcstage.node.start import REMOVAL_S
 from hpcstage.problem import Problem
-from hpcstage.protocol.leadspec import SPEC, LeadSpec
+from hpcstage.protocol.leadspec import SPEC, STANDING, LeadSpec, write_json
 
 _LOOK_S = 0.2
 _SOON_S = 0.02
@@ -54,6 +54,7 @@ class Lead:
         self._said: set[int] = set()
         self._buffer = b""
         self._why_said = ""
+        self._standing: list[int] = []
         self._told: set[str] = set()
         """The words that the wrapper was told; each is told once."""
 
@@ -64,6 +65,7 @@ class Lead:
             now = time.monotonic()
             self.nodes.look(now)
             self._say_news(now)
+            self._tell_standing()
             if self.spec.exchanges:
                 self._keep_connected(now)
             self._wait()
@@ -124,9 +126,26 @@ class Lead:
         if self.spec.out and "watched" not in self._told and (why := self.nodes.states.unwatched_why()) is not None:
             self._told.add("watched")
             say("watched", why.replace("\n", " "))
+        if self.spec.checkpoint and "kept" not in self._told and (why := self._unkept_why()) is not None:
+            self._told.add("kept")
+            say("kept", why.replace("\n", " "))
         if "drained" not in self._told and self.nodes.drained(now):
             self._told.add("drained")
             say("drained")
+
+    def _unkept_why(self) -> str | None:
+        """Returns why checkpoints cannot be kept on all nodes: their keepers talk over the exchanges."""
+        if self.world.over:
+            return f"the nodes are not connected: {self.world.why}"
+        return self.nodes.states.unkept_why()
+
+    def _tell_standing(self) -> None:
+        """Says to keepers of checkpoints which nodes live: the only one that is left goes on without an exchange."""
+        alive = self.nodes.states.alive
+        if self.spec.checkpoint and self._ready_at is not None and alive != self._standing:
+            self._standing = alive
+            with contextlib.suppress(OSError):
+                write_json(self.directory / STANDING, {"alive": alive, "generation": self.world.generation})
 
     def _may_start(self, waited_s: float) -> bool:
         """Returns whether the command may start. Each node reads from the source what is opened before the nodes know

@@ -26,8 +26,8 @@ from typing import Any
 
 from hpcstage import job as jobs
 from hpcstage.errors import HpcstageError
+from hpcstage.lead.kept import HostedDirectories
 from hpcstage.lead.leftovers import LeftoverDrain
-from hpcstage.lead.outputs import HostedOutputs
 from hpcstage.node.hosted import Hosted, Taken, bring_up
 from hpcstage.protocol import leadspec, nodedir
 from hpcstage.protocol.daemonspec import DaemonSpec
@@ -61,18 +61,19 @@ class Agent:
         """Runs until the run is over. Returns 1 if this node could not be brought up, else 0."""
         if self.index is None or self.index == 0:
             return 0  # some launchers start an agent on all nodes; the first node has its wrapper
+        outputs = HostedDirectories(self.lead, self.index)
+        outputs.take_earlier(os.environ, self.job)
         late = LeftoverDrain(self.lead, os.environ, self.job)
         try:
             late.wait()
-            return self._serve(self.index)
+            return self._serve(self.index, outputs)
         finally:
             late.end()
 
-    def _serve(self, index: int) -> int:
-        outputs = HostedOutputs(self.lead, index)
+    def _serve(self, index: int, outputs: HostedDirectories) -> int:
         try:
-            make_outputs = partial(outputs.make, os.environ, self.job)
-            hosted = bring_up(self.lead, index, os.environ, self.job, make_outputs)
+            make_kept = partial(outputs.make, os.environ, self.job)
+            hosted = bring_up(self.lead, index, os.environ, self.job, make_kept)
         except (HpcstageError, OSError) as error:
             outputs.abandon()
             if isinstance(error, Taken) and self._is_served(error.path):
@@ -102,7 +103,7 @@ class Agent:
             time.sleep(_POLL_S)
         return False
 
-    def _stay(self, hosted: Hosted, outputs: HostedOutputs) -> None:
+    def _stay(self, hosted: Hosted, outputs: HostedDirectories) -> None:
         asked = told = False
         while not self._is_over():
             for word, why in outputs.news(hosted, is_asked=self._is_drain_asked).items():
@@ -150,7 +151,9 @@ class Agent:
             self._say("draining", beat=round(now))
         if now >= self._next_pulse:
             self._next_pulse = now + leadspec.PULSE_S
-            self._is_drain_asked = self._is_drain_asked or bool(self.lead.out and self._is_there(leadspec.DRAIN))
+            self._is_drain_asked = self._is_drain_asked or bool(
+                (self.lead.out or self.lead.checkpoint) and self._is_there(leadspec.DRAIN)
+            )
             return self._pulse_lost()
         return False
 

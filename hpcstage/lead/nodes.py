@@ -21,7 +21,7 @@ from hpcstage.errors import HpcstageError
 from hpcstage.job import launchers
 from hpcstage.lead import children
 from hpcstage.lead.agent import LINE, PULSE_LOST_S
-from hpcstage.lead.outputs import HostedOutputs
+from hpcstage.lead.kept import HostedDirectories
 from hpcstage.lead.states import ENDED_EARLY, NodeStates
 from hpcstage.node.hosted import Hosted, bring_up
 from hpcstage.protocol import leadspec
@@ -56,7 +56,7 @@ class Nodes:
         self.directory = directory
         self.states = NodeStates(spec.daemon.run_id, spec.daemon.membership.nodes)
         self.hosted: dict[int, Hosted] = {}
-        self._outputs: dict[int, HostedOutputs] = {}
+        self._outputs: dict[int, HostedDirectories] = {}
         self._drain = DrainWatch()
         self._launched: list[children.Output] = []
         self._next_files = 0.0
@@ -86,7 +86,7 @@ class Nodes:
     def _host_all(self) -> None:
         job = jobs.detect(os.environ, hostname=socket.gethostname())
         for index in range(1, len(self.states.all)):
-            outputs = HostedOutputs(self.spec, index)
+            outputs = HostedDirectories(self.spec, index)
             try:
                 hosted = bring_up(self.spec, index, os.environ, job, partial(outputs.make, os.environ, job))
             except (HpcstageError, OSError) as error:

@@ -11,8 +11,8 @@ from hpcstage.protocol.membership import GroupNode
 
 _WORDS = ("ready", "joined", "staged", "missing", "dead", "ended")
 """States in the order in which a node says them."""
-_OF_OUTPUTS = ("watched", "draining", "drained")
-"""The words of a node for its output directory."""
+_OF_OUTPUTS = ("watched", "kept", "draining", "drained")
+"""The words of a node for its directories of output files and of checkpoints."""
 _GONE = "gone"
 """The last state: nothing of the run is left on the node."""
 ENDED_EARLY = "its daemon ended early"
@@ -31,6 +31,8 @@ class NodeState:
     """Whether its daemon knows the files."""
     unwatched_why: str | None = None
     """Why its output directory is not watched; empty: it is; None: that is not known yet."""
+    unkept_why: str | None = None
+    """The same of its checkpoints."""
     is_drained: bool = False
     """Whether all that can be done for its output files was done."""
     beat: object = None
@@ -86,10 +88,17 @@ class NodeStates:
     def unwatched_why(self) -> str | None:
         """Returns why another node has no output directory that is watched; empty if all have, None if that is not
         known yet."""
-        for node in self.all[1:]:
-            if node.state in ("missing", "dead", "ended") or node.unwatched_why:
-                return f"{node.entry.host}: {node.unwatched_why or node.reason}"
-        return None if any(node.unwatched_why is None for node in self.all[1:]) else ""
+        return self._why_not([node.unwatched_why for node in self.all[1:]])
+
+    def unkept_why(self) -> str | None:
+        """Returns the same of the directories for checkpoints."""
+        return self._why_not([node.unkept_why for node in self.all[1:]])
+
+    def _why_not(self, said: Sequence[str | None]) -> str | None:
+        for node, why in zip(self.all[1:], said, strict=True):
+            if node.state in ("missing", "dead", "ended") or why:
+                return f"{node.entry.host}: {why or node.reason}"
+        return None if None in said else ""
 
     @property
     def have_others_drained(self) -> bool:
@@ -116,6 +125,8 @@ class NodeStates:
         node = self.all[index]
         if word == "watched":
             node.unwatched_why = str(why or "")
+        elif word == "kept":
+            node.unkept_why = str(why or "")
         elif word == "drained":
             node.is_drained = True
         else:

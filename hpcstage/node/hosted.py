@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpcstage.config.model import copier_count
 from hpcstage.errors import NotStarted
@@ -107,10 +107,10 @@ class Hosted:
 
 
 def bring_up(
-    lead: LeadSpec, index: int, env: Mapping[str, str], job: Job, make_outputs: Callable[[], str] = str
+    lead: LeadSpec, index: int, env: Mapping[str, str], job: Job, make_kept: Callable[[], dict[str, str]] = dict
 ) -> Hosted:
-    """Makes the node directory and starts the daemon, which drains what `make_outputs` makes, if it returns a path; it
-    is called once the node is ours. Raises NotStarted or OSError with the reason."""
+    """Makes the node directory and starts the daemon, which drains what `make_kept` makes: it returns fields of
+    the daemon's specification, and is called once the node is ours. Raises NotStarted or OSError with the reason."""
     local = localdir.choose(lead.local_dir, env, job)
     if local is None:
         raise NotStarted("no node-local directory")
@@ -122,7 +122,7 @@ def bring_up(
     try:
         shutil.copyfile(Path(lead.group_dir) / leadspec.RESOLVED, node.path / leadspec.RESOLVED)
         start.prepare(node, lead.daemon.datasets, shims(lead, lead.daemon, node))
-        spec = replace(_spec(lead, index, node, local, job), outputs=make_outputs())
+        spec = replace(_spec(lead, index, node, local, job), **_kept_fields(make_kept()))
         control = start.start_daemon(node, spec, env)
     except OSError:
         shutil.rmtree(node.path, ignore_errors=True)
@@ -130,6 +130,11 @@ def bring_up(
         raise
     control.attach(0)
     return Hosted(lead, index, node, control)
+
+
+def _kept_fields(made: dict[str, str]) -> dict[str, Any]:
+    """Returns the fields of a daemon's specification that name the directories which it drains."""
+    return {"outputs": "", "checkpoints": "", **made}
 
 
 def shims(lead: LeadSpec, spec: DaemonSpec, node: start.ClaimedNode) -> ShimSetup:

@@ -24,6 +24,8 @@ DRAIN = "drain"
 CONFLICTS = "conflicts"
 """The name of a file with a list of the output files that several nodes wrote; it is there before the end."""
 NODE = "node-"
+STANDING = "standing.json"
+"""The name of a file of the lead, for keepers of checkpoints that no exchange connects: which nodes live."""
 PULSE = "pulse"
 """The name of a file that the lead writes anew every PULSE_S, as long as it lives."""
 PULSE_S = 10.0
@@ -61,6 +63,9 @@ class LeadSpec:
     """The directory to which each node drains output files of its own; empty: none does. Their local directory is that
     of the daemon's specification, on every node."""
     out_inode: int = 0
+    checkpoint: dict[str, Any] = field(default_factory=dict)
+    """What each node's charter of checkpoints says, but for the node itself; empty: there are none. `earlier` has, for
+    virtual nodes, by index the places of earlier runs that belong to the same directory."""
     parts: list[list[str]] = field(default_factory=list)
     """The nodes by part of the job, where it has several: a step of srun is told which parts it runs in."""
 

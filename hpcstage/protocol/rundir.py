@@ -30,6 +30,11 @@ def outputs_path(run_dir: Path, host: str) -> Path:
     return run_dir / NODES / f"{host}.outputs"
 
 
+def checkpoints_path(run_dir: Path, host: str) -> Path:
+    """Returns the path of what a node says of its checkpoints."""
+    return run_dir / NODES / f"{host}.checkpoints"
+
+
 def claims_path(run_dir: Path, host: str) -> Path:
     """Returns the path of what a node claims of the files that several nodes wrote under one name."""
     return run_dir / NODES / f"{host}.claims"

@@ -94,7 +94,7 @@ def ls(found: FoundCheckpoints) -> Lines:
         else:
             sizes = f"{format_size(manifest.state_bytes)} as {format_size(manifest.data_bytes)}"
             what = f"generation {manifest.number} of {_when(manifest.created_ns)}, {manifest.kind.value}, {sizes}"
-            yield f"{host}, run {place.run_id}: {what}"
+            yield f"{host}, run {place.run_id}: {what}{_parities(place, manifest)}"
 
 
 def verify(found: FoundCheckpoints) -> tuple[list[str], bool]:
@@ -133,6 +133,8 @@ def restore_to(found: FoundCheckpoints, to: Path, number: int | None) -> str:
             raise UsageError(f"generation {number} is not on the local disk of this machine", "see checkpoint ls")
     drained_ns = 0 if found.opened is None else found.opened.manifest.created_ns
     newest = max(local, key=lambda one: one[0].created_ns, default=None)
+    if newest is not None and number is None and newest[0].created_ns > drained_ns and _is_of_job(newest[1]):
+        return _restore_job(newest[1], to) or _copy(found, to)
     if newest is not None and (number is not None or newest[0].created_ns > drained_ns):
         with LocalSource(CheckpointPlace(newest[1].output).store) as source, suppress(NothingToRestore):
             if number is not None:
@@ -141,6 +143,35 @@ def restore_to(found: FoundCheckpoints, to: Path, number: int | None) -> str:
             restored = restore_newest(source, to)
             return f"restored generation {restored.number}, verified, to {to}"
     return _copy(found, to)
+
+
+def _is_of_job(place: kept.KeptPlace) -> bool:
+    """Tells whether a place has the share of one node of several."""
+    return bool(CheckpointCharter.load(CheckpointPlace(place.output)).nodes)
+
+
+def _restore_job(place: kept.KeptPlace, to: Path) -> str:
+    """Restores the newest state of all nodes from what they left on this machine. Returns a line; empty if parts are
+    missing."""
+    from hpcstage.checkpoint.jobwide.alone import restore_here
+
+    local = CheckpointPlace(place.output)
+    to.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _named_errors(to):
+        number = restore_here(local, CheckpointCharter.load(local), to)
+    return "" if number is None else f"restored generation {number} of all nodes, verified, to {to}"
+
+
+def _parities(place: kept.KeptPlace, manifest: GenerationManifest) -> str:
+    """Says by which code a generation is protected, and with whom."""
+    from hpcstage.checkpoint.protection.members import read_record
+
+    with LocalSource(CheckpointPlace(place.output).store) as source:
+        record = read_record(source, manifest.number)
+    if record is None or record.generation != manifest.id:
+        return ""
+    names = ", ".join(member.name for member in record.members)
+    return f", {record.code.k}+{record.code.m} with {names}"
 
 
 def drop(found: FoundCheckpoints, names: Sequence[str], *, drops_local: bool) -> Lines:

@@ -59,6 +59,7 @@ class RunCheckpoints(RunOutputs):
             saving_s=round(sum(row.took_s for row in saved), 6),
             drained_number=self._said.get("drained_number"),
             refused=tuple(self._said.get("refused", ())),
+            lost=tuple(self._said.get("lost", ())),
         )
 
     def give_up(self, why: str) -> None:
@@ -72,18 +73,22 @@ class RunCheckpoints(RunOutputs):
     def _prepare(self, place: kept.KeptPlace, node: RunNode, config: Config) -> None:
         if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
             raise CannotPrepare(f"{', '.join(missing)} cannot be imported: install hpcstage[checkpoint]")
-        if config.protect is not None:
-            messages.warn(f"--protect {config.protect[0]}+{config.protect[1]}: {_ON_ONE_NODE}")
-        target = self.part.directory
-        self._earlier = late.take_checkpoints(place.path.parent, target)
+        self._earlier = late.take_checkpoints(place.path.parent, self.part.directory)
         local = CheckpointPlace(place.output)
-        bases = tuple(os.fspath(one.output) for one, _ in self._earlier)
         try:
             local.base.mkdir(0o700)
             local.tree.mkdir(0o700)
-            CheckpointCharter(node.run_id, target, os.stat(target).st_ino, config.drain_every, bases).save(local)
+            self._charter(local, node, config)
         except OSError as error:
             raise CannotPrepare(f"{error.filename}: {error.strerror}") from None
+
+    def _charter(self, local: CheckpointPlace, node: RunNode, config: Config) -> None:
+        """Writes the charter. Raises OSError."""
+        if config.protect is not None:
+            messages.warn(f"--protect {config.protect[0]}+{config.protect[1]}: {_ON_ONE_NODE}")
+        target = self.part.directory
+        bases = tuple(os.fspath(one.output) for one, _ in self._earlier)
+        CheckpointCharter(node.run_id, target, os.stat(target).st_ino, config.drain_every, bases).save(local)
 
     def _collect(self, place: kept.KeptPlace) -> None:
         self._said = self._report(place) or {}

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hpcstage.config import Config
     from hpcstage.job import Job
     from hpcstage.job.localdir import LocalDir
+    from hpcstage.job.together import Grouping
     from hpcstage.node.control import DaemonControl
     from hpcstage.plan.types import Dataset
     from hpcstage.record.parts.run import RunPart
@@ -39,10 +40,7 @@ class RunDirectories:
             if config.out is not None:
                 members.append(_outputs(node).open(config, local, job, node))
             if config.checkpoint is not None:
-                from hpcstage.wrapper.checkpoints import RunCheckpoints, refuse_protection
-
-                refuse_protection(config)
-                members.append(RunCheckpoints.open(config, local, job, node))
+                members.append(_checkpoints(config, node).open(config, local, job, node))
         except BaseException:
             for member in members:
                 member.abandon()
@@ -81,6 +79,11 @@ class RunDirectories:
         for member in self._members:
             told |= member.in_lead()
         return told
+
+    def join(self, group: Grouping, config: Config) -> None:
+        """Takes the nodes of the run, before a daemon starts. Raises CannotProtect."""
+        for member in self._members:
+            member.join(group, config)
 
     def meet(self, others: OtherNodes) -> None:
         """Takes the other nodes of the run, which come up."""
@@ -134,6 +137,17 @@ def _outputs(node: RunNode) -> type[RunOutputs]:
     from hpcstage.wrapper.sharedoutputs import SharedOutputs
 
     return SharedOutputs
+
+
+def _checkpoints(config: Config, node: RunNode) -> type[RunOutputs]:
+    if not node.host:
+        from hpcstage.wrapper.checkpoints import RunCheckpoints, refuse_protection
+
+        refuse_protection(config)
+        return RunCheckpoints
+    from hpcstage.wrapper.sharedcheckpoints import SharedCheckpoints
+
+    return SharedCheckpoints
 
 
 def check(config: Config, command: Sequence[str], datasets: Sequence[Dataset]) -> None:

@@ -96,7 +96,7 @@ def lead_spec(session: Session, spec: DaemonSpec, local: LocalDir, group: Groupi
         launcher=group.launcher,
         parts=[list(part) for part in group.parts],
         starts_daemons=group.starts_daemons,
-        exchanges=spec.mode != "direct" and config.placement != "private",
+        exchanges=bool(spec.checkpoints) or (spec.mode != "direct" and config.placement != "private"),
         local_dir=os.fspath(local.path),
         daemon=replace(spec, run_dir=os.path.abspath(spec.run_dir), membership=membership),
         copiers=config.copiers,

@@ -1,8 +1,8 @@
 """Owns the wrapper's side of the lead: starts it, reads what it says, ends it. Nothing here may hold up the command.
 
 The lead takes lines on its standard input (`child PID`, `dead`, `staged?`, `drain`, `end`; the end of the input means
-the same as `end`) and writes lines: `joined`, `watched REASON-WHY-NOT`, `staged`, `drained`, `ended`, `notice TEXT`,
-and `problem ID<TAB>TEXT<TAB>REMEDY`.
+the same as `end`) and writes lines: `joined`, `watched REASON-WHY-NOT`, `kept REASON-WHY-NOT`, `staged`, `drained`,
+`ended`, `notice TEXT`, and `problem ID<TAB>TEXT<TAB>REMEDY`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LeadLink:
     def __init__(self, spec: Path, log: Path, env: Mapping[str, str]) -> None:
         self.failed = False
         self._said: set[str] = set()
-        self._unwatched_why = ""
+        self._unwatched_why = self._unkept_why = ""
         self._problems: list[Problem] = []
         self._buffer = b""
         self._started = time.monotonic()
@@ -68,6 +68,12 @@ class LeadLink:
         if not self._hear("watched", timeout_s):
             return None
         return self._unwatched_why if "watched" in self._said else "what connects the nodes ended early"
+
+    def unkept_why(self, timeout_s: float) -> str | None:
+        """Returns the same of the directories for checkpoints."""
+        if not self._hear("kept", timeout_s):
+            return None
+        return self._unkept_why if "kept" in self._said else "what connects the nodes ended early"
 
     def drained(self, timeout_s: float) -> bool:
         """Returns whether no other node still drains output files; to be asked after telling `drain`."""
@@ -155,6 +161,8 @@ class LeadLink:
         self._said.add(word)
         if word == "watched":
             self._unwatched_why = rest
+        if word == "kept":
+            self._unkept_why = rest
         if word == "notice":
             messages.warn(rest)
         if word == "problem":

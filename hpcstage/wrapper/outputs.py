@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from hpcstage.config import Config
     from hpcstage.job import Job
     from hpcstage.job.localdir import LocalDir
+    from hpcstage.job.together import Grouping
     from hpcstage.node.control import DaemonControl
     from hpcstage.record.parts.run import RunPart
     from hpcstage.wrapper.sharedoutputs import OtherNodes
@@ -165,6 +166,9 @@ class RunOutputs:
     def in_lead(self) -> dict[str, Any]:
         """Returns what the lead is told, where other nodes have such a directory, too."""
         return {}
+
+    def join(self, group: Grouping, config: Config) -> None:
+        """Takes the nodes of the run, before a daemon starts."""
 
     def meet(self, others: OtherNodes) -> None:
         """Takes the other nodes of the run, which come up."""

@@ -105,6 +105,8 @@ class Session:
                 group = None
                 if chosen is not None:
                     chosen.give_up("the other nodes are left alone")
+            if chosen is not None and group is not None:
+                chosen.join(group, config)
             claim = directory.claim(local, group.node_name(run_id) if group else run_id, host=host)
             if claim.lock_fd is not None:  # printed once on a node, not by every rank
                 for warning in (*job.notes, *local.warnings, *together.warnings(config, job, local), *notices):
@@ -261,7 +263,7 @@ class Session:
     def _meet(self, directories: RunDirectories, link: LeadLink, lead: LeadSpec) -> None:
         from hpcstage.wrapper.sharedoutputs import OtherNodes
 
-        place = Path(lead.daemon.outputs)
+        place = Path(lead.daemon.outputs or lead.daemon.checkpoints)
         places = {
             host: os.fspath(place.with_name(lead.node_name(index))) for index, host in enumerate(lead.hosts) if index
         }
@@ -335,7 +337,7 @@ def _directories(config: Config, local: LocalDir, job: jobs.Job, node: RunNode) 
 
     spared = (
         None
-        if config.checkpoint is None or node.why_not or node.host
+        if config.checkpoint is None or node.why_not
         else os.path.realpath(inherited.directory() / config.checkpoint)
     )
     late.drain_at_start(above, spared)

@@ -20,7 +20,7 @@ from hpcstage.errors import NotDrained
 from hpcstage.outputs.claims import Claim, claims_of, settle
 from hpcstage.outputs.prepare import OutputPlace
 from hpcstage.protocol import leadspec
-from hpcstage.protocol.rundir import claims_path, outputs_path
+from hpcstage.protocol.rundir import checkpoints_path, claims_path, outputs_path
 from hpcstage.record.parts.outputs import OutputsPart
 from hpcstage.wrapper import messages, outputpart
 from hpcstage.wrapper.outputs import RunNode, RunOutputs
@@ -51,6 +51,10 @@ class OtherNodes:
         """Returns what a node said at the end of its drain; nothing if it did not."""
         return self._said(outputs_path(self.run_dir, host))
 
+    def checkpoints_of(self, host: str) -> dict[str, Any]:
+        """Returns what a node said of its checkpoints; nothing if it did not."""
+        return self._said(checkpoints_path(self.run_dir, host))
+
     def tell_conflicts(self, names: Sequence[str]) -> None:
         """Tells the nodes which names several of them wrote; to be called before their end."""
         with suppress(OSError):
@@ -66,7 +70,7 @@ class OtherNodes:
     def forget(self) -> None:
         """Removes what the nodes said from the run directory; the record has it by then."""
         for host in self.places:
-            for path in (outputs_path(self.run_dir, host), claims_path(self.run_dir, host)):
+            for path in (named(self.run_dir, host) for named in (outputs_path, claims_path, checkpoints_path)):
                 with suppress(OSError):
                     path.unlink()
 

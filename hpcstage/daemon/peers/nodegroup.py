@@ -90,6 +90,13 @@ class NodeGroup(Service):
         """Whether no exchange may connect any more."""
         self.participant: Participant = Awaiting(self, inbox, scan, receive)
 
+    @classmethod
+    def idle(cls, base: Resources, hand_over: Callable[[int], socket.socket | None]) -> NodeGroup:
+        """Returns a group whose nodes share no files: keepers of checkpoints talk over its exchange."""
+        group = cls(base, Inbox(), hand_over, lambda: None, lambda _: None)
+        group.participant = _Idle()
+        return group
+
     # ---- the link
 
     def request(self, request: Request) -> Reply | None:
@@ -187,6 +194,29 @@ class NodeGroup(Service):
         )
         group = self.nodes.record(None if routes is None else routes.members)
         return replace(part, totals=totals, placement=placement.value, placement_why=why, group=group)
+
+
+class _Idle:
+    """Takes no part; see Participant."""
+
+    routes: Routes | None = None
+    wait_until: float | None = None
+    counts = PeerCounts()
+
+    def stands(self, now: float) -> None:
+        """See Participant."""
+
+    def message(self, message: exchange.Message, now: float) -> None:
+        """See Participant."""
+
+    def gone(self, node: int) -> None:
+        """See Participant."""
+
+    def ended(self, now: float) -> None:
+        """See Participant."""
+
+    def poll(self, now: float) -> None:
+        """See Participant."""
 
 
 class Awaiting:

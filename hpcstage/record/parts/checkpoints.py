@@ -23,6 +23,10 @@ class GenerationRow:
     written_bytes: Count
     changed_share: Share
     took_s: NotNegative
+    protected: str = ""
+    """In a run on several nodes the code by which it outlives the loss of nodes, or why it does not; empty: by none."""
+    encode_s: Seconds = 0.0
+    """How long making the parities took, beside the command."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,4 +49,6 @@ class CheckpointsPart:
     drained_number: int | None = None
     """The newest of them that is in the directory of --checkpoint; null: none."""
     refused: tuple[str, ...] = ()
-    """States that could not be restored or saved, and why."""
+    """States that could not be restored or saved, or are less protected than was asked, and why."""
+    lost: tuple[str, ...] = ()
+    """The nodes that were lost while the command ran."""

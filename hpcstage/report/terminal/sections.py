@@ -303,11 +303,14 @@ def checkpoints(record: Record) -> RenderableType:
         written, state = sum(row.written_bytes for row in part.saved), sum(row.state_bytes for row in part.saved)
         text = f"{part.saved_count:,} ({kinds}): {size(written)} of {size(state)}"
         rows.append(("saved", Wrapped(f"{text} in {seconds(part.saving_s)}, beside the command", 2)))
-        rows.append((f"the last, {last.number}", Wrapped(f"{last.kind}: {last.why}", 2)))
+        coded = f"; parities {last.protected}, in {seconds(last.encode_s)}" if last.encode_s else ""
+        rows.append((f"the last, {last.number}", Wrapped(f"{last.kind}: {last.why}{coded}", 2)))
     left = f", {format_number(drain.undrained_count, 'name')} NOT COPIED" if drain.undrained_count else ""
     took = "" if drain.took_s is None else f", done {seconds(drain.took_s)} after the command"
     rows.append(("copied", Wrapped(f"{size(drain.size_bytes)}{took}{left}, to {drain.directory}", 2)))
-    rows.append(("protected", Wrapped(part.protection, 2)))
+    rows.append(("protected", Wrapped(part.protection, 3)))
+    if part.lost:
+        rows.append(("lost", Wrapped(f"{', '.join(part.lost)}, while the command ran", 2)))
     rows += [("not used", Wrapped(line, 2)) for line in part.refused[-3:]]
     return section("Checkpoints", grid("lw", rows))
 
