@@ -1,0 +1,261 @@
+"""`--checkpoint DIR` on several nodes: one state for all, which outlives lost nodes, and is found on as many, fewer or
+more nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import manylab
+import psutil
+import pytest
+from conftest import GLOO, Hpcstage, python_command, torchrun, wait_for
+
+pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
+pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
+
+pytestmark = [manylab.needs_mpi, pytest.mark.timeout(120)]
+
+TRAIN = Path(__file__).parent / "train_dcp.py"
+NODES = """
+import os, sys, time
+checkpoint, count = sys.argv[1], int(sys.argv[2])
+places = [checkpoint.replace(".v0.", f".v{node}.") for node in range(count)]
+def found(place):
+    below = [os.path.join(d, f) for d, _, files in os.walk(place) for f in files]
+    return sorted(os.path.relpath(path, place) for path in below)
+for place in places:
+    print(*found(place))
+def save(step):
+    for node, place in enumerate(places):  # each rank its part, below one name
+        if os.path.isdir(place):
+            os.mkdir(f"{place}/.shards")
+            with open(f"{place}/.shards/rank{node}", "wb") as file:
+                file.write(b"%d on %d" % (step, node) * 20_000)
+            os.rename(f"{place}/.shards", f"{place}/shards{step}")
+    with open(f"{places[0]}/.model", "wb") as file:  # rank 0 all of it
+        file.write(b"%d" % step * 100_000)
+    os.rename(f"{places[0]}/.model", f"{places[0]}/model{step}")
+def wait(name):
+    open(f"{os.environ['FLAG']}.{name}.up", "w").close()
+    end = time.monotonic() + 90
+    while not os.path.exists(f"{os.environ['FLAG']}.{name}") and time.monotonic() < end:
+        time.sleep(0.01)
+"""
+"""A program on virtual nodes, whose directories have the same path but for the number of the node."""
+
+
+def files_of(step: int, nodes: int) -> list[str]:
+    return sorted([f"model{step}", *(f"shards{step}/rank{node}" for node in range(nodes))])
+
+
+def program(text: str, nodes: int) -> list[str]:
+    return list(python_command(NODES + text, "{checkpoint}", str(nodes)))
+
+
+def run(hpcstage: Hpcstage, nodes: int, text: str = "", *options: str) -> subprocess.CompletedProcess[bytes]:
+    return hpcstage("run", "--nodes", str(nodes), "--checkpoint", "ckpt", *options, "--", *program(text, nodes))
+
+
+def shown(done: subprocess.CompletedProcess[bytes]) -> list[list[str]]:
+    """What each node found at its start."""
+    return [line.split() for line in done.stdout.decode().splitlines()]
+
+
+def in_dir(hpcstage: Hpcstage) -> list[str]:
+    target = hpcstage.cwd / "ckpt"
+    found = (path.relative_to(target) for path in target.rglob("*") if path.is_file())
+    return sorted(os.fspath(path) for path in found if not path.parts[0].startswith(".hpcstage-"))
+
+
+def places(local_dir: Path, node: int | None = None) -> list[Path]:
+    return sorted(local_dir.glob(f"hpcstage-out-*/*.v{'*' if node is None else node}.checkpoint"))
+
+
+def protected(local_dir: Path, nodes: int) -> list[int]:
+    """The generations with all of step 1 that are protected, as all nodes know."""
+    found = []
+    for node in range(nodes):
+        (place,) = places(local_dir, node)
+        known = [json.loads(path.read_text()) for path in (place / "out" / "shares").glob("*.json")]
+        found.append({one["number"] for one in known if one["size"] and _parts(one) == nodes + 1})
+    return sorted(set.intersection(*found))
+
+
+def has_protected(local_dir: Path, nodes: int, name: str) -> bool:
+    """Whether all nodes know of a protected generation in which each has a part of an entry."""
+    for node in range(nodes):
+        (place,) = places(local_dir, node)
+        known = [json.loads(path.read_text()) for path in (place / "out" / "shares").glob("*.json")]
+        if not any(one["size"] and all(name in share for share in one["shares"].values()) for one in known):
+            return False
+    return True
+
+
+def _parts(generation: dict[str, Any]) -> int:
+    return sum(len(share) for share in generation["shares"].values())
+
+
+def part_of(hpcstage: Hpcstage) -> dict[str, Any]:
+    return dict(manylab.record_of(hpcstage)["checkpoints"])
+
+
+def kill_all(wrapper: subprocess.Popen[bytes]) -> None:
+    family = [psutil.Process(wrapper.pid), *psutil.Process(wrapper.pid).children(recursive=True)]
+    manylab.kill(family)
+    wrapper.communicate()
+    psutil.wait_procs(family, timeout=10)
+
+
+def killed(hpcstage: Hpcstage, local_dir: Path, nodes: int, *options: str) -> None:
+    """A run that saved step 1, and of which everything was killed when it was protected; nothing of it is in DIR."""
+    flag = hpcstage.cwd / "flag"
+    words = ("run", "--nodes", str(nodes), "--checkpoint", "ckpt", "--drain-every", "1000", *options)
+    text = "save(1)\nwait('saved')"
+    wrapper = hpcstage.start(*words, "--", *program(text, nodes), env={"FLAG": os.fspath(flag)})
+    wait_for((hpcstage.cwd / "flag.saved.up").exists, 40, "the command")
+    wait_for(lambda: bool(protected(local_dir, nodes)), 40, "the protection")
+    kill_all(wrapper)
+    assert not [name for name in in_dir(hpcstage) if name.startswith(("model1", "shards1"))]
+
+
+def lose(local_dir: Path, *nodes: int) -> None:
+    for node in nodes:
+        for place in places(local_dir, node):
+            shutil.rmtree(place)
+
+
+def test_what_each_node_saves_is_one_state_that_the_next_run_has_on_all_its_nodes(
+    hpcstage: Hpcstage, local_dir: Path
+) -> None:
+    done = run(hpcstage, 2, "save(1)")
+    assert done.returncode == 0, done.stderr
+    assert b"{checkpoint} is" not in done.stderr, done.stderr
+    assert in_dir(hpcstage) == files_of(1, 2)
+    assert places(local_dir) == []
+    part = part_of(hpcstage)
+    assert part["drained_number"] == part["saved"][-1]["number"]
+    assert part["drain"]["undrained_count"] == 0
+    done = run(hpcstage, 3, "save(2)")
+    assert done.returncode == 0, done.stderr
+    assert shown(done) == [files_of(1, 2)] * 3
+    assert in_dir(hpcstage) == sorted(files_of(1, 2) + files_of(2, 3))
+    done = hpcstage("checkpoint", "verify", "ckpt")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count(b": whole") == 4
+    assert "2+1" in part_of(hpcstage)["protection"]
+    done = run(hpcstage, 1)
+    assert shown(done) == [sorted(files_of(1, 2) + files_of(2, 3))], "also on one node"
+
+
+@pytest.mark.parametrize("nodes", [3, 2, 4])
+def test_a_lost_node_is_rebuilt_on_as_many_on_fewer_and_on_more_nodes(
+    hpcstage: Hpcstage, local_dir: Path, nodes: int
+) -> None:
+    killed(hpcstage, local_dir, 3)
+    lose(local_dir, 0)
+    done = run(hpcstage, nodes)
+    assert done.returncode == 0, done.stderr
+    assert shown(done) == [files_of(1, 3)] * nodes
+    assert "rebuilt from survivors" in part_of(hpcstage)["restored"]
+    assert in_dir(hpcstage) == files_of(1, 3), "what was on the local disks only is in DIR at the end"
+    assert places(local_dir) == []
+
+
+def test_two_lost_nodes_are_rebuilt_with_two_parities(hpcstage: Hpcstage, local_dir: Path) -> None:
+    killed(hpcstage, local_dir, 4, "--protect", "2+2")
+    lose(local_dir, 0, 3)
+    done = run(hpcstage, 3)
+    assert done.returncode == 0, done.stderr
+    assert shown(done) == [files_of(1, 4)] * 3
+
+
+def test_more_lost_than_parities_is_refused_and_the_copy_in_dir_is_taken(hpcstage: Hpcstage, local_dir: Path) -> None:
+    assert run(hpcstage, 2, "save(0)").returncode == 0
+    killed(hpcstage, local_dir, 3)
+    lose(local_dir, 0, 1)
+    done = run(hpcstage, 2)
+    assert done.returncode == 0, done.stderr
+    assert shown(done) == [files_of(0, 2)] * 2
+    part = part_of(hpcstage)
+    assert "from " in part["restored"]
+    assert any("can be rebuilt" in line or "is gone" in line for line in part["refused"]), part["refused"]
+    (left,) = places(local_dir)
+    assert "are not there yet" in done.stderr.decode(), "what is left of it is named, and stays"
+    assert hpcstage("clean", "--forget", left.name.removesuffix(".checkpoint")).returncode == 0
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_the_others_go_on_when_a_node_is_lost_while_the_command_runs(
+    hpcstage: Hpcstage, local_dir: Path, node: int
+) -> None:
+    flag = hpcstage.cwd / "flag"
+    words = ("run", "--nodes", "3", "--checkpoint", "ckpt", "--drain-every", "1000")
+    text = "save(1)\nwait('saved')\nsave(2)" if node else "save(1)\nwait('saved')\nplaces = places[1:]\nsave(2)"
+    process = hpcstage.start(*words, "--", *program(text, 3), env={"FLAG": os.fspath(flag)})
+    wait_for((hpcstage.cwd / "flag.saved.up").exists, 40, "the command")
+    wait_for(lambda: bool(protected(local_dir, 3)), 40, "the protection")
+    ours = psutil.Process(process.pid).children(recursive=True)
+    of_node = [one for one in ours if any(word.endswith(f".v{node}/spec.json") for word in one.cmdline())]
+    manylab.kill(of_node)
+    lose(local_dir, node)
+    wait_for(lambda: in_dir(hpcstage) == files_of(1, 3), 40, "the copy of what the lost node had")
+    (hpcstage.cwd / "flag.saved").touch()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    left = [other for other in range(3) if other != node]
+    new = [f"shards2/rank{left.index(other) if node == 0 else other}" for other in left]
+    assert in_dir(hpcstage) == sorted([*files_of(1, 3), "model2", *new]), err
+    part = part_of(hpcstage)
+    assert part["lost"] == [f"{os.uname().nodename}.v{node}"]
+    assert "was lost" in err.decode()
+    assert places(local_dir) == []
+
+
+def test_more_than_the_nodes_is_the_most_that_fits_or_refused(hpcstage: Hpcstage) -> None:
+    done = run(hpcstage, 2, "save(1)", "--protect", "4+2", "--strict")
+    assert done.returncode == 125
+    assert b"4+2 needs 6 nodes" in done.stderr
+    assert done.stdout == b""
+    done = run(hpcstage, 2, "save(1)", "--protect", "4+2")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count(b"4+2 needs 6 nodes; on 2 it is 1+1") == 1
+    assert in_dir(hpcstage) == files_of(1, 2)
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("nodes", [3, 2])
+def test_training_that_lost_a_node_goes_on_to_the_weights_of_an_undisturbed_one(
+    hpcstage: Hpcstage, local_dir: Path, nodes: int
+) -> None:
+    """Three ranks on three virtual nodes; everything of the run is killed, the directory of one node is gone."""
+    torch = pytest.importorskip("torch")
+    cwd = hpcstage.cwd
+
+    def train(count: int, stop_after: int, out: Path, place: str = "{checkpoint}") -> list[str]:
+        return torchrun(3, TRAIN, place, count, stop_after, out)
+
+    plain = cwd / "plain"
+    plain.mkdir()
+    alone = subprocess.run(
+        train(1, -1, cwd / "plain.pt", os.fspath(plain)), env={**os.environ, **GLOO}, capture_output=True, check=False
+    )
+    assert alone.returncode == 0, alone.stderr
+    words = ("run", "--nodes", "3", "--checkpoint", "ckpt", "--drain-every", "1000")
+    wrapper = hpcstage.start(*words, "--", *train(3, 2, cwd / "cut.pt"), env=GLOO)
+    wait_for((cwd / "cut.pt.up").exists, 60, "step 2")
+    wait_for(lambda: has_protected(local_dir, 3, "step2"), 40, "the protection of step 2")
+    kill_all(wrapper)
+    lose(local_dir, 1)
+    words = ("run", "--nodes", str(nodes), "--checkpoint", "ckpt")
+    done = hpcstage(*words, "--", *train(nodes, -1, cwd / "cut.pt"), env=GLOO, timeout_s=120)
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout.count(b"from"), done.stdout.count(b"3")) == (3, 3), done.stdout
+    weights, expected = torch.load(cwd / "cut.pt"), torch.load(cwd / "plain.pt")
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    assert {f"step{step}/.metadata" for step in range(6)} <= set(in_dir(hpcstage))
