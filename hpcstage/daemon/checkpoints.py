@@ -23,7 +23,7 @@ class CheckpointDrain:
 
     def __init__(self, base: Resources, place: KeptPlace) -> None:
         """Raises OSError."""
-        rate = base.spec.drain_rate_bytes_per_s
+        rate = base.spec.own_drain_rate_bytes_per_s
         terms = DrainTerms(None if rate is None else Pacer(rate), base.spec.drain_hurry_unix_s)
         self._place = place
         self._keeper = KeeperProcess(CheckpointPlace(place.output), terms, Path(base.spec.node_dir))

@@ -114,7 +114,7 @@ class HostedOutputs:
         if place is None:
             return
         self.claim(place)
-        if self._is_clean and place.is_left(_LEFT_S):
+        if (self._is_clean or not place.may_hold_files) and place.is_left(_LEFT_S):
             place.remove()
         self.let_go()
 

@@ -7,6 +7,9 @@ import json
 import os
 import shutil
 import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import manylab
 import psutil
 import pytest
 from conftest import GLOO, Hpcstage, python_command, torchrun, wait_for
+from fakecluster import FakeCluster
 
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
@@ -259,3 +263,73 @@ def test_training_that_lost_a_node_goes_on_to_the_weights_of_an_undisturbed_one(
     weights, expected = torch.load(cwd / "cut.pt"), torch.load(cwd / "plain.pt")
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
     assert {f"step{step}/.metadata" for step in range(6)} <= set(in_dir(hpcstage))
+
+
+def test_without_mpi_it_is_the_directory_itself(hpcstage: Hpcstage, local_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "mpi4py.py").write_text("raise ImportError('there is no MPI here')")
+    words = ("run", "--nodes", "2", "--checkpoint", "ckpt")
+    env = {"PYTHONPATH": os.fspath(tmp_path / "broken")}
+    done = hpcstage(*words, "--", *python_command("print(__import__('sys').argv[1])", "{checkpoint}"), env=env)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode().strip() == os.fspath(hpcstage.cwd / "ckpt")
+    assert done.stderr.count(b"{checkpoint} is") == 1, done.stderr
+    assert b"the nodes are not connected: " in done.stderr
+    assert places(local_dir) == []
+
+
+# ---- nodes with disks of their own
+
+RANK = """
+import os, sys, time
+checkpoint, step = sys.argv[1:]
+assert checkpoint == os.environ["HPCSTAGE_CHECKPOINT"]
+rank, host = os.environ["RANK"], os.uname().nodename
+print(host, *sorted(os.listdir(checkpoint)), flush=True)
+with open(f"{checkpoint}/.{rank}", "w") as file:
+    file.write(f"{step} on {host}")
+os.rename(f"{checkpoint}/.{rank}", f"{checkpoint}/step{step}.{rank}")
+"""
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with tempfile.TemporaryDirectory(prefix="test-hpcstage-", dir="/dev/shm") as base:
+        made = FakeCluster(Path(base), 3)
+        yield made
+        assert not made.left()
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root for nodes of their own")
+def test_nodes_with_disks_of_their_own_have_one_state(hpcstage: Hpcstage, cluster: FakeCluster, tmp_path: Path) -> None:
+    program = hpcstage.cwd / "rank.py"
+    program.write_text(RANK)
+    own = {name: value for name, value in hpcstage.env.items() if name != "HPCSTAGE_LOCAL_DIR"}
+
+    def go(step: int) -> subprocess.CompletedProcess[bytes]:
+        words = [sys.executable, "-m", "hpcstage", "run", "--checkpoint", "ckpt", "--"]
+        words += ["srun", sys.executable, str(program), "{checkpoint}", str(step)]
+        return subprocess.run(
+            cluster.on(cluster.nodes[0], words),
+            env={**own, **cluster.job("slurm")},
+            cwd=hpcstage.cwd,
+            capture_output=True,
+            timeout=90,
+            check=False,
+        )
+
+    first = go(1)
+    assert first.returncode == 0, first.stderr
+    assert b"{checkpoint} is" not in first.stderr, first.stderr
+    names = [f"step1.{rank}" for rank in range(6)]
+    assert in_dir(hpcstage) == names
+    assert {(hpcstage.cwd / "ckpt" / f"step1.{rank}").read_text() for rank in range(6)} == {
+        f"1 on {node}" for node in cluster.nodes
+    }
+    second = go(2)
+    assert second.returncode == 0, second.stderr
+    found = {line.split()[0]: line.split()[1:] for line in second.stdout.decode().splitlines()}
+    assert sorted(found) == cluster.nodes
+    assert all(set(names) <= set(there) for there in found.values()), found
+    assert len(in_dir(hpcstage)) == 12

@@ -21,6 +21,7 @@ from hpcstage.checkpoint.jobwide.joining import Joined, describe, join, share_of
 from hpcstage.checkpoint.jobwide.words import Generation
 from hpcstage.checkpoint.keeping.plain import (
     DESCRIPTION,
+    HIDDEN,
     OURS,
     described,
     forget_beside,
@@ -32,6 +33,8 @@ from hpcstage.checkpoint.keeping.plain import (
 SHARES = f"{OURS}shares-"
 """The names of the directories in the target that hold shares begin so."""
 _NEWEST_NS = 1 << 63
+_WHOLE = "whole"
+"""The name of a file beside the description of a share that is whole."""
 _OF_TARGET = ""
 """Stands for the target among the nodes that have a share."""
 
@@ -215,12 +218,13 @@ class Gathering:
         _clear(directory)
         self._note(share)
         bring(share, directory, names)
+        (self.noted(share.node, share.number) / _WHOLE).touch()
         sync_directory(directory.parent)
         sync_directory(self.path)
 
     def has(self, node: str, number: int) -> bool:
-        """Tells whether a share is there; it appears when all of it was verified."""
-        return self.of(node, number).is_dir()
+        """Tells whether all of a share is there, verified."""
+        return (self.noted(node, number) / _WHOLE).exists()
 
     def noted(self, node: str, number: int) -> Path:
         """Returns the directory with the description of a share, for who cannot read its store."""
@@ -306,6 +310,8 @@ class Superseded:
     """Removes from the target what the program removed, when a newer checkpoint is there."""
 
     target: Path
+    tree: Path
+    """The program's directory; hidden entries that are still there were not removed."""
     waiting: dict[str, GenerationManifest] = field(default_factory=dict)
     """By name: the generation of which the one in the target is; it was the newest."""
 
@@ -316,7 +322,7 @@ class Superseded:
         found = self.waiting | {name: before for name in times_of(before) if name in seen}
         for name, made in found.items():
             self.waiting.pop(name, None)
-            if name in new:
+            if name in new or (name.startswith(HIDDEN) and os.path.lexists(self.tree / name)):
                 continue
             if times_of(made)[name] >= newest_ns:
                 self.waiting[name] = made

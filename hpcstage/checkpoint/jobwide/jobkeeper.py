@@ -30,7 +30,7 @@ from hpcstage.checkpoint.keeping.facts import (
     UndrainedEntry,
 )
 from hpcstage.checkpoint.keeping.keeper import all_closed
-from hpcstage.checkpoint.keeping.plain import names_in
+from hpcstage.checkpoint.keeping.plain import HIDDEN, names_in
 from hpcstage.checkpoint.keeping.saving import SHARE, ProcessorShare
 from hpcstage.checkpoint.protection.groups import CodeSize
 from hpcstage.checkpoint.protection.link import Encoded, LinkLost
@@ -190,7 +190,8 @@ class JobKeeper:
         for name, (mark, is_complete) in states.items():
             is_restored = self._restored.get(name) == mark
             found[name] = EntryState(mark, is_complete or is_restored, is_restored)
-        removed = [] if self._is_gone else sorted(name for name in self._restored if name not in states)
+        shown = [] if self._is_gone else [name for name in self._restored if not name.startswith(HIDDEN)]
+        removed = sorted(name for name in shown if name not in states)
         self._council.see(found, removed, is_gone=self._is_gone)
 
     # ---- orders

@@ -86,7 +86,7 @@ class NodeWork:
         talk.hold(OWN, place.store)
         for key, earlier in self._earlier.items():
             talk.hold(key, earlier.store)
-        self._superseded = Superseded(Path(charter.target))
+        self._superseded = Superseded(Path(charter.target), place.tree)
         self._origin: str = ""
         """The id of the run from which this one goes on."""
         self._is_confirmed = False
