@@ -265,19 +265,6 @@ def test_training_that_lost_a_node_goes_on_to_the_weights_of_an_undisturbed_one(
     assert {f"step{step}/.metadata" for step in range(6)} <= set(in_dir(hpcstage))
 
 
-def test_without_mpi_it_is_the_directory_itself(hpcstage: Hpcstage, local_dir: Path, tmp_path: Path) -> None:
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "mpi4py.py").write_text("raise ImportError('there is no MPI here')")
-    words = ("run", "--nodes", "2", "--checkpoint", "ckpt")
-    env = {"PYTHONPATH": os.fspath(tmp_path / "broken")}
-    done = hpcstage(*words, "--", *python_command("print(__import__('sys').argv[1])", "{checkpoint}"), env=env)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.decode().strip() == os.fspath(hpcstage.cwd / "ckpt")
-    assert done.stderr.count(b"{checkpoint} is") == 1, done.stderr
-    assert b"the nodes are not connected: " in done.stderr
-    assert places(local_dir) == []
-
-
 # ---- nodes with disks of their own
 
 RANK = """
