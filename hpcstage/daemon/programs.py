@@ -46,7 +46,6 @@ class Programs(Service):
         self.accounts = Accounts()
         self._page = page
         self._on_end = on_end
-        self._started = started
         self._wrappers = Wrappers(selector, lambda: on_end(None))
         self._missed = UnattachedPythons()
         self._retired = Retired()
@@ -107,7 +106,7 @@ class Programs(Service):
 
     def record(self, part: NodePart) -> NodePart:
         """See Service."""
-        processes = self._page.attached.processes(self._started)
+        processes = self._page.attached.processes()
         for process in processes:
             process.counters |= self._looks.of(process.pid)
         processes += self._retired.rows()

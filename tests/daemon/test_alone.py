@@ -29,7 +29,7 @@ def test_the_first_files_go_one_at_a_time_and_then_all_that_may() -> None:
         alone.took(copied(number), now + 0.01)
     assert alone.may_begin(32, 0, 0.1) == 32
     assert alone.wake_after(0.1) is None
-    assert alone.record() == AlonePart(files=8, bytes=8000, open_ns=16 * MS, read_ns=64 * MS)
+    assert alone.record() == AlonePart(files=8, open_ns=16 * MS, read_ns=64 * MS)
 
 
 def test_a_slow_source_is_not_waited_for() -> None:

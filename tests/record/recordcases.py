@@ -79,7 +79,7 @@ def trainer(pid: int = 100, **changes: int) -> ProcessPart:
         "loader_epochs": 2,
         "reads_measured": 1,
     }
-    return ProcessPart(pid, 1, "native", "3.11", 0.1, counters | changes)
+    return ProcessPart(pid, 1, "native", "3.11", counters | changes)
 
 
 def worker(pid: int, parent_pid: int = 100, **changes: int) -> ProcessPart:
@@ -106,7 +106,7 @@ def worker(pid: int, parent_pid: int = 100, **changes: int) -> ProcessPart:
         "reads_measured": 1,
     }
     hists = {"hist_open": histogram(2e6, 200), "hist_read": histogram(8e6, 400)}
-    return ProcessPart(pid, parent_pid, "native", "3.11", 3.0, counters | changes, **hists)
+    return ProcessPart(pid, parent_pid, "native", "3.11", counters | changes, **hists)
 
 
 @functools.cache
@@ -196,7 +196,7 @@ def looped(**changes: Any) -> NodePart:
         "blocked_source_ns": 4 * SECOND,
     }  # fmt: skip
     values: dict[str, Any] = {
-        "processes": [ProcessPart(100, 1, "native", "3.11", 0.1, counters)],
+        "processes": [ProcessPart(100, 1, "native", "3.11", counters)],
         "datasets": [DatasetPart("0", "/d", ("/d",), 1_000, 10**8, 1_000, 10**8)],
         "alone": {
             "files": 8,

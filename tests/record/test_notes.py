@@ -25,7 +25,7 @@ def one(run: dict[str, Any] | None = None, **changes: Any) -> RecordJson:
 
 
 def reader(**counters: int) -> ProcessPart:
-    return ProcessPart(5, 1, "native", "3.11", 0.0, {"hit_opens": 100, "reads_measured": 1} | counters)
+    return ProcessPart(5, 1, "native", "3.11", {"hit_opens": 100, "reads_measured": 1} | counters)
 
 
 def many(count: int = 4, run: dict[str, Any] | None = None, **of_last: Any) -> RecordJson:
@@ -59,7 +59,7 @@ class Case:
 
 
 BLOCKED = {"blocked_ns": 40 * SECOND, "blocked_source_ns": 40 * SECOND, "exit_ns": 60 * SECOND, "reads_measured": 1}
-LISTING = [ProcessPart(100, 1, "native", "3.11", 0.1, {"listings": 600, "listing_ns": 40 * SECOND, **BLOCKED})]
+LISTING = [ProcessPart(100, 1, "native", "3.11", {"listings": 600, "listing_ns": 40 * SECOND, **BLOCKED})]
 
 
 def ordered(name: str, provenance: str) -> Callable[[], RecordJson]:
@@ -90,7 +90,7 @@ CASES = [
     Case("not-staged", lambda: one({"aside": True, "exit_code": None, **problem("not-staged")}), one),
     Case("nothing-attached", lambda: one(processes=[]), one),
     Case("nothing-attached", lambda: one(processes=[]), lambda: one({"child_started_s": None}, processes=[])),
-    Case("nothing-opened", lambda: one(processes=[ProcessPart(5, 1, "native", "3.11", 0.0, {})]), one),
+    Case("nothing-opened", lambda: one(processes=[ProcessPart(5, 1, "native", "3.11", {})]), one),
     Case(
         "processes-missed",
         lambda: one(missed_count=2, missed_processes=[{"pid": 9, "command": "x", "pythonpath": "/my/code"}]),
@@ -103,14 +103,14 @@ CASES = [
         lambda: one(accounts={"command_bytes": 10**9, "accounted_bytes": 10**9 - 1, "attached": 0}),
         "99 GB",
     ),
-    Case("shim-off", lambda: one(processes=[ProcessPart(5, 1, "direct", "3.11", 0.0, {})]), one),
+    Case("shim-off", lambda: one(processes=[ProcessPart(5, 1, "direct", "3.11", {})]), one),
     Case(
         "uncounted",
-        lambda: one(processes=[ProcessPart(0, 0, "uncounted", "", 0.0, {}, processes=12)]),
-        lambda: one(processes=[ProcessPart(5, 1, "direct", "3.11", 0.0, {})]),
+        lambda: one(processes=[ProcessPart(0, 0, "uncounted", "", {}, processes=12)]),
+        lambda: one(processes=[ProcessPart(5, 1, "direct", "3.11", {})]),
         "1024 Python processes",
     ),
-    Case("python-layer", lambda: one(processes=[ProcessPart(5, 1, "python", "3.11", 0.0, {"hit_opens": 9})]), one),
+    Case("python-layer", lambda: one(processes=[ProcessPart(5, 1, "python", "3.11", {"hit_opens": 9})]), one),
     *(Case(f"direct-{name.replace('_', '-')}", direct(name), lambda: one(processes=[reader()])) for name in REASONS),
     Case("direct-scanning", direct("scanning"), direct("scanning", scan_s=0.05)),
     Case("direct-later", ordered("later", "manifest"), ordered("later", "trace"), "give the reading order"),

@@ -30,7 +30,7 @@ def test_against_upfront_is_what_staging_hid() -> None:
 
 
 def test_a_node_whose_programs_read_nothing_changes_nothing() -> None:
-    idle = looped(node_index=1, host="node18", processes=[ProcessPart(100, 1, "native", "3.11", 0.1, {})])
+    idle = looped(node_index=1, host="node18", processes=[ProcessPart(100, 1, "native", "3.11", {})])
     found = composed(run_part(), [looped(), idle])["savings"]["vs_direct"]
     assert found["saved_s"] is not None or found["reason"]
 
@@ -226,14 +226,14 @@ def test_worst_first() -> None:
 
 
 def python_reader(**counters: int) -> ProcessPart:
-    return ProcessPart(5, 1, "python", "3.11", 0.0, {"hit_opens": 100} | counters)
+    return ProcessPart(5, 1, "python", "3.11", {"hit_opens": 100} | counters)
 
 
 @pytest.mark.parametrize(
     ("changes", "note"),
     [
         ({"processes": []}, "nothing-attached"),
-        ({"processes": [ProcessPart(5, 1, "native", "3.11", 0.0, {})]}, "nothing-opened"),
+        ({"processes": [ProcessPart(5, 1, "native", "3.11", {})]}, "nothing-opened"),
         ({"processes": [python_reader()]}, "python-layer"),
         ({"processes": [python_reader(source_opens=50, direct_full=50)]}, "direct-full"),
         ({"processes": [python_reader(source_opens=50, direct_no_daemon=50)]}, "direct-no-daemon"),

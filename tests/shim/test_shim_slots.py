@@ -236,7 +236,7 @@ os._exit(0)
         wait_until(done.exists)
         assert freeing.numbers()[freeing.first] == other.pid
         hits = {
-            part.pid: part.counters.get("hit_opens", 0) for part in freeing.page.attached.processes(0.0) if part.pid
+            part.pid: part.counters.get("hit_opens", 0) for part in freeing.page.attached.processes() if part.pid
         }
         assert sorted(hits.values()) == [0, 6]
         assert hits[other.pid] == 0
@@ -274,5 +274,5 @@ def test_processes_that_find_no_slot_are_numbered(python_lab: Lab) -> None:
     lab._poke(shim.NEXT_NATIVE_OFFSET + 4, shim.SLOTS)
     for _ in range(2):
         assert lab.run("say(open(src('file')).read())") == "copy.."
-    (rest,) = Page(lab.node / "page").attached.processes(0.0)
+    (rest,) = Page(lab.node / "page").attached.processes()
     assert (rest.layer, rest.processes, rest.counters) == (UNCOUNTED_LAYER, 2, {})

@@ -94,12 +94,7 @@ class Alone:
         usual = reads[: max(1, len(reads) - 1)]
         read_ns = sum(r.read_ns for r in usual) * len(results) / len(usual)
         open_ns = statistics.median(r.open_ns for r in results) * len(results)
-        return AlonePart(
-            files=len(results),
-            bytes=sum(r.size_bytes for r in results),
-            open_ns=round(open_ns),
-            read_ns=round(read_ns),
-        )
+        return AlonePart(files=len(results), open_ns=round(open_ns), read_ns=round(read_ns))
 
 
 class Reopened:
@@ -127,7 +122,7 @@ class Reopened:
 
     def record(self, alone: AlonePart) -> AlonePart:
         """Returns the part of the record on single transfers with what the opens took."""
-        return replace(alone, reopened=self.files, cold_open_ns=self._cold_open_ns, kept_share=self._cached_share)
+        return replace(alone, cold_open_ns=self._cold_open_ns, kept_share=self._cached_share)
 
 
 def reopen(paths: Sequence[bytes]) -> bytes:

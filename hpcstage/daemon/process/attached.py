@@ -50,10 +50,10 @@ class Attached:
         at = slot_at(slot) + COUNTERS_OFFSET
         return slot < SLOTS and (slot in self.gone or _COUNTERS.unpack_from(self._map, at)[Counter.EXIT_NS] != 0)
 
-    def take(self, slot: int, started_monotonic_s: float) -> ProcessPart:
+    def take(self, slot: int) -> ProcessPart:
         """Returns what the ended process of a slot had counted. The slot is zeros then, and can be freed."""
         at = slot_at(slot)
-        part = self._process(at, started_monotonic_s)
+        part = self._process(at)
         row = _finished(_COUNTERS.unpack_from(self._map, at + COUNTERS_OFFSET), time.monotonic_ns())
         self._retired_sums = [sum(pair) for pair in zip(self._retired_sums, row, strict=True)]
         self._retired += 1
@@ -116,22 +116,22 @@ class Attached:
         own = [SLOT_HEAD.unpack_from(self._map, slot_at(slot)) for slot in slots]
         return [_ancestors(head[0], head[3], parents) for head in own]
 
-    def processes(self, started_monotonic_s: float) -> list[ProcessPart]:
+    def processes(self) -> list[ProcessPart]:
         """Returns all slots that are in use, in the form of the record. Of processes that found no slot, those of the
         native layer share a row, and those of the Python layer are only numbered."""
-        parts = [self._process(at, started_monotonic_s) for at in self._slots.used()]
+        parts = [self._process(at) for at in self._slots.used()]
         if self._sharers():
             parts[0].processes = self._sharers()
             del parts[0].counters[_NAMES[Counter.SHARERS]]
         found = [part for part in parts if part.pid or part.counters]
         if uncounted := self._slots.without():
-            found.append(ProcessPart(0, 0, UNCOUNTED_LAYER, "", 0.0, {}, processes=uncounted))
+            found.append(ProcessPart(0, 0, UNCOUNTED_LAYER, "", {}, processes=uncounted))
         return found
 
     def _sharers(self) -> int:
         return int(_U64.unpack_from(self._map, slot_at(0) + COUNTERS_OFFSET + 8 * Counter.SHARERS)[0])
 
-    def _process(self, at: int, started_s: float) -> ProcessPart:
+    def _process(self, at: int) -> ProcessPart:
         pid, layer, version, parent, attach_ns = SLOT_HEAD.unpack_from(self._map, at)
         values = _finished(_COUNTERS.unpack_from(self._map, at + COUNTERS_OFFSET), time.monotonic_ns())
         values[Counter.ATTACH_NS] = attach_ns
@@ -140,7 +140,6 @@ class Attached:
             parent_pid=parent,
             layer=Layer(layer).name.lower() if layer in Layer._value2member_map_ else "unknown",
             python=f"{version >> 8}.{version & 255}",
-            attached_s=round(attach_ns / 1e9 - started_s, 6) if attach_ns else 0.0,
             counters={_NAMES.get(i, f"counter_{i}"): value for i, value in enumerate(values) if value},
             hist_open=_histogram(_HIST.unpack_from(self._map, at + HIST_OPEN_OFFSET)),
             hist_read=_histogram(_HIST.unpack_from(self._map, at + HIST_READ_OFFSET)),

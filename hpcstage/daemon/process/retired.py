@@ -68,6 +68,5 @@ def _join(row: ProcessPart, part: ProcessPart) -> None:
         else:
             mine[name] = min(values) if name in LEAST else sum(values)
     row.processes += part.processes
-    row.attached_s = min(row.attached_s, part.attached_s)
     row.hist_open = dict(Counter(row.hist_open) + Counter(part.hist_open))
     row.hist_read = dict(Counter(row.hist_read) + Counter(part.hist_read))

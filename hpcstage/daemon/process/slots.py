@@ -39,7 +39,6 @@ class SlotReuse:
         self._table, self._attached = page.slots, page.attached
         self._let_go = let_go
         self._retire = retire
-        self._started = started
         self._next = started
         self._last = dict.fromkeys(page.slots.ranges, 0)
         self._cleared: list[int] = []
@@ -67,7 +66,7 @@ class SlotReuse:
         self._attached.gone.update(found)
         freed = self._let_go(found)
         for slot in freed:
-            self._retire(self._attached.take(slot, self._started))
+            self._retire(self._attached.take(slot))
         self._cleared += freed
 
     def _in_turn(self, layer: range) -> list[int]:

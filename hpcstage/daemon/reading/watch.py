@@ -261,7 +261,6 @@ class Watch:
             announced_opens=self.adherence.opens,
             lead=self.adherence.lead.record(),
             tables=tuple(_table(key, dataset) for key, dataset in self.learner.datasets.items()),
-            events=self.events,
             lost_bytes=self._log.lost_bytes,
             opened_files=len(self.learner.first) if self._log.was_on else None,
         )

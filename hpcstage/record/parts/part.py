@@ -81,15 +81,13 @@ class AlonePart:
 
     files: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     """Files that were copied with no other transfer beside them."""
-    bytes: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     open_ns: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     read_ns: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    reopened: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    """Files that were opened once more after all files were staged."""
     cold_open_ns: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    """The time that such an open takes: the lower quartile, as a busy machine makes some of them slow."""
+    """The time of an open of a file that was copied a while ago: the lower quartile, as a busy machine makes some
+    slow."""
     kept_share: float | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    """The share of their pages that was still in memory."""
+    """The share of the pages of such files that was still in memory."""
     window_bytes: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     """The largest window that the kernel reads ahead of a program there."""
 
@@ -155,7 +153,6 @@ class OrderPart:
     """The opens of announced files that were seen; `kept_share` and `near_share` are shares of them."""
     lead: OrderLead | None = field(default=None, metadata=DEFAULT_IF_DAMAGED)
     tables: tuple[IndexTable, ...] = field(default=(), metadata=DEFAULT_IF_DAMAGED)
-    events: int | None = None
     lost_bytes: int | None = None
     opened_files: int | None = None
     trace_used: str | None = None

@@ -61,7 +61,6 @@ class ProcessPart:
     parent_pid: int
     layer: str
     python: str
-    attached_s: float
     counters: dict[str, int]
     """The counters by their lower-case names in `protocol.shim.Counter`, without zeros; `direct_<reason>` counts the
     opens at the source with that reason. looked_ns is how long the daemon looked at the process's threads;
