@@ -235,9 +235,7 @@ os._exit(0)
         parent.stdin.flush()
         wait_until(done.exists)
         assert freeing.numbers()[freeing.first] == other.pid
-        hits = {
-            part.pid: part.counters.get("hit_opens", 0) for part in freeing.page.attached.processes() if part.pid
-        }
+        hits = {part.pid: part.counters.get("hit_opens", 0) for part in freeing.page.attached.processes() if part.pid}
         assert sorted(hits.values()) == [0, 6]
         assert hits[other.pid] == 0
         assert freeing.hits() == 7
