@@ -19,6 +19,8 @@ Answer = Literal["ok", "wait", "fail"]
 ANSWERS = frozenset(get_args(Answer))
 ANSWER_LIMIT_S = 5.0
 """A policy that has not answered by then is an error: meanwhile nobody trains."""
+MOST_LIMIT_S = 0.5
+"""`most` is asked while others wait for a sign of life, and has nothing to think about."""
 FACTS = ("cause", "progress", "time_left", "recoverable")
 """The facts that a policy takes by name, if its signature has them."""
 
@@ -142,7 +144,9 @@ class AskedPolicy:
         interpreter's lock all the time cannot be bounded this way.
         """
         given = {name: getattr(facts, name) for name in self._accepted}
-        found = self._bounded("ok2run", lambda: self._policy.ok2run(list(facts.hosts), facts.initial, **given))
+        found = self._bounded(
+            "ok2run", lambda: self._policy.ok2run(list(facts.hosts), facts.initial, **given), self._limit_s
+        )
         if not isinstance(found, str) or found not in ANSWERS:
             raise PolicyError(f"policy {self.name} answered {found!r}", "ok2run returns 'ok', 'wait' or 'fail'")
         return cast(Answer, str(found))
@@ -151,22 +155,22 @@ class AskedPolicy:
         """Returns how many of the hosts the policy would take at most. Raises PolicyError as `ask` does."""
         if not hasattr(self._policy, "most"):
             return len(hosts)
-        found = self._bounded("most", lambda: self._policy.most(list(hosts)))
+        found = self._bounded("most", lambda: self._policy.most(list(hosts)), min(self._limit_s, MOST_LIMIT_S))
         if not isinstance(found, int) or isinstance(found, bool) or found < 0:
             raise PolicyError(f"policy {self.name} takes {found!r} hosts at most", "most returns a number of hosts")
         return min(found, len(hosts))
 
-    def _bounded(self, method: str, call: Any) -> Any:  # noqa: ANN401 - a function without arguments, and its result
+    def _bounded(self, method: str, call: Any, limit_s: float) -> Any:  # noqa: ANN401 - a function, and its result
         result: list[Any] = []
         raised: list[BaseException] = []
         thread = threading.Thread(target=_collect, args=(call, result, raised), name="scale policy", daemon=True)
         thread.start()
-        thread.join(self._limit_s)
+        thread.join(limit_s)
         if raised:
             failed = f"policy {self.name} raised {type(raised[0]).__name__} in {method}"
             raise PolicyError(failed, "correct the policy") from raised[0]
         if not result:
-            late = f"policy {self.name} did not answer {method} within {format_duration(self._limit_s)}"
+            late = f"policy {self.name} did not answer {method} within {format_duration(limit_s)}"
             raise PolicyError(late, "let it answer 'wait', and it is asked again")
         return result[0]
 

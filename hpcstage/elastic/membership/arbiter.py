@@ -1,0 +1,110 @@
+"""The run directory of a training: what all hosts can see even if they do not see each other.
+
+The module owns the names there, and one guarantee: of several hosts that claim the same generation or term, one
+gets it, and its file is whole when it can be seen. File systems give a name to one of several hard links only, NFS
+included. Every file is signed.
+
+Each call may take as long as the file system does; callers bound them (`bounded`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hpcstage.elastic.membership.signing import Signer, read_or_make_key
+from hpcstage.elastic.membership.values import End, Generation, Term
+from hpcstage.writing import replacing
+
+KEY = "key"
+BEAT = "beat"
+_NUMBERED = re.compile(r"(generation|term)-([0-9]{8,})")
+
+
+class Arbiter:
+    """What is agreed, in a directory for one training."""
+
+    def __init__(self, directory: Path) -> None:
+        """Makes the directory, for this user alone, and its key. Raises OSError, or UnsafeKey."""
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.directory = directory
+        self.signer = Signer(read_or_make_key(directory / KEY))
+
+    def newest_generation(self) -> Generation | None:
+        """Returns the membership that was agreed last."""
+        number = self._newest("generation")
+        return Generation.from_json(self._read(_name("generation", number))) if number else None
+
+    def newest_term(self) -> Term | None:
+        """Returns where the store is, or was last."""
+        number = self._newest("term")
+        return Term(**self._read(_name("term", number))) if number else None
+
+    def term_before(self, number: int) -> Term | None:
+        """Returns where the store was before a term."""
+        return Term(**self._read(_name("term", number - 1))) if number > 1 else None
+
+    def claim_generation(self, generation: Generation) -> bool:
+        """Returns whether this generation is agreed now; False if another host was first."""
+        return self._claim(_name("generation", generation.number), generation.to_json())
+
+    def claim_term(self, term: Term) -> bool:
+        """Returns whether the store is now where this term says; False if another host was first."""
+        return self._claim(_name("term", term.number), asdict(term))
+
+    def end_term(self, number: int, end: End) -> None:
+        """Writes that the training ends in this term."""
+        self._claim(_name("ended", number), asdict(end))
+
+    def end_of(self, number: int) -> End | None:
+        """Returns how the training ended in this term, if it did."""
+        try:
+            return End(**self._read(_name("ended", number)))
+        except FileNotFoundError:
+            return None
+
+    def beat(self, term: int, count: int) -> None:
+        """Shows that the store's host lives and reaches this directory."""
+        with replacing(self.directory / BEAT, 0o600) as file:
+            file.write(self.signer.sign(BEAT, [term, count]))
+
+    def last_beat(self) -> tuple[int, int]:
+        """Returns the term and the count of the last beat; zeros before the first."""
+        try:
+            term, count = self._read(BEAT)
+        except FileNotFoundError:
+            return 0, 0
+        return int(term), int(count)
+
+    def _newest(self, kind: str) -> int:
+        """Returns the highest number. Listing shows new names on file systems that remember missing ones."""
+        found = (_NUMBERED.fullmatch(name) for name in os.listdir(self.directory))
+        return max((int(match[2]) for match in found if match and match[1] == kind), default=0)
+
+    def _read(self, name: str) -> Any:  # noqa: ANN401 - plain data
+        return self.signer.read(name, (self.directory / name).read_bytes())
+
+    def _claim(self, name: str, value: Any) -> bool:  # noqa: ANN401 - plain data
+        temporary = self.directory / f".{name}.{os.urandom(6).hex()}"
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(self.signer.sign(name, value))
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                os.link(temporary, self.directory / name)
+            except FileExistsError:
+                return False
+            except OSError:  # an answer that was lost on the network: the number of names tells
+                return os.stat(temporary).st_nlink == 2
+            return True
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _name(kind: str, number: int) -> str:
+    return f"{kind}-{number:08}"

@@ -1,0 +1,52 @@
+"""Bounds calls that have no bound of their own: those of PyTorch's store, whose constructor waits for a server's answer
+for ever, and those of a file system that hangs."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
+
+from hpcstage.errors import HpcstageError
+from hpcstage.units import format_duration
+
+T = TypeVar("T")
+
+
+class NoAnswer(HpcstageError):
+    """A call took longer than it may."""
+
+
+class Caller:
+    """Makes calls in a thread, one after the other. While one hangs, those behind it have no answer either."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name=f"calls to {what}", daemon=True).start()
+
+    def call(self, function: Callable[[], T], limit_s: float) -> T:
+        """Returns what the function returns, or raises what it raises. Raises NoAnswer after `limit_s`: a call that has
+        begun goes on and nobody takes its result, one that has not is not made."""
+        future: Future[T] = Future()
+        self._calls.put((function, future))
+        if not wait([future], limit_s).done:
+            future.cancel()
+            raise NoAnswer(f"{self.what} did not answer within {format_duration(limit_s)}")
+        return future.result()
+
+    def close(self) -> None:
+        """Ends the thread after the calls that it has. One that hangs ends with the process."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (asked := self._calls.get()) is not None:
+            function, future = asked
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except BaseException as error:  # noqa: BLE001 - the caller gets it
+                    future.set_exception(error)
+            del function, future, asked

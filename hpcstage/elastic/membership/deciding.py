@@ -1,0 +1,180 @@
+"""Decides when the membership has to change, what the policy is asked, and what follows from its answer.
+
+Pure: what is seen and the time go in, a decision comes out. The host of the store uses it; another host that takes the
+store over begins a new one, and comes to the same from what it sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hpcstage.elastic.membership.values import Beat, End, Generation, Node
+from hpcstage.elastic.policy import Answer, Cause, Facts, Host, PolicyFailed, Progress
+from hpcstage.units import format_duration
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long the decision waits for what."""
+
+    lease_s: float = 2.0
+    """A node that has been silent for so long is lost."""
+    settle_s: float = 0.3
+    """A change is decided on when nothing more has changed for so long, so that hosts that come or go together are one
+    change."""
+    last_call_s: float = 5.0
+    """As `settle_s`, at the start, while there is room for more."""
+    failure_s: float = 3.0
+    """Where processes ended on some hosts only: how long the others have to be lost or to end as well."""
+    wait_limit_s: float = 600.0
+    """A policy that has said `wait` for so long, while nobody trains, has failed."""
+    ask_again_s: float = 1.0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A node, as the host of the store sees it."""
+
+    beat: Beat
+    silent_s: float
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A membership that a policy is asked about."""
+
+    nodes: tuple[Node, ...]
+    facts: Facts
+    silent_s: float
+
+    def generation(self, number: int, term: int) -> Generation:
+        """Returns the membership as it is agreed on."""
+        cause = self.facts.cause
+        return Generation(number, term, self.nodes, cause.kind, cause.lost, cause.joined, cause.waited_s, self.silent_s)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What differs from the generation that is agreed."""
+
+    kind: str
+    lost: tuple[Node, ...]
+    failed: tuple[Node, ...]
+    """The nodes that have no processes any more, but are there."""
+    stay: tuple[Node, ...]
+    join: tuple[Node, ...]
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Identifies the change: while it is the same, nothing more has changed."""
+        groups = (self.lost, self.failed, self.join)
+        return (self.kind, *(f"{index}{node.id}" for index, group in enumerate(groups) for node in group))
+
+
+class Decider:
+    """Follows the changes of one training."""
+
+    def __init__(self, most: int, takes: Callable[[Sequence[Host]], int], patience: Patience) -> None:
+        """`most` hosts train at once; `takes` is the policy's own bound."""
+        self._most = most
+        self._takes = takes
+        self._patience = patience
+        self._ids: tuple[str, ...] = ()
+        self._same_since_s = 0.0
+        self._change_since_s: float | None = None
+        self._ask_at_s = 0.0
+        self._hosts_at_start: int | None = None
+
+    def look(self, now_s: float, current: Generation | None, seen: Sequence[Seen]) -> tuple[bool, Proposal | None]:
+        """Returns whether the generation is over, and what to ask the policy, if it is time to."""
+        change = change_of(current, seen, self._patience.lease_s)
+        chosen = self._chosen(change) if change else ()
+        if change is None or not chosen or (change.kind == "join" and len(chosen) == len(change.stay)):
+            # With nobody there, the wait for somebody has begun nonetheless.
+            self._change_since_s = None if change is None or change.kind == "join" else self._since(now_s)
+            self._ids = ()
+            return bool(change and change.lost), None
+        is_over = bool(change.lost) or change.kind == "start"
+        if change.ids != self._ids:
+            self._ids, self._same_since_s, self._ask_at_s = change.ids, now_s, 0.0
+        self._since(now_s)
+        if now_s - self._same_since_s < self._settled_after_s(change, chosen) or now_s < self._ask_at_s:
+            return is_over, None
+        return is_over, self._proposal(now_s, change, chosen, seen)
+
+    def answered(self, now_s: float, proposal: Proposal, answer: Answer, policy: str) -> End | None:
+        """Takes the policy's answer. Returns why the training ends, if it does."""
+        cause = proposal.facts.cause
+        hosts = ", ".join(proposal.facts.hosts)
+        if answer == "fail":
+            what = f"policy {policy} said fail for {hosts}" + (
+                f" without {', '.join(cause.lost)}" if cause.lost else ""
+            )
+            return End(f"{what}: the training ends (submit it again, or choose another policy)", PolicyFailed.exit_code)
+        if answer == "ok":
+            self._ids, self._change_since_s = (), None
+            if cause.kind == "start":
+                self._hosts_at_start = len(proposal.nodes)
+            return None
+        self._ask_at_s = now_s + self._patience.ask_again_s
+        limit_s = self._patience.wait_limit_s
+        if cause.kind != "join" and cause.waited_s >= limit_s:
+            waited = f"policy {policy} said wait for {format_duration(limit_s)} with {hosts}: the training ends"
+            return End(f"{waited} (submit it with the hosts that it needs)", PolicyFailed.exit_code)
+        return None
+
+    def _since(self, now_s: float) -> float:
+        if self._change_since_s is None:
+            self._change_since_s = now_s
+        return self._change_since_s
+
+    def _settled_after_s(self, change: Change, chosen: Sequence[Node]) -> float:
+        patience = self._patience
+        if change.kind == "start":
+            return 0.0 if len(chosen) >= self._most else patience.last_call_s
+        if change.kind == "failure" and len(change.failed) < len(change.stay):
+            return patience.failure_s
+        return patience.settle_s
+
+    def _chosen(self, change: Change) -> tuple[Node, ...]:
+        """Returns the nodes that would train: who stays comes first, and who is too many is a spare. A policy that
+        would take none is asked about one, so that its answer ends the wait."""
+        there = (*change.stay, *change.join)
+        hosts = [Host(node.host, node.processes) for node in there[: self._most]]
+        return there[: max(1, self._takes(hosts))] if hosts else ()
+
+    def _proposal(self, now_s: float, change: Change, chosen: tuple[Node, ...], seen: Sequence[Seen]) -> Proposal:
+        lost, joined = _names(change.lost), _names([node for node in change.join if node in chosen])
+        cause = Cause(change.kind, lost, joined, now_s - self._since(now_s))  # type: ignore[arg-type]
+        hosts = tuple(Host(node.host, node.processes) for node in chosen)
+        facts = Facts(hosts, change.kind == "start", cause, Progress(hosts_at_start=self._hosts_at_start))
+        gone = {node.id for node in change.lost}
+        return Proposal(chosen, facts, max((node.silent_s for node in seen if node.beat.node.id in gone), default=0.0))
+
+
+def change_of(current: Generation | None, seen: Sequence[Seen], lease_s: float) -> Change | None:
+    """Returns what differs from the generation that is agreed, or None."""
+    alive = [node.beat for node in seen if node.silent_s < lease_s and node.beat.state != "left"]
+    if current is None:
+        members: list[Node] = []
+        number = 0
+    else:
+        members, number = list(current.nodes), current.number
+    there = {beat.node.id: beat for beat in alive}
+    stay = [node for node in members if node.id in there]
+    lost = [node for node in members if node.id not in there]
+    # A node that is ready has no processes; one that has yet to hear of this generation is ready for it.
+    failed = [node for node in stay if there[node.id].state == "ready" and there[node.id].generation == number]
+    known = {node.id for node in members}
+    join = [beat.node for beat in alive if beat.node.id not in known and beat.state == "ready"]
+    if not stay:
+        if not join and not lost:
+            return None
+        return Change("start", tuple(lost) if current else (), (), (), tuple(join))
+    kind = "loss" if lost else "failure" if failed else "join" if join else ""
+    return Change(kind, tuple(lost), tuple(failed), tuple(stay), tuple(join)) if kind else None
+
+
+def _names(nodes: Sequence[Node]) -> tuple[str, ...]:
+    return tuple(node.host for node in nodes)

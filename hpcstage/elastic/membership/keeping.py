@@ -1,0 +1,335 @@
+"""Keeps an agent in a training: finds the store, speaks and listens, and takes the store over when its host is lost.
+
+The module owns the agent's thread. `torchrun`'s own thread asks what is agreed; it never waits for the network here.
+
+A node takes the store's host for lost only if that is silent in the run directory, too. One that cannot reach the store
+while its host lives is cut off: it stops training and waits to be let in again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from hpcstage import stderr
+from hpcstage.elastic.membership.arbiter import Arbiter
+from hpcstage.elastic.membership.bounded import Caller, NoAnswer
+from hpcstage.elastic.membership.deciding import Patience
+from hpcstage.elastic.membership.leading import Bounds, Leader
+from hpcstage.elastic.membership.store import Board, StoreLost, connect, serve
+from hpcstage.elastic.membership.values import Beat, End, Generation, Node, State, Term, View
+from hpcstage.elastic.membership.watching import Watch
+from hpcstage.elastic.policy import AskedPolicy
+from hpcstage.errors import HpcstageError
+from hpcstage.units import format_duration
+
+T = TypeVar("T")
+_BACKOFF_S = 10.0
+"""The most between two attempts to reach a store whose host lives."""
+_WATCHERS = 4
+"""So many nodes, by rank, always watch the store's host in the run directory; others only when it is silent."""
+
+
+class CutOff(HpcstageError):
+    """The store cannot be reached from here, though its host lives."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What an agent knows from its command line."""
+
+    node: Node
+    port: int
+    may_begin: bool
+    """Whether the store may begin on this host: the endpoint names it, or none."""
+    most: int
+    policy: AskedPolicy
+    patience: Patience
+    bounds: Bounds
+    join_limit_s: float = 600.0
+    """How long an agent looks for a store that it can reach."""
+
+
+class Keeper:
+    """Keeps one agent in a training."""
+
+    def __init__(self, arbiter: Arbiter, setting: Setting) -> None:
+        self._arbiter = arbiter
+        self._setting = setting
+        self._changed = threading.Condition()
+        self._beat = Beat(setting.node, 0, "ready", 0)
+        self._agreed: Generation | None = None
+        self._view = View(0)
+        self._end: End | None = None
+        self._error: Exception | None = None
+        self._contact_s = time.monotonic()
+        self._leader: Leader | None = None
+        self._term: Term | None = None
+        self._board: Board | None = None
+        self._place = 0
+        self._host_watch = Watch(time.monotonic())
+        self._directory = Caller(f"the run directory {arbiter.directory}")
+        self._stopping = threading.Event()
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="elastic keeper", daemon=True)
+
+    def start(self) -> None:
+        """Begins to look for the store."""
+        self._thread.start()
+
+    def next_generation(self, limit_s: float) -> Generation:
+        """Says that this node has no processes and is ready for some, and returns the membership in which it trains.
+
+        Raises what ended the thread; StoreLost if there is no membership with this node within `limit_s`.
+        """
+        before = self._beat.generation
+        self._say("ready", before)
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._over() or self._member_since(before) is not None, limit_s):
+                waited = format_duration(limit_s)
+                raise StoreLost(f"no generation had a place for {self._setting.node.host} within {waited}")
+            self._raise_over()
+            agreed = self._member_since(before)
+        assert agreed is not None
+        self._say("training", agreed.number)
+        return agreed
+
+    def must_stop(self) -> bool:
+        """Returns whether this node may not train in its generation any more. Raises what ended the thread."""
+        with self._changed:
+            self._raise_over()
+            lease_s = self._setting.patience.lease_s
+            # The others train on without this node when it has been silent for a lease.
+            is_cut = time.monotonic() - self._contact_s > 2 * lease_s
+            mine = self._beat.generation
+            return is_cut or self._view.generation > mine or (self._view.is_over and self._view.generation == mine)
+
+    @property
+    def end(self) -> End | None:
+        """Why the training ends on every host, if it does."""
+        return self._end
+
+    def put(self, name: str, value: object) -> None:
+        """Keeps a value in the store. Raises StoreLost."""
+        self._connected().put(name, value)
+
+    def get(self, name: str) -> object:
+        """Returns a value of the store, or None. Raises StoreLost."""
+        return self._connected().get(name)
+
+    def where(self) -> Term:
+        """Returns where the store is. Raises StoreLost."""
+        if self._term is None:
+            raise StoreLost("the store is lost")
+        return self._term
+
+    def leave(self) -> None:
+        """Says that this node goes, and ends the threads. The store's host waits for the others, up to a lease."""
+        if not self._thread.is_alive():
+            self._stopping.set()
+            return
+        self._say("left", self._beat.generation)
+        board = self._board
+        if board is not None:
+            with contextlib.suppress(StoreLost):
+                board.tell(self._place, self._next_beat())
+        leader = self._leader
+        if leader is not None:
+            leader.stop(self._setting.patience.lease_s)
+        self._stopping.set()
+        self._wake.set()
+        self._thread.join(3 * self._setting.bounds.call_s)
+
+    def _connected(self) -> Board:
+        board = self._board
+        if board is None:
+            raise StoreLost("the store is lost")
+        return board
+
+    def _say(self, state: State, generation: int) -> None:
+        with self._changed:
+            self._beat = replace(self._beat, state=state, generation=generation)
+        self._wake.set()
+
+    def _next_beat(self) -> Beat:
+        with self._changed:
+            self._beat = replace(self._beat, count=self._beat.count + 1)
+            return self._beat
+
+    def _member_since(self, number: int) -> Generation | None:
+        agreed = self._agreed
+        if agreed is None or agreed.number <= number or agreed.rank(self._setting.node.id) is None:
+            return None
+        return agreed if not self._view.is_over or self._view.generation != agreed.number else None
+
+    def _over(self) -> bool:
+        return self._end is not None or self._error is not None
+
+    def _raise_over(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set() and self._end is None:
+                try:
+                    self._meet()
+                    self._live()
+                except (StoreLost, NoAnswer, OSError):  # the store or the run directory cannot be reached
+                    self._forget_store()
+                    if time.monotonic() - self._contact_s > self._setting.join_limit_s:
+                        raise
+        except Exception as error:  # noqa: BLE001 - torchrun's thread raises it
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+        finally:
+            self._directory.close()
+
+    def _forget_store(self) -> None:
+        if self._board is not None:
+            self._board.close()
+        self._board = None
+        self._wake.wait(self._setting.bounds.beat_s)
+        self._wake.clear()
+
+    def _meet(self) -> None:
+        """Connects to the store, wherever it is; makes it here if there is none, or its host is lost."""
+        began_s, pause_s = time.monotonic(), self._setting.bounds.beat_s
+        while not self._stopping.is_set():
+            now_s = time.monotonic()
+            term = self._watch_host(now_s)
+            if term is None:
+                if self._setting.may_begin:
+                    self._take_over(None)
+            elif self._ended_in(term):
+                return
+            elif (silent_s := self._host_watch.unchanged_s(now_s)) >= self._setting.patience.lease_s:
+                self._take_over(term)
+            elif self._joined(term, self._setting.patience.lease_s - silent_s):
+                return
+            elif term.number == getattr(self._term, "number", None):
+                pause_s = min(_BACKOFF_S, 1.5 * pause_s)
+            if time.monotonic() - began_s > self._setting.join_limit_s:
+                raise self._cut_off(term)
+            self._stopping.wait(min(pause_s, self._setting.patience.lease_s / 4) if term else pause_s)
+
+    def _watch_host(self, now_s: float) -> Term | None:
+        term, beat = self._ask_directory(lambda: (self._arbiter.newest_term(), self._arbiter.last_beat()))
+        self._host_watch.see((term, beat), now_s)
+        return term
+
+    def _ended_in(self, term: Term) -> bool:
+        """Returns whether the training, in which this node was, has ended in this term."""
+        if self._term is None or self._term.number != term.number:
+            return False
+        end = self._ask_directory(lambda: self._arbiter.end_of(term.number))
+        self._set_end(end)
+        return end is not None
+
+    def _joined(self, term: Term, limit_s: float) -> bool:
+        is_here = self._leader is not None and self._leader.term.number == term.number
+        limit_s = min(self._setting.bounds.call_s, max(limit_s, self._setting.bounds.beat_s))
+        try:
+            store = connect("localhost" if is_here else term.address, term.port, limit_s)
+            board = Board(store, self._arbiter.signer, self._setting.bounds.call_s)
+            self._place = board.join()
+        except StoreLost:
+            return False
+        self._board, self._term = board, term
+        return True
+
+    def _take_over(self, term: Term | None) -> None:
+        """Makes a store on this host, and claims the next term for it."""
+        number = 1 if term is None else term.number + 1
+        time.sleep(random.uniform(0, self._setting.bounds.beat_s))  # noqa: S311 - so that few hosts make one for nothing
+        limit_s = self._setting.bounds.call_s
+        if self._newest_number() >= number:
+            return
+        try:
+            server = serve(self._setting.port if term is None else 0, limit_s)
+        except StoreLost:
+            if self._newest_number() >= number:
+                return  # another agent of this host has it
+            server = serve(0, limit_s)
+        node = self._setting.node
+        wanted = Term(number, node.id, node.host, node.address, server.port)
+        if not self._ask_directory(lambda: self._arbiter.claim_term(wanted)):
+            return
+        setting = self._setting
+        self._leader = Leader(
+            self._arbiter, server, wanted, setting.policy, setting.most, setting.patience, setting.bounds
+        )
+        self._leader.start()
+        if term is not None:
+            stderr.say(f"elastic: {node.host} has taken the store over from {term.host}, which was silent too long")
+
+    def _newest_number(self) -> int:
+        term = self._ask_directory(self._arbiter.newest_term)
+        return term.number if term else 0
+
+    def _live(self) -> None:
+        """Speaks and listens until the store is lost, the training ends, or this node leaves."""
+        board = self._board
+        if board is None:
+            return
+        watch = Watch(time.monotonic())
+        while not self._stopping.is_set():
+            view = board.tell(self._place, self._next_beat())
+            now_s = time.monotonic()
+            if view is not None:
+                watch.see(view.count, now_s)
+                if watch.unchanged_s(now_s) == 0:
+                    self._take(view, now_s)
+            if self._end is not None:
+                return
+            silent_s = watch.unchanged_s(now_s)
+            if silent_s > 2 * self._setting.bounds.beat_s or self._is_watcher():
+                self._check_host(now_s, silent_s)
+            self._wake.wait(self._setting.bounds.beat_s)
+            self._wake.clear()
+
+    def _is_watcher(self) -> bool:
+        rank = self._agreed.rank(self._setting.node.id) if self._agreed else None
+        return rank is not None and rank < _WATCHERS
+
+    def _check_host(self, now_s: float, silent_s: float) -> None:
+        """Raises StoreLost if the store's host is silent, in the store and in the run directory, or has changed."""
+        term = self._watch_host(now_s)
+        lease_s = self._setting.patience.lease_s
+        has_moved = term is not None and self._term is not None and term.number > self._term.number
+        if has_moved or (silent_s >= lease_s and self._host_watch.unchanged_s(now_s) >= lease_s):
+            raise StoreLost("the store's host is lost")
+
+    def _take(self, view: View, now_s: float) -> None:
+        """Takes what the store's host says, and what is agreed, from the run directory."""
+        agreed = self._agreed
+        if view.generation > (agreed.number if agreed else 0):
+            agreed = self._ask_directory(self._arbiter.newest_generation)
+        with self._changed:
+            self._contact_s, self._view, self._agreed = now_s, view, agreed
+            if view.end is not None:
+                self._end = view.end
+            self._changed.notify_all()
+
+    def _set_end(self, end: End | None) -> None:
+        with self._changed:
+            self._end = end
+            self._changed.notify_all()
+
+    def _ask_directory(self, function: Callable[[], T]) -> T:
+        return self._directory.call(function, self._setting.bounds.call_s)
+
+    def _cut_off(self, term: Term | None) -> CutOff:
+        waited = format_duration(self._setting.join_limit_s)
+        host = self._setting.node.host
+        if term is None:
+            what = f"nobody began a store for {host} within {waited}"
+            return CutOff(what, "start an agent on the host that the endpoint names")
+        what = f"{host} could not reach the store of {term.host} within {waited}"
+        return CutOff(what, f"let {term.address} be reachable at port {term.port}")

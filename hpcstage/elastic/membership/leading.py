@@ -1,0 +1,239 @@
+"""Leads a training from the host of its store: sees who lives, asks the policy, and claims the next generation.
+
+The module owns the leader's loop. A leader is one of the agents; its own beats go through the store like those of the
+others. It leads only while it reaches the run directory, and stops as soon as another term has begun there.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from hpcstage import stderr
+from hpcstage.elastic.membership.arbiter import Arbiter
+from hpcstage.elastic.membership.bounded import Caller
+from hpcstage.elastic.membership.deciding import Decider, Patience, Proposal, Seen
+from hpcstage.elastic.membership.store import Board
+from hpcstage.elastic.membership.values import Beat, End, Generation, Term, View
+from hpcstage.elastic.membership.watching import Watch
+from hpcstage.elastic.policy import Answer, AskedPolicy, PolicyError
+from hpcstage.errors import HpcstageError
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+T = TypeVar("T")
+AT_ONCE_S = 0.05
+"""Most policies have answered by then. The leader speaks on while others think."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How often nodes speak, and how long calls may take."""
+
+    beat_s: float = 0.25
+    call_s: float = 1.0
+    """A call to the store or the run directory that takes longer is given up."""
+    grace_s: float = 1.0
+    """How much longer than others a node may be silent that has to find a new store."""
+
+
+class Superseded(HpcstageError):
+    """Another host has taken the store over."""
+
+
+class Leader:
+    """Leads for one term, in a thread."""
+
+    def __init__(
+        self,
+        arbiter: Arbiter,
+        server: TCPStore,
+        term: Term,
+        policy: AskedPolicy,
+        most: int,
+        patience: Patience,
+        bounds: Bounds,
+    ) -> None:
+        self.term = term
+        self._server: TCPStore | None = server  # the store ends with it
+        self._arbiter = arbiter
+        self._policy = policy
+        self._patience = patience
+        self._bounds = bounds
+        self._decider = Decider(most, policy.most, patience)
+        self._directory = Caller(f"the run directory {arbiter.directory}")
+        self._board = Board(server, arbiter.signer, bounds.call_s)
+        self._began_s = time.monotonic()
+        self._watches: dict[int, Watch] = {}
+        self._beats: dict[int, Beat] = {}
+        self._current: Generation | None = None
+        self._former: Term | None = None
+        self._view = View(0)
+        self._asked: tuple[Proposal, Future[Answer]] | None = None
+        self._decides = True
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="elastic leader", daemon=True)
+
+    def start(self) -> None:
+        """Begins to lead."""
+        self._thread.start()
+
+    @property
+    def leads(self) -> bool:
+        """Whether it still does."""
+        return self._thread.is_alive()
+
+    def stop(self, linger_s: float) -> None:
+        """Ends, when the others have left, or after `linger_s`."""
+        self._decides = False  # those that are left have a leader of their own, or end as well
+        deadline_s = time.monotonic() + linger_s
+        while self._thread.is_alive() and time.monotonic() < deadline_s and self._others():
+            self._stopping.wait(self._bounds.beat_s)
+        self._stopping.set()
+        self._thread.join(3 * self._bounds.call_s)
+
+    def _others(self) -> bool:
+        """Returns whether another node than this one still speaks."""
+        now_s = time.monotonic()
+        return any(
+            beat.node.id != self.term.node
+            and beat.state != "left"
+            and self._watches[place].unchanged_s(now_s) < self._patience.lease_s
+            for place, beat in list(self._beats.items())
+        )
+
+    def _run(self) -> None:
+        try:
+            self._current = self._call(self._arbiter.newest_generation)
+            self._former = self._call(lambda: self._arbiter.term_before(self.term.number))
+            while not self._stopping.is_set():
+                self._step(time.monotonic())
+                self._stopping.wait(self._bounds.beat_s)
+        except Superseded as error:
+            stderr.say(f"elastic: {error.line()}")
+        except (HpcstageError, OSError) as error:
+            line = error.line() if isinstance(error, HpcstageError) else str(error)
+            stderr.say(f"elastic: {self.term.host} gives the store up: {line}; the next host takes it over")
+        finally:
+            self._board.close()
+            self._directory.close()
+            self._server = None
+
+    def _step(self, now_s: float) -> None:
+        self._call(self._keep_term)
+        self._look(now_s)
+        seen = self._seen(now_s)
+        is_over = False
+        if self._view.end is None and self._decides:
+            try:
+                is_over, proposal = self._decider.look(now_s, self._current, seen)
+                self._decide(now_s, proposal)
+            except PolicyError as error:
+                self._end(End(f"{error.line()}: the training ends", error.exit_code))
+        number = self._current.number if self._current else 0
+        is_over = is_over and number == self._view.generation
+        self._view = self._view.followed(generation=number, is_over=is_over)
+        self._board.show(self._view)
+
+    def _keep_term(self) -> None:
+        """Shows in the run directory that this host leads. Raises Superseded if it does not any more."""
+        newest = self._arbiter.newest_term()
+        if newest and newest.number > self.term.number:
+            raise Superseded(f"{newest.host} has taken the store over from {self.term.host}, which was silent too long")
+        self._arbiter.beat(self.term.number, self._view.count)
+
+    def _look(self, now_s: float) -> None:
+        for place, beat in self._board.beats().items():
+            watch = self._watches.setdefault(place, Watch(now_s))
+            watch.see(beat.count, now_s)
+            self._beats[place] = beat
+
+    def _seen(self, now_s: float) -> list[Seen]:
+        """Returns all nodes: those that have spoken in this term, and those of the generation that have yet to."""
+        spoken: dict[str, Seen] = {}
+        for place in sorted(self._beats):  # a node that lost its connection has two places
+            node = Seen(self._beats[place], self._watches[place].unchanged_s(now_s))
+            before = spoken.get(node.beat.node.id)
+            if before is None or before.beat.count < node.beat.count:
+                spoken[node.beat.node.id] = node
+        return [*self._unspoken(now_s, spoken), *spoken.values()]
+
+    def _unspoken(self, now_s: float, spoken: dict[str, Seen]) -> list[Seen]:
+        if self._current is None:
+            return []
+        silent_s = max(0.0, now_s - self._began_s - self._bounds.grace_s)
+        missing = [node for node in self._current.nodes if node.id not in spoken]
+        lease_s = self._patience.lease_s
+        return [
+            Seen(
+                Beat(node, 0, "training", self._current.number),
+                # The host of the store before has been silent for a lease: that is why this one leads.
+                lease_s + now_s - self._began_s if self._former and self._former.node == node.id else silent_s,
+            )
+            for node in missing
+        ]
+
+    def _decide(self, now_s: float, proposal: Proposal | None) -> None:
+        """Asks the policy in the background, for it may think; takes the answer if the same is still to be decided."""
+        if self._asked is None:
+            if proposal is None:
+                return
+            self._asked = proposal, self._ask(proposal)
+        asked, future = self._asked
+        if not wait([future], AT_ONCE_S).done:
+            return
+        self._asked = None
+        answer = future.result()
+        if proposal is None or proposal.nodes != asked.nodes:
+            return  # it is asked about what is there now
+        end = self._decider.answered(now_s, asked, answer, self._policy.name)
+        if end is not None:
+            self._end(end)
+        elif answer == "ok":
+            self._claim(asked)
+
+    def _ask(self, proposal: Proposal) -> Future[Answer]:
+        future: Future[Answer] = Future()
+
+        def ask() -> None:
+            try:
+                future.set_result(self._policy.ask(proposal.facts))
+            except PolicyError as error:
+                future.set_exception(error)
+
+        threading.Thread(target=ask, name="asks the scale policy", daemon=True).start()
+        return future
+
+    def _claim(self, proposal: Proposal) -> None:
+        number = self._current.number + 1 if self._current else 1
+        wanted = proposal.generation(number, self.term.number)
+        if self._call(lambda: self._arbiter.claim_generation(wanted)):
+            self._current = wanted
+            stderr.say(f"elastic: {_line(wanted, self._policy.name)}")
+        else:
+            self._current = self._call(self._arbiter.newest_generation)
+
+    def _end(self, end: End) -> None:
+        self._call(lambda: self._arbiter.end_term(self.term.number, end))
+        self._view = self._view.followed(end=end)
+
+    def _call(self, function: Callable[[], T]) -> T:
+        """Bounds what asks the run directory. Raises NoAnswer."""
+        return self._directory.call(function, self._bounds.call_s)
+
+
+def _line(generation: Generation, policy: str) -> str:
+    hosts = ", ".join(node.host for node in generation.nodes)
+    changes = [
+        f"{word} {', '.join(names)}"
+        for word, names in (("lost", generation.lost), ("joined", generation.joined))
+        if names
+    ]
+    silent = f" after {generation.silent_s:.1f} s of silence" if generation.lost else ""
+    why = "; ".join(changes) or "processes ended"
+    return f"generation {generation.number}: {why}{silent}; policy {policy} said ok; on {hosts}"

@@ -1,0 +1,140 @@
+"""The store through which the nodes of a training meet: PyTorch's TCPStore, every call of it bounded.
+
+The module owns the names in the store. The values are signed; a value with another signature counts as none. Only the
+number of nodes that have come is plain, for the store counts it: who changes it makes the store's host look for nodes
+that are not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hpcstage.elastic.membership.bounded import Caller, NoAnswer
+from hpcstage.elastic.membership.signing import Forged, Signer
+from hpcstage.elastic.membership.values import Beat, View
+from hpcstage.errors import HpcstageError
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+T = TypeVar("T")
+COUNT, VIEW = "count", "view"
+MOST_NODES = 65_536
+"""So many nodes are looked for, whatever the store's count says."""
+
+
+class StoreLost(HpcstageError):
+    """The store does not answer: its host is gone, frozen or cut off."""
+
+
+def serve(port: int, limit_s: float) -> TCPStore:
+    """Returns a store that other hosts can reach at this port; 0 lets the kernel choose one. It ends with the object.
+    Raises StoreLost where the port cannot be had."""
+    return _made("", port, limit_s, is_server=True)
+
+
+def connect(address: str, port: int, limit_s: float) -> TCPStore:
+    """Returns a client of the store. Raises StoreLost if it cannot be reached in time."""
+    return _made(address, port, limit_s, is_server=False)
+
+
+class Board:
+    """What the nodes tell each other, in the store of one term."""
+
+    def __init__(self, store: TCPStore, signer: Signer, limit_s: float) -> None:
+        self._store = store
+        self._signer = signer
+        self._limit_s = limit_s
+        self._caller = Caller("the store")
+        self._known: dict[int, str] = {}
+
+    def join(self) -> int:
+        """Returns the place of a node that has come."""
+        return self._call(lambda: int(self._store.add(COUNT, 1)))
+
+    def tell(self, place: int, beat: Beat) -> View | None:
+        """Says that a node lives, and returns what the store's host says; None as long as that has said nothing."""
+        signed = self._signer.sign(_beat(place), asdict(beat))
+        return self._call(lambda: self._tell(_beat(place), signed))
+
+    def beats(self) -> dict[int, Beat]:
+        """Returns what all nodes say, by their places."""
+        return self._call(self._beats)
+
+    def show(self, view: View) -> None:
+        """Says what the store's host sees."""
+        signed = self._signer.sign(VIEW, asdict(view))
+        self._call(lambda: self._store.set(VIEW, signed.decode()))
+
+    def put(self, name: str, value: Any) -> None:  # noqa: ANN401 - plain data
+        """Keeps a value under a name."""
+        signed = self._signer.sign(name, value)
+        self._call(lambda: self._store.set(name, signed.decode()))
+
+    def get(self, name: str) -> Any:  # noqa: ANN401 - plain data
+        """Returns the value under a name, or None."""
+        return self._call(lambda: self._get(name))
+
+    def close(self) -> None:
+        """Ends the connection when no call hangs in it."""
+        self._caller.close()
+
+    def _call(self, function: Callable[[], T]) -> T:
+        try:
+            return self._caller.call(function, self._limit_s)
+        except (NoAnswer, RuntimeError) as error:  # PyTorch's errors of the network are RuntimeErrors
+            raise StoreLost("the store does not answer") from error
+
+    def _tell(self, name: str, signed: bytes) -> View | None:
+        self._store.set(name, signed.decode())
+        found = self._get(VIEW)
+        return None if found is None else View.from_json(found)
+
+    def _beats(self) -> dict[int, Beat]:
+        count = min(int(self._store.add(COUNT, 0)), MOST_NODES)
+        for place in range(1, count + 1):
+            if place not in self._known and self._store.check([_beat(place)]):
+                self._known[place] = _beat(place)
+        if not self._known:
+            return {}
+        values = self._store.multi_get(list(self._known.values()))
+        read = (
+            (place, self._read(name, value)) for (place, name), value in zip(self._known.items(), values, strict=True)
+        )
+        return {place: Beat.from_json(value) for place, value in read if value is not None}
+
+    def _get(self, name: str) -> Any:  # noqa: ANN401 - plain data
+        return self._read(name, self._store.get(name)) if self._store.check([name]) else None
+
+    def _read(self, name: str, value: bytes) -> Any:  # noqa: ANN401 - plain data
+        try:
+            return self._signer.read(name, value)
+        except Forged:
+            return None
+
+
+def _beat(place: int) -> str:
+    return f"beat/{place}"
+
+
+def _made(address: str, port: int, limit_s: float, *, is_server: bool) -> TCPStore:
+    """Makes a store in a thread: the constructor waits for ever for a server that is silent."""
+    where = f"{address}:{port}" if address else f"port {port}"
+    caller = Caller(f"the store at {where}")
+    try:
+        return caller.call(lambda: _construct(address, port, limit_s, is_server), limit_s)
+    except (NoAnswer, RuntimeError) as error:
+        what = f"no store can listen at {where}" if is_server else f"no store answers at {where}"
+        raise StoreLost(what) from (error if isinstance(error, NoAnswer) else None)
+    finally:
+        caller.close()
+
+
+def _construct(address: str, port: int, limit_s: float, is_server: bool) -> TCPStore:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    limit = timedelta(seconds=limit_s)
+    return TCPStore(address or "localhost", port, None, is_server, limit, wait_for_workers=False)

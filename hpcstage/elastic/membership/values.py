@@ -1,0 +1,109 @@
+"""What the agents of a training tell each other, and what they write into the run directory. Owns the values and their
+plain form, no behaviour."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+State = Literal["ready", "training", "left"]
+
+
+@dataclass(frozen=True)
+class Node:
+    """An agent, from its start to its end. One that is started again is another node."""
+
+    id: str
+    host: str
+    address: str
+    """The name or address by which the other hosts reach this one."""
+    processes: int = 1
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A membership: the nodes that train, in the order of their ranks."""
+
+    number: int
+    term: int
+    """The term of the store through which it was agreed."""
+    nodes: tuple[Node, ...]
+    kind: str
+    """Why it was made: the kind of a policy's `Cause`."""
+    lost: tuple[str, ...] = ()
+    joined: tuple[str, ...] = ()
+    waited_s: float = 0.0
+    """The time from when the change was seen to when it was agreed."""
+    silent_s: float = 0.0
+    """The longest silence after which a node was taken for lost."""
+
+    def rank(self, node_id: str) -> int | None:
+        """Returns a node's rank, or None if it does not train."""
+        return next((rank for rank, node in enumerate(self.nodes) if node.id == node_id), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Generation:
+        """Reads what `to_json` returned. Raises TypeError or KeyError for anything else."""
+        nodes = tuple(Node(**node) for node in data["nodes"])
+        lists = {name: tuple(data[name]) for name in ("lost", "joined")}
+        return cls(**{**data, **lists, "nodes": nodes})
+
+
+@dataclass(frozen=True)
+class Term:
+    """Where the store is. Each host that takes the store over begins a term."""
+
+    number: int
+    node: str
+    host: str
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Beat:
+    """What a node says of itself again and again. Whoever does not see `count` change takes the node for lost."""
+
+    node: Node
+    count: int
+    state: State
+    generation: int
+    """The generation in which it trains or trained; 0 before the first."""
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Beat:
+        """Reads what `asdict` returned. Raises TypeError or KeyError for anything else."""
+        return cls(**{**data, "node": Node(**data["node"])})
+
+
+@dataclass(frozen=True)
+class End:
+    """Why the training ends on every host."""
+
+    line: str
+    exit_code: int
+
+
+@dataclass(frozen=True)
+class View:
+    """What the store's host says of the training again and again."""
+
+    count: int
+    generation: int = 0
+    is_over: bool = False
+    """Whether nobody may train in this generation any more: hosts are lost, and the next one is not agreed yet."""
+    end: End | None = None
+
+    def followed(self, **changes: Any) -> View:  # noqa: ANN401 - the fields
+        """Returns the next view."""
+        return replace(self, count=self.count + 1, **changes)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> View:
+        """Reads what `asdict` returned. Raises TypeError or KeyError for anything else."""
+        return cls(**{**data, "end": data["end"] and End(**data["end"])})

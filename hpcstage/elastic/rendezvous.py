@@ -1,0 +1,235 @@
+"""The rendezvous of `torchrun`, made of this room's membership: `torchrun --rdzv-backend hpcstage`.
+
+The module owns the options (`--rdzv-conf`) and the translation between `torchrun`'s handler and the keeper. `torchrun`
+restarts its processes whenever the membership changes; so many restarts it does not count, but processes that end by
+themselves, as those do whose peer is lost, it counts: give `--max-restarts`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import fields, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousParameters
+from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo, RendezvousTimeoutError
+from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
+
+from hpcstage import stderr
+from hpcstage.elastic.loading import load_policy
+from hpcstage.elastic.membership.arbiter import Arbiter
+from hpcstage.elastic.membership.deciding import Patience
+from hpcstage.elastic.membership.keeping import Keeper, Setting
+from hpcstage.elastic.membership.leading import Bounds
+from hpcstage.elastic.membership.store import StoreLost, connect
+from hpcstage.elastic.membership.values import End, Generation, Node
+from hpcstage.errors import HpcstageError, UsageError
+from hpcstage.units import parse_duration
+
+NAME = "hpcstage"
+RUN_DIR, POLICY = "HPCSTAGE_ELASTIC_DIR", "HPCSTAGE_ELASTIC_POLICY"
+"""Variables for those who start `torchrun`: the directory of all trainings, and the policy."""
+DEFAULT_DIR = "hpcstage-runs"
+AGENTS_LIMIT_S = 30.0
+"""How long an agent waits for what another one, which has agreed on the same generation, puts into the store."""
+LEAST_BEATS = 4
+T = TypeVar("T")
+
+
+class Handler(RendezvousHandler):
+    """What an agent of `torchrun` asks."""
+
+    def __init__(self, keeper: Keeper, run_id: str, setting: Setting) -> None:
+        self._keeper = keeper
+        self._run_id = run_id
+        self._setting = setting
+        self._has_started = self._has_left = False
+        self._is_closed = False
+
+    def get_backend(self) -> str:
+        """Returns the name by which `torchrun` knows this rendezvous."""
+        return NAME
+
+    def get_run_id(self) -> str:
+        """Returns the name of the training."""
+        return self._run_id
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Returns this node's rank in the next membership, when there is one with this node.
+
+        Ends the agent with a policy's exit code if the training ends. Raises RendezvousTimeoutError if there is no such
+        membership in time.
+        """
+        if not self._has_started:
+            self._has_started = True
+            self._keeper.start()
+            atexit.register(self.shutdown)
+        limit_s = self._setting.join_limit_s + self._setting.patience.wait_limit_s
+        while True:
+            generation = self._asked(lambda: self._keeper.next_generation(limit_s))
+            try:
+                return self._meet(generation)
+            except StoreLost:
+                continue  # the next generation follows: the wait for it is bounded
+
+    def num_nodes_waiting(self) -> int:
+        """Returns 1 if the processes have to be restarted, for the next membership. Ends the agent if the training
+        ends."""
+        return int(self._asked(self._keeper.must_stop))
+
+    def is_closed(self) -> bool:
+        """Returns whether nobody can join any more."""
+        return self._is_closed or self._keeper.end is not None
+
+    def set_closed(self) -> None:
+        """Has nobody join on this host any more. The others decide for themselves."""
+        self._is_closed = True
+
+    def shutdown(self) -> bool:
+        """Leaves the training; the others go on or end as their policy says."""
+        if not self._has_left:
+            self._has_left = True
+            atexit.unregister(self.shutdown)
+            self._keeper.leave()
+        return True
+
+    def _asked(self, ask: Callable[[], T]) -> T:
+        try:
+            result = ask()
+        except StoreLost as error:
+            raise RendezvousTimeoutError(error.line()) from None
+        except HpcstageError as error:
+            raise self._ended(End(error.line(), error.exit_code)) from None
+        if self._keeper.end is not None:
+            raise self._ended(self._keeper.end)
+        return result
+
+    def _ended(self, end: End) -> SystemExit:
+        stderr.say(f"elastic: {self._setting.node.host}: {end.line}")
+        return SystemExit(end.exit_code)
+
+    def _meet(self, generation: Generation) -> RendezvousInfo:
+        """Returns what the processes of a generation need to find each other. Raises StoreLost if a node of it is lost
+        meanwhile."""
+        rank = generation.rank(self._setting.node.id)
+        assert rank is not None
+        name = f"generation/{generation.number}/main"
+        if rank == 0:
+            self._keeper.put(name, [self._setting.node.address, _free_port()])
+        address, port = self._waited_for(name)
+        return RendezvousInfo(
+            self._agents_store(generation), rank, len(generation.nodes), RendezvousStoreInfo(str(address), int(port))
+        )
+
+    def _waited_for(self, name: str) -> Any:  # noqa: ANN401 - plain data
+        deadline_s = time.monotonic() + AGENTS_LIMIT_S
+        while time.monotonic() < deadline_s and not self.num_nodes_waiting():
+            found = self._keeper.get(name)
+            if found is not None:
+                return found
+            time.sleep(0.02)
+        raise StoreLost(f"nobody put {name} into the store")
+
+    def _agents_store(self, generation: Generation) -> Store:
+        """Returns the store in which the agents of a generation deal the ranks; its waits end after a bound."""
+        term = self._keeper.where()
+        is_here = term.node == self._setting.node.id
+        store = connect("localhost" if is_here else term.address, term.port, self._setting.bounds.call_s)
+        store.set_timeout(timedelta(seconds=AGENTS_LIMIT_S))
+        return PrefixStore(f"agents/{generation.number}", store)
+
+
+def create_handler(parameters: RendezvousParameters) -> Handler:
+    """Returns the handler for a command line of `torchrun`. Ends the process where that is wrong."""
+    try:
+        setting = setting_of(parameters)
+        arbiter = Arbiter(directory_of(parameters))
+    except HpcstageError as error:
+        stderr.say(error.line())
+        raise SystemExit(error.exit_code) from None
+    return Handler(Keeper(arbiter, setting), parameters.run_id, setting)
+
+
+def directory_of(parameters: RendezvousParameters) -> Path:
+    """Returns the directory of a training, which all its hosts share."""
+    given = parameters.get("dir") or os.environ.get(RUN_DIR) or DEFAULT_DIR
+    name = re.sub(r"[^A-Za-z0-9._-]", lambda found: f"%{ord(found[0]):x}", parameters.run_id)
+    return Path(given).absolute() / f"elastic-{name}"
+
+
+def setting_of(parameters: RendezvousParameters) -> Setting:
+    """Reads the command line. Raises UsageError."""
+    known = {field.name for field in (*fields(Patience), *fields(Bounds))}
+    allowed = known | {"dir", "policy", "host", "processes", "join_limit_s", "is_host"}
+    # torchrun adds these itself
+    unknown = sorted(set(parameters.config) - allowed - {"rank", "timeout", "local_world_size"})
+    if unknown:
+        raise UsageError(f"--rdzv-conf has no {unknown[0]}", f"choose from {', '.join(sorted(allowed))}")
+    seconds = {name: _seconds(name, parameters.config[name]) for name in known if name in parameters.config}
+    patience = replace(Patience(), **{name: value for name, value in seconds.items() if hasattr(Patience, name)})
+    bounds = replace(Bounds(), **{name: value for name, value in seconds.items() if hasattr(Bounds, name)})
+    if patience.lease_s < LEAST_BEATS * bounds.beat_s:
+        least = f"{LEAST_BEATS * bounds.beat_s:g}"
+        raise UsageError(f"lease_s={patience.lease_s:g} is too short", f"{LEAST_BEATS} beats of beat_s take {least}")
+    policy = parameters.get("policy") or os.environ.get(POLICY) or "minmax"
+    host, port = _endpoint(parameters)
+    is_here = _is_here(parameters, host)
+    address = parameters.local_addr or (host if host and is_here else socket.getfqdn())
+    name = parameters.get("host") or socket.gethostname()
+    return Setting(
+        Node(uuid.uuid4().hex, name, address, _processes(parameters)),
+        port,
+        is_here or not host,
+        parameters.max_nodes,
+        load_policy(policy.replace(";", ","), parameters.min_nodes, parameters.max_nodes),
+        patience,
+        bounds,
+        _seconds("join_limit_s", parameters.get("join_limit_s", 600)),
+    )
+
+
+def _endpoint(parameters: RendezvousParameters) -> tuple[str, int]:
+    if not (parameters.endpoint or "").strip():
+        return "", 0
+    try:
+        return parse_rendezvous_endpoint(parameters.endpoint, 0)
+    except ValueError as error:
+        raise UsageError(str(error), "write --rdzv-endpoint HOST:PORT, or leave it out") from None
+
+
+def _is_here(parameters: RendezvousParameters, host: str) -> bool:
+    given = parameters.get_as_bool("is_host")
+    return bool(host) and _matches_machine_hostname(host) if given is None else given
+
+
+def _processes(parameters: RendezvousParameters) -> int:
+    found = parameters.get("processes") or parameters.get("local_world_size") or 1
+    if not str(found).isdecimal() or int(found) < 1:
+        raise UsageError(f"processes={found} is not a number of processes", "write --rdzv-conf processes=8")
+    return int(found)
+
+
+def _seconds(name: str, given: Any) -> float:  # noqa: ANN401 - text or a number
+    try:
+        found = parse_duration(str(given))
+    except ValueError as error:
+        raise UsageError(f"--rdzv-conf {name}: {error}", "write seconds, or 2s or 5m") from None
+    if found <= 0:
+        raise UsageError(f"--rdzv-conf {name}={given} is no time", "write seconds, or 2s or 5m")
+    return found
+
+
+def _free_port() -> int:
+    """Returns a port that is free now; the first process of the training takes it."""
+    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as found:
+        found.bind(("", 0))
+        return int(found.getsockname()[1])
