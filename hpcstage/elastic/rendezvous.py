@@ -31,7 +31,7 @@ from hpcstage.elastic.membership.deciding import Patience
 from hpcstage.elastic.membership.keeping import Keeper, Setting
 from hpcstage.elastic.membership.leading import Bounds
 from hpcstage.elastic.membership.store import StoreLost, connect
-from hpcstage.elastic.membership.values import End, Generation, Node
+from hpcstage.elastic.membership.values import Generation, Node
 from hpcstage.errors import HpcstageError, UsageError
 from hpcstage.units import parse_duration
 
@@ -103,19 +103,14 @@ class Handler(RendezvousHandler):
         return True
 
     def _asked(self, ask: Callable[[], T]) -> T:
+        """Asks the keeper. Ends the agent with the exit code of what the keeper says has gone wrong."""
         try:
-            result = ask()
+            return ask()
         except StoreLost as error:
             raise RendezvousTimeoutError(error.line()) from None
         except HpcstageError as error:
-            raise self._ended(End(error.line(), error.exit_code)) from None
-        if self._keeper.end is not None:
-            raise self._ended(self._keeper.end)
-        return result
-
-    def _ended(self, end: End) -> SystemExit:
-        stderr.say(f"elastic: {self._setting.node.host}: {end.line}")
-        return SystemExit(end.exit_code)
+            stderr.say(f"elastic: {self._setting.node.host}: {error.line()}")
+            raise SystemExit(error.exit_code) from None
 
     def _meet(self, generation: Generation) -> RendezvousInfo:
         """Returns what the processes of a generation need to find each other. Raises StoreLost if a node of it is lost

@@ -13,6 +13,7 @@ from hpcstage.errors import HpcstageError
 from hpcstage.units import format_duration
 
 T = TypeVar("T")
+_SLICE_S = 0.1
 
 
 class NoAnswer(HpcstageError):
@@ -32,7 +33,10 @@ class Caller:
         begun goes on and nobody takes its result, one that has not is not made."""
         future: Future[T] = Future()
         self._calls.put((function, future))
-        if not wait([future], limit_s).done:
+        left_s = limit_s
+        while left_s > 0 and not wait([future], min(_SLICE_S, left_s)).done:
+            left_s -= _SLICE_S  # a process that was stopped meanwhile has waited for its own part of the time only
+        if not future.done():
             future.cancel()
             raise NoAnswer(f"{self.what} did not answer within {format_duration(limit_s)}")
         return future.result()

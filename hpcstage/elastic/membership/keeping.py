@@ -39,6 +39,14 @@ class CutOff(HpcstageError):
     """The store cannot be reached from here, though its host lives."""
 
 
+class TrainingEnded(HpcstageError):
+    """The training ends on every host."""
+
+    def __init__(self, end: End) -> None:
+        super().__init__(end.line)
+        self.exit_code = end.exit_code
+
+
 @dataclass(frozen=True)
 class Setting:
     """What an agent knows from its command line."""
@@ -171,6 +179,8 @@ class Keeper:
         return self._end is not None or self._error is not None
 
     def _raise_over(self) -> None:
+        if self._end is not None:
+            raise TrainingEnded(self._end)
         if self._error is not None:
             raise self._error
 
@@ -204,19 +214,21 @@ class Keeper:
         while not self._stopping.is_set():
             now_s = time.monotonic()
             term = self._watch_host(now_s)
+            if now_s - began_s > self._setting.join_limit_s:
+                raise self._cut_off(term)
             if term is None:
                 if self._setting.may_begin:
                     self._take_over(None)
+                    continue
             elif self._ended_in(term):
                 return
             elif (silent_s := self._host_watch.unchanged_s(now_s)) >= self._setting.patience.lease_s:
                 self._take_over(term)
+                continue
             elif self._joined(term, self._setting.patience.lease_s - silent_s):
                 return
             elif term.number == getattr(self._term, "number", None):
                 pause_s = min(_BACKOFF_S, 1.5 * pause_s)
-            if time.monotonic() - began_s > self._setting.join_limit_s:
-                raise self._cut_off(term)
             self._stopping.wait(min(pause_s, self._setting.patience.lease_s / 4) if term else pause_s)
 
     def _watch_host(self, now_s: float) -> Term | None:

@@ -19,7 +19,7 @@ from hpcstage.elastic.membership.bounded import Caller
 from hpcstage.elastic.membership.deciding import Decider, Patience, Proposal, Seen
 from hpcstage.elastic.membership.store import Board
 from hpcstage.elastic.membership.values import Beat, End, Generation, Term, View
-from hpcstage.elastic.membership.watching import Watch
+from hpcstage.elastic.membership.watching import AwakeClock, Watch
 from hpcstage.elastic.policy import Answer, AskedPolicy, PolicyError
 from hpcstage.errors import HpcstageError
 
@@ -69,6 +69,7 @@ class Leader:
         self._directory = Caller(f"the run directory {arbiter.directory}")
         self._board = Board(server, arbiter.signer, bounds.call_s)
         self._began_s = time.monotonic()
+        self._clock = AwakeClock(self._began_s, 2 * bounds.beat_s)
         self._watches: dict[int, Watch] = {}
         self._beats: dict[int, Beat] = {}
         self._current: Generation | None = None
@@ -99,7 +100,7 @@ class Leader:
 
     def _others(self) -> bool:
         """Returns whether another node than this one still speaks."""
-        now_s = time.monotonic()
+        now_s = self._clock.show(time.monotonic())
         return any(
             beat.node.id != self.term.node
             and beat.state != "left"
@@ -112,7 +113,7 @@ class Leader:
             self._current = self._call(self._arbiter.newest_generation)
             self._former = self._call(lambda: self._arbiter.term_before(self.term.number))
             while not self._stopping.is_set():
-                self._step(time.monotonic())
+                self._step(self._clock.show(time.monotonic()))
                 self._stopping.wait(self._bounds.beat_s)
         except Superseded as error:
             stderr.say(f"elastic: {error.line()}")

@@ -7,6 +7,7 @@ that are not there.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 COUNT, VIEW = "count", "view"
-MOST_NODES = 65_536
+_LATE_S = 0.3
+"""PyTorch's own bound holds unless a server is silent, and is somewhat late. A thread that is left alone in its code
+while Python ends would abort the process."""
+MOST_NODES = 8192
 """So many nodes are looked for, whatever the store's count says."""
 
 
@@ -125,8 +129,8 @@ def _made(address: str, port: int, limit_s: float, *, is_server: bool) -> TCPSto
     where = f"{address}:{port}" if address else f"port {port}"
     caller = Caller(f"the store at {where}")
     try:
-        return caller.call(lambda: _construct(address, port, limit_s, is_server), limit_s)
-    except (NoAnswer, RuntimeError) as error:
+        return caller.call(lambda: _construct(address, port, limit_s, is_server), limit_s + _LATE_S)
+    except (NoAnswer, RuntimeError, OSError) as error:
         what = f"no store can listen at {where}" if is_server else f"no store answers at {where}"
         raise StoreLost(what) from (error if isinstance(error, NoAnswer) else None)
     finally:
@@ -136,5 +140,8 @@ def _made(address: str, port: int, limit_s: float, *, is_server: bool) -> TCPSto
 def _construct(address: str, port: int, limit_s: float, is_server: bool) -> TCPStore:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+    if not is_server:
+        # PyTorch's client tells of every attempt on a page of its own.
+        socket.create_connection((address, port), limit_s).close()
     limit = timedelta(seconds=limit_s)
     return TCPStore(address or "localhost", port, None, is_server, limit, wait_for_workers=False)

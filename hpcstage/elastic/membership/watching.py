@@ -20,3 +20,19 @@ class Watch:
     def unchanged_s(self, now_s: float) -> float:
         """Returns for how long it has been so."""
         return now_s - self._since_s
+
+
+class AwakeClock:
+    """A clock that stands while its own process does not run: what others said meanwhile could not be heard."""
+
+    def __init__(self, now_s: float, most_s: float) -> None:
+        """Between two looks at most `most_s` pass."""
+        self._most_s = most_s
+        self._last_s = now_s
+        self._shown_s = now_s
+
+    def show(self, now_s: float) -> float:
+        """Returns the time."""
+        self._shown_s += min(now_s - self._last_s, self._most_s)
+        self._last_s = now_s
+        return self._shown_s

@@ -1,0 +1,200 @@
+"""When a membership changes, who is in the next one, and what ends the wait: tables, and random histories."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcstage.elastic import FailStop, KeepBatch, MinMax, WaitFor
+from hpcstage.elastic.membership.deciding import Decider, Patience, Proposal, Seen, change_of
+from hpcstage.elastic.membership.values import Beat, Generation, Node
+from hpcstage.elastic.policy import AskedPolicy, Host
+
+PATIENCE = Patience(lease_s=2, settle_s=0.5, last_call_s=5, failure_s=3, wait_limit_s=60, ask_again_s=1)
+
+
+def node(name: str) -> Node:
+    return Node(f"id-{name}", name, name)
+
+
+def seen(name: str, state: str = "ready", generation: int = 0, silent_s: float = 0.0) -> Seen:
+    return Seen(Beat(node(name), 1, state, generation), silent_s)
+
+
+def generation(names: str, number: int = 1) -> Generation:
+    return Generation(number, 1, tuple(map(node, names)), "start")
+
+
+def trains(names: str, number: int = 1, silent_s: float = 0.0) -> list[Seen]:
+    return [seen(name, "training", number, silent_s) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("current", "there", "kind", "lost", "failed", "stay", "join"),
+    [
+        ("", [], None, "", "", "", ""),
+        ("", [seen("a"), seen("b")], "start", "", "", "", "ab"),
+        ("", [seen("a"), seen("b", silent_s=2)], "start", "", "", "", "a"),
+        ("ab", trains("ab"), None, "", "", "ab", ""),
+        ("ab", [*trains("a"), *trains("b", silent_s=1.9)], None, "", "", "ab", ""),
+        ("ab", [*trains("a"), *trains("b", silent_s=2)], "loss", "b", "", "a", ""),
+        ("ab", trains("b"), "loss", "a", "", "b", ""),
+        ("ab", [*trains("a"), seen("b", "left", 1)], "loss", "b", "", "a", ""),
+        ("ab", [*trains("ab"), seen("c")], "join", "", "", "ab", "c"),
+        ("ab", [*trains("ab"), seen("c", silent_s=3)], None, "", "", "", ""),
+        ("ab", [*trains("a"), seen("c")], "loss", "b", "", "a", "c"),
+        ("ab", [*trains("a"), seen("b", "ready", 1)], "failure", "", "b", "ab", ""),
+        ("ab", [*trains("a"), seen("b", "ready", 0)], None, "", "", "", ""),  # it has yet to hear of the generation
+        ("ab", [seen("a", "ready", 1), *trains("b", silent_s=2)], "loss", "b", "a", "a", ""),
+        ("ab", [seen("c")], "start", "ab", "", "", "c"),
+        ("ab", [], "start", "ab", "", "", ""),
+        ("ab", [*trains("ab"), seen("c", "training", 7)], None, "", "", "", ""),  # of an older generation: not ready
+    ],
+)
+def test_what_differs(
+    current: str, there: list[Seen], kind: str | None, lost: str, failed: str, stay: str, join: str
+) -> None:
+    change = change_of(generation(current) if current else None, there, 2)
+    assert (change.kind if change else None) == kind
+    if change:
+        groups = (change.lost, change.failed, change.stay, change.join)
+        assert ["".join(found.host for found in group) for group in groups] == [lost, failed, stay, join]
+
+
+class Play:
+    """A training whose policy is asked, and whose hosts obey at once."""
+
+    def __init__(self, policy: object, most: int = 4) -> None:
+        self.asked = AskedPolicy(policy, type(policy).__name__)
+        self.decider = Decider(most, self.asked.most, PATIENCE)
+        self.current: Generation | None = None
+        self.now_s = 0.0
+        self.line = ""
+
+    def until(self, there: Sequence[Seen], limit_s: float = 30, step_s: float = 0.25) -> float | None:
+        """Passes time until a generation is agreed or the training ends; returns how long that took."""
+        began_s = self.now_s
+        while self.now_s <= began_s + limit_s:
+            is_over, proposal = self.decider.look(self.now_s, self.current, there)
+            self.is_over = is_over
+            if proposal and self._answered(proposal):
+                return self.now_s - began_s
+            self.now_s += step_s
+        return None
+
+    def _answered(self, proposal: Proposal) -> bool:
+        answer = self.asked.ask(proposal.facts)
+        end = self.decider.answered(self.now_s, proposal, answer, self.asked.name)
+        self.line = end.line if end else ""
+        if answer == "ok":
+            self.current = proposal.generation(self.current.number + 1 if self.current else 1, 1)
+        return bool(self.line) or answer == "ok"
+
+    @property
+    def hosts(self) -> str:
+        return "".join(found.host for found in self.current.nodes) if self.current else ""
+
+
+def test_the_start_waits_for_more_hosts_while_there_is_room() -> None:
+    play = Play(MinMax(2, 4))
+    assert play.until([seen("a")], limit_s=20) is None, "the policy says wait"
+    assert play.until([seen("a"), seen("b")]) == 5.0
+    assert play.hosts == "ab"
+    play = Play(MinMax(2, 4))
+    assert play.until(list(map(seen, "abcde"))) == 0, "nobody else could join"
+    assert play.hosts == "abcd"
+
+
+def test_hosts_that_join_together_are_one_change_and_ranks_stay() -> None:
+    play = Play(MinMax(1, 4))
+    play.until(list(map(seen, "ba")))
+    assert play.until(trains("ba"), limit_s=5) is None
+    assert play.until([*trains("ba"), seen("c")], limit_s=0.25) is None
+    assert play.until([*trains("ba"), seen("c"), seen("d")]) == 0.5
+    assert (play.hosts, play.current.joined, play.current.kind) == ("bacd", ("c", "d"), "join")
+
+
+def test_a_lost_host_is_replaced_by_a_spare_and_spares_do_not_disturb() -> None:
+    play = Play(FailStop(2))
+    play.until(list(map(seen, "abc")))
+    assert play.until([*trains("ab"), seen("c")], limit_s=5) is None
+    assert not play.is_over
+    assert play.until([*trains("a"), *trains("b", silent_s=2.5), seen("c")]) == 0.5
+    assert (play.hosts, play.current.lost, play.current.joined, play.current.silent_s) == ("ac", ("b",), ("c",), 2.5)
+
+
+def test_nobody_trains_on_after_a_loss_while_the_policy_waits() -> None:
+    play = Play(WaitFor(2, 20))
+    play.until(list(map(seen, "ab")))
+    assert play.until([seen("a", "ready", 1)], limit_s=10) is None
+    assert play.is_over
+    assert play.until([seen("a", "ready", 1), seen("c")]) == 0.5
+    assert play.hosts == "ac"
+    assert play.until([seen("c", "ready", 2)]) == pytest.approx(20, abs=1.5), "the policy's own limit"
+    assert play.line.startswith("policy WaitFor said fail for c without a: the training ends")
+
+
+def test_joins_to_a_policy_that_waits_leave_the_training_alone() -> None:
+    play = Play(WaitFor(2, 10))
+    play.until(list(map(seen, "ab")))
+    assert play.until([*trains("ab"), seen("c")], limit_s=9) is None
+    assert not play.is_over
+    assert play.until([*trains("ab"), seen("c"), seen("d")]) == pytest.approx(1, abs=1.5), "since the first of them"
+    assert play.hosts == "abcd"
+
+
+def test_processes_that_end_on_one_host_wait_for_the_others_to_be_lost_or_end() -> None:
+    play = Play(MinMax(1, 4))
+    play.until(list(map(seen, "ab")))
+    there = [seen("a", "ready", 1), *trains("b", silent_s=1)]
+    assert play.until(there, limit_s=2) is None
+    assert play.until([seen("a", "ready", 1), *trains("b", silent_s=2)]) == 0.5
+    assert (play.hosts, play.current.kind) == ("a", "loss")
+    play = Play(MinMax(1, 4))
+    play.until(list(map(seen, "ab")))
+    assert play.until([seen("a", "ready", 1), seen("b", "ready", 1)]) == 0.5, "all have ended"
+    assert play.until([seen("a", "ready", 2), *trains("b", 2)]) == 3.0, "the other one goes on without end"
+    assert (play.hosts, play.current.kind) == ("ab", "failure")
+
+
+@pytest.mark.parametrize("policy", [MinMax(3, 4), KeepBatch(1, 1, 2)])
+def test_a_wait_for_ever_ends(policy: object) -> None:
+    play = Play(policy)
+    assert play.until(list(map(seen, "ab")), limit_s=100) == pytest.approx(65, abs=2)
+    assert "said wait for 1 min" in play.line or "said wait for 60 s" in play.line
+
+
+STATES = st.tuples(st.sampled_from("abcde"), st.sampled_from(["ready", "training", "left"]), st.integers(0, 3))
+HISTORY = st.lists(
+    st.lists(st.tuples(STATES, st.sampled_from([0.0, 1.0, 2.5])), max_size=5, unique_by=lambda entry: entry[0][0]),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(HISTORY, st.integers(1, 3), st.integers(3, 5))
+def test_whatever_happens_a_generation_has_only_hosts_that_live_and_not_too_many(
+    history: list[list[tuple[tuple[str, str, int], float]]], least: int, most: int
+) -> None:
+    play = Play(MinMax(least, most), most)
+    for entries in history:
+        there = [seen(name, state, number, silent_s) for (name, state, number), silent_s in entries]
+        before = play.current
+        if play.until(there, limit_s=8, step_s=0.5) is None or play.line:
+            continue
+        alive = {found.beat.node.id for found in there if found.silent_s < 2 and found.beat.state != "left"}
+        assert play.current is not None
+        ids = [found.id for found in play.current.nodes]
+        assert set(ids) <= alive
+        assert least <= len(ids) == len(set(ids)) <= most
+        if before:
+            assert play.current.number == before.number + 1
+            kept = [found.id for found in before.nodes if found.id in ids]
+            assert ids[: len(kept)] == kept, "who stays keeps its order, in front of who joins"
+
+
+def test_a_host_without_room_is_none() -> None:
+    assert AskedPolicy(MinMax(1, 2), "p").most([Host("a")] * 5) == 2

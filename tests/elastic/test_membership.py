@@ -1,0 +1,278 @@
+"""Real agents on one machine meet, die, freeze, are cut off, and come back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import wait_for
+
+pytest.importorskip("torch")
+
+from hpcstage.elastic.membership.arbiter import Arbiter
+from hpcstage.elastic.membership.values import Term
+
+pytestmark = pytest.mark.torch
+PROGRAM = Path(__file__).with_name("agents.py")
+LEASE_S = 1.0
+BUSY = 4
+"""How much longer than on an idle machine something may take."""
+TIMES = {"lease_s": LEASE_S, "beat_s": 0.1, "settle_s": 0.2, "last_call_s": 0.6, "failure_s": 1.5, "call_s": 0.5}
+
+
+class Agents:
+    """The agents of one training."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.pids: dict[str, int] = {}
+        self.said = ""
+        self.process = subprocess.Popen(
+            [sys.executable, os.fspath(PROGRAM)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "ready\n"
+
+    def start(self, name: str, least: int = 1, most: int = 4, *, is_cut_off: bool = False, **config: object) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        command = {
+            "log": os.fspath(self.directory / f"{name}.log"), "least": least, "most": most, "endpoint": "",
+            "config": {"dir": os.fspath(self.directory), "host": name, **TIMES, **config}, "is_cut_off": is_cut_off,
+        }  # fmt: skip
+        print(json.dumps(command), file=self.process.stdin, flush=True)
+        self.pids[name] = int(self.process.stdout.readline())
+
+    def log(self, name: str) -> list[dict[str, Any]]:
+        path = self.directory / f"{name}.log"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def training(self, *names: str) -> bool:
+        """Whether these agents, and no others of them, train in these ranks now."""
+        logs = [self.log(name) for name in names]
+        now = [(log[-1].get("rank"), log[-1].get("world")) for log in logs if log]
+        return (
+            now == [(rank, len(names)) for rank in range(len(names))]
+            and len({str(log[-1]["main"]) for log in logs}) == 1
+        )
+
+    def wait(self, *names: str) -> float:
+        """Waits until these train, and returns the time when the last of them began to."""
+        wait_for(lambda: self.training(*names), 20, f"training on {names}, not {list(map(self.log, self.pids))}")
+        return max(self.log(name)[-1]["at"] for name in names)
+
+    def wait_ended(self, name: str, code: int) -> None:
+        wait_for(lambda: bool(self.log(name)) and self.log(name)[-1]["what"] == "ends", 20, f"end of {name}")
+        assert self.log(name)[-1]["code"] == code
+
+    def signal(self, name: str, signum: int) -> float:
+        os.kill(self.pids[name], signum)
+        return time.time()
+
+    def generations(self) -> list[dict[str, Any]]:
+        arbiter = Arbiter(self.directory / "elastic-t")
+        names = sorted(path.name for path in arbiter.directory.glob("generation-*"))
+        return [arbiter.signer.read(name, (arbiter.directory / name).read_bytes()) for name in names]
+
+    def hosts(self) -> list[list[str]]:
+        return [[node["host"] for node in generation["nodes"]] for generation in self.generations()]
+
+    def store(self) -> str:
+        """The host of the store."""
+        term = Arbiter(self.directory / "elastic-t").newest_term()
+        assert term is not None
+        return term.host
+
+    def end(self) -> str:
+        """Ends all that is left, and returns what the agents said."""
+        for name in self.pids:
+            for signum in (signal.SIGCONT, signal.SIGTERM):
+                with contextlib.suppress(ProcessLookupError):
+                    self.signal(name, signum)
+        if self.process.poll() is None:
+            _, self.said = self.process.communicate(timeout=20)
+        return self.said
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[Agents]:
+    made = Agents(tmp_path)
+    yield made
+    print(made.end())  # shown if the test fails, as is the rest
+    for name in made.pids:
+        print(name, *made.log(name), sep="\n")
+    print(*made.generations(), sep="\n")
+
+
+def order(agents: Agents, *names: str) -> list[str]:
+    """These names by the ranks that they have now."""
+    wait_for(lambda: all(agents.log(name) and agents.log(name)[-1]["what"] == "trains" for name in names), 20)
+    return sorted(names, key=lambda name: agents.log(name)[-1]["rank"])
+
+
+def started(agents: Agents, count: int, **options: Any) -> list[str]:
+    """Starts agents and returns their names by rank, the host of the store first."""
+    names = ["a", "b", "c", "d"][:count]
+    agents.start(names[0], **options)
+    wait_for((agents.directory / "elastic-t" / "term-00000001").exists, 10)
+    for name in names[1:]:
+        agents.start(name, **options)
+    wait_for(lambda: all(agents.log(name) for name in names) and sum(len(agents.log(n)) for n in names) >= count, 20)
+    ranks = order(agents, *names)
+    agents.wait(*ranks)
+    return ranks
+
+
+def test_hosts_join_together_keep_their_ranks_and_leave_at_once(agents: Agents) -> None:
+    first, second = started(agents, 2)
+    agents.start("c")
+    agents.start("d")
+    wait_for(lambda: len(agents.hosts()[-1]) == 4, 20)
+    ranks = agents.hosts()[-1]
+    assert ranks[:2] == [first, second]
+    agents.wait(*ranks)
+    leaves = next(name for name in ranks if name != agents.store())
+    agents.signal(leaves, signal.SIGTERM)
+    agents.wait(*(name for name in ranks if name != leaves))
+    last = agents.generations()[-1]
+    assert last["lost"] == [leaves]
+    assert last["silent_s"] < LEASE_S, "an agent that leaves is not waited for"
+
+
+def test_killed_hosts_are_lost_after_a_lease_the_store_s_host_as_well(agents: Agents) -> None:
+    ranks = started(agents, 3)
+    store = agents.store()
+    killed, left = (name for name in ranks if name != store)
+    killed_s = agents.signal(killed, signal.SIGKILL)
+    rest = [name for name in ranks if name != killed]
+    assert LEASE_S * 0.8 < agents.wait(*rest) - killed_s < BUSY * LEASE_S
+    killed_s = agents.signal(store, signal.SIGKILL)
+    assert agents.wait(left) - killed_s < BUSY * 2 * LEASE_S
+    assert agents.hosts()[-1] == [left]
+    agents.start("d")
+    agents.wait(left, "d")
+    assert f"{left} has taken the store over from {store}" in agents.end()
+
+
+def test_a_frozen_host_is_lost_stops_when_it_goes_on_and_comes_back(agents: Agents) -> None:
+    ranks = started(agents, 2)
+    store = agents.store()
+    (other,) = (name for name in ranks if name != store)
+    agents.signal(other, signal.SIGSTOP)
+    agents.wait(store)
+    assert agents.log(other)[-1]["what"] == "trains", "it knows nothing yet"
+    agents.signal(other, signal.SIGCONT)
+    agents.wait(store, other)
+    assert [entry["what"] for entry in agents.log(other)] == ["trains", "stops", "trains"]
+
+
+def test_a_frozen_store_is_taken_over_and_given_up_when_its_host_goes_on(agents: Agents) -> None:
+    ranks = started(agents, 3)
+    store = agents.store()
+    rest = [name for name in ranks if name != store]
+    stopped_s = agents.signal(store, signal.SIGSTOP)
+    assert agents.wait(*rest) - stopped_s < BUSY * 2 * LEASE_S
+    agents.signal(store, signal.SIGCONT)
+    agents.wait(*rest, store)
+    assert [entry["what"] for entry in agents.log(store)] == ["trains", "stops", "trains"]
+
+
+def test_a_process_that_pauses_for_less_than_the_lease_is_not_lost(agents: Agents) -> None:
+    store, second = started(agents, 2)
+    for name in (second, store) * 3:
+        agents.signal(name, signal.SIGSTOP)
+        threading.Event().wait(LEASE_S / 2)  # the time is what is tested
+        agents.signal(name, signal.SIGCONT)
+    agents.start("c")
+    agents.wait(store, second, "c")
+    assert [generation["lost"] for generation in agents.generations()] == [[], []]
+
+
+def test_fewer_than_the_policy_wants_ends_all_of_them(agents: Agents) -> None:
+    store, second, third = started(agents, 3, policy="failstop", most=3)
+    agents.signal(second, signal.SIGKILL)
+    agents.wait_ended(store, 75)
+    agents.wait_ended(third, 75)
+    said = agents.end()
+    assert said.count(f"policy failstop said fail for {store}, {third} without {second}: the training ends") == 2
+
+
+def test_a_policy_that_waits_for_ever_ends_by_its_limit(agents: Agents) -> None:
+    agents.start("a", policy="waitfor:2;1h", wait_limit_s=1)
+    agents.wait_ended("a", 75)
+    assert "policy waitfor:2,1h said wait for 1 s with a: the training ends" in agents.end()
+
+
+def test_a_policy_that_raises_ends_all_with_its_name(agents: Agents) -> None:
+    file = agents.directory / "mine.py"
+    file.write_text("class Mine:\n    def ok2run(self, hosts, initial):\n        return hosts[9]\n")
+    agents.start("a", policy=f"{file}:Mine")
+    agents.start("b", policy=f"{file}:Mine")
+    for name in "ab":
+        agents.wait_ended(name, 1)
+    assert f"policy {file}:Mine raised IndexError in ok2run: list index out of range" in agents.end()
+
+
+def test_a_policy_may_think_longer_than_the_lease(agents: Agents) -> None:
+    file = agents.directory / "mine.py"
+    answer = f"        time.sleep({2 * LEASE_S})\n        return 'ok'\n"
+    file.write_text(f"import time\nclass Slow:\n    def ok2run(self, hosts, initial):\n{answer}")
+    started(agents, 2, policy=f"{file}:Slow")
+    assert len(list((agents.directory / "elastic-t").glob("term-*"))) == 1
+    assert len(agents.generations()) == 1
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to cut a process off")
+def test_who_cannot_reach_the_store_of_a_host_that_lives_stops(agents: Agents) -> None:
+    store, second = started(agents, 2)
+    agents.start("c", is_cut_off=True, join_limit_s=2)
+    agents.wait_ended("c", 1)
+    assert len(agents.generations()) == 1
+    assert agents.training(store, second)
+    assert (
+        f"c could not reach the store of {agents.store()} within 2 s (let 127.0.0.1 be reachable at port"
+        in agents.end()
+    )
+
+
+def test_a_store_that_takes_connections_and_never_answers_is_taken_over(agents: Agents) -> None:
+    arbiter = Arbiter(agents.directory / "elastic-t")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        arbiter.claim_term(Term(1, "gone", "gone", "127.0.0.1", silent.getsockname()[1]))
+        agents.start("a")
+        agents.wait("a")
+    newest = arbiter.newest_term()
+    assert newest is not None
+    assert (newest.number, newest.host) == (2, "a")
+
+
+def test_a_run_directory_that_hangs_is_waited_for_within_a_bound(agents: Agents) -> None:
+    arbiter = Arbiter(agents.directory / "elastic-t")
+    os.mkfifo(arbiter.directory / "beat")  # opening it waits for ever
+    agents.start("a", join_limit_s=1.5)
+    agents.wait_ended("a", 1)
+    assert "the run directory" in agents.end()
+    with contextlib.suppress(OSError):
+        os.close(os.open(arbiter.directory / "beat", os.O_WRONLY | os.O_NONBLOCK))
+
+
+def test_a_training_of_the_same_name_goes_on_where_a_dead_one_ended(agents: Agents) -> None:
+    (only,) = started(agents, 1)
+    agents.signal(only, signal.SIGKILL)
+    agents.start("b")
+    agents.wait("b")
+    last = agents.generations()[-1]
+    assert (last["number"], last["kind"], last["joined"]) == (2, "start", ["b"])
