@@ -47,11 +47,11 @@ class Hosts:
     def __init__(self, backend: str, names: str, directory: Path) -> None:
         self.directory = directory
         self._backend = backend
-        self._agents: dict[str, subprocess.Popen[bytes]] = {}
+        self.agents: dict[str, subprocess.Popen[bytes]] = {}
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         for name in names:
-            self._agents[name] = self._start(name, port, len(names))
+            self.agents[name] = self._start(name, port, len(names))
 
     def _start(self, name: str, port: int, count: int) -> subprocess.Popen[bytes]:
         own = f",dir={self.directory},host={name}" if self._backend == OURS else ""
@@ -87,7 +87,7 @@ class Hosts:
 
     def strike(self, host: str, signum: int) -> float:
         """Sends a signal to all processes of a host, the agent first, and returns when."""
-        agent = psutil.Process(self._agents[host].pid)
+        agent = psutil.Process(self.agents[host].pid)
         processes = [agent, *agent.children(recursive=True)]
         at = time.time()
         for process in processes:
@@ -99,9 +99,13 @@ class Hosts:
         paths = self.directory.glob("elastic-*/generation-*")
         return min((at for at in (path.stat().st_mtime for path in paths) if at > since), default=None)
 
+    def said(self) -> str:
+        """Returns what the agents and their processes wrote."""
+        return "\n".join(path.read_text(errors="replace") for path in sorted(self.directory.glob("*.log")))
+
     def end(self) -> None:
         """Ends all processes."""
-        for agent in self._agents.values():
+        for agent in self.agents.values():
             with contextlib.suppress(psutil.NoSuchProcess):
                 found = psutil.Process(agent.pid)
                 for process in [*found.children(recursive=True), found]:
@@ -131,8 +135,7 @@ def sample(backend: str, fault: str, options: Options) -> dict[str, Any]:
     host, signum = FAULTS[fault]
     with hosts(backend, "abc", options) as made:
         if made.wait_for_steps("abc", time.time(), START_LIMIT_S) is None:
-            logs = [path.read_text()[-2000:] for path in sorted(made.directory.glob("*.log"))]
-            raise RuntimeError(f"{backend} did not start:\n" + "\n".join(logs))
+            raise RuntimeError(f"{backend} did not start:\n{made.said()}")
         struck = made.strike(host, signum)
         again = made.wait_for_steps("abc".replace(host, ""), struck, LIMIT_S)
         detected = made.detected(struck)

@@ -25,6 +25,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo, Rendez
 from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
 
 from hpcstage import stderr
+from hpcstage.elastic.frozen import FrozenProcesses
 from hpcstage.elastic.loading import load_policy
 from hpcstage.elastic.membership.arbiter import Arbiter
 from hpcstage.elastic.membership.deciding import Patience
@@ -54,6 +55,7 @@ class Handler(RendezvousHandler):
         self._setting = setting
         self._has_started = self._has_left = False
         self._is_closed = False
+        self._frozen = FrozenProcesses(setting.node.host, setting.patience.lease_s, time.monotonic())
 
     def get_backend(self) -> str:
         """Returns the name by which `torchrun` knows this rendezvous."""
@@ -83,7 +85,8 @@ class Handler(RendezvousHandler):
 
     def num_nodes_waiting(self) -> int:
         """Returns 1 if the processes have to be restarted, for the next membership. Ends the agent if the training
-        ends."""
+        ends. `torchrun` asks ten times a second, as long as it takes its processes for healthy."""
+        self._frozen.kill(time.monotonic())
         return int(self._asked(self._keeper.must_stop))
 
     def is_closed(self) -> bool:
