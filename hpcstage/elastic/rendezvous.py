@@ -11,6 +11,7 @@ import atexit
 import os
 import re
 import socket
+import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -74,10 +75,9 @@ class Handler(RendezvousHandler):
         if not self._has_started:
             self._has_started = True
             self._keeper.start()
-            atexit.register(self.shutdown)
-        limit_s = self._setting.join_limit_s + self._setting.patience.wait_limit_s
+            atexit.register(self._leave)
         while True:
-            generation = self._asked(lambda: self._keeper.next_generation(limit_s))
+            generation = self._asked(self._keeper.next_generation)
             try:
                 return self._meet(generation)
             except StoreLost:
@@ -98,12 +98,18 @@ class Handler(RendezvousHandler):
         self._is_closed = True
 
     def shutdown(self) -> bool:
-        """Leaves the training; the others go on or end as their policy says."""
-        if not self._has_left:
-            self._has_left = True
-            atexit.unregister(self.shutdown)
-            self._keeper.leave()
+        """Leaves the training. `torchrun` calls this with an exception in flight, or after the processes of all hosts
+        have finished: spares end then, too. After an exception the others go on or end as their policy says."""
+        self._leave(has_finished=sys.exc_info()[0] is None)
         return True
+
+    def _leave(self, *, has_finished: bool = False) -> None:
+        if self._has_left:
+            return
+        self._has_left = True
+        atexit.unregister(self._leave)
+        if self._has_started:
+            self._keeper.leave(has_finished=has_finished)
 
     def _asked(self, ask: Callable[[], T]) -> T:
         """Asks the keeper. Ends the agent with the exit code of what the keeper says has gone wrong."""

@@ -7,6 +7,7 @@ input: the name of an agent and its options.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -24,9 +25,14 @@ class Leaves(Exception):
     """The agent was asked to end."""
 
 
+class Finishes(Exception):
+    """The training is over, on this host."""
+
+
 def leave(signum: int, frame: object) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise Leaves
+    for ignored in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(ignored, signal.SIG_IGN)
+    raise Leaves if signum == signal.SIGTERM else Finishes
 
 
 class Agent:
@@ -39,23 +45,27 @@ class Agent:
             file.write(json.dumps({"at": time.time(), **facts}) + "\n")
 
     def run(self) -> int:
-        signal.signal(signal.SIGTERM, leave)
-        handler = None
+        for signum in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(signum, leave)
         try:
             handler = create_handler(self.parameters)
-            self.train(handler)
+            try:  # as torchrun does
+                self.train(handler)
+            finally:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                handler.shutdown()
         except Leaves:
             self.say(what="leaves")
         except SystemExit as ended:
             self.say(what="ends", code=ended.code)
             return int(ended.code or 0)
-        finally:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            if isinstance(handler, Handler):
-                handler.shutdown()
         return 0
 
     def train(self, handler: Handler) -> None:
+        with contextlib.suppress(Finishes):
+            self.train_on(handler)
+
+    def train_on(self, handler: Handler) -> None:
         while True:
             info = handler.next_rendezvous()
             met = info.bootstrap_store_info

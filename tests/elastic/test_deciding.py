@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcstage.elastic import FailStop, KeepBatch, MinMax, WaitFor
-from hpcstage.elastic.membership.deciding import Decider, Patience, Proposal, Seen, change_of
-from hpcstage.elastic.membership.values import Beat, Generation, Node
+from hpcstage.elastic.membership.deciding import Decider, Patience, Proposal, Seen, change_of, is_complete
+from hpcstage.elastic.membership.values import GONE, Beat, Generation, Node
 from hpcstage.elastic.policy import AskedPolicy, Host
 
 PATIENCE = Patience(lease_s=2, settle_s=0.5, last_call_s=5, failure_s=3, wait_limit_s=60, ask_again_s=1)
@@ -44,6 +44,8 @@ def trains(names: str, number: int = 1, silent_s: float = 0.0) -> list[Seen]:
         ("ab", trains("b"), "loss", "a", "", "b", ""),
         ("ab", [*trains("a"), seen("b", "left", 1)], "loss", "b", "", "a", ""),
         ("ab", [*trains("ab"), seen("c")], "join", "", "", "ab", "c"),
+        ("ab", [*trains("a"), seen("b", "finished", 1, 9), seen("c")], None, "", "", "", ""),
+        ("abc", [*trains("a"), seen("b", "finished", 1)], "loss", "c", "", "a", ""),
         ("ab", [*trains("ab"), seen("c", silent_s=3)], None, "", "", "", ""),
         ("ab", [*trains("a"), seen("c")], "loss", "b", "", "a", "c"),
         ("ab", [*trains("a"), seen("b", "ready", 1)], "failure", "", "b", "ab", ""),
@@ -167,7 +169,9 @@ def test_a_wait_for_ever_ends(policy: object) -> None:
     assert "said wait for 60 s" in play.line
 
 
-STATES = st.tuples(st.sampled_from("abcde"), st.sampled_from(["ready", "training", "left"]), st.integers(0, 3))
+STATES = st.tuples(
+    st.sampled_from("abcde"), st.sampled_from(["ready", "training", "left", "finished"]), st.integers(0, 3)
+)
 HISTORY = st.lists(
     st.lists(st.tuples(STATES, st.sampled_from([0.0, 1.0, 2.5])), max_size=5, unique_by=lambda entry: entry[0][0]),
     min_size=1,
@@ -185,7 +189,7 @@ def test_whatever_happens_a_generation_has_only_hosts_that_live_and_not_too_many
         before = play.current
         if play.until(there, limit_s=8, step_s=0.5) is None or play.line:
             continue
-        alive = {found.beat.node.id for found in there if found.silent_s < 2 and found.beat.state != "left"}
+        alive = {found.beat.node.id for found in there if found.silent_s < 2 and found.beat.state not in GONE}
         assert play.current is not None
         ids = [found.id for found in play.current.nodes]
         assert set(ids) <= alive
@@ -194,6 +198,23 @@ def test_whatever_happens_a_generation_has_only_hosts_that_live_and_not_too_many
             assert play.current.number == before.number + 1
             kept = [found.id for found in before.nodes if found.id in ids]
             assert ids[: len(kept)] == kept, "who stays keeps its order, in front of who joins"
+
+
+@pytest.mark.parametrize(
+    ("there", "complete"),
+    [
+        (trains("ab"), False),
+        ([seen("a", "finished", 1), *trains("b")], False),
+        ([seen("a", "finished", 1), *trains("b", silent_s=2)], True),
+        ([seen("a", "finished", 1, 9), seen("b", "left", 1)], True),
+        ([seen("a", "left", 1), seen("b", "left", 1)], False),
+        ([*trains("ab"), seen("c", "finished", 1)], False),
+        ([seen("c", "finished", 1)], False),
+    ],
+)
+def test_a_training_is_complete_when_one_has_finished_and_nobody_trains(there: list[Seen], complete: bool) -> None:
+    assert is_complete(generation("ab"), there, 2) == complete
+    assert not is_complete(None, there, 2)
 
 
 def test_a_host_without_room_is_none() -> None:

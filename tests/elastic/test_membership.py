@@ -21,6 +21,7 @@ from conftest import wait_for
 pytest.importorskip("torch")
 
 from hpcstage.elastic.membership.arbiter import Arbiter
+from hpcstage.elastic.membership.store import Board, connect
 from hpcstage.elastic.membership.values import Term
 
 pytestmark = pytest.mark.torch
@@ -88,6 +89,17 @@ class Agents:
 
     def hosts(self) -> list[list[str]]:
         return [[node["host"] for node in generation["nodes"]] for generation in self.generations()]
+
+    def place(self, name: str) -> bool:
+        """Whether an agent has spoken in the store."""
+        arbiter = Arbiter(self.directory / "elastic-t")
+        term = arbiter.newest_term()
+        assert term is not None
+        board = Board(connect("localhost", term.port, 5), arbiter.signer, 5)
+        try:
+            return any(beat.node.host == name for beat in board.beats().values())
+        finally:
+            board.close()
 
     def store(self) -> str:
         """The host of the store."""
@@ -207,6 +219,26 @@ def test_fewer_than_the_policy_wants_ends_all_of_them(agents: Agents) -> None:
     agents.wait_ended(third, 75)
     said = agents.end()
     assert said.count(f"policy failstop said fail for {store}, {third} without {second}: the training ends") == 2
+
+
+def test_spares_wait_and_end_when_the_training_is_complete(agents: Agents) -> None:
+    ranks = started(agents, 2, policy="minmax:1;2", most=2)
+    agents.start("c", policy="minmax:1;2", most=2)
+    wait_for(lambda: agents.place("c"), 20, "a spare that waits")
+    for name in ranks:
+        agents.signal(name, signal.SIGUSR1)
+    agents.wait_ended("c", 0)
+    assert len(agents.generations()) == 1
+    assert "elastic: c: the training is complete" in agents.end()
+
+
+def test_a_host_that_finishes_first_leaves_the_others_to_finish(agents: Agents) -> None:
+    ranks = started(agents, 2)
+    store = agents.store()
+    agents.signal(next(name for name in ranks if name != store), signal.SIGUSR1)
+    threading.Event().wait(1.5 * LEASE_S)  # so that it would be lost, had it not finished
+    assert [entry["what"] for entry in agents.log(store)] == ["trains"]
+    assert len(agents.generations()) == 1
 
 
 def test_a_policy_that_waits_for_ever_ends_by_its_limit(agents: Agents) -> None:

@@ -38,6 +38,14 @@ class Arbiter:
         number = self._newest("generation")
         return Generation.from_json(self._read(_name("generation", number))) if number else None
 
+    def hosts_at_start(self) -> int | None:
+        """Returns the number of hosts when the training last began with nobody who had trained before."""
+        for number in range(self._newest("generation"), 0, -1):
+            found = Generation.from_json(self._read(_name("generation", number)))
+            if found.kind == "start":
+                return len(found.nodes)
+        return None
+
     def newest_term(self) -> Term | None:
         """Returns where the store is, or was last."""
         number = self._newest("term")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hpcstage.elastic.membership.values import Beat, End, Generation, Node
+from hpcstage.elastic.membership.values import GONE, Beat, End, Generation, Node
 from hpcstage.elastic.policy import Answer, Cause, Facts, Host, PolicyFailed, Progress
 from hpcstage.units import format_duration
 
@@ -75,7 +75,13 @@ class Change:
 class Decider:
     """Follows the changes of one training."""
 
-    def __init__(self, most: int, takes: Callable[[Sequence[Host]], int], patience: Patience) -> None:
+    def __init__(
+        self,
+        most: int,
+        takes: Callable[[Sequence[Host]], int],
+        patience: Patience,
+        hosts_at_start: int | None = None,
+    ) -> None:
         """`most` hosts train at once; `takes` is the policy's own bound."""
         self._most = most
         self._takes = takes
@@ -84,7 +90,7 @@ class Decider:
         self._same_since_s = 0.0
         self._change_since_s: float | None = None
         self._ask_at_s = 0.0
-        self._hosts_at_start: int | None = None
+        self._hosts_at_start = hosts_at_start
 
     def look(self, now_s: float, current: Generation | None, seen: Sequence[Seen]) -> tuple[bool, Proposal | None]:
         """Returns whether the generation is over, and what to ask the policy, if it is time to."""
@@ -155,7 +161,7 @@ class Decider:
 
 def change_of(current: Generation | None, seen: Sequence[Seen], lease_s: float) -> Change | None:
     """Returns what differs from the generation that is agreed, or None."""
-    alive = [node.beat for node in seen if node.silent_s < lease_s and node.beat.state != "left"]
+    alive = [node.beat for node in seen if node.silent_s < lease_s and node.beat.state not in GONE]
     if current is None:
         members: list[Node] = []
         number = 0
@@ -163,7 +169,10 @@ def change_of(current: Generation | None, seen: Sequence[Seen], lease_s: float) 
         members, number = list(current.nodes), current.number
     there = {beat.node.id: beat for beat in alive}
     stay = [node for node in members if node.id in there]
-    lost = [node for node in members if node.id not in there]
+    finished = {node.beat.node.id for node in seen if node.beat.state == "finished"}
+    lost = [node for node in members if node.id not in there and node.id not in finished]
+    if finished.intersection(node.id for node in members) and not lost:
+        return None  # the others finish as well, and need nobody for it
     # A node that is ready has no processes; one that has yet to hear of this generation is ready for it.
     failed = [node for node in stay if there[node.id].state == "ready" and there[node.id].generation == number]
     known = {node.id for node in members}
@@ -174,6 +183,14 @@ def change_of(current: Generation | None, seen: Sequence[Seen], lease_s: float) 
         return Change("start", tuple(lost) if current else (), (), (), tuple(join))
     kind = "loss" if lost else "failure" if failed else "join" if join else ""
     return Change(kind, tuple(lost), tuple(failed), tuple(stay), tuple(join)) if kind else None
+
+
+def is_complete(current: Generation | None, seen: Sequence[Seen], lease_s: float) -> bool:
+    """Returns whether the training has come to its end: a node has finished, and none of the others trains any more."""
+    members = {node.id for node in current.nodes} if current else set()
+    there = [node for node in seen if node.beat.node.id in members]
+    trains = any(node.beat.state == "training" and node.silent_s < lease_s for node in there)
+    return not trains and any(node.beat.state == "finished" for node in there)
 
 
 def _names(nodes: Sequence[Node]) -> tuple[str, ...]:

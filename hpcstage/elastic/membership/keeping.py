@@ -90,17 +90,18 @@ class Keeper:
         """Begins to look for the store."""
         self._thread.start()
 
-    def next_generation(self, limit_s: float) -> Generation:
+    def next_generation(self) -> Generation:
         """Says that this node has no processes and is ready for some, and returns the membership in which it trains.
 
-        Raises what ended the thread; StoreLost if there is no membership with this node within `limit_s`.
+        Raises what ended the thread. A spare waits as long as the others train; the thread bounds the wait for a store,
+        and the store's host the wait for the policy.
         """
         before = self._beat.generation
         self._say("ready", before)
         with self._changed:
-            if not self._changed.wait_for(lambda: self._over() or self._member_since(before) is not None, limit_s):
-                waited = format_duration(limit_s)
-                raise StoreLost(f"no generation had a place for {self._setting.node.host} within {waited}")
+            while not self._changed.wait_for(lambda: self._over() or self._member_since(before) is not None, 1.0):
+                if not self._thread.is_alive():
+                    raise StoreLost(f"{self._setting.node.host} has left the training")
             self._raise_over()
             agreed = self._member_since(before)
         assert agreed is not None
@@ -136,12 +137,9 @@ class Keeper:
             raise StoreLost("the store is lost")
         return self._term
 
-    def leave(self) -> None:
+    def leave(self, *, has_finished: bool) -> None:
         """Says that this node goes, and ends the threads. The store's host waits for the others, up to a lease."""
-        if not self._thread.is_alive():
-            self._stopping.set()
-            return
-        self._say("left", self._beat.generation)
+        self._say("finished" if has_finished else "left", self._beat.generation)
         board = self._board
         if board is not None:
             with contextlib.suppress(StoreLost):
@@ -151,7 +149,8 @@ class Keeper:
             leader.stop(self._setting.patience.lease_s)
         self._stopping.set()
         self._wake.set()
-        self._thread.join(3 * self._setting.bounds.call_s)
+        if self._thread.is_alive():
+            self._thread.join(3 * self._setting.bounds.call_s)
 
     def _connected(self) -> Board:
         board = self._board

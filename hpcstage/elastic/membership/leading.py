@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, TypeVar
 from hpcstage import stderr
 from hpcstage.elastic.membership.arbiter import Arbiter
 from hpcstage.elastic.membership.bounded import Caller
-from hpcstage.elastic.membership.deciding import Decider, Patience, Proposal, Seen
+from hpcstage.elastic.membership.deciding import Decider, Patience, Proposal, Seen, is_complete
 from hpcstage.elastic.membership.store import Board
-from hpcstage.elastic.membership.values import Beat, End, Generation, Term, View
+from hpcstage.elastic.membership.values import GONE, Beat, End, Generation, Term, View
 from hpcstage.elastic.membership.watching import AwakeClock, Watch
 from hpcstage.elastic.policy import Answer, AskedPolicy, PolicyError
 from hpcstage.errors import HpcstageError
@@ -65,6 +65,7 @@ class Leader:
         self._policy = policy
         self._patience = patience
         self._bounds = bounds
+        self._most = most
         self._decider = Decider(most, policy.most, patience)
         self._directory = Caller(f"the run directory {arbiter.directory}")
         self._board = Board(server, arbiter.signer, bounds.call_s)
@@ -103,7 +104,7 @@ class Leader:
         now_s = self._clock.show(time.monotonic())
         return any(
             beat.node.id != self.term.node
-            and beat.state != "left"
+            and beat.state not in GONE
             and self._watches[place].unchanged_s(now_s) < self._patience.lease_s
             for place, beat in list(self._beats.items())
         )
@@ -111,6 +112,8 @@ class Leader:
     def _run(self) -> None:
         try:
             self._current = self._call(self._arbiter.newest_generation)
+            at_start = self._call(self._arbiter.hosts_at_start)
+            self._decider = Decider(self._most, self._policy.most, self._patience, at_start)
             self._former = self._call(lambda: self._arbiter.term_before(self.term.number))
             while not self._stopping.is_set():
                 self._step(self._clock.show(time.monotonic()))
@@ -130,6 +133,8 @@ class Leader:
         self._look(now_s)
         seen = self._seen(now_s)
         is_over = False
+        if self._view.end is None and is_complete(self._current, seen, self._patience.lease_s):
+            self._end(End("the training is complete", 0))
         if self._view.end is None and self._decides:
             try:
                 is_over, proposal = self._decider.look(now_s, self._current, seen)

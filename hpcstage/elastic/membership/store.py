@@ -49,7 +49,7 @@ class Board:
     """What the nodes tell each other, in the store of one term."""
 
     def __init__(self, store: TCPStore, signer: Signer, limit_s: float) -> None:
-        self._store = store
+        self._open: TCPStore | None = store
         self._signer = signer
         self._limit_s = limit_s
         self._caller = Caller("the store")
@@ -83,8 +83,15 @@ class Board:
         return self._call(lambda: self._get(name))
 
     def close(self) -> None:
-        """Ends the connection when no call hangs in it."""
+        """Ends the connection, and the store if it is this one's, when no call hangs in it."""
         self._caller.close()
+        self._open = None
+
+    @property
+    def _store(self) -> TCPStore:
+        if self._open is None:
+            raise StoreLost("the store is closed")
+        return self._open
 
     def _call(self, function: Callable[[], T]) -> T:
         try:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-State = Literal["ready", "training", "left"]
+State = Literal["ready", "training", "left", "finished"]
+GONE = ("left", "finished")
 
 
 @dataclass(frozen=True)
