@@ -65,7 +65,10 @@ class Hosts:
         ]  # fmt: skip
         env = {**os.environ, "ELASTIC_HOST": name, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         with (self.directory / f"{name}.log").open("wb") as log:
-            return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            # Elsewhere than in a clone, whose metadata may be older than what is installed.
+            return subprocess.Popen(
+                command, cwd=self.directory, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
 
     def wait_for_steps(self, hosts: str, since: float, limit_s: float) -> float | None:
         """Returns when all these hosts, and nobody else, made a step together that began after `since`."""

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(240)]
 def test_a_frozen_process_and_the_loss_of_the_endpoint_s_host(tmp_path: Path) -> None:
     made = Hosts(OURS, "abc", tmp_path)
     try:
-        assert made.wait_for_steps("abc", time.time(), 90)
+        assert made.wait_for_steps("abc", time.time(), 90), made.said()
         (worker,) = psutil.Process(made.agents["c"].pid).children()
         frozen_s = time.time()
         os.kill(worker.pid, signal.SIGSTOP)
