@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 from test_membership import LEASE_S, Agents
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(300)]
-FAULTS, MOST = 12, 5
+FAULTS, MOST = 6, 5
 
 
 class Chaos:

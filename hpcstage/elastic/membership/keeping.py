@@ -29,8 +29,6 @@ from hpcstage.errors import HpcstageError
 from hpcstage.units import format_duration
 
 T = TypeVar("T")
-_BACKOFF_S = 10.0
-"""The most between two attempts to reach a store whose host lives."""
 _WATCHERS = 4
 """So many nodes, by rank, always watch the store's host in the run directory; others only when it is silent."""
 
@@ -209,7 +207,7 @@ class Keeper:
 
     def _meet(self) -> None:
         """Connects to the store, wherever it is; makes it here if there is none, or its host is lost."""
-        began_s, pause_s = time.monotonic(), self._setting.bounds.beat_s
+        began_s = time.monotonic()
         while not self._stopping.is_set():
             now_s = time.monotonic()
             term = self._watch_host(now_s)
@@ -226,9 +224,7 @@ class Keeper:
                 continue
             elif self._joined(term, self._setting.patience.lease_s - silent_s):
                 return
-            elif term.number == getattr(self._term, "number", None):
-                pause_s = min(_BACKOFF_S, 1.5 * pause_s)
-            self._stopping.wait(min(pause_s, self._setting.patience.lease_s / 4) if term else pause_s)
+            self._stopping.wait(self._setting.bounds.beat_s)
 
     def _watch_host(self, now_s: float) -> Term | None:
         term, beat = self._ask_directory(lambda: (self._arbiter.newest_term(), self._arbiter.last_beat()))
