@@ -36,9 +36,9 @@ def leave(signum: int, frame: object) -> None:
 
 
 class Agent:
-    def __init__(self, log: Path, least: int, most: int, endpoint: str, config: dict[str, Any]) -> None:
+    def __init__(self, log: Path, least: int, most: int, address: str, config: dict[str, Any]) -> None:
         self.log = log
-        self.parameters = RendezvousParameters("hpcstage", endpoint, "t", least, most, "127.0.0.1", **config)
+        self.parameters = RendezvousParameters("hpcstage", "", "t", least, most, address, **config)
 
     def say(self, **facts: object) -> None:
         with self.log.open("a") as file:
@@ -88,12 +88,15 @@ def main() -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         command = json.loads(line)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
         pid = os.fork()
         if pid == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.close(0)
-            if command.pop("is_cut_off", False):
+            if command.pop("is_cut_off"):
                 cut_off()
+            if command["address"] != "127.0.0.1":
+                signal.sigwait({signal.SIGUSR2})  # the test gives it a network meanwhile
             sys.exit(Agent(Path(command.pop("log")), **command).run())
         print(pid, flush=True)
 

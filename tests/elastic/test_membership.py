@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -46,11 +47,20 @@ class Agents:
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "ready\n"
 
-    def start(self, name: str, least: int = 1, most: int = 4, *, is_cut_off: bool = False, **config: object) -> None:
+    def start(
+        self,
+        name: str,
+        least: int = 1,
+        most: int = 4,
+        *,
+        is_cut_off: bool = False,
+        address: str = "127.0.0.1",
+        **config: object,
+    ) -> None:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         command = {
-            "log": os.fspath(self.directory / f"{name}.log"), "least": least, "most": most, "endpoint": "",
+            "log": os.fspath(self.directory / f"{name}.log"), "least": least, "most": most, "address": address,
             "config": {"dir": os.fspath(self.directory), "host": name, **TIMES, **config}, "is_cut_off": is_cut_off,
         }  # fmt: skip
         print(json.dumps(command), file=self.process.stdin, flush=True)
@@ -278,6 +288,39 @@ def test_who_cannot_reach_the_store_of_a_host_that_lives_stops(agents: Agents) -
         f"c could not reach the store of {agents.store()} within 2 s (let 127.0.0.1 be reachable at port"
         in agents.end()
     )
+
+
+def network(pid: int, *words: str) -> None:
+    """Runs `ip` where a process is."""
+    subprocess.run(["nsenter", "-t", str(pid), "-n", "ip", *words], check=True)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and ip to make a network")
+def test_of_two_halves_of_a_cut_network_the_one_with_the_store_goes_on(agents: Agents) -> None:
+    for number, name in enumerate("ab", 1):
+        agents.start(name, is_cut_off=True, address=f"10.213.7.{number}")
+    first, second = (agents.pids[name] for name in "ab")
+    wait_for(lambda: len({os.readlink(f"/proc/{pid}/ns/net") for pid in (os.getpid(), first, second)}) == 3)
+    network(first, "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", str(second))
+    for number, pid in enumerate((first, second), 1):
+        network(pid, "link", "set", "lo", "up")
+        network(pid, "link", "set", "eth0", "up")
+        network(pid, "addr", "add", f"10.213.7.{number}/24", "dev", "eth0")
+        os.kill(pid, signal.SIGUSR2)
+    ranks = order(agents, "a", "b")
+    agents.wait(*ranks)
+    store = agents.store()
+    (other,) = (name for name in ranks if name != store)
+    network(first, "link", "set", "eth0", "down")
+    went_on_s = agents.wait(store)
+    wait_for(lambda: agents.log(other)[-1]["what"] == "stops", 10, "the end of training on the other half")
+    threading.Event().wait(2 * LEASE_S)  # in which it could begin again
+    assert [entry["what"] for entry in agents.log(other)] == ["trains", "stops"]
+    assert agents.log(other)[-1]["at"] - went_on_s < BUSY * LEASE_S
+    assert agents.hosts() == [ranks, [store]]
+    network(first, "link", "set", "eth0", "up")
+    agents.wait(store, other)
 
 
 def test_a_store_that_takes_connections_and_never_answers_is_taken_over(agents: Agents) -> None:
